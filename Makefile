@@ -1,0 +1,40 @@
+# Two commands for a fresh clone, with only Python 3.11+, pip and make:
+#   make quickstart   the main job, end to end, on the text in data_prep/sample
+#   make test         the default tests
+# VENV and PYTHON may be given: make test PYTHON=python3.12 VENV=.venv312
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV ?= .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+QUICKSTART ?= runs/quickstart
+
+.PHONY: quickstart test lint slow clean
+
+quickstart: $(VENV)/installed
+	$(BIN)/python -m bert_jax.quickstart --output $(QUICKSTART)
+
+test: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -q
+
+slow: $(VENV)/installed-dev
+	$(BIN)/python -m pytest -m slow -q --durations=10
+
+lint: $(VENV)/installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .venv3* .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
+
+$(VENV)/installed: requirements.txt setup.cfg pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bert_jax needs Python 3.11 or newer; give one: make PYTHON=python3.11")'
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@

@@ -1,0 +1,155 @@
+"""What every benchmark prints and measures alike: one JSON line, versions, commit, peak memory of a job."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "tokenizers")
+
+
+def emit(
+    name: str,
+    value: float,
+    unit: str,
+    peer: str | None,
+    peer_value: float | None,
+    settings: Mapping[str, Any],
+    peer_versions: Mapping[str, str] | None = None,
+    lower_is_better: bool = False,
+) -> dict[str, Any]:
+    """Prints a result as one JSON line on stdout, and returns it.
+
+    ratio is how many times better than the peer we are (above 1: better), null when no peer was run.
+    """
+    ratio = None
+    if peer_value and value:
+        ratio = peer_value / value if lower_is_better else value / peer_value
+    result = {
+        "name": name,
+        "value": _rounded(value),
+        "unit": unit,
+        "peer": peer,
+        "peer_value": _rounded(peer_value),
+        "ratio": _rounded(ratio),
+        "settings": dict(settings) | {"machine": machine()},
+        "versions": versions() | dict(peer_versions or {}),
+        "commit": commit(),
+    }
+    print(json.dumps(result), flush=True)
+    return result
+
+
+def versions() -> dict[str, str]:
+    """Python's version and those of the packages that a figure depends on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commit() -> str | None:
+    """The commit of the checkout, with "+changes" when files differ from it; None outside a checkout."""
+    try:
+        head = _git("rev-parse", "HEAD")
+        return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    except (OSError, subprocess.CalledProcessError):
+        return None
+
+
+def machine() -> dict[str, Any]:
+    """What a figure ran on: processor, cores this process may use, memory in GB."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "processor": _processor(),
+        "cores": cores,
+        "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
+    }
+
+
+def shared_data() -> Path | None:
+    """The folder of larger real data named by BERT_JAX_DATA, or None when it is unset (DESIGN: then skip)."""
+    folder = os.environ.get("BERT_JAX_DATA")
+    return Path(folder) if folder else None
+
+
+class PeakMemory:
+    """Samples the resident memory of a process and all its descendants, summed, while the `with` block runs.
+
+    Pages shared between processes (libraries) count once in each, so the figure is an upper bound.
+    """
+
+    def __init__(self, pid: int | None = None, every_seconds: float = 0.05) -> None:
+        self.peak_bytes = 0
+        self.peak_processes = 0
+        self._root = psutil.Process(pid)
+        self._every_seconds = every_seconds
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> "PeakMemory":
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(self._every_seconds):
+            total, processes = tree_memory(self._root)
+            if total > self.peak_bytes:
+                self.peak_bytes, self.peak_processes = total, processes
+
+
+def tree_memory(root: psutil.Process) -> tuple[int, int]:
+    """Resident bytes of a process and its descendants, and how many processes they are, now."""
+    total, processes = 0, 0
+    try:
+        tree = [root, *root.children(recursive=True)]
+    except psutil.Error:
+        return 0, 0
+    for process in tree:
+        try:
+            total += process.memory_info().rss
+            processes += 1
+        except psutil.Error:
+            continue
+    return total, processes
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else float(f"{value:.4g}")
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments], cwd=REPOSITORY, check=True, capture_output=True, text=True
+    ).stdout.strip()

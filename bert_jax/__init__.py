@@ -1,0 +1,1 @@
+"""bert_jax: pretrain, fine-tune and export bidirectional encoders in JAX."""

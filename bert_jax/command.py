@@ -1,0 +1,81 @@
+"""The border between a person at a terminal and the library: flags in, exit codes out.
+
+Exit codes are a contract: 0 success; 2 the user's mistake, told in one line that says what was wrong, where, and
+what to change; 143 saved and stopped by SIGTERM. Importing this module touches no device and imports no jax.
+"""
+
+import argparse
+import errno
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+EXIT_USER_ERROR = 2
+EXIT_STOPPED = 128 + 15  # what a shell reports for a process ended by SIGTERM
+
+
+class UserError(Exception):
+    """A mistake of the user's. The message is one line: what was wrong, where, and what to change."""
+
+
+class Stopped(Exception):
+    """SIGTERM arrived and the work was saved; the message says where and how to go on."""
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser whose mistakes are one line, and whose help keeps the layout of its text."""
+
+    def __init__(self, module: str, description: str) -> None:
+        super().__init__(
+            prog=f"python -m {module}",
+            description=description,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+            allow_abbrev=False,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}. See: {self.prog} --help")
+
+    def add_switch(self, name: str, **keywords: object) -> None:
+        """Adds --name and --noname, None when neither is given."""
+        group = self.add_mutually_exclusive_group()
+        group.add_argument(f"--{name}", dest=name, action="store_const", const=True, default=None, **keywords)  # type: ignore[arg-type]
+        group.add_argument(f"--no{name}", dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
+
+
+def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
+    """Runs a command's main on the command line and turns what it raises into an exit code."""
+    try:
+        main(sys.argv[1:])
+    except UserError as error:
+        _stop(EXIT_USER_ERROR, f"error: {error}")
+    except Stopped as stopped:
+        _stop(EXIT_STOPPED, str(stopped))
+    except KeyboardInterrupt:
+        _stop(130, "interrupted")
+    except OSError as error:
+        if explained := explain_os_error(error):
+            _stop(EXIT_USER_ERROR, f"error: {explained}")
+        raise
+    sys.exit(0)
+
+
+def explain_os_error(error: OSError) -> str | None:
+    """One line for an operating-system failure that the user can mend, or None for any other."""
+    where = error.filename or "the output folder"
+    advice = {
+        errno.ENOENT: f"no such file or folder: {where}. Check the path",
+        errno.EACCES: f"no permission for {where}. Check its owner and mode",
+        errno.EROFS: f"{where} is on a read-only file system. Choose another output folder",
+        errno.ENOSPC: f"no space left for {where}. Free some space and run the same command again",
+        errno.EDQUOT: f"no quota left for {where}. Free some space and run the same command again",
+        errno.EFBIG: f"{where} grew over the file-size limit. Raise it (ulimit -f) and run the same command again",
+        errno.ENOTDIR: f"{where} is not a folder. Choose another path",
+        errno.EISDIR: f"{where} is a folder where a file was wanted. Name a file",
+    }
+    return advice.get(error.errno or 0)
+
+
+def _stop(code: int, message: str) -> NoReturn:
+    print(" ".join(message.split()), file=sys.stderr, flush=True)
+    sys.exit(code)

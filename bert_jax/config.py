@@ -1,0 +1,255 @@
+"""Configuration: frozen dataclasses that reject unknown keys and say which was meant.
+
+A recipe in configs/ returns an ml_collections ConfigDict made by `recipe`, so that `--config.a.b=value` works;
+`load` turns it back into a dataclass once, at the border. Inside the library there are only these classes.
+"""
+
+import dataclasses
+import difflib
+import importlib.util
+import inspect
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import ml_collections
+from absl import flags
+from ml_collections import config_dict, config_flags
+
+from bert_jax.command import UserError
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """The architecture, whole: what a checkpoint's config.json stores under `model`. Sizes: bert_jax/model/sizes.py."""
+
+    vocab_size: int  # the tokenizer's; the table is padded (bert_jax/shapes.py)
+    layers: int
+    width: int
+    heads: int
+    feed_forward: int
+    max_positions: int = 512
+    segment_types: int = 2
+    dropout: float = 0.1
+    attention_dropout: float = 0.1
+    layer_norm_epsilon: float = 1e-12
+    initializer_range: float = 0.02
+
+    def __post_init__(self) -> None:
+        if self.width % self.heads:
+            raise UserError(f"model.width {self.width} is not a multiple of model.heads {self.heads}")
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """What a recipe says of the model: a size by name, and how to run it. None keeps the preset's value."""
+
+    preset: str = "base"
+    max_positions: int | None = None
+    dropout: float | None = None  # hidden dropout; attention_dropout follows it unless given
+    attention_dropout: float | None = None
+    layer_loop: str = "auto"  # scan (compiles fast), unrolled (runs fast), auto: unrolled up to 6 layers
+    attention: str = "auto"  # see bert_jax/model/attention_impl.py
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    train: str = ""  # the output of data_prep.build_examples, or its train/
+    eval: str = ""  # the same, or its eval/; empty: train's
+    prefetch: int = 4  # batches prepared ahead, in a thread
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW as in BERT (Devlin et al. 2019, appendix A.2), with bias correction."""
+
+    name: str = "adamw"
+    learning_rate: float = 1e-4
+    warmup_steps: int = 10_000
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    data: int = -1  # devices on this axis; -1: what is left
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every_steps: int = 0  # 0: not by steps
+    every_minutes: float = 10.0  # 0: not by the clock
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    every_steps: int = 0  # 0: at the end only
+    batch_size: int = 0  # 0: the training batch size
+    max_rows: int = 0  # 0: all
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What pretraining and fine-tuning share. Keys are a contract (README, configs/)."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    batch_size: int = 256  # global, in rows
+    microbatches: int = 1  # gradient accumulation: each step runs this many parts of the batch
+    steps: int = 0
+    budget_minutes: float = 0.0  # wall-clock; with steps too, whichever ends first
+    budget_replay: str = ""  # a metrics.jsonl whose logged budget fractions are followed instead of the clock
+    seed: int = 0
+    compute_dtype: str = "auto"  # bfloat16, float32 (matmul precision highest); auto: bfloat16 but on CPU
+    log_every: int = 50
+    init_from: str = ""  # any checkpoint; empty: from scratch
+
+
+@dataclass(frozen=True)
+class PretrainConfig(TrainConfig):
+    steps: int = 1_000_000
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """A task by name (bert_jax/tasks), or files and columns of the user's own."""
+
+    name: str = ""
+    data_dir: str = ""  # the folder of a named task's files; empty: $BERT_JAX_DATA
+    train: str = ""
+    dev: str = ""
+    test: str = ""
+    text: str = ""  # column, by header name or number from 0
+    text_pair: str = ""
+    label: str = ""
+    kind: str = ""  # classification, regression, tagging
+    max_length: int = 128
+
+
+@dataclass(frozen=True)
+class FinetuneConfig(TrainConfig):
+    task: TaskConfig = field(default_factory=TaskConfig)
+    seeds: tuple[int, ...] = (0,)
+    epochs: float = 3.0
+    train_layers: str = "all"  # all, head, last:k, no_embeddings
+    batch_size: int = 32
+
+
+Config = TypeVar("Config")
+Values = Mapping[str, Any] | ml_collections.ConfigDict
+
+
+def recipe(config: Any) -> ml_collections.ConfigDict:
+    """The ConfigDict of a config dataclass, for a recipe's get_config; fields that are None may be overridden too."""
+    tree = ml_collections.ConfigDict()
+    hints = typing.get_type_hints(type(config))
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            tree[item.name] = recipe(value)
+        elif value is None:
+            tree[item.name] = config_dict.placeholder(_plain_type(hints[item.name]))
+        else:
+            tree[item.name] = value
+    return tree
+
+
+def load(config_class: type[Config], values: Values, where: str = "config") -> Config:
+    """Builds a config dataclass from a ConfigDict or a dict, recursively.
+
+    Raises UserError for an unknown key (naming the nearest known one), a missing key or a value of another type.
+    """
+    hints = typing.get_type_hints(config_class)
+    fields = {item.name: item for item in dataclasses.fields(config_class)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
+            meant = f"did you mean {where}.{near[0]}?" if near else f"known: {', '.join(sorted(fields))}"
+            raise UserError(f"unknown key {where}.{key}; {meant}")
+    arguments = {}
+    for name, item in fields.items():
+        if name in values:
+            arguments[name] = _convert(hints[name], values[name], f"{where}.{name}")
+        elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+            raise UserError(f"{where}.{name} is missing; give a value of type {_plain_type(hints[name]).__name__}")
+    return config_class(**arguments)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain JSON values of a config dataclass."""
+    return dataclasses.asdict(config)
+
+
+def read_flags(recipe_name: str, overrides: Sequence[str] = ()) -> ml_collections.ConfigDict:
+    """The recipe FILE or FILE:ARG, with `--config.a.b=value` overrides applied.
+
+    Raises UserError for a missing file, an argument that the recipe does not know, an unknown key or a value of
+    another type.
+    """
+    arguments = ["command", *overrides]
+    values = flags.FlagValues()
+    tree = _run_recipe(recipe_name)
+    try:
+        config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=arguments)
+        rest = values(arguments)
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"in an override of {recipe_name}: {' '.join(str(error).split())}") from error
+    if len(rest) > 1:
+        raise UserError(f"unexpected argument {rest[1]!r}; overrides look like --config.batch_size=64")
+    return values.config
+
+
+def _run_recipe(recipe_name: str) -> ml_collections.ConfigDict:
+    """Runs get_config of a recipe file, with what stands after the colon as its argument."""
+    file, colon, argument = recipe_name.partition(":")
+    specification = importlib.util.spec_from_file_location("recipe", file)
+    if not Path(file).is_file() or specification is None or specification.loader is None:
+        raise UserError(f"no such recipe: {file}; those that come with bert_jax are configs/*.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    get_config = getattr(module, "get_config", None)
+    if get_config is None:
+        raise UserError(f"{file} has no get_config(); see configs/bert_tiny.py for what a recipe looks like")
+    if not colon:
+        return get_config()
+    if not inspect.signature(get_config).parameters:
+        raise UserError(f"{file} takes no argument, but got {argument!r}; leave out the colon and what follows")
+    return get_config(argument)
+
+
+def _convert(kind: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, Mapping | ml_collections.ConfigDict):
+            raise UserError(f"{where} is {value!r}; it holds keys, as --{where}.KEY=VALUE")
+        return load(typing.cast(type[Any], kind), typing.cast(Values, value), where)
+    if value is None and types.NoneType in typing.get_args(kind):
+        return None
+    if typing.get_origin(kind) is tuple:
+        element = typing.get_args(kind)[0]
+        parts = value if isinstance(value, list | tuple) else (value,)
+        return tuple(_convert(element, part, where) for part in parts)
+    wanted = _plain_type(kind)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise UserError(f"{where} is {value!r}; it takes a value of type {wanted.__name__}")
+    return value
+
+
+def _plain_type(kind: Any) -> type:
+    """int for int, int | None and so on; tuple for tuple[...]."""
+    inner = [argument for argument in typing.get_args(kind) if argument is not types.NoneType]
+    if typing.get_origin(kind) is tuple:
+        return tuple
+    return inner[0] if inner else kind

@@ -1,0 +1,294 @@
+"""Shards on disk: Arrow IPC files of fixed-width columns beside a manifest (docs/data_format.md).
+
+`write_shard` writes one; `open_dataset` opens a part (train or eval) of what data_prep.build_examples wrote.
+Opening looks at names and sizes only; a shard is memory-mapped when a row of it is first asked for.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int64
+
+from bert_jax import tokenizer as tokenizers
+from bert_jax.command import UserError
+from bert_jax.data.example import Rows
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+INCOMPLETE = ".incomplete"  # what the folder of a job that has not ended is called: DIR.incomplete
+PARTS = ("train", "eval")
+# Mapped shards kept at once, well under Linux's 65 530 mappings a process (vm.max_map_count).
+MOST_MAPPED = 16_384
+
+Part = Literal["train", "eval"]
+
+
+class Written(NamedTuple):
+    """What a manifest says of a shard, but its name."""
+
+    rows: int
+    bytes: int
+    sha256: str
+
+
+class Corrupt(Exception):
+    """A shard that is not what its manifest says; the message says how, without the shard's name."""
+
+
+def write_shard(path: Path, rows: Rows) -> Written:
+    """Writes rows to one Arrow IPC file, whole or not at all: a temporary name, fsync, then a rename.
+
+    Raises OSError when the disk is full or the like; nothing is then left at `path`.
+    """
+    columns = {
+        name: np.ascontiguousarray(values) for name, values in rows._asdict().items() if values is not None
+    }
+    arrays = [_arrow(values) for values in columns.values()]
+    schema = pa.schema(
+        [pa.field(name, array.type, nullable=False) for name, array in zip(columns, arrays, strict=True)]
+    )
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, schema) as writer:
+        writer.write_batch(pa.record_batch(arrays, schema=schema))
+    content = sink.getvalue()
+    write_whole(path, memoryview(content))
+    return Written(len(rows.input_ids), content.size, hashlib.sha256(content).hexdigest())
+
+
+def write_whole(path: Path, content: bytes | memoryview) -> None:
+    """Writes a file that is either complete or absent, whenever the process or the machine stops."""
+    unfinished = path.with_name(path.name + ".tmp")
+    try:
+        with unfinished.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        unfinished.unlink(missing_ok=True)
+        error.filename = error.filename or str(path)
+        raise
+    unfinished.replace(path)
+
+
+def read_shard(path: Path) -> Rows:
+    """The columns of a shard, memory-mapped and read-only; no file stays open.
+
+    Raises Corrupt for a file that is not an Arrow IPC file with one record batch of the columns of Rows.
+    """
+    try:
+        with pa.memory_map(str(path)) as source:  # the buffers keep the mapping when the file is closed
+            reader = pa.ipc.open_file(source)
+            if reader.num_record_batches != 1:
+                raise Corrupt(f"{reader.num_record_batches} record batches where one was wanted")
+            batch = reader.get_batch(0)
+    except FileNotFoundError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise Corrupt(f"not an Arrow IPC file ({' '.join(str(error).split())})") from error
+    columns = {name: _numpy(name, batch.column(i)) for i, name in enumerate(batch.schema.names)}
+    needed = [name for name in Rows._fields if name not in Rows._field_defaults]
+    if missing := [name for name in needed if name not in columns]:
+        raise Corrupt(f"no column {missing[0]}")
+    if unknown := [name for name in columns if name not in Rows._fields]:
+        raise Corrupt(f"unknown column {unknown[0]}")
+    return Rows(**columns)
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a finished build_examples output. Raises UserError when there is none to be read."""
+    path = directory / MANIFEST
+    unfinished = directory.with_name(directory.name + INCOMPLETE)
+    if directory.name.endswith(INCOMPLETE) or (not path.exists() and unfinished.exists()):
+        finished = directory.name.removesuffix(INCOMPLETE)
+        raise UserError(
+            f"{directory.with_name(finished)} is not finished ({finished}{INCOMPLETE} is there): "
+            "run the same data_prep.build_examples command again, it goes on where it stopped"
+        )
+    if not path.exists():
+        raise UserError(f"no {MANIFEST} in {directory}; give the output folder of data_prep.build_examples")
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not JSON ({error}); build the examples again") from error
+    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
+    if version != SCHEMA_VERSION:
+        raise UserError(
+            f"{path} has schema_version {version!r}, this program reads {SCHEMA_VERSION}; "
+            "build the examples again, or use the program version that wrote them"
+        )
+    return manifest
+
+
+def check_sizes(directory: Path, shards: list[dict[str, Any]]) -> None:
+    """Raises UserError for the first shard that is missing or not as long as the manifest says."""
+    for shard in shards:
+        path = directory / shard["name"]
+        try:
+            size = os.stat(path).st_size
+        except FileNotFoundError:
+            raise UserError(
+                f"missing shard {path}; copy the folder again, or build the examples again"
+            ) from None
+        if size != shard["bytes"]:
+            raise UserError(
+                f"truncated or changed shard {path}: {size} bytes, the manifest says {shard['bytes']}; "
+                "copy the folder again, or build the examples again"
+            )
+
+
+def open_dataset(path: str | os.PathLike[str], part: Part) -> "Dataset":
+    """Opens DIR's train or eval part; `path` is DIR, or DIR/train or DIR/eval, which then decides the part.
+
+    Raises UserError for a folder that is not a finished build_examples output, a missing or truncated shard,
+    or a part without rows.
+    """
+    directory = Path(os.path.abspath(path))
+    if directory.name in PARTS and not (directory / MANIFEST).exists():
+        part = "train" if directory.name == "train" else "eval"
+        directory = directory.parent
+    manifest = read_manifest(directory)
+    dataset = Dataset(directory, part, manifest)
+    if not dataset.rows:
+        flag = "raise --eval_fraction" if part == "eval" else "lower --eval_fraction or give more text"
+        raise UserError(f"{directory / part} holds no rows; build the examples again: {flag}")
+    check_sizes(directory, dataset.shards)
+    return dataset
+
+
+class Dataset:
+    """One part of a build_examples output: a table of rows, read lazily. Made by `open_dataset`."""
+
+    def __init__(self, directory: Path, part: Part, manifest: Mapping[str, Any]) -> None:
+        self.directory = directory
+        self.part = part
+        self.manifest = dict(manifest)
+        self.shards = [shard for shard in manifest["shards"] if shard["name"].startswith(f"{part}/")]
+        self.seq_len: int = manifest["seq_len"]
+        self.pack: int = manifest["pack"]
+        self.max_predictions: int = manifest["masking"]["max_predictions"]
+        self.static: bool = manifest["masking"]["kind"] == "static"
+        self.mask_unit: str = manifest["masking"]["unit"]
+        self.mask_rate: float = manifest["masking"]["rate"]
+        self.vocab_size: int = manifest["tokenizer"]["vocab_size"]
+        self.tokenizer_hash: str = manifest["tokenizer"]["hash"]
+        self._ends = np.cumsum([shard["rows"] for shard in self.shards], dtype=np.int64)
+        self.rows = int(self._ends[-1]) if self.shards else 0
+        digest = hashlib.sha256()
+        for shard in self.shards:
+            digest.update(f"{shard['name']} {shard['rows']} {shard['sha256']}\n".encode())
+        self.fingerprint = digest.hexdigest()
+        self._mapped: dict[int, list[np.ndarray]] = {}
+
+    def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
+        """Copies of the rows asked for, in that order, as contiguous columns.
+
+        Raises IndexError for an index outside [0, rows), UserError for a shard that cannot be read.
+        """
+        if len(indices) and (indices.min() < 0 or indices.max() >= self.rows):
+            raise IndexError(f"row {indices.min()} or {indices.max()} of {self.rows}")
+        shard_of = np.searchsorted(self._ends, indices, side="right")
+        first = self._columns(int(shard_of[0]) if len(indices) else 0)
+        out = [np.empty((len(indices), *column.shape[1:]), column.dtype) for column in first]
+        order = np.argsort(shard_of, kind="stable")
+        numbers, begins = np.unique(shard_of[order], return_index=True)
+        ends = np.append(begins[1:], len(order))
+        for shard, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
+            columns = self._columns(shard)
+            start = self._ends[shard] - self.shards[shard]["rows"]
+            if (
+                end - begin == 1
+            ):  # with many shards nearly every row is alone in its own: plain copies are 5 x faster
+                into = int(order[begin])
+                row = int(indices[into] - start)
+                for target, column in zip(out, columns, strict=True):
+                    target[into] = column[row]
+            else:
+                places = order[begin:end]
+                local = indices[places] - start
+                for target, column in zip(out, columns, strict=True):
+                    target[places] = column[local]
+        return Rows(*out)
+
+    def tokenizer(self) -> "tokenizers.Tokenizer":
+        """The tokenizer kept beside the shards. Raises UserError when it is not the one that made them."""
+        path = self.directory / "tokenizer"
+        loaded = tokenizers.load(path)
+        if loaded.content_hash != self.tokenizer_hash:
+            raise UserError(
+                f"wrong tokenizer for the shards: {path} has hash {loaded.content_hash[:12]}, the manifest "
+                f"says {self.tokenizer_hash[:12]}; put back the one that made them, or build again"
+            )
+        return loaded
+
+    def _columns(self, shard: int) -> list[np.ndarray]:
+        """The columns of one shard in the order of Rows, mapped now if they were not."""
+        columns = self._mapped.get(shard)
+        if columns is None:
+            columns = self._map(shard)
+            if len(self._mapped) >= MOST_MAPPED:
+                self._mapped = {}
+            self._mapped[shard] = columns
+        return columns
+
+    def _map(self, shard: int) -> list[np.ndarray]:
+        path = self.directory / self.shards[shard]["name"]
+        try:
+            rows = read_shard(path)
+            problem = layout_problem(rows, self.shards[shard]["rows"], self.manifest)
+        except Corrupt as error:
+            problem = str(error)
+        except FileNotFoundError:
+            problem = "the file is gone"
+        if problem:
+            raise UserError(
+                f"damaged shard {path}: {problem}; copy the folder again, or build the examples again"
+            )
+        return [column for column in rows if column is not None]
+
+
+def layout_problem(rows: Rows, count: int, manifest: Mapping[str, Any]) -> str | None:
+    """What is wrong with the shapes and dtypes of a shard's columns, or None (docs/data_format.md)."""
+    length, pack = manifest["seq_len"], manifest["pack"]
+    ids = "uint16" if manifest["tokenizer"]["vocab_size"] <= 1 << 16 else "uint32"
+    wanted: dict[str, tuple[tuple[int, ...], str]] = {
+        "input_ids": ((count, length), ids),
+        "sequence_lengths": ((count, pack), "uint16"),
+        "first_segment_lengths": ((count, pack), "uint16"),
+        "next_sentence_labels": ((count, pack), "int8"),
+        "sequence_keys": ((count, pack), "uint64"),
+    }
+    if manifest["masking"]["kind"] == "static":
+        most = manifest["masking"]["max_predictions"]
+        wanted["masked_positions"] = ((count, most), "uint16")
+        wanted["masked_ids"] = ((count, most), ids)
+        wanted["masked_counts"] = ((count,), "uint16")
+    for name, values in rows._asdict().items():
+        got = None if values is None else (values.shape, str(values.dtype))
+        if got != wanted.get(name):
+            return f"column {name} is {got}, the manifest means {wanted.get(name)}"
+    return None
+
+
+def _arrow(values: np.ndarray) -> pa.Array:
+    flat = pa.array(values.reshape(-1))
+    if values.ndim == 1:
+        return flat
+    item = pa.field("item", flat.type, nullable=False)
+    return pa.FixedSizeListArray.from_arrays(flat, type=pa.list_(item, values.shape[1]))
+
+
+def _numpy(name: str, array: pa.Array) -> np.ndarray:
+    if array.null_count:
+        raise Corrupt(f"nulls in column {name}")
+    if pa.types.is_fixed_size_list(array.type):
+        flat = array.flatten().to_numpy(zero_copy_only=True)
+        return flat.reshape(len(array), array.type.list_size)
+    if pa.types.is_integer(array.type):
+        return array.to_numpy(zero_copy_only=True)
+    raise Corrupt(f"column {name} is {array.type}, not integers in a fixed-size list")

@@ -1,0 +1,266 @@
+"""Fine-tunes a checkpoint on a task, once for each seed, and says how well it does."""
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bert_jax import command
+from bert_jax import config as config_lib
+from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig, ModelConfig
+from bert_jax.interop import source as interop
+from bert_jax.model import sizes
+from bert_jax.tasks import evaluation, table
+from bert_jax.tasks.example import Split, TaskRows
+from bert_jax.tasks.objective import objective_of
+from bert_jax.tasks.source import TaskSource
+from bert_jax.tasks.table import Task
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.train import checkpoint, trainer
+from bert_jax.train.metrics import METRICS_FILE
+
+DESCRIPTION = f"""Fine-tunes a checkpoint on a task: a named one, or files of your own.
+
+  python -m bert_jax.finetune --config configs/glue.py:task=sst2 --workdir runs/sst2 --config.init_from=CHECKPOINT
+  python -m bert_jax.finetune --config configs/tagging.py:task=ewt --workdir runs/ewt --config.init_from=CHECKPOINT
+  python -m bert_jax.finetune --config configs/own.py --workdir runs/stars --config.init_from=CHECKPOINT \\
+      --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=review --config.task.label=stars
+
+CHECKPOINT is a workdir of pretraining or fine-tuning, a step in it, an export, or a Hugging Face folder.
+Named tasks: {", ".join(table.TASKS)}. Their files are found in --config.task.data_dir, or else in $BERT_JAX_DATA.
+Other keys: --config.seeds=0,1,2 (one run a seed, in WORKDIR/seed-K; WORKDIR then holds the best by dev),
+--config.epochs=3, --config.train_layers=all|head|last:K|no_embeddings, --config.task.max_length=128,
+--config.batch_size=32, --config.optimizer.learning_rate=3e-5. Run the same command again after a stop: it goes on.
+"""
+
+# Devlin et al. 2019 ramp up over 10,000 steps of pretraining; google-research/bert's run_classifier.py, whose
+# --warmup_proportion is 0.1 by default, over a tenth of fine-tuning.
+WARMUP_SHARE = 0.1
+BEST_FILE = "best_seed.json"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Where fine-tuning starts from."""
+
+    model: ModelConfig
+    tokenizer: Tokenizer
+    loaded: interop.Loaded | None  # None: from scratch
+
+
+@dataclass(frozen=True)
+class Data:
+    """A task and its encoded splits; test only where it has labels."""
+
+    task: Task
+    rows: dict[str, TaskRows]
+    counts: dict[str, dict[str, int]]
+
+
+def finetune(
+    config: FinetuneConfig | ml_collections.ConfigDict, workdir: str | Path, tokenizer: Tokenizer | None = None
+) -> dict[str, Any]:
+    """Trains once for each of config.seeds and returns what result.json holds.
+
+    Keys: task, seeds, metrics {name: {mean, std, values}} (the dev metrics under their names, those of a labelled
+    test file after `test_`; std is the sample deviation, None for one seed), counts by split. With one seed WORKDIR
+    is the run; with several each has WORKDIR/seed-K, and WORKDIR opens as the best by the task's first dev metric.
+    An empty init_from trains config.model from scratch, which takes a tokenizer. Raises UserError for a mistake in
+    the configuration, the files or the checkpoint, and Stopped after SIGTERM.
+    """
+    if isinstance(config, ml_collections.ConfigDict):
+        config = config_lib.load(FinetuneConfig, config)
+    workdir = Path(workdir)
+    _check(config, workdir)
+    task, files = table.resolve(config.task)
+    splits = {name: table.read(task, path, label_required=name != "test") for name, path in files.items()}
+    task = evaluation.complete(task, splits["train"])
+    start = _open_start(config, tokenizer)
+    data = _encode(task, splits, start)
+    by_seed = {seed: _run_seed(config, seed, _seed_folder(config, workdir, seed), start, data) for seed in config.seeds}
+    if len(config.seeds) > 1:
+        _keep_best(config, workdir, data.task, by_seed)
+    result = {
+        "task": task.name,
+        "seeds": list(config.seeds),
+        "metrics": _summary(list(by_seed.values())),
+        "counts": data.counts,
+    }
+    if jax.process_index() == 0:
+        trainer.write_json(workdir / "result.json", result)
+    return result
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("bert_jax.finetune", DESCRIPTION)
+    parser.add_argument(
+        "--config", required=True, help="a recipe, as configs/glue.py:task=sst2; --config.KEY=VALUE sets a key"
+    )
+    parser.add_argument("--workdir", required=True, help="where checkpoints, metrics and the result go")
+    known, overrides = parser.parse_known_args(list(arguments))
+    config = config_lib.read_flags(["--config", known.config, *overrides])
+    result = finetune(config, known.workdir)
+    Console(stderr=True).print(_result_table(result))
+    print(json.dumps(result))
+
+
+def _check(config: FinetuneConfig, workdir: Path) -> None:
+    if not config.seeds or len(set(config.seeds)) < len(config.seeds):
+        raise UserError(f"seeds is {config.seeds}; give one or more different numbers, as --config.seeds=0,1,2")
+    if config.epochs <= 0 and config.steps <= 0 and config.budget_minutes <= 0:
+        raise UserError(f"epochs is {config.epochs}; use more than 0, or set steps or budget_minutes")
+    several = any(workdir.glob("seed-*/config.json"))
+    if len(config.seeds) == 1 and several:
+        raise UserError(f"{workdir} holds runs of several seeds. Name another --workdir, or give all of their seeds")
+    if len(config.seeds) > 1 and (workdir / checkpoint.CONFIG_FILE).exists() and not several:
+        raise UserError(f"{workdir} holds a run of one seed. Name another --workdir for several")
+
+
+def _open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
+    if config.init_from:
+        loaded = interop.open_checkpoint(config.init_from)
+        options = config.model
+        if options.max_positions not in (None, loaded.model.max_positions):
+            raise UserError(
+                f"model.max_positions is {options.max_positions}, but {config.init_from} has "
+                f"{loaded.model.max_positions}; leave it out"
+            )
+        dropout = {
+            "dropout": options.dropout,
+            "attention_dropout": options.dropout if options.attention_dropout is None else options.attention_dropout,
+        }
+        given = {name: value for name, value in dropout.items() if value is not None}
+        return Start(dataclasses.replace(loaded.model, **given), loaded.tokenizer, loaded)
+    if tokenizer is None:
+        raise UserError("init_from is not set; --config.init_from=CHECKPOINT names what to fine-tune (see --help)")
+    return Start(sizes.model_config(config.model, tokenizer.vocab_size), tokenizer, None)
+
+
+def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
+    if task.max_length > start.model.max_positions:
+        raise UserError(
+            f"task.max_length is {task.max_length}, but the model has {start.model.max_positions} positions; "
+            f"use --config.task.max_length={start.model.max_positions}"
+        )
+    rows, counts = {}, {}
+    for name, split in splits.items():
+        if not split.labelled:
+            Console(stderr=True).print(f"{split.path} has no labels: not measured", highlight=False, soft_wrap=True)
+            continue
+        rows[name] = evaluation.encode(task, split, start.tokenizer)
+        counts[name] = evaluation.counts(split, rows[name], start.tokenizer)
+    return Data(task, rows, counts)
+
+
+def _run_seed(config: FinetuneConfig, seed: int, folder: Path, start: Start, data: Data) -> dict[str, float]:
+    """Trains one seed (or goes on, or only measures what is trained already) and returns its final metrics."""
+    settings = _settings(config, seed, data.rows["train"].count)
+    objective = objective_of(data.task)
+    initial: dict[str, np.ndarray] = {}
+    if start.loaded is not None:
+        initial = interop.initial_params(start.loaded, start.model, objective.heads, start.tokenizer).params
+    batch_size = settings.eval.batch_size or settings.batch_size
+    source = TaskSource(data.rows["train"], batch_size=settings.batch_size, seed=seed, max_length=data.task.max_length)
+    evaluators = [evaluation.make_evaluator(data.task, data.rows["dev"], batch_size)] if "dev" in data.rows else []
+    result = trainer.fit(
+        trainer.Run(
+            config=settings,
+            model=start.model,
+            objective=objective,
+            source=source,
+            workdir=folder,
+            tokenizer=start.tokenizer,
+            kind="finetuning",
+            description=f"{data.task.name} seed {seed}",
+            evaluators=evaluators,
+            initial_params=initial,
+            train_layers=config.train_layers,
+            task=dataclasses.asdict(data.task),
+        )
+    )
+    metrics = dict(result.evaluation)
+    if "test" in data.rows:
+        measured = evaluation.measure(data.task, start.model, settings, result.params, data.rows["test"])
+        metrics |= {f"test_{name}": value for name, value in measured.items()}
+    return metrics
+
+
+def _settings(config: FinetuneConfig, seed: int, rows: int) -> FinetuneConfig:
+    """The configuration of one seed's run, with steps, warmup and evaluation in steps."""
+    epoch = math.ceil(rows / config.batch_size)
+    length = config.steps or math.ceil(rows * config.epochs / config.batch_size)
+    warmup = config.optimizer.warmup_steps
+    return dataclasses.replace(
+        config,
+        seed=seed,
+        seeds=(seed,),
+        steps=config.steps if config.budget_minutes > 0 else length,
+        optimizer=dataclasses.replace(
+            config.optimizer, warmup_steps=warmup if warmup >= 0 else math.ceil(WARMUP_SHARE * length)
+        ),
+        eval=dataclasses.replace(config.eval, every_steps=config.eval.every_steps or epoch),
+    )
+
+
+def _seed_folder(config: FinetuneConfig, workdir: Path, seed: int) -> Path:
+    return workdir if len(config.seeds) == 1 else workdir / f"seed-{seed}"
+
+
+def _keep_best(config: FinetuneConfig, workdir: Path, task: Task, by_seed: Mapping[int, Mapping[str, float]]) -> None:
+    """Makes WORKDIR open as the seed with the best first dev metric (the first seed where there is no dev file)."""
+
+    def score(seed: int) -> float:
+        value = by_seed[seed].get(task.metrics[0], math.nan)
+        return -math.inf if math.isnan(value) else value
+
+    best = _seed_folder(config, workdir, max(config.seeds, key=score))
+    note = workdir / BEST_FILE
+    said = {"seed": best.name, "step": checkpoint.latest_step(best)}
+    if note.exists() and json.loads(note.read_text(encoding="utf-8")) == said:
+        return
+    for old in (checkpoint.CHECKPOINTS, "tokenizer"):
+        shutil.rmtree(workdir / old, ignore_errors=True)
+    checkpoint.write_params(workdir, said["step"], checkpoint.read_params(best))
+    shutil.copytree(best / "tokenizer", workdir / "tokenizer")
+    shutil.copy(best / METRICS_FILE, workdir / METRICS_FILE)
+    checkpoint.write_config(workdir, checkpoint.read_config(best))
+    trainer.write_json(note, said)
+
+
+def _summary(by_seed: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:
+    """Mean, sample deviation and values of each metric; None for what is undefined."""
+    found = {}
+    for name in by_seed[0]:
+        values = [metrics[name] for metrics in by_seed]
+        known = not any(math.isnan(value) for value in values)
+        found[name] = {
+            "mean": float(np.mean(values)) if known else None,
+            "std": float(np.std(values, ddof=1)) if known and len(values) > 1 else None,
+            "values": [None if math.isnan(value) else value for value in values],
+        }
+    return found
+
+
+def _result_table(result: Mapping[str, Any]) -> Table:
+    shown = Table(title=f"{result['task']}: {len(result['seeds'])} seed(s)", title_justify="left")
+    for column in ("metric", "mean", "deviation", *(f"seed {seed}" for seed in result["seeds"])):
+        shown.add_column(column, justify="left" if column == "metric" else "right")
+    for name, metric in result["metrics"].items():
+        cells = (metric["mean"], metric["std"], *metric["values"])
+        shown.add_row(name, *("-" if value is None else f"{value:.4f}" for value in cells))
+    return shown
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,27 @@
+"""What any kind of checkpoint is once it is open."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.heads import Heads
+from bert_jax.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class Loaded:
+    """A model in host memory: float32 parameters by path, as bert_jax.model.bert names them."""
+
+    model: ModelConfig
+    heads: Heads
+    params: Mapping[str, np.ndarray]
+    tokenizer: Tokenizer
+    task: Mapping[str, Any] | None = None  # of a fine-tuned model: name, kind, labels ... (bert_jax/tasks/table.py)
+    step: int = 0
+    # For messages and the model card; empty where unknown:
+    origin: str = ""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,67 @@
+"""Dropout from a counter-based hash: a function of a seed and of the index in the array, and of nothing else.
+
+A mask is never stored nor communicated: XLA computes it inside the elementwise work around it, the backward pass
+computes it again, and a sharded array gets the mask of the whole one. Threefry, jax.random's default, spends about
+a hundred integer operations on a number; here it seeds one row at a time and a hash of two rounds does the rest.
+"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+
+SEED_WORDS = 2
+
+
+def row_seeds(key: PRNGKeyArray, shape: tuple[int, ...], rows: int) -> UInt32[Array, "*shape B 2"]:
+    """Seeds for `rows` rows of each of `shape` dropout sites."""
+    return jax.random.bits(key, (*shape, rows, SEED_WORDS), jnp.uint32)
+
+
+def dropout(
+    x: Float[Array, "B *shape"], rate: float, seeds: UInt32[Array, "B 2"] | None
+) -> Float[Array, "B *shape"]:
+    """Zeroes each element with probability `rate` and scales the others by 1 / (1 - rate) (Srivastava et al. 2014).
+
+    Nothing happens when rate is 0 or seeds is None (evaluation).
+    """
+    return x if seeds is None or rate == 0 else _dropout(x, seeds, rate)
+
+
+def keep_mask(seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], rate: float) -> Bool[Array, "B *shape"]:
+    """True with probability 1 - rate (to 2^-32), for an array of `shape`, whose first axis is the seeds'.
+
+    The two rounds are those of the 32-bit finalizer of MurmurHash3 (A. Appleby, public domain, fmix32), a word of
+    the seed entering before each. Rows have up to 2^32 elements.
+    """
+    index = jnp.zeros(shape, jnp.uint32)
+    stride = 1
+    for axis in range(len(shape) - 1, 0, -1):
+        index += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride % 2**32)
+        stride *= shape[axis]
+    first, second = (jax.lax.broadcast_in_dim(seeds[:, word], shape, (0,)) for word in range(SEED_WORDS))
+    bits = _mix(_mix(index ^ first) ^ second)
+    return bits >= jnp.uint32(round(rate * 2**32))
+
+
+def _mix(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
+    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+    return bits ^ (bits >> 16)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _dropout(x: Array, seeds: Array, rate: float) -> Array:
+    return jnp.where(keep_mask(seeds, x.shape, rate), x * (1.0 / (1.0 - rate)), 0).astype(x.dtype)
+
+
+def _forward(x: Array, seeds: Array, rate: float) -> tuple[Array, Array]:
+    return _dropout(x, seeds, rate), seeds
+
+
+def _backward(rate: float, seeds: Array, gradient: Array) -> tuple[Array, None]:
+    return _dropout(gradient, seeds, rate), None
+
+
+_dropout.defvjp(_forward, _backward)

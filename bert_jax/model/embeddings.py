@@ -1,0 +1,56 @@
+"""Token, position and segment embeddings, summed and normalized (Devlin et al. 2019, section 3, figure 2)."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.dropout import dropout
+from bert_jax.model.layers import LayerNorm, child_key, truncated_normal
+from bert_jax.model.runtime import Runtime
+from bert_jax.shapes import padded_vocabulary
+
+
+class Embedding(nnx.Module):
+    """A table of vectors: table [entries, D]. Entries past `used` are padding, zero."""
+
+    def __init__(self, entries: int, width: int, *, used: int, deviation: float, key: PRNGKeyArray) -> None:
+        table = truncated_normal(child_key(key, "table"), (used, width), deviation)
+        self.table = nnx.Param(jnp.pad(table, ((0, entries - used), (0, 0))))
+
+
+class Embeddings(nnx.Module):
+    """What the first layer sees."""
+
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        def embedding(name: str, used: int, entries: int) -> Embedding:
+            deviation = config.initializer_range
+            return Embedding(entries, config.width, used=used, deviation=deviation, key=child_key(key, name))
+
+        self.token = embedding("token", config.vocab_size, padded_vocabulary(config.vocab_size))
+        self.position = embedding("position", config.max_positions, config.max_positions)
+        self.segment = embedding("segment", config.segment_types, config.segment_types)
+        self.norm = LayerNorm(config.width, epsilon=config.layer_norm_epsilon, runtime=runtime)
+        self.dropout_rate = config.dropout
+        self.runtime = runtime
+
+    def __call__(
+        self,
+        input_ids: Int[Array, "B T"],
+        segment_ids: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
+        seeds: UInt32[Array, "B 2"] | None,
+    ) -> Float[Array, "B T D"]:
+        """Positions are below T: they restart in each sequence of a row."""
+        length = input_ids.shape[1]
+        summed = self.token.table[...][input_ids]
+        summed += _rows_by_matmul(self.position.table[...][:length], positions)
+        summed += _rows_by_matmul(self.segment.table[...], segment_ids)
+        return dropout(self.norm(summed), self.dropout_rate, seeds)
+
+
+def _rows_by_matmul(table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+    """table[rows] for a small table, exactly. Its gradient is a matmul too, where a gather's is a serial scatter."""
+    chosen = jax.nn.one_hot(rows, table.shape[0], dtype=table.dtype)
+    return jnp.einsum("btk,kd->btd", chosen, table, precision=jax.lax.Precision.HIGHEST)

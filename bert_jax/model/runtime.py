@@ -1,0 +1,49 @@
+"""How a model is run: choices that change speed and rounding, never the parameters."""
+
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from bert_jax.command import UserError
+
+COMPUTE_DTYPES = ("float32", "bfloat16")
+LAYER_LOOPS = ("scan", "unrolled", "auto")
+
+# An unrolled loop runs faster (XLA sees across layers); a scan compiles faster, by the number of layers.
+UNROLLED_AT_MOST = 6
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """compute_dtype: float32 (matmul precision highest) or bfloat16; LayerNorm, softmax and logits stay float32.
+
+    layer_loop: scan, unrolled, or auto (unrolled up to 6 layers). attention: see attention_impl.py.
+
+    Raises UserError for an unknown choice.
+    """
+
+    compute_dtype: str = "float32"
+    layer_loop: str = "auto"
+    attention: str = "auto"
+
+    def __post_init__(self) -> None:
+        if self.compute_dtype not in COMPUTE_DTYPES:
+            known = ", ".join(COMPUTE_DTYPES)
+            raise UserError(f"config.compute_dtype is {self.compute_dtype!r} here; use one of: {known}")
+        if self.layer_loop not in LAYER_LOOPS:
+            known = ", ".join(LAYER_LOOPS)
+            raise UserError(f"config.model.layer_loop is {self.layer_loop!r}; use one of: {known}")
+
+    @property
+    def dtype(self) -> DTypeLike:
+        return jnp.dtype(self.compute_dtype)
+
+    @property
+    def precision(self) -> jax.lax.Precision:
+        """TPUs multiply float32 in bfloat16 passes and GPUs in TF32 unless told otherwise."""
+        return jax.lax.Precision.HIGHEST if self.compute_dtype == "float32" else jax.lax.Precision.DEFAULT
+
+    def unrolled(self, layers: int) -> bool:
+        return self.layer_loop == "unrolled" or (self.layer_loop == "auto" and layers <= UNROLLED_AT_MOST)

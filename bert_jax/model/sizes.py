@@ -1,0 +1,53 @@
+"""Model sizes by name.
+
+base and large: Devlin et al. 2019, section 3. tiny to medium: Turc et al. 2019, "Well-Read Students Learn Better",
+table 1, and the google-research/bert README. Every size has heads of width 64 and a feed-forward of 4 times the width.
+"""
+
+from typing import NamedTuple
+
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig, ModelOptions
+
+
+class Size(NamedTuple):
+    layers: int
+    width: int
+
+
+HEAD_WIDTH = 64
+FEED_FORWARD_FACTOR = 4
+
+PRESETS = {
+    "tiny": Size(layers=2, width=128),
+    "mini": Size(layers=4, width=256),
+    "small": Size(layers=4, width=512),
+    "medium": Size(layers=8, width=512),
+    "base": Size(layers=12, width=768),
+    "large": Size(layers=24, width=1024),
+}
+
+
+def model_config(options: ModelOptions, vocab_size: int) -> ModelConfig:
+    """The architecture that a recipe's options name, for a tokenizer of vocab_size ids.
+
+    Raises UserError for an unknown preset.
+    """
+    if options.preset not in PRESETS:
+        raise UserError(f"config.model.preset is {options.preset!r}; use one of: {', '.join(PRESETS)}")
+    size = PRESETS[options.preset]
+    given = {
+        "max_positions": options.max_positions,
+        "dropout": options.dropout,
+        "attention_dropout": options.dropout
+        if options.attention_dropout is None
+        else options.attention_dropout,
+    }
+    return ModelConfig(
+        vocab_size=vocab_size,
+        layers=size.layers,
+        width=size.width,
+        heads=size.width // HEAD_WIDTH,
+        feed_forward=size.width * FEED_FORWARD_FACTOR,
+        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
+    )

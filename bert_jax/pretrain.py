@@ -1,0 +1,123 @@
+"""Pretrains an encoder on shards from data_prep.build_examples."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ml_collections
+
+from bert_jax import command
+from bert_jax import config as config_lib
+from bert_jax.command import UserError
+from bert_jax.config import PretrainConfig
+from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.shards import Dataset, open_dataset, write_whole
+from bert_jax.interop import source
+from bert_jax.model import sizes
+from bert_jax.train import trainer
+from bert_jax.train.evaluate import make_evaluator
+from bert_jax.train.losses import PretrainingObjective
+
+DESCRIPTION = """Pretrains an encoder: masked tokens, and next sentences where the shards have labels.
+
+  python -m bert_jax.pretrain --config configs/bert_tiny.py --workdir runs/tiny --config.data.train=shards
+
+Any key of the recipe can be set: --config.steps=1000, --config.budget_minutes=30, --config.batch_size=64,
+--config.optimizer.learning_rate=1e-3, --config.compute_dtype=float32, --config.init_from=CHECKPOINT (go on from any
+checkpoint, ours or a Hugging Face folder, on another domain). Run the same command again after any stop: it goes on
+from the newest checkpoint of the workdir. See the result with: python -m bert_jax.report WORKDIR
+"""
+
+
+def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | Path) -> dict[str, Any]:
+    """Trains by a recipe into a workdir and returns what result.json holds.
+
+    Keys: step, seconds, tokens, eval_loss, eval_mlm_loss, eval_mlm_accuracy, eval_nsp_accuracy (None where the shards
+    have no such labels or no held-out part). Raises UserError for a mistake in the configuration, the shards or the
+    checkpoints, and Stopped after SIGTERM.
+    """
+    if isinstance(config, ml_collections.ConfigDict):
+        config = config_lib.load(PretrainConfig, config)
+    workdir = Path(workdir)
+    if not config.data.train:
+        raise UserError("data.train is not set; --config.data.train=DIR names the output of data_prep.build_examples")
+    dataset = open_dataset(config.data.train, "train")
+    held_out = _held_out(config, dataset)
+    tokenizer = dataset.tokenizer()
+    model = sizes.model_config(config.model, tokenizer.vocab_size)
+    if dataset.seq_len > model.max_positions:
+        raise UserError(
+            f"the rows of {config.data.train} have {dataset.seq_len} slots, the model has {model.max_positions} "
+            f"positions; use --config.model.max_positions={dataset.seq_len}"
+        )
+    objective = PretrainingObjective(next_sentence=dataset.manifest["objective"] == "nsp")
+    evaluators = []
+    if held_out is not None:
+        size = config.eval.batch_size or config.batch_size
+        batches = PretrainingLoader(held_out, tokenizer, batch_size=size, seed=config.seed)
+        evaluators.append(
+            lambda plan, mesh: make_evaluator(
+                plan, mesh, lambda: batches.evaluation_batches(size, config.eval.max_rows), size
+            )
+        )
+    initial = {}
+    if config.init_from:
+        loaded = source.open_checkpoint(config.init_from)
+        initial = source.initial_params(loaded, model, objective.heads, tokenizer).params
+    result = trainer.fit(
+        trainer.Run(
+            config=config,
+            model=model,
+            objective=objective,
+            source=PretrainingLoader(dataset, tokenizer, batch_size=config.batch_size, seed=config.seed),
+            workdir=workdir,
+            tokenizer=tokenizer,
+            kind="pretraining",
+            description=f"pretraining {config.model.preset}",
+            evaluators=evaluators,
+            initial_params=initial,
+        )
+    )
+    return _write_result(workdir, result)
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("bert_jax.pretrain", DESCRIPTION)
+    parser.add_argument(
+        "--config", required=True, help="a recipe, as configs/bert_base.py; --config.KEY=VALUE sets a key"
+    )
+    parser.add_argument("--workdir", required=True, help="where checkpoints, metrics and the result go")
+    known, overrides = parser.parse_known_args(list(arguments))
+    config = config_lib.read_flags(known.config, overrides)
+    result = pretrain(config, known.workdir)
+    print(json.dumps(result))
+
+
+def _held_out(config: PretrainConfig, dataset: Dataset) -> Dataset | None:
+    """The held-out rows: data.eval, or those beside data.train; None where build_examples set none aside."""
+    if not config.data.eval and not dataset.manifest["parts"]["eval"]["rows"]:
+        return None
+    held_out = open_dataset(config.data.eval or dataset.directory, "eval")
+    if held_out.tokenizer_hash != dataset.tokenizer_hash:
+        raise UserError(
+            f"data.eval={config.data.eval} was built with another tokenizer than data.train={config.data.train}; "
+            "build both with the same --tokenizer"
+        )
+    return held_out
+
+
+def _write_result(workdir: Path, result: trainer.Result) -> dict[str, Any]:
+    names = ("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy")
+    values = {
+        "step": result.step,
+        "seconds": round(result.seconds, 3),
+        "tokens": result.tokens,
+        **{f"eval_{name}": result.evaluation.get(name) for name in names},
+    }
+    write_whole(workdir / "result.json", json.dumps(values, indent=2).encode())
+    return values
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,178 @@
+"""Metrics of a task on a file: inside the training loop, at its end, and for `bert_jax.evaluate`."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from jaxtyping import Array
+
+from bert_jax import config as config_lib
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.interop.source import Loaded
+from bert_jax.model import paths
+from bert_jax.model.bert import bind
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks import classification, table, tagging
+from bert_jax.tasks.example import Example, Sentence, Split, TaskBatch, TaskRows
+from bert_jax.tasks.objective import TaskObjective, objective_of
+from bert_jax.tasks.source import evaluation_batches
+from bert_jax.tasks.table import Task
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.train import partitioning, trainer
+from bert_jax.train.evaluate import Evaluator
+from bert_jax.train.losses import Sums
+from bert_jax.train.steps import Plan
+
+
+def complete(task: Task, train: Split) -> Task:
+    """The task with the labels and metrics that follow from its training file, where it names none."""
+    return (tagging if task.kind == "tagging" else classification).complete(task, train)
+
+
+def encode(task: Task, split: Split, tokenizer: Tokenizer) -> TaskRows:
+    """The rows of a split. Raises UserError, with file and line, for a label that is not in the task's set."""
+    return (tagging if task.kind == "tagging" else classification).encode(task, split, tokenizer)
+
+
+def counts(split: Split[Example] | Split[Sentence], rows: TaskRows, tokenizer: Tokenizer) -> dict[str, int]:
+    """What a split holds: examples (sentences), rows, tokens, unknown_tokens, truncated, and words of a tagging."""
+    found = {
+        "examples": len(split.items),
+        "rows": rows.count,
+        "tokens": len(rows.input_ids),
+        "unknown_tokens": int((rows.input_ids == tokenizer.unk_id).sum()),
+        "truncated": rows.truncated,
+    }
+    return found if rows.word_rows is None else found | {"words": len(rows.word_rows)}
+
+
+class Predictor:
+    """A model's answers on encoded rows; one compiled program a length, kept between calls."""
+
+    def __init__(self, task: Task, model: ModelConfig, runtime: Runtime, mesh: Mesh) -> None:
+        self._task = task
+        self._mesh = mesh
+        answer = functools.partial(_answer, objective_of(task), model, runtime)
+        self._answer = jax.jit(answer, out_shardings=partitioning.replicated(mesh))
+
+    def predict(self, params: Mapping[str, Any], rows: TaskRows, batch_size: int) -> tuple[np.ndarray, float]:
+        """Answers in the order of the split, and the mean loss (NaN without labels).
+
+        Answers are logits f32[R,C] (scores, C = 1), or the tag id of each word i64[W].
+        """
+        size = -(-batch_size // self._mesh.size) * self._mesh.size  # every device gets the same number of rows
+        local = partitioning.local_rows(size, self._mesh)
+        answers: list[Any] = [None] * rows.count
+        loss = count = 0.0
+        for indices, batch in evaluation_batches(rows, size, self._task.max_length):
+            part = jax.tree.map(lambda leaf: leaf[local], batch)
+            outputs, sums, weight = jax.device_get(self._answer(params, partitioning.place(part, size, self._mesh)))
+            loss, count = loss + float(sums["task_loss"]), count + float(weight)
+            for index, output in zip(indices, outputs, strict=True):
+                if index >= 0:
+                    answers[index] = output
+        mean = loss / count if count else float("nan")
+        if rows.word_rows is None or rows.word_slots is None:
+            return np.stack(answers), mean
+        places = zip(rows.word_rows, rows.word_slots, strict=True)
+        return np.array([answers[row][slot] for row, slot in places], np.int64), mean
+
+    def measure(self, params: Mapping[str, Any], rows: TaskRows, batch_size: int) -> dict[str, float]:
+        """The task's metrics, and task_loss, of labelled rows."""
+        answers, loss = self.predict(params, rows, batch_size)
+        kind = tagging if self._task.kind == "tagging" else classification
+        return kind.measure(self._task, rows, answers) | {"task_loss": loss}
+
+
+def make_evaluator(task: Task, rows: TaskRows, batch_size: int) -> Callable[[Plan, Mesh], Evaluator]:
+    """What trainer.Run.evaluators takes."""
+
+    def make(plan: Plan, mesh: Mesh) -> Evaluator:
+        predictor = Predictor(task, plan.model, plan.runtime, mesh)
+        return lambda params: predictor.measure(params, rows, batch_size)
+
+    return make
+
+
+def measure(
+    task: Task, model: ModelConfig, config: TrainConfig, params: Mapping[str, Any], rows: TaskRows
+) -> dict[str, float]:
+    """The task's metrics, and task_loss, of labelled rows with trained parameters, run as config says."""
+    mesh = partitioning.make_mesh(config.mesh)
+    with jax.set_mesh(mesh):
+        predictor = Predictor(task, model, trainer.runtime_of(config), mesh)
+        return predictor.measure(params, rows, config.eval.batch_size or config.batch_size)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """metrics by name, those of a folder's test file with `test_` before them; counts by split."""
+
+    metrics: dict[str, float]
+    counts: dict[str, dict[str, int]]
+
+
+def evaluate(loaded: Loaded, data: str | Path, config: TrainConfig | None = None) -> Evaluation:
+    """Measures a fine-tuned checkpoint on a labelled file, or on the dev and labelled test files of a folder.
+
+    The file has the columns of the files it was trained on. config says how to run (batch_size, compute_dtype).
+    Raises UserError for a checkpoint that was not fine-tuned, a label it does not know, and a folder without such
+    files.
+    """
+    config = config or TrainConfig(batch_size=32)
+    task = task_of(loaded)
+    found = {name: table.read(task, path, label_required=False) for name, path in _files(task, Path(data)).items()}
+    labelled = {split: content for split, content in found.items() if content.labelled}
+    if not labelled:
+        raise UserError(f"{data} has no labels (column {task.columns.label!r}); evaluation needs them")
+    params = paths.unflatten(loaded.params)
+    params = jax.device_put(params, partitioning.parameter_shardings(partitioning.make_mesh(config.mesh), params))
+    metrics: dict[str, float] = {}
+    sizes: dict[str, dict[str, int]] = {}
+    for name, split in labelled.items():
+        rows = encode(task, split, loaded.tokenizer)
+        sizes[name] = counts(split, rows, loaded.tokenizer)
+        prefix = "test_" if name == "test" else ""
+        measured = measure(task, loaded.model, config, params, rows)
+        metrics |= {f"{prefix}{metric}": value for metric, value in measured.items()}
+    return Evaluation(metrics, sizes)
+
+
+def task_of(loaded: Loaded) -> Task:
+    """The task that a checkpoint was fine-tuned for. Raises UserError when there is none."""
+    if not loaded.task:
+        raise UserError(
+            "this checkpoint was not fine-tuned for a task; fine-tune it first: python -m bert_jax.finetune"
+        )
+    known = {field.name for field in dataclasses.fields(Task)}
+    task = config_lib.load(Task, {key: value for key, value in loaded.task.items() if key in known}, "task")
+    max_length = min(task.max_length, loaded.model.max_positions)
+    kind = tagging if task.kind == "tagging" else classification
+    return dataclasses.replace(task, max_length=max_length, metrics=task.metrics or kind.default_metrics(task))
+
+
+def _files(task: Task, data: Path) -> dict[str, Path]:
+    """What to measure, by name."""
+    if not data.is_dir():
+        return {"data": data}
+    folder = table.find_folder(task.name, data) if task.name in table.TASKS else data
+    found = {split: path for split in ("dev", "test") if (path := table.find_split(task.name, folder, split))}
+    if not found:
+        raise UserError(f"{folder} holds neither dev nor test of the task (as dev.tsv or dev.conllu). Name a file")
+    return found
+
+
+def _answer(
+    objective: TaskObjective, model: ModelConfig, runtime: Runtime, params: dict[str, Any], batch: TaskBatch
+) -> tuple[Array, Sums, Array]:
+    outputs = objective.outputs(bind(model, objective.heads, params, runtime), batch, None)
+    answers = outputs.argmax(axis=-1).astype(jnp.int32) if objective.kind == "tagging" else outputs
+    return answers, objective.sums_of(outputs, batch), objective.counts(batch)["task"]

@@ -1,0 +1,44 @@
+"""Held-out evaluation inside the loop: sums over all batches, divided once (law 3)."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.train import partitioning
+from bert_jax.train.losses import means
+from bert_jax.train.steps import Plan, evaluation_step
+
+Evaluator = Callable[[dict[str, Any]], dict[str, float]]  # parameters in, metrics by name out
+
+
+def make_evaluator(plan: Plan, mesh: Mesh, batches: Callable[[], Iterator[Any]], batch_size: int) -> Evaluator:
+    """An evaluator of the plan's objective over batches(), each of batch_size global rows, fillers weighing 0.
+
+    Every process passes the same global batches; each takes its own rows of them.
+    """
+    step = jax.jit(evaluation_step, static_argnums=0)
+    rows = partitioning.local_rows(batch_size, mesh)
+
+    def run(params: dict[str, Any]) -> dict[str, float]:
+        sums: dict[str, float] = {}
+        counts: dict[str, float] = {}
+        for batch in batches():
+            local = jax.tree.map(lambda leaf: leaf[rows], batch)
+            batch_sums, batch_counts = jax.device_get(step(plan, params, partitioning.place(local, batch_size, mesh)))
+            for total, part in ((sums, batch_sums), (counts, batch_counts)):
+                for name, value in part.items():
+                    total[name] = total.get(name, 0.0) + float(value)  # added up in float64
+        return finite_means(sums, counts)
+
+    return run
+
+
+def finite_means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
+    """`losses.means` of totals, without the metrics of a term that nothing was counted for."""
+    as_arrays = [{name: jnp.float32(value) for name, value in part.items()} for part in (sums, counts)]
+    metrics = {name: float(value) for name, value in means(*as_arrays).items()}
+    return {name: value for name, value in metrics.items() if not np.isnan(value)}

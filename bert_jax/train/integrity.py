@@ -1,0 +1,110 @@
+"""Knowing a damaged checkpoint: what is stored beside the tensors, and how what reading raises is told."""
+
+import gc
+import hashlib
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from bert_jax.command import UserError
+
+Result = TypeVar("Result")
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
+
+def fingerprint(array: np.ndarray | jax.Array, numpy: ModuleType = jnp) -> Any:
+    """A uint32 sum of an array's bits, each element weighted by its place.
+
+    Integer sums wrap and commute, so any mesh, and numpy on the host, give the same number. The weights are
+    odd: one changed element always changes the sum, two that change places nearly always.
+    """
+    bits = array if array.dtype == bool else array.view(_UNSIGNED[array.dtype.itemsize])
+    place = numpy.zeros((1,) * array.ndim, np.uint32)
+    for axis, size in enumerate(array.shape):
+        along = [size if other == axis else 1 for other in range(array.ndim)]
+        place = place * np.uint32(size) + numpy.arange(size, dtype=np.uint32).reshape(along)
+    return (bits.astype(np.uint32) * (place * np.uint32(2) + np.uint32(1))).sum(dtype=np.uint32)
+
+
+def describe(tensors: Mapping[str, np.ndarray | jax.Array]) -> dict[str, dict[str, Any]]:
+    """Shape, dtype and fingerprint of each tensor, as JSON values; computed where the tensors live."""
+    on_device = [name for name, tensor in tensors.items() if isinstance(tensor, jax.Array)]
+    sums = dict(zip(on_device, _all_fingerprints([tensors[name] for name in on_device]), strict=True))
+    sums |= {name: fingerprint(tensor, np) for name, tensor in tensors.items() if name not in sums}
+    sums = jax.device_get(sums)
+    return {
+        name: {"shape": list(tensor.shape), "dtype": str(tensor.dtype), "fingerprint": int(sums[name])}
+        for name, tensor in tensors.items()
+    }
+
+
+@jax.jit
+def _all_fingerprints(arrays: Sequence[jax.Array]) -> list[jax.Array]:
+    return [fingerprint(array) for array in arrays]
+
+
+def signature(document: Mapping[str, Any]) -> str:
+    """sha256 of a JSON document, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
+def read_or_explain(step_directory: Path, read: Callable[[], Result]) -> Result:
+    """What `read` returns; whatever a torn or altered file makes it raise, as a UserError."""
+    with _LateReads() as late_reads:
+        try:
+            return read()
+        except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
+            raise  # the machine's, not the file's
+        except Exception as error:
+            why = f"{type(error).__name__}: {error}"[:200]
+        # The reads that failed beside the first tell of it when they are collected: now, while that is muted.
+        gc.collect()
+        late_reads.stay()
+    raise damaged(step_directory, why)
+
+
+def damaged(step_directory: Path, why: str) -> UserError:
+    """The error for a damaged checkpoint: which, why, and the one before it."""
+    steps = ocp.utils.checkpoint_steps(step_directory.parent)
+    before = max((step for step in steps if step < int(step_directory.name)), default=None)
+    advice = "there is none before it" if before is None else f"fall back to {step_directory.parent / str(before)}"
+    return UserError(f"checkpoint {step_directory} is damaged ({why}). Delete that folder; {advice}")
+
+
+class _LateReads:
+    """Mutes reads that end, or are collected, after another one failed and closed their event loop."""
+
+    _staying: ClassVar[bool] = False  # one hook is enough, however many checkpoints are damaged
+
+    def __enter__(self) -> "_LateReads":
+        self._hook = sys.unraisablehook
+        self._muted = True
+        sys.unraisablehook = self._filter
+        logging.getLogger("asyncio").disabled = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._muted = False
+        logging.getLogger("asyncio").disabled = False
+        if sys.unraisablehook == self._filter:
+            sys.unraisablehook = self._hook
+
+    def stay(self) -> None:
+        """Keeps the hook for good, for closed loops only: nothing tells when the last read has ended."""
+        if not _LateReads._staying:
+            _LateReads._staying = True
+            previous = self._hook
+            self._hook = lambda late: None if "loop is closed" in str(late.exc_value) else previous(late)
+
+    def _filter(self, unraisable: Any) -> None:
+        if not self._muted:
+            self._hook(unraisable)

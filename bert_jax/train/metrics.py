@@ -1,0 +1,160 @@
+"""What a run tells people: metrics.jsonl, TensorBoard events, and one line of progress with an ETA."""
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from tensorboardX import SummaryWriter
+
+from bert_jax.config import ModelConfig
+from bert_jax.shapes import padded_vocabulary
+
+METRICS_FILE = "metrics.jsonl"
+
+# Dense bf16 peak of one chip, FLOP/s, by jax's device_kind. TPU: cloud.google.com/tpu/docs/system-architecture-tpu-vm;
+# GPU: NVIDIA's data sheets, SXM, without sparsity.
+PEAK_FLOPS = {
+    "TPU v4": 275e12,
+    "TPU v5 lite": 197e12,
+    "TPU v5": 459e12,
+    "TPU v6 lite": 918e12,
+    "NVIDIA A100-SXM4-80GB": 312e12,
+    "NVIDIA A100-SXM4-40GB": 312e12,
+    "NVIDIA H100 80GB HBM3": 989e12,
+    "NVIDIA H200": 989e12,
+}
+
+
+def training_flops(model: ModelConfig, rows: int, length: int, predictions: int) -> float:
+    """FLOPs of one training step: 3 times the forward matmuls (forward, and two products backward).
+
+    Counted over slots, padding too, since the chip does that work; the embedding look-up counts nothing
+    (Chowdhery et al. 2022, appendix B, for what MFU counts).
+    """
+    width, layers = model.width, model.layers
+    slots = rows * length
+    per_layer = slots * (8 * width**2 + 4 * width * model.feed_forward) + 4 * rows * length**2 * width
+    head = rows * predictions * (2 * width**2 + 2 * width * padded_vocabulary(model.vocab_size))
+    return 3.0 * (layers * per_layer + head)
+
+
+def peak_flops() -> float | None:
+    """The peak of all devices together, or None where it is not known (CPUs)."""
+    peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
+    return peak * jax.device_count() if peak else None
+
+
+class MetricsWriter:
+    """Appends to metrics.jsonl and TensorBoard; process 0 only.
+
+    Opened for a run that goes on from a step, it drops the lines logged after that step by the part that was lost.
+    """
+
+    def __init__(self, workdir: Path, start_step: int) -> None:
+        self._active = jax.process_index() == 0
+        if not self._active:
+            return
+        path = workdir / METRICS_FILE
+        kept = [line for line in read_metrics(workdir) if line["step"] <= start_step] if start_step else []
+        temporary = path.with_suffix(".tmp")
+        temporary.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+        os.replace(temporary, path)
+        self._file = path.open("a", encoding="utf-8")
+        self._events = SummaryWriter(str(workdir / "tensorboard"), purge_step=start_step or None)
+
+    def write(self, step: int, values: dict[str, float | None]) -> None:
+        if not self._active:
+            return
+        line = {"step": step, "time": round(time.time(), 3)} | {name: _plain(value) for name, value in values.items()}
+        self._file.write(json.dumps(line) + "\n")
+        self._file.flush()
+        for name, value in line.items():
+            if isinstance(value, float) and name != "time":
+                self._events.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        if self._active:
+            self._file.close()
+            self._events.close()
+
+
+def read_metrics(workdir: Path) -> list[dict[str, Any]]:
+    """The lines of a workdir's metrics.jsonl; a last line cut short by a crash is left out."""
+    path = workdir / METRICS_FILE
+    if not path.exists():
+        return []
+    lines = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return lines
+
+
+class ProgressLine:
+    """A bar on a terminal; elsewhere a plain line now and then. Process 0 only."""
+
+    def __init__(self, description: str, seconds_between_lines: float = 30.0) -> None:
+        console = Console(stderr=True, soft_wrap=True)
+        self._console = console if jax.process_index() == 0 else None
+        self._between = seconds_between_lines
+        self._last = -math.inf
+        self._description = description
+        self._bar = None
+        if self._console and console.is_terminal:
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=20),
+                TimeElapsedColumn(),
+            )
+            self._bar = Progress(*columns, TextColumn("ETA {task.fields[eta]}  {task.fields[note]}"), console=console)
+            self._task = self._bar.add_task(description, total=1.0, eta="-", note="")
+            self._bar.start()
+
+    def update(self, step: int, fraction: float, eta_seconds: float | None, values: dict[str, float | None]) -> None:
+        """Shows the step, the share done, the ETA, and the values that fit a line."""
+        note = "  ".join([f"step {step}", *(f"{name} {_short(value)}" for name, value in values.items())])
+        eta = duration(eta_seconds) if eta_seconds is not None else "-"
+        if self._bar:
+            self._bar.update(self._task, completed=fraction, eta=eta, note=note)
+        elif self._console and (time.monotonic() - self._last >= self._between or fraction >= 1):
+            self._last = time.monotonic()
+            self._console.print(f"{self._description} {fraction:4.0%}  ETA {eta}  {note}", highlight=False)
+
+    def say(self, text: str) -> None:
+        if self._console:
+            self._console.print(text, highlight=False)
+
+    def close(self) -> None:
+        if self._bar:
+            self._bar.stop()
+
+
+def duration(seconds: float) -> str:
+    """1:02:03 for 3723 seconds."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return "-"
+    if abs(value) >= 1000:
+        return f"{value:,.0f}"
+    return f"{value:.3g}" if abs(value) < 0.01 else f"{value:.3f}"
+
+
+def _plain(value: float | None) -> float | int | None:
+    """JSON has no NaN: None in its place."""
+    if value is None or isinstance(value, int):
+        return value
+    return None if math.isnan(value) else float(f"{float(value):.7g}")

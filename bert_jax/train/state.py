@@ -1,0 +1,13 @@
+"""What training carries from step to step, and nothing else: no key, no clock, no data position."""
+
+from typing import Any, NamedTuple
+
+from jaxtyping import Array, Int
+
+
+class TrainState(NamedTuple):
+    """Parameters, optimizer state and the number of steps done. Data and randomness follow from the step (law 1)."""
+
+    step: Int[Array, ""]
+    params: dict[str, Any]  # nested by module: {"encoder": {"layers": ...}}; float32
+    optimizer_state: Any

@@ -1,0 +1,94 @@
+"""One training step and one evaluation step: pure functions of state and batch."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float
+
+from bert_jax.config import ModelConfig, OptimizerConfig
+from bert_jax.model.bert import bind
+from bert_jax.model.runtime import Runtime
+from bert_jax.train import optim
+from bert_jax.train.losses import Objective, Sums, means, total_loss
+from bert_jax.train.state import TrainState
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """What a step needs to know beside its arguments; fixed for a run."""
+
+    model: ModelConfig
+    runtime: Runtime
+    objective: Objective
+    optimizer_config: OptimizerConfig
+    optimizer: optax.GradientTransformation
+    seed: int = 0
+    microbatches: int = 1
+    trainable: dict[str, Any] | None = None  # factors of rules.trainable; None: everything learns
+
+
+def initial_state(plan: Plan, params: dict[str, Any]) -> TrainState:
+    """The state before the first step."""
+    return TrainState(jnp.zeros((), jnp.int32), params, plan.optimizer.init(params))
+
+
+def train_step(
+    plan: Plan, state: TrainState, batch: Any, fraction: Float[Array, ""]
+) -> tuple[TrainState, dict[str, Array]]:
+    """Descends once on a global batch. fraction is the share of the run done before this step.
+
+    Dropout follows from (seed, step, microbatch); the same arguments give the same result, bit for bit.
+    """
+    dropout_key = jax.random.fold_in(jax.random.key(plan.seed), state.step)
+    counts = plan.objective.counts(batch)
+    gradients, sums = _accumulate(plan, state.params, batch, counts, dropout_key)
+    if plan.trainable is not None:  # before the norm is taken: what is frozen must not scale down what learns
+        gradients = jax.tree.map(jnp.multiply, gradients, plan.trainable)
+    direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, state.params)
+    rate = optim.learning_rate(plan.optimizer_config, state.step, fraction)
+    params = optim.apply_updates(state.params, direction, rate, plan.trainable)
+    metrics = means(sums, counts) | {
+        "learning_rate": rate,
+        "gradient_norm": optax.tree.norm(gradients),
+        "tokens": (batch.sequence_ids > 0).sum(),
+    }
+    return TrainState(state.step + 1, params, optimizer_state), metrics
+
+
+def evaluation_step(plan: Plan, params: dict[str, Any], batch: Any) -> tuple[Sums, Sums]:
+    """Sums and counts of one batch without dropout; the caller adds them up over batches and divides once."""
+    model = bind(plan.model, plan.objective.heads, params, plan.runtime)
+    return plan.objective.sums(model, batch, None), plan.objective.counts(batch)
+
+
+def _accumulate(
+    plan: Plan, params: dict[str, Any], batch: Any, counts: Sums, dropout_key: Array
+) -> tuple[dict[str, Any], Sums]:
+    """Gradient of the global loss, and the sums, over the microbatches of a batch."""
+
+    def loss(params: dict[str, Any], part: Any, key: Array) -> tuple[Float[Array, ""], Sums]:
+        model = bind(plan.model, plan.objective.heads, params, plan.runtime)
+        sums = plan.objective.sums(model, part, key)
+        return total_loss(sums, counts), sums
+
+    gradient = jax.grad(loss, has_aux=True)
+    if plan.microbatches == 1:
+        return gradient(params, batch, dropout_key)
+
+    def split(
+        leaf: Array,
+    ) -> Array:  # [B, ...] to [A, B/A, ...], every A-th row, so that each device keeps its rows
+        return leaf.reshape(-1, plan.microbatches, *leaf.shape[1:]).swapaxes(0, 1)
+
+    def add(total: Any, numbered: tuple[Array, Any]) -> tuple[Any, None]:
+        number, part = numbered
+        return jax.tree.map(jnp.add, total, gradient(params, part, jax.random.fold_in(dropout_key, number))), None
+
+    parts = jax.tree.map(split, batch)
+    shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda leaf: leaf[0], parts), dropout_key)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+    total, _ = jax.lax.scan(add, zeros, (jnp.arange(plan.microbatches), parts))
+    return total

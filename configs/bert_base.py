@@ -1,0 +1,26 @@
+"""BERT-Base, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 256 sequences.
+
+    python -m bert_jax.pretrain --config configs/bert_base.py --workdir runs/base --config.data.train=SHARDS
+
+Hardware  published: 16 TPU chips (4 Cloud TPUs in Pod configuration); not run by us
+Hours     published: 4 days
+Expected  published: GLUE test average 79.6 after fine-tuning; not measured by us
+Source    Devlin et al. 2019, sections 3 and A.2. The published runs take 90% of the steps at T=128 and 10% at T=512:
+          run this on shards of --seq_len 128 with --config.steps=900000, then on shards of --seq_len 512 in another
+          workdir with --config.init_from=WORKDIR --config.steps=100000
+"""
+
+import ml_collections
+
+from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+
+
+def get_config() -> ml_collections.ConfigDict:
+    return recipe(
+        PretrainConfig(
+            model=ModelOptions(preset="base"),
+            optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000),
+            batch_size=256,
+            steps=1_000_000,
+        )
+    )

@@ -1,0 +1,24 @@
+"""BERT-Mini (4 layers x 256).
+
+    python -m bert_jax.pretrain --config configs/bert_mini.py --workdir runs/mini --config.data.train=SHARDS
+
+Hardware  one GPU or TPU chip; a CPU for small corpora
+Hours     not measured by us
+Expected  not measured by us; Turc et al. 2019 give GLUE after distillation, which this recipe does not do
+Source    size: Turc et al. 2019, table 1; batch and rate chosen here for small corpora
+"""
+
+import ml_collections
+
+from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+
+
+def get_config() -> ml_collections.ConfigDict:
+    return recipe(
+        PretrainConfig(
+            model=ModelOptions(preset="mini"),
+            optimizer=OptimizerConfig(learning_rate=5e-4, warmup_steps=1_000),
+            batch_size=128,
+            steps=100_000,
+        )
+    )

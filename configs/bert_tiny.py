@@ -1,0 +1,25 @@
+"""BERT-Tiny (2 layers x 128): small enough to pretrain on a laptop's CPU on the text in this repository.
+
+    python -m bert_jax.pretrain --config configs/bert_tiny.py --workdir runs/tiny --config.data.train=SHARDS
+
+Hardware  any CPU
+Hours     minutes; `make quickstart` runs this recipe with a budget
+Expected  the held-out masked-token accuracy that `make quickstart` prints (README.md shows one run's)
+Source    size: Turc et al. 2019, table 1; batch, rate and warmup chosen here for a few million tokens
+"""
+
+import ml_collections
+
+from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+
+
+def get_config() -> ml_collections.ConfigDict:
+    return recipe(
+        PretrainConfig(
+            model=ModelOptions(preset="tiny"),
+            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=200),
+            batch_size=64,
+            steps=10_000,
+            log_every=50,
+        )
+    )

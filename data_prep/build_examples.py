@@ -1,0 +1,252 @@
+"""Text to rows for pretraining: `build` for notebooks, `python -m data_prep.build_examples` for a terminal."""
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from bert_jax import command
+from bert_jax import tokenizer as tokenizers
+from bert_jax.command import Parser, Stopped, UserError
+from bert_jax.data.masking import UNITS
+from bert_jax.data.shards import INCOMPLETE
+from data_prep import engines, readers
+from data_prep.job import Arguments, Job, Record, Source, refuse_existing
+from data_prep.progress import InputFiles, Reporter
+from data_prep.units import Cut, Splitter, Unit
+from data_prep.worker import build_unit
+
+OBJECTIVES = ("nsp", "full_sentences")
+SHORT_SEQ_PROB = 0.1  # google-research/bert, create_pretraining_data.py
+MB = 1_000_000
+
+DESCRIPTION = """\
+Turns text into rows for pretraining: sentences, token ids, pairs, fixed-width Arrow shards with a manifest.
+
+  python -m data_prep.build_examples --input 'books/*.txt.xz' --tokenizer vocab.txt --output data/books_128 \\
+      --seq_len 128 --objective nsp --masking dynamic --mask_unit word
+
+Input is text, plain or .gz or .xz, with a blank line between documents. Lines are cut into sentences, so a line may
+be a sentence or a paragraph. OUTPUT gets train/, eval/ (documents chosen by a hash of their text), tokenizer/ and
+manifest.json; docs/data_format.md describes them. Work goes on in OUTPUT.incomplete: a job that was stopped, or
+killed, goes on where it was when the same command is given again. The same text and options give the same shards,
+byte for byte, with any number of workers.
+"""
+
+
+def build(
+    input: str,
+    tokenizer: str | Path,
+    output: str | Path,
+    seq_len: int,
+    *,
+    objective: str = "nsp",
+    masking: str = "dynamic",
+    mask_unit: str = "token",
+    mask_rate: float = 0.15,
+    dupe_factor: int = 1,
+    pack: int = 1,
+    eval_fraction: float = 0.01,
+    short_seq_prob: float | None = None,
+    lowercase: bool | None = None,
+    seed: int = 0,
+    engine: str = "local",
+    format: str = "arrow",
+    workers: int = 0,
+    unit_mb: float = 0.0,
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """Builds the examples as the command does, and returns the manifest; see its --help for the arguments.
+
+    With more than one worker, call it under `if __name__ == "__main__"` in a script, as multiprocessing needs.
+    Raises UserError for a mistake in the arguments or the input; finished units are then kept for the next call.
+    """
+    _check_choices(objective, masking, mask_unit, engine, format, pack)
+    _check_numbers(seq_len, mask_rate, dupe_factor, eval_fraction, short_seq_prob, seed, workers, unit_mb)
+    if objective != "nsp" and short_seq_prob:
+        raise UserError(f"--short_seq_prob is for --objective nsp; {objective} fills every row")
+    output = Path(os.path.abspath(output))
+    refuse_existing(output)
+    files = InputFiles(readers.expand(input))
+    loaded = tokenizers.load(tokenizer, lowercase)
+    sources = tuple(Source(str(path), os.stat(path).st_size) for path in files.paths)
+    if objective == "nsp" and short_seq_prob is None:
+        short_seq_prob = SHORT_SEQ_PROB
+    arguments = Arguments(
+        objective=objective,
+        seq_len=seq_len,
+        masking=masking,
+        mask_unit=mask_unit,
+        mask_rate=mask_rate,
+        dupe_factor=dupe_factor,
+        pack=pack,
+        eval_fraction=eval_fraction,
+        short_seq_prob=short_seq_prob or 0.0,
+        seed=seed,
+        unit_bytes=round(unit_mb * MB) if unit_mb else _default_unit_bytes(sources),
+        tokenizer_hash=loaded.content_hash,
+        sources=sources,
+    )
+    with Job(output, arguments, loaded) as job:
+        return _run(job, files, workers or os.cpu_count() or 1, quiet)
+
+
+def _run(job: Job, files: InputFiles, workers: int, quiet: bool) -> dict[str, Any]:
+    """Splits, skips what is finished, sends the rest to the engine, and finishes the folder."""
+    arguments = job.arguments
+    fewest = 2 if arguments.objective == "nsp" else 1
+    splitter = Splitter(Cut(arguments.unit_bytes, arguments.eval_fraction, fewest))
+    records: list[Record] = []
+    tokens = 0
+
+    def unfinished() -> Iterator[Unit]:
+        for unit in splitter.split(reported()):
+            record = job.finished(unit)
+            if record is None:
+                yield unit
+            else:
+                records.append(record)
+
+    def reported() -> Iterator[str]:
+        for document in files.documents():
+            reporter.update(splitter.bytes, tokens)
+            yield document
+
+    resumed = job.finished_units()
+    if resumed and not quiet:
+        print(f"going on in {job.directory}: {resumed} units are finished", file=sys.stderr)
+    with Reporter(files, quiet) as reporter:
+        work = functools.partial(build_unit, job.directory, arguments)
+        for record in engines.local(work, unfinished(), workers):
+            records.append(record)
+            tokens += record.counts["source_tokens"]
+            reporter.update(splitter.bytes, tokens)
+        if not any(record.counts["rows"] for record in records if record.part == "train"):
+            raise UserError(_nothing(records))
+        manifest = job.finish(records)
+    if not quiet:
+        _tell(job, manifest, splitter, tokens, reporter.seconds())
+    return manifest
+
+
+def _nothing(records: list[Record]) -> str:
+    skipped = {reason for record in records for reason in record.skipped}
+    if "no_other_document" in skipped:
+        return (
+            "--input holds one document with tokens, and --objective nsp takes random segments from another one. "
+            "Part the documents by blank lines, or give --objective full_sentences"
+        )
+    return "no document of --input has a token: the tokenizer drops all its characters. Check --input and --tokenizer"
+
+
+def _tell(job: Job, manifest: dict[str, Any], splitter: Splitter, tokens: int, seconds: float) -> None:
+    """One paragraph at the end, on stderr."""
+    train, held_out = manifest["parts"]["train"], manifest["parts"]["eval"]
+    lines = [
+        f"{job.output}: {train['rows']} rows for training, {held_out['rows']} for evaluation, from "
+        f"{splitter.documents} documents; {seconds:.1f} s, {splitter.bytes / MB / seconds:.1f} MB/s, "
+        f"{tokens / 1e6 / seconds:.2f} M tokens/s"
+    ]
+    if splitter.moved_to_train:
+        lines.append(
+            f"{splitter.moved_to_train} document(s) chosen for eval went to train: too few to be a part. "
+            "Raise --eval_fraction, or give more text"
+        )
+    elif job.arguments.eval_fraction and not held_out["documents"]:
+        lines.append(f"no document was chosen for eval (--eval_fraction {job.arguments.eval_fraction}); raise it")
+    if skipped := manifest["counts"]["skipped"]:
+        lines.append("skipped: " + ", ".join(f"{count} {reason}" for reason, count in skipped.items()))
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _default_unit_bytes(sources: Sequence[Source]) -> int:
+    """A 32nd of the corpus, from 1 to 8 MB: enough units to share out, enough documents for a random segment."""
+    text_bytes = sum(source.bytes * (3 if source.path.endswith((".xz", ".gz")) else 1) for source in sources)
+    return min(max(text_bytes // 32, MB), 8 * MB)
+
+
+def _check_choices(objective: str, masking: str, mask_unit: str, engine: str, format: str, pack: int) -> None:
+    for flag, value, known in (
+        ("objective", objective, OBJECTIVES),
+        ("masking", masking, ("dynamic", "static")),
+        ("mask_unit", mask_unit, UNITS),
+        ("engine", engine, ("local",)),
+        ("format", format, ("arrow",)),
+        ("pack", str(pack), ("1",)),
+    ):
+        if value not in known:
+            raise UserError(f"--{flag} {value} is not here; there is: {', '.join(known)}")
+
+
+def _check_numbers(
+    seq_len: int,
+    mask_rate: float,
+    dupe_factor: int,
+    eval_fraction: float,
+    short_seq_prob: float | None,
+    seed: int,
+    workers: int,
+    unit_mb: float,
+) -> None:
+    for flag, value, fine, wanted in (
+        ("seq_len", seq_len, 8 <= seq_len <= 65535, "from 8 to 65535"),
+        ("mask_rate", mask_rate, 0 < mask_rate <= 1, "above 0 and at most 1, as 0.15"),
+        ("dupe_factor", dupe_factor, 1 <= dupe_factor <= 1000, "from 1 to 1000"),
+        ("eval_fraction", eval_fraction, 0 <= eval_fraction < 1, "at least 0 and below 1"),
+        ("short_seq_prob", short_seq_prob, 0 <= (short_seq_prob or 0) <= 1, "from 0 to 1"),
+        ("seed", seed, 0 <= seed < 1 << 63, "at least 0 and below 2**63"),
+        ("workers", workers, workers >= 0, "at least 0 (0: one a core)"),
+        ("unit_mb", unit_mb, unit_mb == 0 or 0.01 <= unit_mb <= 1000, "0 (by the corpus), or from 0.01 to 1000"),
+    ):
+        if not fine:
+            raise UserError(f"--{flag} {value}; it must be {wanted}")
+
+
+def parse(arguments: Sequence[str]) -> dict[str, Any]:
+    """The flags, as the keywords of `build`. Raises UserError for a mistake in them."""
+    parser = Parser("data_prep.build_examples", DESCRIPTION)
+    add = parser.add_argument
+    add("--input", required=True, metavar="GLOB", help="files, as 'text/*.txt.xz'; several patterns parted by commas")
+    add("--tokenizer", required=True, metavar="DIR_OR_VOCAB", help="a tokenizer folder, or a vocab.txt")
+    add("--output", required=True, metavar="DIR", help="a folder to be made")
+    add("--seq_len", required=True, type=int, metavar="T", help="slots of a row, as 128")
+    add("--objective", default="nsp", help="nsp (BERT: sentence pairs) or full_sentences (RoBERTa); default nsp")
+    add(
+        "--masking",
+        default="dynamic",
+        help="dynamic (masked anew in each epoch) or static (in the row); default dynamic",
+    )
+    add("--mask_unit", default="token", help="token (as BERT first was) or word (whole words); default token")
+    add("--mask_rate", type=float, default=0.15, help="share of a sequence that is predicted; default 0.15")
+    add("--dupe_factor", type=int, default=1, metavar="K", help="pairings of each document; default 1")
+    add("--pack", type=int, default=1, metavar="S", help="sequences in a row; default and most 1")
+    add("--eval_fraction", type=float, default=0.01, help="share of the documents held out in eval/; default 0.01")
+    add("--short_seq_prob", type=float, help="share of documents cut into shorter rows, for nsp; default 0.1")
+    parser.add_switch("lowercase", help="or --nolowercase: of a vocab.txt alone; default by what it holds")
+    add("--format", default="arrow", help="of the shards; default and only arrow")
+    add("--engine", default="local", help="where units run; default and only local")
+    add("--workers", type=int, default=0, metavar="N", help="processes; default 0: one a core")
+    add("--unit_mb", type=float, default=0.0, help="MB of text a work unit; default 0: a 32nd of the text, from 1 to 8")
+    add("--seed", type=int, default=0, help="of pairs and masks; default 0")
+    return vars(parser.parse_args(arguments))
+
+
+def main(arguments: Sequence[str]) -> None:
+    keywords = parse(arguments)
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(
+            f"stopped by SIGTERM; finished units are kept in {keywords['output']}{INCOMPLETE}: "
+            "run the same command again to go on"
+        )
+
+    signal.signal(signal.SIGTERM, stop)
+    build(**keywords, quiet=False)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,264 @@
+"""A build_examples job on disk: `DIR.incomplete` while it runs, `DIR` when it has ended, never anything between.
+
+DIR.incomplete/job/arguments.json   all that decides the bytes; a later run goes on only if it has the same
+DIR.incomplete/job/lock             held by the one job that may write here
+DIR.incomplete/job/units/NAME.json  what a finished unit gave, written after its shards; NAME.npy its unigrams
+DIR.incomplete/tokenizer, train, eval, manifest.json, unigram_counts.npy   as in DIR
+"""
+
+import dataclasses
+import fcntl
+import importlib.metadata
+import io
+import json
+import os
+import platform
+import shutil
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from bert_jax.command import UserError
+from bert_jax.data.example import max_predictions
+from bert_jax.data.shards import INCOMPLETE, MANIFEST, PARTS, SCHEMA_VERSION, write_whole
+from bert_jax.tokenizer import Tokenizer
+from data_prep.units import Unit
+
+UNIGRAMS = "unigram_counts.npy"
+# The packages whose versions can change what is written.
+_PACKAGES = ("bert_jax", "numpy", "pyarrow", "tokenizers")
+COUNTED = ("documents", "sentences", "source_tokens", "sequences", "rows", "tokens", "predictions")
+
+
+class Source(NamedTuple):
+    """An input file."""
+
+    path: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """All that decides the bytes of the shards, as arguments.json keeps it."""
+
+    objective: str
+    seq_len: int
+    masking: str  # dynamic or static
+    mask_unit: str
+    mask_rate: float
+    dupe_factor: int
+    pack: int
+    eval_fraction: float
+    short_seq_prob: float
+    seed: int
+    unit_bytes: int
+    tokenizer_hash: str
+    sources: tuple[Source, ...]
+    schema_version: int = SCHEMA_VERSION
+
+    @property
+    def max_predictions(self) -> int:
+        return max_predictions(self.seq_len, self.pack, self.mask_rate)
+
+    def to_json(self) -> dict[str, Any]:
+        return json.loads(json.dumps(dataclasses.asdict(self)))
+
+
+class Record(NamedTuple):
+    """What a finished unit gave. Its number and part are in its name and its shards' names."""
+
+    name: str  # "train-00000"
+    text_hash: str
+    counts: dict[str, int]  # COUNTED
+    skipped: dict[str, int]  # documents, by reason
+    shards: list[dict[str, Any]]  # name, rows, bytes, sha256: as in the manifest
+
+    @property
+    def part(self) -> str:
+        return self.name.split("-")[0]
+
+
+def unit_folder(directory: Path) -> Path:
+    return directory / "job" / "units"
+
+
+def write_record(directory: Path, record: Record, unigrams: np.ndarray) -> None:
+    """Marks a unit as finished: its shards are on disk already."""
+    buffer = io.BytesIO()
+    np.save(buffer, unigrams)
+    write_whole(unit_folder(directory) / f"{record.name}.npy", buffer.getvalue())
+    write_whole(unit_folder(directory) / f"{record.name}.json", json.dumps(record._asdict()).encode())
+
+
+class Job:
+    """The folder of a job that runs: a context manager that holds its lock.
+
+    Entering raises UserError if the output exists, another job is writing it, or what it would go on from has other
+    arguments. Leaving by an exception keeps the finished units, and removes a folder that holds none.
+    """
+
+    def __init__(self, output: Path, arguments: Arguments, tokenizer: Tokenizer) -> None:
+        self.output = output
+        self.directory = output.with_name(output.name + INCOMPLETE)
+        self.arguments = arguments
+        self.tokenizer = tokenizer
+        self._lock: io.TextIOWrapper | None = None
+
+    def __enter__(self) -> "Job":
+        refuse_existing(self.output)
+        if self.directory.exists() and not (self.directory / "job").exists():
+            raise UserError(f"{self.directory} is in the way and no job of ours; move it, or give another --output")
+        for folder in (unit_folder(self.directory), *(self.directory / part for part in PARTS)):
+            folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.directory / "job" / "lock").open("a")
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._lock.close()
+            raise UserError(f"another job is writing {self.directory}; wait for it, or give another --output") from None
+        try:
+            refuse_existing(self.output)  # the job that held the lock may just have ended
+            self._check_arguments()
+            self.tokenizer.save(self.directory / "tokenizer")
+        except BaseException:
+            self._leave()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave()
+
+    def finished_units(self) -> int:
+        return len(list(unit_folder(self.directory).glob("*.json")))
+
+    def finished(self, unit: Unit) -> Record | None:
+        """The record of a unit that an earlier run finished on the same text, with its shards in place."""
+        try:
+            content = json.loads((unit_folder(self.directory) / f"{unit.name}.json").read_text(encoding="utf-8"))
+            record = Record(**content)
+        except FileNotFoundError:
+            return None
+        in_place = record.text_hash == unit.text_hash and all(
+            (self.directory / shard["name"]).exists()
+            and os.stat(self.directory / shard["name"]).st_size == shard["bytes"]
+            for shard in record.shards
+        )
+        return record if in_place else None
+
+    def finish(self, records: Iterable[Record]) -> dict[str, Any]:
+        """Writes the unigram counts and then the manifest, and gives the folder its name. Returns the manifest."""
+        order = {part: place for place, part in enumerate(PARTS)}
+        records = sorted(records, key=lambda record: (order[record.part], record.name))
+        unigrams = np.zeros(self.tokenizer.vocab_size, np.int64)
+        for record in records:
+            if record.part == "train":
+                unigrams += np.load(unit_folder(self.directory) / f"{record.name}.npy")
+        buffer = io.BytesIO()
+        np.save(buffer, unigrams)
+        write_whole(self.directory / UNIGRAMS, buffer.getvalue())
+        manifest = _manifest(self.arguments, self.tokenizer, records)
+        self._remove_strays({shard["name"] for shard in manifest["shards"]})
+        write_whole(self.directory / MANIFEST, json.dumps(manifest, indent=1).encode() + b"\n")
+        self.directory.rename(self.output)
+        _sync_folder(self.output.parent)
+        shutil.rmtree(self.output / "job", ignore_errors=True)
+        return manifest
+
+    def _check_arguments(self) -> None:
+        path = self.directory / "job" / "arguments.json"
+        wanted = self.arguments.to_json()
+        if not path.exists() or not self.finished_units():
+            write_whole(path, json.dumps(wanted, indent=1).encode())
+            return
+        begun = json.loads(path.read_text(encoding="utf-8"))
+        differing = [name for name in wanted if begun.get(name) != wanted[name]]
+        if differing:
+            told = ", ".join(
+                name if isinstance(wanted[name], list) else f"{name} {begun.get(name)}, now {wanted[name]}"
+                for name in differing
+            )
+            raise UserError(
+                f"{self.directory} was begun with other arguments ({told}); "
+                "give the same to go on, or delete that folder to begin anew"
+            )
+
+    def _remove_strays(self, names: set[str]) -> None:
+        """Removes what a killed worker left half-written."""
+        for part in PARTS:
+            for path in (self.directory / part).iterdir():
+                if f"{part}/{path.name}" not in names:
+                    path.unlink()
+
+    def _leave(self) -> None:
+        if self.directory.exists() and not self.finished_units():
+            shutil.rmtree(self.directory, ignore_errors=True)
+        if self._lock is not None:
+            self._lock.close()
+
+
+def refuse_existing(output: Path) -> None:
+    """Raises UserError if the output is there already."""
+    if output.exists():
+        raise UserError(f"output {output} exists; give another --output, or delete it first")
+
+
+def _manifest(arguments: Arguments, tokenizer: Tokenizer, records: list[Record]) -> dict[str, Any]:
+    """docs/data_format.md describes it."""
+    parts = {part: _sum_counts(record for record in records if record.part == part) for part in PARTS}
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "objective": arguments.objective,
+        "seq_len": arguments.seq_len,
+        "pack": arguments.pack,
+        "masking": {
+            "kind": arguments.masking,
+            "unit": arguments.mask_unit,
+            "rate": arguments.mask_rate,
+            "max_predictions": arguments.max_predictions,
+        },
+        "tokenizer": {
+            "hash": tokenizer.content_hash,
+            "vocab_size": tokenizer.vocab_size,
+            "lowercase": tokenizer.lowercase,
+        },
+        "seed": arguments.seed,
+        "dupe_factor": arguments.dupe_factor,
+        "eval_fraction": arguments.eval_fraction,
+        "short_seq_prob": arguments.short_seq_prob,
+        "unit_bytes": arguments.unit_bytes,
+        "sources": [source._asdict() for source in arguments.sources],
+        "counts": _sum_counts(records),
+        "parts": parts,
+        "unigram_counts": UNIGRAMS,
+        "shards": [shard for record in records for shard in record.shards],
+        "versions": {"python": platform.python_version()}
+        | {package: importlib.metadata.version(package) for package in _PACKAGES},
+    }
+
+
+def _sum_counts(records: Iterable[Record]) -> dict[str, Any]:
+    total: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
+    skipped: Counter[str] = Counter()
+    for record in records:
+        total.update(record.counts)
+        skipped.update(record.skipped)
+    return {**total, "skipped": dict(sorted(skipped.items()))}
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename in the folder last through a power cut."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,112 @@
+"""How far a long job is: on a terminal a bar, elsewhere a plain line now and then, both on stderr."""
+
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+
+import psutil
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from data_prep import readers
+
+# Bytes of text a byte of a compressed file gives, until a file of the job has told (English by xz -6 and gzip).
+_EXPANSION = {".xz": 3.5, ".gz": 2.7}
+_SECONDS_BETWEEN_LINES = 15.0
+_SECONDS_BETWEEN_UPDATES = 0.5
+
+
+class InputFiles:
+    """Reads the documents of some files in order, and knows how many of the files' bytes that has taken."""
+
+    def __init__(self, paths: list[Path]) -> None:
+        self.paths = paths
+        self.total_bytes = sum(os.stat(path).st_size for path in paths)
+        self.bytes_read = 0.0  # an estimate within a compressed file
+
+    def documents(self) -> Iterator[str]:
+        """The documents of all files. Raises UserError as data_prep.readers.documents does."""
+        expansion = dict(_EXPANSION)
+        before = 0
+        for path in self.paths:
+            size = os.stat(path).st_size
+            ratio = expansion.get(path.suffix, 1.0)
+            text_bytes = 0
+            for document in readers.documents(path):
+                text_bytes += len(document) + 2
+                self.bytes_read = before + min(size, text_bytes / ratio)
+                yield document
+            before += size
+            self.bytes_read = before
+            if path.suffix in expansion and size:
+                expansion[path.suffix] = max(1.0, text_bytes / size)
+
+
+class Reporter:
+    """Shows rate, memory and what is left while its `with` block runs; quiet=True shows nothing."""
+
+    def __init__(self, files: InputFiles, quiet: bool) -> None:
+        self._files = files
+        self._quiet = quiet
+        self._started = self._last_line = self._last_update = time.monotonic()
+        self._process = psutil.Process()
+        self._bar: Progress | None = None
+        self.peak_bytes = 0
+        if not quiet and sys.stderr.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TaskProgressColumn(),
+                TextColumn("{task.fields[told]}"),
+                TimeRemainingColumn(),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task("building examples", total=max(files.total_bytes, 1), told="")
+
+    def __enter__(self) -> "Reporter":
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def update(self, text_bytes: int, tokens: int) -> None:
+        """Takes note of the text read and the tokens written so far; cheap enough to call for every document."""
+        now = time.monotonic()
+        if now - self._last_update < _SECONDS_BETWEEN_UPDATES:
+            return
+        self._last_update = now
+        seconds = max(now - self._started, 1e-3)
+        memory = self._memory()
+        told = f"{text_bytes / 1e6 / seconds:.1f} MB/s  {tokens / 1e6 / seconds:.2f} M tokens/s  {memory / 1e6:.0f} MB"
+        if self._bar:
+            self._bar.update(self._task, completed=self._files.bytes_read, told=told)
+        elif not self._quiet and now - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._last_line = now
+            share = self._files.bytes_read / max(self._files.total_bytes, 1)
+            left = seconds * (1 - share) / share if share else 0.0
+            print(f"{share:6.1%} read  {told}  {left:.0f} s left", file=sys.stderr, flush=True)
+
+    def _memory(self) -> int:
+        """Resident bytes of this process and its workers, now."""
+        total = 0
+        for process in [self._process, *self._process.children(recursive=True)]:
+            try:
+                total += process.memory_info().rss
+            except psutil.Error:
+                continue
+        self.peak_bytes = max(self.peak_bytes, total)
+        return total

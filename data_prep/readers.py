@@ -1,0 +1,113 @@
+"""Text in: files by glob, and their documents one at a time, however large the file, compressed or not.
+
+A blank line parts documents; the lines of a document stay separated by a newline.
+"""
+
+import glob
+import gzip
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, cast
+
+from bert_jax.command import UserError
+
+# Read sizes: large enough that the cost of a call vanishes, small enough to count for nothing in memory.
+BUFFER_BYTES = 1 << 20
+# A document is held whole, so one that never ends (a file without blank lines) is refused.
+MAX_DOCUMENT_CHARACTERS = 1 << 28
+
+
+def expand(pattern: str) -> list[Path]:
+    """The sorted files of a glob, or of several parted by commas (`books/*.txt.xz,more/**/*.txt`).
+
+    Each file comes once, whichever patterns name it. Raises UserError when a pattern matches nothing.
+    """
+    found: set[Path] = set()
+    for part in [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]:
+        # A name with a bracket in it is a file first and a pattern only if there is no such file.
+        matches = [part] if part and Path(part).exists() else glob.glob(part, recursive=True)
+        files = {Path(match) for match in matches if not Path(match).is_dir()}
+        if not files and matches:
+            raise UserError(f"--input {part} is a folder. Name its files, for example '{part.rstrip('/')}/*.txt'")
+        if not files:
+            raise UserError(f"--input {part!r} matches no file. Check the path, and quote the pattern")
+        found |= files
+    return sorted(found)
+
+
+def documents(path: str | Path) -> Iterator[str]:
+    """The documents of a text file (.txt or any other name; also .gz, .xz), one at a time.
+
+    Lines lose their line end (LF or CRLF) and nothing else; lines of white space only count as blank. Memory
+    is that of the longest document. Raises UserError for a missing or truncated file, a folder, and text that
+    is not UTF-8.
+    """
+    lines: list[str] = []
+    characters = 0
+    for line in text_lines(path):
+        if line and not line.isspace():
+            lines.append(line)
+            characters += len(line)
+            if characters > MAX_DOCUMENT_CHARACTERS:
+                raise UserError(
+                    f"{path}: a document of more than {MAX_DOCUMENT_CHARACTERS} characters. "
+                    "Part the documents of the file by blank lines"
+                )
+        elif lines:
+            yield "\n".join(lines)
+            lines, characters = [], 0
+    if lines:
+        yield "\n".join(lines)
+
+
+def text_lines(path: str | Path) -> Iterator[str]:
+    """The lines of a plain, .gz or .xz text file, without line ends (LF, CRLF) and byte-order mark.
+
+    Raises UserError as `documents` does.
+    """
+    path = Path(path)
+    number = 0
+    try:
+        with _open(path) as file:
+            for number, raw in enumerate(_raw_lines(file, path), start=1):
+                line = raw.decode("utf-8")
+                yield line.removeprefix("\ufeff") if number == 1 else line
+    except UnicodeDecodeError as error:
+        raise UserError(
+            f"{path}, line {number}: not UTF-8 (byte 0x{error.object[error.start]:02x} in column {error.start + 1})"
+            ". Convert the file, for example with iconv -t UTF-8"
+        ) from None
+    except FileNotFoundError:
+        raise UserError(f"no such file: {path}. Check --input") from None
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+        reason = "truncated" if isinstance(error, EOFError) else str(error).lower()
+        raise UserError(
+            f"{path}: damaged compressed file ({reason}) after line {number}. Fetch or compress it again"
+        ) from None
+
+
+def _open(path: Path) -> IO[bytes]:
+    if path.is_dir():
+        raise UserError(f"{path} is a folder where a text file was wanted. Name its files, for example '{path}/*.txt'")
+    if path.suffix == ".xz":
+        return lzma.open(path, "rb")
+    if path.suffix == ".gz":
+        return cast(IO[bytes], gzip.open(path, "rb"))
+    if path.suffix in (".zst", ".bz2", ".zip", ".jsonl", ".parquet"):
+        raise UserError(f"{path}: {path.suffix} is not read. Give plain text, or text compressed as .gz or .xz")
+    return open(path, "rb")
+
+
+def _raw_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+    """Lines parted by LF alone, as bytes: so a decoding error knows its line."""
+    rest = b""
+    while block := file.read(BUFFER_BYTES):
+        *lines, rest = (rest + block).split(b"\n")
+        for line in lines:
+            yield line.removesuffix(b"\r")
+        if len(rest) > MAX_DOCUMENT_CHARACTERS:
+            raise UserError(f"{path}: a line of more than {MAX_DOCUMENT_CHARACTERS} bytes. Is this a text file?")
+    if rest:
+        yield rest.removesuffix(b"\r")

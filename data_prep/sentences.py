@@ -1,0 +1,97 @@
+"""Cuts lines of running text into sentences, by rule.
+
+Next-sentence prediction wants actual sentences, not arbitrary spans (google-research/bert,
+create_pretraining_data.py). A sentence ends at . ! ? or an ellipsis, with any closing quotes and brackets,
+before a space and something other than a lower-case letter; unless the word before the full stop is known to
+take one (Dr., J., e.g., No. 5). Scripts that put no space after a sentence have full stops of their own. A
+line never joins the next, so text with one sentence a line stays as it is.
+"""
+
+import re
+
+_CLOSERS = "\"'”’»)\\]}"
+_OPENERS = "\"'“‘«([{—–-"
+# A place where a sentence may end: the marks, then the space. A lower-case ASCII letter after it rules most
+# others out here, in the regular expression engine; what is left is looked at one by one.
+_CANDIDATE = re.compile(
+    rf"[.!?…؟][.!?…]*[{_CLOSERS}]*\s+(?![a-z])"  # a space follows
+    rf"|[。！？｡।۔][”’」』）{_CLOSERS}]*\s*"  # none need follow: Chinese, Japanese, Hindi, Urdu
+)
+_LAST_WORD = re.compile(r"[^\s(\[{\"'“‘«—–’]*$")
+_WORD_WINDOW = 24  # characters looked back over for the word before a full stop
+
+# Words that take a full stop before a name (or anything else) and never end a sentence.
+_TITLES = """mr mrs ms mx dr drs prof ste mt rev hon fr sr sra sen rep gov pres gen maj col lt capt cpt
+cmdr cdr adm sgt cpl pvt brig supt insp messrs mme mlle mgr msgr esq vs v viz cf eg e.g ie i.e ca approx
+ed eds trans ibid univ dept assn bros"""
+# Words that take one before a number: "No. 5", "Vol. II".
+_COUNTED = "no nos nr fig figs eq sec ch chap p pp op vol vols bk pt art par"
+# Words that take one and may end a sentence too: they do when a word follows that often begins one.
+_EITHER = """st jr inc ltd co corp plc llc etc al a.m p.m b.c a.d bc u.s u.k u.s.a u.n e.u d.c ph.d m.d
+b.a m.a jan feb mar apr jun jul aug sept oct nov dec ave blvd rd sq ft lb lbs oz est"""
+_STARTERS = """The A An He She It They We You I This That These Those There Here In On At As By For From
+With After Before During When While Although Though If But And Or So Then However Since Until Because
+What Who Why How Where His Her Its Their Our My Your One Some Many Most All Both Each Another Other Not
+No Yes"""
+
+_NEVER_LAST = frozenset(_TITLES.split())
+_BEFORE_NUMBER = frozenset(_COUNTED.split())
+_MAY_BE_LAST = frozenset(_EITHER.split())
+_OFTEN_FIRST = frozenset(_STARTERS.split())
+_NEXT_WORD = re.compile(rf"[{re.escape(_OPENERS)}\s]*([^\s.,;:!?'’]*)")
+_INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")  # J, U.S, e.g; letters of any script
+_NUMBER = re.compile(r"[\dIVXLCDM]")
+
+
+def split_sentences(line: str) -> list[str]:
+    """The sentences of a line, in order, without outer white space; nothing but white space is lost."""
+    sentences = []
+    begin = 0
+    for match in _CANDIDATE.finditer(line):
+        end = match.end()
+        if end == len(line):
+            break
+        if _ends_sentence(line, begin, match.start(), end):
+            sentences.append(line[begin:end].strip())
+            begin = end
+    last = line[begin:].strip()
+    if last:
+        sentences.append(last)
+    return sentences
+
+
+def document_sentences(document: str) -> list[str]:
+    """The sentences of a document: those of its lines, one after another."""
+    sentences: list[str] = []
+    for line in document.split("\n"):
+        sentences += split_sentences(line)
+    return sentences
+
+
+def _ends_sentence(line: str, begin: int, mark: int, end: int) -> bool:
+    """Whether the mark at `mark` ends the sentence begun at `begin`; the next one would begin at `end`."""
+    following = line[end]
+    if following in _OPENERS and end + 1 < len(line):
+        following = line[end + 1]
+    if following.islower():
+        return False
+    if line[mark] != "." or line[mark + 1] in ".!?…":
+        return True
+    found = _LAST_WORD.search(line, max(begin, mark - _WORD_WINDOW), mark)
+    word = found.group() if found else ""
+    if not word or word == "I" or line[mark - len(word) - 1 : mark - len(word)] in ("'", "’"):
+        return True  # nothing to abbreviate, "it was I.", "in the 1990's."
+    lowered = word.lower()
+    if lowered in _NEVER_LAST:
+        return False
+    if lowered in _BEFORE_NUMBER:
+        return not _NUMBER.match(following)
+    if lowered in _MAY_BE_LAST or _INITIALS.fullmatch(word):
+        return len(word) > 1 and _often_first(line, end)
+    # "1. First, ..." is the number of a list; "in 1914. Then ..." is not.
+    return not (word.isdigit() and line[begin:mark].strip() == word)
+
+
+def _often_first(line: str, place: int) -> bool:
+    match = _NEXT_WORD.match(line, place)
+    return match is not None and match.group(1) in _OFTEN_FIRST

@@ -1,0 +1,90 @@
+"""Eight CPU devices, a cache of compiled programs, and the fixtures that many tests share.
+
+The text is cut from data_prep/sample; nothing here needs the network, an accelerator or torch.
+"""
+
+import os
+from pathlib import Path
+
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+CACHE = Path(__file__).parent.parent / ".cache"
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
+
+import jax
+import pytest
+
+from bert_jax.config import ModelConfig
+
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+ROOT = Path(__file__).parent.parent
+SAMPLE = ROOT / "data_prep" / "sample"
+SAMPLE_DOCUMENTS = 12
+SAMPLE_CHARACTERS = 6000  # of each document
+
+
+@pytest.fixture(scope="session")
+def sample_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A text file of twelve documents, each the beginning of a chapter of the sample."""
+    from data_prep import readers
+
+    documents: list[str] = []
+    for path in readers.expand(str(SAMPLE / "books" / "*.txt.xz")):
+        for document in readers.documents(path):
+            if len(document) > SAMPLE_CHARACTERS:
+                documents.append(document[:SAMPLE_CHARACTERS].rsplit("\n", 1)[0])
+            if len(documents) == SAMPLE_DOCUMENTS:
+                break
+        if len(documents) == SAMPLE_DOCUMENTS:
+            break
+    path = tmp_path_factory.mktemp("sample") / "text.txt"
+    path.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def vocab_dir(sample_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer folder of 1000 ids, trained on sample_text."""
+    from data_prep import train_tokenizer
+
+    directory = tmp_path_factory.mktemp("tokenizer") / "vocab"
+    train_tokenizer.train([sample_text], directory, vocab_size=1000, lowercase=True)
+    return directory
+
+
+@pytest.fixture(scope="session")
+def shards_dir(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Output of build_examples on sample_text: nsp, T=64, dynamic masking of whole words, about a fifth held out."""
+    from data_prep import build_examples
+
+    directory = tmp_path_factory.mktemp("shards") / "shards"
+    build_examples.main(
+        [
+            f"--input={sample_text}",
+            f"--tokenizer={vocab_dir}",
+            f"--output={directory}",
+            "--seq_len=64",
+            "--objective=nsp",
+            "--masking=dynamic",
+            "--mask_unit=word",
+            "--eval_fraction=0.25",
+            "--workers=1",
+        ]
+    )
+    return directory
+
+
+@pytest.fixture(scope="session")
+def tiny_config() -> ModelConfig:
+    """An architecture for tests: two layers, odd enough to catch a confusion of axes."""
+    return ModelConfig(vocab_size=1000, layers=2, width=32, heads=4, feed_forward=48, max_positions=64)
+
+
+@pytest.fixture
+def bert_jax_data() -> Path:
+    """The folder of real data, or a skip that says why."""
+    if "BERT_JAX_DATA" not in os.environ:
+        pytest.skip("BERT_JAX_DATA is not set: it names the folder of real corpora and benchmarks")
+    return Path(os.environ["BERT_JAX_DATA"])

@@ -1,0 +1,227 @@
+"""Checkpoints: what is saved is what is restored, and nothing half-written or damaged passes for whole."""
+
+import resource
+import shutil
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+from bert_jax.model.heads import Heads
+from bert_jax.train import checkpoint
+from bert_jax.train.checkpoint import Checkpoints, WorkdirConfig
+from bert_jax.train.integrity import fingerprint
+
+OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())
+
+
+def sharding(*axes: str) -> NamedSharding:
+    mesh = jax.make_mesh((jax.device_count(),), ("data",), axis_types=(AxisType.Auto,))
+    return NamedSharding(mesh, PartitionSpec(*axes))
+
+
+def make_state(seed: int = 0):
+    first, second = jax.random.split(jax.random.key(seed))
+    params = {"table": jax.random.normal(first, (16, 4)), "norm": {"scale": jax.random.normal(second, (3,))}}
+    params = jax.device_put(params, sharding())
+    return params, jax.jit(OPTIMIZER.init)(params)
+
+
+def abstract(tree, where: NamedSharding | None = None):
+    where = where or sharding()
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where), tree)
+
+
+def assert_equal_trees(got, wanted) -> None:
+    jax.tree.map(np.testing.assert_array_equal, got, wanted)  # raises for another structure, too
+
+
+def test_restores_the_optimizer_state_in_its_own_types_and_in_the_sharding_asked_for(tmp_path):
+    params, optimizer_state = make_state()
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(7, params, optimizer_state, {"fraction": 0.5})
+        checkpoints.wait()
+        wanted = abstract(params)
+        wanted["table"] = abstract(wanted["table"], sharding("data"))
+        restored = checkpoints.restore(7, wanted, abstract(optimizer_state))
+    assert_equal_trees(restored.params, params)
+    assert_equal_trees(restored.optimizer_state, optimizer_state)
+    assert restored.params["table"].sharding == wanted["table"].sharding
+    assert restored.meta == {"fraction": 0.5}
+
+
+def test_saving_goes_on_while_donated_steps_overwrite_the_state(tmp_path):
+    step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 1.5 + 1, tree), donate_argnums=0)
+    _, optimizer_state = make_state()
+    state = {"wide": jax.device_put(jnp.arange(400_000.0).reshape(400, 1000), sharding())}
+    expected = {}
+    with Checkpoints(tmp_path, keep=0) as checkpoints:
+        for number in range(4):
+            expected[number] = jax.tree.map(lambda leaf: np.array(leaf, copy=True), state)
+            checkpoints.save(number, state, optimizer_state, {})
+            for _ in range(3):
+                state = step(state)
+        checkpoints.wait()
+        assert checkpoints.steps() == [0, 1, 2, 3]
+        for number, wanted in expected.items():
+            assert_equal_trees(checkpoints.restore(number, abstract(state), abstract(optimizer_state)).params, wanted)
+
+
+def test_keeps_the_newest_and_never_sees_an_unfinished_one(tmp_path):
+    state = make_state()
+    with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:
+        assert checkpoints.latest_step() is None
+        for number in (10, 20, 30):
+            checkpoints.save(number, *state, {})
+        checkpoints.wait()
+        checkpoints.save(30, *state, {})  # there already: stays as it is
+        assert checkpoints.steps() == [20, 30]
+    (tmp_path / "checkpoints" / "40.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
+    assert checkpoint.latest_step(tmp_path) == 30
+    with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:
+        assert checkpoints.latest_step() == 30
+    assert not (tmp_path / "checkpoints" / "40.orbax-checkpoint-tmp").exists()
+
+
+def test_params_are_read_without_the_optimizer_and_written_without_one(tmp_path):
+    flat = {"a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
+    checkpoint.write_params(tmp_path, 5, flat)
+    assert checkpoint.latest_step(tmp_path) == 5
+    read = checkpoint.read_params(tmp_path)
+    assert set(read) == set(flat) and all(isinstance(value, np.ndarray) for value in read.values())
+    for name, value in flat.items():
+        np.testing.assert_array_equal(read[name], value)
+    params = {"a": {"kernel": flat["a/kernel"]}, "bias": flat["bias"]}
+    with (
+        Checkpoints(tmp_path / "checkpoints", keep=1) as checkpoints,
+        pytest.raises(UserError, match="init_from"),
+    ):
+        checkpoints.restore(5, abstract(params), abstract(jax.eval_shape(OPTIMIZER.init, params)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tree: tree | {"more": jnp.zeros(2)}, "no tensor params/more"),
+        (lambda tree: {"table": tree["table"]}, "tensor params/norm/scale too many"),
+        (
+            lambda tree: tree | {"table": jnp.zeros((4, 16))},
+            r"params/table is float32\[16, 4\], wanted float32\[4, 16\]",
+        ),
+        (
+            lambda tree: tree | {"table": jnp.zeros((16, 4), jnp.bfloat16)},
+            "params/table is float32.*wanted bfloat16",
+        ),
+    ],
+)
+def test_another_structure_shape_or_dtype_names_the_tensor(tmp_path, change, message):
+    params, optimizer_state = make_state()
+    with Checkpoints(tmp_path, keep=2) as checkpoints:
+        checkpoints.save(1, params, optimizer_state, {})
+        checkpoints.wait()
+        with pytest.raises(UserError, match=message):
+            checkpoints.restore(1, abstract(change(params)), abstract(optimizer_state))
+
+
+def test_no_flipped_bit_goes_unnoticed_and_the_one_before_is_named(tmp_path):
+    params, optimizer_state = make_state()
+    wanted = abstract(params), abstract(optimizer_state)
+    noticed = set()
+    with Checkpoints(tmp_path, keep=0) as checkpoints:
+        for number in (1, 2):
+            checkpoints.save(number, params, optimizer_state, {})
+        checkpoints.wait()
+        for path in [path for path in (tmp_path / "2").rglob("*") if path.is_file() and path.stat().st_size]:
+            content = path.read_bytes()
+            middle = len(content) // 2
+            path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+            try:
+                assert_equal_trees(checkpoints.restore(2, *wanted).params, params)  # a file that nothing depends on
+            except UserError as error:
+                assert f"{tmp_path}/2 is damaged" in str(error) and f"fall back to {tmp_path}/1" in str(error)
+                noticed.add(path.relative_to(tmp_path / "2").parts[0])
+            path.write_bytes(content)
+        assert noticed >= {"params", "optimizer", "meta"}
+        assert_equal_trees(checkpoints.restore(2, *wanted).params, params)
+
+
+@pytest.mark.parametrize("item", ["params", "optimizer", "meta"])
+def test_a_torn_or_missing_item_is_damage(tmp_path, item):
+    params, optimizer_state = make_state()
+    with Checkpoints(tmp_path, keep=0) as checkpoints:
+        checkpoints.save(3, params, optimizer_state, {})
+        checkpoints.wait()
+        for tear in (lambda path: path.write_bytes(b""), lambda path: path.unlink()):
+            for path in [path for path in (tmp_path / "3" / item).rglob("*") if path.is_file()]:
+                tear(path)
+            with pytest.raises(UserError, match=r"3 is damaged .* there is none before it"):
+                checkpoints.restore(3, abstract(params), abstract(optimizer_state))
+
+
+def test_a_tensor_other_than_the_one_saved_is_found(tmp_path):
+    for workdir, value in (("one", 1.0), ("other", 2.0)):
+        checkpoint.write_params(tmp_path / workdir, 1, {"kernel": np.full(4, value, np.float32)})
+    params = tmp_path / "one" / "checkpoints" / "1" / "params"
+    shutil.rmtree(params)
+    shutil.copytree(tmp_path / "other" / "checkpoints" / "1" / "params", params)
+    with pytest.raises(UserError, match=r"damaged.*params/kernel does not have the content"):
+        checkpoint.read_params(tmp_path / "one")
+
+
+def test_the_fingerprint_is_one_number_on_the_host_on_one_device_and_sharded():
+    generator = np.random.default_rng(0)
+    for dtype, shape in ((np.float32, (16, 5, 3)), (np.int32, ()), (np.float16, (8,)), (bool, (16, 2))):
+        array = generator.integers(0, 2, shape).astype(dtype)
+        sharded = jax.device_put(array, sharding("data") if shape else sharding())
+        expected = fingerprint(array, np)
+        assert expected == jax.jit(fingerprint)(jnp.asarray(array)) == jax.jit(fingerprint)(sharded)
+    array = generator.standard_normal((4, 4)).astype(np.float32)
+    assert fingerprint(array, np) != fingerprint(array.T, np)
+
+
+def test_no_room_on_the_disk_is_an_os_error_and_leaves_the_older_checkpoint_whole(tmp_path, caplog):
+    params, optimizer_state = make_state()
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with Checkpoints(tmp_path, keep=1) as checkpoints:
+            checkpoints.save(1, params, optimizer_state, {})
+            checkpoints.wait()
+            # A limit on the size of a file stands in for the end of the disk: it fails in the same place.
+            resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+            big = {"table": jax.random.normal(jax.random.key(0), (1000, 500))}
+            with pytest.raises(OSError, match=str(tmp_path)):
+                checkpoints.save(2, big, optimizer_state, {})
+                checkpoints.wait()
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            assert checkpoints.steps() == [1]
+            assert_equal_trees(checkpoints.restore(1, abstract(params), abstract(optimizer_state)).params, params)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, handler)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_config_is_written_whole_and_read_back(tmp_path):
+    model = ModelConfig(vocab_size=100, layers=2, width=8, heads=2, feed_forward=16)
+    config = WorkdirConfig(model, Heads(mlm=True, next_sentence=True, pooler=True), training={"steps": 3})
+    checkpoint.write_config(tmp_path / "new", config)
+    assert checkpoint.read_config(tmp_path / "new") == config
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["config.json"]
+
+
+def test_a_missing_damaged_or_foreign_config_is_said(tmp_path):
+    with pytest.raises(UserError, match="not a workdir"):
+        checkpoint.read_config(tmp_path)
+    for text, message in (("{", "not valid JSON"), ('{"model_type": "bert"}', "does not hold the keys")):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(UserError, match=message):
+            checkpoint.read_config(tmp_path)
+    with pytest.raises(UserError, match="no checkpoint in"):
+        checkpoint.read_params(tmp_path)

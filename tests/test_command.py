@@ -1,0 +1,56 @@
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import os, errno
+from bert_jax import command
+def main(arguments):
+    parser = command.Parser("tests", "A test.")
+    parser.add_argument("--number", type=int, default=1)
+    parser.add_switch("lowercase", help="lower-case the text")
+    parsed = parser.parse_args(arguments)
+    if parsed.number == 2: raise command.UserError("this is wrong\\nthere")
+    if parsed.number == 3: raise command.Stopped("saved")
+    if parsed.number == 4: raise OSError(errno.ENOSPC, "x", "/some/file")
+    if parsed.number == 5: open("/nowhere/at/all")
+    print(parsed.lowercase)
+command.run(main)
+"""
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-c", PROGRAM, *arguments], capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--number=2"], 2, "error: this is wrong there"),
+        (["--number=3"], 143, "saved"),
+        (["--number=4"], 2, "no space left for /some/file"),
+        (["--number=5"], 2, "no such file or folder: /nowhere/at/all"),
+        (["--number=x"], 2, "invalid int value"),
+        (["--unknown"], 2, "--unknown"),
+    ],
+)
+def test_exit_codes_and_one_line(arguments, code, said):
+    done = run(*arguments)
+    assert done.returncode == code
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_switches_are_three_valued():
+    assert [run(*flags).stdout.strip() for flags in ([], ["--lowercase"], ["--nolowercase"])] == [
+        "None",
+        "True",
+        "False",
+    ]
+
+
+def test_data_preparation_and_the_border_do_not_import_jax():
+    modules = "bert_jax.command, bert_jax.config, bert_jax.tokenizer, bert_jax.data.loader, data_prep.build_examples, data_prep.train_tokenizer, data_prep.inspect_shards"
+    check = f"import sys, {modules}; sys.exit('jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -1,0 +1,77 @@
+from pathlib import Path
+
+import pytest
+
+from bert_jax import config
+from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig, ModelConfig, PretrainConfig
+
+RECIPE = "configs/bert_tiny.py"
+
+
+def read(*overrides: str) -> PretrainConfig:
+    return config.load(PretrainConfig, config.read_flags(RECIPE, overrides))
+
+
+@pytest.fixture(autouse=True)
+def at_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(__file__).parent.parent)
+
+
+def test_overrides_reach_every_depth_and_keep_their_type():
+    built = read("--config.steps=7", "--config.optimizer.learning_rate=0.5", "--config.init_from=there")
+    assert (built.steps, built.optimizer.learning_rate, built.init_from) == (7, 0.5, "there")
+
+
+def test_a_field_that_is_none_may_be_overridden():
+    assert read("--config.model.dropout=0.0").model.dropout == 0.0
+    assert read().model.dropout is None
+
+
+def test_a_recipe_survives_the_way_through_a_config_dict():
+    built = FinetuneConfig(seeds=(3, 4), batch_size=8)
+    assert config.load(FinetuneConfig, config.recipe(built)) == built
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["--config.stepz=5"], "steps"),
+        (["--config.model.presett=mini"], "preset"),
+        (["--config.steps=many"], "steps"),
+        (["stray"], "stray"),
+    ],
+)
+def test_a_mistake_in_an_override_is_named(overrides, said):
+    with pytest.raises(UserError, match=said):
+        read(*overrides)
+
+
+def test_a_missing_recipe_is_named():
+    with pytest.raises(UserError, match=r"nowhere\.py"):
+        config.read_flags("configs/nowhere.py")
+
+
+def test_an_argument_for_a_recipe_that_takes_none_is_refused():
+    with pytest.raises(UserError, match="takes no argument"):
+        config.read_flags(f"{RECIPE}:task=sst2")
+
+
+def test_unknown_keys_are_rejected_with_the_nearest_known_one():
+    with pytest.raises(UserError, match=r"config\.optimizer\.learning_rat.*learning_rate"):
+        config.load(PretrainConfig, {"optimizer": {"learning_rat": 1.0}})
+
+
+def test_a_value_of_another_type_is_rejected():
+    with pytest.raises(UserError, match="takes a value of type int"):
+        config.load(PretrainConfig, {"batch_size": "large"})
+
+
+def test_a_missing_key_is_named():
+    with pytest.raises(UserError, match="vocab_size is missing"):
+        config.load(ModelConfig, {}, "model")
+
+
+def test_heads_must_divide_the_width():
+    with pytest.raises(UserError, match=r"width 10 .*heads 3"):
+        ModelConfig(vocab_size=8, layers=1, width=10, heads=3, feed_forward=4)

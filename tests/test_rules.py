@@ -1,0 +1,57 @@
+import jax
+import numpy as np
+import pytest
+
+from bert_jax.command import UserError
+from bert_jax.model import bert, paths
+from bert_jax.model.heads import Heads
+from bert_jax.train import rules
+
+
+@pytest.fixture
+def params(tiny_config):
+    return bert.abstract_params(tiny_config, Heads(mlm=True, next_sentence=True, pooler=True))
+
+
+def test_no_bias_and_no_norm_decays_and_every_matrix_does(params):
+    decays = paths.flatten(rules.tree_of(rules.WEIGHT_DECAY_RULES, params))
+    for path, decay in decays.items():
+        assert decay == (path.endswith(("kernel", "table"))), path
+
+
+def test_everything_learns_by_default(params):
+    assert rules.trainable("all", params) is None
+
+
+def test_last_k_frees_the_last_layers_and_the_head(params):
+    factors = paths.flatten(rules.trainable("last:1", params))
+    kernel = factors["encoder/layers/attention/qkv/kernel"]
+    assert kernel.ndim == 5
+    np.testing.assert_array_equal(kernel.ravel(), [0, 1])
+    assert factors["embeddings/token/table"] == 0
+    assert factors["pooler/dense/kernel"] == factors["mlm_head/bias"] == 1
+
+
+def test_head_freezes_the_encoder(params):
+    factors = paths.flatten(rules.trainable("head", params))
+    learning = {path for path, factor in factors.items() if np.any(factor)}
+    assert learning
+    assert all(path.startswith(("mlm_head", "next_sentence_head")) for path in learning)
+
+
+def test_no_embeddings_freezes_just_those(params):
+    factors = paths.flatten(rules.trainable("no_embeddings", params))
+    assert {path for path, factor in factors.items() if not np.any(factor)} == {
+        path for path in factors if path.startswith("embeddings/")
+    }
+
+
+@pytest.mark.parametrize("words", ["last:0", "last:3", "last:x", "some"])
+def test_what_cannot_be_trained_is_refused(params, words):
+    with pytest.raises(UserError, match="train_layers"):
+        rules.trainable(words, params)
+
+
+def test_factors_are_tree_like_params(params):
+    factors = rules.trainable("last:1", params)
+    assert jax.tree.structure(factors) == jax.tree.structure(params)

@@ -1,0 +1,164 @@
+"""Law 3: one gradient, however the batch is cut over microbatches and devices."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
+from bert_jax.data.example import Batch
+from bert_jax.model import bert, paths
+from bert_jax.model.runtime import Runtime
+from bert_jax.train import optim, partitioning, rules, steps
+from bert_jax.train.losses import PretrainingObjective
+
+CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=1)
+ROWS, LENGTH, PREDICTIONS = 16, 24, 4
+
+
+def random_batch(vocab_size: int, seed: int = 0) -> Batch:
+    """Rows of many lengths, with 0 to M predictions and some without a next-sentence label."""
+    random = np.random.default_rng(seed)
+    lengths = random.integers(8, LENGTH + 1, size=(ROWS, 1))
+    slots = np.arange(LENGTH)[None]
+    real = slots < lengths
+    weights = np.arange(PREDICTIONS) < random.integers(0, PREDICTIONS + 1, size=(ROWS, 1))
+    return Batch(
+        input_ids=np.where(real, random.integers(5, vocab_size, size=(ROWS, LENGTH)), 0).astype(np.int32),
+        segment_ids=(real & (slots >= lengths // 2)).astype(np.int32),
+        sequence_ids=real.astype(np.int32),
+        positions=np.where(real, slots, 0).astype(np.int32),
+        masked_positions=random.integers(1, 7, size=(ROWS, PREDICTIONS)).astype(np.int32),
+        masked_ids=random.integers(0, vocab_size, size=(ROWS, PREDICTIONS)).astype(np.int32),
+        masked_weights=weights.astype(np.float32),
+        cls_positions=np.zeros((ROWS, 1), np.int32),
+        next_sentence_label=random.integers(0, 2, size=(ROWS, 1)).astype(np.int32),
+        next_sentence_weight=random.integers(0, 2, size=(ROWS, 1)).astype(np.float32),
+    )
+
+
+def make_plan(model: ModelConfig, **changes: object) -> steps.Plan:
+    objective = PretrainingObjective()
+    abstract = bert.abstract_params(model, objective.heads)
+    return steps.Plan(model, Runtime(), objective, CONFIG, optim.build(CONFIG, abstract), **changes)
+
+
+@pytest.fixture(scope="module")
+def model(tiny_config: ModelConfig) -> ModelConfig:
+    return dataclasses.replace(tiny_config, dropout=0.0, attention_dropout=0.0)
+
+
+@pytest.fixture(scope="module")
+def params(model):
+    return bert.init_params(model, PretrainingObjective().heads, jax.random.key(1))
+
+
+def step_once(plan, params, batch):
+    step = jax.jit(functools.partial(steps.train_step, plan))
+    return step(steps.initial_state(plan, params), batch, jnp.float32(0.0))
+
+
+def assert_close(got, wanted, tolerance):
+    wanted_flat = paths.flatten(wanted)
+    for path, leaf in paths.flatten(got).items():
+        np.testing.assert_allclose(leaf, wanted_flat[path], atol=tolerance, rtol=0, err_msg=path)
+
+
+def test_microbatches_give_the_gradient_of_the_whole_batch(model, params):
+    batch = jax.tree.map(jnp.asarray, random_batch(model.vocab_size))
+    counts = PretrainingObjective().counts(batch)
+    key = jax.random.key(0)
+    accumulate = jax.jit(steps._accumulate, static_argnums=0)
+    whole, whole_sums = accumulate(make_plan(model), params, batch, counts, key)
+    for parts in (2, 8):
+        cut, sums = accumulate(make_plan(model, microbatches=parts), params, batch, counts, key)
+        assert_close(cut, whole, 2e-7)
+        for name, value in whole_sums.items():
+            np.testing.assert_allclose(sums[name], value, rtol=1e-6, err_msg=name)
+
+
+def test_a_mesh_of_eight_gives_the_step_of_one(model, params):
+    batch = random_batch(model.vocab_size)
+    plan = make_plan(model)
+    alone, alone_metrics = step_once(plan, params, batch)
+    mesh = partitioning.make_mesh(MeshConfig())
+    assert mesh.size == 8
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(params, partitioning.shardings(mesh, params))
+        together, metrics = step_once(plan, spread, partitioning.place(batch, ROWS, mesh))
+    np.testing.assert_allclose(metrics["loss"], alone_metrics["loss"], rtol=1e-6)
+    # Adam divides by the gradient's size: where that is rounding noise only the sign survives, so the moments compare.
+    assert_close(together.optimizer_state[1].mu, alone.optimizer_state[1].mu, 1e-7)
+
+
+def test_dropout_is_the_same_on_any_mesh(tiny_config, params):
+    batch = random_batch(tiny_config.vocab_size)
+    plan = make_plan(tiny_config)
+    _, alone = step_once(plan, params, batch)
+    mesh = partitioning.make_mesh(MeshConfig())
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(params, partitioning.shardings(mesh, params))
+        _, together = step_once(plan, spread, partitioning.place(batch, ROWS, mesh))
+    np.testing.assert_allclose(together["loss"], alone["loss"], rtol=1e-6)
+
+
+def test_loss_is_the_sum_of_two_means_over_the_whole_batch(model, params):
+    batch = random_batch(model.vocab_size)
+    batch = jax.tree.map(jnp.asarray, batch)
+    _, metrics = step_once(make_plan(model), params, batch)
+    bound = bert.bind(model, PretrainingObjective().heads, params, Runtime())
+    hidden = bound.encode(batch).last
+    mlm = jax.nn.log_softmax(bound.masked_logits(hidden, batch.masked_positions))
+    nsp = jax.nn.log_softmax(bound.next_sentence_logits(bound.pooled(hidden, batch.cls_positions)))
+    mlm_terms = [
+        -mlm[row, slot, batch.masked_ids[row, slot]]
+        for row, slot in zip(*np.nonzero(batch.masked_weights), strict=True)
+    ]
+    nsp_terms = [-nsp[row, 0, batch.next_sentence_label[row, 0]] for row in np.nonzero(batch.next_sentence_weight)[0]]
+    np.testing.assert_allclose(metrics["mlm_loss"], np.mean(mlm_terms), rtol=1e-5)
+    np.testing.assert_allclose(metrics["nsp_loss"], np.mean(nsp_terms), rtol=1e-5)
+    np.testing.assert_allclose(metrics["loss"], np.mean(mlm_terms) + np.mean(nsp_terms), rtol=1e-5)
+    assert metrics["tokens"] == (batch.sequence_ids > 0).sum()
+
+
+def test_a_step_repeats_bit_for_bit_and_dropout_changes_with_the_step(tiny_config, params):
+    batch = random_batch(tiny_config.vocab_size)
+    plan = make_plan(tiny_config)
+    first, metrics = step_once(plan, params, batch)
+    again, _ = step_once(plan, params, batch)
+    for path, leaf in paths.flatten(first.params).items():
+        np.testing.assert_array_equal(leaf, paths.flatten(again.params)[path], err_msg=path)
+    later = steps.initial_state(plan, params)._replace(step=jnp.int32(5))
+    _, other = jax.jit(functools.partial(steps.train_step, plan))(later, batch, jnp.float32(0.0))
+    assert other["loss"] != metrics["loss"]
+
+
+def test_frozen_parameters_do_not_move(model, params):
+    factors = rules.trainable("last:1", params)
+    state, _ = step_once(make_plan(model, trainable=factors), params, random_batch(model.vocab_size))
+    before, after = paths.flatten(params), paths.flatten(state.params)
+    np.testing.assert_array_equal(after["embeddings/token/table"], before["embeddings/token/table"])
+    kernel = "encoder/layers/feed_forward/input/kernel"
+    np.testing.assert_array_equal(after[kernel][0], before[kernel][0])
+    assert not np.array_equal(after[kernel][1], before[kernel][1])
+
+
+def test_the_padding_of_the_vocabulary_stays_zero(tiny_config, params):
+    state, _ = step_once(make_plan(tiny_config), params, random_batch(tiny_config.vocab_size))
+    table = state.params["embeddings"]["token"]["table"]
+    assert table.shape[0] == 1024
+    np.testing.assert_array_equal(table[tiny_config.vocab_size :], 0)
+    np.testing.assert_array_equal(state.params["mlm_head"]["bias"][tiny_config.vocab_size :], 0)
+
+
+def test_training_lowers_the_loss_of_a_batch(model, params):
+    plan = make_plan(model)
+    step = jax.jit(functools.partial(steps.train_step, plan))
+    state, batch, losses = steps.initial_state(plan, params), random_batch(model.vocab_size), []
+    for _ in range(20):
+        state, metrics = step(state, batch, jnp.float32(0.0))
+        losses.append(float(metrics["loss"]))
+    assert losses[-1] < losses[0] - 1

@@ -1,0 +1,184 @@
+"""Writes the golden arrays of tests/testdata from the reference implementation (transformers, PyTorch).
+
+Run in an environment of its own, since neither package is a dependency of bert_jax:
+
+    python -m venv /tmp/golden && /tmp/golden/bin/pip install torch transformers safetensors
+    /tmp/golden/bin/python tests/tools/make_golden.py --output tests/testdata
+
+Each file is a tiny random model of odd sizes in float32. Its keys:
+
+    config                      JSON text, the model's config.json
+    versions                    JSON text, the packages that made it
+    weights/NAME                the tensors of its model.safetensors, by their Hugging Face names
+    inputs/input_ids ...        i64[B,T]; attention_mask is 0 on padding, at the end of the row
+    outputs/hidden_0 ...        f32[B,T,D]; 0 is the embeddings, the last is the encoder's output
+    outputs/pooled, outputs/mlm_logits, outputs/next_sentence_logits, outputs/logits
+    outputs/loss, outputs/mlm_loss, outputs/next_sentence_loss       means, as the reference takes them
+    gradients/NAME              of outputs/loss
+"""
+
+import argparse
+import json
+import pathlib
+import tempfile
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+import torch
+import transformers
+
+IGNORED = -100  # the label that the reference leaves out of its loss
+
+
+def config_of(**sizes: object) -> transformers.BertConfig:
+    """A BERT configuration without dropout, so that the forward pass is a function."""
+    return transformers.BertConfig(
+        hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="eager", **sizes
+    )
+
+
+def randomize(model: torch.nn.Module, seed: int) -> None:
+    """Gives every parameter a value far from its initial one, so that no term of the model can hide."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, value in model.named_parameters():
+            noise = torch.randn(value.shape, generator=generator)
+            is_norm_scale = name.endswith("LayerNorm.weight")
+            value.copy_(1 + 0.2 * noise if is_norm_scale else 0.2 * noise)
+
+
+def inputs_of(
+    config: transformers.BertConfig, lengths: list[int], slots: int, seed: int
+) -> dict[str, torch.Tensor]:
+    """Rows of the given lengths, padded to `slots`; the second part of each row is segment 1."""
+    generator = torch.Generator().manual_seed(seed)
+    slot = torch.arange(slots)
+    length = torch.tensor(lengths)[:, None]
+    attended = (slot < length).long()
+    ids = torch.randint(1, config.vocab_size, (len(lengths), slots), generator=generator)
+    return {
+        "input_ids": ids * attended,
+        "attention_mask": attended,
+        "token_type_ids": (slot >= (length * 2) // 3).long() * attended,
+    }
+
+
+def arrays_of(model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
+    """The tensors as save_pretrained writes them, and their gradients under the same names."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        weights = safetensors.numpy.load_file(pathlib.Path(folder) / "model.safetensors")
+    gradients = {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
+    found = {f"weights/{name}": value for name, value in weights.items()}
+    return found | {f"gradients/{name}": value.numpy() for name, value in gradients.items()}
+
+
+def write(path: pathlib.Path, model: transformers.PreTrainedModel, inputs: dict, outputs: dict) -> None:
+    versions = {package.__name__: package.__version__ for package in (torch, transformers, safetensors)}
+    arrays = arrays_of(model)
+    arrays |= {f"inputs/{name}": value.numpy() for name, value in inputs.items()}
+    arrays |= {f"outputs/{name}": value.detach().numpy() for name, value in outputs.items()}
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    config = {name: value for name, value in config.items() if value is not None}
+    texts = {"config": json.dumps(config, sort_keys=True), "versions": json.dumps(versions, sort_keys=True)}
+    np.savez_compressed(path, **arrays, **{name: np.array(text) for name, text in texts.items()})
+    print(f"{path}: {path.stat().st_size} bytes, {len(arrays)} arrays")
+
+
+def hidden_states(output: transformers.utils.ModelOutput) -> dict[str, torch.Tensor]:
+    return {f"hidden_{depth}": value for depth, value in enumerate(output.hidden_states)}
+
+
+def pretraining(path: pathlib.Path) -> None:
+    """BertForPreTraining: every hidden state, both heads, both losses and one backward."""
+    config = config_of(
+        vocab_size=101,
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=3,
+        intermediate_size=41,
+        max_position_embeddings=29,
+    )
+    model = transformers.BertForPreTraining(config).train()
+    randomize(model, seed=1)
+    inputs = inputs_of(config, lengths=[19, 7, 12], slots=19, seed=2)
+    generator = torch.Generator().manual_seed(3)
+    chosen = (torch.rand(inputs["input_ids"].shape, generator=generator) < 0.25) & (
+        inputs["attention_mask"] == 1
+    )
+    truth = torch.randint(0, config.vocab_size, chosen.shape, generator=generator)
+    truth[0, 3], chosen[0, 3] = 0, True  # id 0 is a label like any other
+    labels = torch.where(chosen, truth, IGNORED)
+    next_sentence_label = torch.tensor([0, 1, 1])
+    output = model(
+        **inputs, labels=labels, next_sentence_label=next_sentence_label, output_hidden_states=True
+    )
+    mlm_loss = torch.nn.functional.cross_entropy(output.prediction_logits.flatten(0, 1), labels.flatten())
+    next_sentence_loss = torch.nn.functional.cross_entropy(
+        output.seq_relationship_logits, next_sentence_label
+    )
+    torch.testing.assert_close(output.loss, mlm_loss + next_sentence_loss)
+    output.loss.backward()
+    outputs = hidden_states(output) | {
+        "pooled": model.bert.pooler(output.hidden_states[-1]),
+        "mlm_logits": output.prediction_logits,
+        "next_sentence_logits": output.seq_relationship_logits,
+        "loss": output.loss,
+        "mlm_loss": mlm_loss,
+        "next_sentence_loss": next_sentence_loss,
+    }
+    write(path, model, inputs | {"labels": labels, "next_sentence_label": next_sentence_label}, outputs)
+
+
+def classification(path: pathlib.Path) -> None:
+    """BertForSequenceClassification with three labels."""
+    config = config_of(
+        vocab_size=67,
+        hidden_size=15,
+        num_hidden_layers=2,
+        num_attention_heads=5,
+        intermediate_size=22,
+        max_position_embeddings=13,
+        num_labels=3,
+    )
+    model = transformers.BertForSequenceClassification(config).train()
+    randomize(model, seed=4)
+    inputs = inputs_of(config, lengths=[5, 11], slots=11, seed=5)
+    output = model(**inputs, output_hidden_states=True)
+    write(path, model, inputs, hidden_states(output) | {"logits": output.logits})
+
+
+def tagging(path: pathlib.Path) -> None:
+    """BertForTokenClassification with five tags (the layout without a pooler)."""
+    config = config_of(
+        vocab_size=59,
+        hidden_size=14,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        intermediate_size=19,
+        max_position_embeddings=12,
+        num_labels=5,
+    )
+    model = transformers.BertForTokenClassification(config).train()
+    randomize(model, seed=6)
+    inputs = inputs_of(config, lengths=[9, 4, 1], slots=9, seed=7)
+    output = model(**inputs, output_hidden_states=True)
+    write(path, model, inputs, hidden_states(output) | {"logits": output.logits})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("tests/testdata"), help="folder")
+    folder = parser.parse_args().output
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.set_num_threads(1)
+    pretraining(folder / "bert_pretraining.npz")
+    classification(folder / "bert_classification.npz")
+    tagging(folder / "bert_tagging.npz")
+
+
+if __name__ == "__main__":
+    main()
