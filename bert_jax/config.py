@@ -47,7 +47,7 @@ class ModelConfig:
 class ModelOptions:
     """What a recipe says of the model: a size by name, and how to run it. None keeps the preset's value."""
 
-    preset: str = "base"
+    preset: str = "base"  # a size of bert_jax/model/sizes.py, or checkpoint: as init_from has it
     max_positions: int | None = None
     dropout: float | None = None  # hidden dropout; attention_dropout follows it unless given
     attention_dropout: float | None = None

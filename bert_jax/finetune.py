@@ -19,7 +19,9 @@ from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelConfig
+from bert_jax.files import write_json
 from bert_jax.interop import source as interop
+from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
 from bert_jax.tasks import evaluation, table
 from bert_jax.tasks.example import Split, TaskRows
@@ -56,7 +58,7 @@ class Start:
 
     model: ModelConfig
     tokenizer: Tokenizer
-    loaded: interop.Loaded | None  # None: from scratch
+    loaded: Loaded | None  # None: from scratch
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ def finetune(
         "counts": data.counts,
     }
     if jax.process_index() == 0:
-        trainer.write_json(workdir / "result.json", result)
+        write_json(workdir / "result.json", result)
     return result
 
 
@@ -109,7 +111,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--workdir", required=True, help="where checkpoints, metrics and the result go")
     known, overrides = parser.parse_known_args(list(arguments))
-    config = config_lib.read_flags(["--config", known.config, *overrides])
+    config = config_lib.read_flags(known.config, overrides)
     result = finetune(config, known.workdir)
     Console(stderr=True).print(_result_table(result))
     print(json.dumps(result))
@@ -136,15 +138,19 @@ def _open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
                 f"model.max_positions is {options.max_positions}, but {config.init_from} has "
                 f"{loaded.model.max_positions}; leave it out"
             )
-        dropout = {
-            "dropout": options.dropout,
-            "attention_dropout": options.dropout if options.attention_dropout is None else options.attention_dropout,
-        }
-        given = {name: value for name, value in dropout.items() if value is not None}
-        return Start(dataclasses.replace(loaded.model, **given), loaded.tokenizer, loaded)
+        model = dataclasses.replace(
+            loaded.model,
+            dropout=_first(options.dropout, loaded.model.dropout),
+            attention_dropout=_first(options.attention_dropout, options.dropout, loaded.model.attention_dropout),
+        )
+        return Start(model, loaded.tokenizer, loaded)
     if tokenizer is None:
         raise UserError("init_from is not set; --config.init_from=CHECKPOINT names what to fine-tune (see --help)")
     return Start(sizes.model_config(config.model, tokenizer.vocab_size), tokenizer, None)
+
+
+def _first(*values: float | None) -> float:
+    return next(value for value in values if value is not None)
 
 
 def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
@@ -226,16 +232,17 @@ def _keep_best(config: FinetuneConfig, workdir: Path, task: Task, by_seed: Mappi
 
     best = _seed_folder(config, workdir, max(config.seeds, key=score))
     note = workdir / BEST_FILE
-    said = {"seed": best.name, "step": checkpoint.latest_step(best)}
+    step = checkpoint.latest_step(best) or 0
+    said = {"run": best.name, "step": step}
     if note.exists() and json.loads(note.read_text(encoding="utf-8")) == said:
         return
     for old in (checkpoint.CHECKPOINTS, "tokenizer"):
         shutil.rmtree(workdir / old, ignore_errors=True)
-    checkpoint.write_params(workdir, said["step"], checkpoint.read_params(best))
+    checkpoint.write_params(workdir, step, checkpoint.read_params(best))
     shutil.copytree(best / "tokenizer", workdir / "tokenizer")
     shutil.copy(best / METRICS_FILE, workdir / METRICS_FILE)
     checkpoint.write_config(workdir, checkpoint.read_config(best))
-    trainer.write_json(note, said)
+    write_json(note, said)
 
 
 def _summary(by_seed: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:

@@ -10,10 +10,12 @@ import ml_collections
 from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
-from bert_jax.config import PretrainConfig
+from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.loader import PretrainingLoader
-from bert_jax.data.shards import Dataset, open_dataset, write_whole
+from bert_jax.data.shards import Dataset, open_dataset
+from bert_jax.files import write_json
 from bert_jax.interop import source
+from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
 from bert_jax.train import trainer
 from bert_jax.train.evaluate import make_evaluator
@@ -25,7 +27,8 @@ DESCRIPTION = """Pretrains an encoder: masked tokens, and next sentences where t
 
 Any key of the recipe can be set: --config.steps=1000, --config.budget_minutes=30, --config.batch_size=64,
 --config.optimizer.learning_rate=1e-3, --config.compute_dtype=float32, --config.init_from=CHECKPOINT (go on from any
-checkpoint, ours or a Hugging Face folder, on another domain). Run the same command again after any stop: it goes on
+checkpoint, ours or a Hugging Face folder, on another domain; --config.model.preset=checkpoint then takes its
+architecture). Run the same command again after any stop: it goes on
 from the newest checkpoint of the workdir. See the result with: python -m bert_jax.report WORKDIR
 """
 
@@ -45,7 +48,8 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
     dataset = open_dataset(config.data.train, "train")
     held_out = _held_out(config, dataset)
     tokenizer = dataset.tokenizer()
-    model = sizes.model_config(config.model, tokenizer.vocab_size)
+    loaded = source.open_checkpoint(config.init_from) if config.init_from else None
+    model = _architecture(config, tokenizer.vocab_size, loaded)
     if dataset.seq_len > model.max_positions:
         raise UserError(
             f"the rows of {config.data.train} have {dataset.seq_len} slots, the model has {model.max_positions} "
@@ -61,10 +65,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
                 plan, mesh, lambda: batches.evaluation_batches(size, config.eval.max_rows), size
             )
         )
-    initial = {}
-    if config.init_from:
-        loaded = source.open_checkpoint(config.init_from)
-        initial = source.initial_params(loaded, model, objective.heads, tokenizer).params
+    initial = {} if loaded is None else source.initial_params(loaded, model, objective.heads, tokenizer).params
     result = trainer.fit(
         trainer.Run(
             config=config,
@@ -94,6 +95,14 @@ def main(arguments: Sequence[str]) -> None:
     print(json.dumps(result))
 
 
+def _architecture(config: PretrainConfig, vocab_size: int, loaded: Loaded | None) -> ModelConfig:
+    if config.model.preset != sizes.FROM_CHECKPOINT:
+        return sizes.model_config(config.model, vocab_size)
+    if loaded is None:
+        raise UserError("model.preset is checkpoint, but nothing is named by --config.init_from=CHECKPOINT")
+    return sizes.with_options(loaded.model, config.model)
+
+
 def _held_out(config: PretrainConfig, dataset: Dataset) -> Dataset | None:
     """The held-out rows: data.eval, or those beside data.train; None where build_examples set none aside."""
     if not config.data.eval and not dataset.manifest["parts"]["eval"]["rows"]:
@@ -115,7 +124,7 @@ def _write_result(workdir: Path, result: trainer.Result) -> dict[str, Any]:
         "tokens": result.tokens,
         **{f"eval_{name}": result.evaluation.get(name) for name in names},
     }
-    write_whole(workdir / "result.json", json.dumps(values, indent=2).encode())
+    write_json(workdir / "result.json", values)
     return values
 
 

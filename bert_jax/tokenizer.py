@@ -88,7 +88,7 @@ class Tokenizer:
         """The ids of a text, without special tokens; "[MASK]" and its like in the text are ordinary text."""
         return self.encode_many([text])[0]
 
-    def encode_many(self, texts: Sequence[str]) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "texts+1"]]:
+    def encode_many(self, texts: Sequence[str]) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "boundaries"]]:
         """The ids of many texts, joined, and where each begins.
 
         Text i is ids[offsets[i]:offsets[i + 1]]. As `encode` on each, several times faster: give it a document
@@ -140,7 +140,7 @@ class Tokenizer:
     @functools.cached_property
     def _split(self) -> Callable[[str], list[str]]:
         if self._vocabulary.clean_text:
-            return lambda text: text.translate(_DROP).split()
+            return split_chunks
         return lambda text: [chunk for chunk in _WHITE_SPACE.split(text) if chunk]
 
     def _encode_block(self, texts: Sequence[str]) -> list[bytes]:
@@ -222,6 +222,11 @@ def load(path: str | Path, lowercase: bool | None = None) -> Tokenizer:
     that contradicts the files.
     """
     return Tokenizer(tokenizer_files.read(Path(path), lowercase))
+
+
+def split_chunks(text: str) -> list[str]:
+    """The chunks of a text between white spaces, as the library parts them when it cleans text up."""
+    return text.translate(_DROP).split()
 
 
 def _blocks(texts: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -13,7 +13,7 @@ from bert_jax import command
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import Parser, Stopped, UserError
 from bert_jax.data.masking import UNITS
-from bert_jax.data.shards import INCOMPLETE
+from bert_jax.files import INCOMPLETE
 from data_prep import engines, readers
 from data_prep.job import Arguments, Job, Record, Source, refuse_existing
 from data_prep.progress import InputFiles, Reporter
@@ -244,8 +244,11 @@ def main(arguments: Sequence[str]) -> None:
             "run the same command again to go on"
         )
 
-    signal.signal(signal.SIGTERM, stop)
-    build(**keywords, quiet=False)
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        build(**keywords, quiet=False)
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

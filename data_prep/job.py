@@ -25,7 +25,8 @@ import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
-from bert_jax.data.shards import INCOMPLETE, MANIFEST, PARTS, SCHEMA_VERSION, write_whole
+from bert_jax.data.shards import MANIFEST, PARTS, SCHEMA_VERSION
+from bert_jax.files import INCOMPLETE, write_whole
 from bert_jax.tokenizer import Tokenizer
 from data_prep.units import Unit
 

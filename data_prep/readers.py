@@ -7,7 +7,7 @@ import glob
 import gzip
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, cast
 
@@ -37,16 +37,16 @@ def expand(pattern: str) -> list[Path]:
     return sorted(found)
 
 
-def documents(path: str | Path) -> Iterator[str]:
+def documents(path: str | Path, on_read: Callable[[int], None] = lambda size: None) -> Iterator[str]:
     """The documents of a text file (.txt or any other name; also .gz, .xz), one at a time.
 
-    Lines lose their line end (LF or CRLF) and nothing else; lines of white space only count as blank. Memory
-    is that of the longest document. Raises UserError for a missing or truncated file, a folder, and text that
-    is not UTF-8.
+    Lines lose their line end (LF or CRLF) and nothing else; lines of white space only count as blank. Memory is
+    that of the longest document. `on_read` is told now and then how many more bytes of the file, as it lies on the
+    disk, were read. Raises UserError for a missing or truncated file, a folder, and text that is not UTF-8.
     """
     lines: list[str] = []
     characters = 0
-    for line in text_lines(path):
+    for line in text_lines(path, on_read):
         if line and not line.isspace():
             lines.append(line)
             characters += len(line)
@@ -62,7 +62,7 @@ def documents(path: str | Path) -> Iterator[str]:
         yield "\n".join(lines)
 
 
-def text_lines(path: str | Path) -> Iterator[str]:
+def text_lines(path: str | Path, on_read: Callable[[int], None] = lambda size: None) -> Iterator[str]:
     """The lines of a plain, .gz or .xz text file, without line ends (LF, CRLF) and byte-order mark.
 
     Raises UserError as `documents` does.
@@ -70,8 +70,8 @@ def text_lines(path: str | Path) -> Iterator[str]:
     path = Path(path)
     number = 0
     try:
-        with _open(path) as file:
-            for number, raw in enumerate(_raw_lines(file, path), start=1):
+        with _open(path) as stored:
+            for number, raw in enumerate(_raw_lines(stored, path, on_read), start=1):
                 line = raw.decode("utf-8")
                 yield line.removeprefix("\ufeff") if number == 1 else line
     except UnicodeDecodeError as error:
@@ -91,23 +91,27 @@ def text_lines(path: str | Path) -> Iterator[str]:
 def _open(path: Path) -> IO[bytes]:
     if path.is_dir():
         raise UserError(f"{path} is a folder where a text file was wanted. Name its files, for example '{path}/*.txt'")
-    if path.suffix == ".xz":
-        return lzma.open(path, "rb")
-    if path.suffix == ".gz":
-        return cast(IO[bytes], gzip.open(path, "rb"))
     if path.suffix in (".zst", ".bz2", ".zip", ".jsonl", ".parquet"):
         raise UserError(f"{path}: {path.suffix} is not read. Give plain text, or text compressed as .gz or .xz")
     return open(path, "rb")
 
 
-def _raw_lines(file: IO[bytes], path: Path) -> Iterator[bytes]:
+def _raw_lines(stored: IO[bytes], path: Path, on_read: Callable[[int], None]) -> Iterator[bytes]:
     """Lines parted by LF alone, as bytes: so a decoding error knows its line."""
+    text: IO[bytes] = stored
+    if path.suffix == ".xz":
+        text = lzma.LZMAFile(stored)  # noqa: SIM115 (the caller closes what it wraps)
+    elif path.suffix == ".gz":
+        text = cast(IO[bytes], gzip.GzipFile(fileobj=stored))
     rest = b""
-    while block := file.read(BUFFER_BYTES):
+    position = 0
+    while block := text.read(BUFFER_BYTES):
         *lines, rest = (rest + block).split(b"\n")
         for line in lines:
             yield line.removesuffix(b"\r")
         if len(rest) > MAX_DOCUMENT_CHARACTERS:
             raise UserError(f"{path}: a line of more than {MAX_DOCUMENT_CHARACTERS} bytes. Is this a text file?")
+        on_read(stored.tell() - position)
+        position = stored.tell()
     if rest:
         yield rest.removesuffix(b"\r")

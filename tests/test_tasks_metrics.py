@@ -55,5 +55,5 @@ def test_what_is_undefined_is_nan() -> None:
 
 
 def test_an_unknown_metric_is_refused() -> None:
-    with pytest.raises(UserError, match="no metric 'bleu'.*accuracy"):
+    with pytest.raises(UserError, match=r"no metric 'bleu'.*accuracy"):
         classification_metrics(("bleu",), TRUTH, GUESS)

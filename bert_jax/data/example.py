@@ -50,6 +50,7 @@ def max_predictions(seq_len: int, pack: int, mask_rate: float) -> int:
     """M: the most predictions a row can hold, so that packing never truncates one (law 2).
 
     A sequence of n slots predicts max(1, round(mask_rate * n)) of them (google-research/bert,
-    create_pretraining_data.py), which is at most mask_rate * n + 1/2 for n >= 1 / (2 * mask_rate).
+    create_pretraining_data.py), which is at most mask_rate * n + 1/2 for n >= 1 / (2 * mask_rate): sequences that are
+    packed together must have so many slots (4 at a rate of 0.15). The millionth covers rounding of the product.
     """
-    return max(1, int(mask_rate * seq_len + 0.5 * pack))
+    return max(1, int(mask_rate * seq_len + 0.5 * pack + 1e-6))

@@ -51,7 +51,8 @@ class RowTable(Protocol):
 class HashedTokenizer(TokenFacts, Protocol):
     """What the loader asks of a tokenizer (bert_jax.tokenizer.Tokenizer)."""
 
-    content_hash: str
+    @property
+    def content_hash(self) -> str: ...
 
 
 class PretrainingLoader:
@@ -140,17 +141,22 @@ def layout(rows: Rows) -> Layout:
     runs[:, 1:-1:2] = lengths - rows.first_segment_lengths
     runs[:, -1] = width - lengths.sum(axis=1)
 
-    def spell_out(values: Int32[np.ndarray, "*runs"]) -> Int32[np.ndarray, "R T"]:
-        return np.repeat(np.broadcast_to(values, runs.shape).reshape(-1), runs.reshape(-1)).reshape(row_count, width)
-
     sequence_of_run = np.append(np.repeat(np.arange(1, pack + 1, dtype=np.int32), 2), np.int32(0))
     segment_of_run = np.append(np.tile(np.array([0, 1], np.int32), pack), np.int32(0))
     start_of_run = np.zeros_like(runs)
     start_of_run[:, :-1] = np.repeat(starts, 2, axis=1)
-    sequence_ids = spell_out(sequence_of_run)
-    positions = np.arange(width, dtype=np.int32) - spell_out(start_of_run)
+    sequence_ids = _spell_out(sequence_of_run, runs, width)
+    positions = np.arange(width, dtype=np.int32) - _spell_out(start_of_run, runs, width)
     positions *= sequence_ids > 0
-    return Layout(sequence_ids, spell_out(segment_of_run), positions, starts * (lengths > 0))
+    return Layout(sequence_ids, _spell_out(segment_of_run, runs, width), positions, starts * (lengths > 0))
+
+
+def _spell_out(
+    values: Int32[np.ndarray, "*runs"], runs: Int32[np.ndarray, "R K"], width: int
+) -> Int32[np.ndarray, "R T"]:
+    """The value of its run at every slot, from the lengths of the runs."""
+    slots = np.repeat(np.broadcast_to(values, runs.shape).reshape(-1), runs.reshape(-1))
+    return slots.reshape(len(runs), width)
 
 
 def _batch(rows: Rows, masked: Masked) -> Batch:

@@ -45,10 +45,14 @@ _ORDER_STREAM, _REPLACEMENT_STREAM = 1, 2
 class TokenFacts(Protocol):
     """What masking asks of a tokenizer (bert_jax.tokenizer.Tokenizer)."""
 
-    vocab_size: int
-    mask_id: int
-    special_ids: tuple[int, ...]
-    continuation: Bool[np.ndarray, "V"]
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def mask_id(self) -> int: ...
+    @property
+    def special_ids(self) -> tuple[int, ...]: ...
+    @property
+    def continuation(self) -> Bool[np.ndarray, "V"]: ...  # True where the id is the inside of a word
 
 
 class Masked(NamedTuple):

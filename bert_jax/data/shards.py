@@ -18,10 +18,10 @@ from jaxtyping import Int64
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
+from bert_jax.files import INCOMPLETE, write_whole
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-INCOMPLETE = ".incomplete"  # what the folder of a job that has not ended is called: DIR.incomplete
 PARTS = ("train", "eval")
 # Mapped shards kept at once, well under Linux's 65 530 mappings a process (vm.max_map_count).
 MOST_MAPPED = 16_384
@@ -46,9 +46,7 @@ def write_shard(path: Path, rows: Rows) -> Written:
 
     Raises OSError when the disk is full or the like; nothing is then left at `path`.
     """
-    columns = {
-        name: np.ascontiguousarray(values) for name, values in rows._asdict().items() if values is not None
-    }
+    columns = {name: np.ascontiguousarray(values) for name, values in rows._asdict().items() if values is not None}
     arrays = [_arrow(values) for values in columns.values()]
     schema = pa.schema(
         [pa.field(name, array.type, nullable=False) for name, array in zip(columns, arrays, strict=True)]
@@ -59,21 +57,6 @@ def write_shard(path: Path, rows: Rows) -> Written:
     content = sink.getvalue()
     write_whole(path, memoryview(content))
     return Written(len(rows.input_ids), content.size, hashlib.sha256(content).hexdigest())
-
-
-def write_whole(path: Path, content: bytes | memoryview) -> None:
-    """Writes a file that is either complete or absent, whenever the process or the machine stops."""
-    unfinished = path.with_name(path.name + ".tmp")
-    try:
-        with unfinished.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        unfinished.unlink(missing_ok=True)
-        error.filename = error.filename or str(path)
-        raise
-    unfinished.replace(path)
 
 
 def read_shard(path: Path) -> Rows:
@@ -132,9 +115,7 @@ def check_sizes(directory: Path, shards: list[dict[str, Any]]) -> None:
         try:
             size = os.stat(path).st_size
         except FileNotFoundError:
-            raise UserError(
-                f"missing shard {path}; copy the folder again, or build the examples again"
-            ) from None
+            raise UserError(f"missing shard {path}; copy the folder again, or build the examples again") from None
         if size != shard["bytes"]:
             raise UserError(
                 f"truncated or changed shard {path}: {size} bytes, the manifest says {shard['bytes']}; "
@@ -197,13 +178,11 @@ class Dataset:
         out = [np.empty((len(indices), *column.shape[1:]), column.dtype) for column in first]
         order = np.argsort(shard_of, kind="stable")
         numbers, begins = np.unique(shard_of[order], return_index=True)
-        ends = np.append(begins[1:], len(order))
+        ends = np.append(begins, len(order))[1:]
         for shard, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
             columns = self._columns(shard)
             start = self._ends[shard] - self.shards[shard]["rows"]
-            if (
-                end - begin == 1
-            ):  # with many shards nearly every row is alone in its own: plain copies are 5 x faster
+            if end - begin == 1:  # with many shards nearly every row is alone in its own: plain copies are 5 x faster
                 into = int(order[begin])
                 row = int(indices[into] - start)
                 for target, column in zip(out, columns, strict=True):
@@ -246,9 +225,7 @@ class Dataset:
         except FileNotFoundError:
             problem = "the file is gone"
         if problem:
-            raise UserError(
-                f"damaged shard {path}: {problem}; copy the folder again, or build the examples again"
-            )
+            raise UserError(f"damaged shard {path}: {problem}; copy the folder again, or build the examples again")
         return [column for column in rows if column is not None]
 
 

@@ -1,9 +1,11 @@
-"""Output folders that appear whole or not at all."""
+"""Folders of files: outputs that appear whole or not at all, and JSON read with its mistakes said."""
 
 import contextlib
+import json
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.data.shards import INCOMPLETE
@@ -28,3 +30,16 @@ def new_folder(directory: str | Path) -> Iterator[Path]:
     except BaseException:
         shutil.rmtree(unfinished, ignore_errors=True)
         raise
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds. Raises UserError when it is missing, damaged or something else."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"no {path.name} in {path.parent}. Is it a checkpoint folder?") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}). Fetch it again") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is not a JSON object. Fetch it again")
+    return values

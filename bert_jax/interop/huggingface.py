@@ -4,26 +4,22 @@ Written afresh from the files that transformers 5 writes; transformers itself is
 """
 
 import json
-import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.interop import bert_names, model_card
-from bert_jax.interop.folders import new_folder
+from bert_jax.interop.folders import new_folder, read_json
 from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.weights import WEIGHTS_FILE, Weights, save
 from bert_jax.model.heads import Heads
 
-CONFIG_FILE, WEIGHTS_FILE, INDEX_FILE = "config.json", "model.safetensors", "model.safetensors.index.json"
-PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+CONFIG_FILE = "config.json"
 
 # Our field, theirs, and the value that theirs has where a file leaves it out (BertConfig of transformers).
 CONFIG_FIELDS: tuple[tuple[str, str, Any], ...] = (
@@ -57,7 +53,6 @@ ARCHITECTURES: dict[str, frozenset[str]] = {
     "BertForSequenceClassification": frozenset({"classes"}),
     "BertForTokenClassification": frozenset({"tags"}),
 }
-_WIDENED = ("float32", "float16", "bfloat16")  # each value of the narrow ones is a float32
 
 
 def read(directory: str | Path) -> Loaded:
@@ -71,8 +66,8 @@ def read(directory: str | Path) -> Loaded:
     safetensors; damaged files; a tokenizer that does not fit.
     """
     directory = Path(directory)
-    values = _read_json(directory / CONFIG_FILE)
-    weights = _Weights(directory)
+    values = read_json(directory / CONFIG_FILE)
+    weights = Weights(directory)
     heads = _heads(directory, values, weights)
     model = _model_config(directory, values)
     params = bert_names.from_theirs(_checked_reader(directory, weights, model, heads), model, heads)
@@ -103,91 +98,10 @@ def write(loaded: Loaded, directory: str | Path) -> None:
         loaded.tokenizer.save(unfinished)
         card = model_card.text(loaded, architecture)
         (unfinished / "README.md").write_text(card, encoding="utf-8")
-        _save(tensors, unfinished / WEIGHTS_FILE)
+        save(tensors, unfinished / WEIGHTS_FILE)
 
 
-def _save(tensors: Mapping[str, np.ndarray], path: Path) -> None:
-    whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
-    try:
-        safetensors.numpy.save_file(whole, path, metadata={"format": "pt"})
-    except safetensors.SafetensorError as error:
-        if found := re.search(r"os error (\d+)", str(error)):
-            code = int(found.group(1))
-            raise OSError(code, os.strerror(code), str(path)) from error
-        raise
-
-
-class _Weights(Mapping[str, np.ndarray]):
-    """Tensors of a folder by bare name (no "bert.", legacy names renewed), each read when it is asked for."""
-
-    def __init__(self, directory: Path) -> None:
-        self._names: dict[str, tuple[Path, str]] = {}
-        for path, name in _tensor_names(directory):
-            bare = name.removeprefix("bert.")
-            # The names of the first PyTorch conversions, which published files still have.
-            bare = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", bare)
-            bare = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", bare)
-            if bare in self._names:
-                raise UserError(f"{path} holds tensor {name} and {self._names[bare][1]}, which mean the same. Drop one")
-            self._names[bare] = path, name
-
-    def __getitem__(self, bare: str) -> np.ndarray:
-        path, name = self._names[bare]
-        with _open(path) as file:
-            tensor = file.get_tensor(name)
-        if str(tensor.dtype) not in _WIDENED:
-            raise UserError(f"{path}: tensor {name} is of dtype {tensor.dtype}; wanted one of {', '.join(_WIDENED)}")
-        return tensor.astype(np.float32)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def shape(self, bare: str) -> tuple[int, ...]:
-        path, name = self._names[bare]
-        with _open(path) as file:
-            return tuple(file.get_slice(name).get_shape())
-
-    def said(self, bare: str) -> str:
-        """The tensor as its file calls it, for a message."""
-        path, name = self._names[bare]
-        return f"{path}: tensor {name}"
-
-    def has(self, start: str) -> bool:
-        return any(name.startswith(start) for name in self._names)
-
-
-def _tensor_names(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Each tensor's file and name."""
-    if (directory / WEIGHTS_FILE).exists():
-        with _open(directory / WEIGHTS_FILE) as file:
-            yield from ((directory / WEIGHTS_FILE, name) for name in file.keys())  # noqa: SIM118 (no mapping)
-    elif (directory / INDEX_FILE).exists():
-        index = _read_json(directory / INDEX_FILE)
-        for name, part in index.get("weight_map", {}).items():
-            if not (directory / part).exists():
-                raise UserError(f"{directory / INDEX_FILE} names {part} (for {name}), which is missing. Fetch it too")
-            yield directory / part, name
-    elif pickles := sorted(path.name for pattern in PICKLES for path in directory.glob(pattern)):
-        raise UserError(
-            f"{directory} holds {pickles[0]}, a pickle: reading one can run any code that it contains. Where you "
-            "trust it, convert it once with transformers: AutoModelForPreTraining.from_pretrained(FOLDER)."
-            "save_pretrained(NEW_FOLDER), and the tokenizer likewise"
-        )
-    else:
-        raise UserError(f"{directory} holds no {WEIGHTS_FILE}. Is it a Hugging Face model folder?")
-
-
-def _open(path: Path) -> Any:
-    try:
-        return safetensors.safe_open(path, framework="numpy")
-    except safetensors.SafetensorError as error:
-        raise UserError(f"{path} is damaged or no safetensors file ({error}). Fetch it again") from error
-
-
-def _heads(directory: Path, values: Mapping[str, Any], weights: _Weights) -> Heads:
+def _heads(directory: Path, values: Mapping[str, Any], weights: Weights) -> Heads:
     where = directory / CONFIG_FILE
     if values.get("model_type") != "bert":
         raise UserError(f"{where}: model_type is {values.get('model_type')!r}; only 'bert' can be read")
@@ -211,7 +125,7 @@ def _model_config(directory: Path, values: Mapping[str, Any]) -> ModelConfig:
     for name, fine in FIXED_FIELDS:
         if (value := values.get(name, fine[0])) not in fine:
             raise UserError(f"{where}: {name} is {value!r}; only {fine[0]!r} can be read")
-    found = {}
+    found: dict[str, Any] = {}
     for ours, theirs, default in CONFIG_FIELDS:
         value = values.get(theirs, default)
         kind = int if default is None or isinstance(default, int) else (int, float)
@@ -221,7 +135,7 @@ def _model_config(directory: Path, values: Mapping[str, Any]) -> ModelConfig:
     return ModelConfig(**found)
 
 
-def _checked_reader(directory: Path, weights: _Weights, model: ModelConfig, heads: Heads) -> Any:
+def _checked_reader(directory: Path, weights: Weights, model: ModelConfig, heads: Heads) -> Any:
     """The weights, once every tensor is known to be there, in its shape, and no other."""
     wanted = bert_names.shapes_of_theirs(model, heads)
     for name, shape in wanted.items():
@@ -294,16 +208,4 @@ def _write_config(loaded: Loaded, architecture: str) -> dict[str, Any]:
         values["label2id"] = {label: index for index, label in enumerate(labels)}
     if loaded.heads.classes:
         values["problem_type"] = "regression" if loaded.heads.classes == 1 else "single_label_classification"
-    return values
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"no {path.name} in {path.parent}. Is it a checkpoint folder?") from error
-    except ValueError as error:
-        raise UserError(f"{path} is not valid JSON ({error}). Fetch it again") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{path} is not a JSON object. Fetch it again")
     return values

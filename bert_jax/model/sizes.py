@@ -4,6 +4,7 @@ base and large: Devlin et al. 2019, section 3. tiny to medium: Turc et al. 2019,
 table 1, and the google-research/bert README. Every size has heads of width 64 and a feed-forward of 4 times the width.
 """
 
+import dataclasses
 from typing import NamedTuple
 
 from bert_jax.command import UserError
@@ -17,6 +18,8 @@ class Size(NamedTuple):
 
 HEAD_WIDTH = 64
 FEED_FORWARD_FACTOR = 4
+
+FROM_CHECKPOINT = "checkpoint"  # the preset that means: as init_from has it
 
 PRESETS = {
     "tiny": Size(layers=2, width=128),
@@ -34,20 +37,29 @@ def model_config(options: ModelOptions, vocab_size: int) -> ModelConfig:
     Raises UserError for an unknown preset.
     """
     if options.preset not in PRESETS:
-        raise UserError(f"config.model.preset is {options.preset!r}; use one of: {', '.join(PRESETS)}")
+        known = ", ".join(PRESETS)
+        raise UserError(
+            f"config.model.preset is {options.preset!r}; use one of: {known}, or {FROM_CHECKPOINT} with init_from"
+        )
     size = PRESETS[options.preset]
+    return with_options(
+        ModelConfig(
+            vocab_size=vocab_size,
+            layers=size.layers,
+            width=size.width,
+            heads=size.width // HEAD_WIDTH,
+            feed_forward=size.width * FEED_FORWARD_FACTOR,
+        ),
+        options,
+    )
+
+
+def with_options(model: ModelConfig, options: ModelOptions) -> ModelConfig:
+    """An architecture with what a recipe sets beside the preset."""
+    attention_dropout = options.dropout if options.attention_dropout is None else options.attention_dropout
     given = {
         "max_positions": options.max_positions,
         "dropout": options.dropout,
-        "attention_dropout": options.dropout
-        if options.attention_dropout is None
-        else options.attention_dropout,
+        "attention_dropout": attention_dropout,
     }
-    return ModelConfig(
-        vocab_size=vocab_size,
-        layers=size.layers,
-        width=size.width,
-        heads=size.width // HEAD_WIDTH,
-        feed_forward=size.width * FEED_FORWARD_FACTOR,
-        **{name: value for name, value in given.items() if value is not None},  # type: ignore[arg-type]
-    )
+    return dataclasses.replace(model, **{name: value for name, value in given.items() if value is not None})

@@ -128,4 +128,4 @@ def _score(task: Task, split: Split, line: int, label: str) -> float:
 
 
 def _label_order(label: str) -> tuple[float, str]:
-    return (int(label), "") if label.removeprefix("-").isdecimal() else (math.inf, label)
+    return (float(int(label)), label) if label.removeprefix("-").isdecimal() else (math.inf, label)

@@ -10,15 +10,15 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, TrainConfig
-from bert_jax.interop.source import Loaded
+from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
-from bert_jax.model.bert import bind
+from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import classification, table, tagging
 from bert_jax.tasks.example import Example, Sentence, Split, TaskBatch, TaskRows
@@ -61,7 +61,7 @@ class Predictor:
         self._task = task
         self._mesh = mesh
         answer = functools.partial(_answer, objective_of(task), model, runtime)
-        self._answer = jax.jit(answer, out_shardings=partitioning.replicated(mesh))
+        self._answer = jax.jit(answer, out_shardings=NamedSharding(mesh, PartitionSpec()))
 
     def predict(self, params: Mapping[str, Any], rows: TaskRows, batch_size: int) -> tuple[np.ndarray, float]:
         """Answers in the order of the split, and the mean loss (NaN without labels).
@@ -133,8 +133,9 @@ def evaluate(loaded: Loaded, data: str | Path, config: TrainConfig | None = None
     labelled = {split: content for split, content in found.items() if content.labelled}
     if not labelled:
         raise UserError(f"{data} has no labels (column {task.columns.label!r}); evaluation needs them")
-    params = paths.unflatten(loaded.params)
-    params = jax.device_put(params, partitioning.parameter_shardings(partitioning.make_mesh(config.mesh), params))
+    wanted = paths.flatten(abstract_params(loaded.model, objective_of(task).heads))
+    params = paths.unflatten({path: loaded.params[path] for path in wanted})
+    params = jax.device_put(params, partitioning.shardings(partitioning.make_mesh(config.mesh), params))
     metrics: dict[str, float] = {}
     sizes: dict[str, dict[str, int]] = {}
     for name, split in labelled.items():

@@ -3,14 +3,15 @@
 import gzip
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Example, Sentence, Split
 
-OPENERS = {".gz": gzip.open, ".xz": lzma.open}
+OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".xz": lzma.open}
 # The columns of CoNLL-U: https://universaldependencies.org/format.html
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 # Marks the start of a document in the CoNLL-2003 files; no sentence of the task.

@@ -50,6 +50,12 @@ def _glue(folder: str, task: Task, test_columns: Columns | None = None) -> Named
     return NamedTask(task, folder, {split: f"{split}.tsv" for split in SPLITS}, test_columns)
 
 
+# https://universaldependencies.org/u/pos
+UNIVERSAL_TAGS = (
+    *("ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART"),
+    *("PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X"),
+)
+
 # Layouts, labels and metrics of GLUE: Wang et al. 2019, table 1, and the files of gluebenchmark.com. The order of
 # RTE's labels is that of the Hugging Face `glue` data set, so that exported models agree.
 TASKS: dict[str, NamedTask] = {
@@ -97,12 +103,11 @@ TASKS: dict[str, NamedTask] = {
             columns=Columns("sentence1", "sentence2", "label"),
         ),
     ),
-    # Universal parts of speech: https://universaldependencies.org/u/pos
     "ewt": NamedTask(
         Task(
             "ewt",
             "tagging",
-            tuple("ADJ ADP ADV AUX CCONJ DET INTJ NOUN NUM PART PRON PROPN PUNCT SCONJ SYM VERB X".split()),
+            UNIVERSAL_TAGS,
             metrics=("accuracy",),
             columns=Columns("FORM", "", "UPOS"),
         ),

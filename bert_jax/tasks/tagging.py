@@ -4,6 +4,7 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from jaxtyping import Integer
@@ -159,7 +160,7 @@ def _label_ids(task: Task, split: Split[Sentence]) -> list[int]:
 def _row_starts(sizes: Integer[np.ndarray, "W"], sentence_offsets: Integer[np.ndarray, "K"], room: int) -> list[int]:
     """The first word of each row: as many words of a sentence as fit into room pieces, then a new row."""
     starts = []
-    for first, last in zip(sentence_offsets[:-1], sentence_offsets[1:], strict=True):
+    for first, last in pairwise(sentence_offsets):
         used = room
         for word in range(first, last):
             if word == first or used + sizes[word] > room:
@@ -172,5 +173,4 @@ def _row_starts(sizes: Integer[np.ndarray, "W"], sentence_offsets: Integer[np.nd
 def _sentences(task: Task, rows: TaskRows, ids: Integer[np.ndarray, "W"]) -> list[list[str]]:
     assert rows.sentence_offsets is not None
     tags = [task.labels[number] for number in ids]
-    bounds = rows.sentence_offsets
-    return [tags[start:stop] for start, stop in zip(bounds[:-1], bounds[1:], strict=True)]
+    return [tags[start:stop] for start, stop in pairwise(rows.sentence_offsets)]

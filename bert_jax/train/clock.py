@@ -23,15 +23,24 @@ class Clock:
     """
 
     def __init__(
-        self, steps: int, budget_minutes: float, log_every: int, *, elapsed: float = 0.0, replay: str = ""
+        self,
+        steps: int,
+        budget_minutes: float,
+        log_every: int,
+        *,
+        start: int = 0,
+        fraction: float = 0.0,
+        elapsed: float = 0.0,
+        replay: str = "",
     ) -> None:
-        if steps <= 0 and budget_minutes <= 0 and not replay:
-            raise UserError("nothing says when to stop; set --config.steps=N or --config.budget_minutes=M")
+        """start, fraction and elapsed are those of the checkpoint that the run goes on from."""
+        check_end(steps, budget_minutes, replay)
         self.steps = steps
         self.budget = budget_minutes * 60
         self.log_every = max(log_every, 1)
-        self.fraction = 0.0
+        self.fraction = fraction
         self.refreshed = False
+        self._start = start
         self._elapsed_before = elapsed
         self._started = time.monotonic()
         self._last_refresh = -1.0
@@ -49,6 +58,8 @@ class Clock:
             self.fraction = self._replay.get(step, self.fraction)
             return self.fraction
         by_steps = step / self.steps if self.steps > 0 else 0.0
+        if self.budget > 0 and step == self._start:  # no line is logged here, so nothing new may be decided
+            return self.fraction
         if self.budget <= 0:
             self.refreshed, self.fraction = step % self.log_every == 0, by_steps
             return self.fraction
@@ -63,9 +74,11 @@ class Clock:
             self.fraction = max(self.fraction, float(share))
         return self.fraction
 
-    def restore(self, fraction: float) -> None:
-        """Goes on from a checkpoint's fraction until the next refresh."""
-        self.fraction = fraction
+
+def check_end(steps: int, budget_minutes: float, replay: str) -> None:
+    """Raises UserError for a run that nothing would end."""
+    if steps <= 0 and budget_minutes <= 0 and not replay:
+        raise UserError("nothing says when to stop; set --config.steps=N or --config.budget_minutes=M")
 
 
 def read_fractions(metrics_file: str) -> dict[int, float]:

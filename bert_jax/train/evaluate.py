@@ -10,12 +10,12 @@ from jax.sharding import Mesh
 
 from bert_jax.train import partitioning
 from bert_jax.train.losses import means
-from bert_jax.train.steps import Plan, evaluation_step
+from bert_jax.train.steps import Forward, evaluation_step
 
 Evaluator = Callable[[dict[str, Any]], dict[str, float]]  # parameters in, metrics by name out
 
 
-def make_evaluator(plan: Plan, mesh: Mesh, batches: Callable[[], Iterator[Any]], batch_size: int) -> Evaluator:
+def make_evaluator(plan: Forward, mesh: Mesh, batches: Callable[[], Iterator[Any]], batch_size: int) -> Evaluator:
     """An evaluator of the plan's objective over batches(), each of batch_size global rows, fillers weighing 0.
 
     Every process passes the same global batches; each takes its own rows of them.

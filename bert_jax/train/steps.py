@@ -17,12 +17,18 @@ from bert_jax.train.state import TrainState
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
-    """What a step needs to know beside its arguments; fixed for a run."""
+class Forward:
+    """What an evaluation step needs to know beside its arguments; fixed for a run."""
 
     model: ModelConfig
     runtime: Runtime
     objective: Objective
+
+
+@dataclass(frozen=True, eq=False)
+class Plan(Forward):
+    """What a training step needs to know beside its arguments; fixed for a run."""
+
     optimizer_config: OptimizerConfig
     optimizer: optax.GradientTransformation
     seed: int = 0
@@ -58,7 +64,7 @@ def train_step(
     return TrainState(state.step + 1, params, optimizer_state), metrics
 
 
-def evaluation_step(plan: Plan, params: dict[str, Any], batch: Any) -> tuple[Sums, Sums]:
+def evaluation_step(plan: Forward, params: dict[str, Any], batch: Any) -> tuple[Sums, Sums]:
     """Sums and counts of one batch without dropout; the caller adds them up over batches and divides once."""
     model = bind(plan.model, plan.objective.heads, params, plan.runtime)
     return plan.objective.sums(model, batch, None), plan.objective.counts(batch)

@@ -2,11 +2,10 @@
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
-import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.train.metrics import peak_flops, training_flops
@@ -17,19 +16,24 @@ LATEST = ("learning_rate", "gradient_norm")  # of the last step; everything else
 class Window:
     """Collects the metrics of steps. A step's are fetched once the next is under way, so the device never waits."""
 
-    def __init__(self, model: ModelConfig) -> None:
-        self.tokens = 0  # real tokens seen since the loop began
+    def __init__(self, model: ModelConfig, saved: Mapping[str, Any]) -> None:
+        """saved is an earlier window's `state`, or empty: a line that a restart cuts in two still is one mean."""
+        self.tokens = int(saved.get("all_tokens", 0))  # real tokens since the run began
         self._model = model
         self._peak = peak_flops()
         self._pending: dict[str, jax.Array] | None = None
         self._waited = 0.0
         self._reset()
+        self._steps = int(saved.get("steps", 0))
+        self._sums = dict(saved.get("sums", {}))
+        self._slots = int(saved.get("slots", 0))
+        self._tokens_before = self._sums.get("tokens", 0.0)  # not of this process's time
 
     def _reset(self) -> None:
-        self._metrics: list[dict[str, float]] = []
-        self._slots = 0
-        self._flops = 0.0
-        self._paused = 0.0
+        self._steps = self._slots = 0
+        self._sums: dict[str, float] = {}
+        self._latest: dict[str, float] = {}
+        self._tokens_before = self._flops = self._paused = 0.0
         self._started = time.monotonic()
 
     def add(self, batch: Any, metrics: dict[str, jax.Array]) -> None:
@@ -41,23 +45,23 @@ class Window:
         pending, self._pending = self._pending, metrics
         self._fetch(pending)
 
+    def state(self) -> dict[str, Any]:
+        """What the mean so far is made of, as JSON values; waits for the last step to end."""
+        self._flush()
+        return {"all_tokens": self.tokens, "steps": self._steps, "sums": self._sums, "slots": self._slots}
+
     def close(self, waited_seconds: float) -> dict[str, float | None]:
         """The values of a log line over the steps since the last one; waits for the last step to end.
 
         waited_seconds is the time spent waiting for batches since the loop began.
         """
-        pending, self._pending = self._pending, None
-        self._fetch(pending)
+        self._flush()
         seconds = max(time.monotonic() - self._started - self._paused, 1e-9)
-        tokens = sum(metrics["tokens"] for metrics in self._metrics)
-        line: dict[str, float | None] = {}
-        for name in self._metrics[0] if self._metrics else {"loss": None}:
-            if name == "tokens":
-                continue
-            values = [metrics[name] for metrics in self._metrics]
-            line[name] = values[-1] if name in LATEST else float(np.mean(values, dtype=np.float64))
+        tokens = self._sums.get("tokens", 0.0)
+        means = {name: value / max(self._steps, 1) for name, value in self._sums.items() if name != "tokens"}
+        line: dict[str, float | None] = {"loss": None, **means, **self._latest}
         line |= {
-            "tokens_per_second": tokens / seconds,
+            "tokens_per_second": (tokens - self._tokens_before) / seconds,
             "mfu": self._flops / seconds / self._peak if self._peak else None,
             "data_wait_share": (waited_seconds - self._waited) / seconds,
             "padding_share": 1 - tokens / max(self._slots, 1),
@@ -73,9 +77,17 @@ class Window:
         yield
         self._paused += time.monotonic() - started
 
+    def _flush(self) -> None:
+        pending, self._pending = self._pending, None
+        self._fetch(pending)
+
     def _fetch(self, metrics: dict[str, jax.Array] | None) -> None:
         if metrics is None:
             return
-        values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        self.tokens += int(values["tokens"])
-        self._metrics.append(values)
+        self._steps += 1
+        for name, value in jax.device_get(metrics).items():
+            if name in LATEST:
+                self._latest[name] = float(value)
+            else:
+                self._sums[name] = self._sums.get(name, 0.0) + float(value)
+        self.tokens += int(metrics["tokens"])

@@ -1,0 +1,128 @@
+"""How fast batches come: permutation, gather, dynamic whole-word masking and every field of Batch, on one core.
+
+    python -m benchmarks.loader [--input GLOB] [--tokenizer DIR_OR_VOCAB] [--peer_python PYTHON]
+
+Prints one JSON line: real tokens (padding not counted) a second of processor time, which neighbours on the machine
+do not change as they change wall time, at T=128, with T=512 in settings. Both run in one thread. The peer is torch's
+DataLoader with transformers' DataCollatorForLanguageModeling, on the same rows, one core, no worker process, fed with
+lists in memory and with token masking (its fastest way; its whole-word masking, which never replaces by random tokens,
+is in settings). It runs in PYTHON, an interpreter that has torch and transformers; without --peer_python there is no
+peer. --input is the text in data_prep/sample unless given, --tokenizer a vocabulary trained on it.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import common
+from bert_jax import command
+from bert_jax.data import shards
+from bert_jax.data.loader import PretrainingLoader
+from data_prep import build_examples, readers, train_tokenizer
+
+BATCH_SIZE = 256  # the global batch of BERT's recipes (Devlin et al. 2019, appendix A.2)
+LENGTHS = (128, 512)
+REPEATS = 5
+SECONDS = 1.0  # of each repeat
+SAMPLE = str(common.REPOSITORY / "data_prep" / "sample" / "books" / "*.txt.xz")
+SAMPLE_VOCABULARY = 8000
+PEER = Path(__file__).with_name("loader_peer.py")
+
+
+def measure(input: str, tokenizer: str, peer_python: str) -> dict[str, Any]:
+    """Builds the shards, runs both, prints the line and returns it."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        vocabulary = Path(tokenizer) if tokenizer else _train(input, work / "vocabulary")
+        built = {length: _build(input, vocabulary, work / str(length), length) for length in LENGTHS}
+        if hasattr(os, "sched_setaffinity"):
+            os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # the peer inherits it
+        ours = {length: _our_rate(directory) for length, directory in built.items()}
+        peers = {length: _peer_rates(directory, peer_python) for length, directory in built.items() if peer_python}
+    first, second = LENGTHS
+    settings: dict[str, Any] = {
+        "batch_size": BATCH_SIZE,
+        "seq_len": first,
+        "masking": "dynamic, whole words, rate 0.15",
+        "input": "data_prep/sample" if input == SAMPLE else Path(input).name,
+        "repeats": f"median of {REPEATS} x {SECONDS:g} s",
+        f"value_at_{second}": round(ours[second]),
+    }
+    for length, rates in peers.items():
+        settings |= {f"peer_{unit}_at_{length}": round(rates[unit]) for unit in ("token", "word")}
+    return common.emit(
+        "loader",
+        ours[first],
+        "real tokens/s of one core's time",
+        "torch DataLoader + transformers DataCollatorForLanguageModeling" if peers else None,
+        peers[first]["token"] if peers else None,
+        settings,
+        peers[first]["versions"] if peers else None,
+    )
+
+
+def _train(input: str, directory: Path) -> Path:
+    train_tokenizer.train(readers.expand(input), directory, vocab_size=SAMPLE_VOCABULARY, lowercase=True)
+    return directory
+
+
+def _build(input: str, tokenizer: Path, directory: Path, seq_len: int) -> Path:
+    build_examples.build(input, tokenizer, directory, seq_len, mask_unit="word", workers=1)
+    return directory
+
+
+def _our_rate(directory: Path) -> float:
+    dataset = shards.open_dataset(directory, "train")
+    loader = PretrainingLoader(dataset, dataset.tokenizer(), batch_size=BATCH_SIZE, seed=0)
+    rates, step = [], 0
+    for repeat in range(REPEATS + 1):
+        tokens, began = 0, time.process_time()
+        while (seconds := time.process_time() - began) < SECONDS:
+            tokens += int(np.count_nonzero(loader.batch(step).sequence_ids))
+            step += 1
+        if repeat:  # the first maps the shards and warms the caches
+            rates.append(tokens / seconds)
+    return statistics.median(rates)
+
+
+def _peer_rates(directory: Path, python: str) -> dict[str, Any]:
+    """Rates of the peer by unit of masking, and its versions."""
+    dataset = shards.open_dataset(directory, "train")
+    rows = dataset.gather(np.arange(dataset.rows))
+    file = directory / "rows.npz"
+    np.savez(
+        file,
+        input_ids=rows.input_ids,
+        lengths=rows.sequence_lengths[:, 0],
+        first_lengths=rows.first_segment_lengths[:, 0],
+        labels=rows.next_sentence_labels[:, 0],
+        continuation=dataset.tokenizer().continuation,
+    )
+    arguments = [python, str(PEER), str(file), str(directory / "tokenizer"), str(BATCH_SIZE), str(REPEATS)]
+    ran = subprocess.run(
+        arguments, capture_output=True, text=True, check=False, env=os.environ | {"OMP_NUM_THREADS": "1"}
+    )
+    if ran.returncode:
+        raise command.UserError(f"--peer_python {python}: {ran.stderr.strip().splitlines()[-1]}")
+    return json.loads(ran.stdout.splitlines()[-1])
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("benchmarks.loader", __doc__)
+    parser.add_argument("--input", default=SAMPLE, help="text to build the rows from (default: data_prep/sample)")
+    parser.add_argument("--tokenizer", default="", help="its tokenizer (default: one trained on the text)")
+    parser.add_argument("--peer_python", default="", help="an interpreter with torch and transformers (default: none)")
+    options = parser.parse_args(arguments)
+    measure(options.input, options.tokenizer, options.peer_python)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,43 @@
+"""Turns a Hugging Face folder into a checkpoint of ours."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bert_jax import command
+from bert_jax.interop import huggingface, source
+from bert_jax.interop.folders import new_folder
+from bert_jax.interop.loaded import Loaded
+
+DESCRIPTION = """Turns a BERT in Hugging Face layout into a checkpoint of bert_jax: config.json, tokenizer/ and
+checkpoints/0, weights only. Every tensor keeps its value; the token table is padded to a multiple of 128 rows.
+
+  python -m bert_jax.convert --input bert-base-uncased --output checkpoints/bert-base-uncased
+
+--input is a folder with config.json, model.safetensors (or its parts and their index) and tokenizer.json or vocab.txt.
+Pickles (pytorch_model.bin) are refused, since reading one can run code; the message says how to convert one.
+
+The commands also take a Hugging Face folder as it is; converting it once checks it once, and makes starts quicker."""
+
+
+def convert(input_directory: str | Path, output: str | Path) -> Loaded:
+    """Converts a Hugging Face folder; the output folder appears whole or not at all.
+
+    Raises UserError when the output exists, and for all that `huggingface.read` refuses.
+    """
+    with new_folder(output) as unfinished:
+        loaded = huggingface.read(input_directory)
+        source.write_workdir(loaded, unfinished)
+    return loaded
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("bert_jax.convert", DESCRIPTION)
+    parser.add_argument("--input", required=True, metavar="HF_DIR", help="the Hugging Face folder")
+    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to make; it must not exist")
+    options = parser.parse_args(arguments)
+    loaded = convert(options.input, options.output)
+    print(f"{options.output}: {source.describe(loaded)}")
+
+
+if __name__ == "__main__":
+    command.run(main)

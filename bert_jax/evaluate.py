@@ -1,0 +1,87 @@
+"""Measures a checkpoint on held-out shards, or a fine-tuned one on labelled files."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from bert_jax import command
+from bert_jax.command import UserError
+from bert_jax.config import TrainConfig
+from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.shards import open_dataset
+from bert_jax.interop import source
+from bert_jax.interop.loaded import Loaded
+from bert_jax.model import paths
+from bert_jax.model.bert import abstract_params
+from bert_jax.tasks import evaluation
+from bert_jax.train import partitioning, trainer
+from bert_jax.train.evaluate import make_evaluator
+from bert_jax.train.losses import PretrainingObjective
+from bert_jax.train.steps import Forward
+
+DESCRIPTION = """Measures a checkpoint.
+
+  python -m bert_jax.evaluate --checkpoint runs/base --data shards      masked tokens and next sentences, held out
+  python -m bert_jax.evaluate --checkpoint runs/ewt --data test.conllu  the metrics of the task it was fine-tuned for
+
+--checkpoint is a workdir, a step in it, an export, or a Hugging Face folder. --data is the output of
+data_prep.build_examples (its eval/ is measured; name DIR/train to measure that), or a file (or folder) of the task
+that the checkpoint was fine-tuned for. Prints the metrics as one JSON line. Each row counts once; masks of held-out
+rows are the same at every measurement, so figures compare between checkpoints.
+"""
+
+
+def evaluate(
+    checkpoint: str | Path, data: str | Path, *, batch_size: int = 64, compute_dtype: str = "auto", max_rows: int = 0
+) -> dict[str, Any]:
+    """Metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, `nsp_accuracy` ..., or those of the checkpoint's task.
+
+    Raises UserError for a checkpoint without the head that the data asks for, or of another tokenizer than theirs.
+    """
+    loaded = source.open_checkpoint(checkpoint)
+    config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype)
+    if loaded.task:
+        found = evaluation.evaluate(loaded, data, config)
+        return {**found.metrics, "counts": found.counts}
+    return _evaluate_shards(loaded, Path(data), config, max_rows)
+
+
+def _evaluate_shards(loaded: Loaded, data: Path, config: TrainConfig, max_rows: int) -> dict[str, Any]:
+    if not loaded.heads.mlm:
+        raise UserError(f"{loaded.origin} has no masked-language-model head to measure; name a pretrained checkpoint")
+    dataset = open_dataset(data, "train" if data.name == "train" else "eval")
+    mesh = partitioning.make_mesh(config.mesh)
+    size = -(-config.batch_size // mesh.size) * mesh.size
+    loader = PretrainingLoader(dataset, loaded.tokenizer, batch_size=size, seed=0)
+    objective = PretrainingObjective(dataset.manifest["objective"] == "nsp" and loaded.heads.next_sentence)
+    plan = Forward(loaded.model, trainer.runtime_of(config), objective)
+    with jax.set_mesh(mesh):
+        evaluator = make_evaluator(plan, mesh, lambda: loader.evaluation_batches(size, max_rows), size)
+        wanted = paths.flatten(abstract_params(loaded.model, objective.heads))
+        params = paths.unflatten({path: loaded.params[path] for path in wanted})
+        return dict(evaluator(jax.device_put(params, partitioning.shardings(mesh, params))))
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("bert_jax.evaluate", DESCRIPTION)
+    parser.add_argument("--checkpoint", required=True, help="what to measure")
+    parser.add_argument("--data", required=True, help="shards, or a file or folder of the checkpoint's task")
+    parser.add_argument("--batch_size", type=int, default=64, help="rows a batch (default: 64)")
+    parser.add_argument("--compute_dtype", default="auto", help="float32, bfloat16, auto (default: float32 on a CPU)")
+    parser.add_argument("--max_rows", type=int, default=0, help="measure no more rows of the shards (default: all)")
+    known = parser.parse_args(list(arguments))
+    result = evaluate(
+        known.checkpoint,
+        known.data,
+        batch_size=known.batch_size,
+        compute_dtype=known.compute_dtype,
+        max_rows=known.max_rows,
+    )
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    command.run(main)

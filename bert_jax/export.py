@@ -1,0 +1,57 @@
+"""Writes a checkpoint for use elsewhere: in Hugging Face layout, or as an Orbax tree of its weights."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from bert_jax import command
+from bert_jax.command import UserError
+from bert_jax.interop import huggingface, source
+from bert_jax.interop.folders import new_folder
+from bert_jax.interop.loaded import Loaded
+
+FORMATS = ("hf", "orbax")
+
+DESCRIPTION = """Writes a checkpoint for use elsewhere.
+
+  python -m bert_jax.export --checkpoint runs/base --format hf --output exported
+
+hf     the layout of Hugging Face: model.safetensors, config.json, tokenizer files, README.md (a model card), so that
+       AutoTokenizer and BertForPreTraining (or what the heads are) open it by from_pretrained("exported").
+       The rows that pad the vocabulary are cut.
+orbax  the weights alone, without the optimizer, in the layout of a workdir at step 0: for sharing, for another
+       JAX program, for bert_jax itself.
+
+CHECKPOINT is a workdir, a step in it (runs/base/checkpoints/1000), an export, or a Hugging Face folder."""
+
+
+def export(checkpoint: str | Path, output: str | Path, format: str = "hf") -> Loaded:
+    """Exports a checkpoint; the output folder appears whole or not at all.
+
+    Raises UserError for an unknown format, an output that exists, and a checkpoint that cannot be opened.
+    """
+    if format not in FORMATS:
+        later = " (stablehlo comes later)" if format == "stablehlo" else ""
+        raise UserError(f"--format is {format}{later}; there are: {', '.join(FORMATS)}")
+    if Path(output).exists():
+        raise UserError(f"{output} exists. Name another --output, or remove it first")
+    loaded = source.open_checkpoint(checkpoint)
+    if format == "hf":
+        huggingface.write(loaded, output)
+    else:
+        with new_folder(output) as unfinished:
+            source.write_workdir(loaded, unfinished)
+    return loaded
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("bert_jax.export", DESCRIPTION)
+    parser.add_argument("--checkpoint", required=True, help="what to export")
+    parser.add_argument("--format", default="hf", help=f"one of {', '.join(FORMATS)} (default: hf)")
+    parser.add_argument("--output", required=True, metavar="DIR", help="the folder to make; it must not exist")
+    options = parser.parse_args(arguments)
+    loaded = export(options.checkpoint, options.output, options.format)
+    print(f"{options.output}: {source.describe(loaded)}")
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,102 @@
+"""README.md of an exported model: what it is, what it learned from, what it scored, how to load it."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from bert_jax.interop.loaded import Loaded
+from bert_jax.shapes import padded_vocabulary
+
+_PIPELINES = {
+    "BertForPreTraining": "fill-mask",
+    "BertForMaskedLM": "fill-mask",
+    "BertForSequenceClassification": "text-classification",
+    "BertForTokenClassification": "token-classification",
+}
+
+
+def text(loaded: Loaded, architecture: str) -> str:
+    """The model card as Markdown. Only what is known is said."""
+    model = loaded.model
+    pipeline = _PIPELINES.get(architecture, "feature-extraction")
+    case = "uncased" if loaded.tokenizer.lowercase else "cased"
+    sections = [
+        f"---\nlibrary_name: transformers\npipeline_tag: {pipeline}\ntags:\n- bert\n- bert_jax\n---",
+        f"# {architecture}",
+        f"A BERT encoder of {model.layers} layers, width {model.width}, {model.heads} attention heads and "
+        f"{_parameter_count(loaded):,} parameters, for up to {model.max_positions} tokens, with an {case} WordPiece "
+        f"vocabulary of {loaded.tokenizer.vocab_size:,}. Exported by bert_jax"
+        + (f" after {loaded.step:,} steps of training." if loaded.step else "."),
+        *_task_section(loaded),
+        *_table_section("Training", _training_rows(loaded.training)),
+        *_table_section("Evaluation", _metric_rows(loaded.metrics)),
+        "## How to load it",
+        "```python\nfrom transformers import AutoTokenizer, " + architecture + "\n\n"
+        'tokenizer = AutoTokenizer.from_pretrained("PATH")\n'
+        f'model = {architecture}.from_pretrained("PATH")\n```',
+        "bert_jax takes the folder as `--checkpoint`, `--config.init_from`, or through `python -m bert_jax.convert`.",
+        "## Limits",
+        "It repeats what its training text says, mistakes and prejudice included. It was not checked beyond the "
+        "figures above.",
+    ]
+    return "\n\n".join(sections) + "\n"
+
+
+def _parameter_count(loaded: Loaded) -> int:
+    """Parameters without the rows that pad the vocabulary."""
+    padding = padded_vocabulary(loaded.model.vocab_size) - loaded.model.vocab_size
+    padded = {"embeddings/token/table": loaded.model.width, "mlm_head/bias": 1}
+    sizes = {path: int(np.prod(np.shape(value))) for path, value in loaded.params.items()}
+    return sum(size - padding * padded.get(path, 0) for path, size in sizes.items())
+
+
+def _task_section(loaded: Loaded) -> list[str]:
+    if loaded.task is None:
+        return []
+    labels = ", ".join(f"`{label}`" for label in loaded.task["labels"]) or "a number"
+    return ["## Task", f"{loaded.task['name']} ({loaded.task['kind']}). Answers: {labels}."]
+
+
+def _training_rows(training: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the run that a reader asks for first, by their configuration keys."""
+    wanted = (
+        "data.train",
+        "task.train",
+        "init_from",
+        "batch_size",
+        "steps",
+        "budget_minutes",
+        "optimizer.name",
+        "optimizer.learning_rate",
+        "optimizer.warmup_steps",
+        "optimizer.weight_decay",
+        "compute_dtype",
+        "seed",
+    )
+    found = {}
+    for key in wanted:
+        value: Any = training
+        for part in key.split("."):
+            value = value[part] if isinstance(value, Mapping) and part in value else None
+        if value not in (None, "", 0, 0.0):
+            found[key] = value
+    return found
+
+
+def _metric_rows(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Numbers of result.json by dotted name."""
+    rows: dict[str, Any] = {}
+    for name, value in metrics.items():
+        if isinstance(value, Mapping):
+            rows |= _metric_rows(value, f"{prefix}{name}.")
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            rows[f"{prefix}{name}"] = f"{value:.4f}" if isinstance(value, float) else value
+    return rows
+
+
+def _table_section(title: str, rows: Mapping[str, Any]) -> list[str]:
+    if not rows:
+        return []
+    lines = [f"| {name} | {value} |" for name, value in rows.items()]
+    return [f"## {title}", "\n".join(["| | |", "|---|---|", *lines])]

@@ -1,0 +1,168 @@
+"""Opening any CHECKPOINT, and starting a new run from one."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from bert_jax import tokenizer as tokenizer_lib
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+from bert_jax.data.shards import INCOMPLETE
+from bert_jax.interop import huggingface
+from bert_jax.interop.folders import read_json
+from bert_jax.interop.loaded import Loaded
+from bert_jax.model import paths
+from bert_jax.model.bert import abstract_params
+from bert_jax.model.heads import Heads
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.train import checkpoint
+
+__all__ = ["InitialParams", "Loaded", "check_architecture", "initial_params", "open_checkpoint", "write_workdir"]
+
+# The others (dropout, initializer_range) change how a model is trained, not what its parameters mean.
+ARCHITECTURE_FIELDS = (
+    "vocab_size",
+    "layers",
+    "width",
+    "heads",
+    "feed_forward",
+    "max_positions",
+    "segment_types",
+    "layer_norm_epsilon",
+)
+
+
+class InitialParams(NamedTuple):
+    """What a new run starts from: parameters to copy by path, and the paths that are drawn afresh."""
+
+    params: dict[str, np.ndarray]
+    fresh: tuple[str, ...]
+
+
+def open_checkpoint(path: str | Path) -> Loaded:
+    """Opens a CHECKPOINT: a workdir, a step in it, what convert or export wrote, or a Hugging Face folder.
+
+    Raises UserError when there is none, when it is half-written or damaged, and for all that `huggingface.read`
+    refuses.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"no checkpoint at {path}. Name a workdir, a step in it, or a Hugging Face folder")
+    if not path.is_dir():
+        raise UserError(f"{path} is a file; a checkpoint is a folder (a workdir, a step in it, a Hugging Face folder)")
+    if path.name.endswith(INCOMPLETE):
+        raise UserError(f"{path} is half-written. Run the command that was writing it again")
+    step = None
+    if path.absolute().parent.name == checkpoint.CHECKPOINTS and path.name.isdecimal():
+        path, step = path.absolute().parent.parent, int(path.name)
+    if step is None and not _is_workdir(path):
+        return huggingface.read(path)
+    return _open_workdir(path, step)
+
+
+def check_architecture(got: ModelConfig, wanted: ModelConfig, origin: str = "the checkpoint") -> None:
+    """Raises UserError when a checkpoint's parameters are not those of the architecture wanted, naming the field."""
+    for name in ARCHITECTURE_FIELDS:
+        if getattr(got, name) != getattr(wanted, name):
+            raise UserError(
+                f"{origin} is of another architecture: {name} is {getattr(got, name)}, the configuration wants "
+                f"{getattr(wanted, name)}. Change config.model, or init_from another checkpoint"
+            )
+
+
+def initial_params(loaded: Loaded, model: ModelConfig, heads: Heads, tokenizer: Tokenizer) -> InitialParams:
+    """The parameters of a checkpoint that a run of this model, these heads and this tokenizer starts from.
+
+    A head that the checkpoint lacks, or has for another number of classes, is drawn afresh, which one line on
+    stderr says. Raises UserError for another architecture or another tokenizer.
+    """
+    origin = loaded.origin or "the checkpoint"
+    check_architecture(loaded.model, model, origin)
+    if loaded.tokenizer.content_hash != tokenizer.content_hash:
+        raise UserError(
+            f"{origin} was trained with another tokenizer than the data of this run. Build the data with "
+            f"--tokenizer={origin}, or init_from another checkpoint"
+        )
+    wanted = paths.flatten(abstract_params(model, heads))
+    found = {
+        path: value for path, value in loaded.params.items() if path in wanted and wanted[path].shape == value.shape
+    }
+    fresh = tuple(path for path in wanted if path not in found)
+    if fresh:
+        Console(stderr=True).print(
+            f"starting from {origin}; not in it, so drawn afresh: {', '.join(fresh)}", highlight=False, soft_wrap=True
+        )
+    return InitialParams(found, fresh)
+
+
+def write_workdir(loaded: Loaded, directory: Path) -> None:
+    """Writes a checkpoint as the workdir of a run that has not begun, step 0, parameters only."""
+    directory.mkdir(parents=True, exist_ok=True)
+    checkpoint.write_params(directory, 0, loaded.params)
+    loaded.tokenizer.save(directory / "tokenizer")
+    kind = "pretraining" if loaded.task is None else "finetuning"
+    checkpoint.write_config(
+        directory,
+        checkpoint.WorkdirConfig(loaded.model, loaded.heads, kind, training=loaded.training, task=loaded.task),
+    )
+
+
+def _is_workdir(path: Path) -> bool:
+    """Whether config.json is one of ours; both kinds of folder have one."""
+    file = path / checkpoint.CONFIG_FILE
+    if not file.exists() and (path / checkpoint.CHECKPOINTS).is_dir():
+        raise UserError(f"{path} has checkpoints but no {checkpoint.CONFIG_FILE}. Name the workdir that they are of")
+    return "model_type" not in read_json(file)
+
+
+def _open_workdir(workdir: Path, step: int | None) -> Loaded:
+    config = checkpoint.read_config(workdir)
+    step = checkpoint.latest_step(workdir) if step is None else step
+    params = checkpoint.read_params(workdir, step)
+    _check_params(params, config.model, config.heads, workdir)
+    words = tokenizer_lib.load(workdir / "tokenizer")
+    return Loaded(
+        config.model,
+        config.heads,
+        params,
+        words,
+        config.task,
+        step or 0,
+        origin=str(workdir),
+        training=config.training,
+        metrics=_result(workdir),
+    )
+
+
+def _check_params(params: Mapping[str, np.ndarray], model: ModelConfig, heads: Heads, workdir: Path) -> None:
+    wanted = {path: leaf.shape for path, leaf in paths.flatten(abstract_params(model, heads)).items()}
+    got = {path: value.shape for path, value in params.items()}
+    for path in sorted(set(wanted) | set(got)):
+        if wanted.get(path) != got.get(path):
+            raise UserError(
+                f"{workdir}: parameter {path} is {got.get(path, 'missing')}, config.json wants "
+                f"{wanted.get(path, 'none')}. Was config.json changed, or taken from another workdir?"
+            )
+
+
+def _result(workdir: Path) -> dict[str, object]:
+    """result.json, where the run has ended."""
+    try:
+        return dict(json.loads((workdir / "result.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}  # only the model card tells of it
+
+
+def describe(loaded: Loaded) -> str:
+    """One line of what a checkpoint is, for the end of a command."""
+    heads = [name for name, value in dataclasses.asdict(loaded.heads).items() if value]
+    model = loaded.model
+    return (
+        f"BERT, {model.layers} layers x {model.width}, vocabulary {model.vocab_size}, "
+        f"{model.max_positions} positions; heads: {', '.join(heads) or 'none'}"
+    )

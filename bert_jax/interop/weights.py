@@ -1,0 +1,103 @@
+"""The tensors of a Hugging Face folder: safetensors in one file or several, never a pickle."""
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from bert_jax.command import UserError
+from bert_jax.interop.folders import read_json
+
+WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
+PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
+_WIDENED = ("float32", "float16", "bfloat16")  # each value of the narrow ones is a float32
+
+
+class Weights(Mapping[str, np.ndarray]):
+    """Tensors of a folder by bare name (no "bert.", legacy names renewed), each read when it is asked for."""
+
+    def __init__(self, directory: Path) -> None:
+        self._names: dict[str, tuple[Path, str]] = {}
+        for path, name in _tensor_names(directory):
+            bare = name.removeprefix("bert.")
+            # The names of the first PyTorch conversions, which published files still have.
+            bare = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", bare)
+            bare = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", bare)
+            if bare in self._names:
+                raise UserError(f"{path} holds tensor {name} and {self._names[bare][1]}, which mean the same. Drop one")
+            self._names[bare] = path, name
+
+    def __getitem__(self, bare: str) -> np.ndarray:
+        path, name = self._names[bare]
+        with _open(path) as file:
+            tensor = file.get_tensor(name)
+        if str(tensor.dtype) not in _WIDENED:
+            raise UserError(f"{path}: tensor {name} is of dtype {tensor.dtype}; wanted one of {', '.join(_WIDENED)}")
+        return tensor.astype(np.float32)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def shape(self, bare: str) -> tuple[int, ...]:
+        path, name = self._names[bare]
+        with _open(path) as file:
+            return tuple(file.get_slice(name).get_shape())
+
+    def said(self, bare: str) -> str:
+        """The tensor as its file calls it, for a message."""
+        path, name = self._names[bare]
+        return f"{path}: tensor {name}"
+
+    def has(self, start: str) -> bool:
+        return any(name.startswith(start) for name in self._names)
+
+
+def _tensor_names(directory: Path) -> Iterator[tuple[Path, str]]:
+    """Each tensor's file and name."""
+    if (directory / WEIGHTS_FILE).exists():
+        with _open(directory / WEIGHTS_FILE) as file:
+            yield from ((directory / WEIGHTS_FILE, name) for name in file.keys())  # noqa: SIM118 (no mapping)
+    elif (directory / INDEX_FILE).exists():
+        index = read_json(directory / INDEX_FILE)
+        for name, part in index.get("weight_map", {}).items():
+            if not (directory / part).exists():
+                raise UserError(f"{directory / INDEX_FILE} names {part} (for {name}), which is missing. Fetch it too")
+            yield directory / part, name
+    elif pickles := sorted(path.name for pattern in PICKLES for path in directory.glob(pattern)):
+        raise UserError(
+            f"{directory} holds {pickles[0]}, a pickle: reading one can run any code that it contains. Where you "
+            "trust it, convert it once with transformers: AutoModelForPreTraining.from_pretrained(FOLDER)."
+            "save_pretrained(NEW_FOLDER), and the tokenizer likewise"
+        )
+    else:
+        raise UserError(f"{directory} holds no {WEIGHTS_FILE}. Is it a Hugging Face model folder?")
+
+
+def _open(path: Path) -> Any:
+    try:
+        return safetensors.safe_open(path, framework="numpy")
+    except safetensors.SafetensorError as error:
+        raise UserError(f"{path} is damaged or no safetensors file ({error}). Fetch it again") from error
+
+
+def save(tensors: Mapping[str, np.ndarray], path: Path) -> None:
+    """Writes tensors as transformers does. Raises OSError for a full disk."""
+    whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    path.touch()
+    mode = path.stat().st_mode  # the library writes a file that only its owner can read
+    try:
+        safetensors.numpy.save_file(whole, path, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        if found := re.search(r"os error (\d+)", str(error)):
+            code = int(found.group(1))
+            raise OSError(code, os.strerror(code), str(path)) from error
+        raise
+    path.chmod(mode)

@@ -1,0 +1,170 @@
+"""Which curves a run's metrics.jsonl holds, thinned out to what a screen can show."""
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float
+
+TRAINING, HELD_OUT = "training", "held out"
+# A chart is some 450 pixels wide; more points than these are averaged in buckets of equal length.
+MOST_POINTS = 300
+# Noisy curves of more points than this get a running mean over a SMOOTHING-th of the run.
+SMOOTHED_ABOVE = 40
+SMOOTHING = 25
+
+Format = Callable[[float], str]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One curve: `values` at `steps`; `trend` is its running mean where it is noisy."""
+
+    name: str
+    steps: Float[np.ndarray, "n"]
+    values: Float[np.ndarray, "n"]
+    trend: Float[np.ndarray, "n"] | None = None
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A level to compare with, as what guessing by frequency alone reaches."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Chart:
+    title: str
+    unit: str
+    series: tuple[Series, ...]
+    show: Format  # a value as text, for ticks and read-outs
+    from_zero: bool = True
+    references: tuple[Reference, ...] = ()
+
+
+def percent(value: float) -> str:
+    """0.256 as 25.6%."""
+    return f"{100 * value:.3g}%" if abs(value) < 0.1 else f"{100 * value:.1f}%".replace(".0%", "%")
+
+
+def number(value: float) -> str:
+    """At most four digits that matter, thousands as k, M, G; small ones as powers of ten."""
+    size = abs(value)
+    for limit, mark in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if size >= limit:
+            return f"{value / limit:.4g}{mark}" if size >= 10 * limit or mark != "k" else f"{value:,.0f}"
+    if 0 < size < 1e-3:
+        digits, power = f"{value:.2e}".split("e")
+        return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
+    return f"{value:.4g}"
+
+
+def charts(lines: Sequence[Mapping[str, Any]], references: Mapping[str, Reference]) -> list[Chart]:
+    """The charts of a run, in reading order; one is left out where the run logged nothing for it.
+
+    references come by the name of the metric they belong to, as mlm_accuracy.
+    """
+    names = {name for line in lines for name in line}
+    found: list[Chart] = []
+    for name in sorted(names, key=_reading_order):
+        if name.startswith("eval_") and _training_name(name) in names:
+            continue  # drawn with the training curve
+        if (chart := _metric_chart(lines, name, references)) is not None:
+            found.append(chart)
+    found.append(_plain_chart(lines, "Learning rate", "", {"learning rate": "learning_rate"}, number))
+    found.append(_plain_chart(lines, "Gradient norm", "", {"before clipping": "gradient_norm"}, number))
+    found.append(_plain_chart(lines, "Throughput", "tokens/s", {"real tokens": "tokens_per_second"}, number))
+    shares = {"waiting for data": "data_wait_share", "padding": "padding_share"}
+    found.append(_plain_chart(lines, "Waiting and padding", "share of time, share of slots", shares, percent))
+    found.append(_plain_chart(lines, "Model FLOPs utilization", "share of peak", {"MFU": "mfu"}, percent))
+    return [chart for chart in found if chart.series]
+
+
+def _metric_chart(lines: Sequence[Mapping[str, Any]], name: str, references: Mapping[str, Reference]) -> Chart | None:
+    """The chart of a loss, an accuracy or a held-out metric, or None for a name that is none of these."""
+    is_loss = name.endswith("loss")
+    if not (is_loss or name.endswith("accuracy") or name.startswith("eval_")):
+        return None
+    own = HELD_OUT if name.startswith("eval_") else TRAINING
+    series = {own: _series(lines, name, own), HELD_OUT: _series(lines, _held_out_name(lines, name), HELD_OUT)}
+    kept = tuple(one for one in series.values() if one is not None)
+    if not kept:
+        return None
+    metric = name.removeprefix("eval_")
+    compared = (references[metric],) if metric in references else ()
+    show = number if is_loss else percent
+    return Chart(title_of(metric), "nats" if is_loss else "", kept, show, from_zero=not is_loss, references=compared)
+
+
+def title_of(metric: str) -> str:
+    """The name of a metric as a person would say it."""
+    known = {
+        "loss": "Loss, all terms",
+        "mlm_loss": "Masked tokens: loss",
+        "mlm_accuracy": "Masked tokens: accuracy",
+        "nsp_loss": "Next sentence: loss",
+        "nsp_accuracy": "Next sentence: accuracy",
+        "task_loss": "Task: loss",
+        "task_accuracy": "Task: accuracy",
+        "test_task_loss": "Test: loss",
+    }
+    return known.get(metric, metric.replace("_", " ").capitalize())
+
+
+def _reading_order(name: str) -> tuple[int, str]:
+    order = ("mlm_accuracy", "mlm_loss", "nsp_accuracy", "nsp_loss", "task_accuracy", "task_loss", "loss")
+    metric = name.removeprefix("eval_")
+    return (order.index(metric) if metric in order else -1, name)
+
+
+def _training_name(held_out: str) -> str:
+    """The training metric that a held-out one is drawn with; a task's own accuracy is logged as task_accuracy."""
+    return "task_accuracy" if held_out == "eval_accuracy" else held_out.removeprefix("eval_")
+
+
+def _held_out_name(lines: Sequence[Mapping[str, Any]], name: str) -> str:
+    if name == "task_accuracy" and any("eval_accuracy" in line for line in lines):
+        return "eval_accuracy"
+    return name if name.startswith("eval_") else f"eval_{name}"
+
+
+def _plain_chart(
+    lines: Sequence[Mapping[str, Any]], title: str, unit: str, names: Mapping[str, str], show: Format
+) -> Chart:
+    series = (_series(lines, name, label) for label, name in names.items())
+    return Chart(title, unit, tuple(one for one in series if one is not None), show)
+
+
+def _series(lines: Sequence[Mapping[str, Any]], name: str, label: str) -> Series | None:
+    """A metric over the steps, without the lines that have no value for it; None where no line has one."""
+    points = [(line["step"], line[name]) for line in lines if isinstance(line.get(name), int | float)]
+    if not points:
+        return None
+    steps, values = np.array(points, np.float64).T
+    finite = np.isfinite(values)
+    return _smoothed(_thinned(Series(label, steps[finite], values[finite]))) if finite.any() else None
+
+
+def _thinned(series: Series) -> Series:
+    """At most MOST_POINTS points: means of neighbours, at the last step of each bucket."""
+    count = len(series.steps)
+    if count <= MOST_POINTS:
+        return series
+    starts = np.linspace(0, count, MOST_POINTS, endpoint=False).astype(int)
+    sizes = np.diff(np.append(starts, count))
+    return Series(series.name, series.steps[starts + sizes - 1], np.add.reduceat(series.values, starts) / sizes)
+
+
+def _smoothed(series: Series) -> Series:
+    count = len(series.values)
+    if count <= SMOOTHED_ABOVE:
+        return series
+    reach = count // (2 * SMOOTHING)
+    sums = np.concatenate([[0.0], np.cumsum(series.values)])
+    first = np.maximum(np.arange(count) - reach, 0)
+    last = np.minimum(np.arange(count) + reach + 1, count)
+    return dataclasses.replace(series, trend=(sums[last] - sums[first]) / (last - first))

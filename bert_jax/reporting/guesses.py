@@ -1,0 +1,124 @@
+"""What a pretrained model guesses for masked words of held-out text."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from bert_jax.data.example import Batch
+from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
+from bert_jax.data.shards import open_dataset
+from bert_jax.interop import source
+from bert_jax.interop.loaded import Loaded
+from bert_jax.model import paths
+from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.heads import Heads
+from bert_jax.model.runtime import Runtime
+from bert_jax.tokenizer import Tokenizer
+
+GUESSES = 5
+CONTEXT = 24  # tokens shown on either side of the blank
+BLANK = "[MASK]"
+
+_NO_SPACE_BEFORE = set(",.;:!?)]}%”’…'—–-")
+_NO_SPACE_AFTER = set("([{“‘$£’'—–-")
+
+
+@dataclass(frozen=True)
+class Guess:
+    token: str
+    probability: float
+
+
+@dataclass(frozen=True)
+class Blank:
+    """One masked token: the text around it as the model saw it, the truth, and the likeliest tokens."""
+
+    before: str
+    after: str
+    truth: str
+    truth_probability: float
+    guesses: tuple[Guess, ...]
+
+
+def guess_blanks(checkpoint: str | Path, shards: str | Path, count: int) -> list[Blank]:
+    """The model's top guesses for one blank in each of `count` held-out rows, with the masks of held-out evaluation.
+
+    The rows are drawn by a fixed seed, and of each row the middle one of its blanks whose truth is a word (any
+    masked token where there is none): nothing is picked by its result. Raises UserError when the checkpoint or the
+    shards cannot be opened, or do not belong together.
+    """
+    loaded = source.open_checkpoint(checkpoint)
+    dataset = open_dataset(shards, "eval")
+    rows = min(count, dataset.rows)
+    batch = PretrainingLoader(dataset, loaded.tokenizer, batch_size=rows, seed=EVALUATION_SEED).batch(0)
+    slots = _choose_slots(batch, loaded.tokenizer)
+    positions = batch.masked_positions[np.arange(rows), slots]
+    truths = batch.masked_ids[np.arange(rows), slots]
+    probabilities = _probabilities(loaded, batch, positions)
+    return [
+        _blank(loaded.tokenizer, ids, position, truth, chances)
+        for ids, position, truth, chances in zip(batch.input_ids, positions, truths, probabilities, strict=True)
+    ]
+
+
+def _choose_slots(batch: Batch, tokenizer: Tokenizer) -> Int[np.ndarray, "B"]:
+    """Which of the M predictions of each row to show."""
+    chosen = []
+    for ids, positions, truths, weights in zip(
+        batch.input_ids, batch.masked_positions, batch.masked_ids, batch.masked_weights, strict=True
+    ):
+        real = [slot for slot in range(len(positions)) if weights[slot] > 0]
+        words = tokenizer.tokens(truths)
+        blanks = [slot for slot in real if ids[positions[slot]] == tokenizer.mask_id and words[slot].isalpha()]
+        candidates = blanks or real or [0]
+        chosen.append(candidates[len(candidates) // 2])
+    return np.array(chosen, np.int64)
+
+
+def _probabilities(loaded: Loaded, batch: Batch, positions: Int[np.ndarray, "B"]) -> Float[np.ndarray, "B V"]:
+    """The model's distribution over the vocabulary at one position of each row."""
+    heads = Heads(mlm=True)
+    wanted = paths.flatten(abstract_params(loaded.model, heads))
+    params = paths.unflatten({path: loaded.params[path] for path in wanted})
+
+    @jax.jit
+    def softmax(params: dict, batch: Batch, at: Int[Array, "B 1"]) -> Float[Array, "B V"]:
+        model = bind(loaded.model, heads, params, Runtime())
+        return jax.nn.softmax(model.masked_logits(model.encode(batch).last, at)[:, 0].astype(jnp.float32))
+
+    return np.asarray(softmax(params, batch, positions[:, None].astype(np.int32)))
+
+
+def _blank(
+    tokenizer: Tokenizer, ids: Int[np.ndarray, "T"], position: int, truth: int, chances: Float[np.ndarray, "V"]
+) -> Blank:
+    length = int((ids != tokenizer.pad_id).sum())
+    first, last = max(1, position - CONTEXT), min(length - 1, position + 1 + CONTEXT)  # without [CLS], last [SEP]
+    before, after = tokenizer.tokens(ids[first:position]), tokenizer.tokens(ids[position + 1 : last])
+    top = np.argsort(-chances, kind="stable")[:GUESSES]
+    names = tokenizer.tokens([*top, truth])
+    return Blank(
+        before=("… " if first > 1 else "") + readable(before),
+        after=readable(after) + (" …" if last < length - 1 else ""),
+        truth=names[-1],
+        truth_probability=float(chances[truth]),
+        guesses=tuple(Guess(name, float(chances[token])) for name, token in zip(names, top, strict=False)),
+    )
+
+
+def readable(tokens: Sequence[str]) -> str:
+    """Tokens as a line of text: pieces joined to words, marks set against the words they belong to."""
+    text = ""
+    for token in tokens:
+        if token.startswith("##"):
+            text += token[2:]
+        elif not text or token in _NO_SPACE_BEFORE or text[-1] in _NO_SPACE_AFTER:
+            text += token
+        else:
+            text += f" {token}"
+    return text

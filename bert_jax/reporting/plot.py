@@ -1,0 +1,164 @@
+"""Line charts as inline SVG: axes, ticks, units, a legend, and the numbers that a pointer reads out.
+
+Colours are classes (series-0, series-1 ...), so that the page's style decides them for light, dark and paper.
+"""
+
+import html
+import json
+import math
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Float
+
+from bert_jax.reporting.curves import Chart, Series, number
+
+WIDTH, HEIGHT = 520, 250
+LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
+TICKS = 5  # about so many on an axis
+
+
+class Scale(NamedTuple):
+    """A linear map from values [low, high] to pixels [begin, end]."""
+
+    low: float
+    high: float
+    begin: float
+    end: float
+
+    def __call__(self, values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+        share = (values - self.low) / (self.high - self.low)
+        return self.begin + share * (self.end - self.begin)
+
+    def at(self, value: float) -> float:
+        return float(self(np.array([value], np.float64))[0])
+
+
+def figure(chart: Chart) -> str:
+    """An HTML figure of a chart: title, legend, SVG, and a read-out that the page's script fills in."""
+    x_scale, y_scale = _scales(chart)
+    marks = [_grid(chart, x_scale, y_scale), *(_reference(chart, y_scale, index) for index in range(_levels(chart)))]
+    marks += [_curve(series, index, x_scale, y_scale) for index, series in enumerate(chart.series)]
+    data = json.dumps(_read_out(chart, x_scale, y_scale)).replace("<", "\\u003c")
+    unit = f" <span>{html.escape(chart.unit)}</span>" if chart.unit else ""
+    return (
+        f'<figure class="chart"><figcaption><h3>{html.escape(chart.title)}{unit}</h3>{_legend(chart)}</figcaption>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(_summary(chart))}">'
+        f"{''.join(marks)}<g class=cursor></g></svg>"
+        f'<p class="readout">{html.escape(_latest(chart))}</p><script type="application/json">{data}</script></figure>'
+    )
+
+
+def ticks(low: float, high: float, count: int = TICKS) -> Float[np.ndarray, "k"]:
+    """Round numbers (1, 2, 2.5 or 5 times a power of ten apart) from at or below low to at or above high."""
+    rough = (high - low) / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return np.arange(first, last + 1) * step
+
+
+def _scales(chart: Chart) -> tuple[Scale, Scale]:
+    steps = np.concatenate([series.steps for series in chart.series])
+    values = np.concatenate([series.values for series in chart.series])
+    levels = [reference.value for reference in chart.references]
+    low, high = min([values.min(), *levels]), max([values.max(), *levels])
+    if chart.from_zero:
+        low, high = min(low, 0.0), max(high, 0.0)
+    if high - low < 1e-12:
+        low, high = (0.0, high) if high > 0 else (low, low + 1.0)
+    marks = ticks(float(low), float(high))
+    last_step = max(float(steps.max()), 1.0)
+    return Scale(0.0, last_step, LEFT, WIDTH - RIGHT), Scale(marks[0], marks[-1], HEIGHT - BOTTOM, TOP)
+
+
+def _grid(chart: Chart, x_scale: Scale, y_scale: Scale) -> str:
+    parts = []
+    for value in ticks(y_scale.low, y_scale.high):
+        y = y_scale.at(float(value))
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        label = html.escape(chart.show(float(value)))
+        parts.append(f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
+    base = HEIGHT - BOTTOM
+    for value in ticks(0.0, x_scale.high):
+        if value > x_scale.high:
+            break
+        x = x_scale.at(float(value))
+        parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
+        parts.append(
+            f'<text class="tick" x="{x:.1f}" y="{base + 17}" text-anchor="middle">{number(float(value))}</text>'
+        )
+    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>')
+    middle = (LEFT + WIDTH - RIGHT) / 2
+    parts.append(f'<text class="tick" x="{middle:.0f}" y="{HEIGHT - 5}" text-anchor="middle">step</text>')
+    return "".join(parts)
+
+
+def _levels(chart: Chart) -> int:
+    return len(chart.references)
+
+
+def _reference(chart: Chart, y_scale: Scale, index: int) -> str:
+    reference = chart.references[index]
+    y = y_scale.at(reference.value)
+    words = html.escape(f"{reference.name} {chart.show(reference.value)}")
+    return (
+        f'<line class="reference" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text class="reference" x="{WIDTH - RIGHT}" y="{y - 5:.1f}" text-anchor="end">{words}</text>'
+    )
+
+
+def _curve(series: Series, index: int, x_scale: Scale, y_scale: Scale) -> str:
+    x, y = x_scale(series.steps), y_scale(series.values)
+    if len(x) == 1:
+        return f'<circle class="series-{index}" cx="{x[0]:.1f}" cy="{y[0]:.1f}" r="4"/>'
+    if series.trend is None:
+        dots = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5"/>' for a, b in zip(x, y, strict=True))
+        return f'<g class="series-{index}">{_line(x, y, "line")}{dots if len(x) <= SPARSE else ""}</g>'
+    return f'<g class="series-{index}">{_line(x, y, "noise")}{_line(x, y_scale(series.trend), "line")}</g>'
+
+
+SPARSE = 15  # a curve of so few points shows them
+
+
+def _line(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"], name: str) -> str:
+    points = " ".join(f"{a:.1f},{b:.1f}" for a, b in zip(x, y, strict=True))
+    return f'<polyline class="{name}" points="{points}"/>'
+
+
+def _legend(chart: Chart) -> str:
+    keys = "".join(
+        f'<li class="series-{index}"><i></i>{html.escape(series.name)}</li>'
+        for index, series in enumerate(chart.series)
+    )
+    return f'<ul class="legend">{keys}</ul>'
+
+
+def _latest(chart: Chart) -> str:
+    """The last value of each curve: what the read-out says when no pointer is on the chart."""
+    last = "  ·  ".join(f"{series.name} {chart.show(float(series.values[-1]))}" for series in chart.series)
+    return f"last: {last}"
+
+
+def _summary(chart: Chart) -> str:
+    """The chart in words, for those who do not see it."""
+    said = [
+        f"{series.name} from {chart.show(float(series.values[0]))} at step {number(float(series.steps[0]))} "
+        f"to {chart.show(float(series.values[-1]))} at step {number(float(series.steps[-1]))}"
+        for series in chart.series
+    ]
+    return f"{chart.title}: {'; '.join(said)}"
+
+
+def _read_out(chart: Chart, x_scale: Scale, y_scale: Scale) -> list[dict[str, object]]:
+    """What the page's script needs of each curve: name, steps, values as text, pixels."""
+    return [
+        {
+            "name": series.name,
+            "steps": [int(step) for step in series.steps],
+            "shown": [chart.show(float(value)) for value in series.values],
+            "x": [round(float(x), 1) for x in x_scale(series.steps)],
+            "y": [round(float(y), 1) for y in y_scale(series.values)],
+        }
+        for series in chart.series
+    ]

@@ -1,0 +1,51 @@
+"""What guessing by frequency alone reaches on held-out shards: the yardstick beside a pretraining run."""
+
+import os
+from dataclasses import dataclass
+
+import numpy as np
+
+from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
+from bert_jax.data.shards import open_dataset
+
+
+@dataclass(frozen=True)
+class UnigramGuess:
+    """The figures of a model that knows the training tokens' frequencies and nothing else, on the masks of evaluation."""
+
+    token: str  # the most frequent token of the training rows
+    accuracy: float  # its share of the held-out masked tokens
+    loss: float  # nats a masked token, by the training frequencies with one added to each token's count
+    next_sentence_accuracy: float | None  # of the more frequent label; None without labels
+    predictions: int  # masked tokens counted
+
+
+def unigram_guess(shards: str | os.PathLike[str], max_rows: int = 0) -> UnigramGuess:
+    """Measures the guess on the held-out part of shards (the first max_rows of its rows; 0: all).
+
+    Raises UserError when the shards cannot be opened or hold nothing out.
+    """
+    dataset = open_dataset(shards, "eval")
+    tokenizer = dataset.tokenizer()
+    counts = np.load(dataset.directory / dataset.manifest["unigram_counts"]).astype(np.float64)
+    ordinary = np.ones(tokenizer.vocab_size, bool)
+    ordinary[list(tokenizer.special_ids)] = False
+    counts = np.where(ordinary, counts + 1, 0.0)
+    with np.errstate(divide="ignore"):
+        log_shares = np.log(counts / counts.sum())
+    top = int(counts.argmax())
+
+    loader = PretrainingLoader(dataset, tokenizer, batch_size=1, seed=EVALUATION_SEED)
+    seen = np.zeros(tokenizer.vocab_size, np.int64)
+    labels = np.zeros(2, np.int64)
+    for batch in loader.evaluation_batches(256, max_rows):
+        seen += np.bincount(batch.masked_ids[batch.masked_weights > 0], minlength=tokenizer.vocab_size)
+        labels += np.bincount(batch.next_sentence_label[batch.next_sentence_weight > 0], minlength=2)
+    total = int(seen.sum())
+    return UnigramGuess(
+        token=tokenizer.tokens([top])[0],
+        accuracy=float(seen[top] / total),
+        loss=float(-(seen[ordinary] * log_shares[ordinary]).sum() / total),
+        next_sentence_accuracy=float(labels.max() / labels.sum()) if labels.sum() else None,
+        predictions=total,
+    )

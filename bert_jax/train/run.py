@@ -1,0 +1,74 @@
+"""What one run is made of, and what comes out of it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.config import ModelConfig, TrainConfig
+from bert_jax.model.runtime import Runtime
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.train.evaluate import Evaluator
+from bert_jax.train.losses import Objective
+from bert_jax.train.steps import Plan
+
+
+@runtime_checkable
+class Source(Protocol):
+    """Training batches: a function of the step (law 1)."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Says which data and order these are; a run goes on only with the same."""
+
+    def batch(self, step: int, rows: slice | None = None) -> Any:
+        """The global batch of a step, or those rows of it, as a NamedTuple of numpy arrays."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """All that one run is made of."""
+
+    config: TrainConfig
+    model: ModelConfig
+    objective: Objective
+    source: Source
+    workdir: Path
+    tokenizer: Tokenizer
+    kind: str  # "pretraining" or "finetuning"
+    description: str = "training"
+    evaluators: Sequence[Callable[[Plan, Mesh], Evaluator]] = ()
+    initial_params: dict[str, np.ndarray] = field(default_factory=dict)  # by path; what is absent is drawn afresh
+    train_layers: str = "all"
+    task: dict[str, Any] | None = None  # what a fine-tuned checkpoint must say of its labels
+
+
+@dataclass(frozen=True)
+class Result:
+    step: int
+    seconds: float
+    tokens: int
+    evaluation: dict[str, float]
+    params: dict[str, Any]
+
+
+def identity(run: Run) -> dict[str, Any]:
+    """What a run must share with the checkpoint it goes on from, or its batches would not be the next ones."""
+    return {
+        "data": run.source.fingerprint,
+        "batch_size": run.config.batch_size,
+        "seed": run.config.seed,
+        "train_layers": run.train_layers,
+    }
+
+
+def runtime_of(config: TrainConfig) -> Runtime:
+    """How a configuration runs its model; compute_dtype auto is float32 on a CPU and bfloat16 elsewhere."""
+    dtype = config.compute_dtype
+    if dtype == "auto":
+        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    return Runtime(compute_dtype=dtype, layer_loop=config.model.layer_loop, attention=config.model.attention)

@@ -1,0 +1,93 @@
+"""Where a run starts from, in this order: the newest checkpoint of its workdir; else the run's initial parameters
+(init_from), what they lack drawn afresh; else all drawn afresh from the seed.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax.command import UserError
+from bert_jax.config import to_dict
+from bert_jax.files import new_folder
+from bert_jax.model import bert, paths
+from bert_jax.train import checkpoint, optim, partitioning, rules
+from bert_jax.train.run import Run, identity, runtime_of
+from bert_jax.train.state import TrainState
+from bert_jax.train.steps import Plan, initial_state
+
+
+def plan_of(run: Run) -> Plan:
+    """The plan of a run's steps."""
+    config = run.config
+    abstract = bert.abstract_params(run.model, run.objective.heads)
+    return Plan(
+        model=run.model,
+        runtime=runtime_of(config),
+        objective=run.objective,
+        optimizer_config=config.optimizer,
+        optimizer=optim.build(config.optimizer, abstract),
+        seed=config.seed,
+        microbatches=config.microbatches,
+        trainable=rules.trainable(run.train_layers, abstract),
+    )
+
+
+def start(run: Run, plan: Plan, mesh: Mesh, checkpoints: checkpoint.Checkpoints) -> tuple[TrainState, dict[str, Any]]:
+    """The state to go on from and its checkpoint's meta, or a first state and no meta."""
+
+    def draw(key: jax.Array) -> TrainState:
+        return initial_state(plan, bert.init_params(run.model, run.objective.heads, key))
+
+    key = jax.random.key(run.config.seed)
+    abstract = partitioning.with_shardings(mesh, jax.eval_shape(draw, key))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    if (latest := checkpoints.latest_step()) is not None:
+        restored = checkpoints.restore(latest, abstract.params, abstract.optimizer_state)
+        _check_identity(run, restored.meta)
+        step = jax.device_put(np.int32(latest), shardings.step)
+        return TrainState(step, restored.params, restored.optimizer_state), restored.meta
+    state = jax.jit(draw, out_shardings=shardings)(key)
+    params = paths.flatten(state.params)
+    for path, value in run.initial_params.items():
+        params[path] = jax.device_put(value, params[path].sharding)
+    return state._replace(params=paths.unflatten(params)), {}
+
+
+def _check_identity(run: Run, meta: dict[str, Any]) -> None:
+    wanted = identity(run)
+    for name, saved in meta["identity"].items():
+        if saved != wanted[name]:
+            raise UserError(
+                f"{run.workdir} holds a run with {name}={saved}, and this one has {name}={wanted[name]}. "
+                "Give the same value to go on, or another --workdir to start anew"
+            )
+
+
+def write_workdir(run: Run) -> None:
+    """Writes config.json and tokenizer/, or raises UserError when the workdir holds a run of another architecture."""
+    here = checkpoint.WorkdirConfig(
+        model=run.model,
+        heads=run.objective.heads,
+        kind=run.kind,
+        training=to_dict(run.config),
+        task=run.task,
+    )
+    if (run.workdir / checkpoint.CONFIG_FILE).exists():
+        there = checkpoint.read_config(run.workdir)
+        for part in ("model", "heads"):
+            saved, wanted = to_dict(getattr(there, part)), to_dict(getattr(here, part))
+            if differing := [name for name in wanted if saved[name] != wanted[name]]:
+                name = differing[0]
+                raise UserError(
+                    f"{run.workdir} holds a checkpoint of another architecture: {part}.{name} is {saved[name]} there, "
+                    f"{wanted[name]} here. Name another --workdir, or the configuration it was trained with"
+                )
+    if jax.process_index() == 0:
+        folder = run.workdir / "tokenizer"
+        if not folder.exists():
+            run.workdir.mkdir(parents=True, exist_ok=True)
+            with new_folder(folder) as unfinished:
+                run.tokenizer.save(unfinished)
+        checkpoint.write_config(run.workdir, here)

@@ -1,0 +1,190 @@
+"""Checks a build_examples output against its manifest: every hash, size, row and count."""
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from bert_jax.command import UserError
+from bert_jax.data.example import Rows
+from bert_jax.data.masking import Masker
+from bert_jax.data.shards import PARTS, Corrupt, check_sizes, layout_problem, read_manifest, read_shard
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenizer import load as load_tokenizer
+from data_prep.fill import count_predictions
+
+_HASHED_TOGETHER = 1 << 20
+
+
+def verify(directory: Path, progress: Callable[[int], None] = lambda rows: None) -> dict[str, Any]:
+    """Reads every byte of an output and returns its manifest when all is as that says.
+
+    `progress` is called with the rows of each shard that was checked. Raises UserError naming the first shard (or
+    file) that is not as it should be, and how many more there are.
+    """
+    manifest = read_manifest(directory)
+    shards = manifest["shards"]
+    check_sizes(directory, shards)
+    strays = {f"{part}/{path.name}" for part in PARTS for path in (directory / part).glob("*")}
+    if strays := strays - {shard["name"] for shard in shards}:
+        raise UserError(f"{directory / min(strays)} is in no manifest; remove it, or build the examples again")
+    tokenizer = _tokenizer(directory, manifest)
+    counter = _Counter(manifest, tokenizer)
+    problems = []
+    for shard in shards:
+        problem = _shard_problem(directory / shard["name"], shard, manifest, tokenizer, counter)
+        if problem:
+            problems.append(f"{directory / shard['name']}: {problem}")
+        progress(shard["rows"])
+    if problems:
+        more = f" (and {len(problems) - 1} more shards)" if len(problems) > 1 else ""
+        raise UserError(f"damaged shard {problems[0]}{more}; copy the folder again, or build the examples again")
+    counter.check(directory)
+    return manifest
+
+
+def row_problems(rows: Rows, manifest: dict[str, Any], tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
+    """What is wrong with rows of the right layout, and the first row that has it (docs/data_format.md, guarantees)."""
+    ids, length = rows.input_ids, rows.input_ids.shape[1]
+    lengths = rows.sequence_lengths.astype(np.int64)
+    firsts, labels = rows.first_segment_lengths.astype(np.int64), rows.next_sentence_labels
+    present = lengths > 0
+    ends = np.cumsum(lengths, axis=1)
+    pairs = manifest["objective"] == "nsp"
+    in_range = np.clip(ends - 1, 0, length - 1)
+    starts = np.clip(ends - lengths, 0, length - 1)
+    row = np.arange(len(ids))[:, None]
+    filled = np.arange(length) < ends[:, -1:]
+    splits = np.clip(ends - lengths + firsts - 1, 0, length - 1)
+    checks = {
+        "an id outside of the vocabulary": (ids >= tokenizer.vocab_size).any(axis=1),
+        "sequences longer than the row": ends[:, -1] > length,
+        "no sequence": ~present[:, 0],
+        "a sequence that does not begin with [CLS]": (present & (ids[row, starts] != tokenizer.cls_id)).any(axis=1),
+        "a sequence that does not end with [SEP]": (present & (ids[row, in_range] != tokenizer.sep_id)).any(axis=1),
+        "a segment A that does not end with [SEP]": (present & (ids[row, splits] != tokenizer.sep_id)).any(axis=1),
+        "padding before the end of a sequence": ((ids == tokenizer.pad_id) & filled).any(axis=1),
+        "ids after the last sequence": ((ids != tokenizer.pad_id) & ~filled).any(axis=1),
+        "segment lengths that do not fit": (
+            present & ((firsts < 3) | (firsts > lengths - 2 if pairs else firsts != lengths))
+        ).any(axis=1),
+        "a next-sentence label out of place": (
+            present & ((labels != 0) & (labels != 1) if pairs else labels != -1)
+        ).any(axis=1),
+    }
+    if rows.masked_positions is not None:
+        checks |= _mask_checks(rows, tokenizer, ends[:, -1])
+    for problem, bad in checks.items():
+        if bad.any():
+            yield problem, int(np.flatnonzero(bad)[0])
+
+
+def truth(rows: Rows) -> np.ndarray:
+    """input_ids as they were before static masking; themselves when there is none."""
+    if rows.masked_positions is None or rows.masked_ids is None or rows.masked_counts is None:
+        return rows.input_ids
+    ids = rows.input_ids.copy()
+    real = np.arange(rows.masked_positions.shape[1]) < rows.masked_counts[:, None]
+    row, column = np.nonzero(real)
+    ids[row, rows.masked_positions[row, column]] = rows.masked_ids[row, column]
+    return ids
+
+
+def _mask_checks(rows: Rows, tokenizer: Tokenizer, ends: Int64[np.ndarray, "R"]) -> dict[str, np.ndarray]:
+    assert rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None
+    positions, counts = rows.masked_positions.astype(np.int64), rows.masked_counts.astype(np.int64)
+    real = np.arange(positions.shape[1]) < counts[:, None]
+    special = np.isin(rows.masked_ids, tokenizer.special_ids)
+    return {
+        "a masked position outside of the sequences": (real & (positions >= ends[:, None])).any(axis=1),
+        "masked positions that do not ascend": (real[:, 1:] & (np.diff(positions, axis=1) <= 0)).any(axis=1),
+        "more predictions than fit": counts > positions.shape[1],
+        "a special token that is predicted": (real & special).any(axis=1),
+        "a filler that is not 0": (~real & ((positions != 0) | (rows.masked_ids != 0))).any(axis=1),
+    }
+
+
+def _shard_problem(
+    path: Path, shard: dict[str, Any], manifest: dict[str, Any], tokenizer: Tokenizer, counter: "_Counter"
+) -> str | None:
+    if _sha256(path) != shard["sha256"]:
+        return "its sha256 is not that of the manifest"
+    try:
+        rows = read_shard(path)
+    except Corrupt as error:
+        return str(error)
+    if problem := layout_problem(rows, shard["rows"], manifest):
+        return problem
+    for problem, row in row_problems(rows, manifest, tokenizer):
+        return f"row {row} has {problem}"
+    return counter.add(shard["name"].split("/")[0], rows)
+
+
+class _Counter:
+    """Counts again what the manifest says, and sees that no sequence key comes twice."""
+
+    def __init__(self, manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
+        masking = manifest["masking"]
+        self._manifest = manifest
+        self._masker = Masker(tokenizer, masking["unit"], masking["rate"], manifest["seed"])
+        self._special = list(tokenizer.special_ids)
+        self._counts = {part: dict.fromkeys(("sequences", "rows", "tokens", "predictions"), 0) for part in PARTS}
+        self._unigrams = np.zeros(tokenizer.vocab_size, np.int64)
+        self._key_ranges: list[tuple[int, int]] = []
+
+    def add(self, part: str, rows: Rows) -> str | None:
+        counts = self._counts[part]
+        counts["rows"] += len(rows.input_ids)
+        counts["sequences"] += int((rows.sequence_lengths > 0).sum())
+        counts["tokens"] += int(rows.sequence_lengths.sum())
+        if rows.masked_counts is not None:
+            counts["predictions"] += int(rows.masked_counts.sum())
+        else:
+            most = self._manifest["masking"]["max_predictions"]
+            counts["predictions"] += count_predictions(rows, self._masker, most)
+        if part == "train":
+            self._unigrams += np.bincount(truth(rows).reshape(-1), minlength=len(self._unigrams))
+        keys = rows.sequence_keys[rows.sequence_lengths > 0]
+        if len(keys) and (np.diff(keys) != 1).any():
+            return "sequence keys that do not count up by one"
+        if len(keys):
+            self._key_ranges.append((int(keys[0]), int(keys[-1])))
+        return None
+
+    def check(self, directory: Path) -> None:
+        """Raises UserError where the manifest's counts are not what was counted."""
+        for part, counts in self._counts.items():
+            for name, counted in counts.items():
+                said = self._manifest["parts"][part][name]
+                if said != counted:
+                    raise UserError(
+                        f"{directory / 'manifest.json'} says {said} {name} in {part}, the shards hold {counted}; "
+                        "build the examples again"
+                    )
+        path = directory / self._manifest["unigram_counts"]
+        self._unigrams[self._special] = 0
+        if not path.exists() or not np.array_equal(np.load(path, allow_pickle=False), self._unigrams):
+            raise UserError(f"{path} is not what the shards hold; build the examples again")
+        ranges = sorted(self._key_ranges)
+        for (_, last), (first, _) in itertools.pairwise(ranges):
+            if first <= last:
+                raise UserError(f"sequence key {first} comes twice in {directory}; build the examples again")
+
+
+def _tokenizer(directory: Path, manifest: dict[str, Any]) -> Tokenizer:
+    tokenizer = load_tokenizer(directory / "tokenizer")
+    if tokenizer.content_hash != manifest["tokenizer"]["hash"]:
+        raise UserError(f"{directory / 'tokenizer'} is not the tokenizer that made the shards; copy it again")
+    return tokenizer
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_HASHED_TOGETHER):
+            digest.update(block)
+    return digest.hexdigest()

@@ -1,0 +1,138 @@
+"""Trains a tokenizer on text: the same text and options give the same bytes. The algorithm: data_prep/wordpiece.py."""
+
+import contextlib
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich import progress
+from rich.console import Console
+
+from bert_jax import command, tokenizer_files
+from bert_jax.command import UserError
+from bert_jax.tokenizer import Tokenizer
+from data_prep import readers, wordpiece
+
+DESCRIPTION = """\
+Trains a vocabulary on text and writes a tokenizer folder, which data_prep.build_examples and Hugging Face
+transformers both read.
+
+    python -m data_prep.train_tokenizer --input 'data_prep/sample/books/*.txt.xz' --output tokenizer --vocab_size 8192
+
+The same text and options give the same bytes. Words are counted first, in one pass and in bounded memory; then the
+most frequent pairs of pieces are merged, as the Hugging Face WordPiece trainer does, with ties broken by rule
+(data_prep/wordpiece.py says how)."""
+
+
+def train(
+    paths: Sequence[str | Path], output: str | Path, *, vocab_size: int, lowercase: bool = True, kind: str = "wordpiece"
+) -> Tokenizer:
+    """Trains a tokenizer on the files and writes its folder; returns it.
+
+    `output` must not exist; it appears whole or not at all. A vocabulary smaller than asked for, when the text has no
+    more repeated pieces, is written and said on stderr. Raises UserError for an unknown kind, an empty corpus, a
+    vocab_size under the number of characters, an output that exists, and what `readers.documents` raises.
+    """
+    if kind != "wordpiece":
+        raise UserError(f"--kind {kind} does not exist yet. Only --kind wordpiece does now")
+    if vocab_size < 1:
+        raise UserError(f"--vocab_size {vocab_size} is no size. Give a number such as 8192 or 30522")
+    output = Path(output)
+    with _new_folder(output) as folder, _progress() as bar:
+        words = _count_words([Path(path) for path in paths], lowercase, bar)
+        task = bar.add_task("merging pieces", total=vocab_size)
+        tokens = wordpiece.learn(words, vocab_size, on_token=lambda size: bar.update(task, completed=size))
+        vocabulary = tokenizer_files.Vocabulary(tuple(tokens), lowercase=lowercase, strip_accents=lowercase)
+        trained = Tokenizer(vocabulary)
+        trained.save(folder)
+    if len(tokens) < vocab_size:
+        print(
+            f"warning: the text gives {len(tokens)} tokens, fewer than --vocab_size {vocab_size}: no further pair of "
+            f"pieces occurs {wordpiece.MIN_FREQUENCY} times. Give more text, or this size",
+            file=sys.stderr,
+        )
+    return trained
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("data_prep.train_tokenizer", DESCRIPTION)
+    parser.add_argument(
+        "--input",
+        required=True,
+        metavar="GLOB",
+        help="text files (.txt, also .gz or .xz), a quoted glob or several parted by commas; required",
+    )
+    parser.add_argument("--output", required=True, metavar="DIR", help="folder to make; must not exist; required")
+    parser.add_argument(
+        "--kind",
+        default="wordpiece",
+        choices=["wordpiece", "bpe", "unigram"],
+        help="default wordpiece, the only one that exists now",
+    )
+    parser.add_argument(
+        "--vocab_size",
+        type=int,
+        required=True,
+        metavar="N",
+        help="tokens, special ones included (BERT: 30522); required",
+    )
+    parser.add_switch(
+        "lowercase",
+        help="lower-case and strip accents before anything else (default), or with --nolowercase keep both",
+    )
+    flags = parser.parse_args(arguments)
+    trained = train(
+        readers.expand(flags.input),
+        flags.output,
+        vocab_size=flags.vocab_size,
+        lowercase=flags.lowercase is not False,
+        kind=flags.kind,
+    )
+    print(f"{flags.output}: WordPiece, {trained.vocab_size} tokens, {'lower-cased' if trained.lowercase else 'cased'}")
+
+
+def _count_words(paths: list[Path], lowercase: bool, bar: progress.Progress) -> dict[str, int]:
+    task = bar.add_task("counting words", total=sum(path.stat().st_size for path in paths if path.is_file()))
+
+    def documents() -> Iterator[str]:
+        for path in paths:
+            yield from readers.documents(path, on_read=lambda size: bar.advance(task, size))
+
+    words = wordpiece.count_words(wordpiece.count_chunks(documents()), lowercase)
+    if not words:
+        raise UserError(f"no words in the {len(paths)} files of --input ({paths[0]} ...). Give files with text")
+    return words
+
+
+@contextlib.contextmanager
+def _new_folder(output: Path) -> Iterator[Path]:
+    """A folder to write into that takes the name `output` at the end, or vanishes if anything goes wrong (law 7)."""
+    if output.exists():
+        raise UserError(f"--output {output} exists. Remove it, or name another folder")
+    incomplete = output.with_name(output.name + ".incomplete")
+    incomplete.mkdir(parents=True, exist_ok=True)  # before the work, so that a folder that cannot be made says so now
+    try:
+        yield incomplete
+        incomplete.rename(output)
+    except BaseException:
+        shutil.rmtree(incomplete, ignore_errors=True)
+        raise
+
+
+def _progress() -> progress.Progress:
+    """Bars with rate and time left on stderr, and nothing where that is no terminal."""
+    console = Console(stderr=True)
+    return progress.Progress(
+        progress.TextColumn("{task.description}"),
+        progress.BarColumn(),
+        progress.TaskProgressColumn(show_speed=True),
+        progress.TimeRemainingColumn(),
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,52 @@
+"""Small random checkpoints for the tests of what reads and writes them."""
+
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax import tokenizer
+from bert_jax.config import ModelConfig
+from bert_jax.interop.loaded import Loaded
+from bert_jax.model import paths
+from bert_jax.model.bert import abstract_params
+from bert_jax.model.heads import Heads
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ["the", "cat", "dog", "sat", "on", "a", "mat", ".", "un", "##want", "##able", "##s", "river"]
+PRETRAINING = Heads(mlm=True, next_sentence=True, pooler=True)
+
+
+def write_vocabulary(folder: Path, size: int) -> None:
+    """A WordPiece vocabulary of some words, and as many more as the size asks for."""
+    tokens = SPECIAL + WORDS
+    tokens += [f"word{index}" for index in range(len(tokens), size)]
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "vocab.txt").write_text("\n".join(tokens[:size]) + "\n")
+
+
+def odd_config(**changes: int) -> ModelConfig:
+    """Sizes that no two axes share."""
+    sizes = {"vocab_size": 131, "layers": 3, "width": 20, "heads": 4, "feed_forward": 28, "max_positions": 24}
+    return ModelConfig(**(sizes | changes))
+
+
+def random_checkpoint(folder: Path, config: ModelConfig, heads: Heads = PRETRAINING, **known: object) -> Loaded:
+    """Random parameters, those of the vocabulary's padding 0 as everywhere; `folder` gets the vocabulary."""
+    write_vocabulary(folder, config.vocab_size)
+    generator = np.random.default_rng(0)
+    params = {
+        path: (0.3 * generator.standard_normal(leaf.shape)).astype(np.float32)
+        for path, leaf in paths.flatten(abstract_params(config, heads)).items()
+    }
+    for path in ("embeddings/token/table", "mlm_head/bias"):
+        if path in params:
+            params[path][config.vocab_size :] = 0
+    return Loaded(config, heads, params, tokenizer.load(folder, lowercase=True), **known)
+
+
+def assert_same_tensors(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
+    """Equal in names, dtypes and every bit."""
+    assert set(got) == set(wanted)
+    for name, tensor in wanted.items():
+        assert got[name].dtype == tensor.dtype, name
+        np.testing.assert_array_equal(got[name], tensor, err_msg=name)

@@ -1,0 +1,437 @@
+import dataclasses
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psutil
+import pytest
+
+from bert_jax import command
+from bert_jax import tokenizer as tokenizers
+from bert_jax.command import UserError
+from bert_jax.data.masking import Masker
+from bert_jax.data.shards import open_dataset
+from data_prep import build_examples, readers, worker
+from data_prep.audit import truth, verify
+from data_prep.build_examples import build
+from data_prep.sentences import document_sentences
+from data_prep.units import Cut, Splitter
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def corpus(sample_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample's paragraphs shuffled into 240 documents of several, about 0.6 MB: enough for many units."""
+    paragraphs = [line for document in readers.documents(sample_text) for line in document.split("\n")]
+    generator = random.Random(0)
+    documents = ["\n".join(generator.sample(paragraphs, min(9, len(paragraphs)))) for _ in range(240)]
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    path.write_text("\n\n".join(documents), encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def arguments(corpus: Path, vocab_dir: Path, tmp_path: Path) -> dict:
+    """Of a job with about thirty units in this process; a test changes what it is about."""
+    return {
+        "input": str(corpus),
+        "tokenizer": vocab_dir,
+        "output": tmp_path / "out",
+        "seq_len": 64,
+        "eval_fraction": 0.1,
+        "unit_mb": 0.02,
+        "workers": 1,
+    }
+
+
+def contents(directory: Path) -> dict[str, str]:
+    """A hash of every file of an output, by name."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def all_rows(directory: Path, part: str):
+    dataset = open_dataset(directory, part)
+    return dataset.gather(np.arange(dataset.rows))
+
+
+def command_line(arguments: dict) -> list[str]:
+    flags = [f"--{name}={value}" for name, value in arguments.items()]
+    return [sys.executable, "-m", "data_prep.build_examples", *flags]
+
+
+def wait_for(condition, seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the job did not get so far in time"
+        time.sleep(0.001)
+
+
+def finished_units(output: Path) -> int:
+    return len(list(output.with_name(output.name + ".incomplete").glob("job/units/*.json")))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"masking": "static", "dupe_factor": 2},
+        {"masking": "static", "mask_unit": "word", "mask_rate": 0.3},
+        {"objective": "full_sentences"},
+        {"objective": "full_sentences", "masking": "static", "seq_len": 16},
+        {"short_seq_prob": 0.5, "seq_len": 33, "seed": 5},
+    ],
+    ids=str,
+)
+def test_manifest_is_true_of_the_shards(arguments: dict, options: dict) -> None:
+    """verify counts everything again, and checks each row against the format's guarantees."""
+    manifest = build(**arguments | options)
+    assert verify(arguments["output"]) == json.loads((arguments["output"] / "manifest.json").read_text()) == manifest
+    assert not (arguments["output"] / "job").exists()
+    assert not list(arguments["output"].rglob("*.tmp"))
+    assert len(manifest["shards"]) > 10 and manifest["parts"]["eval"]["rows"] > 0
+    for name in ("documents", "rows", "tokens", "predictions"):
+        assert manifest["counts"][name] == sum(part[name] for part in manifest["parts"].values())
+
+
+def test_manifest_counts_what_was_read(arguments: dict) -> None:
+    manifest = build(**arguments)
+    documents = list(readers.documents(arguments["input"]))
+    sentences = [sentence for document in documents for sentence in document_sentences(document)]
+    assert manifest["counts"]["documents"] == len(documents)
+    assert manifest["counts"]["sentences"] == len(sentences)
+    loaded = tokenizers.load(arguments["tokenizer"])
+    assert manifest["counts"]["source_tokens"] == sum(len(loaded.encode(sentence)) for sentence in sentences)
+    assert manifest["sources"] == [{"path": arguments["input"], "bytes": Path(arguments["input"]).stat().st_size}]
+
+
+def documents_of(directory: Path, arguments: dict) -> dict[int, list[bytes]]:
+    """The ids of each document, by the unit number that sequence keys hold."""
+    manifest = json.loads((directory / "manifest.json").read_text())
+    loaded = tokenizers.load(directory / "tokenizer")
+    splitter = Splitter(Cut(manifest["unit_bytes"], manifest["eval_fraction"], 2))
+    found = {}
+    for unit in splitter.split(readers.documents(arguments["input"])):
+        ids, offsets, documents, _ = worker.encode(loaded, unit)
+        found[unit.key] = [ids[offsets[first] : offsets[last]].tobytes() for first, last in documents]
+    return found
+
+
+def holds(document: bytes, segment: np.ndarray) -> bool:
+    """Whether the ids of a segment lie one after the other in a document."""
+    wanted, place = segment.tobytes(), -1
+    while (place := document.find(wanted, place + 1)) >= 0:
+        if place % segment.itemsize == 0:
+            return True
+    return False
+
+
+def test_segments_are_contiguous_text_of_the_unit(arguments: dict) -> None:
+    """A is from a document; with label 0 A and B are from one, with label 1 B is from another one of the unit."""
+    build(**arguments)
+    documents = documents_of(arguments["output"], arguments)
+    rows = all_rows(arguments["output"], "train")
+    for row in range(0, len(rows.input_ids), 7):
+        first, length = int(rows.first_segment_lengths[row, 0]), int(rows.sequence_lengths[row, 0])
+        a, b = rows.input_ids[row, 1 : first - 1], rows.input_ids[row, first : length - 1]
+        of_unit = documents[int(rows.sequence_keys[row, 0]) >> 32]
+        with_a = {number for number, document in enumerate(of_unit) if holds(document, a)}
+        with_b = {number for number, document in enumerate(of_unit) if holds(document, b)}
+        assert with_a and with_b
+        if rows.next_sentence_labels[row, 0] == 0:
+            assert with_a & with_b
+        else:
+            assert len(with_a | with_b) > 1
+
+
+def test_full_sentences_hold_the_text_in_order(arguments: dict) -> None:
+    """The rows without [CLS] and [SEP] are the unit's ids, every one, once; separators stand between documents."""
+    build(**arguments | {"objective": "full_sentences"})
+    loaded = tokenizers.load(arguments["tokenizer"])
+    special = [loaded.cls_id, loaded.sep_id, loaded.pad_id]
+    whole: dict[int, list[np.ndarray]] = {}
+    rows = all_rows(arguments["output"], "train")
+    for ids, key in zip(rows.input_ids, rows.sequence_keys[:, 0], strict=True):
+        whole.setdefault(int(key) >> 32, []).append(ids[~np.isin(ids, special)])
+        assert not ((ids[1:] == loaded.sep_id) & (ids[:-1] == loaded.sep_id)).any()
+    documents = documents_of(arguments["output"], arguments)
+    for unit, parts in whole.items():
+        assert np.concatenate(parts).tobytes() == b"".join(documents[unit])
+
+
+def test_shards_do_not_depend_on_the_number_of_workers(arguments: dict) -> None:
+    build(**arguments)
+    build(**arguments | {"workers": 2, "output": arguments["output"].with_name("other")})
+    assert contents(arguments["output"]) == contents(arguments["output"].with_name("other"))
+
+
+def test_seed_changes_pairs_but_not_parts(arguments: dict) -> None:
+    first = build(**arguments)
+    second = build(**arguments | {"seed": 1, "output": arguments["output"].with_name("other")})
+    assert first["parts"]["eval"]["documents"] == second["parts"]["eval"]["documents"]
+    assert first["shards"] != second["shards"]
+
+
+def test_eval_documents_are_chosen_by_their_text(arguments: dict, tmp_path: Path) -> None:
+    """Doubling the corpus doubles both parts: a document's copy is where the document is."""
+    once = build(**arguments)
+    doubled = tmp_path / "doubled.txt"
+    doubled.write_text(Path(arguments["input"]).read_text() + "\n\n" + Path(arguments["input"]).read_text())
+    twice = build(**arguments | {"input": str(doubled), "output": tmp_path / "other"})
+    for part in ("train", "eval"):
+        assert twice["parts"][part]["documents"] == 2 * once["parts"][part]["documents"] > 0
+
+
+def test_dupes_are_pairings_of_their_own(arguments: dict) -> None:
+    build(**arguments | {"dupe_factor": 3})
+    rows = all_rows(arguments["output"], "train")
+    keys = rows.sequence_keys[:, 0]
+    assert len(np.unique(keys)) == len(keys)
+    unit = rows.input_ids[keys >> np.uint64(32) == 0]
+    assert len(np.unique(unit, axis=0)) > 0.9 * len(unit)
+
+
+def test_keys_of_train_and_eval_differ(arguments: dict) -> None:
+    build(**arguments)
+    train, held_out = (all_rows(arguments["output"], part).sequence_keys for part in ("train", "eval"))
+    assert not np.intersect1d(train, held_out).size
+    assert (train < 1 << 63).all() and (held_out >= 1 << 63).all()
+
+
+@pytest.mark.parametrize("mask_unit", ["token", "word"])
+def test_static_masks_are_those_of_epoch_zero(arguments: dict, mask_unit: str) -> None:
+    options = {"mask_unit": mask_unit, "seed": 3}
+    build(**arguments | options)
+    build(**arguments | options | {"masking": "static", "output": arguments["output"].with_name("static")})
+    dataset = open_dataset(arguments["output"], "train")
+    plain, static = all_rows(arguments["output"], "train"), all_rows(arguments["output"].with_name("static"), "train")
+    masked = Masker(dataset.tokenizer(), mask_unit, 0.15, 3).apply(
+        plain, np.zeros(dataset.rows, np.int64), dataset.max_predictions
+    )
+    np.testing.assert_array_equal(truth(static), plain.input_ids)
+    np.testing.assert_array_equal(static.input_ids, masked.input_ids)
+    np.testing.assert_array_equal(static.masked_positions, masked.positions)
+    np.testing.assert_array_equal(static.masked_ids, masked.ids)
+    np.testing.assert_array_equal(static.masked_counts, masked.counts)
+
+
+@pytest.fixture
+def running(arguments: dict) -> Iterator[subprocess.Popen]:
+    """The job in two workers and a process of its own, some units in."""
+    process = subprocess.Popen(command_line(arguments | {"workers": 2}), cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    try:
+        wait_for(lambda: finished_units(arguments["output"]) >= 3 or process.poll() is not None)
+        assert process.poll() is None, process.communicate()[1]
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_job_killed_in_the_middle_ends_with_the_same_bytes(arguments: dict, running: subprocess.Popen) -> None:
+    workers = psutil.Process(running.pid).children(recursive=True)
+    running.kill()
+    running.wait()
+    assert not arguments["output"].exists()
+    finished = finished_units(arguments["output"])
+    assert finished >= 3
+    wait_for(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers), 20)
+
+    incomplete = arguments["output"].with_name("out.incomplete")
+    shard = incomplete / "train" / "shard-00000.arrow"
+    written = shard.stat().st_mtime_ns
+    (incomplete / "train" / "shard-99999.arrow.tmp").write_bytes(b"half")
+    os.truncate(incomplete / "train" / "shard-00001.arrow", 100)
+    manifest = build(**arguments)
+    assert (arguments["output"] / "train" / "shard-00000.arrow").stat().st_mtime_ns == written, "not done again"
+    assert len(manifest["shards"]) > finished
+
+    build(**arguments | {"output": arguments["output"].with_name("fresh")})
+    assert contents(arguments["output"]) == contents(arguments["output"].with_name("fresh"))
+
+
+def test_sigterm_stops_with_143_and_says_how_to_go_on(arguments: dict, running: subprocess.Popen) -> None:
+    running.terminate()
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == command.EXIT_STOPPED
+    assert "run the same command again" in told.strip().splitlines()[-1]
+    assert not arguments["output"].exists() and finished_units(arguments["output"]) >= 3
+
+
+def test_killed_worker_ends_the_job_in_one_line(arguments: dict, running: subprocess.Popen) -> None:
+    victims = [child for child in psutil.Process(running.pid).children() if "spawn_main" in " ".join(child.cmdline())]
+    victims[0].send_signal(signal.SIGKILL)
+    _, told = running.communicate(timeout=60)
+    assert running.returncode == command.EXIT_USER_ERROR
+    assert "a worker process was killed" in told.strip().splitlines()[-1]
+    assert not arguments["output"].exists() and finished_units(arguments["output"]) >= 3
+
+
+def test_full_disk_keeps_finished_units(arguments: dict, tmp_path: Path) -> None:
+    """A real failure of the operating system: the last unit's shard is larger than files may be."""
+    documents = list(readers.documents(arguments["input"]))
+    text = tmp_path / "text.txt"
+    text.write_text("\n\n".join([*documents[:60], "\n".join(documents), documents[0]]))
+    arguments |= {"input": text}
+    limited = ["bash", "-c", 'ulimit -f 128; exec "$@"', "bash", *command_line(arguments)]
+    ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == command.EXIT_USER_ERROR
+    assert len(ended.stderr.strip().splitlines()) == 1 and ".arrow" in ended.stderr
+    assert not arguments["output"].exists() and finished_units(arguments["output"]) > 0
+
+    again = subprocess.run(command_line(arguments), cwd=ROOT, capture_output=True, text=True)
+    assert again.returncode == 0 and "going on in" in again.stderr
+    build(**arguments | {"input": str(text), "output": tmp_path / "fresh"})
+    assert contents(arguments["output"]) == contents(tmp_path / "fresh")
+
+
+def test_other_arguments_do_not_go_on_from_a_stopped_job(arguments: dict, running: subprocess.Popen) -> None:
+    running.kill()
+    running.wait()
+    with pytest.raises(UserError, match="begun with other arguments .*seq_len 64, now 32"):
+        build(**arguments | {"seq_len": 32})
+    assert finished_units(arguments["output"]) >= 3
+
+
+def test_two_jobs_do_not_write_one_output(arguments: dict, running: subprocess.Popen) -> None:
+    running.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(UserError, match="another job is writing"):
+            build(**arguments)
+    finally:
+        running.send_signal(signal.SIGCONT)
+    assert running.wait(timeout=60) == 0
+    verify(arguments["output"])
+
+
+def test_existing_output_is_refused_and_left_alone(arguments: dict) -> None:
+    arguments["output"].mkdir()
+    (arguments["output"] / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"out exists; give another --output"):
+        build(**arguments)
+    assert contents(arguments["output"]).keys() == {"mine.txt"}
+
+
+def test_folder_in_the_way_is_left_alone(arguments: dict) -> None:
+    incomplete = arguments["output"].with_name("out.incomplete")
+    incomplete.mkdir()
+    (incomplete / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match="in the way"):
+        build(**arguments)
+    assert (incomplete / "mine.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "objective", "told"),
+    [
+        ("", "nsp", "no document in --input"),
+        (" \n\n \n", "full_sentences", "no document in --input"),
+        ("One document. Of two sentences.", "nsp", "holds one document, and --objective nsp"),
+        ("One document. Of two.\n\n\u200b\u200b", "nsp", "one document with tokens"),
+        ("\u200b\n\n\u200b", "full_sentences", "no document of --input has a token"),
+    ],
+)
+def test_corpus_that_gives_no_rows_is_refused(
+    arguments: dict, tmp_path: Path, text: str, objective: str, told: str
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=told):
+        build(**arguments | {"input": str(path), "objective": objective})
+    assert not arguments["output"].exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"input": "nowhere/*.txt"}, "matches no file"),
+        ({"tokenizer": "nowhere"}, "nowhere"),
+        ({"objective": "sop"}, "--objective sop is not here; there is: nsp, full_sentences"),
+        ({"masking": "none"}, "--masking none"),
+        ({"mask_unit": "span"}, "--mask_unit span is not here; there is: token, word"),
+        ({"engine": "beam"}, "--engine beam is not here; there is: local"),
+        ({"format": "tfds"}, "--format tfds is not here; there is: arrow"),
+        ({"pack": 4}, "--pack 4 is not here; there is: 1"),
+        ({"seq_len": 4}, "--seq_len 4"),
+        ({"mask_rate": 0.0}, "--mask_rate 0.0"),
+        ({"dupe_factor": 0}, "--dupe_factor 0"),
+        ({"eval_fraction": 1.0}, "--eval_fraction 1.0"),
+        ({"seed": -1}, "--seed -1"),
+        ({"objective": "full_sentences", "short_seq_prob": 0.1}, "--short_seq_prob is for --objective nsp"),
+    ],
+    ids=str,
+)
+def test_mistake_in_the_arguments_is_told_and_writes_nothing(arguments: dict, change: dict, told: str) -> None:
+    with pytest.raises(UserError, match=told) as caught:
+        build(**arguments | change)
+    assert "\n" not in str(caught.value)
+    assert not list(arguments["output"].parent.glob("out*"))
+
+
+def test_eval_of_a_single_document_goes_to_train(arguments: dict, tmp_path: Path, capsys) -> None:
+    """Half of the three documents at most would be eval: too few for a random segment."""
+    documents = list(readers.documents(arguments["input"]))
+    by_hash = sorted(documents, key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest())
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join([by_hash[-1], by_hash[0], by_hash[-2]]), encoding="utf-8")
+    manifest = build(**arguments | {"input": str(path), "quiet": False})
+    assert (manifest["parts"]["train"]["documents"], manifest["parts"]["eval"]["documents"]) == (3, 0)
+    assert "1 document(s) chosen for eval went to train" in capsys.readouterr().err
+
+
+def test_documents_without_tokens_are_counted_as_skipped(arguments: dict, tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("A cat sat. It slept.\n\n\u200b\n\nA dog ran. It fell.", encoding="utf-8")
+    manifest = build(**arguments | {"input": str(path), "eval_fraction": 0.0})
+    assert manifest["counts"]["documents"] == 3 and manifest["counts"]["skipped"] == {"no_tokens": 1}
+
+
+def test_units_hold_two_documents_and_every_document_once() -> None:
+    for seed in range(30):
+        generator = random.Random(seed)
+        texts = [f"{i} " + "x" * generator.randrange(1, 400) for i in range(generator.randrange(2, 40))]
+        splitter = Splitter(Cut(generator.randrange(100, 900), 0.3, 2))
+        units = list(splitter.split(texts))
+        assert sorted(text for unit in units for text in unit.documents) == sorted(text.encode() for text in texts)
+        assert all(len(unit.documents) >= 2 for unit in units)
+        for part in ("train", "eval"):
+            numbers = [unit.number for unit in units if unit.part == part]
+            assert numbers == list(range(len(numbers)))
+        assert splitter.documents == len(texts)
+
+
+def test_command_teaches_its_flags(capsys) -> None:
+    with pytest.raises(SystemExit):
+        build_examples.main(["--help"])
+    told = capsys.readouterr().out
+    for field in ("--input", "--dupe_factor", "--mask_unit", "--workers", "--eval_fraction", "manifest.json"):
+        assert field in told
+
+
+def test_defaults_of_command_and_function_agree() -> None:
+    parsed = build_examples.parse(["--input=a", "--tokenizer=b", "--output=c", "--seq_len=64"])
+    keywords = (
+        {name: value for name, value in build.__wrapped__.__kwdefaults__.items() if name != "quiet"}
+        if hasattr(build, "__wrapped__")
+        else {name: value for name, value in build.__kwdefaults__.items() if name != "quiet"}
+    )
+    assert {name: parsed[name] for name in keywords} == keywords
+
+
+def test_arguments_that_decide_the_bytes_are_all_compared(arguments: dict) -> None:
+    names = {field.name for field in dataclasses.fields(build_examples.Arguments)}
+    decide_nothing = {"input", "tokenizer", "output", "workers", "quiet", "engine", "format", "lowercase", "unit_mb"}
+    parsed = build_examples.parse(["--input=a", "--tokenizer=b", "--output=c", "--seq_len=64"])
+    assert set(parsed) - decide_nothing <= names

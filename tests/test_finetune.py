@@ -1,0 +1,229 @@
+"""Fine-tuning end to end on real sentences, and what it refuses."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import finetune as finetune_lib
+from bert_jax import tokenizer as tokenizer_lib
+from bert_jax.command import UserError
+from bert_jax.config import EvalConfig, FinetuneConfig, ModelConfig, ModelOptions, OptimizerConfig, TaskConfig
+from bert_jax.finetune import finetune
+from bert_jax.interop import source
+from bert_jax.interop.loaded import Loaded
+from bert_jax.model import paths
+from bert_jax.model.bert import init_params
+from bert_jax.model.heads import Heads
+from bert_jax.tasks import evaluation, table
+from bert_jax.train import checkpoint, metrics
+
+ROOT = Path(__file__).parent.parent
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path, tiny_config: ModelConfig) -> Path:
+    """A workdir as pretraining leaves it, but for the training."""
+    tokenizer = tokenizer_lib.load(vocab_dir)
+    model = dataclasses.replace(tiny_config, vocab_size=tokenizer.vocab_size, dropout=0.0, attention_dropout=0.0)
+    heads = Heads(mlm=True, next_sentence=True, pooler=True)
+    params = jax.jit(init_params, static_argnums=(0, 1))(model, heads, jax.random.key(0))
+    folder = tmp_path_factory.mktemp("start") / "pretrained"
+    flat = {path: np.asarray(value) for path, value in paths.flatten(params).items()}
+    source.write_workdir(Loaded(model, heads, flat, tokenizer), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def treebank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The first sentences of each part of the bundled treebank, as CoNLL-U."""
+    folder = tmp_path_factory.mktemp("treebank")
+    task, files = table.resolve(TaskConfig(name="ewt"))
+    for split, count in (("train", 480), ("dev", 60), ("test", 60)):
+        lines = []
+        for sentence in table.read(task, files[split]).items[:count]:
+            pairs = zip(sentence.words, sentence.tags or (), strict=True)
+            lines += ["\t".join([str(n), word, "_", tag, *"______"]) for n, (word, tag) in enumerate(pairs, 1)]
+            lines.append("")
+        (folder / f"{split}.conllu").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {split: str(folder / f"{split}.conllu") for split in ("train", "dev", "test")}
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """A table whose label is whether the text says good; also a score, and a test file without either."""
+    folder = tmp_path_factory.mktemp("reviews")
+    draw = np.random.default_rng(0)
+    words = ["the house", "a man", "her letter", "the sea", "that day"]
+    for split, count in (("train", 96), ("dev", 24), ("test", 8)):
+        lines = ["review\tpair\tstars\tscore"[: None if split != "test" else 11]]
+        for _ in range(count):
+            good = bool(draw.integers(2))
+            text = f"{draw.choice(words)} was {'good' if good else 'dark'}\t{draw.choice(words)}"
+            lines.append(text if split == "test" else f"{text}\t{'yes' if good else 'no'}\t{1.5 + 2 * good}")
+        (folder / f"{split}.tsv").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return {split: str(folder / f"{split}.tsv") for split in ("train", "dev", "test")}
+
+
+def config_of(start: Path, task: TaskConfig, **changes: object) -> FinetuneConfig:
+    built = FinetuneConfig(
+        task=dataclasses.replace(task, max_length=32),
+        optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=-1),
+        batch_size=16,
+        epochs=1.0,
+        log_every=5,
+        init_from=str(start),
+    )
+    return dataclasses.replace(built, **changes)
+
+
+def test_two_seeds_of_tagging_learn_and_the_workdir_opens_as_the_better(
+    start: Path, treebank: dict[str, str], tmp_path: Path
+) -> None:
+    config = config_of(start, TaskConfig(name="ewt", **treebank), seeds=(0, 1))
+    workdir = tmp_path / "ewt"
+    result = finetune(config, workdir)
+    assert json.loads((workdir / "result.json").read_text()) == result
+    assert (result["task"], result["seeds"]) == ("ewt", [0, 1])
+    accuracy = result["metrics"]["accuracy"]
+    assert accuracy["mean"] == pytest.approx(np.mean(accuracy["values"]))
+    assert accuracy["std"] == pytest.approx(np.std(accuracy["values"], ddof=1))
+    # A fifth of the words are of the most frequent tag; 30 steps of a random model pass that on each seed.
+    assert min(accuracy["values"]) > 0.3 and min(result["metrics"]["test_accuracy"]["values"]) > 0.3
+    assert result["counts"]["train"]["examples"] == 480 and result["counts"]["test"]["words"] > 300
+
+    best = int(np.argmax(accuracy["values"]))
+    one, other = checkpoint.read_params(workdir), checkpoint.read_params(workdir / f"seed-{best}")
+    assert all((one[path] == other[path]).all() for path in other)
+    loaded = source.open_checkpoint(workdir)
+    found = evaluation.evaluate(loaded, treebank["dev"])
+    assert found.metrics["accuracy"] == pytest.approx(max(accuracy["values"]))
+    assert finetune(config, workdir) == result  # nothing is left to do, and nothing changes
+
+
+def test_one_seed_of_classification_is_the_workdir_itself(
+    start: Path, reviews: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = TaskConfig(**reviews, text="review", text_pair="pair", label="stars")
+    config = config_of(start, task, epochs=5.0, eval=EvalConfig(every_steps=10))
+    result = finetune(config, tmp_path / "own")
+    assert result["metrics"]["accuracy"]["mean"] > 0.8
+    assert result["metrics"]["accuracy"]["std"] is None
+    assert list(result["counts"]) == ["train", "dev"]
+    assert "test.tsv has no labels" in capsys.readouterr().err
+    written = json.loads((tmp_path / "own" / "config.json").read_text())
+    assert written["kind"] == "finetuning" and written["heads"]["classes"] == 2
+    assert written["task"]["name"] == "own" and written["task"]["labels"] == ["no", "yes"]
+    evaluated = [line["step"] for line in metrics.read_metrics(tmp_path / "own") if "eval_accuracy" in line]
+    assert evaluated == [10, 20, 30]
+
+
+def test_a_regression_is_measured_by_correlations(start: Path, reviews: dict[str, str], tmp_path: Path) -> None:
+    files = {split: reviews[split] for split in ("train", "dev")}
+    task = TaskConfig(**files, text="review", label="score", kind="regression")
+    result = finetune(config_of(start, task, epochs=6.0), tmp_path / "own")
+    assert result["metrics"]["pearson"]["mean"] > 0.5
+    assert {"pearson", "spearman", "task_loss"} == set(result["metrics"])
+
+
+def test_training_the_head_alone_leaves_the_rest_bit_for_bit(
+    start: Path, reviews: dict[str, str], tmp_path: Path
+) -> None:
+    task = TaskConfig(train=reviews["train"], text="review", label="stars")
+    result = finetune(config_of(start, task, steps=2, train_layers="head"), tmp_path / "head")
+    assert result["metrics"] == {}
+    before, after = source.open_checkpoint(start).params, checkpoint.read_params(tmp_path / "head")
+    same = {path for path in after if path in before and (after[path] == before[path]).all()}
+    assert set(after) - same == {"classifier/dense/kernel", "classifier/dense/bias"}
+
+
+def test_steps_warmup_and_evaluation_follow_from_rows_and_epochs() -> None:
+    config = FinetuneConfig(optimizer=OptimizerConfig(warmup_steps=-1), epochs=3.0, batch_size=32)
+    settings = finetune_lib._settings(config, seed=7, rows=1001)
+    assert (settings.seed, settings.steps, settings.eval.every_steps) == (7, 94, 32)
+    assert settings.optimizer.warmup_steps == 10
+    given = dataclasses.replace(config, steps=5, optimizer=OptimizerConfig(warmup_steps=2))
+    settings = finetune_lib._settings(given, seed=7, rows=1001)
+    assert (settings.steps, settings.optimizer.warmup_steps) == (5, 2)
+    by_clock = dataclasses.replace(config, budget_minutes=1.0)
+    assert finetune_lib._settings(by_clock, seed=7, rows=1001).steps == 0
+
+
+@pytest.mark.parametrize("recipe", ["glue.py:task=rte", "glue.py:stsb", "tagging.py:task=conll2003", "own.py"])
+def test_a_recipe_is_a_fine_tuning_configuration(recipe: str) -> None:
+    from bert_jax import config as config_lib
+
+    values = config_lib.read_flags(str(ROOT / "configs" / recipe), ["--config.seeds=(3,4)", "--config.epochs=2"])
+    built = config_lib.load(FinetuneConfig, values)
+    assert (built.seeds, built.epochs, built.optimizer.warmup_steps) == ((3, 4), 2.0, -1)
+
+
+@pytest.mark.parametrize("recipe", ["glue.py:task=sst3", "tagging.py:task=pos"])
+def test_a_recipe_names_its_tasks(recipe: str) -> None:
+    from bert_jax import config as config_lib
+
+    with pytest.raises(UserError, match=r"no such task; use configs/.*one of"):
+        config_lib.read_flags(str(ROOT / "configs" / recipe))
+
+
+def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
+    arguments = ["--config", str(ROOT / "configs/tagging.py:task=ewt"), "--workdir", str(tmp_path / "work")]
+    with pytest.raises(UserError, match=r"init_from is not set; --config.init_from=CHECKPOINT"):
+        finetune_lib.main(arguments)
+    assert not (tmp_path / "work").exists()
+
+
+MISTAKES = {
+    "more slots than positions": ({"task": {"max_length": 128}}, "task.max_length is 128.*64 positions.*max_length=64"),
+    "a seed twice": ({"seeds": (1, 1)}, "different numbers"),
+    "no seed": ({"seeds": ()}, "one or more"),
+    "nothing to do": ({"epochs": 0.0}, "epochs is 0.0"),
+    "unknown layers": ({"train_layers": "lowest"}, "train_layers is 'lowest'"),
+    "other positions": ({"model": ModelOptions(max_positions=512)}, "max_positions is 512.*has 64"),
+    "no checkpoint": ({"init_from": "/nowhere/start"}, "no checkpoint at /nowhere/start"),
+    "no such column": ({"task": {"text": "body"}}, "no column 'body'; its columns are: review"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_before_anything_is_written(
+    start: Path, reviews: dict[str, str], tmp_path: Path, mistake: str
+) -> None:
+    changes, message = MISTAKES[mistake]
+    task = TaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", label="stars")
+    config = config_of(start, task)
+    for name, value in changes.items():
+        value = dataclasses.replace(config.task, **value) if name == "task" else value
+        config = dataclasses.replace(config, **{name: value})
+    with pytest.raises(UserError, match=message):
+        finetune(config, tmp_path / "work")
+    assert not (tmp_path / "work").exists()
+
+
+def test_a_dev_label_that_training_lacks_is_told_with_file_and_line(
+    start: Path, reviews: dict[str, str], tmp_path: Path
+) -> None:
+    dev = tmp_path / "dev.tsv"
+    dev.write_text("review\tstars\nthe sea was good\tyes\nthe sea was there\tmaybe\n")
+    task = TaskConfig(train=reviews["train"], dev=str(dev), text="review", label="stars")
+    with pytest.raises(UserError, match=r"dev.tsv line 3: label 'maybe' is not one of the task's: 'no', 'yes'"):
+        finetune(config_of(start, task), tmp_path / "work")
+
+
+def test_one_seed_and_several_do_not_share_a_workdir(start: Path, reviews: dict[str, str], tmp_path: Path) -> None:
+    task = TaskConfig(train=reviews["train"], text="review", label="stars")
+    for name in ("one", "several/seed-0"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="holds a run of one seed"):
+        finetune(config_of(start, task, seeds=(0, 1)), tmp_path / "one")
+    with pytest.raises(UserError, match="holds runs of several seeds"):
+        finetune(config_of(start, task), tmp_path / "several")
+
+
+def test_a_pretrained_checkpoint_has_no_task_to_evaluate(start: Path, reviews: dict[str, str]) -> None:
+    with pytest.raises(UserError, match="was not fine-tuned for a task"):
+        evaluation.evaluate(source.open_checkpoint(start), reviews["dev"])

@@ -1,0 +1,323 @@
+"""The Hugging Face layout: out and in again is the same, and what cannot be read is said by name."""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+from random_checkpoints import PRETRAINING, assert_same_tensors, odd_config, random_checkpoint
+
+from bert_jax.command import UserError
+from bert_jax.interop import bert_names, huggingface
+from bert_jax.interop.loaded import Loaded
+from bert_jax.model import paths
+from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.heads import Heads
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks.example import TaskBatch
+
+LABELS = {"name": "moods", "kind": "classification", "labels": ["glad", "sad", "so so"]}
+TAGS = {"name": "tags", "kind": "tagging", "labels": ["A", "B", "C", "D"]}
+CASES = {
+    "BertModel": (Heads(pooler=True), None),
+    "BertForPreTraining": (PRETRAINING, None),
+    "BertForMaskedLM": (Heads(mlm=True), None),
+    "BertForNextSentencePrediction": (Heads(next_sentence=True, pooler=True), None),
+    "BertForSequenceClassification": (Heads(pooler=True, classes=3), LABELS),
+    "BertForTokenClassification": (Heads(tags=4), TAGS),
+}
+
+
+def export(tmp_path: Path, architecture: str) -> tuple[Loaded, Path]:
+    heads, task = CASES[architecture]
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), heads, task=task)
+    huggingface.write(loaded, tmp_path / "out")
+    return loaded, tmp_path / "out"
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | changes))
+
+
+def change_tensors(folder: Path, change) -> None:
+    """Writes the weights again after change(tensors), in place or as a new dict."""
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    tensors = change(tensors) or tensors
+    safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("architecture", CASES)
+def test_exported_and_read_again_everything_is_the_same(tmp_path, architecture):
+    loaded, folder = export(tmp_path, architecture)
+    again = huggingface.read(folder)
+    assert again.model == loaded.model and again.heads == loaded.heads
+    assert_same_tensors(again.params, loaded.params)
+    assert again.tokenizer.content_hash == loaded.tokenizer.content_hash
+    assert (again.task or {}).get("labels") == (loaded.task or {}).get("labels")
+    assert json.loads((folder / "config.json").read_text())["architectures"] == [architecture]
+    names = {path.name for path in folder.iterdir()}
+    assert {"config.json", "model.safetensors", "README.md", "vocab.txt", "tokenizer.json"} <= names
+    assert f"{architecture}.from_pretrained" in (folder / "README.md").read_text()
+    assert (folder / "model.safetensors").stat().st_mode == (folder / "config.json").stat().st_mode
+
+
+def test_the_table_covers_every_parameter_of_every_head():
+    config = odd_config()
+    for heads in (PRETRAINING, Heads(pooler=True, classes=2), Heads(tags=2)):
+        params = paths.flatten(abstract_params(config, heads))
+        assert {entry.path for entry in bert_names.TABLE} >= set(params)
+        assert sum(map(np.prod, bert_names.shapes_of_theirs(config, heads).values())) == sum(
+            np.prod(leaf.shape) for leaf in params.values()
+        ) - (256 - config.vocab_size) * (config.width * 1 + heads.mlm)
+
+
+def test_the_padding_of_the_vocabulary_is_cut_and_comes_back_as_zeros(tmp_path):
+    _, folder = export(tmp_path, "BertForPreTraining")
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    assert tensors["bert.embeddings.word_embeddings.weight"].shape == (131, 20)
+    assert tensors["cls.predictions.bias"].shape == (131,)
+    table = huggingface.read(folder).params["embeddings/token/table"]
+    assert table.shape == (256, 20) and not table[131:].any()
+
+
+def test_older_spellings_of_the_same_weights_are_read(tmp_path):
+    loaded, folder = export(tmp_path, "BertForPreTraining")
+
+    def respell(tensors):
+        old = {
+            name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): value
+            for name, value in tensors.items()
+        }
+        old["bert.embeddings.position_ids"] = np.arange(24)[None]
+        old["cls.predictions.decoder.weight"] = old["bert.embeddings.word_embeddings.weight"]
+        old["cls.predictions.decoder.bias"] = old["cls.predictions.bias"]
+        return old
+
+    change_tensors(folder, respell)
+    # Published BertForMaskedLM files often hold the pooler and the next-sentence head, too.
+    change_config(folder, architectures=["BertForMaskedLM"])
+    again = huggingface.read(folder)
+    assert again.heads == PRETRAINING
+    assert_same_tensors(again.params, loaded.params)
+
+
+def test_a_base_model_s_names_may_carry_the_prefix(tmp_path):
+    loaded, folder = export(tmp_path, "BertModel")
+    change_tensors(folder, lambda tensors: {f"bert.{name}": value for name, value in tensors.items()})
+    assert_same_tensors(huggingface.read(folder).params, loaded.params)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_half_precision_is_widened_without_a_change_of_value(tmp_path, dtype):
+    _, folder = export(tmp_path, "BertModel")
+    change_tensors(folder, lambda tensors: {name: value.astype(dtype) for name, value in tensors.items()})
+    narrow = safetensors.numpy.load_file(folder / "model.safetensors")["pooler.dense.bias"]
+    wide = huggingface.read(folder).params["pooler/dense/bias"]
+    assert wide.dtype == np.float32
+    np.testing.assert_array_equal(wide, narrow.astype(np.float32))
+
+
+def split_in_two(folder: Path) -> None:
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    parts: dict[str, dict[str, np.ndarray]] = {"a.safetensors": {}, "b.safetensors": {}}
+    for index, (name, value) in enumerate(tensors.items()):
+        parts[sorted(parts)[index % 2]][name] = value
+    for part, content in parts.items():
+        safetensors.numpy.save_file(content, folder / part)
+    weight_map = {name: part for part, content in parts.items() for name in content}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+
+
+def test_weights_in_several_files_are_read_and_a_missing_one_is_named(tmp_path):
+    loaded, folder = export(tmp_path, "BertForPreTraining")
+    split_in_two(folder)
+    assert_same_tensors(huggingface.read(folder).params, loaded.params)
+    (folder / "b.safetensors").unlink()
+    with pytest.raises(UserError, match=r"names b\.safetensors .* missing"):
+        huggingface.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "roberta"}, "model_type is 'roberta'"),
+        ({"architectures": ["BertForQuestionAnswering"]}, "architectures is 'BertForQuestionAnswering'"),
+        ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'; only 'gelu'"),
+        ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
+        ({"is_decoder": True}, "is_decoder is True"),
+        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
+        ({"hidden_size": None}, "hidden_size is None; wanted a number"),
+        ({"hidden_size": 22}, r"hidden_size 22 is not|width 22 is not"),
+        ({"num_hidden_layers": 4}, r"tensor encoder\.layer\.3\.attention\.self\.query\.weight is missing"),
+        ({"num_hidden_layers": 2}, r"encoder\.layer\.2\.\S+ has no place"),
+        ({"intermediate_size": 30}, r"intermediate\.dense\.weight is \[28, 20\], config\.json wants \[30, 20\]"),
+        ({"vocab_size": 100}, r"word_embeddings\.weight is \[131, 20\]"),
+        ({"architectures": ["BertForTokenClassification"]}, r"tensor classifier\.weight is missing"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(tmp_path, changes, message):
+    _, folder = export(tmp_path, "BertForPreTraining")
+    change_config(folder, **changes)
+    with pytest.raises(UserError, match=message):
+        huggingface.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda t: t.__delitem__("bert.pooler.dense.bias"), r"pooler\.dense\.bias is missing"),
+        (lambda t: t.update({"qa_outputs.bias": np.zeros(2, np.float32)}), r"qa_outputs\.bias has no place"),
+        (lambda t: t.update({"cls.predictions.bias": np.zeros(7, np.float32)}), r"cls\.predictions\.bias is \[7\]"),
+        (
+            lambda t: t.update({"cls.predictions.decoder.weight": np.zeros((131, 20), np.float32)}),
+            r"decoder\.weight is not embeddings",
+        ),
+        (lambda t: t.update({"bert.pooler.dense.bias": np.zeros(20, np.int32)}), "dtype int32"),
+        (lambda t: t.update({"pooler.dense.bias": np.zeros(20, np.float32)}), "which mean the same"),
+    ],
+)
+def test_a_tensor_that_does_not_fit_is_named(tmp_path, change, message):
+    _, folder = export(tmp_path, "BertForPreTraining")
+    change_tensors(folder, change)
+    with pytest.raises(UserError, match=message):
+        huggingface.read(folder)
+
+
+def test_labels_that_are_not_those_of_the_classifier_are_refused(tmp_path):
+    _, folder = export(tmp_path, "BertForSequenceClassification")
+    for changes, message in (
+        ({"id2label": {"0": "x", "1": "y"}}, "id2label has 2 labels, the classifier 3"),
+        ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_label_classification'"),
+    ):
+        values = (folder / "config.json").read_text()
+        change_config(folder, **changes)
+        with pytest.raises(UserError, match=message):
+            huggingface.read(folder)
+        (folder / "config.json").write_text(values)
+
+
+def test_a_regression_is_known_again(tmp_path):
+    task = {"name": "stsb", "kind": "regression", "labels": []}
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(pooler=True, classes=1), task=task)
+    huggingface.write(loaded, tmp_path / "out")
+    values = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert values["problem_type"] == "regression" and values["id2label"] == {"0": "LABEL_0"}
+    again = huggingface.read(tmp_path / "out").task
+    assert again is not None and again["kind"] == "regression" and again["labels"] == []
+
+
+def test_a_pickle_is_refused_with_the_reason_and_the_way_to_convert(tmp_path):
+    _, folder = export(tmp_path, "BertModel")
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"pytorch_model\.bin, a pickle: .*any code.*save_pretrained"):
+        huggingface.read(folder)
+
+
+def test_damaged_or_missing_files_are_said(tmp_path):
+    _, folder = export(tmp_path, "BertModel")
+    content = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
+    with pytest.raises(UserError, match=r"model\.safetensors is damaged"):
+        huggingface.read(folder)
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(UserError, match=r"holds no model\.safetensors"):
+        huggingface.read(folder)
+    (folder / "config.json").write_text("{")
+    with pytest.raises(UserError, match="not valid JSON"):
+        huggingface.read(folder)
+
+
+def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+    _, folder = export(tmp_path, "BertModel")
+    random_checkpoint(tmp_path / "more", odd_config(vocab_size=140)).tokenizer.save(folder)
+    with pytest.raises(UserError, match=r"tokenizer has 140 tokens, config\.json says vocab_size 131"):
+        huggingface.read(folder)
+
+
+def test_nothing_is_written_over_and_nothing_is_left_half_written(tmp_path):
+    loaded, folder = export(tmp_path, "BertModel")
+    with pytest.raises(UserError, match=r"out exists\. Name another --output"):
+        huggingface.write(loaded, folder)
+    both = random_checkpoint(tmp_path / "both", odd_config(), Heads(pooler=True, classes=2, tags=2))
+    with pytest.raises(UserError, match="holds one of them only"):
+        huggingface.write(both, tmp_path / "both_out")
+    (tmp_path / "new.incomplete").mkdir()
+    (tmp_path / "new.incomplete" / "left").touch()
+    huggingface.write(loaded, tmp_path / "new")
+    assert not (tmp_path / "new" / "left").exists()
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".incomplete") or path.name == "both_out"]
+
+
+def peer_python() -> str:
+    """A Python with torch and transformers: this one, or that of BERT_JAX_PEER_PYTHON; else a skip."""
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+        return sys.executable
+    if "BERT_JAX_PEER_PYTHON" not in os.environ:
+        pytest.skip("torch and transformers are not installed, and BERT_JAX_PEER_PYTHON names no Python that has them")
+    return os.environ["BERT_JAX_PEER_PYTHON"]
+
+
+def our_outputs(loaded: Loaded) -> dict[str, np.ndarray]:
+    """What bert_jax gives on random rows of several lengths, by the names of tests/tools/check_export.py."""
+    generator = np.random.default_rng(1)
+    slots = np.arange(24, dtype=np.int32)
+    mask = (slots < np.array([24, 5, 13])[:, None]).astype(np.int32)
+    ids = generator.integers(5, loaded.model.vocab_size, mask.shape).astype(np.int32) * mask
+    segments = (slots >= 4).astype(np.int32) * mask
+    none = np.zeros(3, np.float32)
+    batch = TaskBatch(ids, segments, mask, slots * mask, none, none)
+    heads = loaded.heads
+
+    @jax.jit
+    def run(params, batch):
+        model = bind(loaded.model, heads, params, Runtime(layer_loop="scan"))
+        encoded = model.encode(batch, all_layers=True)
+        outputs = {"hidden_0": encoded.embeddings}
+        outputs |= {f"hidden_{depth + 1}": encoded.layers[depth] for depth in range(loaded.model.layers)}
+        if heads.mlm:
+            every = jnp.broadcast_to(slots[None], mask.shape)
+            outputs["mlm_logits"] = model.masked_logits(encoded.last, every)[..., : loaded.model.vocab_size]
+        if heads.tags:
+            outputs["tag_logits"] = model.tag_logits(encoded.last)
+        if heads.pooler:
+            pooled = model.pooled(encoded.last, jnp.zeros((3, 1), jnp.int32))
+            outputs["pooled"] = pooled[:, 0]
+            if heads.next_sentence:
+                outputs["next_sentence_logits"] = model.next_sentence_logits(pooled)[:, 0]
+            if heads.classes:
+                outputs["class_logits"] = model.class_logits(pooled)[:, 0]
+        return outputs
+
+    inputs = {"input_ids": ids, "segment_ids": segments, "attention_mask": mask}
+    outputs = jax.device_get(run(paths.unflatten(loaded.params), batch))
+    return outputs | {name: value.astype(np.int64) for name, value in inputs.items()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", CASES)
+def test_transformers_loads_an_export_and_gives_the_same_outputs(tmp_path, architecture):
+    python = peer_python()
+    loaded, folder = export(tmp_path, architecture)
+    text = "The cat sat on a mat, unwantable dogs."
+    np.savez(tmp_path / "outputs.npz", text=np.array(text), **our_outputs(loaded))
+    script = Path(__file__).parent / "tools" / "check_export.py"
+    done = subprocess.run(
+        [python, str(script), str(folder), str(tmp_path / "outputs.npz")], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout.strip().splitlines()[-1])
+    assert (said["missing"], said["unexpected"], said["mismatched"]) == ([], [], [])
+    print(architecture, said["differences"])
+    assert max(said["differences"].values()) < 1e-5, said["differences"]
+    words = loaded.tokenizer
+    assert said["tokens"] == [words.cls_id, *words.encode(text).tolist(), words.sep_id]

@@ -1,0 +1,273 @@
+"""Law 1: a batch is a function of (dataset, configuration, seed, step)."""
+
+import hashlib
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.command import UserError
+from bert_jax.data import loader, shards
+from bert_jax.data.example import Batch, Rows, max_predictions
+from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.masking import Masker
+
+CLS, SEP = 2, 3
+
+
+class Facts:
+    """A vocabulary of fifty whose first five ids are special and whose last twenty are insides of words."""
+
+    vocab_size, mask_id, special_ids, content_hash = 50, 4, (0, 1, 2, 3, 4), "f" * 64
+    continuation = np.arange(50) >= 30
+
+
+class Table:
+    """Rows in arrays, with the facts of an opened dataset."""
+
+    def __init__(self, rows: Rows, static: bool = False) -> None:
+        self.columns, self.rows, self.static = rows, len(rows.input_ids), static
+        self.mask_unit, self.mask_rate = "word", 0.15
+        self.max_predictions = max_predictions(rows.input_ids.shape[1], rows.sequence_lengths.shape[1], 0.15)
+        self.tokenizer_hash, self.fingerprint, self.directory = Facts.content_hash, "rows", Path("DIR")
+
+    def gather(self, indices: np.ndarray) -> Rows:
+        return Rows(*(None if column is None else column[indices] for column in self.columns))
+
+
+def packed_rows(count: int, width: int = 40, pack: int = 3) -> Rows:
+    """Rows of one to three sequences, each a pair or a single segment, with some padding."""
+    generator = np.random.default_rng(0)
+    ids = np.zeros((count, width), np.uint16)
+    lengths, firsts = np.zeros((2, count, pack), np.uint16)
+    labels = np.full((count, pack), -1, np.int8)
+    keys = generator.integers(0, 2**63, (count, pack)).astype(np.uint64)
+    for row in range(count):
+        start = 0
+        for s in range(1 + row % pack):
+            length = int(generator.integers(6, 13))
+            first = int(generator.integers(3, length - 2)) if row % 2 else length
+            ids[row, start : start + length] = generator.integers(5, 50, length)
+            ids[row, start], ids[row, start + first - 1], ids[row, start + length - 1] = CLS, SEP, SEP
+            lengths[row, s], firsts[row, s] = length, first
+            if row % 2:
+                labels[row, s] = s % 2
+            start += length
+    return Rows(ids, lengths, firsts, labels, keys)
+
+
+def make(rows: Rows, batch_size: int = 8, seed: int = 7) -> PretrainingLoader:
+    return PretrainingLoader(Table(rows), Facts(), batch_size=batch_size, seed=seed)
+
+
+def assert_equal(left: Batch, right: Batch) -> None:
+    for name, a, b in zip(Batch._fields, left, right, strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def truth(batch: Batch) -> np.ndarray:
+    """The ids of a batch before masking."""
+    ids = batch.input_ids.copy()
+    row, column = np.nonzero(batch.masked_weights)
+    ids[row, batch.masked_positions[row, column]] = batch.masked_ids[row, column]
+    return ids
+
+
+def row_numbers(batch: Batch, rows: Rows) -> list[int]:
+    """Which rows a batch holds, told by their ids."""
+    known = {ids.astype(np.int32).tobytes(): number for number, ids in enumerate(rows.input_ids)}
+    return [known[ids.tobytes()] for ids in truth(batch)]
+
+
+def test_fields_are_the_batch_of_the_design():
+    batch = make(packed_rows(30)).batch(0)
+    room = max_predictions(40, 3, 0.15)
+    for name, field in batch._asdict().items():
+        floating = name in ("masked_weights", "next_sentence_weight")
+        assert field.dtype == (np.float32 if floating else np.int32), name
+        width = 40 if name in Batch._fields[:4] else room if name.startswith("masked") else 3
+        assert field.shape == (8, width), name
+        assert field.flags["C_CONTIGUOUS"], name
+
+
+def test_layout_spells_out_the_lengths():
+    rows = packed_rows(24)
+    where = loader.layout(rows)
+    for row in range(24):
+        sequence_ids, segment_ids, positions, starts = [], [], [], []
+        for s, (length, first) in enumerate(
+            zip(rows.sequence_lengths[row], rows.first_segment_lengths[row], strict=True)
+        ):
+            starts.append(len(positions) if length else 0)
+            sequence_ids += [s + 1] * int(length)
+            segment_ids += [0] * int(first) + [1] * int(length - first)
+            positions += range(length)
+        padding = [0] * (40 - len(positions))
+        assert where.sequence_ids[row].tolist() == sequence_ids + padding
+        assert where.segment_ids[row].tolist() == segment_ids + padding
+        assert where.positions[row].tolist() == positions + padding
+        assert where.cls_positions[row].tolist() == starts
+
+
+def test_labels_weigh_where_there_is_one():
+    rows = packed_rows(30)
+    held_out = next(make(rows).evaluation_batches(30))
+    present = rows.sequence_lengths > 0
+    np.testing.assert_array_equal(held_out.next_sentence_weight, (rows.next_sentence_labels >= 0) & present)
+    np.testing.assert_array_equal(held_out.next_sentence_label, np.maximum(rows.next_sentence_labels, 0))
+    starts = np.take_along_axis(held_out.input_ids, held_out.cls_positions, axis=1)
+    assert (starts[present] == CLS).all()
+
+
+def test_every_epoch_reads_every_row_once():
+    rows = packed_rows(30)
+    batches = make(rows)
+    order = [number for step in range(15) for number in row_numbers(batches.batch(step), rows)]
+    assert len(order) == 120
+    epochs = [order[start : start + 30] for start in range(0, 120, 30)]
+    assert all(sorted(epoch) == list(range(30)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4, "two epochs have one order"
+
+
+def test_a_batch_over_two_epochs_wears_the_masks_of_each():
+    rows = packed_rows(30)
+    batches = make(rows)
+    straddling = batches.batch(3)  # global rows 24..31: six of epoch 0, two of epoch 1
+    for epoch, of_epoch in ((0, slice(0, 6)), (1, slice(6, 8))):
+        numbers = row_numbers(straddling, rows)[of_epoch]
+        gathered = Table(rows).gather(np.array(numbers))
+        masked = Masker(Facts(), "word", 0.15, 7).apply(
+            gathered, np.full(len(numbers), epoch), max_predictions(40, 3, 0.15)
+        )
+        np.testing.assert_array_equal(straddling.input_ids[of_epoch], masked.input_ids)
+        np.testing.assert_array_equal(straddling.masked_positions[of_epoch], masked.positions)
+        np.testing.assert_array_equal(straddling.masked_weights[of_epoch].sum(axis=1), masked.counts)
+
+
+def test_a_batch_larger_than_the_dataset_goes_round_it():
+    rows = packed_rows(3)
+    numbers = row_numbers(make(rows, batch_size=10).batch(0), rows)
+    assert [sorted(numbers[start : start + 3]) for start in (0, 3, 6)] == [[0, 1, 2]] * 3
+
+
+def test_global_rows_do_not_depend_on_the_batch_size():
+    rows = packed_rows(30)
+    small = [make(rows, batch_size=4).batch(step) for step in range(10)]
+    assert_equal(make(rows, batch_size=40).batch(0), Batch(*map(np.concatenate, zip(*small, strict=True))))
+
+
+@pytest.mark.parametrize("rows", [slice(0, 2), slice(2, 8), slice(6, 8), slice(3, 3), slice(None, None, 3)])
+def test_a_slice_of_rows_is_the_slice_of_the_batch(rows):
+    batches = make(packed_rows(30))
+    for step in (0, 3):
+        whole = batches.batch(step)
+        assert_equal(batches.batch(step, rows), Batch(*(field[rows] for field in whole)))
+
+
+def test_batches_do_not_depend_on_what_was_read_before():
+    rows = packed_rows(30)
+    used = make(rows)
+    for step in (5, 2, 9):
+        used.batch(step)
+    assert_equal(used.batch(4), make(rows).batch(4))
+
+
+def test_seeds_change_rows_and_masks():
+    rows = packed_rows(30)
+    assert row_numbers(make(rows, seed=1).batch(0), rows) != row_numbers(make(rows, seed=2).batch(0), rows)
+
+
+def test_a_fingerprint_tells_configurations_apart():
+    rows = packed_rows(30)
+    prints = {make(rows, size, seed).fingerprint for size in (4, 8) for seed in (1, 2)}
+    assert len(prints) == 4 and make(rows, 4, 1).fingerprint in prints
+
+
+def test_static_rows_are_passed_on():
+    rows = packed_rows(30)
+    room = max_predictions(40, 3, 0.15)
+    masked = Masker(Facts(), "word", 0.15, 7).apply(rows, np.zeros(30, np.int64), room)
+    static = rows._replace(
+        input_ids=masked.input_ids.astype(np.uint16),
+        masked_positions=masked.positions.astype(np.uint16),
+        masked_ids=masked.ids.astype(np.uint16),
+        masked_counts=masked.counts.astype(np.uint16),
+    )
+    stored = PretrainingLoader(Table(static, static=True), Facts(), batch_size=8, seed=7)
+    for step in range(3):  # epoch 0: what dynamic masking gives there
+        assert_equal(stored.batch(step), make(rows).batch(step))
+
+
+def test_evaluation_reads_each_row_once_in_order():
+    rows = packed_rows(30)
+    held_out = list(make(rows).evaluation_batches(8))
+    assert [len(batch.input_ids) for batch in held_out] == [8] * 4
+    joined = Batch(*(np.concatenate(fields) for fields in zip(*held_out, strict=True)))
+    assert row_numbers(Batch(*(field[:30] for field in joined)), rows) == list(range(30))
+    assert all(not field[30:].any() for field in joined), "fillers are not zero"
+    limited = list(make(rows).evaluation_batches(8, max_rows=10))
+    assert_equal(limited[0], held_out[0])
+    assert [int(batch.sequence_ids.any(axis=1).sum()) for batch in limited] == [8, 2]
+
+
+def test_evaluation_masks_depend_on_no_seed():
+    rows = packed_rows(30)
+    for left, right in zip(
+        make(rows, 4, seed=1).evaluation_batches(16), make(rows, 9, seed=2).evaluation_batches(16), strict=True
+    ):
+        assert_equal(left, right)
+
+
+def test_the_users_mistakes_are_told():
+    rows = packed_rows(3)
+    for size in (0, -4):
+        with pytest.raises(UserError, match=f"batch_size {size}"):
+            make(rows, batch_size=size)
+        with pytest.raises(UserError, match=f"batch_size {size}"):
+            next(make(rows).evaluation_batches(size))
+    other = Facts()
+    other.content_hash = "0" * 64
+    with pytest.raises(UserError, match=r"tokenizer given \(hash 0+\).*shards in DIR \(hash f+\); use DIR/tokenizer"):
+        PretrainingLoader(Table(rows), other, batch_size=1, seed=0)
+    with pytest.raises(ValueError, match="step -1"):
+        make(rows).batch(-1)
+
+
+# On what build_examples wrote.
+
+
+@pytest.fixture
+def written(shards_dir: Path) -> PretrainingLoader:
+    dataset = shards.open_dataset(shards_dir, "train")
+    return PretrainingLoader(dataset, dataset.tokenizer(), batch_size=32, seed=3)
+
+
+def test_written_rows_are_read_masked_and_whole(written):
+    dataset, tokenizer = written.dataset, written.dataset.tokenizer()
+    steps = -(-dataset.rows // 32)
+    batches = [written.batch(step) for step in range(steps)]
+    joined = Batch(*(np.concatenate(fields)[: dataset.rows] for fields in zip(*batches, strict=True)))
+    original = dataset.gather(np.arange(dataset.rows))
+    assert sorted(map(bytes, truth(joined))) == sorted(map(bytes, original.input_ids.astype(np.int32)))
+    real = joined.masked_weights > 0
+    assert real.any(axis=1).all(), "a row without a prediction"
+    assert not np.isin(joined.masked_ids[real], tokenizer.special_ids).any()
+    share = real.sum() / (joined.sequence_ids > 0).sum()
+    assert abs(share - 0.15) < 0.02  # rounding in rows of at most 64 slots, and words too long for what is left
+    np.testing.assert_array_equal(joined.input_ids == tokenizer.pad_id, joined.sequence_ids == 0)
+    assert set(joined.next_sentence_label[:, 0].tolist()) == {0, 1} and joined.next_sentence_weight.all()
+
+
+def test_another_process_reads_the_same_batches(written, shards_dir):
+    program = (
+        "import hashlib\n"
+        "from bert_jax.data import shards\n"
+        "from bert_jax.data.loader import PretrainingLoader\n"
+        f"dataset = shards.open_dataset({str(shards_dir)!r}, 'train')\n"
+        "batch = PretrainingLoader(dataset, dataset.tokenizer(), batch_size=32, seed=3).batch(11)\n"
+        "print(hashlib.sha256(b''.join(field.tobytes() for field in batch)).hexdigest())\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    assert told == hashlib.sha256(b"".join(field.tobytes() for field in written.batch(11))).hexdigest()

@@ -1,0 +1,93 @@
+"""Prefetching (bert_jax/data/loader.py): in order, bounded, and gone when nobody listens."""
+
+import gc
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from bert_jax.command import UserError
+from bert_jax.data import loader
+
+
+def prefetch_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+@pytest.fixture(autouse=True)
+def no_thread_is_left() -> Iterator[None]:
+    yield
+    gc.collect()
+    assert not prefetch_threads()
+
+
+def test_prefetching_keeps_the_order_and_ends():
+    assert list(loader.prefetch(lambda step: step * step, 3, 50, depth=4)) == [step * step for step in range(3, 50)]
+    assert list(loader.prefetch(lambda step: step, 5, 5, depth=1)) == []
+
+
+def test_prefetching_stays_within_its_depth():
+    made: list[int] = []
+    with loader.prefetch(lambda step: made.append(step) or step, 0, None, depth=3) as elements:
+        assert [next(elements) for _ in range(5)] == [0, 1, 2, 3, 4]
+        time.sleep(0.1)
+        assert len(made) <= 5 + 3 + 1, "five taken, three waiting, one in hand"
+
+
+def test_what_making_raises_reaches_the_consumer_in_its_turn():
+    def fail_at_three(step: int) -> int:
+        if step == 3:
+            raise UserError("shard 3 is gone")
+        return step
+
+    elements = loader.prefetch(fail_at_three, 0, None, depth=8)
+    assert [next(elements) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(UserError, match="shard 3 is gone"):
+        next(elements)
+    with pytest.raises(StopIteration):
+        next(elements)
+
+
+def test_closing_stops_the_thread():
+    elements = loader.prefetch(lambda step: step, 0, None, depth=2)
+    next(elements)
+    began = time.perf_counter()
+    elements.close()
+    elements.close()
+    assert not prefetch_threads() and time.perf_counter() - began < 5
+    with pytest.raises(StopIteration):
+        next(elements)
+
+
+def test_dropping_the_iterator_stops_the_thread():
+    for _ in loader.prefetch(lambda step: step, 0, None, depth=2):
+        break
+    gc.collect()
+    assert not prefetch_threads()
+
+
+def test_an_interpreter_exits_with_a_prefetch_running():
+    program = (
+        "from bert_jax.data import loader\n"
+        "elements = loader.prefetch(lambda step: step, 0, None, depth=2)\n"
+        "print(next(elements))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert (ended.stdout, ended.stderr) == ("0\n", "")
+
+
+def test_waiting_is_measured():
+    with loader.prefetch(lambda step: time.sleep(0.05), 0, 3, depth=1) as elements:
+        next(elements)
+        first = elements.waited_seconds
+        assert first > 0
+        next(elements)
+        assert elements.waited_seconds > first
+
+
+def test_nothing_ahead_is_refused():
+    with pytest.raises(UserError, match="prefetch depth 0"):
+        loader.prefetch(lambda step: step, 0, None, depth=0)

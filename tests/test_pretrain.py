@@ -1,0 +1,149 @@
+"""The command, from recipe to result.json, and its users' mistakes."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import evaluate, pretrain
+from bert_jax.command import UserError
+from bert_jax.train import checkpoint, metrics
+
+ROOT = Path(__file__).parent.parent
+RECIPE = str(ROOT / "configs" / "bert_tiny.py")
+
+
+def arguments(shards: Path, workdir: Path, *overrides: str) -> list[str]:
+    return [
+        f"--config={RECIPE}",
+        f"--workdir={workdir}",
+        f"--config.data.train={shards}",
+        "--config.batch_size=16",
+        "--config.steps=4",
+        "--config.log_every=2",
+        *overrides,
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(shards_dir, tmp_path_factory):
+    """A workdir after four steps of the tiny recipe."""
+    workdir = tmp_path_factory.mktemp("pretrained") / "run"
+    pretrain.main(arguments(shards_dir, workdir))
+    return workdir
+
+
+def test_a_run_leaves_what_the_command_line_promises(trained):
+    result = json.loads((trained / "result.json").read_text())
+    assert list(result) == [
+        "step", "seconds", "tokens", "eval_loss", "eval_mlm_loss", "eval_mlm_accuracy", "eval_nsp_accuracy",
+    ]  # fmt: skip
+    assert result["step"] == 4
+    assert result["tokens"] > 0
+    lines = metrics.read_metrics(trained)
+    assert [line["step"] for line in lines] == [2, 4]
+    for name in (
+        "time", "loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "tokens_per_second", "mfu",
+        "data_wait_share", "padding_share",
+    ):  # fmt: skip
+        assert name in lines[0], name
+    assert lines[-1]["eval_mlm_loss"] == pytest.approx(result["eval_mlm_loss"], rel=1e-6)
+    assert list(trained.glob("tensorboard/events.*"))
+    assert json.loads((trained / "config.json").read_text())["training"]["batch_size"] == 16
+
+
+def test_the_evaluate_command_measures_what_the_run_measured(trained, shards_dir, capsys):
+    result = json.loads((trained / "result.json").read_text())
+    evaluate.main([f"--checkpoint={trained}", f"--data={shards_dir}", "--batch_size=8"])
+    measured = json.loads(capsys.readouterr().out)
+    for name in ("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy"):
+        assert measured[name] == pytest.approx(result[f"eval_{name}"], rel=1e-5)
+
+
+def test_pretraining_goes_on_from_any_checkpoint(trained, shards_dir, tmp_path):
+    overrides = (f"--config.init_from={trained}", "--config.optimizer.learning_rate=0.0", "--config.steps=1")
+    pretrain.main(arguments(shards_dir, tmp_path / "on", *overrides))
+    before, after = checkpoint.read_params(trained), checkpoint.read_params(tmp_path / "on")
+    for path, value in before.items():
+        np.testing.assert_array_equal(after[path], value, err_msg=path)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["--config.data.train="], r"data\.train is not set"),
+        (["--config.data.train=/nowhere/shards"], "/nowhere/shards"),
+        (["--config.model.preset=huge"], "preset"),
+        (["--config.model.max_positions=32"], "max_positions=64"),
+        (["--config.batch_size=12"], "batch_size=16"),
+        (["--config.steps=0"], "budget_minutes"),
+        (["--config.compute_dtype=float16"], "compute_dtype"),
+        (["--config.optimizer.name=sgd"], "adamw"),
+        (["--config.no_such_key=1"], "no_such_key"),
+        (["--config.init_from=/nowhere/checkpoint"], "/nowhere/checkpoint"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(shards_dir, tmp_path, overrides, said):
+    with pytest.raises(UserError, match=said) as caught:
+        pretrain.main(arguments(shards_dir, tmp_path / "run", *overrides))
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_checkpoint_of_another_architecture_is_refused(trained, shards_dir, tmp_path):
+    overrides = (f"--config.init_from={trained}", "--config.model.preset=mini")
+    with pytest.raises(UserError, match="another architecture: layers is 2, the configuration wants 4"):
+        pretrain.main(arguments(shards_dir, tmp_path / "run", *overrides))
+
+
+def test_preset_checkpoint_takes_the_architecture_of_init_from(trained, shards_dir, tmp_path):
+    overrides = (f"--config.init_from={trained}", "--config.model.preset=checkpoint", "--config.steps=1")
+    pretrain.main(arguments(shards_dir, tmp_path / "run", *overrides))
+    assert checkpoint.read_config(tmp_path / "run").model == checkpoint.read_config(trained).model
+
+
+def test_shards_of_another_tokenizer_are_refused(shards_dir, tmp_path):
+    from data_prep import train_tokenizer
+
+    copy = tmp_path / "shards"
+    shutil.copytree(shards_dir, copy)
+    shutil.rmtree(copy / "tokenizer")
+    text = tmp_path / "text.txt"
+    text.write_text("quite another text of very few words indeed\n\nand words again\n" * 3)
+    train_tokenizer.train([text], copy / "tokenizer", vocab_size=60, lowercase=True)
+    with pytest.raises(UserError, match="tokenizer"):
+        pretrain.main(arguments(copy, tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_killed_at_any_instant_and_run_again_it_ends_the_same(shards_dir, tmp_path):
+    """SIGKILL, wherever it falls: three times, then to the end; equal bit for bit to a run that was left alone."""
+    environment = dict(os.environ, XLA_FLAGS="")
+
+    def command(name: str) -> list[str]:
+        overrides = ("--config.steps=60", "--config.checkpoint.every_steps=5", "--config.eval.max_rows=16")
+        return [sys.executable, "-m", "bert_jax.pretrain", *arguments(shards_dir, tmp_path / name, *overrides)]
+
+    subprocess.run(command("whole"), check=True, cwd=ROOT, env=environment, capture_output=True)
+    for kill_after in (5, 20, 35):
+        process = subprocess.Popen(command("killed"), cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
+        deadline = time.monotonic() + 120
+        while (checkpoint.latest_step(tmp_path / "killed") or 0) < kill_after and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    subprocess.run(command("killed"), check=True, cwd=ROOT, env=environment, capture_output=True)
+    whole, killed = checkpoint.read_params(tmp_path / "whole"), checkpoint.read_params(tmp_path / "killed")
+    for path, value in whole.items():
+        np.testing.assert_array_equal(killed[path], value, err_msg=path)
+    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "killed")]
+    for result in results:
+        del result["seconds"]
+    assert results[0] == results[1]

@@ -1,0 +1,230 @@
+import json
+import os
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.command import UserError
+from bert_jax.data.example import Rows
+from bert_jax.data.shards import open_dataset, read_shard, write_shard
+from bert_jax.tokenizer import Tokenizer
+
+SEQ_LEN, MOST = 16, 3
+
+
+def random_rows(count: int, seed: int, static: bool = False) -> Rows:
+    generator = np.random.default_rng(seed)
+
+    def column(width: int, dtype: type) -> np.ndarray:
+        return generator.integers(0, 100, (count, width)).astype(dtype)
+
+    rows = Rows(
+        column(SEQ_LEN, np.uint16),
+        column(1, np.uint16),
+        column(1, np.uint16),
+        column(1, np.int8),
+        np.arange(seed << 32, (seed << 32) + count, dtype=np.uint64)[:, None],
+    )
+    if static:
+        rows = rows._replace(
+            masked_positions=column(MOST, np.uint16),
+            masked_ids=column(MOST, np.uint16),
+            masked_counts=column(1, np.uint16)[:, 0],
+        )
+    return rows
+
+
+def write_output(directory: Path, counts: list[int], static: bool = False) -> Rows:
+    """A train part of shards with so many rows, and its manifest; returns all rows in order."""
+    (directory / "train").mkdir(parents=True)
+    shards, parts = [], []
+    for number, count in enumerate(counts):
+        name = f"train/shard-{number:05d}.arrow"
+        parts.append(random_rows(count, number, static))
+        shards.append({"name": name} | write_shard(directory / name, parts[-1])._asdict())
+    manifest = {
+        "schema_version": 1,
+        "seq_len": SEQ_LEN,
+        "pack": 1,
+        "masking": {
+            "kind": "static" if static else "dynamic",
+            "unit": "token",
+            "rate": 0.15,
+            "max_predictions": MOST,
+        },
+        "tokenizer": {"hash": "0" * 64, "vocab_size": 100},
+        "shards": shards,
+    }
+    (directory / "manifest.json").write_text(json.dumps(manifest))
+    columns = zip(*parts, strict=True)
+    return Rows(*(None if column[0] is None else np.concatenate(column) for column in columns))
+
+
+def assert_rows_equal(got: Rows, wanted: Rows) -> None:
+    for name, values in wanted._asdict().items():
+        np.testing.assert_array_equal(getattr(got, name), values, err_msg=name)
+        if values is not None:
+            assert getattr(got, name).dtype == values.dtype, name
+
+
+def edit_manifest(directory: Path, **changes: object) -> None:
+    manifest = json.loads((directory / "manifest.json").read_text())
+    (directory / "manifest.json").write_text(json.dumps(manifest | changes))
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_shard_is_read_as_written(tmp_path: Path, static: bool) -> None:
+    rows = random_rows(7, 3, static)
+    written = write_shard(tmp_path / "shard.arrow", rows)
+    assert written.rows == 7 and written.bytes == (tmp_path / "shard.arrow").stat().st_size
+    assert_rows_equal(read_shard(tmp_path / "shard.arrow"), rows)
+
+
+def test_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
+    first = write_shard(tmp_path / "a.arrow", random_rows(9, 1))
+    assert write_shard(tmp_path / "b.arrow", random_rows(9, 1)) == first
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_gather_gives_the_rows_asked_for_in_order(tmp_path: Path, static: bool) -> None:
+    """Rows over many shards, some alone in theirs, some several, repeated ones too."""
+    everything = write_output(tmp_path, [5, 1, 40, 3, 17], static)
+    dataset = open_dataset(tmp_path, "train")
+    assert dataset.rows == 66 and dataset.static is static
+    generator = np.random.default_rng(0)
+    for count in (0, 1, 2, 20, 200):
+        indices = generator.integers(0, 66, count)
+        got = dataset.gather(indices)
+        assert_rows_equal(got, Rows(*(None if column is None else column[indices] for column in everything)))
+        assert all(column is None or (column.flags.c_contiguous and column.flags.writeable) for column in got)
+
+
+@pytest.mark.parametrize("index", [-1, 5])
+def test_gather_refuses_rows_that_are_not_there(tmp_path: Path, index: int) -> None:
+    write_output(tmp_path, [5])
+    with pytest.raises(IndexError):
+        open_dataset(tmp_path, "train").gather(np.array([0, index]))
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files in /proc, which is Linux's")
+def test_any_number_of_shards_keeps_no_file_open(tmp_path: Path) -> None:
+    everything = write_output(tmp_path, [2] * 300)
+    before = len(os.listdir("/proc/self/fd"))
+    dataset = open_dataset(tmp_path, "train")
+    rows = dataset.gather(np.arange(600))
+    assert len(os.listdir("/proc/self/fd")) <= before + 1
+    assert_rows_equal(rows, everything)
+
+
+def test_shards_are_opened_only_when_a_row_is_asked_for(tmp_path: Path) -> None:
+    """A shard of the right length that is no Arrow file shows nowhere but in its own rows."""
+    write_output(tmp_path, [4, 4])
+    path = tmp_path / "train" / "shard-00001.arrow"
+    path.write_bytes(b"\0" * path.stat().st_size)
+    dataset = open_dataset(tmp_path, "train")
+    dataset.gather(np.arange(4))
+    with pytest.raises(UserError, match=r"damaged shard .*shard-00001\.arrow"):
+        dataset.gather(np.arange(8))
+
+
+def test_path_of_a_part_decides_the_part(shards_dir: Path) -> None:
+    train, held_out = open_dataset(shards_dir, "train"), open_dataset(shards_dir, "eval")
+    assert open_dataset(shards_dir / "eval", "train").fingerprint == held_out.fingerprint
+    assert open_dataset(shards_dir / "train", "eval").fingerprint == train.fingerprint
+    assert train.fingerprint != held_out.fingerprint
+    assert (train.part, held_out.part, train.directory) == ("train", "eval", shards_dir)
+
+
+def test_fingerprint_follows_content(tmp_path: Path) -> None:
+    write_output(tmp_path / "a", [4, 4])
+    write_output(tmp_path / "b", [4, 4])
+    write_output(tmp_path / "c", [4, 5])
+    a, b, c = (open_dataset(tmp_path / name, "train").fingerprint for name in "abc")
+    assert a == b != c
+
+
+def test_dataset_tells_what_the_manifest_says(shards_dir: Path) -> None:
+    dataset = open_dataset(shards_dir, "train")
+    tokenizer = dataset.tokenizer()
+    assert isinstance(tokenizer, Tokenizer)
+    assert (dataset.seq_len, dataset.pack, dataset.static, dataset.mask_unit) == (64, 1, False, "word")
+    assert (dataset.mask_rate, dataset.max_predictions) == (0.15, 10)
+    assert dataset.vocab_size == tokenizer.vocab_size and dataset.tokenizer_hash == tokenizer.content_hash
+    assert dataset.rows == dataset.manifest["parts"]["train"]["rows"]
+
+
+def test_folder_without_manifest_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no manifest\.json"):
+        open_dataset(tmp_path, "train")
+
+
+def test_unfinished_output_is_refused_and_says_how_to_finish(tmp_path: Path) -> None:
+    (tmp_path / "out.incomplete").mkdir()
+    for path in ("out", "out.incomplete"):
+        with pytest.raises(UserError, match=r"run the same .* command again"):
+            open_dataset(tmp_path / path, "train")
+
+
+def test_truncated_shard_is_named_with_both_sizes(tmp_path: Path) -> None:
+    write_output(tmp_path, [4, 4])
+    path = tmp_path / "train" / "shard-00001.arrow"
+    size = path.stat().st_size
+    os.truncate(path, size - 10)
+    with pytest.raises(UserError, match=rf"shard-00001\.arrow: {size - 10} bytes, the manifest says {size}"):
+        open_dataset(tmp_path, "train")
+
+
+def test_missing_shard_is_named(tmp_path: Path) -> None:
+    write_output(tmp_path, [4, 4])
+    (tmp_path / "train" / "shard-00000.arrow").unlink()
+    with pytest.raises(UserError, match=r"missing shard .*shard-00000\.arrow"):
+        open_dataset(tmp_path, "train")
+
+
+def test_unknown_schema_version_is_refused(tmp_path: Path) -> None:
+    write_output(tmp_path, [4])
+    edit_manifest(tmp_path, schema_version=99)
+    with pytest.raises(UserError, match="schema_version 99"):
+        open_dataset(tmp_path, "train")
+
+
+def test_manifest_that_is_not_json_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text("{")
+    with pytest.raises(UserError, match="not JSON"):
+        open_dataset(tmp_path, "train")
+
+
+def test_part_without_rows_says_which_flag_to_change(tmp_path: Path) -> None:
+    write_output(tmp_path, [4])
+    with pytest.raises(UserError, match="raise --eval_fraction"):
+        open_dataset(tmp_path, "eval")
+
+
+def test_shard_of_another_layout_is_refused(tmp_path: Path) -> None:
+    write_output(tmp_path, [4])
+    edit_manifest(tmp_path, seq_len=SEQ_LEN * 2)
+    with pytest.raises(UserError, match="column input_ids"):
+        open_dataset(tmp_path, "train").gather(np.array([0]))
+
+
+def test_wrong_tokenizer_for_the_shards_is_refused(tmp_path: Path, vocab_dir: Path) -> None:
+    write_output(tmp_path, [4])
+    (tmp_path / "tokenizer").symlink_to(vocab_dir)
+    with pytest.raises(UserError, match="wrong tokenizer for the shards"):
+        open_dataset(tmp_path, "train").tokenizer()
+
+
+def test_failed_write_leaves_nothing_and_names_the_file(tmp_path: Path) -> None:
+    """A real failure of the operating system in the middle of a write: the file-size limit."""
+    path = tmp_path / "shard.arrow"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError) as caught:
+            write_shard(path, random_rows(1000, 0))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert caught.value.filename == str(path)
+    assert not list(tmp_path.iterdir())

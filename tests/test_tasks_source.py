@@ -1,0 +1,90 @@
+"""Batches of fine-tuning: functions of the step, every row as often as any other, few shapes."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_jax.tasks.example import TaskRows, spans
+from bert_jax.tasks.source import TaskSource, evaluation_batches, padded_length
+
+MAX_LENGTH = 70
+
+
+def rows_of(count: int) -> TaskRows:
+    """Rows of 2 to 70 tokens; row r has the label r and the token 10 + r everywhere."""
+    lengths = 2 + np.arange(count) * 7 % (MAX_LENGTH - 1)
+    return TaskRows(
+        input_ids=np.repeat(10 + np.arange(count), lengths).astype(np.int32),
+        first_lengths=lengths.astype(np.int32),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+        labels=np.arange(count, dtype=np.int32),
+        label_weights=np.ones(count, np.float32),
+        pad_id=0,
+        truncated=0,
+    )
+
+
+def source_of(rows: TaskRows, batch_size: int, seed: int = 0) -> TaskSource:
+    return TaskSource(rows, batch_size=batch_size, seed=seed, max_length=MAX_LENGTH)
+
+
+def test_a_batch_is_a_function_of_seed_and_step() -> None:
+    rows = rows_of(23)
+    one, again, other = source_of(rows, 8), source_of(rows, 8), source_of(rows, 8, seed=1)
+    again.batch(7)
+    for step in (0, 5, 1):
+        for left, right in zip(one.batch(step), again.batch(step), strict=True):
+            np.testing.assert_array_equal(left, right)
+    assert any((one.indices(step) != other.indices(step)).any() for step in range(3))
+    assert one.fingerprint == again.fingerprint != other.fingerprint
+    assert one.fingerprint != source_of(rows, 4).fingerprint != source_of(rows_of(24), 4).fingerprint
+
+
+@given(count=st.integers(1, 40), batch_size=st.integers(1, 50), epochs=st.integers(1, 4))
+def test_every_epoch_holds_each_row_once_and_no_tail_is_dropped(count: int, batch_size: int, epochs: int) -> None:
+    source = source_of(rows_of(count), batch_size)
+    steps = -(-count * epochs // batch_size)
+    seen = np.concatenate([source.indices(step) for step in range(steps)])
+    for epoch in range(epochs):
+        assert sorted(seen[epoch * count : (epoch + 1) * count]) == list(range(count))
+
+
+def test_epochs_are_in_different_orders() -> None:
+    source = source_of(rows_of(40), 40)
+    assert (source.indices(0) != source.indices(1)).any()
+
+
+def test_a_slice_of_rows_is_that_slice_of_the_whole_batch() -> None:
+    source = source_of(rows_of(23), 8)
+    for step in range(4):
+        whole, part = source.batch(step), source.batch(step, slice(2, 5))
+        for left, right in zip(whole, part, strict=True):
+            np.testing.assert_array_equal(left[2:5], right)
+
+
+def test_a_batch_is_padded_to_the_smallest_length_that_holds_it() -> None:
+    rows = rows_of(60)
+    source = source_of(rows, 3)
+    for step in range(40):
+        longest = rows.lengths[source.indices(step)].max()
+        assert source.batch(step).input_ids.shape[1] == padded_length(int(longest), MAX_LENGTH)
+    assert {padded_length(length, MAX_LENGTH) for length in range(1, MAX_LENGTH + 1)} == {32, 64, 70}
+
+
+@pytest.mark.parametrize(("count", "batch_size"), [(23, 8), (3, 8), (16, 8)])
+def test_evaluation_sees_each_row_once_and_fillers_weigh_nothing(count: int, batch_size: int) -> None:
+    seen = []
+    for indices, batch in evaluation_batches(rows_of(count), batch_size, MAX_LENGTH):
+        assert len(indices) == len(batch.labels) == batch_size
+        real = indices >= 0
+        np.testing.assert_array_equal(batch.labels[real], indices[real])
+        np.testing.assert_array_equal(batch.input_ids[real, 0], 10 + indices[real])
+        assert batch.label_weights[real].all() and not batch.label_weights[~real].any()
+        assert not batch.sequence_ids[~real].any() and not batch.input_ids[~real].any()
+        seen += indices[real].tolist()
+    assert sorted(seen) == list(range(count))
+
+
+def test_spans_are_counted_out() -> None:
+    assert spans(np.array([5, 0, 9]), np.array([2, 0, 3])).tolist() == [5, 6, 9, 10, 11]

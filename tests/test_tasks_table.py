@@ -1,0 +1,152 @@
+"""The named tasks: layouts of their files, published sizes, and what a configuration may say."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bert_jax.command import UserError
+from bert_jax.config import TaskConfig
+from bert_jax.tasks import evaluation, table
+
+# Two lines of each published file, headers where they have them; test files carry no labels.
+GLUE_FILES = {
+    "sst2": (
+        "sentence\tlabel\nhide new secretions from the parental units \t0\n",
+        "index\tsentence\n0\tuneasy mishmash of styles and genres .\n",
+    ),
+    "cola": (
+        "gj04\t1\t\tOur friends won't buy this analysis.\n",
+        "index\tsentence\n0\tBill whistled past the house.\n",
+    ),
+    "mrpc": (
+        'Quality\t#1 ID\t#2 ID\t#1 String\t#2 String\n1\t702876\t702977\tHe called " it " so .\tHe said so .\n',
+        "index\t#1 ID\t#2 ID\t#1 String\t#2 String\n0\t1\t2\tPCCW 's chief .\tThe chief .\n",
+    ),
+    "stsb": (
+        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\tscore\n"
+        "0\tmain\tMSRvid\t2012\t0001\tnone\tnone\tA plane is taking off.\tAn air plane is taking off.\t5.000\n",
+        "index\tgenre\tfilename\tyear\told_index\tsource1\tsource2\tsentence1\tsentence2\n"
+        "0\tmain\tMSRvid\t2012\t0024\tnone\tnone\tA girl.\tA boy.\n",
+    ),
+    "rte": (
+        "index\tsentence1\tsentence2\tlabel\n0\tNo weapons found.\tWeapons found.\tnot_entailment\n",
+        "index\tsentence1\tsentence2\n0\tMangla was summoned.\tShukla is related.\n",
+    ),
+}
+EXPECTED = {
+    "sst2": ("hide new secretions from the parental units ", None, "0"),
+    "cola": ("Our friends won't buy this analysis.", None, "1"),
+    "mrpc": ('He called " it " so .', "He said so .", "1"),
+    "stsb": ("A plane is taking off.", "An air plane is taking off.", "5.000"),
+    "rte": ("No weapons found.", "Weapons found.", "not_entailment"),
+}
+# Published sizes; CoNLL-2003 and EWT in sentences (Tjong Kim Sang and De Meulder 2003; UD releases).
+PUBLISHED = {
+    "sst2": (67_349, 872, 1_821),
+    "cola": (8_551, 1_043, 1_063),
+    "mrpc": (3_668, 408, 1_725),
+    "stsb": (5_749, 1_500, 1_379),
+    "rte": (2_490, 277, 3_000),
+    "conll2003": (14_041, 3_250, 3_453),
+    "ewt": (12_544, 2_001, 2_077),
+}
+
+
+@pytest.mark.parametrize("name", GLUE_FILES)
+@pytest.mark.parametrize("inside", ["glue", "."])
+def test_a_glue_folder_is_read_in_its_published_layout(tmp_path: Path, name: str, inside: str) -> None:
+    folder = tmp_path / inside / table.TASKS[name].folder
+    folder.mkdir(parents=True)
+    for split in ("train", "dev"):
+        (folder / f"{split}.tsv").write_text(GLUE_FILES[name][0])
+    (folder / "test.tsv").write_text(GLUE_FILES[name][1])
+    for data_dir in (tmp_path, folder):
+        task, files = table.resolve(TaskConfig(name=name, data_dir=str(data_dir)))
+        assert list(files) == ["train", "dev", "test"]
+        train, test = table.read(task, files["train"]), table.read(task, files["test"], label_required=False)
+        assert train.items[0][:3] == EXPECTED[name]
+        assert train.labelled and not test.labelled
+        assert evaluation.complete(task, train) == task  # labels and metrics are fixed
+
+
+def test_the_bundled_treebank_is_the_default_of_ewt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("BERT_JAX_DATA", raising=False)
+    task, files = table.resolve(TaskConfig(name="ewt"))
+    for path in files.values():
+        tags = {tag for item in table.read(task, path).items for tag in item.tags}
+        assert tags <= set(task.labels) and len(tags) > 10
+    assert len(files) == 3
+
+
+def test_own_files_need_no_name(tmp_path: Path) -> None:
+    config = TaskConfig(train="a.tsv", dev="b.tsv", text="review", label="stars", max_length=64)
+    task, files = table.resolve(config)
+    assert (task.kind, task.columns.text, task.columns.label, task.max_length) == (
+        "classification",
+        "review",
+        "stars",
+        64,
+    )
+    assert files == {"train": Path("a.tsv"), "dev": Path("b.tsv")}
+    assert table.resolve(TaskConfig(train="a.conllu.xz"))[0].kind == "tagging"
+    assert table.resolve(TaskConfig(train="a.tsv", kind="regression"))[0].kind == "regression"
+
+
+def test_a_named_task_may_have_another_file_for_a_split(tmp_path: Path) -> None:
+    folder = tmp_path / "RTE"
+    folder.mkdir()
+    (folder / "train.tsv").write_text(GLUE_FILES["rte"][0])
+    _, files = table.resolve(TaskConfig(name="rte", data_dir=str(tmp_path), dev="mine.tsv"))
+    assert files == {"train": folder / "train.tsv", "dev": Path("mine.tsv")}
+
+
+MISTAKES = {
+    "unknown name": (TaskConfig(name="sst3"), "task.name is 'sst3'; known: sst2, cola"),
+    "no task": (TaskConfig(), "no task: give task.name"),
+    "columns for a named task": (TaskConfig(name="sst2", text="x"), "task.text is for files of your own"),
+    "unknown kind": (TaskConfig(train="a.tsv", kind="span"), "task.kind is 'span'; use classification"),
+    "no data folder": (TaskConfig(name="sst2"), r"BERT_JAX_DATA is not set.*SST-2"),
+    "missing folder": (TaskConfig(name="sst2", data_dir="/nowhere/glue"), "no such folder: /nowhere/glue"),
+    "no room": (TaskConfig(name="sst2", max_length=4), "task.max_length is 4; use 8 or more"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told(monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
+    monkeypatch.delenv("BERT_JAX_DATA", raising=False)
+    config, message = MISTAKES[mistake]
+    with pytest.raises(UserError, match=message):
+        table.resolve(config)
+
+
+def test_a_folder_without_the_task_is_told_with_the_places_tried(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train.tsv of task cola is in none of: .*CoLA.*task.data_dir"):
+        table.resolve(TaskConfig(name="cola", data_dir=str(tmp_path)))
+
+
+def test_a_tagging_file_is_no_classification() -> None:
+    task, files = table.resolve(TaskConfig(train="a.conllu", kind="classification", text="0", label="1"))
+    with pytest.raises(UserError, match=r"a.conllu is a tagging file"):
+        table.read(task, files["train"])
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_real_files_have_their_published_sizes(bert_jax_data: Path, name: str) -> None:
+    task, files = table.resolve(TaskConfig(name=name, data_dir=os.fspath(bert_jax_data)))
+    splits = {split: table.read(task, path, label_required=split != "test") for split, path in files.items()}
+    assert tuple(len(split.items) for split in splits.values()) == PUBLISHED[name]
+    assert splits["test"].labelled == (task.kind == "tagging")
+    if task.kind == "classification":
+        assert {item.label for item in splits["train"].items} == set(task.labels)
+
+
+def test_conll_2003_holds_its_published_entities(bert_jax_data: Path) -> None:
+    from bert_jax.tasks.tagging import iob2
+
+    task, files = table.resolve(TaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
+    found = {
+        split: sum(tag.startswith("B-") for item in table.read(task, path).items for tag in iob2(item.tags))
+        for split, path in files.items()
+    }
+    assert found == {"train": 23_499, "dev": 5_942, "test": 5_648}

@@ -1,0 +1,312 @@
+"""The tokenizer gives the library's ids, always; and every way to load one vocabulary gives one tokenizer."""
+
+import json
+import lzma
+import os
+import pickle
+import random
+import shutil
+import unicodedata
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
+
+from bert_jax import tokenizer
+from bert_jax.command import UserError
+from bert_jax.tokenizer_files import AddedToken, Vocabulary
+
+SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+WORDS = ["hello", "world", "##ing", "##es", "un", "##aff", "##able", "the", "The", "Hello", "isn", "mask"]
+# Every character outside of and inside a word is a token, so that no change to a text can hide behind [UNK].
+CHARACTERS = [chr(code) for code in range(1, 0x10000) if not 0xD800 <= code < 0xE000 and code not in (9, 10, 13, 32)]
+
+needs_data = pytest.mark.skipif("BERT_JAX_DATA" not in os.environ, reason="BERT_JAX_DATA is unset")
+
+
+def wide_tokens() -> list[str]:
+    return [*SPECIAL, *WORDS, *CHARACTERS, *("##" + character for character in CHARACTERS if character != "#")]
+
+
+def bare_library(tokens: list[str], **settings: bool) -> tokenizers.Tokenizer:
+    """The library as its own users would set it up for BERT, with no code of ours."""
+    library = tokenizers.Tokenizer(
+        models.WordPiece(
+            {token: index for index, token in enumerate(tokens)}, unk_token="[UNK]", max_input_chars_per_word=100
+        )
+    )
+    library.normalizer = normalizers.BertNormalizer(**settings)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return library
+
+
+def random_texts(seed: int, count: int) -> list[str]:
+    """Texts over all of Unicode (surrogates apart), dense in what normalising and splitting treat apart."""
+    generator = random.Random(seed)
+    by_kind: list[list[str]] = [
+        [chr(code) for code in range(0x110000) if chr(code).isspace()] + list("\u200b\ufeff\u180e\u2060"),
+        [chr(code) for code in [*range(0x20), *range(0x7F, 0xA0), 0xAD, 0xFFFD, 0xE000, 0x10FFFF, 0xFFFF]],
+        [chr(code) for code in range(0x300, 0x370)],
+        list("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~‘’“”–—…«»、。·"),
+        [chr(code) for code in range(0x4E00, 0x4E40)] + list("がぎ\u3099ゴ가각힣ᄀ\u1161\u11a8"),
+        list("abcxyzABCXYZ019 "),
+        list("éÀßİıſǅΣςςΆΰÅK≮≯≠ﬁŉẞ῾Ά"),
+    ]
+    texts = [
+        "".join(WORDS),
+        "hello " * 200,
+        "x" * 99 + " " + "x" * 100 + " " + "x" * 101 + "," + "x" * 100,
+        "",
+        " ",
+        "\x00",
+    ]
+    while len(texts) < count:
+        kinds = generator.sample(by_kind, generator.randint(1, 3))
+        length = generator.randint(1, 40)
+        texts.append(
+            "".join(
+                chr(generator.choice([*range(0xD800), *range(0xE000, 0x110000)]))
+                if generator.random() < 0.1
+                else generator.choice(generator.choice(kinds))
+                for _ in range(length)
+            )
+            if generator.random() < 0.7
+            else " ".join(generator.choice(WORDS) + generator.choice(generator.choice(kinds)) for _ in range(8))
+        )
+    return texts
+
+
+def assert_equal_ids(ours: tokenizer.Tokenizer, library: tokenizers.Tokenizer, texts: list[str]) -> None:
+    ids, offsets = ours.encode_many(texts)
+    expected = [encoding.ids for encoding in library.encode_batch_fast(texts, add_special_tokens=False)]
+    assert offsets[0] == 0 and offsets[-1] == len(ids) and len(offsets) == len(texts) + 1
+    for index, text in enumerate(texts):
+        found = ids[offsets[index] : offsets[index + 1]].tolist()
+        assert found == expected[index], f"{text!a}: {ours.tokens(found)}, library {ours.tokens(expected[index])}"
+
+
+@pytest.mark.parametrize("clean_text", [True, False])
+@pytest.mark.parametrize(
+    "lowercase, strip_accents, split_chinese", [(True, True, True), (False, False, True), (True, False, False)]
+)
+def test_ids_are_the_librarys_on_all_of_unicode(lowercase, strip_accents, split_chinese, clean_text):
+    tokens = wide_tokens()
+    ours = tokenizer.Tokenizer(
+        Vocabulary(tuple(tokens), lowercase, strip_accents, split_chinese=split_chinese, clean_text=clean_text)
+    )
+    library = bare_library(
+        tokens,
+        lowercase=lowercase,
+        strip_accents=strip_accents,
+        handle_chinese_chars=split_chinese,
+        clean_text=clean_text,
+    )
+    texts = random_texts(seed=7, count=3000)
+    assert_equal_ids(ours, library, texts)
+    assert_equal_ids(ours, library, texts[::-1])  # from a warm cache
+
+
+@pytest.mark.parametrize("clean_text", [True, False])
+def test_every_code_point_parts_words_as_the_library_does(clean_text):
+    ours = tokenizer.Tokenizer(Vocabulary(tuple(wide_tokens()), True, True, clean_text=clean_text))
+    library = bare_library(wide_tokens(), lowercase=True, strip_accents=True, clean_text=clean_text)
+    codes = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
+    # Unassigned planes and ideographs by the thousand behave alike: every code of the first 0x3400, then a sample.
+    codes = codes[:0x3400] + random.Random(3).sample(codes[0x3400:], 6000)
+    assert_equal_ids(ours, library, [f"a{chr(code)}b" for code in codes])
+
+
+@pytest.fixture(scope="module")
+def trained(vocab_dir):
+    return tokenizer.load(vocab_dir)
+
+
+@pytest.fixture(scope="module")
+def lines(sample_text) -> list[str]:
+    return sample_text.read_text(encoding="utf-8").split("\n")
+
+
+def test_small_caches_and_blocks_change_no_id(vocab_dir, lines, monkeypatch):
+    expected = tokenizer.load(vocab_dir).encode_many(lines)
+    monkeypatch.setattr(tokenizer, "CACHE_CHUNKS", 100)
+    monkeypatch.setattr(tokenizer, "BLOCK_CHARACTERS", 500)
+    monkeypatch.setattr(tokenizer, "LIBRARY_CHUNKS", 7)
+    monkeypatch.setattr(tokenizer, "CACHED_CHUNK_LENGTH", 3)
+    small = tokenizer.load(vocab_dir)
+    for _ in range(2):
+        for found, wanted in zip(small.encode_many(lines), expected, strict=True):
+            np.testing.assert_array_equal(found, wanted)
+
+
+def test_cache_is_bounded_whatever_the_text(trained, monkeypatch):
+    monkeypatch.setattr(tokenizer, "CACHE_CHUNKS", 1000)
+    fresh = pickle.loads(pickle.dumps(trained))
+    for part in range(20):
+        fresh.encode_many([f"word{number} {'long' * 20}{number}" for number in range(part * 400, part * 400 + 400)])
+        assert len(fresh._cache) + len(fresh._older) <= 1000 + 400
+    assert max(map(len, [*fresh._cache, *fresh._older])) <= tokenizer.CACHED_CHUNK_LENGTH
+
+
+def test_texts_are_encoded_one_by_one_or_together_alike(trained, lines):
+    ids, offsets = trained.encode_many(lines)
+    assert ids.dtype == trained.id_dtype == np.uint16 and ids.flags.writeable
+    for line, start, end in zip(lines, offsets, offsets[1:], strict=False):
+        np.testing.assert_array_equal(trained.encode(line), ids[start:end])
+        np.testing.assert_array_equal(trained.encode_offsets(line)[0], ids[start:end])
+    assert trained.encode_many([])[1].tolist() == [0]
+
+
+def test_special_tokens_in_a_text_are_text_unless_asked_for(trained):
+    assert not set(trained.encode("[CLS] a [MASK] b [SEP][PAD] [UNK]").tolist()) & set(trained.special_ids)
+    with_mask = trained.encode_special("the [MASK] of")
+    assert with_mask.tolist() == [*trained.encode("the"), trained.mask_id, *trained.encode("of")]
+    np.testing.assert_array_equal(trained.encode_special("no markers here"), trained.encode("no markers here"))
+
+
+def test_offsets_name_the_characters_of_each_id(trained):
+    text = "Whatever it was,\u00a0\u200bthe ÉTÉ of “Scrooge”"
+    ids, spans = trained.encode_offsets(text)
+    for token, (start, end) in zip(trained.tokens(ids), spans, strict=True):
+        plain = unicodedata.normalize("NFD", text[start:end]).lower()
+        assert token in ("[UNK]", "".join(c for c in plain if not unicodedata.combining(c))) or token[2:] == plain
+
+
+def test_continuation_is_the_inside_of_words(trained):
+    tokens = trained.tokens(range(trained.vocab_size))
+    assert trained.continuation.tolist() == [token.startswith("##") for token in tokens]
+    assert 0 < trained.continuation.sum() < trained.vocab_size
+    assert not trained.continuation[list(trained.special_ids)].any()
+
+
+def test_decode_and_tokens_read_back(trained):
+    assert (
+        trained.decode(trained.encode("There is no doubt whatever about that."))
+        == "there is no doubt whatever about that."
+    )
+    assert [trained.id_of(token) for token in trained.tokens(range(50))] == list(range(50))
+    assert trained.id_of("no such token") is None
+    assert [trained.pad_id, trained.unk_id, trained.cls_id, trained.sep_id, trained.mask_id] == [0, 1, 2, 3, 4]
+
+
+def test_ids_over_65536_are_wider():
+    wide = tokenizer.Tokenizer(Vocabulary(tuple(wide_tokens()), False, False))
+    assert wide.vocab_size > 65536 and wide.id_dtype is np.uint32
+    assert wide.encode("a\uffe6b").max() > 65536
+    np.testing.assert_array_equal(wide.encode("a b"), wide.encode_many(["a b"])[0])
+
+
+def test_content_hash_is_equal_however_loaded_and_saved(trained, vocab_dir, tmp_path):
+    trained.save(tmp_path / "again")
+    for name in ("vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+        assert (tmp_path / "again" / name).read_bytes() == (vocab_dir / name).read_bytes()
+    shutil.copytree(vocab_dir, tmp_path / "no_json")
+    (tmp_path / "no_json" / "tokenizer.json").unlink()
+    shutil.copy(vocab_dir / "vocab.txt", tmp_path / "vocab.txt")
+    # As published folders have it: accents are left to lower-casing.
+    content = json.loads((vocab_dir / "tokenizer.json").read_text(encoding="utf-8"))
+    content["normalizer"]["strip_accents"] = None
+    (tmp_path / "published").mkdir()
+    (tmp_path / "published" / "tokenizer.json").write_text(json.dumps(content))
+    loaded = [tokenizer.load(tmp_path / name) for name in ("again", "no_json", "vocab.txt", "published")]
+    loaded += [tokenizer.load(tmp_path / "vocab.txt", lowercase=True), pickle.loads(pickle.dumps(trained))]
+    assert {other.content_hash for other in loaded} == {trained.content_hash}
+    assert tokenizer.load(tmp_path / "vocab.txt", lowercase=False).content_hash != trained.content_hash
+
+
+def test_casing_comes_from_the_config_then_the_flag_then_the_vocabulary(tmp_path):
+    lower, capitals = tmp_path / "lower.txt", tmp_path / "capitals.txt"
+    lower.write_text("\n".join([*SPECIAL, "<S>", "the"]) + "\n")
+    capitals.write_text("\n".join([*SPECIAL, "the", "The"]) + "\n")
+    assert tokenizer.load(lower).lowercase and not tokenizer.load(capitals).lowercase
+    assert not tokenizer.load(lower, lowercase=False).lowercase and tokenizer.load(capitals, lowercase=True).lowercase
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": true, "strip_accents": false}')
+    assert tokenizer.load(capitals).lowercase
+    with pytest.raises(UserError, match="--nolowercase was given, but its own settings say that it lower-cases"):
+        tokenizer.load(capitals, lowercase=False)
+
+
+def test_added_tokens_are_honoured(tmp_path):
+    added = [*(AddedToken(token) for token in SPECIAL), AddedToken("<name>"), AddedToken("new york", special=False)]
+    ours = tokenizer.Tokenizer(Vocabulary((*SPECIAL, "new", "york", "a"), True, True, added=tuple(added)))
+    assert ours.vocab_size == 10 and ours.special_ids == (0, 1, 2, 3, 4, 8)
+    assert ours.tokens(ours.encode("a new york [MASK] <name>"))[:2] == ["a", "new york"]
+    assert ours.encode("[MASK] <name>").max() < 8 and ours.encode_special("<name> [MASK]").tolist() == [8, 4]
+    ours.save(tmp_path)
+    assert tokenizer.load(tmp_path).content_hash == ours.content_hash
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        ({"model": {"type": "BPE", "vocab": {}}}, "its model is BPE. Only WordPiece"),
+        ({"model": {"type": "Unigram", "vocab": []}}, "its model is Unigram"),
+        ({"model": {"type": "WordPiece", "vocab": {}}, "normalizer": {"type": "NFC"}}, "normalises by NFC"),
+    ],
+)
+def test_other_kinds_are_refused(tmp_path, content, message):
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=message):
+        tokenizer.load(tmp_path)
+
+
+def test_broken_vocabularies_are_refused_with_the_file(tmp_path, vocab_dir):
+    with pytest.raises(UserError, match=r"no tokenizer at .*absent"):
+        tokenizer.load(tmp_path / "absent")
+    with pytest.raises(UserError, match=r"holds neither tokenizer\.json nor vocab\.txt"):
+        tokenizer.load(tmp_path)
+    path = tmp_path / "vocab.txt"
+    path.write_text("[PAD]\n[UNK]\nthe\n[CLS]\n")
+    with pytest.raises(UserError, match=r"vocab\.txt: no \[SEP\], \[MASK\] in the vocabulary"):
+        tokenizer.load(path)
+    path.write_text("\n".join([*SPECIAL, "the", "of", "the"]))
+    with pytest.raises(UserError, match="'the' comes twice, as id 5 and 7"):
+        tokenizer.load(path)
+    path.write_bytes(b"[PAD]\n\xff\xfe\n")
+    with pytest.raises(UserError, match="not UTF-8 at byte 6"):
+        tokenizer.load(path)
+    (tmp_path / "tokenizer.json").write_text((vocab_dir / "tokenizer.json").read_text(encoding="utf-8")[:1000])
+    with pytest.raises(UserError, match=r"tokenizer\.json is not JSON"):
+        tokenizer.load(tmp_path)
+
+
+def test_text_that_is_not_unicode_is_refused(trained):
+    for encode in (trained.encode, trained.encode_special, trained.encode_offsets):
+        with pytest.raises(UserError, match=r"lone surrogate U\+DC80"):
+            encode("caf\udc80")
+
+
+def read(path: Path) -> str:
+    return lzma.decompress(path.read_bytes()).decode()
+
+
+def shared(name: str) -> Path:
+    return Path(os.environ["BERT_JAX_DATA"]) / name
+
+
+@needs_data
+@pytest.mark.slow
+def test_ids_are_those_of_the_published_vectors():
+    uncased = tokenizer.load(shared("vocab/bert-base-uncased.txt"))
+    vectors = [json.loads(line) for line in read(shared("tokenizer/bert_uncased_vectors.jsonl.xz")).splitlines()]
+    assert len(vectors) == 10_570
+    ids, offsets = uncased.encode_many([vector["text"] for vector in vectors])
+    for vector, start, end in zip(vectors, offsets, offsets[1:], strict=False):
+        assert ids[start:end].tolist() == vector["ids"]
+        assert uncased.tokens(ids[start:end]) == vector["wordpiece"]
+
+
+@needs_data
+@pytest.mark.slow
+@pytest.mark.parametrize("name, lowercase", [("uncased", True), ("cased", False), ("multilingual-cased", False)])
+def test_ids_are_the_librarys_on_nineteen_languages(name, lowercase):
+    path = shared(f"vocab/bert-base-{name}.txt")
+    ours = tokenizer.load(path)
+    assert ours.lowercase is lowercase
+    library = bare_library(path.read_text(encoding="utf-8").split("\n")[: ours.vocab_size], lowercase=lowercase)
+    files = sorted(shared("multilingual").glob("*.txt.xz"))
+    assert len(files) == 19
+    for file in files:
+        # The first 300 000 characters of each keep this within seconds.
+        assert_equal_ids(ours, library, read(file)[:300_000].split("\n"))

@@ -1,0 +1,167 @@
+"""Law 4: stopping costs nothing."""
+
+import dataclasses
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.command import Stopped, UserError
+from bert_jax.config import CheckpointConfig, OptimizerConfig, TrainConfig
+from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.shards import open_dataset
+from bert_jax.model import paths
+from bert_jax.train import checkpoint, metrics, trainer
+from bert_jax.train.evaluate import make_evaluator
+from bert_jax.train.losses import PretrainingObjective
+
+CONFIG = TrainConfig(
+    steps=6,
+    batch_size=8,
+    log_every=2,
+    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=2),
+    checkpoint=CheckpointConfig(every_steps=2, keep=3),
+)
+TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu")
+
+
+class Killed(Exception):
+    """Stands for the process's end: nothing of the trainer's runs after it but the interpreter's own clean-up."""
+
+
+class Interrupted:
+    """A source that calls `act` when a step's batch is asked for."""
+
+    def __init__(self, source, step, act):
+        self.source, self.step, self.act = source, step, act
+        self.fingerprint = source.fingerprint
+
+    def batch(self, step, rows=None):
+        if step == self.step:
+            self.act()
+        return self.source.batch(step, rows)
+
+
+def kill():
+    raise Killed
+
+
+@pytest.fixture(scope="module")
+def dataset(shards_dir):
+    return open_dataset(shards_dir, "train")
+
+
+@pytest.fixture
+def run(dataset, tiny_config, tmp_path):
+    tokenizer = dataset.tokenizer()
+    held_out = PretrainingLoader(open_dataset(dataset.directory, "eval"), tokenizer, batch_size=8, seed=0)
+
+    def make(name: str, config: TrainConfig = CONFIG, **changes: object) -> trainer.Run:
+        loader = PretrainingLoader(dataset, tokenizer, batch_size=config.batch_size, seed=config.seed)
+        made = trainer.Run(
+            config=config,
+            model=dataclasses.replace(tiny_config, vocab_size=tokenizer.vocab_size),
+            objective=PretrainingObjective(),
+            source=loader,
+            workdir=tmp_path / name,
+            tokenizer=tokenizer,
+            kind="pretraining",
+            evaluators=[lambda plan, mesh: make_evaluator(plan, mesh, lambda: held_out.evaluation_batches(8, 16), 8)],
+        )
+        return dataclasses.replace(made, **changes)
+
+    return make
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """The last checkpoints are equal bit for bit, and so are the logs but for the clock."""
+    first, second = checkpoint.read_params(one), checkpoint.read_params(other)
+    assert first.keys() == second.keys()
+    for path, value in first.items():
+        np.testing.assert_array_equal(value, second[path], err_msg=path)
+
+    def log(workdir: Path) -> list[dict]:
+        return [{k: v for k, v in line.items() if k not in TIMES} for line in metrics.read_metrics(workdir)]
+
+    assert log(one) == log(other)
+
+
+def test_a_killed_run_goes_on_as_if_nothing_had_happened(run):
+    whole = trainer.fit(run("whole"))
+    killed = run("killed")
+    with pytest.raises(Killed):
+        trainer.fit(dataclasses.replace(killed, source=Interrupted(killed.source, 5, kill)))
+    assert checkpoint.latest_step(killed.workdir) in (2, 4)
+    again = trainer.fit(killed)
+    assert (again.step, again.tokens, again.evaluation) == (whole.step, whole.tokens, whole.evaluation)
+    assert_same_run(run("whole").workdir, killed.workdir)
+
+
+def test_sigterm_saves_and_says_so_and_the_rest_follows(run):
+    trainer.fit(run("whole"))
+    stopped = run("stopped")
+    stop = Interrupted(stopped.source, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match="run the same command to go on"):
+        trainer.fit(dataclasses.replace(stopped, source=stop))
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert checkpoint.latest_step(stopped.workdir) is not None
+    trainer.fit(stopped)
+    assert_same_run(run("whole").workdir, stopped.workdir)
+
+
+def test_the_log_of_a_run_with_a_budget_repeats_it(run):
+    clocked = dataclasses.replace(CONFIG, steps=0, budget_minutes=1 / 60, checkpoint=CheckpointConfig(keep=1))
+    result = trainer.fit(run("clocked", clocked))
+    log = run("clocked").workdir / metrics.METRICS_FILE
+    lines = metrics.read_metrics(log.parent)
+    assert lines[-1]["budget_fraction"] == 1.0
+    assert all("loss" in line for line in lines)
+    replayed = dataclasses.replace(clocked, budget_minutes=99.0, budget_replay=str(log))
+    assert trainer.fit(run("replayed", replayed)).step == result.step
+    first, second = checkpoint.read_params(log.parent), checkpoint.read_params(run("replayed").workdir)
+    for path, value in first.items():
+        np.testing.assert_array_equal(value, second[path], err_msg=path)
+
+
+def test_a_finished_run_is_left_as_it_is(run):
+    first = trainer.fit(run("done"))
+    again = trainer.fit(run("done"))
+    assert (again.step, again.evaluation) == (first.step, first.evaluation)
+
+
+def test_a_workdir_of_another_architecture_is_refused(run):
+    trainer.fit(run("taken"))
+    other = run("taken")
+    with pytest.raises(UserError, match=r"another architecture: model\.layers is 2 there, 3 here"):
+        trainer.fit(dataclasses.replace(other, model=dataclasses.replace(other.model, layers=3)))
+
+
+def test_a_workdir_of_another_seed_is_refused(run):
+    trainer.fit(run("taken"))
+    with pytest.raises(UserError, match=r"data=|seed=0"):
+        trainer.fit(run("taken", dataclasses.replace(CONFIG, seed=1)))
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_checkpoint(run):
+    bad = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(learning_rate=1e20, warmup_steps=1, clip_norm=0.0))
+    with pytest.raises(UserError, match=r"the loss is .* at step \d+; the last checkpoint is"):
+        trainer.fit(run("bad", bad))
+
+
+def test_training_starts_from_given_parameters(run):
+    first = trainer.fit(run("first"))
+    given = {path: np.asarray(value) for path, value in paths.flatten(first.params).items()}
+    short = dataclasses.replace(CONFIG, steps=1, optimizer=OptimizerConfig(learning_rate=0.0))
+    second = trainer.fit(run("second", short, initial_params=given))
+    for path, value in paths.flatten(second.params).items():
+        np.testing.assert_array_equal(value, given[path], err_msg=path)
+
+
+def test_microbatches_and_devices_are_checked_before_anything_is_written(run):
+    wrong = run("wrong", dataclasses.replace(CONFIG, batch_size=12))
+    with pytest.raises(UserError, match="batch_size=16"):
+        trainer.fit(wrong)
+    assert not wrong.workdir.exists()
