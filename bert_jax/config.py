@@ -13,7 +13,7 @@ import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import ml_collections
 from absl import flags
@@ -147,7 +147,7 @@ class FinetuneConfig(TrainConfig):
 
 
 Config = TypeVar("Config")
-Values = Mapping[str, Any] | ml_collections.ConfigDict
+Values: TypeAlias = Mapping[str, Any] | ml_collections.ConfigDict
 
 
 def recipe(config: Any) -> ml_collections.ConfigDict:

@@ -23,6 +23,7 @@ from bert_jax.files import write_json
 from bert_jax.interop import source as interop
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
+from bert_jax.model.heads import Heads
 from bert_jax.tasks import evaluation, table
 from bert_jax.tasks.example import Split, TaskRows
 from bert_jax.tasks.objective import objective_of
@@ -40,7 +41,8 @@ DESCRIPTION = f"""Fine-tunes a checkpoint on a task: a named one, or files of yo
       --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=review --config.task.label=stars
 
 CHECKPOINT is a workdir of pretraining or fine-tuning, a step in it, an export, or a Hugging Face folder.
-Named tasks: {", ".join(table.TASKS)}. Their files are found in --config.task.data_dir, or else in $BERT_JAX_DATA.
+Named tasks: {", ".join(table.TASKS)}. Their files are found in --config.task.data_dir,
+or else in $BERT_JAX_DATA; a part of ewt comes with the code and is used unless data_dir is given.
 Other keys: --config.seeds=0,1,2 (one run a seed, in WORKDIR/seed-K; WORKDIR then holds the best by dev),
 --config.epochs=3, --config.train_layers=all|head|last:K|no_embeddings, --config.task.max_length=128,
 --config.batch_size=32, --config.optimizer.learning_rate=3e-5. Run the same command again after a stop: it goes on.
@@ -59,6 +61,12 @@ class Start:
     model: ModelConfig
     tokenizer: Tokenizer
     loaded: Loaded | None  # None: from scratch
+
+    def initial_params(self, heads: Heads) -> dict[str, np.ndarray]:
+        """Parameters by path; what is not among them is drawn afresh, by each seed otherwise."""
+        if self.loaded is None:
+            return {}
+        return interop.initial_params(self.loaded, self.model, heads, self.tokenizer).params
 
 
 @dataclass(frozen=True)
@@ -90,16 +98,17 @@ def finetune(
     task = evaluation.complete(task, splits["train"])
     start = _open_start(config, tokenizer)
     data = _encode(task, splits, start)
-    by_seed = {seed: _run_seed(config, seed, _seed_folder(config, workdir, seed), start, data) for seed in config.seeds}
+    initial = start.initial_params(objective_of(data.task).heads)
+    by_seed = {
+        seed: _run_seed(config, seed, _seed_folder(config, workdir, seed), start, data, initial)
+        for seed in config.seeds
+    }
+    result = _result(data, by_seed)
     if len(config.seeds) > 1:
         _keep_best(config, workdir, data.task, by_seed)
-    result = {
-        "task": task.name,
-        "seeds": list(config.seeds),
-        "metrics": _summary(list(by_seed.values())),
-        "counts": data.counts,
-    }
     if jax.process_index() == 0:
+        for seed, metrics in by_seed.items():
+            write_json(_seed_folder(config, workdir, seed) / "result.json", _result(data, {seed: metrics}))
         write_json(workdir / "result.json", result)
     return result
 
@@ -122,6 +131,8 @@ def _check(config: FinetuneConfig, workdir: Path) -> None:
         raise UserError(f"seeds is {config.seeds}; give one or more different numbers, as --config.seeds=0,1,2")
     if config.epochs <= 0 and config.steps <= 0 and config.budget_minutes <= 0:
         raise UserError(f"epochs is {config.epochs}; use more than 0, or set steps or budget_minutes")
+    if config.eval.max_rows:
+        raise UserError("eval.max_rows is for pretraining; a task's metrics are over whole files. Leave it out")
     several = any(workdir.glob("seed-*/config.json"))
     if len(config.seeds) == 1 and several:
         raise UserError(f"{workdir} holds runs of several seeds. Name another --workdir, or give all of their seeds")
@@ -162,20 +173,18 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
     rows, counts = {}, {}
     for name, split in splits.items():
         if not split.labelled:
-            Console(stderr=True).print(f"{split.path} has no labels: not measured", highlight=False, soft_wrap=True)
+            Console(stderr=True).print(f"{split.path} has no labels: not measured", markup=False, soft_wrap=True)
             continue
         rows[name] = evaluation.encode(task, split, start.tokenizer)
         counts[name] = evaluation.counts(split, rows[name], start.tokenizer)
     return Data(task, rows, counts)
 
 
-def _run_seed(config: FinetuneConfig, seed: int, folder: Path, start: Start, data: Data) -> dict[str, float]:
+def _run_seed(
+    config: FinetuneConfig, seed: int, folder: Path, start: Start, data: Data, initial: dict[str, np.ndarray]
+) -> dict[str, float]:
     """Trains one seed (or goes on, or only measures what is trained already) and returns its final metrics."""
     settings = _settings(config, seed, data.rows["train"].count)
-    objective = objective_of(data.task)
-    initial: dict[str, np.ndarray] = {}
-    if start.loaded is not None:
-        initial = interop.initial_params(start.loaded, start.model, objective.heads, start.tokenizer).params
     batch_size = settings.eval.batch_size or settings.batch_size
     source = TaskSource(data.rows["train"], batch_size=settings.batch_size, seed=seed, max_length=data.task.max_length)
     evaluators = [evaluation.make_evaluator(data.task, data.rows["dev"], batch_size)] if "dev" in data.rows else []
@@ -183,7 +192,7 @@ def _run_seed(config: FinetuneConfig, seed: int, folder: Path, start: Start, dat
         trainer.Run(
             config=settings,
             model=start.model,
-            objective=objective,
+            objective=objective_of(data.task),
             source=source,
             workdir=folder,
             tokenizer=start.tokenizer,
@@ -236,6 +245,7 @@ def _keep_best(config: FinetuneConfig, workdir: Path, task: Task, by_seed: Mappi
     said = {"run": best.name, "step": step}
     if note.exists() and json.loads(note.read_text(encoding="utf-8")) == said:
         return
+    (workdir / checkpoint.CONFIG_FILE).unlink(missing_ok=True)  # comes last: without it nobody opens the folder
     for old in (checkpoint.CHECKPOINTS, "tokenizer"):
         shutil.rmtree(workdir / old, ignore_errors=True)
     checkpoint.write_params(workdir, step, checkpoint.read_params(best))
@@ -243,6 +253,15 @@ def _keep_best(config: FinetuneConfig, workdir: Path, task: Task, by_seed: Mappi
     shutil.copy(best / METRICS_FILE, workdir / METRICS_FILE)
     checkpoint.write_config(workdir, checkpoint.read_config(best))
     write_json(note, said)
+
+
+def _result(data: Data, by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:
+    return {
+        "task": data.task.name,
+        "seeds": list(by_seed),
+        "metrics": _summary(list(by_seed.values())),
+        "counts": data.counts,
+    }
 
 
 def _summary(by_seed: Sequence[Mapping[str, float]]) -> dict[str, dict[str, Any]]:

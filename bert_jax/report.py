@@ -132,9 +132,9 @@ def _guessing(run: Run) -> Guessing:
     except UserError as error:
         return Guessing(references, page.section(title, "", f"No table: {error}."))
     note = (
-        f"{len(blanks)} held-out rows drawn by a fixed seed, with the masks of the evaluation, and of each row the middle "
-        "blank that hides a word: nothing was picked by its result. Other masked tokens are grey; 10% of them are shown "
-        "as random tokens and 10% as they were, as in training."
+        f"{len(blanks)} held-out rows drawn by a fixed seed, with the masks of the evaluation, and of each row the "
+        "middle blank that hides a word: nothing was picked by its result. Other masked tokens are grey; of all masked "
+        "tokens 10% are shown as random ones and 10% as they were, as in training."
     )
     right = sum(blank.guesses[0].token == blank.truth for blank in blanks)
     among = sum(any(guess.token == blank.truth for guess in blank.guesses) for blank in blanks)
@@ -162,9 +162,9 @@ def _effort_tiles(run: Run) -> list[Tile]:
     rates = [line["tokens_per_second"] for line in run.lines if line.get("tokens_per_second")]
     tiles = [Tile(f"{run.lines[-1]['step']:,}", "Steps")]
     if "tokens" in ended:
-        tiles.append(Tile(number(ended["tokens"]), "Tokens seen"))
+        tiles.append(Tile(number(float(ended["tokens"])), "Tokens seen"))
     if "seconds" in ended:
-        tiles.append(Tile(duration(ended["seconds"]), "Training time", "restarts not counted"))
+        tiles.append(Tile(duration(float(ended["seconds"])), "Training time", "restarts not counted"))
     if rates:
         tiles.append(Tile(number(float(np.median(rates))), "Tokens a second", "median of the log"))
     return tiles

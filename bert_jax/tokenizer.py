@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import tokenizers
-from jaxtyping import Bool, Int, Int64, UInt
+from jaxtyping import Bool, Int, Int64, Integer, UInt
 
 from bert_jax import tokenizer_files
 from bert_jax.command import UserError
@@ -113,11 +113,11 @@ class Tokenizer:
         encoding = self._library.encode(_checked(text), add_special_tokens=False)
         return np.array(encoding.ids, self.id_dtype), np.array(encoding.offsets, np.int64).reshape(-1, 2)
 
-    def decode(self, ids: Iterable[int]) -> str:
+    def decode(self, ids: Sequence[int] | Integer[np.ndarray, "n"]) -> str:
         """Readable text: pieces joined to words, special tokens kept; what normalising took stays away."""
         return self._library.decode([int(token) for token in ids], skip_special_tokens=False)
 
-    def tokens(self, ids: Iterable[int]) -> list[str]:
+    def tokens(self, ids: Sequence[int] | Integer[np.ndarray, "n"]) -> list[str]:
         """The token of each id, as the vocabulary writes it. Raises IndexError for an id outside of it."""
         return [self._tokens[int(token)] for token in ids]
 

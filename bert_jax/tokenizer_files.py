@@ -54,8 +54,7 @@ class Vocabulary:
         for index, token in enumerate(self.tokens):
             if first.setdefault(token, index) != index:
                 raise UserError(f"token {token!r} comes twice, as id {first[token]} and {index}. Mend the vocabulary")
-        known = {*self.tokens, *(token.content for token in self.added)}
-        if missing := [token for token in SPECIAL_TOKENS if token not in known]:
+        if missing := [token for token in SPECIAL_TOKENS if token not in first]:
             raise UserError(f"no {', '.join(missing)} in the vocabulary. Is it one of BERT? Add a line for each")
 
     def all_tokens(self) -> tuple[str, ...]:

@@ -92,7 +92,7 @@ def build(
         sources=sources,
     )
     with Job(output, arguments, loaded) as job:
-        return _run(job, files, workers or os.cpu_count() or 1, quiet)
+        return _run(job, files, workers or _cores(), quiet)
 
 
 def _run(job: Job, files: InputFiles, workers: int, quiet: bool) -> dict[str, Any]:
@@ -167,6 +167,11 @@ def _default_unit_bytes(sources: Sequence[Source]) -> int:
     """A 32nd of the corpus, from 1 to 8 MB: enough units to share out, enough documents for a random segment."""
     text_bytes = sum(source.bytes * (3 if source.path.endswith((".xz", ".gz")) else 1) for source in sources)
     return min(max(text_bytes // 32, MB), 8 * MB)
+
+
+def _cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check_choices(objective: str, masking: str, mask_unit: str, engine: str, format: str, pack: int) -> None:

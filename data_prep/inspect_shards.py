@@ -81,10 +81,10 @@ def _text(rows: Rows, row: int, begin: int, end: int, tokenizer: Tokenizer) -> s
     hidden = {}
     if rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None:
         real = int(rows.masked_counts[row])
-        truths = tokenizer.tokens(rows.masked_ids[row, :real])
+        truths = tokenizer.tokens(rows.masked_ids[row, :real].tolist())
         hidden = dict(zip(rows.masked_positions[row, :real].tolist(), truths, strict=True))
     words: list[str] = []
-    for slot, token in enumerate(tokenizer.tokens(rows.input_ids[row, begin:end]), start=begin):
+    for slot, token in enumerate(tokenizer.tokens(rows.input_ids[row, begin:end].tolist()), start=begin):
         if slot in hidden:
             words.append(f"{{{token}: {hidden[slot]}}}")
         elif words and tokenizer.continuation[rows.input_ids[row, slot]] and slot - 1 not in hidden:
@@ -155,8 +155,9 @@ def _tokens(directory: Path, manifest: dict[str, Any]) -> Table:
     tokenizer = tokenizers.load(directory / "tokenizer")
     table = Table(title="commonest tokens of train", title_justify="left", show_header=False)
     total = max(int(unigrams.sum()), 1)
-    for token in np.argsort(-unigrams, kind="stable")[:_TOP_TOKENS]:
-        table.add_row(tokenizer.tokens([token])[0], f"{unigrams[token]:,}", f"{unigrams[token] / total:.2%}")
+    commonest = np.argsort(-unigrams, kind="stable")[:_TOP_TOKENS]
+    for name, count in zip(tokenizer.tokens(commonest.tolist()), unigrams[commonest].tolist(), strict=True):
+        table.add_row(name, f"{count:,}", f"{count / total:.2%}")
     return table
 
 

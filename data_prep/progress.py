@@ -54,7 +54,6 @@ class Reporter:
         self._started = self._last_line = self._last_update = time.monotonic()
         self._process = psutil.Process()
         self._bar: Progress | None = None
-        self.peak_bytes = 0
         if not quiet and sys.stderr.isatty():
             self._bar = Progress(
                 TextColumn("{task.description}"),
@@ -108,5 +107,4 @@ class Reporter:
                 total += process.memory_info().rss
             except psutil.Error:
                 continue
-        self.peak_bytes = max(self.peak_bytes, total)
         return total

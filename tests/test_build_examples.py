@@ -1,5 +1,6 @@
 import dataclasses
 import hashlib
+import inspect
 import json
 import os
 import random
@@ -41,14 +42,14 @@ def corpus(sample_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def arguments(corpus: Path, vocab_dir: Path, tmp_path: Path) -> dict:
-    """Of a job with about thirty units in this process; a test changes what it is about."""
+    """Of a job with a dozen units in this process; a test changes what it is about."""
     return {
         "input": str(corpus),
         "tokenizer": vocab_dir,
         "output": tmp_path / "out",
         "seq_len": 64,
         "eval_fraction": 0.1,
-        "unit_mb": 0.02,
+        "unit_mb": 0.05,
         "workers": 1,
     }
 
@@ -101,7 +102,7 @@ def test_manifest_is_true_of_the_shards(arguments: dict, options: dict) -> None:
     assert verify(arguments["output"]) == json.loads((arguments["output"] / "manifest.json").read_text()) == manifest
     assert not (arguments["output"] / "job").exists()
     assert not list(arguments["output"].rglob("*.tmp"))
-    assert len(manifest["shards"]) > 10 and manifest["parts"]["eval"]["rows"] > 0
+    assert len(manifest["shards"]) > 8 and manifest["parts"]["eval"]["rows"] > 0
     for name in ("documents", "rows", "tokens", "predictions"):
         assert manifest["counts"][name] == sum(part[name] for part in manifest["parts"].values())
 
@@ -229,7 +230,8 @@ def test_static_masks_are_those_of_epoch_zero(arguments: dict, mask_unit: str) -
 
 @pytest.fixture
 def running(arguments: dict) -> Iterator[subprocess.Popen]:
-    """The job in two workers and a process of its own, some units in."""
+    """The job in two workers and a process of its own, some of its sixty units in."""
+    arguments["unit_mb"] = 0.01
     process = subprocess.Popen(command_line(arguments | {"workers": 2}), cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: finished_units(arguments["output"]) >= 3 or process.poll() is not None)
@@ -300,7 +302,7 @@ def test_full_disk_keeps_finished_units(arguments: dict, tmp_path: Path) -> None
 def test_other_arguments_do_not_go_on_from_a_stopped_job(arguments: dict, running: subprocess.Popen) -> None:
     running.kill()
     running.wait()
-    with pytest.raises(UserError, match="begun with other arguments .*seq_len 64, now 32"):
+    with pytest.raises(UserError, match=r"begun with other arguments .*seq_len 64, now 32"):
         build(**arguments | {"seq_len": 32})
     assert finished_units(arguments["output"]) >= 3
 
@@ -422,11 +424,11 @@ def test_command_teaches_its_flags(capsys) -> None:
 
 def test_defaults_of_command_and_function_agree() -> None:
     parsed = build_examples.parse(["--input=a", "--tokenizer=b", "--output=c", "--seq_len=64"])
-    keywords = (
-        {name: value for name, value in build.__wrapped__.__kwdefaults__.items() if name != "quiet"}
-        if hasattr(build, "__wrapped__")
-        else {name: value for name, value in build.__kwdefaults__.items() if name != "quiet"}
-    )
+    keywords = {
+        name: parameter.default
+        for name, parameter in inspect.signature(build).parameters.items()
+        if parameter.default is not inspect.Parameter.empty and name != "quiet"
+    }
     assert {name: parsed[name] for name in keywords} == keywords
 
 

@@ -1,3 +1,4 @@
+import itertools
 import json
 import time
 
@@ -8,7 +9,7 @@ from bert_jax.train.clock import Clock, read_fractions
 
 
 def test_by_steps_the_fraction_is_exact():
-    clock = Clock(steps=8, budget_minutes=0, log_every=100)
+    clock = Clock(steps=8, budget_minutes=0.0, log_every=100)
     assert [clock.read(step) for step in range(9)] == [step / 8 for step in range(9)]
 
 
@@ -20,13 +21,13 @@ def test_by_minutes_it_ends_on_time_and_stands_still_between_refreshes():
         step += 1
         time.sleep(0.0005)
     assert time.monotonic() - started < 1.0
-    changes = [later[1] for earlier, later in zip(seen, seen[1:], strict=False) if later[0] != earlier[0]]
+    changes = [later[1] for earlier, later in itertools.pairwise(seen) if later[0] != earlier[0]]
     assert changes and all(changes)
     assert seen[0] == (0.0, False)
 
 
 def test_whichever_ends_first_ends_the_run():
-    clock = Clock(steps=3, budget_minutes=60, log_every=1000)
+    clock = Clock(steps=3, budget_minutes=60.0, log_every=1000)
     assert [clock.read(step) >= 1 for step in range(4)] == [False, False, False, True]
 
 
@@ -34,17 +35,17 @@ def test_the_record_of_a_run_is_followed(tmp_path):
     log = tmp_path / "metrics.jsonl"
     lines = [{"step": 2, "budget_fraction": 0.5}, {"step": 5, "budget_fraction": 1.0}]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    clock = Clock(steps=0, budget_minutes=9, log_every=1, replay=str(log))
+    clock = Clock(steps=0, budget_minutes=9.0, log_every=1, replay=str(log))
     assert [clock.read(step) for step in range(6)] == [0, 0, 0.5, 0.5, 0.5, 1.0]
 
 
 def test_elapsed_goes_on_over_a_restart():
-    assert Clock(steps=1, budget_minutes=0, log_every=1, elapsed=100.0).elapsed >= 100.0
+    assert Clock(steps=1, budget_minutes=0.0, log_every=1, elapsed=100.0).elapsed >= 100.0
 
 
 def test_a_run_without_an_end_is_refused():
     with pytest.raises(UserError, match="budget_minutes"):
-        Clock(steps=0, budget_minutes=0, log_every=1)
+        Clock(steps=0, budget_minutes=0.0, log_every=1)
 
 
 def test_a_log_without_fractions_is_refused(tmp_path):

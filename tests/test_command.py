@@ -51,6 +51,9 @@ def test_switches_are_three_valued():
 
 
 def test_data_preparation_and_the_border_do_not_import_jax():
-    modules = "bert_jax.command, bert_jax.config, bert_jax.tokenizer, bert_jax.data.loader, data_prep.build_examples, data_prep.train_tokenizer, data_prep.inspect_shards"
+    modules = (
+        "bert_jax.command, bert_jax.config, bert_jax.tokenizer, bert_jax.data.loader, bert_jax.data.shards, "
+        "data_prep.build_examples, data_prep.train_tokenizer, data_prep.inspect_shards"
+    )
     check = f"import sys, {modules}; sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], check=False).returncode == 0

@@ -4,7 +4,6 @@ import dataclasses
 import json
 from pathlib import Path
 
-import jax
 import numpy as np
 import pytest
 
@@ -16,7 +15,7 @@ from bert_jax.finetune import finetune
 from bert_jax.interop import source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
-from bert_jax.model.bert import init_params
+from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import evaluation, table
 from bert_jax.train import checkpoint, metrics
@@ -30,10 +29,14 @@ def start(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path, tiny_config
     tokenizer = tokenizer_lib.load(vocab_dir)
     model = dataclasses.replace(tiny_config, vocab_size=tokenizer.vocab_size, dropout=0.0, attention_dropout=0.0)
     heads = Heads(mlm=True, next_sentence=True, pooler=True)
-    params = jax.jit(init_params, static_argnums=(0, 1))(model, heads, jax.random.key(0))
+    draw = np.random.default_rng(0)  # by numpy: initialising by jax takes longer than a test
+    params = {}
+    for path, leaf in paths.flatten(abstract_params(model, heads)).items():
+        params[path] = draw.normal(0, 0.02, leaf.shape).astype(np.float32)
+        if path.endswith(("norm/scale", "norm/bias")):
+            params[path] = np.full(leaf.shape, path.endswith("scale"), np.float32)
     folder = tmp_path_factory.mktemp("start") / "pretrained"
-    flat = {path: np.asarray(value) for path, value in paths.flatten(params).items()}
-    source.write_workdir(Loaded(model, heads, flat, tokenizer), folder)
+    source.write_workdir(Loaded(model, heads, params, tokenizer), folder)
     return folder
 
 
@@ -80,47 +83,55 @@ def config_of(start: Path, task: TaskConfig, **changes: object) -> FinetuneConfi
     return dataclasses.replace(built, **changes)
 
 
-def test_two_seeds_of_tagging_learn_and_the_workdir_opens_as_the_better(
+def test_tagging_learns_and_the_workdir_is_a_checkpoint_of_its_task(
     start: Path, treebank: dict[str, str], tmp_path: Path
 ) -> None:
-    config = config_of(start, TaskConfig(name="ewt", **treebank), seeds=(0, 1))
+    config = config_of(start, TaskConfig(name="ewt", **treebank), eval=EvalConfig(every_steps=20))
     workdir = tmp_path / "ewt"
     result = finetune(config, workdir)
     assert json.loads((workdir / "result.json").read_text()) == result
-    assert (result["task"], result["seeds"]) == ("ewt", [0, 1])
+    assert (result["task"], result["seeds"]) == ("ewt", [0])
+    # A fifth of the words are of the most frequent tag; an epoch of a random model passes that on each seed tried.
     accuracy = result["metrics"]["accuracy"]
-    assert accuracy["mean"] == pytest.approx(np.mean(accuracy["values"]))
-    assert accuracy["std"] == pytest.approx(np.std(accuracy["values"], ddof=1))
-    # A fifth of the words are of the most frequent tag; 30 steps of a random model pass that on each seed.
-    assert min(accuracy["values"]) > 0.3 and min(result["metrics"]["test_accuracy"]["values"]) > 0.3
+    assert accuracy["mean"] > 0.3 and result["metrics"]["test_accuracy"]["mean"] > 0.3
+    assert accuracy["std"] is None and accuracy["values"] == [accuracy["mean"]]
     assert result["counts"]["train"]["examples"] == 480 and result["counts"]["test"]["words"] > 300
+    evaluated = [line["step"] for line in metrics.read_metrics(workdir) if "eval_accuracy" in line]
+    assert evaluated[0] == 20 and evaluated[-1] == checkpoint.latest_step(workdir)
+
+    loaded = source.open_checkpoint(workdir)
+    assert loaded.heads == Heads(tags=17) and evaluation.task_of(loaded).labels[0] == "ADJ"
+    assert evaluation.evaluate(loaded, treebank["dev"]).metrics["accuracy"] == pytest.approx(accuracy["mean"])
+    assert finetune(config, workdir) == result  # nothing is left to do, and nothing changes
+
+
+@pytest.mark.slow
+def test_several_seeds_are_summed_up_and_the_workdir_opens_as_the_best(
+    start: Path, reviews: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    task = TaskConfig(**reviews, text="review", text_pair="pair", label="stars")
+    config = config_of(start, task, epochs=5.0, seeds=(0, 1))
+    workdir = tmp_path / "own"
+    result = finetune(config, workdir)
+    accuracy = result["metrics"]["accuracy"]
+    assert accuracy["mean"] == pytest.approx(np.mean(accuracy["values"])) and accuracy["mean"] > 0.8
+    assert accuracy["std"] == pytest.approx(np.std(accuracy["values"], ddof=1))
+    assert list(result["counts"]) == ["train", "dev"]
+    assert "test.tsv has no labels" in capsys.readouterr().err
 
     best = int(np.argmax(accuracy["values"]))
     one, other = checkpoint.read_params(workdir), checkpoint.read_params(workdir / f"seed-{best}")
     assert all((one[path] == other[path]).all() for path in other)
-    loaded = source.open_checkpoint(workdir)
-    found = evaluation.evaluate(loaded, treebank["dev"])
-    assert found.metrics["accuracy"] == pytest.approx(max(accuracy["values"]))
-    assert finetune(config, workdir) == result  # nothing is left to do, and nothing changes
-
-
-def test_one_seed_of_classification_is_the_workdir_itself(
-    start: Path, reviews: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    task = TaskConfig(**reviews, text="review", text_pair="pair", label="stars")
-    config = config_of(start, task, epochs=5.0, eval=EvalConfig(every_steps=10))
-    result = finetune(config, tmp_path / "own")
-    assert result["metrics"]["accuracy"]["mean"] > 0.8
-    assert result["metrics"]["accuracy"]["std"] is None
-    assert list(result["counts"]) == ["train", "dev"]
-    assert "test.tsv has no labels" in capsys.readouterr().err
-    written = json.loads((tmp_path / "own" / "config.json").read_text())
+    written = json.loads((workdir / "config.json").read_text())
     assert written["kind"] == "finetuning" and written["heads"]["classes"] == 2
     assert written["task"]["name"] == "own" and written["task"]["labels"] == ["no", "yes"]
-    evaluated = [line["step"] for line in metrics.read_metrics(tmp_path / "own") if "eval_accuracy" in line]
-    assert evaluated == [10, 20, 30]
+    found = evaluation.evaluate(source.open_checkpoint(workdir), Path(reviews["dev"]).parent)
+    assert found.metrics["accuracy"] == pytest.approx(max(accuracy["values"]))
+    assert finetune(config, workdir) == result
+    assert json.loads((workdir / "seed-1" / "result.json").read_text())["seeds"] == [1]
 
 
+@pytest.mark.slow
 def test_a_regression_is_measured_by_correlations(start: Path, reviews: dict[str, str], tmp_path: Path) -> None:
     files = {split: reviews[split] for split in ("train", "dev")}
     task = TaskConfig(**files, text="review", label="score", kind="regression")
@@ -129,6 +140,7 @@ def test_a_regression_is_measured_by_correlations(start: Path, reviews: dict[str
     assert {"pearson", "spearman", "task_loss"} == set(result["metrics"])
 
 
+@pytest.mark.slow
 def test_training_the_head_alone_leaves_the_rest_bit_for_bit(
     start: Path, reviews: dict[str, str], tmp_path: Path
 ) -> None:
@@ -183,6 +195,7 @@ MISTAKES = {
     "nothing to do": ({"epochs": 0.0}, "epochs is 0.0"),
     "unknown layers": ({"train_layers": "lowest"}, "train_layers is 'lowest'"),
     "other positions": ({"model": ModelOptions(max_positions=512)}, "max_positions is 512.*has 64"),
+    "part of the dev rows": ({"eval": EvalConfig(max_rows=10)}, "eval.max_rows is for pretraining"),
     "no checkpoint": ({"init_from": "/nowhere/start"}, "no checkpoint at /nowhere/start"),
     "no such column": ({"task": {"text": "body"}}, "no column 'body'; its columns are: review"),
 }

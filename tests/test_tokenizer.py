@@ -62,12 +62,13 @@ def random_texts(seed: int, count: int) -> list[str]:
         " ",
         "\x00",
     ]
+    any_character = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
     while len(texts) < count:
         kinds = generator.sample(by_kind, generator.randint(1, 3))
         length = generator.randint(1, 40)
         texts.append(
             "".join(
-                chr(generator.choice([*range(0xD800), *range(0xE000, 0x110000)]))
+                generator.choice(any_character)
                 if generator.random() < 0.1
                 else generator.choice(generator.choice(kinds))
                 for _ in range(length)
@@ -170,7 +171,8 @@ def test_offsets_name_the_characters_of_each_id(trained):
     ids, spans = trained.encode_offsets(text)
     for token, (start, end) in zip(trained.tokens(ids), spans, strict=True):
         plain = unicodedata.normalize("NFD", text[start:end]).lower()
-        assert token in ("[UNK]", "".join(c for c in plain if not unicodedata.combining(c))) or token[2:] == plain
+        bare = "".join(character for character in plain if not unicodedata.combining(character))
+        assert token in ("[UNK]", bare, "##" + bare)
 
 
 def test_continuation_is_the_inside_of_words(trained):
@@ -308,5 +310,5 @@ def test_ids_are_the_librarys_on_nineteen_languages(name, lowercase):
     files = sorted(shared("multilingual").glob("*.txt.xz"))
     assert len(files) == 19
     for file in files:
-        # The first 300 000 characters of each keep this within seconds.
-        assert_equal_ids(ours, library, read(file)[:300_000].split("\n"))
+        # The first 120 000 characters of each keep this within seconds.
+        assert_equal_ids(ours, library, read(file)[:120_000].split("\n"))

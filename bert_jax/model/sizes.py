@@ -5,7 +5,7 @@ table 1, and the google-research/bert README. Every size has heads of width 64 a
 """
 
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, ModelOptions
@@ -57,7 +57,7 @@ def model_config(options: ModelOptions, vocab_size: int) -> ModelConfig:
 def with_options(model: ModelConfig, options: ModelOptions) -> ModelConfig:
     """An architecture with what a recipe sets beside the preset."""
     attention_dropout = options.dropout if options.attention_dropout is None else options.attention_dropout
-    given = {
+    given: dict[str, Any] = {
         "max_positions": options.max_positions,
         "dropout": options.dropout,
         "attention_dropout": attention_dropout,

@@ -47,17 +47,20 @@ class Chart:
 
 
 def percent(value: float) -> str:
-    """0.256 as 25.6%."""
-    return f"{100 * value:.3g}%" if abs(value) < 0.1 else f"{100 * value:.1f}%".replace(".0%", "%")
+    """0.2561 as 25.6%, 0.0707 as 7.07%."""
+    return f"{100 * value:.1f}%" if abs(value) >= 0.1 or value == 0 else f"{100 * value:.3g}%"
 
 
 def number(value: float) -> str:
-    """At most four digits that matter, thousands as k, M, G; small ones as powers of ten."""
+    """About four digits that matter, millions and more as M, G; what is below 0.0001 as a power of ten."""
     size = abs(value)
-    for limit, mark in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if size >= limit:
-            return f"{value / limit:.4g}{mark}" if size >= 10 * limit or mark != "k" else f"{value:,.0f}"
-    if 0 < size < 1e-3:
+    if size >= 1e9:
+        return f"{value / 1e9:.4g}G"
+    if size >= 1e6:
+        return f"{value / 1e6:.4g}M"
+    if size >= 1e3:
+        return f"{value:,.0f}"
+    if 0 < size < 1e-4 * 0.999:
         digits, power = f"{value:.2e}".split("e")
         return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
     return f"{value:.4g}"
@@ -69,6 +72,8 @@ def charts(lines: Sequence[Mapping[str, Any]], references: Mapping[str, Referenc
     references come by the name of the metric they belong to, as mlm_accuracy.
     """
     names = {name for line in lines for name in line}
+    if sum(name.endswith("_loss") and not name.startswith("eval_") for name in names) == 1:
+        names -= {"loss", "eval_loss"}  # one term alone: its own chart says the same
     found: list[Chart] = []
     for name in sorted(names, key=_reading_order):
         if name.startswith("eval_") and _training_name(name) in names:
@@ -78,8 +83,8 @@ def charts(lines: Sequence[Mapping[str, Any]], references: Mapping[str, Referenc
     found.append(_plain_chart(lines, "Learning rate", "", {"learning rate": "learning_rate"}, number))
     found.append(_plain_chart(lines, "Gradient norm", "", {"before clipping": "gradient_norm"}, number))
     found.append(_plain_chart(lines, "Throughput", "tokens/s", {"real tokens": "tokens_per_second"}, number))
-    shares = {"waiting for data": "data_wait_share", "padding": "padding_share"}
-    found.append(_plain_chart(lines, "Waiting and padding", "share of time, share of slots", shares, percent))
+    shares = {"time waiting for data": "data_wait_share", "slots of padding": "padding_share"}
+    found.append(_plain_chart(lines, "Waste", "", shares, percent))
     found.append(_plain_chart(lines, "Model FLOPs utilization", "share of peak", {"MFU": "mfu"}, percent))
     return [chart for chart in found if chart.series]
 

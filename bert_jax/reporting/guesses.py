@@ -19,6 +19,7 @@ from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenizer_files import SPECIAL_TOKENS
 
 GUESSES = 5
 CONTEXT = 24  # tokens shown on either side of the blank
@@ -62,7 +63,9 @@ def guess_blanks(checkpoint: str | Path, shards: str | Path, count: int) -> list
     probabilities = _probabilities(loaded, batch, positions)
     return [
         _blank(loaded.tokenizer, ids, position, truth, chances)
-        for ids, position, truth, chances in zip(batch.input_ids, positions, truths, probabilities, strict=True)
+        for ids, position, truth, chances in zip(
+            batch.input_ids, positions.tolist(), truths.tolist(), probabilities, strict=True
+        )
     ]
 
 
@@ -101,13 +104,13 @@ def _blank(
     first, last = max(1, position - CONTEXT), min(length - 1, position + 1 + CONTEXT)  # without [CLS], last [SEP]
     before, after = tokenizer.tokens(ids[first:position]), tokenizer.tokens(ids[position + 1 : last])
     top = np.argsort(-chances, kind="stable")[:GUESSES]
-    names = tokenizer.tokens([*top, truth])
+    names = tokenizer.tokens([*top.tolist(), truth])
     return Blank(
         before=("… " if first > 1 else "") + readable(before),
         after=readable(after) + (" …" if last < length - 1 else ""),
         truth=names[-1],
         truth_probability=float(chances[truth]),
-        guesses=tuple(Guess(name, float(chances[token])) for name, token in zip(names, top, strict=False)),
+        guesses=tuple(Guess(name, float(chances[token])) for name, token in zip(names, top.tolist(), strict=False)),
     )
 
 
@@ -117,7 +120,7 @@ def readable(tokens: Sequence[str]) -> str:
     for token in tokens:
         if token.startswith("##"):
             text += token[2:]
-        elif not text or token in _NO_SPACE_BEFORE or text[-1] in _NO_SPACE_AFTER:
+        elif not text or token in _NO_SPACE_BEFORE or (text[-1] in _NO_SPACE_AFTER and token not in SPECIAL_TOKENS):
             text += token
         else:
             text += f" {token}"

@@ -43,7 +43,8 @@ def section(title: str, content: str, note: str = "") -> str:
 
 def tiles(found: Sequence[Tile]) -> str:
     cells = (
-        f'<div class="tile"><span>{text(tile.name)}</span><b>{text(tile.value)}</b><small>{text(tile.beside)}</small></div>'
+        f'<div class="tile"><span>{text(tile.name)}</span><b>{text(tile.value)}</b>'
+        f"<small>{text(tile.beside)}</small></div>"
         for tile in found
     )
     return f'<div class="tiles">{"".join(cells)}</div>'

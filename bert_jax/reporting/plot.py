@@ -11,20 +11,22 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from bert_jax.reporting.curves import Chart, Series, number
+from bert_jax.reporting.curves import Chart, Reference, Series, number
 
 WIDTH, HEIGHT = 520, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
 TICKS = 5  # about so many on an axis
+SPARSE = 15  # a curve of so few points shows them
 
 
 class Scale(NamedTuple):
-    """A linear map from values [low, high] to pixels [begin, end]."""
+    """A linear map from values [low, high] to pixels [begin, end], and the values that get a tick."""
 
     low: float
     high: float
     begin: float
     end: float
+    marks: Float[np.ndarray, "k"]
 
     def __call__(self, values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
         share = (values - self.low) / (self.high - self.low)
@@ -37,7 +39,7 @@ class Scale(NamedTuple):
 def figure(chart: Chart) -> str:
     """An HTML figure of a chart: title, legend, SVG, and a read-out that the page's script fills in."""
     x_scale, y_scale = _scales(chart)
-    marks = [_grid(chart, x_scale, y_scale), *(_reference(chart, y_scale, index) for index in range(_levels(chart)))]
+    marks = [_grid(chart, x_scale, y_scale), *(_level(chart, reference, y_scale) for reference in chart.references)]
     marks += [_curve(series, index, x_scale, y_scale) for index, series in enumerate(chart.series)]
     data = json.dumps(_read_out(chart, x_scale, y_scale)).replace("<", "\\u003c")
     unit = f" <span>{html.escape(chart.unit)}</span>" if chart.unit else ""
@@ -69,37 +71,33 @@ def _scales(chart: Chart) -> tuple[Scale, Scale]:
         low, high = (0.0, high) if high > 0 else (low, low + 1.0)
     marks = ticks(float(low), float(high))
     last_step = max(float(steps.max()), 1.0)
-    return Scale(0.0, last_step, LEFT, WIDTH - RIGHT), Scale(marks[0], marks[-1], HEIGHT - BOTTOM, TOP)
+    step_marks = ticks(0.0, last_step)
+    return (
+        Scale(0.0, last_step, LEFT, WIDTH - RIGHT, step_marks[step_marks <= last_step]),
+        Scale(float(marks[0]), float(marks[-1]), HEIGHT - BOTTOM, TOP, marks),
+    )
 
 
 def _grid(chart: Chart, x_scale: Scale, y_scale: Scale) -> str:
     parts = []
-    for value in ticks(y_scale.low, y_scale.high):
+    for value in y_scale.marks:
         y = y_scale.at(float(value))
         parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        label = html.escape(chart.show(float(value)))
+        label = html.escape(chart.show(float(value)).replace(".0%", "%"))
         parts.append(f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
     base = HEIGHT - BOTTOM
-    for value in ticks(0.0, x_scale.high):
-        if value > x_scale.high:
-            break
-        x = x_scale.at(float(value))
+    for value in x_scale.marks:
+        x, label = x_scale.at(float(value)), number(float(value))
+        anchor = "end" if x > WIDTH - RIGHT - 20 else "middle"  # or a wide label would be cut at the edge
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
-        parts.append(
-            f'<text class="tick" x="{x:.1f}" y="{base + 17}" text-anchor="middle">{number(float(value))}</text>'
-        )
+        parts.append(f'<text class="tick" x="{x:.1f}" y="{base + 17}" text-anchor="{anchor}">{label}</text>')
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>')
     middle = (LEFT + WIDTH - RIGHT) / 2
     parts.append(f'<text class="tick" x="{middle:.0f}" y="{HEIGHT - 5}" text-anchor="middle">step</text>')
     return "".join(parts)
 
 
-def _levels(chart: Chart) -> int:
-    return len(chart.references)
-
-
-def _reference(chart: Chart, y_scale: Scale, index: int) -> str:
-    reference = chart.references[index]
+def _level(chart: Chart, reference: Reference, y_scale: Scale) -> str:
     y = y_scale.at(reference.value)
     words = html.escape(f"{reference.name} {chart.show(reference.value)}")
     return (
@@ -116,9 +114,6 @@ def _curve(series: Series, index: int, x_scale: Scale, y_scale: Scale) -> str:
         dots = "".join(f'<circle cx="{a:.1f}" cy="{b:.1f}" r="2.5"/>' for a, b in zip(x, y, strict=True))
         return f'<g class="series-{index}">{_line(x, y, "line")}{dots if len(x) <= SPARSE else ""}</g>'
     return f'<g class="series-{index}">{_line(x, y, "noise")}{_line(x, y_scale(series.trend), "line")}</g>'
-
-
-SPARSE = 15  # a curve of so few points shows them
 
 
 def _line(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"], name: str) -> str:

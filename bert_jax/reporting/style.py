@@ -28,17 +28,31 @@ h2 { font-size: 1.25rem; margin: 2.75rem 0 .75rem; }
 h3 { font-size: .95rem; margin: 0; font-weight: 650; }
 h3 span { color: var(--faint); font-weight: 400; }
 .state { color: var(--warn); font-weight: 600; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 160px), 1fr)); gap: .75rem; margin-top: 1.5rem; }
+.tiles {
+  display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 140px), 1fr)); gap: .75rem;
+  margin-top: 1.5rem;
+}
 .tile { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; padding: .8rem 1rem; }
 .tile b { display: block; font-size: 1.6rem; line-height: 1.25; font-weight: 650; }
 .tile span { display: block; color: var(--soft); font-size: .85rem; }
 .tile small { color: var(--faint); font-size: .8rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: 1rem; }
-.chart { margin: 0; background: var(--card); border: 1px solid var(--edge); border-radius: 10px; padding: .9rem 1rem .6rem; break-inside: avoid; }
-.chart figcaption { display: flex; flex-wrap: wrap; justify-content: space-between; gap: .25rem 1rem; align-items: baseline; }
+.chart {
+  margin: 0; background: var(--card); border: 1px solid var(--edge); border-radius: 10px; padding: .9rem 1rem .6rem;
+  break-inside: avoid;
+}
+.chart figcaption {
+  display: flex; flex-wrap: wrap; justify-content: space-between; gap: .25rem 1rem; align-items: baseline;
+}
 .chart svg { display: block; width: 100%; height: auto; margin-top: .4rem; touch-action: pan-y; }
-.legend { list-style: none; display: flex; flex-wrap: wrap; gap: 0 .9rem; margin: 0; padding: 0; color: var(--soft); font-size: .85rem; }
-.legend i { display: inline-block; width: 14px; height: 3px; border-radius: 2px; margin-right: .4rem; vertical-align: middle; background: currentColor; }
+.legend {
+  list-style: none; display: flex; flex-wrap: wrap; gap: 0 .9rem; margin: 0; padding: 0; color: var(--soft);
+  font-size: .85rem;
+}
+.legend i {
+  display: inline-block; width: 14px; height: 3px; border-radius: 2px; margin-right: .4rem; vertical-align: middle;
+  background: currentColor;
+}
 .legend .series-0 i { background: var(--color-0); } .legend .series-1 i { background: var(--color-1); }
 .legend .series-2 i { background: var(--color-2); } .legend .series-3 i { background: var(--color-3); }
 svg text { font-size: 12px; fill: var(--faint); font-variant-numeric: tabular-nums; }
@@ -49,22 +63,33 @@ svg polyline { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linec
 svg .noise { stroke-width: 1; opacity: .35; }
 svg .series-0 polyline { stroke: var(--color-0); } svg .series-1 polyline { stroke: var(--color-1); }
 svg .series-2 polyline { stroke: var(--color-2); } svg .series-3 polyline { stroke: var(--color-3); }
-svg g.series-0 circle, svg circle.series-0 { fill: var(--color-0); } svg g.series-1 circle, svg circle.series-1 { fill: var(--color-1); }
-svg g.series-2 circle, svg circle.series-2 { fill: var(--color-2); } svg g.series-3 circle, svg circle.series-3 { fill: var(--color-3); }
+svg g.series-0 circle, svg circle.series-0 { fill: var(--color-0); }
+svg g.series-1 circle, svg circle.series-1 { fill: var(--color-1); }
+svg g.series-2 circle, svg circle.series-2 { fill: var(--color-2); }
+svg g.series-3 circle, svg circle.series-3 { fill: var(--color-3); }
 svg .cursor line { stroke: var(--axis); } svg .cursor circle { stroke: var(--card); stroke-width: 2; }
-.readout { margin: 0; min-height: 1.5em; color: var(--soft); font-size: .85rem; font-variant-numeric: tabular-nums; text-align: right; }
+.readout {
+  margin: 0; min-height: 1.5em; color: var(--soft); font-size: .85rem; font-variant-numeric: tabular-nums;
+  text-align: right;
+}
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }
 th { text-align: left; color: var(--soft); font-weight: 600; font-size: .85rem; }
 th, td { padding: .45rem .9rem .45rem 0; border-bottom: 1px solid var(--edge); vertical-align: top; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .scroll { overflow-x: auto; }
-mark { background: var(--color-0); color: #fff; border-radius: 4px; padding: 0 .3em; font-size: .85em; font-weight: 650; }
+mark {
+  background: var(--color-0); color: #fff; border-radius: 4px; padding: 0 .3em; font-size: .85em; font-weight: 650;
+}
 .mask { color: var(--faint); font-size: .8em; }
 .sentence { width: 52%; } .truth { font-weight: 650; }
 .guesses { list-style: none; margin: 0; padding: 0; min-width: 15rem; }
-.guesses li { display: grid; grid-template-columns: 7.5rem 1fr 3.4rem; gap: .6rem; align-items: center; padding: 0 .4rem; border-radius: 5px; }
+.guesses li {
+  display: grid; grid-template-columns: 7.5rem 1fr 3.4rem; gap: .6rem; align-items: center; padding: 0 .4rem;
+  border-radius: 5px;
+}
 .guesses li.right { background: var(--right-ground); color: var(--right); font-weight: 650; }
-.guesses i { display: block; height: 7px; border-radius: 0 4px 4px 0; background: var(--color-0); min-width: 2px; }
+.guesses div { background: var(--grid); border-radius: 4px; }
+.guesses i { display: block; height: 7px; border-radius: 4px; background: var(--color-0); min-width: 2px; }
 .guesses .right i { background: var(--right); }
 .guesses span { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .guesses em { font-style: normal; text-align: right; font-variant-numeric: tabular-nums; }
@@ -72,13 +97,18 @@ mark { background: var(--color-0); color: #fff; border-radius: 4px; padding: 0 .
 .settings { columns: 2 26rem; column-gap: 2.5rem; }
 .settings table { break-inside: avoid; margin-bottom: 1.5rem; }
 .settings caption { text-align: left; font-weight: 650; padding-bottom: .2rem; }
-.settings td { padding: .25rem .9rem .25rem 0; font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace; font-size: .82rem; overflow-wrap: anywhere; }
+.settings td {
+  padding: .25rem .9rem .25rem 0; font-family: ui-monospace, "SF Mono", Menlo, Consolas, monospace;
+  font-size: .82rem; overflow-wrap: anywhere;
+}
 .settings td:first-child { color: var(--soft); width: 45%; }
 footer { margin-top: 3rem; color: var(--faint); font-size: .85rem; }
 @media (max-width: 700px) {
   body { padding: 1.25rem .9rem 3rem; } h1 { font-size: 1.6rem; }
-  .blanks thead { display: none; } .blanks tr { display: block; border-bottom: 1px solid var(--edge); padding: .6rem 0; }
-  .blanks td { display: block; width: auto; border: 0; padding: .15rem 0; } .truth::before { content: "truth: "; font-weight: 400; color: var(--soft); }
+  .blanks thead { display: none; }
+  .blanks tr { display: block; border-bottom: 1px solid var(--edge); padding: .6rem 0; }
+  .blanks td { display: block; width: auto; border: 0; padding: .15rem 0; }
+  .truth::before { content: "truth: "; font-weight: 400; color: var(--soft); }
 }
 @media print {
   :root { color-scheme: light; } body { max-width: none; padding: 0; font-size: 10pt; }
@@ -101,20 +131,22 @@ for (const figure of document.querySelectorAll("figure.chart")) {
   const curves = JSON.parse(figure.querySelector("script").textContent);
   svg.addEventListener("pointermove", (event) => {
     const at = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse()).x;
-    const nearest = curves.map((curve) => {
+    const points = curves.map((curve, index) => {
       let best = 0;
       for (let i = 1; i < curve.x.length; i++) if (Math.abs(curve.x[i] - at) < Math.abs(curve.x[best] - at)) best = i;
-      return best;
+      const {name, shown, steps, x, y} = curve;
+      return {name, shown: shown[best], step: steps[best], x: x[best], y: y[best], index};
     });
+    const [first] = points;
     cursor.replaceChildren(
-      shape("line", {x1: curves[0].x[nearest[0]], x2: curves[0].x[nearest[0]], y1: TOP, y2: BASE}),
-      ...curves.map((curve, i) => shape("circle", {class: "series-" + i, cx: curve.x[nearest[i]], cy: curve.y[nearest[i]], r: 4}))
+      shape("line", {x1: first.x, x2: first.x, y1: TOP, y2: BASE}),
+      ...points.map((point) => shape("circle", {class: "series-" + point.index, cx: point.x, cy: point.y, r: 4}))
     );
-    const texts = curves.map((curve, i) => {
-      const elsewhere = curve.steps[nearest[i]] !== curves[0].steps[nearest[0]];
-      return curve.name + " " + curve.shown[nearest[i]] + (elsewhere ? " (step " + curve.steps[nearest[i]].toLocaleString("en") + ")" : "");
+    const texts = points.map((point) => {
+      const where = point.step === first.step ? "" : " (step " + point.step.toLocaleString("en") + ")";
+      return point.name + " " + point.shown + where;
     });
-    readout.textContent = "step " + curves[0].steps[nearest[0]].toLocaleString("en") + ":  " + texts.join("  ·  ");
+    readout.textContent = "step " + first.step.toLocaleString("en") + ": " + texts.join(" · ");
   });
   svg.addEventListener("pointerleave", () => { cursor.replaceChildren(); readout.textContent = last; });
 }

@@ -11,7 +11,7 @@ from bert_jax.data.shards import open_dataset
 
 @dataclass(frozen=True)
 class UnigramGuess:
-    """The figures of a model that knows the training tokens' frequencies and nothing else, on the masks of evaluation."""
+    """The figures of a model that knows the training tokens' frequencies alone, on the masks of evaluation."""
 
     token: str  # the most frequent token of the training rows
     accuracy: float  # its share of the held-out masked tokens

@@ -23,6 +23,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import classification, table, tagging
 from bert_jax.tasks.example import Example, Sentence, Split, TaskBatch, TaskRows
 from bert_jax.tasks.objective import TaskObjective, objective_of
+from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.source import evaluation_batches
 from bert_jax.tasks.table import Task
 from bert_jax.tokenizer import Tokenizer
@@ -55,13 +56,12 @@ def counts(split: Split[Example] | Split[Sentence], rows: TaskRows, tokenizer: T
 
 
 class Predictor:
-    """A model's answers on encoded rows; one compiled program a length, kept between calls."""
+    """A model's answers on encoded rows."""
 
     def __init__(self, task: Task, model: ModelConfig, runtime: Runtime, mesh: Mesh) -> None:
         self._task = task
         self._mesh = mesh
-        answer = functools.partial(_answer, objective_of(task), model, runtime)
-        self._answer = jax.jit(answer, out_shardings=NamedSharding(mesh, PartitionSpec()))
+        self._answer = _compiled(objective_of(task), model, runtime, mesh)
 
     def predict(self, params: Mapping[str, Any], rows: TaskRows, batch_size: int) -> tuple[np.ndarray, float]:
         """Answers in the order of the split, and the mean loss (NaN without labels).
@@ -120,15 +120,19 @@ class Evaluation:
     counts: dict[str, dict[str, int]]
 
 
-def evaluate(loaded: Loaded, data: str | Path, config: TrainConfig | None = None) -> Evaluation:
+def evaluate(
+    loaded: Loaded, data: str | Path, config: TrainConfig | None = None, columns: Columns | None = None
+) -> Evaluation:
     """Measures a fine-tuned checkpoint on a labelled file, or on the dev and labelled test files of a folder.
 
-    The file has the columns of the files it was trained on. config says how to run (batch_size, compute_dtype).
+    The file has the columns of the files it was trained on unless columns names others (a Hugging Face folder does
+    not tell its own). config says how to run (batch_size, compute_dtype).
     Raises UserError for a checkpoint that was not fine-tuned, a label it does not know, and a folder without such
     files.
     """
     config = config or TrainConfig(batch_size=32)
     task = task_of(loaded)
+    task = dataclasses.replace(task, columns=columns or task.columns)
     found = {name: table.read(task, path, label_required=False) for name, path in _files(task, Path(data)).items()}
     labelled = {split: content for split, content in found.items() if content.labelled}
     if not labelled:
@@ -164,11 +168,18 @@ def _files(task: Task, data: Path) -> dict[str, Path]:
     """What to measure, by name."""
     if not data.is_dir():
         return {"data": data}
-    folder = table.find_folder(task.name, data) if task.name in table.TASKS else data
+    folder = table.find_folder(task.name, data, ("dev", "test")) if task.name in table.TASKS else data
     found = {split: path for split in ("dev", "test") if (path := table.find_split(task.name, folder, split))}
     if not found:
         raise UserError(f"{folder} holds neither dev nor test of the task (as dev.tsv or dev.conllu). Name a file")
     return found
+
+
+@functools.cache
+def _compiled(objective: TaskObjective, model: ModelConfig, runtime: Runtime, mesh: Mesh) -> Callable[..., Any]:
+    """_answer for parameters and a batch; one program a length, shared by all that ask for the same."""
+    answer = functools.partial(_answer, objective, model, runtime)
+    return jax.jit(answer, out_shardings=NamedSharding(mesh, PartitionSpec()))  # whole on every process
 
 
 def _answer(

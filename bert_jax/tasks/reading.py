@@ -64,7 +64,7 @@ def read_table(path: Path, columns: Columns, label_required: bool) -> Split[Exam
     """
     if not columns.text:
         raise UserError(
-            f"task.text is empty: name the column of {path} that holds the text (a header name or a number)"
+            f"task.text is not known: name the column of {path} that holds the text (a header name or a number)"
         )
     given = [name for name in (columns.text, columns.text_pair, columns.label) if name]
     lines = ((number, line) for number, line in numbered_lines(path) if line)
@@ -80,7 +80,7 @@ def read_table(path: Path, columns: Columns, label_required: bool) -> Split[Exam
     if columns.label and (label_required or _has_column(names, width, columns.label)):
         label = _table_column(path, names, width, columns.label, "label")
     elif label_required:
-        raise UserError(f"task.label is empty: name the column of {path} that holds the label")
+        raise UserError(f"task.label is not known: name the column of {path} that holds the label")
     items = []
     for number, line in lines if has_header else _chain(first, lines):
         fields = line.split("\t")

@@ -1,6 +1,7 @@
 """The tasks known by name, where their files lie, and how a user's own files become a task."""
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -188,15 +189,18 @@ def find_split(task_name: str, folder: Path, split: str) -> Path | None:
     return None
 
 
-def find_folder(task_name: str, folder: Path) -> Path:
-    """The folder that holds a named task's training file: itself, its FOLDER, or FOLDER in its glue/."""
+def find_folder(task_name: str, folder: Path, splits: Sequence[str] = ("train",)) -> Path:
+    """The folder that holds a file of these splits of a named task: itself, its FOLDER, or FOLDER in its glue/."""
     name = TASKS[task_name].folder
     tried = [folder / name, folder / "glue" / name, folder]
     for candidate in tried:
-        if find_split(task_name, candidate, "train"):
+        if any(find_split(task_name, candidate, split) for split in splits):
             return candidate
-    wanted = TASKS[task_name].files["train"]
-    raise UserError(f"{wanted} of task {task_name} is in none of: {', '.join(map(str, tried))}. Set task.data_dir")
+    wanted = " or ".join(TASKS[task_name].files[split] for split in splits)
+    raise UserError(
+        f"{wanted} of task {task_name} is in none of: {', '.join(map(str, tried))}. "
+        "Name another folder (task.data_dir, or --data)"
+    )
 
 
 def _find_files(named: NamedTask, config: TaskConfig) -> dict[str, Path]:

@@ -23,6 +23,8 @@ class Window:
         self._peak = peak_flops()
         self._pending: dict[str, jax.Array] | None = None
         self._waited = 0.0
+        self._sums: dict[str, float] = {}
+        self._latest: dict[str, float] = {}
         self._reset()
         self._steps = int(saved.get("steps", 0))
         self._sums = dict(saved.get("sums", {}))
@@ -31,8 +33,7 @@ class Window:
 
     def _reset(self) -> None:
         self._steps = self._slots = 0
-        self._sums: dict[str, float] = {}
-        self._latest: dict[str, float] = {}
+        self._sums, self._latest = {}, {}
         self._tokens_before = self._flops = self._paused = 0.0
         self._started = time.monotonic()
 

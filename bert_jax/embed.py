@@ -1,0 +1,264 @@
+"""Vectors of texts: of each token, each word, or each text, from any layer."""
+
+import functools
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int64
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
+
+from bert_jax import command
+from bert_jax.command import UserError
+from bert_jax.config import MeshConfig, ModelConfig
+from bert_jax.data.shards import INCOMPLETE
+from bert_jax.interop import source
+from bert_jax.interop.loaded import Loaded
+from bert_jax.model import paths
+from bert_jax.model.bert import bind
+from bert_jax.model.heads import Heads
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks import texts as texts_lib
+from bert_jax.tasks.example import TaskBatch
+from bert_jax.tasks.texts import EncodedTexts
+from bert_jax.train import partitioning
+
+LAYERS = ("embeddings", "last", "second_to_last", "sum_all", "sum_last_4", "concat_last_4", "mean_last_4")
+POOLS = ("none", "cls", "mean", "max", "words")
+# Rows are padded to the next of these, so that at most ten programs are compiled and little is padding.
+BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+DESCRIPTION = f"""Writes the vectors of texts to a NumPy file.
+
+  python -m bert_jax.embed --checkpoint CHECKPOINT --input texts.txt --output vectors.npz --layers last --pool mean
+
+--input   UTF-8, one text a line, plain, .gz or .xz; a tab parts the two texts of a pair ([CLS] a [SEP] b [SEP]).
+--layers  {", ".join(LAYERS)}, or a number:
+          0 is the embeddings, 1 the first layer, and so on. The sums are of the layers without the embeddings;
+          concat_last_4 is four times as wide, the last layer last.
+--pool    none   the vector of every token, [CLS] and [SEP] too; with `offsets` and `input_ids`
+          cls    the vector at [CLS], as the layer gives it (without the pooler)
+          mean   the mean over the tokens of the text, [CLS] and [SEP] too, as sentence-transformers takes it
+          max    the largest value of each dimension over the same tokens
+          words  for each word (what white space parts; of a pair the first text's words, then the second's) the mean
+                 over its pieces; with `offsets`. A word that was cut away, or of which nothing is left once control
+                 characters are dropped, has a row of NaN, so that rows and words stay aligned.
+
+--output holds `embeddings` f32[rows, width] in the order of the input; `offsets` i64[texts+1], where text i has the
+rows offsets[i]:offsets[i+1]; `input_ids` i32[rows]. A text over --max_length loses its end (the longer text of a pair
+first), and one line says how many did."""
+
+
+def embed(
+    checkpoint: str | Path | Loaded,
+    texts: Sequence[str],
+    *,
+    layers: str = "last",
+    pool: str = "mean",
+    batch_size: int = 32,
+    max_length: int = 0,
+    compute_dtype: str = "float32",
+) -> dict[str, np.ndarray]:
+    """The vectors of texts, as `--help` says: `embeddings`, and by pool `offsets` and `input_ids`.
+
+    max_length of 0 is the model's. Raises UserError for an unknown layer or pool, a line with two tabs, and a
+    max_length that the model does not have.
+    """
+    if pool not in POOLS:
+        raise UserError(f"--pool is {pool!r}; use one of {', '.join(POOLS)}")
+    if batch_size < 1:
+        raise UserError(f"--batch_size is {batch_size}; use 1 or more")
+    loaded = checkpoint if isinstance(checkpoint, Loaded) else source.open_checkpoint(checkpoint)
+    limit = loaded.model.max_positions
+    if max_length and not 5 <= max_length <= limit:
+        raise UserError(f"--max_length is {max_length}; use 5 to {limit} (the model's positions), or 0 for the most")
+    chosen = _Layers.parse(layers, loaded.model.layers)
+    encoded = texts_lib.encode(texts, loaded.tokenizer, max_length or limit, by_word=pool == "words")
+    if encoded.rows.truncated:
+        _say(
+            f"{encoded.rows.truncated} of {len(texts)} texts are longer than {max_length or limit} tokens and were cut"
+        )
+    # A program a length is compiled, so a loop that compiles fast.
+    runtime = Runtime(compute_dtype=compute_dtype, layer_loop="scan")
+    return _run(loaded, encoded, chosen, pool, batch_size, runtime)
+
+
+def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
+    """Writes a .npz file, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(path.name + INCOMPLETE)
+    try:
+        with unfinished.open("wb") as file:
+            np.savez(file, **arrays)  # type: ignore[arg-type]
+        unfinished.replace(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
+        raise
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("bert_jax.embed", DESCRIPTION)
+    parser.add_argument("--checkpoint", required=True, help="a workdir, a step in it, an export, a Hugging Face folder")
+    parser.add_argument("--input", required=True, metavar="FILE", help="the texts")
+    parser.add_argument("--output", required=True, metavar="FILE.npz", help="the file to make; it must not exist")
+    parser.add_argument("--layers", default="last", metavar="NAME", help="see above (default: last)")
+    parser.add_argument("--pool", default="mean", help="see above (default: mean)")
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="texts at a time (default: 32)")
+    parser.add_argument("--max_length", type=int, default=0, metavar="N", help="tokens (default: 0, the model's most)")
+    parser.add_argument("--compute_dtype", default="float32", help="float32 or bfloat16 (default: float32)")
+    options = parser.parse_args(arguments)
+    output = Path(options.output)
+    if output.exists():
+        raise UserError(f"{output} exists. Name another --output, or remove it first")
+    arrays = embed(
+        options.checkpoint,
+        texts_lib.read_texts(options.input),
+        layers=options.layers,
+        pool=options.pool,
+        batch_size=options.batch_size,
+        max_length=options.max_length,
+        compute_dtype=options.compute_dtype,
+    )
+    write_arrays(arrays, output)
+    print(f"{output}: " + ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()))
+
+
+@dataclass(frozen=True)
+class _Layers:
+    """Which hidden states, 0 being the embeddings, and how they become one."""
+
+    indices: tuple[int, ...]
+    combine: str  # sum, mean or concat
+
+    @staticmethod
+    def parse(name: str, layers: int) -> "_Layers":
+        every = tuple(range(1, layers + 1))
+        if name.isdecimal() and int(name) <= layers:
+            return _Layers((int(name),), "sum")
+        if name.endswith("_last_4") and name in LAYERS and layers < 4:
+            raise UserError(f"--layers is {name}, but the model has {layers} layers. Use last, sum_all or a number")
+        table = {
+            "embeddings": _Layers((0,), "sum"),
+            "last": _Layers((layers,), "sum"),
+            "second_to_last": _Layers((layers - 1,), "sum"),
+            "sum_all": _Layers(every, "sum"),
+            "sum_last_4": _Layers(every[-4:], "sum"),
+            "mean_last_4": _Layers(every[-4:], "mean"),
+            "concat_last_4": _Layers(every[-4:], "concat"),
+        }
+        if name not in table:
+            raise UserError(f"--layers is {name!r}; use one of {', '.join(table)}, or a number from 0 to {layers}")
+        return table[name]
+
+
+def _run(
+    loaded: Loaded, encoded: EncodedTexts, chosen: _Layers, pool: str, batch_size: int, runtime: Runtime
+) -> dict[str, np.ndarray]:
+    rows = encoded.rows
+    mesh = partitioning.make_mesh(MeshConfig())
+    params = paths.unflatten(dict(loaded.params))
+    params = jax.device_put(params, partitioning.shardings(mesh, params))
+    width = loaded.model.width * (len(chosen.indices) if chosen.combine == "concat" else 1)
+    outputs = {"none": len(rows.input_ids), "words": int(encoded.word_offsets[-1])}
+    embeddings = np.full((outputs.get(pool, rows.count), width), np.nan, np.float32)
+    for indices, length in _batches(rows.lengths, batch_size, mesh.size, loaded.model.max_positions):
+        batch = partitioning.place(rows.batch(indices, length), len(indices), mesh)
+        vectors = jax.device_get(_vectors(loaded.model, loaded.heads, runtime, chosen, pool, params, batch))
+        _store(embeddings, vectors, encoded, indices[indices >= 0], pool)
+    if pool == "none":
+        return {"embeddings": embeddings, "offsets": rows.offsets, "input_ids": rows.input_ids}
+    if pool == "words":
+        if empty := int(np.isnan(embeddings[:, 0]).sum()):
+            _say(f"{empty} of {len(embeddings)} words have no piece left: their rows are NaN")
+        return {"embeddings": embeddings, "offsets": encoded.word_offsets}
+    return {"embeddings": embeddings}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
+def _vectors(
+    config: ModelConfig,
+    heads: Heads,
+    runtime: Runtime,
+    chosen: _Layers,
+    pool: str,
+    params: dict[str, Any],
+    batch: TaskBatch,
+) -> Float[Array, "B T W"] | Float[Array, "B W"]:
+    """The combined layers, float32, pooled where a text has one vector."""
+    only_last = chosen.indices in ((0,), (config.layers,))
+    encoded = bind(config, heads, params, runtime).encode(batch, all_layers=not only_last)
+    states = {0: encoded.embeddings, config.layers: encoded.last}
+    if encoded.layers is not None:
+        states |= {depth + 1: encoded.layers[depth] for depth in range(config.layers)}
+    picked = [states[index].astype(jnp.float32) for index in chosen.indices]
+    hidden = jnp.concatenate(picked, axis=-1) if chosen.combine == "concat" else functools.reduce(jnp.add, picked)
+    if chosen.combine == "mean":
+        hidden /= len(picked)
+    real = (batch.sequence_ids > 0)[..., None]
+    if pool == "cls":
+        return hidden[:, 0]
+    if pool == "mean":
+        return jnp.where(real, hidden, 0).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)
+    return jnp.where(real, hidden, -jnp.inf).max(axis=1) if pool == "max" else hidden
+
+
+def _batches(
+    lengths: Int64[np.ndarray, "R"], batch_size: int, devices: int, most: int
+) -> Iterator[tuple[Int64[np.ndarray, "B"], int]]:
+    """Indices of rows of like length, -1 for a filler, and the length to pad them to.
+
+    The last batch of a length has as many rows as it needs, rounded up to a power of two a device: two programs a
+    length at most, and less than half of any batch is fillers.
+    """
+    buckets = np.array([length for length in BUCKETS if length < most] + [most])
+    bucket = buckets[np.searchsorted(buckets, lengths)]
+    groups = {int(length): np.flatnonzero(bucket == length) for length in buckets}
+    total = sum(-(-len(members) // batch_size) for members in groups.values())
+    console = Console(stderr=True)
+    columns = (*Progress.get_default_columns()[:3], MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, disable=not console.is_terminal or total < 10) as progress:
+        batches = progress.add_task("embedding", total=total)
+        for length, members in groups.items():
+            for start in range(0, len(members), batch_size):
+                part = members[start : start + batch_size]
+                a_device = 1 << (-(-len(part) // devices) - 1).bit_length()
+                size = min(a_device * devices, -(-batch_size // devices) * devices)
+                yield np.pad(part, (0, size - len(part)), constant_values=-1), length
+                progress.advance(batches)
+
+
+def _store(
+    embeddings: Float32[np.ndarray, "rows W"],
+    vectors: np.ndarray,
+    encoded: EncodedTexts,
+    indices: np.ndarray,
+    pool: str,
+) -> None:
+    """Puts the vectors of a batch, the first of which are of the texts `indices`, where they belong."""
+    if pool in ("cls", "mean", "max"):
+        embeddings[indices] = vectors[: len(indices)]
+        return
+    offsets = encoded.rows.offsets
+    for vector, start, end in zip(vectors, offsets[indices], offsets[indices + 1], strict=False):
+        if pool == "none":
+            embeddings[start:end] = vector[: end - start]
+            continue
+        words = encoded.words[start:end]
+        pieces, words = vector[: end - start][words >= 0], words[words >= 0]
+        if len(words):
+            first = np.flatnonzero(np.diff(words, prepend=-1))
+            counts = np.diff(first, append=len(words))
+            embeddings[words[first]] = np.add.reduceat(pieces, first, axis=0) / counts[:, None]
+
+
+def _say(line: str) -> None:
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,144 @@
+"""Guesses the masked words of sentences."""
+
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from bert_jax import command
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+from bert_jax.interop import source
+from bert_jax.interop.loaded import Loaded
+from bert_jax.model import paths
+from bert_jax.model.bert import bind
+from bert_jax.model.heads import Heads
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks.example import TaskBatch, TaskRows
+
+MASK = "[MASK]"
+BATCH_SIZE = 32
+SLOTS = 32  # rows are padded to a multiple of this, so that few programs are compiled
+
+DESCRIPTION = """Guesses the masked words of sentences, with the probability of each guess.
+
+  python -m bert_jax.fill_mask --checkpoint CHECKPOINT "Paris is the [MASK] of France." "He [MASK] a [MASK] of tea."
+
+CHECKPOINT is a workdir of bert_jax.pretrain, a step in it, an export, or a Hugging Face folder, with its masked
+CHECKPOINT is a workdir of bert_jax.pretrain, a step in it, an export, or a Hugging Face folder; it has to have its
+masked language model head. Each [MASK] is one piece of the vocabulary; two of them are guessed apart, not jointly."""
+
+
+class Guess(NamedTuple):
+    token: str  # as the vocabulary writes it: "##ing" is the inside of a word
+    probability: float
+
+
+class Filled(NamedTuple):
+    """A sentence, and the guesses for each of its masks, most probable first."""
+
+    sentence: str
+    masks: list[list[Guess]]
+
+
+def fill_mask(checkpoint: str | Path | Loaded, sentences: Sequence[str], top: int = 5) -> list[Filled]:
+    """The most probable tokens at each [MASK] of each sentence, by a softmax over the vocabulary, in float32.
+
+    Raises UserError for a sentence without a mask or longer than the model, a checkpoint without the masked
+    language model head, and a top outside 1 to the vocabulary's size.
+    """
+    loaded = checkpoint if isinstance(checkpoint, Loaded) else source.open_checkpoint(checkpoint)
+    if not loaded.heads.mlm:
+        raise UserError(
+            f"{loaded.origin or 'the checkpoint'} has no masked language model head; "
+            "name a pretraining checkpoint, not a fine-tuned one"
+        )
+    if not 1 <= top <= loaded.tokenizer.vocab_size:
+        raise UserError(f"--top is {top}; use 1 to {loaded.tokenizer.vocab_size} (the vocabulary)")
+    encoded = [_encode(sentence, loaded) for sentence in sentences]
+    filled: list[Filled] = []
+    for start in range(0, len(encoded), BATCH_SIZE):
+        filled += _fill(loaded, sentences[start : start + BATCH_SIZE], encoded[start : start + BATCH_SIZE], top)
+    return filled
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("bert_jax.fill_mask", DESCRIPTION)
+    parser.add_argument("--checkpoint", required=True, help="whose guesses")
+    parser.add_argument("--top", type=int, default=5, metavar="N", help="guesses shown for each mask (default: 5)")
+    parser.add_argument("sentences", nargs="+", metavar="SENTENCE", help=f"with one {MASK} or more")
+    options = parser.parse_args(arguments)
+    print("\n\n".join(map(_shown, fill_mask(options.checkpoint, options.sentences, options.top))))
+
+
+def _encode(sentence: str, loaded: Loaded) -> np.ndarray:
+    words = loaded.tokenizer
+    ids = np.concatenate([[words.cls_id], words.encode_special(sentence), [words.sep_id]]).astype(np.int32)
+    if words.mask_id not in ids:
+        raise UserError(f"no {MASK} in {sentence[:80]!r}. Write {MASK} where a word is to be guessed")
+    if len(ids) > loaded.model.max_positions:
+        raise UserError(
+            f"a sentence of {len(ids)} tokens does not fit the model's {loaded.model.max_positions} positions: "
+            f"{sentence[:40]!r}... Shorten it"
+        )
+    return ids
+
+
+def _fill(loaded: Loaded, sentences: Sequence[str], encoded: Sequence[np.ndarray], top: int) -> list[Filled]:
+    words = loaded.tokenizer
+    rows = TaskRows(
+        input_ids=np.concatenate(encoded),
+        offsets=np.cumsum([0, *map(len, encoded)], dtype=np.int64),
+        first_lengths=np.array([len(ids) for ids in encoded], np.int32),
+        labels=np.zeros(len(encoded), np.float32),
+        label_weights=np.zeros(len(encoded), np.float32),
+        pad_id=words.pad_id,
+        truncated=0,
+    )
+    length = min(-(-int(rows.lengths.max()) // SLOTS) * SLOTS, loaded.model.max_positions)
+    batch = rows.batch(np.arange(len(encoded)), length)
+    where = [np.flatnonzero(ids == words.mask_id) for ids in encoded]
+    positions = np.zeros((len(encoded), max(map(len, where))), np.int32)
+    for row, slots in enumerate(where):
+        positions[row, : len(slots)] = slots
+    params = paths.unflatten(loaded.params)
+    probabilities, tokens = jax.device_get(_guess(loaded.model, loaded.heads, top, params, batch, positions))
+    filled = []
+    for row, (sentence, slots) in enumerate(zip(sentences, where, strict=True)):
+        masks = range(len(slots))
+        guesses = [_guesses(words.tokens(tokens[row, mask]), probabilities[row, mask]) for mask in masks]
+        filled.append(Filled(sentence, guesses))
+    return filled
+
+
+def _guesses(tokens: Sequence[str], probabilities: np.ndarray) -> list[Guess]:
+    return [Guess(token, float(value)) for token, value in zip(tokens, probabilities, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _guess(
+    config: ModelConfig, heads: Heads, top: int, params: dict[str, Any], batch: TaskBatch, positions: Int[Array, "B M"]
+) -> tuple[Float[Array, "B M K"], Int[Array, "B M K"]]:
+    model = bind(config, heads, params, Runtime())
+    logits = model.masked_logits(model.encode(batch).last, positions)
+    values, tokens = jax.lax.top_k(jax.nn.softmax(logits), top)
+    return values, tokens
+
+
+def _shown(filled: Filled) -> str:
+    """Readable lines: the sentence, then each mask's guesses."""
+    lines = [filled.sentence]
+    for number, guesses in enumerate(filled.masks, start=1):
+        if len(filled.masks) > 1:
+            lines.append(f"  mask {number} of {len(filled.masks)}")
+        width = max(len(guess.token) for guess in guesses)
+        lines += [f"  {guess.token:<{width}}  {100 * guess.probability:6.2f}%" for guess in guesses]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    command.run(main)

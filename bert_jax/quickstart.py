@@ -1,0 +1,291 @@
+"""The main job, end to end, through the commands that a user types: text in, an exported BERT out."""
+
+import dataclasses
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+import configs
+import data_prep
+from bert_jax import command
+from bert_jax.command import UserError
+from bert_jax.config import TaskConfig
+from bert_jax.reporting.tagging import TaggingScore, score_tagger
+from bert_jax.reporting.unigram import UnigramGuess, unigram_guess
+from bert_jax.stages import RECORD, Stages
+from bert_jax.train import checkpoint
+from bert_jax.train.metrics import duration, read_metrics
+
+DESCRIPTION = """Runs the main job on the text that comes with the code, in under 10 minutes on two cores.
+
+  python -m bert_jax.quickstart --output runs/quickstart
+
+Trains a vocabulary, builds shards, pretrains a tiny BERT (killed and resumed once on the way), measures it, fine-tunes
+it to tag parts of speech, exports it, fills masks and draws reports. Each command is printed before it runs, so that
+you can run it by hand. Stopped half-way, the same command goes on with the stage that it was in.
+"""
+
+SENTENCES = (
+    "The old man sat down by the [MASK] and said nothing.",
+    "She looked at him with tears in her [MASK].",
+    "It was a dark [MASK], and the rain fell upon the roof.",
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run on, and how much of it: of the sizes tried, those that learn most in minutes on two cores."""
+
+    minutes: float = 3.5  # of pretraining
+    text: str = ""  # empty: the books that come with the code
+    vocabulary: int = 4096
+    length: int = 64  # slots of a row
+    pairings: int = 4  # of each document, so that the minutes see few rows twice
+    held_out: float = 0.05
+    rows: int = 32  # a batch
+    epochs: float = 4.0  # of tagging
+
+
+def quickstart(output: str | Path, plan: Plan | None = None) -> dict[str, Any]:
+    """Runs every stage that `output` does not hold yet, and returns what OUTPUT/quickstart.json then says.
+
+    Raises UserError for an output that holds a finished quickstart or something else, a command that failed, a run
+    that did not go on from its checkpoint, and a model that guesses no better than the most frequent token.
+    """
+    stages, plan = Stages(output), plan or Plan()
+    vocabulary(stages, plan)
+    shards(stages, plan)
+    pretraining(stages, plan)
+    held_out(stages)
+    tagging(stages, plan)
+    exporting(stages)
+    filling(stages)
+    reports(stages)
+    stages.record["finished"] = True
+    stages.save()
+    stages.console.rule("[bold]Summary", align="left")
+    stages.console.print(_summary(stages))
+    stages.console.print(_places(stages))
+    return stages.record
+
+
+def vocabulary(stages: Stages, plan: Plan) -> None:
+    with stages.stage("Vocabulary", "Learns a WordPiece vocabulary from the text.") as entry:
+        if not stages.there("tokenizer"):
+            stages.run(
+                *("data_prep.train_tokenizer", "--input", _text(plan), "--output", stages.path("tokenizer")),
+                *("--vocab_size", str(plan.vocabulary), "--lowercase"),
+            )
+        entry["figures"] = f"{plan.vocabulary:,} tokens"
+
+
+def shards(stages: Stages, plan: Plan) -> None:
+    with stages.stage("Shards", "Writes pairs of sentences as rows of ids, and holds some documents out.") as entry:
+        if not stages.there("shards"):
+            stages.run(
+                *("data_prep.build_examples", "--input", _text(plan), "--tokenizer", stages.path("tokenizer")),
+                *("--output", stages.path("shards"), "--seq_len", str(plan.length), "--objective", "nsp"),
+                *("--masking", "dynamic", "--mask_unit", "word", "--dupe_factor", str(plan.pairings)),
+                *("--eval_fraction", str(plan.held_out)),
+            )
+        stages.run("data_prep.inspect_shards", stages.path("shards"), "--verify", "--show", "2")
+        parts = _read_json(stages.path("shards/manifest.json"))["parts"]
+        entry["figures"] = (
+            f"{parts['train']['rows']:,} rows to train on ({parts['train']['tokens']:,} tokens), "
+            f"{parts['eval']['rows']:,} held out; every hash verified"
+        )
+
+
+def pretraining(stages: Stages, plan: Plan) -> None:
+    arguments = (
+        *("bert_jax.pretrain", "--config", str(_shown(configs.__path__[0]) / "bert_tiny.py")),
+        *("--workdir", stages.path("pretrained"), f"--config.data.train={stages.path('shards')}"),
+        *(f"--config.budget_minutes={plan.minutes:g}", f"--config.batch_size={plan.rows}"),
+        *("--config.optimizer.learning_rate=2e-3", "--config.optimizer.warmup_steps=100"),
+        *("--config.model.dropout=0.0", f"--config.checkpoint.every_minutes={min(0.5, plan.minutes / 4):.3g}"),
+    )
+    told = f"Pretrains for {plan.minutes:g} minutes. Once it has a checkpoint it is killed, and then run again."
+    with stages.stage("Pretraining", told) as entry:
+        if not stages.there("pretrained/result.json"):
+            if "killed" not in stages.record:
+                _kill_once(stages, arguments)
+            stages.run(*arguments)
+        resumed = check_resumed(stages)
+        result = _read_json(stages.path("pretrained/result.json"))
+        trained = f"{result['step']:,} steps, {result['tokens']:,} tokens in {duration(result['seconds'])}"
+        entry["figures"] = f"{trained}; {resumed}"
+
+
+def _kill_once(stages: Stages, arguments: Sequence[str]) -> None:
+    """Starts pretraining and kills it once it has trained past its first checkpoint."""
+    workdir = Path(stages.path("pretrained"))
+
+    def past_checkpoint() -> bool:
+        saved = checkpoint.latest_step(workdir)
+        return saved is not None and _last_step(workdir) > saved
+
+    stages.run_and_kill(*arguments, when=past_checkpoint)
+    killed = {"step": _last_step(workdir), "checkpoint": checkpoint.latest_step(workdir), "time": time.time()}
+    stages.record["killed"] = killed
+    stages.save()
+    stages.console.print(f"killed (SIGKILL) at step {killed['step']}", style="bold red")
+    stages.console.print(
+        f"Its newest checkpoint is of step {killed['checkpoint']}. The same command goes on from there:", style="bold"
+    )
+
+
+def check_resumed(stages: Stages) -> str:
+    """Says where the run went on. Raises UserError unless the times in its log show that it did."""
+    killed = stages.record["killed"]
+    lines = read_metrics(Path(stages.path("pretrained")))
+    early = [line for line in lines if line["step"] <= killed["checkpoint"]]
+    late = [line for line in lines if line["step"] > killed["checkpoint"]]
+    kept = early and all(line["time"] < killed["time"] for line in early)
+    trained_again = late and all(line["time"] > killed["time"] for line in late)
+    if not (kept and trained_again):
+        raise UserError(f"{stages.path('pretrained')} did not go on from its checkpoint of step {killed['checkpoint']}")
+    return f"killed at step {killed['step']:,}, went on from step {killed['checkpoint']:,}"
+
+
+def held_out(stages: Stages) -> None:
+    with stages.stage("Held out", "Sets the held-out figures beside a guess by frequency alone.") as entry:
+        result = _read_json(stages.path("pretrained/result.json"))
+        guess = unigram_guess(stages.path("shards"))
+        stages.record["held_out"] = {**result, "unigram": dataclasses.asdict(guess)}
+        stages.console.print(_held_out_table(result, guess))
+        compared = (
+            f"{result['eval_mlm_accuracy']:.1%} of the masked tokens right, the unigram guess {guess.accuracy:.1%}"
+        )
+        entry["figures"] = compared
+        if result["eval_mlm_accuracy"] <= guess.accuracy:
+            raise UserError(f"the model learnt nothing: {compared}. Give it more --minutes")
+
+
+def _held_out_table(result: dict[str, Any], guess: UnigramGuess) -> Table:
+    shown = Table("held-out text", "the model", "a guess by frequency alone")
+    shown.add_row(
+        "masked tokens right", f"{result['eval_mlm_accuracy']:.1%}", f'{guess.accuracy:.1%} (always "{guess.token}")'
+    )
+    shown.add_row("masked-token loss, nats", f"{result['eval_mlm_loss']:.3f}", f"{guess.loss:.3f} (unigram entropy)")
+    if guess.next_sentence_accuracy is not None:
+        majority = f"{guess.next_sentence_accuracy:.1%} (the more frequent answer)"
+        shown.add_row("next sentences right", f"{result['eval_nsp_accuracy']:.1%}", majority)
+    return shown
+
+
+def tagging(stages: Stages, plan: Plan) -> None:
+    with stages.stage(
+        "Tagging", "Fine-tunes on parts of speech (UD English EWT, the part in this repository)."
+    ) as entry:
+        if not stages.there("tagger/result.json"):
+            stages.run(
+                *("bert_jax.finetune", "--config", f"{_shown(configs.__path__[0]) / 'tagging.py'}:task=ewt"),
+                *("--workdir", stages.path("tagger"), f"--config.init_from={stages.path('pretrained')}"),
+                *(f"--config.epochs={plan.epochs:g}", f"--config.task.max_length={plan.length}"),
+                "--config.optimizer.learning_rate=1e-3",
+            )
+        score = score_tagger(stages.path("tagger"), TaskConfig(name="ewt", max_length=plan.length))
+        stages.record["tagging"] = dataclasses.asdict(score)
+        stages.console.print(_tagging_table(score))
+        baseline = f"the word's most frequent tag {score.baseline.accuracy:.1%}"
+        entry["figures"] = f"{score.accuracy:.1%} of the test words right, {baseline}"
+
+
+def _tagging_table(score: TaggingScore) -> Table:
+    base = score.baseline
+    unknown = f"{base.unknown_words:,} not in the training file"
+    shown = Table("test words tagged right", "the model", "the word's most frequent tag")
+    shown.add_row(f"all {base.words:,}", f"{score.accuracy:.1%}", f"{base.accuracy:.1%}")
+    shown.add_row(unknown, f"{score.unknown_accuracy:.1%}", f"{base.unknown_accuracy:.1%}")
+    return shown
+
+
+def exporting(stages: Stages) -> None:
+    with stages.stage("Export", "Writes the pretrained model in the layout of Hugging Face.") as entry:
+        if not stages.there("exported"):
+            stages.run(
+                *("bert_jax.export", "--checkpoint", stages.path("pretrained")),
+                *("--format", "hf", "--output", stages.path("exported")),
+            )
+        size = sum(file.stat().st_size for file in Path(stages.path("exported")).iterdir())
+        entry["figures"] = f"{size / 1e6:.1f} MB, for transformers' BertForPreTraining.from_pretrained"
+
+
+def filling(stages: Stages) -> None:
+    with stages.stage("Fill masks", "Guesses the masked words of sentences, by the exported model.") as entry:
+        stages.run("bert_jax.fill_mask", "--checkpoint", stages.path("exported"), *SENTENCES)
+        entry["figures"] = f"{len(SENTENCES)} sentences"
+
+
+def reports(stages: Stages) -> None:
+    with stages.stage("Reports", "Draws both runs as HTML pages.") as entry:
+        stages.run("bert_jax.report", stages.path("pretrained"))
+        stages.run("bert_jax.report", stages.path("tagger"))
+        entry["figures"] = "2 pages"
+
+
+def _summary(stages: Stages) -> Table:
+    shown = Table("stage", "time", "figures")
+    entries: dict[str, Any] = stages.record["stages"]
+    for name, entry in entries.items():
+        shown.add_row(name, duration(entry["seconds"]), entry["figures"])
+    shown.add_section()
+    shown.add_row("all", duration(sum(entry["seconds"] for entry in entries.values())), "")
+    return shown
+
+
+def _places(stages: Stages) -> Table:
+    shown = Table("where", "what")
+    for name, what in (
+        ("tokenizer", "the vocabulary, for transformers too"),
+        ("shards", "rows for pretraining (docs/data_format.md)"),
+        ("pretrained", "the pretraining run: checkpoints, metrics.jsonl, TensorBoard events, result.json"),
+        ("pretrained/report.html", "its report: open it in a browser"),
+        ("tagger", "the fine-tuned tagger, likewise"),
+        ("tagger/report.html", "its report"),
+        ("exported", "the pretrained model for transformers"),
+        (RECORD, "the figures above"),
+    ):
+        shown.add_row(stages.path(name), what)
+    return shown
+
+
+def _read_json(path: str) -> dict[str, Any]:
+    return json.loads(Path(path).read_text(encoding="utf-8"))
+
+
+def _last_step(workdir: Path) -> int:
+    """The last step that a run has logged; 0 before the first."""
+    lines = read_metrics(workdir)
+    return lines[-1]["step"] if lines else 0
+
+
+def _text(plan: Plan) -> str:
+    return plan.text or str(_shown(data_prep.__path__[0]) / "sample/books/*.txt.xz")
+
+
+def _shown(path: str) -> Path:
+    """A path as a person would type it from here."""
+    here = Path.cwd()
+    return Path(path).relative_to(here) if Path(path).is_relative_to(here) else Path(path)
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("bert_jax.quickstart", DESCRIPTION)
+    parser.add_argument("--output", required=True, metavar="DIR", help="the folder that everything goes into; required")
+    parser.add_argument(
+        "--minutes", type=float, default=Plan.minutes, metavar="M", help=f"of pretraining; default {Plan.minutes:g}"
+    )
+    options = parser.parse_args(list(arguments))
+    if options.minutes <= 0:
+        raise UserError(f"--minutes {options.minutes:g}; give more than 0, as --minutes 3.5")
+    quickstart(options.output, Plan(minutes=options.minutes))
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,54 @@
+"""A fine-tuned tagger beside the most frequent tag of each word, on words seen in training and on new ones."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import jax
+import numpy as np
+
+from bert_jax.config import TaskConfig, TrainConfig
+from bert_jax.interop import source
+from bert_jax.model import paths
+from bert_jax.tasks import evaluation, table
+from bert_jax.tasks.example import Sentence, Split
+from bert_jax.tasks.tagging import Baseline, most_frequent_tag_baseline
+from bert_jax.train import partitioning, trainer
+
+
+@dataclass(frozen=True)
+class TaggingScore:
+    """Shares of the test words tagged right; `unknown`: of those that the training file does not hold."""
+
+    accuracy: float
+    unknown_accuracy: float
+    baseline: Baseline
+
+
+def score_tagger(checkpoint: str | Path, config: TaskConfig) -> TaggingScore:
+    """Tags the test file of a tagging task, and measures the baseline on the same words.
+
+    Raises UserError for a checkpoint that is not a tagger, and files that are missing or have no tags.
+    """
+    named, files = table.resolve(config)
+    train, test = (cast(Split[Sentence], table.read(named, files[split])) for split in ("train", "test"))
+    loaded = source.open_checkpoint(checkpoint)
+    task = evaluation.task_of(loaded)
+    rows = evaluation.encode(task, test, loaded.tokenizer)
+    settings = TrainConfig(batch_size=32)
+    mesh = partitioning.make_mesh(settings.mesh)
+    with jax.set_mesh(mesh):
+        params = paths.unflatten(dict(loaded.params))
+        params = jax.device_put(params, partitioning.shardings(mesh, params))
+        predictor = evaluation.Predictor(task, loaded.model, trainer.runtime_of(settings), mesh)
+        guesses, _ = predictor.predict(params, rows, settings.batch_size)
+
+    known = {word for sentence in train.items for word in sentence.words}
+    pairs = [pair for sentence in test.items for pair in zip(sentence.words, sentence.tags or (), strict=True)]
+    right = np.array([task.labels[guess] == tag for guess, (_, tag) in zip(guesses, pairs, strict=True)])
+    unknown = np.array([word not in known for word, _ in pairs])
+    return TaggingScore(
+        accuracy=float(right.mean()),
+        unknown_accuracy=float(right[unknown].mean()) if unknown.any() else float("nan"),
+        baseline=most_frequent_tag_baseline(train, test),
+    )

@@ -1,0 +1,120 @@
+"""Commands run one after another in a folder, with a record of what each stage took and found."""
+
+import contextlib
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from rich.console import Console
+
+from bert_jax.command import Stopped, UserError
+from bert_jax.files import write_json
+from bert_jax.train.metrics import duration
+
+RECORD = "quickstart.json"
+
+
+class Stages:
+    """A folder, and its RECORD: the stages done, each with its seconds and figures, and whether all are done.
+
+    Raises UserError for a folder whose stages are all done, and one with something else in it.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = Path(folder)
+        self.console = Console(highlight=False, soft_wrap=True)
+        self.record: dict[str, Any] = {"finished": False, "stages": {}}
+        if (self.folder / RECORD).exists():
+            self.record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
+        elif self.folder.exists() and any(self.folder.iterdir()):
+            raise UserError(f"{self.folder} exists and is not of a quickstart; name another --output")
+        if self.record["finished"]:
+            raise UserError(
+                f"{self.folder} holds a finished quickstart (its figures: {self.folder / RECORD}); to run it again, "
+                f"name another --output, or first: rm -r {self.folder}"
+            )
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.save()
+
+    def path(self, name: str) -> str:
+        """A file or folder of the folder, as a command takes it."""
+        return str(self.folder / name)
+
+    def there(self, name: str) -> bool:
+        """Whether an earlier run has made something already, which is then said."""
+        if found := (self.folder / name).exists():
+            self.console.print(f"there already: {self.path(name)}")
+        return found
+
+    def save(self) -> None:
+        write_json(self.folder / RECORD, self.record)
+
+    @contextlib.contextmanager
+    def stage(self, name: str, told: str) -> Iterator[dict[str, Any]]:
+        """Times a stage. The dict that it gives takes the stage's `figures`; it is kept when the stage ends well."""
+        self.console.rule(f"[bold]{name}", align="left")
+        self.console.print(told)
+        entry: dict[str, Any] = {"figures": ""}
+        started = time.monotonic()
+        yield entry
+        earlier = self.record["stages"].get(name, {}).get("seconds", 0.0)
+        entry["seconds"] = round(earlier + time.monotonic() - started, 1)
+        self.record["stages"][name] = entry
+        self.save()
+        self.console.print(f"[green]{entry['figures']}[/]  ({duration(entry['seconds'])})\n")
+
+    def run(self, *arguments: str) -> None:
+        """Prints and runs python -m with these arguments; what it prints passes through.
+
+        Raises UserError when it fails, and Stopped after SIGTERM, which is passed on to it.
+        """
+        with self._started(arguments) as process:
+            code = process.wait()
+        if code:
+            raise UserError(f"exit code {code} from: {_command_line(arguments)}; what it says stands above")
+
+    def run_and_kill(self, *arguments: str, when: Callable[[], bool]) -> None:
+        """Runs a command as `run` does, and sends it SIGKILL once `when()` is true.
+
+        Raises UserError when it ends before.
+        """
+        with self._started(arguments) as process:
+            while not when():
+                if process.poll() is not None:
+                    line = _command_line(arguments)
+                    raise UserError(f"exit code {process.returncode}, before it was to be killed, from: {line}")
+                time.sleep(0.1)
+            process.kill()
+        if self.console.is_terminal:
+            self.console.show_cursor()  # a progress bar that is killed leaves it hidden
+
+    @contextlib.contextmanager
+    def _started(self, arguments: tuple[str, ...]) -> Iterator[subprocess.Popen[bytes]]:
+        self.console.print(f"$ {_command_line(arguments)}", style="bold cyan", markup=False)
+        self.console.file.flush()  # before the command's own words
+        earlier = signal.signal(signal.SIGTERM, _stop)
+        process = subprocess.Popen([sys.executable, "-m", *arguments])
+        try:
+            yield process
+            process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, earlier)
+
+
+def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
+    raise Stopped("SIGTERM: run the same command again to go on with the stage that was stopped")
+
+
+def _command_line(arguments: tuple[str, ...]) -> str:
+    return f"python -m {shlex.join(arguments)}"

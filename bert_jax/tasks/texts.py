@@ -1,0 +1,93 @@
+"""Texts without labels: one a line, a tab parting the two of a pair."""
+
+import gzip
+import io
+import lzma
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+
+from bert_jax.command import UserError
+from bert_jax.tasks.classification import truncated_lengths
+from bert_jax.tasks.example import TaskRows
+from bert_jax.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedTexts:
+    """Rows of the model for R texts, and which word each token is of."""
+
+    rows: TaskRows
+    words: Int64[np.ndarray, "N"]  # of each token, the word that it is of, counted over all texts; -1 for none
+    word_offsets: Int64[np.ndarray, "K"]  # K = R + 1: text r has the words word_offsets[r]:word_offsets[r + 1]
+
+
+def read_texts(path: str | Path) -> list[str]:
+    """The lines of a text file, plain, .gz or .xz. Raises UserError when it is empty, damaged or not UTF-8."""
+    path = Path(path)
+    try:
+        with _open_text(path) as file:
+            texts = [line.rstrip("\r\n") for line in file]
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+        raise UserError(f"{path} is damaged or cut off ({error}). Compress it again") from error
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}). Convert it") from error
+    if not texts:
+        raise UserError(f"{path} is empty; it takes one text a line")
+    return texts
+
+
+def encode(texts: Sequence[str], tokenizer: Tokenizer, max_length: int, by_word: bool) -> EncodedTexts:
+    """[CLS] a [SEP], or [CLS] a [SEP] b [SEP] where a tab parts two texts; a text over max_length loses its end.
+
+    With by_word the words (what white space parts) are encoded apart, so that each token's is known; without, a
+    whole text counts as one. Raises UserError for a text with two tabs.
+    """
+    pairs = [text.split("\t") for text in texts]
+    for line, parts in enumerate(pairs, start=1):
+        if len(parts) > 2:
+            raise UserError(f"line {line} holds {len(parts) - 1} tabs; one parts the two texts of a pair")
+    split: Callable[[str], list[str]] = str.split if by_word else lambda text: [text]
+    units = [[split(part) for part in parts] for parts in pairs]
+    ids, offsets = tokenizer.encode_many([unit for parts in units for part in parts for unit in part])
+    unit_of_piece = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+    counts = np.array([[len(parts[0]), len(parts[1]) if len(parts) > 1 else 0] for parts in units]).reshape(-1, 2)
+    bounds = offsets[np.concatenate([[0], counts.ravel().cumsum()])]  # of the pieces of each text's two parts
+    lengths = np.diff(bounds).reshape(-1, 2)
+    paired = np.array([len(parts) > 1 for parts in units])
+    kept = np.where(
+        paired[:, None],
+        np.stack(truncated_lengths(lengths[:, 0], lengths[:, 1], max_length - 3), axis=1),
+        np.minimum(lengths, max_length - 2),
+    )
+    rows, words = [], []
+    for row, (first, second) in enumerate(kept):
+        spans = [slice(bounds[2 * row], bounds[2 * row] + first)]
+        if paired[row]:
+            spans.append(slice(bounds[2 * row + 1], bounds[2 * row + 1] + second))
+        rows.append(_joined([tokenizer.cls_id], [ids[span] for span in spans], [tokenizer.sep_id]))
+        words.append(_joined([-1], [unit_of_piece[span] for span in spans], [-1]))
+    encoded = TaskRows(
+        input_ids=np.concatenate(rows).astype(np.int32),
+        offsets=np.cumsum([0, *map(len, rows)], dtype=np.int64),
+        first_lengths=(kept[:, 0] + 2).astype(np.int32),
+        labels=np.zeros(len(rows), np.float32),
+        label_weights=np.zeros(len(rows), np.float32),
+        pad_id=tokenizer.pad_id,
+        truncated=int((kept < lengths).any(axis=1).sum()),
+    )
+    return EncodedTexts(encoded, np.concatenate(words), np.cumsum([0, *counts.sum(axis=1)], dtype=np.int64))
+
+
+def _joined(begin: list[int], parts: Sequence[np.ndarray], end: list[int]) -> np.ndarray:
+    ended = [np.concatenate([part.astype(np.int64), end]) for part in parts]
+    return np.concatenate([np.array(begin, np.int64), *ended])
+
+
+def _open_text(path: Path) -> io.TextIOWrapper:
+    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
+    return opener(path, "rt", encoding="utf-8", newline="\n")

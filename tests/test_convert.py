@@ -1,0 +1,34 @@
+"""convert: a Hugging Face folder becomes a checkpoint with the same tensors, or nothing."""
+
+import pytest
+from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
+
+from bert_jax import convert
+from bert_jax.command import UserError
+from bert_jax.interop import huggingface, source
+
+
+@pytest.fixture
+def folder(tmp_path):
+    huggingface.write(random_checkpoint(tmp_path / "vocabulary", odd_config()), tmp_path / "hf")
+    return tmp_path / "hf"
+
+
+def test_the_output_opens_as_the_input_does(tmp_path, folder, capsys):
+    convert.main(["--input", str(folder), "--output", str(tmp_path / "ours")])
+    ours, theirs = source.open_checkpoint(tmp_path / "ours"), huggingface.read(folder)
+    assert (ours.model, ours.heads, ours.task, ours.step) == (theirs.model, theirs.heads, theirs.task, 0)
+    assert_same_tensors(ours.params, theirs.params)
+    assert {path.name for path in (tmp_path / "ours").iterdir()} == {"config.json", "tokenizer", "checkpoints"}
+    assert "3 layers x 20" in capsys.readouterr().out
+
+
+def test_an_output_that_exists_and_an_input_that_does_not_leave_nothing(tmp_path, folder):
+    (tmp_path / "taken").mkdir()
+    with pytest.raises(UserError, match="taken exists"):
+        convert.main(["--input", str(folder), "--output", str(tmp_path / "taken")])
+    with pytest.raises(UserError, match=r"no config\.json in"):
+        convert.main(["--input", str(tmp_path / "none"), "--output", str(tmp_path / "new")])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["hf", "taken", "vocabulary"]
+    with pytest.raises(UserError, match="--output"):
+        convert.main(["--input", str(folder)])

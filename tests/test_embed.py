@@ -1,0 +1,184 @@
+"""embed: each layer name and pool is what it says, whatever stands beside a text in its batch."""
+
+import gzip
+import itertools
+import lzma
+
+import jax
+import numpy as np
+import pytest
+from random_checkpoints import odd_config, random_checkpoint
+
+from bert_jax import embed as command
+from bert_jax.command import UserError
+from bert_jax.embed import POOLS, embed
+from bert_jax.interop import huggingface
+from bert_jax.model import paths
+from bert_jax.model.bert import bind
+from bert_jax.model.heads import Heads
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks.example import TaskBatch
+from bert_jax.tasks.texts import read_texts
+
+TEXTS = ["the cat sat", "a dog unwantable .\tthe mat", "", "river " * 30, "the river", "cat\tdog\u200b \x01 s"]
+LAYERS = 5
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return random_checkpoint(tmp_path_factory.mktemp("vocabulary"), odd_config(layers=LAYERS), Heads(pooler=True))
+
+
+@pytest.fixture(scope="module")
+def states(loaded):
+    """hidden states [L+1, n, D] of each text by itself: no batch, no padding."""
+
+    @jax.jit
+    def run(params, batch):
+        model = bind(loaded.model, loaded.heads, params, Runtime(layer_loop="scan"))
+        encoded = model.encode(batch, all_layers=True)
+        return jax.numpy.concatenate([encoded.embeddings[None], encoded.layers])
+
+    found = []
+    words = loaded.tokenizer
+    for text in TEXTS:
+        parts = [words.encode(part).tolist() for part in text.split("\t")]
+        if len(parts) == 1:
+            parts[0] = parts[0][:22]
+        ids = [words.cls_id, *parts[0], words.sep_id, *[token for part in parts[1:] for token in [*part, words.sep_id]]]
+        segments = [int(slot > len(parts[0]) + 1) for slot in range(len(ids))]
+        row = [np.array([values], np.int32) for values in (ids, segments, [1] * len(ids), range(len(ids)))]
+        batch = TaskBatch(*row, labels=np.zeros(1, np.float32), label_weights=np.zeros(1, np.float32))
+        found.append((np.array(ids), np.asarray(run(paths.unflatten(loaded.params), batch))[:, 0]))
+    return found
+
+
+def combined(layers: np.ndarray, name: str) -> np.ndarray:
+    """The layer names as the paper's table has them, over [L+1, n, D]."""
+    if name.isdecimal():
+        return layers[int(name)]
+    return {
+        "embeddings": lambda: layers[0],
+        "last": lambda: layers[-1],
+        "second_to_last": lambda: layers[-2],
+        "sum_all": lambda: layers[1:].sum(axis=0),
+        "sum_last_4": lambda: layers[-4:].sum(axis=0),
+        "mean_last_4": lambda: layers[-4:].mean(axis=0),
+        "concat_last_4": lambda: np.concatenate(layers[-4:], axis=-1),
+    }[name]()
+
+
+@pytest.mark.parametrize("name", [*command.LAYERS, "0", "3", str(LAYERS)])
+def test_every_layer_name_of_every_token(loaded, states, name):
+    got = embed(loaded, TEXTS, layers=name, pool="none", batch_size=4)
+    wanted = np.concatenate([combined(layers, name) for _, layers in states])
+    assert got["embeddings"].dtype == np.float32
+    np.testing.assert_allclose(got["embeddings"], wanted, atol=1e-5)
+    np.testing.assert_array_equal(got["input_ids"], np.concatenate([ids for ids, _ in states]))
+    assert got["offsets"].dtype == np.int64 and got["input_ids"].dtype == np.int32
+    np.testing.assert_array_equal(np.diff(got["offsets"]), [len(ids) for ids, _ in states])
+
+
+@pytest.mark.parametrize("pool", ["cls", "mean", "max"])
+@pytest.mark.parametrize("batch_size", [1, 32])
+def test_every_pool_of_a_text(loaded, states, pool, batch_size):
+    pooled = {"cls": lambda x: x[0], "mean": lambda x: x.mean(axis=0), "max": lambda x: x.max(axis=0)}[pool]
+    got = embed(loaded, TEXTS, pool=pool, batch_size=batch_size)
+    assert set(got) == {"embeddings"}
+    np.testing.assert_allclose(got["embeddings"], [pooled(layers[-1]) for _, layers in states], atol=1e-5)
+
+
+def test_a_word_is_the_mean_of_its_pieces_and_keeps_its_place(loaded, states, capsys):
+    got = embed(loaded, TEXTS, pool="words")
+    np.testing.assert_array_equal(np.diff(got["offsets"]), [3, 6, 0, 30, 2, 4])
+    second = got["embeddings"][slice(*got["offsets"][1:3])]
+    last = states[1][1][-1]  # [CLS] a dog un ##want ##able . [SEP] the mat [SEP]
+    wanted = [last[1], last[2], last[3:6].mean(axis=0), last[6], last[8], last[9]]
+    np.testing.assert_allclose(second, wanted, atol=1e-5)
+    missing = np.isnan(got["embeddings"]).all(axis=1)
+    # 22 pieces of the long text fit the 24 positions; \x01 is no character to the tokenizer.
+    assert np.flatnonzero(missing).tolist() == [*range(9 + 22, 9 + 30), 9 + 30 + 2 + 2]
+    said = capsys.readouterr().err
+    assert "1 of 6 texts are longer than 24 tokens and were cut" in said and "9 of 45 words" in said
+
+
+def test_a_text_over_max_length_is_cut_and_the_longer_of_a_pair_first(loaded, capsys):
+    texts = ["cat cat cat cat cat cat cat", "the dog\ta a a a a a a a", "the"]
+    got = embed(loaded, texts, pool="none", max_length=8)
+    words = loaded.tokenizer
+    rows = [words.decode(got["input_ids"][start:end]) for start, end in itertools.pairwise(got["offsets"])]
+    assert rows == [
+        "[CLS] cat cat cat cat cat cat [SEP]",
+        "[CLS] the dog [SEP] a a a [SEP]",
+        "[CLS] the [SEP]",
+    ]
+    assert "2 of 3 texts are longer than 8 tokens" in capsys.readouterr().err
+
+
+def test_lengths_share_few_shapes_and_every_text_comes_once():
+    lengths = np.random.default_rng(0).integers(2, 513, 1000)
+    seen, shapes = [], set()
+    for indices, length in command._batches(lengths, batch_size=32, devices=8, most=512):
+        real = indices[indices >= 0]
+        assert len(indices) % 8 == 0 and len(real) > len(indices) / 2 - 8 and (lengths[real] <= length).all()
+        seen += real.tolist()
+        shapes.add((len(indices), length))
+    assert sorted(seen) == list(range(1000)) and len(shapes) <= 2 * len(command.BUCKETS)
+
+
+def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
+    huggingface.write(loaded, tmp_path / "hf")
+    lines = [text for text in TEXTS if "\x01" not in text]
+    (tmp_path / "texts.txt").write_text("".join(f"{line}\n" for line in lines))
+    output = tmp_path / "new" / "vectors.npz"
+    arguments = ["--checkpoint", str(tmp_path / "hf"), "--input", str(tmp_path / "texts.txt"), "--output", str(output)]
+    command.main([*arguments, "--pool=none", "--layers=second_to_last"])
+    wanted = embed(loaded, lines, pool="none", layers="second_to_last")
+    with np.load(output) as written:
+        assert set(written) == set(wanted)
+        for name, array in wanted.items():
+            np.testing.assert_array_equal(written[name], array)
+    assert [path.name for path in output.parent.iterdir()] == ["vectors.npz"]
+    assert "embeddings float32[" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"vectors\.npz exists"):
+        command.main(arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"layers": "first"}, "--layers is 'first'; use one of embeddings, .* or a number from 0 to 5"),
+        ({"layers": "6"}, "--layers is '6'"),
+        ({"pool": "sum"}, f"--pool is 'sum'; use one of {', '.join(POOLS)}"),
+        ({"max_length": 25}, "--max_length is 25; use 5 to 24"),
+        ({"batch_size": 0}, "--batch_size is 0"),
+        ({"compute_dtype": "float16"}, "float16"),
+    ],
+)
+def test_an_option_out_of_range_is_said(loaded, options, message):
+    with pytest.raises(UserError, match=message):
+        embed(loaded, ["the cat"], **options)
+
+
+def test_four_layers_are_not_taken_of_a_model_that_has_fewer(tmp_path):
+    small = random_checkpoint(tmp_path, odd_config(layers=2))
+    with pytest.raises(UserError, match="--layers is sum_last_4, but the model has 2 layers"):
+        embed(small, ["the cat"], layers="sum_last_4")
+
+
+def test_texts_are_read_plain_or_compressed_and_what_is_no_text_is_said(tmp_path, loaded):
+    content = b"eins\r\nzwei\tdrei\n\nvier"
+    for name, write in (("t.txt", bytes), ("t.gz", gzip.compress), ("t.xz", lzma.compress)):
+        (tmp_path / name).write_bytes(write(content))
+        assert read_texts(tmp_path / name) == ["eins", "zwei\tdrei", "", "vier"]
+    for name, content, message in (
+        ("empty", b"", "is empty"),
+        ("latin", b"na\xefve", "not UTF-8"),
+        ("torn.gz", gzip.compress(b"text" * 99)[:-9], "damaged or cut off"),
+        ("torn.xz", lzma.compress(b"text" * 99)[:-9], "damaged or cut off"),
+    ):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(UserError, match=message):
+            read_texts(tmp_path / name)
+    with pytest.raises(UserError, match="line 2 holds 2 tabs"):
+        embed(loaded, ["one", "a\tb\tc"])

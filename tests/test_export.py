@@ -1,0 +1,53 @@
+"""export: a checkpoint leaves in another layout with the same tensors, or nothing."""
+
+import pytest
+from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
+
+from bert_jax import export
+from bert_jax.command import UserError
+from bert_jax.interop import source
+from bert_jax.interop.loaded import Loaded
+from bert_jax.model.heads import Heads
+
+TASK = {"name": "sst2", "kind": "classification", "labels": ["bad", "good"]}
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    heads = Heads(pooler=True, classes=2)
+    training = {"optimizer": {"learning_rate": 3e-5}, "data": {"train": ""}, "batch_size": 32}
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), heads, task=TASK, training=training)
+    source.write_workdir(loaded, tmp_path / "workdir")
+    (tmp_path / "workdir" / "result.json").write_text('{"metrics": {"accuracy": {"mean": 0.8125, "values": [1]}}}')
+    return tmp_path / "workdir"
+
+
+@pytest.mark.parametrize("layout", export.FORMATS)
+def test_an_export_opens_as_the_checkpoint_does(tmp_path, workdir, layout):
+    export.main(["--checkpoint", str(workdir), "--format", layout, "--output", str(tmp_path / "out")])
+    before, after = source.open_checkpoint(workdir), source.open_checkpoint(tmp_path / "out")
+    assert (after.model, after.heads) == (before.model, before.heads)
+    assert_same_tensors(after.params, before.params)
+    assert isinstance(after, Loaded) and after.task is not None and after.task["labels"] == TASK["labels"]
+    assert after.tokenizer.content_hash == before.tokenizer.content_hash
+
+
+def test_the_model_card_says_what_is_known(tmp_path, workdir):
+    export.export(workdir, tmp_path / "out")
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "`bad`, `good`" in card and "| metrics.accuracy.mean | 0.8125 |" in card
+    assert "| optimizer.learning_rate | 3e-05 |" in card and "data.train" not in card
+    assert "text-classification" in card and 'BertForSequenceClassification.from_pretrained("PATH")' in card
+
+
+def test_unknown_formats_taken_outputs_and_missing_checkpoints_leave_nothing(tmp_path, workdir):
+    before = sorted(path.name for path in tmp_path.iterdir())
+    for arguments, message in (
+        (["--format", "stablehlo"], r"stablehlo \(stablehlo comes later\); there are: hf, orbax"),
+        (["--format", "onnx"], "onnx; there are: hf, orbax"),
+        (["--output", str(workdir)], r"workdir exists\. Name another"),
+        (["--checkpoint", str(tmp_path / "none")], "no checkpoint at"),
+    ):
+        with pytest.raises(UserError, match=message):
+            export.main(["--checkpoint", str(workdir), "--output", str(tmp_path / "out"), *arguments])
+    assert sorted(path.name for path in tmp_path.iterdir()) == before

@@ -1,0 +1,66 @@
+"""fill_mask: the guesses are the model's own, and what has no mask or no head is said."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from random_checkpoints import odd_config, random_checkpoint
+
+from bert_jax import fill_mask
+from bert_jax.command import UserError
+from bert_jax.interop import huggingface
+from bert_jax.model.heads import Heads
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return random_checkpoint(tmp_path_factory.mktemp("vocabulary"), odd_config())
+
+
+def test_probabilities_are_of_the_whole_vocabulary_and_fall(loaded):
+    sentences = ["the [MASK] sat on the [MASK].", "a [MASK]"]
+    filled = fill_mask.fill_mask(loaded, sentences, top=loaded.tokenizer.vocab_size)
+    assert [item.sentence for item in filled] == sentences
+    assert [len(item.masks) for item in filled] == [2, 1]
+    for guesses in filled[0].masks + filled[1].masks:
+        values = np.array([guess.probability for guess in guesses])
+        assert abs(values.sum() - 1) < 1e-5 and (np.diff(values) <= 0).all()
+        assert len({guess.token for guess in guesses}) == loaded.tokenizer.vocab_size
+
+
+def test_other_sentences_in_the_call_change_nothing(loaded):
+    alone = fill_mask.fill_mask(loaded, ["a [MASK]"])[0]
+    among = fill_mask.fill_mask(loaded, ["the [MASK] sat on the [MASK] and [MASK] .", "a [MASK]"])[1]
+    assert [guess.token for guess in alone.masks[0]] == [guess.token for guess in among.masks[0]]
+    probabilities = [[guess.probability for guess in item.masks[0]] for item in (alone, among)]
+    np.testing.assert_allclose(*probabilities, rtol=1e-5)
+
+
+def test_a_bias_towards_a_word_is_found(loaded):
+    bias = loaded.params["mlm_head/bias"].copy()
+    bias[loaded.tokenizer.id_of("river")] += 100
+    towards = dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias})
+    [guesses] = fill_mask.fill_mask(towards, ["the [MASK]"])[0].masks
+    assert guesses[0].token == "river" and guesses[0].probability > 0.999 and len(guesses) == 5
+
+
+def test_the_command_prints_sentences_masks_and_percents(tmp_path, loaded, capsys):
+    huggingface.write(loaded, tmp_path / "hf")
+    fill_mask.main(["--checkpoint", str(tmp_path / "hf"), "--top", "2", "the [MASK] [MASK]", "a [MASK]"])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "the [MASK] [MASK]" and lines[1] == "  mask 1 of 2" and lines[4] == "  mask 2 of 2"
+    assert lines[8] == "a [MASK]" and len(lines) == 11 and all(line.endswith("%") for line in lines[9:])
+
+
+def test_what_cannot_be_filled_is_said(tmp_path, loaded):
+    for sentence, message in (
+        ("the cat", r"no \[MASK\] in 'the cat'"),
+        ("[MASK] " * 30, "32 tokens does not fit the model's 24 positions"),
+    ):
+        with pytest.raises(UserError, match=message):
+            fill_mask.fill_mask(loaded, [sentence])
+    with pytest.raises(UserError, match="--top is 0; use 1 to 131"):
+        fill_mask.fill_mask(loaded, ["[MASK]"], top=0)
+    tagger = random_checkpoint(tmp_path, odd_config(), Heads(tags=2))
+    with pytest.raises(UserError, match="no masked language model head"):
+        fill_mask.fill_mask(tagger, ["[MASK]"])

@@ -1,0 +1,204 @@
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.command import UserError
+from bert_jax.data.example import Rows
+from bert_jax.data.shards import open_dataset, read_shard, write_shard
+from data_prep import inspect_shards
+from data_prep.audit import verify
+from data_prep.build_examples import build
+
+FIRST = "train/shard-00000.arrow"
+
+
+@pytest.fixture(scope="module")
+def static_dir(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("static") / "static"
+    build(str(sample_text), vocab_dir, directory, 64, masking="static", mask_unit="word", unit_mb=0.03, workers=1)
+    return directory
+
+
+@pytest.fixture
+def output(static_dir: Path, tmp_path: Path) -> Path:
+    """A copy that a test may damage."""
+    shutil.copytree(static_dir, tmp_path / "out")
+    return tmp_path / "out"
+
+
+def copied(rows: Rows) -> Rows:
+    return Rows(*(None if column is None else column.copy() for column in rows))
+
+
+def rewrite(output: Path, change, name: str = FIRST) -> None:
+    """Replaces a shard by changed rows, and makes the manifest's size and hash fit: only the rows tell."""
+    rows = change(copied(read_shard(output / name)))
+    written = write_shard(output / name, rows)
+    manifest = json.loads((output / "manifest.json").read_text())
+    for shard in manifest["shards"]:
+        if shard["name"] == name:
+            shard.update(written._asdict())
+    (output / "manifest.json").write_text(json.dumps(manifest))
+
+
+def test_output_of_build_examples_verifies(output: Path, shards_dir: Path) -> None:
+    verify(output)
+    verify(shards_dir)
+
+
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.6, 0.9, 0.999])
+def test_flipped_bit_is_detected_and_its_shard_named(output: Path, share: float) -> None:
+    manifest = json.loads((output / "manifest.json").read_text())
+    name = manifest["shards"][-1]["name"]
+    content = bytearray((output / name).read_bytes())
+    content[int(share * len(content))] ^= 1
+    (output / name).write_bytes(content)
+    with pytest.raises(UserError, match=f"damaged shard .*{name}"):
+        verify(output)
+
+
+def test_every_damaged_shard_is_counted(output: Path) -> None:
+    names = [shard["name"] for shard in json.loads((output / "manifest.json").read_text())["shards"]]
+    assert len(names) > 1
+    for name in names:
+        content = bytearray((output / name).read_bytes())
+        content[len(content) // 2] ^= 1
+        (output / name).write_bytes(content)
+    with pytest.raises(UserError, match=rf"\(and {len(names) - 1} more shards\)"):
+        verify(output)
+
+
+def set_column(name: str, row: int, slot: int, value: int):
+    def change(rows: Rows) -> Rows:
+        column = getattr(rows, name)
+        column[row, slot] = value
+        return rows
+
+    return change
+
+
+def unmask_order(rows: Rows) -> Rows:
+    assert rows.masked_positions is not None
+    rows.masked_positions[0, :2] = rows.masked_positions[0, [1, 0]]
+    return rows
+
+
+def more_masks(rows: Rows) -> Rows:
+    assert rows.masked_counts is not None
+    rows.masked_counts[2] = 60000
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (set_column("input_ids", 3, 0, 7), r"row 3 has a sequence that does not begin with \[CLS\]"),
+        (set_column("input_ids", 3, 5, 65000), "row 3 has an id outside of the vocabulary"),
+        (set_column("sequence_lengths", 2, 0, 65), "row 2 has sequences longer than the row"),
+        (set_column("sequence_lengths", 2, 0, 0), "row 2 has no sequence"),
+        (set_column("first_segment_lengths", 1, 0, 1), "row 1 has"),
+        (set_column("next_sentence_labels", 1, 0, 3), "row 1 has a next-sentence label out of place"),
+        (set_column("sequence_keys", 1, 0, 99), "sequence keys that do not count up"),
+        (set_column("masked_ids", 0, 0, 0), "row 0 has a special token that is predicted"),
+        (unmask_order, "row 0 has masked positions that do not ascend"),
+        (more_masks, "row 2 has more predictions than fit"),
+        (lambda rows: rows._replace(masked_counts=None), "column masked_counts"),
+        (lambda rows: Rows(*(column if column is None else column[:-1] for column in rows)), "says"),
+    ],
+)
+def test_rows_that_break_a_guarantee_are_detected(output: Path, change, told: str) -> None:
+    rewrite(output, change)
+    with pytest.raises(UserError, match=told):
+        verify(output)
+
+
+def test_counts_that_are_not_true_are_detected(output: Path) -> None:
+    manifest = json.loads((output / "manifest.json").read_text())
+    manifest["parts"]["train"]["predictions"] += 1
+    (output / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match="predictions in train"):
+        verify(output)
+
+
+def test_unigram_counts_that_are_not_true_are_detected(output: Path) -> None:
+    counts = np.load(output / "unigram_counts.npy")
+    counts[100] += 1
+    np.save(output / "unigram_counts.npy", counts)
+    with pytest.raises(UserError, match="unigram_counts"):
+        verify(output)
+
+
+def test_keys_that_come_twice_are_detected(output: Path) -> None:
+    """Two shards with the same keys, each in order."""
+    first = read_shard(output / FIRST)
+    names = [shard["name"] for shard in json.loads((output / "manifest.json").read_text())["shards"]]
+
+    def repeat(rows: Rows) -> Rows:
+        return rows._replace(
+            sequence_keys=first.sequence_keys[0] + np.arange(len(rows.input_ids), dtype=np.uint64)[:, None]
+        )
+
+    rewrite(output, repeat, names[1])
+    with pytest.raises(UserError, match="comes twice"):
+        verify(output)
+
+
+def test_file_that_is_in_no_manifest_is_told(output: Path) -> None:
+    (output / "train" / "shard-99999.arrow").write_bytes(b"stray")
+    with pytest.raises(UserError, match=r"shard-99999\.arrow is in no manifest"):
+        verify(output)
+
+
+def test_other_tokenizer_is_told(output: Path) -> None:
+    vocabulary = output / "tokenizer" / "vocab.txt"
+    lines = vocabulary.read_text(encoding="utf-8").splitlines()
+    for path in (output / "tokenizer").iterdir():
+        path.unlink()
+    lines[-1], lines[-2] = lines[-2], lines[-1]
+    vocabulary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match="not the tokenizer that made the shards"):
+        verify(output)
+
+
+def test_shown_rows_are_text_with_labels_and_truths(output: Path, sample_text: Path) -> None:
+    """Words of the source come back; masked ones stand in braces with what was there."""
+    dataset = open_dataset(output, "train")
+    shown = list(inspect_shards.readable_rows(dataset, dataset.tokenizer(), 20))
+    assert len(shown) == 20
+    rows = dataset.gather(np.arange(20))
+    source = set(sample_text.read_text(encoding="utf-8").lower().split())
+    for row, text in enumerate(shown):
+        assert ("B is random" if rows.next_sentence_labels[row, 0] else "B is next") in text
+        assert "  A: [CLS]" in text and "  B: " in text and text.count("[SEP]") == 2
+        assert text.count("{") == int(rows.masked_counts[row])
+        words = [word for word in text.split("\n", 1)[1].split() if word.isalpha() and len(word) > 3]
+        assert sum(word in source for word in words) > 0.5 * len(words)
+
+
+def test_dynamic_rows_show_no_masks(shards_dir: Path) -> None:
+    dataset = open_dataset(shards_dir, "train")
+    assert all("[MASK]" not in text for text in inspect_shards.readable_rows(dataset, dataset.tokenizer(), 30))
+
+
+def test_command_prints_figures(shards_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inspect_shards.main([str(shards_dir)])
+    told = capsys.readouterr().out
+    manifest = json.loads((shards_dir / "manifest.json").read_text())
+    assert f"{manifest['parts']['train']['rows']:,}" in told
+    for field in ("nsp", "by word", "B is random", "slots filled", "commonest tokens"):
+        assert field in told
+
+
+def test_command_shows_a_part_and_verifies(shards_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inspect_shards.main([str(shards_dir / "train"), "--show", "2", "--verify"])
+    told = capsys.readouterr().out
+    assert "are as the manifest says" in told and told.count("  A: ") == 2
+    assert "0x0:0" in told
+
+
+def test_folder_that_is_no_output_is_told(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no manifest\.json"):
+        inspect_shards.main([str(tmp_path)])

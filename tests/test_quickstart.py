@@ -1,0 +1,142 @@
+"""The quickstart: what it runs, records and refuses; the whole of it is run by CI (`make quickstart`)."""
+
+import json
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from bert_jax import quickstart
+from bert_jax.command import Stopped, UserError
+from bert_jax.quickstart import Plan
+from bert_jax.stages import RECORD, Stages
+
+SLEEP = ("timeit", "-n1", "-r1", "-s", "import time", "time.sleep(60)")
+
+
+def test_a_stage_is_recorded_when_it_ends_well_and_adds_up_when_it_is_run_again(tmp_path: Path) -> None:
+    stages = Stages(tmp_path / "out")
+    for _ in range(2):
+        with stages.stage("Sleep", "sleeps") as entry:
+            time.sleep(0.06)
+            entry["figures"] = "slept"
+    with pytest.raises(UserError), stages.stage("Fail", "fails"):
+        raise UserError("no")
+    record = json.loads((tmp_path / "out" / RECORD).read_text(encoding="utf-8"))
+    assert list(record["stages"]) == ["Sleep"]
+    assert record["stages"]["Sleep"]["figures"] == "slept"
+    assert record["stages"]["Sleep"]["seconds"] >= 0.1
+    assert Stages(tmp_path / "out").record == record
+
+
+def test_a_finished_output_and_a_folder_of_something_else_are_refused(tmp_path: Path) -> None:
+    stages = Stages(tmp_path / "out")
+    stages.record["finished"] = True
+    stages.save()
+    with pytest.raises(UserError, match=r"holds a finished quickstart .*rm -r"):
+        quickstart.quickstart(tmp_path / "out")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("precious", encoding="utf-8")
+    with pytest.raises(UserError, match="not of a quickstart"):
+        Stages(tmp_path / "mine")
+    assert [file.name for file in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
+
+
+def test_a_command_is_printed_before_it_runs_and_its_failure_is_told(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stages = Stages(tmp_path / "out")
+    stages.run("calendar", "1843", "12")
+    printed = capfd.readouterr().out
+    assert printed.index("$ python -m calendar 1843 12") < printed.index("December 1843")
+    with pytest.raises(UserError, match=r"exit code 2 from: python -m json.tool --nonsense"):
+        stages.run("json.tool", "--nonsense")
+
+
+def test_a_command_is_killed_when_it_is_time_and_one_that_ends_before_is_an_error(tmp_path: Path) -> None:
+    stages = Stages(tmp_path / "out")
+    started = time.monotonic()
+    stages.run_and_kill(*SLEEP, when=lambda: time.monotonic() > started + 0.5)
+    assert time.monotonic() < started + 30
+    with pytest.raises(UserError, match="exit code 0, before it was to be killed"):
+        stages.run_and_kill("calendar", "1843", when=lambda: False)
+
+
+def test_sigterm_stops_the_command_too(tmp_path: Path) -> None:
+    stages, started = Stages(tmp_path / "out"), time.monotonic()
+    earlier = signal.getsignal(signal.SIGTERM)
+    timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    with pytest.raises(Stopped, match="run the same command again"):
+        stages.run(*SLEEP)
+    assert time.monotonic() < started + 30
+    assert signal.getsignal(signal.SIGTERM) is earlier
+
+
+@pytest.mark.parametrize(
+    ("log", "went_on"),
+    [
+        ([(10, 1.0), (20, 2.0), (30, 6.0), (40, 7.0)], True),
+        ([(10, 6.0), (20, 7.0), (30, 8.0)], False),  # started again from nothing
+        ([(10, 1.0), (20, 2.0), (30, 3.0), (40, 7.0)], False),  # a step after the checkpoint was never trained again
+        ([(10, 1.0), (20, 2.0)], False),  # nothing came after
+    ],
+)
+def test_the_log_tells_whether_the_run_went_on_from_its_checkpoint(
+    tmp_path: Path, log: list[tuple[int, float]], went_on: bool
+) -> None:
+    stages = Stages(tmp_path / "out")
+    stages.record["killed"] = {"step": 30, "checkpoint": 20, "time": 5.0}
+    workdir = tmp_path / "out" / "pretrained"
+    workdir.mkdir()
+    lines = [json.dumps({"step": step, "time": when}) for step, when in log]
+    (workdir / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if went_on:
+        assert quickstart.check_resumed(stages) == "killed at step 30, went on from step 20"
+    else:
+        with pytest.raises(UserError, match="did not go on from its checkpoint of step 20"):
+            quickstart.check_resumed(stages)
+
+
+def test_a_model_that_knows_no_more_than_frequencies_fails_the_quickstart(tmp_path: Path, shards_dir: Path) -> None:
+    stages = Stages(tmp_path / "out")
+    (tmp_path / "out" / "shards").symlink_to(shards_dir)
+    (tmp_path / "out" / "pretrained").mkdir()
+    result = {"eval_mlm_accuracy": 0.001, "eval_mlm_loss": 9.0, "eval_nsp_accuracy": 0.5}
+    (tmp_path / "out" / "pretrained" / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    with pytest.raises(UserError, match=r"the model learnt nothing: 0\.1% of the masked tokens right"):
+        quickstart.held_out(stages)
+
+
+def test_no_time_to_train_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--minutes 0"):
+        quickstart.main(["--output", str(tmp_path / "out"), "--minutes", "0"])
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_stages_by_their_real_commands_with_a_kill_and_again_without_work(
+    tmp_path: Path, sample_text: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("XLA_FLAGS")  # one device, as a user has it
+    plan = Plan(text=str(sample_text), minutes=0.3, vocabulary=500, held_out=0.25, pairings=1)
+    stages = Stages(tmp_path / "out")
+
+    def run_all() -> None:
+        quickstart.vocabulary(stages, plan)
+        quickstart.shards(stages, plan)
+        quickstart.pretraining(stages, plan)
+        quickstart.exporting(stages)
+        quickstart.filling(stages)
+
+    run_all()
+    assert "killed at step" in stages.record["stages"]["Pretraining"]["figures"]
+    assert stages.record["killed"]["step"] > stages.record["killed"]["checkpoint"] > 0
+    printed = capfd.readouterr().out
+    assert printed.count("$ python -m bert_jax.pretrain") == 2 and "%" in printed.split("old man", 2)[-1]
+    run_all()
+    printed = capfd.readouterr().out
+    assert printed.count("there already") == 4 and "$ python -m bert_jax.pretrain" not in printed

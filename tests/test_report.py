@@ -1,0 +1,252 @@
+"""The HTML report: self-contained, escaped, true to the log, for finished and for unfinished runs."""
+
+import dataclasses
+import html.parser
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from bert_jax import report
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.shards import open_dataset
+from bert_jax.model import bert, paths
+from bert_jax.model.heads import Heads
+from bert_jax.reporting import curves, plot
+from bert_jax.reporting.guesses import Blank, Guess, guess_blanks, readable
+from bert_jax.reporting.page import blanks_table, settings, tiles
+from bert_jax.reporting.unigram import unigram_guess
+from bert_jax.train import checkpoint
+from bert_jax.train.checkpoint import WorkdirConfig
+
+EVIL = "</script><script>alert(1)</script><b title='x\" onload=y'>&"
+
+
+class Page(html.parser.HTMLParser):
+    """The tags of a page, and its words outside of style and script."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.words = ""
+        self._open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script"} & set(self._open[-1:]):
+            self.words += data
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.tags)
+
+
+def metric_line(step: int) -> dict[str, float | int | None]:
+    return {
+        "step": step,
+        "time": 1000.0 + step,
+        "loss": 9.0 - step / 100,
+        "mlm_loss": 8.0 - step / 100,
+        "mlm_accuracy": step / 1000,
+        "nsp_accuracy": 0.5,
+        "learning_rate": 1e-3,
+        "tokens_per_second": 1234.5,
+        "data_wait_share": 0.01,
+        "padding_share": 0.02,
+        "mfu": None,
+    } | ({"eval_mlm_accuracy": step / 1100, "eval_mlm_loss": 8.1 - step / 100} if step % 100 == 0 else {})
+
+
+def make_workdir(
+    workdir: Path, training: dict, *, kind: str = "pretraining", task: dict | None = None, result: dict | None = None
+) -> Path:
+    """A workdir that logged 20 lines, without checkpoints."""
+    model = ModelConfig(vocab_size=1000, layers=2, width=32, heads=4, feed_forward=48, max_positions=64)
+    checkpoint.write_config(workdir, WorkdirConfig(model, Heads(mlm=True), kind, training, task))
+    lines = [json.dumps(metric_line(step)) for step in range(10, 210, 10)]
+    (workdir / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    if result is not None:
+        (workdir / "result.json").write_text(json.dumps(result), encoding="utf-8")
+    return workdir
+
+
+@pytest.fixture
+def pretrained(tmp_path: Path, shards_dir: Path, tiny_config: ModelConfig) -> Path:
+    """A finished pretraining workdir: untrained parameters, a log, a result."""
+    tokenizer = open_dataset(shards_dir, "eval").tokenizer()
+    model = dataclasses.replace(tiny_config, vocab_size=tokenizer.vocab_size)
+    heads = Heads(mlm=True, next_sentence=True, pooler=True)
+    workdir = tmp_path / "run"
+    make_workdir(
+        workdir,
+        {"data": {"train": str(shards_dir), "eval": ""}, "eval": {"max_rows": 0}, "seed": 0},
+        result={"step": 200, "seconds": 12.5, "tokens": 4321000, "eval_mlm_loss": 6.0, "eval_mlm_accuracy": 0.1818},
+    )
+    params = bert.init_params(model, heads, jax.random.key(0))
+    checkpoint.write_params(workdir, 200, {name: np.asarray(leaf) for name, leaf in paths.flatten(params).items()})
+    checkpoint.write_config(workdir, dataclasses.replace(checkpoint.read_config(workdir), model=model, heads=heads))
+    tokenizer.save(workdir / "tokenizer")
+    return workdir
+
+
+def test_page_shows_results_curves_guesses_and_configuration_and_needs_no_other_file(pretrained: Path) -> None:
+    path = report.report(pretrained)
+    text = path.read_text(encoding="utf-8")
+    page = Page(text)
+    assert path == pretrained / "report.html"
+    for words in (
+        "18.2%",
+        "4.321M",
+        "Masked tokens: accuracy",
+        "Throughput",
+        "What the model guesses",
+        "max_positions",
+    ):
+        assert words in page.words
+    assert "Not finished" not in page.words
+    assert page.count("svg") >= 6
+    assert sum(attributes.get("class") == "guesses" for _, attributes in page.tags) >= 4
+    loads = {"link", "img", "iframe", "object", "embed", "base", "use"}
+    assert not loads & {tag for tag, _ in page.tags}
+    assert not any({"src", "href"} & set(attributes) for _, attributes in page.tags)
+    assert "@import" not in text and "url(" not in text
+
+
+def test_report_of_a_run_without_result_or_shards_says_so(tmp_path: Path) -> None:
+    training = {"data": {"train": str(tmp_path / "gone"), "eval": ""}, "eval": {"max_rows": 0}}
+    page = Page(report.report(make_workdir(tmp_path / "run", training)).read_text(encoding="utf-8"))
+    assert "Not finished" in page.words and "up to step 200" in page.words
+    assert "No table" in page.words and str(tmp_path / "gone") in page.words
+    assert "18.2%" in page.words  # the last held-out accuracy of the log, 200 / 1100
+
+
+def test_finetuning_report_shows_each_seed_and_the_files(tmp_path: Path) -> None:
+    metrics = {"accuracy": {"mean": 0.875, "std": 0.0125, "values": [0.8661, 0.8839]}}
+    result = {"task": "own", "seeds": [3, 4], "metrics": metrics, "counts": {"train": {"examples": 4321}}}
+    workdir = make_workdir(
+        tmp_path / "run", {"seed": 3}, kind="finetuning", task={"name": "own", "labels": ["bad", "good"]}, result=result
+    )
+    page = Page(report.report(workdir).read_text(encoding="utf-8"))
+    for words in ("Fine-tuning on own", "87.5%", "0.8661", "0.8839", "seed 4", "4,321", "bad, good"):
+        assert words in page.words
+    assert "What the model guesses" not in page.words
+
+
+def test_nothing_from_data_becomes_markup(tmp_path: Path) -> None:
+    task = {"name": EVIL, "labels": [EVIL]}
+    metrics = {EVIL: {"mean": 0.5, "std": None, "values": [0.5]}}
+    result = {"task": EVIL, "seeds": [0], "metrics": metrics, "counts": {EVIL: {EVIL: 1}}}
+    workdir = make_workdir(tmp_path / "run", {EVIL: EVIL}, kind="finetuning", task=task, result=result)
+    with (workdir / "metrics.jsonl").open("a", encoding="utf-8") as file:
+        file.write(json.dumps({"step": 300, "time": 2000.0, f"{EVIL}_loss": 1.0, f"eval_{EVIL}": 0.5}) + "\n")
+    page = Page(report.report(workdir).read_text(encoding="utf-8"))
+    blank = Blank(EVIL, EVIL, EVIL, 0.1, (Guess(EVIL, 0.9),))
+    parts = Page(blanks_table([blank]) + settings({EVIL: {EVIL: EVIL}}) + tiles([report.Tile(EVIL, EVIL, EVIL)]))
+    for found in (page, parts):
+        assert not any("alert" in str(attributes) and "aria-label" not in attributes for _, attributes in found.tags)
+        assert not any("onload" in attributes for _, attributes in found.tags)
+    charts = sum(attributes.get("class") == "chart" for _, attributes in page.tags)
+    assert page.count("script") == charts + 1  # the numbers of each chart, and the page's own
+    assert parts.count("script") == parts.count("b") - 1 == 0  # b: of the tile
+
+
+def test_mistakes_are_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no workdir at"):
+        report.report(tmp_path / "none")
+    with pytest.raises(UserError, match="not a workdir"):
+        report.report(tmp_path)
+    workdir = make_workdir(tmp_path / "run", {})
+    (workdir / "metrics.jsonl").write_text("", encoding="utf-8")
+    with pytest.raises(UserError, match="no lines yet"):
+        report.report(workdir)
+
+
+def test_guesses_are_probabilities_of_the_vocabulary_and_the_masks_those_of_evaluation(
+    pretrained: Path, shards_dir: Path
+) -> None:
+    blanks = guess_blanks(pretrained, shards_dir, 6)
+    assert blanks == guess_blanks(pretrained, shards_dir, 6)
+    assert len(blanks) == 6
+    for blank in blanks:
+        chances = [guess.probability for guess in blank.guesses]
+        assert len(chances) == 5 and chances == sorted(chances, reverse=True) and 0 < sum(chances) < 1
+        assert blank.truth and "[PAD]" not in blank.before + blank.after
+
+
+def test_unigram_guess_is_a_count(shards_dir: Path) -> None:
+    guess = unigram_guess(shards_dir)
+    dataset = open_dataset(shards_dir, "eval")
+    tokenizer = dataset.tokenizer()
+    loader = PretrainingLoader(dataset, tokenizer, batch_size=1, seed=7)
+    truths = np.concatenate([batch.masked_ids[batch.masked_weights > 0] for batch in loader.evaluation_batches(3)])
+    assert guess.predictions == len(truths)
+    assert guess.accuracy == pytest.approx((truths == tokenizer.id_of(guess.token)).mean())
+    counts = np.load(shards_dir / "unigram_counts.npy").astype(float) + 1
+    counts[list(tokenizer.special_ids)] = 0
+    assert guess.loss == pytest.approx(-np.log(counts[truths] / counts.sum()).mean())
+
+
+def test_curves_keep_the_mean_and_the_last_step_when_thinned() -> None:
+    values = np.random.default_rng(0).normal(size=100_000)
+    lines = [{"step": step, "loss": float(value)} for step, value in enumerate(values, start=1)]
+    (chart,) = curves.charts(lines, {})
+    (series,) = chart.series
+    assert len(series.steps) == curves.MOST_POINTS and series.steps[-1] == 100_000
+    assert series.values.mean() == pytest.approx(values.mean(), abs=1e-3)
+    assert series.trend is not None and series.trend.std() < series.values.std()
+
+
+def test_the_sum_of_the_terms_is_drawn_only_when_there_are_several() -> None:
+    one = [{"step": 1, "loss": 2.0, "mlm_loss": 2.0, "eval_loss": 2.5, "eval_mlm_loss": 2.5}]
+    two = [one[0] | {"nsp_loss": 0.7}]
+    titles = [[chart.title for chart in curves.charts(lines, {})] for lines in (one, two)]
+    assert titles == [["Masked tokens: loss"], ["Masked tokens: loss", "Next sentence: loss", "Loss, all terms"]]
+
+
+def test_missing_values_and_one_point_draw() -> None:
+    lines = [{"step": 1, "loss": None}, {"step": 2, "loss": 3.0, "learning_rate": 0.0}]
+    figures = [plot.figure(chart) for chart in curves.charts(lines, {})]
+    assert len(figures) == 2
+    assert all("nan" not in figure and "inf" not in figure.replace("info", "") for figure in figures)
+
+
+@pytest.mark.parametrize("highest", [0.643, 0.684, 0.69, 0.71, 1.3, 7.0])
+def test_everything_is_drawn_inside_the_axes(highest: float) -> None:
+    lines = [{"step": step, "nsp_loss": 0.638 + (highest - 0.638) * step / 7} for step in range(1, 8)]
+    (chart,) = curves.charts(lines, {"nsp_loss": curves.Reference("level", 0.66)})
+    tags = Page(plot.figure(chart)).tags
+    heights = [float(attributes[name]) for _, attributes in tags for name in ("y1", "y2", "cy") if attributes.get(name)]
+    assert len(heights) > 12
+    bottom = plot.HEIGHT - plot.BOTTOM
+    assert min(heights) >= plot.TOP and sorted(set(heights))[-2] <= bottom and max(heights) == bottom + 4  # tick marks
+
+
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (5.5, 8.2), (0.0, 3e-4), (-3.0, 17.0), (0.0, 1e6)])
+def test_ticks_are_round_few_and_cover_the_range(low: float, high: float) -> None:
+    marks = plot.ticks(low, high)
+    assert marks[0] <= low + 1e-12 and marks[-1] >= high - 1e-12 * max(1, high)
+    assert 3 <= len(marks) <= 9
+    np.testing.assert_allclose(np.diff(marks), marks[1] - marks[0])
+
+
+def test_numbers_are_shown_as_people_write_them() -> None:
+    assert [curves.number(value) for value in (0.0, 1234.0, 2_502_000.0, 0.0005, 2.5e-5, 5.6854)] == [
+        *("0", "1,234", "2.502M", "0.0005", "2.5e-5", "5.685")
+    ]
+    assert [curves.percent(value) for value in (0.153, 0.0707, 1.0, 0.0)] == ["15.3%", "7.07%", "100.0%", "0.0%"]
+
+
+def test_pieces_are_joined_to_words() -> None:
+    assert readable(["don", "'", "t", "go", ",", "un", "##kind", "[MASK]", "!"]) == "don't go, unkind [MASK]!"
+    assert readable(["couldn", "'", "[SEP]", "(", "he", ")"]) == "couldn' [SEP] (he)"

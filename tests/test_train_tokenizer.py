@@ -1,0 +1,194 @@
+"""A trained vocabulary depends on the text and options alone, and is as good as the library's own trainer makes it."""
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import models, normalizers, pre_tokenizers, trainers
+
+from bert_jax import tokenizer
+from bert_jax.command import UserError
+from bert_jax.tokenizer_files import SPECIAL_TOKENS
+from data_prep import readers, train_tokenizer, wordpiece
+
+BOOKS = Path(train_tokenizer.__file__).parent / "sample" / "books"
+
+
+def joined(word: tuple[str, ...], left: str, right: str, merged: str) -> tuple[str, ...]:
+    """The word with each left-right pair joined, the leftmost first."""
+    for index, pair in enumerate(pairwise(word)):
+        if pair == (left, right):
+            return (*word[:index], merged, *joined(word[index + 2 :], left, right, merged))
+    return word
+
+
+def brute_force(word_counts: dict[str, int], vocab_size: int, min_frequency: int) -> list[str]:
+    """Byte-pair encoding as the paper's few lines have it: count every pair anew before each merge."""
+    words = {(word[0], *("##" + character for character in word[1:])): count for word, count in word_counts.items()}
+    tokens = [*SPECIAL_TOKENS, *sorted(set("".join(word_counts)))]
+    tokens += sorted({piece for word in words for piece in word[1:]})
+    while len(tokens) < vocab_size:
+        pairs: Counter[tuple[str, str]] = Counter()
+        for word, count in words.items():
+            for pair in pairwise(word):
+                pairs[pair] += count
+        frequent = [(-count, pair) for pair, count in pairs.items() if count >= min_frequency]
+        if not frequent:
+            break
+        left, right = min(frequent)[1]
+        merged = left + right.removeprefix("##")
+        if merged not in tokens:
+            tokens.append(merged)
+        words = {joined(word, left, right, merged): count for word, count in words.items()}
+    return tokens
+
+
+@given(
+    words=st.dictionaries(st.text("abc", min_size=1, max_size=9), st.integers(1, 9), min_size=1, max_size=12),
+    more=st.integers(0, 40),
+    min_frequency=st.integers(1, 4),
+)
+@settings(max_examples=300, deadline=None, derandomize=True)
+def test_merges_are_those_of_brute_force(words, more, min_frequency):
+    size = 5 + 6 + more
+    assert wordpiece.learn(words, size, min_frequency=min_frequency) == brute_force(words, size, min_frequency)
+
+
+def test_merges_are_those_of_brute_force_on_real_words(sample_text):
+    counts = wordpiece.count_words(wordpiece.count_chunks(readers.documents(sample_text)), lowercase=True)
+    some = dict(sorted(counts.items())[:1200])
+    assert wordpiece.learn(some, 400) == brute_force(some, 400, wordpiece.MIN_FREQUENCY)
+
+
+def test_order_of_the_words_decides_nothing(sample_text):
+    counts = wordpiece.count_words(wordpiece.count_chunks(readers.documents(sample_text)), lowercase=True)
+    shuffled = list(counts.items())
+    random.Random(0).shuffle(shuffled)
+    assert wordpiece.learn(dict(shuffled), 1500) == wordpiece.learn(counts, 1500)
+
+
+def test_same_text_gives_the_same_bytes_in_any_process(sample_text, tmp_path):
+    written = []
+    for seed in ("1", "2"):
+        output = tmp_path / seed
+        command = [sys.executable, "-m", "data_prep.train_tokenizer", "--vocab_size=1500"]
+        subprocess.run(
+            [*command, f"--input={sample_text}", f"--output={output}"],
+            env=os.environ | {"PYTHONHASHSEED": seed},
+            check=True,
+        )
+        written.append({path.name: path.read_bytes() for path in sorted(output.iterdir())})
+    assert written[0] == written[1]
+    assert set(written[0]) == {"vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
+
+
+def words_and_tokens(library: tokenizers.Tokenizer, texts: list[str]) -> tuple[int, int]:
+    words = sum(len(library.pre_tokenizer.pre_tokenize_str(library.normalizer.normalize_str(text))) for text in texts)
+    return words, sum(len(encoding.ids) for encoding in library.encode_batch_fast(texts, add_special_tokens=False))
+
+
+def test_vocabulary_is_as_good_as_the_librarys(tmp_path):
+    """Tokens a word on text that neither trainer saw, against the library's own WordPieceTrainer at equal size."""
+    books = [BOOKS / "alcott_little_men.txt.xz"]
+    held_out = list(readers.documents(BOOKS / "stevenson_jekyll_and_hyde.txt.xz"))
+    ours = train_tokenizer.train(books, tmp_path / "ours", vocab_size=2048)
+    library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    library.normalizer = normalizers.BertNormalizer()
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.train_from_iterator(
+        (document for book in books for document in readers.documents(book)),
+        trainers.WordPieceTrainer(
+            vocab_size=2048,
+            min_frequency=2,
+            special_tokens=list(SPECIAL_TOKENS),
+            limit_alphabet=1000,
+            show_progress=False,
+        ),
+    )
+    for texts in (held_out, list(readers.documents(books[0]))):
+        words, expected = words_and_tokens(library, texts)
+        found = len(ours.encode_many(texts)[0])
+        assert abs(found - expected) <= 0.005 * expected, (
+            f"{found / words:.4f} tokens a word, library {expected / words:.4f}"
+        )
+    shared = set(ours.tokens(range(2048))) & set(library.get_vocab())
+    assert len(shared) > 0.97 * 2048
+
+
+def test_trained_vocabulary_is_well_formed(sample_text, tmp_path):
+    trained = train_tokenizer.train([sample_text], tmp_path / "out" / "vocab", vocab_size=1200, lowercase=False)
+    tokens = trained.tokens(range(trained.vocab_size))
+    assert tokens[:5] == list(SPECIAL_TOKENS) and trained.vocab_size == 1200 == len(set(tokens))
+    assert not trained.lowercase and any(token != token.lower() for token in tokens[5:])
+    assert tokenizer.load(tmp_path / "out" / "vocab").content_hash == trained.content_hash
+    # Every character of the text has a token, so nothing of it is unknown.
+    ids, _ = trained.encode_many(list(readers.documents(sample_text)))
+    assert not np.any(ids == trained.unk_id)
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["vocab"]
+
+
+def test_rare_characters_are_left_out_beyond_the_limit():
+    tokens = wordpiece.learn(
+        {"ab": 50, "ac": 40, "bé": 1, "é": 1, "x" * 101: 99}, 100, alphabet_limit=4, min_frequency=1
+    )
+    # é and the overlong word's pieces are gone; its character still counts as one, being frequent.
+    assert tokens == [*SPECIAL_TOKENS, "a", "b", "c", "x", "##b", "##c", "ab", "ac"]
+
+
+def test_counting_in_bounded_memory_keeps_what_is_frequent():
+    generator = random.Random(1)
+    documents = [" ".join(["often", "also"] * 5 + [f"rare{generator.random()}" for _ in range(40)]) for _ in range(100)]
+    counts = wordpiece.count_chunks(documents, max_chunks=200)
+    assert counts["often"] == counts["also"] == 500
+    assert len(counts) <= 200
+    assert counts == wordpiece.count_chunks(documents, max_chunks=200)
+    assert len(wordpiece.count_chunks(documents)) == 4002
+
+
+def test_smaller_vocabulary_than_asked_for_is_written_and_said(tmp_path, capsys):
+    (tmp_path / "text.txt").write_text("low lower lowest low low\n\nnew newer newest\n")
+    trained = train_tokenizer.train([tmp_path / "text.txt"], tmp_path / "vocab", vocab_size=5000)
+    assert trained.vocab_size < 60 and trained.id_of("low") is not None
+    assert f"the text gives {trained.vocab_size} tokens, fewer than --vocab_size 5000" in capsys.readouterr().err
+
+
+def test_mistakes_are_one_line_and_leave_nothing(sample_text, tmp_path):
+    empty, output = tmp_path / "empty.txt", tmp_path / "vocab"
+    empty.write_text("\n\n  \n")
+    cases = [
+        (
+            {"paths": [sample_text], "kind": "bpe", "vocab_size": 900},
+            "--kind bpe does not exist yet. Only --kind wordpiece",
+        ),
+        ({"paths": [sample_text], "kind": "unigram", "vocab_size": 900}, "--kind unigram does not exist yet"),
+        ({"paths": [empty], "vocab_size": 900}, "no words in the 1 file"),
+        ({"paths": [tmp_path / "absent.txt"], "vocab_size": 900}, "no such file"),
+        ({"paths": [sample_text], "vocab_size": 20}, "--vocab_size 20 is too small"),
+        ({"paths": [sample_text], "vocab_size": -1}, "--vocab_size -1 is no size"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(UserError, match=message) as caught:
+            train_tokenizer.train(output=output, **arguments)
+        assert "\n" not in str(caught.value)
+        assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
+    output.mkdir()
+    with pytest.raises(UserError, match=r"vocab exists\. Remove it, or name another folder"):
+        train_tokenizer.train([sample_text], output, vocab_size=900)
+
+
+def test_command_trains_and_teaches(sample_text, tmp_path, capsys):
+    train_tokenizer.main([f"--input={sample_text}", f"--output={tmp_path / 'v'}", "--vocab_size=700", "--nolowercase"])
+    assert "WordPiece, 700 tokens, cased" in capsys.readouterr().out
+    assert not tokenizer.load(tmp_path / "v").lowercase
+    with pytest.raises(SystemExit):
+        train_tokenizer.main(["--help"])
+    assert "python -m data_prep.train_tokenizer --input" in capsys.readouterr().out
