@@ -16,7 +16,7 @@ checkpoints/0, weights only. Every tensor keeps its value; the token table is pa
 --input is a folder with config.json, model.safetensors (or its parts and their index) and tokenizer.json or vocab.txt.
 Pickles (pytorch_model.bin) are refused, since reading one can run code; the message says how to convert one.
 
-The commands also take a Hugging Face folder as it is; converting it once checks it once, and makes starts quicker."""
+The other commands also take a Hugging Face folder as it is."""
 
 
 def convert(input_directory: str | Path, output: str | Path) -> Loaded:

@@ -28,7 +28,6 @@ DESCRIPTION = """Guesses the masked words of sentences, with the probability of 
 
   python -m bert_jax.fill_mask --checkpoint CHECKPOINT "Paris is the [MASK] of France." "He [MASK] a [MASK] of tea."
 
-CHECKPOINT is a workdir of bert_jax.pretrain, a step in it, an export, or a Hugging Face folder, with its masked
 CHECKPOINT is a workdir of bert_jax.pretrain, a step in it, an export, or a Hugging Face folder; it has to have its
 masked language model head. Each [MASK] is one piece of the vocabulary; two of them are guessed apart, not jointly."""
 

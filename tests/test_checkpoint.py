@@ -82,6 +82,7 @@ def test_keeps_the_newest_and_never_sees_an_unfinished_one(tmp_path):
         checkpoints.wait()
         checkpoints.save(30, *state, {})  # there already: stays as it is
         assert checkpoints.steps() == [20, 30]
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["20", "30"]
     (tmp_path / "checkpoints" / "40.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
     assert checkpoint.latest_step(tmp_path) == 30
     with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:

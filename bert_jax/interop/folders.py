@@ -3,6 +3,7 @@
 import contextlib
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,8 +29,17 @@ def new_folder(directory: str | Path) -> Iterator[Path]:
         yield unfinished
         unfinished.rename(directory)
     except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        _remove(unfinished)
         raise
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder in which a writer that has failed may still be creating its last files."""
+    for _ in range(20):
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
+        if not folder.exists():
+            return
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -6,26 +6,30 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
 from bert_jax.model import attention_impl
-from bert_jax.model.layers import Dense, Shape, child_key
+from bert_jax.model.layers import Dense, Shape, affine, child_key
 from bert_jax.model.runtime import Runtime
 
 
-def visible_keys(sequence_ids: Int[Array, "B T"]) -> Bool[Array, "B 1 T T"]:
-    """Which keys (last axis) a query sees: those of its own sequence.
+def visible_keys(query_sequences: Int[Array, "B Q"], key_sequences: Int[Array, "B T"]) -> Bool[Array, "B 1 Q T"]:
+    """Which keys a query sees, by the sequence ids of both: those of its own sequence.
 
-    Padding (id 0) so sees padding alone: no real query sees it, and its own softmax has something to stand on.
+    Padding (id 0) so sees padding alone: no real query sees it, and its own softmax has something to rest on.
     """
-    return (sequence_ids[:, :, None] == sequence_ids[:, None, :])[:, None]
+    return (query_sequences[:, :, None] == key_sequences[:, None, :])[:, None]
 
 
 class SelfAttention(nnx.Module):
-    """Queries, keys and values by one matmul; N heads; an output projection (Vaswani et al. 2017, section 3.2)."""
+    """Queries, keys and values by one matmul, N heads, an output projection (Vaswani et al. 2017, section 3.2)."""
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
         heads = (config.heads, config.width // config.heads)
-        common = {"deviation": config.initializer_range, "runtime": runtime, "stack": stack}
-        self.qkv = Dense((config.width,), (3, *heads), key=child_key(key, "qkv"), **common)
-        self.output = Dense(heads, (config.width,), key=child_key(key, "output"), **common)
+
+        def dense(name: str, inputs: Shape, outputs: Shape) -> Dense:
+            deviation = config.initializer_range
+            return Dense(inputs, outputs, deviation=deviation, runtime=runtime, key=child_key(key, name), stack=stack)
+
+        self.qkv = dense("qkv", (config.width,), (3, *heads))
+        self.output = dense("output", heads, (config.width,))
         self.head_width = heads[1]
         self.dropout_rate = config.attention_dropout
         self.runtime = runtime
@@ -33,9 +37,11 @@ class SelfAttention(nnx.Module):
     def __call__(
         self,
         hidden: Float[Array, "B T D"],
-        visible: Bool[Array, "B 1 T T"],
+        visible: Bool[Array, "B 1 Q T"],
         seeds: UInt32[Array, "B 2"] | None,
-    ) -> Float[Array, "B T D"]:
+        queries: Float[Array, "B Q D"] | None = None,
+    ) -> Float[Array, "B Q D"]:
+        """Attends from every slot of hidden, or from `queries`, vectors of some of its slots."""
         rate = 0.0 if seeds is None else self.dropout_rate
         kernel = attention_impl.choose(
             self.runtime.attention,
@@ -44,8 +50,7 @@ class SelfAttention(nnx.Module):
             head_width=self.head_width,
             dropout_rate=rate,
         )
-        qkv = self.qkv(hidden)
-        query, key, value = (qkv[:, :, part] for part in range(3))
+        query, key, value = self._project(hidden, queries)
         if kernel == "cudnn":
             context = attention_impl.cudnn_attention(query, key, value, visible)
         else:
@@ -59,3 +64,14 @@ class SelfAttention(nnx.Module):
                 precision=self.runtime.precision,
             )
         return self.output(context)
+
+    def _project(
+        self, hidden: Float[Array, "B T D"], queries: Float[Array, "B Q D"] | None
+    ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B T N H"], Float[Array, "B T N H"]]:
+        if queries is None:
+            qkv = self.qkv(hidden)
+            return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+        kernel, bias = self.qkv.kernel[...], self.qkv.bias[...]
+        query = affine(queries, kernel[:, 0], bias[0], 1, self.runtime)
+        pair = affine(hidden, kernel[:, 1:], bias[1:], 1, self.runtime)
+        return query, pair[:, :, 0], pair[:, :, 1]

@@ -36,9 +36,7 @@ def choose(requested: str, *, platform: str, compute_dtype: str, head_width: int
         raise UserError(f"config.model.attention is {requested!r}; use one of: {', '.join(CHOICES)}")
     obstacle = _cudnn_obstacle(platform, compute_dtype, head_width, dropout_rate)
     if requested == "cudnn" and obstacle:
-        raise UserError(
-            f"config.model.attention=cudnn cannot run: {obstacle}; or use config.model.attention=auto"
-        )
+        raise UserError(f"config.model.attention=cudnn cannot run: {obstacle}; or use config.model.attention=auto")
     chosen = "einsum" if requested == "einsum" or obstacle else "cudnn"
     why = "as asked" if requested != "auto" else obstacle or "fastest here"
     logging.getLogger(__name__).info("attention kernel: %s (%s)", chosen, why)
@@ -58,33 +56,31 @@ def _cudnn_obstacle(platform: str, compute_dtype: str, head_width: int, dropout_
 
 
 def einsum_attention(
-    query: Float[Array, "B T N H"],
+    query: Float[Array, "B Q N H"],
     key: Float[Array, "B T N H"],
     value: Float[Array, "B T N H"],
-    visible: Bool[Array, "B 1 T T"],
+    visible: Bool[Array, "B 1 Q T"],
     *,
     dropout_rate: float,
     seeds: UInt32[Array, "B 2"] | None,
     precision: jax.lax.Precision,
-) -> Float[Array, "B T N H"]:
+) -> Float[Array, "B Q N H"]:
     """Scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017, section 3.2).
 
     Scores and softmax are float32 whatever the dtype of the arguments.
     """
     query = query * (1.0 / math.sqrt(query.shape[-1]))
-    scores = jnp.einsum(
-        "bqnh,bknh->bnqk", query, key, precision=precision, preferred_element_type=jnp.float32
-    )
+    scores = jnp.einsum("bqnh,bknh->bnqk", query, key, precision=precision, preferred_element_type=jnp.float32)
     probabilities = jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
     probabilities = dropout(probabilities, dropout_rate, seeds).astype(value.dtype)
     return jnp.einsum("bnqk,bknh->bqnh", probabilities, value, precision=precision)
 
 
 def cudnn_attention(
-    query: Float[Array, "B T N H"],
+    query: Float[Array, "B Q N H"],
     key: Float[Array, "B T N H"],
     value: Float[Array, "B T N H"],
-    visible: Bool[Array, "B 1 T T"],
-) -> Float[Array, "B T N H"]:
+    visible: Bool[Array, "B 1 Q T"],
+) -> Float[Array, "B Q N H"]:
     """The same without dropout, by cuDNN's fused kernel."""
     return jax.nn.dot_product_attention(query, key, value, mask=visible, implementation="cudnn")

@@ -1,8 +1,9 @@
 """Dropout from a counter-based hash: a function of a seed and of the index in the array, and of nothing else.
 
-A mask is never stored nor communicated: XLA computes it inside the elementwise work around it, the backward pass
-computes it again, and a sharded array gets the mask of the whole one. Threefry, jax.random's default, spends about
-a hundred integer operations on a number; here it seeds one row at a time and a hash of two rounds does the rest.
+A mask is never stored nor communicated: XLA computes it inside the elementwise work around it, the backward
+pass computes it again, and a sharded array gets the mask of the whole one. Threefry, jax.random's default,
+spends about a hundred integer operations on a number; here it seeds each row, and a hash of two rounds does
+the rest.
 """
 
 import functools
@@ -19,10 +20,8 @@ def row_seeds(key: PRNGKeyArray, shape: tuple[int, ...], rows: int) -> UInt32[Ar
     return jax.random.bits(key, (*shape, rows, SEED_WORDS), jnp.uint32)
 
 
-def dropout(
-    x: Float[Array, "B *shape"], rate: float, seeds: UInt32[Array, "B 2"] | None
-) -> Float[Array, "B *shape"]:
-    """Zeroes each element with probability `rate` and scales the others by 1 / (1 - rate) (Srivastava et al. 2014).
+def dropout(x: Float[Array, "B *shape"], rate: float, seeds: UInt32[Array, "B 2"] | None) -> Float[Array, "B *shape"]:
+    """Zeroes elements with probability `rate`, scales the others by 1 / (1 - rate) (Srivastava et al. 2014).
 
     Nothing happens when rate is 0 or seeds is None (evaluation).
     """
@@ -32,8 +31,8 @@ def dropout(
 def keep_mask(seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], rate: float) -> Bool[Array, "B *shape"]:
     """True with probability 1 - rate (to 2^-32), for an array of `shape`, whose first axis is the seeds'.
 
-    The two rounds are those of the 32-bit finalizer of MurmurHash3 (A. Appleby, public domain, fmix32), a word of
-    the seed entering before each. Rows have up to 2^32 elements.
+    A word of the seed enters before each of two rounds of fmix32, the 32-bit finalizer of MurmurHash3
+    (A. Appleby, public domain). Rows have up to 2^32 elements.
     """
     index = jnp.zeros(shape, jnp.uint32)
     stride = 1

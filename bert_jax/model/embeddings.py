@@ -51,6 +51,6 @@ class Embeddings(nnx.Module):
 
 
 def _rows_by_matmul(table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """table[rows] for a small table, exactly. Its gradient is a matmul too, where a gather's is a serial scatter."""
+    """table[rows] for a small table, exactly. Its gradient is a matmul, where a gather's is a serial scatter."""
     chosen = jax.nn.one_hot(rows, table.shape[0], dtype=table.dtype)
     return jnp.einsum("btk,kd->btd", chosen, table, precision=jax.lax.Precision.HIGHEST)

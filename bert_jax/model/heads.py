@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, PRNGKeyArray, UInt32
@@ -10,7 +9,7 @@ from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import dropout
-from bert_jax.model.layers import Dense, LayerNorm, child_key, gelu
+from bert_jax.model.layers import Dense, LayerNorm, add_bias, child_key, gelu
 from bert_jax.model.runtime import Runtime
 from bert_jax.shapes import padded_vocabulary
 
@@ -19,7 +18,7 @@ NEXT_SENTENCE_CLASSES = 2  # is next, random
 
 @dataclass(frozen=True)
 class Heads:
-    """Which heads a model has. classes and tags are the number of outputs, 0 for none; classes=1 is a regression.
+    """Which heads a model has. classes and tags count outputs, 0 for none; classes=1 is a regression.
 
     Raises UserError when a head that reads the pooled vector comes without the pooler.
     """
@@ -32,9 +31,7 @@ class Heads:
 
     def __post_init__(self) -> None:
         if (self.next_sentence or self.classes) and not self.pooler:
-            raise UserError(
-                "heads.next_sentence and heads.classes read the pooled vector; set heads.pooler=True"
-            )
+            raise UserError("heads.next_sentence and heads.classes read the pooled vector; set heads.pooler=True")
 
 
 class Pooler(nnx.Module):
@@ -54,7 +51,10 @@ class Pooler(nnx.Module):
 
 
 class MaskedLanguageModel(nnx.Module):
-    """A dense layer, GELU and LayerNorm, then the token table as output matrix (google-research/bert, run_pretraining.py)."""
+    """A dense layer, GELU and LayerNorm, then the token table as output matrix.
+
+    As get_masked_lm_output of google-research/bert, run_pretraining.py.
+    """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         self.transform = Dense(
@@ -71,17 +71,18 @@ class MaskedLanguageModel(nnx.Module):
 
     def __call__(self, vectors: Float[Array, "B M D"], table: Float[Array, "V D"]) -> Float[Array, "B M V"]:
         """float32 logits; those of padding entries are -inf, so that no gradient reaches them."""
-        vectors = self.norm(gelu(self.transform(vectors)))
+        rows = self.norm(gelu(self.transform(vectors))).reshape(-1, table.shape[1])
+        # Matrices, for the reason of layers.affine: the gradient of the table is the largest product of all.
         logits = jnp.einsum(
-            "bmd,vd->bmv",
-            vectors,
-            table.astype(vectors.dtype),
+            "rd,vd->rv",
+            rows,
+            table.astype(rows.dtype),
             precision=self.runtime.precision,
             preferred_element_type=jnp.float32,
         )
-        logits += self.bias[...][None, None]
         in_vocabulary = jnp.arange(table.shape[0]) < self.vocab_size
-        return jnp.where(in_vocabulary[None, None], logits, -jnp.inf)
+        logits = jnp.where(in_vocabulary[None], add_bias(logits, self.bias[...]), -jnp.inf)
+        return logits.reshape(*vectors.shape[:2], -1)
 
 
 class Classifier(nnx.Module):
@@ -100,4 +101,4 @@ class Classifier(nnx.Module):
     def __call__(
         self, vectors: Float[Array, "B K D"], seeds: UInt32[Array, "B 2"] | None = None
     ) -> Float[Array, "B K C"]:
-        return self.dense(dropout(vectors, self.dropout_rate, seeds), dtype=jnp.dtype(jnp.float32))
+        return self.dense(dropout(vectors, self.dropout_rate, seeds), dtype=jnp.float32)

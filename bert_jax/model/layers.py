@@ -1,7 +1,7 @@
 """Dense, LayerNorm and GELU: what every other module is made of.
 
-Modules hold parameters and nothing that changes. `stack` is a leading shape, (L,) for the layers of the encoder,
-whose one stored form is stacked; a module is called on a slice of it (encoder.py).
+Modules hold parameters and nothing that changes. `stack` is a leading shape, (L,) for the layers of the
+encoder, whose one stored form is stacked; a module is called on a slice of it (encoder.py).
 """
 
 import math
@@ -10,6 +10,7 @@ import zlib
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from bert_jax.model.runtime import Runtime
@@ -28,7 +29,7 @@ def truncated_normal(key: PRNGKeyArray, shape: Shape, deviation: float) -> Float
 
 
 class Dense(nnx.Module):
-    """A matmul over the last axes of its input, plus a bias: kernel [*stack, *inputs, *outputs], bias [*stack, *outputs]."""
+    """A matmul over the last axes of its input, and a bias: kernel [*stack, *in, *out], bias [*stack, *out]."""
 
     def __init__(
         self,
@@ -40,28 +41,61 @@ class Dense(nnx.Module):
         key: PRNGKeyArray,
         stack: Shape = (),
     ) -> None:
-        self.kernel = nnx.Param(
-            truncated_normal(child_key(key, "kernel"), stack + inputs + outputs, deviation)
-        )
+        self.kernel = nnx.Param(truncated_normal(child_key(key, "kernel"), stack + inputs + outputs, deviation))
         self.bias = nnx.Param(jnp.zeros(stack + outputs))
         self.input_axes = len(inputs)
         self.runtime = runtime
 
-    def __call__(self, x: Float[Array, "..."], dtype: jnp.dtype | None = None) -> Float[Array, "..."]:
-        """[..., *inputs] to [..., *outputs], in the compute dtype unless another is asked."""
-        compute = self.runtime.dtype
-        product = jax.lax.dot_general(
-            x.astype(compute),
-            self.kernel[...].astype(compute),
-            dimension_numbers=(
-                (tuple(range(x.ndim - self.input_axes, x.ndim)), tuple(range(self.input_axes))),
-                ((), ()),
-            ),
-            precision=self.runtime.precision,
-            preferred_element_type=dtype or compute,
-        )
-        bias = self.bias[...].astype(product.dtype)
-        return product + jnp.expand_dims(bias, tuple(range(product.ndim - bias.ndim)))
+    def __call__(self, x: Float[Array, "..."], dtype: DTypeLike | None = None) -> Float[Array, "..."]:
+        """[..., *in] to [..., *out], in the compute dtype unless another is asked."""
+        return affine(x, self.kernel[...], self.bias[...], self.input_axes, self.runtime, dtype)
+
+
+def affine(
+    x: Float[Array, "..."],
+    kernel: Float[Array, "..."],
+    bias: Float[Array, "..."],
+    input_axes: int,
+    runtime: Runtime,
+    dtype: DTypeLike | None = None,
+) -> Float[Array, "..."]:
+    """The product of x [..., *in] and kernel [*in, *out], plus bias [*out]; in is input_axes long.
+
+    Written as a product of two matrices, so that the kernel's gradient is one as well: with several row axes XLA
+    on a CPU transposes the activations for it in a pass of their own.
+    """
+    leading, outputs = x.shape[: x.ndim - input_axes], kernel.shape[input_axes:]
+    inputs = math.prod(kernel.shape[:input_axes])
+    product = jnp.matmul(
+        x.astype(runtime.dtype).reshape(-1, inputs),
+        kernel.astype(runtime.dtype).reshape(inputs, -1),
+        precision=runtime.precision,
+        preferred_element_type=dtype or runtime.dtype,
+    )
+    return add_bias(product, bias.reshape(-1)).reshape(leading + outputs)
+
+
+@jax.custom_vjp
+def add_bias(x: Float[Array, "R K"], bias: Float[Array, "K"]) -> Float[Array, "R K"]:
+    """x plus a bias of its last axis, in the dtype of x.
+
+    The bias's gradient, a sum over rows, is a product with a row of ones, summed in float32: on a CPU that takes a
+    tenth of the time of XLA's reduction.
+    """
+    return x + bias.astype(x.dtype)[None]
+
+
+def _add_bias_forward(x: Array, bias: Array) -> tuple[Array, None]:
+    return add_bias(x, bias), None
+
+
+def _add_bias_backward(_: None, gradient: Array) -> tuple[Array, Array]:
+    ones = jnp.ones((1, gradient.shape[0]), gradient.dtype)
+    highest = jax.lax.Precision.HIGHEST
+    return gradient, jnp.matmul(ones, gradient, precision=highest, preferred_element_type=jnp.float32)[0]
+
+
+add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
 class LayerNorm(nnx.Module):
@@ -82,6 +116,26 @@ class LayerNorm(nnx.Module):
         return (centered * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(self.runtime.dtype)
 
 
+@jax.custom_vjp
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """x times the normal distribution function of x, exactly (Hendrycks and Gimpel 2016): BERT's activation."""
-    return x * (0.5 * (1.0 + jax.lax.erf(x * math.sqrt(0.5))))
+    """x times the normal distribution function of x, exactly (Hendrycks and Gimpel 2016): BERT's activation.
+
+    The backward pass keeps x alone and computes the distribution function again; autodiff would keep three arrays.
+    """
+    return x * _normal_distribution(x)
+
+
+def _normal_distribution(x: Array) -> Array:
+    return 0.5 * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
+
+
+def _gelu_forward(x: Array) -> tuple[Array, Array]:
+    return gelu(x), x
+
+
+def _gelu_backward(x: Array, gradient: Array) -> tuple[Array]:
+    density = jnp.exp(-0.5 * jnp.square(x)) * (1.0 / math.sqrt(2.0 * math.pi))
+    return (gradient * (_normal_distribution(x) + x * density),)
+
+
+gelu.defvjp(_gelu_forward, _gelu_backward)

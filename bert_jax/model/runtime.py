@@ -17,7 +17,7 @@ UNROLLED_AT_MOST = 6
 
 @dataclass(frozen=True)
 class Runtime:
-    """compute_dtype: float32 (matmul precision highest) or bfloat16; LayerNorm, softmax and logits stay float32.
+    """compute_dtype: float32 (matmul precision highest) or bfloat16; norms, softmax and logits stay float32.
 
     layer_loop: scan, unrolled, or auto (unrolled up to 6 layers). attention: see attention_impl.py.
 

@@ -1,7 +1,7 @@
 """Model sizes by name.
 
-base and large: Devlin et al. 2019, section 3. tiny to medium: Turc et al. 2019, "Well-Read Students Learn Better",
-table 1, and the google-research/bert README. Every size has heads of width 64 and a feed-forward of 4 times the width.
+base and large: Devlin et al. 2019, section 3. tiny to medium: Turc et al. 2019, "Well-Read Students Learn
+Better", table 1, and the google-research/bert README. Heads are 64 wide, the feed-forward 4 times the width.
 """
 
 import dataclasses

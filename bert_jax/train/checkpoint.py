@@ -16,6 +16,7 @@ import json
 import logging
 import os
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,9 +32,10 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
-from bert_jax.train.integrity import damaged, describe, read_or_explain, signature
+from bert_jax.train.integrity import damaged, describe, ignore_closed_loops, read_or_explain, signature
 
 CONFIG_FILE, CHECKPOINTS = "config.json", "checkpoints"
+REMOVED = "removed"  # where steps that are no longer kept go, to be deleted
 PARAMS, OPTIMIZER, META = "params", "optimizer", "meta"  # the items of a step
 
 
@@ -50,14 +52,18 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, keep: int) -> None:
+        ignore_closed_loops()
         self._quiet = _OneMessage()
         logging.getLogger("absl").addFilter(self._quiet)
         self.directory = Path(directory).absolute()
         self._manager = ocp.CheckpointManager(
             self.directory,
             item_names=(PARAMS, OPTIMIZER, META),
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep or None, cleanup_tmp_directories=True),
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=keep or None, cleanup_tmp_directories=True, todelete_subdir=REMOVED
+            ),
         )
+        self._remove_old()
 
     def save(self, step: int, params: PyTree, optimizer_state: PyTree | None, meta: Mapping[str, Any]) -> None:
         """Begins to save; returns once the tensors may change (be donated). `meta` holds JSON values.
@@ -77,12 +83,14 @@ class Checkpoints:
         items = {item: ocp.args.PyTreeSave(unflatten(tensors)) for item, tensors in named.items()}
         signed = document | {"sha256": signature(document)}
         composite = ocp.args.Composite(**items, **{META: ocp.args.JsonSave(signed)})
+        self.wait()  # for the save before, so that a failure of it is raised from here
+        self._remove_old()
         with self._disk_explained():
             self._manager.save(step, args=composite, force=True)
 
     def steps(self) -> list[int]:
         """The steps that are whole, ascending; not one that is still being written."""
-        return sorted(self._manager.all_steps(read=True))
+        return sorted(ocp.utils.checkpoint_steps(self.directory))
 
     def latest_step(self) -> int | None:
         """The newest whole step, None when there is none."""
@@ -118,6 +126,7 @@ class Checkpoints:
         """Waits, then frees the background threads."""
         try:
             self.wait()
+            self._remove_old()
         finally:
             self._manager.close()
             logging.getLogger("absl").removeFilter(self._quiet)
@@ -127,6 +136,11 @@ class Checkpoints:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _remove_old(self) -> None:
+        """Deletes what is no longer kept. It was renamed first: a step that stands is whole, whenever we are killed."""
+        if jax.process_index() == 0:
+            shutil.rmtree(self.directory / REMOVED, ignore_errors=True)
 
     @contextlib.contextmanager
     def _disk_explained(self) -> Iterator[None]:

@@ -1,14 +1,15 @@
 """Knowing a damaged checkpoint: what is stored beside the tensors, and how what reading raises is told."""
 
+import contextlib
 import gc
 import hashlib
 import json
 import logging
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -59,16 +60,16 @@ def signature(document: Mapping[str, Any]) -> str:
 
 def read_or_explain(step_directory: Path, read: Callable[[], Result]) -> Result:
     """What `read` returns; whatever a torn or altered file makes it raise, as a UserError."""
-    with _LateReads() as late_reads:
+    ignore_closed_loops()
+    with _reports_muted():
         try:
             return read()
         except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
             raise  # the machine's, not the file's
         except Exception as error:
             why = f"{type(error).__name__}: {error}"[:200]
-        # The reads that failed beside the first tell of it when they are collected: now, while that is muted.
+        # The reads that failed beside the first report it when they are collected: now, while that is muted.
         gc.collect()
-        late_reads.stay()
     raise damaged(step_directory, why)
 
 
@@ -80,31 +81,31 @@ def damaged(step_directory: Path, why: str) -> UserError:
     return UserError(f"checkpoint {step_directory} is damaged ({why}). Delete that folder; {advice}")
 
 
-class _LateReads:
-    """Mutes reads that end, or are collected, after another one failed and closed their event loop."""
+def ignore_closed_loops() -> None:
+    """Mutes the storage library's reads and writes that end after another failed and closed their event loop.
 
-    _staying: ClassVar[bool] = False  # one hook is enough, however many checkpoints are damaged
+    For good, since nothing tells when the last of them has ended; the failure itself is raised to the caller.
+    """
+    if not isinstance(sys.unraisablehook, _ClosedLoops):
+        sys.unraisablehook = _ClosedLoops(sys.unraisablehook)
 
-    def __enter__(self) -> "_LateReads":
-        self._hook = sys.unraisablehook
-        self._muted = True
-        sys.unraisablehook = self._filter
-        logging.getLogger("asyncio").disabled = True
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._muted = False
-        logging.getLogger("asyncio").disabled = False
-        if sys.unraisablehook == self._filter:
-            sys.unraisablehook = self._hook
+class _ClosedLoops:
+    """An unraisable hook that drops one report only and passes on all others."""
 
-    def stay(self) -> None:
-        """Keeps the hook for good, for closed loops only: nothing tells when the last read has ended."""
-        if not _LateReads._staying:
-            _LateReads._staying = True
-            previous = self._hook
-            self._hook = lambda late: None if "loop is closed" in str(late.exc_value) else previous(late)
+    def __init__(self, others: Callable[[Any], Any]) -> None:
+        self._others = others
 
-    def _filter(self, unraisable: Any) -> None:
-        if not self._muted:
-            self._hook(unraisable)
+    def __call__(self, unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            self._others(unraisable)
+
+
+@contextlib.contextmanager
+def _reports_muted() -> Iterator[None]:
+    hook, asyncio = sys.unraisablehook, logging.getLogger("asyncio")
+    sys.unraisablehook, asyncio.disabled = lambda _: None, True
+    try:
+        yield
+    finally:
+        sys.unraisablehook, asyncio.disabled = hook, False

@@ -2,11 +2,11 @@
 
 Run with a Python that has torch and transformers (see make_golden.py):
 
-    python tests/tools/check_export.py FOLDER OUTPUTS.npz
+    python tests/tools/check_export.py FOLDER OUTPUTS.npz [FOLDER OUTPUTS.npz ...]
 
 OUTPUTS.npz holds input_ids, segment_ids, attention_mask i64[B,T] and, by the names below, what bert_jax gave for them.
-Prints one JSON line: architecture, missing, unexpected, mismatched (tensor names), differences (largest absolute, at
-real tokens), tokens (of the text in the .npz, by AutoTokenizer).
+Prints one JSON line for each: architecture, missing, unexpected, mismatched (tensor names), differences (largest
+absolute, at real tokens), tokens (of the text in the .npz, by AutoTokenizer).
 """
 
 import json
@@ -17,8 +17,7 @@ import torch
 import transformers
 
 
-def main(folder: str, outputs: str) -> None:
-    transformers.logging.set_verbosity_error()
+def check(folder: str, outputs: str) -> None:
     with np.load(outputs) as file:
         ours = dict(file)
     with open(f"{folder}/config.json", encoding="utf-8") as file:
@@ -38,10 +37,11 @@ def main(folder: str, outputs: str) -> None:
         ("mlm_logits", "prediction_logits"),
         ("mlm_logits", "logits"),
         ("next_sentence_logits", "seq_relationship_logits"),
+        ("next_sentence_logits", "logits"),
         ("class_logits", "logits"),
         ("tag_logits", "logits"),
     ):
-        if mine in ours and getattr(theirs, name, None) is not None:
+        if mine in ours and mine not in found and getattr(theirs, name, None) is not None:
             found[mine] = getattr(theirs, name)
     by_token = {name for name in found if name.startswith("hidden_") or name in ("mlm_logits", "tag_logits")}
     differences = {}
@@ -61,4 +61,6 @@ def main(folder: str, outputs: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    transformers.logging.set_verbosity_error()
+    for pair in zip(sys.argv[1::2], sys.argv[2::2], strict=True):
+        check(*pair)
