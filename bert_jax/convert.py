@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_jax import command
+from bert_jax.files import new_folder
 from bert_jax.interop import huggingface, source
-from bert_jax.interop.folders import new_folder
 from bert_jax.interop.loaded import Loaded
 
 DESCRIPTION = """Turns a BERT in Hugging Face layout into a checkpoint of bert_jax: config.json, tokenizer/ and

@@ -1,6 +1,7 @@
 """Vectors of texts: of each token, each word, or each text, from any layer."""
 
 import functools
+import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.config import MeshConfig, ModelConfig
-from bert_jax.data.shards import INCOMPLETE
+from bert_jax.files import refuse_existing, write_whole
 from bert_jax.interop import source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
@@ -91,14 +92,9 @@ def embed(
 def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
     """Writes a .npz file, whole or not at all."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(path.name + INCOMPLETE)
-    try:
-        with unfinished.open("wb") as file:
-            np.savez(file, **arrays)  # type: ignore[arg-type]
-        unfinished.replace(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+    content = io.BytesIO()
+    np.savez(content, **arrays)  # type: ignore[arg-type]
+    write_whole(path, content.getbuffer())
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -113,8 +109,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--compute_dtype", default="float32", help="float32 or bfloat16 (default: float32)")
     options = parser.parse_args(arguments)
     output = Path(options.output)
-    if output.exists():
-        raise UserError(f"{output} exists. Name another --output, or remove it first")
+    refuse_existing(output)
     arrays = embed(
         options.checkpoint,
         texts_lib.read_texts(options.input),

@@ -5,8 +5,8 @@ from pathlib import Path
 
 from bert_jax import command
 from bert_jax.command import UserError
+from bert_jax.files import new_folder, refuse_existing
 from bert_jax.interop import huggingface, source
-from bert_jax.interop.folders import new_folder
 from bert_jax.interop.loaded import Loaded
 
 FORMATS = ("hf", "orbax")
@@ -32,8 +32,7 @@ def export(checkpoint: str | Path, output: str | Path, format: str = "hf") -> Lo
     if format not in FORMATS:
         later = " (stablehlo comes later)" if format == "stablehlo" else ""
         raise UserError(f"--format is {format}{later}; there are: {', '.join(FORMATS)}")
-    if Path(output).exists():
-        raise UserError(f"{output} exists. Name another --output, or remove it first")
+    refuse_existing(Path(output))
     loaded = source.open_checkpoint(checkpoint)
     if format == "hf":
         huggingface.write(loaded, output)

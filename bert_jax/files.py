@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,20 +34,49 @@ def write_json(path: Path, value: Any) -> None:
     write_whole(path, (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode())
 
 
-@contextlib.contextmanager
-def new_folder(directory: Path) -> Iterator[Path]:
-    """A folder to fill, DIR.incomplete, that becomes DIR when the block ends; after an error nothing stays.
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds. Raises UserError when it is missing, damaged or something else."""
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise UserError(f"no {path.name} in {path.parent}. Check the path") from error
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON ({error}). Make or fetch it again") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{path} is not a JSON object. Make or fetch it again")
+    return values
 
-    Raises UserError when DIR exists.
+
+def refuse_existing(output: Path) -> None:
+    """Raises UserError if an output is there already: nothing is ever written over."""
+    if output.exists():
+        raise UserError(f"output {output} exists. Name another --output, or remove it first")
+
+
+@contextlib.contextmanager
+def new_folder(directory: str | Path) -> Iterator[Path]:
+    """DIR.incomplete to write into; it becomes DIR at the end, and goes when something is raised.
+
+    Raises UserError when DIR exists. What a killed run left in DIR.incomplete is written anew.
     """
-    if directory.exists():
-        raise UserError(f"{directory} exists; name another output folder, or remove it first")
+    directory = Path(directory)
+    refuse_existing(directory)
     unfinished = directory.with_name(directory.name + INCOMPLETE)
-    shutil.rmtree(unfinished, ignore_errors=True)
+    if unfinished.exists():
+        shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True)
     try:
         yield unfinished
         unfinished.rename(directory)
     except BaseException:
-        shutil.rmtree(unfinished, ignore_errors=True)
+        _remove(unfinished)
         raise
+
+
+def _remove(folder: Path) -> None:
+    """Removes a folder in which a writer that has failed may still be creating its last files."""
+    for _ in range(20):
+        shutil.rmtree(folder, ignore_errors=True)
+        time.sleep(0.1)
+        if not folder.exists():
+            return

@@ -13,9 +13,9 @@ from bert_jax import command
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import Parser, Stopped, UserError
 from bert_jax.data.masking import UNITS
-from bert_jax.files import INCOMPLETE
+from bert_jax.files import INCOMPLETE, refuse_existing
 from data_prep import engines, readers
-from data_prep.job import Arguments, Job, Record, Source, refuse_existing
+from data_prep.job import Arguments, Job, Record, Source
 from data_prep.progress import InputFiles, Reporter
 from data_prep.units import Cut, Splitter, Unit
 from data_prep.worker import build_unit

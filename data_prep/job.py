@@ -26,7 +26,7 @@ import numpy as np
 from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
 from bert_jax.data.shards import MANIFEST, PARTS, SCHEMA_VERSION
-from bert_jax.files import INCOMPLETE, write_whole
+from bert_jax.files import INCOMPLETE, refuse_existing, write_whole
 from bert_jax.tokenizer import Tokenizer
 from data_prep.units import Unit
 
@@ -205,12 +205,6 @@ class Job:
             shutil.rmtree(self.directory, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()
-
-
-def refuse_existing(output: Path) -> None:
-    """Raises UserError if the output is there already."""
-    if output.exists():
-        raise UserError(f"output {output} exists; give another --output, or delete it first")
 
 
 def _manifest(arguments: Arguments, tokenizer: Tokenizer, records: list[Record]) -> dict[str, Any]:

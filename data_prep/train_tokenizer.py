@@ -1,7 +1,5 @@
 """Trains a tokenizer on text: the same text and options give the same bytes. The algorithm: data_prep/wordpiece.py."""
 
-import contextlib
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -11,6 +9,7 @@ from rich.console import Console
 
 from bert_jax import command, tokenizer_files
 from bert_jax.command import UserError
+from bert_jax.files import new_folder
 from bert_jax.tokenizer import Tokenizer
 from data_prep import readers, wordpiece
 
@@ -39,7 +38,7 @@ def train(
     if vocab_size < 1:
         raise UserError(f"--vocab_size {vocab_size} is no size. Give a number such as 8192 or 30522")
     output = Path(output)
-    with _new_folder(output) as folder, _progress() as bar:
+    with new_folder(output) as folder, _progress() as bar:
         words = _count_words([Path(path) for path in paths], lowercase, bar)
         task = bar.add_task("merging pieces", total=vocab_size)
         tokens = wordpiece.learn(words, vocab_size, on_token=lambda size: bar.update(task, completed=size))
@@ -103,21 +102,6 @@ def _count_words(paths: list[Path], lowercase: bool, bar: progress.Progress) -> 
     if not words:
         raise UserError(f"no words in the {len(paths)} files of --input ({paths[0]} ...). Give files with text")
     return words
-
-
-@contextlib.contextmanager
-def _new_folder(output: Path) -> Iterator[Path]:
-    """A folder to write into that takes the name `output` at the end, or vanishes if anything goes wrong (law 7)."""
-    if output.exists():
-        raise UserError(f"--output {output} exists. Remove it, or name another folder")
-    incomplete = output.with_name(output.name + ".incomplete")
-    incomplete.mkdir(parents=True, exist_ok=True)  # before the work, so that a folder that cannot be made says so now
-    try:
-        yield incomplete
-        incomplete.rename(output)
-    except BaseException:
-        shutil.rmtree(incomplete, ignore_errors=True)
-        raise
 
 
 def _progress() -> progress.Progress:

@@ -13,8 +13,8 @@ import numpy as np
 from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
+from bert_jax.files import new_folder, read_json
 from bert_jax.interop import bert_names, model_card
-from bert_jax.interop.folders import new_folder, read_json
 from bert_jax.interop.loaded import Loaded
 from bert_jax.interop.weights import WEIGHTS_FILE, Weights, save
 from bert_jax.model.heads import Heads

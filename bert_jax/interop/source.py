@@ -12,9 +12,8 @@ from rich.console import Console
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.data.shards import INCOMPLETE
+from bert_jax.files import INCOMPLETE, read_json
 from bert_jax.interop import huggingface
-from bert_jax.interop.folders import read_json
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params

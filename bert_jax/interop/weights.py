@@ -11,7 +11,7 @@ import safetensors
 import safetensors.numpy
 
 from bert_jax.command import UserError
-from bert_jax.interop.folders import read_json
+from bert_jax.files import read_json
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")

@@ -30,6 +30,7 @@ from jaxtyping import PyTree
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
+from bert_jax.files import write_json
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
 from bert_jax.train.integrity import damaged, describe, ignore_closed_loops, read_or_explain, signature
@@ -176,9 +177,7 @@ def write_config(workdir: str | Path, config: WorkdirConfig) -> None:
     }
     target = Path(workdir) / CONFIG_FILE
     target.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = target.with_name(f"{CONFIG_FILE}.incomplete")
-    unfinished.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
-    unfinished.replace(target)
+    write_json(target, values)
 
 
 def read_config(workdir: str | Path) -> WorkdirConfig:
