@@ -1,6 +1,7 @@
 """Measures a checkpoint on held-out shards, or a fine-tuned one on labelled files."""
 
 import json
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.tasks import evaluation
+from bert_jax.tasks.reading import Columns
 from bert_jax.train import partitioning, trainer
 from bert_jax.train.evaluate import make_evaluator
 from bert_jax.train.losses import PretrainingObjective
@@ -35,17 +37,26 @@ rows are the same at every measurement, so figures compare between checkpoints.
 
 
 def evaluate(
-    checkpoint: str | Path, data: str | Path, *, batch_size: int = 64, compute_dtype: str = "auto", max_rows: int = 0
+    checkpoint: str | Path,
+    data: str | Path,
+    *,
+    batch_size: int = 64,
+    compute_dtype: str = "auto",
+    max_rows: int = 0,
+    columns: Columns | None = None,
 ) -> dict[str, Any]:
     """Metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, `nsp_accuracy` ..., or those of the checkpoint's task.
 
-    Raises UserError for a checkpoint without the head that the data asks for, or of another tokenizer than theirs.
+    A metric that is undefined (a correlation with a constant) is None. columns are those of a task's file, where the
+    checkpoint does not know them. Raises UserError for a checkpoint without the head that the data asks for, or of
+    another tokenizer than theirs.
     """
     loaded = source.open_checkpoint(checkpoint)
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype)
     if loaded.task:
-        found = evaluation.evaluate(loaded, data, config)
-        return {**found.metrics, "counts": found.counts}
+        found = evaluation.evaluate(loaded, data, config, columns)
+        defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
+        return {**defined, "counts": found.counts}
     return _evaluate_shards(loaded, Path(data), config, max_rows)
 
 
@@ -72,13 +83,18 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--batch_size", type=int, default=64, help="rows a batch (default: 64)")
     parser.add_argument("--compute_dtype", default="auto", help="float32, bfloat16, auto (default: float32 on a CPU)")
     parser.add_argument("--max_rows", type=int, default=0, help="measure no more rows of the shards (default: all)")
+    for column in ("text", "text_pair", "label"):
+        what = f"the {column} column of a task's file, by name or number (default: as the checkpoint was trained)"
+        parser.add_argument(f"--{column}", default="", help=what)
     known = parser.parse_args(list(arguments))
+    columns = Columns(known.text, known.text_pair, known.label)
     result = evaluate(
         known.checkpoint,
         known.data,
         batch_size=known.batch_size,
         compute_dtype=known.compute_dtype,
         max_rows=known.max_rows,
+        columns=columns if columns != Columns() else None,
     )
     print(json.dumps(result))
 

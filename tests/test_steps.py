@@ -58,7 +58,7 @@ def params(model):
 
 def step_once(plan, params, batch):
     step = jax.jit(functools.partial(steps.train_step, plan))
-    return step(steps.initial_state(plan, params), batch, jnp.float32(0.0))
+    return step(steps.initial_state(plan, params), batch, jnp.float32(0.0), jax.random.key(0))
 
 
 def assert_close(got, wanted, tolerance):
@@ -132,7 +132,7 @@ def test_a_step_repeats_bit_for_bit_and_dropout_changes_with_the_step(tiny_confi
     for path, leaf in paths.flatten(first.params).items():
         np.testing.assert_array_equal(leaf, paths.flatten(again.params)[path], err_msg=path)
     later = steps.initial_state(plan, params)._replace(step=jnp.int32(5))
-    _, other = jax.jit(functools.partial(steps.train_step, plan))(later, batch, jnp.float32(0.0))
+    _, other = jax.jit(functools.partial(steps.train_step, plan))(later, batch, jnp.float32(0.0), jax.random.key(0))
     assert other["loss"] != metrics["loss"]
 
 
@@ -159,6 +159,6 @@ def test_training_lowers_the_loss_of_a_batch(model, params):
     step = jax.jit(functools.partial(steps.train_step, plan))
     state, batch, losses = steps.initial_state(plan, params), random_batch(model.vocab_size), []
     for _ in range(20):
-        state, metrics = step(state, batch, jnp.float32(0.0))
+        state, metrics = step(state, batch, jnp.float32(0.0), jax.random.key(0))
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0] - 1

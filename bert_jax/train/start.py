@@ -28,7 +28,6 @@ def plan_of(run: Run) -> Plan:
         objective=run.objective,
         optimizer_config=config.optimizer,
         optimizer=optim.build(config.optimizer, abstract),
-        seed=config.seed,
         microbatches=config.microbatches,
         trainable=rules.trainable(run.train_layers, abstract),
     )

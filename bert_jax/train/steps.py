@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PRNGKeyArray
 
 from bert_jax.config import ModelConfig, OptimizerConfig
 from bert_jax.model.bert import bind
@@ -31,7 +31,6 @@ class Plan(Forward):
 
     optimizer_config: OptimizerConfig
     optimizer: optax.GradientTransformation
-    seed: int = 0
     microbatches: int = 1
     trainable: dict[str, Any] | None = None  # factors of rules.trainable; None: everything learns
 
@@ -42,13 +41,13 @@ def initial_state(plan: Plan, params: dict[str, Any]) -> TrainState:
 
 
 def train_step(
-    plan: Plan, state: TrainState, batch: Any, fraction: Float[Array, ""]
+    plan: Plan, state: TrainState, batch: Any, fraction: Float[Array, ""], key: PRNGKeyArray
 ) -> tuple[TrainState, dict[str, Array]]:
-    """Descends once on a global batch. fraction is the share of the run done before this step.
+    """Descends once on a global batch. fraction is the share of the run done before this step; key is the run's.
 
-    Dropout follows from (seed, step, microbatch); the same arguments give the same result, bit for bit.
+    Dropout follows from (key, step, microbatch); the same arguments give the same result, bit for bit.
     """
-    dropout_key = jax.random.fold_in(jax.random.key(plan.seed), state.step)
+    dropout_key = jax.random.fold_in(key, state.step)
     counts = plan.objective.counts(batch)
     gradients, sums = _accumulate(plan, state.params, batch, counts, dropout_key)
     if plan.trainable is not None:  # before the norm is taken: what is frozen must not scale down what learns

@@ -85,6 +85,8 @@ class _Loop:
         self.writer = MetricsWriter(run.workdir, first)
         self.progress = ProgressLine(run.description)
         self.batches = self._batches()
+        # An argument, not a constant of the program, so that runs of many seeds compile it once.
+        self.key = jax.device_put(jax.random.key(config.seed), partitioning.replicated(mesh))
         self.train_step = jax.jit(functools.partial(steps.train_step, plan), donate_argnums=0)
 
     def train(self, state: TrainState) -> Result:
@@ -97,7 +99,7 @@ class _Loop:
                 if done:
                     break
                 batch = next(self.batches)
-                state, metrics = self.train_step(state, batch, np.float32(fraction))
+                state, metrics = self.train_step(state, batch, np.float32(fraction), self.key)
                 self.window.add(batch, metrics)
         evaluation = self._evaluate(step, state.params)
         self._save(step, state)
