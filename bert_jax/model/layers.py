@@ -120,9 +120,11 @@ class LayerNorm(nnx.Module):
 def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
     """x times the normal distribution function of x, exactly (Hendrycks and Gimpel 2016): BERT's activation.
 
-    The backward pass keeps x alone and computes the distribution function again; autodiff would keep three arrays.
+    In float32 inside. The backward pass keeps x alone and computes the distribution function again; autodiff
+    would keep three arrays.
     """
-    return x * _normal_distribution(x)
+    wide = x.astype(jnp.float32)
+    return (wide * _normal_distribution(wide)).astype(x.dtype)
 
 
 def _normal_distribution(x: Array) -> Array:
@@ -134,8 +136,10 @@ def _gelu_forward(x: Array) -> tuple[Array, Array]:
 
 
 def _gelu_backward(x: Array, gradient: Array) -> tuple[Array]:
-    density = jnp.exp(-0.5 * jnp.square(x)) * (1.0 / math.sqrt(2.0 * math.pi))
-    return (gradient * (_normal_distribution(x) + x * density),)
+    wide = x.astype(jnp.float32)
+    density = jnp.exp(-0.5 * jnp.square(wide)) * (1.0 / math.sqrt(2.0 * math.pi))
+    slope = _normal_distribution(wide) + wide * density
+    return ((gradient.astype(jnp.float32) * slope).astype(x.dtype),)
 
 
 gelu.defvjp(_gelu_forward, _gelu_backward)

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from jaxtyping import Array
 
 from bert_jax import config as config_lib
@@ -179,7 +179,7 @@ def _files(task: Task, data: Path) -> dict[str, Path]:
 def _compiled(objective: TaskObjective, model: ModelConfig, runtime: Runtime, mesh: Mesh) -> Callable[..., Any]:
     """_answer for parameters and a batch; one program a length, shared by all that ask for the same."""
     answer = functools.partial(_answer, objective, model, runtime)
-    return jax.jit(answer, out_shardings=NamedSharding(mesh, PartitionSpec()))  # whole on every process
+    return jax.jit(answer, out_shardings=partitioning.replicated(mesh))
 
 
 def _answer(

@@ -60,6 +60,11 @@ def with_shardings(mesh: Mesh, tree: Any) -> Any:
     )
 
 
+def replicated(mesh: Mesh) -> NamedSharding:
+    """How a value lies that every device holds whole."""
+    return NamedSharding(mesh, PartitionSpec())
+
+
 def rows_sharding(mesh: Mesh) -> NamedSharding:
     """How a batch lies: its first axis over `data`."""
     return NamedSharding(mesh, PartitionSpec("data"))

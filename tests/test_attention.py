@@ -1,0 +1,123 @@
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.command import UserError
+from bert_jax.model import attention_impl
+from bert_jax.model.attention import visible_keys
+from bert_jax.model.dropout import row_seeds
+
+GPU = {"platform": "gpu", "compute_dtype": "bfloat16", "head_width": 64, "dropout_rate": 0.0}
+HIGHEST = jax.lax.Precision.HIGHEST
+
+
+def random_heads(slots: int = 7) -> list[jax.Array]:
+    return [jax.random.normal(jax.random.key(index), (2, slots, 3, 5)) for index in range(3)]
+
+
+def plain(query, key, value, visible, rate=0.0, seeds=None):
+    return attention_impl.einsum_attention(
+        query, key, value, visible, dropout_rate=rate, seeds=seeds, precision=HIGHEST
+    )
+
+
+SEQUENCES = jnp.asarray([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1]], jnp.int32)
+
+
+def test_a_query_sees_its_own_sequence_and_no_padding():
+    visible = np.asarray(visible_keys(SEQUENCES, SEQUENCES))[0, 0]
+    np.testing.assert_array_equal(visible[0], [1, 1, 1, 0, 0, 0, 0])
+    np.testing.assert_array_equal(visible[3], [0, 0, 0, 1, 1, 0, 0])
+
+
+def test_einsum_equals_jax_dot_product_attention():
+    query, key, value = random_heads()
+    visible = visible_keys(SEQUENCES, SEQUENCES)
+    wanted = jax.nn.dot_product_attention(query, key, value, mask=visible, implementation="xla")
+    np.testing.assert_allclose(plain(query, key, value, visible), wanted, atol=1e-6)
+
+
+def test_a_masked_key_has_zero_gradient_and_padding_makes_no_nan():
+    visible = visible_keys(SEQUENCES, SEQUENCES)
+
+    def first_sequence(query, key, value):
+        return jnp.square(plain(query, key, value, visible)[0, :3]).sum()
+
+    gradients = jax.grad(first_sequence, (0, 1, 2))(*random_heads())
+    for gradient in gradients:
+        assert np.abs(gradient[0, :3]).min() > 0
+        np.testing.assert_array_equal(gradient[0, 3:], 0)
+        np.testing.assert_array_equal(gradient[1], 0)
+
+
+def test_a_row_of_padding_alone_stays_finite_with_its_gradient():
+    nothing = visible_keys(jnp.zeros((2, 7), jnp.int32), jnp.zeros((2, 7), jnp.int32))
+    value, gradients = jax.value_and_grad(lambda *heads: plain(*heads, nothing).sum(), (0, 1, 2))(*random_heads())
+    assert np.isfinite(value)
+    assert all(np.isfinite(gradient).all() for gradient in gradients)
+
+
+def test_dropout_falls_on_the_probabilities_and_leaves_their_mean():
+    query, key, _ = random_heads(slots=64)
+    visible = jnp.ones((2, 1, 64, 64), bool)
+    ones = jnp.ones((2, 64, 3, 5))
+    seeds = row_seeds(jax.random.key(3), (), 2)
+    sums = plain(query, key, ones, visible, rate=0.1, seeds=seeds)  # of the kept probabilities of each query
+    assert float(jnp.std(sums)) > 0.01
+    # 384 queries of about 64 probabilities each: the standard error of the mean is under 0.01. Five of them.
+    assert abs(float(sums.mean()) - 1) < 0.05
+
+
+def test_auto_takes_cudnn_only_where_it_can():
+    choose = attention_impl.choose
+    assert choose("auto", **GPU) == "cudnn"
+    assert choose("einsum", **GPU) == "einsum"
+    for change in ({"platform": "cpu"}, {"platform": "tpu"}, {"compute_dtype": "float32"}, {"dropout_rate": 0.1}):
+        assert choose("auto", **GPU | change) == "einsum"
+    assert choose("auto", **GPU | {"head_width": 5}) == "einsum"
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"platform": "cpu"}, "runs on cpu"),
+        ({"compute_dtype": "float32"}, "compute_dtype=bfloat16"),
+        ({"dropout_rate": 0.1}, "attention_dropout=0"),
+        ({"head_width": 12}, "multiple of 8"),
+    ],
+)
+def test_a_kernel_that_cannot_run_is_refused_with_the_reason(change, reason):
+    with pytest.raises(UserError, match=reason):
+        attention_impl.choose("cudnn", **GPU | change)
+
+
+def test_an_unknown_kernel_is_refused_by_name():
+    with pytest.raises(UserError, match="'flash'; use one of: auto, einsum, cudnn"):
+        attention_impl.choose("flash", **GPU)
+
+
+def test_the_choice_is_logged_once(caplog):
+    attention_impl.choose.cache_clear()
+    with caplog.at_level(logging.INFO):
+        for _ in range(3):
+            attention_impl.choose("auto", **GPU | {"dropout_rate": 0.1})
+    assert [record.message for record in caplog.records] == [
+        "attention kernel: einsum (cudnn needs config.model.attention_dropout=0, got 0.1)"
+    ]
+
+
+@pytest.mark.accelerator
+def test_cudnn_equals_einsum():
+    query, key, value = (
+        jax.random.normal(jax.random.key(index), (2, 128, 3, 64), jnp.bfloat16) for index in range(3)
+    )
+    sequences = jnp.repeat(jnp.asarray([[1, 2, 3, 0], [1, 1, 1, 1]], jnp.int32), 32, axis=1)
+    visible = visible_keys(sequences, sequences)
+    real = np.asarray(sequences > 0)
+    got = jax.jit(attention_impl.cudnn_attention)(query, key, value, visible)
+    np.testing.assert_allclose(
+        np.asarray(got, np.float32)[real], np.asarray(plain(query, key, value, visible), np.float32)[real], atol=2e-2
+    )

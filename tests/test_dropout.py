@@ -1,0 +1,108 @@
+"""Statistics of the dropout masks. Every |z| below is checked against 5: one false alarm in 1.7 million a check.
+
+The keys are fixed, so a test that passes once passes always; the rate says what a change of key or hash risks.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from bert_jax.model.dropout import dropout, keep_mask, row_seeds
+
+LIMIT = 5.0
+
+
+def masks(key: int, shape: tuple[int, ...], rate: float) -> np.ndarray:
+    return np.asarray(keep_mask(row_seeds(jax.random.key(key), (), shape[0]), shape, rate))
+
+
+def z_of_rate(kept: np.ndarray, rate: float) -> float:
+    return (kept.mean() - (1 - rate)) / math.sqrt(rate * (1 - rate) / kept.size)
+
+
+def z_of_correlation(one: np.ndarray, other: np.ndarray, rate: float) -> float:
+    """Of the covariance of two masks, whose standard error under independence is rate (1 - rate) / sqrt(n)."""
+    product = (one - (1 - rate)) * (other - (1 - rate))
+    return product.mean() / (rate * (1 - rate)) * math.sqrt(product.size)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5, 0.9])
+def test_the_rate_is_kept_overall_in_every_row_and_in_every_column(rate):
+    kept = masks(1, (64, 128, 64), rate)
+    assert abs(z_of_rate(kept, rate)) < LIMIT
+    for axis in (0, 1, 2):
+        for part in np.moveaxis(kept, axis, 0):  # 256 checks: one false alarm in 6 700
+            assert abs(z_of_rate(part, rate)) < LIMIT
+
+
+def test_positions_are_independent_at_every_distance():
+    kept = masks(2, (32, 2**15), 0.1).astype(np.float64)
+    for distance in [*range(1, 33), 64, 127, 128, 129, 768, 1024, 4096, 2**14]:
+        assert abs(z_of_correlation(kept[:, :-distance], kept[:, distance:], 0.1)) < LIMIT
+
+
+def test_indices_that_differ_in_one_bit_are_independent():
+    kept = masks(3, (32, 2**15), 0.1).astype(np.float64)
+    index = np.arange(2**15)
+    for bit in range(15):
+        assert abs(z_of_correlation(kept, kept[:, index ^ (1 << bit)], 0.1)) < LIMIT
+
+
+def test_blocks_of_sixteen_drop_a_binomial_number():
+    dropped = 16 - masks(4, (16, 2**16), 0.1).reshape(-1, 16).sum(-1)
+    counts = np.bincount(np.minimum(dropped, 6), minlength=7)
+    expected = np.array([math.comb(16, k) * 0.1**k * 0.9 ** (16 - k) for k in range(6)])
+    expected = np.append(expected, 1 - expected.sum()) * len(dropped)
+    chi_square = ((counts - expected) ** 2 / expected).sum()
+    assert chi_square < 38.3  # the quantile of 6 degrees of freedom that is passed once in a million
+
+
+def test_rows_sites_and_steps_are_independent():
+    seeds = row_seeds(jax.random.key(5), (3, 2), 4).reshape(-1, 2)  # layers, sites, rows
+    later = row_seeds(jax.random.fold_in(jax.random.key(5), 1), (3, 2), 4).reshape(-1, 2)
+    kept = np.asarray(keep_mask(jnp.concatenate([seeds, later]), (48, 2**14), 0.1)).astype(np.float64)
+    centered = (kept - 0.9) / math.sqrt(0.09)
+    z = centered @ centered.T / math.sqrt(kept.shape[1])
+    assert np.abs(z[~np.eye(48, dtype=bool)]).max() < LIMIT  # 1 128 pairs: one false alarm in 1 500
+
+
+def test_the_mask_is_a_function_of_the_index_in_the_row_whatever_the_shape():
+    seeds = row_seeds(jax.random.key(6), (), 3)
+    whole = keep_mask(seeds, (3, 4 * 5 * 6), 0.3)
+    np.testing.assert_array_equal(keep_mask(seeds, (3, 4, 5, 6), 0.3).reshape(3, -1), whole)
+    np.testing.assert_array_equal(keep_mask(seeds[1:2], (1, 120), 0.3), whole[1:2])
+
+
+def test_a_sharded_array_gets_the_mask_of_the_whole_one():
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    x = jnp.ones((8, 6, 10))
+    drop = jax.jit(lambda x, seeds: dropout(x, 0.4, seeds))
+    seeds = row_seeds(jax.random.key(7), (), 8)
+    sharded = jax.device_put(x, NamedSharding(mesh, PartitionSpec("data", "tensor")))
+    np.testing.assert_array_equal(drop(sharded, seeds), drop(x, seeds))
+
+
+def test_the_mean_is_preserved_and_the_gradient_has_the_same_mask():
+    seeds = row_seeds(jax.random.key(8), (), 16)
+    x = jnp.full((16, 4096), 2.0)
+    dropped, pull = jax.vjp(lambda x: dropout(x, 0.1, seeds), x)
+    standard_error = 2 * math.sqrt(0.1 / 0.9 / x.size)
+    assert abs(float(dropped.mean()) - 2) < LIMIT * standard_error
+    np.testing.assert_array_equal(pull(jnp.full_like(x, 2.0))[0], dropped)
+    np.testing.assert_allclose(np.unique(dropped), [0, 2 / 0.9], rtol=1e-6)
+
+
+def test_nothing_happens_without_seeds_or_at_rate_zero():
+    x = jnp.arange(6.0).reshape(2, 3)
+    seeds = row_seeds(jax.random.key(9), (), 2)
+    assert dropout(x, 0.5, None) is x
+    assert dropout(x, 0.0, seeds) is x
+
+
+def test_the_dtype_is_kept():
+    seeds = row_seeds(jax.random.key(10), (), 2)
+    assert dropout(jnp.ones((2, 8), jnp.bfloat16), 0.1, seeds).dtype == jnp.bfloat16

@@ -1,0 +1,64 @@
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from scipy.stats import norm
+
+from bert_jax.model.layers import Dense, LayerNorm, add_bias, affine, child_key, gelu, truncated_normal
+from bert_jax.model.runtime import Runtime
+
+KEY = jax.random.key(0)
+
+
+def test_gelu_and_its_slope_are_those_of_the_normal_distribution():
+    x = np.linspace(-6, 6, 241, dtype=np.float32)
+    np.testing.assert_allclose(gelu(jnp.asarray(x)), x * norm.cdf(x), atol=1e-6)
+    slope = jax.vmap(jax.grad(gelu))(jnp.asarray(x))
+    np.testing.assert_allclose(slope, norm.cdf(x) + x * norm.pdf(x), atol=1e-6)
+
+
+def test_layer_norm_gives_mean_zero_and_deviation_one_before_scale_and_bias():
+    module = LayerNorm(37, epsilon=1e-12, runtime=Runtime())
+    y = module(5 + 3 * jax.random.normal(KEY, (4, 37)))
+    np.testing.assert_allclose(y.mean(-1), 0, atol=1e-6)
+    np.testing.assert_allclose(y.std(-1), 1, atol=1e-6)
+
+
+def test_layer_norm_is_float32_inside_whatever_the_compute_dtype():
+    x = (1000 + jax.random.normal(KEY, (4, 64))).astype(jnp.bfloat16)
+    narrow = LayerNorm(64, epsilon=1e-12, runtime=Runtime(compute_dtype="bfloat16"))(x)
+    exact = LayerNorm(64, epsilon=1e-12, runtime=Runtime())(x)
+    assert narrow.dtype == jnp.bfloat16
+    np.testing.assert_allclose(narrow.astype(np.float32), exact, rtol=2**-8)
+
+
+def test_a_bias_adds_to_every_row_and_its_gradient_sums_them():
+    x, bias = jnp.ones((5, 3)), jnp.arange(3.0)
+    _, pull = jax.vjp(add_bias, x, bias)
+    cotangent = jax.random.normal(KEY, (5, 3))
+    gradients = pull(cotangent)
+    np.testing.assert_array_equal(add_bias(x, bias)[2], [1, 2, 3])
+    np.testing.assert_array_equal(gradients[0], cotangent)
+    np.testing.assert_allclose(gradients[1], cotangent.sum(0), rtol=1e-6)
+
+
+def test_affine_contracts_the_last_axes():
+    x, kernel = jax.random.normal(KEY, (2, 3, 4, 5)), jax.random.normal(child_key(KEY, "kernel"), (4, 5, 6, 7))
+    got = affine(x, kernel, jnp.ones((6, 7)), 2, Runtime())
+    np.testing.assert_allclose(got, np.einsum("abij,ijkl->abkl", x, kernel) + 1, rtol=1e-5, atol=1e-5)
+
+
+def test_bfloat16_products_may_leave_in_float32():
+    module = Dense((8,), (3,), deviation=1.0, runtime=Runtime(compute_dtype="bfloat16"), key=KEY)
+    assert module(jnp.ones((2, 8))).dtype == jnp.bfloat16
+    assert module(jnp.ones((2, 8)), dtype=jnp.float32).dtype == jnp.float32
+
+
+def test_initial_values_are_a_normal_cut_at_two_deviations():
+    values = np.asarray(truncated_normal(KEY, (200, 500), 0.02))
+    assert np.abs(values).max() <= 0.04
+    # The deviation of a standard normal cut at +-2, as a share of 1; five standard errors, one false alarm in 1.7 million.
+    cut = math.sqrt(1 - 2 * 2 * norm.pdf(2) / (norm.cdf(2) - norm.cdf(-2)))
+    assert abs(values.std() / (0.02 * cut) - 1) < 5 / math.sqrt(2 * values.size)
+    assert abs(values.mean()) < 5 * 0.02 / math.sqrt(values.size)
