@@ -8,9 +8,10 @@ import dataclasses
 import difflib
 import importlib.util
 import inspect
+import re
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -176,9 +177,7 @@ def load(config_class: type[Config], values: Values, where: str = "config") -> C
     fields = {item.name: item for item in dataclasses.fields(config_class)}  # type: ignore[arg-type]
     for key in values:
         if key not in fields:
-            near = difflib.get_close_matches(key, fields, n=1, cutoff=0.5)
-            meant = f"did you mean {where}.{near[0]}?" if near else f"known: {', '.join(sorted(fields))}"
-            raise UserError(f"unknown key {where}.{key}; {meant}")
+            raise UserError(_unknown_key(where, key, fields))
     arguments = {}
     for name, item in fields.items():
         if name in values:
@@ -202,6 +201,8 @@ def read_flags(recipe_name: str, overrides: Sequence[str] = ()) -> ml_collection
     arguments = ["command", *overrides]
     values = flags.FlagValues()
     tree = _run_recipe(recipe_name)
+    for override in overrides:
+        _check_override(tree, override)
     try:
         config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=arguments)
         rest = values(arguments)
@@ -210,6 +211,26 @@ def read_flags(recipe_name: str, overrides: Sequence[str] = ()) -> ml_collection
     if len(rest) > 1:
         raise UserError(f"unexpected argument {rest[1]!r}; overrides look like --config.batch_size=64")
     return values.config
+
+
+def _check_override(tree: ml_collections.ConfigDict, override: str) -> None:
+    """Raises UserError for `--config.a.b=...` where the recipe has no a.b."""
+    if not (match := re.match(r"--?config\.([\w.]+)", override)):
+        return
+    where = "config"
+    place: Any = tree
+    for key in match[1].split("."):
+        if not isinstance(place, ml_collections.ConfigDict):
+            raise UserError(f"unknown key {where}.{key}; {where} is a single value, as --{where}=VALUE")
+        if key not in place:
+            raise UserError(_unknown_key(where, key, place.keys()))
+        where, place = f"{where}.{key}", place[key]
+
+
+def _unknown_key(where: str, key: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
+    meant = f"did you mean {where}.{near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+    return f"unknown key {where}.{key}; {meant}"
 
 
 def _run_recipe(recipe_name: str) -> ml_collections.ConfigDict:

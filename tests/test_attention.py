@@ -111,9 +111,7 @@ def test_the_choice_is_logged_once(caplog):
 
 @pytest.mark.accelerator
 def test_cudnn_equals_einsum():
-    query, key, value = (
-        jax.random.normal(jax.random.key(index), (2, 128, 3, 64), jnp.bfloat16) for index in range(3)
-    )
+    query, key, value = (jax.random.normal(jax.random.key(index), (2, 128, 3, 64), jnp.bfloat16) for index in range(3))
     sequences = jnp.repeat(jnp.asarray([[1, 2, 3, 0], [1, 1, 1, 1]], jnp.int32), 32, axis=1)
     visible = visible_keys(sequences, sequences)
     real = np.asarray(sequences > 0)

@@ -36,8 +36,13 @@ def test_a_recipe_survives_the_way_through_a_config_dict():
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (["--config.stepz=5"], "steps"),
-        (["--config.model.presett=mini"], "preset"),
+        (["--config.stepz=5"], r"unknown key config\.stepz; did you mean config\.steps\?"),
+        (
+            ["--config.model.presett", "mini"],
+            r"unknown key config\.model\.presett; did you mean config\.model\.preset\?",
+        ),
+        (["--config.mesh.sideways=1"], r"unknown key config\.mesh\.sideways; known: data"),
+        (["--config.steps.every=1"], r"config\.steps is a single value"),
         (["--config.steps=many"], "steps"),
         (["stray"], "stray"),
     ],

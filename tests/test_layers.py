@@ -58,7 +58,7 @@ def test_bfloat16_products_may_leave_in_float32():
 def test_initial_values_are_a_normal_cut_at_two_deviations():
     values = np.asarray(truncated_normal(KEY, (200, 500), 0.02))
     assert np.abs(values).max() <= 0.04
-    # The deviation of a standard normal cut at +-2, as a share of 1; five standard errors, one false alarm in 1.7 million.
+    # The deviation of a normal cut at two deviations. Five standard errors: one false alarm in 1.7 million.
     cut = math.sqrt(1 - 2 * 2 * norm.pdf(2) / (norm.cdf(2) - norm.cdf(-2)))
     assert abs(values.std() / (0.02 * cut) - 1) < 5 / math.sqrt(2 * values.size)
     assert abs(values.mean()) < 5 * 0.02 / math.sqrt(values.size)

@@ -69,9 +69,13 @@ class SelfAttention(nnx.Module):
         self, hidden: Float[Array, "B T D"], queries: Float[Array, "B Q D"] | None
     ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B T N H"], Float[Array, "B T N H"]]:
         if queries is None:
-            qkv = self.qkv(hidden)
-            return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]
+            return _parts(self.qkv(hidden))
         kernel, bias = self.qkv.kernel[...], self.qkv.bias[...]
         query = affine(queries, kernel[:, 0], bias[0], 1, self.runtime)
-        pair = affine(hidden, kernel[:, 1:], bias[1:], 1, self.runtime)
-        return query, pair[:, :, 0], pair[:, :, 1]
+        return query, *_parts(affine(hidden, kernel[:, 1:], bias[1:], 1, self.runtime))
+
+
+def _parts(stacked: Float[Array, "B T K N H"]) -> tuple[Float[Array, "B T N H"], ...]:
+    """The K arrays of axis 2. The gradient of lax.split is one concatenation, that of indexing a sum per part."""
+    parts = jax.lax.split(stacked, (1,) * stacked.shape[2], axis=2)
+    return tuple(part[:, :, 0] for part in parts)

@@ -1,0 +1,285 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from tiny_batches import lay, random_sequence
+
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+from bert_jax.data.example import Batch
+from bert_jax.model import paths
+from bert_jax.model.bert import abstract_params, bind, init_params
+from bert_jax.model.heads import Heads
+from bert_jax.model.runtime import Runtime
+
+CONFIG = ModelConfig(
+    vocab_size=61,
+    layers=2,
+    width=12,
+    heads=3,
+    feed_forward=20,
+    max_positions=32,
+    dropout=0.0,
+    attention_dropout=0.0,
+    initializer_range=0.3,
+)
+DROPPING = dataclasses.replace(CONFIG, dropout=0.2, attention_dropout=0.2)
+PRETRAINING = Heads(mlm=True, next_sentence=True, pooler=True)
+EVERY_HEAD = Heads(mlm=True, next_sentence=True, pooler=True, classes=3, tags=5)
+KEY = jax.random.key(0)
+
+
+def padded_batch(slots: int = 13) -> Batch:
+    return on_device(lay([[random_sequence(length, 61, length)] for length in (13, 7, 9)], slots, predictions=4))
+
+
+def on_device(batch: Batch) -> Batch:
+    return jax.tree.map(jnp.asarray, batch)
+
+
+def losses(model, batch: Batch, dropout_key=None) -> jax.Array:
+    """The sums of both losses over the batch, by the shortest path through the model."""
+    hidden = model.encode(batch, dropout_key).last
+    logits = model.masked_logits(hidden, batch.masked_positions)
+    masked = _cross_entropy(logits, batch.masked_ids, batch.masked_weights)
+    logits = model.next_sentence_logits(model.pooled(hidden, batch.cls_positions))
+    return jnp.stack([masked, _cross_entropy(logits, batch.next_sentence_label, batch.next_sentence_weight)])
+
+
+def _cross_entropy(logits, labels, weights):
+    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), labels[..., None], axis=-1)[..., 0]
+    return -(picked * weights).sum()
+
+
+def losses_and_gradients(params, batch: Batch, config: ModelConfig = CONFIG, runtime: Runtime = Runtime()):  # noqa: B008
+    def total(params):
+        parts = losses(bind(config, PRETRAINING, params, runtime), batch)
+        return parts.sum(), parts
+
+    gradients, parts = jax.jit(jax.grad(total, has_aux=True))(params)
+    return parts, paths.flatten(gradients)
+
+
+def encode(params, batch: Batch, dropout_key=None, config: ModelConfig = CONFIG, runtime: Runtime = Runtime()):  # noqa: B008
+    def last(params, batch, dropout_key):
+        return bind(config, PRETRAINING, params, runtime).encode(batch, dropout_key).last
+
+    return np.asarray(jax.jit(last)(params, batch, dropout_key), np.float32)
+
+
+@pytest.fixture(scope="module")
+def params():
+    """Parameters with every bias and scale off its initial value, so that none can be forgotten unseen."""
+    flat = paths.flatten(init_params(CONFIG, PRETRAINING, KEY))
+    for index, (path, value) in enumerate(flat.items()):
+        if path.endswith(("bias", "scale")):
+            noise = 0.2 * jax.random.normal(jax.random.key(index), value.shape)
+            flat[path] = value + (noise.at[61:].set(0) if path == "mlm_head/bias" else noise)
+    return paths.unflatten(flat)
+
+
+def test_paths_and_shapes_are_the_documented_ones():
+    found = {path: leaf.shape for path, leaf in paths.flatten(abstract_params(CONFIG, EVERY_HEAD)).items()}
+    norms = ("embeddings/norm", "mlm_head/norm")
+    layer_norms = ("encoder/layers/attention_norm", "encoder/layers/feed_forward_norm")
+    wanted = {
+        "embeddings/token/table": (128, 12),
+        "embeddings/position/table": (32, 12),
+        "embeddings/segment/table": (2, 12),
+        "encoder/layers/attention/qkv/kernel": (2, 12, 3, 3, 4),
+        "encoder/layers/attention/qkv/bias": (2, 3, 3, 4),
+        "encoder/layers/attention/output/kernel": (2, 3, 4, 12),
+        "encoder/layers/attention/output/bias": (2, 12),
+        "encoder/layers/feed_forward/input/kernel": (2, 12, 20),
+        "encoder/layers/feed_forward/input/bias": (2, 20),
+        "encoder/layers/feed_forward/output/kernel": (2, 20, 12),
+        "encoder/layers/feed_forward/output/bias": (2, 12),
+        "pooler/dense/kernel": (12, 12),
+        "pooler/dense/bias": (12,),
+        "mlm_head/transform/kernel": (12, 12),
+        "mlm_head/transform/bias": (12,),
+        "mlm_head/bias": (128,),
+        "next_sentence_head/dense/kernel": (12, 2),
+        "next_sentence_head/dense/bias": (2,),
+        "classifier/dense/kernel": (12, 3),
+        "classifier/dense/bias": (3,),
+        "tagger/dense/kernel": (12, 5),
+        "tagger/dense/bias": (5,),
+    }
+    wanted |= {f"{norm}/{name}": (12,) for norm in norms for name in ("scale", "bias")}
+    wanted |= {f"{norm}/{name}": (2, 12) for norm in layer_norms for name in ("scale", "bias")}
+    assert found == wanted
+
+
+def test_initial_values_depend_on_key_and_path_alone():
+    few = paths.flatten(init_params(CONFIG, Heads(), KEY))
+    many = paths.flatten(init_params(CONFIG, EVERY_HEAD, KEY))
+    assert len(many) > len(few)
+    for path, value in few.items():
+        assert value.dtype == jnp.float32
+        np.testing.assert_array_equal(value, many[path])
+    kernels = [np.asarray(value).ravel()[:20] for path, value in many.items() if path.endswith("kernel")]
+    assert len({kernel.tobytes() for kernel in kernels}) == len(kernels)
+
+
+def test_initial_biases_are_zero_scales_one_and_vocabulary_padding_zero():
+    for path, value in paths.flatten(init_params(CONFIG, EVERY_HEAD, KEY)).items():
+        if path.endswith(("bias", "scale")):
+            np.testing.assert_array_equal(value, float(path.endswith("scale")))
+        else:
+            assert np.abs(value).max() <= 2 * CONFIG.initializer_range
+    np.testing.assert_array_equal(init_params(CONFIG, Heads(), KEY)["embeddings"]["token"]["table"][61:], 0)
+
+
+@pytest.mark.parametrize("layer_loop", ["scan", "unrolled"])
+def test_packed_sequences_give_the_losses_and_gradients_of_separate_padded_rows(params, layer_loop):
+    sequences = [random_sequence(length, 61, seed) for seed, length in enumerate((9, 6, 8, 3))]
+    packed = on_device(lay([sequences[:3], sequences[3:]], slots=25, predictions=6))
+    separate = on_device(lay([[sequence] for sequence in sequences], slots=11, predictions=2))
+    runtime = Runtime(layer_loop=layer_loop)
+    together, apart = (losses_and_gradients(params, batch, runtime=runtime) for batch in (packed, separate))
+    np.testing.assert_allclose(together[0], apart[0], rtol=1e-5)
+    for path, gradient in apart[1].items():
+        np.testing.assert_allclose(together[1][path], gradient, atol=2e-5, err_msg=path)
+    hidden = encode(params, packed), encode(params, separate)
+    np.testing.assert_allclose(hidden[0][0, 9:15], hidden[1][1, :6], atol=1e-5)
+
+
+def test_padding_changes_no_real_output(params):
+    batch, longer = padded_batch(), padded_batch(slots=20)
+    noise = jax.random.randint(KEY, (3, 20), 0, 2)
+    padding = longer.sequence_ids == 0
+    longer = longer._replace(
+        input_ids=jnp.where(padding, 7 * noise, longer.input_ids),
+        segment_ids=jnp.where(padding, noise, longer.segment_ids),
+        positions=jnp.where(padding, noise, longer.positions),
+    )
+    real = np.asarray(batch.sequence_ids > 0)
+    np.testing.assert_allclose(encode(params, longer)[:, :13][real], encode(params, batch)[real], atol=1e-5)
+
+
+def test_a_slot_of_padding_or_of_another_sequence_has_no_gradient(params):
+    batch = on_device(lay([[random_sequence(5, 61, 1), random_sequence(6, 61, 2)]], slots=13, predictions=2))
+    model = bind(CONFIG, PRETRAINING, params, Runtime())
+
+    def first_sequence(embedded):
+        return jnp.square(model.encoder(embedded, batch.sequence_ids, None)[0][0, :5]).sum()
+
+    gradient = np.asarray(jax.jit(jax.grad(first_sequence))(model.encode(batch).embeddings))
+    assert np.abs(gradient[0, :5]).min() > 0
+    np.testing.assert_array_equal(gradient[0, 5:], 0)
+
+
+def test_bfloat16_is_near_float32_and_its_logits_are_float32(params):
+    batch = padded_batch()
+    narrow = Runtime(compute_dtype="bfloat16")
+    got, wanted = encode(params, batch, runtime=narrow), encode(params, batch)
+    real = np.asarray(batch.sequence_ids > 0)
+    # bfloat16 keeps 8 bits; hidden states are about 1 and pass a dozen roundings.
+    assert np.abs(got - wanted)[real].max() < 0.1
+    assert np.abs(got - wanted)[real].mean() < 0.015
+    model = bind(CONFIG, PRETRAINING, params, narrow)
+    hidden = model.encode(batch).last
+    assert hidden.dtype == jnp.bfloat16
+    assert model.masked_logits(hidden, batch.masked_positions).dtype == jnp.float32
+    assert model.next_sentence_logits(model.pooled(hidden, batch.cls_positions)).dtype == jnp.float32
+
+
+def test_vocabulary_padding_is_invisible_and_stays_zero(params):
+    batch = padded_batch()
+    model = bind(CONFIG, PRETRAINING, params, Runtime())
+    logits = model.masked_logits(model.encode(batch).last, batch.masked_positions)
+    assert np.isfinite(logits[..., :61]).all()
+    np.testing.assert_array_equal(logits[..., 61:], -np.inf)
+    parts, gradients = losses_and_gradients(params, batch)
+    assert np.isfinite(parts).all()
+    np.testing.assert_array_equal(gradients["embeddings/token/table"][61:], 0)
+    np.testing.assert_array_equal(gradients["mlm_head/bias"][61:], 0)
+    assert all(np.isfinite(gradient).all() for gradient in gradients.values())
+
+
+def test_the_tied_table_learns_from_both_of_its_uses(params):
+    batch = padded_batch()
+    model = bind(CONFIG, PRETRAINING, params, Runtime())
+
+    def loss(seen_table, output_table):
+        seen = {**params, "embeddings": {**params["embeddings"], "token": {"table": seen_table}}}
+        hidden = bind(CONFIG, PRETRAINING, seen, Runtime()).encode(batch).last
+        vectors = jnp.take_along_axis(hidden, batch.masked_positions[..., None], axis=1)
+        return _cross_entropy(model.mlm_head(vectors, output_table), batch.masked_ids, batch.masked_weights)
+
+    table = params["embeddings"]["token"]["table"]
+    as_input, as_output = jax.jit(jax.grad(loss, (0, 1)))(table, table)
+    assert np.abs(as_input).max() > 1e-3
+    assert np.abs(as_output).max() > 1e-3
+    only_masked = dataclasses.replace(PRETRAINING, next_sentence=False)
+    without = {name: value for name, value in params.items() if name != "next_sentence_head"}
+
+    def tied(params):
+        model = bind(CONFIG, only_masked, params, Runtime())
+        logits = model.masked_logits(model.encode(batch).last, batch.masked_positions)
+        return _cross_entropy(logits, batch.masked_ids, batch.masked_weights)
+
+    gradient = jax.jit(jax.grad(tied))(without)["embeddings"]["token"]["table"]
+    np.testing.assert_allclose(gradient, as_input + as_output, atol=1e-5)
+
+
+def test_evaluation_is_deterministic_and_dropout_follows_its_key(params):
+    batch = padded_batch()
+    run = lambda key: encode(params, batch, key, DROPPING)  # noqa: E731
+    np.testing.assert_array_equal(run(None), run(None))
+    np.testing.assert_array_equal(run(None), encode(params, batch))
+    np.testing.assert_array_equal(run(jax.random.key(1)), run(jax.random.key(1)))
+    assert np.abs(run(jax.random.key(1)) - run(jax.random.key(2))).max() > 0.1
+
+
+def test_a_row_of_padding_alone_makes_no_nan(params):
+    batch = jax.tree.map(lambda field: field.at[1].set(0), padded_batch())
+    parts, gradients = losses_and_gradients(params, batch)
+    assert np.isfinite(parts).all()
+    assert all(np.isfinite(gradient).all() for gradient in gradients.values())
+
+
+def test_encode_at_gives_the_vectors_that_the_heads_read(params):
+    batch = padded_batch()
+    model = bind(CONFIG, PRETRAINING, params, Runtime())
+    hidden = model.encode(batch).last
+    slots = jnp.concatenate([batch.masked_positions, batch.cls_positions], axis=1)
+    vectors = model.encode_at(batch, slots)
+    logits, pooled = model.vocabulary_logits(vectors[:, :4]), model.pool(vectors[:, 4:])
+    np.testing.assert_allclose(logits, model.masked_logits(hidden, batch.masked_positions), atol=1e-4)
+    np.testing.assert_allclose(pooled, model.pooled(hidden, batch.cls_positions), atol=1e-5)
+
+
+def test_classifier_and_tagger_drop_out_and_give_float32_logits():
+    batch = padded_batch()
+    model = bind(DROPPING, EVERY_HEAD, init_params(DROPPING, EVERY_HEAD, KEY), Runtime(compute_dtype="bfloat16"))
+    hidden = model.encode(batch).last
+    pooled = model.pooled(hidden, batch.cls_positions)
+    for logits, shape in ((model.class_logits, (3, 1, 3)), (model.tag_logits, (3, 13, 5))):
+        vectors = pooled if shape[1] == 1 else hidden
+        assert logits(vectors).shape == shape
+        assert logits(vectors).dtype == jnp.float32
+        assert np.abs(logits(vectors, KEY) - logits(vectors)).max() > 0
+
+
+def test_rows_longer_than_the_positions_are_refused(params):
+    with pytest.raises(UserError, match="rows of 40 slots do not fit the model's 32 positions"):
+        bind(CONFIG, PRETRAINING, params, Runtime()).encode(padded_batch(slots=40))
+
+
+def test_a_head_on_the_pooled_vector_wants_a_pooler():
+    with pytest.raises(UserError, match="pooler=True"):
+        Heads(classes=2)
+
+
+def test_parameters_of_another_architecture_are_refused_by_path(params):
+    wider = dataclasses.replace(CONFIG, feed_forward=21)
+    with pytest.raises(UserError, match=r"feed_forward/input/bias has shape \[2, 20\], the model wants \[2, 21\]"):
+        bind(wider, PRETRAINING, params, Runtime())
+    with pytest.raises(UserError, match="classifier/dense/bias is missing"):
+        bind(CONFIG, EVERY_HEAD, params, Runtime())
+    with pytest.raises(UserError, match="mlm_head/bias is not one of this model's"):
+        bind(CONFIG, Heads(pooler=True), params, Runtime())

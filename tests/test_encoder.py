@@ -1,0 +1,82 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.encoder import Encoder, gather_slots
+from bert_jax.model.runtime import Runtime
+
+# Three layers: a first, a middle and a last one.
+CONFIG = ModelConfig(vocab_size=10, layers=3, width=12, heads=3, feed_forward=20, initializer_range=0.3)
+SEQUENCES = jnp.asarray([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1]], jnp.int32)
+HIDDEN = jax.random.normal(jax.random.key(1), (2, 7, 12))
+SLOTS = jnp.asarray([[1, 1, 4], [6, 0, 2]], jnp.int32)
+
+
+def encoder(layer_loop: str, config: ModelConfig = CONFIG) -> Encoder:
+    return Encoder(config, runtime=Runtime(layer_loop=layer_loop), key=jax.random.key(0))
+
+
+@pytest.mark.parametrize("dropout_key", [None, jax.random.key(5)], ids=["evaluation", "dropout"])
+def test_scan_equals_unrolled(dropout_key):
+    results = []
+    for layer_loop in ("scan", "unrolled"):
+        module = encoder(layer_loop)
+
+        def loss(hidden, module=module):
+            last, layers = module(hidden, SEQUENCES, dropout_key, all_layers=True)
+            return jnp.square(last).sum() + jnp.sin(layers).sum(), (last, layers)
+
+        gradient, outputs = jax.jit(jax.grad(loss, has_aux=True))(HIDDEN)
+        results.append([gradient, *outputs])
+    for scanned, unrolled in zip(*results, strict=True):
+        np.testing.assert_allclose(scanned, unrolled, atol=1e-5)
+
+
+def test_every_layer_is_given_in_order_when_asked():
+    module = encoder("scan")
+    last, layers = jax.jit(lambda hidden: module(hidden, SEQUENCES, None, all_layers=True))(HIDDEN)
+    assert layers.shape == (3, 2, 7, 12)
+    np.testing.assert_array_equal(layers[-1], last)
+    assert float(jnp.abs(layers[0] - layers[1]).max()) > 0.1
+
+
+@pytest.mark.parametrize("layers", [1, 3])
+@pytest.mark.parametrize("layer_loop", ["scan", "unrolled"])
+def test_the_last_layer_at_some_slots_is_the_whole_one_there(layers, layer_loop):
+    module = encoder(layer_loop, dataclasses.replace(CONFIG, layers=layers))
+
+    def whole(hidden):
+        return gather_slots(module(hidden, SEQUENCES, None)[0], SLOTS)
+
+    def some(hidden):
+        return module.at_slots(hidden, SEQUENCES, SLOTS, None)
+
+    def both_ways(hidden):
+        outputs, pulls = zip(*(jax.vjp(get, hidden) for get in (some, whole)), strict=True)
+        return outputs, [pull(jnp.cos(outputs[1])) for pull in pulls]
+
+    for got, wanted in jax.jit(both_ways)(HIDDEN):
+        np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+def test_layers_differ_in_their_dropout():
+    # Layers that are copies of each other and blind to their input give the same output but for their masks.
+    module = encoder("unrolled", dataclasses.replace(CONFIG, layers=2, dropout=0.5, attention_dropout=0.0))
+    module.layers.feed_forward_norm.scale[...] = jnp.ones((2, 12))
+    for part in (module.layers.attention.qkv, module.layers.attention.output, module.layers.feed_forward.input):
+        part.kernel[...] = jnp.zeros_like(part.kernel[...])
+    module.layers.feed_forward.output.kernel[...] = jnp.zeros((2, 20, 12))
+    module.layers.feed_forward.output.bias[...] = jnp.tile(1000.0 * jnp.arange(12.0), (2, 1))
+    _, layers = jax.jit(lambda key: module(HIDDEN, SEQUENCES, key, all_layers=True))(jax.random.key(2))
+    assert float(jnp.abs(layers[0] - layers[1]).max()) > 0.1
+
+
+def test_slots_are_gathered_exactly_in_both_dtypes():
+    for dtype in (jnp.float32, jnp.bfloat16):
+        hidden = HIDDEN.astype(dtype)
+        wanted = np.take_along_axis(np.asarray(hidden), np.asarray(SLOTS)[..., None], axis=1)
+        np.testing.assert_array_equal(gather_slots(hidden, SLOTS), wanted)
