@@ -72,6 +72,10 @@ def explain_os_error(error: OSError) -> str | None:
         errno.EFBIG: f"{where} grew over the file-size limit. Raise it (ulimit -f) and run the same command again",
         errno.ENOTDIR: f"{where} is not a folder. Choose another path",
         errno.EISDIR: f"{where} is a folder where a file was wanted. Name a file",
+        errno.ENAMETOOLONG: f"{where} is too long a name. Choose a shorter one",
+        errno.ELOOP: f"{where} is a link that leads round in a circle. Mend the link, or choose another path",
+        errno.EIO: f"the disk failed to read or write {where}. Check the disk, or choose another one",
+        errno.EMFILE: f"too many files are open to open {where}. Raise the limit (ulimit -n) and run the command again",
     }
     return advice.get(error.errno or 0)
 

@@ -42,6 +42,9 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.width % self.heads:
             raise UserError(f"model.width {self.width} is not a multiple of model.heads {self.heads}")
+        for name in ("dropout", "attention_dropout"):
+            if not 0 <= getattr(self, name) < 1:
+                raise UserError(f"model.{name} is {getattr(self, name)}; use a share from 0 to below 1, as 0.1")
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ def _evaluate_shards(loaded: Loaded, data: Path, config: TrainConfig, max_rows: 
         raise UserError(f"{loaded.origin} has no masked-language-model head to measure; name a pretrained checkpoint")
     dataset = open_dataset(data, "train" if data.name == "train" else "eval")
     mesh = partitioning.make_mesh(config.mesh)
-    size = -(-config.batch_size // mesh.size) * mesh.size
+    size = partitioning.whole_rows(config.batch_size)
     loader = PretrainingLoader(dataset, loaded.tokenizer, batch_size=size, seed=0)
     objective = PretrainingObjective(dataset.manifest["objective"] == "nsp" and loaded.heads.next_sentence)
     plan = Forward(loaded.model, trainer.runtime_of(config), objective)

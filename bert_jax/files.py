@@ -12,6 +12,12 @@ from typing import Any
 from bert_jax.command import UserError
 
 INCOMPLETE = ".incomplete"  # what a folder is called until it is whole: DIR.incomplete
+MARKER = ".made_by_bert_jax"  # stands in what new_folder makes until that is whole, so that only this is replaced
+
+
+def incomplete(directory: Path) -> Path:
+    """What a folder is called until it is whole."""
+    return directory.parent / (directory.name + INCOMPLETE)
 
 
 def write_whole(path: Path, content: bytes | memoryview) -> None:
@@ -48,7 +54,9 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def refuse_existing(output: Path) -> None:
-    """Raises UserError if an output is there already: nothing is ever written over."""
+    """Raises UserError if an output is there already (nothing is written over), or is called as an unfinished one."""
+    if output.name.endswith(INCOMPLETE):
+        raise UserError(f"output {output} ends in {INCOMPLETE}, the name of unfinished ones. Name another --output")
     if output.exists():
         raise UserError(f"output {output} exists. Name another --output, or remove it first")
 
@@ -57,16 +65,21 @@ def refuse_existing(output: Path) -> None:
 def new_folder(directory: str | Path) -> Iterator[Path]:
     """DIR.incomplete to write into; it becomes DIR at the end, and goes when something is raised.
 
-    Raises UserError when DIR exists. What a killed run left in DIR.incomplete is written anew.
+    Raises UserError when DIR exists, or DIR.incomplete does and is not what a killed run of this function left, which
+    is written anew.
     """
     directory = Path(directory)
     refuse_existing(directory)
-    unfinished = directory.with_name(directory.name + INCOMPLETE)
-    if unfinished.exists():
+    unfinished = incomplete(directory)
+    if (unfinished / MARKER).exists():
         shutil.rmtree(unfinished)
+    if unfinished.exists():
+        raise UserError(f"{unfinished} is in the way; move or remove it, or name another --output")
     unfinished.mkdir(parents=True)
     try:
+        (unfinished / MARKER).touch()
         yield unfinished
+        (unfinished / MARKER).unlink()
         unfinished.rename(directory)
     except BaseException:
         _remove(unfinished)

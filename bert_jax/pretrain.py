@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_collections
 
 from bert_jax import command
@@ -17,7 +18,7 @@ from bert_jax.files import write_json
 from bert_jax.interop import source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
-from bert_jax.train import trainer
+from bert_jax.train import partitioning, trainer
 from bert_jax.train.evaluate import make_evaluator
 from bert_jax.train.losses import PretrainingObjective
 
@@ -50,15 +51,16 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
     tokenizer = dataset.tokenizer()
     loaded = source.open_checkpoint(config.init_from) if config.init_from else None
     model = _architecture(config, tokenizer.vocab_size, loaded)
-    if dataset.seq_len > model.max_positions:
-        raise UserError(
-            f"the rows of {config.data.train} have {dataset.seq_len} slots, the model has {model.max_positions} "
-            f"positions; use --config.model.max_positions={dataset.seq_len}"
-        )
+    for part in (dataset, held_out):
+        if part is not None and part.seq_len > model.max_positions:
+            raise UserError(
+                f"the rows of {part.directory} have {part.seq_len} slots, the model has {model.max_positions} "
+                f"positions; use --config.model.max_positions={part.seq_len}"
+            )
     objective = PretrainingObjective(next_sentence=dataset.manifest["objective"] == "nsp")
     evaluators = []
     if held_out is not None:
-        size = config.eval.batch_size or config.batch_size
+        size = partitioning.whole_rows(config.eval.batch_size or config.batch_size)
         batches = PretrainingLoader(held_out, tokenizer, batch_size=size, seed=config.seed)
         evaluators.append(
             lambda plan, mesh: make_evaluator(
@@ -124,7 +126,8 @@ def _write_result(workdir: Path, result: trainer.Result) -> dict[str, Any]:
         "tokens": result.tokens,
         **{f"eval_{name}": result.evaluation.get(name) for name in names},
     }
-    write_json(workdir / "result.json", values)
+    if jax.process_index() == 0:
+        write_json(workdir / trainer.RESULT_FILE, values)
     return values
 
 

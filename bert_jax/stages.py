@@ -19,6 +19,7 @@ from bert_jax.files import write_json
 from bert_jax.train.metrics import duration
 
 RECORD = "quickstart.json"
+LOG_WIDTH = 110  # of tables where there is no terminal to fill
 
 
 class Stages:
@@ -30,6 +31,8 @@ class Stages:
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         self.console = Console(highlight=False, soft_wrap=True)
+        if not self.console.is_terminal:
+            self.console.width = LOG_WIDTH
         self.record: dict[str, Any] = {"finished": False, "stages": {}}
         if (self.folder / RECORD).exists():
             self.record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))

@@ -129,6 +129,9 @@ def read(path: Path, lowercase: bool | None) -> Vocabulary:
         return _from_lines(file, config, lowercase)
     except UserError as error:
         raise UserError(f"tokenizer {file}: {error}") from None
+    except (KeyError, AttributeError, TypeError, ValueError, StopIteration) as error:
+        lacks = f"no field {error}" if isinstance(error, KeyError) else "a field that is not of the kind it should be"
+        raise UserError(f"tokenizer {file}: {lacks}. Fetch or save the tokenizer again") from error
 
 
 def write(vocabulary: Vocabulary, directory: Path) -> None:

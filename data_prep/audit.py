@@ -1,4 +1,4 @@
-"""Checks a build_examples output against its manifest: every hash, size, row and count."""
+"""Checks a build_examples output against its manifest: all that can be told without the text it was made of."""
 
 import hashlib
 import itertools
@@ -7,17 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Int64, UInt64
 
+from bert_jax import tokenizer_files
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
+from bert_jax.data.manifest import COUNTED, MANIFEST, PARTS, read_manifest, read_unigram_counts
 from bert_jax.data.masking import Masker
-from bert_jax.data.shards import PARTS, Corrupt, check_sizes, layout_problem, read_manifest, read_shard
+from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, read_shard
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.tokenizer import load as load_tokenizer
-from data_prep.fill import count_predictions
+from data_prep.fill import count_predictions, mask_rows
 
 _HASHED_TOGETHER = 1 << 20
+_EVAL_KEY = 1 << 63  # keys of eval have this bit, those of train have not
 
 
 def verify(directory: Path, progress: Callable[[int], None] = lambda rows: None) -> dict[str, Any]:
@@ -32,7 +35,9 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda rows: None)
     strays = {f"{part}/{path.name}" for part in PARTS for path in (directory / part).glob("*")}
     if strays := strays - {shard["name"] for shard in shards}:
         raise UserError(f"{directory / min(strays)} is in no manifest; remove it, or build the examples again")
-    tokenizer = _tokenizer(directory, manifest)
+    _check_sums(directory, manifest)
+    tokenizer = tokenizer_of(directory, manifest)
+    _check_vocabulary(directory / "tokenizer" / "vocab.txt")
     counter = _Counter(manifest, tokenizer)
     problems = []
     for shard in shards:
@@ -104,6 +109,7 @@ def _mask_checks(rows: Rows, tokenizer: Tokenizer, ends: Int64[np.ndarray, "R"])
         "masked positions that do not ascend": (real[:, 1:] & (np.diff(positions, axis=1) <= 0)).any(axis=1),
         "more predictions than fit": counts > positions.shape[1],
         "a special token that is predicted": (real & special).any(axis=1),
+        "a masked id outside of the vocabulary": (rows.masked_ids >= tokenizer.vocab_size).any(axis=1),
         "a filler that is not 0": (~real & ((positions != 0) | (rows.masked_ids != 0))).any(axis=1),
     }
 
@@ -137,26 +143,43 @@ class _Counter:
         self._key_ranges: list[tuple[int, int]] = []
 
     def add(self, part: str, rows: Rows) -> str | None:
+        if problem := self._key_problem(part, rows.sequence_keys[rows.sequence_lengths > 0]):
+            return problem
         counts = self._counts[part]
         counts["rows"] += len(rows.input_ids)
         counts["sequences"] += int((rows.sequence_lengths > 0).sum())
         counts["tokens"] += int(rows.sequence_lengths.sum())
+        most = self._manifest["masking"]["max_predictions"]
         if rows.masked_counts is not None:
             counts["predictions"] += int(rows.masked_counts.sum())
+            again = mask_rows(Rows(truth(rows), *rows[1:5]), self._masker, most)
+            pairs = zip(again, rows, strict=True)
+            if not all(np.array_equal(drawn, stored) for drawn, stored in pairs):  # type: ignore[arg-type]
+                return "static masks that are not those of epoch 0"
         else:
-            most = self._manifest["masking"]["max_predictions"]
             counts["predictions"] += count_predictions(rows, self._masker, most)
         if part == "train":
             self._unigrams += np.bincount(truth(rows).reshape(-1), minlength=len(self._unigrams))
-        keys = rows.sequence_keys[rows.sequence_lengths > 0]
-        if len(keys) and (np.diff(keys) != 1).any():
+        return None
+
+    def _key_problem(self, part: str, keys: UInt64[np.ndarray, "K"]) -> str | None:
+        if not len(keys):
+            return None
+        if (np.diff(keys) != 1).any():
             return "sequence keys that do not count up by one"
-        if len(keys):
-            self._key_ranges.append((int(keys[0]), int(keys[-1])))
+        if keys[0] >> np.uint64(32) != keys[-1] >> np.uint64(32):
+            return "sequence keys of two work units"
+        if (int(keys[0]) >= _EVAL_KEY) != (part == "eval"):
+            return f"sequence keys that are not those of {part}"
+        self._key_ranges.append((int(keys[0]), int(keys[-1])))
         return None
 
     def check(self, directory: Path) -> None:
         """Raises UserError where the manifest's counts are not what was counted."""
+        ranges = sorted(self._key_ranges)
+        for (_, last), (first, _) in itertools.pairwise(ranges):
+            if first <= last:
+                raise UserError(f"sequence key {first} comes twice in {directory}; build the examples again")
         for part, counts in self._counts.items():
             for name, counted in counts.items():
                 said = self._manifest["parts"][part][name]
@@ -165,17 +188,42 @@ class _Counter:
                         f"{directory / 'manifest.json'} says {said} {name} in {part}, the shards hold {counted}; "
                         "build the examples again"
                     )
-        path = directory / self._manifest["unigram_counts"]
         self._unigrams[self._special] = 0
-        if not path.exists() or not np.array_equal(np.load(path, allow_pickle=False), self._unigrams):
+        if not np.array_equal(read_unigram_counts(directory, self._manifest), self._unigrams):
+            path = directory / self._manifest["unigram_counts"]
             raise UserError(f"{path} is not what the shards hold; build the examples again")
-        ranges = sorted(self._key_ranges)
-        for (_, last), (first, _) in itertools.pairwise(ranges):
-            if first <= last:
-                raise UserError(f"sequence key {first} comes twice in {directory}; build the examples again")
 
 
-def _tokenizer(directory: Path, manifest: dict[str, Any]) -> Tokenizer:
+def _check_sums(directory: Path, manifest: dict[str, Any]) -> None:
+    """Raises UserError where the manifest's counts are not the sums of those of its parts."""
+    whole, parts = manifest["counts"], [manifest["parts"][part] for part in PARTS]
+    reasons = {reason for counts in (whole, *parts) for reason in counts["skipped"]}
+    for name, said, found in [
+        *((name, whole[name], [part[name] for part in parts]) for name in COUNTED),
+        *(
+            (reason, whole["skipped"].get(reason, 0), [p["skipped"].get(reason, 0) for p in parts])
+            for reason in reasons
+        ),
+    ]:
+        if said != sum(found):
+            raise UserError(
+                f"{directory / MANIFEST} says {said} {name} in all, and {' + '.join(map(str, found))} in the parts; "
+                "build the examples again"
+            )
+
+
+def _check_vocabulary(path: Path) -> None:
+    """Raises UserError when vocab.txt, which other programs read, is not the vocabulary of tokenizer.json."""
+    try:
+        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
+    except (FileNotFoundError, UnicodeDecodeError):
+        lines = []
+    if tuple(lines) != tokenizer_files.read(path.parent, None).tokens:
+        raise UserError(f"{path} does not hold the tokens of the tokenizer beside it; copy the folder again")
+
+
+def tokenizer_of(directory: Path, manifest: dict[str, Any]) -> Tokenizer:
+    """The tokenizer kept with the shards. Raises UserError when it is not the one that made them."""
     tokenizer = load_tokenizer(directory / "tokenizer")
     if tokenizer.content_hash != manifest["tokenizer"]["hash"]:
         raise UserError(f"{directory / 'tokenizer'} is not the tokenizer that made the shards; copy it again")

@@ -13,11 +13,11 @@ from bert_jax import command
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import Parser, Stopped, UserError
 from bert_jax.data.masking import UNITS
-from bert_jax.files import INCOMPLETE, refuse_existing
+from bert_jax.files import incomplete, refuse_existing
 from data_prep import engines, readers
 from data_prep.job import Arguments, Job, Record, Source
 from data_prep.progress import InputFiles, Reporter
-from data_prep.units import Cut, Splitter, Unit
+from data_prep.units import Cut, Splitter, Unit, UnusableCorpus
 from data_prep.worker import build_unit
 
 OBJECTIVES = ("nsp", "full_sentences")
@@ -39,7 +39,7 @@ byte for byte, with any number of workers.
 
 
 def build(
-    input: str,
+    input: str | Path,
     tokenizer: str | Path,
     output: str | Path,
     seq_len: int,
@@ -71,7 +71,7 @@ def build(
         raise UserError(f"--short_seq_prob is for --objective nsp; {objective} fills every row")
     output = Path(os.path.abspath(output))
     refuse_existing(output)
-    files = InputFiles(readers.expand(input))
+    files = InputFiles(readers.expand(str(input)))
     loaded = tokenizers.load(tokenizer, lowercase)
     sources = tuple(Source(str(path), os.stat(path).st_size) for path in files.paths)
     if objective == "nsp" and short_seq_prob is None:
@@ -126,7 +126,7 @@ def _run(job: Job, files: InputFiles, workers: int, quiet: bool) -> dict[str, An
             tokens += record.counts["source_tokens"]
             reporter.update(splitter.bytes, tokens)
         if not any(record.counts["rows"] for record in records if record.part == "train"):
-            raise UserError(_nothing(records))
+            raise UnusableCorpus(_nothing(records))
         manifest = job.finish(records)
     if not quiet:
         _tell(job, manifest, splitter, tokens, reporter.seconds())
@@ -151,16 +151,26 @@ def _tell(job: Job, manifest: dict[str, Any], splitter: Splitter, tokens: int, s
         f"{splitter.documents} documents; {seconds:.1f} s, {splitter.bytes / MB / seconds:.1f} MB/s, "
         f"{tokens / 1e6 / seconds:.2f} M tokens/s"
     ]
-    if splitter.moved_to_train:
-        lines.append(
-            f"{splitter.moved_to_train} document(s) chosen for eval went to train: too few to be a part. "
-            "Raise --eval_fraction, or give more text"
-        )
-    elif job.arguments.eval_fraction and not held_out["documents"]:
-        lines.append(f"no document was chosen for eval (--eval_fraction {job.arguments.eval_fraction}); raise it")
+    if job.arguments.eval_fraction and not held_out["documents"]:
+        lines.append(_no_eval(splitter, job.arguments.eval_fraction))
     if skipped := manifest["counts"]["skipped"]:
         lines.append("skipped: " + ", ".join(f"{count} {reason}" for reason, count in skipped.items()))
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _no_eval(splitter: Splitter, eval_fraction: float) -> str:
+    """Why no document is held out, and what would change it."""
+    moved, fewest = splitter.moved_to_train, splitter.cut.fewest
+    if splitter.documents < 2 * fewest:
+        return f"nothing is held out for eval: that takes {2 * fewest} documents or more. Give more text"
+    if moved >= fewest:
+        return f"all documents are in train: --eval_fraction {eval_fraction} left too few for it. Lower it"
+    if moved:
+        return (
+            f"{moved} document(s) chosen for eval went to train: too few to be a part. "
+            "Raise --eval_fraction, or give more text"
+        )
+    return f"no document was chosen for eval (--eval_fraction {eval_fraction}). Raise it, or give more text"
 
 
 def _default_unit_bytes(sources: Sequence[Source]) -> int:
@@ -245,7 +255,7 @@ def main(arguments: Sequence[str]) -> None:
 
     def stop(number: int, frame: FrameType | None) -> None:
         raise Stopped(
-            f"stopped by SIGTERM; finished units are kept in {keywords['output']}{INCOMPLETE}: "
+            f"stopped by SIGTERM; finished units are kept in {incomplete(Path(keywords['output']))}: "
             "run the same command again to go on"
         )
 

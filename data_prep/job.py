@@ -25,15 +25,14 @@ import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
-from bert_jax.data.shards import MANIFEST, PARTS, SCHEMA_VERSION
-from bert_jax.files import INCOMPLETE, refuse_existing, write_whole
+from bert_jax.data.manifest import COUNTED, MANIFEST, PARTS, SCHEMA_VERSION
+from bert_jax.files import incomplete, refuse_existing, write_whole
 from bert_jax.tokenizer import Tokenizer
-from data_prep.units import Unit
+from data_prep.units import Unit, UnusableCorpus
 
 UNIGRAMS = "unigram_counts.npy"
 # The packages whose versions can change what is written.
 _PACKAGES = ("bert_jax", "numpy", "pyarrow", "tokenizers")
-COUNTED = ("documents", "sentences", "source_tokens", "sequences", "rows", "tokens", "predictions")
 
 
 class Source(NamedTuple):
@@ -100,12 +99,13 @@ class Job:
     """The folder of a job that runs: a context manager that holds its lock.
 
     Entering raises UserError if the output exists, another job is writing it, or what it would go on from has other
-    arguments. Leaving by an exception keeps the finished units, and removes a folder that holds none.
+    arguments. Leaving by an exception keeps the finished units, and removes a folder that holds none; by
+    UnusableCorpus it removes all, for no later run can use it.
     """
 
     def __init__(self, output: Path, arguments: Arguments, tokenizer: Tokenizer) -> None:
         self.output = output
-        self.directory = output.with_name(output.name + INCOMPLETE)
+        self.directory = incomplete(output)
         self.arguments = arguments
         self.tokenizer = tokenizer
         self._lock: io.TextIOWrapper | None = None
@@ -137,6 +137,8 @@ class Job:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        if isinstance(error, UnusableCorpus):
+            shutil.rmtree(unit_folder(self.directory), ignore_errors=True)
         self._leave()
 
     def finished_units(self) -> int:

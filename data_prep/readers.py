@@ -6,6 +6,7 @@ A blank line parts documents; the lines of a document stay separated by a newlin
 import glob
 import gzip
 import lzma
+import os
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,19 +23,26 @@ MAX_DOCUMENT_CHARACTERS = 1 << 28
 def expand(pattern: str) -> list[Path]:
     """The sorted files of a glob, or of several parted by commas (`books/*.txt.xz,more/**/*.txt`).
 
-    Each file comes once, whichever patterns name it. Raises UserError when a pattern matches nothing.
+    Each file comes once, whichever patterns and links name it. Raises UserError when a pattern matches nothing.
     """
-    found: set[Path] = set()
-    for part in [part.strip() for part in pattern.split(",") if part.strip()] or [pattern]:
-        # A name with a bracket in it is a file first and a pattern only if there is no such file.
-        matches = [part] if part and Path(part).exists() else glob.glob(part, recursive=True)
+    found: dict[Path, Path] = {}  # by what is at the end of links and dots
+    parts = [part.strip() for part in pattern.split(",") if part.strip()]
+    # A name with a comma in it is a name first, and several patterns only if there is no such file.
+    for part in parts if len(parts) > 1 and not _matches(pattern) else [pattern.strip()]:
+        matches = _matches(part)
         files = {Path(match) for match in matches if not Path(match).is_dir()}
         if not files and matches:
             raise UserError(f"--input {part} is a folder. Name its files, for example '{part.rstrip('/')}/*.txt'")
         if not files:
             raise UserError(f"--input {part!r} matches no file. Check the path, and quote the pattern")
-        found |= files
-    return sorted(found)
+        for file in sorted(files):
+            found.setdefault(file.resolve(), file)
+    return sorted(found.values())
+
+
+def _matches(pattern: str) -> list[str]:
+    """What a pattern names; what is a name as it stands, perhaps with a bracket in it, is not taken as a pattern."""
+    return [pattern] if pattern and os.path.exists(pattern) else glob.glob(pattern, recursive=True)
 
 
 def documents(path: str | Path, on_read: Callable[[int], None] = lambda size: None) -> Iterator[str]:

@@ -4,9 +4,11 @@ Next-sentence prediction wants actual sentences, not arbitrary spans (google-res
 create_pretraining_data.py). A sentence ends at . ! ? or an ellipsis, with any closing quotes and brackets,
 before a space and something other than a lower-case letter; unless the word before the full stop is known to
 take one (Dr., J., e.g., No. 5). Scripts that put no space after a sentence have full stops of their own. A
-line never joins the next, so text with one sentence a line stays as it is.
+line never joins the next; text with one sentence a line mostly stays as it is, but a line that holds what looks like
+two sentences is cut too. A piece without a letter or digit (a lone full stop or quote) stays with the sentence before.
 """
 
+import itertools
 import re
 
 _CLOSERS = "\"'”’»)\\]}"
@@ -16,10 +18,13 @@ _BEFORE_WORD = _OPENERS + "’\n\t"
 # others out here, in the regular expression engine; what is left is looked at one by one.
 # One set of marks comes first, which the engine looks for at the speed of a memory scan.
 _CANDIDATE = re.compile(
-    rf"[.!?…؟。！？｡।۔](?:(?<=[.!?…؟])[.!?…]*[{_CLOSERS}]*\s+(?![a-z])"  # a space follows
+    # A space follows. A run of marks is looked at from its first one only, and nothing is given back, so that the
+    # work is linear whatever the text.
+    rf"[.!?…؟。！？｡।۔](?:(?<=[.!?…؟])(?<![.!?…؟]{{2}})[.!?…؟]*+[{_CLOSERS}]*+\s++(?![a-z])"
     rf"|(?<=[。！？｡।۔])[”’」』）{_CLOSERS}]*\s*)"  # none need follow: Chinese, Japanese, Hindi, Urdu
 )
 _LONGEST_ABBREVIATION = 8
+_LONGEST_LOOK_BACK = 64  # characters, for the space before an abbreviation
 
 # Words that take a full stop before a name (or anything else) and never end a sentence.
 _TITLES = """mr mrs ms mx dr drs prof ste mt rev hon fr sr sra sen rep gov pres gen maj col lt capt cpt
@@ -41,24 +46,29 @@ _MAY_BE_LAST = frozenset(_EITHER.split())
 _OFTEN_FIRST = frozenset(_STARTERS.split())
 _NEXT_WORD = re.compile(rf"[{re.escape(_OPENERS)}\s]*([^\s.,;:!?'’]*)")
 _INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")  # J, U.S, e.g; letters of any script
+_ALPHANUMERIC = re.compile(r"[^\W_]")
 _NUMBER = re.compile(r"\d|[IVXLCDM]+\b")
 
 
 def split_sentences(line: str) -> list[str]:
     """The sentences of a line, in order, without outer white space; nothing but white space is lost."""
-    sentences = []
-    begin = 0
-    for match in _CANDIDATE.finditer(line):
+    word = _ALPHANUMERIC.search(line)
+    if word is None:
+        return [whole] if (whole := line.strip()) else []
+    first_word = word.start()
+    borders = [0]
+    for match in _CANDIDATE.finditer(line, first_word):
         end = match.end()
         if end == len(line):
             break
-        if _ends_sentence(line, begin, match.start(), end):
-            sentences.append(line[begin:end].strip())
-            begin = end
-    last = line[begin:].strip()
-    if last:
-        sentences.append(last)
-    return sentences
+        if _ends_sentence(line, borders[-1], match.start(), end):
+            if _ALPHANUMERIC.search(line, borders[-1], end):
+                borders.append(end)
+            else:
+                borders[-1] = end
+    if _ALPHANUMERIC.search(line, borders[-1]) is None:
+        borders.pop()
+    return [line[begin:end].strip() for begin, end in itertools.pairwise([*borders, len(line)])]
 
 
 def document_sentences(document: str) -> list[str]:
@@ -76,9 +86,10 @@ def _ends_sentence(line: str, begin: int, mark: int, end: int) -> bool:
         following = line[end + 1]
     if following.islower():
         return False
-    if line[mark] != "." or line[mark + 1] in ".!?…":
+    if line[mark] != "." or line[mark + 1] in ".!?…؟":
         return True
-    word = line[max(line.rfind(" ", begin, mark) + 1, begin) : mark].lstrip(_BEFORE_WORD)
+    begin_look = max(begin, mark - _LONGEST_LOOK_BACK)
+    word = line[max(line.rfind(" ", begin_look, mark) + 1, begin_look) : mark].lstrip(_BEFORE_WORD)
     for dash in "—-":
         word = word.rpartition(dash)[2]
     if len(word) > _LONGEST_ABBREVIATION or not word or word == "I":

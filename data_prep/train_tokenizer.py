@@ -25,7 +25,12 @@ most frequent pairs of pieces are merged, as the Hugging Face WordPiece trainer 
 
 
 def train(
-    paths: Sequence[str | Path], output: str | Path, *, vocab_size: int, lowercase: bool = True, kind: str = "wordpiece"
+    paths: Sequence[str | Path],
+    output: str | Path,
+    *,
+    vocab_size: int,
+    lowercase: bool = False,
+    kind: str = "wordpiece",
 ) -> Tokenizer:
     """Trains a tokenizer on the files and writes its folder; returns it.
 
@@ -78,14 +83,14 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_switch(
         "lowercase",
-        help="lower-case and strip accents before anything else (default), or with --nolowercase keep both",
+        help="lower-case and strip accents before anything else; default --nolowercase: keep both",
     )
     flags = parser.parse_args(arguments)
     trained = train(
         readers.expand(flags.input),
         flags.output,
         vocab_size=flags.vocab_size,
-        lowercase=flags.lowercase is not False,
+        lowercase=bool(flags.lowercase),
         kind=flags.kind,
     )
     print(f"{flags.output}: WordPiece, {trained.vocab_size} tokens, {'lower-cased' if trained.lowercase else 'cased'}")

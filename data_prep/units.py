@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bert_jax.command import UserError
-from bert_jax.data.shards import Part
+from bert_jax.data.manifest import Part
 
 # The highest bit of a unit's number in a sequence key tells the parts apart (docs/data_format.md).
 EVAL_KEY_BIT = 1 << 31
 _DIGEST_BYTES = 16
+
+
+class UnusableCorpus(UserError):
+    """The text gives no output with the options given, however often it is tried."""
 
 
 class Unit(NamedTuple):
@@ -59,7 +63,7 @@ class Splitter:
     def split(self, stream: Iterable[str]) -> Iterator[Unit]:
         """The units, each as soon as it is sure. Holds about two units of each part in memory.
 
-        Raises UserError at the end of a stream with too few documents for any part, saying how many there were.
+        Raises UnusableCorpus at the end of a stream with too few documents for any part, saying how many there were.
         """
         train, held_out = _Gathering("train", self.cut.unit_bytes), _Gathering("eval", self.cut.unit_bytes)
         threshold = int(self.cut.eval_fraction * (1 << 64))
@@ -79,9 +83,9 @@ class Splitter:
     def _join(self, train: "_Gathering", held_out: "_Gathering") -> None:
         """Moves what was chosen for eval to train, when either would hold too few documents."""
         if train.total + held_out.total < self.cut.fewest:
-            raise UserError(_too_few(train.total + held_out.total))
+            raise UnusableCorpus(_too_few(train.total + held_out.total))
         if held_out.closed:
-            raise UserError(
+            raise UnusableCorpus(
                 f"too few documents for train ({train.total}) beside those for eval ({held_out.total}); "
                 "lower --eval_fraction"
             )

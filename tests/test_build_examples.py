@@ -18,6 +18,8 @@ import pytest
 from bert_jax import command
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import UserError
+from bert_jax.data.example import Rows
+from bert_jax.data.manifest import PARTS, Part, read_manifest
 from bert_jax.data.masking import Masker
 from bert_jax.data.shards import open_dataset
 from data_prep import build_examples, readers, worker
@@ -31,27 +33,40 @@ ROOT = Path(__file__).parent.parent
 
 @pytest.fixture(scope="module")
 def corpus(sample_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample's paragraphs shuffled into 240 documents of several, about 0.6 MB: enough for many units."""
+    """The sample's paragraphs shuffled into 120 documents of several, about 0.3 MB: enough for many units."""
     paragraphs = [line for document in readers.documents(sample_text) for line in document.split("\n")]
     generator = random.Random(0)
-    documents = ["\n".join(generator.sample(paragraphs, min(9, len(paragraphs)))) for _ in range(240)]
+    documents = ["\n".join(generator.sample(paragraphs, min(9, len(paragraphs)))) for _ in range(120)]
     path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
     path.write_text("\n\n".join(documents), encoding="utf-8")
     return path
 
 
-@pytest.fixture
-def arguments(corpus: Path, vocab_dir: Path, tmp_path: Path) -> dict:
-    """Of a job with a dozen units in this process; a test changes what it is about."""
+def plain(corpus: Path, vocab_dir: Path, output: Path) -> dict:
+    """Arguments of a job with half a dozen units in this process."""
     return {
         "input": str(corpus),
         "tokenizer": vocab_dir,
-        "output": tmp_path / "out",
+        "output": output,
         "seq_len": 64,
         "eval_fraction": 0.1,
         "unit_mb": 0.05,
         "workers": 1,
     }
+
+
+@pytest.fixture
+def arguments(corpus: Path, vocab_dir: Path, tmp_path: Path) -> dict:
+    """Those of `built`, for another output; a test changes what it is about."""
+    return plain(corpus, vocab_dir, tmp_path / "out")
+
+
+@pytest.fixture(scope="module")
+def built(corpus: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An output to be read."""
+    output = tmp_path_factory.mktemp("built") / "out"
+    build(**plain(corpus, vocab_dir, output))
+    return output
 
 
 def contents(directory: Path) -> dict[str, str]:
@@ -63,7 +78,7 @@ def contents(directory: Path) -> dict[str, str]:
     }
 
 
-def all_rows(directory: Path, part: str):
+def all_rows(directory: Path, part: Part) -> Rows:
     dataset = open_dataset(directory, part)
     return dataset.gather(np.arange(dataset.rows))
 
@@ -102,13 +117,13 @@ def test_manifest_is_true_of_the_shards(arguments: dict, options: dict) -> None:
     assert verify(arguments["output"]) == json.loads((arguments["output"] / "manifest.json").read_text()) == manifest
     assert not (arguments["output"] / "job").exists()
     assert not list(arguments["output"].rglob("*.tmp"))
-    assert len(manifest["shards"]) > 8 and manifest["parts"]["eval"]["rows"] > 0
+    assert len(manifest["shards"]) > 4 and manifest["parts"]["eval"]["rows"] > 0
     for name in ("documents", "rows", "tokens", "predictions"):
         assert manifest["counts"][name] == sum(part[name] for part in manifest["parts"].values())
 
 
-def test_manifest_counts_what_was_read(arguments: dict) -> None:
-    manifest = build(**arguments)
+def test_manifest_counts_what_was_read(arguments: dict, built: Path) -> None:
+    manifest = read_manifest(built)
     documents = list(readers.documents(arguments["input"]))
     sentences = [sentence for document in documents for sentence in document_sentences(document)]
     assert manifest["counts"]["documents"] == len(documents)
@@ -139,11 +154,10 @@ def holds(document: bytes, segment: np.ndarray) -> bool:
     return False
 
 
-def test_segments_are_contiguous_text_of_the_unit(arguments: dict) -> None:
+def test_segments_are_contiguous_text_of_the_unit(arguments: dict, built: Path) -> None:
     """A is from a document; with label 0 A and B are from one, with label 1 B is from another one of the unit."""
-    build(**arguments)
-    documents = documents_of(arguments["output"], arguments)
-    rows = all_rows(arguments["output"], "train")
+    documents = documents_of(built, arguments)
+    rows = all_rows(built, "train")
     for row in range(0, len(rows.input_ids), 7):
         first, length = int(rows.first_segment_lengths[row, 0]), int(rows.sequence_lengths[row, 0])
         a, b = rows.input_ids[row, 1 : first - 1], rows.input_ids[row, first : length - 1]
@@ -172,26 +186,25 @@ def test_full_sentences_hold_the_text_in_order(arguments: dict) -> None:
         assert np.concatenate(parts).tobytes() == b"".join(documents[unit])
 
 
-def test_shards_do_not_depend_on_the_number_of_workers(arguments: dict) -> None:
-    build(**arguments)
-    build(**arguments | {"workers": 2, "output": arguments["output"].with_name("other")})
-    assert contents(arguments["output"]) == contents(arguments["output"].with_name("other"))
+def test_shards_do_not_depend_on_the_number_of_workers(arguments: dict, built: Path) -> None:
+    build(**arguments | {"workers": 2})
+    assert contents(arguments["output"]) == contents(built)
 
 
-def test_seed_changes_pairs_but_not_parts(arguments: dict) -> None:
-    first = build(**arguments)
-    second = build(**arguments | {"seed": 1, "output": arguments["output"].with_name("other")})
+def test_seed_changes_pairs_but_not_parts(arguments: dict, built: Path) -> None:
+    first = read_manifest(built)
+    second = build(**arguments | {"seed": 1})
     assert first["parts"]["eval"]["documents"] == second["parts"]["eval"]["documents"]
     assert first["shards"] != second["shards"]
 
 
-def test_eval_documents_are_chosen_by_their_text(arguments: dict, tmp_path: Path) -> None:
+def test_eval_documents_are_chosen_by_their_text(arguments: dict, built: Path, tmp_path: Path) -> None:
     """Doubling the corpus doubles both parts: a document's copy is where the document is."""
-    once = build(**arguments)
+    once = read_manifest(built)
     doubled = tmp_path / "doubled.txt"
     doubled.write_text(Path(arguments["input"]).read_text() + "\n\n" + Path(arguments["input"]).read_text())
-    twice = build(**arguments | {"input": str(doubled), "output": tmp_path / "other"})
-    for part in ("train", "eval"):
+    twice = build(**arguments | {"input": str(doubled)})
+    for part in PARTS:
         assert twice["parts"][part]["documents"] == 2 * once["parts"][part]["documents"] > 0
 
 
@@ -204,24 +217,21 @@ def test_dupes_are_pairings_of_their_own(arguments: dict) -> None:
     assert len(np.unique(unit, axis=0)) > 0.9 * len(unit)
 
 
-def test_keys_of_train_and_eval_differ(arguments: dict) -> None:
-    build(**arguments)
-    train, held_out = (all_rows(arguments["output"], part).sequence_keys for part in ("train", "eval"))
+def test_keys_of_train_and_eval_differ(built: Path) -> None:
+    train, held_out = (all_rows(built, part).sequence_keys for part in PARTS)
     assert not np.intersect1d(train, held_out).size
     assert (train < 1 << 63).all() and (held_out >= 1 << 63).all()
 
 
 @pytest.mark.parametrize("mask_unit", ["token", "word"])
-def test_static_masks_are_those_of_epoch_zero(arguments: dict, mask_unit: str) -> None:
-    options = {"mask_unit": mask_unit, "seed": 3}
-    build(**arguments | options)
-    build(**arguments | options | {"masking": "static", "output": arguments["output"].with_name("static")})
-    dataset = open_dataset(arguments["output"], "train")
-    plain, static = all_rows(arguments["output"], "train"), all_rows(arguments["output"].with_name("static"), "train")
-    masked = Masker(dataset.tokenizer(), mask_unit, 0.15, 3).apply(
-        plain, np.zeros(dataset.rows, np.int64), dataset.max_predictions
+def test_static_masks_are_those_of_epoch_zero(arguments: dict, built: Path, mask_unit: str) -> None:
+    build(**arguments | {"mask_unit": mask_unit, "masking": "static"})
+    dataset = open_dataset(built, "train")
+    rows, static = all_rows(built, "train"), all_rows(arguments["output"], "train")
+    masked = Masker(dataset.tokenizer(), mask_unit, 0.15, 0).apply(
+        rows, np.zeros(dataset.rows, np.int64), dataset.max_predictions
     )
-    np.testing.assert_array_equal(truth(static), plain.input_ids)
+    np.testing.assert_array_equal(truth(static), rows.input_ids)
     np.testing.assert_array_equal(static.input_ids, masked.input_ids)
     np.testing.assert_array_equal(static.masked_positions, masked.positions)
     np.testing.assert_array_equal(static.masked_ids, masked.ids)
@@ -230,8 +240,10 @@ def test_static_masks_are_those_of_epoch_zero(arguments: dict, mask_unit: str) -
 
 @pytest.fixture
 def running(arguments: dict) -> Iterator[subprocess.Popen]:
-    """The job in two workers and a process of its own, some of its sixty units in."""
-    arguments["unit_mb"] = 0.01
+    """The job in two workers and a process of its own, some of its sixty units in: what is left takes a while."""
+    text = arguments["output"].with_name("text.txt")
+    text.write_text("\n\n".join([Path(arguments["input"]).read_text(encoding="utf-8")] * 2), encoding="utf-8")
+    arguments |= {"unit_mb": 0.01, "input": str(text)}
     process = subprocess.Popen(command_line(arguments | {"workers": 2}), cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: finished_units(arguments["output"]) >= 3 or process.poll() is not None)
@@ -254,6 +266,9 @@ def test_job_killed_in_the_middle_ends_with_the_same_bytes(arguments: dict, runn
     incomplete = arguments["output"].with_name("out.incomplete")
     shard = incomplete / "train" / "shard-00000.arrow"
     written = shard.stat().st_mtime_ns
+    with pytest.raises(UserError, match=r"begun with other arguments .*seq_len 64, now 32"):
+        build(**arguments | {"seq_len": 32})
+    assert finished_units(arguments["output"]) == finished
     (incomplete / "train" / "shard-99999.arrow.tmp").write_bytes(b"half")
     os.truncate(incomplete / "train" / "shard-00001.arrow", 100)
     manifest = build(**arguments)
@@ -264,12 +279,20 @@ def test_job_killed_in_the_middle_ends_with_the_same_bytes(arguments: dict, runn
     assert contents(arguments["output"]) == contents(arguments["output"].with_name("fresh"))
 
 
-def test_sigterm_stops_with_143_and_says_how_to_go_on(arguments: dict, running: subprocess.Popen) -> None:
+def test_another_job_is_refused_and_sigterm_stops_with_143(arguments: dict, running: subprocess.Popen) -> None:
+    running.send_signal(signal.SIGSTOP)
+    try:
+        with pytest.raises(UserError, match="another job is writing"):
+            build(**arguments)
+    finally:
+        running.send_signal(signal.SIGCONT)
     running.terminate()
     _, told = running.communicate(timeout=60)
     assert running.returncode == command.EXIT_STOPPED
-    assert "run the same command again" in told.strip().splitlines()[-1]
+    assert "out.incomplete: run the same command again" in told.strip().splitlines()[-1]
     assert not arguments["output"].exists() and finished_units(arguments["output"]) >= 3
+    build(**arguments)
+    verify(arguments["output"])
 
 
 def test_killed_worker_ends_the_job_in_one_line(arguments: dict, running: subprocess.Popen) -> None:
@@ -281,41 +304,22 @@ def test_killed_worker_ends_the_job_in_one_line(arguments: dict, running: subpro
     assert not arguments["output"].exists() and finished_units(arguments["output"]) >= 3
 
 
-def test_full_disk_keeps_finished_units(arguments: dict, tmp_path: Path) -> None:
+def test_full_disk_keeps_finished_units(arguments: dict, tmp_path: Path, capsys) -> None:
     """A real failure of the operating system: the last unit's shard is larger than files may be."""
     documents = list(readers.documents(arguments["input"]))
     text = tmp_path / "text.txt"
-    text.write_text("\n\n".join([*documents[:60], "\n".join(documents), documents[0]]))
+    text.write_text("\n\n".join([*documents[:30], "\n".join(documents), documents[0]]))
     arguments |= {"input": text}
-    limited = ["bash", "-c", 'ulimit -f 128; exec "$@"', "bash", *command_line(arguments)]
+    limited = ["bash", "-c", 'ulimit -f 64; exec "$@"', "bash", *command_line(arguments)]
     ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == command.EXIT_USER_ERROR
     assert len(ended.stderr.strip().splitlines()) == 1 and ".arrow" in ended.stderr
     assert not arguments["output"].exists() and finished_units(arguments["output"]) > 0
 
-    again = subprocess.run(command_line(arguments), cwd=ROOT, capture_output=True, text=True)
-    assert again.returncode == 0 and "going on in" in again.stderr
-    build(**arguments | {"input": str(text), "output": tmp_path / "fresh"})
+    build(**arguments | {"quiet": False})
+    assert "going on in" in capsys.readouterr().err
+    build(**arguments | {"output": tmp_path / "fresh"})
     assert contents(arguments["output"]) == contents(tmp_path / "fresh")
-
-
-def test_other_arguments_do_not_go_on_from_a_stopped_job(arguments: dict, running: subprocess.Popen) -> None:
-    running.kill()
-    running.wait()
-    with pytest.raises(UserError, match=r"begun with other arguments .*seq_len 64, now 32"):
-        build(**arguments | {"seq_len": 32})
-    assert finished_units(arguments["output"]) >= 3
-
-
-def test_two_jobs_do_not_write_one_output(arguments: dict, running: subprocess.Popen) -> None:
-    running.send_signal(signal.SIGSTOP)
-    try:
-        with pytest.raises(UserError, match="another job is writing"):
-            build(**arguments)
-    finally:
-        running.send_signal(signal.SIGCONT)
-    assert running.wait(timeout=60) == 0
-    verify(arguments["output"])
 
 
 def test_existing_output_is_refused_and_left_alone(arguments: dict) -> None:
@@ -351,8 +355,15 @@ def test_corpus_that_gives_no_rows_is_refused(
     path = tmp_path / "text.txt"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=told):
-        build(**arguments | {"input": str(path), "objective": objective})
-    assert not arguments["output"].exists()
+        build(**arguments | {"input": path, "objective": objective})
+    assert not list(arguments["output"].parent.glob("out*")), "nothing half-written stays"
+
+
+def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
+    """Eval's units are finished by then; with the fraction that helps they would be in the way."""
+    with pytest.raises(UserError, match="lower --eval_fraction"):
+        build(**arguments | {"eval_fraction": 0.9999})
+    assert not list(arguments["output"].parent.glob("out*"))
 
 
 @pytest.mark.parametrize(
@@ -371,6 +382,7 @@ def test_corpus_that_gives_no_rows_is_refused(
         ({"dupe_factor": 0}, "--dupe_factor 0"),
         ({"eval_fraction": 1.0}, "--eval_fraction 1.0"),
         ({"seed": -1}, "--seed -1"),
+        ({"output": "runs/out.incomplete"}, r"ends in \.incomplete"),
         ({"objective": "full_sentences", "short_seq_prob": 0.1}, "--short_seq_prob is for --objective nsp"),
     ],
     ids=str,
@@ -390,7 +402,26 @@ def test_eval_of_a_single_document_goes_to_train(arguments: dict, tmp_path: Path
     path.write_text("\n\n".join([by_hash[-1], by_hash[0], by_hash[-2]]), encoding="utf-8")
     manifest = build(**arguments | {"input": str(path), "quiet": False})
     assert (manifest["parts"]["train"]["documents"], manifest["parts"]["eval"]["documents"]) == (3, 0)
-    assert "1 document(s) chosen for eval went to train" in capsys.readouterr().err
+    assert "nothing is held out for eval: that takes 4 documents or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("count", "objective", "eval_fraction", "told"),
+    [
+        (2, "nsp", 0.5, "that takes 4 documents or more. Give more text"),
+        (1, "full_sentences", 0.5, "that takes 2 documents or more. Give more text"),
+        (9, "nsp", 1e-9, "no document was chosen for eval (--eval_fraction 1e-09). Raise it"),
+        (9, "nsp", 1 - 1e-9, "left too few for it. Lower it"),
+    ],
+)
+def test_empty_eval_says_what_would_fill_it(
+    arguments: dict, tmp_path: Path, capsys, count: int, objective: str, eval_fraction: float, told: str
+) -> None:
+    path = tmp_path / "text.txt"
+    path.write_text("\n\n".join(f"A cat sat {number} times. It slept." for number in range(count)), encoding="utf-8")
+    options = {"input": path, "objective": objective, "eval_fraction": eval_fraction, "quiet": False}
+    assert build(**arguments | options)["parts"]["eval"]["documents"] == 0
+    assert told in capsys.readouterr().err
 
 
 def test_documents_without_tokens_are_counted_as_skipped(arguments: dict, tmp_path: Path) -> None:

@@ -1,7 +1,10 @@
+import errno
 import subprocess
 import sys
 
 import pytest
+
+from bert_jax.command import explain_os_error
 
 PROGRAM = """
 import os, errno
@@ -14,6 +17,7 @@ def main(arguments):
     if parsed.number == 2: raise command.UserError("this is wrong\\nthere")
     if parsed.number == 3: raise command.Stopped("saved")
     if parsed.number == 4: raise OSError(errno.ENOSPC, "x", "/some/file")
+    if parsed.number == 6: os.mkdir("x" * 300)
     if parsed.number == 5: open("/nowhere/at/all")
     print(parsed.lowercase)
 command.run(main)
@@ -31,6 +35,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--number=3"], 143, "saved"),
         (["--number=4"], 2, "no space left for /some/file"),
         (["--number=5"], 2, "no such file or folder: /nowhere/at/all"),
+        (["--number=6"], 2, "too long a name"),
         (["--number=x"], 2, "invalid int value"),
         (["--unknown"], 2, "--unknown"),
     ],
@@ -40,6 +45,12 @@ def test_exit_codes_and_one_line(arguments, code, said):
     assert done.returncode == code
     assert said in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["ELOOP", "EIO", "EMFILE"])
+def test_failures_of_the_system_name_the_file(name):
+    explained = explain_os_error(OSError(getattr(errno, name), "x", "/some/file"))
+    assert explained is not None and "/some/file" in explained
 
 
 def test_switches_are_three_valued():

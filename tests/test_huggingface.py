@@ -246,7 +246,7 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
 
 def test_nothing_is_written_over_and_nothing_is_left_half_written(tmp_path):
     loaded, folder = export(tmp_path, "BertModel")
-    with pytest.raises(UserError, match=r"out exists\. Name another --output"):
+    with pytest.raises(UserError, match=r"out exists\. Name another"):
         huggingface.write(loaded, folder)
     both = random_checkpoint(tmp_path / "both", odd_config(), Heads(pooler=True, classes=2, tags=2))
     with pytest.raises(UserError, match="holds one of them only"):

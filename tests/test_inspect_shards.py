@@ -7,10 +7,12 @@ import pytest
 
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
+from bert_jax.data.masking import Masker
 from bert_jax.data.shards import open_dataset, read_shard, write_shard
 from data_prep import inspect_shards
-from data_prep.audit import verify
+from data_prep.audit import truth, verify
 from data_prep.build_examples import build
+from data_prep.fill import mask_rows
 
 FIRST = "train/shard-00000.arrow"
 
@@ -42,6 +44,19 @@ def rewrite(output: Path, change, name: str = FIRST) -> None:
         if shard["name"] == name:
             shard.update(written._asdict())
     (output / "manifest.json").write_text(json.dumps(manifest))
+
+
+def change_manifest(output: Path, change) -> None:
+    manifest = json.loads((output / "manifest.json").read_text())
+    change(manifest)
+    (output / "manifest.json").write_text(json.dumps(manifest))
+
+
+def masked_again(output: Path, rows: Rows) -> Rows:
+    """Rows with other keys wear other masks."""
+    dataset = open_dataset(output, "train")
+    masker = Masker(dataset.tokenizer(), dataset.mask_unit, dataset.mask_rate, dataset.manifest["seed"])
+    return mask_rows(Rows(truth(rows), *rows[1:5]), masker, dataset.max_predictions)
 
 
 def test_output_of_build_examples_verifies(output: Path, shards_dir: Path) -> None:
@@ -118,8 +133,22 @@ def test_rows_that_break_a_guarantee_are_detected(output: Path, change, told: st
 def test_counts_that_are_not_true_are_detected(output: Path) -> None:
     manifest = json.loads((output / "manifest.json").read_text())
     manifest["parts"]["train"]["predictions"] += 1
+    manifest["counts"]["predictions"] += 1
     (output / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(UserError, match="predictions in train"):
+        verify(output)
+
+
+@pytest.mark.parametrize("name", ["documents", "rows"])
+def test_counts_that_are_not_the_sum_of_the_parts_are_detected(output: Path, name: str) -> None:
+    change_manifest(output, lambda manifest: manifest["counts"].update({name: manifest["counts"][name] + 1}))
+    with pytest.raises(UserError, match=f"{name} in all"):
+        verify(output)
+
+
+def test_skipped_documents_that_are_not_the_sum_of_the_parts_are_detected(output: Path) -> None:
+    change_manifest(output, lambda manifest: manifest["counts"]["skipped"].update(no_tokens=1))
+    with pytest.raises(UserError, match=r"1 no_tokens in all, and 0 \+ 0 in the parts"):
         verify(output)
 
 
@@ -137,12 +166,35 @@ def test_keys_that_come_twice_are_detected(output: Path) -> None:
     names = [shard["name"] for shard in json.loads((output / "manifest.json").read_text())["shards"]]
 
     def repeat(rows: Rows) -> Rows:
-        return rows._replace(
-            sequence_keys=first.sequence_keys[0] + np.arange(len(rows.input_ids), dtype=np.uint64)[:, None]
-        )
+        keys = first.sequence_keys[0] + np.arange(len(rows.input_ids), dtype=np.uint64)[:, None]
+        return masked_again(output, rows._replace(sequence_keys=keys))
 
     rewrite(output, repeat, names[1])
     with pytest.raises(UserError, match="comes twice"):
+        verify(output)
+
+
+@pytest.mark.parametrize(
+    ("offset", "told"),
+    [(1 << 63, "sequence keys that are not those of train"), ((1 << 32) - 2, "sequence keys of two work units")],
+)
+def test_keys_of_another_part_or_unit_are_detected(output: Path, offset: int, told: str) -> None:
+    rewrite(output, lambda rows: masked_again(output, rows._replace(sequence_keys=rows.sequence_keys + offset)))
+    with pytest.raises(UserError, match=told):
+        verify(output)
+
+
+def test_masks_that_the_seed_does_not_draw_are_detected(output: Path) -> None:
+    change_manifest(output, lambda manifest: manifest.update(seed=manifest["seed"] + 1))
+    with pytest.raises(UserError, match="static masks that are not those of epoch 0"):
+        verify(output)
+
+
+@pytest.mark.parametrize("change", [lambda lines: lines[:-1], lambda lines: [*lines[:-1], "else"]])
+def test_vocab_txt_that_is_not_the_tokenizers_is_detected(output: Path, change) -> None:
+    path = output / "tokenizer" / "vocab.txt"
+    path.write_text("\n".join(change(path.read_text(encoding="utf-8").splitlines())) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match=r"vocab\.txt does not hold the tokens"):
         verify(output)
 
 
@@ -197,6 +249,38 @@ def test_command_shows_a_part_and_verifies(shards_dir: Path, capsys: pytest.Capt
     told = capsys.readouterr().out
     assert "are as the manifest says" in told and told.count("  A: ") == 2
     assert "0x0:0" in told
+
+
+@pytest.mark.parametrize("show", [[], ["--show", "3"]])
+@pytest.mark.parametrize("damage", ["zeros", "id"])
+def test_figures_and_text_of_a_damaged_shard_name_it(output: Path, damage: str, show: list[str]) -> None:
+    """A shard of the right size that is no Arrow file, and one with an id that no token has."""
+    path = output / FIRST
+    if damage == "zeros":
+        path.write_bytes(bytes(path.stat().st_size))
+    else:
+        rewrite(output, set_column("input_ids", 1, 5, 65000))
+    with pytest.raises(UserError, match=r"damaged shard .*shard-00000\.arrow"):
+        inspect_shards.main([str(output), *show])
+
+
+@pytest.mark.parametrize("content", [None, b"", b"\x93NUMPY\x01", "cut"])
+def test_damaged_unigram_counts_are_told(output: Path, content) -> None:
+    path = output / "unigram_counts.npy"
+    whole = path.read_bytes()
+    path.unlink()
+    if content is not None:
+        path.write_bytes(whole[:-8] if content == "cut" else content)
+    for flags in ([], ["--verify"]):
+        with pytest.raises(UserError, match=r"(missing|damaged) .*unigram_counts\.npy"):
+            inspect_shards.main([str(output), *flags])
+
+
+def test_verify_says_nothing_on_an_stderr_that_is_no_terminal(
+    shards_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    inspect_shards.main([str(shards_dir), "--verify"])
+    assert capsys.readouterr().err == ""
 
 
 def test_folder_that_is_no_output_is_told(tmp_path: Path) -> None:

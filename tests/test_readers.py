@@ -104,6 +104,24 @@ def test_expand_sorts_and_names_each_file_once(tmp_path):
     assert found == [Path(tmp_path / name) for name in ("a.txt", "a[1].md", "b.txt", "deep/c.txt")]
 
 
+def test_file_of_several_names_counts_once(tmp_path):
+    (tmp_path / "a.txt").write_text("x")
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "link.txt").symlink_to("a.txt")
+    assert expand(f"{tmp_path}/a.txt,{tmp_path}/deep/../a.txt,{tmp_path}/*.txt") == [tmp_path / "a.txt"]
+
+
+def test_comma_may_be_part_of_a_name(tmp_path):
+    folder = tmp_path / "a, b"
+    folder.mkdir()
+    (folder / "one.txt").write_text("x")
+    assert expand(f"{folder}/one.txt") == expand(f"{folder}/*.txt") == [folder / "one.txt"]
+    names = [tmp_path / f"{number:0100d}.txt" for number in range(60)]
+    for name in names:
+        name.write_text("x")
+    assert expand(",".join(map(str, names))) == names, "longer together than a path may be"
+
+
 def test_expand_refuses_what_matches_nothing(tmp_path):
     with pytest.raises(UserError, match=r"absent\*' matches no file"):
         expand(f"{tmp_path}/absent*")

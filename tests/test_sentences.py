@@ -21,6 +21,8 @@ CASES = [
     ["It was I.", "He knew it in the 1990's.", "So did they."],
     ["彼は言った。", "「はい。」", "そして去った。"],
     ["यह एक वाक्य है।", "यह दूसरा है।"],
+    ["Well!  said he.  and so on...  and left.", "It ended."],
+    ["What؟؟؟", "He asked: what؟", "Yes."],
     ["She came—Mr. Darcy saw her--Mrs. Bennet too.", "All was well."],
 ]
 
@@ -46,6 +48,28 @@ def test_nothing_but_white_space_is_lost(line: str) -> None:
 @given(st.text(max_size=60))
 def test_any_unicode_is_taken(line: str) -> None:
     assert "".join("".join(split_sentences(line)).split()) == "".join(line.split())
+
+
+@pytest.mark.parametrize(
+    ("line", "sentences"),
+    [
+        ("He left. . She stayed.", ["He left. .", "She stayed."]),
+        ("He left. ' . . ' And she stayed. ***", ["He left. ' . .", "' And she stayed. ***"]),
+        (". . . He left. She stayed.", [". . . He left.", "She stayed."]),
+        (" ... ! ", ["... !"]),
+        ("***", ["***"]),
+    ],
+)
+def test_piece_without_a_letter_or_digit_stays_with_the_sentence_before(line: str, sentences: list[str]) -> None:
+    assert split_sentences(line) == sentences
+
+
+@pytest.mark.parametrize("repeated", [".", "?!", '."', ". ", "Dr.\t", " ", '"', "1. "])
+def test_work_is_linear_in_the_length_of_a_line(repeated: str) -> None:
+    """Were it quadratic, this would take minutes."""
+    for first, last in (("a", "b"), ("", " B")):
+        line = first + repeated * (200_000 // len(repeated) ** 2) + last
+        assert "".join("".join(split_sentences(line)).split()) == "".join(line.split())
 
 
 def test_sentences_do_not_cross_lines() -> None:

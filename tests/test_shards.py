@@ -8,6 +8,7 @@ import pytest
 
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
+from bert_jax.data.manifest import COUNTED, read_manifest, read_unigram_counts
 from bert_jax.data.shards import open_dataset, read_shard, write_shard
 from bert_jax.tokenizer import Tokenizer
 
@@ -20,16 +21,19 @@ def random_rows(count: int, seed: int, static: bool = False) -> Rows:
     def column(width: int, dtype: type) -> np.ndarray:
         return generator.integers(0, 100, (count, width)).astype(dtype)
 
+    def ones(highest: int, dtype: type) -> np.ndarray:
+        return generator.integers(1, highest, (count, 1), endpoint=True).astype(dtype)
+
     rows = Rows(
         column(SEQ_LEN, np.uint16),
-        column(1, np.uint16),
-        column(1, np.uint16),
-        column(1, np.int8),
+        ones(SEQ_LEN, np.uint16),
+        ones(1, np.uint16),
+        ones(1, np.int8),
         np.arange(seed << 32, (seed << 32) + count, dtype=np.uint64)[:, None],
     )
     if static:
         rows = rows._replace(
-            masked_positions=column(MOST, np.uint16),
+            masked_positions=column(MOST, np.uint16) % SEQ_LEN,
             masked_ids=column(MOST, np.uint16),
             masked_counts=column(1, np.uint16)[:, 0],
         )
@@ -44,8 +48,16 @@ def write_output(directory: Path, counts: list[int], static: bool = False) -> Ro
         name = f"train/shard-{number:05d}.arrow"
         parts.append(random_rows(count, number, static))
         shards.append({"name": name} | write_shard(directory / name, parts[-1])._asdict())
+    held = dict.fromkeys(COUNTED, 0) | {"skipped": {}}
     manifest = {
         "schema_version": 1,
+        "objective": "nsp",
+        "seed": 0,
+        "dupe_factor": 1,
+        "sources": [],
+        "counts": held,
+        "parts": {"train": held, "eval": held},
+        "unigram_counts": "unigram_counts.npy",
         "seq_len": SEQ_LEN,
         "pack": 1,
         "masking": {
@@ -54,7 +66,7 @@ def write_output(directory: Path, counts: list[int], static: bool = False) -> Ro
             "rate": 0.15,
             "max_predictions": MOST,
         },
-        "tokenizer": {"hash": "0" * 64, "vocab_size": 100},
+        "tokenizer": {"hash": "0" * 64, "vocab_size": 100, "lowercase": True},
         "shards": shards,
     }
     (directory / "manifest.json").write_text(json.dumps(manifest))
@@ -192,8 +204,76 @@ def test_unknown_schema_version_is_refused(tmp_path: Path) -> None:
 
 def test_manifest_that_is_not_json_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text("{")
-    with pytest.raises(UserError, match="not JSON"):
+    with pytest.raises(UserError, match="not valid JSON"):
         open_dataset(tmp_path, "train")
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "told"),
+    [
+        (("seq_len",), None, "no seq_len"),
+        (("masking", "rate"), None, r"no masking\.rate"),
+        (("masking",), 7, "masking is no object"),
+        (("parts", "eval", "rows"), None, r"no parts\.eval\.rows"),
+        (("shards",), "x", "shards is no list"),
+        (("shards", 0, "bytes"), "many", r"shards\[0\]\.bytes is 'many'"),
+    ],
+)
+def test_damaged_manifest_says_what_is_missing(tmp_path: Path, path: tuple, value: object, told: str) -> None:
+    write_output(tmp_path, [4])
+    manifest = inner = json.loads((tmp_path / "manifest.json").read_text())
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    if value is None:
+        del inner[path[-1]]
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(UserError, match=rf"damaged .*manifest\.json: {told}"):
+        open_dataset(tmp_path, "train")
+
+
+def test_manifest_of_nothing_but_a_version_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "manifest.json").write_text('{"schema_version": 1}')
+    with pytest.raises(UserError, match="no objective"):
+        read_manifest(tmp_path)
+
+
+def test_root_is_no_output() -> None:
+    with pytest.raises(UserError, match=r"no manifest\.json in /"):
+        read_manifest(Path("/"))
+
+
+def test_unigram_counts_are_read_or_refused(tmp_path: Path) -> None:
+    write_output(tmp_path, [4])
+    manifest = read_manifest(tmp_path)
+    np.save(tmp_path / "unigram_counts.npy", np.arange(100))
+    np.testing.assert_array_equal(read_unigram_counts(tmp_path, manifest), np.arange(100))
+    for wrong in (np.arange(99), np.arange(100.0), np.array("text")):
+        np.save(tmp_path / "unigram_counts.npy", wrong)
+        with pytest.raises(UserError, match=r"unigram_counts\.npy: not int64\[100\]"):
+            read_unigram_counts(tmp_path, manifest)
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "told"),
+    [
+        ("input_ids", 100, "an id outside of the vocabulary of 100"),
+        ("sequence_lengths", 17, "sequences longer than the row of 16 slots"),
+        ("first_segment_lengths", 17, "a segment longer than its sequence"),
+        ("next_sentence_labels", 2, "a next-sentence label over 1"),
+        ("masked_ids", 100, "a masked id outside"),
+        ("masked_positions", 16, "a masked position outside"),
+    ],
+)
+def test_values_that_cannot_be_are_refused_with_the_shard(tmp_path: Path, column: str, value: int, told: str) -> None:
+    """Rows of other shards, and other rows of that shard, may still be read."""
+    rows = write_output(tmp_path, [4, 4], static=True)
+    getattr(rows, column)[5, 0] = value
+    write_shard(tmp_path / "train" / "shard-00001.arrow", Rows(*(values[4:] for values in rows)))
+    dataset = open_dataset(tmp_path, "train")
+    dataset.gather(np.array([0, 1, 4, 6]))
+    with pytest.raises(UserError, match=rf"damaged shard .*shard-00001\.arrow: {told}.*--verify"):
+        dataset.gather(np.array([0, 5]))
 
 
 def test_part_without_rows_says_which_flag_to_change(tmp_path: Path) -> None:

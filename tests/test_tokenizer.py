@@ -253,6 +253,19 @@ def test_other_kinds_are_refused(tmp_path, content, message):
         tokenizer.load(tmp_path)
 
 
+@pytest.mark.parametrize("part, field", [("normalizer", "lowercase"), ("normalizer", "clean_text"), ("model", "vocab")])
+def test_files_that_lack_a_field_are_refused_with_its_name(tmp_path, vocab_dir, part, field):
+    content = json.loads((vocab_dir / "tokenizer.json").read_text(encoding="utf-8"))
+    del content[part][field]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=rf"tokenizer\.json: no field '{field}'"):
+        tokenizer.load(tmp_path)
+    content[part] = ["something else"]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="not of the kind it should be"):
+        tokenizer.load(tmp_path)
+
+
 def test_broken_vocabularies_are_refused_with_the_file(tmp_path, vocab_dir):
     with pytest.raises(UserError, match=r"no tokenizer at .*absent"):
         tokenizer.load(tmp_path / "absent")

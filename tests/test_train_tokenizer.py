@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from bert_jax import tokenizer
+from bert_jax import files, tokenizer
 from bert_jax.command import UserError
 from bert_jax.tokenizer_files import SPECIAL_TOKENS
 from data_prep import readers, train_tokenizer, wordpiece
@@ -100,7 +100,7 @@ def test_vocabulary_is_as_good_as_the_librarys(tmp_path):
     """Tokens a word on text that neither trainer saw, against the library's own WordPieceTrainer at equal size."""
     books = [BOOKS / "alcott_little_men.txt.xz"]
     held_out = list(readers.documents(BOOKS / "stevenson_jekyll_and_hyde.txt.xz"))
-    ours = train_tokenizer.train(books, tmp_path / "ours", vocab_size=2048)
+    ours = train_tokenizer.train(books, tmp_path / "ours", vocab_size=2048, lowercase=True)
     library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     library.normalizer = normalizers.BertNormalizer()
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -185,10 +185,27 @@ def test_mistakes_are_one_line_and_leave_nothing(sample_text, tmp_path):
         train_tokenizer.train([sample_text], output, vocab_size=900)
 
 
+def test_unfinished_folder_of_another_is_left_alone(sample_text, tmp_path):
+    """Only what a killed run of new_folder left is replaced, which its marker tells."""
+    other = tmp_path / "vocab.incomplete"
+    other.mkdir()
+    (other / "mine.txt").write_text("mine")
+    with pytest.raises(UserError, match=r"vocab\.incomplete is in the way"):
+        train_tokenizer.train([sample_text], tmp_path / "vocab", vocab_size=900)
+    assert [path.name for path in other.iterdir()] == ["mine.txt"]
+    (other / files.MARKER).touch()
+    train_tokenizer.train([sample_text], tmp_path / "vocab", vocab_size=900)
+    assert not other.exists() and not (tmp_path / "vocab" / files.MARKER).exists()
+    with pytest.raises(UserError, match=r"ends in \.incomplete"):
+        train_tokenizer.train([sample_text], tmp_path / "x.incomplete", vocab_size=900)
+
+
 def test_command_trains_and_teaches(sample_text, tmp_path, capsys):
-    train_tokenizer.main([f"--input={sample_text}", f"--output={tmp_path / 'v'}", "--vocab_size=700", "--nolowercase"])
-    assert "WordPiece, 700 tokens, cased" in capsys.readouterr().out
-    assert not tokenizer.load(tmp_path / "v").lowercase
+    for flags, case in (([], "cased"), (["--nolowercase"], "cased"), (["--lowercase"], "lower-cased")):
+        output = tmp_path / "-".join(["v", *flags])
+        train_tokenizer.main([f"--input={sample_text}", f"--output={output}", "--vocab_size=700", *flags])
+        assert f"WordPiece, 700 tokens, {case}\n" in capsys.readouterr().out
+        assert tokenizer.load(output).lowercase is (case == "lower-cased")
     with pytest.raises(SystemExit):
         train_tokenizer.main(["--help"])
     assert "python -m data_prep.train_tokenizer --input" in capsys.readouterr().out

@@ -141,7 +141,7 @@ def test_a_workdir_of_another_architecture_is_refused(run):
 
 def test_a_workdir_of_another_seed_is_refused(run):
     trainer.fit(run("taken"))
-    with pytest.raises(UserError, match=r"data=|seed=0"):
+    with pytest.raises(UserError, match=r"seed 0, and this one has 1"):
         trainer.fit(run("taken", dataclasses.replace(CONFIG, seed=1)))
 
 

@@ -134,6 +134,12 @@ def layout(rows: Rows) -> Layout:
     """Spells out the lengths stored in rows: sequences lie one after the other from slot 0, then padding."""
     (row_count, width), pack = rows.input_ids.shape, rows.sequence_lengths.shape[1]
     lengths = rows.sequence_lengths.astype(np.int32)
+    if pack == 1:  # the same in a quarter of the time
+        slots = np.arange(width, dtype=np.int32)
+        filled = slots < lengths
+        sequence_ids = filled.astype(np.int32)
+        segment_ids = (filled & (slots >= rows.first_segment_lengths)).astype(np.int32)
+        return Layout(sequence_ids, segment_ids, slots * sequence_ids, np.zeros_like(lengths))
     starts = np.cumsum(lengths, axis=1, dtype=np.int32) - lengths
     # A row is 2S + 1 runs of slots: two segments of each sequence, and the padding.
     runs = np.empty((row_count, 2 * pack + 1), np.int32)

@@ -3,11 +3,17 @@
 Everything is a function of (seed, epoch, sequence key, rate, unit) and the position within the sequence (law 2), by
 counter-based hashing: no batch, order of rows, packing or process changes a mask. Vectorised over all sequences.
 
-The rules are those of google-research/bert, create_pretraining_data.py (Devlin et al. 2019, section 3.1, and the
+The rules follow google-research/bert, create_pretraining_data.py (Devlin et al. 2019, section 3.1, and the
 whole-word variant of 2019-05-31): a sequence of n slots has a budget of max(1, round(rate * n)) predictions; words
 come in random order, each is taken whole if it still fits and skipped if not; a chosen token becomes [MASK] in 80% of
-cases, a random token in 10%, and stays itself in 10%. Added here: where no word fits the budget, the first tokens of
-the first word are taken, so that a sequence has at least one prediction unless it holds special tokens alone.
+cases, a random token in 10%, and stays itself in 10%. What differs from there:
+  - no special token is ever predicted, [UNK] and [MASK] included (there: all but [CLS] and [SEP] may be);
+  - a random token is never a special one (there: any line of the vocabulary);
+  - a "##" piece at the start of a segment or after a special token begins a word (there: it goes on with the last word
+    before the special token);
+  - where no word fits the budget, the first tokens of the first word are taken, so that a sequence has at least one
+    prediction unless it holds special tokens alone (there: none);
+  - no cap on predictions besides the rate: a row has room for all (there: max_predictions_per_seq).
 """
 
 from typing import NamedTuple, Protocol, runtime_checkable
@@ -38,7 +44,7 @@ _NARROW_WIDTH = 2 ** (32 - _HASH_BITS) - 1
 _LOOK_AHEAD = 8
 
 # Streams of hashes that must not know of each other.
-_ORDER_STREAM, _REPLACEMENT_STREAM = 1, 2
+_STREAMS = np.array([[1], [2]])  # of the order of words, and of what replaces a token
 
 
 @runtime_checkable
@@ -104,7 +110,7 @@ class Masker:
         row_count, width = rows.input_ids.shape
         sequences = _sequences(rows, self._kinds.take(rows.input_ids), epochs)
         budgets = np.maximum(1, np.rint(self.rate * sequences.lengths)).astype(np.int64)
-        order_states = hashing.combine(_ORDER_STREAM, self.seed, sequences.epochs, sequences.keys)
+        order_states, replacement_states = hashing.combine(_STREAMS, self.seed, sequences.epochs, sequences.keys)
         chosen = _choose(sequences, budgets, order_states)
 
         sequence, position = np.divmod(np.flatnonzero(chosen), chosen.shape[1])
@@ -117,7 +123,6 @@ class Masker:
 
         input_ids = rows.input_ids.astype(np.int32)
         truth = input_ids.reshape(-1)[slots]
-        replacement_states = hashing.combine(_REPLACEMENT_STREAM, self.seed, sequences.epochs, sequences.keys)
         input_ids.reshape(-1)[slots] = self._replacements(truth, replacement_states[sequence], position)
         positions, ids = np.zeros((2, row_count, max_predictions), np.int32)
         positions[row, column] = slots - row * width

@@ -5,11 +5,10 @@ Opening looks at names and sizes only; a shard is memory-mapped when a row of it
 """
 
 import hashlib
-import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -18,15 +17,11 @@ from jaxtyping import Int64
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
-from bert_jax.files import INCOMPLETE, write_whole
+from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
+from bert_jax.files import write_whole
 
-SCHEMA_VERSION = 1
-MANIFEST = "manifest.json"
-PARTS = ("train", "eval")
 # Mapped shards kept at once, well under Linux's 65 530 mappings a process (vm.max_map_count).
 MOST_MAPPED = 16_384
-
-Part = Literal["train", "eval"]
 
 
 class Written(NamedTuple):
@@ -81,31 +76,6 @@ def read_shard(path: Path) -> Rows:
     if unknown := [name for name in columns if name not in Rows._fields]:
         raise Corrupt(f"unknown column {unknown[0]}")
     return Rows(**columns)
-
-
-def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a finished build_examples output. Raises UserError when there is none to be read."""
-    path = directory / MANIFEST
-    unfinished = directory.with_name(directory.name + INCOMPLETE)
-    if directory.name.endswith(INCOMPLETE) or (not path.exists() and unfinished.exists()):
-        finished = directory.name.removesuffix(INCOMPLETE)
-        raise UserError(
-            f"{directory.with_name(finished)} is not finished ({finished}{INCOMPLETE} is there): "
-            "run the same data_prep.build_examples command again, it goes on where it stopped"
-        )
-    if not path.exists():
-        raise UserError(f"no {MANIFEST} in {directory}; give the output folder of data_prep.build_examples")
-    try:
-        manifest = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON ({error}); build the examples again") from error
-    version = manifest.get("schema_version") if isinstance(manifest, dict) else None
-    if version != SCHEMA_VERSION:
-        raise UserError(
-            f"{path} has schema_version {version!r}, this program reads {SCHEMA_VERSION}; "
-            "build the examples again, or use the program version that wrote them"
-        )
-    return manifest
 
 
 def check_sizes(directory: Path, shards: list[dict[str, Any]]) -> None:
@@ -192,7 +162,18 @@ class Dataset:
                 local = indices[places] - start
                 for target, column in zip(out, columns, strict=True):
                     target[places] = column[local]
-        return Rows(*out)
+        rows = Rows(*out)
+        if value_problem(rows, self.manifest):
+            for shard in numbers.tolist():  # to name the shard
+                self.shard_rows(shard)
+        return rows
+
+    def shard_rows(self, shard: int) -> Rows:
+        """All rows of one of `shards`, memory-mapped. Raises UserError for one that cannot be read."""
+        rows = Rows(*self._columns(shard))
+        if problem := value_problem(rows, self.manifest):
+            raise _damaged(self.directory / self.shards[shard]["name"], problem)
+        return rows
 
     def tokenizer(self) -> "tokenizers.Tokenizer":
         """The tokenizer kept beside the shards. Raises UserError when it is not the one that made them."""
@@ -225,8 +206,37 @@ class Dataset:
         except FileNotFoundError:
             problem = "the file is gone"
         if problem:
-            raise UserError(f"damaged shard {path}: {problem}; copy the folder again, or build the examples again")
+            raise _damaged(path, problem)
         return [column for column in rows if column is not None]
+
+
+def _damaged(path: Path, problem: str) -> UserError:
+    return UserError(
+        f"damaged shard {path}: {problem}; copy the folder again, or build the examples again "
+        f"(all damage: python -m data_prep.inspect_shards {path.parent.parent} --verify)"
+    )
+
+
+def value_problem(rows: Rows, manifest: Mapping[str, Any]) -> str | None:
+    """Which values of rows nothing could read, or None: a quick look, in every batch, for what must not go unseen.
+
+    `python -m data_prep.inspect_shards DIR --verify` looks at much more.
+    """
+    vocab_size, length = manifest["tokenizer"]["vocab_size"], manifest["seq_len"]
+    if rows.input_ids.max(initial=0) >= vocab_size:
+        return f"an id outside of the vocabulary of {vocab_size}"
+    if rows.sequence_lengths.sum(axis=1, dtype=np.int64).max(initial=0) > length:
+        return f"sequences longer than the row of {length} slots"
+    if (rows.first_segment_lengths > rows.sequence_lengths).any():
+        return "a segment longer than its sequence"
+    if rows.next_sentence_labels.max(initial=0) > 1:
+        return "a next-sentence label over 1"
+    if rows.masked_ids is not None and rows.masked_positions is not None:
+        if rows.masked_ids.max(initial=0) >= vocab_size:
+            return f"a masked id outside of the vocabulary of {vocab_size}"
+        if rows.masked_positions.max(initial=0) >= length:
+            return f"a masked position outside of the row of {length} slots"
+    return None
 
 
 def layout_problem(rows: Rows, count: int, manifest: Mapping[str, Any]) -> str | None:

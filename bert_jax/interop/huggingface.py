@@ -16,10 +16,11 @@ from bert_jax.config import ModelConfig
 from bert_jax.files import new_folder, read_json
 from bert_jax.interop import bert_names, model_card
 from bert_jax.interop.loaded import Loaded
-from bert_jax.interop.weights import WEIGHTS_FILE, Weights, save
+from bert_jax.interop.weights import WEIGHTS_FILE, Weights, narrowed, save
 from bert_jax.model.heads import Heads
 
 CONFIG_FILE = "config.json"
+TASK_FIELD = "bert_jax_task"  # ours, which transformers carries along: columns, metrics and lengths of a task
 
 # Our field, theirs, and the value that theirs has where a file leaves it out (BertConfig of transformers).
 CONFIG_FIELDS: tuple[tuple[str, str, Any], ...] = (
@@ -77,7 +78,8 @@ def read(directory: str | Path) -> Loaded:
             f"{directory}: the tokenizer has {words.vocab_size} tokens, config.json says vocab_size "
             f"{model.vocab_size}. Put the tokenizer files that belong to this model there"
         )
-    return Loaded(model, heads, params, words, _task(directory, values, model, heads), origin=str(directory))
+    task = _task(directory, values, model, heads)
+    return Loaded(model, heads, params, words, task, dtype=weights.dtype, origin=str(directory))
 
 
 def write(loaded: Loaded, directory: str | Path) -> None:
@@ -92,8 +94,9 @@ def write(loaded: Loaded, directory: str | Path) -> None:
         f"bert.{name}" if prefixed and name.startswith(("embeddings.", "encoder.", "pooler.")) else name: tensor
         for name, tensor in bert_names.to_theirs(loaded.params, loaded.model).items()
     }
+    tensors, dtype = narrowed(tensors, loaded.dtype)
     with new_folder(directory) as unfinished:
-        values = _write_config(loaded, architecture)
+        values = _write_config(loaded, architecture) | {"dtype": dtype}
         (unfinished / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         loaded.tokenizer.save(unfinished)
         card = model_card.text(loaded, architecture)
@@ -173,6 +176,9 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
     if set(names) != {str(index) for index in range(outputs)}:
         raise UserError(f"{directory / CONFIG_FILE}: id2label has {len(names)} labels, the classifier {outputs}")
     kind = "tagging" if heads.tags else "regression" if outputs == 1 else "classification"
+    ours = values.get(TASK_FIELD)
+    if isinstance(ours, dict) and ours.get("kind") == kind and len(ours.get("labels", ())) in (0, outputs):
+        return ours
     labels = [] if kind == "regression" else [str(names[str(index)]) for index in range(outputs)]
     return {"name": "own", "kind": kind, "labels": labels, "max_length": min(128, model.max_positions)}
 
@@ -199,13 +205,14 @@ def _write_config(loaded: Loaded, architecture: str) -> dict[str, Any]:
         "tie_word_embeddings": True,
         "classifier_dropout": None,
         "pad_token_id": loaded.tokenizer.pad_id,
-        "dtype": "float32",
     }
     if outputs := loaded.heads.classes or loaded.heads.tags:
         known = list(loaded.task["labels"]) if loaded.task else []
         labels = known if len(known) == outputs else [f"LABEL_{index}" for index in range(outputs)]
         values["id2label"] = {str(index): label for index, label in enumerate(labels)}
         values["label2id"] = {label: index for index, label in enumerate(labels)}
+    if loaded.task and (loaded.heads.classes or loaded.heads.tags):
+        values[TASK_FIELD] = dict(loaded.task)
     if loaded.heads.classes:
         values["problem_type"] = "regression" if loaded.heads.classes == 1 else "single_label_classification"
     return values

@@ -107,7 +107,9 @@ def write_workdir(loaded: Loaded, directory: Path) -> None:
     kind = "pretraining" if loaded.task is None else "finetuning"
     checkpoint.write_config(
         directory,
-        checkpoint.WorkdirConfig(loaded.model, loaded.heads, kind, training=loaded.training, task=loaded.task),
+        checkpoint.WorkdirConfig(
+            loaded.model, loaded.heads, kind, training=loaded.training, task=loaded.task, dtype=loaded.dtype
+        ),
     )
 
 
@@ -132,6 +134,7 @@ def _open_workdir(workdir: Path, step: int | None) -> Loaded:
         words,
         config.task,
         step or 0,
+        dtype=config.dtype,
         origin=str(workdir),
         training=config.training,
         metrics=_result(workdir),

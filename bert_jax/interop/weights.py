@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -15,7 +16,8 @@ from bert_jax.files import read_json
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_WIDENED = ("float32", "float16", "bfloat16")  # each value of the narrow ones is a float32
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors calls them
+_WIDENED = tuple(_DTYPES.values())  # each value of the narrow ones is a float32
 
 
 class Weights(Mapping[str, np.ndarray]):
@@ -45,6 +47,15 @@ class Weights(Mapping[str, np.ndarray]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+    @property
+    def dtype(self) -> str:
+        """The one dtype of all tensors, float32 where they differ."""
+        found = set()
+        for path, name in self._names.values():
+            with _open(path) as file:
+                found.add(_DTYPES.get(file.get_slice(name).get_dtype(), "float32"))
+        return found.pop() if len(found) == 1 else "float32"
 
     def shape(self, bare: str) -> tuple[int, ...]:
         path, name = self._names[bare]
@@ -86,6 +97,17 @@ def _open(path: Path) -> Any:
         return safetensors.safe_open(path, framework="numpy")
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is damaged or no safetensors file ({error}). Fetch it again") from error
+
+
+def narrowed(tensors: Mapping[str, np.ndarray], dtype: str) -> tuple[dict[str, np.ndarray], str]:
+    """The tensors in the dtype they came from, if that loses nothing, and as float32 otherwise; and the dtype.
+
+    So a half-precision file that was imported is exported as it was, and one that was trained on is not rounded.
+    """
+    narrow = {name: tensor.astype(jnp.dtype(dtype)) for name, tensor in tensors.items()}
+    if all(np.array_equal(narrow[name].astype(np.float32), tensor) for name, tensor in tensors.items()):
+        return narrow, dtype
+    return dict(tensors), "float32"
 
 
 def save(tensors: Mapping[str, np.ndarray], path: Path) -> None:

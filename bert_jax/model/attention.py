@@ -69,10 +69,12 @@ class SelfAttention(nnx.Module):
         self, hidden: Float[Array, "B T D"], queries: Float[Array, "B Q D"] | None
     ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B T N H"], Float[Array, "B T N H"]]:
         if queries is None:
-            return _parts(self.qkv(hidden))
+            query, key, value = _parts(self.qkv(hidden))
+            return query, key, value
         kernel, bias = self.qkv.kernel[...], self.qkv.bias[...]
         query = affine(queries, kernel[:, 0], bias[0], 1, self.runtime)
-        return query, *_parts(affine(hidden, kernel[:, 1:], bias[1:], 1, self.runtime))
+        key, value = _parts(affine(hidden, kernel[:, 1:], bias[1:], 1, self.runtime))
+        return query, key, value
 
 
 def _parts(stacked: Float[Array, "B T K N H"]) -> tuple[Float[Array, "B T N H"], ...]:

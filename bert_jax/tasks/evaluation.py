@@ -68,7 +68,7 @@ class Predictor:
 
         Answers are logits f32[R,C] (scores, C = 1), or the tag id of each word i64[W].
         """
-        size = -(-batch_size // self._mesh.size) * self._mesh.size  # every device gets the same number of rows
+        size = partitioning.whole_rows(batch_size)
         local = partitioning.local_rows(size, self._mesh)
         answers: list[Any] = [None] * rows.count
         loss = count = 0.0

@@ -53,6 +53,8 @@ class Checkpoints:
     """
 
     def __init__(self, directory: str | Path, keep: int) -> None:
+        if keep < 0:
+            raise UserError(f"checkpoint.keep is {keep}; use 1 or more, or 0 to keep all")
         ignore_closed_loops()
         self._quiet = _OneMessage()
         logging.getLogger("absl").addFilter(self._quiet)
@@ -96,6 +98,10 @@ class Checkpoints:
     def latest_step(self) -> int | None:
         """The newest whole step, None when there is none."""
         return max(self.steps(), default=None)
+
+    def meta(self, step: int) -> dict[str, Any]:
+        """What was said of a step when it was saved."""
+        return _read_meta(self.directory / str(step))["meta"]
 
     def restore(self, step: int, params: PyTree, optimizer_state: PyTree) -> Restored:
         """Reads a step straight into the memory that the shardings name, and verifies it.
@@ -164,6 +170,7 @@ class WorkdirConfig:
     kind: str = "pretraining"  # or finetuning
     training: Mapping[str, Any] = field(default_factory=dict)  # the configuration of the run; empty after convert
     task: Mapping[str, Any] | None = None  # fine-tuning: name, kind, labels
+    dtype: str = "float32"  # of the file that convert read
 
 
 def write_config(workdir: str | Path, config: WorkdirConfig) -> None:
@@ -174,6 +181,7 @@ def write_config(workdir: str | Path, config: WorkdirConfig) -> None:
         "kind": config.kind,
         "training": dict(config.training),
         "task": None if config.task is None else dict(config.task),
+        "dtype": config.dtype,
     }
     target = Path(workdir) / CONFIG_FILE
     target.parent.mkdir(parents=True, exist_ok=True)
@@ -198,6 +206,7 @@ def read_config(workdir: str | Path) -> WorkdirConfig:
         kind=values["kind"],
         training=values["training"],
         task=values["task"],
+        dtype=values["dtype"],
     )
 
 

@@ -37,7 +37,8 @@ class Objective(Protocol):
 class PretrainingObjective:
     """Masked language model plus next-sentence prediction, their means added (Devlin et al. 2019, section 3.1).
 
-    next_sentence is False for shards without labels (full_sentences), as in RoBERTa (Liu et al. 2019, section 4.2).
+    next_sentence is False for shards without labels (full_sentences), as in RoBERTa (Liu et al. 2019, section 4.2): the
+    term then counts nothing and adds nothing.
     """
 
     next_sentence: bool = True
@@ -47,16 +48,14 @@ class PretrainingObjective:
         return Heads(mlm=True, next_sentence=self.next_sentence, pooler=self.next_sentence)
 
     def counts(self, batch: Batch) -> Sums:
-        counts = {"mlm": batch.masked_weights.sum()}
-        if self.next_sentence:
-            counts["nsp"] = batch.next_sentence_weight.sum()
-        return counts
+        labelled = batch.next_sentence_weight.sum() if self.next_sentence else jnp.zeros(())
+        return {"mlm": batch.masked_weights.sum(), "nsp": labelled}
 
     def sums(self, model: Bert, batch: Batch, dropout_key: Array | None) -> Sums:
         hidden = model.encode(batch, dropout_key).last
         logits = model.masked_logits(hidden, batch.masked_positions)
         loss, correct = classification_sums(logits, batch.masked_ids, batch.masked_weights)
-        sums = {"mlm_loss": loss, "mlm_correct": correct}
+        sums = {"mlm_loss": loss, "mlm_correct": correct, "nsp_loss": jnp.zeros(()), "nsp_correct": jnp.zeros(())}
         if self.next_sentence:
             logits = model.next_sentence_logits(model.pooled(hidden, batch.cls_positions))
             loss, correct = classification_sums(logits, batch.next_sentence_label, batch.next_sentence_weight)

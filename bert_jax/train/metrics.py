@@ -154,7 +154,7 @@ def _short(value: float | None) -> str:
 
 
 def _plain(value: float | None) -> float | int | None:
-    """JSON has no NaN: None in its place."""
+    """A number with the 9 digits that tell any float32 from the next; None for NaN, which JSON has not."""
     if value is None or isinstance(value, int):
         return value
-    return None if math.isnan(value) else float(f"{float(value):.7g}")
+    return None if math.isnan(value) else float(f"{float(value):.9g}")

@@ -38,6 +38,14 @@ def check_batch(batch_size: int, microbatches: int, mesh: Mesh) -> None:
         )
 
 
+def whole_rows(batch_size: int) -> int:
+    """The evaluation batch of at least batch_size rows that gives every device as many. Raises UserError below 1."""
+    if batch_size < 1:
+        raise UserError(f"the evaluation batch size is {batch_size}; use 1 or more")
+    devices = jax.device_count()
+    return -(-batch_size // devices) * devices
+
+
 def shardings(mesh: Mesh, tree: Any) -> Any:
     """A NamedSharding for each leaf of a tree of (abstract) parameters or of a training state, by the rules above.
 

@@ -38,11 +38,12 @@ def tree_of(rules: Sequence[tuple[str, Value]], params: dict[str, Any]) -> dict[
     return paths.unflatten({path: first_match(rules, path) for path in paths.flatten(params)})
 
 
-def trainable(train_layers: str, params: dict[str, Any]) -> dict[str, Any] | None:
+def trainable(train_layers: str, params: dict[str, Any], fresh: frozenset[str] = frozenset()) -> dict[str, Any] | None:
     """Which parameters learn: a tree of float32 factors 0 or 1 ([L, 1, ...] on stacked layers), None for all.
 
     train_layers: `all`; `head` (what stands outside embeddings, encoder and pooler); `last:K` (the head, the pooler
-    and the last K layers); `no_embeddings`. Raises UserError for anything else, or for K over the model's layers.
+    and the last K layers); `no_embeddings`. fresh are paths that learn in any case. Raises UserError for anything
+    else, or for K over the model's layers.
     """
     if train_layers == "all":
         return None
@@ -50,7 +51,7 @@ def trainable(train_layers: str, params: dict[str, Any]) -> dict[str, Any] | Non
     layers = next(value.shape[0] for path, value in flat.items() if STACKED.search(path))
     if train_layers in ("head", "no_embeddings"):
         frozen = r"^(embeddings|encoder|pooler)/" if train_layers == "head" else r"^embeddings/"
-        return paths.unflatten({path: np.float32(not re.search(frozen, path)) for path in flat})
+        return paths.unflatten({path: np.float32(path in fresh or not re.search(frozen, path)) for path in flat})
     match = re.fullmatch(r"last:(\d+)", train_layers)
     if not match:
         raise UserError(f"train_layers is {train_layers!r}; use all, head, last:K or no_embeddings")
@@ -61,6 +62,8 @@ def trainable(train_layers: str, params: dict[str, Any]) -> dict[str, Any] | Non
     learns = np.arange(layers) >= layers - last
 
     def factor(path: str, value: Any) -> np.ndarray | np.float32:
+        if path in fresh:
+            return np.float32(1)
         if STACKED.search(path):
             return learns.astype(np.float32).reshape(layers, *[1] * (value.ndim - 1))
         return np.float32(not path.startswith("embeddings/"))

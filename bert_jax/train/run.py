@@ -1,6 +1,7 @@
 """What one run is made of, and what comes out of it."""
 
-from collections.abc import Callable, Sequence
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -15,6 +16,9 @@ from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.losses import Objective
 from bert_jax.train.steps import Plan
+
+RESULT_FILE = "result.json"  # of a workdir, once its run has ended well
+FINGERPRINT_DIGITS = 16
 
 
 @runtime_checkable
@@ -56,14 +60,34 @@ class Result:
     params: dict[str, Any]
 
 
+# What a run must share with the checkpoint it goes on from, or its batches or its beginning would be others: the name
+# in the checkpoint, and what a person calls it. The first that differs is told.
+IDENTITY = {
+    "batch_size": "batch_size",
+    "seed": "seed",
+    "train_layers": "train_layers",
+    "init": "other initial parameters (init_from), of fingerprint",
+    "data": "other data (data.train, or the task's files), of fingerprint",
+}
+
+
 def identity(run: Run) -> dict[str, Any]:
-    """What a run must share with the checkpoint it goes on from, or its batches would not be the next ones."""
+    """The values of IDENTITY for a run."""
     return {
-        "data": run.source.fingerprint,
         "batch_size": run.config.batch_size,
         "seed": run.config.seed,
         "train_layers": run.train_layers,
+        "init": _fingerprint(run.initial_params),
+        "data": run.source.fingerprint[:FINGERPRINT_DIGITS],
     }
+
+
+def _fingerprint(params: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.blake2b()
+    for path, value in sorted(params.items()):
+        digest.update(path.encode())
+        digest.update(np.ascontiguousarray(value).data)
+    return digest.hexdigest()[:FINGERPRINT_DIGITS] if params else "none"
 
 
 def runtime_of(config: TrainConfig) -> Runtime:

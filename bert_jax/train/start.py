@@ -2,18 +2,20 @@
 (init_from), what they lack drawn afresh; else all drawn afresh from the seed.
 """
 
+import shutil
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
 
+from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import to_dict
 from bert_jax.files import new_folder
 from bert_jax.model import bert, paths
 from bert_jax.train import checkpoint, optim, partitioning, rules
-from bert_jax.train.run import Run, identity, runtime_of
+from bert_jax.train.run import IDENTITY, Run, identity, runtime_of
 from bert_jax.train.state import TrainState
 from bert_jax.train.steps import Plan, initial_state
 
@@ -29,8 +31,13 @@ def plan_of(run: Run) -> Plan:
         optimizer_config=config.optimizer,
         optimizer=optim.build(config.optimizer, abstract),
         microbatches=config.microbatches,
-        trainable=rules.trainable(run.train_layers, abstract),
+        trainable=rules.trainable(run.train_layers, abstract, fresh=_fresh(run, abstract)),
     )
+
+
+def _fresh(run: Run, abstract: dict[str, Any]) -> frozenset[str]:
+    """The parameters that a run with initial parameters draws afresh: frozen, they would stay noise."""
+    return frozenset(paths.flatten(abstract)) - frozenset(run.initial_params) if run.initial_params else frozenset()
 
 
 def start(run: Run, plan: Plan, mesh: Mesh, checkpoints: checkpoint.Checkpoints) -> tuple[TrainState, dict[str, Any]]:
@@ -44,7 +51,6 @@ def start(run: Run, plan: Plan, mesh: Mesh, checkpoints: checkpoint.Checkpoints)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     if (latest := checkpoints.latest_step()) is not None:
         restored = checkpoints.restore(latest, abstract.params, abstract.optimizer_state)
-        _check_identity(run, restored.meta)
         step = jax.device_put(np.int32(latest), shardings.step)
         return TrainState(step, restored.params, restored.optimizer_state), restored.meta
     state = jax.jit(draw, out_shardings=shardings)(key)
@@ -54,39 +60,51 @@ def start(run: Run, plan: Plan, mesh: Mesh, checkpoints: checkpoint.Checkpoints)
     return state._replace(params=paths.unflatten(params)), {}
 
 
-def _check_identity(run: Run, meta: dict[str, Any]) -> None:
-    wanted = identity(run)
-    for name, saved in meta["identity"].items():
-        if saved != wanted[name]:
+def check_workdir(run: Run, checkpoints: checkpoint.Checkpoints) -> None:
+    """Raises UserError when the workdir holds another run: nothing in it is then changed.
+
+    What a run without a checkpoint left behind binds nobody.
+    """
+    latest = checkpoints.latest_step()
+    if latest is None or not (run.workdir / checkpoint.CONFIG_FILE).exists():
+        return
+    there, here = checkpoint.read_config(run.workdir), _workdir_config(run)
+    for part in ("model", "heads"):
+        saved, wanted = to_dict(getattr(there, part)), to_dict(getattr(here, part))
+        for name in wanted:
+            if saved[name] != wanted[name]:
+                raise UserError(
+                    f"{run.workdir} holds a checkpoint of another architecture: {part}.{name} is {saved[name]} there, "
+                    f"{wanted[name]} here. Name another --workdir, or the configuration it was trained with"
+                )
+    saved_identity, wanted_identity = checkpoints.meta(latest)["identity"], identity(run)
+    for name, value in wanted_identity.items():
+        if (saved_value := saved_identity[name]) != value:
             raise UserError(
-                f"{run.workdir} holds a run with {name}={saved}, and this one has {name}={wanted[name]}. "
-                "Give the same value to go on, or another --workdir to start anew"
+                f"{run.workdir} holds a run with {IDENTITY[name]} {saved_value}, and this one has {value}. "
+                "Give the same to go on, or another --workdir to start anew"
             )
 
 
 def write_workdir(run: Run) -> None:
-    """Writes config.json and tokenizer/, or raises UserError when the workdir holds a run of another architecture."""
-    here = checkpoint.WorkdirConfig(
+    """Writes config.json and tokenizer/, which every checkpoint of the workdir is read with."""
+    if jax.process_index() != 0:
+        return
+    run.workdir.mkdir(parents=True, exist_ok=True)
+    folder = run.workdir / "tokenizer"
+    if folder.exists() and tokenizer.load(folder).content_hash != run.tokenizer.content_hash:
+        shutil.rmtree(folder)  # of a run that left no checkpoint: check_workdir has compared the data of any other
+    if not folder.exists():
+        with new_folder(folder) as unfinished:
+            run.tokenizer.save(unfinished)
+    checkpoint.write_config(run.workdir, _workdir_config(run))
+
+
+def _workdir_config(run: Run) -> checkpoint.WorkdirConfig:
+    return checkpoint.WorkdirConfig(
         model=run.model,
         heads=run.objective.heads,
         kind=run.kind,
         training=to_dict(run.config),
         task=run.task,
     )
-    if (run.workdir / checkpoint.CONFIG_FILE).exists():
-        there = checkpoint.read_config(run.workdir)
-        for part in ("model", "heads"):
-            saved, wanted = to_dict(getattr(there, part)), to_dict(getattr(here, part))
-            if differing := [name for name in wanted if saved[name] != wanted[name]]:
-                name = differing[0]
-                raise UserError(
-                    f"{run.workdir} holds a checkpoint of another architecture: {part}.{name} is {saved[name]} there, "
-                    f"{wanted[name]} here. Name another --workdir, or the configuration it was trained with"
-                )
-    if jax.process_index() == 0:
-        folder = run.workdir / "tokenizer"
-        if not folder.exists():
-            run.workdir.mkdir(parents=True, exist_ok=True)
-            with new_folder(folder) as unfinished:
-                run.tokenizer.save(unfinished)
-        checkpoint.write_config(run.workdir, here)

@@ -19,12 +19,12 @@ from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.interruption import Interruption
 from bert_jax.train.metrics import MetricsWriter, ProgressLine
 from bert_jax.train.overview import parameter_table
-from bert_jax.train.run import Result, Run, Source, identity, runtime_of
-from bert_jax.train.start import plan_of, start, write_workdir
+from bert_jax.train.run import RESULT_FILE, Result, Run, Source, identity, runtime_of
+from bert_jax.train.start import check_workdir, plan_of, start, write_workdir
 from bert_jax.train.state import TrainState
 from bert_jax.train.window import Window
 
-__all__ = ["Result", "Run", "Source", "fit", "runtime_of"]
+__all__ = ["RESULT_FILE", "Result", "Run", "Source", "fit", "runtime_of"]
 
 
 def fit(run: Run) -> Result:
@@ -35,14 +35,17 @@ def fit(run: Run) -> Result:
     """
     config = run.config
     check_end(config.steps, config.budget_minutes, config.budget_replay)
+    if run.workdir.exists() and not run.workdir.is_dir():
+        raise UserError(f"--workdir {run.workdir} is a file; name a folder")
     mesh = partitioning.make_mesh(config.mesh)
     partitioning.check_batch(config.batch_size, config.microbatches, mesh)
     with jax.set_mesh(mesh), Interruption() as interruption:
         plan = plan_of(run)
         evaluators = [make(plan, mesh) for make in run.evaluators]
-        write_workdir(run)
         with checkpoint.Checkpoints(run.workdir / "checkpoints", keep=config.checkpoint.keep) as checkpoints:
+            check_workdir(run, checkpoints)
             state, meta = start(run, plan, mesh, checkpoints)
+            write_workdir(run)
             loop = _Loop(run, plan, mesh, checkpoints, evaluators, interruption, meta, int(state.step))
             if not meta:
                 print_overview(plan, state, mesh, loop.progress)
@@ -79,6 +82,7 @@ class _Loop:
             replay=config.budget_replay,
         )
         self.first = self.saved_step = first
+        self.seconds_before = meta.get("seconds", 0.0)
         self.saved_time = time.monotonic()
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
         self.window = Window(run.model, meta.get("window", {}))
@@ -98,13 +102,16 @@ class _Loop:
                     self._between_steps(step, state, done)
                 if done:
                     break
+                if step == self.first:
+                    (self.run.workdir / RESULT_FILE).unlink(missing_ok=True)  # what it said is no longer so
                 batch = next(self.batches)
                 state, metrics = self.train_step(state, batch, np.float32(fraction), self.key)
                 self.window.add(batch, metrics)
         evaluation = self._evaluate(step, state.params)
         self._save(step, state)
         self.checkpoints.wait()
-        return Result(step, self.clock.elapsed, self.window.tokens, evaluation, state.params)
+        seconds = self.clock.elapsed if step > self.first else self.seconds_before
+        return Result(step, seconds, self.window.tokens, evaluation, state.params)
 
     def close(self) -> None:
         self.writer.close()
@@ -115,10 +122,10 @@ class _Loop:
         config = self.run.config
         evaluate = done or (config.eval.every_steps > 0 and step % config.eval.every_steps == 0)
         if done or evaluate or self.clock.refreshed or step % max(config.log_every, 1) == 0:
-            self._log(step, self._evaluate(step, state.params) if evaluate else {})
+            self._log(step, self._evaluate_or_save(step, state) if evaluate else {})
         minutes = (time.monotonic() - self.saved_time) / 60
         by_steps = config.checkpoint.every_steps > 0 and step % config.checkpoint.every_steps == 0
-        # Several processes save together, so only process 0's clock may say when; the refreshes of Clock are that.
+        # Several processes must save at the same step, and their clocks differ: they save by steps, and at the end.
         by_clock = 0 < config.checkpoint.every_minutes <= minutes and jax.process_count() == 1
         if by_steps or by_clock or self.interruption.asked:
             self._save(step, state)
@@ -137,14 +144,7 @@ class _Loop:
 
     def _log(self, step: int, evaluation: dict[str, float]) -> None:
         values = self.window.close(self.batches.waited_seconds)
-        loss = values["loss"]
-        if loss is None or not np.isfinite(loss):
-            last = self.checkpoints.latest_step()
-            raise UserError(
-                f"the loss is {loss} at step {step}; the last checkpoint is "
-                f"{'none' if last is None else f'step {last}'} in {self.run.workdir}/checkpoints. "
-                "Lower --config.optimizer.learning_rate or lengthen --config.optimizer.warmup_steps"
-            )
+        self._check_finite(step, values["loss"])
         shown = {name: values[name] for name in values if "loss" in name or "accuracy" in name}
         shown |= {f"eval_{name}": value for name, value in evaluation.items()}
         shown |= {"tokens/s": values["tokens_per_second"]}
@@ -164,11 +164,32 @@ class _Loop:
                 self.evaluated = (step, metrics)
         return self.evaluated[1]
 
+    def _evaluate_or_save(self, step: int, state: TrainState) -> dict[str, float]:
+        """Evaluates; when that fails, what was learnt is saved first."""
+        try:
+            return self._evaluate(step, state.params)
+        except Exception:
+            self._save(step, state)
+            self.checkpoints.wait()
+            raise
+
+    def _check_finite(self, step: int, loss: float | None) -> None:
+        if loss is not None and np.isfinite(loss):
+            return
+        last = self.checkpoints.latest_step()
+        raise UserError(
+            f"the loss is {loss} at step {step}; the last checkpoint is "
+            f"{'none' if last is None else f'step {last}'} in {self.run.workdir}/checkpoints. "
+            "Lower --config.optimizer.learning_rate or lengthen --config.optimizer.warmup_steps"
+        )
+
     def _save(self, step: int, state: TrainState) -> None:
         if step == self.saved_step and self.checkpoints.latest_step() == step:
             return
         with self.window.paused():
-            self.checkpoints.save(step, state.params, state.optimizer_state, self._meta(step))
+            meta = self._meta(step)
+            self._check_finite(step, meta["window"]["sums"].get("loss", 0.0))  # never over a good checkpoint
+            self.checkpoints.save(step, state.params, state.optimizer_state, meta)
         self.saved_step, self.saved_time = step, time.monotonic()
 
     def _meta(self, step: int) -> dict[str, Any]:

@@ -48,9 +48,7 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             value.copy_(1 + 0.2 * noise if is_norm_scale else 0.2 * noise)
 
 
-def inputs_of(
-    config: transformers.BertConfig, lengths: list[int], slots: int, seed: int
-) -> dict[str, torch.Tensor]:
+def inputs_of(config: transformers.BertConfig, lengths: list[int], slots: int, seed: int) -> dict[str, torch.Tensor]:
     """Rows of the given lengths, padded to `slots`; the second part of each row is segment 1."""
     generator = torch.Generator().manual_seed(seed)
     slot = torch.arange(slots)
@@ -104,20 +102,14 @@ def pretraining(path: pathlib.Path) -> None:
     randomize(model, seed=1)
     inputs = inputs_of(config, lengths=[19, 7, 12], slots=19, seed=2)
     generator = torch.Generator().manual_seed(3)
-    chosen = (torch.rand(inputs["input_ids"].shape, generator=generator) < 0.25) & (
-        inputs["attention_mask"] == 1
-    )
+    chosen = (torch.rand(inputs["input_ids"].shape, generator=generator) < 0.25) & (inputs["attention_mask"] == 1)
     truth = torch.randint(0, config.vocab_size, chosen.shape, generator=generator)
     truth[0, 3], chosen[0, 3] = 0, True  # id 0 is a label like any other
     labels = torch.where(chosen, truth, IGNORED)
     next_sentence_label = torch.tensor([0, 1, 1])
-    output = model(
-        **inputs, labels=labels, next_sentence_label=next_sentence_label, output_hidden_states=True
-    )
+    output = model(**inputs, labels=labels, next_sentence_label=next_sentence_label, output_hidden_states=True)
     mlm_loss = torch.nn.functional.cross_entropy(output.prediction_logits.flatten(0, 1), labels.flatten())
-    next_sentence_loss = torch.nn.functional.cross_entropy(
-        output.seq_relationship_logits, next_sentence_label
-    )
+    next_sentence_loss = torch.nn.functional.cross_entropy(output.seq_relationship_logits, next_sentence_label)
     torch.testing.assert_close(output.loss, mlm_loss + next_sentence_loss)
     output.loss.backward()
     outputs = hidden_states(output) | {
@@ -168,9 +160,7 @@ def tagging(path: pathlib.Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("tests/testdata"), help="folder")
     folder = parser.parse_args().output
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,66 @@
+"""The peer of benchmarks/step.py: a training step of transformers' BertForPreTraining in float32 on a CPU.
+
+Started by benchmarks/step.py under a Python with torch and transformers. It reads a number of steps from each line of
+its input and answers with a JSON list of their seconds, so that the two take turns on one machine.
+"""
+
+import argparse
+import json
+import sys
+import time
+
+import torch
+import transformers
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name in ("layers", "width", "heads", "vocab_size", "batch_size", "seq_len"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    arguments = parser.parse_args()
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=arguments.vocab_size,
+        hidden_size=arguments.width,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=arguments.heads,
+        intermediate_size=4 * arguments.width,
+        attn_implementation="sdpa",
+    )
+    model = transformers.BertForPreTraining(config).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+    inputs = inputs_of(arguments)
+
+    def step() -> None:
+        model(**inputs).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+
+    versions = {"peer torch": torch.__version__, "peer transformers": transformers.__version__}
+    print(json.dumps(versions | {"peer threads": torch.get_num_threads()}), flush=True)
+    for line in sys.stdin:
+        seconds = []
+        for _ in range(int(line)):
+            start = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - start)
+        print(json.dumps(seconds), flush=True)
+
+
+def inputs_of(arguments: argparse.Namespace) -> dict[str, torch.Tensor]:
+    """Random full rows; 15% of the slots have a label."""
+    ids = torch.randint(1000, arguments.vocab_size, (arguments.batch_size, arguments.seq_len))
+    segments = torch.zeros_like(ids)
+    segments[:, arguments.seq_len // 2 :] = 1
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "token_type_ids": segments,
+        "labels": torch.where(torch.rand(ids.shape) < 0.15, ids, -100),
+        "next_sentence_label": torch.randint(0, 2, (arguments.batch_size,)),
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""The manifest of a build_examples output (docs/data_format.md), and the unigram counts beside it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from jaxtyping import Int64
+
+from bert_jax.command import UserError
+from bert_jax.files import INCOMPLETE, incomplete, read_json
+
+SCHEMA_VERSION = 1
+MANIFEST = "manifest.json"
+PARTS = ("train", "eval")
+COUNTED = ("documents", "sentences", "source_tokens", "sequences", "rows", "tokens", "predictions")
+
+Part = Literal["train", "eval"]
+
+_AGAIN = "copy the folder again, or build the examples again"
+_COUNTS = dict.fromkeys(COUNTED, int) | {"skipped": dict}
+# What every reader may count on: the kind of each value, and of each element of a list.
+_LAYOUT = {
+    "objective": str,
+    "seq_len": int,
+    "pack": int,
+    "masking": {"kind": str, "unit": str, "rate": (int, float), "max_predictions": int},
+    "tokenizer": {"hash": str, "vocab_size": int, "lowercase": bool},
+    "seed": int,
+    "dupe_factor": int,
+    "sources": [{"path": str, "bytes": int}],
+    "counts": _COUNTS,
+    "parts": dict.fromkeys(PARTS, _COUNTS),
+    "unigram_counts": str,
+    "shards": [{"name": str, "rows": int, "bytes": int, "sha256": str}],
+}
+
+
+def read_manifest(directory: Path) -> dict[str, Any]:
+    """The manifest of a finished build_examples output. Raises UserError when there is none to be read."""
+    path = directory / MANIFEST
+    if directory.name.endswith(INCOMPLETE) or (not path.exists() and incomplete(directory).exists()):
+        finished = directory.name.removesuffix(INCOMPLETE)
+        raise UserError(
+            f"{directory.parent / finished} is not finished ({finished}{INCOMPLETE} is there): "
+            "run the same data_prep.build_examples command again, it goes on where it stopped"
+        )
+    if not path.exists():
+        raise UserError(f"no {MANIFEST} in {directory}; give the output folder of data_prep.build_examples")
+    manifest = read_json(path)
+    version = manifest.get("schema_version")
+    if version != SCHEMA_VERSION:
+        raise UserError(
+            f"{path} has schema_version {version!r}, this program reads {SCHEMA_VERSION}; "
+            "build the examples again, or use the program version that wrote them"
+        )
+    if problem := _problem(manifest, _LAYOUT, ""):
+        raise UserError(f"damaged {path}: {problem}; {_AGAIN}")
+    return manifest
+
+
+def read_unigram_counts(directory: Path, manifest: Mapping[str, Any]) -> Int64[np.ndarray, "V"]:
+    """How often each id stands in the rows of train. Raises UserError for a file that is missing or damaged."""
+    path, size = directory / manifest["unigram_counts"], manifest["tokenizer"]["vocab_size"]
+    try:
+        counts = np.load(path, allow_pickle=False)
+    except FileNotFoundError:
+        raise UserError(f"missing {path}; {_AGAIN}") from None
+    except (ValueError, EOFError) as error:
+        raise UserError(f"damaged {path} ({error}); {_AGAIN}") from error
+    if not isinstance(counts, np.ndarray) or counts.dtype != np.int64 or counts.shape != (size,):
+        raise UserError(f"damaged {path}: not int64[{size}], a count for each id; {_AGAIN}")
+    return counts
+
+
+def _problem(value: Any, layout: Any, where: str) -> str | None:
+    """What of a value is missing or of another kind than the layout says, or None."""
+    if isinstance(layout, dict):
+        if not isinstance(value, dict):
+            return f"{where} is no object"
+        for key, inner in layout.items():
+            name = f"{where}.{key}" if where else key
+            if key not in value:
+                return f"no {name}"
+            if problem := _problem(value[key], inner, name):
+                return problem
+        return None
+    if isinstance(layout, list):
+        if not isinstance(value, list):
+            return f"{where} is no list"
+        problems = (_problem(element, layout[0], f"{where}[{i}]") for i, element in enumerate(value))
+        return next((problem for problem in problems if problem), None)
+    return None if isinstance(value, layout) else f"{where} is {value!r}"
