@@ -1,5 +1,6 @@
 """The Hugging Face layout: out and in again is the same, and what cannot be read is said by name."""
 
+import dataclasses
 import importlib.util
 import json
 import os
@@ -16,6 +17,7 @@ import safetensors.numpy
 from random_checkpoints import PRETRAINING, assert_same_tensors, odd_config, random_checkpoint
 
 from bert_jax.command import UserError
+from bert_jax.files import MARKER
 from bert_jax.interop import bert_names, huggingface
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
@@ -253,9 +255,28 @@ def test_nothing_is_written_over_and_nothing_is_left_half_written(tmp_path):
         huggingface.write(both, tmp_path / "both_out")
     (tmp_path / "new.incomplete").mkdir()
     (tmp_path / "new.incomplete" / "left").touch()
+    with pytest.raises(UserError, match="is in the way"):
+        huggingface.write(loaded, tmp_path / "new")
+    (tmp_path / "new.incomplete" / MARKER).touch()  # as a killed writer leaves it
     huggingface.write(loaded, tmp_path / "new")
     assert not (tmp_path / "new" / "left").exists()
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".incomplete") or path.name == "both_out"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_comes_out_as_it_came_in_until_it_is_trained_on(tmp_path, dtype):
+    loaded, _ = export(tmp_path, "BertForPreTraining")
+    narrow = jnp.dtype(dtype)
+    params = {path: value.astype(narrow).astype(np.float32) for path, value in loaded.params.items()}
+    halved = dataclasses.replace(loaded, params=params, dtype=dtype)
+    huggingface.write(halved, tmp_path / "half")
+    again = huggingface.read(tmp_path / "half")
+    assert again.dtype == dtype
+    for path, value in params.items():
+        np.testing.assert_array_equal(again.params[path], value, err_msg=path)
+    trained = dict(params) | {"embeddings/norm/bias": params["embeddings/norm/bias"] + np.float32(1e-7)}
+    huggingface.write(dataclasses.replace(halved, params=trained), tmp_path / "trained")
+    assert huggingface.read(tmp_path / "trained").dtype == "float32"
 
 
 def peer_python() -> str:

@@ -92,8 +92,9 @@ def test_fields_are_the_batch_of_the_design():
         assert field.flags["C_CONTIGUOUS"], name
 
 
-def test_layout_spells_out_the_lengths():
-    rows = packed_rows(24)
+@pytest.mark.parametrize("pack", [1, 3])
+def test_layout_spells_out_the_lengths(pack):
+    rows = packed_rows(24, pack=pack)
     where = loader.layout(rows)
     for row in range(24):
         sequence_ids, segment_ids, positions, starts = [], [], [], []

@@ -39,6 +39,13 @@ def test_head_freezes_the_encoder(params):
     assert all(path.startswith(("mlm_head", "next_sentence_head")) for path in learning)
 
 
+def test_what_was_drawn_afresh_learns_with_the_head(params):
+    fresh = frozenset({"pooler/dense/kernel", "encoder/layers/attention/qkv/bias"})
+    for words in ("head", "last:1"):
+        factors = paths.flatten(rules.trainable(words, params, fresh))
+        assert all(np.all(factors[path]) for path in fresh)
+
+
 def test_no_embeddings_freezes_just_those(params):
     factors = paths.flatten(rules.trainable("no_embeddings", params))
     assert {path for path, factor in factors.items() if not np.any(factor)} == {

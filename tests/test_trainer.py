@@ -145,6 +145,64 @@ def test_a_workdir_of_another_seed_is_refused(run):
         trainer.fit(run("taken", dataclasses.replace(CONFIG, seed=1)))
 
 
+def test_a_refused_run_changes_nothing(run):
+    trainer.fit(run("taken"))
+    before = (run("taken").workdir / "config.json").read_bytes()
+    other = dataclasses.replace(CONFIG, batch_size=16)
+    with pytest.raises(UserError, match="batch_size 8, and this one has 16"):
+        trainer.fit(run("taken", other))
+    given = {"embeddings/norm/bias": np.ones(32, np.float32)}
+    with pytest.raises(UserError, match="other initial parameters"):
+        trainer.fit(run("taken", initial_params=given))
+    assert (run("taken").workdir / "config.json").read_bytes() == before
+
+
+def test_a_workdir_that_never_had_a_checkpoint_takes_the_next_run_s_tokenizer(run, tmp_path):
+    from bert_jax import tokenizer
+    from data_prep import train_tokenizer
+
+    text = tmp_path / "text.txt"
+    text.write_text("a few words of another text\n\nand again a few words\n" * 3)
+    begun = run("begun")
+    train_tokenizer.train([text], begun.workdir / "tokenizer", vocab_size=60, lowercase=True)
+    trainer.fit(begun)
+    assert tokenizer.load(begun.workdir / "tokenizer").content_hash == begun.tokenizer.content_hash
+
+
+def test_a_run_that_goes_on_is_no_longer_finished(run):
+    trainer.fit(run("done"))
+    result = run("done").workdir / trainer.RESULT_FILE
+    result.write_text("{}")
+    trainer.fit(run("done"))
+    assert result.exists()
+    longer = run("done", dataclasses.replace(CONFIG, steps=20))
+    with pytest.raises(Killed):
+        trainer.fit(dataclasses.replace(longer, source=Interrupted(longer.source, 12, kill)))
+    assert not result.exists()
+
+
+def test_a_failed_evaluation_loses_nothing(run):
+    def broken(plan, mesh):
+        def evaluate(params):
+            raise OSError("the held-out shards are gone")
+
+        return evaluate
+
+    config = dataclasses.replace(CONFIG, checkpoint=CheckpointConfig(every_steps=0, every_minutes=0.0))
+    failing = run("failing", config, evaluators=[broken])
+    with pytest.raises(OSError, match="gone"):
+        trainer.fit(failing)
+    assert checkpoint.latest_step(failing.workdir) == CONFIG.steps
+
+
+def test_parameters_that_are_not_finite_are_never_saved(run):
+    optimizer = OptimizerConfig(learning_rate=1e20, warmup_steps=1, clip_norm=0.0)
+    bad = dataclasses.replace(CONFIG, steps=40, log_every=40, optimizer=optimizer)
+    with pytest.raises(UserError, match="the loss is"):
+        trainer.fit(run("bad", bad))
+    assert checkpoint.latest_step(run("bad").workdir) is None
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_checkpoint(run):
     bad = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(learning_rate=1e20, warmup_steps=1, clip_norm=0.0))
     with pytest.raises(UserError, match=r"the loss is .* at step \d+; the last checkpoint is"):
