@@ -31,9 +31,9 @@ you can run it by hand. Stopped half-way, the same command goes on with the stag
 """
 
 SENTENCES = (
-    "The old man sat down by the [MASK] and said nothing.",
+    "He took up his hat and went [MASK] of the room.",
+    "I am very glad to [MASK] you, my dear boy.",
     "She looked at him with tears in her [MASK].",
-    "It was a dark [MASK], and the rain fell upon the roof.",
 )
 
 
