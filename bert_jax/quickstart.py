@@ -107,7 +107,8 @@ def pretraining(stages: Stages, plan: Plan) -> None:
         *("--workdir", stages.path("pretrained"), f"--config.data.train={stages.path('shards')}"),
         *(f"--config.budget_minutes={plan.minutes:g}", f"--config.batch_size={plan.rows}"),
         *("--config.optimizer.learning_rate=2e-3", "--config.optimizer.warmup_steps=100"),
-        *("--config.model.dropout=0.0", f"--config.checkpoint.every_minutes={min(0.5, plan.minutes / 4):.3g}"),
+        *("--config.model.dropout=0.0", "--config.eval.every_steps=400"),
+        f"--config.checkpoint.every_minutes={min(0.5, plan.minutes / 4):.3g}",
     )
     told = f"Pretrains for {plan.minutes:g} minutes. Once it has a checkpoint it is killed, and then run again."
     with stages.stage("Pretraining", told) as entry:

@@ -164,7 +164,7 @@ def _effort_tiles(run: Run) -> list[Tile]:
     if "tokens" in ended:
         tiles.append(Tile(number(float(ended["tokens"])), "Tokens seen"))
     if "seconds" in ended:
-        tiles.append(Tile(duration(float(ended["seconds"])), "Training time", "restarts not counted"))
+        tiles.append(Tile(duration(float(ended["seconds"])), "Training time"))
     if rates:
         tiles.append(Tile(number(float(np.median(rates))), "Tokens a second", "median of the log"))
     return tiles

@@ -3,6 +3,7 @@
 import resource
 import shutil
 import signal
+import time
 
 import jax
 import jax.numpy as jnp
@@ -87,6 +88,9 @@ def test_keeps_the_newest_and_never_sees_an_unfinished_one(tmp_path):
     assert checkpoint.latest_step(tmp_path) == 30
     with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:
         assert checkpoints.latest_step() == 30
+    deadline = time.monotonic() + 30  # it is removed in the background
+    while (tmp_path / "checkpoints" / "40.orbax-checkpoint-tmp").exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert not (tmp_path / "checkpoints" / "40.orbax-checkpoint-tmp").exists()
 
 

@@ -109,10 +109,16 @@ def test_loss_is_the_sum_of_two_means_over_the_whole_batch(model, params):
     batch = random_batch(model.vocab_size)
     batch = jax.tree.map(jnp.asarray, batch)
     _, metrics = step_once(make_plan(model), params, batch)
-    bound = bert.bind(model, PretrainingObjective().heads, params, Runtime())
-    hidden = bound.encode(batch).last
-    mlm = jax.nn.log_softmax(bound.masked_logits(hidden, batch.masked_positions))
-    nsp = jax.nn.log_softmax(bound.next_sentence_logits(bound.pooled(hidden, batch.cls_positions)))
+
+    @jax.jit
+    def log_probabilities(batch):
+        bound = bert.bind(model, PretrainingObjective().heads, params, Runtime())
+        hidden = bound.encode(batch).last
+        mlm = jax.nn.log_softmax(bound.masked_logits(hidden, batch.masked_positions))
+        return mlm, jax.nn.log_softmax(bound.next_sentence_logits(bound.pooled(hidden, batch.cls_positions)))
+
+    mlm, nsp = (np.asarray(part) for part in log_probabilities(batch))
+    batch = jax.tree.map(np.asarray, batch)
     mlm_terms = [
         -mlm[row, slot, batch.masked_ids[row, slot]]
         for row, slot in zip(*np.nonzero(batch.masked_weights), strict=True)

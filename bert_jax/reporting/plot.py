@@ -39,8 +39,9 @@ class Scale(NamedTuple):
 def figure(chart: Chart) -> str:
     """An HTML figure of a chart: title, legend, SVG, and a read-out that the page's script fills in."""
     x_scale, y_scale = _scales(chart)
-    marks = [_grid(chart, x_scale, y_scale), *(_level(chart, reference, y_scale) for reference in chart.references)]
+    marks = [_grid(chart, x_scale, y_scale)]
     marks += [_curve(series, index, x_scale, y_scale) for index, series in enumerate(chart.series)]
+    marks += [_level(chart, reference, y_scale) for reference in chart.references]
     data = json.dumps(_read_out(chart, x_scale, y_scale)).replace("<", "\\u003c")
     unit = f" <span>{html.escape(chart.unit)}</span>" if chart.unit else ""
     return (

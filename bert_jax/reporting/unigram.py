@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
+from bert_jax.data.manifest import read_unigram_counts
 from bert_jax.data.shards import open_dataset
 
 
@@ -27,7 +28,7 @@ def unigram_guess(shards: str | os.PathLike[str], max_rows: int = 0) -> UnigramG
     """
     dataset = open_dataset(shards, "eval")
     tokenizer = dataset.tokenizer()
-    counts = np.load(dataset.directory / dataset.manifest["unigram_counts"]).astype(np.float64)
+    counts = read_unigram_counts(dataset.directory, dataset.manifest).astype(np.float64)
     ordinary = np.ones(tokenizer.vocab_size, bool)
     ordinary[list(tokenizer.special_ids)] = False
     counts = np.where(ordinary, counts + 1, 0.0)

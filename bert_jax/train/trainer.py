@@ -47,7 +47,9 @@ def fit(run: Run) -> Result:
             state, meta = start(run, plan, mesh, checkpoints)
             write_workdir(run)
             loop = _Loop(run, plan, mesh, checkpoints, evaluators, interruption, meta, int(state.step))
-            if not meta:
+            if meta:
+                loop.progress.say(f"going on from step {loop.first} of {run.workdir}")
+            else:
                 print_overview(plan, state, mesh, loop.progress)
             try:
                 return loop.train(state)

@@ -73,7 +73,8 @@ class Window:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Around evaluation and saving, which are not training's time."""
+        """Around evaluation and saving, which are not training's time, once the last step has ended."""
+        self._flush()
         started = time.monotonic()
         yield
         self._paused += time.monotonic() - started
