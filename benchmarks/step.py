@@ -9,6 +9,7 @@ ids. The peer has the same sizes, dropout, optimizer and clipping. The two take 
 import contextlib
 import functools
 import json
+import os
 import statistics
 import subprocess
 import time
@@ -170,6 +171,7 @@ def main(arguments: Sequence[str]) -> None:
             "optimizer": "adamw, clip 1.0",
             "layer_loop": flags.layer_loop,
             "keep_memory": kept,
+            "xla_flags": os.environ.get("XLA_FLAGS", ""),
             "rounds": flags.rounds,
             "steps": flags.steps,
             "seconds": [[round(value, 4) for value in sorted(found)] for found in seconds],

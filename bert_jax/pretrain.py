@@ -20,6 +20,7 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
 from bert_jax.train import partitioning, trainer
 from bert_jax.train.evaluate import make_evaluator
+from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.losses import PretrainingObjective
 
 DESCRIPTION = """Pretrains an encoder: masked tokens, and next sentences where the shards have labels.
@@ -92,6 +93,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--workdir", required=True, help="where checkpoints, metrics and the result go")
     known, overrides = parser.parse_known_args(list(arguments))
+    keep_freed_memory()
     config = config_lib.read_flags(known.config, overrides)
     result = pretrain(config, known.workdir)
     print(json.dumps(result))
