@@ -55,7 +55,7 @@ class ModelOptions:
     max_positions: int | None = None
     dropout: float | None = None  # hidden dropout; attention_dropout follows it unless given
     attention_dropout: float | None = None
-    layer_loop: str = "auto"  # scan (compiles fast), unrolled (runs fast), auto: unrolled up to 6 layers
+    layer_loop: str = "auto"  # scan (compiles fast), unrolled (runs fast), auto: unrolled up to 12 layers
     attention: str = "auto"  # see bert_jax/model/attention_impl.py
 
 

@@ -12,7 +12,7 @@ def test_float32_multiplies_at_the_highest_precision():
 
 def test_auto_unrolls_shallow_models_only():
     assert Runtime(layer_loop="auto").unrolled(4)
-    assert not Runtime(layer_loop="auto").unrolled(12)
+    assert not Runtime(layer_loop="auto").unrolled(24)
     assert Runtime(layer_loop="unrolled").unrolled(12)
     assert not Runtime(layer_loop="scan").unrolled(4)
 

@@ -12,14 +12,14 @@ COMPUTE_DTYPES = ("float32", "bfloat16")
 LAYER_LOOPS = ("scan", "unrolled", "auto")
 
 # An unrolled loop runs faster (XLA sees across layers); a scan compiles faster, by the number of layers.
-UNROLLED_AT_MOST = 6
+UNROLLED_AT_MOST = 12
 
 
 @dataclass(frozen=True)
 class Runtime:
     """compute_dtype: float32 (matmul precision highest) or bfloat16; norms, softmax and logits stay float32.
 
-    layer_loop: scan, unrolled, or auto (unrolled up to 6 layers). attention: see attention_impl.py.
+    layer_loop: scan, unrolled, or auto (unrolled up to 12 layers). attention: see attention_impl.py.
 
     Raises UserError for an unknown choice.
     """

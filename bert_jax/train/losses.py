@@ -52,12 +52,14 @@ class PretrainingObjective:
         return {"mlm": batch.masked_weights.sum(), "nsp": labelled}
 
     def sums(self, model: Bert, batch: Batch, dropout_key: Array | None) -> Sums:
-        hidden = model.encode(batch, dropout_key).last
-        logits = model.masked_logits(hidden, batch.masked_positions)
-        loss, correct = classification_sums(logits, batch.masked_ids, batch.masked_weights)
+        # Only what is predicted from is computed in the last layer.
+        slots = jnp.concatenate([batch.masked_positions, batch.cls_positions], axis=1)
+        vectors = model.encode_at(batch, slots, dropout_key)
+        masked, first = jnp.split(vectors, [batch.masked_positions.shape[1]], axis=1)
+        loss, correct = classification_sums(model.vocabulary_logits(masked), batch.masked_ids, batch.masked_weights)
         sums = {"mlm_loss": loss, "mlm_correct": correct, "nsp_loss": jnp.zeros(()), "nsp_correct": jnp.zeros(())}
         if self.next_sentence:
-            logits = model.next_sentence_logits(model.pooled(hidden, batch.cls_positions))
+            logits = model.next_sentence_logits(model.pool(first))
             loss, correct = classification_sums(logits, batch.next_sentence_label, batch.next_sentence_weight)
             sums |= {"nsp_loss": loss, "nsp_correct": correct}
         return sums
