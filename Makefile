@@ -11,6 +11,9 @@ QUICKSTART ?= runs/quickstart
 
 .PHONY: quickstart test lint slow clean
 
+# Compiled programs are kept, so that a command that runs again starts sooner.
+export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
+
 quickstart: $(VENV)/installed
 	$(BIN)/python -m bert_jax.quickstart --output $(QUICKSTART)
 
@@ -26,7 +29,7 @@ lint: $(VENV)/installed-dev
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv .venv3* .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv .venv-newer .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
 $(VENV)/installed: requirements.txt setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bert_jax needs Python 3.11 or newer; give one: make PYTHON=python3.11")'
