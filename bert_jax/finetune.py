@@ -109,8 +109,8 @@ def finetune(
         _keep_best(config, workdir, data.task, by_seed)
     if jax.process_index() == 0:
         for seed, metrics in by_seed.items():
-            write_json(_seed_folder(config, workdir, seed) / "result.json", _result(data, {seed: metrics}))
-        write_json(workdir / "result.json", result)
+            write_json(_seed_folder(config, workdir, seed) / trainer.RESULT_FILE, _result(data, {seed: metrics}))
+        write_json(workdir / trainer.RESULT_FILE, result)
     return result
 
 

@@ -19,6 +19,7 @@ from bert_jax.reporting.unigram import unigram_guess
 from bert_jax.train import checkpoint
 from bert_jax.train.checkpoint import WorkdirConfig
 from bert_jax.train.metrics import METRICS_FILE, duration, read_metrics
+from bert_jax.train.run import RESULT_FILE
 
 REPORT = "report.html"
 BLANKS = 16  # sentences in the table of guesses
@@ -82,11 +83,11 @@ def _read(workdir: Path) -> Run:
     if not lines:
         raise UserError(f"{workdir / METRICS_FILE} has no lines yet; the run logs its first after log_every steps")
     try:
-        result = json.loads((workdir / "result.json").read_text(encoding="utf-8"))
+        result = json.loads((workdir / RESULT_FILE).read_text(encoding="utf-8"))
     except FileNotFoundError:
         result = None
     except ValueError as error:
-        raise UserError(f"{workdir / 'result.json'} is not JSON ({error}); run the training command again") from error
+        raise UserError(f"{workdir / RESULT_FILE} is not JSON ({error}); run the training command again") from error
     return Run(workdir, config, lines, result)
 
 

@@ -20,6 +20,7 @@ from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import checkpoint
+from bert_jax.train.run import RESULT_FILE
 
 __all__ = ["InitialParams", "Loaded", "check_architecture", "initial_params", "open_checkpoint", "write_workdir"]
 
@@ -155,7 +156,7 @@ def _check_params(params: Mapping[str, np.ndarray], model: ModelConfig, heads: H
 def _result(workdir: Path) -> dict[str, object]:
     """result.json, where the run has ended."""
     try:
-        return dict(json.loads((workdir / "result.json").read_text(encoding="utf-8")))
+        return dict(json.loads((workdir / RESULT_FILE).read_text(encoding="utf-8")))
     except (OSError, ValueError):
         return {}  # only the model card tells of it
 

@@ -12,7 +12,6 @@ tensor lives when it is saved and again when it is read.
 """
 
 import contextlib
-import json
 import logging
 import os
 import re
@@ -30,7 +29,7 @@ from jaxtyping import PyTree
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.files import write_json
+from bert_jax.files import read_json, write_json
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
 from bert_jax.train.integrity import damaged, describe, ignore_closed_loops, read_or_explain, signature
@@ -191,14 +190,11 @@ def write_config(workdir: str | Path, config: WorkdirConfig) -> None:
 def read_config(workdir: str | Path) -> WorkdirConfig:
     """Reads WORKDIR/config.json. Raises UserError when it is missing, damaged or not one of ours."""
     where = Path(workdir) / CONFIG_FILE
-    try:
-        values = json.loads(where.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise UserError(f"no {CONFIG_FILE} in {workdir}: not a workdir. Check the path") from error
-    except ValueError as error:
-        raise UserError(f"{where} is not valid JSON ({error}); make the workdir again") from error
+    if not where.exists():
+        raise UserError(f"no {CONFIG_FILE} in {workdir}: not a workdir. Check the path")
+    values = read_json(where)
     keys = set(WorkdirConfig.__dataclass_fields__)
-    if not isinstance(values, dict) or set(values) != keys:
+    if set(values) != keys:
         raise UserError(f"{where} does not hold the keys {', '.join(sorted(keys))}: not a workdir of bert_jax")
     return WorkdirConfig(
         model=config_lib.load(ModelConfig, values["model"], f"{where}: model"),
