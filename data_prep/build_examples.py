@@ -113,18 +113,18 @@ def _run(job: Job, files: InputFiles, workers: int, quiet: bool) -> dict[str, An
 
     def reported() -> Iterator[str]:
         for document in files.documents():
-            reporter.update(splitter.bytes, tokens)
+            reporter.update(files.bytes_read, splitter.bytes / MB, tokens / 1e6)
             yield document
 
     resumed = job.finished_units()
     if resumed and not quiet:
         print(f"going on in {job.directory}: {resumed} units are finished", file=sys.stderr)
-    with Reporter(files, quiet) as reporter:
+    with Reporter("building examples", files.total_bytes, ("MB", "M tokens"), quiet) as reporter:
         work = functools.partial(build_unit, job.directory, arguments)
         for record in engines.local(work, unfinished(), workers):
             records.append(record)
             tokens += record.counts["source_tokens"]
-            reporter.update(splitter.bytes, tokens)
+            reporter.update(files.bytes_read, splitter.bytes / MB, tokens / 1e6)
         if not any(record.counts["rows"] for record in records if record.part == "train"):
             raise UnusableCorpus(_nothing(records))
         manifest = job.finish(records)

@@ -3,7 +3,7 @@
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -46,10 +46,16 @@ class InputFiles:
 
 
 class Reporter:
-    """Shows rate, memory and what is left while its `with` block runs; quiet=True shows nothing."""
+    """Shows how far a long job is while its `with` block runs: share done, rates, memory of all processes, time left.
 
-    def __init__(self, files: InputFiles, quiet: bool) -> None:
-        self._files = files
+    `total` is what `update` counts up to, and `rates` name the amounts that it is told: "MB" is shown as MB/s. On a
+    terminal a bar; elsewhere a plain line four times a minute; with quiet=True nothing.
+    """
+
+    def __init__(self, job: str, total: int | float, rates: Sequence[str], quiet: bool = False) -> None:
+        self._job = job
+        self._total = max(total, 1)
+        self._rates = rates
         self._quiet = quiet
         self._started = self._last_line = self._last_update = time.monotonic()
         self._process = psutil.Process()
@@ -62,8 +68,9 @@ class Reporter:
                 TextColumn("{task.fields[told]}"),
                 TimeRemainingColumn(),
                 console=Console(stderr=True),
+                transient=True,
             )
-            self._task = self._bar.add_task("building examples", total=max(files.total_bytes, 1), told="")
+            self._task = self._bar.add_task(job, total=self._total, told="")
 
     def __enter__(self) -> "Reporter":
         if self._bar:
@@ -82,22 +89,22 @@ class Reporter:
     def seconds(self) -> float:
         return time.monotonic() - self._started
 
-    def update(self, text_bytes: int, tokens: int) -> None:
-        """Takes note of the text read and the tokens written so far; cheap enough to call for every document."""
+    def update(self, done: int | float, *amounts: int | float) -> None:
+        """Takes note of how much of the total is done, and of the amounts so far; cheap enough for every document."""
         now = time.monotonic()
-        if now - self._last_update < _SECONDS_BETWEEN_UPDATES:
+        if self._quiet or now - self._last_update < _SECONDS_BETWEEN_UPDATES:
             return
         self._last_update = now
         seconds = max(now - self._started, 1e-3)
-        memory = self._memory()
-        told = f"{text_bytes / 1e6 / seconds:.1f} MB/s  {tokens / 1e6 / seconds:.2f} M tokens/s  {memory / 1e6:.0f} MB"
+        speeds = (f"{_short(amount / seconds)} {name}/s" for name, amount in zip(self._rates, amounts, strict=True))
+        told = "  ".join([*speeds, f"{self._memory() / 1e6:.0f} MB of memory"])
         if self._bar:
-            self._bar.update(self._task, completed=self._files.bytes_read, told=told)
-        elif not self._quiet and now - self._last_line >= _SECONDS_BETWEEN_LINES:
+            self._bar.update(self._task, completed=done, told=told)
+        elif now - self._last_line >= _SECONDS_BETWEEN_LINES:
             self._last_line = now
-            share = self._files.bytes_read / max(self._files.total_bytes, 1)
-            left = seconds * (1 - share) / share if share else 0.0
-            print(f"{share:6.1%} read  {told}  {left:.0f} s left", file=sys.stderr, flush=True)
+            share = min(done / self._total, 1.0)
+            left = f"{seconds * (1 - share) / share:.0f} s left" if share else "no telling how long"
+            print(f"{self._job}: {share:6.1%}  {told}  {left}", file=sys.stderr, flush=True)
 
     def _memory(self) -> int:
         """Resident bytes of this process and its workers, now."""
@@ -108,3 +115,7 @@ class Reporter:
             except psutil.Error:
                 continue
         return total
+
+
+def _short(rate: float) -> str:
+    return f"{rate:.2f}" if rate < 10 else f"{rate:.1f}" if rate < 100 else f"{rate:,.0f}"

@@ -4,14 +4,12 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from rich import progress
-from rich.console import Console
-
 from bert_jax import command, tokenizer_files
 from bert_jax.command import UserError
 from bert_jax.files import new_folder
 from bert_jax.tokenizer import Tokenizer
 from data_prep import readers, wordpiece
+from data_prep.progress import Reporter
 
 DESCRIPTION = """\
 Trains a vocabulary on text and writes a tokenizer folder, which data_prep.build_examples and Hugging Face
@@ -31,6 +29,7 @@ def train(
     vocab_size: int,
     lowercase: bool = False,
     kind: str = "wordpiece",
+    quiet: bool = True,
 ) -> Tokenizer:
     """Trains a tokenizer on the files and writes its folder; returns it.
 
@@ -43,10 +42,10 @@ def train(
     if vocab_size < 1:
         raise UserError(f"--vocab_size {vocab_size} is no size. Give a number such as 8192 or 30522")
     output = Path(output)
-    with new_folder(output) as folder, _progress() as bar:
-        words = _count_words([Path(path) for path in paths], lowercase, bar)
-        task = bar.add_task("merging pieces", total=vocab_size)
-        tokens = wordpiece.learn(words, vocab_size, on_token=lambda size: bar.update(task, completed=size))
+    with new_folder(output) as folder:
+        words = _count_words([Path(path) for path in paths], lowercase, quiet)
+        with Reporter("merging pieces", vocab_size, ["tokens"], quiet) as reporter:
+            tokens = wordpiece.learn(words, vocab_size, on_token=lambda size: reporter.update(size, size))
         vocabulary = tokenizer_files.Vocabulary(tuple(tokens), lowercase=lowercase, strip_accents=lowercase)
         trained = Tokenizer(vocabulary)
         trained.save(folder)
@@ -92,35 +91,30 @@ def main(arguments: Sequence[str]) -> None:
         vocab_size=flags.vocab_size,
         lowercase=bool(flags.lowercase),
         kind=flags.kind,
+        quiet=False,
     )
     print(f"{flags.output}: WordPiece, {trained.vocab_size} tokens, {'lower-cased' if trained.lowercase else 'cased'}")
 
 
-def _count_words(paths: list[Path], lowercase: bool, bar: progress.Progress) -> dict[str, int]:
-    task = bar.add_task("counting words", total=sum(path.stat().st_size for path in paths if path.is_file()))
+def _count_words(paths: list[Path], lowercase: bool, quiet: bool) -> dict[str, int]:
+    total = sum(path.stat().st_size for path in paths if path.is_file())
+    with Reporter("counting words", total, ["MB"], quiet) as reporter:
 
-    def documents() -> Iterator[str]:
-        for path in paths:
-            yield from readers.documents(path, on_read=lambda size: bar.advance(task, size))
+        def documents() -> Iterator[str]:
+            done = 0
 
-    words = wordpiece.count_words(wordpiece.count_chunks(documents()), lowercase)
+            def read(size: int) -> None:
+                nonlocal done
+                done += size
+                reporter.update(done, done / 1e6)
+
+            for path in paths:
+                yield from readers.documents(path, on_read=read)
+
+        words = wordpiece.count_words(wordpiece.count_chunks(documents()), lowercase)
     if not words:
         raise UserError(f"no words in the {len(paths)} files of --input ({paths[0]} ...). Give files with text")
     return words
-
-
-def _progress() -> progress.Progress:
-    """Bars with rate and time left on stderr, and nothing where that is no terminal."""
-    console = Console(stderr=True)
-    return progress.Progress(
-        progress.TextColumn("{task.description}"),
-        progress.BarColumn(),
-        progress.TaskProgressColumn(show_speed=True),
-        progress.TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
 
 
 if __name__ == "__main__":

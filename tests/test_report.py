@@ -17,7 +17,8 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.model import bert, paths
 from bert_jax.model.heads import Heads
 from bert_jax.reporting import curves, plot
-from bert_jax.reporting.guesses import Blank, Guess, guess_blanks, readable
+from bert_jax.reporting.blanks import Blank, Guess, readable
+from bert_jax.reporting.guesses import guess_blanks
 from bert_jax.reporting.page import blanks_table, settings, tiles
 from bert_jax.reporting.unigram import unigram_guess
 from bert_jax.train import checkpoint

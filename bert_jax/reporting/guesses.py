@@ -1,7 +1,5 @@
 """What a pretrained model guesses for masked words of held-out text."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -18,32 +16,11 @@ from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
+from bert_jax.reporting.blanks import Blank, Guess, readable
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.tokenizer_files import SPECIAL_TOKENS
 
 GUESSES = 5
 CONTEXT = 24  # tokens shown on either side of the blank
-BLANK = "[MASK]"
-
-_NO_SPACE_BEFORE = set(",.;:!?)]}%”’…'—–-")
-_NO_SPACE_AFTER = set("([{“‘$£’'—–-")
-
-
-@dataclass(frozen=True)
-class Guess:
-    token: str
-    probability: float
-
-
-@dataclass(frozen=True)
-class Blank:
-    """One masked token: the text around it as the model saw it, the truth, and the likeliest tokens."""
-
-    before: str
-    after: str
-    truth: str
-    truth_probability: float
-    guesses: tuple[Guess, ...]
 
 
 def guess_blanks(checkpoint: str | Path, shards: str | Path, count: int) -> list[Blank]:
@@ -112,16 +89,3 @@ def _blank(
         truth_probability=float(chances[truth]),
         guesses=tuple(Guess(name, float(chances[token])) for name, token in zip(names, top.tolist(), strict=False)),
     )
-
-
-def readable(tokens: Sequence[str]) -> str:
-    """Tokens as a line of text: pieces joined to words, marks set against the words they belong to."""
-    text = ""
-    for token in tokens:
-        if token.startswith("##"):
-            text += token[2:]
-        elif not text or token in _NO_SPACE_BEFORE or (text[-1] in _NO_SPACE_AFTER and token not in SPECIAL_TOKENS):
-            text += token
-        else:
-            text += f" {token}"
-    return text

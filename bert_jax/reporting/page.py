@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bert_jax.reporting import plot
+from bert_jax.reporting.blanks import BLANK, Blank
 from bert_jax.reporting.curves import Chart, percent
-from bert_jax.reporting.guesses import BLANK, Blank
 from bert_jax.reporting.style import SCRIPT, STYLE
 
 

@@ -1,0 +1,45 @@
+"""What a long job says of itself on stderr."""
+
+import re
+
+import pytest
+
+from data_prep import progress
+from data_prep.progress import Reporter
+
+LINE = r"counting words:  25\.0%  2\.50 MB/s  1,250 tokens/s  \d+ MB of memory  45 s left\n"
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that a Reporter sees."""
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    return now
+
+
+def test_line_tells_share_rates_memory_and_time_left(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with Reporter("counting words", 100, ["MB", "tokens"]) as reporter:
+        clock[0] += 10
+        reporter.update(25, 25, 12_500)
+        assert capsys.readouterr().err == ""  # a line in 15 s, no more
+        clock[0] += progress._SECONDS_BETWEEN_LINES - 10
+        reporter.update(25, 37.5, 18_750)
+        clock[0] += progress._SECONDS_BETWEEN_UPDATES / 2
+        reporter.update(25, 37.5, 18_750)
+    told = capsys.readouterr().err
+    assert re.fullmatch(LINE, told), told
+
+
+def test_nothing_is_told_when_quiet(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with Reporter("counting words", 100, ["MB"], quiet=True) as reporter:
+        clock[0] += 100
+        reporter.update(25, 25)
+    assert capsys.readouterr().err == ""
+
+
+def test_nothing_done_yet_has_no_time_left(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+    with Reporter("verifying", 0, ["MB"]) as reporter:
+        clock[0] += 100
+        reporter.update(0, 0)
+    assert "no telling how long" in capsys.readouterr().err
