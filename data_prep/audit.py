@@ -1,10 +1,9 @@
 """Checks a build_examples output against its manifest: all that can be told without the text it was made of."""
 
-import hashlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from jaxtyping import Int64, UInt64
@@ -12,44 +11,66 @@ from jaxtyping import Int64, UInt64
 from bert_jax import tokenizer_files
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
-from bert_jax.data.manifest import COUNTED, MANIFEST, PARTS, read_manifest, read_unigram_counts
-from bert_jax.data.masking import Masker
+from bert_jax.data.manifest import COUNTED, MANIFEST, PARTS, Part, read_manifest, read_unigram_counts
 from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, read_shard
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.tokenizer import load as load_tokenizer
-from data_prep.fill import count_predictions, mask_rows
+from data_prep import checksums
+from data_prep.figures import Figures, masker_of, pieces, truth
+from data_prep.fill import mask_rows
 
-_HASHED_TOGETHER = 1 << 20
 _EVAL_KEY = 1 << 63  # keys of eval have this bit, those of train have not
 
 
-def verify(directory: Path, progress: Callable[[int], None] = lambda rows: None) -> dict[str, Any]:
-    """Reads every byte of an output and returns its manifest when all is as that says.
+class Verified(NamedTuple):
+    """An output that is as its manifest says, and what its parts hold."""
 
-    `progress` is called with the rows of each shard that was checked. Raises UserError naming the first shard (or
-    file) that is not as it should be, and how many more there are.
+    manifest: dict[str, Any]
+    tokenizer: Tokenizer
+    figures: dict[Part, Figures]
+
+
+def verify(directory: Path, progress: Callable[[int], None] = lambda size: None) -> Verified:
+    """Reads every byte of an output, and returns what it holds when all is as its manifest and SHA256SUMS say.
+
+    `progress` is called with bytes: each byte of a file counts once when it is hashed, and each of a shard once more
+    when its rows have been looked at. Raises UserError naming the first file that is not as it should be and why, and
+    how many more there are.
     """
+    read_manifest(directory)  # tells a folder that is no finished output from one that is damaged
+    listed = checksums.read(directory)
+    _raise(directory, checksums.damage(directory, listed, progress))
     manifest = read_manifest(directory)
     shards = manifest["shards"]
     check_sizes(directory, shards)
-    strays = {f"{part}/{path.name}" for part in PARTS for path in (directory / part).glob("*")}
-    if strays := strays - {shard["name"] for shard in shards}:
-        raise UserError(f"{directory / min(strays)} is in no manifest; remove it, or build the examples again")
     _check_sums(directory, manifest)
     tokenizer = tokenizer_of(directory, manifest)
     _check_vocabulary(directory / "tokenizer" / "vocab.txt")
     counter = _Counter(manifest, tokenizer)
-    problems = []
+    problems = {}
     for shard in shards:
-        problem = _shard_problem(directory / shard["name"], shard, manifest, tokenizer, counter)
-        if problem:
-            problems.append(f"{directory / shard['name']}: {problem}")
-        progress(shard["rows"])
-    if problems:
-        more = f" (and {len(problems) - 1} more shards)" if len(problems) > 1 else ""
-        raise UserError(f"damaged shard {problems[0]}{more}; copy the folder again, or build the examples again")
+        if listed.get(shard["name"]) != shard["sha256"]:
+            problems[shard["name"]] = f"its sha256 is not that of {MANIFEST}"
+        elif problem := _shard_problem(directory / shard["name"], shard, manifest, tokenizer, counter):
+            problems[shard["name"]] = problem
+        progress(shard["bytes"])
+    _raise(directory, problems)
     counter.check(directory)
-    return manifest
+    return Verified(manifest, tokenizer, counter.figures)
+
+
+def bytes_to_verify(directory: Path) -> int:
+    """How many bytes `verify` will tell its `progress`."""
+    names = checksums.files(directory)
+    sizes = {name: (directory / name).stat().st_size for name in names}
+    return sum(sizes.values()) + sum(size for name, size in sizes.items() if name.split("/")[0] in PARTS)
+
+
+def _raise(directory: Path, problems: Mapping[str, str]) -> None:
+    if problems:
+        name, problem = next(iter(problems.items()))
+        more = f" (and {len(problems) - 1} more files)" if len(problems) > 1 else ""
+        raise UserError(f"damaged {directory / name}: {problem}{more}; copy the folder again, or build it again")
 
 
 def row_problems(rows: Rows, manifest: dict[str, Any], tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
@@ -88,17 +109,6 @@ def row_problems(rows: Rows, manifest: dict[str, Any], tokenizer: Tokenizer) -> 
             yield problem, int(np.flatnonzero(bad)[0])
 
 
-def truth(rows: Rows) -> np.ndarray:
-    """input_ids as they were before static masking; themselves when there is none."""
-    if rows.masked_positions is None or rows.masked_ids is None or rows.masked_counts is None:
-        return rows.input_ids
-    ids = rows.input_ids.copy()
-    real = np.arange(rows.masked_positions.shape[1]) < rows.masked_counts[:, None]
-    row, column = np.nonzero(real)
-    ids[row, rows.masked_positions[row, column]] = rows.masked_ids[row, column]
-    return ids
-
-
 def _mask_checks(rows: Rows, tokenizer: Tokenizer, ends: Int64[np.ndarray, "R"]) -> dict[str, np.ndarray]:
     assert rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None
     positions, counts = rows.masked_positions.astype(np.int64), rows.masked_counts.astype(np.int64)
@@ -117,8 +127,6 @@ def _mask_checks(rows: Rows, tokenizer: Tokenizer, ends: Int64[np.ndarray, "R"])
 def _shard_problem(
     path: Path, shard: dict[str, Any], manifest: dict[str, Any], tokenizer: Tokenizer, counter: "_Counter"
 ) -> str | None:
-    if _sha256(path) != shard["sha256"]:
-        return "its sha256 is not that of the manifest"
     try:
         rows = read_shard(path)
     except Corrupt as error:
@@ -127,39 +135,27 @@ def _shard_problem(
         return problem
     for problem, row in row_problems(rows, manifest, tokenizer):
         return f"row {row} has {problem}"
-    return counter.add(shard["name"].split("/")[0], rows)
+    return counter.add(cast(Part, shard["name"].split("/")[0]), rows)
 
 
 class _Counter:
     """Counts again what the manifest says, and sees that no sequence key comes twice."""
 
     def __init__(self, manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
-        masking = manifest["masking"]
+        self.figures: dict[Part, Figures] = {part: Figures(manifest, tokenizer) for part in PARTS}
         self._manifest = manifest
-        self._masker = Masker(tokenizer, masking["unit"], masking["rate"], manifest["seed"])
-        self._special = list(tokenizer.special_ids)
-        self._counts = {part: dict.fromkeys(("sequences", "rows", "tokens", "predictions"), 0) for part in PARTS}
-        self._unigrams = np.zeros(tokenizer.vocab_size, np.int64)
+        self._masker = masker_of(manifest, tokenizer)
         self._key_ranges: list[tuple[int, int]] = []
 
-    def add(self, part: str, rows: Rows) -> str | None:
+    def add(self, part: Part, rows: Rows) -> str | None:
         if problem := self._key_problem(part, rows.sequence_keys[rows.sequence_lengths > 0]):
             return problem
-        counts = self._counts[part]
-        counts["rows"] += len(rows.input_ids)
-        counts["sequences"] += int((rows.sequence_lengths > 0).sum())
-        counts["tokens"] += int(rows.sequence_lengths.sum())
         most = self._manifest["masking"]["max_predictions"]
-        if rows.masked_counts is not None:
-            counts["predictions"] += int(rows.masked_counts.sum())
-            again = mask_rows(Rows(truth(rows), *rows[1:5]), self._masker, most)
-            pairs = zip(again, rows, strict=True)
-            if not all(np.array_equal(drawn, stored) for drawn, stored in pairs):  # type: ignore[arg-type]
+        for some in pieces(rows):
+            drawn = mask_rows(Rows(truth(some), *some[1:5]), self._masker, most)
+            if some.masked_positions is not None and not _equal(drawn, some):
                 return "static masks that are not those of epoch 0"
-        else:
-            counts["predictions"] += count_predictions(rows, self._masker, most)
-        if part == "train":
-            self._unigrams += np.bincount(truth(rows).reshape(-1), minlength=len(self._unigrams))
+            self.figures[part].add(drawn)
         return None
 
     def _key_problem(self, part: str, keys: UInt64[np.ndarray, "K"]) -> str | None:
@@ -180,18 +176,27 @@ class _Counter:
         for (_, last), (first, _) in itertools.pairwise(ranges):
             if first <= last:
                 raise UserError(f"sequence key {first} comes twice in {directory}; build the examples again")
-        for part, counts in self._counts.items():
-            for name, counted in counts.items():
-                said = self._manifest["parts"][part][name]
-                if said != counted:
+        for part, figures in self.figures.items():
+            said = self._manifest["parts"][part]
+            for name, counted in {
+                "sequences": figures.sequences,
+                "rows": figures.rows,
+                "tokens": figures.tokens,
+                "predictions": figures.predicted,
+            }.items():
+                if said[name] != counted:
                     raise UserError(
-                        f"{directory / 'manifest.json'} says {said} {name} in {part}, the shards hold {counted}; "
+                        f"{directory / MANIFEST} says {said[name]} {name} in {part}, the shards hold {counted}; "
                         "build the examples again"
                     )
-        self._unigrams[self._special] = 0
-        if not np.array_equal(read_unigram_counts(directory, self._manifest), self._unigrams):
+        unigrams = self.figures["train"].ordinary_unigrams
+        if not np.array_equal(read_unigram_counts(directory, self._manifest), unigrams):
             path = directory / self._manifest["unigram_counts"]
             raise UserError(f"{path} is not what the shards hold; build the examples again")
+
+
+def _equal(rows: Rows, others: Rows) -> bool:
+    return all(np.array_equal(one, other) for one, other in zip(rows, others, strict=True))  # type: ignore[arg-type]
 
 
 def _check_sums(directory: Path, manifest: dict[str, Any]) -> None:
@@ -228,11 +233,3 @@ def tokenizer_of(directory: Path, manifest: dict[str, Any]) -> Tokenizer:
     if tokenizer.content_hash != manifest["tokenizer"]["hash"]:
         raise UserError(f"{directory / 'tokenizer'} is not the tokenizer that made the shards; copy it again")
     return tokenizer
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_HASHED_TOGETHER):
-            digest.update(block)
-    return digest.hexdigest()

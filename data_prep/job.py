@@ -3,7 +3,7 @@
 DIR.incomplete/job/arguments.json   all that decides the bytes; a later run goes on only if it has the same
 DIR.incomplete/job/lock             held by the one job that may write here
 DIR.incomplete/job/units/NAME.json  what a finished unit gave, written after its shards; NAME.npy its unigrams
-DIR.incomplete/tokenizer, train, eval, manifest.json, unigram_counts.npy   as in DIR
+DIR.incomplete/tokenizer, train, eval, manifest.json, unigram_counts.npy, SHA256SUMS   as in DIR
 """
 
 import dataclasses
@@ -25,9 +25,10 @@ import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
-from bert_jax.data.manifest import COUNTED, MANIFEST, PARTS, SCHEMA_VERSION
+from bert_jax.data.manifest import COUNTED, MANIFEST, PARTS, SCHEMA_VERSION, Part
 from bert_jax.files import incomplete, refuse_existing, write_whole
 from bert_jax.tokenizer import Tokenizer
+from data_prep import checksums
 from data_prep.units import Unit, UnusableCorpus
 
 UNIGRAMS = "unigram_counts.npy"
@@ -79,8 +80,8 @@ class Record(NamedTuple):
     shards: list[dict[str, Any]]  # name, rows, bytes, sha256: as in the manifest
 
     @property
-    def part(self) -> str:
-        return self.name.split("-")[0]
+    def part(self) -> Part:
+        return "eval" if self.name.startswith("eval-") else "train"
 
 
 def unit_folder(directory: Path) -> Path:
@@ -160,8 +161,7 @@ class Job:
 
     def finish(self, records: Iterable[Record]) -> dict[str, Any]:
         """Writes the unigram counts and then the manifest, and gives the folder its name. Returns the manifest."""
-        order = {part: place for place, part in enumerate(PARTS)}
-        records = sorted(records, key=lambda record: (order[record.part], record.name))
+        records = sorted(records, key=lambda record: (PARTS.index(record.part), record.name))
         unigrams = np.zeros(self.tokenizer.vocab_size, np.int64)
         for record in records:
             if record.part == "train":
@@ -171,7 +171,9 @@ class Job:
         write_whole(self.directory / UNIGRAMS, buffer.getvalue())
         manifest = _manifest(self.arguments, self.tokenizer, records)
         self._remove_strays({shard["name"] for shard in manifest["shards"]})
-        write_whole(self.directory / MANIFEST, json.dumps(manifest, indent=1).encode() + b"\n")
+        content = json.dumps(manifest, indent=1).encode() + b"\n"
+        write_whole(self.directory / checksums.SUMS, checksums.render(self.directory, manifest, content))
+        write_whole(self.directory / MANIFEST, content)
         self.directory.rename(self.output)
         _sync_folder(self.output.parent)
         shutil.rmtree(self.output / "job", ignore_errors=True)

@@ -114,7 +114,11 @@ def finished_units(output: Path) -> int:
 def test_manifest_is_true_of_the_shards(arguments: dict, options: dict) -> None:
     """verify counts everything again, and checks each row against the format's guarantees."""
     manifest = build(**arguments | options)
-    assert verify(arguments["output"]) == json.loads((arguments["output"] / "manifest.json").read_text()) == manifest
+    assert (
+        verify(arguments["output"]).manifest
+        == json.loads((arguments["output"] / "manifest.json").read_text())
+        == manifest
+    )
     assert not (arguments["output"] / "job").exists()
     assert not list(arguments["output"].rglob("*.tmp"))
     assert len(manifest["shards"]) > 4 and manifest["parts"]["eval"]["rows"] > 0

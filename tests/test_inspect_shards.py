@@ -1,5 +1,7 @@
 import json
+import random
 import shutil
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +11,10 @@ from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.masking import Masker
 from bert_jax.data.shards import open_dataset, read_shard, write_shard
-from data_prep import inspect_shards
-from data_prep.audit import truth, verify
+from data_prep import checksums, inspect_shards
+from data_prep.audit import verify
 from data_prep.build_examples import build
+from data_prep.figures import truth
 from data_prep.fill import mask_rows
 
 FIRST = "train/shard-00000.arrow"
@@ -35,6 +38,12 @@ def copied(rows: Rows) -> Rows:
     return Rows(*(None if column is None else column.copy() for column in rows))
 
 
+def seal(output: Path) -> None:
+    """Lists the hashes of the files as they now are: what verify then finds, it finds in what they say."""
+    content = (output / "manifest.json").read_bytes()
+    (output / checksums.SUMS).write_bytes(checksums.render(output, json.loads(content), content))
+
+
 def rewrite(output: Path, change, name: str = FIRST) -> None:
     """Replaces a shard by changed rows, and makes the manifest's size and hash fit: only the rows tell."""
     rows = change(copied(read_shard(output / name)))
@@ -44,12 +53,14 @@ def rewrite(output: Path, change, name: str = FIRST) -> None:
         if shard["name"] == name:
             shard.update(written._asdict())
     (output / "manifest.json").write_text(json.dumps(manifest))
+    seal(output)
 
 
 def change_manifest(output: Path, change) -> None:
     manifest = json.loads((output / "manifest.json").read_text())
     change(manifest)
     (output / "manifest.json").write_text(json.dumps(manifest))
+    seal(output)
 
 
 def masked_again(output: Path, rows: Rows) -> Rows:
@@ -71,8 +82,39 @@ def test_flipped_bit_is_detected_and_its_shard_named(output: Path, share: float)
     content = bytearray((output / name).read_bytes())
     content[int(share * len(content))] ^= 1
     (output / name).write_bytes(content)
-    with pytest.raises(UserError, match=f"damaged shard .*{name}"):
+    with pytest.raises(UserError, match=f"damaged .*{name}: its sha256 is not that of SHA256SUMS"):
         verify(output)
+
+
+def test_every_flipped_byte_of_every_file_is_told_with_the_files_name(output: Path) -> None:
+    """SHA256SUMS holds the hash of each file, and names the one that a damaged line of its own is of."""
+    generator = random.Random(0)
+    for path in sorted(path for path in output.rglob("*") if path.is_file()):
+        name, whole = path.relative_to(output).as_posix(), path.read_bytes()
+        for _ in range(6):
+            damaged = bytearray(whole)
+            damaged[generator.randrange(len(whole))] ^= 1 << generator.randrange(8)
+            path.write_bytes(damaged)
+            with pytest.raises(UserError) as told:
+                verify(output)
+            assert name in str(told.value) or name == checksums.SUMS, (name, str(told.value))
+        path.write_bytes(whole)
+    verify(output)
+
+
+def test_list_of_hashes_is_that_of_sha256sum(output: Path) -> None:
+    found = subprocess.run(
+        ["sha256sum", "--check", "--strict", checksums.SUMS], cwd=output, capture_output=True, text=True, check=True
+    )
+    listed = {line.removesuffix(": OK") for line in found.stdout.splitlines()}
+    assert listed == {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()} - {
+        checksums.SUMS
+    }
+
+
+def test_note_beside_the_manifest_is_no_damage(output: Path) -> None:
+    (output / "notes.html").write_text("mine")
+    verify(output)
 
 
 def test_every_damaged_shard_is_counted(output: Path) -> None:
@@ -82,7 +124,7 @@ def test_every_damaged_shard_is_counted(output: Path) -> None:
         content = bytearray((output / name).read_bytes())
         content[len(content) // 2] ^= 1
         (output / name).write_bytes(content)
-    with pytest.raises(UserError, match=rf"\(and {len(names) - 1} more shards\)"):
+    with pytest.raises(UserError, match=rf"\(and {len(names) - 1} more files\)"):
         verify(output)
 
 
@@ -135,6 +177,7 @@ def test_counts_that_are_not_true_are_detected(output: Path) -> None:
     manifest["parts"]["train"]["predictions"] += 1
     manifest["counts"]["predictions"] += 1
     (output / "manifest.json").write_text(json.dumps(manifest))
+    seal(output)
     with pytest.raises(UserError, match="predictions in train"):
         verify(output)
 
@@ -156,6 +199,7 @@ def test_unigram_counts_that_are_not_true_are_detected(output: Path) -> None:
     counts = np.load(output / "unigram_counts.npy")
     counts[100] += 1
     np.save(output / "unigram_counts.npy", counts)
+    seal(output)
     with pytest.raises(UserError, match="unigram_counts"):
         verify(output)
 
@@ -194,13 +238,14 @@ def test_masks_that_the_seed_does_not_draw_are_detected(output: Path) -> None:
 def test_vocab_txt_that_is_not_the_tokenizers_is_detected(output: Path, change) -> None:
     path = output / "tokenizer" / "vocab.txt"
     path.write_text("\n".join(change(path.read_text(encoding="utf-8").splitlines())) + "\n", encoding="utf-8")
+    seal(output)
     with pytest.raises(UserError, match=r"vocab\.txt does not hold the tokens"):
         verify(output)
 
 
 def test_file_that_is_in_no_manifest_is_told(output: Path) -> None:
     (output / "train" / "shard-99999.arrow").write_bytes(b"stray")
-    with pytest.raises(UserError, match=r"shard-99999\.arrow is in no manifest"):
+    with pytest.raises(UserError, match=r"shard-99999\.arrow: SHA256SUMS does not list it"):
         verify(output)
 
 
@@ -211,6 +256,7 @@ def test_other_tokenizer_is_told(output: Path) -> None:
         path.unlink()
     lines[-1], lines[-2] = lines[-2], lines[-1]
     vocabulary.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    seal(output)
     with pytest.raises(UserError, match="not the tokenizer that made the shards"):
         verify(output)
 
@@ -225,7 +271,7 @@ def test_shown_rows_are_text_with_labels_and_truths(output: Path, sample_text: P
     for row, text in enumerate(shown):
         assert ("B is random" if rows.next_sentence_labels[row, 0] else "B is next") in text
         assert "  A: [CLS]" in text and "  B: " in text and text.count("[SEP]") == 2
-        assert text.count("{") == int(rows.masked_counts[row])
+        assert 0 < text.count("{") <= int(rows.masked_counts[row])
         words = [word for word in text.split("\n", 1)[1].split() if word.isalpha() and len(word) > 3]
         assert sum(word in source for word in words) > 0.5 * len(words)
 
@@ -240,7 +286,7 @@ def test_command_prints_figures(shards_dir: Path, capsys: pytest.CaptureFixture[
     told = capsys.readouterr().out
     manifest = json.loads((shards_dir / "manifest.json").read_text())
     assert f"{manifest['parts']['train']['rows']:,}" in told
-    for field in ("nsp", "by word", "B is random", "slots filled", "commonest tokens"):
+    for field in ("nsp", "by word", "B is random", "slots filled", "commonest tokens", "documents used", "[UNK]"):
         assert field in told
 
 
@@ -271,9 +317,9 @@ def test_damaged_unigram_counts_are_told(output: Path, content) -> None:
     path.unlink()
     if content is not None:
         path.write_bytes(whole[:-8] if content == "cut" else content)
-    for flags in ([], ["--verify"]):
-        with pytest.raises(UserError, match=r"(missing|damaged) .*unigram_counts\.npy"):
-            inspect_shards.main([str(output), *flags])
+    seal(output)
+    with pytest.raises(UserError, match=r"(missing|damaged) .*unigram_counts\.npy"):
+        inspect_shards.main([str(output), "--verify"])
 
 
 def test_verify_says_nothing_on_an_stderr_that_is_no_terminal(

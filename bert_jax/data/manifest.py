@@ -12,10 +12,10 @@ from bert_jax.files import INCOMPLETE, incomplete, read_json
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-PARTS = ("train", "eval")
 COUNTED = ("documents", "sentences", "source_tokens", "sequences", "rows", "tokens", "predictions")
 
 Part = Literal["train", "eval"]
+PARTS: tuple[Part, ...] = ("train", "eval")
 
 _AGAIN = "copy the folder again, or build the examples again"
 _COUNTS = dict.fromkeys(COUNTED, int) | {"skipped": dict}

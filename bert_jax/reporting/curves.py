@@ -38,20 +38,33 @@ class Reference:
 
 @dataclass(frozen=True)
 class Chart:
+    """Curves over `axis`, or, with a `bar_width`, histograms: each value is that of [step, step + bar_width)."""
+
     title: str
     unit: str
     series: tuple[Series, ...]
     show: Format  # a value as text, for ticks and read-outs
     from_zero: bool = True
     references: tuple[Reference, ...] = ()
+    axis: str = "step"
+    bar_width: int = 0
+
+    def place(self, step: float) -> str:
+        """A place on the axis in words: step 1,200; 113-128 slots."""
+        if not self.bar_width:
+            return f"{self.axis} {step:,.0f}"
+        last = step + self.bar_width - 1
+        if last == step:
+            return f"{step:,.0f} {self.axis.removesuffix('s') if step == 1 else self.axis}"
+        return f"{step:,.0f}–{last:,.0f} {self.axis}"
 
 
-def percent(value: float) -> str:
+def percent(value: int | float) -> str:
     """0.2561 as 25.6%, 0.0707 as 7.07%."""
     return f"{100 * value:.1f}%" if abs(value) >= 0.1 or value == 0 else f"{100 * value:.3g}%"
 
 
-def number(value: float) -> str:
+def number(value: int | float) -> str:
     """About four digits that matter, millions and more as M, G; what is below 0.0001 as a power of ten."""
     size = abs(value)
     if size >= 1e9:

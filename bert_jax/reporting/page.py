@@ -18,6 +18,15 @@ class Tile(NamedTuple):
     beside: str = ""
 
 
+class Bar(NamedTuple):
+    """A line of a bar_list: what it is of, how long the bar is (0 to 1), the value as text, whether to set it apart."""
+
+    name: str
+    share: float
+    shown: str
+    right: bool = False
+
+
 def page(title: str, header: str, sections: Iterable[str]) -> str:
     """A whole document that needs no other file and no network."""
     script = SCRIPT.replace("TOP", str(plot.TOP)).replace("BASE", str(plot.HEIGHT - plot.BOTTOM))
@@ -98,22 +107,24 @@ def _masks(words: str) -> str:
     return escaped
 
 
+def bar_list(items: Iterable[Bar]) -> str:
+    """Names with a bar each, the widest as wide as there is room for if its share is 1."""
+    lines = (
+        f"<li{' class=right' if item.right else ''}><span>{text(item.name)}</span>"
+        f'<div><i style="width:{100 * item.share:.1f}%"></i></div><em>{text(item.shown)}</em></li>'
+        for item in items
+    )
+    return f'<ol class="guesses">{"".join(lines)}</ol>'
+
+
 def _guesses(blank: Blank) -> str:
-    items = []
-    for guess in blank.guesses:
-        right = guess.token == blank.truth
-        items.append(
-            '<li class="right">' if right else "<li>",
-        )
-        bar = f'<i style="width:{100 * guess.probability:.1f}%"></i>'
-        mark = " ✓" if right else ""
-        items.append(
-            f"<span>{text(guess.token)}{mark}</span><div>{bar}</div><em>{percent(guess.probability)}</em></li>"
-        )
-    below = ""
-    if all(guess.token != blank.truth for guess in blank.guesses):
-        below = f'<div class="missed">the truth has {percent(blank.truth_probability)}</div>'
-    return f'<ol class="guesses">{"".join(items)}</ol>{below}'
+    right = [guess.token == blank.truth for guess in blank.guesses]
+    bars = (
+        Bar(guess.token + (" ✓" if fits else ""), guess.probability, percent(guess.probability), fits)
+        for guess, fits in zip(blank.guesses, right, strict=True)
+    )
+    below = "" if any(right) else f'<div class="missed">the truth has {percent(blank.truth_probability)}</div>'
+    return bar_list(bars) + below
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

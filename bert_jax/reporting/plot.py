@@ -1,4 +1,4 @@
-"""Line charts as inline SVG: axes, ticks, units, a legend, and the numbers that a pointer reads out.
+"""Line charts and histograms as inline SVG: axes, ticks, units, a legend, and the numbers that a pointer reads out.
 
 Colours are classes (series-0, series-1 ...), so that the page's style decides them for light, dark and paper.
 """
@@ -11,12 +11,13 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Float
 
-from bert_jax.reporting.curves import Chart, Reference, Series, number
+from bert_jax.reporting.curves import Chart, Reference, number
 
 WIDTH, HEIGHT = 520, 250
 LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
 TICKS = 5  # about so many on an axis
 SPARSE = 15  # a curve of so few points shows them
+_BAR_SHARE = 0.86  # of the room there is, the rest being gap
 
 
 class Scale(NamedTuple):
@@ -40,7 +41,8 @@ def figure(chart: Chart) -> str:
     """An HTML figure of a chart: title, legend, SVG, and a read-out that the page's script fills in."""
     x_scale, y_scale = _scales(chart)
     marks = [_grid(chart, x_scale, y_scale)]
-    marks += [_curve(series, index, x_scale, y_scale) for index, series in enumerate(chart.series)]
+    draw = _bars if chart.bar_width else _curve
+    marks += [draw(chart, index, x_scale, y_scale) for index in range(len(chart.series))]
     marks += [_level(chart, reference, y_scale) for reference in chart.references]
     data = json.dumps(_read_out(chart, x_scale, y_scale)).replace("<", "\\u003c")
     unit = f" <span>{html.escape(chart.unit)}</span>" if chart.unit else ""
@@ -71,10 +73,20 @@ def _scales(chart: Chart) -> tuple[Scale, Scale]:
     if high - low < 1e-12:
         low, high = (0.0, high) if high > 0 else (low, low + 1.0)
     marks = ticks(float(low), float(high))
-    last_step = max(float(steps.max()), 1.0)
-    step_marks = ticks(0.0, last_step)
+    first_step, last_step = 0.0, max(float(steps.max()), 1.0)
+    if chart.bar_width:  # the bar of a number reaches half-way to its neighbours
+        first_step, last_step = float(steps.min()) - 0.5, float(steps.max()) + chart.bar_width - 0.5
+    step_marks = ticks(first_step, last_step)
+    if chart.bar_width:
+        step_marks = np.unique(np.rint(step_marks))
     return (
-        Scale(0.0, last_step, LEFT, WIDTH - RIGHT, step_marks[step_marks <= last_step]),
+        Scale(
+            first_step,
+            last_step,
+            LEFT,
+            WIDTH - RIGHT,
+            step_marks[(step_marks >= first_step) & (step_marks <= last_step)],
+        ),
         Scale(float(marks[0]), float(marks[-1]), HEIGHT - BOTTOM, TOP, marks),
     )
 
@@ -93,8 +105,8 @@ def _grid(chart: Chart, x_scale: Scale, y_scale: Scale) -> str:
         parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
         parts.append(f'<text class="tick" x="{x:.1f}" y="{base + 17}" text-anchor="{anchor}">{label}</text>')
     parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>')
-    middle = (LEFT + WIDTH - RIGHT) / 2
-    parts.append(f'<text class="tick" x="{middle:.0f}" y="{HEIGHT - 5}" text-anchor="middle">step</text>')
+    middle, axis = (LEFT + WIDTH - RIGHT) / 2, html.escape(chart.axis)
+    parts.append(f'<text class="tick" x="{middle:.0f}" y="{HEIGHT - 5}" text-anchor="middle">{axis}</text>')
     return "".join(parts)
 
 
@@ -107,7 +119,29 @@ def _level(chart: Chart, reference: Reference, y_scale: Scale) -> str:
     )
 
 
-def _curve(series: Series, index: int, x_scale: Scale, y_scale: Scale) -> str:
+def _bars(chart: Chart, index: int, x_scale: Scale, y_scale: Scale) -> str:
+    """The bars of one series; those of several stand side by side."""
+    series, count, base = chart.series[index], len(chart.series), y_scale.at(0.0)
+    width = (x_scale.at(float(chart.bar_width)) - x_scale.at(0.0)) * _BAR_SHARE / count
+    bars = "".join(
+        f'<rect x="{middle - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{base - top:.1f}"/>'
+        for middle, top in zip(_middles(chart, index, x_scale), y_scale(series.values), strict=True)
+        if base - top >= 0.05
+    )
+    return f'<g class="series-{index}">{bars}</g>'
+
+
+def _middles(chart: Chart, index: int, x_scale: Scale) -> Float[np.ndarray, "n"]:
+    """Where the values of a series stand: its steps, or the middles of its bars."""
+    series = chart.series[index]
+    if not chart.bar_width:
+        return x_scale(series.steps)
+    beside = (index - (len(chart.series) - 1) / 2) * _BAR_SHARE / len(chart.series) * chart.bar_width
+    return x_scale(series.steps + (chart.bar_width - 1) / 2 + beside)
+
+
+def _curve(chart: Chart, index: int, x_scale: Scale, y_scale: Scale) -> str:
+    series = chart.series[index]
     x, y = x_scale(series.steps), y_scale(series.values)
     if len(x) == 1:
         return f'<circle class="series-{index}" cx="{x[0]:.1f}" cy="{y[0]:.1f}" r="4"/>'
@@ -131,30 +165,39 @@ def _legend(chart: Chart) -> str:
 
 
 def _latest(chart: Chart) -> str:
-    """The last value of each curve: what the read-out says when no pointer is on the chart."""
+    """The last value of each curve, the highest of each histogram: the read-out when no pointer is on the chart."""
+    if chart.bar_width:
+        highest = ((series, int(series.values.argmax())) for series in chart.series)
+        said = (
+            f"{series.name} {chart.show(float(series.values[top]))} at {chart.place(float(series.steps[top]))}"
+            for series, top in highest
+        )
+        return "most: " + "  ·  ".join(said)
     last = "  ·  ".join(f"{series.name} {chart.show(float(series.values[-1]))}" for series in chart.series)
     return f"last: {last}"
 
 
 def _summary(chart: Chart) -> str:
     """The chart in words, for those who do not see it."""
+    if chart.bar_width:
+        return f"{chart.title}, {_latest(chart)}"
     said = [
-        f"{series.name} from {chart.show(float(series.values[0]))} at step {number(float(series.steps[0]))} "
-        f"to {chart.show(float(series.values[-1]))} at step {number(float(series.steps[-1]))}"
-        for series in chart.series
+        f"{series.name} from {chart.show(float(series.values[0]))} at {chart.place(float(series.steps[0]))} "
+        f"to {chart.show(float(series.values[-1]))} at {chart.place(float(series.steps[-1]))}"
+        for index, series in enumerate(chart.series)
     ]
     return f"{chart.title}: {'; '.join(said)}"
 
 
 def _read_out(chart: Chart, x_scale: Scale, y_scale: Scale) -> list[dict[str, object]]:
-    """What the page's script needs of each curve: name, steps, values as text, pixels."""
+    """What the page's script needs of each curve: name, places and values as text, pixels."""
     return [
         {
             "name": series.name,
-            "steps": [int(step) for step in series.steps],
+            "places": [chart.place(float(step)) for step in series.steps],
             "shown": [chart.show(float(value)) for value in series.values],
-            "x": [round(float(x), 1) for x in x_scale(series.steps)],
+            "x": [round(float(x), 1) for x in _middles(chart, index, x_scale)],
             "y": [round(float(y), 1) for y in y_scale(series.values)],
         }
-        for series in chart.series
+        for index, series in enumerate(chart.series)
     ]

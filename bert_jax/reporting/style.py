@@ -63,10 +63,10 @@ svg polyline { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linec
 svg .noise { stroke-width: 1; opacity: .35; }
 svg .series-0 polyline { stroke: var(--color-0); } svg .series-1 polyline { stroke: var(--color-1); }
 svg .series-2 polyline { stroke: var(--color-2); } svg .series-3 polyline { stroke: var(--color-3); }
-svg g.series-0 circle, svg circle.series-0 { fill: var(--color-0); }
-svg g.series-1 circle, svg circle.series-1 { fill: var(--color-1); }
-svg g.series-2 circle, svg circle.series-2 { fill: var(--color-2); }
-svg g.series-3 circle, svg circle.series-3 { fill: var(--color-3); }
+svg g.series-0 :is(circle, rect), svg circle.series-0 { fill: var(--color-0); }
+svg g.series-1 :is(circle, rect), svg circle.series-1 { fill: var(--color-1); }
+svg g.series-2 :is(circle, rect), svg circle.series-2 { fill: var(--color-2); }
+svg g.series-3 :is(circle, rect), svg circle.series-3 { fill: var(--color-3); }
 svg .cursor line { stroke: var(--axis); } svg .cursor circle { stroke: var(--card); stroke-width: 2; }
 .readout {
   margin: 0; min-height: 1.5em; color: var(--soft); font-size: .85rem; font-variant-numeric: tabular-nums;
@@ -78,11 +78,22 @@ th, td { padding: .45rem .9rem .45rem 0; border-bottom: 1px solid var(--edge); v
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .scroll { overflow-x: auto; }
 mark {
-  background: var(--color-0); color: #fff; border-radius: 4px; padding: 0 .3em; font-size: .85em; font-weight: 650;
+  background: var(--color-0); color: var(--ground); border-radius: 4px; padding: 0 .3em; font-size: .85em;
+  font-weight: 650;
 }
+mark small { font-weight: 400; opacity: .85; }
+mark.random { background: var(--color-1); } mark.kept { background: none; color: inherit; font-weight: 400; }
+mark.kept { box-shadow: inset 0 0 0 1.5px var(--color-2); }
 .mask { color: var(--faint); font-size: .8em; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr)); gap: 1rem 2.5rem; }
+.panels h3 { margin-bottom: .35rem; }
+.example { margin: 0 0 1rem; padding: .8rem 1rem; background: var(--card); border: 1px solid var(--edge); }
+.example { border-radius: 10px; break-inside: avoid; }
+.example h3 { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 1rem; }
+.example p { margin: .4rem 0 0; line-height: 1.75; overflow-wrap: anywhere; }
+.example b { color: var(--faint); font-weight: 650; margin-right: .4rem; }
 .sentence { width: 52%; } .truth { font-weight: 650; }
-.guesses { list-style: none; margin: 0; padding: 0; min-width: 15rem; }
+.guesses { list-style: none; margin: 0; padding: 0; min-width: 14rem; }
 .guesses li {
   display: grid; grid-template-columns: 7.5rem 1fr 3.4rem; gap: .6rem; align-items: center; padding: 0 .4rem;
   border-radius: 5px;
@@ -117,7 +128,7 @@ footer { margin-top: 3rem; color: var(--faint); font-size: .85rem; }
 }
 """
 
-# Moving a pointer over a chart shows the nearest logged step of every curve; leaving it shows the last values again.
+# Moving a pointer over a chart shows the nearest place of every curve; leaving it shows what was there before.
 SCRIPT = """
 const drawn = "http://www.w3.org/2000/svg";
 function shape(kind, attributes) {
@@ -134,8 +145,8 @@ for (const figure of document.querySelectorAll("figure.chart")) {
     const points = curves.map((curve, index) => {
       let best = 0;
       for (let i = 1; i < curve.x.length; i++) if (Math.abs(curve.x[i] - at) < Math.abs(curve.x[best] - at)) best = i;
-      const {name, shown, steps, x, y} = curve;
-      return {name, shown: shown[best], step: steps[best], x: x[best], y: y[best], index};
+      const {name, shown, places, x, y} = curve;
+      return {name, shown: shown[best], place: places[best], x: x[best], y: y[best], index};
     });
     const [first] = points;
     cursor.replaceChildren(
@@ -143,10 +154,10 @@ for (const figure of document.querySelectorAll("figure.chart")) {
       ...points.map((point) => shape("circle", {class: "series-" + point.index, cx: point.x, cy: point.y, r: 4}))
     );
     const texts = points.map((point) => {
-      const where = point.step === first.step ? "" : " (step " + point.step.toLocaleString("en") + ")";
+      const where = point.place === first.place ? "" : " (" + point.place + ")";
       return point.name + " " + point.shown + where;
     });
-    readout.textContent = "step " + first.step.toLocaleString("en") + ": " + texts.join(" · ");
+    readout.textContent = first.place + ": " + texts.join(" · ");
   });
   svg.addEventListener("pointerleave", () => { cursor.replaceChildren(); readout.textContent = last; });
 }

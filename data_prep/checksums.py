@@ -1,0 +1,76 @@
+"""SHA256SUMS: the hash of every file of an output, as `sha256sum -c SHA256SUMS` in its folder checks it."""
+
+import hashlib
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.command import UserError
+from bert_jax.data.manifest import MANIFEST
+
+SUMS = "SHA256SUMS"
+_HASHED_TOGETHER = 1 << 20
+_LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
+
+
+def render(directory: Path, manifest: Mapping[str, Any], content: bytes) -> bytes:
+    """The file for an output that is whole but for manifest.json, which will hold `content`.
+
+    The hashes of the shards are those of the manifest; the few other files are read.
+    """
+    digests = {shard["name"]: shard["sha256"] for shard in manifest["shards"]}
+    digests[MANIFEST] = hashlib.sha256(content).hexdigest()
+    for name in files(directory) - set(digests):
+        digests[name] = sha256(directory / name)
+    return "".join(f"{digests[name]}  {name}\n" for name in sorted(digests)).encode()
+
+
+def read(directory: Path) -> dict[str, str]:
+    """The hashes that an output lists, by name. Raises UserError for a list that is missing or damaged."""
+    path = directory / SUMS
+    try:
+        lines = path.read_bytes().decode().removesuffix("\n").split("\n")
+    except FileNotFoundError:
+        raise UserError(f"missing {path}; copy the folder again, or build it again") from None
+    except UnicodeDecodeError:
+        raise UserError(f"damaged {path}: it is not text; copy the folder again, or build it again") from None
+    matches = [_LINE.fullmatch(line) for line in lines]
+    if None in matches:
+        number = matches.index(None) + 1
+        raise UserError(f"damaged {path}: line {number} is no hash and name; copy the folder again, or build it again")
+    return {match[2]: match[1] for match in matches if match}
+
+
+def damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], None]) -> dict[str, str]:
+    """What is wrong with the files of an output, by name; reads every byte, and tells `on_read` how many.
+
+    A file that the list has not is damage in a folder (train, eval, ...), where a reader might take it for a part of
+    the whole; beside the manifest it may be anybody's note.
+    """
+    found = files(directory)
+    problems: dict[str, str] = {}
+    for name, digest in listed.items():
+        if name not in found:
+            problems[name] = f"it is missing, and {SUMS} lists it"
+        elif sha256(directory / name, on_read) != digest:
+            problems[name] = f"its sha256 is not that of {SUMS}"
+    problems |= {name: f"{SUMS} does not list it" for name in sorted(found - set(listed)) if "/" in name}
+    if MANIFEST not in listed:
+        problems.setdefault(SUMS, f"it does not list {MANIFEST}")
+    return problems
+
+
+def files(directory: Path) -> set[str]:
+    """The files that the list is of: all but itself, and what a job keeps for itself while it runs."""
+    names = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
+    return {name for name in names if name != SUMS and not name.startswith("job/")}
+
+
+def sha256(path: Path, on_read: Callable[[int], None] = lambda size: None) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_HASHED_TOGETHER):
+            digest.update(block)
+            on_read(len(block))
+    return digest.hexdigest()

@@ -1,0 +1,183 @@
+"""What inspect_shards prints: what an output is, what became of the documents, and what the rows hold."""
+
+import itertools
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.bar import Bar
+from rich.markup import escape
+from rich.table import Table
+
+from bert_jax.data.manifest import Part
+from bert_jax.tokenizer import Tokenizer
+from data_prep.figures import NO_LABEL, REPLACEMENTS, Figures, binned
+
+LABELS = {
+    "nsp": {0: "B is next", 1: "B is random"},
+    "sop": {0: "in order", 1: "swapped"},
+}
+_BINS = 8
+_BAR = 40
+_TOKENS = 12
+_RUNS = 12
+
+
+def tables(
+    directory: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer, figures: Mapping[Part, Figures]
+) -> Iterator[Table]:
+    """The tables of an output, in reading order; `figures` are of the parts to be told of."""
+    yield _two_columns(str(directory), about(directory, manifest))
+    yield _counts(manifest, figures)
+    for part, found in figures.items():
+        if found.rows:
+            yield _lengths(part, manifest, found)
+            yield _masks(part, manifest, found)
+    yield _tokens(figures, tokenizer)
+
+
+def label_names(manifest: Mapping[str, Any]) -> dict[int, str]:
+    """The next-sentence labels of an objective in words."""
+    return LABELS.get(manifest["objective"], {}) | {NO_LABEL: "no label"}
+
+
+def about(directory: Path, manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """What was asked of build_examples."""
+    masking, tokenizer = manifest["masking"], manifest["tokenizer"]
+    case = "lower-cased" if tokenizer["lowercase"] else "cased"
+    size = sum(source["bytes"] for source in manifest["sources"])
+    shards = manifest["shards"]
+    return [
+        ("objective", f"{manifest['objective']}, rows of {manifest['seq_len']} slots, pack {manifest['pack']}"),
+        (
+            "masking",
+            f"{masking['kind']}, by {masking['unit']}, rate {masking['rate']}, "
+            f"at most {masking['max_predictions']} a row",
+        ),
+        ("tokenizer", f"{tokenizer['vocab_size']} tokens, {case}, {tokenizer['hash'][:12]}"),
+        ("seed, pairings", f"{manifest['seed']}, {manifest['dupe_factor']} of each document"),
+        ("sources", f"{len(manifest['sources'])} files, {size / 1e6:.1f} MB as stored"),
+        ("shards", f"{len(shards)} files, {sum(shard['bytes'] for shard in shards) / 1e6:.1f} MB"),
+    ]
+
+
+def document_counts(counts: Mapping[str, Any]) -> list[tuple[str, int]]:
+    """Every document of a part: how many were used, and how many were not for which reason; then how many in all."""
+    skipped = sorted(counts["skipped"].items())
+    used = counts["documents"] - sum(count for _, count in skipped)
+    return [
+        ("documents used", used),
+        *((f"skipped: {reason}", count) for reason, count in skipped),
+        ("documents in all", counts["documents"]),
+    ]
+
+
+def _two_columns(title: str, rows: list[tuple[str, str]]) -> Table:
+    table = Table(title=title, show_header=False, title_justify="left")
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def _counts(manifest: Mapping[str, Any], figures: Mapping[Part, Figures]) -> Table:
+    table = Table(title="counts", title_justify="left")
+    table.add_column("")
+    for part in figures:
+        table.add_column(part, justify="right")
+    held = [manifest["parts"][part] for part in figures]
+    documents = [dict(document_counts(counts)) for counts in held]
+    for name in sorted({name for counts in documents for name in counts}, key=_document_order):
+        table.add_row(name, *(f"{counts.get(name, 0):,}" for counts in documents))
+    table.add_section()
+    for name in ("sentences", "source_tokens", "rows", "sequences", "tokens", "predictions"):
+        table.add_row(name, *(f"{counts[name]:,}" for counts in held))
+    table.add_section()
+    for name, shares in {
+        "slots filled": [found.filled_share for found in figures.values()],
+        "predicted, of tokens": [found.predicted / max(found.tokens, 1) for found in figures.values()],
+        escape("[UNK], of the text"): [found.unknown / max(found.text_tokens, 1) for found in figures.values()],
+    }.items():
+        rows = [found.rows for found in figures.values()]
+        table.add_row(name, *(f"{share:.2%}" if some else "" for share, some in zip(shares, rows, strict=True)))
+    return table
+
+
+def _document_order(name: str) -> tuple[int, str]:
+    return ({"documents used": 0, "documents in all": 2}.get(name, 1), name)
+
+
+def _lengths(part: Part, manifest: Mapping[str, Any], figures: Figures) -> Table:
+    """Lengths of sequences as a histogram, and what share of them is labelled what."""
+    names = label_names(manifest)
+    told = ", ".join(
+        f"{names.get(label, label)} {count / figures.sequences:.1%}" for label, count in figures.labels.items() if count
+    )
+    table = Table(title=f"{part}: lengths of sequences ({told})", title_justify="left")
+    table.add_column("slots")
+    table.add_column("sequences", justify="right")
+    table.add_column("", width=_BAR)
+    _add_bars(table, binned(figures.lengths, _BINS))
+    if len(figures.packed) > 2:
+        table.add_section()
+        table.add_row("[dim]in a row[/]", "[dim]rows[/]")
+        _add_bars(table, binned(figures.packed, _BINS))
+    return table
+
+
+def _masks(part: Part, manifest: Mapping[str, Any], figures: Figures) -> Table:
+    """How many predictions a sequence has, how many words stand side by side, and what stands in their place."""
+    drawn = "" if manifest["masking"]["kind"] == "static" else ", as epoch 0 draws them"
+    total = max(figures.predicted, 1)
+    told = ", ".join(
+        f"{name} {count / total:.1%}" for name, count in zip(REPLACEMENTS, figures.replaced.tolist(), strict=True)
+    )
+    table = Table(title=escape(f"{part}: masks{drawn} ({told})"), title_justify="left")
+    table.add_column("predictions")
+    table.add_column("sequences", justify="right")
+    table.add_column("", width=_BAR)
+    _add_bars(table, binned(_trimmed(figures.predictions), _BINS))
+    if figures.predictions[0]:
+        table.add_row("none", f"{figures.predictions[0]:,}")
+    table.add_section()
+    words = "tokens" if manifest["masking"]["unit"] == "token" else "words"
+    table.add_row(f"[dim]{words} side by side[/]", "[dim]runs[/]")
+    _add_bars(table, binned(_trimmed(figures.runs), _RUNS))
+    return table
+
+
+def _tokens(figures: Mapping[Part, Figures], tokenizer: Tokenizer) -> Table:
+    table = Table(title="commonest tokens", title_justify="left")
+    tops = [top_tokens(found, tokenizer, _TOKENS) for found in figures.values()]
+    for part in figures:
+        table.add_column(part)
+        table.add_column("count", justify="right")
+        table.add_column("share", justify="right")
+    for line in itertools.zip_longest(*tops):
+        told = (("", "", "") if top is None else (escape(top[0]), f"{top[1]:,}", f"{top[2]:.2%}") for top in line)
+        table.add_row(*itertools.chain.from_iterable(told))
+    return table
+
+
+def top_tokens(figures: Figures, tokenizer: Tokenizer, most: int) -> list[tuple[str, int, float]]:
+    """The commonest tokens of the text: name, count, share."""
+    counts = figures.ordinary_unigrams
+    total = max(int(counts.sum()), 1)
+    top = np.argsort(-counts, kind="stable")[:most]
+    return [
+        (name, int(counts[token]), counts[token] / total)
+        for name, token in zip(tokenizer.tokens(top.tolist()), top.tolist(), strict=True)
+        if counts[token]
+    ]
+
+
+def _trimmed(counts: np.ndarray) -> np.ndarray:
+    """Without the empty end."""
+    return counts[: int(np.flatnonzero(counts).max(initial=1)) + 1]
+
+
+def _add_bars(table: Table, bins: list[tuple[int, int, int]]) -> None:
+    most = max(count for _, _, count in bins)
+    for first, last, count in bins:
+        name = str(first) if first == last else f"{first}-{last}"
+        table.add_row(name, f"{count:,}", Bar(max(most, 1), 0, count, width=_BAR))
