@@ -18,6 +18,7 @@ from bert_jax.tokenizer import load as load_tokenizer
 from data_prep import checksums
 from data_prep.figures import Figures, masker_of, pieces, truth
 from data_prep.fill import mask_rows
+from data_prep.objectives import PAIRS
 
 _EVAL_KEY = 1 << 63  # keys of eval have this bit, those of train have not
 
@@ -80,7 +81,7 @@ def row_problems(rows: Rows, manifest: dict[str, Any], tokenizer: Tokenizer) -> 
     firsts, labels = rows.first_segment_lengths.astype(np.int64), rows.next_sentence_labels
     present = lengths > 0
     ends = np.cumsum(lengths, axis=1)
-    pairs = manifest["objective"] == "nsp"
+    pairs = manifest["objective"] in PAIRS
     in_range = np.clip(ends - 1, 0, length - 1)
     starts = np.clip(ends - lengths, 0, length - 1)
     row = np.arange(len(ids))[:, None]
@@ -161,6 +162,7 @@ class _Counter:
     def _key_problem(self, part: str, keys: UInt64[np.ndarray, "K"]) -> str | None:
         if not len(keys):
             return None
+        keys = np.sort(keys)
         if (np.diff(keys) != 1).any():
             return "sequence keys that do not count up by one"
         if keys[0] >> np.uint64(32) != keys[-1] >> np.uint64(32):
@@ -215,6 +217,11 @@ def _check_sums(directory: Path, manifest: dict[str, Any]) -> None:
                 f"{directory / MANIFEST} says {said} {name} in all, and {' + '.join(map(str, found))} in the parts; "
                 "build the examples again"
             )
+    if whole["documents"] != whole["used"] + sum(whole["skipped"].values()):
+        raise UserError(
+            f"{directory / MANIFEST} says {whole['documents']} documents, {whole['used']} of them used and "
+            f"{sum(whole['skipped'].values())} skipped; build the examples again"
+        )
 
 
 def _check_vocabulary(path: Path) -> None:

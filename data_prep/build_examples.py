@@ -16,12 +16,13 @@ from bert_jax.data.masking import UNITS
 from bert_jax.files import incomplete, refuse_existing
 from data_prep import engines, readers
 from data_prep.job import Arguments, Job, Record, Source
+from data_prep.objectives import OBJECTIVES, PAIRS
 from data_prep.progress import InputFiles, Reporter
 from data_prep.units import Cut, Splitter, Unit, UnusableCorpus
 from data_prep.worker import build_unit
 
-OBJECTIVES = ("nsp", "full_sentences")
 SHORT_SEQ_PROB = 0.1  # google-research/bert, create_pretraining_data.py
+MOST_PACKED = 256
 MB = 1_000_000
 
 DESCRIPTION = """\
@@ -65,17 +66,18 @@ def build(
     With more than one worker, call it under `if __name__ == "__main__"` in a script, as multiprocessing needs.
     Raises UserError for a mistake in the arguments or the input; finished units are then kept for the next call.
     """
-    _check_choices(objective, masking, mask_unit, engine, format, pack)
-    _check_numbers(seq_len, mask_rate, dupe_factor, eval_fraction, short_seq_prob, seed, workers, unit_mb)
-    if objective != "nsp" and short_seq_prob:
-        raise UserError(f"--short_seq_prob is for --objective nsp; {objective} fills every row")
+    _check_choices(objective, masking, mask_unit, engine, format)
+    _check_numbers(seq_len, mask_rate, dupe_factor, pack, eval_fraction, short_seq_prob, seed, workers, unit_mb)
+    if objective not in PAIRS and short_seq_prob:
+        raise UserError(f"--short_seq_prob is for --objective {' and '.join(PAIRS)}; {objective} makes none short")
     output = Path(os.path.abspath(output))
     refuse_existing(output)
     files = InputFiles(readers.expand(str(input)))
     loaded = tokenizers.load(tokenizer, lowercase)
     sources = tuple(Source(str(path), os.stat(path).st_size) for path in files.paths)
-    if objective == "nsp" and short_seq_prob is None:
-        short_seq_prob = SHORT_SEQ_PROB
+    if short_seq_prob is None:
+        # Packing makes short sequences of its own (recut.py), and more of them would not fill rows of few sequences.
+        short_seq_prob = SHORT_SEQ_PROB if objective in PAIRS and pack == 1 else 0.0
     arguments = Arguments(
         objective=objective,
         seq_len=seq_len,
@@ -85,7 +87,7 @@ def build(
         dupe_factor=dupe_factor,
         pack=pack,
         eval_fraction=eval_fraction,
-        short_seq_prob=short_seq_prob or 0.0,
+        short_seq_prob=short_seq_prob,
         seed=seed,
         unit_bytes=round(unit_mb * MB) if unit_mb else _default_unit_bytes(sources),
         tokenizer_hash=loaded.content_hash,
@@ -140,6 +142,8 @@ def _nothing(records: list[Record]) -> str:
             "--input holds one document with tokens, and --objective nsp takes random segments from another one. "
             "Part the documents by blank lines, or give --objective full_sentences"
         )
+    if "too_short" in skipped:
+        return "every document of --input is of one token, and --objective sop parts each in two. Give more text"
     return "no document of --input has a token: the tokenizer drops all its characters. Check --input and --tokenizer"
 
 
@@ -184,14 +188,13 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _check_choices(objective: str, masking: str, mask_unit: str, engine: str, format: str, pack: int) -> None:
+def _check_choices(objective: str, masking: str, mask_unit: str, engine: str, format: str) -> None:
     for flag, value, known in (
         ("objective", objective, OBJECTIVES),
         ("masking", masking, ("dynamic", "static")),
         ("mask_unit", mask_unit, UNITS),
         ("engine", engine, ("local",)),
         ("format", format, ("arrow",)),
-        ("pack", str(pack), ("1",)),
     ):
         if value not in known:
             raise UserError(f"--{flag} {value} is not here; there is: {', '.join(known)}")
@@ -201,6 +204,7 @@ def _check_numbers(
     seq_len: int,
     mask_rate: float,
     dupe_factor: int,
+    pack: int,
     eval_fraction: float,
     short_seq_prob: float | None,
     seed: int,
@@ -211,6 +215,7 @@ def _check_numbers(
         ("seq_len", seq_len, 8 <= seq_len <= 65535, "from 8 to 65535"),
         ("mask_rate", mask_rate, 0 < mask_rate <= 1, "above 0 and at most 1, as 0.15"),
         ("dupe_factor", dupe_factor, 1 <= dupe_factor <= 1000, "from 1 to 1000"),
+        ("pack", pack, 1 <= pack <= MOST_PACKED, f"from 1 to {MOST_PACKED}"),
         ("eval_fraction", eval_fraction, 0 <= eval_fraction < 1, "at least 0 and below 1"),
         ("short_seq_prob", short_seq_prob, 0 <= (short_seq_prob or 0) <= 1, "from 0 to 1"),
         ("seed", seed, 0 <= seed < 1 << 63, "at least 0 and below 2**63"),
@@ -229,7 +234,11 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     add("--tokenizer", required=True, metavar="DIR_OR_VOCAB", help="a tokenizer folder, or a vocab.txt")
     add("--output", required=True, metavar="DIR", help="a folder to be made")
     add("--seq_len", required=True, type=int, metavar="T", help="slots of a row, as 128")
-    add("--objective", default="nsp", help="nsp (BERT: sentence pairs) or full_sentences (RoBERTa); default nsp")
+    add(
+        "--objective",
+        default="nsp",
+        help="nsp (BERT), sop (ALBERT), full_sentences or doc_sentences (RoBERTa), single (SpanBERT); default nsp",
+    )
     add(
         "--masking",
         default="dynamic",
@@ -238,9 +247,9 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     add("--mask_unit", default="token", help="token (as BERT first was) or word (whole words); default token")
     add("--mask_rate", type=float, default=0.15, help="share of a sequence that is predicted; default 0.15")
     add("--dupe_factor", type=int, default=1, metavar="K", help="pairings of each document; default 1")
-    add("--pack", type=int, default=1, metavar="S", help="sequences in a row; default and most 1")
+    add("--pack", type=int, default=1, metavar="S", help="most sequences in a row; 1, the default, packs none")
     add("--eval_fraction", type=float, default=0.01, help="share of the documents held out in eval/; default 0.01")
-    add("--short_seq_prob", type=float, help="share of documents cut into shorter rows, for nsp; default 0.1")
+    add("--short_seq_prob", type=float, help="share of documents cut short, for nsp and sop; default 0.1, packed 0")
     parser.add_switch("lowercase", help="or --nolowercase: of a vocab.txt alone; default by what it holds")
     add("--format", default="arrow", help="of the shards; default and only arrow")
     add("--engine", default="local", help="where units run; default and only local")

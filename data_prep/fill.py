@@ -1,50 +1,52 @@
-"""Rows from spans: copies the ids of segments into fixed-width rows, all rows at once."""
+"""Rows from spans: copies the ids of segments into fixed-width rows, all rows at once; and masks them."""
 
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import Int64, UInt
+from jaxtyping import UInt64
 
 from bert_jax.data.example import Rows
 from bert_jax.data.masking import Masked, Masker
 from bert_jax.tokenizer import Tokenizer
+from data_prep.objectives import Spans
+from data_prep.packing import Packed
 
 # Rows masked together: bounds the memory of the masker's working arrays, changes no mask.
 _MASKED_TOGETHER = 4096
 
 
 def fill_rows(
-    ids: UInt[np.ndarray, "n"],
-    spans: Int64[np.ndarray, "R K 2"],
-    labels: Int64[np.ndarray, "R"],
-    first_key: int,
-    seq_len: int,
-    tokenizer: Tokenizer,
+    spans: Spans, keys: UInt64[np.ndarray, "Q"], packed: Packed, seq_len: int, pack: int, tokenizer: Tokenizer
 ) -> Rows:
-    """Unpacked rows `[CLS] span [SEP]` (K = 1) or `[CLS] A [SEP] B [SEP]` (K = 2), keys counting from first_key.
+    """Rows of sequences `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, with a key for each, where packing put them."""
+    sequences, segments = spans.sequences[packed.order], spans.segments
+    bounds = sequences[:, : 2 * segments].reshape(-1, segments, 2)
+    lengths = bounds[..., 1] - bounds[..., 0]
+    ends = np.cumsum(lengths + 1, axis=1)  # the slot of the [SEP] after each segment, in its sequence; [CLS] has 0
+    count = int(packed.rows[-1]) + 1
+    starts = packed.rows * seq_len + packed.slots  # of each sequence, among R*T
 
-    Each span is [begin, end) of ids, and those of a row fit it: their lengths and K + 1 sum to at most seq_len.
-    """
-    count = len(spans)
-    lengths = spans[..., 1] - spans[..., 0]
-    ends = np.cumsum(lengths + 1, axis=1)  # the slot of the [SEP] after each segment; [CLS] is slot 0
-    rows = np.full((count, seq_len), tokenizer.pad_id, tokenizer.id_dtype)
-    rows[:, 0] = tokenizer.cls_id
-    rows[np.arange(count)[:, None], ends] = tokenizer.sep_id
-
-    slots = np.arange(count)[:, None] * seq_len + ends - lengths  # of each segment's first id, among R*T
-    before = np.cumsum(lengths) - lengths.reshape(-1)  # ids copied before each segment's
-    running = np.arange(lengths.sum())
+    ids = np.full(count * seq_len, tokenizer.pad_id, tokenizer.id_dtype)
+    ids[starts] = tokenizer.cls_id
+    ids[starts[:, None] + ends] = tokenizer.sep_id
+    slots = starts[:, None] + ends - lengths  # of each segment's first id
     repeats = lengths.reshape(-1)
+    before = np.cumsum(repeats) - repeats  # ids copied before each segment's
+    running = np.arange(repeats.sum())
     targets = running + np.repeat(slots.reshape(-1) - before, repeats)
-    rows.reshape(-1)[targets] = ids[running + np.repeat(spans[..., 0].reshape(-1) - before, repeats)]
+    ids[targets] = spans.ids[running + np.repeat(bounds[..., 0].reshape(-1) - before, repeats)]
+
+    def column(values: np.ndarray, absent: int, dtype: type[np.integer]) -> np.ndarray:
+        filled = np.full((count, pack), absent, dtype)
+        filled[packed.rows, packed.places] = values
+        return filled
 
     return Rows(
-        input_ids=rows,
-        sequence_lengths=(ends[:, -1:] + 1).astype(np.uint16),
-        first_segment_lengths=(ends[:, :1] + 1).astype(np.uint16),
-        next_sentence_labels=labels[:, None].astype(np.int8),
-        sequence_keys=np.arange(first_key, first_key + count, dtype=np.uint64)[:, None],
+        input_ids=ids.reshape(count, seq_len),
+        sequence_lengths=column(ends[:, -1] + 1, 0, np.uint16),
+        first_segment_lengths=column(ends[:, 0] + 1, 0, np.uint16),
+        next_sentence_labels=column(sequences[:, 4], -1, np.int8),
+        sequence_keys=column(keys[packed.order], 0, np.uint64),
     )
 
 

@@ -1,4 +1,4 @@
-"""Which sentences make a row: next-sentence pairs (BERT) and full sentences (RoBERTa), as spans of a unit's ids.
+"""Pairs of segments: next-sentence pairs (BERT) and sentence-order pairs (ALBERT), as spans of a unit's ids.
 
 The ids of a work unit lie one after the other, sentence by sentence, document by document, so a segment is a span
 [begin, end) of them and pairing never touches an id. Only `random()` of the generator is used: what it draws is the
@@ -6,11 +6,9 @@ same in every version of Python.
 """
 
 import random
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
-
-import numpy as np
-from jaxtyping import Int64
 
 _COINS = 53  # random() is a whole number of 2**-53: that many fair coins
 
@@ -22,7 +20,7 @@ class Pair(NamedTuple):
     a_end: int
     b_begin: int
     b_end: int
-    label: int  # 0: B follows A in its document; 1: B is from another document
+    label: int  # 0: B follows A in its document; 1: B is from another document (nsp), or goes before A (sop)
 
 
 def next_sentence_pairs(
@@ -38,52 +36,111 @@ def next_sentence_pairs(
     the random segment never comes from the same document (there: hardly ever).
 
     offsets    sentence i is ids[offsets[i]:offsets[i + 1]], never empty
-    documents  the sentences [first, last) of each document, never none
+    documents  the sentences [first, last) of each, never none
 
     Raises ValueError with fewer than two documents.
     """
     if len(documents) < 2:
         raise ValueError(f"next-sentence pairs need two documents, got {len(documents)}")
+    room = seq_len - 3
+    draw = generator.random
     pairs: list[Pair] = []
-    for document in range(len(documents)):
-        pairs += _document_pairs(offsets, documents, document, seq_len - 3, short_seq_prob, generator)
+    for document, (first, last) in enumerate(documents):
+        target = _target(room, short_seq_prob, draw)
+        while first < last:
+            begin = offsets[first]
+            chunk_end = bisect_left(offsets, begin + target, first + 1, last)
+            sentences = chunk_end - first
+            split = first + (1 + int(draw() * (sentences - 1)) if sentences > 1 else 1)
+            a_end = offsets[split]
+            if sentences == 1 or draw() < 0.5:
+                b_begin, b_end = _random_segment(offsets, documents, document, target - (a_end - begin), draw)
+                label = 1
+                first = split  # the sentences that were to be B are put back, for a later A
+            else:
+                b_begin, b_end = a_end, offsets[chunk_end]
+                label = 0
+                first = chunk_end
+            pairs.append(truncate(Pair(begin, a_end, b_begin, b_end, label), room, generator))
     return pairs
 
 
-def _document_pairs(
+def sentence_order_pairs(
     offsets: Sequence[int],
     documents: Sequence[tuple[int, int]],
-    document: int,
-    room: int,
+    seq_len: int,
     short_seq_prob: float,
     generator: random.Random,
 ) -> list[Pair]:
-    """The pairs whose A is from one document; room is for the tokens of A and B together."""
+    """Two consecutive segments, swapped half of the time (Lan et al. 2020, section 3.1); arguments as for nsp.
+
+    The chunks are those of google-research/albert, create_pretraining_data.py. A chunk of one sentence gets a random
+    segment there, labelled as swapped; here it is parted at a random token, so every pair is of one document and
+    none needs another. A last token that would be a chunk of its own goes with the chunk before it.
+
+    Raises ValueError for a document of one token: it has no two segments.
+    """
+    room = seq_len - 3
     draw = generator.random
-    # Mostly rows are filled; some are short, so that short inputs are no surprise in fine-tuning.
-    target = 2 + int(draw() * (room - 1)) if draw() < short_seq_prob else room
-    first, last = documents[document]
-    pairs = []
-    while first < last:
-        # A chunk: sentences up to the target, at least one.
-        chunk_end = first + 1
-        begin = offsets[first]
-        while chunk_end < last and offsets[chunk_end] - begin < target:
-            chunk_end += 1
-        sentences = chunk_end - first
-        a_sentences = 1 + int(draw() * (sentences - 1)) if sentences > 1 else 1
-        split = first + a_sentences
-        a_end = offsets[split]
-        if sentences == 1 or draw() < 0.5:
-            b_begin, b_end = _random_segment(offsets, documents, document, target - (a_end - begin), draw)
-            label = 1
-            first = split  # the sentences that were to be B are put back, for a later A
-        else:
-            b_begin, b_end = a_end, offsets[chunk_end]
-            label = 0
+    pairs: list[Pair] = []
+    for first, last in documents:
+        target = _target(room, short_seq_prob, draw)
+        end = offsets[last]
+        if end - offsets[first] < 2:
+            raise ValueError("a document of one token has no two segments")
+        while first < last:
+            begin = offsets[first]
+            chunk_end = bisect_left(offsets, begin + target, first + 1, last)
+            if end - offsets[chunk_end] == 1:
+                chunk_end = last
+            sentences = chunk_end - first
+            if sentences > 1:
+                split = offsets[first + 1 + int(draw() * (sentences - 1))]
+            else:
+                split = begin + 1 + int(draw() * (offsets[chunk_end] - begin - 1))
+            pairs.append(truncate(_ordered(begin, split, offsets[chunk_end], draw), room, generator))
             first = chunk_end
-        pairs.append(truncate(Pair(begin, a_end, b_begin, b_end, label), room, generator))
     return pairs
+
+
+def next_sentence_piece(
+    offsets: Sequence[int], documents: Sequence[tuple[int, int]], begin: int, tokens: int, generator: random.Random
+) -> tuple[Pair, int]:
+    """A pair of so many tokens, two at least, from `begin` on in a document, and how many of the document's it took.
+
+    Of fewer tokens where the document of the random segment ends.
+    """
+    draw = generator.random
+    split = _border(offsets, begin, begin + tokens, draw)
+    if draw() < 0.5:
+        return Pair(begin, split, split, begin + tokens, 0), tokens
+    document = bisect_right(documents, begin, key=lambda each: offsets[each[1]])
+    wanted = begin + tokens - split
+    b_begin, b_end = _random_segment(offsets, documents, document, wanted, draw)
+    return Pair(begin, split, b_begin, min(b_end, b_begin + wanted), 1), split - begin
+
+
+def sentence_order_piece(offsets: Sequence[int], begin: int, tokens: int, generator: random.Random) -> tuple[Pair, int]:
+    """As next_sentence_piece, for consecutive segments: of exactly so many tokens, which it takes all."""
+    split = _border(offsets, begin, begin + tokens, generator.random)
+    return _ordered(begin, split, begin + tokens, generator.random), tokens
+
+
+def _target(room: int, short_seq_prob: float, draw: Callable[[], float]) -> int:
+    """Mostly rows are filled; some are short, so that short inputs are no surprise in fine-tuning."""
+    return 2 + int(draw() * (room - 1)) if draw() < short_seq_prob else room
+
+
+def _ordered(begin: int, split: int, end: int, draw: Callable[[], float]) -> Pair:
+    return Pair(split, end, begin, split, 1) if draw() < 0.5 else Pair(begin, split, split, end, 0)
+
+
+def _border(offsets: Sequence[int], begin: int, end: int, draw: Callable[[], float]) -> int:
+    """A random border of sentences between the two, or a random place where there is none."""
+    first, last = bisect_right(offsets, begin), bisect_left(offsets, end)
+    return (
+        offsets[first + int(draw() * (last - first))] if first < last else begin + 1 + int(draw() * (end - begin - 1))
+    )
 
 
 def _random_segment(
@@ -98,10 +155,8 @@ def _random_segment(
     other += other >= document
     first, last = documents[other]
     start = first + int(draw() * (last - first))
-    end = start + 1
-    while end < last and offsets[end] - offsets[start] < wanted:
-        end += 1
-    return offsets[start], offsets[end]
+    begin = offsets[start]
+    return begin, offsets[bisect_left(offsets, begin + wanted, start + 1, last)]
 
 
 def truncate(pair: Pair, room: int, generator: random.Random) -> Pair:
@@ -131,30 +186,3 @@ def _heads(coins: int, generator: random.Random) -> int:
         heads += (int(generator.random() * (1 << _COINS)) & ((1 << tossed) - 1)).bit_count()
         coins -= tossed
     return heads
-
-
-def full_sentence_spans(
-    begins: Int64[np.ndarray, "sentences"], ends: Int64[np.ndarray, "sentences"], seq_len: int
-) -> list[tuple[int, int]]:
-    """Rows of whole sentences one after another, across documents (FULL-SENTENCES; Liu et al. 2019, section 4.1).
-
-    begins, ends   each sentence's span in a stream of ids with one separator between documents
-    Returns spans of that stream, each at most seq_len - 2 long, beginning and ending with a sentence's ids. A
-    sentence longer than that is cut into full rows and a rest, on which the next sentences go: no id is lost.
-    """
-    room = seq_len - 2
-    spans: list[tuple[int, int]] = []
-    row_begin = row_end = 0
-    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
-        if row_end == row_begin:
-            row_begin = begin
-        elif end - row_begin > room:
-            spans.append((row_begin, row_end))
-            row_begin = begin
-        while end - row_begin > room:
-            spans.append((row_begin, row_begin + room))
-            row_begin += room
-        row_end = end
-    if row_end > row_begin:
-        spans.append((row_begin, row_end))
-    return spans

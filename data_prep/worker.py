@@ -1,13 +1,10 @@
 """What one task of data preparation does: a unit's text to shards of rows."""
 
 import functools
-import itertools
 import random
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int64, UInt
 
 from bert_jax import tokenizer as tokenizers
 from bert_jax.data.example import Rows
@@ -16,18 +13,11 @@ from bert_jax.data.shards import write_shard
 from bert_jax.tokenizer import Tokenizer
 from data_prep.fill import count_predictions, fill_rows, mask_rows
 from data_prep.job import Arguments, Record, write_record
-from data_prep.pairing import full_sentence_spans, next_sentence_pairs
+from data_prep.objectives import Encoded, spans, usable
+from data_prep.packing import pack
+from data_prep.recut import sequence_lengths
 from data_prep.sentences import document_sentences
 from data_prep.units import Unit
-
-
-class Encoded(NamedTuple):
-    """A unit's text as ids: only documents and sentences that have any."""
-
-    ids: UInt[np.ndarray, "n"]
-    offsets: Int64[np.ndarray, "sentences+1"]  # sentence i is ids[offsets[i]:offsets[i + 1]]
-    documents: list[tuple[int, int]]  # the sentences [first, last) of each
-    empty: int  # documents without a token
 
 
 def build_unit(directory: Path, arguments: Arguments, unit: Unit) -> Record:
@@ -47,13 +37,11 @@ def build_unit(directory: Path, arguments: Arguments, unit: Unit) -> Record:
         "tokens": 0,
         "predictions": 0,
     }
-    skipped = {"no_tokens": encoded.empty} if encoded.empty else {}
-    if arguments.objective == "nsp" and len(encoded.documents) == 1:
-        skipped["no_other_document"] = 1
-        encoded = encoded._replace(documents=[])
+    encoded, skipped = usable(arguments.objective, encoded)
+    counts["used"] = len(encoded.documents)
     unigrams = np.zeros(tokenizer.vocab_size, np.int64)
     shards = []
-    for dupe in range(arguments.dupe_factor if encoded.documents else 0):
+    for dupe in range(arguments.dupe_factor if len(encoded.documents) else 0):
         generator = random.Random(f"{arguments.seed} {unit.part} {unit.number} {dupe}")
         first_key = (unit.key << 32) | counts["sequences"]
         rows = _rows(tokenizer, arguments, encoded, first_key, generator)
@@ -63,7 +51,7 @@ def build_unit(directory: Path, arguments: Arguments, unit: Unit) -> Record:
             counts["predictions"] += int(rows.masked_counts.sum())  # type: ignore[union-attr]
         else:
             counts["predictions"] += count_predictions(rows, masker, arguments.max_predictions)
-        counts["sequences"] += len(rows.input_ids)
+        counts["sequences"] += int(np.count_nonzero(rows.sequence_lengths))
         counts["rows"] += len(rows.input_ids)
         counts["tokens"] += int(rows.sequence_lengths.sum())
         name = f"{unit.part}/shard-{unit.number * arguments.dupe_factor + dupe:05d}.arrow"
@@ -86,8 +74,9 @@ def encode(tokenizer: Tokenizer, unit: Unit) -> Encoded:
     present = np.diff(offsets) > 0
     # How many sentences with a token lie before each one, and so before each document.
     before = np.concatenate([[0], np.cumsum(present)])
-    borders = before[np.concatenate([[0], np.cumsum(counts)])].tolist()
-    documents = [(first, last) for first, last in itertools.pairwise(borders) if first < last]
+    borders = before[np.concatenate([[0], np.cumsum(counts)])]
+    documents = np.stack([borders[:-1], borders[1:]], axis=1)
+    documents = documents[documents[:, 0] < documents[:, 1]]
     kept = np.append(offsets[:-1][present], offsets[-1])
     return Encoded(ids, kept, documents, len(unit.documents) - len(documents))
 
@@ -100,29 +89,11 @@ def _rows(
     generator: random.Random,
 ) -> Rows:
     """One pairing of a unit's documents, as rows before masking."""
-    seq_len = arguments.seq_len
-    if arguments.objective == "nsp":
-        offsets = encoded.offsets.tolist()
-        pairs = np.array(
-            next_sentence_pairs(offsets, encoded.documents, seq_len, arguments.short_seq_prob, generator), np.int64
-        )
-        spans, labels = pairs[:, :4].reshape(-1, 2, 2), pairs[:, 4]
-        return fill_rows(encoded.ids, spans, labels, first_key, seq_len, tokenizer)
-    ids, begins, ends = _stream(encoded, tokenizer.sep_id)
-    spans = np.array(full_sentence_spans(begins, ends, seq_len), np.int64)[:, None, :]
-    return fill_rows(ids, spans, np.full(len(spans), -1), first_key, seq_len, tokenizer)
-
-
-def _stream(
-    encoded: Encoded, separator: int
-) -> tuple[UInt[np.ndarray, "m"], Int64[np.ndarray, "sentences"], Int64[np.ndarray, "sentences"]]:
-    """The ids with one separator before each document, and where each sentence then begins and ends."""
-    firsts = np.array([first for first, _ in encoded.documents], np.int64)
-    ids = np.insert(encoded.ids, encoded.offsets[firsts], separator)
-    shift = np.zeros(len(encoded.offsets) - 1, np.int64)
-    shift[firsts] = 1
-    shift = np.cumsum(shift)
-    return ids, encoded.offsets[:-1] + shift, encoded.offsets[1:] + shift
+    seq_len, most = arguments.seq_len, arguments.pack
+    found = spans(arguments.objective, encoded, seq_len, most, arguments.short_seq_prob, tokenizer.sep_id, generator)
+    keys = first_key + np.arange(len(found.sequences), dtype=np.uint64)
+    packed = pack(sequence_lengths(found.sequences, found.segments), seq_len, most)
+    return fill_rows(found, keys, packed, seq_len, most, tokenizer)
 
 
 @functools.lru_cache(maxsize=1)

@@ -25,6 +25,7 @@ from bert_jax.data.shards import open_dataset
 from data_prep import build_examples, readers, worker
 from data_prep.audit import truth, verify
 from data_prep.build_examples import build
+from data_prep.objectives import OBJECTIVES, PAIRS
 from data_prep.sentences import document_sentences
 from data_prep.units import Cut, Splitter
 
@@ -108,6 +109,11 @@ def finished_units(output: Path) -> int:
         {"objective": "full_sentences"},
         {"objective": "full_sentences", "masking": "static", "seq_len": 16},
         {"short_seq_prob": 0.5, "seq_len": 33, "seed": 5},
+        {"objective": "sop"},
+        {"objective": "doc_sentences", "pack": 4, "masking": "static", "mask_unit": "word"},
+        {"objective": "single", "pack": 2, "dupe_factor": 2},
+        {"objective": "sop", "pack": 3, "masking": "static"},
+        {"pack": 4, "seq_len": 128},
     ],
     ids=str,
 )
@@ -188,6 +194,37 @@ def test_full_sentences_hold_the_text_in_order(arguments: dict) -> None:
     documents = documents_of(arguments["output"], arguments)
     for unit, parts in whole.items():
         assert np.concatenate(parts).tobytes() == b"".join(documents[unit])
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_packed_sequences_are_pieces_of_the_text(arguments: dict, objective: str) -> None:
+    """Each with its own [CLS], label and key; a row has several, and padding only where nothing fitted."""
+    manifest = build(**arguments | {"objective": objective, "pack": 6, "seq_len": 128})
+    documents = documents_of(arguments["output"], arguments)
+    loaded = tokenizers.load(arguments["tokenizer"])
+    rows = all_rows(arguments["output"], "train")
+    assert (
+        manifest["counts"]["sequences"]
+        > manifest["counts"]["rows"]
+        == len(rows.input_ids) + (manifest["parts"]["eval"]["rows"])
+    )
+    assert rows.sequence_lengths.sum() / rows.input_ids.size > 0.97
+    for row, number in zip(*np.nonzero(rows.sequence_lengths), strict=True):
+        start = int(rows.sequence_lengths[row, :number].sum())
+        ids = rows.input_ids[row, start : start + int(rows.sequence_lengths[row, number])]
+        assert ids[0] == loaded.cls_id
+        first = int(rows.first_segment_lengths[row, number])
+        of_unit = documents[int(rows.sequence_keys[row, number]) >> 32]
+        segments = [ids[1 : first - 1], ids[first:-1]] if objective in PAIRS else [ids[1:-1]]
+        if objective == "full_sentences":
+            segments = np.split(segments[0], np.flatnonzero(segments[0] == loaded.sep_id))
+            segments = [segments[0], *(segment[1:] for segment in segments[1:])]
+        assert all(len(segment) for segment in segments)
+        if row % 5 == 0:
+            assert all(any(holds(document, segment) for document in of_unit) for segment in segments)
+    if objective in PAIRS:
+        labels = rows.next_sentence_labels[rows.sequence_lengths > 0]
+        assert 0.3 < labels.mean() < 0.8
 
 
 def test_shards_do_not_depend_on_the_number_of_workers(arguments: dict, built: Path) -> None:
@@ -375,19 +412,22 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
     [
         ({"input": "nowhere/*.txt"}, "matches no file"),
         ({"tokenizer": "nowhere"}, "nowhere"),
-        ({"objective": "sop"}, "--objective sop is not here; there is: nsp, full_sentences"),
+        (
+            {"objective": "mlm"},
+            "--objective mlm is not here; there is: nsp, sop, full_sentences, doc",
+        ),
         ({"masking": "none"}, "--masking none"),
         ({"mask_unit": "span"}, "--mask_unit span is not here; there is: token, word"),
         ({"engine": "beam"}, "--engine beam is not here; there is: local"),
         ({"format": "tfds"}, "--format tfds is not here; there is: arrow"),
-        ({"pack": 4}, "--pack 4 is not here; there is: 1"),
+        ({"pack": 0}, "--pack 0; it must be from 1 to 256"),
         ({"seq_len": 4}, "--seq_len 4"),
         ({"mask_rate": 0.0}, "--mask_rate 0.0"),
         ({"dupe_factor": 0}, "--dupe_factor 0"),
         ({"eval_fraction": 1.0}, "--eval_fraction 1.0"),
         ({"seed": -1}, "--seed -1"),
         ({"output": "runs/out.incomplete"}, r"ends in \.incomplete"),
-        ({"objective": "full_sentences", "short_seq_prob": 0.1}, "--short_seq_prob is for --objective nsp"),
+        ({"objective": "full_sentences", "short_seq_prob": 0.1}, "--short_seq_prob is for --objective nsp and sop"),
     ],
     ids=str,
 )

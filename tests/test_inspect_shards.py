@@ -189,6 +189,16 @@ def test_counts_that_are_not_the_sum_of_the_parts_are_detected(output: Path, nam
         verify(output)
 
 
+def test_documents_that_are_neither_used_nor_skipped_are_detected(output: Path) -> None:
+    def change(manifest: dict) -> None:
+        for counts in (manifest["counts"], manifest["parts"]["train"]):
+            counts["used"] -= 1
+
+    change_manifest(output, change)
+    with pytest.raises(UserError, match="says 12 documents, 11 of them used and 0 skipped"):
+        verify(output)
+
+
 def test_skipped_documents_that_are_not_the_sum_of_the_parts_are_detected(output: Path) -> None:
     change_manifest(output, lambda manifest: manifest["counts"]["skipped"].update(no_tokens=1))
     with pytest.raises(UserError, match=r"1 no_tokens in all, and 0 \+ 0 in the parts"):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep.pairing import Pair, full_sentence_spans, next_sentence_pairs, truncate
+from data_prep.pairing import Pair, next_sentence_pairs, sentence_order_pairs, truncate
 
 # Documents as the lengths of their sentences in tokens.
 documents_of_lengths = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=30), min_size=2, max_size=6)
@@ -165,33 +165,89 @@ def test_some_documents_are_cut_short() -> None:
     assert lengths.min() < 30
 
 
-@given(st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=8), min_size=1, max_size=6), st.integers(4, 40))
-def test_full_sentences_lose_and_double_nothing(lengths: list[list[int]], seq_len: int) -> None:
-    begins, ends, place = [], [], 0
-    for document in lengths:
-        place += 1  # the separator before a document
-        for length in document:
-            begins.append(place)
-            place += length
-            ends.append(place)
-    spans = full_sentence_spans(np.array(begins), np.array(ends), seq_len)
-    used = np.zeros(place, int)
-    for begin, end in spans:
-        assert 0 < end - begin <= seq_len - 2
-        used[begin:end] += 1
-    tokens = np.zeros(place, bool)
-    for begin, end in zip(begins, ends, strict=True):
-        tokens[begin:end] = True
-    assert (used[tokens] == 1).all()
-    assert (used[~tokens] <= 1).all(), "a separator stands inside a row or is left out"
-    starts = {begin for begin, _ in spans}
-    for begin, end in zip(begins, ends, strict=True):
-        if end - begin <= seq_len - 2:
-            assert not any(begin < start < end for start in starts), "a sentence that fits a row is not cut"
+def reference_order_pairs(
+    documents: list[list[list[int]]], seq_len: int, short_seq_prob: float, generator: random.Random
+) -> list[tuple[list[int], list[int], int]]:
+    """The published procedure on lists of tokens, before truncation; chunks of one sentence are parted within it."""
+    draw = generator.random
+    found = []
+    for document in documents:
+        target = seq_len - 3
+        if draw() < short_seq_prob:
+            target = 2 + int(draw() * (target - 1))
+        chunk: list[list[int]] = []
+        for i, sentence in enumerate(document):
+            chunk.append(sentence)
+            rest = list(chain.from_iterable(document[i + 1 :]))
+            if rest and (sum(map(len, chunk)) < target or len(rest) == 1):
+                continue
+            if len(chunk) > 1:
+                a_end = 1 + int(draw() * (len(chunk) - 1))
+                a, b = list(chain.from_iterable(chunk[:a_end])), list(chain.from_iterable(chunk[a_end:]))
+            else:
+                a_end = 1 + int(draw() * (len(sentence) - 1))
+                a, b = sentence[:a_end], sentence[a_end:]
+            label = int(draw() < 0.5)
+            found.append((b, a, 1) if label else (a, b, 0))
+            for lost in lost_by_truncation(*map(len, found[-1][:2]), seq_len - 3):
+                for _ in range(-(-lost // 53)):
+                    draw()
+            chunk = []
+    return found
 
 
-def test_full_sentences_fill_rows_greedily_across_documents() -> None:
-    # Two documents of sentences 3, 4 and 5, 2, separators at 0 and 8; rows of 12 ids.
-    begins, ends = np.array([1, 4, 9, 14]), np.array([4, 8, 14, 16])
-    assert full_sentence_spans(begins, ends, 14) == [(1, 8), (9, 16)]
-    assert full_sentence_spans(begins, ends, 15) == [(1, 14), (14, 16)]
+def lost_by_truncation(a: int, b: int, room: int) -> tuple[int, int]:
+    a_length, b_length = a, b
+    while a_length + b_length > room:
+        if a_length > b_length:
+            a_length -= 1
+        else:
+            b_length -= 1
+    return a - a_length, b - b_length
+
+
+def of_two_tokens(documents: list[list[int]]) -> list[list[int]]:
+    return [document if sum(document) > 1 else [2] for document in documents]
+
+
+@given(documents_of_lengths.map(of_two_tokens), st.integers(8, 64), st.floats(0, 1), st.integers(0, 1000))
+@settings(deadline=None)
+def test_order_pairs_are_those_of_the_published_procedure(
+    lengths: list[list[int]], seq_len: int, short_seq_prob: float, seed: int
+) -> None:
+    offsets, ranges = laid_out(lengths)
+    pairs = sentence_order_pairs(offsets, ranges, seq_len, short_seq_prob, random.Random(seed))
+    tokens = [[list(range(offsets[i], offsets[i + 1])) for i in range(*each)] for each in ranges]
+    expected = reference_order_pairs(tokens, seq_len, short_seq_prob, random.Random(seed))
+    assert len(pairs) == len(expected)
+    for pair, (a, b, label) in zip(pairs, expected, strict=True):
+        a_lost, b_lost = lost_by_truncation(len(a), len(b), seq_len - 3)
+        assert pair.label == label
+        assert (pair.a_end - pair.a_begin, pair.b_end - pair.b_begin) == (len(a) - a_lost, len(b) - b_lost)
+        assert a[0] <= pair.a_begin < pair.a_end <= a[-1] + 1
+        assert b[0] <= pair.b_begin < pair.b_end <= b[-1] + 1
+        assert (pair.b_begin < pair.a_begin) == (label == 1), "swapped if and only if labelled so"
+
+
+@given(documents_of_lengths.map(of_two_tokens), st.integers(0, 1000))
+@settings(deadline=None)
+def test_order_pairs_use_every_token_once_when_nothing_is_truncated(lengths: list[list[int]], seed: int) -> None:
+    offsets, ranges = laid_out(lengths)
+    used = np.zeros(offsets[-1], int)
+    for pair in sentence_order_pairs(offsets, ranges, 3 * offsets[-1] + 10, 0.0, random.Random(seed)):
+        used[pair.a_begin : pair.a_end] += 1
+        used[pair.b_begin : pair.b_end] += 1
+        assert pair.a_begin == pair.b_end if pair.label else pair.a_end == pair.b_begin
+    assert (used == 1).all()
+
+
+def test_half_of_the_order_pairs_are_swapped() -> None:
+    """A 5-sigma bound: 6 false alarms in ten million runs."""
+    offsets, ranges = laid_out([[5] * 400] * 50)
+    labels = [pair.label for pair in sentence_order_pairs(offsets, ranges, 128, 0.0, random.Random(7))]
+    assert len(labels) > 500 and abs(sum(labels) - len(labels) / 2) < 5 * np.sqrt(len(labels) / 4)
+
+
+def test_document_of_one_token_has_no_order() -> None:
+    with pytest.raises(ValueError, match="one token"):
+        sentence_order_pairs([0, 1, 4], [(0, 1), (1, 2)], 32, 0.1, random.Random(0))

@@ -12,13 +12,13 @@ from bert_jax.files import INCOMPLETE, incomplete, read_json
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
-COUNTED = ("documents", "sentences", "source_tokens", "sequences", "rows", "tokens", "predictions")
+COUNTED = ("documents", "used", "sentences", "source_tokens", "sequences", "rows", "tokens", "predictions")
 
 Part = Literal["train", "eval"]
 PARTS: tuple[Part, ...] = ("train", "eval")
 
 _AGAIN = "copy the folder again, or build the examples again"
-_COUNTS = dict.fromkeys(COUNTED, int) | {"skipped": dict}
+_COUNTS: dict[str, type] = {name: int for name in COUNTED if name != "used"} | {"skipped": dict}
 # What every reader may count on: the kind of each value, and of each element of a list.
 _LAYOUT = {
     "objective": str,
@@ -56,6 +56,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         )
     if problem := _problem(manifest, _LAYOUT, ""):
         raise UserError(f"damaged {path}: {problem}; {_AGAIN}")
+    for counts in (manifest["counts"], *manifest["parts"].values()):
+        counts.setdefault("used", counts["documents"] - sum(counts["skipped"].values()))  # the first ones had it not
     return manifest
 
 

@@ -1,0 +1,140 @@
+"""What each objective makes of a unit's ids: sequences of one segment or two, as spans.
+
+nsp             [CLS] A [SEP] B [SEP], B random half of the time (BERT)
+sop             [CLS] A [SEP] B [SEP], consecutive, swapped half of the time (ALBERT)
+full_sentences  [CLS] A [SEP], whole sentences, a separator between documents (RoBERTa)
+doc_sentences   [CLS] A [SEP], whole sentences of one document (RoBERTa)
+single          [CLS] A [SEP], T - 2 ids of one document, or what is left of it (SpanBERT)
+"""
+
+import random
+from bisect import bisect_left
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int64, UInt
+
+from data_prep.pairing import (
+    Pair,
+    next_sentence_pairs,
+    next_sentence_piece,
+    sentence_order_pairs,
+    sentence_order_piece,
+)
+from data_prep.passages import blocks, sentence_passages
+from data_prep.recut import fill_rooms
+
+OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences", "single")
+PAIRS = ("nsp", "sop")
+
+
+class Encoded(NamedTuple):
+    """A unit's text as ids: only documents and sentences that have any."""
+
+    ids: UInt[np.ndarray, "n"]
+    offsets: Int64[np.ndarray, "sentences+1"]  # sentence i is ids[offsets[i]:offsets[i + 1]]
+    documents: Int64[np.ndarray, "documents 2"]  # the sentences [first, last) of each
+    empty: int  # documents without a token
+
+
+class Spans(NamedTuple):
+    """The sequences of a unit, in the order of the text."""
+
+    ids: UInt[np.ndarray, "n"]
+    sequences: Int64[np.ndarray, "Q 5"]  # Pairs of spans of ids; B is empty and the label -1 where there is one segment
+    segments: int  # of each: 1 or 2
+
+
+def segments_of(objective: str) -> int:
+    return 2 if objective in PAIRS else 1
+
+
+def usable(objective: str, encoded: Encoded) -> tuple[Encoded, dict[str, int]]:
+    """The unit without the documents that the objective can make nothing of, and how many there are of each kind."""
+    skipped = {"no_tokens": encoded.empty} if encoded.empty else {}
+    documents = encoded.documents
+    if objective == "nsp" and len(documents) == 1:
+        skipped["no_other_document"] = 1
+        documents = documents[:0]
+    if objective == "sop":
+        long_enough = np.diff(encoded.offsets[documents], axis=1)[:, 0] > 1
+        if not long_enough.all():
+            skipped["too_short"] = int((~long_enough).sum())
+            documents = documents[long_enough]
+    return encoded._replace(documents=documents), skipped
+
+
+def spans(
+    objective: str,
+    encoded: Encoded,
+    seq_len: int,
+    most: int,
+    short_seq_prob: float,
+    separator: int,
+    generator: random.Random,
+) -> Spans:
+    """One pairing of a unit's documents, for rows of at most `most` sequences each; `usable` has seen the unit."""
+    if objective in PAIRS:
+        return _pairs(objective, encoded, seq_len, most, short_seq_prob, generator)
+    return _passages(objective, encoded, seq_len, most, separator, generator)
+
+
+def _pairs(
+    objective: str, encoded: Encoded, seq_len: int, most: int, short_seq_prob: float, generator: random.Random
+) -> Spans:
+    offsets, documents = encoded.offsets.tolist(), [(first, last) for first, last in encoded.documents.tolist()]
+    pair = next_sentence_pairs if objective == "nsp" else sentence_order_pairs
+    sequences = np.array(pair(offsets, documents, seq_len, short_seq_prob, generator), np.int64)
+
+    def own(whole: Pair) -> list[tuple[int, int]]:
+        first, second = sorted([whole[:2], whole[2:4]])
+        if objective == "nsp" and whole.label == 1:
+            return [whole[:2]]
+        return [(first[0], second[1])] if first[1] == second[0] else [first, second]
+
+    def piece(begin: int, tokens: int) -> tuple[Pair, int]:
+        if objective == "nsp":
+            return next_sentence_piece(offsets, documents, begin, tokens, generator)
+        return sentence_order_piece(offsets, begin, tokens, generator)
+
+    if most > 1:
+        sequences = fill_rooms(sequences, 2, seq_len, most, own, piece, generator)
+    return Spans(encoded.ids, sequences, 2)
+
+
+def _passages(
+    objective: str, encoded: Encoded, seq_len: int, most: int, separator: int, generator: random.Random
+) -> Spans:
+    ids, offsets, documents = encoded.ids, encoded.offsets, encoded.documents
+    begins, ends = offsets[:-1], offsets[1:]
+    separators: list[int] = []
+    if objective == "full_sentences":
+        firsts = documents[:, 0]
+        ids = np.insert(ids, offsets[firsts], separator)
+        shift = np.zeros(len(begins), np.int64)
+        shift[firsts] = 1
+        shift = np.cumsum(shift)
+        begins, ends = begins + shift, ends + shift
+        separators = (begins[firsts] - 1).tolist()
+        documents = np.array([[0, len(begins)]])
+    if objective == "single":
+        found = blocks(begins[documents[:, 0]], ends[documents[:, 1] - 1], seq_len - 2)
+    else:
+        ranges = [(first, last) for first, last in documents.tolist()]
+        found = np.array(sentence_passages(begins.tolist(), ends.tolist(), ranges, seq_len - 2), np.int64)
+    last = found[:, 1:]
+    sequences = np.concatenate([found, last, last, np.full_like(last, -1)], axis=1)
+
+    def own(whole: Pair) -> list[tuple[int, int]]:
+        begin, end = whole[:2]
+        inner = separators[bisect_left(separators, begin) : bisect_left(separators, end)]
+        return list(zip([begin, *(place + 1 for place in inner)], [*inner, end], strict=True))
+
+    if most > 1:
+        sequences = fill_rooms(sequences, 1, seq_len, most, own, _passage, generator)
+    return Spans(ids, sequences, 1)
+
+
+def _passage(begin: int, tokens: int) -> tuple[Pair, int]:
+    end = begin + tokens
+    return Pair(begin, end, end, end, -1), tokens

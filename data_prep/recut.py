@@ -1,0 +1,88 @@
+"""Short sequences for the room that packing leaves: a few of a unit's sequences are cut again, each piece as long as
+the room of one row.
+
+Sequences that nearly fill a row leave rooms of some slots, which only short ones fit, and a corpus has few of those.
+So a random few are cut into pieces of just these lengths: as many as the rooms take, and no text is lost by it. Every
+other sequence stays as its objective made it, and long. (Krell et al. 2021 fill rows with the short sequences that a
+corpus happens to have.)
+"""
+
+import random
+from collections.abc import Callable
+
+import numpy as np
+from jaxtyping import Int64
+
+from data_prep.packing import rooms
+from data_prep.pairing import Pair
+
+# Slots of the shortest sequence that is made to fill a room: one token or two between the special ones, and a third.
+SHORTEST = 6
+# How much more text is drawn than the rooms hold: pieces with a random segment take less, those at an end are shorter.
+_MARGIN = 1.5
+
+# So many tokens from a place on, as a sequence; and how many of them it took, one at least.
+Piece = Callable[[int, int], tuple[Pair, int]]
+# The text that is a sequence's own, as spans to cut.
+Own = Callable[[Pair], list[tuple[int, int]]]
+
+
+def fill_rooms(
+    sequences: Int64[np.ndarray, "Q 5"],
+    segments: int,
+    seq_len: int,
+    most: int,
+    own: Own,
+    piece: Piece,
+    generator: random.Random,
+) -> Int64[np.ndarray, "P 5"]:
+    """The sequences (Pairs) with some cut again, in the order of the text, for rows of at most `most` of them.
+
+    segments  of a sequence: 2, or 1 where all is in A; a piece has that many tokens at least
+    """
+    lengths = sequence_lengths(sequences, segments)
+    wanted = sum(room for room in rooms(lengths, seq_len, most) if room >= SHORTEST) * _MARGIN
+    chosen: dict[int, None] = {}
+    while wanted > 0 and len(chosen) < len(sequences) // 2:
+        number = int(generator.random() * len(sequences))
+        if number not in chosen:
+            chosen[number] = None
+            wanted -= lengths[number]
+    kept = np.ones(len(sequences), bool)
+    kept[list(chosen)] = False
+    left = [room for room in rooms(lengths[kept], seq_len, most) if room >= SHORTEST]
+    left.sort(key=lambda room: generator.random())
+
+    found: list[Pair] = []
+    numbers: list[int] = []
+    for number in chosen:
+        whole = Pair(*sequences[number].tolist())
+        if not left:
+            pieces = [whole]
+        else:
+            pieces = []
+            for begin, end in own(whole):
+                pieces += _cut(begin, end, left, segments, piece)
+        found += pieces
+        numbers += [number] * len(pieces)
+    joined = np.concatenate([sequences[kept], np.array(found, np.int64).reshape(-1, 5)])
+    return joined[np.argsort(np.concatenate([np.flatnonzero(kept), numbers]), kind="stable")]
+
+
+def sequence_lengths(sequences: Int64[np.ndarray, "Q 5"], segments: int) -> Int64[np.ndarray, "Q"]:
+    """Slots of each, with [CLS] and a [SEP] for each segment."""
+    return sequences[:, 1] - sequences[:, 0] + sequences[:, 3] - sequences[:, 2] + segments + 1
+
+
+def _cut(begin: int, end: int, left: list[int], segments: int, piece: Piece) -> list[Pair]:
+    """A span in pieces as long as the rooms left, which are taken from the list; the last piece is what is over."""
+    pieces = []
+    while end - begin >= segments:
+        tokens = end - begin
+        if left and (fitting := left[-1] - segments - 1) <= tokens:
+            left.pop()
+            tokens = fitting if tokens - fitting >= segments else tokens
+        made, taken = piece(begin, tokens)
+        pieces.append(made)
+        begin += taken
+    return pieces

@@ -1,0 +1,128 @@
+import random
+from itertools import accumulate
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax import tokenizer as tokenizers
+from data_prep import readers, worker
+from data_prep.objectives import OBJECTIVES, PAIRS, Encoded, Spans, spans, usable
+from data_prep.packing import pack
+from data_prep.recut import SHORTEST, sequence_lengths
+from data_prep.units import Cut, Splitter
+
+SEPARATOR = 0  # other ids count from 1, each once
+
+documents_of_lengths = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=40), min_size=2, max_size=8)
+
+
+def unit(lengths: list[list[int]]) -> Encoded:
+    offsets = np.array([0, *accumulate(length for document in lengths for length in document)])
+    lasts = np.cumsum([len(document) for document in lengths])
+    documents = np.stack([lasts - [len(document) for document in lengths], lasts], axis=1)
+    return Encoded(np.arange(1, offsets[-1] + 1, dtype=np.uint32), offsets, documents, 0)
+
+
+def made(objective: str, encoded: Encoded, seq_len: int, most: int, seed: int) -> Spans:
+    return spans(objective, encoded, seq_len, most, 0.0, SEPARATOR, random.Random(seed))
+
+
+@pytest.mark.parametrize("objective", OBJECTIVES)
+@given(lengths=documents_of_lengths, seq_len=st.integers(8, 64), most=st.integers(1, 6), seed=st.integers(0, 99))
+@settings(deadline=None, max_examples=50)
+def test_sequences_keep_the_guarantees_of_the_format(
+    objective: str, lengths: list[list[int]], seq_len: int, most: int, seed: int
+) -> None:
+    """Lengths, contiguity, borders and labels, packed (where some are cut again) or not."""
+    encoded, skipped = usable(objective, unit(lengths))
+    if not len(encoded.documents):
+        return
+    found = made(objective, encoded, seq_len, most, seed)
+    owner = np.repeat(np.arange(len(encoded.documents)), np.diff(encoded.offsets[encoded.documents])[:, 0])
+    assert sequence_lengths(found.sequences, found.segments).max() <= seq_len
+    used = np.zeros(len(unit(lengths).ids) + 1, int)
+    if skipped:
+        owner = None
+    for a_begin, a_end, b_begin, b_end, label in found.sequences.tolist():
+        a, b = found.ids[a_begin:a_end], found.ids[b_begin:b_end]
+        used[a] += 1
+        assert a[0] != SEPARATOR != a[-1]
+        if objective not in PAIRS:
+            assert label == -1 and not len(b)
+            if objective != "full_sentences" and owner is not None:
+                assert owner[a[0] - 1] == owner[a[-1] - 1]
+            continue
+        assert len(b)
+        if objective == "sop" or label == 0:
+            used[b] += 1
+        if owner is None:
+            continue
+        owners = owner[a[0] - 1], owner[a[-1] - 1], owner[b[0] - 1], owner[b[-1] - 1]
+        assert owners[0] == owners[1] and owners[2] == owners[3]
+        assert (owners[0] != owners[2]) == (objective == "nsp" and label == 1)
+        if objective == "sop":
+            assert (b_end <= a_begin) if label else (a_end <= b_begin)
+        elif label == 0:
+            assert a_end <= b_begin
+    if objective in PAIRS:
+        assert (used <= 1).all()
+    else:
+        assert (used[1:] == 1).all(), "every id is in one sequence"
+
+
+@given(documents_of_lengths, st.integers(8, 64), st.integers(2, 6), st.integers(0, 99))
+@settings(deadline=None, max_examples=50)
+def test_cutting_again_loses_next_to_nothing_of_a_pair(
+    lengths: list[list[int]], seq_len: int, most: int, seed: int
+) -> None:
+    """At most the one token that is left beside a place where tokens were lost to truncation before."""
+    encoded, _ = usable("sop", unit(lengths))
+    if not len(encoded.documents):
+        return
+
+    def used(most: int) -> set[int]:
+        sequences = made("sop", encoded, seq_len, most, seed).sequences.tolist()
+        return {place for a, b, c, d, _ in sequences for place in (*range(a, b), *range(c, d))}
+
+    whole, cut = used(1), used(most)
+    assert cut <= whole
+    for place in whole - cut:
+        assert place - 1 not in whole or place + 1 not in whole
+
+
+def test_documents_that_an_objective_cannot_use_are_told() -> None:
+    encoded = unit([[1], [2, 3], [1]])._replace(empty=2)
+    assert usable("sop", encoded)[1] == {"no_tokens": 2, "too_short": 2}
+    assert usable("sop", encoded)[0].documents.tolist() == [[1, 3]]
+    assert usable("nsp", encoded) == (encoded, {"no_tokens": 2})
+    one = unit([[2, 3]])
+    assert usable("nsp", one)[1] == {"no_other_document": 1} and not len(usable("nsp", one)[0].documents)
+    assert usable("single", one) == (one, {})
+
+
+def test_cut_again_are_few_sequences_and_none_too_short() -> None:
+    generator = random.Random(0)
+    encoded = unit([[generator.randrange(1, 60) for _ in range(generator.randrange(1, 200))] for _ in range(60)])
+    for objective in OBJECTIVES:
+        plain, packed = made(objective, encoded, 256, 1, 0), made(objective, encoded, 256, 4, 0)
+        kept = {tuple(each) for each in plain.sequences.tolist()} & {tuple(each) for each in packed.sequences.tolist()}
+        assert len(kept) > 0.85 * len(plain.sequences)
+        lengths = sequence_lengths(packed.sequences, packed.segments)
+        assert (lengths < SHORTEST).mean() < 0.03, "rests alone are shorter"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seq_len", [128, 512])
+@pytest.mark.parametrize("objective", OBJECTIVES)
+def test_packed_rows_of_wikipedia_are_full(bert_jax_data: Path, objective: str, seq_len: int) -> None:
+    tokenizer = tokenizers.load(bert_jax_data / "vocab" / "bert-base-uncased.txt")
+    documents = readers.documents(bert_jax_data / "pretrain" / "wiki_en_0.txt.xz")
+    first = next(Splitter(Cut(1_000_000, 0.0, 2)).split(documents))
+    encoded, _ = usable(objective, worker.encode(tokenizer, first))
+    found = made(objective, encoded, seq_len, 8, 0)
+    lengths = sequence_lengths(found.sequences, found.segments)
+    packed = pack(lengths, seq_len, 8)
+    assert lengths.sum() / ((packed.rows[-1] + 1) * seq_len) > (0.995 if seq_len == 512 else 0.99)
