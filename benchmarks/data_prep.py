@@ -1,14 +1,30 @@
-"""Text to next-sentence rows: our whole job against google-research/bert's script, on the same text in one run.
+"""Raw text to next-sentence rows: how fast, how much memory and disk, and how that grows. One JSON line a claim.
 
-    python -m benchmarks.data_prep --text TEXT --vocabulary vocab.txt --peer_python ENV/bin/python \\
-        --peer_script bert/create_pretraining_data.py
+    python -m benchmarks.data_prep --peer_python ENV/bin/python --peer_script bert/create_pretraining_data.py
+    python -m benchmarks.data_prep --scaling
 
-The value is tokens of the text a second of the whole command, start to end, with the files written; the median of
-some runs. The peer runs once under tensorflow.compat.v1, in a patched copy, with dupe_factor 1. The text is split to
-one sentence a line for both beforehand, as the peer wants it. Memory is the peak, summed over all processes.
+Text is Wikipedia's from BERT_JAX_DATA (pretrain/wiki_en_*.txt.xz), or --text. The first command prints
+
+  data_prep_nsp_encoder   tokens of the text a second of our whole command, start to end with the files written, against
+                          the bare Hugging Face encoder (benchmarks/data_prep_peer.py) on as many threads
+  data_prep_nsp_google    the same against create_pretraining_data.py of google-research/bert, once, under
+                          tensorflow.compat.v1 in a patched copy, with dupe_factor 1; its text is cut to one sentence a
+                          line beforehand, as it wants it; left out without --peer_python
+
+and takes some four minutes on two cores, three of them the second peer's. The second command prepares 50, 200 and
+300 MB of Wikipedia, books and talk (always in the same mixture) and prints
+
+  data_prep_memory        the highest peak of memory, summed over all processes (pages they share count in each)
+  data_prep_disk          bytes of shards a token of the rows
+  data_prep_exponent      of the time, as a power of the text's size; in its settings also without the seconds that a
+                          job on a single page takes, most of them the imports of each process
+  data_prep_workers       how many times as fast --workers processes are as one, on --workers_megabytes
+
+Ours and the peers are held to --workers cores. Nothing else should run on the machine.
 """
 
 import argparse
+import json
 import os
 import resource
 import shutil
@@ -17,18 +33,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import numpy as np
 import psutil
 
 from benchmarks.common import REPOSITORY, PeakMemory, emit, shared_data
-from bert_jax import tokenizer as tokenizers
+from benchmarks.corpus import write_mixture, write_sentences
 from bert_jax.data.shards import read_manifest
 from data_prep import readers
-from data_prep.sentences import document_sentences
 
-PEER = "google-research/bert create_pretraining_data.py"
+WIKIPEDIA = "pretrain/wiki_en_*.txt.xz"
+MIXTURE = f"{WIKIPEDIA},pretrain/books_en_*.txt.xz,pretrain/talk_en.txt.xz"
+SCALING_MB = (50.0, 200.0, 300.0)
+PAGE_MB = 0.02
+MB = 1e6
 
 
 class Timed(NamedTuple):
@@ -38,11 +59,36 @@ class Timed(NamedTuple):
     processes: int
 
 
-def timed(command: list[str], folder: Path) -> Timed:
+class Prepared(NamedTuple):
+    """A run of ours, and what it wrote."""
+
+    run: Timed
+    counts: Mapping[str, Any]  # of the manifest
+    shard_bytes: int
+
+    @property
+    def speed(self) -> float:
+        """Tokens of the text a second."""
+        return self.counts["source_tokens"] / self.run.seconds
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "seconds": round(self.run.seconds, 2),
+            "cpu_seconds": round(self.run.cpu_seconds, 2),
+            "tokens": self.counts["source_tokens"],
+            "rows": self.counts["rows"],
+            "peak_mb": round(self.run.peak_bytes / MB),
+            "processes": self.run.processes,
+            "output_mb": round(self.shard_bytes / MB, 2),
+            "bytes_a_token": round(self.shard_bytes / self.counts["tokens"], 3),
+        }
+
+
+def timed(command: list[str], folder: Path, environment: Mapping[str, str] | None = None) -> Timed:
     """Runs a command to its end and measures it. Raises CalledProcessError, with what it said, when it fails."""
     with (folder / "log.txt").open("w+") as log:
         started, cpu_before = time.monotonic(), children_cpu()
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment())
+        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment or variables())
         try:
             with PeakMemory(process.pid) as memory:
                 status = process.wait()
@@ -62,45 +108,37 @@ def children_cpu() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def environment() -> dict[str, str]:
+def variables() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-def write_sentences(source: str, megabytes: float, target: Path) -> int:
-    """Whole documents of some files, one sentence a line, up to so many MB. Returns the sentences."""
-    written = sentences = 0
-    with target.open("w", encoding="utf-8") as file:
-        for path in readers.expand(source):
-            for document in readers.documents(path):
-                lines = document_sentences(document)
-                sentences += len(lines)
-                written += file.write("\n".join(lines) + "\n\n")
-                if written >= megabytes * 1e6:
-                    return sentences
-    return sentences
+def prepare(text: Path, arguments: argparse.Namespace, workers: int, folder: Path) -> Prepared:
+    """Runs our command on a text; what it writes is looked at and removed."""
+    output = folder / "ours"
+    run = timed(our_command(text, output, arguments, workers), folder)
+    manifest = read_manifest(output)
+    shutil.rmtree(output)
+    return Prepared(run, manifest["counts"], sum(shard["bytes"] for shard in manifest["shards"]))
 
 
-def count_tokens(text: Path, vocabulary: Path) -> int:
-    tokenizer = tokenizers.load(vocabulary)
-    return sum(len(tokenizer.encode(document)) for document in readers.documents(text))
-
-
-def our_command(text: Path, vocabulary: Path, output: Path, seq_len: int, workers: int) -> list[str]:
+def our_command(text: Path, output: Path, arguments: argparse.Namespace, workers: int) -> list[str]:
     return [
-        sys.executable,
-        "-m",
-        "data_prep.build_examples",
-        f"--input={text}",
-        f"--tokenizer={vocabulary}",
-        f"--output={output}",
-        f"--seq_len={seq_len}",
-        f"--workers={workers}",
-        "--objective=nsp",
-        "--masking=static",
+        *(sys.executable, "-m", "data_prep.build_examples", "--objective=nsp", f"--masking={arguments.masking}"),
+        *(f"--input={text}", f"--tokenizer={arguments.vocabulary}", f"--output={output}"),
+        *(f"--seq_len={arguments.seq_len}", f"--workers={workers}"),
     ]
 
 
-def peer_command(python: Path, script: Path, folder: Path, text: Path, vocabulary: Path, seq_len: int) -> list[str]:
+def encoder_speed(text: Path, vocabulary: Path, threads: int) -> float:
+    """Tokens a second of the bare encoder, in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.data_prep_peer", str(text), str(vocabulary)]
+    environment = variables() | {"RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true"}
+    told = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=REPOSITORY)
+    result = json.loads(told.stdout)
+    return result["tokens"] / result["seconds"]
+
+
+def google_command(python: Path, script: Path, folder: Path, text: Path, vocabulary: Path, seq_len: int) -> list[str]:
     """Writes a copy of the peer's script that runs under TensorFlow 2, and says how to run it."""
     copies = folder / "peer"
     copies.mkdir()
@@ -109,93 +147,151 @@ def peer_command(python: Path, script: Path, folder: Path, text: Path, vocabular
         patched = source.replace("import tensorflow as tf", "import tensorflow.compat.v1 as tf")
         (copies / name).write_text(patched, encoding="utf-8")
     return [
-        str(python),
-        str(copies / script.name),
-        f"--input_file={text}",
-        f"--output_file={folder / 'peer.tfrecord'}",
-        f"--vocab_file={vocabulary}",
-        f"--max_seq_length={seq_len}",
-        f"--max_predictions_per_seq={round(0.15 * seq_len)}",
-        "--dupe_factor=1",
-        "--do_lower_case=True",
+        *(str(python), str(copies / script.name), "--dupe_factor=1", "--do_lower_case=True"),
+        *(f"--input_file={text}", f"--output_file={folder / 'peer.tfrecord'}", f"--vocab_file={vocabulary}"),
+        *(f"--max_seq_length={seq_len}", f"--max_predictions_per_seq={round(0.15 * seq_len)}"),
     ]
 
 
-def peer_versions(python: Path) -> dict[str, str]:
+def google_versions(python: Path) -> dict[str, str]:
     code = "import tensorflow, platform; print(tensorflow.__version__, platform.python_version())"
-    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, env=environment())
+    found = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, env=variables())
     tensorflow, own_python = found.stdout.split()
     return {"peer tensorflow": tensorflow, "peer python": own_python}
 
 
+def speed(arguments: argparse.Namespace, folder: Path) -> None:
+    """The claims against peers, on the same text."""
+    text = folder / "text.txt"
+    size = write_mixture(readers.expand(arguments.text), arguments.megabytes, text)
+    ours: list[Prepared] = []
+    encoder: list[float] = []
+    for _ in range(arguments.repeats):  # in turns, so that a change of the machine's mood meets both
+        ours.append(prepare(text, arguments, arguments.workers, folder))
+        encoder.append(encoder_speed(text, arguments.vocabulary, arguments.workers))
+    value = statistics.median(one.speed for one in ours)
+    settings = {
+        "text": arguments.text.replace(f"{shared_data()}/", ""),
+        "text_mb": round(size / MB, 2),
+        "seq_len": arguments.seq_len,
+        "masking": arguments.masking,
+        "workers": arguments.workers,
+        "runs": [one.told() for one in ours],
+    }
+    peer = "tokenizers encode_batch_fast, no files written"
+    told = settings | {"peer_runs": [round(one) for one in encoder], "load_average": load_average()}
+    emit("data_prep_nsp_encoder", value, "tokens/s", peer, statistics.median(encoder), told)
+    if arguments.peer_python and arguments.peer_script:
+        cut = folder / "sentences.txt"
+        sentences = write_sentences(text, cut)
+        versions = google_versions(arguments.peer_python)
+        script, vocabulary = arguments.peer_script.absolute(), arguments.vocabulary
+        command = google_command(arguments.peer_python.absolute(), script, folder, cut, vocabulary, arguments.seq_len)
+        run = timed(command, folder)
+        told = settings | {
+            "sentences": sentences,
+            "peer_seconds": round(run.seconds, 2),
+            "peer_cpu_seconds": round(run.cpu_seconds, 2),
+            "peer_peak_mb": round(run.peak_bytes / MB),
+            "load_average": load_average(),
+        }
+        google = "google-research/bert create_pretraining_data.py"
+        tokens = ours[0].counts["source_tokens"]
+        emit("data_prep_nsp_google", value, "tokens/s", google, tokens / run.seconds, told, versions)
+
+
+def scaling(arguments: argparse.Namespace, folder: Path) -> None:
+    """The claims on growth: memory, disk and time over three sizes, and two workers against one."""
+    text = folder / "text.txt"
+    paths = readers.expand(arguments.text)
+    sizes, prepared = [], []
+    for megabytes in arguments.sizes:
+        sizes.append(write_mixture(paths, megabytes, text))
+        runs = [prepare(text, arguments, arguments.workers, folder) for _ in range(arguments.repeats)]
+        prepared.append(min(runs, key=lambda one: one.run.seconds))
+    table = [{"text_mb": round(size / MB, 1)} | one.told() for size, one in zip(sizes, prepared, strict=True)]
+    settings = {"seq_len": arguments.seq_len, "masking": arguments.masking, "workers": arguments.workers}
+    memory = max(one.run.peak_bytes for one in prepared) / MB
+    emit("data_prep_memory", memory, "MB", None, None, settings | {"runs": table}, lower_is_better=True)
+    disk = [one.shard_bytes / one.counts["tokens"] for one in prepared]
+    each = {f"{size / MB:.0f} MB": round(one, 3) for size, one in zip(sizes, disk, strict=True)}
+    emit("data_prep_disk", max(disk), "bytes/token", None, None, settings | each, lower_is_better=True)
+
+    write_mixture(paths, PAGE_MB, text)
+    start = min(prepare(text, arguments, arguments.workers, folder).run.seconds for _ in range(3))
+    seconds = np.array([one.run.seconds for one in prepared])
+    told = settings | {
+        "seconds": {f"{size / MB:.0f} MB": round(one, 2) for size, one in zip(sizes, seconds.tolist(), strict=True)},
+        "start_seconds": round(start, 2),
+        "exponent_without_start": round(exponent(sizes, seconds - start), 4),
+        "load_average": load_average(),
+    }
+    emit("data_prep_exponent", exponent(sizes, seconds), "power of the size", None, None, told)
+
+    size = write_mixture(paths, arguments.workers_megabytes, text)
+    by_workers = {
+        workers: min(prepare(text, arguments, workers, folder).run.seconds for _ in range(arguments.repeats))
+        for workers in (1, arguments.workers)
+    }
+    told = {"text_mb": round(size / MB, 1), "seq_len": arguments.seq_len, "seconds_by_workers": by_workers}
+    one, many = by_workers[1], by_workers[arguments.workers]
+    settings = told | {"load_average": load_average()}
+    emit("data_prep_workers", one / many, "times", None, None, settings)
+
+
+def exponent(sizes: Sequence[int], seconds: Sequence[float] | np.ndarray) -> float:
+    """k of the power law seconds = c * size**k, by least squares on the logarithms."""
+    return float(np.polyfit(np.log(sizes), np.log(seconds), 1)[0])
+
+
+def load_average() -> list[float]:
+    return [round(load, 2) for load in psutil.getloadavg()]
+
+
+def hold_to_cores(count: int) -> None:
+    """Keeps this process, and all that it starts, on so many cores."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
+
+
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser("python -m benchmarks.data_prep", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.data_prep",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     data = shared_data()
     add = parser.add_argument
-    add("--text", default=data and str(data / "pretrain" / "books_en_0.txt.xz"), help="default: in BERT_JAX_DATA")
+    add("--scaling", action="store_true", help="memory, disk and time over three sizes, and workers; default: peers")
+    add("--text", help="files or globs parted by commas; default: in BERT_JAX_DATA")
     add("--vocabulary", default=data and data / "vocab" / "bert-base-uncased.txt", type=Path, help="a vocab.txt")
-    add("--megabytes", type=float, default=10.0, help="of text; default 10")
+    add("--megabytes", type=float, default=50.0, help="of text against the peers; default 50")
+    add("--sizes", type=float, nargs="+", default=SCALING_MB, help="MB of text for --scaling; default 50 200 300")
+    add("--workers_megabytes", type=float, default=100.0, help="of text, for data_prep_workers; default 100")
     add("--seq_len", type=int, default=128)
-    add("--workers", type=int, default=os.cpu_count() or 1, help="default: one a core")
-    add("--repeats", type=int, default=3, help="runs of ours; default 3")
-    add("--peer_python", type=Path, help="a Python with TensorFlow; without it the peer is left out")
+    add("--masking", choices=["static", "dynamic"], help="default static, as the peer's; dynamic for --scaling")
+    add("--workers", type=int, default=2, help="processes, threads of the encoder, and cores; default 2")
+    add("--repeats", type=int, help="runs of each; default 3 against the peers, 1 for --scaling")
+    add("--peer_python", type=Path, help="a Python with TensorFlow; without it that peer is left out")
     add("--peer_script", type=Path, help="create_pretraining_data.py of google-research/bert")
     arguments = parser.parse_args()
+    if not arguments.text and data:
+        globs = MIXTURE if arguments.scaling else WIKIPEDIA
+        arguments.text = ",".join(str(data / part) for part in globs.split(","))
     if not arguments.text or not arguments.vocabulary:
         parser.exit(0, "skipped: no --text and --vocabulary, and BERT_JAX_DATA is not set\n")
+    arguments.vocabulary = arguments.vocabulary.absolute()
+    arguments.masking = arguments.masking or ("dynamic" if arguments.scaling else "static")
+    arguments.repeats = arguments.repeats or (1 if arguments.scaling else 3)
     return arguments
 
 
 def main() -> None:
     arguments = parse()
+    hold_to_cores(arguments.workers)
     folder = Path(tempfile.mkdtemp(prefix="bench_data_prep_"))
     try:
-        text = folder / "text.txt"
-        sentences = write_sentences(arguments.text, arguments.megabytes, text)
-        tokens = count_tokens(text, arguments.vocabulary)
-        ours = []
-        for repeat in range(arguments.repeats):
-            output = folder / f"ours_{repeat}"
-            vocabulary = arguments.vocabulary.absolute()
-            ours.append(timed(our_command(text, vocabulary, output, arguments.seq_len, arguments.workers), folder))
-        manifest = read_manifest(output)
-        peer = None
-        versions: dict[str, str] = {}
-        if arguments.peer_python and arguments.peer_script:
-            versions = peer_versions(arguments.peer_python)
-            script = arguments.peer_script.absolute()
-            peer = timed(
-                peer_command(arguments.peer_python.absolute(), script, folder, text, vocabulary, arguments.seq_len),
-                folder,
-            )
-        emit(
-            name="data_prep_nsp",
-            value=tokens / statistics.median(run.seconds for run in ours),
-            unit="tokens/s",
-            peer=PEER if peer else None,
-            peer_value=tokens / peer.seconds if peer else None,
-            settings={
-                "text": Path(arguments.text).name,
-                "text_mb": round(text.stat().st_size / 1e6, 2),
-                "sentences": sentences,
-                "tokens": tokens,
-                "rows": manifest["counts"]["rows"],
-                "seq_len": arguments.seq_len,
-                "masking": "static",
-                "dupe_factor": 1,
-                "workers": arguments.workers,
-                "seconds": [round(run.seconds, 2) for run in ours],
-                "cpu_seconds": [round(run.cpu_seconds, 2) for run in ours],
-                "peak_mb": round(max(run.peak_bytes for run in ours) / 1e6),
-                "processes": max(run.processes for run in ours),
-                "output_mb": round(sum(shard["bytes"] for shard in manifest["shards"]) / 1e6, 2),
-                "peer_seconds": round(peer.seconds, 2) if peer else None,
-                "peer_cpu_seconds": round(peer.cpu_seconds, 2) if peer else None,
-                "peer_peak_mb": round(peer.peak_bytes / 1e6) if peer else None,
-                "load_average": [round(load, 2) for load in psutil.getloadavg()],
-            },
-            peer_versions=versions,
-        )
+        (scaling if arguments.scaling else speed)(arguments, folder)
     finally:
         shutil.rmtree(folder)
 

@@ -1,0 +1,31 @@
+"""The bare Hugging Face encoder on a text, for benchmarks.data_prep: prints {"tokens", "seconds"} as JSON.
+
+    RAYON_NUM_THREADS=2 python -m benchmarks.data_prep_peer TEXT VOCABULARY
+
+Reading the text and parting it into lines are not timed, and nothing is written: only encode_batch_fast is.
+"""
+
+import json
+import sys
+import time
+from pathlib import Path
+
+from bert_jax import tokenizer_files
+
+LINES_TOGETHER = 4096
+
+
+def main() -> None:
+    text, vocabulary = map(Path, sys.argv[1:])
+    library = tokenizer_files.read(vocabulary, None).build()
+    lines = [line for line in text.read_text(encoding="utf-8").split("\n") if line]
+    tokens = 0
+    started = time.monotonic()
+    for start in range(0, len(lines), LINES_TOGETHER):
+        encodings = library.encode_batch_fast(lines[start : start + LINES_TOGETHER], add_special_tokens=False)
+        tokens += sum(map(len, encodings))
+    print(json.dumps({"tokens": tokens, "seconds": time.monotonic() - started}))
+
+
+if __name__ == "__main__":
+    main()
