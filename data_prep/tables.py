@@ -65,9 +65,8 @@ def about(directory: Path, manifest: Mapping[str, Any]) -> list[tuple[str, str]]
 def document_counts(counts: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Every document of a part: how many were used, and how many were not for which reason; then how many in all."""
     skipped = sorted(counts["skipped"].items())
-    used = counts["documents"] - sum(count for _, count in skipped)
     return [
-        ("documents used", used),
+        ("documents used", counts["used"]),
         *((f"skipped: {reason}", count) for reason, count in skipped),
         ("documents in all", counts["documents"]),
     ]
