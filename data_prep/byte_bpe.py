@@ -1,0 +1,86 @@
+"""Learning a byte-level BPE vocabulary from word counts, as of GPT-2 (Radford et al. 2019) and RoBERTa (Liu et al.).
+
+A text is parted by GPT-2's rule (the `tokenizers` library's ByteLevel pre-tokenizer), in which a word holds the space
+before it; each byte of its UTF-8 is written as a printable character ("\u0120" is the space), and the most frequent
+pairs of pieces are merged (data_prep/merges.py), which gives the merges of the library's BpeTrainer. Every text can
+be encoded: all 256 bytes are in the vocabulary.
+
+Ids: <s> <pad> </s> <unk> as in RoBERTa, the bytes by code point, merges as they came, <mask> last.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from tokenizers import pre_tokenizers
+
+from bert_jax.command import UserError
+from data_prep import counting
+from data_prep.merges import Merges
+
+SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
+MASK = "<mask>"
+# As the `tokenizers` library's ByteLevelBPETokenizer.train.
+MIN_FREQUENCY = 2
+# All of Unicode's White_Space parts words (str.isspace would take in U+001C to U+001F). A space clings to what follows.
+_CHUNK = re.compile(" ?[^\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+")
+_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+# Bytes that are no printable character of Latin-1 are written as the characters from U+0100 on.
+_WRITTEN = {byte: 0x100 + index for index, byte in enumerate(sorted(set(range(0x100)) - set(_PRINTABLE)))}
+BYTES = sorted(chr(_WRITTEN.get(byte, byte)) for byte in range(0x100))
+
+
+class Splitter:
+    """Words of GPT-2's rule, written byte by byte. White space that parts words is not counted by itself."""
+
+    def __init__(self) -> None:
+        self._split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
+
+    def chunks(self, text: str) -> list[str]:
+        return _CHUNK.findall(text)
+
+    def words(self, chunk: str) -> Iterator[str]:
+        for written, (start, end) in self._split(chunk):
+            if end - start <= counting.LONGEST_WORD:
+                yield written
+            else:
+                yield from map(written_bytes, counting.windows(chunk[start:end]))
+
+
+def written_bytes(text: str) -> str:
+    """The bytes of a text, each as a printable character."""
+    return text.encode().decode("latin-1").translate(_WRITTEN)
+
+
+def learn(
+    word_counts: Mapping[str, int],
+    vocab_size: int,
+    *,
+    min_frequency: int = MIN_FREQUENCY,
+    on_token: Callable[[int], None] = lambda size: None,
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """The tokens by id, and the merges in order, from the counts of written words.
+
+    Fewer tokens than `vocab_size` when no pair is left that occurs `min_frequency` times. `on_token` is told the size
+    of the vocabulary as it grows. Depends on nothing but the counts and options, not even the order of `word_counts`.
+    Raises UserError when the special tokens and bytes do not fit.
+    """
+    tokens = [*SPECIAL_TOKENS, *BYTES]
+    if vocab_size <= len(tokens):
+        raise UserError(
+            f"--vocab_size {vocab_size} is too small: the special tokens and the 256 bytes already take "
+            f"{len(tokens) + 1}. Give more, such as --vocab_size 8192"
+        )
+    ids = {token: index for index, token in enumerate(tokens)}
+    words = sorted(word_counts)
+    pairs = Merges([[ids[byte] for byte in word] for word in words], [word_counts[word] for word in words])
+    merges: list[tuple[str, str]] = []
+    while len(tokens) < vocab_size - 1 and (pair := pairs.most_frequent(min_frequency)):
+        left, right = tokens[pair[0]], tokens[pair[1]]
+        # A piece may come about in two ways ("a" "bc", "ab" "c"); it is one token still, by two merges.
+        if left + right not in ids:
+            ids[left + right] = len(tokens)
+            tokens.append(left + right)
+            on_token(len(tokens))
+        merges.append((left, right))
+        pairs.merge(pair, ids[left + right])
+    return [*tokens, MASK], merges
