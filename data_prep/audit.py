@@ -47,7 +47,7 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
     _check_sums(directory, manifest)
     tokenizer = tokenizer_of(directory, manifest)
     _check_vocabulary(directory / "tokenizer" / "vocab.txt")
-    counter = _Counter(manifest, tokenizer)
+    counter = _Counter(directory, manifest, tokenizer)
     problems = {}
     for shard in shards:
         if listed.get(shard["name"]) != shard["sha256"]:
@@ -142,10 +142,10 @@ def _shard_problem(
 class _Counter:
     """Counts again what the manifest says, and sees that no sequence key comes twice."""
 
-    def __init__(self, manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
+    def __init__(self, directory: Path, manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
         self.figures: dict[Part, Figures] = {part: Figures(manifest, tokenizer) for part in PARTS}
         self._manifest = manifest
-        self._masker = masker_of(manifest, tokenizer)
+        self._masker = masker_of(directory, manifest, tokenizer)
         self._key_ranges: list[tuple[int, int]] = []
 
     def add(self, part: Part, rows: Rows) -> str | None:

@@ -12,7 +12,7 @@ from typing import Any
 from bert_jax import command
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import Parser, Stopped, UserError
-from bert_jax.data.masking import UNITS
+from bert_jax.data.masking import UNITS, Split
 from bert_jax.files import incomplete, refuse_existing
 from data_prep import engines, readers
 from data_prep.job import Arguments, Job, Record, Source
@@ -49,6 +49,8 @@ def build(
     masking: str = "dynamic",
     mask_unit: str = "token",
     mask_rate: float = 0.15,
+    mask_split: str | Sequence[float] = "0.8,0.1,0.1",
+    random_tokens: str = "uniform",
     dupe_factor: int = 1,
     pack: int = 1,
     eval_fraction: float = 0.01,
@@ -67,6 +69,7 @@ def build(
     Raises UserError for a mistake in the arguments or the input; finished units are then kept for the next call.
     """
     _check_choices(objective, masking, mask_unit, engine, format)
+    split = _split(mask_split)
     _check_numbers(seq_len, mask_rate, dupe_factor, pack, eval_fraction, short_seq_prob, seed, workers, unit_mb)
     if objective not in PAIRS and short_seq_prob:
         raise UserError(f"--short_seq_prob is for --objective {' and '.join(PAIRS)}; {objective} makes none short")
@@ -84,6 +87,8 @@ def build(
         masking=masking,
         mask_unit=mask_unit,
         mask_rate=mask_rate,
+        mask_split=split,
+        random_tokens=random_tokens,
         dupe_factor=dupe_factor,
         pack=pack,
         eval_fraction=eval_fraction,
@@ -93,6 +98,7 @@ def build(
         tokenizer_hash=loaded.content_hash,
         sources=sources,
     )
+    _check_masking(arguments)
     with Job(output, arguments, loaded) as job:
         return _run(job, files, workers or _cores(), quiet)
 
@@ -200,6 +206,20 @@ def _check_choices(objective: str, masking: str, mask_unit: str, engine: str, fo
             raise UserError(f"--{flag} {value} is not here; there is: {', '.join(known)}")
 
 
+def _split(given: str | Sequence[float]) -> Split:
+    """Three shares, or a text of them as 0.8,0.1,0.1. MaskingRule looks at their values."""
+    try:
+        return Split(*map(float, given.split(",") if isinstance(given, str) else given))
+    except (TypeError, ValueError):
+        raise UserError(f"--mask_split {given}; it is three shares that sum to 1, as 0.8,0.1,0.1") from None
+
+
+def _check_masking(arguments: Arguments) -> None:
+    rule = arguments.rule  # raises for what is no rule
+    if rule.random == "unigram" and arguments.masking == "static":
+        raise UserError("--random_tokens unigram needs --masking dynamic: the counts are known when the job has ended")
+
+
 def _check_numbers(
     seq_len: int,
     mask_rate: float,
@@ -244,8 +264,24 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
         default="dynamic",
         help="dynamic (masked anew in each epoch) or static (in the row); default dynamic",
     )
-    add("--mask_unit", default="token", help="token (as BERT first was) or word (whole words); default token")
+    add(
+        "--mask_unit",
+        default="token",
+        help="token (as BERT first was), word (whole words), ngram (1 to 3 words, as ALBERT) or span (1 to 10 words, "
+        "as SpanBERT); default token",
+    )
     add("--mask_rate", type=float, default=0.15, help="share of a sequence that is predicted; default 0.15")
+    add(
+        "--mask_split",
+        default="0.8,0.1,0.1",
+        metavar="M,R,K",
+        help="shares of those that become [MASK], a random token, or stay; default 0.8,0.1,0.1",
+    )
+    add(
+        "--random_tokens",
+        default="uniform",
+        help="uniform, or unigram: as often as in the text (dynamic masking only); default uniform",
+    )
     add("--dupe_factor", type=int, default=1, metavar="K", help="pairings of each document; default 1")
     add("--pack", type=int, default=1, metavar="S", help="most sequences in a row; 1, the default, packs none")
     add("--eval_fraction", type=float, default=0.01, help="share of the documents held out in eval/; default 0.01")

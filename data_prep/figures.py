@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Int, Int64, Integer
 
 from bert_jax.data.example import Rows
-from bert_jax.data.manifest import Part
-from bert_jax.data.masking import Masker
+from bert_jax.data.manifest import Part, read_unigram_counts
+from bert_jax.data.masking import Masker, MaskingRule
 from bert_jax.data.shards import Dataset
 from bert_jax.tokenizer import Tokenizer
 from data_prep.fill import mask_rows
@@ -143,10 +143,11 @@ def pieces(rows: Rows) -> Iterator[Rows]:
         yield Rows(*(None if column is None else column[start : start + ROWS_TOGETHER] for column in rows))  # type: ignore[arg-type]
 
 
-def masker_of(manifest: Mapping[str, Any], tokenizer: Tokenizer) -> Masker:
+def masker_of(directory: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> Masker:
     """What drew, or will draw, the masks of an output."""
-    masking = manifest["masking"]
-    return Masker(tokenizer, masking["unit"], masking["rate"], manifest["seed"])
+    rule = MaskingRule.from_manifest(manifest["masking"])
+    counts = read_unigram_counts(directory, manifest) if rule.random == "unigram" else None
+    return Masker(tokenizer, rule, manifest["seed"], counts)
 
 
 def measure(
@@ -154,7 +155,7 @@ def measure(
 ) -> Figures:
     """The figures of a part, from its shards. Raises UserError for a shard that cannot be read."""
     dataset = Dataset(directory, part, manifest)
-    figures, masker = Figures(manifest, tokenizer), masker_of(manifest, tokenizer)
+    figures, masker = Figures(manifest, tokenizer), masker_of(directory, manifest, tokenizer)
     for number in range(len(dataset.shards)):
         for rows in pieces(dataset.shard_rows(number)):
             figures.add(masked(rows, masker, dataset.max_predictions))

@@ -6,7 +6,7 @@ import numpy as np
 from jaxtyping import UInt64
 
 from bert_jax.data.example import Rows
-from bert_jax.data.masking import Masked, Masker
+from bert_jax.data.masking import Masker
 from bert_jax.tokenizer import Tokenizer
 from data_prep.objectives import Spans
 from data_prep.packing import Packed
@@ -50,15 +50,15 @@ def fill_rows(
     )
 
 
-def count_predictions(rows: Rows, masker: Masker, max_predictions: int) -> int:
+def count_predictions(rows: Rows, masker: Masker) -> int:
     """How many predictions the rows have in epoch 0."""
-    return sum(int(masked.counts.sum()) for masked in _masked(rows, masker, max_predictions))
+    return sum(int(masker.count(part, np.zeros(len(part.input_ids), np.int64)).sum()) for part in _parts(rows))
 
 
 def mask_rows(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
     """The rows with static masks: those that a loader of dynamic masks would give them in epoch 0 (law 2)."""
     id_dtype = rows.input_ids.dtype
-    parts = list(_masked(rows, masker, max_predictions))
+    parts = [masker.apply(part, np.zeros(len(part.input_ids), np.int64), max_predictions) for part in _parts(rows)]
     return rows._replace(
         input_ids=np.concatenate([part.input_ids for part in parts]).astype(id_dtype),
         masked_positions=np.concatenate([part.positions for part in parts]).astype(np.uint16),
@@ -67,7 +67,6 @@ def mask_rows(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
     )
 
 
-def _masked(rows: Rows, masker: Masker, max_predictions: int) -> Iterator[Masked]:
+def _parts(rows: Rows) -> Iterator[Rows]:
     for start in range(0, len(rows.input_ids), _MASKED_TOGETHER):
-        part = Rows(*(column[start : start + _MASKED_TOGETHER] for column in rows if column is not None))
-        yield masker.apply(part, np.zeros(len(part.input_ids), np.int64), max_predictions)
+        yield Rows(*(column[start : start + _MASKED_TOGETHER] for column in rows if column is not None))

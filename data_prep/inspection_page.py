@@ -160,7 +160,7 @@ def _examples(
         return ""
     dataset = Dataset(directory, part, manifest)
     indices = np.unique(np.linspace(0, dataset.rows - 1, _EXAMPLES + 2).astype(np.int64)[1:-1])
-    rows = masked(dataset.gather(indices), masker_of(manifest, tokenizer), dataset.max_predictions)
+    rows = masked(dataset.gather(indices), masker_of(directory, manifest, tokenizer), dataset.max_predictions)
     names = label_names(manifest)
     return "".join(_example(shown, int(indices[shown.row]), names) for shown in shown_rows(rows, tokenizer))
 

@@ -26,6 +26,7 @@ import numpy as np
 from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import COUNTED, MANIFEST, PARTS, SCHEMA_VERSION, Part
+from bert_jax.data.masking import MaskingRule, Split
 from bert_jax.files import incomplete, refuse_existing, write_whole
 from bert_jax.tokenizer import Tokenizer
 from data_prep import checksums
@@ -52,6 +53,8 @@ class Arguments:
     masking: str  # dynamic or static
     mask_unit: str
     mask_rate: float
+    mask_split: tuple[float, float, float]  # [MASK], random, kept
+    random_tokens: str
     dupe_factor: int
     pack: int
     eval_fraction: float
@@ -61,6 +64,10 @@ class Arguments:
     tokenizer_hash: str
     sources: tuple[Source, ...]
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def rule(self) -> MaskingRule:
+        return MaskingRule(self.mask_unit, float(self.mask_rate), Split(*self.mask_split), self.random_tokens)
 
     @property
     def max_predictions(self) -> int:
@@ -221,9 +228,8 @@ def _manifest(arguments: Arguments, tokenizer: Tokenizer, records: list[Record])
         "pack": arguments.pack,
         "masking": {
             "kind": arguments.masking,
-            "unit": arguments.mask_unit,
-            "rate": arguments.mask_rate,
             "max_predictions": arguments.max_predictions,
+            **arguments.rule.to_manifest(),
         },
         "tokenizer": {
             "hash": tokenizer.content_hash,

@@ -26,7 +26,7 @@ def build_unit(directory: Path, arguments: Arguments, unit: Unit) -> Record:
     Any process may do any unit: the result is a function of the arguments and the unit. `directory` is the job's.
     """
     tokenizer = _tokenizer(directory / "tokenizer")
-    masker = Masker(tokenizer, arguments.mask_unit, arguments.mask_rate, arguments.seed)
+    masker = Masker(tokenizer, arguments.rule, arguments.seed)
     encoded = encode(tokenizer, unit)
     counts = {
         "documents": len(unit.documents),
@@ -50,7 +50,7 @@ def build_unit(directory: Path, arguments: Arguments, unit: Unit) -> Record:
             rows = mask_rows(rows, masker, arguments.max_predictions)
             counts["predictions"] += int(rows.masked_counts.sum())  # type: ignore[union-attr]
         else:
-            counts["predictions"] += count_predictions(rows, masker, arguments.max_predictions)
+            counts["predictions"] += count_predictions(rows, masker)
         counts["sequences"] += int(np.count_nonzero(rows.sequence_lengths))
         counts["rows"] += len(rows.input_ids)
         counts["tokens"] += int(rows.sequence_lengths.sum())

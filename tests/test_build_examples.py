@@ -20,7 +20,7 @@ from bert_jax import tokenizer as tokenizers
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import PARTS, Part, read_manifest
-from bert_jax.data.masking import Masker
+from bert_jax.data.masking import Masker, MaskingRule
 from bert_jax.data.shards import open_dataset
 from data_prep import build_examples, readers, worker
 from data_prep.audit import truth, verify
@@ -264,12 +264,12 @@ def test_keys_of_train_and_eval_differ(built: Path) -> None:
     assert (train < 1 << 63).all() and (held_out >= 1 << 63).all()
 
 
-@pytest.mark.parametrize("mask_unit", ["token", "word"])
+@pytest.mark.parametrize("mask_unit", ["token", "word", "ngram", "span"])
 def test_static_masks_are_those_of_epoch_zero(arguments: dict, built: Path, mask_unit: str) -> None:
     build(**arguments | {"mask_unit": mask_unit, "masking": "static"})
     dataset = open_dataset(built, "train")
     rows, static = all_rows(built, "train"), all_rows(arguments["output"], "train")
-    masked = Masker(dataset.tokenizer(), mask_unit, 0.15, 0).apply(
+    masked = Masker(dataset.tokenizer(), MaskingRule(mask_unit), 0).apply(
         rows, np.zeros(dataset.rows, np.int64), dataset.max_predictions
     )
     np.testing.assert_array_equal(truth(static), rows.input_ids)
@@ -417,7 +417,14 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
             "--objective mlm is not here; there is: nsp, sop, full_sentences, doc",
         ),
         ({"masking": "none"}, "--masking none"),
-        ({"mask_unit": "span"}, "--mask_unit span is not here; there is: token, word"),
+        ({"mask_unit": "sentence"}, "--mask_unit sentence is not here; there is: token, word, ngram, span"),
+        ({"mask_split": "0.8,0.2"}, "--mask_split 0.8,0.2; it is three shares"),
+        ({"mask_split": "0.8,0.1,0.2"}, "split 0.8,0.1,0.2; it is three shares that sum to 1"),
+        ({"random_tokens": "zipf"}, "random tokens 'zipf'; they are one of: uniform, unigram"),
+        (
+            {"random_tokens": "unigram", "masking": "static"},
+            "--random_tokens unigram needs --masking dynamic",
+        ),
         ({"engine": "beam"}, "--engine beam is not here; there is: local"),
         ({"format": "tfds"}, "--format tfds is not here; there is: arrow"),
         ({"pack": 0}, "--pack 0; it must be from 1 to 256"),

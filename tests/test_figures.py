@@ -60,7 +60,7 @@ def test_figures_are_those_of_a_count_by_hand(output: Path) -> None:
                 if slot - 1 not in truths:
                     end, words = slot, 0
                     while end in truths:
-                        words += end == slot or truths[end] not in inside or dataset.mask_unit == "token"
+                        words += end == slot or truths[end] not in inside or dataset.masking.unit == "token"
                         end += 1
                     by_hand["runs"][words] += 1
         drawn = {"predictions", "runs", "replaced"} if not dataset.static else set()

@@ -66,7 +66,7 @@ def change_manifest(output: Path, change) -> None:
 def masked_again(output: Path, rows: Rows) -> Rows:
     """Rows with other keys wear other masks."""
     dataset = open_dataset(output, "train")
-    masker = Masker(dataset.tokenizer(), dataset.mask_unit, dataset.mask_rate, dataset.manifest["seed"])
+    masker = Masker(dataset.tokenizer(), dataset.masking, dataset.manifest["seed"])
     return mask_rows(Rows(truth(rows), *rows[1:5]), masker, dataset.max_predictions)
 
 

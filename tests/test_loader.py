@@ -1,8 +1,10 @@
 """Law 1: a batch is a function of (dataset, configuration, seed, step)."""
 
 import hashlib
+import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from bert_jax.command import UserError
 from bert_jax.data import loader, shards
 from bert_jax.data.example import Batch, Rows, max_predictions
 from bert_jax.data.loader import PretrainingLoader
-from bert_jax.data.masking import Masker
+from bert_jax.data.masking import Masker, MaskingRule, RateSchedule, Split
 
 CLS, SEP = 2, 3
 
@@ -24,17 +26,24 @@ class Facts:
     continuation = np.arange(50) >= 30
 
 
+WORDS = MaskingRule("word")
+
+
 class Table:
     """Rows in arrays, with the facts of an opened dataset."""
 
-    def __init__(self, rows: Rows, static: bool = False) -> None:
+    def __init__(self, rows: Rows, static: bool = False, rule: MaskingRule = WORDS) -> None:
         self.columns, self.rows, self.static = rows, len(rows.input_ids), static
-        self.mask_unit, self.mask_rate = "word", 0.15
-        self.max_predictions = max_predictions(rows.input_ids.shape[1], rows.sequence_lengths.shape[1], 0.15)
+        self.masking = rule
+        self.seq_len, self.pack = rows.input_ids.shape[1], rows.sequence_lengths.shape[1]
+        self.max_predictions = max_predictions(self.seq_len, self.pack, rule.rate)
         self.tokenizer_hash, self.fingerprint, self.directory = Facts.content_hash, "rows", Path("DIR")
 
     def gather(self, indices: np.ndarray) -> Rows:
         return Rows(*(None if column is None else column[indices] for column in self.columns))
+
+    def unigram_counts(self) -> np.ndarray:
+        return np.arange(50)
 
 
 def packed_rows(count: int, width: int = 40, pack: int = 3) -> Rows:
@@ -67,6 +76,15 @@ def assert_equal(left: Batch, right: Batch) -> None:
         np.testing.assert_array_equal(a, b, err_msg=name)
 
 
+def each(function: Callable[[np.ndarray], np.ndarray], batch: Batch) -> Batch:
+    """The function of every field that is there."""
+    return Batch(*(None if field is None else function(field) for field in batch))
+
+
+def join(batches: list[Batch]) -> Batch:
+    return Batch(*(None if fields[0] is None else np.concatenate(fields) for fields in zip(*batches, strict=True)))
+
+
 def truth(batch: Batch) -> np.ndarray:
     """The ids of a batch before masking."""
     ids = batch.input_ids.copy()
@@ -84,7 +102,7 @@ def row_numbers(batch: Batch, rows: Rows) -> list[int]:
 def test_fields_are_the_batch_of_the_design():
     batch = make(packed_rows(30)).batch(0)
     room = max_predictions(40, 3, 0.15)
-    for name, field in batch._asdict().items():
+    for name, field in zip(Batch._fields[:10], batch[:10], strict=True):
         floating = name in ("masked_weights", "next_sentence_weight")
         assert field.dtype == (np.float32 if floating else np.int32), name
         width = 40 if name in Batch._fields[:4] else room if name.startswith("masked") else 3
@@ -139,9 +157,7 @@ def test_a_batch_over_two_epochs_wears_the_masks_of_each():
     for epoch, of_epoch in ((0, slice(0, 6)), (1, slice(6, 8))):
         numbers = row_numbers(straddling, rows)[of_epoch]
         gathered = Table(rows).gather(np.array(numbers))
-        masked = Masker(Facts(), "word", 0.15, 7).apply(
-            gathered, np.full(len(numbers), epoch), max_predictions(40, 3, 0.15)
-        )
+        masked = Masker(Facts(), WORDS, 7).apply(gathered, np.full(len(numbers), epoch), max_predictions(40, 3, 0.15))
         np.testing.assert_array_equal(straddling.input_ids[of_epoch], masked.input_ids)
         np.testing.assert_array_equal(straddling.masked_positions[of_epoch], masked.positions)
         np.testing.assert_array_equal(straddling.masked_weights[of_epoch].sum(axis=1), masked.counts)
@@ -156,7 +172,7 @@ def test_a_batch_larger_than_the_dataset_goes_round_it():
 def test_global_rows_do_not_depend_on_the_batch_size():
     rows = packed_rows(30)
     small = [make(rows, batch_size=4).batch(step) for step in range(10)]
-    assert_equal(make(rows, batch_size=40).batch(0), Batch(*map(np.concatenate, zip(*small, strict=True))))
+    assert_equal(make(rows, batch_size=40).batch(0), join(small))
 
 
 @pytest.mark.parametrize("rows", [slice(0, 2), slice(2, 8), slice(6, 8), slice(3, 3), slice(None, None, 3)])
@@ -164,7 +180,7 @@ def test_a_slice_of_rows_is_the_slice_of_the_batch(rows):
     batches = make(packed_rows(30))
     for step in (0, 3):
         whole = batches.batch(step)
-        assert_equal(batches.batch(step, rows), Batch(*(field[rows] for field in whole)))
+        assert_equal(batches.batch(step, rows), each(lambda field: field[rows], whole))
 
 
 def test_batches_do_not_depend_on_what_was_read_before():
@@ -186,28 +202,102 @@ def test_a_fingerprint_tells_configurations_apart():
     assert len(prints) == 4 and make(rows, 4, 1).fingerprint in prints
 
 
-def test_static_rows_are_passed_on():
+def test_a_fingerprint_tells_masks_apart():
+    rows = packed_rows(30)
+
+    def fingerprint(rule: MaskingRule, rates: str = "") -> str:
+        schedule = RateSchedule.parse(rates) if rates else None
+        return PretrainingLoader(Table(rows, False, rule), Facts(), batch_size=8, seed=7, rates=schedule).fingerprint
+
+    rules = [WORDS, MaskingRule("span"), MaskingRule("word", 0.2), MaskingRule("word", random="unigram")]
+    rules += [MaskingRule("word", split=Split(0.5, 0.4, 0.1))]
+    prints = [*map(fingerprint, rules), fingerprint(WORDS, "0:0.3,9:0.1"), fingerprint(WORDS, "0:0.3,8:0.1")]
+    assert len(set(prints)) == len(prints)
+    assert fingerprint(WORDS, "0:0.2") == fingerprint(MaskingRule("word", 0.2)), "equal batches"
+    facts = ["rows", Facts.content_hash, "word", 0.15, 8, 7]  # what it was made of before there was a choice
+    assert fingerprint(WORDS) == hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+@pytest.mark.parametrize("rule", [WORDS, MaskingRule("ngram"), MaskingRule("span")])
+def test_static_rows_are_passed_on(rule):
     rows = packed_rows(30)
     room = max_predictions(40, 3, 0.15)
-    masked = Masker(Facts(), "word", 0.15, 7).apply(rows, np.zeros(30, np.int64), room)
+    masked = Masker(Facts(), rule, 7).apply(rows, np.zeros(30, np.int64), room)
     static = rows._replace(
         input_ids=masked.input_ids.astype(np.uint16),
         masked_positions=masked.positions.astype(np.uint16),
         masked_ids=masked.ids.astype(np.uint16),
         masked_counts=masked.counts.astype(np.uint16),
     )
-    stored = PretrainingLoader(Table(static, static=True), Facts(), batch_size=8, seed=7)
+    stored = PretrainingLoader(Table(static, True, rule), Facts(), batch_size=8, seed=7)
+    drawn = PretrainingLoader(Table(rows, False, rule), Facts(), batch_size=8, seed=7)
     for step in range(3):  # epoch 0: what dynamic masking gives there
-        assert_equal(stored.batch(step), make(rows).batch(step))
+        assert_equal(stored.batch(step), drawn.batch(step))
+    assert (stored.batch(0).span_left is not None) == (rule.unit == "span")
+
+
+def test_spans_come_with_their_borders():
+    rows = packed_rows(30)
+    batches = PretrainingLoader(Table(rows, False, MaskingRule("span", 0.3)), Facts(), batch_size=8, seed=7)
+    batch = batches.batch(0)
+    ids = truth(batch)
+    row, column = np.nonzero(batch.masked_weights)
+    here = batch.masked_positions[row, column]
+    left, right = batch.span_left[row, column], batch.span_right[row, column]
+    assert (left < here).all() and (here < right).all()
+    assert (here - batch.span_offsets[row, column] == left).all()
+    for slot in (left, right):  # never masked: the model sees them as they are
+        assert (batch.input_ids[row, slot] == ids[row, slot]).all()
+        assert (batch.sequence_ids[row, slot] == batch.sequence_ids[row, here]).all()
+    for field in batch[10:]:
+        assert field.dtype == np.int32 and field.shape == batch.masked_ids.shape
+        assert not field[batch.masked_weights == 0].any()
+
+
+def test_a_schedule_sets_the_rate_of_each_step():
+    rows = packed_rows(30)
+    rates = RateSchedule.parse("0:0.3,3:0.1")
+    scheduled = PretrainingLoader(Table(rows), Facts(), batch_size=8, seed=7, rates=rates)
+    for step in range(6):
+        rule = MaskingRule("word", 0.3 if step < 3 else 0.1)
+        constant = PretrainingLoader(Table(rows, False, rule), Facts(), batch_size=8, seed=7).batch(step)
+        batch = scheduled.batch(step)
+        width = constant.masked_ids.shape[1]
+        np.testing.assert_array_equal(batch.input_ids, constant.input_ids)
+        assert batch.masked_ids.shape[1] == max_predictions(40, 3, 0.3), "M changes with the step"
+        np.testing.assert_array_equal(batch.masked_positions[:, :width], constant.masked_positions)
+        assert not batch.masked_weights[:, width:].any()
+    for mine, wanted in zip(scheduled.evaluation_batches(8), make(rows).evaluation_batches(8), strict=True):
+        assert_equal(mine, wanted)
+
+
+def test_static_rows_take_no_other_rate():
+    static = packed_rows(3)
+    with pytest.raises(UserError, match="static: their rate is that of build_examples"):
+        PretrainingLoader(Table(static, static=True), Facts(), batch_size=1, seed=0, rates=RateSchedule.parse("0:0.3"))
+
+
+def test_steps_made_together_are_those_made_alone():
+    rows = packed_rows(30)
+    together = make(rows)
+    for order in ([*range(9)], [4, 5, 6, 2, 3], [0, 0, 1, 1, 2]):
+        for step in order:
+            for part in (slice(0, 8), slice(2, 5), slice(3, 3)):
+                assert_equal(together.batch(step, part), each(lambda field, p=part: field[p], make(rows).batch(step)))
+
+
+def test_batches_cannot_be_written_to():
+    with pytest.raises(ValueError, match="read-only"):
+        make(packed_rows(30)).batch(0).input_ids[0, 0] = 1
 
 
 def test_evaluation_reads_each_row_once_in_order():
     rows = packed_rows(30)
     held_out = list(make(rows).evaluation_batches(8))
     assert [len(batch.input_ids) for batch in held_out] == [8] * 4
-    joined = Batch(*(np.concatenate(fields) for fields in zip(*held_out, strict=True)))
-    assert row_numbers(Batch(*(field[:30] for field in joined)), rows) == list(range(30))
-    assert all(not field[30:].any() for field in joined), "fillers are not zero"
+    joined = join(held_out)
+    assert row_numbers(each(lambda field: field[:30], joined), rows) == list(range(30))
+    assert all(not field[30:].any() for field in joined if field is not None), "fillers are not zero"
     limited = list(make(rows).evaluation_batches(8, max_rows=10))
     assert_equal(limited[0], held_out[0])
     assert [int(batch.sequence_ids.any(axis=1).sum()) for batch in limited] == [8, 2]
@@ -249,7 +339,7 @@ def test_written_rows_are_read_masked_and_whole(written):
     dataset, tokenizer = written.dataset, written.dataset.tokenizer()
     steps = -(-dataset.rows // 32)
     batches = [written.batch(step) for step in range(steps)]
-    joined = Batch(*(np.concatenate(fields)[: dataset.rows] for fields in zip(*batches, strict=True)))
+    joined = each(lambda field: field[: dataset.rows], join(batches))
     original = dataset.gather(np.arange(dataset.rows))
     assert sorted(map(bytes, truth(joined))) == sorted(map(bytes, original.input_ids.astype(np.int32)))
     real = joined.masked_weights > 0
@@ -268,7 +358,7 @@ def test_another_process_reads_the_same_batches(written, shards_dir):
         "from bert_jax.data.loader import PretrainingLoader\n"
         f"dataset = shards.open_dataset({str(shards_dir)!r}, 'train')\n"
         "batch = PretrainingLoader(dataset, dataset.tokenizer(), batch_size=32, seed=3).batch(11)\n"
-        "print(hashlib.sha256(b''.join(field.tobytes() for field in batch)).hexdigest())\n"
+        "print(hashlib.sha256(b''.join(field.tobytes() for field in batch[:10])).hexdigest())\n"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
-    assert told == hashlib.sha256(b"".join(field.tobytes() for field in written.batch(11))).hexdigest()
+    assert told == hashlib.sha256(b"".join(field.tobytes() for field in written.batch(11)[:10])).hexdigest()

@@ -4,128 +4,34 @@ Statistical tests run on fixed seeds, so they either pass always or fail always;
 is the chance that a sound program would have failed on the seed chosen.
 """
 
-from typing import NamedTuple
-
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies as st
+from masking_reference import (
+    CLS,
+    FIRST_WHOLE,
+    MASK,
+    PAD,
+    SEP,
+    UNK,
+    VOCABULARY,
+    WORD,
+    Facts,
+    Sequence,
+    apply,
+    pack_rows,
+    random_rows,
+    reference,
+    words_of,
+)
 from scipy import stats
 
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows, max_predictions
-from bert_jax.data.masking import Masked, Masker
+from bert_jax.data.masking import UNITS, Masker, MaskingRule, Split
 
 FALSE_ALARM = 1e-6
-PAD, UNK, CLS, SEP, MASK = range(5)
-VOCABULARY, FIRST_WHOLE, FIRST_INSIDE = 40, 5, 25
-
-
-class Facts(NamedTuple):
-    """A vocabulary of forty: 0-4 special, 5-24 start a word, 25-39 go on with one."""
-
-    vocab_size: int = VOCABULARY
-    mask_id: int = MASK
-    special_ids: tuple[int, ...] = (PAD, UNK, CLS, SEP, MASK)
-    continuation: np.ndarray = np.arange(VOCABULARY) >= FIRST_INSIDE
-
-
-class Sequence(NamedTuple):
-    ids: list[int]
-    first_length: int
-    key: int
-
-
-def pack_rows(packed: list[list[Sequence]], width: int, pack: int) -> Rows:
-    count = len(packed)
-    ids = np.full((count, width), PAD, np.uint16)
-    lengths, firsts = np.zeros((2, count, pack), np.uint16)
-    keys = np.zeros((count, pack), np.uint64)
-    for row, sequences in enumerate(packed):
-        joined = [token for sequence in sequences for token in sequence.ids]
-        ids[row, : len(joined)] = joined
-        for s, sequence in enumerate(sequences):
-            lengths[row, s], firsts[row, s], keys[row, s] = len(sequence.ids), sequence.first_length, sequence.key
-    return Rows(ids, lengths, firsts, np.full((count, pack), -1, np.int8), keys)
-
-
-def apply(rows: Rows, unit: str = "word", rate: float = 0.15, seed: int = 1, epoch: int = 0) -> Masked:
-    masker = Masker(Facts(), unit, rate, seed)
-    return masker.apply(rows, np.full(len(rows.input_ids), epoch, np.int64), rows.input_ids.shape[1])
-
-
-def random_rows(count: int, width: int, seed: int = 0, inside_share: float = 0.3) -> Rows:
-    """Full rows of one pair each: [CLS] A [SEP] B [SEP]."""
-    generator = np.random.default_rng(seed)
-    ids = generator.integers(FIRST_WHOLE, FIRST_INSIDE, (count, width)).astype(np.uint16)
-    inside = generator.random(ids.shape) < inside_share
-    ids[inside] = generator.integers(FIRST_INSIDE, VOCABULARY, inside.sum())
-    first = generator.integers(3, width - 2, count)
-    ids[:, 0], ids[:, -1], ids[np.arange(count), first - 1] = CLS, SEP, SEP
-    lengths = np.full((count, 1), width, np.uint16)
-    keys = np.arange(count, dtype=np.uint64)[:, None]
-    return Rows(ids, lengths, first[:, None].astype(np.uint16), np.zeros((count, 1), np.int8), keys)
-
-
-# The reference: the same law in plain Python, one sequence at a time.
-
-WORD = 2**64
-
-
-def mix(x: int) -> int:
-    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % WORD
-    x = (x ^ x >> 27) * 0x94D049BB133111EB % WORD
-    return x ^ x >> 31
-
-
-def combine(*parts: int) -> int:
-    state = 0
-    for part in parts:
-        state = mix((state + 0x9E3779B97F4A7C15) % WORD ^ part % WORD)
-    return state
-
-
-def order_of(state: int, position: int) -> int:
-    x = (position * 0x9E3779B1 + state) % 2**32
-    x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
-    x = ((x ^ x >> 13) + (state >> 32)) * 0xC2B2AE35 % 2**32
-    return (x ^ x >> 16) >> 12
-
-
-def words_of(sequence: Sequence, unit: str) -> list[list[int]]:
-    words: list[list[int]] = []
-    for position, token in enumerate(sequence.ids):
-        if token < FIRST_WHOLE:
-            continue
-        after_special = sequence.ids[position - 1] < FIRST_WHOLE if position else True
-        goes_on = unit == "word" and token >= FIRST_INSIDE
-        if goes_on and not after_special and position != sequence.first_length:
-            words[-1].append(position)
-        else:
-            words.append([position])
-    return words
-
-
-def reference(sequence: Sequence, unit: str, rate: float, seed: int, epoch: int) -> dict[int, int]:
-    """What stands at each predicted position after masking."""
-    state = combine(1, seed, epoch, sequence.key)
-    words = sorted(words_of(sequence, unit), key=lambda word: (order_of(state, word[0]), word[0]))
-    budget = max(1, round(rate * len(sequence.ids)))
-    chosen: list[int] = []
-    for word in words:
-        if len(chosen) + len(word) <= budget:
-            chosen += word
-    if not chosen and words:
-        chosen = words[0][:budget]
-    ordinary = range(FIRST_WHOLE, VOCABULARY)
-    replaced = {}
-    for position in sorted(chosen):
-        word = mix((combine(2, seed, epoch, sequence.key) + position * 0x9E3779B97F4A7C15) % WORD)
-        case, random_id = word >> 32, ordinary[(word % 2**32) * len(ordinary) >> 32]
-        original = sequence.ids[position]
-        replaced[position] = MASK if case < round(0.8 * 2**32) else random_id if case < round(0.9 * 2**32) else original
-    return replaced
-
 
 tokens = st.one_of(st.integers(FIRST_WHOLE, VOCABULARY - 1), st.integers(0, VOCABULARY - 1))
 sequences = st.builds(
@@ -136,24 +42,26 @@ sequences = st.builds(
 )
 
 
-@hypothesis.settings(max_examples=150, deadline=None)
+@hypothesis.settings(max_examples=300, deadline=None)
 @hypothesis.given(
     packed=st.lists(st.lists(sequences, max_size=4), min_size=1, max_size=4),
     room=st.integers(0, 9),
-    unit=st.sampled_from(["token", "word"]),
+    unit=st.sampled_from(UNITS),
     rate=st.floats(0.01, 1),
     seed=st.integers(-(2**70), 2**70),
     epoch=st.integers(0, 2**40),
+    split=st.sampled_from([Split(0.8, 0.1, 0.1), Split(0.5, 0.5, 0.0), Split(0.0, 0.3, 0.7)]),
 )
-def test_masks_equal_a_reference_in_plain_python(packed, room, unit, rate, seed, epoch):
+def test_masks_equal_a_reference_in_plain_python(packed, room, unit, rate, seed, epoch, split):
     pack = max(1, max(len(row) for row in packed))
     width = max(1, room + max(sum(len(sequence.ids) for sequence in row) for row in packed))
     rows = pack_rows(packed, width, pack)
-    masked = apply(rows, unit, rate, seed, epoch)
+    masked = apply(rows, unit, rate, seed, epoch, split=split)
+    rule = MaskingRule(unit, rate, split)
     for row, row_sequences in enumerate(packed):
         wanted, start = {}, 0
         for sequence in row_sequences:
-            replaced = reference(sequence, unit, rate, seed, epoch)
+            replaced = reference(sequence, rule, seed, epoch)
             wanted |= {start + position: token for position, token in replaced.items()}
             start += len(sequence.ids)
         count = masked.counts[row]
@@ -165,7 +73,7 @@ def test_masks_equal_a_reference_in_plain_python(packed, room, unit, rate, seed,
         assert masked.input_ids[row].tolist() == after.tolist()
 
 
-@pytest.mark.parametrize("unit", ["token", "word"])
+@pytest.mark.parametrize("unit", UNITS)
 def test_a_mask_depends_on_no_other_row_nor_on_their_order(unit):
     rows = random_rows(50, 64)
     whole = apply(rows, unit)
@@ -175,18 +83,19 @@ def test_a_mask_depends_on_no_other_row_nor_on_their_order(unit):
         np.testing.assert_array_equal(alone, together[order])
 
 
+@pytest.mark.parametrize("unit", UNITS)
 @pytest.mark.parametrize("width", [64, 5000])  # wider rows than 4095 are sorted by wider keys
-def test_a_packed_sequence_has_the_masks_it_has_alone(width):
+def test_a_packed_sequence_has_the_masks_it_has_alone(width, unit):
     generator = np.random.default_rng(2)
     lengths = [20, 3, 31, 9]
     packed = []
     for key, length in enumerate(lengths):
         body = generator.integers(FIRST_WHOLE, VOCABULARY, length - 2).tolist()
         packed.append(Sequence([CLS, *body, SEP], length, key))
-    together = apply(pack_rows([packed], width, 6))
+    together = apply(pack_rows([packed], width, 6), unit)
     start, seen = 0, []
     for sequence in packed:
-        alone = apply(pack_rows([[sequence]], 40, 1))
+        alone = apply(pack_rows([[sequence]], 40, 1), unit)
         length, count = len(sequence.ids), alone.counts[0]
         np.testing.assert_array_equal(together.input_ids[0, start : start + length], alone.input_ids[0, :length])
         seen += (alone.positions[0, :count] + start).tolist()
@@ -200,7 +109,7 @@ def test_epochs_seeds_and_keys_each_change_the_masks():
     other_keys = rows._replace(sequence_keys=rows.sequence_keys + np.uint64(1 << 32))
     for other in (apply(rows, seed=1, epoch=1), apply(rows, seed=2, epoch=0), apply(other_keys)):
         assert (other.positions != base).any(axis=1).all()
-    mixed = Masker(Facts(), "word", 0.15, 1).apply(rows, np.arange(20) % 2, 64)
+    mixed = Masker(Facts(), MaskingRule("word"), 1).apply(rows, np.arange(20) % 2, 64)
     np.testing.assert_array_equal(mixed.positions[::2], base[::2])
     np.testing.assert_array_equal(mixed.positions[1::2], apply(rows, epoch=1).positions[1::2])
 
@@ -280,21 +189,21 @@ def test_no_rows_give_no_masks():
 
 def test_more_predictions_than_room_are_refused():
     rows = random_rows(4, 64)
-    masker, epochs = Masker(Facts(), "token", 0.15, 0), np.zeros(4, np.int64)
+    masker, epochs = Masker(Facts(), MaskingRule("token"), 0), np.zeros(4, np.int64)
     assert masker.apply(rows, epochs, max_predictions(64, 1, 0.15)).positions.shape == (4, 10)
     with pytest.raises(ValueError, match="a row has 10 predictions, and max_predictions is 9"):
         masker.apply(rows, epochs, 9)
 
 
 def test_unknown_units_and_rates_are_the_users_mistake():
-    with pytest.raises(UserError, match="unit of masking 'sentence'; it is one of: token, word"):
-        Masker(Facts(), "sentence", 0.15, 0)
+    with pytest.raises(UserError, match="unit of masking 'sentence'; it is one of: token, word, ngram, span"):
+        MaskingRule("sentence")
     for rate in (0.0, -0.1, 1.5):
         with pytest.raises(UserError, match="mask rate"):
-            Masker(Facts(), "token", rate, 0)
+            MaskingRule("token", rate)
 
 
-@pytest.mark.parametrize("unit", ["token", "word"])
+@pytest.mark.parametrize("unit", ["token", "word", "ngram"])
 def test_predictions_are_replaced_80_10_10(unit):
     """Chi-square, false-alarm rate 1e-6: the three cases, and the random tokens uniform over the ordinary ones."""
     rows = random_rows(4000, 128)

@@ -1,4 +1,4 @@
-"""Prefetching (bert_jax/data/loader.py): in order, bounded, and gone when nobody listens."""
+"""Prefetching (bert_jax/data/prefetch.py): in order, bounded, and gone when nobody listens."""
 
 import gc
 import subprocess
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from bert_jax.command import UserError
-from bert_jax.data import loader
+from bert_jax.data.prefetch import prefetch
 
 
 def prefetch_threads() -> list[threading.Thread]:
@@ -25,13 +25,13 @@ def no_thread_is_left() -> Iterator[None]:
 
 
 def test_prefetching_keeps_the_order_and_ends():
-    assert list(loader.prefetch(lambda step: step * step, 3, 50, depth=4)) == [step * step for step in range(3, 50)]
-    assert list(loader.prefetch(lambda step: step, 5, 5, depth=1)) == []
+    assert list(prefetch(lambda step: step * step, 3, 50, depth=4)) == [step * step for step in range(3, 50)]
+    assert list(prefetch(lambda step: step, 5, 5, depth=1)) == []
 
 
 def test_prefetching_stays_within_its_depth():
     made: list[int] = []
-    with loader.prefetch(lambda step: made.append(step) or step, 0, None, depth=3) as elements:
+    with prefetch(lambda step: made.append(step) or step, 0, None, depth=3) as elements:
         assert [next(elements) for _ in range(5)] == [0, 1, 2, 3, 4]
         time.sleep(0.1)
         assert len(made) <= 5 + 3 + 1, "five taken, three waiting, one in hand"
@@ -43,7 +43,7 @@ def test_what_making_raises_reaches_the_consumer_in_its_turn():
             raise UserError("shard 3 is gone")
         return step
 
-    elements = loader.prefetch(fail_at_three, 0, None, depth=8)
+    elements = prefetch(fail_at_three, 0, None, depth=8)
     assert [next(elements) for _ in range(3)] == [0, 1, 2]
     with pytest.raises(UserError, match="shard 3 is gone"):
         next(elements)
@@ -52,7 +52,7 @@ def test_what_making_raises_reaches_the_consumer_in_its_turn():
 
 
 def test_closing_stops_the_thread():
-    elements = loader.prefetch(lambda step: step, 0, None, depth=2)
+    elements = prefetch(lambda step: step, 0, None, depth=2)
     next(elements)
     began = time.perf_counter()
     elements.close()
@@ -63,7 +63,7 @@ def test_closing_stops_the_thread():
 
 
 def test_dropping_the_iterator_stops_the_thread():
-    for _ in loader.prefetch(lambda step: step, 0, None, depth=2):
+    for _ in prefetch(lambda step: step, 0, None, depth=2):
         break
     gc.collect()
     assert not prefetch_threads()
@@ -71,8 +71,8 @@ def test_dropping_the_iterator_stops_the_thread():
 
 def test_an_interpreter_exits_with_a_prefetch_running():
     program = (
-        "from bert_jax.data import loader\n"
-        "elements = loader.prefetch(lambda step: step, 0, None, depth=2)\n"
+        "from bert_jax.data.prefetch import prefetch\n"
+        "elements = prefetch(lambda step: step, 0, None, depth=2)\n"
         "print(next(elements))\n"
     )
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
@@ -80,7 +80,7 @@ def test_an_interpreter_exits_with_a_prefetch_running():
 
 
 def test_waiting_is_measured():
-    with loader.prefetch(lambda step: time.sleep(0.05), 0, 3, depth=1) as elements:
+    with prefetch(lambda step: time.sleep(0.05), 0, 3, depth=1) as elements:
         next(elements)
         first = elements.waited_seconds
         assert first > 0
@@ -90,4 +90,4 @@ def test_waiting_is_measured():
 
 def test_nothing_ahead_is_refused():
     with pytest.raises(UserError, match="prefetch depth 0"):
-        loader.prefetch(lambda step: step, 0, None, depth=0)
+        prefetch(lambda step: step, 0, None, depth=0)

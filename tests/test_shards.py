@@ -161,8 +161,8 @@ def test_dataset_tells_what_the_manifest_says(shards_dir: Path) -> None:
     dataset = open_dataset(shards_dir, "train")
     tokenizer = dataset.tokenizer()
     assert isinstance(tokenizer, Tokenizer)
-    assert (dataset.seq_len, dataset.pack, dataset.static, dataset.mask_unit) == (64, 1, False, "word")
-    assert (dataset.mask_rate, dataset.max_predictions) == (0.15, 10)
+    assert (dataset.seq_len, dataset.pack, dataset.static, dataset.masking.unit) == (64, 1, False, "word")
+    assert (dataset.masking.rate, dataset.max_predictions) == (0.15, 10)
     assert dataset.vocab_size == tokenizer.vocab_size and dataset.tokenizer_hash == tokenizer.content_hash
     assert dataset.rows == dataset.manifest["parts"]["train"]["rows"]
 

@@ -32,6 +32,8 @@ class Batch(NamedTuple):
     | sequence_ids, positions | i32[B,T] | 0 padding, 1..S; positions restart in each sequence |
     | masked_positions, masked_ids, masked_weights | i32, i32, f32 [B,M] | where, the truth, 0 for a filler |
     | cls_positions, next_sentence_label, next_sentence_weight | i32, i32, f32 [B,S] | 0: is next, 1: random |
+    | span_left, span_right, span_offsets | i32[B,M] | masks of spans only, else None: the slots before and behind the
+    span of a prediction, and its place in the span from 1; 0 for a filler |
     """
 
     input_ids: Any
@@ -44,13 +46,26 @@ class Batch(NamedTuple):
     cls_positions: Any
     next_sentence_label: Any
     next_sentence_weight: Any
+    span_left: Any = None
+    span_right: Any = None
+    span_offsets: Any = None
+
+
+# [CLS], a token that can be predicted, and [SEP]: a shorter sequence predicts nothing.
+SHORTEST = 3
 
 
 def max_predictions(seq_len: int, pack: int, mask_rate: float) -> int:
-    """M: the most predictions a row can hold, so that packing never truncates one (law 2).
+    """M: the most predictions a row of any 1 to `pack` sequences in seq_len slots can hold (law 2).
 
-    A sequence of n slots predicts max(1, round(mask_rate * n)) of them (google-research/bert,
-    create_pretraining_data.py), which is at most mask_rate * n + 1/2 for n >= 1 / (2 * mask_rate): sequences that are
-    packed together must have so many slots (4 at a rate of 0.15). The millionth covers rounding of the product.
+    A sequence of n slots predicts max(1, round(mask_rate * n)) of them, which is at most h(n) = max(1, mask_rate * n +
+    1/2), a convex function. So the sum over sequences of at least SHORTEST slots, together seq_len, is greatest where
+    all but one are as short as that; and it grows with their number. The millionth covers rounding of the product.
     """
-    return max(1, int(mask_rate * seq_len + 0.5 * pack + 1e-6))
+
+    def most(slots: int) -> float:
+        return max(1.0, mask_rate * slots + 0.5)
+
+    others = max(0, min(pack, seq_len // SHORTEST) - 1)
+    bound = others * most(SHORTEST) + most(seq_len - others * SHORTEST)
+    return min(seq_len, int(bound + 1e-6))

@@ -5,30 +5,25 @@ Step s reads global rows s*B to s*B + B of the epochs laid end to end, each epoc
 """
 
 import hashlib
-import itertools
 import json
-import threading
-import time
-import weakref
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int32, Int64
 
 from bert_jax.command import UserError
 from bert_jax.data import hashing, permutation
-from bert_jax.data.example import Batch, Rows
-from bert_jax.data.masking import Masked, Masker, TokenFacts
+from bert_jax.data.example import Batch, Rows, max_predictions
+from bert_jax.data.masking import Masked, Masker, MaskingRule, RateSchedule, TokenFacts, span_targets
 
 # Held-out masks depend on nothing but the sequence, so that figures compare between runs, steps and seeds.
 EVALUATION_SEED = 0
 
-_CLOSE_SECONDS = 10.0  # how long closing waits for an element that is being made
-
-Element = TypeVar("Element")
+# Slots that are made at once where steps are asked for one after another: numpy's calls then cost little even for
+# batches of a few rows. It changes no batch.
+_BLOCK_SLOTS = 1 << 17
 
 
 @runtime_checkable
@@ -36,15 +31,18 @@ class RowTable(Protocol):
     """What the loader reads (bert_jax.data.shards.Dataset): rows by number, and how they are to be masked."""
 
     rows: int
+    seq_len: int
+    pack: int
     max_predictions: int
     static: bool
-    mask_unit: str
-    mask_rate: float
+    masking: MaskingRule
     tokenizer_hash: str
     fingerprint: str
     directory: Path
 
     def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows: ...
+
+    def unigram_counts(self) -> Int64[np.ndarray, "V"]: ...
 
 
 @runtime_checkable
@@ -58,11 +56,20 @@ class HashedTokenizer(TokenFacts, Protocol):
 class PretrainingLoader:
     """Batches for pretraining and held-out evaluation, `batch_size` rows each (the global batch).
 
-    Rows with static masking are passed on as stored, others masked here with the dataset's unit and rate. Raises
-    UserError for a batch size below 1, or a tokenizer that is not the one the rows were made with.
+    Rows with static masking are passed on as stored, others masked here by the dataset's rule; `rates` stand in for
+    its rate in training batches (held-out masks keep it). Raises UserError for a batch size below 1, a tokenizer that
+    is not the one the rows were made with, or rates for static masks.
     """
 
-    def __init__(self, dataset: RowTable, tokenizer: HashedTokenizer, *, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        dataset: RowTable,
+        tokenizer: HashedTokenizer,
+        *,
+        batch_size: int,
+        seed: int,
+        rates: RateSchedule | None = None,
+    ) -> None:
         _check_batch_size(batch_size)
         if tokenizer.content_hash != dataset.tokenizer_hash:
             raise UserError(
@@ -70,30 +77,71 @@ class PretrainingLoader:
                 f"{dataset.directory} (hash {dataset.tokenizer_hash[:12]}); use {dataset.directory / 'tokenizer'}, "
                 "or build the examples again with the one given"
             )
+        if rates is not None and dataset.static:
+            raise UserError(
+                f"the masks of {dataset.directory} are static: their rate is that of build_examples. Leave out "
+                "data.mask_rate and data.mask_schedule, or build the examples with --masking dynamic"
+            )
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
+        self.rates = RateSchedule((0,), (dataset.masking.rate,)) if rates is None else rates
+        self.max_predictions = dataset.max_predictions
+        if rates is not None:
+            self.max_predictions = max_predictions(dataset.seq_len, dataset.pack, rates.highest)
+        by_count = dataset.masking.random == "unigram" and not dataset.static
+        self._unigram_counts = dataset.unigram_counts() if by_count else None
         self._tokenizer = tokenizer
         self._masker = self._make_masker(seed)
         self._dataset_word = hashing.text_word(dataset.fingerprint)
+        self._block: _Block | None = None
 
     @property
     def fingerprint(self) -> str:
         """Equal fingerprints mean equal batches at every step: a hash of all that a batch depends on but the step."""
-        dataset = self.dataset
-        facts = [dataset.fingerprint, dataset.tokenizer_hash, dataset.mask_unit, dataset.mask_rate]
+        dataset, rates, default = self.dataset, self.rates, MaskingRule().to_manifest()
+        rate = rates.rates[0] if len(rates.rates) == 1 else [rates.steps, rates.rates]
+        facts: list[Any] = [dataset.fingerprint, dataset.tokenizer_hash, dataset.masking.unit, rate]
+        # Only what differs from the defaults, so that they stand for what there was before there was a choice.
+        rule = dataset.masking.to_manifest().items()
+        others = {name: value for name, value in rule if name not in ("unit", "rate") and value != default[name]}
+        if self._unigram_counts is not None:
+            others["unigram_counts"] = hashlib.sha256(self._unigram_counts.tobytes()).hexdigest()
+        facts += [others] if others else []
         return hashlib.sha256(json.dumps([*facts, self.batch_size, self.seed]).encode()).hexdigest()
 
     def batch(self, step: int, rows: slice | None = None) -> Batch:
         """The global batch of a step, or those of its rows that a slice picks, which alone are then loaded.
 
-        Raises ValueError for a negative step.
+        The arrays are read-only. Raises ValueError for a negative step.
         """
         if step < 0:
             raise ValueError(f"step {step}: it must be 0 or more")
-        picked = np.arange(self.batch_size, dtype=np.int64)[slice(None) if rows is None else rows]
-        epochs, ordinals = np.divmod(picked + step * self.batch_size, self.dataset.rows)
+        wanted = slice(None) if rows is None else rows
+        picked = np.arange(self.batch_size, dtype=np.int64)[wanted]
+        block = self._block
+        if block is None or block.wanted != wanted or not block.first <= step < block.first + block.steps:
+            goes_on = block is not None and block.wanted == wanted and step == block.first + block.steps
+            steps = max(1, _BLOCK_SLOTS // max(1, self.dataset.seq_len * picked.size)) if goes_on else 1
+            block = self._block = _Block(step, steps, wanted, self._batches(step, steps, picked))
+        begin = (step - block.first) * picked.size
+        return Batch(*(field if field is None else field[begin : begin + picked.size] for field in block.batches))
+
+    def _batches(self, first: int, count: int, picked: Int64[np.ndarray, "K"]) -> Batch:
+        """The picked rows of `count` steps, one step after another."""
+        steps = np.arange(first, first + count)
+        numbers = (steps[:, None] * self.batch_size + picked).reshape(-1)
+        epochs, ordinals = np.divmod(numbers, self.dataset.rows)
         keys = hashing.combine(self._dataset_word, self.seed, epochs)
         gathered = self.dataset.gather(permutation.permute(ordinals, self.dataset.rows, keys))
-        return _batch(gathered, self._masked(gathered, epochs, self._masker))
+        if self._masker is None:
+            masked = _stored(gathered)
+        else:
+            rates = np.repeat(self.rates.at(steps), picked.size)
+            masked = self._masker.apply(gathered, epochs, self.max_predictions, rates)
+        made = self._batch(gathered, masked)
+        for field in made:
+            if field is not None:
+                field.flags.writeable = False
+        return made
 
     def evaluation_batches(self, batch_size: int, max_rows: int = 0) -> Iterator[Batch]:
         """Each row once, in order (the first max_rows of them; 0: all), with masks that depend on no seed or epoch.
@@ -106,19 +154,53 @@ class PretrainingLoader:
         for start in range(0, rows, batch_size):
             indices = np.arange(start, min(start + batch_size, rows), dtype=np.int64)
             gathered = self.dataset.gather(indices)
-            real = _batch(gathered, self._masked(gathered, np.zeros_like(indices), masker))
-            yield Batch(*(_fill_up(field, batch_size) for field in real))
+            if masker is None:
+                masked = _stored(gathered)
+            else:
+                masked = masker.apply(gathered, np.zeros_like(indices), self.dataset.max_predictions)
+            real = self._batch(gathered, masked)
+            yield Batch(*(field if field is None else _fill_up(field, batch_size) for field in real))
 
     def _make_masker(self, seed: int) -> Masker | None:
-        dataset = self.dataset
-        return None if dataset.static else Masker(self._tokenizer, dataset.mask_unit, dataset.mask_rate, seed)
+        if self.dataset.static:
+            return None
+        return Masker(self._tokenizer, self.dataset.masking, seed, self._unigram_counts)
 
-    def _masked(self, rows: Rows, epochs: Int64[np.ndarray, "R"], masker: Masker | None) -> Masked:
-        if masker is not None:
-            return masker.apply(rows, epochs, self.dataset.max_predictions)
-        assert rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None
-        stored = (rows.input_ids, rows.masked_positions, rows.masked_ids, rows.masked_counts)
-        return Masked(*(column.astype(np.int32) for column in stored))
+    def _batch(self, rows: Rows, masked: Masked) -> Batch:
+        where = layout(rows)
+        labelled = rows.next_sentence_labels >= 0
+        spans: tuple[np.ndarray, ...] = ()
+        if self.dataset.masking.unit == "span":
+            spans = span_targets(masked.positions, masked.counts, where.sequence_ids)
+        return Batch(
+            masked.input_ids,
+            where.segment_ids,
+            where.sequence_ids,
+            where.positions,
+            masked.positions,
+            masked.ids,
+            (np.arange(masked.ids.shape[1]) < masked.counts[:, None]).astype(np.float32),
+            where.cls_positions,
+            np.where(labelled, rows.next_sentence_labels, 0).astype(np.int32),
+            (labelled & (rows.sequence_lengths > 0)).astype(np.float32),
+            *spans,
+        )
+
+
+class _Block(NamedTuple):
+    """What was made last: the batches of some steps, one after another."""
+
+    first: int
+    steps: int
+    wanted: slice
+    batches: Batch
+
+
+def _stored(rows: Rows) -> Masked:
+    """Static masks as they stand."""
+    assert rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None
+    stored = (rows.input_ids, rows.masked_positions, rows.masked_ids, rows.masked_counts)
+    return Masked(*(column.astype(np.int32) for column in stored))
 
 
 class Layout(NamedTuple):
@@ -165,23 +247,6 @@ def _spell_out(
     return slots.reshape(len(runs), width)
 
 
-def _batch(rows: Rows, masked: Masked) -> Batch:
-    where = layout(rows)
-    labelled = rows.next_sentence_labels >= 0
-    return Batch(
-        input_ids=masked.input_ids,
-        segment_ids=where.segment_ids,
-        sequence_ids=where.sequence_ids,
-        positions=where.positions,
-        masked_positions=masked.positions,
-        masked_ids=masked.ids,
-        masked_weights=(np.arange(masked.ids.shape[1]) < masked.counts[:, None]).astype(np.float32),
-        cls_positions=where.cls_positions,
-        next_sentence_label=np.where(labelled, rows.next_sentence_labels, 0).astype(np.int32),
-        next_sentence_weight=(labelled & (rows.sequence_lengths > 0)).astype(np.float32),
-    )
-
-
 def _fill_up(field: np.ndarray, batch_size: int) -> np.ndarray:
     return np.pad(field, [(0, batch_size - len(field))] + [(0, 0)] * (field.ndim - 1))
 
@@ -189,103 +254,3 @@ def _fill_up(field: np.ndarray, batch_size: int) -> np.ndarray:
 def _check_batch_size(batch_size: int) -> None:
     if batch_size < 1:
         raise UserError(f"batch_size {batch_size}: a batch has at least one row; give --config.batch_size=N, N >= 1")
-
-
-class Prefetched(Iterator[Element]):
-    """What `prefetch` returns: an iterator, a context manager, and a clock of the time spent waiting.
-
-    close(), leaving the context, dropping the last reference and the interpreter's exit all stop the thread, which
-    first finishes the element in hand.
-    """
-
-    def __init__(self, make: Callable[[int], Element], start: int, stop: int | None, depth: int) -> None:
-        if depth < 1:
-            raise UserError(f"prefetch depth {depth}: at least one batch is made ahead; give --config.data.prefetch=4")
-        self.waited_seconds = 0.0  # summed over all next() so far
-        self._channel: _Channel[Element] = _Channel(depth)
-        thread = threading.Thread(
-            target=_produce, args=(self._channel, make, start, stop), name="prefetch", daemon=True
-        )
-        # The thread knows the channel but not this object, so that dropping it is noticed.
-        self._finalizer = weakref.finalize(self, _shut, self._channel, thread)
-        thread.start()
-
-    def __next__(self) -> Element:
-        began = time.perf_counter()
-        try:
-            return self._channel.take()
-        finally:
-            self.waited_seconds += time.perf_counter() - began
-
-    def close(self) -> None:
-        """Stops the thread and drops what was made ahead; next() then raises StopIteration. May be called again."""
-        self._finalizer()
-
-    def __enter__(self) -> "Prefetched[Element]":
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self.close()
-
-
-def prefetch(make: Callable[[int], Element], start: int, stop: int | None, depth: int) -> Prefetched[Element]:
-    """make(start), make(start + 1) and so on, up to make(stop - 1) or without end, `depth` made ahead in a thread.
-
-    What `make` raises is raised from next(), after the elements before it. Raises UserError for a depth below 1.
-    """
-    return Prefetched(make, start, stop, depth)
-
-
-class _Channel(Generic[Element]):
-    """A bounded queue with an end: closed by either side, or by an exception that the taker gets."""
-
-    def __init__(self, depth: int) -> None:
-        self._depth = depth
-        self._elements: deque[Element] = deque()
-        self._changed = threading.Condition()
-        self._closed = False
-        self._error: BaseException | None = None
-
-    def put(self, element: Element) -> bool:
-        """Waits for room; False when the channel was closed instead."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or len(self._elements) < self._depth)
-            if not self._closed:
-                self._elements.append(element)
-                self._changed.notify_all()
-            return not self._closed
-
-    def take(self) -> Element:
-        with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._elements)
-            if self._elements:
-                self._changed.notify_all()
-                return self._elements.popleft()
-            if (error := self._error) is not None:
-                self._error = None
-                raise error
-            raise StopIteration
-
-    def close(self, error: BaseException | None = None, drop: bool = False) -> None:
-        with self._changed:
-            self._closed, self._error = True, error
-            if drop:
-                self._elements.clear()
-            self._changed.notify_all()
-
-
-def _produce(channel: _Channel[Element], make: Callable[[int], Element], start: int, stop: int | None) -> None:
-    try:
-        for step in itertools.count(start) if stop is None else range(start, stop):
-            if not channel.put(make(step)):
-                return
-    except BaseException as error:  # whatever it is, the consumer is told
-        channel.close(error)
-    else:
-        channel.close()
-
-
-def _shut(channel: _Channel[Element], thread: threading.Thread) -> None:
-    channel.close(drop=True)
-    if thread is not threading.current_thread():  # garbage may be collected in any thread
-        thread.join(_CLOSE_SECONDS)

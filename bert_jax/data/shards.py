@@ -17,7 +17,8 @@ from jaxtyping import Int64
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
-from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
+from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_unigram_counts
+from bert_jax.data.masking import MaskingRule
 from bert_jax.files import write_whole
 
 # Mapped shards kept at once, well under Linux's 65 530 mappings a process (vm.max_map_count).
@@ -124,8 +125,7 @@ class Dataset:
         self.pack: int = manifest["pack"]
         self.max_predictions: int = manifest["masking"]["max_predictions"]
         self.static: bool = manifest["masking"]["kind"] == "static"
-        self.mask_unit: str = manifest["masking"]["unit"]
-        self.mask_rate: float = manifest["masking"]["rate"]
+        self.masking = MaskingRule.from_manifest(manifest["masking"])
         self.vocab_size: int = manifest["tokenizer"]["vocab_size"]
         self.tokenizer_hash: str = manifest["tokenizer"]["hash"]
         self._ends = np.cumsum([shard["rows"] for shard in self.shards], dtype=np.int64)
@@ -174,6 +174,10 @@ class Dataset:
         if problem := value_problem(rows, self.manifest):
             raise _damaged(self.directory / self.shards[shard]["name"], problem)
         return rows
+
+    def unigram_counts(self) -> Int64[np.ndarray, "V"]:
+        """How often each id stands in the rows of train. Raises UserError for a file that is missing or damaged."""
+        return read_unigram_counts(self.directory, self.manifest)
 
     def tokenizer(self) -> "tokenizers.Tokenizer":
         """The tokenizer kept beside the shards. Raises UserError when it is not the one that made them."""

@@ -11,7 +11,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.command import Stopped, UserError
-from bert_jax.data.loader import Prefetched, prefetch
+from bert_jax.data.prefetch import Prefetched, prefetch
 from bert_jax.model import attention_impl
 from bert_jax.train import checkpoint, partitioning, steps
 from bert_jax.train.clock import Clock, check_end

@@ -1,0 +1,133 @@
+"""Masks rows: chooses tokens and replaces them, all sequences at once."""
+
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+from jaxtyping import Bool, Float64, Int32, Int64
+
+from bert_jax.data import hashing
+from bert_jax.data.example import Rows
+from bert_jax.data.masking import sequences as cutting
+from bert_jax.data.masking.replacements import Replacer
+from bert_jax.data.masking.rule import MaskingRule
+from bert_jax.data.masking.sequences import INSIDE, SPECIAL, WHOLE, Sequences
+from bert_jax.data.masking.spans import choose_runs, run_starts
+from bert_jax.data.masking.words import choose_words
+
+# Streams of hashes that must not know of each other.
+_ORDER, _REPLACEMENT, _LENGTH = 1, 2, 3
+
+
+@runtime_checkable
+class TokenFacts(Protocol):
+    """What masking asks of a tokenizer (bert_jax.tokenizer.Tokenizer)."""
+
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def mask_id(self) -> int: ...
+    @property
+    def special_ids(self) -> tuple[int, ...]: ...
+    @property
+    def continuation(self) -> Bool[np.ndarray, "V"]: ...  # True where the id is the inside of a word
+
+
+class Masked(NamedTuple):
+    """Masked rows: `counts` predictions a row, at ascending row-local positions; fillers are 0 in both."""
+
+    input_ids: Int32[np.ndarray, "R T"]  # after masking
+    positions: Int32[np.ndarray, "R M"]
+    ids: Int32[np.ndarray, "R M"]  # the truth
+    counts: Int32[np.ndarray, "R"]
+
+
+class _Chosen(NamedTuple):
+    """The K chosen slots, ascending."""
+
+    sequence: Int64[np.ndarray, "K"]
+    position: Int64[np.ndarray, "K"]  # in its sequence
+    slots: Int64[np.ndarray, "K"]  # of the R*T
+    rows: Int64[np.ndarray, "K"]
+    counts: Int64[np.ndarray, "R"]
+
+
+class Masker:
+    """Masks rows for one tokenizer, rule and seed.
+
+    `unigram_counts` are wanted where the rule draws random tokens by their frequency; counting needs none.
+    """
+
+    def __init__(
+        self,
+        tokenizer: TokenFacts,
+        rule: MaskingRule,
+        seed: int,
+        unigram_counts: Int64[np.ndarray, "V"] | None = None,
+    ) -> None:
+        self.rule, self.seed = rule, seed
+        self._kinds = np.full(tokenizer.vocab_size, WHOLE, np.uint8)
+        if rule.unit != "token":
+            self._kinds[tokenizer.continuation] = INSIDE
+        self._kinds[list(tokenizer.special_ids)] = SPECIAL
+        ordinary_ids = np.flatnonzero(self._kinds != SPECIAL)
+        self._replacer = Replacer(rule, tokenizer.mask_id, ordinary_ids, unigram_counts)
+
+    def apply(
+        self,
+        rows: Rows,
+        epochs: Int64[np.ndarray, "R"],
+        max_predictions: int,
+        rates: Float64[np.ndarray, "R"] | None = None,
+    ) -> Masked:
+        """The rows as masked in the given epoch of each, at the rule's rate unless each has one of its own.
+
+        A sequence without a maskable token (none but special ones) is the only kind with no prediction. Raises
+        ValueError when a row has more than max_predictions (see data.example.max_predictions).
+        """
+        row_count, width = rows.input_ids.shape
+        sequences = cutting.cut(rows, self._kinds.take(rows.input_ids))
+        epochs = epochs[sequences.rows]
+        chosen = self._choose(rows, sequences, epochs, rates)
+        counts = chosen.counts
+        if counts.size and counts.max() > max_predictions:
+            raise ValueError(f"a row has {counts.max()} predictions, and max_predictions is {max_predictions}")
+        column = np.arange(chosen.slots.size) - np.repeat(np.cumsum(counts) - counts, counts)
+
+        states = hashing.combine(_REPLACEMENT, self.seed, epochs, sequences.keys)[chosen.sequence]
+        picks = cases = hashing.mix(states + chosen.position.astype(np.uint64) * hashing.GAMMA)
+        if self.rule.unit == "span":
+            firsts = run_starts(chosen.sequence, chosen.position)
+            cases = hashing.mix(states + firsts.astype(np.uint64) * hashing.GAMMA)
+        input_ids = rows.input_ids.astype(np.int32)
+        truth = input_ids.reshape(-1)[chosen.slots]
+        input_ids.reshape(-1)[chosen.slots] = self._replacer.replace(truth, cases, picks)
+        positions, ids = np.zeros((2, row_count, max_predictions), np.int32)
+        positions[chosen.rows, column] = chosen.slots - chosen.rows * width
+        ids[chosen.rows, column] = truth
+        return Masked(input_ids, positions, ids, counts.astype(np.int32))
+
+    def count(self, rows: Rows, epochs: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
+        """How many predictions each row has in its epoch."""
+        sequences = cutting.cut(rows, self._kinds.take(rows.input_ids))
+        return self._choose(rows, sequences, epochs[sequences.rows], None).counts
+
+    def _choose(
+        self,
+        rows: Rows,
+        sequences: Sequences,
+        epochs: Int64[np.ndarray, "Q"],
+        rates: Float64[np.ndarray, "R"] | None,
+    ) -> _Chosen:
+        rate = self.rule.rate if rates is None else rates[sequences.rows]
+        budgets = np.maximum(1, np.rint(rate * sequences.lengths)).astype(np.int64)
+        words = cutting.find_words(sequences)
+        order = cutting.shuffle(words.starts, hashing.combine(_ORDER, self.seed, epochs, sequences.keys))
+        if self.rule.unit in ("token", "word"):
+            chosen = choose_words(words, order, budgets)
+        else:
+            states = hashing.combine(_LENGTH, self.seed, epochs, sequences.keys)
+            chosen = choose_runs(sequences, words, order, budgets, states, self.rule)
+        sequence, position = np.divmod(np.flatnonzero(chosen), chosen.shape[1])
+        slots = sequences.offsets[sequence] + position
+        numbers = sequences.rows[sequence]
+        return _Chosen(sequence, position, slots, numbers, np.bincount(numbers, minlength=len(rows.input_ids)))

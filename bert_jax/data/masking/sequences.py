@@ -1,0 +1,115 @@
+"""The sequences of some rows, each from column 0 of a row of its own, and their words in random order."""
+
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Int64, UInt, UInt8, UInt64
+
+from bert_jax.data.example import Rows
+
+# What a token is to the masker.
+SPECIAL, WHOLE, INSIDE = 0, 1, 2
+
+# A sort key is the high 20 bits of a word's hash above its position. In 32 bits (sorted by vector instructions) the
+# position has 12; wider rows take 64 bits and the same 20, so the width of a row changes no mask. Two words of equal
+# hash, one pair in a million, keep their order in the sequence.
+_HASH_BITS = 20
+_NARROW_WIDTH = 2 ** (32 - _HASH_BITS) - 1
+
+
+class Sequences(NamedTuple):
+    """The Q sequences present in some rows, W the width of the widest (of the rows, where they hold one each)."""
+
+    kinds: UInt8[np.ndarray, "Q W"]  # SPECIAL beyond the sequence's end
+    keys: UInt64[np.ndarray, "Q"]
+    rows: Int64[np.ndarray, "Q"]  # which of the R rows each is in
+    lengths: Int64[np.ndarray, "Q"]
+    first_lengths: Int64[np.ndarray, "Q"]
+    offsets: Int64[np.ndarray, "Q"]  # of its slot 0 among the R*T slots of the rows
+
+
+class Words(NamedTuple):
+    """Which slots of the sequences start a word, and which go on with one; all others are special."""
+
+    starts: Bool[np.ndarray, "Q W"]
+    inside: Bool[np.ndarray, "Q W"]
+
+
+class Order(NamedTuple):
+    """The words of each sequence in random order."""
+
+    keys: UInt[np.ndarray, "Q W"]  # their first slots are in the low bits
+    position_mask: int
+    absent: int  # stands for no word, behind all words
+
+    def positions(self, keys: UInt[np.ndarray, "*shape"]) -> Int64[np.ndarray, "*shape"]:
+        return (keys & self.position_mask).astype(np.int64)
+
+
+def cut(rows: Rows, kinds: UInt8[np.ndarray, "R T"]) -> Sequences:
+    """Cuts packed rows into their sequences; rows of one sequence are taken as they stand."""
+    row_count, width = kinds.shape
+    lengths = rows.sequence_lengths.astype(np.int64)
+    starts = np.cumsum(lengths, axis=1) - lengths + np.arange(row_count)[:, None] * width
+    pack = lengths.shape[1]
+    numbers = np.repeat(np.arange(row_count), pack)
+    flat = (rows.sequence_keys.reshape(-1), lengths.reshape(-1), rows.first_segment_lengths.astype(np.int64))
+    keys, lengths, first_lengths = (column.reshape(-1) for column in flat)
+    starts = starts.reshape(-1)
+    if pack > 1:
+        present = np.flatnonzero(lengths)
+        keys, numbers, starts = keys[present], numbers[present], starts[present]
+        lengths, first_lengths = lengths[present], first_lengths[present]
+        columns = np.arange(lengths.max(initial=1))
+        kinds = kinds.reshape(-1).take(starts[:, None] + columns, mode="clip")
+    kinds = kinds * (np.arange(kinds.shape[1]) < lengths[:, None])
+    return Sequences(kinds, keys, numbers, lengths, first_lengths, starts)
+
+
+def find_words(sequences: Sequences) -> Words:
+    """A word is a token with the continuations after it.
+
+    A continuation after a special token or at the start of a segment starts a word too: what truncation left of one.
+    """
+    kinds = sequences.kinds
+    inside = kinds == INSIDE
+    inside[:, 0] = False
+    inside[:, 1:] &= kinds[:, :-1] != SPECIAL
+    second = np.flatnonzero(sequences.first_lengths < kinds.shape[1])
+    inside[second, sequences.first_lengths[second]] = False
+    return Words((kinds != SPECIAL) & ~inside, inside)
+
+
+def shuffle(starts: Bool[np.ndarray, "Q W"], states: UInt64[np.ndarray, "Q"]) -> Order:
+    """The words that start at `starts` in the order of their hashes."""
+    width = starts.shape[1]
+    positions = np.arange(width, dtype=np.uint32)
+    # MurmurHash3's 32-bit finaliser (Appleby, public domain) with half of the sequence's state before each product:
+    # 32-bit lanes are several times as fast as 64-bit ones, and these are most of the work.
+    words = positions * np.uint32(0x9E3779B1) + states.astype(np.uint32)[:, None]
+    words ^= words >> np.uint32(16)
+    words *= np.uint32(0x85EBCA6B)
+    words ^= words >> np.uint32(13)
+    words += (states >> np.uint64(32)).astype(np.uint32)[:, None]
+    words *= np.uint32(0xC2B2AE35)
+    words ^= words >> np.uint32(16)
+
+    words >>= np.uint32(32 - _HASH_BITS)
+    keys: UInt[np.ndarray, "Q W"] = words if width <= _NARROW_WIDTH else words.astype(np.uint64)
+    bits = keys.dtype.itemsize * 8
+    keys <<= bits - _HASH_BITS
+    keys |= positions.astype(keys.dtype)
+    keys |= starts.astype(keys.dtype) - 1  # all ones where no word starts: the key for none
+    keys.sort(axis=1)
+    return Order(keys, 2 ** (bits - _HASH_BITS) - 1, 2**bits - 1)
+
+
+def mark(chosen: Bool[np.ndarray, "Q W"], slots: Int64[np.ndarray, "K"], lengths: Int64[np.ndarray, "K"]) -> None:
+    """Marks `lengths` of the Q*W slots from each of `slots` on."""
+    flat = chosen.reshape(-1)
+    step = 0
+    while slots.size:
+        flat[slots + step] = True
+        step += 1
+        longer = lengths > step
+        slots, lengths = slots[longer], lengths[longer]

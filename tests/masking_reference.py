@@ -1,0 +1,165 @@
+"""Sequences for tests of masking, and its laws again in plain Python, one sequence and one word at a time."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.data.example import Rows
+from bert_jax.data.masking import Masked, Masker, MaskingRule
+
+PAD, UNK, CLS, SEP, MASK = range(5)
+VOCABULARY, FIRST_WHOLE, FIRST_INSIDE = 40, 5, 25
+
+
+class Facts(NamedTuple):
+    """A vocabulary of forty: 0-4 special, 5-24 start a word, 25-39 go on with one."""
+
+    vocab_size: int = VOCABULARY
+    mask_id: int = MASK
+    special_ids: tuple[int, ...] = (PAD, UNK, CLS, SEP, MASK)
+    continuation: np.ndarray = np.arange(VOCABULARY) >= FIRST_INSIDE
+
+
+class Sequence(NamedTuple):
+    ids: list[int]
+    first_length: int
+    key: int
+
+
+def pack_rows(packed: list[list[Sequence]], width: int, pack: int) -> Rows:
+    count = len(packed)
+    ids = np.full((count, width), PAD, np.uint16)
+    lengths, firsts = np.zeros((2, count, pack), np.uint16)
+    keys = np.zeros((count, pack), np.uint64)
+    for row, sequences in enumerate(packed):
+        joined = [token for sequence in sequences for token in sequence.ids]
+        ids[row, : len(joined)] = joined
+        for s, sequence in enumerate(sequences):
+            lengths[row, s], firsts[row, s], keys[row, s] = len(sequence.ids), sequence.first_length, sequence.key
+    return Rows(ids, lengths, firsts, np.full((count, pack), -1, np.int8), keys)
+
+
+def apply(rows: Rows, unit: str = "word", rate: float = 0.15, seed: int = 1, epoch: int = 0, **rule) -> Masked:
+    masker = Masker(Facts(), MaskingRule(unit, rate, **rule), seed)
+    return masker.apply(rows, np.full(len(rows.input_ids), epoch, np.int64), rows.input_ids.shape[1])
+
+
+def random_rows(count: int, width: int, seed: int = 0, inside_share: float = 0.3) -> Rows:
+    """Full rows of one pair each: [CLS] A [SEP] B [SEP]."""
+    generator = np.random.default_rng(seed)
+    ids = generator.integers(FIRST_WHOLE, FIRST_INSIDE, (count, width)).astype(np.uint16)
+    inside = generator.random(ids.shape) < inside_share
+    ids[inside] = generator.integers(FIRST_INSIDE, VOCABULARY, inside.sum())
+    first = generator.integers(3, width - 2, count)
+    ids[:, 0], ids[:, -1], ids[np.arange(count), first - 1] = CLS, SEP, SEP
+    lengths = np.full((count, 1), width, np.uint16)
+    keys = np.arange(count, dtype=np.uint64)[:, None]
+    return Rows(ids, lengths, first[:, None].astype(np.uint16), np.zeros((count, 1), np.int8), keys)
+
+
+# The reference: the same law in plain Python, one sequence at a time.
+
+WORD = 2**64
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+def mix(x: int) -> int:
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % WORD
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % WORD
+    return x ^ x >> 31
+
+
+def combine(*parts: int) -> int:
+    state = 0
+    for part in parts:
+        state = mix((state + GOLDEN) % WORD ^ part % WORD)
+    return state
+
+
+def order_of(state: int, position: int) -> int:
+    x = (position * 0x9E3779B1 + state) % 2**32
+    x = (x ^ x >> 16) * 0x85EBCA6B % 2**32
+    x = ((x ^ x >> 13) + (state >> 32)) * 0xC2B2AE35 % 2**32
+    return (x ^ x >> 16) >> 12
+
+
+def words_of(sequence: Sequence, unit: str) -> list[list[int]]:
+    words: list[list[int]] = []
+    for position, token in enumerate(sequence.ids):
+        if token < FIRST_WHOLE:
+            continue
+        after_special = sequence.ids[position - 1] < FIRST_WHOLE if position else True
+        goes_on = unit != "token" and token >= FIRST_INSIDE
+        if goes_on and not after_special and position != sequence.first_length:
+            words[-1].append(position)
+        else:
+            words.append([position])
+    return words
+
+
+def choose(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int) -> list[int]:
+    """The positions to be predicted, ascending."""
+    words = words_of(sequence, rule.unit)
+    state = combine(1, seed, epoch, sequence.key)
+    order = sorted(range(len(words)), key=lambda word: (order_of(state, words[word][0]), word))
+    budget = max(1, round(rule.rate * len(sequence.ids)))
+    chosen: list[int] = []
+    for word in order:
+        if rule.unit in ("token", "word"):
+            run = words[word] if len(chosen) + len(words[word]) <= budget else []
+        elif words[word][0] in chosen:
+            continue
+        else:
+            together = neighbours(sequence, words, word)
+            drawn = run_length(sequence, rule, seed, epoch, words[word][0], len(together))
+            run = []
+            for other in together[:drawn]:
+                meets = rule.unit == "span" and other[0] in chosen
+                if meets or len(chosen) + len(run) + len(other) > budget:
+                    break
+                run += other
+            if any(position in chosen for position in run):
+                continue
+        chosen += run
+    if not chosen and words:
+        chosen = words[order[0]][:budget]
+    return sorted(chosen)
+
+
+def neighbours(sequence: Sequence, words: list[list[int]], first: int) -> list[list[int]]:
+    """The words from one on that nothing parts."""
+    together = [words[first]]
+    for word in words[first + 1 :]:
+        if word[0] != together[-1][-1] + 1 or word[0] == sequence.first_length:
+            break
+        together.append(word)
+    return together
+
+
+def run_length(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int, position: int, room: int) -> int:
+    value = mix((combine(3, seed, epoch, sequence.key) + position * GOLDEN) % WORD) >> 32
+    if rule.unit == "ngram":
+        weights = [1 / size for size in range(1, min(room, 3) + 1)]
+    else:
+        weights = [0.2 * 0.8 ** (size - 1) for size in range(1, 11)]
+    size = 1
+    while size < len(weights) and value >= round(sum(weights[:size]) / sum(weights) * 2**32):
+        size += 1
+    return size
+
+
+def reference(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int) -> dict[int, int]:
+    """What stands at each predicted position after masking."""
+    ordinary = range(FIRST_WHOLE, VOCABULARY)
+    state = combine(2, seed, epoch, sequence.key)
+    replaced: dict[int, int] = {}
+    for position in choose(sequence, rule, seed, epoch):
+        word = mix((state + position * GOLDEN) % WORD)
+        if rule.unit != "span" or position - 1 not in replaced:
+            case = word >> 32
+        random_id = ordinary[(word % 2**32) * len(ordinary) >> 32]
+        original = sequence.ids[position]
+        shares = rule.split.mask, rule.split.mask + rule.split.random
+        below = [round(share * 2**32) for share in shares]
+        replaced[position] = MASK if case < below[0] else random_id if case < below[1] else original
+    return replaced

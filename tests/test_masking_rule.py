@@ -1,0 +1,147 @@
+"""The rule of masking, the rate over steps, the room for predictions, and random tokens by frequency."""
+
+import json
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from masking_reference import CLS, FIRST_WHOLE, SEP, VOCABULARY, Facts, Sequence, pack_rows, random_rows
+from scipy import stats
+
+from bert_jax.command import UserError
+from bert_jax.data.example import SHORTEST, max_predictions
+from bert_jax.data.masking import Masker, MaskingRule, RateSchedule, Split
+
+FALSE_ALARM = 1e-6
+
+
+def budget(rate: float, slots: int) -> int:
+    return max(1, round(rate * slots))
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.05, 0.15, 0.2, 0.3, 0.5, 0.85, 1.0])
+def test_no_packing_overflows_its_row(rate):
+    """By dynamic programming over every packing of up to 8 sequences into up to 48 slots."""
+    slots = 48
+    budgets = np.array([budget(rate, length) for length in range(SHORTEST, slots + 1)])
+    most = np.zeros(slots + 1, int)  # of any number of sequences so far, in so many slots
+    for pack in range(1, 9):
+        more = most.copy()
+        for total in range(slots + 1):
+            rest = most[: max(0, total + 1 - SHORTEST)][::-1]  # what is left for the others, the last one growing
+            more[total] = max(more[total], (rest + budgets[: len(rest)]).max(initial=0))
+        most = np.maximum.accumulate(more)
+        for total in range(8, slots + 1):
+            room = max_predictions(total, pack, rate)
+            assert min(most[total], total) <= room <= most[total] + pack // 2 + 1, f"{pack} sequences in {total} slots"
+
+
+@hypothesis.settings(max_examples=60, deadline=None)
+@hypothesis.given(
+    bodies=st.lists(st.integers(1, 30), min_size=1, max_size=20),
+    rate=st.floats(0.001, 1),
+    room=st.integers(0, 5),
+    unit=st.sampled_from(["token", "span"]),
+)
+def test_packed_rows_of_any_lengths_have_room(bodies, rate, room, unit):
+    packed = [Sequence([CLS, *[FIRST_WHOLE] * body, SEP], body + 2, key) for key, body in enumerate(bodies)]
+    width = sum(body + 2 for body in bodies) + room
+    masker = Masker(Facts(), MaskingRule(unit, rate), 0)
+    masker.apply(pack_rows([packed], width, len(bodies)), np.zeros(1, int), max_predictions(width, len(bodies), rate))
+
+
+def test_rows_of_one_sequence_have_the_room_they_always_had():
+    for rate in (0.05, 0.15, 0.2, 0.3, 0.4):
+        for slots in (8, 64, 128, 384, 512, 8192):
+            assert max_predictions(slots, 1, rate) == max(1, int(rate * slots + 0.5 + 1e-6))
+    assert max_predictions(128, 1, 0.15) == 19
+    assert max_predictions(512, 1, 0.15) == 77
+
+
+def test_a_rule_goes_through_the_manifest():
+    rule = MaskingRule("span", 0.2, Split(0.5, 0.25, 0.25), "unigram")
+    assert MaskingRule.from_manifest(json.loads(json.dumps(rule.to_manifest()))) == rule
+
+
+def test_an_older_manifest_means_the_defaults():
+    stored = {"kind": "dynamic", "unit": "word", "rate": 0.15, "max_predictions": 10}
+    assert MaskingRule.from_manifest(stored) == MaskingRule("word")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"split": "0.8"}, {"split": [0.8, 0.2]}, {"split": [1, "a", 0]}, {"random": 3}, {"span_p": "x"}, {"span_max": 0}],
+)
+def test_a_damaged_manifest_is_told(damage):
+    with pytest.raises(UserError, match=next(iter(damage))):
+        MaskingRule.from_manifest({"unit": "span", "rate": 0.15} | damage)
+
+
+@pytest.mark.parametrize("split", [(0.8, 0.1, 0.2), (1.1, -0.1, 0.0), (0.0, 0.0, 0.0), (float("nan"), 0.5, 0.5)])
+def test_shares_that_do_not_sum_to_one_are_refused(split):
+    with pytest.raises(UserError, match="three shares that sum to 1"):
+        MaskingRule(split=Split(*split))
+
+
+def test_a_schedule_holds_each_rate_until_the_next_step():
+    schedule = RateSchedule.parse("0:0.30,50000:0.15,90000:0.05")
+    steps = np.array([0, 1, 49_999, 50_000, 89_999, 90_000, 10**9])
+    assert schedule.at(steps).tolist() == [0.3, 0.3, 0.3, 0.15, 0.15, 0.05, 0.05]
+    assert schedule.highest == 0.3
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0.3", "0:0.3,", "5:0.3", "0:0.3,0:0.2", "0:0.3,9:0.1,4:0.2", "0:1.5", "0:0", "0:nan"]
+)
+def test_what_is_no_schedule_is_told(text):
+    with pytest.raises(UserError, match=r"mask (schedule|rate)"):
+        RateSchedule.parse(text)
+
+
+@pytest.mark.parametrize("unit", ["token", "span"])
+def test_each_row_may_have_a_rate_of_its_own(unit):
+    rows = random_rows(40, 64)
+    masker = Masker(Facts(), MaskingRule(unit), 3)
+    epochs = np.zeros(40, int)
+    mixed = masker.apply(rows, epochs, 64, np.where(np.arange(40) % 2, 0.3, 0.05))
+    for parity, rate in ((0, 0.05), (1, 0.3)):
+        alone = Masker(Facts(), MaskingRule(unit, rate), 3).apply(rows, epochs, 64)
+        for some, whole in zip(mixed, alone, strict=True):
+            np.testing.assert_array_equal(some[parity::2], whole[parity::2])
+
+
+def test_random_tokens_come_as_often_as_in_the_text():
+    """Chi-square, false-alarm rate 1e-6."""
+    counts = np.zeros(VOCABULARY, np.int64)
+    counts[FIRST_WHOLE:] = np.random.default_rng(0).zipf(1.5, VOCABULARY - FIRST_WHOLE).clip(max=10**12)
+    counts[FIRST_WHOLE + 3] = 0
+    counts[:FIRST_WHOLE] = 10**9  # special tokens are never drawn, whatever their counts
+    rows = random_rows(3000, 128)
+    rule = MaskingRule("token", split=Split(0.0, 1.0, 0.0), random="unigram")
+    masked = Masker(Facts(), rule, 0, counts).apply(rows, np.zeros(3000, int), 19)
+    drawn = np.take_along_axis(masked.input_ids, masked.positions, axis=1)
+    histogram = np.bincount(drawn.reshape(-1), minlength=VOCABULARY)
+    assert not histogram[:FIRST_WHOLE].any() and not histogram[FIRST_WHOLE + 3]
+    likely = counts[FIRST_WHOLE:] / counts[FIRST_WHOLE:].sum()
+    often = likely * drawn.size >= 5
+    got = np.append(histogram[FIRST_WHOLE:][often], histogram[FIRST_WHOLE:][~often].sum())
+    wanted = np.append(likely[often], likely[~often].sum()) * drawn.size
+    assert stats.chisquare(got[wanted > 0], wanted[wanted > 0]).pvalue > FALSE_ALARM
+
+
+def test_random_tokens_by_frequency_need_the_counts():
+    rule = MaskingRule("token", split=Split(0.0, 1.0, 0.0), random="unigram")
+    rows = random_rows(3, 16)
+    assert Masker(Facts(), rule, 0).count(rows, np.zeros(3, int)).tolist() == [2, 2, 2]
+    with pytest.raises(ValueError, match="need the unigram counts"):
+        Masker(Facts(), rule, 0).apply(rows, np.zeros(3, int), 16)
+    with pytest.raises(UserError, match="hold no ordinary token"):
+        Masker(Facts(), rule, 0, np.zeros(VOCABULARY, np.int64))
+
+
+def test_counting_needs_no_replacing():
+    rows = random_rows(50, 64)
+    for unit in ("token", "word", "ngram", "span"):
+        masker, epochs = Masker(Facts(), MaskingRule(unit), 1), np.arange(50)
+        np.testing.assert_array_equal(masker.count(rows, epochs), masker.apply(rows, epochs, 64).counts)
