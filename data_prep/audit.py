@@ -153,7 +153,10 @@ class _Counter:
             return problem
         most = self._manifest["masking"]["max_predictions"]
         for some in pieces(rows):
-            drawn = mask_rows(Rows(truth(some), *some[1:5]), self._masker, most)
+            try:
+                drawn = mask_rows(Rows(truth(some), *some[1:5]), self._masker, most)
+            except ValueError as error:
+                return str(error)
             if some.masked_positions is not None and not _equal(drawn, some):
                 return "static masks that are not those of epoch 0"
             self.figures[part].add(drawn)

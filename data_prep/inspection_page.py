@@ -14,7 +14,7 @@ from bert_jax.reporting.curves import Chart, Series, number, percent
 from bert_jax.reporting.page import Bar, Tile
 from bert_jax.tokenizer import Tokenizer
 from data_prep.audit import Verified
-from data_prep.figures import REPLACEMENTS, Figures, binned, masked, masker_of
+from data_prep.figures import NO_LABEL, REPLACEMENTS, Figures, binned, masked, masker_of
 from data_prep.shown import Piece, Shown, shown_rows
 from data_prep.tables import about, document_counts, label_names, top_tokens
 
@@ -130,6 +130,7 @@ def _shares(manifest: Mapping[str, Any], figures: Mapping[Part, Figures]) -> str
     labels = {
         part: [(names.get(label, str(label)), count) for label, count in found.labels.items() if count]
         for part, found in figures.items()
+        if found.labels[NO_LABEL] < found.sequences
     }
     replaced = {part: list(zip(REPLACEMENTS, found.replaced.tolist(), strict=True)) for part, found in figures.items()}
     panels = []

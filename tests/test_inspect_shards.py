@@ -9,8 +9,9 @@ import pytest
 
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
+from bert_jax.data.manifest import read_unigram_counts
 from bert_jax.data.masking import Masker
-from bert_jax.data.shards import open_dataset, read_shard, write_shard
+from bert_jax.data.shards import Corrupt, open_dataset, read_shard, write_shard
 from data_prep import checksums, inspect_shards
 from data_prep.audit import verify
 from data_prep.build_examples import build
@@ -100,6 +101,23 @@ def test_every_flipped_byte_of_every_file_is_told_with_the_files_name(output: Pa
             assert name in str(told.value) or name == checksums.SUMS, (name, str(told.value))
         path.write_bytes(whole)
     verify(output)
+
+
+@pytest.mark.parametrize("name", [FIRST, "unigram_counts.npy"])
+def test_damage_in_the_head_or_tail_of_a_file_raises_what_a_command_can_tell(output: Path, name: str) -> None:
+    """Where Arrow and numpy keep names, shapes and sizes. A reader that does not hash may meet any of it."""
+    generator = random.Random(1)
+    manifest, whole = json.loads((output / "manifest.json").read_text()), (output / name).read_bytes()
+    told = 0
+    for place in {*range(0, min(len(whole), 1400), 11), *range(max(len(whole) - 1400, 0), len(whole), 11)}:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << generator.randrange(8)
+        (output / name).write_bytes(damaged)
+        try:
+            read_shard(output / name) if name == FIRST else read_unigram_counts(output, manifest)
+        except (UserError, Corrupt):
+            told += 1
+    assert told > 3
 
 
 def test_list_of_hashes_is_that_of_sha256sum(output: Path) -> None:

@@ -1,5 +1,6 @@
 """The manifest of a build_examples output (docs/data_format.md), and the unigram counts beside it."""
 
+import tokenize
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -68,7 +69,7 @@ def read_unigram_counts(directory: Path, manifest: Mapping[str, Any]) -> Int64[n
         counts = np.load(path, allow_pickle=False)
     except FileNotFoundError:
         raise UserError(f"missing {path}; {_AGAIN}") from None
-    except (ValueError, EOFError) as error:
+    except (ValueError, EOFError, SyntaxError, tokenize.TokenError) as error:  # of a damaged header
         raise UserError(f"damaged {path} ({error}); {_AGAIN}") from error
     if not isinstance(counts, np.ndarray) or counts.dtype != np.int64 or counts.shape != (size,):
         raise UserError(f"damaged {path}: not int64[{size}], a count for each id; {_AGAIN}")

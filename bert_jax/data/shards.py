@@ -66,11 +66,12 @@ def read_shard(path: Path) -> Rows:
             if reader.num_record_batches != 1:
                 raise Corrupt(f"{reader.num_record_batches} record batches where one was wanted")
             batch = reader.get_batch(0)
+        batch.validate()  # lengths against the sizes of buffers: pyarrow aborts the process over some that do not fit
+        columns = {name: _numpy(name, batch.column(i)) for i, name in enumerate(batch.schema.names)}
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: numbers in it that contradict each other
         raise Corrupt(f"not an Arrow IPC file ({' '.join(str(error).split())})") from error
-    columns = {name: _numpy(name, batch.column(i)) for i, name in enumerate(batch.schema.names)}
     needed = [name for name in Rows._fields if name not in Rows._field_defaults]
     if missing := [name for name in needed if name not in columns]:
         raise Corrupt(f"no column {missing[0]}")

@@ -85,7 +85,7 @@ mark small { font-weight: 400; opacity: .85; }
 mark.random { background: var(--color-1); } mark.kept { background: none; color: inherit; font-weight: 400; }
 mark.kept { box-shadow: inset 0 0 0 1.5px var(--color-2); }
 .mask { color: var(--faint); font-size: .8em; }
-.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 250px), 1fr)); gap: 1rem 2.5rem; }
+.panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 235px), 1fr)); gap: 1rem 2.5rem; }
 .panels h3 { margin-bottom: .35rem; }
 .example { margin: 0 0 1rem; padding: .8rem 1rem; background: var(--card); border: 1px solid var(--edge); }
 .example { border-radius: 10px; break-inside: avoid; }
