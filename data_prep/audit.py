@@ -205,20 +205,22 @@ def _equal(rows: Rows, others: Rows) -> bool:
 
 
 def _check_sums(directory: Path, manifest: dict[str, Any]) -> None:
-    """Raises UserError where the manifest's counts are not the sums of those of its parts."""
+    """Raises UserError where the manifest's counts are not the sums of its parts' and of what reading skipped."""
+    unread = manifest.get("skipped_reading", {})
     whole, parts = manifest["counts"], [manifest["parts"][part] for part in PARTS]
-    reasons = {reason for counts in (whole, *parts) for reason in counts["skipped"]}
+    skipped = [*(part["skipped"] for part in parts), unread]
     for name, said, found in [
-        *((name, whole[name], [part[name] for part in parts]) for name in COUNTED),
+        *((name, whole[name], [part[name] for part in parts]) for name in COUNTED if name != "documents"),
+        ("documents", whole["documents"], [*(part["documents"] for part in parts), sum(unread.values())]),
         *(
-            (reason, whole["skipped"].get(reason, 0), [p["skipped"].get(reason, 0) for p in parts])
-            for reason in reasons
+            (reason, whole["skipped"].get(reason, 0), [counted.get(reason, 0) for counted in skipped])
+            for reason in sorted({reason for counted in (whole["skipped"], *skipped) for reason in counted})
         ),
     ]:
         if said != sum(found):
             raise UserError(
-                f"{directory / MANIFEST} says {said} {name} in all, and {' + '.join(map(str, found))} in the parts; "
-                "build the examples again"
+                f"{directory / MANIFEST} says {said} {name} in all, and {' + '.join(map(str, found))} in the parts and "
+                "in reading; build the examples again"
             )
     if whole["documents"] != whole["used"] + sum(whole["skipped"].values()):
         raise UserError(

@@ -4,7 +4,8 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -14,10 +15,11 @@ from bert_jax import tokenizer as tokenizers
 from bert_jax.command import Parser, Stopped, UserError
 from bert_jax.data.masking import UNITS, Split
 from bert_jax.files import incomplete, refuse_existing
-from data_prep import engines, readers
-from data_prep.job import Arguments, Job, Record, Source
+from data_prep import engines
+from data_prep.job import Arguments, Job, Record
 from data_prep.objectives import OBJECTIVES, PAIRS
-from data_prep.progress import InputFiles, Reporter
+from data_prep.progress import Reporter
+from data_prep.readers import Corpus, Reading, Source, find_sources
 from data_prep.units import Cut, Splitter, Unit, UnusableCorpus
 from data_prep.worker import build_unit
 
@@ -31,11 +33,11 @@ Turns text into rows for pretraining: sentences, token ids, pairs, fixed-width A
   python -m data_prep.build_examples --input 'books/*.txt.xz' --tokenizer vocab.txt --output data/books_128 \\
       --seq_len 128 --objective nsp --masking dynamic --mask_unit word
 
-Input is text, plain or .gz or .xz, with a blank line between documents. Lines are cut into sentences, so a line may
-be a sentence or a paragraph. OUTPUT gets train/, eval/ (documents chosen by a hash of their text), tokenizer/ and
-manifest.json; docs/data_format.md describes them. Work goes on in OUTPUT.incomplete: a job that was stopped, or
-killed, goes on where it was when the same command is given again. The same text and options give the same shards,
-byte for byte, with any number of workers.
+Input is text with a blank line between documents, .jsonl or .parquet, each plain or .gz .xz .zst, on this machine, gs://
+or s3://; or tfds:NAME[:SPLIT]. Lines are cut into sentences, so a line may be a sentence or a paragraph.
+OUTPUT gets train/, eval/ (documents chosen by a hash of their text), tokenizer/ and manifest.json; docs/data_format.md
+describes them. Work goes on in OUTPUT.incomplete: a job that was stopped, or killed, goes on where it was when the
+same command is given again. The same text and options give the same shards, byte for byte, with any number of workers.
 """
 
 
@@ -61,6 +63,11 @@ def build(
     format: str = "arrow",
     workers: int = 0,
     unit_mb: float = 0.0,
+    weights: str | Sequence[float] = (),
+    document: str = "blank_line",
+    text_field: str = "text",
+    dedup: bool = False,
+    on_error: str = "fail",
     quiet: bool = True,
 ) -> dict[str, Any]:
     """Builds the examples as the command does, and returns the manifest; see its --help for the arguments.
@@ -75,9 +82,8 @@ def build(
         raise UserError(f"--short_seq_prob is for --objective {' and '.join(PAIRS)}; {objective} makes none short")
     output = Path(os.path.abspath(output))
     refuse_existing(output)
-    files = InputFiles(readers.expand(str(input)))
+    corpus = Corpus(find_sources(str(input), _weights(weights)), Reading(text_field, document, on_error))
     loaded = tokenizers.load(tokenizer, lowercase)
-    sources = tuple(Source(str(path), os.stat(path).st_size) for path in files.paths)
     if short_seq_prob is None:
         # Packing makes short sequences of its own (recut.py), and more of them would not fill rows of few sequences.
         short_seq_prob = SHORT_SEQ_PROB if objective in PAIRS and pack == 1 else 0.0
@@ -94,51 +100,65 @@ def build(
         eval_fraction=eval_fraction,
         short_seq_prob=short_seq_prob,
         seed=seed,
-        unit_bytes=round(unit_mb * MB) if unit_mb else _default_unit_bytes(sources),
+        unit_bytes=round(unit_mb * MB) if unit_mb else _default_unit_bytes(corpus.sources),
         tokenizer_hash=loaded.content_hash,
-        sources=sources,
+        sources=corpus.sources,
+        text_field=text_field,
+        document=document,
+        dedup=dedup,
     )
     _check_masking(arguments)
     with Job(output, arguments, loaded) as job:
-        return _run(job, files, workers or _cores(), quiet)
+        return _run(job, corpus, workers or _cores(), quiet)
 
 
-def _run(job: Job, files: InputFiles, workers: int, quiet: bool) -> dict[str, Any]:
+def _run(job: Job, corpus: Corpus, workers: int, quiet: bool) -> dict[str, Any]:
     """Splits, skips what is finished, sends the rest to the engine, and finishes the folder."""
     arguments = job.arguments
     fewest = 2 if arguments.objective == "nsp" else 1
-    splitter = Splitter(Cut(arguments.unit_bytes, arguments.eval_fraction, fewest))
+    splitter = Splitter(Cut(arguments.unit_bytes, arguments.eval_fraction, fewest), arguments.dedup)
     records: list[Record] = []
     tokens = 0
 
     def unfinished() -> Iterator[Unit]:
-        for unit in splitter.split(reported()):
-            record = job.finished(unit)
-            if record is None:
-                yield unit
-            else:
-                records.append(record)
+        try:
+            for unit in splitter.split(reported()):
+                record = job.finished(unit)
+                if record is None:
+                    yield unit
+                else:
+                    records.append(record)
+        except UnusableCorpus as error:
+            raise _with_skipped(error, corpus.refused + splitter.skipped) from None
 
-    def reported() -> Iterator[str]:
-        for document in files.documents():
-            reporter.update(files.bytes_read, splitter.bytes / MB, tokens / 1e6)
+    def reported() -> Iterator[bytes | None]:
+        for document in corpus.texts():
+            reporter.update(corpus.bytes_read, splitter.bytes / MB, tokens / 1e6)
             yield document
 
     resumed = job.finished_units()
     if resumed and not quiet:
         print(f"going on in {job.directory}: {resumed} units are finished", file=sys.stderr)
-    with Reporter("building examples", files.total_bytes, ("MB", "M tokens"), quiet) as reporter:
+    with Reporter("building examples", corpus.total_bytes, ("MB", "M tokens"), quiet) as reporter:
         work = functools.partial(build_unit, job.directory, arguments)
         for record in engines.local(work, unfinished(), workers):
             records.append(record)
             tokens += record.counts["source_tokens"]
-            reporter.update(files.bytes_read, splitter.bytes / MB, tokens / 1e6)
+            reporter.update(corpus.bytes_read, splitter.bytes / MB, tokens / 1e6)
         if not any(record.counts["rows"] for record in records if record.part == "train"):
             raise UnusableCorpus(_nothing(records))
-        manifest = job.finish(records)
+        manifest = job.finish(records, corpus.refused + splitter.skipped)
     if not quiet:
         _tell(job, manifest, splitter, tokens, reporter.seconds())
     return manifest
+
+
+def _with_skipped(error: UnusableCorpus, skipped: Counter[str]) -> UnusableCorpus:
+    return UnusableCorpus(f"{error}; skipped: {_told(skipped)}") if skipped else error
+
+
+def _told(skipped: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in skipped.items())
 
 
 def _nothing(records: list[Record]) -> str:
@@ -164,7 +184,7 @@ def _tell(job: Job, manifest: dict[str, Any], splitter: Splitter, tokens: int, s
     if job.arguments.eval_fraction and not held_out["documents"]:
         lines.append(_no_eval(splitter, job.arguments.eval_fraction))
     if skipped := manifest["counts"]["skipped"]:
-        lines.append("skipped: " + ", ".join(f"{count} {reason}" for reason, count in skipped.items()))
+        lines.append(f"skipped: {_told(skipped)}")
     print("\n".join(lines), file=sys.stderr, flush=True)
 
 
@@ -183,9 +203,17 @@ def _no_eval(splitter: Splitter, eval_fraction: float) -> str:
     return f"no document was chosen for eval (--eval_fraction {eval_fraction}). Raise it, or give more text"
 
 
+def _weights(given: str | Sequence[float]) -> list[float]:
+    """--weights as numbers."""
+    try:
+        return [float(weight) for weight in (given.split(",") if isinstance(given, str) and given else given)]
+    except ValueError:
+        raise UserError(f"--weights {given}; give a number for each pattern of --input, as 1,0.5,3") from None
+
+
 def _default_unit_bytes(sources: Sequence[Source]) -> int:
     """A 32nd of the corpus, from 1 to 8 MB: enough units to share out, enough documents for a random segment."""
-    text_bytes = sum(source.bytes * (3 if source.path.endswith((".xz", ".gz")) else 1) for source in sources)
+    text_bytes = sum(source.bytes * (3 if source.path.endswith((".xz", ".gz", ".zst")) else 1) for source in sources)
     return min(max(text_bytes // 32, MB), 8 * MB)
 
 
@@ -251,6 +279,15 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     parser = Parser("data_prep.build_examples", DESCRIPTION)
     add = parser.add_argument
     add("--input", required=True, metavar="GLOB", help="files, as 'text/*.txt.xz'; several patterns parted by commas")
+    add("--weights", default=(), metavar="W,W", help="copies of each pattern's documents, as 1,0.5,3; default 1 each")
+    add(
+        "--document",
+        default="blank_line",
+        help="what parts text: blank_line, or file (a file each); default blank_line",
+    )
+    add("--text_field", default="text", metavar="NAME", help="of JSONL, Parquet and TFDS; default text")
+    add("--dedup", action="store_true", help="skip documents that were there before, byte for byte")
+    add("--on_error", default="fail", help="at input that cannot be used: fail, or skip (and count it); default fail")
     add("--tokenizer", required=True, metavar="DIR_OR_VOCAB", help="a tokenizer folder, or a vocab.txt")
     add("--output", required=True, metavar="DIR", help="a folder to be made")
     add("--seq_len", required=True, type=int, metavar="T", help="slots of a row, as 128")

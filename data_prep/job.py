@@ -30,18 +30,12 @@ from bert_jax.data.masking import MaskingRule, Split
 from bert_jax.files import incomplete, refuse_existing, write_whole
 from bert_jax.tokenizer import Tokenizer
 from data_prep import checksums
+from data_prep.readers import Source
 from data_prep.units import Unit, UnusableCorpus
 
 UNIGRAMS = "unigram_counts.npy"
 # The packages whose versions can change what is written.
 _PACKAGES = ("bert_jax", "numpy", "pyarrow", "tokenizers")
-
-
-class Source(NamedTuple):
-    """An input file."""
-
-    path: str
-    bytes: int
 
 
 @dataclass(frozen=True)
@@ -63,6 +57,9 @@ class Arguments:
     unit_bytes: int
     tokenizer_hash: str
     sources: tuple[Source, ...]
+    text_field: str = "text"
+    document: str = "blank_line"
+    dedup: bool = False
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -166,8 +163,11 @@ class Job:
         )
         return record if in_place else None
 
-    def finish(self, records: Iterable[Record]) -> dict[str, Any]:
-        """Writes the unigram counts and then the manifest, and gives the folder its name. Returns the manifest."""
+    def finish(self, records: Iterable[Record], skipped: Counter[str]) -> dict[str, Any]:
+        """Writes the unigram counts and then the manifest, and gives the folder its name. Returns the manifest.
+
+        skipped   documents that came into no unit, by reason
+        """
         records = sorted(records, key=lambda record: (PARTS.index(record.part), record.name))
         unigrams = np.zeros(self.tokenizer.vocab_size, np.int64)
         for record in records:
@@ -176,7 +176,7 @@ class Job:
         buffer = io.BytesIO()
         np.save(buffer, unigrams)
         write_whole(self.directory / UNIGRAMS, buffer.getvalue())
-        manifest = _manifest(self.arguments, self.tokenizer, records)
+        manifest = _manifest(self.arguments, self.tokenizer, records, skipped)
         self._remove_strays({shard["name"] for shard in manifest["shards"]})
         content = json.dumps(manifest, indent=1).encode() + b"\n"
         write_whole(self.directory / checksums.SUMS, checksums.render(self.directory, manifest, content))
@@ -218,9 +218,14 @@ class Job:
             self._lock.close()
 
 
-def _manifest(arguments: Arguments, tokenizer: Tokenizer, records: list[Record]) -> dict[str, Any]:
+def _manifest(
+    arguments: Arguments, tokenizer: Tokenizer, records: list[Record], skipped: Counter[str]
+) -> dict[str, Any]:
     """docs/data_format.md describes it."""
     parts = {part: _sum_counts(record for record in records if record.part == part) for part in PARTS}
+    counts = _sum_counts(records)
+    counts["documents"] += skipped.total()
+    counts["skipped"] = dict(sorted((skipped + Counter(counts["skipped"])).items()))
     return {
         "schema_version": SCHEMA_VERSION,
         "objective": arguments.objective,
@@ -241,8 +246,12 @@ def _manifest(arguments: Arguments, tokenizer: Tokenizer, records: list[Record])
         "eval_fraction": arguments.eval_fraction,
         "short_seq_prob": arguments.short_seq_prob,
         "unit_bytes": arguments.unit_bytes,
-        "sources": [source._asdict() for source in arguments.sources],
-        "counts": _sum_counts(records),
+        "sources": [
+            {"path": source.path, "bytes": source.bytes, "weight": source.weight} for source in arguments.sources
+        ],
+        "reading": {"document": arguments.document, "text_field": arguments.text_field, "dedup": arguments.dedup},
+        "counts": counts,
+        "skipped_reading": dict(sorted(skipped.items())),
         "parts": parts,
         "unigram_counts": UNIGRAMS,
         "shards": [shard for record in records for shard in record.shards],

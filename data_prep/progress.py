@@ -1,48 +1,16 @@
 """How far a long job is: on a terminal a bar, elsewhere a plain line now and then, both on stderr."""
 
-import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from types import TracebackType
 
 import psutil
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from data_prep import readers
-
-# Bytes of text a byte of a compressed file gives, until a file of the job has told (English by xz -6 and gzip).
-_EXPANSION = {".xz": 3.5, ".gz": 2.7}
 _SECONDS_BETWEEN_LINES = 15.0
 _SECONDS_BETWEEN_UPDATES = 0.5
-
-
-class InputFiles:
-    """Reads the documents of some files in order, and knows how many of the files' bytes that has taken."""
-
-    def __init__(self, paths: list[Path]) -> None:
-        self.paths = paths
-        self.total_bytes = sum(os.stat(path).st_size for path in paths)
-        self.bytes_read = 0.0  # an estimate within a compressed file
-
-    def documents(self) -> Iterator[str]:
-        """The documents of all files. Raises UserError as data_prep.readers.documents does."""
-        expansion = dict(_EXPANSION)
-        before = 0
-        for path in self.paths:
-            size = os.stat(path).st_size
-            ratio = expansion.get(path.suffix, 1.0)
-            text_bytes = 0
-            for document in readers.documents(path):
-                text_bytes += len(document) + 2
-                self.bytes_read = before + min(size, text_bytes / ratio)
-                yield document
-            before += size
-            self.bytes_read = before
-            if path.suffix in expansion and size:
-                expansion[path.suffix] = max(1.0, text_bytes / size)
 
 
 class Reporter:

@@ -5,16 +5,20 @@ text and options give the same shards byte for byte, and a job that was stopped 
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bert_jax.command import UserError
 from bert_jax.data.manifest import Part
+from data_prep.dedup import Seen
 
 # The highest bit of a unit's number in a sequence key tells the parts apart (docs/data_format.md).
 EVAL_KEY_BIT = 1 << 31
 _DIGEST_BYTES = 16
+
+Document = str | bytes | None  # bytes: UTF-8; None: a pass over the corpus has ended
 
 
 class UnusableCorpus(UserError):
@@ -52,24 +56,39 @@ class Splitter:
     """Iterates over the units of a stream of documents; after that, `moved_to_train` says what was not as asked.
 
     A unit ends with the document that fills it, and holds two documents at least: a last one of a single document
-    joins the one before. A part too small to be one (see Cut.fewest) goes to the other whole.
+    joins the one before. A part too small to be one (see Cut.fewest) goes to the other whole. With dedup a document
+    that was there before, byte for byte, is skipped.
     """
 
     cut: Cut
-    documents: int = 0
+    dedup: bool = False
+    documents: int = 0  # in units
     bytes: int = 0
     moved_to_train: int = 0  # documents chosen for eval that were too few to be a part
+    skipped: Counter[str] = field(default_factory=Counter)  # documents that are in no unit, by reason
 
-    def split(self, stream: Iterable[str]) -> Iterator[Unit]:
+    def split(self, stream: Iterable[Document]) -> Iterator[Unit]:
         """The units, each as soon as it is sure. Holds about two units of each part in memory.
+
+        stream   documents, as UTF-8 when they are bytes; None ends a pass over the corpus: what follows may be copies
+                 of what came before, so no unit goes over it, where a unit would not be left with a single document
 
         Raises UnusableCorpus at the end of a stream with too few documents for any part, saying how many there were.
         """
         train, held_out = _Gathering("train", self.cut.unit_bytes), _Gathering("eval", self.cut.unit_bytes)
         threshold = int(self.cut.eval_fraction * (1 << 64))
+        seen = Seen()
         for document in stream:
-            text = document.encode()
+            if document is None:
+                yield from train.end_pass()
+                yield from held_out.end_pass()
+                seen = Seen()
+                continue
+            text = document if isinstance(document, bytes) else document.encode()
             digest = hashlib.blake2b(text, digest_size=_DIGEST_BYTES).digest()
+            if self.dedup and not seen.add(digest):
+                self.skipped["duplicate"] += 1
+                continue
             self.documents += 1
             self.bytes += len(text)
             part = held_out if int.from_bytes(digest[:8]) < threshold else train
@@ -139,13 +158,18 @@ class _Gathering:
         self.total -= len(documents)
         return documents
 
+    def end_pass(self) -> Iterator[Unit]:
+        """What is there as units, unless it is a single document."""
+        if len(self._held) + len(self._filling) > 1:
+            yield from self.rest()
+
     def rest(self) -> Iterator[Unit]:
         """The last units; one of a single document joins the one before it."""
         if len(self._filling) == 1 and self._held:
             yield self._unit(self._held + self._filling)
         else:
             yield from (self._unit(documents) for documents in (self._held, self._filling) if documents)
-        self._held, self._filling = [], []
+        self._held, self._filling, self._bytes = [], [], 0
 
     def _unit(self, documents: list[tuple[bytes, bytes]]) -> Unit:
         whole = hashlib.blake2b(b"".join(digest for _, digest in documents), digest_size=_DIGEST_BYTES)

@@ -219,7 +219,7 @@ def test_documents_that_are_neither_used_nor_skipped_are_detected(output: Path) 
 
 def test_skipped_documents_that_are_not_the_sum_of_the_parts_are_detected(output: Path) -> None:
     change_manifest(output, lambda manifest: manifest["counts"]["skipped"].update(no_tokens=1))
-    with pytest.raises(UserError, match=r"1 no_tokens in all, and 0 \+ 0 in the parts"):
+    with pytest.raises(UserError, match=r"1 no_tokens in all, and 0 \+ 0 \+ 0 in the parts"):
         verify(output)
 
 

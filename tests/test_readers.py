@@ -2,23 +2,54 @@
 
 import gzip
 import lzma
+import re
 import tracemalloc
 from pathlib import Path
 
+import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bert_jax.command import UserError
-from data_prep.readers import documents, expand
+from data_prep.readers import Reading, Refusal, documents, expand, read, streams, text
 
 TEXT = "one\ntwo\n\n \t\nthrée\n\n\nfour"
 DOCUMENTS = ["one\ntwo", "thrée", "four"]
 
 
-@pytest.mark.parametrize("suffix, compress", [(".txt", bytes), (".gz", gzip.compress), (".xz", lzma.compress)])
+def zstd(data: bytes) -> bytes:
+    return pa.Codec("zstd").compress(data, asbytes=True)
+
+
+COMPRESSIONS = [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".zst", zstd)]
+DAMAGED = [case for case in COMPRESSIONS if case[0]]
+
+
+def by_line(data: bytes) -> list[str]:
+    """The documents of a text file by its definition, a line at a time."""
+    found: list[list[str]] = [[]]
+    lines = data.decode().removeprefix("\ufeff").split("\n")
+    for line in (line.removesuffix("\r") for line in lines):
+        if line and not line.isspace():
+            found[-1].append(line)
+        elif found[-1]:
+            found.append([])
+    return ["\n".join(lines) for lines in found if lines]
+
+
+@pytest.mark.parametrize("suffix, compress", COMPRESSIONS)
 def test_documents_are_the_same_however_compressed(tmp_path, suffix, compress):
-    path = tmp_path / f"text{suffix}"
+    path = tmp_path / f"text.txt{suffix}"
     path.write_bytes(compress(TEXT.encode()))
     assert list(documents(path)) == DOCUMENTS
+
+
+@pytest.mark.parametrize("suffix, compress", DAMAGED)
+def test_compressed_files_joined_end_to_end_are_one(tmp_path, suffix, compress):
+    path = tmp_path / f"text{suffix}"
+    path.write_bytes(compress(b"one\n\ntw") + compress(b"o\n\nthree"))
+    assert list(documents(path)) == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize("written", ["\ufeff" + TEXT, TEXT + "\n", "\n\n" + TEXT + "\n\n", TEXT.replace("\n", "\r\n")])
@@ -35,65 +66,126 @@ def test_only_line_feeds_end_a_line(tmp_path):
 
 
 def test_an_empty_file_has_no_documents(tmp_path):
-    for text in ("", "\n", " \n\n"):
-        (tmp_path / "text.txt").write_text(text)
+    for content in ("", "\n", " \n\n"):
+        (tmp_path / "text.txt").write_text(content)
         assert list(documents(tmp_path / "text.txt")) == []
+        assert list(read(str(tmp_path / "text.txt"), Reading(document="file"))) == []
 
 
-def test_lines_across_read_blocks_are_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr("data_prep.readers.BUFFER_BYTES", 3)
+@given(st.text(alphabet="a\u00e9\u3000\n\n\n\r \t\u2028\x85\ufeff", max_size=40), st.integers(1, 9))
+def test_blocks_cut_anywhere_give_the_documents_of_the_definition(tmp_path_factory, content, size):
+    path = tmp_path_factory.getbasetemp() / "text.txt"
+    path.write_bytes(content.encode())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(streams, "BLOCK_BYTES", size)
+        found = list(documents(path))
+    assert found == by_line(content.encode())
+
+
+def test_every_white_space_that_python_knows_makes_a_blank_line():
+    blank = re.compile(rb"(?:" + text._SPACE + rb")")
+    for code in range(0x110000):
+        if chr(code).isspace() and chr(code) != "\n":
+            assert blank.fullmatch(chr(code).encode()), hex(code)
+    assert not blank.fullmatch("\u200b".encode())
+
+
+def test_a_file_is_a_document_when_asked(tmp_path):
     path = tmp_path / "text.txt"
-    path.write_bytes(TEXT.replace("\n", "\r\n").encode())
-    assert list(documents(path)) == DOCUMENTS
+    path.write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo\r\n")
+    assert list(read(str(path), Reading(document="file"))) == [b"one\n\ntwo"]
 
 
-def test_progress_adds_up_to_the_stored_size(tmp_path):
-    path = tmp_path / "text.xz"
-    path.write_bytes(lzma.compress(b"some words\n\n" * 300_000))
-    read: list[int] = []
-    assert sum(1 for _ in documents(path, on_read=read.append)) == 300_000
-    assert sum(read) == path.stat().st_size
+@pytest.mark.parametrize("suffix, compress", COMPRESSIONS)
+def test_progress_adds_up_to_the_stored_size(tmp_path, suffix, compress):
+    path = tmp_path / f"text{suffix}"
+    path.write_bytes(compress(b"some words\n\n" * 30_000))
+    told: list[int] = []
+    assert sum(1 for _ in documents(path, on_read=told.append)) == 30_000
+    assert sum(told) == path.stat().st_size
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
     path = tmp_path / "text.xz"
-    path.write_bytes(lzma.compress(("words and words " * 20 + "\n\n").encode() * 60_000, preset=0))  # 19 MB of text
+    path.write_bytes(lzma.compress(("words and words " * 200 + "\n\n").encode() * 6_000, preset=0))  # 19 MB of text
     tracemalloc.start()
     try:
         count = sum(1 for _ in documents(path))
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert count == 60_000
-    assert peak < 6_000_000, f"{peak} bytes for a file of 19 MB"
+    assert count == 6_000
+    assert peak < 8_000_000, f"{peak} bytes for a file of 19 MB"
 
 
-def test_invalid_utf8_names_file_and_line(tmp_path):
-    path = tmp_path / "latin.txt"
-    path.write_bytes(b"fine\n\ncaf\xe9\n")
-    with pytest.raises(UserError, match=r"latin\.txt, line 3: not UTF-8 \(byte 0xe9 in column 4\)"):
+REFUSED = [
+    (b"fine\n\ncaf\xe9\n", "invalid_utf8", r"line 3: not UTF-8 \(byte 0xe9 in column 4\)"),
+    (b"fine\n\nsay\nno\0thing\n\n", "nul_character", r"line 4: a NUL character \(column 3\)"),
+    (b"\x1b[1mfine\n\n", "control_character", r"line 1: a control character, U\+001B \(column 1\)"),
+    ("fine\n\n\n\u0092".encode(), "control_character", r"line 4: a control character, U\+0092 \(column 1\)"),
+]
+
+
+@pytest.mark.parametrize("content, reason, told", REFUSED, ids=[case[1] for case in REFUSED])
+def test_what_is_no_text_names_file_and_line_and_the_rest_is_read(tmp_path, content, reason, told):
+    path = tmp_path / "bad.txt"
+    path.write_bytes(b"before\r\n\r\n" + content + b"\n\n\nafter")
+    with pytest.raises(UserError, match=rf"bad\.txt, {re.sub(r'line (.)', lambda m: f'line {int(m[1]) + 2}', told)}"):
         list(documents(path))
+    refusals = [item for item in read(str(path)) if isinstance(item, Refusal)]
+    texts = [item for item in read(str(path)) if isinstance(item, bytes)]
+    assert [refusal.reason for refusal in refusals] == [reason]
+    assert texts[0] == b"before" and texts[-1] == b"after" and len(texts) == 2 + content.startswith(b"fine")
+    assert all("\n" not in str(refusal) for refusal in refusals)
 
 
-@pytest.mark.parametrize("suffix, compress", [(".gz", gzip.compress), (".xz", lzma.compress)])
-def test_truncated_compressed_file_is_named(tmp_path, suffix, compress):
-    path = tmp_path / f"cut{suffix}"
-    path.write_bytes(compress(TEXT.encode() * 100)[:-9])
-    with pytest.raises(UserError, match=f"cut\\{suffix}: damaged compressed file"):
+@pytest.mark.parametrize("suffix, compress", COMPRESSIONS)
+def test_a_line_or_a_document_that_never_ends_is_dropped_as_it_is_read(tmp_path, monkeypatch, suffix, compress):
+    monkeypatch.setattr(text, "MAX_DOCUMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(streams, "BLOCK_BYTES", 1 << 16)
+    path = tmp_path / f"long.txt{suffix}"
+    endless = [b"word " * 400_000, b"line\n" * 400_000]
+    path.write_bytes(compress(b"\n\n".join([b"one", endless[0], b"two", endless[1], b"three", b"x" * 2_000_000])))
+    tracemalloc.start()
+    try:
+        found = list(read(str(path)))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert [item for item in found if isinstance(item, bytes)] == [b"one", b"two", b"three"]
+    refusals = [item for item in found if isinstance(item, Refusal)]
+    assert [refusal.reason for refusal in refusals] == ["document_too_long"] * 3
+    assert [re.search(r"line \d+", str(refusal))[0] for refusal in refusals] == ["line 3", "line 7", "line 400011"]
+    assert peak < 12 << 20, f"{peak} bytes"
+    assert [item.reason for item in read(str(path), Reading(document="file"))] == ["document_too_long"]
+
+
+@pytest.mark.parametrize("suffix, compress", DAMAGED)
+@pytest.mark.parametrize("kept", [0.0, 0.3, 0.9])
+def test_truncated_compressed_file_is_named_and_what_came_before_is_read(tmp_path, monkeypatch, suffix, compress, kept):
+    monkeypatch.setattr(streams, "BLOCK_BYTES", 1 << 16)
+    path = tmp_path / f"cut.txt{suffix}"
+    whole = compress("\n\n".join(f"document {number * 7919}" for number in range(30_000)).encode())
+    path.write_bytes(whole[: max(7, int(len(whole) * kept))])
+    with pytest.raises(UserError, match=f"cut\\.txt\\{suffix}: damaged file"):
         list(documents(path))
+    *texts, refusal = read(str(path))
+    assert isinstance(refusal, Refusal) and refusal.reason == "damaged_file"
+    assert texts == [f"document {number * 7919}".encode() for number in range(len(texts))]
+    assert len(texts) > 20_000 * (kept - 0.1)
     path.write_bytes(b"this is no compressed file")
-    with pytest.raises(UserError, match="damaged compressed file"):
+    with pytest.raises(UserError, match="damaged file"):
         list(documents(path))
 
 
 def test_missing_file_folder_and_other_formats_are_refused(tmp_path):
-    with pytest.raises(UserError, match=r"no such file: .*absent\.txt"):
+    with pytest.raises(UserError, match=r"absent\.txt: no such file"):
         list(documents(tmp_path / "absent.txt"))
-    with pytest.raises(UserError, match="is a folder where a text file was wanted"):
+    with pytest.raises(UserError, match="a folder where a file was wanted"):
         list(documents(tmp_path))
-    (tmp_path / "rows.parquet").write_bytes(b"PAR1")
-    with pytest.raises(UserError, match=r"\.parquet is not read"):
-        list(documents(tmp_path / "rows.parquet"))
+    (tmp_path / "text.zip").write_bytes(b"PK")
+    with pytest.raises(UserError, match=r"\.zip is not read"):
+        list(documents(tmp_path / "text.zip"))
 
 
 def test_expand_sorts_and_names_each_file_once(tmp_path):
@@ -127,5 +219,5 @@ def test_expand_refuses_what_matches_nothing(tmp_path):
         expand(f"{tmp_path}/absent*")
     with pytest.raises(UserError, match="matches no file"):
         expand("")
-    with pytest.raises(UserError, match="is a folder"):
+    with pytest.raises(UserError, match="a folder where"):
         expand(str(tmp_path))

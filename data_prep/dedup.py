@@ -1,0 +1,56 @@
+"""A set of the documents seen so far, in 12 to 24 bytes each."""
+
+import numpy as np
+from jaxtyping import UInt64
+
+_FIRST_SLOTS = 1 << 12
+_SPARE_SLOTS = 1 << 10  # behind the last one, for what does not fit before it
+_MOST_FULL = 2 / 3
+
+
+class Seen:
+    """64-bit hashes in an open-addressing table with linear probing, ordered by their highest bits.
+
+    A slot is 8 bytes, and a third to two thirds are full: 12 to 24 bytes a document. 10 million documents take 134 MB,
+    270 MB for a moment as the table grows. Two different documents are taken for the same with a probability of
+    n^2 / 2^65: 3e-6 for 10 million.
+    """
+
+    def __init__(self) -> None:
+        self._bits = _FIRST_SLOTS.bit_length() - 1
+        self._count = 0
+        self._lay(np.zeros(0, np.uint64))
+
+    def add(self, digest: bytes) -> bool:
+        """Takes in a digest, of which the last 8 bytes count. Returns whether it is new."""
+        value = int.from_bytes(digest[-8:]) or 1  # 0 is an empty slot
+        slots = self._slots
+        slot = value >> (64 - self._bits)
+        while there := slots[slot]:
+            if there == value:
+                return False
+            slot += 1
+        slots[slot] = value
+        self._count += 1
+        if self._count > _MOST_FULL * (1 << self._bits) or slot == len(slots) - 2:
+            self._grow()
+        return True
+
+    def __len__(self) -> int:
+        return self._count
+
+    def _grow(self) -> None:
+        values = self._table[self._table != 0]
+        del self._slots, self._table
+        self._bits += 1
+        values.sort()
+        self._lay(values)
+
+    def _lay(self, values: UInt64[np.ndarray, "n"]) -> None:
+        """Puts sorted values into a new table, each at its slot or, where others are, behind them."""
+        self._table = np.zeros((1 << self._bits) + _SPARE_SLOTS, np.uint64)
+        order = np.arange(len(values))
+        self._table[order + np.maximum.accumulate((values >> np.uint64(64 - self._bits)).astype(np.int64) - order)] = (
+            values
+        )
+        self._slots = self._table.data  # reads one element four times as fast as numpy

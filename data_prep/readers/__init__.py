@@ -1,0 +1,51 @@
+"""Text in: what a corpus names (local, gs://, s3://, tfds:), and its documents one at a time, however large the file.
+
+refusal   what is wrong with input, as a value     text      documents parted by blank lines
+places    listing and opening                      records   JSON lines and Parquet
+streams   .gz .xz .zst                             tfds      prepared TFDS datasets
+corpus    all of them, in order, with weights
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from bert_jax.command import UserError
+from data_prep.readers.corpus import DOCUMENT, ON_ERROR, Corpus, Reading, Source, find_sources, read
+from data_prep.readers.refusal import Refusal
+from data_prep.readers.streams import OnRead, nothing
+
+__all__ = [
+    "DOCUMENT",
+    "ON_ERROR",
+    "Corpus",
+    "Reading",
+    "Refusal",
+    "Source",
+    "documents",
+    "expand",
+    "find_sources",
+    "read",
+]
+
+
+def expand(pattern: str) -> list[Path]:
+    """The sorted local files of a glob, or of several parted by commas (`books/*.txt.xz,more/**/*.txt`).
+
+    Raises UserError when a pattern matches nothing, or a folder.
+    """
+    corpus = Corpus(find_sources(pattern))
+    remote = [source.path for source in corpus.sources if not Path(source.path).exists()]
+    if remote:
+        raise UserError(f"{remote[0]} is not a local file. Copy it to this machine first")
+    return [Path(source.path) for source in corpus.sources]
+
+
+def documents(path: str | Path, on_read: OnRead = nothing) -> Iterator[str]:
+    """The documents of one file. `on_read` is told now and then how many more of its stored bytes were read.
+
+    Raises UserError at the first thing that cannot be used.
+    """
+    for item in read(str(path), on_read=on_read):
+        if isinstance(item, Refusal):
+            raise item
+        yield item.decode()

@@ -1,0 +1,138 @@
+"""Where text lies: local paths, gs:// and s3://, listed by glob and opened as streams of bytes.
+
+Object stores are read by pyarrow, with the credentials that each store's own tools use (AWS_ACCESS_KEY_ID,
+AWS_PROFILE, AWS_ENDPOINT_URL, ...; GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login).
+"""
+
+import fnmatch
+import functools
+import glob
+import os
+import re
+from typing import NamedTuple, Protocol, cast, runtime_checkable
+
+from pyarrow import fs
+
+from bert_jax.command import UserError
+
+REMOTE = ("gs://", "s3://")
+_WILD = re.compile(r"[*?\[]")
+
+
+@runtime_checkable
+class Stream(Protocol):
+    """What Python's and pyarrow's files have in common."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+    def tell(self) -> int: ...
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+    def close(self) -> object: ...
+
+
+class Found(NamedTuple):
+    """What a pattern named."""
+
+    path: str
+    bytes: int
+    folder: bool
+
+
+def is_remote(path: str) -> bool:
+    return path.startswith(REMOTE)
+
+
+def matches(pattern: str) -> list[Found]:
+    """The files and folders that a glob names, sorted; `**` stands for any folders.
+
+    What is a name as it stands, perhaps with a bracket in it, is not taken as a pattern. Raises UserError when a
+    store cannot be listed.
+    """
+    if is_remote(pattern):
+        try:
+            return _remote_matches(pattern)
+        except OSError as error:
+            raise UserError(f"{pattern}: {first_line(error)}. Check the address and the credentials") from None
+    named = [pattern] if pattern and os.path.exists(pattern) else glob.glob(pattern, recursive=True)
+    return [_local(path) for path in sorted(named)]
+
+
+def _local(path: str) -> Found:
+    folder = os.path.isdir(path)
+    try:
+        return Found(path, 0 if folder else os.stat(path).st_size, folder)
+    except FileNotFoundError:  # a link to nowhere: told when it is read
+        return Found(path, 0, False)
+
+
+def _remote_matches(pattern: str) -> list[Found]:
+    scheme = pattern[:5]
+    store, path = open_store(pattern)
+    path = path.rstrip("/")
+    info = store.get_file_info(path) if not _WILD.search(path) else None
+    if info is not None:
+        present = [] if info.type == fs.FileType.NotFound else [info]
+    else:
+        parts = path.split("/")
+        first_wild = next(place for place, part in enumerate(parts) if _WILD.search(part))
+        if not first_wild:
+            raise UserError(f"{pattern}: name the bucket; only what is in it can be a pattern")
+        recursive = first_wild < len(parts) - 1 or parts[first_wild] == "**"
+        base = "/".join(parts[:first_wild])
+        listed = store.get_file_info(fs.FileSelector(base, allow_not_found=True, recursive=recursive))
+        wanted = glob_expression(path)
+        present = [info for info in listed if wanted.fullmatch(info.path)]
+    found = (Found(scheme + info.path, info.size or 0, info.type == fs.FileType.Directory) for info in present)
+    return sorted(found)
+
+
+def glob_expression(pattern: str) -> re.Pattern[str]:
+    """A glob over paths as a regular expression: * and ? stay within a folder, ** is any number of folders."""
+    parts = pattern.split("/")
+    expression = ""
+    for place, part in enumerate(parts):
+        last = place == len(parts) - 1
+        if part == "**":
+            expression += ".*" if last else "(?:[^/]+/)*"
+        else:
+            inner = fnmatch.translate(part).removeprefix("(?s:").removesuffix(r")\Z")
+            expression += inner.replace(".*", "[^/]*") if "*" in part else inner
+            expression += "" if last else "/"
+    return re.compile(expression)
+
+
+def open_store(path: str) -> tuple[fs.FileSystem, str]:
+    """The store of a gs:// or s3:// address, and the path in it."""
+    bucket = path[5:].split("/", 1)[0]
+    return _store(path[:5], bucket), path[5:]
+
+
+@functools.lru_cache
+def _store(scheme: str, bucket: str) -> fs.FileSystem:
+    if scheme == "gs://":
+        return fs.GcsFileSystem()
+    if any(
+        name in os.environ for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
+    ):
+        return fs.S3FileSystem()
+    return fs.S3FileSystem(region=fs.resolve_s3_region(bucket))
+
+
+def open_stream(path: str) -> Stream:
+    """A stored file as a stream of bytes, read once from its beginning. Raises OSError."""
+    if is_remote(path):
+        store, inner = open_store(path)
+        return cast(Stream, store.open_input_stream(inner, compression=None))
+    return open(path, "rb")
+
+
+def open_file(path: str) -> Stream:
+    """A stored file to be read at any place. Raises OSError."""
+    if is_remote(path):
+        store, inner = open_store(path)
+        return cast(Stream, store.open_input_file(inner))
+    return open(path, "rb")
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")

@@ -1,0 +1,119 @@
+"""Documents in a field of records: JSON lines, and Parquet read by batches within bounded memory."""
+
+import contextlib
+import json
+import tempfile
+from typing import cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from data_prep.readers.places import Stream, first_line, open_file
+from data_prep.readers.refusal import Item, Items, Refusal, check
+from data_prep.readers.streams import OnRead, blocks, damaged, nothing, suffixes, unreadable
+from data_prep.readers.text import too_long, whole_lines
+
+_BATCH_ROWS = 64
+_PAGES_BYTES = 1 << 20  # of a column chunk that are read together
+_TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
+
+
+def jsonl_documents(path: str, field: str, on_read: OnRead = nothing) -> Items:
+    """The documents of a file with a JSON object a line: what each holds under `field`. Blank lines are passed over."""
+    number = 0
+    try:
+        for piece in whole_lines(path, on_read):
+            if piece is None:
+                number += 1
+                yield too_long(f"{path}, line {number}")
+                continue
+            for line in piece[:-1].split(b"\n"):
+                number += 1
+                if line and not line.isspace():
+                    yield _json_document(line, field, f"{path}, line {number}")
+    except Refusal as refusal:
+        yield refusal
+
+
+def _json_document(line: bytes, field: str, where: str) -> Item:
+    line = line.removesuffix(b"\r")
+    try:
+        record = json.loads(line.decode())
+    except UnicodeDecodeError:
+        return check(line, where)
+    except (ValueError, RecursionError) as error:
+        return Refusal("not_json", where, f"not JSON ({first_line(error)})", "Mend the line")
+    text = record.get(field) if isinstance(record, dict) else None
+    if not isinstance(text, str):
+        return _no_text(where, "a JSON object", field, list(record) if isinstance(record, dict) else [])
+    try:
+        return check(text.encode(), where)
+    except UnicodeEncodeError:
+        return Refusal("invalid_utf8", where, f"half of a surrogate pair in {field!r}", "Mend the line")
+
+
+def parquet_documents(path: str, field: str, on_read: OnRead = nothing) -> Items:
+    """The documents of a Parquet file: what each row holds in column `field`.
+
+    A compressed file is unpacked into a temporary one, for Parquet is read from its end.
+    """
+    try:
+        with contextlib.closing(_opened(path)) as file:
+            yield from _parquet_rows(file, path, field, on_read)
+    except Refusal as refusal:
+        yield refusal
+    except FileNotFoundError:
+        yield Refusal("unreadable_file", path, "no such file", "Check --input")
+    except (pa.ArrowException, UnicodeDecodeError) as error:
+        yield damaged(path, first_line(error))
+    except OSError as error:
+        yield damaged(path, first_line(error)) if error.errno is None else unreadable(path, error)
+
+
+def _opened(path: str) -> Stream:
+    if not suffixes(path)[1]:
+        return open_file(path)
+    unpacked = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
+    try:
+        for block in blocks(path):
+            unpacked.write(block)
+        unpacked.seek(0)
+    except BaseException:
+        unpacked.close()
+        raise
+    return cast(Stream, unpacked)
+
+
+def _parquet_rows(file: Stream, path: str, field: str, on_read: OnRead) -> Items:
+    stored = file.seek(0, 2)
+    file.seek(0)
+    with pq.ParquetFile(file, buffer_size=_PAGES_BYTES, page_checksum_verification=True) as table:
+        schema = table.schema_arrow
+        if schema.names.count(field) != 1 or _value_type(schema.field(field).type) not in _TEXT_TYPES:
+            told = ", ".join(f"{name} ({kind})" for name, kind in zip(schema.names, schema.types, strict=True))
+            raise Refusal(
+                "no_text_column", path, f"no text column {field!r}; there is: {told[:200]}", "Give --text_field"
+            )
+        rows, number = max(table.metadata.num_rows, 1), 0
+        for batch in table.iter_batches(_BATCH_ROWS, columns=[field]):
+            for text in _texts(batch.column(0)):
+                number += 1
+                where = f"{path}, row {number}"
+                yield _no_text(where, "a row", field, []) if text is None else check(text, where)
+            on_read(stored * number // rows - stored * (number - batch.num_rows) // rows)
+
+
+def _value_type(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def _texts(column: pa.Array) -> list[bytes | None]:
+    """The values of a column as bytes, whatever they are: what is no UTF-8 is found by the caller."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    return cast(list[bytes | None], column.cast(pa.large_binary()).to_pylist())
+
+
+def _no_text(where: str, kind: str, field: str, there: list[str]) -> Refusal:
+    told = f"; there is: {', '.join(there)[:200]}" if there else ""
+    return Refusal("no_text_field", where, f"no text in {field!r} of what should be {kind}{told}", "Give --text_field")

@@ -1,0 +1,76 @@
+"""What is wrong with input, as a value: a reader yields a Refusal in the place of a document and goes on after it.
+
+Whoever reads decides: with --on_error fail it is raised (it is a UserError), with skip it is counted by its reason.
+"""
+
+import re
+from collections.abc import Iterator
+from typing import Literal
+
+from bert_jax.command import UserError
+
+Reason = Literal[
+    "invalid_utf8",
+    "nul_character",
+    "control_character",
+    "document_too_long",
+    "not_json",
+    "no_text_field",  # a JSONL line or a Parquet row without the field, or with something else than text in it
+    "no_text_column",  # a whole Parquet file
+    "empty_file",  # no document in it
+    "folder",  # where a file was wanted
+    "damaged_file",  # the rest of a file that is truncated or corrupt
+    "unreadable_file",  # the rest of a file that the system or the store does not give
+]
+
+_SKIP = "or give --on_error skip"
+# What no text holds: C0 but white space (tab to carriage return), delete, and C1 but next line (U+0085).
+_CONTROLS = bytes([*range(9), *range(14, 32), 127])
+_CONTROL = re.compile(b"[" + re.escape(_CONTROLS) + rb"]|\xc2[\x80-\x84\x86-\x9f]")
+
+
+class Refusal(UserError):
+    """A document, or the rest of a file, that cannot be used: `reason` for counting, the message for a person."""
+
+    def __init__(self, reason: Reason, where: str, what: str, advice: str) -> None:
+        super().__init__(f"{where}: {what}. {advice}, {_SKIP}")
+        self.reason = reason
+
+
+Item = bytes | Refusal
+Items = Iterator[Item]
+
+
+def check(text: bytes, where: str, first_line: int | None = None) -> Item:
+    """The text if it can be used, else what is wrong with it.
+
+    where        what holds the text, as "a.txt"; with first_line, the line that the text begins on, "a.txt, line 7"
+                 is said, and the column in bytes
+    """
+    if len(text.translate(None, _CONTROLS)) != len(text) or b"\xc2" in text:
+        found = _CONTROL.search(text)
+        if found is not None:
+            place, column = _place(text, found.start(), where, first_line)
+            character = text[found.end() - 1]
+            if not character:
+                return Refusal("nul_character", place, f"a NUL character ({column})", "Remove it")
+            return Refusal(
+                "control_character", place, f"a control character, U+{character:04X} ({column})", "Remove it"
+            )
+    if text.isascii():
+        return text
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        place, column = _place(text, error.start, where, first_line)
+        what = f"not UTF-8 (byte 0x{text[error.start]:02x} in {column})"
+        return Refusal("invalid_utf8", place, what, "Convert the file, for example with iconv -t UTF-8")
+    return text
+
+
+def _place(text: bytes, offset: int, where: str, first_line: int | None) -> tuple[str, str]:
+    """Where the byte at an offset stands: the file with the line, and the column."""
+    if first_line is None:
+        return where, f"byte {offset + 1}"
+    line, column = first_line + text.count(b"\n", 0, offset), offset - text.rfind(b"\n", 0, offset)
+    return f"{where}, line {line}", f"column {column}"

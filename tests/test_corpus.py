@@ -1,0 +1,228 @@
+"""A whole corpus: formats, mixtures, duplicates, and what is refused."""
+
+import gzip
+import json
+import lzma
+import random
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_jax.command import UserError
+from data_prep.audit import verify
+from data_prep.build_examples import build
+from data_prep.dedup import Seen
+from data_prep.readers import Corpus, Reading, find_sources
+from data_prep.units import Cut, Splitter
+
+TEXTS = ["One.\nTwo.", "¿Qué? Sí.", "三。四。", "a\r\nb \u2028 c"]
+
+
+def corpus(pattern: object, weights: tuple[float, ...] = (), **reading: str) -> Corpus:
+    return Corpus(find_sources(str(pattern), weights), Reading(**reading))
+
+
+def write_jsonl(path: Path, texts: list[str], field: str = "text") -> None:
+    path.write_text("".join(json.dumps({"id": 1, field: text}) + "\n" for text in texts), encoding="utf-8")
+
+
+def write_parquet(path: Path, texts: object, field: str = "text", **options: object) -> None:
+    pq.write_table(pa.table({"id": pa.array(range(len(texts))), field: texts}), path, **options)
+
+
+def zstd(data: bytes) -> bytes:
+    return pa.Codec("zstd").compress(data, asbytes=True)
+
+
+@pytest.mark.parametrize("write, name", [(write_jsonl, "a.jsonl"), (write_parquet, "a.parquet")])
+@pytest.mark.parametrize(
+    "suffix, compress", [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".zst", zstd)]
+)
+def test_records_give_their_field_however_compressed(tmp_path, write, name, suffix, compress):
+    write(tmp_path / name, TEXTS, "content")
+    path = tmp_path / (name + suffix)
+    path.write_bytes(compress((tmp_path / name).read_bytes()))
+    read = corpus(path, text_field="content")
+    assert list(read.documents()) == TEXTS
+    assert read.bytes_read == read.total_bytes == path.stat().st_size and not read.refused
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.dictionary(pa.int32(), pa.string())],
+    ids=str,
+)
+def test_parquet_text_of_every_kind_is_read(tmp_path, kind):
+    values = pa.array(TEXTS * 50, pa.binary() if pa.types.is_binary(kind) else pa.string()).cast(kind)
+    write_parquet(tmp_path / "a.parquet", values, row_group_size=70)
+    assert list(corpus(tmp_path / "a.parquet").documents()) == TEXTS * 50
+
+
+def test_parquet_is_streamed_within_a_row_group(tmp_path):
+    """Arrow tells what it holds: 1 MB of pages and a batch, not the 50 MB of the row group."""
+    texts = ["".join(random.Random(number).choices("abcdefgh ", k=50_000)) for number in range(40)] * 25
+    write_parquet(tmp_path / "a.parquet", texts, use_dictionary=False, data_page_size=1 << 18, write_batch_size=4)
+    assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 1
+    before, peak, count = pa.total_allocated_bytes(), 0, 0
+    for _ in corpus(tmp_path / "a.parquet").texts():
+        count += 1
+        peak = max(peak, pa.total_allocated_bytes() - before)
+    assert count == 1000 and peak < 16_000_000, f"{peak} bytes"
+
+
+def test_null_and_missing_fields_are_refused_and_blank_ones_counted(tmp_path):
+    (tmp_path / "a.jsonl").write_text(
+        '{"text": "one"}\n{"txet": "x"}\n\n{"text": null}\n[1]\n{"text": ""}\n{"text": "\\u0000"}\n'
+    )
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2: no text in 'text' .* there is: txet\. Give --text_field"):
+        list(corpus(tmp_path / "a.jsonl").documents())
+    read = corpus(tmp_path / "a.jsonl", on_error="skip")
+    assert list(read.documents()) == ["one"]
+    assert read.refused == {"no_text_field": 3, "empty_text": 1, "nul_character": 1}
+    write_parquet(tmp_path / "a.parquet", ["one", None, "", "two"])
+    with pytest.raises(UserError, match=r"a\.parquet, row 2: no text in 'text'"):
+        list(corpus(tmp_path / "a.parquet").documents())
+    read = corpus(tmp_path / "a.parquet", on_error="skip")
+    assert list(read.documents()) == ["one", "two"] and read.refused == {"no_text_field": 1, "empty_text": 1}
+
+
+def bad_inputs(folder: Path) -> dict[str, tuple[str, bytes | None, str]]:
+    """Files by what is wrong with them: name, content (None: a folder), and what the one line says."""
+    write_parquet(folder / "good.parquet", ["a text of some length"] * 2000, "other", compression="none")
+    parquet = (folder / "good.parquet").read_bytes()
+    (folder / "good.parquet").unlink()
+    return {
+        "invalid_utf8": ("x.txt", b"fine\n\nbad \xff\n", r"x\.txt, line 3: not UTF-8"),
+        "nul_character": ("x.txt", b"a\0b", r"x\.txt, line 1: a NUL"),
+        "control_character": ("x.txt", b"a\x07b", r"x\.txt, line 1: a control character, U\+0007"),
+        "empty_file": ("x.txt", b"", r"x\.txt: no document in it"),
+        "folder": ("x.txt", None, r"x\.txt: a folder where a file was wanted"),
+        "damaged_file": ("x.xz", lzma.compress(b"text\n\n" * 999)[:-20], r"x\.xz: damaged file \(truncated\)"),
+        "damaged_file gz": ("x.gz", gzip.compress(b"text\n\n" * 999)[:-9], r"x\.gz: damaged file \(truncated\)"),
+        "damaged_file zst": ("x.zst", zstd(b"text\n\n" * 999)[:-9], r"x\.zst: damaged file \(truncated"),
+        "not_json": ("x.jsonl", b'{"text": "a"}\n{"text": \n', r"x\.jsonl, line 2: not JSON"),
+        "not_json deep": ("x.jsonl", b"[" * 100_000, r"x\.jsonl, line 1: not JSON"),
+        "no_text_field": ("x.jsonl", b'{"text": "a"}\n{}\n', r"x\.jsonl, line 2: no text in 'text'"),
+        "invalid_utf8 json": ("x.jsonl", b'{"text": "\\ud800"}\n', r"x\.jsonl, line 1: half of a surrogate pair"),
+        "no_text_column": ("x.parquet", parquet, r"x\.parquet: no text column 'text'; there is: id \(int64\), other"),
+        "damaged_file parquet": ("x.parquet", parquet[:-5], r"x\.parquet: damaged file"),
+        "damaged_file short": ("x.parquet", b"PAR1", r"x\.parquet: damaged file"),
+        "unreadable_file": ("x.bz2", b"BZ", r"x\.bz2: \.bz2 is not read"),
+    }
+
+
+def test_bad_input_fails_in_one_line_or_is_counted(tmp_path):
+    for case, (name, content, told) in bad_inputs(tmp_path).items():
+        folder = tmp_path / case
+        folder.mkdir()
+        (folder / "a.txt").write_text("good one\n\ngood two")
+        (folder / name).mkdir() if content is None else (folder / name).write_bytes(content)
+        (folder / "z.txt").write_text("good three")
+        with pytest.raises(UserError, match=told) as raised:
+            list(corpus(f"{folder}/*.*").documents())
+        assert "--on_error skip" in str(raised.value) and "\n" not in str(raised.value), case
+        read = corpus(f"{folder}/*.*", on_error="skip")
+        good = [text for text in read.documents() if text.startswith("good")]
+        assert good == ["good one", "good two", "good three"], case
+        assert read.refused == {case.split()[0]: 1}, case
+
+
+def test_unreadable_file_is_told_or_counted(tmp_path):
+    (tmp_path / "a.txt").symlink_to("nowhere.txt")
+    with pytest.raises(UserError, match=r"a\.txt: no such file"):
+        list(corpus(f"{tmp_path}/*.txt").documents())
+    read = corpus(f"{tmp_path}/*.txt", on_error="skip")
+    assert not list(read.documents()) and read.refused == {"unreadable_file": 1}
+
+
+def test_manifest_says_what_reading_skipped_and_verify_sums_it(tmp_path, sample_text, vocab_dir):
+    text = sample_text.read_bytes()
+    (tmp_path / "a.txt").write_bytes(text + b"\n\nbad \xff\n\n" + text)
+    (tmp_path / "b.jsonl").write_text("no JSON\n")
+    arguments = {"tokenizer": vocab_dir, "output": tmp_path / "out", "seq_len": 64, "workers": 1}
+    arguments["input"] = f"{tmp_path}/*.*"
+    with pytest.raises(UserError, match="not UTF-8"):
+        build(**arguments)
+    manifest = build(**arguments, on_error="skip", dedup=True)
+    documents = len(text.decode().split("\n\n"))
+    assert manifest["skipped_reading"] == {"duplicate": documents, "invalid_utf8": 1, "not_json": 1}
+    assert manifest["counts"]["skipped"] == manifest["skipped_reading"]
+    assert manifest["counts"]["documents"] == 2 * documents + 2
+    assert sum(part["documents"] for part in manifest["parts"].values()) == documents
+    assert verify(tmp_path / "out").manifest == manifest
+
+
+def test_corpus_of_refused_documents_alone_says_so(tmp_path, vocab_dir):
+    (tmp_path / "a.txt").write_bytes(b"\xff\n\n\xfe")
+    with pytest.raises(UserError, match=r"no document in --input.*skipped: 2 invalid_utf8"):
+        build(tmp_path / "a.txt", vocab_dir, tmp_path / "out", 64, workers=1, on_error="skip")
+    assert not (tmp_path / "out").exists()
+
+
+def test_weights_are_copies_in_later_passes(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.txt").write_text("\n\n".join(f"{name} {number}" for number in range(400)))
+    patterns = f"{tmp_path}/a.txt,{tmp_path}/b.txt,{tmp_path}/c.txt"
+    read = corpus(patterns, (1.0, 2.25, 0.5))
+    passes: list[list[str]] = [[]]
+    for item in read.texts():
+        passes.append([]) if item is None else passes[-1].append(item.decode())
+    counts = [Counter(text[0] for text in each) for each in passes]
+    assert [each["a"] for each in counts] == [400, 0, 0]
+    assert [each["b"] for each in counts[:2]] == [400, 400]
+    # Binomial: 4 standard deviations, a false alarm in 16 000 for each; but the hash is fixed, so never or always.
+    assert abs(counts[2]["b"] - 100) < 35 and abs(counts[0]["c"] - 200) < 40
+    assert read.refused == {"not_sampled": 400 - counts[0]["c"]}
+    assert all(len(set(each)) == len(each) for each in passes)
+    assert read.bytes_read == read.total_bytes
+    with pytest.raises(UserError, match="2 numbers, --input 3 patterns"):
+        corpus(patterns, (1.0, 2.0))
+    with pytest.raises(UserError, match="each must be above 0"):
+        corpus(patterns, (1.0, 0.0, 1.0))
+    with pytest.raises(UserError, match="is in two patterns"):
+        corpus(f"{tmp_path}/a.txt,{tmp_path}/*.txt", (1.0, 2.0))
+
+
+@pytest.mark.parametrize("eval_fraction", [0.0, 0.2])
+def test_copies_share_a_part_and_never_a_unit(eval_fraction):
+    texts = [f"document {number} " * (1 + number % 7) for number in range(300)]
+    for unit_bytes in (1, 500, 10**9):
+        splitter = Splitter(Cut(unit_bytes, eval_fraction, 2))
+        units = list(splitter.split([*texts, None, *texts, None, *texts[:50]]))
+        assert all(len(set(unit.documents)) == len(unit.documents) >= 2 for unit in units)
+        parts = {text: {unit.part for unit in units if text.encode() in unit.documents} for text in texts}
+        assert all(len(found) == 1 for found in parts.values())
+        assert sum(len(unit.documents) for unit in units) == splitter.documents == 650
+
+
+def test_duplicates_are_skipped_within_a_pass_only():
+    stream = ["a", "b", "a", "c", "b", "a", None, "a", "b", "a"]
+    splitter = Splitter(Cut(10**9, 0.0, 1), dedup=True)
+    units = list(splitter.split(stream))
+    assert [unit.documents for unit in units] == [(b"a", b"b", b"c"), (b"a", b"b")]
+    assert splitter.skipped == {"duplicate": 4} and splitter.documents == 5
+
+
+@given(st.lists(st.one_of(st.integers(0, 40), st.integers((1 << 64) - 5000, (1 << 64) - 1)), max_size=300))
+def test_seen_is_a_set(values):
+    seen, truth = Seen(), set()
+    for value in values:
+        value = value or 1  # 0 and 1 are one
+        assert seen.add(value.to_bytes(16)) == (value not in truth)
+        truth.add(value)
+    assert len(seen) == len(truth)
+
+
+def test_seen_grows_and_takes_24_bytes_a_document_at_most():
+    generator = np.random.default_rng(0)
+    seen = Seen()
+    values = generator.integers(1, 1 << 63, 6_000, np.uint64).tolist() + list(range((1 << 64) - 400, 1 << 64))
+    assert all(seen.add(value.to_bytes(8)) for value in values)
+    assert not any(seen.add(value.to_bytes(8)) for value in values)
+    assert len(seen) == len(values) and seen._table.nbytes <= 24 * len(values) + 8192
