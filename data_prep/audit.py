@@ -18,6 +18,7 @@ from bert_jax.tokenizer import load as load_tokenizer
 from data_prep import checksums
 from data_prep.figures import Figures, masker_of, pieces, truth
 from data_prep.fill import mask_rows
+from data_prep.lengths import summarise
 from data_prep.objectives import PAIRS
 
 _EVAL_KEY = 1 << 63  # keys of eval have this bit, those of train have not
@@ -194,6 +195,10 @@ class _Counter:
                         f"{directory / MANIFEST} says {said[name]} {name} in {part}, the shards hold {counted}; "
                         "build the examples again"
                     )
+            if said.get("lengths", summarise(figures.lengths)) != summarise(figures.lengths):
+                raise UserError(
+                    f"the lengths of {part} in {directory / MANIFEST} are not those of the shards; build again"
+                )
         unigrams = self.figures["train"].ordinary_unigrams
         if not np.array_equal(read_unigram_counts(directory, self._manifest), unigrams):
             path = directory / self._manifest["unigram_counts"]

@@ -20,12 +20,14 @@ from data_prep.job import Arguments, Job, Record
 from data_prep.objectives import OBJECTIVES, PAIRS
 from data_prep.progress import Reporter
 from data_prep.readers import Corpus, Reading, Source, find_sources
+from data_prep.token_cache import TokenCache
 from data_prep.units import Cut, Splitter, Unit, UnusableCorpus
 from data_prep.worker import build_unit
 
 SHORT_SEQ_PROB = 0.1  # google-research/bert, create_pretraining_data.py
 MOST_PACKED = 256
 MB = 1_000_000
+GB = 1_000_000_000
 
 DESCRIPTION = """\
 Turns text into rows for pretraining: sentences, token ids, pairs, fixed-width Arrow shards with a manifest.
@@ -57,6 +59,8 @@ def build(
     pack: int = 1,
     eval_fraction: float = 0.01,
     short_seq_prob: float | None = None,
+    delete_rate: float = 0.0,
+    insert_rate: float = 0.0,
     lowercase: bool | None = None,
     seed: int = 0,
     engine: str = "local",
@@ -68,6 +72,8 @@ def build(
     text_field: str = "text",
     dedup: bool = False,
     on_error: str = "fail",
+    token_cache: str | Path | None = None,
+    token_cache_gb: float = 50.0,
     quiet: bool = True,
 ) -> dict[str, Any]:
     """Builds the examples as the command does, and returns the manifest; see its --help for the arguments.
@@ -78,6 +84,7 @@ def build(
     _check_choices(objective, masking, mask_unit, engine, format)
     split = _split(mask_split)
     _check_numbers(seq_len, mask_rate, dupe_factor, pack, eval_fraction, short_seq_prob, seed, workers, unit_mb)
+    _check_rates(delete_rate, insert_rate, token_cache_gb)
     if objective not in PAIRS and short_seq_prob:
         raise UserError(f"--short_seq_prob is for --objective {' and '.join(PAIRS)}; {objective} makes none short")
     output = Path(os.path.abspath(output))
@@ -99,6 +106,8 @@ def build(
         pack=pack,
         eval_fraction=eval_fraction,
         short_seq_prob=short_seq_prob,
+        delete_rate=delete_rate,
+        insert_rate=insert_rate,
         seed=seed,
         unit_bytes=round(unit_mb * MB) if unit_mb else _default_unit_bytes(corpus.sources),
         tokenizer_hash=loaded.content_hash,
@@ -108,11 +117,15 @@ def build(
         dedup=dedup,
     )
     _check_masking(arguments)
+    cache = None
+    if token_cache is not None:
+        cache = TokenCache(Path(os.path.abspath(token_cache)), round(token_cache_gb * GB))
+        cache.prepare()
     with Job(output, arguments, loaded) as job:
-        return _run(job, corpus, workers or _cores(), quiet)
+        return _run(job, corpus, workers or _cores(), cache, quiet)
 
 
-def _run(job: Job, corpus: Corpus, workers: int, quiet: bool) -> dict[str, Any]:
+def _run(job: Job, corpus: Corpus, workers: int, cache: TokenCache | None, quiet: bool) -> dict[str, Any]:
     """Splits, skips what is finished, sends the rest to the engine, and finishes the folder."""
     arguments = job.arguments
     fewest = 2 if arguments.objective == "nsp" else 1
@@ -140,7 +153,7 @@ def _run(job: Job, corpus: Corpus, workers: int, quiet: bool) -> dict[str, Any]:
     if resumed and not quiet:
         print(f"going on in {job.directory}: {resumed} units are finished", file=sys.stderr)
     with Reporter("building examples", corpus.total_bytes, ("MB", "M tokens"), quiet) as reporter:
-        work = functools.partial(build_unit, job.directory, arguments)
+        work = functools.partial(build_unit, job.directory, arguments, cache=cache)
         for record in engines.local(work, unfinished(), workers):
             records.append(record)
             tokens += record.counts["source_tokens"]
@@ -150,6 +163,8 @@ def _run(job: Job, corpus: Corpus, workers: int, quiet: bool) -> dict[str, Any]:
         manifest = job.finish(records, corpus.refused + splitter.skipped)
     if not quiet:
         _tell(job, manifest, splitter, tokens, reporter.seconds())
+        if cache is not None:
+            _tell_of_cache(cache, arguments.tokenizer_hash, records)
     return manifest
 
 
@@ -186,6 +201,13 @@ def _tell(job: Job, manifest: dict[str, Any], splitter: Splitter, tokens: int, s
     if skipped := manifest["counts"]["skipped"]:
         lines.append(f"skipped: {_told(skipped)}")
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _tell_of_cache(cache: TokenCache, tokenizer_hash: str, records: list[Record]) -> None:
+    held = sum(cache.holds(tokenizer_hash, record.text_hash) for record in records)
+    told = f"{cache.directory} holds the tokens of {held} of {len(records)} units"
+    more = "" if held == len(records) else "; it is full: raise --token_cache_gb, or remove what is of no more use"
+    print(told + more, file=sys.stderr, flush=True)
 
 
 def _no_eval(splitter: Splitter, eval_fraction: float) -> str:
@@ -274,6 +296,16 @@ def _check_numbers(
             raise UserError(f"--{flag} {value}; it must be {wanted}")
 
 
+def _check_rates(delete_rate: float, insert_rate: float, token_cache_gb: float) -> None:
+    for flag, value, most in (
+        ("delete_rate", delete_rate, 0.5),
+        ("insert_rate", insert_rate, 0.5),
+        ("token_cache_gb", token_cache_gb, 1e9),
+    ):
+        if not 0 <= value <= most:
+            raise UserError(f"--{flag} {value}; it must be from 0 to {most:g}")
+
+
 def parse(arguments: Sequence[str]) -> dict[str, Any]:
     """The flags, as the keywords of `build`. Raises UserError for a mistake in them."""
     parser = Parser("data_prep.build_examples", DESCRIPTION)
@@ -323,11 +355,15 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     add("--pack", type=int, default=1, metavar="S", help="most sequences in a row; 1, the default, packs none")
     add("--eval_fraction", type=float, default=0.01, help="share of the documents held out in eval/; default 0.01")
     add("--short_seq_prob", type=float, help="share of documents cut short, for nsp and sop; default 0.1, packed 0")
+    add("--delete_rate", type=float, default=0.0, metavar="R", help="share of tokens left out, as noise; default 0")
+    add("--insert_rate", type=float, default=0.0, metavar="R", help="random tokens put in, for each token; default 0")
     parser.add_switch("lowercase", help="or --nolowercase: of a vocab.txt alone; default by what it holds")
     add("--format", default="arrow", help="of the shards; default and only arrow")
     add("--engine", default="local", help="where units run; default and only local")
     add("--workers", type=int, default=0, metavar="N", help="processes; default 0: one a core")
     add("--unit_mb", type=float, default=0.0, help="MB of text a work unit; default 0: a 32nd of the text, from 1 to 8")
+    add("--token_cache", metavar="DIR", help="keeps tokens for a later job on the same text, as of another --seq_len")
+    add("--token_cache_gb", type=float, default=50.0, help="most GB that DIR may hold (2.2 bytes a token); default 50")
     add("--seed", type=int, default=0, help="of pairs and masks; default 0")
     return vars(parser.parse_args(arguments))
 

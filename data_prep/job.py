@@ -2,7 +2,7 @@
 
 DIR.incomplete/job/arguments.json   all that decides the bytes; a later run goes on only if it has the same
 DIR.incomplete/job/lock             held by the one job that may write here
-DIR.incomplete/job/units/NAME.json  what a finished unit gave, written after its shards; NAME.npy its unigrams
+DIR.incomplete/job/units/NAME.json  what a finished unit gave, written after its shards; NAME.npy unigrams and lengths
 DIR.incomplete/tokenizer, train, eval, manifest.json, unigram_counts.npy, SHA256SUMS   as in DIR
 """
 
@@ -15,13 +15,14 @@ import os
 import platform
 import shutil
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
+from jaxtyping import Int64
 
 from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
@@ -30,6 +31,7 @@ from bert_jax.data.masking import MaskingRule, Split
 from bert_jax.files import incomplete, refuse_existing, write_whole
 from bert_jax.tokenizer import Tokenizer
 from data_prep import checksums
+from data_prep.lengths import summarise
 from data_prep.readers import Source
 from data_prep.units import Unit, UnusableCorpus
 
@@ -53,6 +55,8 @@ class Arguments:
     pack: int
     eval_fraction: float
     short_seq_prob: float
+    delete_rate: float
+    insert_rate: float
     seed: int
     unit_bytes: int
     tokenizer_hash: str
@@ -92,10 +96,15 @@ def unit_folder(directory: Path) -> Path:
     return directory / "job" / "units"
 
 
-def write_record(directory: Path, record: Record, unigrams: np.ndarray) -> None:
-    """Marks a unit as finished: its shards are on disk already."""
+def write_record(
+    directory: Path, record: Record, unigrams: Int64[np.ndarray, "V"], lengths: Int64[np.ndarray, "n"]
+) -> None:
+    """Marks a unit as finished: its shards are on disk already.
+
+    unigrams, lengths  how often each id stands in its rows, and how many of its sequences have 0, 1, ..., T slots
+    """
     buffer = io.BytesIO()
-    np.save(buffer, unigrams)
+    np.save(buffer, np.concatenate([unigrams, lengths]))
     write_whole(unit_folder(directory) / f"{record.name}.npy", buffer.getvalue())
     write_whole(unit_folder(directory) / f"{record.name}.json", json.dumps(record._asdict()).encode())
 
@@ -169,14 +178,15 @@ class Job:
         skipped   documents that came into no unit, by reason
         """
         records = sorted(records, key=lambda record: (PARTS.index(record.part), record.name))
-        unigrams = np.zeros(self.tokenizer.vocab_size, np.int64)
+        vocab_size = self.tokenizer.vocab_size
+        counted = {part: np.zeros(vocab_size + self.arguments.seq_len + 1, np.int64) for part in PARTS}
         for record in records:
-            if record.part == "train":
-                unigrams += np.load(unit_folder(self.directory) / f"{record.name}.npy")
+            counted[record.part] += np.load(unit_folder(self.directory) / f"{record.name}.npy")
         buffer = io.BytesIO()
-        np.save(buffer, unigrams)
+        np.save(buffer, counted["train"][:vocab_size])
         write_whole(self.directory / UNIGRAMS, buffer.getvalue())
-        manifest = _manifest(self.arguments, self.tokenizer, records, skipped)
+        lengths = {part: counts[vocab_size:] for part, counts in counted.items()}
+        manifest = _manifest(self.arguments, self.tokenizer, records, skipped, lengths)
         self._remove_strays({shard["name"] for shard in manifest["shards"]})
         content = json.dumps(manifest, indent=1).encode() + b"\n"
         write_whole(self.directory / checksums.SUMS, checksums.render(self.directory, manifest, content))
@@ -219,10 +229,18 @@ class Job:
 
 
 def _manifest(
-    arguments: Arguments, tokenizer: Tokenizer, records: list[Record], skipped: Counter[str]
+    arguments: Arguments,
+    tokenizer: Tokenizer,
+    records: list[Record],
+    skipped: Counter[str],
+    lengths: Mapping[Part, Int64[np.ndarray, "n"]],
 ) -> dict[str, Any]:
     """docs/data_format.md describes it."""
     parts = {part: _sum_counts(record for record in records if record.part == part) for part in PARTS}
+    for part, held in parts.items():
+        slots = held["rows"] * arguments.seq_len
+        held["filled"] = round(held["tokens"] / slots, 6) if slots else 0.0
+        held["lengths"] = summarise(lengths[part])
     counts = _sum_counts(records)
     counts["documents"] += skipped.total()
     counts["skipped"] = dict(sorted((skipped + Counter(counts["skipped"])).items()))
@@ -245,6 +263,7 @@ def _manifest(
         "dupe_factor": arguments.dupe_factor,
         "eval_fraction": arguments.eval_fraction,
         "short_seq_prob": arguments.short_seq_prob,
+        "corruption": {"delete_rate": arguments.delete_rate, "insert_rate": arguments.insert_rate},
         "unit_bytes": arguments.unit_bytes,
         "sources": [
             {"path": source.path, "bytes": source.bytes, "weight": source.weight} for source in arguments.sources

@@ -11,6 +11,9 @@ two sentences is cut too. A piece without a letter or digit (a lone full stop or
 import itertools
 import re
 
+# Goes up by one whenever a text may give other sentences than before: caches of tokens are kept by it.
+RULE_VERSION = 1
+
 _CLOSERS = "\"'”’»)\\]}"
 _OPENERS = "\"'“‘«([{—–-"
 _BEFORE_WORD = _OPENERS + "’\n\t"

@@ -13,6 +13,7 @@ from rich.table import Table
 from bert_jax.data.manifest import Part
 from bert_jax.tokenizer import Tokenizer
 from data_prep.figures import NO_LABEL, REPLACEMENTS, Figures, binned
+from data_prep.lengths import summarise
 
 LABELS = {
     "nsp": {0: "B is next", 1: "B is random"},
@@ -112,7 +113,9 @@ def _lengths(part: Part, manifest: Mapping[str, Any], figures: Figures) -> Table
     told = ", ".join(
         f"{names.get(label, label)} {count / figures.sequences:.1%}" for label, count in figures.labels.items() if count
     )
-    table = Table(title=f"{part}: lengths of sequences ({told})", title_justify="left")
+    found = summarise(figures.lengths)
+    middle = f"mean {found['mean']:.1f}, median {found['median']}, 95% up to {found['p95']}"
+    table = Table(title=f"{part}: lengths of sequences: {middle} ({told})", title_justify="left")
     table.add_column("slots")
     table.add_column("sequences", justify="right")
     table.add_column("", width=_BAR)

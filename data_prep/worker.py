@@ -11,23 +11,26 @@ from bert_jax.data.example import Rows
 from bert_jax.data.masking import Masker
 from bert_jax.data.shards import write_shard
 from bert_jax.tokenizer import Tokenizer
+from data_prep.corruption import corrupt, room_for
+from data_prep.encoding import encode
 from data_prep.fill import count_predictions, fill_rows, mask_rows
 from data_prep.job import Arguments, Record, write_record
-from data_prep.objectives import Encoded, spans, usable
+from data_prep.objectives import Encoded, segments_of, spans, usable
 from data_prep.packing import pack
 from data_prep.recut import sequence_lengths
-from data_prep.sentences import document_sentences
+from data_prep.token_cache import TokenCache
 from data_prep.units import Unit
 
 
-def build_unit(directory: Path, arguments: Arguments, unit: Unit) -> Record:
+def build_unit(directory: Path, arguments: Arguments, unit: Unit, cache: TokenCache | None = None) -> Record:
     """Writes a unit's shards, one for each of the dupe_factor pairings, and then its record.
 
-    Any process may do any unit: the result is a function of the arguments and the unit. `directory` is the job's.
+    Any process may do any unit: the result is a function of the arguments and the unit. `directory` is the job's;
+    a cache of tokens saves the tokenizer's work and changes nothing.
     """
     tokenizer = _tokenizer(directory / "tokenizer")
     masker = Masker(tokenizer, arguments.rule, arguments.seed)
-    encoded = encode(tokenizer, unit)
+    encoded = encode(tokenizer, unit, cache)
     counts = {
         "documents": len(unit.documents),
         "sentences": len(encoded.offsets) - 1,
@@ -40,12 +43,14 @@ def build_unit(directory: Path, arguments: Arguments, unit: Unit) -> Record:
     encoded, skipped = usable(arguments.objective, encoded)
     counts["used"] = len(encoded.documents)
     unigrams = np.zeros(tokenizer.vocab_size, np.int64)
+    lengths = np.zeros(arguments.seq_len + 1, np.int64)
     shards = []
     for dupe in range(arguments.dupe_factor if len(encoded.documents) else 0):
         generator = random.Random(f"{arguments.seed} {unit.part} {unit.number} {dupe}")
         first_key = (unit.key << 32) | counts["sequences"]
         rows = _rows(tokenizer, arguments, encoded, first_key, generator)
         unigrams += np.bincount(rows.input_ids.reshape(-1), minlength=tokenizer.vocab_size)
+        lengths += np.bincount(rows.sequence_lengths[rows.sequence_lengths > 0], minlength=len(lengths))
         if arguments.masking == "static":
             rows = mask_rows(rows, masker, arguments.max_predictions)
             counts["predictions"] += int(rows.masked_counts.sum())  # type: ignore[union-attr]
@@ -58,27 +63,8 @@ def build_unit(directory: Path, arguments: Arguments, unit: Unit) -> Record:
         shards.append({"name": name} | write_shard(directory / name, rows)._asdict())
     unigrams[list(tokenizer.special_ids)] = 0
     record = Record(unit.name, unit.text_hash, counts, skipped, shards)
-    write_record(directory, record, unigrams)
+    write_record(directory, record, unigrams, lengths)
     return record
-
-
-def encode(tokenizer: Tokenizer, unit: Unit) -> Encoded:
-    """The ids of a unit's sentences, in one call of the tokenizer."""
-    sentences: list[str] = []
-    counts = []
-    for document in unit.documents:
-        found = document_sentences(document.decode())
-        sentences += found
-        counts.append(len(found))
-    ids, offsets = tokenizer.encode_many(sentences)
-    present = np.diff(offsets) > 0
-    # How many sentences with a token lie before each one, and so before each document.
-    before = np.concatenate([[0], np.cumsum(present)])
-    borders = before[np.concatenate([[0], np.cumsum(counts)])]
-    documents = np.stack([borders[:-1], borders[1:]], axis=1)
-    documents = documents[documents[:, 0] < documents[:, 1]]
-    kept = np.append(offsets[:-1][present], offsets[-1])
-    return Encoded(ids, kept, documents, len(unit.documents) - len(documents))
 
 
 def _rows(
@@ -90,8 +76,14 @@ def _rows(
 ) -> Rows:
     """One pairing of a unit's documents, as rows before masking."""
     seq_len, most = arguments.seq_len, arguments.pack
-    found = spans(arguments.objective, encoded, seq_len, most, arguments.short_seq_prob, tokenizer.sep_id, generator)
+    rates = arguments.delete_rate, arguments.insert_rate
+    made_for = room_for(seq_len, *rates, segments_of(arguments.objective))
+    found = spans(arguments.objective, encoded, made_for, most, arguments.short_seq_prob, tokenizer.sep_id, generator)
     keys = first_key + np.arange(len(found.sequences), dtype=np.uint64)
+    if any(rates):
+        ordinary = np.ones(tokenizer.vocab_size, bool)
+        ordinary[list(tokenizer.special_ids)] = False
+        found = corrupt(found, keys, arguments.seed, *rates, seq_len, ordinary)
     packed = pack(sequence_lengths(found.sequences, found.segments), seq_len, most)
     return fill_rows(found, keys, packed, seq_len, most, tokenizer)
 

@@ -22,9 +22,10 @@ from bert_jax.data.example import Rows
 from bert_jax.data.manifest import PARTS, Part, read_manifest
 from bert_jax.data.masking import Masker, MaskingRule
 from bert_jax.data.shards import open_dataset
-from data_prep import build_examples, readers, worker
+from data_prep import build_examples, readers
 from data_prep.audit import truth, verify
 from data_prep.build_examples import build
+from data_prep.encoding import encode
 from data_prep.objectives import OBJECTIVES, PAIRS
 from data_prep.sentences import document_sentences
 from data_prep.units import Cut, Splitter
@@ -114,6 +115,8 @@ def finished_units(output: Path) -> int:
         {"objective": "single", "pack": 2, "dupe_factor": 2},
         {"objective": "sop", "pack": 3, "masking": "static"},
         {"pack": 4, "seq_len": 128},
+        {"delete_rate": 0.1, "insert_rate": 0.05, "masking": "static"},
+        {"objective": "full_sentences", "insert_rate": 0.2, "pack": 3},
     ],
     ids=str,
 )
@@ -151,7 +154,7 @@ def documents_of(directory: Path, arguments: dict) -> dict[int, list[bytes]]:
     splitter = Splitter(Cut(manifest["unit_bytes"], manifest["eval_fraction"], 2))
     found = {}
     for unit in splitter.split(readers.documents(arguments["input"])):
-        ids, offsets, documents, _ = worker.encode(loaded, unit)
+        ids, offsets, documents, _ = encode(loaded, unit)
         found[unit.key] = [ids[offsets[first] : offsets[last]].tobytes() for first, last in documents]
     return found
 
@@ -263,6 +266,39 @@ def test_keys_of_train_and_eval_differ(built: Path) -> None:
     train, held_out = (all_rows(built, part).sequence_keys for part in PARTS)
     assert not np.intersect1d(train, held_out).size
     assert (train < 1 << 63).all() and (held_out >= 1 << 63).all()
+
+
+def test_second_length_tokenizes_nothing_and_writes_the_same(
+    arguments: dict, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    """Nor does another objective, and what the cache holds is bounded."""
+    cached = arguments | {"token_cache": tmp_path / "cache", "quiet": False}
+    build(**cached)
+    units = len(list((tmp_path / "cache").glob("*/*.ids")))
+    assert f"holds the tokens of {units} of {units} units" in capsys.readouterr().err
+    build(**cached | {"output": tmp_path / "half", "token_cache": tmp_path / "small", "token_cache_gb": 5e-5})
+    assert "it is full: raise --token_cache_gb" in capsys.readouterr().err
+    changes = {"seq_len": 96}, {"objective": "sop", "pack": 2}
+    for number, change in enumerate(changes):
+        build(**arguments | change | {"output": tmp_path / f"without_{number}"})
+    with monkeypatch.context() as patched:
+        patched.setattr(tokenizers.Tokenizer, "encode_many", None)
+        for number, change in enumerate(changes):
+            build(**cached | change | {"output": tmp_path / f"with_{number}"})
+    for number in range(len(changes)):
+        assert contents(tmp_path / f"with_{number}") == contents(tmp_path / f"without_{number}")
+    assert len(list((tmp_path / "cache").glob("*/*"))) == units
+
+
+def test_manifest_tells_lengths_and_what_is_filled(built: Path) -> None:
+    manifest = read_manifest(built)
+    for part in PARTS:
+        lengths = all_rows(built, part).sequence_lengths
+        told = manifest["parts"][part]
+        assert told["lengths"]["max"] == lengths.max() and told["lengths"]["min"] == lengths.min()
+        assert told["lengths"]["mean"] == round(lengths.mean(), 3)
+        assert sum(count for _, count in told["lengths"]["histogram"]) == len(lengths)
+        assert told["filled"] == round(lengths.sum() / (64 * len(lengths)), 6)
 
 
 @pytest.mark.parametrize("mask_unit", ["token", "word", "ngram", "span"])
@@ -434,6 +470,8 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
         ({"dupe_factor": 0}, "--dupe_factor 0"),
         ({"eval_fraction": 1.0}, "--eval_fraction 1.0"),
         ({"seed": -1}, "--seed -1"),
+        ({"delete_rate": 0.6}, "--delete_rate 0.6; it must be from 0 to 0.5"),
+        ({"insert_rate": -0.1}, "--insert_rate -0.1"),
         ({"output": "runs/out.incomplete"}, r"ends in \.incomplete"),
         ({"objective": "full_sentences", "short_seq_prob": 0.1}, "--short_seq_prob is for --objective nsp and sop"),
     ],
@@ -521,6 +559,8 @@ def test_arguments_that_decide_the_bytes_are_all_compared(arguments: dict) -> No
     decide_nothing = {
         "weights",
         "on_error",
+        "token_cache",
+        "token_cache_gb",
         "input",
         "tokenizer",
         "output",

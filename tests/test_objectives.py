@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax import tokenizer as tokenizers
-from data_prep import readers, worker
+from data_prep import readers
+from data_prep.encoding import encode
 from data_prep.objectives import OBJECTIVES, PAIRS, Encoded, Spans, spans, usable
 from data_prep.packing import pack
 from data_prep.recut import SHORTEST, sequence_lengths
@@ -121,7 +122,7 @@ def test_packed_rows_of_wikipedia_are_full(bert_jax_data: Path, objective: str, 
     tokenizer = tokenizers.load(bert_jax_data / "vocab" / "bert-base-uncased.txt")
     documents = readers.documents(bert_jax_data / "pretrain" / "wiki_en_0.txt.xz")
     first = next(Splitter(Cut(1_000_000, 0.0, 2)).split(documents))
-    encoded, _ = usable(objective, worker.encode(tokenizer, first))
+    encoded, _ = usable(objective, encode(tokenizer, first))
     found = made(objective, encoded, seq_len, 8, 0)
     lengths = sequence_lengths(found.sequences, found.segments)
     packed = pack(lengths, seq_len, 8)

@@ -1,3 +1,4 @@
+import hashlib
 import lzma
 from pathlib import Path
 
@@ -5,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.sentences import document_sentences, split_sentences
+from data_prep.sentences import RULE_VERSION, document_sentences, split_sentences
 
 SAMPLE = Path(__file__).parent.parent / "data_prep" / "sample" / "books"
 
@@ -84,3 +85,10 @@ def test_sentences_of_a_novel_have_the_length_of_sentences() -> None:
     assert 12 <= words[len(words) // 2] <= 26
     cut_titles = [sentence for sentence in sentences if sentence.endswith((" Mr.", " Mrs.", " Dr.", " St."))]
     assert not cut_titles
+
+
+def test_another_rule_has_another_version() -> None:
+    """When this fails the rule has changed: raise RULE_VERSION, or caches of tokens keep the old sentences."""
+    document = lzma.decompress(min(SAMPLE.glob("*.xz")).read_bytes()).decode()
+    digest = hashlib.sha256("\n".join(document_sentences(document)).encode()).hexdigest()
+    assert {1: "977ba96fa89c2a3a"}[RULE_VERSION] == digest[:16]

@@ -1,0 +1,121 @@
+"""What tokenizing gave, kept for a job of another length or objective on the same text (--token_cache DIR).
+
+    DIR/TOKENIZER-rRULE/TEXT.ids    the ids of one unit: TOKENIZER and TEXT are hashes, RULE is the version of the
+                                    rule for sentences, so that another tokenizer, text or rule finds nothing
+
+A file is written under a name of its own and renamed, and ends with a hash of its content. One that is torn or was
+changed is as good as none: the unit is tokenized again. So any number of jobs may use one folder at once.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from data_prep.objectives import Encoded
+from data_prep.sentences import RULE_VERSION
+
+_SUFFIX = ".ids"
+_UNFINISHED = ".unfinished"
+_DIGEST_BYTES = 16
+_NAMED_BY = 16  # characters of the tokenizer's hash; the whole of it is in the files
+_LEFT_BEHIND = 24 * 3600  # seconds, after which an unfinished file is no writer's
+
+
+@dataclass(frozen=True)
+class TokenCache:
+    """A folder of encoded units. Holds at most `limit` bytes: what would be more is not kept."""
+
+    directory: Path
+    limit: int
+
+    def prepare(self) -> None:
+        """Makes the folder, and removes what killed writers left. Raises OSError where it cannot be written."""
+        self.directory.mkdir(parents=True, exist_ok=True)
+        for path in self.directory.glob(f"*/*{_UNFINISHED}"):
+            if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
+                path.unlink(missing_ok=True)
+
+    def bytes(self) -> int:
+        """How much it holds."""
+        return sum(
+            entry.stat().st_size
+            for folder in os.scandir(self.directory)
+            if folder.is_dir()
+            for entry in os.scandir(folder)
+            if entry.name.endswith(_SUFFIX)
+        )
+
+    def holds(self, tokenizer_hash: str, text_hash: str) -> bool:
+        return self._path(tokenizer_hash, text_hash).exists()
+
+    def load(self, tokenizer_hash: str, text_hash: str) -> Encoded | None:
+        """What `store` was given, or None."""
+        try:
+            content = self._path(tokenizer_hash, text_hash).read_bytes()
+        except FileNotFoundError:
+            return None
+        body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
+        if _digest(body) != digest:
+            return None
+        line, _, data = body.partition(b"\n")
+        header = json.loads(line)
+        if (header["tokenizer"], header["text"], header["rule"]) != (tokenizer_hash, text_hash, RULE_VERSION):
+            return None
+        id_bytes = header["tokens"] * np.dtype(header["dtype"]).itemsize
+        lengths = np.frombuffer(data, "<u4", offset=id_bytes)
+        ids = np.frombuffer(data, header["dtype"], header["tokens"])
+        return Encoded(
+            ids.astype(ids.dtype.newbyteorder("="), copy=False),
+            _ends(lengths[: header["sentences"]]),
+            _ranges(lengths[header["sentences"] :]),
+            header["empty"],
+        )
+
+    def store(self, tokenizer_hash: str, text_hash: str, encoded: Encoded) -> None:
+        """Keeps what a unit gave, unless there is no room. Raises OSError when the disk is full or the like."""
+        ids = encoded.ids.astype(encoded.ids.dtype.newbyteorder("<"), copy=False)
+        header = {
+            "tokenizer": tokenizer_hash,
+            "text": text_hash,
+            "rule": RULE_VERSION,
+            "dtype": ids.dtype.str,
+            "tokens": len(ids),
+            "sentences": len(encoded.offsets) - 1,
+            "empty": encoded.empty,
+        }
+        lengths = np.concatenate([np.diff(encoded.offsets), np.diff(encoded.documents, axis=1)[:, 0]]).astype("<u4")
+        body = b"".join([json.dumps(header).encode(), b"\n", ids.tobytes(), lengths.tobytes()])
+        path = self._path(tokenizer_hash, text_hash)
+        path.parent.mkdir(exist_ok=True)
+        # Jobs that run side by side may each find room for their last unit: over the limit by one a worker at most.
+        if self.bytes() + len(body) + _DIGEST_BYTES > self.limit:
+            return
+        unfinished = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}")
+        try:
+            unfinished.write_bytes(body + _digest(body))
+            unfinished.replace(path)
+        except OSError:
+            unfinished.unlink(missing_ok=True)
+            raise
+
+    def _path(self, tokenizer_hash: str, text_hash: str) -> Path:
+        return self.directory / f"{tokenizer_hash[:_NAMED_BY]}-r{RULE_VERSION}" / (text_hash + _SUFFIX)
+
+
+def _digest(body: bytes) -> bytes:
+    return hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest()
+
+
+def _ends(lengths: np.ndarray) -> np.ndarray:
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+def _ranges(lengths: np.ndarray) -> np.ndarray:
+    ends = _ends(lengths)
+    return np.stack([ends[:-1], ends[1:]], axis=1)
