@@ -74,11 +74,8 @@ def _tiles(manifest: Mapping[str, Any], figures: Mapping[Part, Figures]) -> list
 
 
 def _documents(manifest: Mapping[str, Any], parts: list[Part]) -> str:
-    counts = [dict(document_counts(manifest["parts"][part])) for part in parts]
-    names = list(dict.fromkeys(name for one in counts for name in one if name != "documents in all"))
-    rows = [[name, *(f"{one.get(name, 0):,}" for one in counts)] for name in [*names, "documents in all"]]
-    rows += [[name, *(f"{manifest['parts'][part][name]:,}" for part in parts)] for name in ("sentences", "sequences")]
-    return page.table(["", *parts], rows)
+    columns, rows = document_counts(manifest, parts)
+    return page.table(["", *columns], rows)
 
 
 def _charts(manifest: Mapping[str, Any], figures: Mapping[Part, Figures]) -> list[Chart]:

@@ -1,7 +1,7 @@
 """What inspect_shards prints: what an output is, what became of the documents, and what the rows hold."""
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from bert_jax.data.manifest import Part
+from bert_jax.data.masking import MaskingRule
 from bert_jax.tokenizer import Tokenizer
 from data_prep.figures import NO_LABEL, REPLACEMENTS, Figures, binned
 from data_prep.lengths import summarise
@@ -46,6 +47,7 @@ def label_names(manifest: Mapping[str, Any]) -> dict[int, str]:
 def about(directory: Path, manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
     """What was asked of build_examples."""
     masking, tokenizer = manifest["masking"], manifest["tokenizer"]
+    rule = MaskingRule.from_manifest(masking)
     case = "lower-cased" if tokenizer["lowercase"] else "cased"
     size = sum(source["bytes"] for source in manifest["sources"])
     shards = manifest["shards"]
@@ -54,7 +56,7 @@ def about(directory: Path, manifest: Mapping[str, Any]) -> list[tuple[str, str]]
         (
             "masking",
             f"{masking['kind']}, by {masking['unit']}, rate {masking['rate']}, "
-            f"at most {masking['max_predictions']} a row",
+            f"at most {masking['max_predictions']} a row, split {'/'.join(f'{100 * x:g}' for x in rule.split)}",
         ),
         ("tokenizer", f"{tokenizer['vocab_size']} tokens, {case}, {tokenizer['hash'][:12]}"),
         ("seed, pairings", f"{manifest['seed']}, {manifest['dupe_factor']} of each document"),
@@ -63,14 +65,20 @@ def about(directory: Path, manifest: Mapping[str, Any]) -> list[tuple[str, str]]
     ]
 
 
-def document_counts(counts: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Every document of a part: how many were used, and how many were not for which reason; then how many in all."""
-    skipped = sorted(counts["skipped"].items())
-    return [
-        ("documents used", counts["used"]),
-        *((f"skipped: {reason}", count) for reason, count in skipped),
-        ("documents in all", counts["documents"]),
-    ]
+def document_counts(manifest: Mapping[str, Any], parts: Sequence[Part]) -> tuple[list[str], list[list[str]]]:
+    """What became of every document: columns (the parts, and all of them with what reading left out), and rows.
+
+    One part alone has no column of all.
+    """
+    columns = {str(part): manifest["parts"][part] for part in parts}
+    if len(parts) > 1:
+        columns["all"] = manifest["counts"]
+    reasons = sorted({reason for counts in columns.values() for reason in counts["skipped"]})
+    rows = [["documents used", *(f"{counts['used']:,}" for counts in columns.values())]]
+    for reason in reasons:
+        rows.append([f"skipped: {reason}", *(f"{counts['skipped'].get(reason, 0):,}" for counts in columns.values())])
+    rows.append(["documents in all", *(f"{counts['documents']:,}" for counts in columns.values())])
+    return list(columns), rows
 
 
 def _two_columns(title: str, rows: list[tuple[str, str]]) -> Table:
@@ -83,13 +91,13 @@ def _two_columns(title: str, rows: list[tuple[str, str]]) -> Table:
 def _counts(manifest: Mapping[str, Any], figures: Mapping[Part, Figures]) -> Table:
     table = Table(title="counts", title_justify="left")
     table.add_column("")
-    for part in figures:
-        table.add_column(part, justify="right")
-    held = [manifest["parts"][part] for part in figures]
-    documents = [dict(document_counts(counts)) for counts in held]
-    for name in sorted({name for counts in documents for name in counts}, key=_document_order):
-        table.add_row(name, *(f"{counts.get(name, 0):,}" for counts in documents))
+    columns, documents = document_counts(manifest, list(figures))
+    for column in columns:
+        table.add_column(column, justify="right")
+    for row in documents:
+        table.add_row(*row)
     table.add_section()
+    held = [manifest["parts"][part] for part in figures]
     for name in ("sentences", "source_tokens", "rows", "sequences", "tokens", "predictions"):
         table.add_row(name, *(f"{counts[name]:,}" for counts in held))
     table.add_section()
@@ -101,10 +109,6 @@ def _counts(manifest: Mapping[str, Any], figures: Mapping[Part, Figures]) -> Tab
         rows = [found.rows for found in figures.values()]
         table.add_row(name, *(f"{share:.2%}" if some else "" for share, some in zip(shares, rows, strict=True)))
     return table
-
-
-def _document_order(name: str) -> tuple[int, str]:
-    return ({"documents used": 0, "documents in all": 2}.get(name, 1), name)
 
 
 def _lengths(part: Part, manifest: Mapping[str, Any], figures: Figures) -> Table:

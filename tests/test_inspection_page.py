@@ -78,7 +78,7 @@ def test_figures_are_those_of_the_manifest(output: Path) -> None:
     text = drawn(output)
     manifest = json.loads((output / "manifest.json").read_text())
     for part in ("train", "eval"):
-        for name in ("rows", "documents", "sentences"):
+        for name in ("rows", "documents", "used"):
             assert f">{manifest['parts'][part][name]:,}<" in text
 
 

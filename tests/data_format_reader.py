@@ -1,0 +1,298 @@
+"""A reader of build_examples outputs written from docs/data_format.md alone: struct and json, no Arrow, no numpy.
+
+It stands for a reader in another language, so it imports nothing of ours and is slow.
+"""
+
+import functools
+import json
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+WORD = 1 << 64
+GOLDEN = 0x9E3779B97F4A7C15
+
+
+@dataclass
+class Sequence:
+    """A sequence of a row, by the columns of its shard."""
+
+    start: int
+    length: int
+    first_length: int
+    label: int
+    key: int
+
+
+@dataclass
+class Row:
+    ids: list[int]
+    sequences: list[Sequence]
+    predicted: dict[int, int] = field(default_factory=dict)  # slot to truth; of static masks
+
+
+class Output:
+    """DIR: manifest, tokenizer facts, and rows."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.manifest: dict[str, Any] = json.loads((directory / "manifest.json").read_bytes())
+        library = json.loads((directory / "tokenizer" / "tokenizer.json").read_bytes())
+        added = {token["id"] for token in library["added_tokens"] if token["special"]}
+        tokens = {index: token for token, index in library["model"]["vocab"].items()}
+        self.special = added
+        self.mask = next(token["id"] for token in library["added_tokens"] if token["content"] in ("[MASK]", "<mask>"))
+        self.inside = {index for index, token in tokens.items() if token.startswith("##")} - added
+        self.ordinary = [index for index in range(self.manifest["tokenizer"]["vocab_size"]) if index not in added]
+
+    def random_token(self, kind: str, value: int) -> int:
+        if kind == "uniform":
+            return self.ordinary[value * len(self.ordinary) >> 32]
+        counts = self.unigram_counts()
+        total, running = sum(counts[index] for index in self.ordinary), 0
+        for index in self.ordinary:
+            running += counts[index]
+            if running * 2**32 // total > value:
+                return index
+        raise AssertionError(value)
+
+    @functools.lru_cache(maxsize=1)  # noqa: B019 (one output at a time)
+    def unigram_counts(self) -> list[int]:
+        """An .npy file: magic, version, the length of a header, the header, numbers."""
+        content = (self.directory / self.manifest["unigram_counts"]).read_bytes()
+        begin = 10 + _read("<H", content, 8)
+        assert content[:8] == b"\x93NUMPY\x01\x00" and b"'<i8'" in content[10:begin]
+        return list(struct.unpack(f"<{(len(content) - begin) // 8}q", content[begin:]))
+
+    def rows(self, part: str) -> Iterator[Row]:
+        for shard in self.manifest["shards"]:
+            if shard["name"].startswith(f"{part}/"):
+                content = (self.directory / shard["name"]).read_bytes()
+                assert len(content) == shard["bytes"]
+                columns = arrow_columns(content)
+                rows = [
+                    _row({name: values[number] for name, values in columns.items()}) for number in range(shard["rows"])
+                ]
+                yield from rows
+
+
+def _row(columns: dict[str, Any]) -> Row:
+    row, start = Row(columns["input_ids"], []), 0
+    for length, first, label, key in zip(
+        columns["sequence_lengths"],
+        columns["first_segment_lengths"],
+        columns["next_sentence_labels"],
+        columns["sequence_keys"],
+        strict=True,
+    ):
+        if length:
+            row.sequences.append(Sequence(start, length, first, label, key))
+            start += length
+    if "masked_counts" in columns:
+        real = columns["masked_counts"]
+        row.predicted = dict(zip(columns["masked_positions"][:real], columns["masked_ids"][:real], strict=True))
+    return row
+
+
+# Arrow IPC, as its documentation and its FlatBuffers schemas have it (format/File.fbs, Message.fbs, Schema.fbs).
+
+
+class Table:
+    """A FlatBuffers table: a signed offset back to its vtable, which says where each field is."""
+
+    def __init__(self, buffer: bytes, position: int) -> None:
+        self.buffer, self.position = buffer, position
+        vtable = position - _read("<i", buffer, position)
+        size = _read("<H", buffer, vtable)
+        self.fields = [_read("<H", buffer, vtable + at) for at in range(4, size, 2)]
+
+    def scalar(self, number: int, kind: str, default: int = 0) -> int:
+        present = number < len(self.fields) and self.fields[number]
+        return _read(kind, self.buffer, self.position + self.fields[number]) if present else default
+
+    def target(self, number: int) -> int:
+        place = self.position + self.fields[number]
+        return place + _read("<I", self.buffer, place)
+
+    def table(self, number: int) -> "Table":
+        return Table(self.buffer, self.target(number))
+
+    def text(self, number: int) -> str:
+        place = self.target(number)
+        return self.buffer[place + 4 : place + 4 + _read("<I", self.buffer, place)].decode()
+
+    def structs(self, number: int, kind: str) -> list[tuple[int, ...]]:
+        place = self.target(number)
+        size = struct.calcsize(kind)
+        return [
+            struct.unpack_from(kind, self.buffer, place + 4 + i * size) for i in range(_read("<I", self.buffer, place))
+        ]
+
+    def tables(self, number: int) -> list["Table"]:
+        place = self.target(number)
+        count = _read("<I", self.buffer, place)
+        offsets = [place + 4 + 4 * index for index in range(count)]
+        return [Table(self.buffer, offset + _read("<I", self.buffer, offset)) for offset in offsets]
+
+
+def arrow_columns(content: bytes) -> dict[str, list[Any]]:
+    """The columns of a file of one record batch: integers, or lists of as many integers in each row."""
+    assert content[:6] == content[-6:] == b"ARROW1"
+    size = _read("<i", content, len(content) - 10)
+    begin = len(content) - 10 - size
+    footer = Table(content, begin + _read("<I", content, begin))
+    [(offset, metadata_size, body_size)] = footer.structs(3, "<qi4xq")
+    assert content[offset : offset + 4] == b"\xff\xff\xff\xff"
+    message = Table(content, offset + 8 + _read("<I", content, offset + 8))
+    body = offset + metadata_size
+    assert message.scalar(3, "<q") == body_size and message.scalar(1, "<B") == 3  # a RecordBatch
+    batch = message.table(2)
+    buffers = iter(batch.structs(2, "<qq"))
+    rows = batch.scalar(0, "<q")
+    columns: dict[str, list[Any]] = {}
+    for one in footer.table(1).tables(1):
+        next(buffers)  # validity of the column: no nulls, so it may be empty
+        width, integers = 1, one
+        is_list = one.scalar(2, "<B") == 16  # FixedSizeList
+        if is_list:
+            width = one.table(3).scalar(0, "<i")
+            [integers] = one.tables(5)
+            next(buffers)  # validity of the integers
+        assert integers.scalar(2, "<B") == 2  # Int
+        kind = {8: "b", 16: "h", 32: "i", 64: "q"}[integers.table(3).scalar(0, "<i")]
+        kind = kind if integers.table(3).scalar(1, "<B") else kind.upper()
+        start, _ = next(buffers)
+        values = struct.unpack_from(f"<{rows * width}{kind}", content, body + start)
+        columns[one.text(0)] = (
+            [list(values[row * width : (row + 1) * width]) for row in range(rows)] if is_list else list(values)
+        )
+    return columns
+
+
+def _read(kind: str, buffer: bytes, position: int) -> int:
+    return struct.unpack_from(kind, buffer, position)[0]
+
+
+# What a model sees of a row.
+
+
+def model_view(row: Row, width: int, pack: int) -> dict[str, list[int]]:
+    """Segment ids, sequence ids and positions of the slots, and the [CLS] slots and labels of the sequences."""
+    segments, numbers, positions = ([0] * width for _ in range(3))
+    starts, labels, weights = ([0] * pack for _ in range(3))
+    for index, sequence in enumerate(row.sequences):
+        starts[index] = sequence.start
+        labels[index], weights[index] = max(sequence.label, 0), int(sequence.label >= 0)
+        for position in range(sequence.length):
+            slot = sequence.start + position
+            numbers[slot], positions[slot] = index + 1, position
+            segments[slot] = int(position >= sequence.first_length)
+    return {
+        "segment_ids": segments,
+        "sequence_ids": numbers,
+        "positions": positions,
+        "cls_positions": starts,
+        "next_sentence_label": labels,
+        "next_sentence_weight": weights,
+    }
+
+
+# Masks.
+
+
+def mix(x: int) -> int:
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % WORD
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EB % WORD
+    return x ^ (x >> 31)
+
+
+def combine(*numbers: int) -> int:
+    state = 0
+    for number in numbers:
+        state = mix(((state + GOLDEN) % WORD) ^ number)
+    return state
+
+
+def order_hash(state: int, position: int) -> int:
+    low, high = state % 2**32, state >> 32
+    x = (position * 0x9E3779B1 + low) % 2**32
+    x = (x ^ (x >> 16)) * 0x85EBCA6B % 2**32
+    x = (x ^ (x >> 13)) + high
+    x = x % 2**32 * 0xC2B2AE35 % 2**32
+    return (x ^ (x >> 16)) >> 12
+
+
+def masks(output: Output, ids: list[int], sequence: Sequence, seed: int, epoch: int) -> dict[int, tuple[int, int]]:
+    """Of a sequence's ids: which positions are predicted, with what then stands there, and the truth."""
+    rule = output.manifest["masking"]
+    words: list[list[int]] = []
+    for position, token in enumerate(ids):
+        if token in output.special:
+            continue
+        inside = rule["unit"] != "token" and token in output.inside
+        if inside and position != sequence.first_length and position and ids[position - 1] not in output.special:
+            words[-1].append(position)
+        else:
+            words.append([position])
+    state = combine(1, seed, epoch, sequence.key)
+    order = sorted(words, key=lambda word: (order_hash(state, word[0]), word[0]))
+    budget = max(1, round(rule["rate"] * len(ids)))
+    chosen: set[int] = set()
+    for word in order:
+        if rule["unit"] in ("token", "word"):
+            run = word
+        else:
+            run = _run(words, words.index(word), chosen, budget, sequence, rule, seed, epoch)
+        if len(chosen) + len(run) <= budget:
+            chosen.update(run)
+    if not chosen and words:
+        chosen.update(order[0][:budget])
+
+    state = combine(2, seed, epoch, sequence.key)
+    found: dict[int, tuple[int, int]] = {}
+    first = 0
+    below = [round(rule["split"][0] * 2**32), round((rule["split"][0] + rule["split"][1]) * 2**32)]
+    for position in sorted(chosen):
+        if position - 1 not in found:
+            first = position
+        word = mix((state + position * GOLDEN) % WORD)
+        decides = mix((state + first * GOLDEN) % WORD) if rule["unit"] == "span" else word
+        truth = ids[position]
+        random = output.random_token(rule["random"], word % 2**32)
+        case = decides >> 32
+        found[position] = (output.mask if case < below[0] else random if case < below[1] else truth, truth)
+    return found
+
+
+def _run(
+    words: list[list[int]],
+    begin: int,
+    chosen: set[int],
+    budget: int,
+    sequence: Sequence,
+    rule: dict[str, Any],
+    seed: int,
+    epoch: int,
+) -> list[int]:
+    """The slots of the n-gram or span that begins with a word; none where it may not be taken."""
+    if words[begin][0] in chosen:
+        return []
+    room = begin + 1
+    while room < len(words) and words[room][0] == words[room - 1][-1] + 1 and words[room][0] != sequence.first_length:
+        room += 1
+    value = mix((combine(3, seed, epoch, sequence.key) + words[begin][0] * GOLDEN) % WORD) >> 32
+    if rule["unit"] == "ngram":
+        weights = [1 / size for size in range(1, min(room - begin, rule["ngram_max"]) + 1)]
+    else:
+        weights = [(1 - rule["span_p"]) ** (size - 1) for size in range(1, rule["span_max"] + 1)]
+    drawn = 1 + sum(value >= round(sum(weights[: i + 1]) / sum(weights) * 2**32) for i in range(len(weights) - 1))
+    run: list[int] = []
+    for word in words[begin : min(room, begin + drawn)]:
+        if len(chosen) + len(run) + len(word) > budget:
+            break
+        if chosen & set(word):
+            return [] if rule["unit"] == "ngram" else run
+        run += word
+    return run
