@@ -67,6 +67,14 @@ class DataConfig:
 
 
 @dataclass(frozen=True)
+class PretrainDataConfig(DataConfig):
+    """The rate of dynamic masks in training; without either key it is that of the shards, as in evaluation always."""
+
+    mask_rate: float | None = None  # as 0.2
+    mask_schedule: str = ""  # STEP:RATE,..., each rate held until the next step: 0:0.30,50000:0.15,90000:0.05
+
+
+@dataclass(frozen=True)
 class OptimizerConfig:
     """AdamW as in BERT (Devlin et al. 2019, appendix A.2), with bias correction."""
 
@@ -122,6 +130,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class PretrainConfig(TrainConfig):
+    data: PretrainDataConfig = field(default_factory=PretrainDataConfig)
     steps: int = 1_000_000
 
 

@@ -11,8 +11,9 @@ import ml_collections
 from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
-from bert_jax.config import ModelConfig, PretrainConfig
+from bert_jax.config import ModelConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.masking import RateSchedule
 from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.files import write_json
 from bert_jax.interop import source
@@ -30,7 +31,8 @@ DESCRIPTION = """Pretrains an encoder: masked tokens, and next sentences where t
 Any key of the recipe can be set: --config.steps=1000, --config.budget_minutes=30, --config.batch_size=64,
 --config.optimizer.learning_rate=1e-3, --config.compute_dtype=float32, --config.init_from=CHECKPOINT (go on from any
 checkpoint, ours or a Hugging Face folder, on another domain; --config.model.preset=checkpoint then takes its
-architecture). Run the same command again after any stop: it goes on
+architecture). --config.data.mask_rate=0.2 sets the rate of dynamic masks, --config.data.mask_schedule=0:0.30,50000:0.15
+changes it at steps. Run the same command again after any stop: it goes on
 from the newest checkpoint of the workdir. See the result with: python -m bert_jax.report WORKDIR
 """
 
@@ -74,7 +76,9 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
             config=config,
             model=model,
             objective=objective,
-            source=PretrainingLoader(dataset, tokenizer, batch_size=config.batch_size, seed=config.seed),
+            source=PretrainingLoader(
+                dataset, tokenizer, batch_size=config.batch_size, seed=config.seed, rates=_mask_rates(config.data)
+            ),
             workdir=workdir,
             tokenizer=tokenizer,
             kind="pretraining",
@@ -105,6 +109,15 @@ def _architecture(config: PretrainConfig, vocab_size: int, loaded: Loaded | None
     if loaded is None:
         raise UserError("model.preset is checkpoint, but nothing is named by --config.init_from=CHECKPOINT")
     return sizes.with_options(loaded.model, config.model)
+
+
+def _mask_rates(config: PretrainDataConfig) -> RateSchedule | None:
+    """The rates that data.mask_rate or data.mask_schedule ask for; None: those of the shards."""
+    if config.mask_rate is not None and config.mask_schedule:
+        raise UserError("data.mask_rate and data.mask_schedule are both set; give one of them")
+    if config.mask_rate is not None:
+        return RateSchedule.constant(config.mask_rate)
+    return RateSchedule.parse(config.mask_schedule) if config.mask_schedule else None
 
 
 def _held_out(config: PretrainConfig, dataset: Dataset) -> Dataset | None:

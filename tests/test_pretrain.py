@@ -15,6 +15,7 @@ import pytest
 from bert_jax import evaluate, pretrain
 from bert_jax.command import UserError
 from bert_jax.train import checkpoint, metrics
+from data_prep.build_examples import build
 
 ROOT = Path(__file__).parent.parent
 RECIPE = str(ROOT / "configs" / "bert_tiny.py")
@@ -67,6 +68,35 @@ def test_the_evaluate_command_measures_what_the_run_measured(trained, shards_dir
         assert measured[name] == pytest.approx(result[f"eval_{name}"], rel=1e-5)
 
 
+@pytest.mark.slow
+def test_spans_are_trained_by_a_schedule_that_a_run_keeps(sample_text, vocab_dir, tmp_path):
+    shards = tmp_path / "shards"
+    build(
+        str(sample_text),
+        vocab_dir,
+        shards,
+        64,
+        mask_unit="span",
+        random_tokens="unigram",
+        eval_fraction=0.25,
+        workers=1,
+    )
+    schedule = "--config.data.mask_schedule=0:0.3,2:0.1"
+    pretrain.main(arguments(shards, tmp_path / "run", schedule, "--config.microbatches=2"))
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["eval_mlm_loss"] > 0
+    for other in ("--config.data.mask_schedule=0:0.3,3:0.1", "--config.data.mask_rate=0.3", "--config.log_every=2"):
+        with pytest.raises(UserError, match=r"other data or masks \(data.train, mask_rate, mask_schedule"):
+            pretrain.main(arguments(shards, tmp_path / "run", other, "--config.steps=5"))
+
+
+def test_static_masks_take_no_schedule(sample_text, vocab_dir, tmp_path):
+    shards = tmp_path / "shards"
+    build(str(sample_text), vocab_dir, shards, 64, masking="static", workers=1)
+    with pytest.raises(UserError, match=r"Leave out data\.mask_rate and data\.mask_schedule") as caught:
+        pretrain.main(arguments(shards, tmp_path / "run", "--config.data.mask_rate=0.3"))
+    assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
+
+
 def test_pretraining_goes_on_from_any_checkpoint(trained, shards_dir, tmp_path):
     overrides = (f"--config.init_from={trained}", "--config.optimizer.learning_rate=0.0", "--config.steps=1")
     pretrain.main(arguments(shards_dir, tmp_path / "on", *overrides))
@@ -80,6 +110,9 @@ def test_pretraining_goes_on_from_any_checkpoint(trained, shards_dir, tmp_path):
     [
         (["--config.data.train="], r"data\.train is not set"),
         (["--config.data.train=/nowhere/shards"], "/nowhere/shards"),
+        (["--config.data.mask_rate=0.2", "--config.data.mask_schedule=0:0.3"], "both set; give one of them"),
+        (["--config.data.mask_rate=1.5"], "mask rate 1.5"),
+        (["--config.data.mask_schedule=9:0.3"], "its steps ascend from 0"),
         (["--config.model.preset=huge"], "preset"),
         (["--config.model.max_positions=32"], "max_positions=64"),
         (["--config.batch_size=12"], "batch_size=16"),

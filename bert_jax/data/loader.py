@@ -83,7 +83,7 @@ class PretrainingLoader:
                 "data.mask_rate and data.mask_schedule, or build the examples with --masking dynamic"
             )
         self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
-        self.rates = RateSchedule((0,), (dataset.masking.rate,)) if rates is None else rates
+        self.rates = RateSchedule.constant(dataset.masking.rate) if rates is None else rates
         self.max_predictions = dataset.max_predictions
         if rates is not None:
             self.max_predictions = max_predictions(dataset.seq_len, dataset.pack, rates.highest)

@@ -67,7 +67,7 @@ IDENTITY = {
     "seed": "seed",
     "train_layers": "train_layers",
     "init": "other initial parameters (init_from), of fingerprint",
-    "data": "other data (data.train, or the task's files), of fingerprint",
+    "data": "other data or masks (data.train, mask_rate, mask_schedule, or the task's files), of fingerprint",
 }
 
 

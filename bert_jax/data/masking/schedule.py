@@ -35,6 +35,12 @@ class RateSchedule:
             raise UserError(f"mask schedule {text!r}; its steps ascend from 0, as 0:0.30,50000:0.15")
         return cls(steps, rates)
 
+    @classmethod
+    def constant(cls, rate: float) -> "RateSchedule":
+        """One rate at all steps. Raises UserError for a rate outside (0, 1]."""
+        check_rate(rate)
+        return cls((0,), (rate,))
+
     @property
     def highest(self) -> float:
         return max(self.rates)
