@@ -12,12 +12,11 @@ from bert_jax import tokenizer_files
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import COUNTED, MANIFEST, PARTS, Part, read_manifest, read_unigram_counts
-from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, read_shard
+from bert_jax.data.shards import Corrupt, check_sizes, layout_problem
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.tokenizer import load as load_tokenizer
-from data_prep import checksums
-from data_prep.figures import Figures, masker_of, pieces, truth
-from data_prep.fill import mask_rows
+from data_prep import checksums, formats
+from data_prep.figures import Figures, masked, masker_of, pieces, truth
 from data_prep.lengths import summarise
 from data_prep.objectives import PAIRS
 
@@ -49,11 +48,12 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
     tokenizer = tokenizer_of(directory, manifest)
     _check_vocabulary(directory / "tokenizer" / "vocab.txt")
     counter = _Counter(directory, manifest, tokenizer)
+    read = formats.reader(manifest)
     problems = {}
     for shard in shards:
         if listed.get(shard["name"]) != shard["sha256"]:
             problems[shard["name"]] = f"its sha256 is not that of {MANIFEST}"
-        elif problem := _shard_problem(directory / shard["name"], shard, manifest, tokenizer, counter):
+        elif problem := _shard_problem(directory / shard["name"], read, shard, manifest, tokenizer, counter):
             problems[shard["name"]] = problem
         progress(shard["bytes"])
     _raise(directory, problems)
@@ -87,6 +87,8 @@ def row_problems(rows: Rows, manifest: dict[str, Any], tokenizer: Tokenizer) -> 
     starts = np.clip(ends - lengths, 0, length - 1)
     row = np.arange(len(ids))[:, None]
     filled = np.arange(length) < ends[:, -1:]
+    # The original scripts may put any id in place of a token, the pad id too.
+    before = truth(rows) if manifest["imported"] else ids
     splits = np.clip(ends - lengths + firsts - 1, 0, length - 1)
     checks = {
         "an id outside of the vocabulary": (ids >= tokenizer.vocab_size).any(axis=1),
@@ -95,7 +97,7 @@ def row_problems(rows: Rows, manifest: dict[str, Any], tokenizer: Tokenizer) -> 
         "a sequence that does not begin with [CLS]": (present & (ids[row, starts] != tokenizer.cls_id)).any(axis=1),
         "a sequence that does not end with [SEP]": (present & (ids[row, in_range] != tokenizer.sep_id)).any(axis=1),
         "a segment A that does not end with [SEP]": (present & (ids[row, splits] != tokenizer.sep_id)).any(axis=1),
-        "padding before the end of a sequence": ((ids == tokenizer.pad_id) & filled).any(axis=1),
+        "padding before the end of a sequence": ((before == tokenizer.pad_id) & filled).any(axis=1),
         "ids after the last sequence": ((ids != tokenizer.pad_id) & ~filled).any(axis=1),
         "segment lengths that do not fit": (
             present & ((firsts < 3) | (firsts > lengths - 2 if pairs else firsts != lengths))
@@ -105,32 +107,42 @@ def row_problems(rows: Rows, manifest: dict[str, Any], tokenizer: Tokenizer) -> 
         ).any(axis=1),
     }
     if rows.masked_positions is not None:
-        checks |= _mask_checks(rows, tokenizer, ends[:, -1])
+        never = tokenizer.special_ids
+        if manifest["imported"]:  # they may predict [UNK]
+            never = (tokenizer.pad_id, tokenizer.cls_id, tokenizer.sep_id)
+        checks |= _mask_checks(rows, tokenizer.vocab_size, never, ends[:, -1])
     for problem, bad in checks.items():
         if bad.any():
             yield problem, int(np.flatnonzero(bad)[0])
 
 
-def _mask_checks(rows: Rows, tokenizer: Tokenizer, ends: Int64[np.ndarray, "R"]) -> dict[str, np.ndarray]:
+def _mask_checks(
+    rows: Rows, vocab_size: int, never: tuple[int, ...], ends: Int64[np.ndarray, "R"]
+) -> dict[str, np.ndarray]:
     assert rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None
     positions, counts = rows.masked_positions.astype(np.int64), rows.masked_counts.astype(np.int64)
     real = np.arange(positions.shape[1]) < counts[:, None]
-    special = np.isin(rows.masked_ids, tokenizer.special_ids)
+    special = np.isin(rows.masked_ids, never)
     return {
         "a masked position outside of the sequences": (real & (positions >= ends[:, None])).any(axis=1),
         "masked positions that do not ascend": (real[:, 1:] & (np.diff(positions, axis=1) <= 0)).any(axis=1),
         "more predictions than fit": counts > positions.shape[1],
         "a special token that is predicted": (real & special).any(axis=1),
-        "a masked id outside of the vocabulary": (rows.masked_ids >= tokenizer.vocab_size).any(axis=1),
+        "a masked id outside of the vocabulary": (rows.masked_ids >= vocab_size).any(axis=1),
         "a filler that is not 0": (~real & ((positions != 0) | (rows.masked_ids != 0))).any(axis=1),
     }
 
 
 def _shard_problem(
-    path: Path, shard: dict[str, Any], manifest: dict[str, Any], tokenizer: Tokenizer, counter: "_Counter"
+    path: Path,
+    read: formats.ReadShard,
+    shard: dict[str, Any],
+    manifest: dict[str, Any],
+    tokenizer: Tokenizer,
+    counter: "_Counter",
 ) -> str | None:
     try:
-        rows = read_shard(path)
+        rows = read(path)
     except Corrupt as error:
         return str(error)
     if problem := layout_problem(rows, shard["rows"], manifest):
@@ -155,7 +167,7 @@ class _Counter:
         most = self._manifest["masking"]["max_predictions"]
         for some in pieces(rows):
             try:
-                drawn = mask_rows(Rows(truth(some), *some[1:5]), self._masker, most)
+                drawn = masked(Rows(truth(some), *some[1:5]), self._masker, most) if self._masker else some
             except ValueError as error:
                 return str(error)
             if some.masked_positions is not None and not _equal(drawn, some):

@@ -15,7 +15,7 @@ from bert_jax import tokenizer as tokenizers
 from bert_jax.command import Parser, Stopped, UserError
 from bert_jax.data.masking import UNITS, Split
 from bert_jax.files import incomplete, refuse_existing
-from data_prep import engines
+from data_prep import engines, formats
 from data_prep.job import Arguments, Job, Record
 from data_prep.objectives import OBJECTIVES, PAIRS
 from data_prep.progress import Reporter
@@ -81,7 +81,8 @@ def build(
     With more than one worker, call it under `if __name__ == "__main__"` in a script, as multiprocessing needs.
     Raises UserError for a mistake in the arguments or the input; finished units are then kept for the next call.
     """
-    _check_choices(objective, masking, mask_unit, engine, format)
+    _check_choices(objective, masking, mask_unit, engine)
+    formats.check(format, masking, pack)
     split = _split(mask_split)
     _check_numbers(seq_len, mask_rate, dupe_factor, pack, eval_fraction, short_seq_prob, seed, workers, unit_mb)
     _check_rates(delete_rate, insert_rate, token_cache_gb)
@@ -104,6 +105,7 @@ def build(
         random_tokens=random_tokens,
         dupe_factor=dupe_factor,
         pack=pack,
+        format=format,
         eval_fraction=eval_fraction,
         short_seq_prob=short_seq_prob,
         delete_rate=delete_rate,
@@ -244,13 +246,12 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _check_choices(objective: str, masking: str, mask_unit: str, engine: str, format: str) -> None:
+def _check_choices(objective: str, masking: str, mask_unit: str, engine: str) -> None:
     for flag, value, known in (
         ("objective", objective, OBJECTIVES),
         ("masking", masking, ("dynamic", "static")),
         ("mask_unit", mask_unit, UNITS),
         ("engine", engine, ("local",)),
-        ("format", format, ("arrow",)),
     ):
         if value not in known:
             raise UserError(f"--{flag} {value} is not here; there is: {', '.join(known)}")
@@ -358,7 +359,12 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     add("--delete_rate", type=float, default=0.0, metavar="R", help="share of tokens left out, as noise; default 0")
     add("--insert_rate", type=float, default=0.0, metavar="R", help="random tokens put in, for each token; default 0")
     parser.add_switch("lowercase", help="or --nolowercase: of a vocab.txt alone; default by what it holds")
-    add("--format", default="arrow", help="of the shards; default and only arrow")
+    add(
+        "--format",
+        default="arrow",
+        metavar="NAME",
+        help="of the shards: arrow, or for readers elsewhere tfds or tfrecord; default arrow",
+    )
     add("--engine", default="local", help="where units run; default and only local")
     add("--workers", type=int, default=0, metavar="N", help="processes; default 0: one a core")
     add("--unit_mb", type=float, default=0.0, help="MB of text a work unit; default 0: a 32nd of the text, from 1 to 8")

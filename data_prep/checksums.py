@@ -1,6 +1,7 @@
 """SHA256SUMS: the hash of every file of an output, as `sha256sum -c SHA256SUMS` in its folder checks it."""
 
 import hashlib
+import json
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -8,10 +9,18 @@ from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST
+from bert_jax.files import MARKER, write_whole
 
 SUMS = "SHA256SUMS"
 _HASHED_TOGETHER = 1 << 20
 _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
+
+
+def write_with_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
+    """Writes the list and then manifest.json, the last two files of an output."""
+    content = json.dumps(manifest, indent=1).encode() + b"\n"
+    write_whole(directory / SUMS, render(directory, manifest, content))
+    write_whole(directory / MANIFEST, content)
 
 
 def render(directory: Path, manifest: Mapping[str, Any], content: bytes) -> bytes:
@@ -62,9 +71,9 @@ def damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], 
 
 
 def files(directory: Path) -> set[str]:
-    """The files that the list is of: all but itself, and what a job keeps for itself while it runs."""
+    """The files that the list is of: all but itself, and what its writer keeps there until it is whole."""
     names = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
-    return {name for name in names if name != SUMS and not name.startswith("job/")}
+    return {name for name in names if name not in (SUMS, MARKER) and not name.startswith("job/")}
 
 
 def sha256(path: Path, on_read: Callable[[int], None] = lambda size: None) -> str:

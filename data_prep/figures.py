@@ -12,6 +12,7 @@ from bert_jax.data.manifest import Part, read_unigram_counts
 from bert_jax.data.masking import Masker, MaskingRule
 from bert_jax.data.shards import Dataset
 from bert_jax.tokenizer import Tokenizer
+from data_prep import formats
 from data_prep.fill import mask_rows
 
 # Rows looked at together: bounds the memory of the working arrays, changes no figure.
@@ -127,14 +128,15 @@ def truth(rows: Rows) -> Integer[np.ndarray, "R T"]:
         return rows.input_ids
     ids = rows.input_ids.copy()
     real = np.arange(rows.masked_positions.shape[1]) < rows.masked_counts[:, None]
+    real &= rows.masked_positions < ids.shape[1]  # others are damage, told elsewhere
     row, column = np.nonzero(real)
     ids[row, rows.masked_positions[row, column]] = rows.masked_ids[row, column]
     return ids
 
 
-def masked(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
+def masked(rows: Rows, masker: Masker | None, max_predictions: int) -> Rows:
     """Rows with the masks of epoch 0: their own where masking is static, else as a loader would draw them."""
-    return rows if rows.masked_positions is not None else mask_rows(rows, masker, max_predictions)
+    return rows if masker is None or rows.masked_positions is not None else mask_rows(rows, masker, max_predictions)
 
 
 def pieces(rows: Rows) -> Iterator[Rows]:
@@ -143,8 +145,10 @@ def pieces(rows: Rows) -> Iterator[Rows]:
         yield Rows(*(None if column is None else column[start : start + ROWS_TOGETHER] for column in rows))  # type: ignore[arg-type]
 
 
-def masker_of(directory: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> Masker:
-    """What drew, or will draw, the masks of an output."""
+def masker_of(directory: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> Masker | None:
+    """What drew, or will draw, the masks of an output; None where they came with imported rows."""
+    if manifest["imported"]:
+        return None
     rule = MaskingRule.from_manifest(manifest["masking"])
     counts = read_unigram_counts(directory, manifest) if rule.random == "unigram" else None
     return Masker(tokenizer, rule, manifest["seed"], counts)
@@ -154,7 +158,7 @@ def measure(
     directory: Path, part: Part, manifest: Mapping[str, Any], tokenizer: Tokenizer, on_rows: Callable[[int], None]
 ) -> Figures:
     """The figures of a part, from its shards. Raises UserError for a shard that cannot be read."""
-    dataset = Dataset(directory, part, manifest)
+    dataset = Dataset(directory, part, manifest, formats.reader(manifest))
     figures, masker = Figures(manifest, tokenizer), masker_of(directory, manifest, tokenizer)
     for number in range(len(dataset.shards)):
         for rows in pieces(dataset.shard_rows(number)):

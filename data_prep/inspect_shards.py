@@ -13,6 +13,7 @@ from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
 from bert_jax.data.shards import Dataset, check_sizes, open_dataset
 from bert_jax.files import write_whole
 from bert_jax.tokenizer import Tokenizer
+from data_prep import formats
 from data_prep.audit import Verified, bytes_to_verify, tokenizer_of, verify
 from data_prep.figures import measure
 from data_prep.inspection_page import inspection_page
@@ -116,7 +117,7 @@ def main(arguments: Sequence[str]) -> None:
             write_whole(given.html.absolute(), inspection_page(directory, found, given.verify).encode())
             console.print(str(given.html), soft_wrap=True, highlight=False)
     if given.show:
-        dataset = open_dataset(directory, parts[0])
+        dataset = open_dataset(directory, parts[0], formats.reader)
         for text in readable_rows(dataset, dataset.tokenizer(), given.show):
             console.print(text, markup=False, highlight=False, soft_wrap=True)
 

@@ -13,6 +13,7 @@ from bert_jax.reporting import page
 from bert_jax.reporting.curves import Chart, Series, number, percent
 from bert_jax.reporting.page import Bar, Tile
 from bert_jax.tokenizer import Tokenizer
+from data_prep import formats
 from data_prep.audit import Verified
 from data_prep.figures import NO_LABEL, REPLACEMENTS, Figures, binned, masked, masker_of
 from data_prep.shown import Piece, Shown, shown_rows
@@ -156,7 +157,7 @@ def _examples(
     part = next(iter(figures), None)
     if part is None:
         return ""
-    dataset = Dataset(directory, part, manifest)
+    dataset = Dataset(directory, part, manifest, formats.reader(manifest))
     indices = np.unique(np.linspace(0, dataset.rows - 1, _EXAMPLES + 2).astype(np.int64)[1:-1])
     rows = masked(dataset.gather(indices), masker_of(directory, manifest, tokenizer), dataset.max_predictions)
     names = label_names(manifest)

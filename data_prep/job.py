@@ -26,18 +26,17 @@ from jaxtyping import Int64
 
 from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
-from bert_jax.data.manifest import COUNTED, MANIFEST, PARTS, SCHEMA_VERSION, Part
+from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, Part
 from bert_jax.data.masking import MaskingRule, Split
 from bert_jax.files import incomplete, refuse_existing, write_whole
 from bert_jax.tokenizer import Tokenizer
-from data_prep import checksums
+from data_prep import checksums, formats
 from data_prep.lengths import summarise
 from data_prep.readers import Source
 from data_prep.units import Unit, UnusableCorpus
 
 UNIGRAMS = "unigram_counts.npy"
-# The packages whose versions can change what is written.
-_PACKAGES = ("bert_jax", "numpy", "pyarrow", "tokenizers")
+_PACKAGES = ("bert_jax", "numpy", "pyarrow", "tokenizers", "array_record")
 
 
 @dataclass(frozen=True)
@@ -53,6 +52,7 @@ class Arguments:
     random_tokens: str
     dupe_factor: int
     pack: int
+    format: str
     eval_fraction: float
     short_seq_prob: float
     delete_rate: float
@@ -187,10 +187,9 @@ class Job:
         write_whole(self.directory / UNIGRAMS, buffer.getvalue())
         lengths = {part: counts[vocab_size:] for part, counts in counted.items()}
         manifest = _manifest(self.arguments, self.tokenizer, records, skipped, lengths)
+        formats.FORMATS[self.arguments.format].finish(self.directory, manifest)
         self._remove_strays({shard["name"] for shard in manifest["shards"]})
-        content = json.dumps(manifest, indent=1).encode() + b"\n"
-        write_whole(self.directory / checksums.SUMS, checksums.render(self.directory, manifest, content))
-        write_whole(self.directory / MANIFEST, content)
+        checksums.write_with_manifest(self.directory, manifest)
         self.directory.rename(self.output)
         _sync_folder(self.output.parent)
         shutil.rmtree(self.output / "job", ignore_errors=True)
@@ -228,6 +227,12 @@ class Job:
             self._lock.close()
 
 
+def versions() -> dict[str, str]:
+    """Of all that can change what is written."""
+    packages = {package: importlib.metadata.version(package) for package in _PACKAGES}
+    return {"python": platform.python_version()} | packages
+
+
 def _manifest(
     arguments: Arguments,
     tokenizer: Tokenizer,
@@ -246,6 +251,8 @@ def _manifest(
     counts["skipped"] = dict(sorted((skipped + Counter(counts["skipped"])).items()))
     return {
         "schema_version": SCHEMA_VERSION,
+        "format": arguments.format,
+        "imported": False,
         "objective": arguments.objective,
         "seq_len": arguments.seq_len,
         "pack": arguments.pack,
@@ -274,8 +281,7 @@ def _manifest(
         "parts": parts,
         "unigram_counts": UNIGRAMS,
         "shards": [shard for record in records for shard in record.shards],
-        "versions": {"python": platform.python_version()}
-        | {package: importlib.metadata.version(package) for package in _PACKAGES},
+        "versions": versions(),
     }
 
 

@@ -61,7 +61,7 @@ def about(directory: Path, manifest: Mapping[str, Any]) -> list[tuple[str, str]]
         ("tokenizer", f"{tokenizer['vocab_size']} tokens, {case}, {tokenizer['hash'][:12]}"),
         ("seed, pairings", f"{manifest['seed']}, {manifest['dupe_factor']} of each document"),
         ("sources", f"{len(manifest['sources'])} files, {size / 1e6:.1f} MB as stored"),
-        ("shards", f"{len(shards)} files, {sum(shard['bytes'] for shard in shards) / 1e6:.1f} MB"),
+        ("shards", f"{len(shards)} {manifest['format']} files, {sum(shard['bytes'] for shard in shards) / 1e6:.1f} MB"),
     ]
 
 

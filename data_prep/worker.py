@@ -9,8 +9,8 @@ import numpy as np
 from bert_jax import tokenizer as tokenizers
 from bert_jax.data.example import Rows
 from bert_jax.data.masking import Masker
-from bert_jax.data.shards import write_shard
 from bert_jax.tokenizer import Tokenizer
+from data_prep import formats
 from data_prep.corruption import corrupt, room_for
 from data_prep.encoding import encode
 from data_prep.fill import count_predictions, fill_rows, mask_rows
@@ -59,8 +59,8 @@ def build_unit(directory: Path, arguments: Arguments, unit: Unit, cache: TokenCa
         counts["sequences"] += int(np.count_nonzero(rows.sequence_lengths))
         counts["rows"] += len(rows.input_ids)
         counts["tokens"] += int(rows.sequence_lengths.sum())
-        name = f"{unit.part}/shard-{unit.number * arguments.dupe_factor + dupe:05d}.arrow"
-        shards.append({"name": name} | write_shard(directory / name, rows)._asdict())
+        stem = f"{unit.part}/shard-{unit.number * arguments.dupe_factor + dupe:05d}"
+        shards.append(formats.write(arguments.format, directory, stem, rows))
     unigrams[list(tokenizer.special_ids)] = 0
     record = Record(unit.name, unit.text_hash, counts, skipped, shards)
     write_record(directory, record, unigrams, lengths)

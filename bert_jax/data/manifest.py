@@ -22,6 +22,8 @@ _AGAIN = "copy the folder again, or build the examples again"
 _COUNTS: dict[str, type] = {name: int for name in COUNTED if name != "used"} | {"skipped": dict}
 # What every reader may count on: the kind of each value, and of each element of a list.
 _LAYOUT = {
+    "format": str,
+    "imported": bool,
     "objective": str,
     "seq_len": int,
     "pack": int,
@@ -55,6 +57,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             f"{path} has schema_version {version!r}, this program reads {SCHEMA_VERSION}; "
             "build the examples again, or use the program version that wrote them"
         )
+    manifest.setdefault("format", "arrow")  # the only one there was
+    manifest.setdefault("imported", False)
     if problem := _problem(manifest, _LAYOUT, ""):
         raise UserError(f"damaged {path}: {problem}; {_AGAIN}")
     for counts in (manifest["counts"], *manifest["parts"].values()):

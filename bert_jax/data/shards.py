@@ -6,7 +6,7 @@ Opening looks at names and sizes only; a shard is memory-mapped when a row of it
 
 import hashlib
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +23,9 @@ from bert_jax.files import write_whole
 
 # Mapped shards kept at once, well under Linux's 65 530 mappings a process (vm.max_map_count).
 MOST_MAPPED = 16_384
+
+
+Reader = Callable[[Mapping[str, Any]], Callable[[Path], Rows]]
 
 
 class Written(NamedTuple):
@@ -95,9 +98,10 @@ def check_sizes(directory: Path, shards: list[dict[str, Any]]) -> None:
             )
 
 
-def open_dataset(path: str | os.PathLike[str], part: Part) -> "Dataset":
+def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None = None) -> "Dataset":
     """Opens DIR's train or eval part; `path` is DIR, or DIR/train or DIR/eval, which then decides the part.
 
+    Shards are to be Arrow files, unless `reader` is given (data_prep.formats): from a manifest, what reads its shards.
     Raises UserError for a folder that is not a finished build_examples output, a missing or truncated shard,
     or a part without rows.
     """
@@ -106,7 +110,12 @@ def open_dataset(path: str | os.PathLike[str], part: Part) -> "Dataset":
         part = "train" if directory.name == "train" else "eval"
         directory = directory.parent
     manifest = read_manifest(directory)
-    dataset = Dataset(directory, part, manifest)
+    if reader is None and manifest["format"] != "arrow":
+        raise UserError(
+            f"{directory} holds {manifest['format']} shards, for readers elsewhere; make Arrow shards of them: "
+            f"python -m data_prep.convert_examples --input {directory} --output {directory}_arrow"
+        )
+    dataset = Dataset(directory, part, manifest, reader(manifest) if reader else read_shard)
     if not dataset.rows:
         flag = "raise --eval_fraction" if part == "eval" else "lower --eval_fraction or give more text"
         raise UserError(f"{directory / part} holds no rows; build the examples again: {flag}")
@@ -117,7 +126,13 @@ def open_dataset(path: str | os.PathLike[str], part: Part) -> "Dataset":
 class Dataset:
     """One part of a build_examples output: a table of rows, read lazily. Made by `open_dataset`."""
 
-    def __init__(self, directory: Path, part: Part, manifest: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        part: Part,
+        manifest: Mapping[str, Any],
+        read: Callable[[Path], Rows] = read_shard,
+    ) -> None:
         self.directory = directory
         self.part = part
         self.manifest = dict(manifest)
@@ -135,6 +150,7 @@ class Dataset:
         for shard in self.shards:
             digest.update(f"{shard['name']} {shard['rows']} {shard['sha256']}\n".encode())
         self.fingerprint = digest.hexdigest()
+        self._read = read
         self._mapped: dict[int, list[np.ndarray]] = {}
 
     def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
@@ -204,7 +220,7 @@ class Dataset:
     def _map(self, shard: int) -> list[np.ndarray]:
         path = self.directory / self.shards[shard]["name"]
         try:
-            rows = read_shard(path)
+            rows = self._read(path)
             problem = layout_problem(rows, self.shards[shard]["rows"], self.manifest)
         except Corrupt as error:
             problem = str(error)
@@ -244,22 +260,30 @@ def value_problem(rows: Rows, manifest: Mapping[str, Any]) -> str | None:
     return None
 
 
-def layout_problem(rows: Rows, count: int, manifest: Mapping[str, Any]) -> str | None:
-    """What is wrong with the shapes and dtypes of a shard's columns, or None (docs/data_format.md)."""
+def columns_of(manifest: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """The columns of the manifest's rows: the shape of one row's values, and their dtype (docs/data_format.md)."""
     length, pack = manifest["seq_len"], manifest["pack"]
     ids = "uint16" if manifest["tokenizer"]["vocab_size"] <= 1 << 16 else "uint32"
-    wanted: dict[str, tuple[tuple[int, ...], str]] = {
-        "input_ids": ((count, length), ids),
-        "sequence_lengths": ((count, pack), "uint16"),
-        "first_segment_lengths": ((count, pack), "uint16"),
-        "next_sentence_labels": ((count, pack), "int8"),
-        "sequence_keys": ((count, pack), "uint64"),
+    columns: dict[str, tuple[tuple[int, ...], str]] = {
+        "input_ids": ((length,), ids),
+        "sequence_lengths": ((pack,), "uint16"),
+        "first_segment_lengths": ((pack,), "uint16"),
+        "next_sentence_labels": ((pack,), "int8"),
+        "sequence_keys": ((pack,), "uint64"),
     }
     if manifest["masking"]["kind"] == "static":
         most = manifest["masking"]["max_predictions"]
-        wanted["masked_positions"] = ((count, most), "uint16")
-        wanted["masked_ids"] = ((count, most), ids)
-        wanted["masked_counts"] = ((count,), "uint16")
+        columns |= {
+            "masked_positions": ((most,), "uint16"),
+            "masked_ids": ((most,), ids),
+            "masked_counts": ((), "uint16"),
+        }
+    return columns
+
+
+def layout_problem(rows: Rows, count: int, manifest: Mapping[str, Any]) -> str | None:
+    """What is wrong with the shapes and dtypes of a shard's columns, or None."""
+    wanted = {name: ((count, *shape), kind) for name, (shape, kind) in columns_of(manifest).items()}
     for name, values in rows._asdict().items():
         got = None if values is None else (values.shape, str(values.dtype))
         if got != wanted.get(name):

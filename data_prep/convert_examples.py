@@ -1,0 +1,111 @@
+"""Shards in another format: ours in any of the formats, or TFRecord files that the original scripts wrote."""
+
+import hashlib
+import os
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax import command
+from bert_jax.command import Parser, UserError
+from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
+from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, value_problem
+from bert_jax.files import new_folder
+from data_prep import checksums, foreign, formats
+from data_prep.progress import Reporter
+
+DESCRIPTION = """\
+Writes shards in another format. The text is not needed again.
+
+  python -m data_prep.convert_examples --input data/books_tfrecord --output data/books
+  python -m data_prep.convert_examples --input 'pretraining/*.tfrecord' --tokenizer vocab.txt --output data/books
+
+INPUT is an output of data_prep.build_examples, whatever its --format; to arrow it gives the folder that --format arrow
+would have given, so that training on either is the same. Or INPUT names TFRecord files, plain or gzipped, that
+google-research/bert's create_pretraining_data.py wrote, or a script with its field layout; then give the tokenizer that
+made them, and --eval_input for the rows that are to be held out. Such rows keep their masks.
+"""
+
+
+def convert(
+    input: str | Path,
+    output: str | Path,
+    *,
+    format: str = "arrow",
+    tokenizer: str | Path | None = None,
+    lowercase: bool | None = None,
+    eval_input: str | None = None,
+    quiet: bool = True,
+) -> dict[str, Any]:
+    """Converts as the command does, and returns the new manifest.
+
+    Raises UserError for an input that cannot be read, or rows that the format has no place for.
+    """
+    output = Path(os.path.abspath(output))
+    if (Path(input) / MANIFEST).exists():
+        if tokenizer is not None or eval_input is not None:
+            raise UserError(f"{input} has its own tokenizer and held-out rows; leave out --tokenizer and --eval_input")
+        return _convert_ours(Path(os.path.abspath(input)), output, format, quiet)
+    if Path(input).is_dir():
+        raise UserError(f"no {MANIFEST} in {input}; name its files, for example '{input}/*.tfrecord', and --tokenizer")
+    if tokenizer is None:
+        raise UserError(f"{input}: TFRecord files hold ids alone; give the --tokenizer that made them")
+    formats.check(format, "static", 1)
+    with new_folder(output) as folder:
+        patterns: dict[Part, str | None] = {"train": str(input), "eval": eval_input}
+        manifest = foreign.convert(patterns, tokenizer, lowercase, folder, format, quiet)
+        checksums.write_with_manifest(folder, manifest)
+    return manifest
+
+
+def _convert_ours(directory: Path, output: Path, format: str, quiet: bool) -> dict[str, Any]:
+    manifest = read_manifest(directory)
+    formats.check(format, manifest["masking"]["kind"], manifest["pack"])
+    check_sizes(directory, manifest["shards"])
+    read = formats.reader(manifest)
+    written: list[dict[str, Any]] = []
+    rates = ("rows",)
+    with new_folder(output) as folder, Reporter("converting", manifest["counts"]["rows"], rates, quiet) as reporter:
+        shutil.copytree(directory / "tokenizer", folder / "tokenizer")
+        shutil.copy(directory / manifest["unigram_counts"], folder)
+        for part in PARTS:
+            (folder / part).mkdir()
+        done = 0
+        for shard in manifest["shards"]:
+            path = directory / shard["name"]
+            try:
+                with path.open("rb") as file:
+                    if hashlib.file_digest(file, "sha256").hexdigest() != shard["sha256"]:
+                        raise Corrupt("its sha256 is not that of the manifest")
+                rows = read(path)
+            except Corrupt as error:
+                raise UserError(f"damaged shard {path}: {error}; copy the folder again") from error
+            if problem := layout_problem(rows, shard["rows"], manifest) or value_problem(rows, manifest):
+                raise UserError(f"damaged shard {path}: {problem}; copy the folder again")
+            written.append(formats.write(format, folder, shard.get("stem") or shard["name"].rsplit(".", 1)[0], rows))
+            done += shard["rows"]
+            reporter.update(done, done)
+        manifest |= {"format": format, "shards": written}
+        formats.FORMATS[format].finish(folder, manifest)
+        checksums.write_with_manifest(folder, manifest)
+    return manifest
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = Parser("data_prep.convert_examples", DESCRIPTION)
+    add = parser.add_argument
+    add("--input", required=True, metavar="DIR_OR_GLOB", help="an output of build_examples, or TFRecord files")
+    add("--output", required=True, metavar="DIR", help="a folder to be made")
+    add("--format", default="arrow", metavar="NAME", help="arrow, tfds or tfrecord; default arrow")
+    add("--tokenizer", metavar="DIR_OR_VOCAB", help="of TFRecord files: what made their ids")
+    parser.add_switch("lowercase", help="or --nolowercase: of a vocab.txt alone; default by what it holds")
+    add("--eval_input", metavar="GLOB", help="of TFRecord files: those to be held out")
+    given = parser.parse_args(arguments)
+    manifest = convert(**vars(given), quiet=False)
+    train, held_out = (manifest["parts"][part]["rows"] for part in PARTS)
+    print(f"{given.output}: {train} rows for training, {held_out} for evaluation, as {manifest['format']}")
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,177 @@
+"""Shards from TFRecord files by google-research/bert's create_pretraining_data.py, or a script with its layout."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax import tokenizer as tokenizers
+from bert_jax.command import UserError
+from bert_jax.data.example import Rows
+from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, Part
+from bert_jax.data.shards import Corrupt
+from bert_jax.files import write_whole
+from bert_jax.tokenizer import Tokenizer
+from data_prep import formats, readers
+from data_prep.audit import row_problems
+from data_prep.figures import Figures, pieces
+from data_prep.formats import tfrecord
+from data_prep.job import UNIGRAMS, versions
+from data_prep.lengths import summarise
+from data_prep.progress import Reporter
+from data_prep.units import EVAL_KEY_BIT
+
+_SHARD_SLOTS = 1 << 23  # ids of a shard: 16 MB
+
+
+def convert(
+    inputs: dict[Part, str | None],
+    tokenizer: str | Path,
+    lowercase: bool | None,
+    folder: Path,
+    format: str,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Writes the rows of the files that a pattern for each part names as the shards, tokenizer and counts of a folder.
+
+    A file is a work unit; the keys of its sequences count from 0 in the order of the file. Returns the manifest, which
+    is not written. Raises UserError for a file that is not of the layout, rows that are not of the tokenizer, or
+    files of different widths.
+    """
+    loaded = tokenizers.load(tokenizer, lowercase)
+    files = {part: readers.expand(pattern) if pattern else [] for part, pattern in inputs.items()}
+    if both := set(files["train"]) & set(files["eval"]):
+        raise UserError(f"{min(both)} is in --input and in --eval_input; name it in one")
+    sources = {path: path.stat().st_size for part in PARTS for path in files[part]}
+    manifest = _empty_manifest(loaded, format) | {
+        "sources": [{"path": str(path), "bytes": size} for path, size in sources.items()]
+    }
+    loaded.save(folder / "tokenizer")
+    figures: dict[Part, Figures] = {}
+    done = rows_done = 0
+    with Reporter("importing", sum(sources.values()), ["rows"], quiet) as reporter:
+        for part in PARTS:
+            (folder / part).mkdir()
+            number = 0
+            for unit, path in enumerate(files[part]):
+                first_key = (unit | (EVAL_KEY_BIT if part == "eval" else 0)) << 32
+                for rows in _checked(path, manifest, loaded, first_key):
+                    manifest["shards"].append(formats.write(format, folder, f"{part}/shard-{number:05d}", rows))
+                    number += 1
+                    found = figures.setdefault(part, Figures(manifest, loaded))
+                    for some in pieces(rows):
+                        found.add(some)
+                    rows_done += len(rows.input_ids)
+                    reporter.update(done, rows_done)
+                done += sources[path]
+    if "train" not in figures:
+        raise UserError(f"no example in {inputs['train']}; name TFRecord files that hold some")
+    _fill_in(manifest, {part: figures.get(part) or Figures(manifest, loaded) for part in PARTS})
+    buffer = io.BytesIO()
+    np.save(buffer, figures["train"].ordinary_unigrams)
+    write_whole(folder / UNIGRAMS, buffer.getvalue())
+    formats.FORMATS[format].finish(folder, manifest)
+    return manifest
+
+
+def _empty_manifest(tokenizer: Tokenizer, format: str) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "format": format,
+        "imported": True,
+        "objective": "",
+        "seq_len": 0,
+        "pack": 1,
+        "masking": {"kind": "static", "unit": "token", "rate": 0.0, "max_predictions": 0},
+        "tokenizer": {
+            "hash": tokenizer.content_hash,
+            "vocab_size": tokenizer.vocab_size,
+            "lowercase": tokenizer.lowercase,
+        },
+        "seed": 0,
+        "dupe_factor": 1,
+        "sources": [],
+        "counts": {},
+        "parts": {},
+        "unigram_counts": UNIGRAMS,
+        "shards": [],
+        "versions": versions(),
+    }
+
+
+def _fill_in(manifest: dict[str, Any], figures: dict[Part, Figures]) -> None:
+    """What the rows tell, counted; documents and sentences they do not, which are 0."""
+    for part, found in figures.items():
+        manifest["parts"][part] = dict.fromkeys(COUNTED, 0) | {
+            "sequences": found.sequences,
+            "rows": found.rows,
+            "tokens": found.tokens,
+            "predictions": found.predicted,
+            "skipped": {},
+            "filled": round(found.filled_share, 6),
+            "lengths": summarise(found.lengths),
+        }
+    parts = manifest["parts"].values()
+    manifest["counts"] = {name: sum(counts[name] for counts in parts) for name in COUNTED} | {"skipped": {}}
+    manifest["masking"]["rate"] = round(manifest["counts"]["predictions"] / manifest["counts"]["tokens"], 6)
+
+
+def _checked(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer, first_key: int) -> Iterator[Rows]:
+    """The rows of a file, some for each shard. The first rows of all give the manifest its widths and objective."""
+    number = 0
+    try:
+        for rows in _shards(path, tokenizer, first_key):
+            length, most = _widths(rows)
+            if not manifest["seq_len"]:
+                manifest["objective"] = "full_sentences" if (rows.next_sentence_labels < 0).all() else "nsp"
+                manifest["seq_len"], manifest["masking"]["max_predictions"] = length, most
+            wanted = manifest["seq_len"], manifest["masking"]["max_predictions"]
+            if (length, most) != wanted:
+                raise UserError(
+                    f"{path}: examples of {length} slots and {most} predictions, those before have "
+                    f"{wanted[0]} and {wanted[1]}; convert files of one width at a time"
+                )
+            for problem, row in row_problems(rows, manifest, tokenizer):
+                raise UserError(
+                    f"{path}: example {number + row} has {problem}; give the --tokenizer that made the files, "
+                    "or make them again"
+                )
+            yield rows
+            number += len(rows.input_ids)
+    except Corrupt as error:
+        raise UserError(f"{path}: {error}; copy or make it again") from error
+
+
+def _shards(path: Path, tokenizer: Tokenizer, first_key: int) -> Iterator[Rows]:
+    """Raises Corrupt, with the place in the file, for what is no example."""
+    gathered: list[Rows] = []
+    slots = 0
+    with path.open("rb") as file:
+        for records in tfrecord.blocks(file):
+            examples = tfrecord.parse(records)
+            examples = examples._replace(
+                input_ids=np.where(examples.input_mask == 1, examples.input_ids, tokenizer.pad_id)
+            )
+            rows = tfrecord.to_rows(examples, np.dtype(tokenizer.id_dtype), first_key)
+            if gathered and _widths(rows) != _widths(gathered[0]):
+                raise Corrupt("examples of different widths")
+            gathered.append(rows)
+            first_key += len(records)
+            slots += rows.input_ids.size
+            if slots >= _SHARD_SLOTS:
+                yield _joined(gathered)
+                gathered, slots = [], 0
+    if gathered:
+        yield _joined(gathered)
+
+
+def _widths(rows: Rows) -> tuple[int, int]:
+    """T and M."""
+    assert rows.masked_positions is not None
+    return rows.input_ids.shape[1], rows.masked_positions.shape[1]
+
+
+def _joined(gathered: list[Rows]) -> Rows:
+    return Rows(*(np.concatenate(columns) for columns in zip(*gathered, strict=True)))

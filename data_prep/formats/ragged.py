@@ -1,0 +1,88 @@
+"""Byte strings of many rows at once, a flat array and a length for each: what records are put together from."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Integer, Shaped, UInt8, UInt32
+
+# The generator of CRC-32C (Castagnoli 1993), bits reversed: RFC 3720, appendix B.4.
+_CASTAGNOLI = 0x82F63B78
+_LOWEST_INITIALISED = 4  # bytes: the register that starts as all ones
+
+
+class Ragged(NamedTuple):
+    """R byte strings, one after another in `flat`."""
+
+    flat: UInt8[np.ndarray, "bytes"]
+    lengths: Integer[np.ndarray, "R"]
+
+    def strings(self) -> list[bytes]:
+        """The strings one by one."""
+        whole, ends = self.flat.tobytes(), np.cumsum(self.lengths).tolist()
+        return [whole[begin:end] for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def fixed(values: Shaped[np.ndarray, "R *n"]) -> Ragged:
+    """The bytes of each row of numbers, as they lie in memory (the formats here are little-endian, as every host)."""
+    count = len(values)
+    rows = np.ascontiguousarray(values).reshape(count, -1).view(np.uint8).reshape(count, -1)
+    return Ragged(rows.reshape(-1), np.full(count, rows.shape[1]))
+
+
+def varints(values: Integer[np.ndarray, "R n"]) -> Ragged:
+    """The n numbers of each row as protocol buffers' varints: 7 bits a byte, lowest first; a negative one takes 10."""
+    words = values.astype(np.int64).view(np.uint64)
+    most = max(1, -(-int(words.max(initial=0)).bit_length() // 7))
+    sizes = np.ones(words.shape, np.int64)
+    for groups in range(1, most):
+        sizes += words >= np.uint64(1 << 7 * groups)
+    places = np.arange(most)
+    groups_of_7 = (words[..., None] >> (7 * places).astype(np.uint64)).astype(np.uint8) & np.uint8(0x7F)
+    groups_of_7 |= (places < sizes[..., None] - 1).astype(np.uint8) << np.uint8(7)
+    return Ragged(groups_of_7[places < sizes[..., None]], sizes.sum(axis=1))
+
+
+def concatenate(pieces: Sequence[Ragged | bytes], count: int) -> Ragged:
+    """Each of `count` rows' pieces, one after another; a plain string is the same in every row."""
+    lengths = [np.full(count, len(piece)) if isinstance(piece, bytes) else piece.lengths for piece in pieces]
+    totals = np.sum(lengths, axis=0)
+    flat = np.empty(totals.sum(), np.uint8)
+    begins = np.cumsum(totals) - totals
+    for piece, size in zip(pieces, lengths, strict=True):
+        if isinstance(piece, bytes):
+            flat[begins[:, None] + np.arange(len(piece))] = np.frombuffer(piece, np.uint8)
+        else:
+            flat[np.repeat(begins - (np.cumsum(size) - size), size) + np.arange(size.sum())] = piece.flat
+        begins = begins + size
+    return Ragged(flat, totals)
+
+
+def crc32c(strings: Ragged) -> UInt32[np.ndarray, "R"]:
+    """The CRC-32C of each string of at least four bytes; all rows advance together, a byte at a time.
+
+    A register of all ones before the first bytes does what a register of zeros does before bytes with the first four
+    inverted, and zeros before them leave that at zero: so strings of all lengths end in the same step.
+    """
+    count, width = len(strings.lengths), int(strings.lengths.max(initial=0))
+    if count and strings.lengths.min() < _LOWEST_INITIALISED:
+        raise ValueError("crc32c takes strings of four bytes or more")
+    inside: Bool[np.ndarray, "R W"] = np.arange(width) >= width - strings.lengths[:, None]
+    aligned = np.zeros((count, width), np.uint8)
+    aligned[inside] = strings.flat
+    firsts = (width - strings.lengths)[:, None] + np.arange(_LOWEST_INITIALISED)
+    aligned[np.arange(count)[:, None], firsts] ^= np.uint8(0xFF)
+    register = np.zeros(count, np.uint32)
+    for column in np.ascontiguousarray(aligned.T):
+        register = _TABLE[(register ^ column) & np.uint32(0xFF)] ^ (register >> np.uint32(8))
+    return ~register
+
+
+def _table() -> UInt32[np.ndarray, "256"]:
+    table = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        table = (table >> np.uint32(1)) ^ np.where(table & np.uint32(1), np.uint32(_CASTAGNOLI), np.uint32(0))
+    return table
+
+
+_TABLE = _table()

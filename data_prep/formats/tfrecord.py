@@ -1,0 +1,255 @@
+"""TFRecord files of masked rows in the field layout of google-research/bert, create_pretraining_data.py.
+
+    input_ids, input_mask, segment_ids                      int64[T]
+    masked_lm_positions, masked_lm_ids, masked_lm_weights   int64[M], int64[M], float[M]
+    next_sentence_labels                                    int64[1]; -1: no label
+
+A record is framed as u64 length, masked CRC-32C of that, the bytes, masked CRC-32C of those
+(tensorflow/core/lib/io/record_writer.h). TensorFlow takes no part.
+"""
+
+import gzip
+import hashlib
+import io
+import itertools
+import struct
+import zlib
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from jaxtyping import Float32, Int64, UInt32
+
+from bert_jax.data.example import Rows
+from bert_jax.data.shards import Corrupt, columns_of
+from bert_jax.files import write_whole
+from data_prep.formats import example_proto
+from data_prep.formats.ragged import Ragged, concatenate, crc32c, fixed
+
+_ENCODED_TOGETHER = 1 << 18  # slots: bounds the memory of encoding, changes no byte
+_LONGEST = 1 << 26  # bytes a record may have: a damaged length is not believed
+_SHORTEST = 4  # what the checksum here takes; an Example of these fields is far longer
+_READ_TOGETHER = 2048  # records: bounds the memory of reading
+_LENGTH, _SUM = struct.Struct("<QI"), struct.Struct("<I")
+_CRC_DELTA = 0xA282EAD8  # tensorflow/core/lib/hash/crc32c.h
+_GZIP = b"\x1f\x8b"
+
+
+class _Frame(NamedTuple):
+    length: int
+    length_sum: int
+    record: bytes
+    record_sum: int
+
+
+class Examples(NamedTuple):
+    """R examples as the original scripts lay them out."""
+
+    input_ids: Int64[np.ndarray, "R T"]
+    input_mask: Int64[np.ndarray, "R T"]
+    segment_ids: Int64[np.ndarray, "R T"]
+    masked_lm_positions: Int64[np.ndarray, "R M"]
+    masked_lm_ids: Int64[np.ndarray, "R M"]
+    masked_lm_weights: Float32[np.ndarray, "R M"]
+    next_sentence_labels: Int64[np.ndarray, "R 1"]
+
+
+def write(path: Path, rows: Rows) -> dict[str, Any]:
+    """Writes unpacked rows with static masks as one file, whole or not at all.
+
+    The layout has no place for sequence keys, so the manifest gets the first one: those of a shard count up by one.
+    """
+    keys = rows.sequence_keys[:, 0]
+    assert rows.sequence_keys.shape[1] == 1 and (np.diff(keys) == 1).all(), "keys of a shard count up by one"
+    step = max(1, _ENCODED_TOGETHER // rows.input_ids.shape[1])
+    parts = []
+    for start in range(0, len(keys), step):
+        examples = to_examples(Rows(*(column[start : start + step] for column in rows if column is not None)))
+        features = {
+            name: example_proto.floats(values) if values.dtype == np.float32 else example_proto.ints(values)
+            for name, values in examples._asdict().items()
+        }
+        parts.append(frames(example_proto.encode(features, len(examples.input_ids))).flat.tobytes())
+    content = b"".join(parts)
+    write_whole(path, content)
+    return {
+        "rows": len(keys),
+        "bytes": len(content),
+        "sha256": hashlib.sha256(content).hexdigest(),
+        "first_sequence_key": int(keys[0]) if len(keys) else 0,
+    }
+
+
+def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
+    """A function that reads a shard of ours, keys and all. It raises Corrupt for a file that is not one."""
+    columns = {name: (shape, np.dtype(kind)) for name, (shape, kind) in columns_of(manifest).items()}
+    id_dtype = columns["input_ids"][1]
+    first_keys = {shard["name"]: shard.get("first_sequence_key", 0) for shard in manifest["shards"]}
+
+    def read(path: Path) -> Rows:
+        with path.open("rb") as file:
+            records = list(itertools.chain.from_iterable(blocks(file)))
+        if not records:
+            return Rows(**{name: np.empty((0, *shape), dtype) for name, (shape, dtype) in columns.items()})
+        return to_rows(parse(records), id_dtype, first_keys[f"{path.parent.name}/{path.name}"])
+
+    return read
+
+
+def to_examples(rows: Rows) -> Examples:
+    """Unpacked rows with static masks, spelled out."""
+    assert rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None
+    slots = np.arange(rows.input_ids.shape[1])
+    filled = slots < rows.sequence_lengths
+    real = np.arange(rows.masked_positions.shape[1]) < rows.masked_counts[:, None]
+    return Examples(
+        input_ids=rows.input_ids.astype(np.int64),
+        input_mask=filled.astype(np.int64),
+        segment_ids=(filled & (slots >= rows.first_segment_lengths)).astype(np.int64),
+        masked_lm_positions=rows.masked_positions.astype(np.int64),
+        masked_lm_ids=rows.masked_ids.astype(np.int64),
+        masked_lm_weights=real.astype(np.float32),
+        next_sentence_labels=rows.next_sentence_labels.astype(np.int64),
+    )
+
+
+def to_rows(examples: Examples, id_dtype: np.dtype, first_key: int) -> Rows:
+    """The rows that are spelled out so, with keys that count from first_key; masked positions are put in order.
+
+    Raises Corrupt, with the number of the example, for what no row can be.
+    """
+    count, width = examples.input_ids.shape
+    slots = np.arange(width)
+    lengths = examples.input_mask.sum(axis=1)
+    filled = slots < lengths[:, None]
+    firsts = (filled & (examples.segment_ids == 0)).sum(axis=1)
+    weights = examples.masked_lm_weights
+    real = weights == 1
+    order = np.argsort(np.where(real, examples.masked_lm_positions, width), axis=1, kind="stable")
+    positions, ids, real = (
+        np.take_along_axis(column, order, axis=1)
+        for column in (examples.masked_lm_positions * real, examples.masked_lm_ids * real, real)
+    )
+    largest = np.iinfo(id_dtype).max
+    checks = {
+        "an input_mask that is not ones and then zeros": (examples.input_mask != filled).any(axis=1) | (lengths < 1),
+        "segment_ids that are not zeros and then ones": (
+            examples.segment_ids != (filled & (slots >= firsts[:, None]))
+        ).any(axis=1),
+        "an id outside of the vocabulary": ((examples.input_ids < 0) | (examples.input_ids > largest)).any(axis=1)
+        | ((ids < 0) | (ids > largest)).any(axis=1),
+        "a masked position outside of the sequence": (real & ((positions < 0) | (positions >= lengths[:, None]))).any(
+            axis=1
+        ),
+        "a masked position twice": (real[:, 1:] & (np.diff(positions, axis=1) == 0)).any(axis=1),
+        "masked_lm_weights other than 0 and 1": ((weights != 0) & (weights != 1)).any(axis=1),
+        "a next_sentence_label other than 0, 1 and -1": (np.abs(examples.next_sentence_labels) > 1).any(axis=1),
+    }
+    for problem, bad in checks.items():
+        if bad.any():
+            raise Corrupt(f"example {int(np.flatnonzero(bad)[0])} has {problem}")
+    return Rows(
+        input_ids=examples.input_ids.astype(id_dtype),
+        sequence_lengths=lengths[:, None].astype(np.uint16),
+        first_segment_lengths=firsts[:, None].astype(np.uint16),
+        next_sentence_labels=examples.next_sentence_labels.astype(np.int8),
+        sequence_keys=np.arange(first_key, first_key + count, dtype=np.uint64)[:, None],
+        masked_positions=positions.astype(np.uint16),
+        masked_ids=ids.astype(id_dtype),
+        masked_counts=real.sum(axis=1).astype(np.uint16),
+    )
+
+
+def frames(records: Ragged) -> Ragged:
+    """Records as they stand in a file."""
+    lengths = fixed(records.lengths.astype(np.uint64)[:, None])
+    sums = (fixed(_masked_crc(strings)[:, None]) for strings in (lengths, records))
+    pieces = [lengths, next(sums), records, next(sums)]
+    return concatenate(pieces, len(records.lengths))
+
+
+def blocks(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
+    """The records of a TFRecord file, plain or gzipped, in order, some at a time. Raises Corrupt for anything else."""
+    begin = file.read(len(_GZIP))
+    file.seek(0)
+    opened = gzip.GzipFile(fileobj=file) if begin == _GZIP else file
+    number = 0
+    try:
+        while framed := list(itertools.islice(_framed(opened), _READ_TOGETHER)):
+            _check_sums(framed, number)
+            number += len(framed)
+            yield [frame.record for frame in framed]
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise Corrupt(f"a damaged gzip file ({error})") from error
+
+
+def parse(records: list[bytes]) -> Examples:
+    """The fields of serialised Examples; next_sentence_labels may be missing, and are then -1.
+
+    Raises Corrupt for a record that is no Example, lacks a field, or has one of another length than the first record.
+    """
+    from google.protobuf.message import DecodeError
+    from tensorflow_datasets.proto import tf_example_pb2  # half a second
+
+    columns: dict[str, list[np.ndarray]] = {name: [] for name in Examples._fields}
+    for number, record in enumerate(records):
+        try:
+            features = tf_example_pb2.Example.FromString(record).features.feature
+        except DecodeError as error:
+            raise Corrupt(f"record {number} is no tf.train.Example ({error})") from error
+        for name, column in columns.items():
+            value: Any = [-1]
+            if name in features:
+                value = features[name].float_list.value or features[name].int64_list.value
+            elif name != "next_sentence_labels":
+                raise Corrupt(f"record {number} has no {name}")
+            column.append(np.array(value, np.float32 if name == "masked_lm_weights" else np.int64))
+            if len(column[-1]) != len(column[0]):
+                raise Corrupt(f"record {number} has {len(value)} {name}, the first one has {len(column[0])}")
+    return _sized(Examples(**{name: np.stack(column) for name, column in columns.items()}))
+
+
+def _sized(examples: Examples) -> Examples:
+    for name, like in (("input_mask", "input_ids"), ("segment_ids", "input_ids")):
+        _same_width(examples, name, like)
+    for name in ("masked_lm_ids", "masked_lm_weights"):
+        _same_width(examples, name, "masked_lm_positions")
+    if examples.next_sentence_labels.shape[1] != 1:
+        raise Corrupt(f"record 0 has {examples.next_sentence_labels.shape[1]} next_sentence_labels, not one")
+    return examples
+
+
+def _same_width(examples: Examples, name: str, like: str) -> None:
+    got, wanted = (getattr(examples, field).shape[1] for field in (name, like))
+    if got != wanted:
+        raise Corrupt(f"record 0 has {got} {name} and {wanted} {like}")
+
+
+def _framed(file: io.BufferedIOBase) -> Iterator[_Frame]:
+    while header := file.read(_LENGTH.size):
+        if len(header) < _LENGTH.size:
+            raise Corrupt("the file ends within a record")
+        length, length_sum = _LENGTH.unpack(header)
+        if not _SHORTEST <= length <= _LONGEST:
+            raise Corrupt(f"a record of {length} bytes: not a TFRecord file of examples, or a damaged one")
+        rest = file.read(length + _SUM.size)
+        if len(rest) < length + _SUM.size:
+            raise Corrupt("the file ends within a record")
+        yield _Frame(length, length_sum, rest[:length], *_SUM.unpack(rest[length:]))
+
+
+def _check_sums(framed: list[_Frame], first: int) -> None:
+    lengths = np.array([frame.length for frame in framed])
+    data = Ragged(np.frombuffer(b"".join(frame.record for frame in framed), np.uint8), lengths)
+    wanted = np.array([(frame.length_sum, frame.record_sum) for frame in framed], np.uint32)
+    found = np.stack([_masked_crc(fixed(lengths.astype(np.uint64)[:, None])), _masked_crc(data)], axis=1)
+    bad = np.flatnonzero((wanted != found).any(axis=1))
+    if len(bad):
+        raise Corrupt(f"record {first + int(bad[0])} does not have its checksum")
+
+
+def _masked_crc(strings: Ragged) -> UInt32[np.ndarray, "R"]:
+    """The sum as it is stored: turned by 15 bits and moved, so that a sum of data that holds sums is a good one."""
+    plain = crc32c(strings)
+    return ((plain >> np.uint32(15)) | (plain << np.uint32(17))) + np.uint32(_CRC_DELTA)

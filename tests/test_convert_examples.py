@@ -1,0 +1,231 @@
+import gzip
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import tokenizer as tokenizers
+from bert_jax.command import UserError
+from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.shards import open_dataset
+from data_prep import convert_examples, inspect_shards
+from data_prep.audit import verify
+from data_prep.build_examples import build
+from data_prep.convert_examples import convert
+from data_prep.formats import tfrecord
+
+ORIGINAL = Path(__file__).parent / "testdata" / "original_bert"
+
+
+@pytest.fixture(scope="module")
+def outputs(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The same static rows in each format."""
+    folder = tmp_path_factory.mktemp("converted")
+    for format in ("arrow", "tfds", "tfrecord"):
+        keywords = {"masking": "static", "mask_unit": "word", "format": format, "unit_mb": 0.03, "workers": 1}
+        build(str(sample_text), vocab_dir, folder / format, 64, eval_fraction=0.3, **keywords)
+    return {path.name: path for path in folder.iterdir()}
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+@pytest.mark.parametrize("source", ["arrow", "tfds", "tfrecord"])
+@pytest.mark.parametrize("target", ["arrow", "tfds", "tfrecord"])
+def test_conversion_gives_the_folder_that_building_gives(
+    outputs: dict[str, Path], source: str, target: str, tmp_path: Path
+) -> None:
+    """File by file, manifest and hashes too: so whatever is trained on either is the same."""
+    convert(outputs[source], tmp_path / "out", format=target)
+    assert files(tmp_path / "out") == files(outputs[target])
+
+
+def test_training_on_an_import_gives_the_batches_of_the_arrow_twin(outputs: dict[str, Path], tmp_path: Path) -> None:
+    convert_examples.main([f"--input={outputs['tfrecord']}", f"--output={tmp_path / 'out'}"])
+    loaders = []
+    for directory in (outputs["arrow"], tmp_path / "out"):
+        dataset = open_dataset(directory, "train")
+        loaders.append(PretrainingLoader(dataset, dataset.tokenizer(), batch_size=16, seed=3))
+    assert loaders[0].fingerprint == loaders[1].fingerprint
+    for step in (0, 1, 50):
+        for one, other in zip(*(loader.batch(step) for loader in loaders), strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+@pytest.fixture(scope="module")
+def imported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows of google-research/bert's own script, as shards; the same file, gzipped, is held out."""
+    folder = tmp_path_factory.mktemp("imported")
+    shutil.copy(ORIGINAL / "rows.tfrecord", folder / "a.tfrecord")
+    shutil.copy(ORIGINAL / "rows.tfrecord", folder / "b.tfrecord")
+    (folder / "c.tfrecord.gz").write_bytes(gzip.compress((ORIGINAL / "rows.tfrecord").read_bytes()))
+    convert_examples.main(
+        [
+            f"--input={folder}/*.tfrecord",
+            f"--eval_input={folder}/c.tfrecord.gz",
+            f"--tokenizer={ORIGINAL / 'vocab.txt'}",
+            f"--output={folder / 'out'}",
+        ]
+    )
+    return folder / "out"
+
+
+def test_import_verifies_and_is_shown(imported: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    manifest = verify(imported).manifest
+    assert (manifest["objective"], manifest["seq_len"], manifest["masking"]["max_predictions"]) == ("nsp", 48, 8)
+    assert [manifest["parts"][part]["rows"] for part in ("train", "eval")] == [86, 43]
+    inspect_shards.main([str(imported), "--show=1"])
+    assert "[MASK]" in capsys.readouterr().out
+    inspect_shards.main([str(imported)])
+
+
+def test_imported_rows_are_the_fields_that_tensorflow_reads(imported: Path) -> None:
+    for part, copies in (("train", 2), ("eval", 1)):
+        dataset = open_dataset(imported, part)
+        examples = tfrecord.to_examples(dataset.gather(np.arange(dataset.rows)))
+        with np.load(ORIGINAL / "fields.npz") as wanted:
+            for name, values in examples._asdict().items():
+                np.testing.assert_array_equal(values, np.concatenate([wanted[name]] * copies), err_msg=name)
+
+
+def test_imported_batches_are_the_fields_that_tensorflow_reads(imported: Path) -> None:
+    """What the model gets in evaluation, which keeps the order of the rows."""
+    dataset = open_dataset(imported, "eval")
+    (batch,) = PretrainingLoader(dataset, dataset.tokenizer(), batch_size=43, seed=0).evaluation_batches(43)
+    names = {
+        "input_ids": "input_ids",
+        "segment_ids": "segment_ids",
+        "sequence_ids": "input_mask",
+        "masked_weights": "masked_lm_weights",
+        "next_sentence_label": "next_sentence_labels",
+    }
+    with np.load(ORIGINAL / "fields.npz") as wanted:
+        for field, name in names.items():
+            np.testing.assert_array_equal(getattr(batch, field), wanted[name], err_msg=field)
+        real = wanted["masked_lm_weights"] == 1
+        for field, name in (("masked_positions", "masked_lm_positions"), ("masked_ids", "masked_lm_ids")):
+            np.testing.assert_array_equal(getattr(batch, field)[real], wanted[name][real], err_msg=field)
+    assert batch.next_sentence_weight.all()
+
+
+def test_sequence_keys_of_an_import_are_of_the_file_and_the_place_in_it(imported: Path) -> None:
+    train, held_out = (open_dataset(imported, part) for part in ("train", "eval"))
+    keys = train.gather(np.arange(86)).sequence_keys[:, 0].tolist()
+    assert keys == [unit << 32 | ordinal for unit in (0, 1) for ordinal in range(43)]
+    assert (held_out.gather(np.arange(43)).sequence_keys[:, 0] >> np.uint64(32) == 1 << 31).all()
+
+
+@pytest.mark.parametrize("format", ["tfds", "tfrecord"])
+def test_import_goes_to_any_format(imported: Path, format: str, tmp_path: Path) -> None:
+    source = f"{imported.parent}/*.tfrecord"
+    keywords = {"tokenizer": ORIGINAL / "vocab.txt", "eval_input": str(imported.parent / "c.tfrecord.gz")}
+    convert(source, tmp_path / "direct", format=format, **keywords)
+    convert(imported, tmp_path / "later", format=format)
+    assert files(tmp_path / "direct") == files(tmp_path / "later")
+    verify(tmp_path / "direct")
+
+
+@pytest.fixture
+def other_vocabulary(tmp_path: Path) -> Path:
+    """The same tokens in another order: other ids."""
+    tokens = (ORIGINAL / "vocab.txt").read_text(encoding="utf-8").split("\n")[:-1]
+    (tmp_path / "vocab.txt").write_text("\n".join(reversed(tokens)) + "\n", encoding="utf-8")
+    return tmp_path / "vocab.txt"
+
+
+def test_wrong_tokenizer_is_refused(other_vocabulary: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"rows\.tfrecord: example 0 has a sequence that does not begin with \[CLS\]"):
+        convert(ORIGINAL / "rows.tfrecord", tmp_path / "out", tokenizer=other_vocabulary)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["vocab.txt"]
+
+
+def test_tokenizer_that_is_too_small_is_refused(tmp_path: Path) -> None:
+    tokens = (ORIGINAL / "vocab.txt").read_text(encoding="utf-8").split("\n")
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens[:300]) + "\n", encoding="utf-8")
+    with pytest.raises(UserError, match="an id outside of the vocabulary"):
+        convert(ORIGINAL / "rows.tfrecord", tmp_path / "out", tokenizer=tmp_path / "vocab.txt")
+
+
+def test_files_of_different_widths_are_refused(outputs: dict[str, Path], vocab_dir: Path, tmp_path: Path) -> None:
+    shutil.copy(outputs["tfrecord"] / "train" / "shard-00000.tfrecord", tmp_path / "a.tfrecord")
+    shutil.copy(ORIGINAL / "rows.tfrecord", tmp_path / "b.tfrecord")
+    with pytest.raises(UserError, match=r"b\.tfrecord: examples of 48 slots and 8 predictions, those before have 64"):
+        convert(f"{tmp_path}/*.tfrecord", tmp_path / "out", tokenizer=vocab_dir)
+
+
+def test_damaged_file_is_named_and_nothing_stays(tmp_path: Path) -> None:
+    (tmp_path / "rows.tfrecord").write_bytes((ORIGINAL / "rows.tfrecord").read_bytes()[:-20])
+    with pytest.raises(UserError, match=r"rows\.tfrecord: the file ends within a record"):
+        convert(tmp_path / "rows.tfrecord", tmp_path / "out", tokenizer=ORIGINAL / "vocab.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.tfrecord"]
+
+
+def test_damaged_shard_of_ours_is_named(outputs: dict[str, Path], tmp_path: Path) -> None:
+    shutil.copytree(outputs["tfds"], tmp_path / "in")
+    path = tmp_path / "in" / "train" / "shard-00000.array_record"
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+    with pytest.raises(UserError, match=r"damaged shard .*shard-00000\.array_record: its sha256"):
+        convert(tmp_path / "in", tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"input": "nowhere/*.tfrecord"}, "matches no file"),
+        ({"tokenizer": None}, "give the --tokenizer that made them"),
+        ({"format": "parquet"}, "there is: arrow, tfds, tfrecord"),
+        ({"input": str(ORIGINAL), "tokenizer": None}, r"name its files, for example .*\*\.tfrecord"),
+        ({"eval_input": str(ORIGINAL / "rows.tfrecord")}, "is in --input and in --eval_input"),
+        ({"input": str(ORIGINAL / "vocab.txt")}, r"vocab\.txt: a record of \d+ bytes: not a TFRecord file"),
+    ],
+)
+def test_mistake_is_told_in_one_line(change: dict, told: str, tmp_path: Path) -> None:
+    keywords = {"input": ORIGINAL / "rows.tfrecord", "tokenizer": ORIGINAL / "vocab.txt"} | change
+    with pytest.raises(UserError, match=told) as caught:
+        convert(output=tmp_path / "out", **keywords)
+    assert "\n" not in str(caught.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_dynamic_rows_have_no_tfrecord_form(shards_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="give --masking static"):
+        convert(shards_dir, tmp_path / "out", format="tfrecord")
+    with pytest.raises(UserError, match="leave out --tokenizer"):
+        convert(shards_dir, tmp_path / "out", tokenizer=shards_dir / "tokenizer")
+
+
+def test_rows_without_labels_are_no_pairs(tmp_path: Path) -> None:
+    """As of a script for RoBERTa that keeps the layout: one segment, no next_sentence_labels."""
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    from data_prep.formats import example_proto
+    from data_prep.formats.ragged import Ragged
+
+    tokenizer = tokenizers.load(ORIGINAL / "vocab.txt")
+    cls, sep = tokenizer.cls_id, tokenizer.sep_id
+    width = 12
+    ids = np.array([[cls, 20, 21, 22, sep] + [0] * 7, [cls, *range(30, 40), sep]])
+    fields = {
+        "input_ids": ids,
+        "input_mask": (ids > 0).astype(int),
+        "segment_ids": np.zeros_like(ids),
+        "masked_lm_positions": np.array([[1], [2]]),
+        "masked_lm_ids": np.array([[20], [31]]),
+    }
+    features = {name: example_proto.ints(values) for name, values in fields.items()}
+    features["masked_lm_weights"] = example_proto.floats(np.ones((2, 1), np.float32))
+    records = example_proto.encode(features, 2)
+    assert isinstance(records, Ragged) and tf_example_pb2.Example.FromString(records.strings()[0])
+    (tmp_path / "rows.tfrecord").write_bytes(tfrecord.frames(records).flat.tobytes())
+    manifest = convert(tmp_path / "rows.tfrecord", tmp_path / "out", tokenizer=ORIGINAL / "vocab.txt")
+    assert manifest["objective"] == "full_sentences" and manifest["seq_len"] == width
+    assert verify(tmp_path / "out").figures["train"].labels == {0: 0, 1: 0, -1: 2}
+    assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest

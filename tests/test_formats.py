@@ -1,0 +1,259 @@
+"""Every --format holds the same rows, and is written as carefully as Arrow shards are."""
+
+import importlib.util
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow_datasets as tfds
+
+from bert_jax.command import UserError
+from bert_jax.data.example import Rows
+from bert_jax.data.shards import Corrupt, open_dataset
+from data_prep import formats
+from data_prep.audit import verify
+from data_prep.build_examples import build
+from data_prep.formats import tfrecord
+
+OTHERS = ("tfds", "tfrecord")
+BUILDS: dict[str, dict[str, Any]] = {
+    "static": {"masking": "static", "mask_unit": "word"},
+    "dynamic": {},
+    "sentences": {"masking": "static", "objective": "full_sentences", "dupe_factor": 2},
+}
+
+
+@pytest.fixture(scope="session")
+def outputs(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with an output for each build and format it has, as static_tfds."""
+    folder = tmp_path_factory.mktemp("formats")
+    for name, options in BUILDS.items():
+        for format in formats.FORMATS:
+            if format != "tfrecord" or name != "dynamic":
+                build(
+                    str(sample_text),
+                    vocab_dir,
+                    folder / f"{name}_{format}",
+                    64,
+                    **options,
+                    format=format,
+                    eval_fraction=0.3,
+                    unit_mb=0.03,
+                    workers=1,
+                )
+    return folder
+
+
+def all_rows(directory: Path, part: Any) -> Rows:
+    dataset = open_dataset(directory, part, formats.reader)
+    return dataset.gather(np.arange(dataset.rows))
+
+
+def assert_same(got: Rows, wanted: Rows) -> None:
+    for name, values in wanted._asdict().items():
+        np.testing.assert_array_equal(getattr(got, name), values, err_msg=name)
+        assert values is None or getattr(got, name).dtype == values.dtype, name
+
+
+@pytest.mark.parametrize("output", ["static_tfds", "dynamic_tfds", "sentences_tfds", "static_tfrecord"])
+@pytest.mark.parametrize("part", ["train", "eval"])
+def test_every_format_reads_back_as_the_rows_of_arrow(outputs: Path, output: str, part: str) -> None:
+    arrow = outputs / f"{output.split('_')[0]}_arrow"
+    assert_same(all_rows(outputs / output, part), all_rows(arrow, part))
+
+
+@pytest.mark.parametrize("output", ["static_tfds", "dynamic_tfds", "static_tfrecord", "sentences_tfrecord"])
+def test_every_format_verifies(outputs: Path, output: str) -> None:
+    manifest = verify(outputs / output).manifest
+    assert manifest["format"] == output.split("_")[1] and len(manifest["shards"]) >= 2
+
+
+@pytest.mark.parametrize("name", ["static", "dynamic", "sentences"])
+def test_tfds_reads_the_columns_without_tensorflow(outputs: Path, name: str) -> None:
+    """The reader is TFDS itself; the values are those of the Arrow twin."""
+    source = tfds.builder_from_directory(outputs / f"{name}_tfds").as_data_source()
+    assert set(source) == {"train", "eval"}
+    for part, examples in source.items():
+        rows = all_rows(outputs / f"{name}_arrow", part)
+        assert len(examples) == len(rows.input_ids)
+        picked = np.random.default_rng(0).permutation(len(examples))[:40].tolist()
+        for place, example in zip(picked, examples.__getitems__(picked), strict=True):
+            for column, values in rows._asdict().items():
+                assert (column in example) is (values is not None)
+                if values is not None:
+                    np.testing.assert_array_equal(example[column], values[place], err_msg=column)
+                    assert example[column].dtype == values.dtype
+    assert "tensorflow" not in sys.modules
+
+
+def test_tfds_splits_can_be_cut(outputs: Path) -> None:
+    builder = tfds.builder_from_directory(outputs / "static_tfds")
+    held = builder.info.splits["train"]
+    assert len(builder.as_data_source("train[:50%]")) == pytest.approx(held.num_examples / 2, abs=1)
+    assert held.num_shards == len(list((outputs / "static_tfds" / "train").iterdir()))
+
+
+def test_tfrecord_holds_what_the_rows_spell_out(outputs: Path) -> None:
+    """The fields as google-research/bert documents them, from the batches a model would train on."""
+    from bert_jax.data.loader import layout
+
+    rows = all_rows(outputs / "static_arrow", "train")
+    examples = tfrecord.to_examples(rows)
+    where = layout(rows)
+    np.testing.assert_array_equal(examples.input_mask, where.sequence_ids)
+    np.testing.assert_array_equal(examples.segment_ids, where.segment_ids)
+    assert examples.masked_lm_weights.sum() == rows.masked_counts.sum()
+    assert set(np.unique(examples.next_sentence_labels)) == {0, 1}
+
+
+@pytest.mark.parametrize("format", OTHERS)
+def test_workers_and_a_death_at_the_end_give_the_same_bytes(
+    outputs: Path, sample_text: Path, vocab_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    """Two processes; the job dies when the folder was made ready and its manifest was not there, and goes on."""
+    options: dict[str, Any] = BUILDS["static"] | {"format": format, "eval_fraction": 0.3, "unit_mb": 0.03, "workers": 2}
+    whole = formats.FORMATS[format]
+
+    def dying(directory: Path, manifest: dict[str, Any]) -> None:
+        whole.finish(directory, manifest)
+        raise OSError("the machine is gone")
+
+    with monkeypatch.context() as patched:
+        patched.setitem(formats.FORMATS, format, whole._replace(finish=dying))
+        with pytest.raises(OSError, match="gone"):
+            build(str(sample_text), vocab_dir, tmp_path / "out", 64, **options)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.incomplete" / "manifest.json").exists()
+    build(str(sample_text), vocab_dir, tmp_path / "out", 64, **options)
+    sums = [(folder / "SHA256SUMS").read_text() for folder in (outputs / f"static_{format}", tmp_path / "out")]
+    assert sums[0] == sums[1]
+
+
+def test_units_without_rows_leave_no_gap_in_a_tfds_folder(outputs: Path, tmp_path: Path) -> None:
+    """TFDS counts shards from 0; a name that was left out, and a killed run's half-renamed folder, must not show."""
+    rows = all_rows(outputs / "static_arrow", "train")
+    manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
+    (tmp_path / "train").mkdir()
+    manifest["shards"] = [formats.write("tfds", tmp_path, f"train/shard-{number:05d}", rows) for number in (2, 5)]
+    (tmp_path / "train" / "shard-00000.array_record").write_bytes(b"of a run before")
+    formats.FORMATS["tfds"].finish(tmp_path, manifest)
+    assert [shard["name"] for shard in manifest["shards"]] == [f"train/shard-0000{n}.array_record" for n in (0, 1)]
+    assert [shard["stem"] for shard in manifest["shards"]] == ["train/shard-00002", "train/shard-00005"]
+    source = tfds.builder_from_directory(tmp_path).as_data_source("train")
+    assert len(source) == 2 * len(rows.input_ids)
+
+
+@pytest.mark.parametrize("format", OTHERS)
+def test_failed_write_leaves_nothing_and_names_the_file(outputs: Path, tmp_path: Path, format: str) -> None:
+    rows = all_rows(outputs / "static_arrow", "train")
+    (tmp_path / "train").mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, hard))
+    try:
+        with pytest.raises(OSError) as caught:
+            formats.write(format, tmp_path, "train/shard", rows)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert str(caught.value.filename).startswith(str(tmp_path / "train" / "shard"))
+    assert not list((tmp_path / "train").iterdir())
+
+
+@pytest.mark.parametrize("output", ["static_tfds", "static_tfrecord"])
+def test_damaged_shard_is_refused(outputs: Path, output: str, tmp_path: Path) -> None:
+    manifest = json.loads((outputs / output / "manifest.json").read_text())
+    read = formats.reader(manifest)
+    name = manifest["shards"][0]["name"]
+    path = tmp_path / name
+    path.parent.mkdir()
+    content = (outputs / output / name).read_bytes()
+    for damaged in (content[: len(content) // 2], b"\0" * len(content), b"\0"):
+        path.write_bytes(damaged)
+        with pytest.raises(Corrupt):
+            read(path)
+    path.unlink()
+    with pytest.raises(FileNotFoundError):
+        read(path)
+
+
+def test_tfds_records_of_another_layout_are_refused(outputs: Path) -> None:
+    manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
+    path = outputs / "static_tfds" / manifest["shards"][0]["name"]
+    for change in ({"seq_len": 128}, {"pack": 2}, {"masking": manifest["masking"] | {"max_predictions": 9}}):
+        with pytest.raises(Corrupt, match="records that are not of"):
+            formats.reader(manifest | change)(path)
+
+
+@pytest.mark.parametrize("output", ["static_tfds", "static_tfrecord"])
+def test_training_refuses_other_formats_and_names_the_conversion(outputs: Path, output: str) -> None:
+    with pytest.raises(UserError, match=rf"holds \w+ shards.*convert_examples --input .*{output} --output .*_arrow$"):
+        open_dataset(outputs / output, "train")
+
+
+@pytest.mark.parametrize(
+    ("format", "masking", "pack", "told"),
+    [
+        ("parquet", "static", 1, "there is: arrow, tfds, tfrecord"),
+        ("tfrecord", "dynamic", 1, "give --masking static"),
+        ("tfrecord", "static", 4, "leave out --pack"),
+    ],
+)
+def test_format_without_a_place_for_the_rows_is_refused(format: str, masking: str, pack: int, told: str) -> None:
+    with pytest.raises(UserError, match=told):
+        formats.check(format, masking, pack)
+
+
+def test_ids_over_16_bits_are_stored_as_tensorflow_can_read_them(outputs: Path, tmp_path: Path) -> None:
+    """tf.io.decode_raw knows no uint32."""
+    manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
+    manifest["tokenizer"]["vocab_size"] = 100_000
+    rows = all_rows(outputs / "static_arrow", "train")
+    rows = rows._replace(
+        input_ids=rows.input_ids.astype(np.uint32) + 90_000, masked_ids=rows.masked_ids.astype(np.uint32) + 90_000
+    )
+    (tmp_path / "train").mkdir()
+    manifest["shards"] = [formats.write("tfds", tmp_path, "train/shard-00000", rows)]
+    formats.FORMATS["tfds"].finish(tmp_path, manifest)
+    example = tfds.builder_from_directory(tmp_path).as_data_source("train")[3]
+    assert example["input_ids"].dtype == np.int32
+    np.testing.assert_array_equal(example["input_ids"], rows.input_ids[3])
+    assert_same(formats.reader(manifest)(tmp_path / manifest["shards"][0]["name"]), rows)
+
+
+TENSORFLOW = """
+import sys
+from pathlib import Path
+import numpy as np
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+folder, wanted = Path(sys.argv[1]), np.load(sys.argv[2])
+layout = {
+    name: tf.io.FixedLenFeature(wanted[name].shape[1:], tf.as_dtype(wanted[name].dtype))
+    for name in wanted if name.startswith(("input_", "segment_ids", "masked_lm", "next"))
+}
+files = sorted(str(path) for path in (folder / "static_tfrecord" / "train").iterdir())
+records = tf.data.TFRecordDataset(files).batch(10_000)
+parsed = tf.io.parse_example(next(iter(records)), layout)
+for name in layout:
+    np.testing.assert_array_equal(parsed[name].numpy(), wanted[name], err_msg=name)
+
+raw = tfds.decode.DeserializeMethod.RAW_BYTES
+builder = tfds.builder_from_directory(folder / "static_tfds")
+example = builder.info.features.deserialize_example(builder.as_data_source("train", deserialize_method=raw)[0])
+for name, value in example.items():
+    np.testing.assert_array_equal(value.numpy(), wanted["first_" + name], err_msg=name)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
+def test_tensorflow_reads_tfrecord_and_tfds(outputs: Path, tmp_path: Path) -> None:
+    """In a process of its own: TensorFlow and jax in one process warn of each other."""
+    rows = all_rows(outputs / "static_arrow", "train")
+    first = {f"first_{name}": values[0] for name, values in rows._asdict().items() if values is not None}
+    np.savez(tmp_path / "wanted.npz", **tfrecord.to_examples(rows)._asdict(), **first)
+    subprocess.run([sys.executable, "-c", TENSORFLOW, str(outputs), str(tmp_path / "wanted.npz")], check=True)
