@@ -1,9 +1,11 @@
-"""How fast batches come: permutation, gather, dynamic whole-word masking and every field of Batch, on one core.
+"""How fast batches come: permutation, gather, dynamic masking and every field of Batch, on one core.
 
     python -m benchmarks.loader [--input GLOB] [--tokenizer DIR_OR_VOCAB] [--peer_python PYTHON]
 
 Prints one JSON line: real tokens (padding not counted) a second of processor time, which neighbours on the machine
-do not change as they change wall time, at T=128, with T=512 in settings. Both run in one thread. The peer is torch's
+do not change as they change wall time, with whole-word masking at T=128. In settings: the same at T=512, with spans at
+both lengths, and in batches of 16 rows; and the seconds from opening a folder of 10,000 shards to its first batch
+(links to those of the real one; median of 5, pages in memory). Both run in one thread. The peer is torch's
 DataLoader with transformers' DataCollatorForLanguageModeling, on the same rows, one core, no worker process, fed with
 lists in memory and with token masking (its fastest way; its whole-word masking, which never replaces by random tokens,
 is in settings). It runs in PYTHON, an interpreter that has torch and transformers; without --peer_python there is no
@@ -12,6 +14,7 @@ peer. --input is the text in data_prep/sample unless given, --tokenizer a vocabu
 
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import tempfile
@@ -26,9 +29,12 @@ from benchmarks import common
 from bert_jax import command
 from bert_jax.data import shards
 from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.masking import MaskingRule
 from data_prep import build_examples, readers, train_tokenizer
 
 BATCH_SIZE = 256  # the global batch of BERT's recipes (Devlin et al. 2019, appendix A.2)
+SMALL_BATCH = 16
+MANY_SHARDS = 10_000
 LENGTHS = (128, 512)
 REPEATS = 5
 SECONDS = 1.0  # of each repeat
@@ -46,15 +52,21 @@ def measure(input: str, tokenizer: str, peer_python: str) -> dict[str, Any]:
         if hasattr(os, "sched_setaffinity"):
             os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # the peer inherits it
         ours = {length: _our_rate(directory) for length, directory in built.items()}
+        spans = {length: _our_rate(directory, "span") for length, directory in built.items()}
+        small = {unit: _our_rate(built[LENGTHS[0]], unit, SMALL_BATCH) for unit in ("word", "span")}
+        first_batch = _first_batch_seconds(built[LENGTHS[0]], work / "many")
         peers = {length: _peer_rates(directory, peer_python) for length, directory in built.items() if peer_python}
     first, second = LENGTHS
     settings: dict[str, Any] = {
         "batch_size": BATCH_SIZE,
         "seq_len": first,
-        "masking": "dynamic, whole words, rate 0.15",
+        "masking": "dynamic, whole words (span: spans), rate 0.15",
         "input": "data_prep/sample" if input == SAMPLE else Path(input).name,
         "repeats": f"median of {REPEATS} x {SECONDS:g} s",
         f"value_at_{second}": round(ours[second]),
+        **{f"span_at_{length}": round(rate) for length, rate in spans.items()},
+        **{f"{unit}_of_{SMALL_BATCH}_rows_at_{first}": round(rate) for unit, rate in small.items()},
+        f"first_batch_seconds_of_{MANY_SHARDS}_shards": round(first_batch, 3),
     }
     for length, rates in peers.items():
         settings |= {f"peer_{unit}_at_{length}": round(rates[unit]) for unit in ("token", "word")}
@@ -79,9 +91,10 @@ def _build(input: str, tokenizer: Path, directory: Path, seq_len: int) -> Path:
     return directory
 
 
-def _our_rate(directory: Path) -> float:
+def _our_rate(directory: Path, unit: str = "word", batch_size: int = BATCH_SIZE) -> float:
     dataset = shards.open_dataset(directory, "train")
-    loader = PretrainingLoader(dataset, dataset.tokenizer(), batch_size=BATCH_SIZE, seed=0)
+    dataset.masking = MaskingRule(unit)
+    loader = PretrainingLoader(dataset, dataset.tokenizer(), batch_size=batch_size, seed=0)
     rates, step = [], 0
     for repeat in range(REPEATS + 1):
         tokens, began = 0, time.process_time()
@@ -91,6 +104,26 @@ def _our_rate(directory: Path) -> float:
         if repeat:  # the first maps the shards and warms the caches
             rates.append(tokens / seconds)
     return statistics.median(rates)
+
+
+def _first_batch_seconds(directory: Path, many: Path) -> float:
+    """Opens a folder of MANY_SHARDS shards, links to those of `directory`, and makes one batch."""
+    manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
+    real = [shard for shard in manifest["shards"] if shard["name"].startswith("train/")]
+    manifest["shards"] = [real[i % len(real)] | {"name": f"train/shard-{i:05d}.arrow"} for i in range(MANY_SHARDS)]
+    (many / "train").mkdir(parents=True)
+    for i, shard in enumerate(manifest["shards"]):
+        os.link(directory / real[i % len(real)]["name"], many / shard["name"])
+    (many / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
+    shutil.copytree(directory / "tokenizer", many / "tokenizer")
+
+    seconds = []
+    for _ in range(REPEATS):
+        began = time.perf_counter()
+        dataset = shards.open_dataset(many, "train")
+        PretrainingLoader(dataset, dataset.tokenizer(), batch_size=BATCH_SIZE, seed=0).batch(0)
+        seconds.append(time.perf_counter() - began)
+    return statistics.median(seconds)
 
 
 def _peer_rates(directory: Path, python: str) -> dict[str, Any]:

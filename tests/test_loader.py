@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -327,6 +328,35 @@ def test_the_users_mistakes_are_told():
 
 
 # On what build_examples wrote.
+
+
+@pytest.mark.slow
+def test_ten_thousand_shards_are_read_with_few_open_files(shards_dir, tmp_path):
+    """Each shard mapped at once, in a process that may have 64 files open: far within the usual 1,024."""
+    count = 10_000
+    manifest = json.loads((shards_dir / "manifest.json").read_text())
+    shard = next(shard for shard in manifest["shards"] if shard["name"].startswith("train/"))
+    manifest["shards"] = [shard | {"name": f"train/shard-{i:05d}.arrow"} for i in range(count)]
+    (tmp_path / "train").mkdir()
+    for i in range(count):
+        (tmp_path / "train" / f"shard-{i:05d}.arrow").hardlink_to(shards_dir / shard["name"])
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    shutil.copytree(shards_dir / "tokenizer", tmp_path / "tokenizer")
+    program = (
+        "import resource\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))\n"
+        "import numpy as np\n"
+        "from bert_jax.data import shards\n"
+        "from bert_jax.data.loader import PretrainingLoader\n"
+        f"dataset = shards.open_dataset({str(tmp_path)!r}, 'train')\n"
+        "PretrainingLoader(dataset, dataset.tokenizer(), batch_size=256, seed=3).batch(0)\n"
+        f"starts = np.arange({count}) * (dataset.rows // {count})\n"
+        "rows = dataset.gather(starts)\n"
+        "assert (rows.input_ids == rows.input_ids[0]).all()\n"
+        "print(len(dataset._mapped))\n"
+    )
+    told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+    assert told == str(count)
 
 
 @pytest.fixture

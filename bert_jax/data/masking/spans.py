@@ -19,31 +19,35 @@ class Lengths:
     cut to the room."""
 
     def __init__(self, rule: MaskingRule) -> None:
-        grams = rule.unit == "ngram"
-        self.most = rule.ngram_max if grams else rule.span_max
+        self._grams = rule.unit == "ngram"
+        self.most = rule.ngram_max if self._grams else rule.span_max
         sizes = np.arange(1, self.most + 1)
-        weights = 1 / sizes if grams else (1 - rule.span_p) ** (sizes - 1)
-        # Row by room: of the 2**32 values those below the first threshold mean one word, below the second two, ...
+        weights = 1 / sizes if self._grams else (1 - rule.span_p) ** (sizes - 1)
+        # By room: of the 2**32 values those below the first threshold mean one word, below the second two, ...
         self._thresholds = np.full((self.most, self.most), 2**32, np.uint64)
         for room in sizes.tolist():
-            some = weights[:room] if grams else weights
-            self._thresholds[room - 1, : some.size] = np.rint(np.cumsum(some) / some.sum() * 2**32)
+            some = weights[:room] if self._grams else weights
+            self._thresholds[: some.size, room - 1] = np.rint(np.cumsum(some) / some.sum() * 2**32)
 
     def draw(
-        self, values: UInt64[np.ndarray, "*shape"], room: Int64[np.ndarray, "*shape"]
-    ) -> Int64[np.ndarray, "*shape"]:
+        self, values: UInt64[np.ndarray, "*shape"], room: Integer[np.ndarray, "*shape"]
+    ) -> Integer[np.ndarray, "*shape"]:
         """Words of runs from uniform 32-bit values, where the text goes on for `room` of them (1 or more)."""
         room = np.minimum(room, self.most)
-        return np.minimum(1 + (values[..., None] >= self._thresholds[room - 1]).sum(axis=-1), room)
+        sizes = np.ones_like(room)
+        for thresholds in self._thresholds[:-1]:
+            sizes += values >= (thresholds[room - 1] if self._grams else thresholds[0])
+        return np.minimum(sizes, room)
 
 
 class _Text(NamedTuple):
-    """The K words of all sequences as they stand, over the Q*W slots."""
+    """The K words of all sequences as they stand, over the N = Q*W slots, and the R stretches that nothing parts."""
 
-    slots: Int64[np.ndarray, "K"]  # the first of each, ascending
-    ends: Int64[np.ndarray, "K"]  # the one behind it
-    room: Int64[np.ndarray, "K"]  # words from each to the next special token or border of a segment, itself counted
-    number: Int32[np.ndarray, "N"]  # of each of the N = Q*W slots: the last word that begins there or before
+    slots: Int64[np.ndarray, "K+1"]  # the first of each, ascending, and N
+    number: Int32[np.ndarray, "N"]  # of each slot: the last word that begins there or before
+    stretch: Int32[np.ndarray, "K"]  # of each word
+    words: Int32[np.ndarray, "R"]  # the word behind each stretch
+    ends: Int64[np.ndarray, "R"]  # the slot behind each stretch
 
 
 def choose_runs(
@@ -64,23 +68,32 @@ def choose_runs(
     chosen = np.zeros((count, width), bool)
     remaining = budgets.copy()
     active = np.flatnonzero(order.keys[:, 0] != order.absent)
-    step = 0
-    while active.size:
-        ahead = order.keys[active, step : step + _LOOK_AHEAD]
+    for step in range(0, width, _LOOK_AHEAD):
+        if not active.size:
+            break
+        ahead = order.keys[active, step : step + _LOOK_AHEAD].T
         present = ahead != order.absent
         positions = np.where(present, order.positions(ahead), 0)
-        begins = positions + active[:, None] * width
-        numbers = np.where(present, text.number[begins], 0)
-        values = hashing.mix(states[active, None] + positions.astype(np.uint64) * hashing.GAMMA) >> np.uint64(32)
-        ends = text.ends[numbers + lengths.draw(values, text.room[numbers]) - 1]
+        begins = positions + active * width
+        values = hashing.mix(states[active] + positions.astype(np.uint64) * hashing.GAMMA) >> np.uint64(32)
+        ends = np.where(present, _ends(text, lengths, begins, values), begins)
         left = remaining[active]
-        for column in range(ahead.shape[1]):
-            _take(chosen.reshape(-1), left, begins[:, column], ends[:, column], present[:, column], text, rule)
+        for some_begins, some_ends in zip(begins, ends, strict=True):
+            _take(chosen.reshape(-1), left, some_begins, some_ends, text, rule)
         remaining[active] = left
-        step += _LOOK_AHEAD
-        active = active[(left > 0) & present[:, -1]] if step < width else active[:0]
+        active = active[(left > 0) & present[-1]]
     take_heads(chosen, order, budgets, np.flatnonzero(remaining == budgets))
     return chosen
+
+
+def _ends(
+    text: _Text, lengths: Lengths, begins: Int64[np.ndarray, "C A"], values: UInt64[np.ndarray, "C A"]
+) -> Int64[np.ndarray, "C A"]:
+    """The slot behind the run that each candidate begins."""
+    numbers = text.number[begins]
+    stretches = text.stretch[numbers]
+    sizes = lengths.draw(values, text.words[stretches] - numbers)
+    return np.minimum(text.slots[numbers + sizes], text.ends[stretches])
 
 
 def _take(
@@ -88,45 +101,40 @@ def _take(
     left: Int64[np.ndarray, "A"],
     begins: Int64[np.ndarray, "A"],
     ends: Int64[np.ndarray, "A"],
-    present: Bool[np.ndarray, "A"],
     text: _Text,
     rule: MaskingRule,
 ) -> None:
     """Marks one run of each sequence, or none, and takes it off what is left of the budgets."""
-    at = np.flatnonzero(present & (left > 0) & ~chosen[begins])
-    if not at.size:
-        return
-    begins, ends, room = begins[at], ends[at], left[at]
-    long = np.flatnonzero(ends - begins > room)
-    ends[long] = text.slots[text.number[begins[long] + room[long]]]
+    limits = begins + left
+    ends = np.where(limits < ends, text.slots[text.number.take(limits, mode="clip")], ends)
     sizes = ends - begins
     columns = np.arange(max(1, int(sizes.max())))
     window = begins[:, None] + columns
     met = chosen.take(window, mode="clip") & (columns < sizes[:, None])
-    if rule.unit == "ngram":
-        sizes[met.any(axis=1)] = 0
-    else:
-        sizes = np.where(met.any(axis=1), met.argmax(axis=1), sizes)
+    first = met.argmax(axis=1)
+    meets = met[np.arange(first.size), first]
+    sizes = np.where(meets, 0 if rule.unit == "ngram" else first, sizes)
     chosen[window[columns < sizes[:, None]]] = True
-    left[at] -= sizes
+    left -= sizes
 
 
 def _text(sequences: Sequences, words: Words) -> _Text:
     width = words.starts.shape[1]
-    starts = words.starts.reshape(-1)
-    bounds = np.flatnonzero(~words.inside.reshape(-1))  # first slots of words, and special tokens
-    behind = np.append(bounds[1:], starts.size)
-    is_word = starts[bounds]
-    slots, ends = bounds[is_word], behind[is_word]
-
-    borders = np.zeros(starts.size, bool)
-    borders[::width] = True
+    special = ~(words.starts | words.inside).reshape(-1)
+    border = np.zeros(special.size + 1, bool)  # before which slots no run goes on, but for special tokens
+    border[::width] = True
     second = np.flatnonzero(sequences.first_lengths < width)
-    borders[second * width + sequences.first_lengths[second]] = True
-    last = np.append((slots[1:] != ends[:-1]) | borders[slots[1:]], True)[: slots.size]
-    lasts = np.flatnonzero(last)
-    room = np.repeat(lasts, np.diff(lasts, prepend=-1)) - np.arange(slots.size) + 1
-    return _Text(slots, ends, room, np.cumsum(starts, dtype=np.int32) - 1)
+    border[second * width + sequences.first_lengths[second]] = True
+
+    firsts = border[:-1].copy()
+    firsts[1:] |= special[:-1]
+    lasts = border[1:]
+    lasts[:-1] |= special[1:]
+    number = np.cumsum(words.starts.reshape(-1), dtype=np.int32) - np.int32(1)
+    slots = np.append(np.flatnonzero(words.starts), special.size)
+    behind = np.append(number[np.flatnonzero(firsts & ~special)][1:], slots.size - 1).astype(np.int32)
+    stretch = np.repeat(np.arange(behind.size, dtype=np.int32), np.diff(behind, prepend=0))
+    return _Text(slots, number, stretch, behind, np.flatnonzero(lasts & ~special) + 1)
 
 
 def run_starts(sequences: Integer[np.ndarray, "K"], positions: Integer[np.ndarray, "K"]) -> Integer[np.ndarray, "K"]:
