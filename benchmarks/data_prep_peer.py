@@ -17,7 +17,7 @@ LINES_TOGETHER = 4096
 
 def main() -> None:
     text, vocabulary = map(Path, sys.argv[1:])
-    library = tokenizer_files.read(vocabulary, None).build()
+    library = tokenizer_files.from_lines(vocabulary, {}, None).build()
     lines = [line for line in text.read_text(encoding="utf-8").split("\n") if line]
     tokens = 0
     started = time.monotonic()

@@ -1,6 +1,7 @@
 """Checks a build_examples output against its manifest: all that can be told without the text it was made of."""
 
 import itertools
+import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -8,7 +9,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 from jaxtyping import Int64, UInt64
 
-from bert_jax import tokenizer_files
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import COUNTED, MANIFEST, PARTS, Part, read_manifest, read_unigram_counts
@@ -46,7 +46,7 @@ def verify(directory: Path, progress: Callable[[int], None] = lambda size: None)
     check_sizes(directory, shards)
     _check_sums(directory, manifest)
     tokenizer = tokenizer_of(directory, manifest)
-    _check_vocabulary(directory / "tokenizer" / "vocab.txt")
+    _check_vocabulary(directory / "tokenizer", tokenizer)
     counter = _Counter(directory, manifest, tokenizer)
     read = formats.reader(manifest)
     problems = {}
@@ -246,14 +246,17 @@ def _check_sums(directory: Path, manifest: dict[str, Any]) -> None:
         )
 
 
-def _check_vocabulary(path: Path) -> None:
-    """Raises UserError when vocab.txt, which other programs read, is not the vocabulary of tokenizer.json."""
-    try:
-        lines = path.read_text(encoding="utf-8").split("\n")[:-1]
-    except (FileNotFoundError, UnicodeDecodeError):
-        lines = []
-    if tuple(lines) != tokenizer_files.read(path.parent, None).tokens:
-        raise UserError(f"{path} does not hold the tokens of the tokenizer beside it; copy the folder again")
+def _check_vocabulary(folder: Path, tokenizer: Tokenizer) -> None:
+    """Raises UserError when one of a tokenizer's files, which other programs read, is not of the others."""
+    with tempfile.TemporaryDirectory() as written:
+        tokenizer.save(written)
+        for file in Path(written).iterdir():
+            if file.suffix in (".txt", ".model") or file.name == "vocab.json":
+                beside = folder / file.name
+                if not beside.is_file() or beside.read_bytes() != file.read_bytes():
+                    raise UserError(
+                        f"{beside} does not hold the tokens of the tokenizer beside it; copy the folder again"
+                    )
 
 
 def tokenizer_of(directory: Path, manifest: dict[str, Any]) -> Tokenizer:

@@ -3,7 +3,9 @@
 The text is cut from data_prep/sample; nothing here needs the network, an accelerator or torch.
 """
 
+import importlib.util
 import os
+import sys
 from pathlib import Path
 
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
@@ -88,3 +90,13 @@ def bert_jax_data() -> Path:
     if "BERT_JAX_DATA" not in os.environ:
         pytest.skip("BERT_JAX_DATA is not set: it names the folder of real corpora and benchmarks")
     return Path(os.environ["BERT_JAX_DATA"])
+
+
+@pytest.fixture(scope="session")
+def peer_python() -> str:
+    """A Python with torch and transformers: this one, or that of BERT_JAX_PEER_PYTHON; else a skip."""
+    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
+        return sys.executable
+    if "BERT_JAX_PEER_PYTHON" not in os.environ:
+        pytest.skip("torch and transformers are not installed, and BERT_JAX_PEER_PYTHON names no Python that has them")
+    return os.environ["BERT_JAX_PEER_PYTHON"]

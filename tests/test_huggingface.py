@@ -1,11 +1,8 @@
 """The Hugging Face layout: out and in again is the same, and what cannot be read is said by name."""
 
 import dataclasses
-import importlib.util
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 
 import jax
@@ -279,15 +276,6 @@ def test_half_precision_comes_out_as_it_came_in_until_it_is_trained_on(tmp_path,
     assert huggingface.read(tmp_path / "trained").dtype == "float32"
 
 
-def peer_python() -> str:
-    """A Python with torch and transformers: this one, or that of BERT_JAX_PEER_PYTHON; else a skip."""
-    if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
-        return sys.executable
-    if "BERT_JAX_PEER_PYTHON" not in os.environ:
-        pytest.skip("torch and transformers are not installed, and BERT_JAX_PEER_PYTHON names no Python that has them")
-    return os.environ["BERT_JAX_PEER_PYTHON"]
-
-
 def our_outputs(loaded: Loaded) -> dict[str, np.ndarray]:
     """What bert_jax gives on random rows of several lengths, by the names of tests/tools/check_export.py."""
     generator = np.random.default_rng(1)
@@ -325,8 +313,7 @@ def our_outputs(loaded: Loaded) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_transformers_loads_exports_and_gives_the_same_outputs(tmp_path):
-    python = peer_python()
+def test_transformers_loads_exports_and_gives_the_same_outputs(tmp_path, peer_python):
     text = "The cat sat on a mat, unwantable dogs."
     arguments, exports = [], []
     for architecture in CASES:
@@ -335,7 +322,7 @@ def test_transformers_loads_exports_and_gives_the_same_outputs(tmp_path):
         arguments += [str(folder), str(folder / "outputs.npz")]
         exports.append((architecture, loaded))
     script = Path(__file__).parent / "tools" / "check_export.py"
-    done = subprocess.run([python, str(script), *arguments], capture_output=True, text=True, check=False)
+    done = subprocess.run([peer_python, str(script), *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     for (architecture, loaded), said in zip(exports, lines, strict=True):

@@ -1,0 +1,218 @@
+"""What decides the ids of a byte-level BPE tokenizer (Radford et al. 2019; Liu et al. 2019), as plain data, and files.
+
+The files that keep it: tokenizer.json of the `tokenizers` library, vocab.json with merges.txt of GPT-2.
+"""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+
+from bert_jax.command import UserError
+from bert_jax.tokenizer_bytes import BytePairEngine, token_text
+from bert_jax.tokenizer_library import (
+    BERT_ROLES,
+    ROBERTA_ROLES,
+    AddedToken,
+    Roles,
+    added_tokens,
+    check_added_ids,
+    id_dtype,
+    named_roles,
+    refuse_contradiction,
+    tokens_by_id,
+    write_json,
+)
+
+# Those of the library that may stand in a byte-level tokenizer: they take no settings.
+NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")
+_SPACES = tuple(" \t\n\v\f\r")
+MERGES_HEADER = "#version: 0.2"
+
+
+@dataclass(frozen=True)
+class BytePairs:
+    """All that decides the ids of a byte-level BPE tokenizer, so that two of equal content are equal."""
+
+    tokens: tuple[str, ...]  # by id, bytes written as GPT-2 writes them
+    merges: tuple[tuple[str, str], ...]  # by rank
+    roles: Roles = ROBERTA_ROLES
+    add_prefix_space: bool = False  # whether a text's first word is like the others
+    normalizers: tuple[str, ...] = ()  # of NORMALIZERS, in their order of use
+    ignore_merges: bool = False  # a whole cut that is a token is that token
+    added: tuple[AddedToken, ...] = ()  # the roles' among them, or put there
+
+    kind = "bpe"
+
+    def __post_init__(self) -> None:
+        if len(set(self.tokens)) < len(self.tokens):
+            raise UserError("a token comes twice in the vocabulary. Mend the vocabulary")
+        if missing := [token for token in self.roles if token not in self.all_tokens()]:
+            raise UserError(
+                f"no {', '.join(missing)} in the vocabulary. Name the tokens for cls, sep, pad, unk and mask in "
+                "special_tokens_map.json beside it"
+            )
+        # The roles' first and alike, so that equal tokenizers hash equal. As RoBERTa's: the space before a mask is the
+        # masked word's. Tokens that the model has not get their ids by this order, so it is theirs that stays.
+        roles = [AddedToken(token, lstrip=token == self.roles.mask_token) for token in self.roles]
+        others = [token for token in self.added if token.content not in self.roles]
+        place = {token.content: index for index, token in enumerate(self.added) if token.content not in self.tokens}
+        ordered = sorted(roles + others, key=lambda token: place.get(token.content, -1))
+        object.__setattr__(self, "added", tuple(ordered))
+
+    @property
+    def lowercase(self) -> bool:
+        return "Lowercase" in self.normalizers
+
+    @property
+    def pair_separators(self) -> int:
+        return 2 if self.roles.sep_token == ROBERTA_ROLES.sep_token else 1
+
+    def all_tokens(self) -> tuple[str, ...]:
+        known = set(self.tokens)
+        return self.tokens + tuple(token.content for token in self.added if token.content not in known)
+
+    def special_ids(self) -> tuple[int, ...]:
+        special = {token.content for token in self.added if token.special} | set(self.roles)
+        return tuple(index for index, token in enumerate(self.all_tokens()) if token in special)
+
+    def is_inside(self, token: str) -> bool:
+        return token_text(token)[:1] not in _SPACES
+
+    def surface(self, token: str) -> str:
+        return token_text(token).removeprefix(" ")
+
+    def content_hash(self) -> str:
+        content = json.dumps({"kind": self.kind} | dataclasses.asdict(self), sort_keys=True)
+        return hashlib.sha256(content.encode()).hexdigest()
+
+    def engine(self) -> BytePairEngine:
+        return BytePairEngine(
+            self.build,
+            dataclasses.replace(self, add_prefix_space=False).build,
+            id_dtype(len(self.all_tokens())),
+            add_prefix_space=self.add_prefix_space,
+            text_tokens=[token.content for token in self.added if not token.special],
+            normalizers=self.normalizers,
+            ignore_merges=self.ignore_merges,
+        )
+
+    def write(self, directory: Path) -> None:
+        """Writes vocab.json, merges.txt, tokenizer.json, tokenizer_config.json and special_tokens_map.json."""
+        roberta = self.roles == ROBERTA_ROLES and not self.normalizers and not self.ignore_merges
+        further = [token.content for token in self.added if token.special and token.content not in self.roles]
+        special: dict[str, Any] = {"bos_token": self.roles.cls_token, "eos_token": self.roles.sep_token}
+        special |= self.roles._asdict() | ({"additional_special_tokens": further} if further else {})
+        config = {
+            "tokenizer_class": "RobertaTokenizer" if roberta else "PreTrainedTokenizerFast",
+            "add_prefix_space": self.add_prefix_space,
+            "trim_offsets": True,
+        }
+        merges = "".join(f"{left} {right}\n" for left, right in self.merges)
+        write_json(directory / "vocab.json", {token: index for index, token in enumerate(self.tokens)})
+        (directory / "merges.txt").write_text(f"{MERGES_HEADER}\n{merges}", encoding="utf-8")
+        (directory / "tokenizer.json").write_text(self.build().to_str(pretty=True), encoding="utf-8")
+        write_json(directory / "tokenizer_config.json", config | special)
+        write_json(directory / "special_tokens_map.json", special)
+
+    def build(self) -> tokenizers.Tokenizer:
+        """The library's tokenizer of this content. Raises UserError for merges of no token."""
+        vocabulary = {token: index for index, token in enumerate(self.tokens)}
+        try:
+            model = models.BPE(vocab=vocabulary, merges=list(self.merges), ignore_merges=self.ignore_merges)
+        except Exception as error:  # the library raises nothing narrower
+            raise UserError(f"the merges are not of this vocabulary ({error}). Fetch both again") from None
+        library = tokenizers.Tokenizer(model)
+        if self.normalizers:
+            library.normalizer = normalizers.Sequence([getattr(normalizers, name)() for name in self.normalizers])
+        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self.add_prefix_space)
+        library.decoder = decoders.ByteLevel()
+        for token in self.added:
+            options = dataclasses.asdict(token)
+            added = tokenizers.AddedToken(options.pop("content"), **options)
+            (library.add_special_tokens if token.special else library.add_tokens)([added])
+        tokens = self.all_tokens()
+        sep, cls = ((token, tokens.index(token)) for token in (self.roles.sep_token, self.roles.cls_token))
+        if self.pair_separators == 2:
+            library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=self.add_prefix_space)
+        else:
+            library.post_processor = processors.Sequence(
+                [
+                    processors.ByteLevel(trim_offsets=True, add_prefix_space=self.add_prefix_space),
+                    processors.TemplateProcessing(
+                        single=f"{cls[0]}:0 $A:0 {sep[0]}:0",
+                        pair=f"{cls[0]}:0 $A:0 {sep[0]}:0 $B:1 {sep[0]}:1",
+                        special_tokens=[cls, sep],
+                    ),
+                ]
+            )
+        return library
+
+
+def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase: bool | None) -> BytePairs:
+    """Of a tokenizer.json; `settings` name the roles. Raises UserError for what is not byte-level BPE as GPT-2's."""
+    model = content["model"]
+    splitter = content.get("pre_tokenizer") or {}
+    if splitter.get("type") != "ByteLevel" or not splitter.get("use_regex", True):
+        raise UserError(
+            f"its model is BPE, split by {splitter.get('type')}. Only ByteLevel with GPT-2's expression is supported; "
+            "where the folder has a SentencePiece .model, give that file"
+        )
+    for field in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback"):
+        if model.get(field):
+            raise UserError(f"its model has {field} {model[field]!r}, which is not supported. Save it without")
+    added = added_tokens(content)
+    read = BytePairs(
+        tokens=tokens_by_id(model["vocab"]),
+        merges=tuple(_merge(merge) for merge in model["merges"]),
+        roles=named_roles(settings, {*model["vocab"], *(token.content for token in added)}, ROBERTA_ROLES, BERT_ROLES),
+        add_prefix_space=splitter["add_prefix_space"],
+        normalizers=_normalizers(content.get("normalizer")),
+        ignore_merges=model.get("ignore_merges", False),
+        added=added,
+    )
+    check_added_ids(content, read.all_tokens())
+    refuse_contradiction(lowercase, read.lowercase)
+    return read
+
+
+def from_files(
+    vocabulary: Mapping[str, int], merges_file: Path, settings: Mapping[str, Any], lowercase: bool | None
+) -> BytePairs:
+    """Of vocab.json's content and merges.txt. Raises UserError for a missing or broken merges.txt."""
+    refuse_contradiction(lowercase, False)
+    if not merges_file.exists():
+        raise UserError(f"no {merges_file.name} beside it, which byte-level BPE needs. Fetch it too")
+    try:
+        lines = merges_file.read_bytes().decode("utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{merges_file} is not UTF-8 at byte {error.start}. Fetch it again") from None
+    merges = [line.removesuffix("\r") for line in lines if line and not line.startswith("#version")]
+    if wrong := [line for line in merges if len(line.split(" ")) != 2]:
+        raise UserError(f"{merges_file} has the line {wrong[0][:40]!r}, which is no pair of pieces. Fetch it again")
+    return BytePairs(
+        tokens=tokens_by_id(vocabulary),
+        merges=tuple(_merge(line) for line in merges),
+        roles=named_roles(settings, vocabulary, ROBERTA_ROLES, BERT_ROLES),
+        add_prefix_space=bool(settings.get("add_prefix_space", False)),
+    )
+
+
+def _merge(merge: Any) -> tuple[str, str]:
+    left, right = merge.split(" ") if isinstance(merge, str) else merge
+    return str(left), str(right)
+
+
+def _normalizers(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
+    if not settings:
+        return ()
+    names = tuple(part["type"] for part in settings.get("normalizers", [settings]))
+    if wrong := [name for name in names if name not in NORMALIZERS]:
+        raise UserError(f"it normalises by {wrong[0]}, which is not supported here; known: {', '.join(NORMALIZERS)}")
+    return names

@@ -1,0 +1,153 @@
+"""SentencePiece at work (Kudo and Richardson 2018), by the `sentencepiece` library, with the ids that a model uses."""
+
+import hashlib
+import re
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import sentencepiece
+import tokenizers
+from jaxtyping import Int64
+from tokenizers import models, normalizers, pre_tokenizers
+
+from bert_jax.tokenizer_library import refuse_surrogates
+
+SPACE = "▁"  # U+2581, which stands for a space in pieces
+
+# sha256 of the library's own rules of normalising (0.1.96, 0.2.3). None of them looks across a space, gives two
+# spaces or gives U+2581, which a test reads from the rules; of other rules this is not known.
+_RULES_WITHIN_CHUNKS = (
+    hashlib.sha256(b"").hexdigest(),  # identity
+    "1e2c7b43d3ee9755ceaa2ac335e253d8703604e0249ee1e81156c92b46423844",  # nmt_nfkc
+    "2c03512e62f9ed965ec90d85314211b63b5b8aa0395311ea2147eec9ff738907",  # nmt_nfkc_cf
+    "7e46d9e08af4b6a37991b04fb8388644c1595a0abcd0f26d6a5d575e2a3663ea",  # nfkc
+    "d8dfef3d6db0eef0742f8b55a73aee7fce6c1e21d26a09b8d3d4b52c42a791cb",  # nfkc_cf
+    "ec4a65fa10ad2a465f4f30ac3ee83a4ba4e9f507a4b092e07ff790c1c7c318af",  # nfkc, 0.1.96
+)
+_WHITE_SPACE = [chr(code) for code in range(0x3001) if chr(code).isspace()]
+
+
+class SentencePieceEngine:
+    """A SentencePiece model at work.
+
+    model       a serialised ModelProto
+    ids         our id of each of the model's
+    special     the special tokens by their text, which `encode_special` looks for
+    tokens      every token by our id, of which those that the model has not are special
+    normalizer  of the `tokenizers` library, before the model's own; None for none
+    chunks      whether words may be encoded one by one, as far as pieces and settings go
+
+    BPE merges within words only, so its words are remembered. Unigram's best path is a sum in float32 over the
+    whole text, so that of two ways to cut a word that are equally good the words before decide ("00" "0" or "0"
+    "00"): only the library on the whole text gives the library's ids, and does so faster than a cache would.
+    """
+
+    def __init__(
+        self,
+        model: bytes,
+        ids: Int64[np.ndarray, "n"],
+        tokens: Sequence[str],
+        special: Sequence[int],
+        normalizer: normalizers.Normalizer | None,
+        *,
+        dtype: type,
+        ascii_normalizer: Callable[[str], str],
+        chunks: bool,
+        rules: bytes,
+    ) -> None:
+        self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._ids: np.ndarray = ids.astype(dtype)
+        self._own = dict(zip(ids.tolist(), range(len(ids)), strict=True))
+        self._tokens = tokens
+        self._special = {tokens[index]: index for index in special}
+        by_length = sorted(self._special, key=len, reverse=True)
+        self._special_pattern = re.compile(f"({'|'.join(map(re.escape, by_length))})")
+        self._normalizer = normalizer
+        self._ascii_normalizer = ascii_normalizer
+        self._chunks = chunks and hashlib.sha256(rules).hexdigest() in _RULES_WITHIN_CHUNKS
+        spaces = [space for space in _WHITE_SPACE if self._model.normalize(f"a{space}b") == f"{SPACE}a{SPACE}b"]
+        # What str.split parts at and the model does not; and the mark of a space, where the model keeps it.
+        self._others = [space for space in _WHITE_SPACE if space not in spaces]
+        self._keeps_mark = self._model.normalize(f"{SPACE}a") != f"{SPACE}a"
+        self._spaces = re.compile(f"[{''.join(map(re.escape, spaces))}]+")
+
+    def encode(self, texts: Sequence[str]) -> list[bytes]:
+        try:
+            found = self._model.encode(self._prepared(texts), return_type="numpy", num_threads=1)
+        except (RuntimeError, TypeError, UnicodeEncodeError):
+            refuse_surrogates(texts)
+            raise
+        return [self._ids[own].tobytes() for own in found]
+
+    def parter(self, texts: Sequence[str]) -> Callable[[str], list[str] | None] | None:
+        if not self._chunks:
+            return None
+        block = "\n".join(texts)
+        if self._keeps_mark and SPACE in block:
+            return None
+        return self._part if any(other in block for other in self._others) else str.split
+
+    def words(self, key: str) -> list[str]:
+        return [key]
+
+    def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
+        return self.encode(keys)
+
+    def encode_special(self, text: str) -> list[int]:
+        found: list[int] = []
+        for part in self._special_pattern.split(text):
+            if part in self._special:
+                found.append(self._special[part])
+            elif part:
+                found += self._ids[self._model.encode(self._prepared([part])[0])].tolist()
+        return found
+
+    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+        prepared = self._prepared([text])[0]
+        found = self._model.encode(prepared, return_type="offset_mapping")
+        offsets = found["offsets"]
+        if prepared != text and self._normalizer:
+            origin = _origins(self._normalizer, text)
+            # Where a span is empty, it lies before the character at its begin.
+            starts = [begin for begin, _ in origin] + [len(text)]
+            ends = [0] + [end for _, end in origin]
+            offsets = [(starts[begin], max(starts[begin], ends[end])) for begin, end in offsets]
+        return self._ids[found["ids"]].tolist(), [_without_spaces(text, begin, end) for begin, end in offsets]
+
+    def decode(self, ids: list[int]) -> str:
+        text = ""
+        run: list[int] = []
+        for index in [*ids, None]:
+            if index is not None and self._tokens[index] not in self._special:
+                run.append(self._own[index])
+                continue
+            if run:
+                space = " " if text and self._model.id_to_piece(run[0]).startswith(SPACE) else ""
+                text += space + self._model.decode(run)
+                run = []
+            text += "" if index is None else self._tokens[index]
+        return text
+
+    def _prepared(self, texts: Sequence[str]) -> list[str]:
+        """The texts as the model takes them."""
+        if self._normalizer is None:
+            return list(texts)
+        normalize, ascii_normalize = self._normalizer.normalize_str, self._ascii_normalizer
+        return [ascii_normalize(text) if text.isascii() else normalize(text) for text in texts]
+
+    def _part(self, text: str) -> list[str]:
+        return [chunk for chunk in self._spaces.split(text) if chunk]
+
+
+def _origins(normalizer: normalizers.Normalizer, text: str) -> list[tuple[int, int]]:
+    """The characters [start, end) of a text that each character of its normalised form comes from."""
+    library = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
+    library.normalizer = normalizer
+    library.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")
+    return list(library.encode(text, add_special_tokens=False).offsets)
+
+
+def _without_spaces(text: str, begin: int, end: int) -> tuple[int, int]:
+    surface = text[begin:end]
+    stripped = surface.lstrip()
+    return end - len(stripped), end - len(stripped) + len(stripped.rstrip())

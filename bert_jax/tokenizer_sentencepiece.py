@@ -1,0 +1,243 @@
+"""What decides the ids of a SentencePiece tokenizer (Unigram: Kudo 2018; BPE), as plain data.
+
+Two ways of numbering: XLM-R's (fairseq's), in which <s> <pad> </s> <unk> are 0 to 3, the model's pieces follow, each
+one higher than in the model, and <mask> is last; and ALBERT's, in which ids are the model's own and [CLS], [SEP],
+<pad>, <unk> and [MASK] are among its pieces.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Int64
+from tokenizers import normalizers
+
+from bert_jax.command import UserError
+from bert_jax.tokenizer_files import has_capitals
+from bert_jax.tokenizer_library import (
+    ALBERT_ROLES,
+    BERT_ROLES,
+    ROBERTA_ROLES,
+    Roles,
+    added_tokens,
+    check_added_ids,
+    id_dtype,
+    named_roles,
+    refuse_contradiction,
+    write_json,
+)
+from bert_jax.tokenizer_pieces import SPACE, SentencePieceEngine
+from bert_jax.tokenizer_pieces_json import (
+    FAIRSEQ_HEAD,
+    folds_case,
+    library_of,
+    normalizer_steps,
+    parse,
+    schema,
+    unigram_model,
+)
+
+_KINDS = {schema.TrainerSpec.UNIGRAM: "unigram", schema.TrainerSpec.BPE: "sentencepiece_bpe"}
+XLM_R_FILE, ALBERT_FILE = "sentencepiece.bpe.model", "spiece.model"
+
+
+@dataclass(frozen=True)
+class SentencePieces:
+    """All that decides the ids of a SentencePiece tokenizer, so that two of equal content are equal.
+
+    model             a serialised ModelProto
+    roles             ROBERTA_ROLES: XLM-R's numbering; others: the model's, with the mask after it if it has none
+    do_lower_case     before the model's own normalising, as ALBERT's
+    strip_accents     likewise, of the compatible decomposition (NFKD)
+    replace_quotes    likewise: `` and '' are "
+    """
+
+    model: bytes
+    roles: Roles = ROBERTA_ROLES
+    do_lower_case: bool = False
+    strip_accents: bool = False
+    replace_quotes: bool = False
+
+    def __post_init__(self) -> None:
+        if self.parsed.trainer_spec.model_type not in _KINDS:
+            raise UserError("its model is neither Unigram nor BPE. Train one of these")
+        pieces = self.pieces
+        if self.fairseq and pieces[:3] != FAIRSEQ_HEAD:
+            raise UserError(f"its first pieces are {', '.join(pieces[:3])}; XLM-R's numbering wants <unk>, <s>, </s>")
+        if self.fairseq and self.normalizer():
+            raise UserError("XLM-R's numbering goes with the model's own normalising. Train it with nmt_nfkc_cf")
+        known = self.all_tokens()
+        if len(set(known)) < len(known):
+            raise UserError("a token comes twice in the vocabulary. Mend the model")
+        if missing := [token for token in self.roles if token not in known]:
+            raise UserError(f"no {', '.join(missing)} among its pieces. Is it a model of XLM-R or ALBERT?")
+        spec = self.parsed.normalizer_spec
+        if not spec.escape_whitespaces or self.parsed.trainer_spec.treat_whitespace_as_suffix:
+            raise UserError("it does not mark the beginning of words, which is not supported. Train with the defaults")
+
+    def __reduce__(self) -> tuple[type["SentencePieces"], tuple[Any, ...]]:
+        return SentencePieces, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+
+    @functools.cached_property
+    def parsed(self) -> Any:
+        """The model, parsed."""
+        return parse(self.model)
+
+    @functools.cached_property
+    def pieces(self) -> tuple[str, ...]:
+        """The model's pieces, in its own order."""
+        return tuple(piece.piece for piece in self.parsed.pieces)
+
+    @property
+    def fairseq(self) -> bool:
+        return self.roles == ROBERTA_ROLES
+
+    @property
+    def kind(self) -> str:
+        return _KINDS[self.parsed.trainer_spec.model_type]
+
+    @property
+    def pair_separators(self) -> int:
+        return 2 if self.fairseq else 1
+
+    @functools.cached_property
+    def lowercase(self) -> bool:
+        return self.do_lower_case or folds_case(self.parsed)
+
+    def all_tokens(self) -> tuple[str, ...]:
+        if self.fairseq:
+            return ("<s>", "<pad>", "</s>", "<unk>", *self.pieces[3:], "<mask>")
+        mask = () if self.roles.mask_token in self.pieces else (self.roles.mask_token,)
+        return self.pieces + mask
+
+    def own_ids(self) -> Int64[np.ndarray, "n"]:
+        """Our id of each of the model's."""
+        ids = np.arange(len(self.pieces))
+        if self.fairseq:
+            ids += 1
+            ids[:3] = 3, 0, 2
+        return ids
+
+    def special_ids(self) -> tuple[int, ...]:
+        marked = (schema.ModelProto.SentencePiece.UNKNOWN, schema.ModelProto.SentencePiece.CONTROL)
+        special = {piece.piece for piece in self.parsed.pieces if piece.type in marked} | set(self.roles)
+        return tuple(index for index, token in enumerate(self.all_tokens()) if token in special)
+
+    def is_inside(self, token: str) -> bool:
+        return not token.startswith(SPACE)
+
+    def surface(self, token: str) -> str:
+        return token.removeprefix(SPACE)
+
+    def content_hash(self) -> str:
+        """Of what decides ids: not of how the model was trained, nor of how its file is laid out."""
+        model, spec, trainer = self.parsed, self.parsed.normalizer_spec, self.parsed.trainer_spec
+        content = {
+            "kind": self.kind,
+            "pieces": [(piece.piece, piece.score, piece.type) for piece in model.pieces],
+            "rules": hashlib.sha256(spec.precompiled_charsmap).hexdigest(),
+            "add_dummy_prefix": spec.add_dummy_prefix,
+            "remove_extra_whitespaces": spec.remove_extra_whitespaces,
+            "byte_fallback": trainer.byte_fallback,
+            "roles": self.roles,
+            "do_lower_case": self.do_lower_case,
+            "strip_accents": self.strip_accents,
+            "replace_quotes": self.replace_quotes,
+        }
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+    def normalizer(self) -> normalizers.Normalizer | None:
+        """What comes before the model's own normalising: as transformers' AlbertTokenizer has it."""
+        parts: list[normalizers.Normalizer] = []
+        if self.replace_quotes:
+            parts += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+        if self.strip_accents:
+            parts += [normalizers.NFKD(), normalizers.StripAccents()]
+        if self.do_lower_case:
+            parts.append(normalizers.Lowercase())
+        return normalizers.Sequence(parts) if parts else None
+
+    def engine(self) -> SentencePieceEngine:
+        spec = self.parsed.normalizer_spec
+        words = self.kind == "sentencepiece_bpe" and SPACE in self.pieces
+        within_words = all(SPACE not in piece[1:] and " " not in piece for piece in self.pieces)
+        return SentencePieceEngine(
+            self.model,
+            self.own_ids(),
+            self.all_tokens(),
+            self.special_ids(),
+            self.normalizer(),
+            dtype=id_dtype(len(self.all_tokens())),
+            ascii_normalizer=self._normalize_ascii,
+            chunks=words and within_words and spec.add_dummy_prefix and spec.remove_extra_whitespaces,
+            rules=spec.precompiled_charsmap,
+        )
+
+    def write(self, directory: Path) -> None:
+        """Writes the model, tokenizer.json, tokenizer_config.json and special_tokens_map.json."""
+        special = {"bos_token": self.roles.cls_token, "eos_token": self.roles.sep_token} | self.roles._asdict()
+        # What transformers' own classes make again of the vocabulary alone.
+        unigram = self.kind == "unigram" and not self.parsed.trainer_spec.byte_fallback
+        config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
+        if unigram and self.fairseq and not self.normalizer():
+            config = {"tokenizer_class": "XLMRobertaTokenizer"}
+        elif unigram and self.roles == ALBERT_ROLES and self.replace_quotes:
+            config = {"tokenizer_class": "AlbertTokenizer"}
+        settings = {"do_lower_case": self.do_lower_case, "keep_accents": not self.strip_accents}
+        (directory / (XLM_R_FILE if self.fairseq else ALBERT_FILE)).write_bytes(self.model)
+        library = library_of(self.parsed, self.all_tokens(), self.own_ids(), self.roles, self.normalizer())
+        (directory / "tokenizer.json").write_text(library.to_str(pretty=True), encoding="utf-8")
+        write_json(directory / "tokenizer_config.json", config | settings | special)
+        write_json(directory / "special_tokens_map.json", special)
+
+    def _normalize_ascii(self, text: str) -> str:
+        """The normalizer on ASCII text, where it is this little, and ten times faster."""
+        if self.replace_quotes:
+            text = text.replace("``", '"').replace("''", '"')
+        return text.lower() if self.do_lower_case else text
+
+
+def from_model(file: Path, settings: Mapping[str, Any], lowercase: bool | None) -> SentencePieces:
+    """Of a SentencePiece .model: the model's own numbering where [CLS] is among its pieces, else XLM-R's."""
+    model = file.read_bytes()
+    pieces = {piece.piece for piece in parse(model).pieces}
+    roles = ROBERTA_ROLES
+    if BERT_ROLES.cls_token in pieces:
+        roles = named_roles(settings, pieces | {BERT_ROLES.mask_token}, ALBERT_ROLES, BERT_ROLES)
+    if roles != ALBERT_ROLES:
+        return _checked_case(SentencePieces(model, roles), lowercase)
+    stated = settings.get("do_lower_case")
+    refuse_contradiction(lowercase, stated)
+    chosen = next(value for value in (stated, lowercase, not has_capitals(tuple(pieces))) if value is not None)
+    strip = not settings.get("keep_accents", False)
+    return SentencePieces(model, roles, do_lower_case=chosen, strip_accents=strip, replace_quotes=True)
+
+
+def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase: bool | None) -> SentencePieces:
+    """Of a tokenizer.json whose model is Unigram; the SentencePiece model is made again of what that says.
+
+    Raises UserError for steps of normalising that `sentencepiece` would not take.
+    """
+    known = {piece for piece, _ in content["model"]["vocab"]} | {token.content for token in added_tokens(content)}
+    roles = named_roles(settings, known, ROBERTA_ROLES, ALBERT_ROLES, BERT_ROLES)
+    steps = normalizer_steps(content)
+    read = SentencePieces(
+        unigram_model(content, roles),
+        roles,
+        do_lower_case="Lowercase" in steps,
+        strip_accents="StripAccents" in steps,
+        replace_quotes="Replace" in steps,
+    )
+    check_added_ids(content, read.all_tokens())
+    return _checked_case(read, lowercase)
+
+
+def _checked_case(content: SentencePieces, lowercase: bool | None) -> SentencePieces:
+    refuse_contradiction(lowercase, content.lowercase)
+    return content

@@ -1,0 +1,359 @@
+"""Every kind of tokenizer: the library's ids, always, and one tokenizer however it is loaded or saved."""
+
+import json
+import lzma
+import pickle
+import shutil
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sentencepiece
+import tokenizers
+from sentencepiece import sentencepiece_model_pb2
+from tokenizer_kinds import KINDS, Encode, make, random_texts, train_sentencepiece
+
+from bert_jax import tokenizer
+from bert_jax.command import UserError
+from bert_jax.tokenizer_library import Roles
+
+# A little of other scripts, so that the vocabularies have some of their characters.
+SCRIPTS = [
+    "Die Straße führt über den Fluß; « très élégant ! » dit-elle à l’été.",
+    "Мост через реку построен в 1905 году. Η γέφυρα χτίστηκε.",
+    "第二次世界大戦後、東京の人口は増えた。北京是中国的首都。서울은 한국의 수도이다.",
+    "الجسر فوق النهر قديم. पुल नदी के ऊपर है। สะพานข้ามแม่น้ำ",
+] * 5
+SENTENCEPIECE = [kind for kind in KINDS if kind.startswith(("unigram", "sentencepiece"))]
+
+
+class Made:
+    def __init__(self, folder: Path, library: Encode) -> None:
+        self.folder, self.library, self.ours = folder, library, tokenizer.load(folder)
+
+
+@pytest.fixture(scope="session")
+def lines(sample_text) -> list[str]:
+    return sample_text.read_text(encoding="utf-8").split("\n") + SCRIPTS
+
+
+@pytest.fixture(scope="session")
+def made(lines, tmp_path_factory):
+    """A tokenizer of each kind, trained when it is first asked for."""
+    kinds: dict[str, Made] = {}
+
+    def of(kind: str) -> Made:
+        if kind not in kinds:
+            folder = tmp_path_factory.mktemp("kinds") / kind
+            kinds[kind] = Made(folder, make(kind, lines, folder))
+        return kinds[kind]
+
+    return of
+
+
+def assert_equal_ids(kind: Made, texts: list[str]) -> None:
+    ids, offsets = kind.ours.encode_many(texts)
+    for text, start, end, expected in zip(texts, offsets, offsets[1:], kind.library(texts), strict=False):
+        found = ids[start:end].tolist()
+        assert found == expected, f"{text!a}: {kind.ours.tokens(found)}, library {kind.ours.tokens(expected)}"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_the_librarys(made, lines, kind):
+    texts = lines + random_texts(seed=11, count=1500)
+    assert_equal_ids(made(kind), texts)
+    assert_equal_ids(made(kind), texts[::-1])  # from a warm cache
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_white_space_and_controls_part_words_as_in_the_library(made, kind):
+    codes = [code for code in range(0x3100) if chr(code).isspace() or code < 0x100 or 0x2000 <= code < 0x2070]
+    texts = [form.format(chr(code)) for code in codes for form in ("a{}b", "a {} b", " {0}a", "b{0} ", "a{0}{0}b")]
+    assert_equal_ids(made(kind), texts)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_tokenizer_however_loaded_and_saved(made, tmp_path, kind):
+    ours = made(kind).ours
+    ours.save(tmp_path / "saved")
+    again = tokenizer.load(tmp_path / "saved")
+    again.save(tmp_path / "again")
+    names = {path.name for path in (tmp_path / "saved").iterdir()}
+    assert {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"} < names
+    for name in names:
+        assert (tmp_path / "again" / name).read_bytes() == (tmp_path / "saved" / name).read_bytes()
+    copies = [again, pickle.loads(pickle.dumps(ours))]
+    if ours.kind in ("wordpiece", "bpe"):
+        shutil.copytree(tmp_path / "saved", tmp_path / "no_json")
+        if kind != "bpe_nfc":  # merges.txt does not say how text is normalised
+            (tmp_path / "no_json" / "tokenizer.json").unlink()
+        copies.append(tokenizer.load(tmp_path / "no_json"))
+        copies.append(tokenizer.load(tmp_path / "saved" / "tokenizer.json"))
+    for copy in copies:
+        assert copy.content_hash == ours.content_hash and copy.kind == ours.kind
+        np.testing.assert_array_equal(copy.encode("It’s été."), ours.encode("It’s été."))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_facts_of_the_vocabulary(made, kind):
+    ours = made(kind).ours
+    tokens = ours.tokens(range(ours.vocab_size))
+    assert len(set(tokens)) == ours.vocab_size and [ours.id_of(token) for token in tokens] == [*range(ours.vocab_size)]
+    assert tokens[ours.mask_id] == ours.roles.mask_token and ours.mask_id in ours.special_ids
+    assert not ours.continuation[list(ours.special_ids)].any() and 0 < ours.continuation.sum() < ours.vocab_size
+    starts = {"wordpiece": lambda token: not token.startswith("##"), "bpe": lambda token: token[0] in "ĠĉĊċČč"}
+    starts_word = starts.get(ours.kind, lambda token: token.startswith("▁"))
+    ordinary = [index for index in range(ours.vocab_size) if index not in ours.special_ids]
+    assert all(ours.continuation[index] != starts_word(tokens[index]) for index in ordinary)
+    roberta = ours.roles == Roles("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+    assert ours.pair_separators == (2 if roberta else 1)
+    if ours.kind in ("unigram", "sentencepiece_bpe") and roberta:
+        assert tokens[:4] == ["<s>", "<pad>", "</s>", "<unk>"] and ours.mask_id == ours.vocab_size - 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_words_of_a_text_begin_where_continuation_says(made, kind):
+    ours = made(kind).ours
+    words = ["the", "river", "and", "the", "little", "house", "were", "there"]
+    ids = ours.encode(" " + " ".join(words))
+    assert (~ours.continuation[ids]).sum() == len(words)
+    begins = np.flatnonzero(~ours.continuation[ids])
+    joined = ["".join(ours.surfaces(part)) for part in np.split(ids, begins[1:])]
+    assert joined == words
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_offsets_name_the_characters_of_each_id(made, kind):
+    ours = made(kind).ours
+    text = "There  was no doubt,\u00a0whatever\tabout “that” house at all. ÉTÉ"
+    ids, spans = ours.encode_offsets(text)
+    np.testing.assert_array_equal(ids, ours.encode(text))
+    covered = set()
+    for surface, (start, end) in zip(ours.surfaces(ids), spans, strict=True):
+        covered |= set(range(start, end))
+        if text[start:end].strip() and text[start:end].isascii():
+            assert text[start:end].lower() == surface.lower().strip()
+    assert {text[index] for index in set(range(len(text))) - covered} <= {" ", "\t", "\u00a0"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_special_tokens_in_a_text_are_text_unless_asked_for(made, kind):
+    ours = made(kind).ours
+    mask = ours.roles.mask_token
+    plain = ours.encode(f"the {mask} of {ours.roles.cls_token}{ours.roles.sep_token}").tolist()
+    assert not set(plain) & (set(ours.special_ids) - {ours.unk_id})
+    with_mask = ours.encode_special(f"the {mask} of")
+    after = ours.encode("of" if ours.kind != "bpe" else " of")
+    assert with_mask.tolist() == [*ours.encode("the"), ours.mask_id, *after]
+    np.testing.assert_array_equal(ours.encode_special("no markers here"), ours.encode("no markers here"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_decode_reads_back(made, kind):
+    ours = made(kind).ours
+    text = "there is no doubt whatever about that."
+    assert ours.decode(ours.encode(text)).strip() == text
+    whole = ours.decode(
+        [ours.cls_id, *ours.encode_special(f"there is {ours.roles.mask_token} doubt").tolist(), ours.sep_id]
+    )
+    for part in (ours.roles.cls_token, "there is", ours.roles.mask_token, "doubt", ours.roles.sep_token):
+        assert part in whole
+
+
+def test_xlm_r_and_albert_number_as_the_published_models(made):
+    xlm_r, albert = made("unigram"), made("unigram_albert")
+    library = sentencepiece.SentencePieceProcessor(model_file=str(xlm_r.folder / "sentencepiece.bpe.model"))
+    assert xlm_r.ours.vocab_size == library.get_piece_size() + 2
+    assert xlm_r.ours.tokens(range(4, xlm_r.ours.vocab_size - 1)) == [
+        library.id_to_piece(index) for index in range(3, library.get_piece_size())
+    ]
+    library = sentencepiece.SentencePieceProcessor(model_file=str(albert.folder / "spiece.model"))
+    assert albert.ours.tokens(range(albert.ours.vocab_size)) == [
+        library.id_to_piece(index) for index in range(library.get_piece_size())
+    ]
+    roles = Roles("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
+    assert albert.ours.roles == roles and albert.ours.pad_id == 0 and albert.ours.lowercase
+
+
+@pytest.mark.parametrize("kind", ["unigram", "unigram_bytes"])
+def test_the_sentencepiece_model_is_made_again_of_tokenizer_json(made, lines, tmp_path, kind):
+    ours = made(kind).ours
+    ours.save(tmp_path)
+    again = tokenizer.load(tmp_path / "tokenizer.json")
+    assert again.content_hash == ours.content_hash
+    for found, expected in zip(again.encode_many(lines), ours.encode_many(lines), strict=True):
+        np.testing.assert_array_equal(found, expected)
+
+
+def test_albert_keeps_case_and_accents_when_told(made, tmp_path):
+    shutil.copy(made("unigram_albert").folder / "spiece.model", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false, "keep_accents": true}')
+    kept = tokenizer.load(tmp_path)
+    library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
+    assert not kept.lowercase
+    assert kept.encode("The Été").tolist() == library.encode("The Été")
+    with pytest.raises(UserError, match="--lowercase was given, but its own settings say that it keeps case"):
+        tokenizer.load(tmp_path, lowercase=True)
+    (tmp_path / "tokenizer_config.json").unlink()
+    assert tokenizer.load(tmp_path).lowercase  # no piece has a capital
+
+
+def test_case_folded_by_the_model_is_known(lines):
+    content = train_sentencepiece(lines, normalization_rule_name="nmt_nfkc_cf")
+    folded = tokenizer.tokenizer_sentencepiece.SentencePieces(content)
+    assert (
+        folded.lowercase
+        and tokenizer.Tokenizer(folded).encode("The").tolist() == tokenizer.Tokenizer(folded).encode("the").tolist()
+    )
+
+
+def test_added_tokens_of_byte_pairs_are_honoured(made, tmp_path):
+    shutil.copytree(made("bpe").folder, tmp_path / "folder")
+    made("bpe").ours.save(tmp_path / "folder")
+    path = tmp_path / "folder" / "tokenizer.json"
+    library = tokenizers.Tokenizer.from_file(str(path))
+    library.add_tokens(["new york"])
+    library.save(str(path))
+    ours = tokenizer.load(path)
+    assert ours.vocab_size == made("bpe").ours.vocab_size + 1
+    library.encode_special_tokens = True
+    for text in ("in new york today", "in new  york", "nothing of it", "été new york"):
+        assert ours.encode(text).tolist() == library.encode(text, add_special_tokens=False).ids
+
+
+def test_what_is_half_supported_is_refused_by_name(made, tmp_path):
+    made("bpe").ours.save(tmp_path)
+    made("unigram").ours.save(tmp_path / "unigram")
+    written = {
+        "bpe": json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8")),
+        "unigram": json.loads((tmp_path / "unigram" / "tokenizer.json").read_text(encoding="utf-8")),
+    }
+    path = tmp_path / "changed" / "tokenizer.json"
+    path.parent.mkdir()
+    strip = {"type": "Strip", "strip_left": True, "strip_right": True}
+    for kind, change, message in [
+        ("bpe", {"normalizer": strip}, "it normalises by Strip"),
+        ("bpe", {"pre_tokenizer": {"type": "Metaspace"}}, "its model is BPE, split by Metaspace. Only ByteLevel"),
+        ("bpe", {"model": written["bpe"]["model"] | {"byte_fallback": True}}, "its model has byte_fallback True"),
+        ("bpe", {"model": written["bpe"]["model"] | {"merges": [["no", "such piece"]]}}, "merges are not of this"),
+        ("unigram", {"normalizer": strip}, "it normalises by Strip"),
+        ("unigram", {"pre_tokenizer": {"type": "Whitespace"}}, "its model is Unigram, split by Whitespace"),
+    ]:
+        path.write_text(json.dumps(written[kind] | change))
+        with pytest.raises(UserError, match=message):
+            tokenizer.load(path)
+
+
+def test_broken_files_are_refused_with_the_file(made, tmp_path):
+    vocabulary = {token: index for index, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "a", "b", "ab"])}
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
+    with pytest.raises(UserError, match=r"vocab\.json: no merges\.txt beside it"):
+        tokenizer.load(tmp_path)
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    with pytest.raises(UserError, match="no token for mask_token"):
+        tokenizer.load(tmp_path)
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | {"<mask>": 7}))
+    assert tokenizer.load(tmp_path).encode("ab").tolist() == [6]
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b c\n")
+    with pytest.raises(UserError, match=r"merges\.txt has the line 'a b c', which is no pair"):
+        tokenizer.load(tmp_path)
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
+    (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | {"<mask>": 9}))
+    with pytest.raises(UserError, match="ids do not run from 0 without gaps"):
+        tokenizer.load(tmp_path)
+    (tmp_path / "spiece.model").write_bytes(b"rubbish")
+    with pytest.raises(UserError, match=r"spiece\.model: not a SentencePiece model"):
+        tokenizer.load(tmp_path)
+    model = sentencepiece_model_pb2.ModelProto()
+    model.pieces.add(piece="<pad>", type=3)
+    model.pieces.add(piece="<unk>", type=2)
+    (tmp_path / "spiece.model").write_bytes(model.SerializeToString())
+    with pytest.raises(UserError, match="XLM-R's numbering wants <unk>, <s>, </s>"):
+        tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_text_that_is_not_unicode_is_refused(made, kind):
+    ours = made(kind).ours
+    for encode in (ours.encode, ours.encode_special, ours.encode_offsets):
+        with pytest.raises(UserError, match=r"lone surrogate U\+DC80"):
+            encode("caf\udc80")
+
+
+@pytest.mark.slow
+def test_saved_folders_load_in_transformers_with_equal_ids(made, lines, peer_python, tmp_path):
+    texts = [text for text in lines + random_texts(seed=5, count=2000) if "[MASK]" not in text and "<mask>" not in text]
+    (tmp_path / "texts.json").write_text(json.dumps(texts))
+    for kind in KINDS:
+        made(kind).ours.save(tmp_path / kind)
+    script = Path(__file__).parent / "tools" / "check_tokenizers.py"
+    command = [peer_python, str(script), str(tmp_path / "texts.json"), *(str(tmp_path / kind) for kind in KINDS)]
+    told = subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()
+    for kind, line in zip(KINDS, told, strict=True):
+        ours, theirs = made(kind).ours, json.loads(line)
+        first, second = (ours.encode(text).tolist() for text in texts[:2])
+        separators = [ours.sep_id] * ours.pair_separators
+        assert theirs["pair"] == [ours.cls_id, *first, *separators, *second, ours.sep_id], kind
+        assert theirs["roles"] == [ours.pad_id, ours.unk_id, ours.cls_id, ours.sep_id, ours.mask_id], kind
+        assert theirs["size"] == ours.vocab_size
+        differing = [text for text, ids in zip(texts, theirs["ids"], strict=True) if ours.encode(text).tolist() != ids]
+        if ours.kind in ("wordpiece", "bpe"):
+            assert not differing, (kind, differing[0])
+        else:
+            # On text as people write it; transformers' normaliser and its ties are not SentencePiece's everywhere.
+            assert len(set(differing) & set(lines)) <= 2, (kind, differing[:3])
+
+
+def rules_of(charsmap: bytes) -> dict[str, str]:
+    """The rules of normalising in a model, read from its double-array trie (darts-clone)."""
+    size = int.from_bytes(charsmap[:4], "little")
+    units = np.frombuffer(charsmap[4 : 4 + size], "<u4").astype(np.int64)
+    values = charsmap[4 + size :]
+    label, leaf = units & ((1 << 31) | 0xFF), (units >> 8) & 1
+    offset = (units >> 10) << ((units & (1 << 9)) >> 6)
+    letters = np.arange(1, 256)
+    nodes, prefixes, rules = offset[:1].copy(), [b""], {}
+    while len(nodes):
+        candidates = nodes[:, None] ^ letters
+        inside = candidates < len(units)
+        candidates = np.where(inside, candidates, 0)
+        parents, found = np.nonzero(inside & (label[candidates] == letters))
+        children = candidates[parents, found]
+        prefixes = [prefixes[parent] + bytes([letter + 1]) for parent, letter in zip(parents, found, strict=True)]
+        nodes = children ^ offset[children]
+        for index in np.flatnonzero(leaf[children]):
+            start = int(units[nodes[index]]) & 0x7FFFFFFF
+            rules[prefixes[index].decode()] = values[start : values.index(b"\0", start)].decode()
+    return rules
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", ["nmt_nfkc", "nfkc_cf"])
+def test_no_rule_of_sentencepiece_looks_across_a_space(rule):
+    content = train_sentencepiece(["a b c d e f g h"] * 50, normalization_rule_name=rule)
+    model = sentencepiece_model_pb2.ModelProto.FromString(content)
+    engine = tokenizer.tokenizer_sentencepiece.SentencePieces(content).engine()
+    assert not engine._chunks  # Unigram
+    rules = rules_of(model.normalizer_spec.precompiled_charsmap)
+    assert len(rules) > 200_000 and rules["\u00a0"] == " "
+    spaces = {key for key, value in rules.items() if value == " "} | {" "}
+    assert not [key for key in rules if len(key) > 1 and spaces & set(key)]
+    assert not [key for key, value in rules.items() if "  " in value or "▁" in value]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_the_librarys_on_twenty_thousand_random_texts(made, kind):
+    assert_equal_ids(made(kind), random_texts(seed=101, count=20_000))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+def test_ids_are_the_librarys_on_nineteen_languages(bert_jax_data, tmp_path, kind):
+    files = sorted((bert_jax_data / "multilingual").glob("*.txt.xz"))
+    assert len(files) == 19
+    lines: list[str] = []
+    for file in files:
+        lines += lzma.decompress(file.read_bytes()).decode()[:20_000].split("\n")
+    assert_equal_ids(Made(tmp_path, make(kind, lines[::10], tmp_path)), lines)

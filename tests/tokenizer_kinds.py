@@ -1,0 +1,177 @@
+"""A small tokenizer of every kind, trained by the libraries, and the libraries' own ids to compare ours with.
+
+What is written here sets the libraries up as their own users would, with no code of bert_jax.
+"""
+
+import io
+import json
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import sentencepiece
+import tokenizers
+from tokenizers import models, normalizers, pre_tokenizers
+
+Encode = Callable[[Sequence[str]], list[list[int]]]
+BERT_TOKENS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+ROBERTA_TOKENS = ["<s>", "<pad>", "</s>", "<unk>"]
+ALBERT_SYMBOLS = {
+    "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
+    "user_defined_symbols": ["(", ")", '"', "-", ".", "–", "£", "€"],
+    "pad_id": 0,
+    "unk_id": 1,
+    "bos_id": -1,
+    "eos_id": -1,
+    "pad_piece": "<pad>",
+}
+KINDS = (
+    "wordpiece_uncased",
+    "wordpiece_cased",
+    "bpe",
+    "bpe_prefix_space",
+    "bpe_nfc",
+    "unigram",
+    "unigram_bytes",
+    "unigram_albert",
+    "sentencepiece_bpe",
+    "sentencepiece_bpe_bytes",
+    "sentencepiece_bpe_identity",
+)
+
+
+def make(kind: str, lines: Sequence[str], folder: Path) -> Encode:
+    """Trains a tokenizer of a kind, writes it as others write theirs, and returns the library's encoding."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if kind.startswith("wordpiece"):
+        return _wordpiece(lines, folder, lowercase=kind.endswith("uncased"))
+    if kind.startswith("bpe"):
+        return _bpe(lines, folder, prefix=kind == "bpe_prefix_space", nfc=kind == "bpe_nfc")
+    if kind == "unigram_albert":
+        return _albert(lines, folder)
+    bytes_too = kind.endswith("bytes")
+    model = "bpe" if kind.startswith("sentencepiece") else "unigram"
+    rule = "identity" if kind.endswith("identity") else "nmt_nfkc"
+    return _sentencepiece(lines, folder, model_type=model, byte_fallback=bytes_too, normalization_rule_name=rule)
+
+
+def _wordpiece(lines: Sequence[str], folder: Path, *, lowercase: bool) -> Encode:
+    characters = sorted(set("".join(lines)) - set(" \n"))
+    trained = tokenizers.BertWordPieceTokenizer(lowercase=lowercase)
+    trained.train_from_iterator(lines, vocab_size=2000 + 2 * len(characters), show_progress=False)
+    vocabulary = trained.get_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    (folder / "vocab.txt").write_text("".join(token + "\n" for token in tokens), encoding="utf-8")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"do_lower_case": lowercase}))
+    library = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=100))
+    library.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    return _of_library(library)
+
+
+def _bpe(lines: Sequence[str], folder: Path, *, prefix: bool, nfc: bool) -> Encode:
+    trained = tokenizers.ByteLevelBPETokenizer(add_prefix_space=prefix)
+    trained.train_from_iterator(lines, vocab_size=3000, show_progress=False, special_tokens=ROBERTA_TOKENS)
+    trained.add_special_tokens(["<mask>"])
+    library = tokenizers.Tokenizer.from_str(trained.to_str())
+    library.normalizer = normalizers.NFC() if nfc else None
+    if nfc:
+        library.save(str(folder / "tokenizer.json"))
+    else:
+        trained.save_model(str(folder))
+        vocabulary = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+        vocabulary["<mask>"] = len(vocabulary)
+        (folder / "vocab.json").write_text(json.dumps(vocabulary, ensure_ascii=False), encoding="utf-8")
+        (folder / "tokenizer_config.json").write_text(json.dumps({"add_prefix_space": prefix}))
+    return _of_library(library)
+
+
+def _of_library(library: tokenizers.Tokenizer) -> Encode:
+    library.encode_special_tokens = True
+    return lambda texts: [found.ids for found in library.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+
+def train_sentencepiece(lines: Sequence[str], **options: object) -> bytes:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter([line for line in lines if line.strip()]),
+        model_writer=model,
+        vocab_size=3000,
+        hard_vocab_limit=False,
+        num_threads=1,
+        minloglevel=2,
+        **options,
+    )
+    return model.getvalue()
+
+
+def _sentencepiece(lines: Sequence[str], folder: Path, **options: object) -> Encode:
+    content = train_sentencepiece(lines, **options)
+    (folder / "sentencepiece.bpe.model").write_bytes(content)
+    library = sentencepiece.SentencePieceProcessor(model_proto=content)
+    fairseq = {0: 3, 1: 0, 2: 2}
+    return lambda texts: [
+        [fairseq.get(index, index + 1) for index in found] for found in library.encode(list(texts), num_threads=1)
+    ]
+
+
+def _albert(lines: Sequence[str], folder: Path) -> Encode:
+    steps = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    steps += [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+    normalizer = normalizers.Sequence(steps)
+    content = train_sentencepiece([normalizer.normalize_str(line) for line in lines], **ALBERT_SYMBOLS)
+    (folder / "spiece.model").write_bytes(content)
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": true, "keep_accents": false}')
+    library = sentencepiece.SentencePieceProcessor(model_proto=content)
+    return lambda texts: library.encode([normalizer.normalize_str(text) for text in texts], num_threads=1)
+
+
+_SPACES = [chr(code) for code in range(0x110000) if chr(code).isspace()] + list("\u200b\ufeff\u180e\u2060▁")
+_BY_KIND: list[list[str]] = [
+    _SPACES,
+    [chr(code) for code in [*range(0x20), *range(0x7F, 0xA0), 0xAD, 0xFFFD, 0xE000, 0x10FFFF, 0xFFFF]],
+    [chr(code) for code in range(0x300, 0x370)],
+    list("!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~‘’“”…–—«»、。·"),
+    [chr(code) for code in range(0x4E00, 0x4E40)] + list("がぎ\u3099ゴ가각힣ᄀ\u1161\u11a8ﷺ㍿㎢ｱﾞ"),
+    list("abcxyzABCXYZ019 "),
+    list("éÀßİıſǅΣςςΆΰÅK≮≯≠ﬁŉẞ῾Ά¨΅´½²"),
+]
+_WORDS = [
+    "hello",
+    "the",
+    "The",
+    "isn't",
+    "don't",
+    "000",
+    "1000",
+    "aaa",
+    "...",
+    "'ll",
+    "mask",
+    "[MASK]",
+    "<mask>",
+    "``a''",
+]
+
+
+def random_texts(seed: int, count: int) -> list[str]:
+    """Texts over all of Unicode (surrogates apart), dense in what normalising and parting treat apart."""
+    draw = random.Random(seed)
+    texts = ["hello " * 200, "x" * 99 + " " + "x" * 100 + " " + "x" * 101 + "," + "x" * 100, "", " ", "  ", "\x00", "▁"]
+    while len(texts) < count:
+        kinds = draw.sample(_BY_KIND, draw.randint(1, 3))
+        form = draw.random()
+        if form < 0.6:
+            texts.append("".join(_character(draw, kinds) for _ in range(draw.randint(1, 40))))
+        elif form < 0.8:
+            texts.append(" ".join(draw.choice(_WORDS) + _character(draw, kinds) for _ in range(8)))
+        else:
+            texts.append("".join(draw.choice(_WORDS) + draw.choice(_SPACES) * draw.randint(1, 2) for _ in range(8)))
+    return texts
+
+
+def _character(draw: random.Random, kinds: Sequence[list[str]]) -> str:
+    if draw.random() >= 0.1:
+        return draw.choice(draw.choice(kinds))
+    code = draw.randrange(0x110000 - 0x800)
+    return chr(code if code < 0xD800 else code + 0x800)
