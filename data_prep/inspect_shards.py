@@ -18,6 +18,7 @@ from data_prep.audit import Verified, bytes_to_verify, tokenizer_of, verify
 from data_prep.figures import measure
 from data_prep.inspection_page import inspection_page
 from data_prep.progress import Reporter
+from data_prep.recount import recount, source_corpus
 from data_prep.shown import plain_text, shown_rows
 from data_prep.tables import label_names, tables
 
@@ -33,6 +34,8 @@ checks it.
 should be: names, sizes and hashes of all files; the rows (docs/data_format.md, guarantees 3, 4 and 7); static masks,
 drawn again; the counts of rows, tokens and predictions, and the sums of all; that each document was used or has a
 reason why not; unigram counts; sequence keys; the tokenizer.
+With --source it also reads the text again, where the manifest says it was, and counts its documents by what became of
+each: in train, in eval, or skipped and why.
 In --show, {[MASK]: cat} is a masked position of a static mask with what stood there; a dynamic mask is not stored.
 """
 
@@ -79,6 +82,14 @@ def inspect(directory: Path, parts: Sequence[Part] = PARTS, verified: bool = Fal
     return Verified(manifest, tokenizer, figures)
 
 
+def _recounted(directory: Path, found: Verified) -> int:
+    corpus = source_corpus(directory, found.manifest)
+    with Reporter("reading the text again", corpus.total_bytes, ["MB"]) as reporter:
+        return recount(
+            directory, found.manifest, corpus, lambda: reporter.update(corpus.bytes_read, corpus.bytes_read / 1e6)
+        )
+
+
 def readable_rows(dataset: Dataset, tokenizer: Tokenizer, count: int) -> Iterator[str]:
     """The first rows of a part as text, a paragraph a sequence: key, label in words, segments A and B."""
     names = label_names(dataset.manifest)
@@ -98,9 +109,12 @@ def main(arguments: Sequence[str]) -> None:
     add = parser.add_argument
     add("directory", metavar="DIR", help="the output of build_examples, or its train or eval")
     add("--verify", action="store_true", help="check all that the shards can tell; default: do not")
+    add("--source", action="store_true", help="with --verify: count the documents of the text again; default: do not")
     add("--show", type=int, default=0, metavar="N", help="print the first N rows as text; default 0")
     add("--html", type=Path, metavar="FILE", help="draw the figures and some rows as one HTML file; default: do not")
     given = parser.parse_args(arguments)
+    if given.source and not given.verify:
+        raise UserError("--source is for --verify; give both")
     if given.show < 0:
         raise UserError(f"--show {given.show}; it must be at least 0")
     directory, parts = parts_of(Path(given.directory).absolute())
@@ -113,6 +127,8 @@ def main(arguments: Sequence[str]) -> None:
         if given.verify:
             shards, rows = len(found.manifest["shards"]), found.manifest["counts"]["rows"]
             console.print(f"{directory}: {shards} shards and {rows} rows are as the manifest says", soft_wrap=True)
+        if given.source:
+            console.print(f"{_recounted(directory, found)} documents of the text are accounted for", soft_wrap=True)
         if given.html:
             write_whole(given.html.absolute(), inspection_page(directory, found, given.verify).encode())
             console.print(str(given.html), soft_wrap=True, highlight=False)

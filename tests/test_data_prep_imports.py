@@ -24,6 +24,12 @@ for name in sys.argv[1:]:
 """
 
 
+def test_one_module_draws_progress() -> None:
+    """Every long job tells of itself through data_prep.progress."""
+    for path in (ROOT / "data_prep").rglob("*.py"):
+        assert "rich.progress" not in path.read_text(encoding="utf-8") or path.name == "progress.py", path
+
+
 @pytest.mark.parametrize("modules", [[*MODULES, "bert_jax.tokenizer", "bert_jax.reporting.page"]], ids=["all"])
 def test_data_preparation_imports_no_jax(modules: list[str]) -> None:
     assert "data_prep.build_examples" in modules and len(modules) > 20

@@ -2,6 +2,7 @@ import json
 import random
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +19,7 @@ from data_prep.build_examples import build
 from data_prep.figures import truth
 from data_prep.fill import mask_rows
 
+ROOT = Path(__file__).parent.parent
 FIRST = "train/shard-00000.arrow"
 
 
@@ -360,3 +362,13 @@ def test_verify_says_nothing_on_an_stderr_that_is_no_terminal(
 def test_folder_that_is_no_output_is_told(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no manifest\.json"):
         inspect_shards.main([str(tmp_path)])
+
+
+def test_command_tells_damage_in_one_line_with_exit_code_2(output: Path) -> None:
+    path = output / "tokenizer" / "special_tokens_map.json"
+    path.write_bytes(path.read_bytes().replace(b"CLS", b"CLs", 1))
+    command = [sys.executable, "-m", "data_prep.inspect_shards", str(output), "--verify"]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert ended.returncode == 2 and ended.stdout == ""
+    assert ended.stderr.startswith("error: damaged ") and ended.stderr.count("\n") == 1
+    assert "special_tokens_map.json: its sha256" in ended.stderr

@@ -1,0 +1,64 @@
+"""Reads the text of an output again, and sees that every document of it is where the manifest says."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.command import UserError
+from bert_jax.data.manifest import MANIFEST, PARTS
+from data_prep.readers import Corpus, Reading, Source
+from data_prep.readers.places import is_remote
+from data_prep.readers.tfds import PREFIX
+from data_prep.units import Cut, Splitter
+
+
+def source_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:
+    """The corpus that an output was made of. Raises UserError when it is not there any more, or not the same files."""
+    if "reading" not in manifest:
+        raise UserError(f"{directory} was made of rows, not of text; leave out --source")
+    sources = []
+    for source in manifest["sources"]:
+        path, folder = source["path"], False
+        if not is_remote(path) and not path.startswith(PREFIX):
+            if not os.path.exists(path):
+                raise UserError(f"{path}, which {directory / MANIFEST} names as a source, is gone; leave out --source")
+            folder = os.path.isdir(path)
+            if not folder and os.stat(path).st_size != source["bytes"]:
+                raise UserError(
+                    f"{path} has {os.stat(path).st_size} bytes, and {source['bytes']} when {directory} was made of it; "
+                    "build the examples again, or leave out --source"
+                )
+        sources.append(Source(path, source["bytes"], float(source["weight"]), folder))
+    reading = manifest["reading"]
+    return Corpus(tuple(sources), Reading(reading["text_field"], reading["document"], on_error="skip"))
+
+
+def recount(directory: Path, manifest: Mapping[str, Any], corpus: Corpus, on_document: Callable[[], None]) -> int:
+    """Counts the documents of the text by what becomes of them, and returns how many there are.
+
+    Raises UserError naming the first count of the manifest that the text does not give. Calls `on_document` for each.
+    """
+    fewest = 2 if manifest["objective"] == "nsp" else 1
+    cut = Cut(manifest["unit_bytes"], manifest["eval_fraction"], fewest)
+    splitter = Splitter(cut, manifest["reading"]["dedup"])
+    found = dict.fromkeys(PARTS, 0)
+
+    def told() -> Any:
+        for text in corpus.texts():
+            on_document()
+            yield text
+
+    for unit in splitter.split(told()):
+        found[unit.part] += len(unit.documents)
+    skipped = corpus.refused + splitter.skipped
+    said = manifest["skipped_reading"]
+    for name, counted, wanted in [
+        *((f"documents in {part}", found[part], manifest["parts"][part]["documents"]) for part in PARTS),
+        *((f"{reason} skipped", skipped[reason], said.get(reason, 0)) for reason in sorted({*skipped, *said})),
+    ]:
+        if counted != wanted:
+            raise UserError(
+                f"{directory / MANIFEST} says {wanted} {name}, and the text gives {counted}; build it again"
+            )
+    return sum(found.values()) + skipped.total()
