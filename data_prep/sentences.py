@@ -1,113 +1,194 @@
-"""Cuts lines of running text into sentences, by rule.
+"""Cuts lines of running text into sentences, by rule, in the language that the text is found to be in.
 
 Next-sentence prediction wants actual sentences, not arbitrary spans (google-research/bert,
-create_pretraining_data.py). A sentence ends at . ! ? or an ellipsis, with any closing quotes and brackets,
-before a space and something other than a lower-case letter; unless the word before the full stop is known to
-take one (Dr., J., e.g., No. 5). Scripts that put no space after a sentence have full stops of their own. A
-line never joins the next; text with one sentence a line mostly stays as it is, but a line that holds what looks like
-two sentences is cut too. A piece without a letter or digit (a lone full stop or quote) stays with the sentence before.
+create_pretraining_data.py). A sentence ends at . ! ? or an ellipsis (in Greek at a semicolon too), with any closing
+quotes and brackets, before a space and something other than a lower-case letter; unless the word before the full stop
+is known to take one (Dr., J., z. B., No. 5: languages.py). Scripts that put no space after a sentence have full stops
+of their own; Thai has none, and is cut at spaces. A line never joins the next; text with one sentence a line mostly
+stays as it is, but a line that holds what looks like two sentences is cut too. A piece without a letter or digit (a
+lone full stop or quote) stays with the sentence before.
 """
 
-import itertools
 import re
 
-# Goes up by one whenever a text may give other sentences than before: caches of tokens are kept by it.
-RULE_VERSION = 1
+from data_prep.languages import LANGUAGES, TITLES, Language
 
-_CLOSERS = "\"'”’»)\\]}"
-_OPENERS = "\"'“‘«([{—–-"
-_BEFORE_WORD = _OPENERS + "’\n\t"
+# Goes up by one whenever a text may give other sentences than before: caches of tokens are kept by it.
+RULE_VERSION = 2
+
+_CLOSERS = "\"'”’“‘»«›)\\]}"
+_OPENERS = "\"'“‘«‹„‚»([{¿¡—–-"
 # A place where a sentence may end: the marks, then the space. A lower-case ASCII letter after it rules most
 # others out here, in the regular expression engine; what is left is looked at one by one.
 # One set of marks comes first, which the engine looks for at the speed of a memory scan.
-_CANDIDATE = re.compile(
-    # A space follows. A run of marks is looked at from its first one only, and nothing is given back, so that the
-    # work is linear whatever the text.
-    rf"[.!?…؟。！？｡।۔](?:(?<=[.!?…؟])(?<![.!?…؟]{{2}})[.!?…؟]*+[{_CLOSERS}]*+\s++(?![a-z])"
-    rf"|(?<=[。！？｡।۔])[”’」』）{_CLOSERS}]*\s*)"  # none need follow: Chinese, Japanese, Hindi, Urdu
+# A space follows. A run of marks is looked at from its first one only, and nothing is given back, so that the
+# work is linear whatever the text. A closing quote of French stands behind a space.
+_SPACED = (
+    rf"(?:(?<=[MARKS])(?<![MARKS]{{2}})[MARKS]*+[{_CLOSERS}]*+(?:[ \xa0\u202f][»”](?=\s))?+\s++(?![a-z])"
+    # None need follow: Chinese, Japanese, Hindi, Urdu, Armenian, Ethiopic, Burmese, Khmer. と after a closing bracket:
+    # what was quoted is in the middle of a Japanese sentence.
+    rf"|(?<=[。！？｡।॥۔։።။។])[。！？｡।॥۔։።။។]*+[\"'”’」』）〉》】)\]}}]*+(?!(?<=[」』）])[とっなのがはをにもで、])\s*)"
 )
-_LONGEST_ABBREVIATION = 8
+
+
+def _candidate(marks: str) -> re.Pattern[str]:
+    return re.compile(rf"[{marks}。！？｡।॥۔։።။។]" + _SPACED.replace("MARKS", marks))
+
+
+_CANDIDATE = _candidate(".!?…؟")
+_GREEK = _candidate(".!?…;\u037e")
 _LONGEST_LOOK_BACK = 64  # characters, for the space before an abbreviation
-
-# Words that take a full stop before a name (or anything else) and never end a sentence.
-_TITLES = """mr mrs ms mx dr drs prof ste mt rev hon fr sr sra sen rep gov pres gen maj col lt capt cpt
-cmdr cdr adm sgt cpl pvt brig supt insp messrs mme mlle mgr msgr esq vs v viz cf eg e.g ie i.e ca approx
-ed eds trans ibid univ dept assn bros"""
-# Words that take one before a number: "No. 5", "Vol. II".
-_COUNTED = "no nos nr fig figs eq sec ch chap p pp op vol vols bk pt art par"
-# Words that take one and may end a sentence too: they do when a word follows that often begins one.
-_EITHER = """st jr inc ltd co corp plc llc etc al a.m p.m b.c a.d bc u.s u.k u.s.a u.n e.u d.c ph.d m.d
-b.a m.a jan feb mar apr jun jul aug sept oct nov dec ave blvd rd sq ft lb lbs oz est"""
-_STARTERS = """The A An He She It They We You I This That These Those There Here In On At As By For From
-With After Before During When While Although Though If But And Or So Then However Since Until Because
-What Who Why How Where His Her Its Their Our My Your One Some Many Most All Both Each Another Other Not
-No Yes"""
-
-_NEVER_LAST = frozenset(_TITLES.split())
-_BEFORE_NUMBER = frozenset(_COUNTED.split())
-_MAY_BE_LAST = frozenset(_EITHER.split())
-_OFTEN_FIRST = frozenset(_STARTERS.split())
-_NEXT_WORD = re.compile(rf"[{re.escape(_OPENERS)}\s]*([^\s.,;:!?'’]*)")
-_INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")  # J, U.S, e.g; letters of any script
+_LONGEST_ABBREVIATION = 8
+_LONGEST_INITIAL = 4
+_BEFORE_WORD = _OPENERS + "’\n\t"
 _ALPHANUMERIC = re.compile(r"[^\W_]")
+_BEFORE_FIRST = re.compile(rf"[{re.escape(_OPENERS)}\s]*+")
+_NEXT_WORD = re.compile(r"[^\s.,;:!?'’]*")
 _NUMBER = re.compile(r"\d|[IVXLCDM]+\b")
+_INITIALS = re.compile(r"(?:[^\W\d_]\.)*[^\W\d_]")  # J, U.S, e.g; letters of any script
+_ORDINAL = re.compile(r"\d{1,2}|[IVXLCDM]+")
+_BEFORE_INITIAL = re.compile(r"(?:(?<!\w)[^\W\d_]{1,3}\.\s?){1,3}\Z")  # the "z. " of "z. B."
+
+_THAI = re.compile("[\u0e00-\u0eff]")
+_SHORTEST_THAI = 40  # characters of a rest
+_THAI_PIECE = re.compile(r".{80,}?(?:\s+|\Z)|.+\Z", re.DOTALL)  # spaces part clauses, and short ones stay together
+
+# Of each frequent word the languages that it speaks for.
+_SPEAKS_FOR = {
+    word: tuple(name for name, language in LANGUAGES.items() if word in language.common)
+    for language in LANGUAGES.values()
+    for word in language.common
+}
+_LOOKED_AT = 500  # characters of a text, to find its language
 
 
-def split_sentences(line: str) -> list[str]:
-    """The sentences of a line, in order, without outer white space; nothing but white space is lost."""
-    word = _ALPHANUMERIC.search(line)
-    if word is None:
-        return [whole] if (whole := line.strip()) else []
-    first_word = word.start()
-    borders = [0]
-    for match in _CANDIDATE.finditer(line, first_word):
-        end = match.end()
-        if end == len(line):
-            break
-        if _ends_sentence(line, borders[-1], match.start(), end):
-            if _ALPHANUMERIC.search(line, borders[-1], end):
-                borders.append(end)
-            else:
-                borders[-1] = end
-    if _ALPHANUMERIC.search(line, borders[-1]) is None:
-        borders.pop()
-    return [line[begin:end].strip() for begin, end in itertools.pairwise([*borders, len(line)])]
+def language_of(text: str) -> str:
+    """The language of LANGUAGES that the beginning of a text is most likely in; English when there is no telling."""
+    votes: dict[str, int] = {"en": 0}
+    for word in text[:_LOOKED_AT].lower().split():
+        for name in _SPEAKS_FOR.get(word, ()):
+            votes[name] = votes.get(name, 0) + 1
+    return max(votes, key=votes.__getitem__)
 
 
 def document_sentences(document: str) -> list[str]:
     """The sentences of a document: those of its lines, one after another."""
+    language = language_of(document)
     sentences: list[str] = []
     for line in document.split("\n"):
-        sentences += split_sentences(line)
+        sentences += split_sentences(line, language)
     return sentences
 
 
-def _ends_sentence(line: str, begin: int, mark: int, end: int) -> bool:
-    """Whether the mark at `mark` ends the sentence begun at `begin`; the next one would begin at `end`."""
-    following = line[end]
-    if following in _OPENERS and end + 1 < len(line):
-        following = line[end + 1]
-    if following.islower():
-        return False
-    if line[mark] != "." or line[mark + 1] in ".!?…؟":
+def split_sentences(line: str, language: str | None = None) -> list[str]:
+    """The sentences of a line, in order, without outer white space; nothing but white space is lost.
+
+    language   of LANGUAGES; by default it is found
+    """
+    first = 0
+    if not line[:1].isalnum():
+        word = _ALPHANUMERIC.search(line)
+        if word is None:
+            return [whole] if (whole := line.strip()) else []
+        first = word.start()
+    name = language or language_of(line)
+    rules = LANGUAGES[name]
+    sentences: list[str] = []
+    before = begin = 0  # of the last sentence, and of what comes after it
+    for match in (_GREEK if name == "el" else _CANDIDATE).finditer(line, first):
+        mark, end = match.span()
+        if end == len(line):
+            break
+        if not "A" <= line[end] <= "Z" and not _may_begin(line, end):
+            continue
+        if line[mark] == "." and line[mark + 1] not in ".!?…؟" and not _ends(line, begin, mark, end, rules):
+            continue
+        piece = line[begin:end].strip()
+        if piece[0].isalnum() or _ALPHANUMERIC.search(piece):
+            sentences.append(piece)
+            before = begin
+        else:
+            sentences[-1] = line[before:end].strip()
+        begin = end
+    piece = line[begin:].strip()
+    if piece[0].isalnum() or _ALPHANUMERIC.search(piece):
+        sentences.append(piece)
+    else:
+        sentences[-1] = line[before:].strip()
+    return sentences if line.isascii() or not _THAI.search(line) else _cut_at_spaces(sentences)
+
+
+def _may_begin(line: str, place: int) -> bool:
+    """Whether what stands at a place, behind opening quotes and dashes, is no lower-case letter."""
+    first = _BEFORE_FIRST.match(line, place).end()  # type: ignore[union-attr]
+    return first == len(line) or not line[first].islower()
+
+
+def _ends(line: str, begin: int, mark: int, end: int, rules: Language) -> bool:
+    """Whether the full stop at `mark` ends the sentence begun at `begin`; the next one would begin at `end`."""
+    look = max(begin, mark - _LONGEST_LOOK_BACK)
+    word = line[max(line.rfind(" ", look, mark) + 1, look) : mark]
+    if (
+        len(word) > 1
+        and word.isalpha()
+        and word.lower() not in rules.known
+        and not (rules.ordinals and word.isupper())
+        and not "\u0900" <= word[0] <= "\u0eff"
+    ):
         return True
-    begin_look = max(begin, mark - _LONGEST_LOOK_BACK)
-    word = line[max(line.rfind(" ", begin_look, mark) + 1, begin_look) : mark].lstrip(_BEFORE_WORD)
-    for dash in "—-":
+    word = word.lstrip(_BEFORE_WORD).replace("\u202f", "\xa0").rpartition("\xa0")[2]
+    # Hindi has a full stop of its own, and Thai none: this is बी. सी. or กม.
+    if "\u0900" <= word[:1] <= "\u097f" and len(word) <= _LONGEST_INITIAL:
+        return False
+    if _THAI.match(word):
+        return False
+    whole = word
+    for dash in "—–-":
         word = word.rpartition(dash)[2]
-    if len(word) > _LONGEST_ABBREVIATION or not word or word == "I":
+    if not word or len(word) > _LONGEST_ABBREVIATION:
+        return True
+    if line[max(mark - len(whole) - 2, 0) : mark - len(whole)].rstrip().endswith("."):  # the "z. " of "z. B."
+        before = _BEFORE_INITIAL.search(line, look, mark - len(whole))
+        whole = "".join(before.group().split()) + whole if before else whole
+    if whole in rules.last or whole.lower() in rules.last:
         return True
     lowered = word.lower()
-    if lowered in _NEVER_LAST:
+    if lowered in rules.never or (lowered in TITLES and lowered not in rules.may) or whole.lower() in rules.never:
         return False
-    if lowered in _BEFORE_NUMBER:
-        return not (following.isdigit() or (lowered != "no" and _NUMBER.match(line, end)))
-    if lowered in _MAY_BE_LAST or ((len(word) == 1 or "." in word) and _INITIALS.fullmatch(word)):
-        return len(word) > 1 and _often_first(line, end)
+    if lowered in rules.counted:
+        if line[end].isdigit() or (lowered != "no" and _NUMBER.match(line, end)):
+            return False
+        if len(word) > 1:
+            return True
+    if lowered in rules.may or whole.lower() in rules.may or (rules.ordinals and _ORDINAL.fullmatch(word)):
+        return _often_first(line, end, rules)
+    if _INITIALS.fullmatch(word):
+        if len(word) == 1:
+            return word == "I" and rules is LANGUAGES["en"]
+        return _often_first(line, end, rules)
     # "1. First, ..." is the number of a list; "in 1914. Then ..." is not.
     return not (word.isdigit() and line[begin:mark].strip() == word)
 
 
-def _often_first(line: str, place: int) -> bool:
-    match = _NEXT_WORD.match(line, place)
-    return match is not None and match.group(1) in _OFTEN_FIRST
+def _often_first(line: str, place: int, rules: Language) -> bool:
+    """Whether the word at a place is one of those that often begin a sentence."""
+    first = _BEFORE_FIRST.match(line, place).end()  # type: ignore[union-attr]
+    word = _NEXT_WORD.match(line, first, first + _LONGEST_LOOK_BACK)
+    return word is not None and word.group().lower() in rules.common
+
+
+def _cut_at_spaces(sentences: list[str]) -> list[str]:
+    """Sentences of Thai or Lao in pieces; those in other scripts as they are."""
+    pieces: list[str] = []
+    for sentence in sentences:
+        if not _THAI.search(sentence):
+            pieces.append(sentence)
+            continue
+        first = len(pieces)
+        for match in _THAI_PIECE.finditer(sentence):
+            piece = match.group().strip()
+            if len(pieces) > first and (len(piece) < _SHORTEST_THAI or not _ALPHANUMERIC.search(piece)):
+                pieces[-1] += " " + piece
+            else:
+                pieces.append(piece)
+    return pieces

@@ -122,7 +122,7 @@ REFUSED = [
     (b"fine\n\ncaf\xe9\n", "invalid_utf8", r"line 3: not UTF-8 \(byte 0xe9 in column 4\)"),
     (b"fine\n\nsay\nno\0thing\n\n", "nul_character", r"line 4: a NUL character \(column 3\)"),
     (b"\x1b[1mfine\n\n", "control_character", r"line 1: a control character, U\+001B \(column 1\)"),
-    ("fine\n\n\n\u0092".encode(), "control_character", r"line 4: a control character, U\+0092 \(column 1\)"),
+    ("fine\n\n\n\u0080\x7f".encode(), "control_character", r"line 4: a control character, U\+007F \(column 3\)"),
 ]
 
 

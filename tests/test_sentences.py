@@ -1,12 +1,15 @@
 import hashlib
 import lzma
+from collections import Counter
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.sentences import RULE_VERSION, document_sentences, split_sentences
+from data_prep import readers
+from data_prep.languages import LANGUAGES
+from data_prep.sentences import RULE_VERSION, document_sentences, language_of, split_sentences
 
 SAMPLE = Path(__file__).parent.parent / "data_prep" / "sample" / "books"
 
@@ -87,8 +90,123 @@ def test_sentences_of_a_novel_have_the_length_of_sentences() -> None:
     assert not cut_titles
 
 
+LANGUAGE_CASES = {
+    "de": [
+        "Er kam am 4. Mai 1914 in die 8. Klasse, z. B. mit Dr. Müller.",
+        "Das kostet 2 Mio. Euro bzw. 3 Mrd. Dollar.",
+        "»Wer ist da?« fragte er.",
+        "»Niemand.«",
+        "Und „so ist es.“",
+        "Das war 1914.",
+        "Dann ging sie usw.",
+        "Die Tür fiel zu.",
+    ],
+    "fr": [
+        "M. Dupont et Mme. Durand sont à Paris.",
+        "« Qui est là ? »",
+        "C'était vers 1600 av. J.-C. dans le sud.",
+        "Il part.",
+    ],
+    "es": [
+        "¿Quién es el Sr. García?",
+        "¡No lo sé!",
+        "Nació en EE. UU. con la Dra. Ruiz.",
+        "Vino en el siglo V a. C.",
+        "Los demás no.",
+    ],
+    "pt": ["O Sr. Silva e a Dra. Costa não vieram.", "– Porquê?", "Não sei.", "Foi no art. 5 da lei."],
+    "it": ["Il sig. Rossi e la dott.ssa Bianchi sono qui.", "È il n. 5.", "Non so perché."],
+    "pl": ["To jest ul. św. Jana, m.in. dla dr. Nowaka.", "Było to w 1914 r.", "Potem nie było nic."],
+    "cs": [
+        "Byl to sv. Václav, tj. kníže, a 28. října se slaví.",
+        "„Ano.“",
+        "Pak je to v 5. století př. n. l.",
+        "Ale není.",
+    ],
+    "hu": ["Dr. Kovács és ifj. Nagy 1914. május 5. napján volt itt.", "II. János is jött.", "Nem volt ott."],
+    "ro": ["Dl. Popescu nu este aici, la nr. 5.", "Era prin 300 î.Hr.", "După aceea nu a mai fost."],
+    "tr": ["Dr. Yılmaz ve 3. Selim M.Ö. 500 için bir şey dedi.", "Neden?", "Çok iyi oldu."],
+    "vi": ["Ông là TS. Nguyễn ở TP. Hồ Chí Minh.", "Không có ai?", "Đã có rồi."],
+    "ru": [
+        "Это был проф. А. С. Попов, т. е. он.",
+        "Было это в 1914 г.",
+        "Потом он ушёл и т. д.",
+        "Разве нет?!",
+        "«Да!»",
+    ],
+    "uk": ["Це був проф. Іван Франко, див. рис. 5.", "Він жив на вул. Шевченка.", "Хіба ні?"],
+    "el": ["Πού είναι ο κ. Παπαδόπουλος;", "Δεν ξέρω!", "Ήταν το 500 π.Χ.", "Και μετά από αυτό τίποτα."],
+    "ar": ["من هو؟", "لا أعرف.", "ثم ذهب إلى البيت!"],
+    "hi": ["डॉ. राम बी. सी. में है।", "क्या वह यहाँ है?", "नहीं है।"],
+    "ja": ["「はい。」と彼は言った。", "本当ですか？", "（たぶん。）", "そうです！"],
+    "zh": ["他说：“你好。”", "然后走了。", "真的吗？！", "（是。）"],
+}
+
+
+@pytest.mark.parametrize("language", LANGUAGE_CASES)
+def test_sentences_in_many_languages(language: str) -> None:
+    sentences = LANGUAGE_CASES[language]
+    assert split_sentences(("" if language in ("ja", "zh") else " ").join(sentences)) == sentences
+    if language in LANGUAGES:
+        assert language_of(" ".join(sentences)) == language
+
+
+def test_thai_is_cut_at_spaces_into_pieces_of_some_length() -> None:
+    clause = "ภาษาไทยไม่มีเครื่องหมายจบประโยค"
+    line = " ".join([clause] * 40) + " 5 กม. ๆ"
+    sentences = split_sentences(line)
+    assert "".join(sentences).replace(" ", "") == line.replace(" ", "")
+    assert all(80 <= len(sentence) <= 80 + 2 * len(clause) for sentence in sentences) and len(sentences) > 10
+    assert split_sentences("ราคา 5 กม. และ") == ["ราคา 5 กม. และ"]
+
+
 def test_another_rule_has_another_version() -> None:
     """When this fails the rule has changed: raise RULE_VERSION, or caches of tokens keep the old sentences."""
     document = lzma.decompress(min(SAMPLE.glob("*.xz")).read_bytes()).decode()
     digest = hashlib.sha256("\n".join(document_sentences(document)).encode()).hexdigest()
-    assert {1: "977ba96fa89c2a3a"}[RULE_VERSION] == digest[:16]
+    assert {2: "977ba96fa89c2a3a"}[RULE_VERSION] == digest[:16]
+
+
+@pytest.mark.slow
+def test_the_language_of_a_text_is_found(bert_jax_data: Path) -> None:
+    for path in sorted((bert_jax_data / "multilingual").glob("*.txt.xz")):
+        name = path.name[:2]
+        found = Counter(language_of(document) for document in readers.documents(path) if len(document) > 500)
+        # The first Greek book is in the spelling of before 1982, with accents that the list has not.
+        if name in LANGUAGES:
+            assert found[name] >= (0.8 if name == "el" else 0.98) * found.total(), f"{name}: {found}"
+
+
+@pytest.mark.slow
+def test_sentences_of_a_treebank(bert_jax_data: Path) -> None:
+    """UD English EWT: documents of its sentences joined by a space.
+
+    Of web text no more than about 2 in 3 borders can be found so: the others are line ends, lists, and new sentences
+    in lower case (pysbd 0.3.4 finds 0.67 of them with a precision of 0.95).
+    """
+    right = wrong = missed = 0
+    for part in ("dev", "test"):
+        for document in treebank(bert_jax_data / "ud_english_ewt" / f"en_ewt-ud-{part}.conllu.xz"):
+            truth, found = borders(document), borders(document_sentences(" ".join(document)))
+            right, wrong, missed = right + len(truth & found), wrong + len(found - truth), missed + len(truth - found)
+    assert right / (right + wrong) > 0.985 and right / (right + missed) > 0.61
+
+
+def treebank(path: Path) -> list[list[str]]:
+    """The sentences of each document of a CoNLL-U file."""
+    documents: list[list[str]] = []
+    with lzma.open(path, "rt", encoding="utf-8") as file:
+        for line in file:
+            if line.startswith("# newdoc"):
+                documents.append([])
+            elif line.startswith("# text = "):
+                documents[-1].append(line.removeprefix("# text = ").strip())
+    return documents
+
+
+def borders(sentences: list[str]) -> set[int]:
+    """Where sentences end, counted in characters that are no white space; the end of the text left out."""
+    ends = [0]
+    for sentence in sentences:
+        ends.append(ends[-1] + len("".join(sentence.split())))
+    return set(ends[1:-1])

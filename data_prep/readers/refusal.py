@@ -24,9 +24,10 @@ Reason = Literal[
 ]
 
 _SKIP = "or give --on_error skip"
-# What no text holds: C0 but white space (tab to carriage return), delete, and C1 but next line (U+0085).
+# What no text holds: C0 but white space (tab to carriage return), and delete. C1 is let through: it is what is left of
+# dashes and quotes in much real text (Windows-1252 read as Latin-1), and tokenizers drop it.
 _CONTROLS = bytes([*range(9), *range(14, 32), 127])
-_CONTROL = re.compile(b"[" + re.escape(_CONTROLS) + rb"]|\xc2[\x80-\x84\x86-\x9f]")
+_CONTROL = re.compile(b"[" + re.escape(_CONTROLS) + b"]")
 
 
 class Refusal(UserError):
@@ -47,16 +48,14 @@ def check(text: bytes, where: str, first_line: int | None = None) -> Item:
     where        what holds the text, as "a.txt"; with first_line, the line that the text begins on, "a.txt, line 7"
                  is said, and the column in bytes
     """
-    if len(text.translate(None, _CONTROLS)) != len(text) or b"\xc2" in text:
+    if len(text.translate(None, _CONTROLS)) != len(text):
         found = _CONTROL.search(text)
-        if found is not None:
-            place, column = _place(text, found.start(), where, first_line)
-            character = text[found.end() - 1]
-            if not character:
-                return Refusal("nul_character", place, f"a NUL character ({column})", "Remove it")
-            return Refusal(
-                "control_character", place, f"a control character, U+{character:04X} ({column})", "Remove it"
-            )
+        assert found is not None
+        place, column = _place(text, found.start(), where, first_line)
+        if character := text[found.start()]:
+            what = f"a control character, U+{character:04X} ({column})"
+            return Refusal("control_character", place, what, "Remove it")
+        return Refusal("nul_character", place, f"a NUL character ({column})", "Remove it")
     if text.isascii():
         return text
     try:

@@ -135,4 +135,4 @@ def too_long(where: str) -> Refusal:
 
 
 def _line_feeds(text: bytes) -> bytes:
-    return text.replace(b"\r\n", b"\n").rstrip(b"\n").removesuffix(b"\r") if b"\r" in text else text
+    return text.removesuffix(b"\n").removesuffix(b"\r").replace(b"\r\n", b"\n") if b"\r" in text else text
