@@ -337,9 +337,9 @@ def test_job_killed_in_the_middle_ends_with_the_same_bytes(arguments: dict, runn
     running.kill()
     running.wait()
     assert not arguments["output"].exists()
+    wait_for(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers), 20)
     finished = finished_units(arguments["output"])
     assert finished >= 3
-    wait_for(lambda: not any(worker.is_running() and worker.status() != "zombie" for worker in workers), 20)
 
     incomplete = arguments["output"].with_name("out.incomplete")
     shard = incomplete / "train" / "shard-00000.arrow"
