@@ -16,7 +16,7 @@ from jaxtyping import Bool, Int64, UInt64
 from bert_jax.data import hashing
 from data_prep.objectives import Spans
 
-_STREAM = 3  # of hashes: 1 and 2 are those of masking
+_STREAM = 101  # of hashes, far from those of masking
 _TOGETHER = 4096  # sequences: bounds the memory of the working arrays, changes no token
 
 
@@ -46,11 +46,11 @@ def corrupt(
     parts = []
     for start in range(0, len(keys), _TOGETHER):
         some = slice(start, start + _TOGETHER)
-        part = spans._replace(sequences=spans.sequences[some])
+        part = spans._replace(sequences=spans.sequences[some], late=spans.late[some])
         parts.append(_corrupt(part, keys[some], seed, delete_rate, insert_rate, seq_len, ordinary))
     shift = np.cumsum([0, *(len(part.ids) for part in parts)])[:-1]
     sequences = [part.sequences + [by, by, by, by, 0] for part, by in zip(parts, shift.tolist(), strict=True)]
-    return Spans(np.concatenate([part.ids for part in parts]), np.concatenate(sequences), spans.segments)
+    return spans._replace(ids=np.concatenate([part.ids for part in parts]), sequences=np.concatenate(sequences))
 
 
 def _corrupt(
@@ -92,7 +92,7 @@ def _corrupt(
     new_bounds = np.stack([np.concatenate([[0], new_ends[:-1]]), new_ends], axis=1).reshape(len(keys), -1)
     if segments == 1:
         new_bounds = np.concatenate([new_bounds, new_bounds[:, 1:], new_bounds[:, 1:]], axis=1)
-    return Spans(noisy, np.concatenate([new_bounds, spans.sequences[:, 4:]], axis=1), segments)
+    return spans._replace(ids=noisy, sequences=np.concatenate([new_bounds, spans.sequences[:, 4:]], axis=1))
 
 
 def _fitting(

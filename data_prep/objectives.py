@@ -12,7 +12,7 @@ from bisect import bisect_left
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int64, UInt
+from jaxtyping import Bool, Int64, UInt
 
 from data_prep.pairing import (
     Pair,
@@ -43,6 +43,7 @@ class Spans(NamedTuple):
     ids: UInt[np.ndarray, "n"]
     sequences: Int64[np.ndarray, "Q 5"]  # Pairs of spans of ids; B is empty and the label -1 where there is one segment
     segments: int  # of each: 1 or 2
+    late: Bool[np.ndarray, "Q"]  # which were cut to fill rooms, and are packed last
 
 
 def segments_of(objective: str) -> int:
@@ -97,9 +98,10 @@ def _pairs(
             return next_sentence_piece(offsets, documents, begin, tokens, generator)
         return sentence_order_piece(offsets, begin, tokens, generator)
 
+    late = np.zeros(len(sequences), bool)
     if most > 1:
-        sequences = fill_rooms(sequences, 2, seq_len, most, own, piece, generator)
-    return Spans(encoded.ids, sequences, 2)
+        sequences, late = fill_rooms(sequences, 2, seq_len, most, own, piece, generator)
+    return Spans(encoded.ids, sequences, 2, late)
 
 
 def _passages(
@@ -130,9 +132,10 @@ def _passages(
         inner = separators[bisect_left(separators, begin) : bisect_left(separators, end)]
         return list(zip([begin, *(place + 1 for place in inner)], [*inner, end], strict=True))
 
+    late = np.zeros(len(sequences), bool)
     if most > 1:
-        sequences = fill_rooms(sequences, 1, seq_len, most, own, _passage, generator)
-    return Spans(ids, sequences, 1)
+        sequences, late = fill_rooms(sequences, 1, seq_len, most, own, _passage, generator)
+    return Spans(ids, sequences, 1, late)
 
 
 def _passage(begin: int, tokens: int) -> tuple[Pair, int]:

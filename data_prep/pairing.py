@@ -106,22 +106,20 @@ def sentence_order_pairs(
 def next_sentence_piece(
     offsets: Sequence[int], documents: Sequence[tuple[int, int]], begin: int, tokens: int, generator: random.Random
 ) -> tuple[Pair, int]:
-    """A pair of so many tokens, two at least, from `begin` on in a document, and how many of the document's it took.
-
-    Of fewer tokens where the document of the random segment ends.
-    """
+    """A pair of so many tokens, two at least, from `begin` on in a document, and how many of the document's it took."""
     draw = generator.random
     split = _border(offsets, begin, begin + tokens, draw)
     if draw() < 0.5:
         return Pair(begin, split, split, begin + tokens, 0), tokens
     document = bisect_right(documents, begin, key=lambda each: offsets[each[1]])
-    wanted = begin + tokens - split
-    b_begin, b_end = _random_segment(offsets, documents, document, wanted, draw)
-    return Pair(begin, split, b_begin, min(b_end, b_begin + wanted), 1), split - begin
+    b_begin, b_end = _random_segment(offsets, documents, document, begin + tokens - split, draw)
+    b_end = min(b_end, b_begin + begin + tokens - split)
+    a_end = begin + tokens - (b_end - b_begin)  # longer where the other document ends
+    return Pair(begin, a_end, b_begin, b_end, 1), a_end - begin
 
 
 def sentence_order_piece(offsets: Sequence[int], begin: int, tokens: int, generator: random.Random) -> tuple[Pair, int]:
-    """As next_sentence_piece, for consecutive segments: of exactly so many tokens, which it takes all."""
+    """As next_sentence_piece, for consecutive segments: it takes all its tokens from there."""
     split = _border(offsets, begin, begin + tokens, generator.random)
     return _ordered(begin, split, begin + tokens, generator.random), tokens
 

@@ -8,18 +8,19 @@ corpus happens to have.)
 """
 
 import random
+from bisect import bisect_right
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Int64
+from jaxtyping import Bool, Int64
 
 from data_prep.packing import rooms
 from data_prep.pairing import Pair
 
 # Slots of the shortest sequence that is made to fill a room: one token or two between the special ones, and a third.
 SHORTEST = 6
-# How much more text is drawn than the rooms hold: pieces with a random segment take less, those at an end are shorter.
-_MARGIN = 1.5
+# How much more is drawn than the rooms hold, as rests fill none.
+_MARGIN = 1.05
 
 # So many tokens from a place on, as a sequence; and how many of them it took, one at least.
 Piece = Callable[[int, int], tuple[Pair, int]]
@@ -35,23 +36,28 @@ def fill_rooms(
     own: Own,
     piece: Piece,
     generator: random.Random,
-) -> Int64[np.ndarray, "P 5"]:
+) -> tuple[Int64[np.ndarray, "m 5"], Bool[np.ndarray, "m"]]:
     """The sequences (Pairs) with some cut again, in the order of the text, for rows of at most `most` of them.
+
+    And which are to be packed late: those that were drawn.
 
     segments  of a sequence: 2, or 1 where all is in A; a piece has that many tokens at least
     """
     lengths = sequence_lengths(sequences, segments)
-    wanted = sum(room for room in rooms(lengths, seq_len, most) if room >= SHORTEST) * _MARGIN
+    room_in_all = sum(room for room in rooms(lengths, seq_len, most) if room >= SHORTEST)
+    # What is drawn leaves its own rooms too.
+    wanted = _MARGIN * room_in_all / (1 + room_in_all / lengths.sum())
+    # Of a long one little is left over when it is cut.
+    long = np.flatnonzero(lengths > seq_len // 2).tolist()
     chosen: dict[int, None] = {}
-    while wanted > 0 and len(chosen) < len(sequences) // 2:
-        number = int(generator.random() * len(sequences))
+    while wanted > 0 and len(chosen) < len(long) // 2:
+        number = long[int(generator.random() * len(long))]
         if number not in chosen:
             chosen[number] = None
             wanted -= lengths[number]
     kept = np.ones(len(sequences), bool)
     kept[list(chosen)] = False
-    left = [room for room in rooms(lengths[kept], seq_len, most) if room >= SHORTEST]
-    left.sort(key=lambda room: generator.random())
+    left = sorted(room for room in rooms(lengths[kept], seq_len, most) if room >= SHORTEST)
 
     found: list[Pair] = []
     numbers: list[int] = []
@@ -66,7 +72,8 @@ def fill_rooms(
         found += pieces
         numbers += [number] * len(pieces)
     joined = np.concatenate([sequences[kept], np.array(found, np.int64).reshape(-1, 5)])
-    return joined[np.argsort(np.concatenate([np.flatnonzero(kept), numbers]), kind="stable")]
+    order = np.argsort(np.concatenate([np.flatnonzero(kept), numbers]), kind="stable")
+    return joined[order], order >= np.count_nonzero(kept)
 
 
 def sequence_lengths(sequences: Int64[np.ndarray, "Q 5"], segments: int) -> Int64[np.ndarray, "Q"]:
@@ -75,12 +82,16 @@ def sequence_lengths(sequences: Int64[np.ndarray, "Q 5"], segments: int) -> Int6
 
 
 def _cut(begin: int, end: int, left: list[int], segments: int, piece: Piece) -> list[Pair]:
-    """A span in pieces as long as the rooms left, which are taken from the list; the last piece is what is over."""
+    """A span in pieces, each as long as the widest room that it can fill; the last one may be what is over.
+
+    left  the rooms, ascending: those that are filled are taken out
+    """
     pieces = []
     while end - begin >= segments:
         tokens = end - begin
-        if left and (fitting := left[-1] - segments - 1) <= tokens:
-            left.pop()
+        place = bisect_right(left, tokens + segments + 1) - 1
+        if place >= 0:
+            fitting = left.pop(place) - segments - 1
             tokens = fitting if tokens - fitting >= segments else tokens
         made, taken = piece(begin, tokens)
         pieces.append(made)

@@ -84,7 +84,7 @@ def _rows(
         ordinary = np.ones(tokenizer.vocab_size, bool)
         ordinary[list(tokenizer.special_ids)] = False
         found = corrupt(found, keys, arguments.seed, *rates, seq_len, ordinary)
-    packed = pack(sequence_lengths(found.sequences, found.segments), seq_len, most)
+    packed = pack(sequence_lengths(found.sequences, found.segments), found.late, seq_len, most)
     return fill_rows(found, keys, packed, seq_len, most, tokenizer)
 
 

@@ -19,7 +19,7 @@ def sequences(lengths: list[tuple[int, int]], segments: int) -> Spans:
         b = b if segments == 2 else 0
         spans.append([place, place + a, place + a, place + a + b, 0 if segments == 2 else -1])
         place += a + b
-    return Spans(np.arange(5, 5 + place).astype(np.uint32), np.array(spans), segments)
+    return Spans(np.arange(5, 5 + place).astype(np.uint32), np.array(spans), segments, np.zeros(len(spans), bool))
 
 
 def noisy(spans: Spans, seed: int, delete_rate: float, insert_rate: float, seq_len: int = 10**6) -> Spans:
@@ -73,7 +73,7 @@ def test_noise_is_a_function_of_seed_and_key_alone() -> None:
     keys = np.arange(50, dtype=np.uint64)
     together = corrupt(whole, keys, 3, 0.1, 0.1, 128, ORDINARY)
     for number in (0, 17, 49):
-        alone = whole._replace(sequences=whole.sequences[[number]])
+        alone = whole._replace(sequences=whole.sequences[[number]], late=whole.late[[number]])
         found = corrupt(alone, keys[[number]], 3, 0.1, 0.1, 128, ORDINARY)
         begin, end = together.sequences[number, [0, 3]]
         np.testing.assert_array_equal(found.ids, together.ids[begin:end])
@@ -82,7 +82,9 @@ def test_noise_is_a_function_of_seed_and_key_alone() -> None:
 
 
 def test_special_tokens_stay() -> None:
-    spans = Spans(np.tile(np.array([2, 9], np.uint16), 500), np.array([[0, 1000, 1000, 1000, -1]]), 1)
+    spans = Spans(
+        np.tile(np.array([2, 9], np.uint16), 500), np.array([[0, 1000, 1000, 1000, -1]]), 1, np.zeros(1, bool)
+    )
     found = noisy(spans, 0, 0.5, 0.0)
     assert (found.ids == 2).sum() == 500 and (found.ids == 9).sum() < 300
 

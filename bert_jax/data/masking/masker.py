@@ -107,9 +107,27 @@ class Masker:
         return Masked(input_ids, positions, ids, counts.astype(np.int32))
 
     def count(self, rows: Rows, epochs: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
-        """How many predictions each row has in its epoch."""
+        """How many predictions each row has in its epoch.
+
+        Where a sequence has as many words of one token as its budget, the budget is met in any order of words: while
+        some of it is left such a word always fits. So most sequences need no draw.
+        """
         sequences = cutting.cut(rows, self._kinds.take(rows.input_ids))
-        return self._choose(rows, sequences, epochs[sequences.rows], None).counts
+        counts = self._budgets(sequences, None)
+        met = np.zeros(len(counts), bool)
+        if self.rule.unit in ("token", "word"):
+            starts, inside = cutting.find_words(sequences)
+            starts[:, :-1] &= ~inside[:, 1:]
+            met = np.count_nonzero(starts, axis=1) >= counts
+        drawn = np.flatnonzero(~met)
+        if drawn.size:
+            some = Sequences(*(column[drawn] for column in sequences))
+            counts[drawn] = np.count_nonzero(self._choose_slots(some, epochs[some.rows], None), axis=1)
+        return np.bincount(sequences.rows, counts, minlength=len(rows.input_ids)).astype(np.int64)
+
+    def _budgets(self, sequences: Sequences, rates: Float64[np.ndarray, "R"] | None) -> Int64[np.ndarray, "Q"]:
+        rate = self.rule.rate if rates is None else rates[sequences.rows]
+        return np.maximum(1, np.rint(rate * sequences.lengths)).astype(np.int64)
 
     def _choose(
         self,
@@ -118,16 +136,19 @@ class Masker:
         epochs: Int64[np.ndarray, "Q"],
         rates: Float64[np.ndarray, "R"] | None,
     ) -> _Chosen:
-        rate = self.rule.rate if rates is None else rates[sequences.rows]
-        budgets = np.maximum(1, np.rint(rate * sequences.lengths)).astype(np.int64)
-        words = cutting.find_words(sequences)
-        order = cutting.shuffle(words.starts, hashing.combine(_ORDER, self.seed, epochs, sequences.keys))
-        if self.rule.unit in ("token", "word"):
-            chosen = choose_words(words, order, budgets)
-        else:
-            states = hashing.combine(_LENGTH, self.seed, epochs, sequences.keys)
-            chosen = choose_runs(sequences, words, order, budgets, states, self.rule)
+        chosen = self._choose_slots(sequences, epochs, rates)
         sequence, position = np.divmod(np.flatnonzero(chosen), chosen.shape[1])
         slots = sequences.offsets[sequence] + position
         numbers = sequences.rows[sequence]
         return _Chosen(sequence, position, slots, numbers, np.bincount(numbers, minlength=len(rows.input_ids)))
+
+    def _choose_slots(
+        self, sequences: Sequences, epochs: Int64[np.ndarray, "Q"], rates: Float64[np.ndarray, "R"] | None
+    ) -> Bool[np.ndarray, "Q W"]:
+        budgets = self._budgets(sequences, rates)
+        words = cutting.find_words(sequences)
+        order = cutting.shuffle(words.starts, hashing.combine(_ORDER, self.seed, epochs, sequences.keys))
+        if self.rule.unit in ("token", "word"):
+            return choose_words(words, order, budgets)
+        states = hashing.combine(_LENGTH, self.seed, epochs, sequences.keys)
+        return choose_runs(sequences, words, order, budgets, states, self.rule)
