@@ -257,3 +257,17 @@ def test_tensorflow_reads_tfrecord_and_tfds(outputs: Path, tmp_path: Path) -> No
     first = {f"first_{name}": values[0] for name, values in rows._asdict().items() if values is not None}
     np.savez(tmp_path / "wanted.npz", **tfrecord.to_examples(rows)._asdict(), **first)
     subprocess.run([sys.executable, "-c", TENSORFLOW, str(outputs), str(tmp_path / "wanted.npz")], check=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+def test_arrow_shards_open_in_data_frame_libraries(outputs: Path, library: str) -> None:
+    """As docs/data_format.md says."""
+    frames = pytest.importorskip(library, reason=f"{library} is not installed")
+    path = outputs / "static_arrow" / "train" / "shard-00000.arrow"
+    frame = frames.read_feather(path) if library == "pandas" else frames.read_ipc(path)
+    rows = all_rows(outputs / "static_arrow", "train")
+    for name, values in rows._asdict().items():
+        got = np.stack(frame[name].to_numpy())
+        np.testing.assert_array_equal(got, values[: len(got)], err_msg=name)
+        assert len(got) > 0
