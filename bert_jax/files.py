@@ -20,6 +20,11 @@ def incomplete(directory: Path) -> Path:
     return directory.parent / (directory.name + INCOMPLETE)
 
 
+def is_remote(path: Path) -> bool:
+    """Whether what became a path was an address in an object store."""
+    return any(part in ("gs:", "s3:") for part in path.parts)
+
+
 def write_whole(path: Path, content: bytes | memoryview) -> None:
     """Writes a file under a temporary name, flushes it to disk, and renames it."""
     unfinished = path.with_name(path.name + ".tmp")
@@ -57,6 +62,11 @@ def refuse_existing(output: Path) -> None:
     """Raises UserError if an output is there already (nothing is written over), or is called as an unfinished one."""
     if output.name.endswith(INCOMPLETE):
         raise UserError(f"output {output} ends in {INCOMPLETE}, the name of unfinished ones. Name another --output")
+    if is_remote(output):
+        raise UserError(
+            f"output {output} is in an object store. Name a local folder, and copy that when it is whole "
+            "(shards: python -m data_prep.copy_examples)"
+        )
     if output.exists():
         raise UserError(f"output {output} exists. Name another --output, or remove it first")
 

@@ -39,16 +39,26 @@ def read(directory: Path) -> dict[str, str]:
     """The hashes that an output lists, by name. Raises UserError for a list that is missing or damaged."""
     path = directory / SUMS
     try:
-        lines = path.read_bytes().decode().removesuffix("\n").split("\n")
+        content = path.read_bytes()
     except FileNotFoundError:
         raise UserError(f"missing {path}; copy the folder again, or build it again") from None
+    return parse(content, str(path))
+
+
+def parse(content: bytes, place: str) -> dict[str, str]:
+    """The hashes that a list holds, by name. Raises UserError, naming its place, for a damaged one."""
+    try:
+        lines = content.decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError:
-        raise UserError(f"damaged {path}: it is not text; copy the folder again, or build it again") from None
+        raise UserError(f"damaged {place}: it is not text; copy the folder again, or build it again") from None
     matches = [_LINE.fullmatch(line) for line in lines]
     if None in matches:
         number = matches.index(None) + 1
-        raise UserError(f"damaged {path}: line {number} is no hash and name; copy the folder again, or build it again")
-    return {match[2]: match[1] for match in matches if match}
+        raise UserError(f"damaged {place}: line {number} is no hash and name; copy the folder again, or build it again")
+    names = {match[2]: match[1] for match in matches if match}
+    if outside := [name for name in names if name.startswith("/") or ".." in name.split("/")]:
+        raise UserError(f"damaged {place}: {outside[0]} is not in the folder; copy it again from where it was made")
+    return names
 
 
 def damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], None]) -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The manifest of a build_examples output (docs/data_format.md), and the unigram counts beside it."""
 
+import re
 import tokenize
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,7 +10,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from bert_jax.command import UserError
-from bert_jax.files import INCOMPLETE, incomplete, read_json
+from bert_jax.files import INCOMPLETE, incomplete, is_remote, read_json
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -18,6 +19,7 @@ COUNTED = ("documents", "used", "sentences", "source_tokens", "sequences", "rows
 Part = Literal["train", "eval"]
 PARTS: tuple[Part, ...] = ("train", "eval")
 
+_NAME = re.compile(r"((train|eval)/)?\w[\w.-]*")
 _AGAIN = "copy the folder again, or build the examples again"
 _COUNTS: dict[str, type] = {name: int for name in COUNTED if name != "used"} | {"skipped": dict}
 # What every reader may count on: the kind of each value, and of each element of a list.
@@ -42,6 +44,11 @@ _LAYOUT = {
 def read_manifest(directory: Path) -> dict[str, Any]:
     """The manifest of a finished build_examples output. Raises UserError when there is none to be read."""
     path = directory / MANIFEST
+    if is_remote(directory):
+        raise UserError(
+            f"{directory} is in an object store, and shards are read from a local disk; bring them here: "
+            "python -m data_prep.copy_examples --input ADDRESS --output DIR"
+        )
     if directory.name.endswith(INCOMPLETE) or (not path.exists() and incomplete(directory).exists()):
         finished = directory.name.removesuffix(INCOMPLETE)
         raise UserError(
@@ -61,6 +68,10 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     manifest.setdefault("imported", False)
     if problem := _problem(manifest, _LAYOUT, ""):
         raise UserError(f"damaged {path}: {problem}; {_AGAIN}")
+    names = [shard[key] for shard in manifest["shards"] for key in ("name", "stem") if key in shard]
+    for name in [manifest["unigram_counts"], *names]:
+        if not _NAME.fullmatch(name):
+            raise UserError(f"damaged {path}: {name!r} is no name of a file in the folder; {_AGAIN}")
     for counts in (manifest["counts"], *manifest["parts"].values()):
         counts.setdefault("used", counts["documents"] - sum(counts["skipped"].values()))  # the first ones had it not
     return manifest

@@ -1,0 +1,139 @@
+import hashlib
+import shutil
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+
+from bert_jax.command import UserError
+from bert_jax.data.shards import open_dataset
+from data_prep import checksums, copy_examples
+from data_prep.audit import verify
+from data_prep.build_examples import build
+from data_prep.copy_examples import copy
+from data_prep.readers import places
+
+
+def files(directory: Path) -> dict[str, bytes]:
+    return {
+        path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()
+    }
+
+
+@pytest.fixture
+def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for all buckets: what s3://bucket/name means is bucket/name in it."""
+    folder = tmp_path / "store"
+    folder.mkdir()
+    pretended = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
+    monkeypatch.setattr(places, "open_store", lambda address: (pretended, address[5:]))
+    return folder
+
+
+def test_output_goes_to_a_store_and_comes_back_whole(shards_dir: Path, store: Path, tmp_path: Path) -> None:
+    copy_examples.main([f"--input={shards_dir}", "--output=s3://bucket/books"])
+    assert files(store / "bucket" / "books") == files(shards_dir)
+    copy_examples.main(["--input=s3://bucket/books/", f"--output={tmp_path / 'back'}"])
+    assert files(tmp_path / "back") == files(shards_dir)
+    verify(tmp_path / "back")
+    assert open_dataset(tmp_path / "back", "train").fingerprint == open_dataset(shards_dir, "train").fingerprint
+
+
+def test_stopped_copy_has_no_manifest_and_is_begun_again(
+    shards_dir: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever file it is stopped at."""
+    whole = copy_examples._copy_file
+    for name in [*checksums.read(shards_dir), checksums.SUMS]:
+        address = f"gs://bucket/{hashlib.sha256(name.encode()).hexdigest()}"
+
+        def stopped(source, target, copied, wanted, last=name):
+            if copied == last:
+                raise KeyboardInterrupt
+            return whole(source, target, copied, wanted)
+
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(copy_examples, "_copy_file", stopped)
+            copy(str(shards_dir), address)
+        assert not (store / address[5:] / "manifest.json").exists()
+        with pytest.raises(UserError, match="is missing"):
+            copy(address, str(tmp_path / "back"))
+        copy(str(shards_dir), address)
+        assert files(store / address[5:]) == files(shards_dir)
+
+
+@pytest.mark.parametrize("place", ["local", "store"])
+def test_damage_on_the_way_is_named_and_gives_no_output(
+    shards_dir: Path, store: Path, tmp_path: Path, place: str
+) -> None:
+    source = tmp_path / "in" if place == "local" else store / "bucket" / "in"
+    shutil.copytree(shards_dir, source)
+    shard = source / "train" / "shard-00000.arrow"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    input, output = (str(source), "s3://bucket/out") if place == "local" else ("s3://bucket/in", str(tmp_path / "out"))
+    with pytest.raises(UserError, match=r"damaged .*in/train/shard-00000\.arrow: its sha256 is not that of SHA256SUMS"):
+        copy(input, output)
+    assert not (tmp_path / "out").exists() and not (tmp_path / "out.incomplete").exists()
+    assert not (store / "bucket" / "out" / "manifest.json").exists()
+
+
+def test_list_that_leads_out_of_the_folder_is_refused(shards_dir: Path, store: Path, tmp_path: Path) -> None:
+    """It comes from elsewhere: a copy must write nothing but the output."""
+    shutil.copytree(shards_dir, store / "bucket" / "in")
+    for name in ("../outside", "/outside", "train/../../outside"):
+        with (store / "bucket" / "in" / checksums.SUMS).open("a") as file:
+            file.write(f"{'0' * 64}  {name}\n")
+        with pytest.raises(UserError, match="is not in the folder"):
+            copy("s3://bucket/in", str(tmp_path / "out"))
+        shutil.copy(shards_dir / checksums.SUMS, store / "bucket" / "in")
+
+
+def test_mistakes_are_told_in_one_line(shards_dir: Path, store: Path, tmp_path: Path) -> None:
+    copy(str(shards_dir), "s3://bucket/there")
+    (store / "bucket" / "mixed").mkdir()
+    (store / "bucket" / "mixed" / "notes.txt").write_text("of somebody else")
+    for input, output, told in [
+        (str(shards_dir), "s3://bucket/there", "output s3://bucket/there exists"),
+        (str(shards_dir), "s3://bucket/mixed", r"holds notes\.txt, which is no part of the output"),
+        (str(shards_dir), str(tmp_path), "exists"),
+        (str(tmp_path), "s3://bucket/new", "SHA256SUMS is missing. Name a finished output"),
+        ("s3://bucket/nowhere", str(tmp_path / "out"), "SHA256SUMS is missing"),
+    ]:
+        with pytest.raises(UserError, match=told) as caught:
+            copy(input, output)
+        assert "\n" not in str(caught.value)
+
+
+def test_other_commands_name_the_copy(sample_text: Path, vocab_dir: Path) -> None:
+    with pytest.raises(UserError, match="Name a local folder, and copy that when it is whole"):
+        build(str(sample_text), vocab_dir, "gs://bucket/books", 64)
+    with pytest.raises(UserError, match=r"bring them here: python -m data_prep.copy_examples"):
+        open_dataset("s3://bucket/books/train", "train")
+    assert not Path("gs:").exists()
+
+
+def test_store_that_refuses_is_told_in_one_line(
+    shards_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyarrow's own S3 client, at an address where nothing listens."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    monkeypatch.setattr(
+        places,
+        "open_store",
+        lambda address: (
+            fs.S3FileSystem(
+                endpoint_override="127.0.0.1:9",
+                scheme="http",
+                connect_timeout=0.2,
+                request_timeout=0.2,
+                retry_strategy=fs.AwsStandardS3RetryStrategy(max_attempts=1),
+            ),
+            address[5:],
+        ),
+    )
+    with pytest.raises(UserError, match=r"s3://bucket/books.*Check the address, the credentials") as caught:
+        copy(str(shards_dir), "s3://bucket/books")
+    assert "\n" not in str(caught.value)
