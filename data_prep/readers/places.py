@@ -110,9 +110,10 @@ def open_store(path: str) -> tuple[fs.FileSystem, str]:
 def _store(scheme: str, bucket: str) -> fs.FileSystem:
     if scheme == "gs://":
         return fs.GcsFileSystem()
-    if any(
-        name in os.environ for name in ("AWS_REGION", "AWS_DEFAULT_REGION", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3")
-    ):
+    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+        protocol, _, host = endpoint.rpartition("://")
+        return fs.S3FileSystem(endpoint_override=host.rstrip("/"), scheme=protocol or "https")
+    if "AWS_REGION" in os.environ or "AWS_DEFAULT_REGION" in os.environ:
         return fs.S3FileSystem()
     return fs.S3FileSystem(region=fs.resolve_s3_region(bucket))
 
