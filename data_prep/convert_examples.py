@@ -13,6 +13,7 @@ from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
 from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, value_problem
 from bert_jax.files import new_folder
 from data_prep import checksums, foreign, formats
+from data_prep.objectives import OBJECTIVES
 from data_prep.progress import Reporter
 
 DESCRIPTION = """\
@@ -36,6 +37,7 @@ def convert(
     tokenizer: str | Path | None = None,
     lowercase: bool | None = None,
     eval_input: str | None = None,
+    objective: str | None = None,
     quiet: bool = True,
 ) -> dict[str, Any]:
     """Converts as the command does, and returns the new manifest.
@@ -44,17 +46,19 @@ def convert(
     """
     output = Path(os.path.abspath(output))
     if (Path(input) / MANIFEST).exists():
-        if tokenizer is not None or eval_input is not None:
-            raise UserError(f"{input} has its own tokenizer and held-out rows; leave out --tokenizer and --eval_input")
+        if tokenizer is not None or eval_input is not None or objective is not None:
+            raise UserError(f"{input} has all that itself; leave out --tokenizer, --eval_input and --objective")
         return _convert_ours(Path(os.path.abspath(input)), output, format, quiet)
     if Path(input).is_dir():
         raise UserError(f"no {MANIFEST} in {input}; name its files, for example '{input}/*.tfrecord', and --tokenizer")
     if tokenizer is None:
         raise UserError(f"{input}: TFRecord files hold ids alone; give the --tokenizer that made them")
+    if objective is not None and objective not in OBJECTIVES:
+        raise UserError(f"--objective {objective} is not here; there is: {', '.join(OBJECTIVES)}")
     formats.check(format, "static", 1)
     with new_folder(output) as folder:
         patterns: dict[Part, str | None] = {"train": str(input), "eval": eval_input}
-        manifest = foreign.convert(patterns, tokenizer, lowercase, folder, format, quiet)
+        manifest = foreign.convert(patterns, tokenizer, lowercase, objective, folder, format, quiet)
         checksums.write_with_manifest(folder, manifest)
     return manifest
 
@@ -101,6 +105,11 @@ def main(arguments: Sequence[str]) -> None:
     add("--tokenizer", metavar="DIR_OR_VOCAB", help="of TFRecord files: what made their ids")
     parser.add_switch("lowercase", help="or --nolowercase: of a vocab.txt alone; default by what it holds")
     add("--eval_input", metavar="GLOB", help="of TFRecord files: those to be held out")
+    add(
+        "--objective",
+        metavar="NAME",
+        help="of TFRecord files: what made them; default nsp, or without labels full_sentences",
+    )
     given = parser.parse_args(arguments)
     manifest = convert(**vars(given), quiet=False)
     train, held_out = (manifest["parts"][part]["rows"] for part in PARTS)

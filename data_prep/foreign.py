@@ -30,6 +30,7 @@ def convert(
     inputs: dict[Part, str | None],
     tokenizer: str | Path,
     lowercase: bool | None,
+    objective: str | None,
     folder: Path,
     format: str,
     quiet: bool,
@@ -46,7 +47,8 @@ def convert(
         raise UserError(f"{min(both)} is in --input and in --eval_input; name it in one")
     sources = {path: path.stat().st_size for part in PARTS for path in files[part]}
     manifest = _empty_manifest(loaded, format) | {
-        "sources": [{"path": str(path), "bytes": size} for path, size in sources.items()]
+        "objective": objective,
+        "sources": [{"path": str(path), "bytes": size} for path, size in sources.items()],
     }
     loaded.save(folder / "tokenizer")
     figures: dict[Part, Figures] = {}
@@ -119,13 +121,14 @@ def _fill_in(manifest: dict[str, Any], figures: dict[Part, Figures]) -> None:
 
 
 def _checked(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer, first_key: int) -> Iterator[Rows]:
-    """The rows of a file, some for each shard. The first rows of all give the manifest its widths and objective."""
+    """The rows of a file, some for each shard. The first of all give the manifest its widths, and an objective."""
     number = 0
     try:
         for rows in _shards(path, tokenizer, first_key):
             length, most = _widths(rows)
             if not manifest["seq_len"]:
-                manifest["objective"] = "full_sentences" if (rows.next_sentence_labels < 0).all() else "nsp"
+                unlabelled = (rows.next_sentence_labels < 0).all()
+                manifest["objective"] = manifest["objective"] or ("full_sentences" if unlabelled else "nsp")
                 manifest["seq_len"], manifest["masking"]["max_predictions"] = length, most
             wanted = manifest["seq_len"], manifest["masking"]["max_predictions"]
             if (length, most) != wanted:

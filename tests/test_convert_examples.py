@@ -113,6 +113,13 @@ def test_imported_batches_are_the_fields_that_tensorflow_reads(imported: Path) -
     assert batch.next_sentence_weight.all()
 
 
+def test_objective_of_an_import_can_be_told(tmp_path: Path) -> None:
+    """As of google-research/albert's script: the same fields, the labels of sentence order."""
+    manifest = convert(ORIGINAL / "rows.tfrecord", tmp_path / "out", tokenizer=ORIGINAL / "vocab.txt", objective="sop")
+    assert manifest["objective"] == "sop"
+    verify(tmp_path / "out")
+
+
 def test_sequence_keys_of_an_import_are_of_the_file_and_the_place_in_it(imported: Path) -> None:
     train, held_out = (open_dataset(imported, part) for part in ("train", "eval"))
     keys = train.gather(np.arange(86)).sequence_keys[:, 0].tolist()
@@ -181,6 +188,8 @@ def test_damaged_shard_of_ours_is_named(outputs: dict[str, Path], tmp_path: Path
     [
         ({"input": "nowhere/*.tfrecord"}, "matches no file"),
         ({"tokenizer": None}, "give the --tokenizer that made them"),
+        ({"objective": "mlm"}, "--objective mlm is not here; there is: nsp, sop"),
+        ({"objective": "single"}, r"rows\.tfrecord: example 0 has segment lengths that do not fit"),
         ({"format": "parquet"}, "there is: arrow, tfds, tfrecord"),
         ({"input": str(ORIGINAL), "tokenizer": None}, r"name its files, for example .*\*\.tfrecord"),
         ({"eval_input": str(ORIGINAL / "rows.tfrecord")}, "is in --input and in --eval_input"),
