@@ -9,7 +9,7 @@ from bert_jax import command, tokenizer_files
 from bert_jax.command import UserError
 from bert_jax.files import new_folder
 from bert_jax.tokenizer import Tokenizer
-from data_prep import counting, languages, readers, wordpiece
+from data_prep import counting, readers, sampling, wordpiece
 from data_prep.progress import Reporter
 
 DESCRIPTION = """\
@@ -190,7 +190,7 @@ def _count(
                 counter.add(documents)
             chunks = counter.counts
         else:
-            chunks, shares = languages.count_chunks(texts, splitter, alpha, max_words)
+            chunks, shares = sampling.count_chunks(texts, splitter, alpha, max_words)
             for share in shares:
                 print(f"{share.language}: {share.text:.2%} of the text, counted as {share.counted:.2%}")
     words = counting.count_words(chunks, splitter)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from data_prep import byte_bpe, counting, languages, wordpiece
+from data_prep import byte_bpe, counting, sampling, wordpiece
 from data_prep.counting import ChunkCounter, count_words, windows
 
 
@@ -116,7 +116,7 @@ def test_languages_count_by_the_power_of_their_share(alpha):
     generator = random.Random(5)
     sizes = {"large": 60_000, "middle": 6_000, "small": 600}
     texts = {name: [" ".join(f"{name}{generator.randrange(400)}" for _ in range(size))] for name, size in sizes.items()}
-    chunks, shares = languages.count_chunks(texts.items(), Plain(), alpha)
+    chunks, shares = sampling.count_chunks(texts.items(), Plain(), alpha)
     portions = {name: len(texts[name][0]) / sum(len(each[0]) for each in texts.values()) for name in sizes}
     powers = {name: portion**alpha for name, portion in portions.items()}
     for share in shares:
@@ -126,6 +126,6 @@ def test_languages_count_by_the_power_of_their_share(alpha):
         counted = sum(len(word) * count for word, count in chunks.items() if word.startswith(share.language))
         all_counted = sum(len(word) * count for word, count in chunks.items())
         assert counted / all_counted == pytest.approx(expected, rel=0.05)
-    assert (chunks, shares) == languages.count_chunks(texts.items(), Plain(), alpha)
-    few, _ = languages.count_chunks(texts.items(), Plain(), alpha, max_chunks=600)
+    assert (chunks, shares) == sampling.count_chunks(texts.items(), Plain(), alpha)
+    few, _ = sampling.count_chunks(texts.items(), Plain(), alpha, max_chunks=600)
     assert len(few) <= 300 and {"large", "middle", "small"} == {word.rstrip("0123456789") for word in few}
