@@ -55,6 +55,7 @@ def build(
     mask_rate: float = 0.15,
     mask_split: str | Sequence[float] = "0.8,0.1,0.1",
     random_tokens: str = "uniform",
+    reorder_rate: float = 0.0,
     dupe_factor: int = 1,
     pack: int = 1,
     eval_fraction: float = 0.01,
@@ -103,6 +104,7 @@ def build(
         mask_rate=mask_rate,
         mask_split=split,
         random_tokens=random_tokens,
+        reorder_rate=reorder_rate,
         dupe_factor=dupe_factor,
         pack=pack,
         format=format,
@@ -351,6 +353,13 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
         "--random_tokens",
         default="uniform",
         help="uniform, or unigram: as often as in the text (dynamic masking only); default uniform",
+    )
+    add(
+        "--reorder_rate",
+        type=float,
+        default=0.0,
+        metavar="R",
+        help="share of a sequence in shuffled trigrams, predicted beside what is masked (as StructBERT); default 0",
     )
     add("--dupe_factor", type=int, default=1, metavar="K", help="pairings of each document; default 1")
     add("--pack", type=int, default=1, metavar="S", help="most sequences in a row; 1, the default, packs none")

@@ -50,6 +50,7 @@ class Arguments:
     mask_rate: float
     mask_split: tuple[float, float, float]  # [MASK], random, kept
     random_tokens: str
+    reorder_rate: float
     dupe_factor: int
     pack: int
     format: str
@@ -68,11 +69,13 @@ class Arguments:
 
     @property
     def rule(self) -> MaskingRule:
-        return MaskingRule(self.mask_unit, float(self.mask_rate), Split(*self.mask_split), self.random_tokens)
+        return MaskingRule(
+            self.mask_unit, float(self.mask_rate), Split(*self.mask_split), self.random_tokens, float(self.reorder_rate)
+        )
 
     @property
     def max_predictions(self) -> int:
-        return max_predictions(self.seq_len, self.pack, self.mask_rate)
+        return max_predictions(self.seq_len, self.pack, self.mask_rate, self.reorder_rate)
 
     def to_json(self) -> dict[str, Any]:
         return json.loads(json.dumps(dataclasses.asdict(self)))

@@ -1,5 +1,6 @@
 """Sequences for tests of masking, and its laws again in plain Python, one sequence and one word at a time."""
 
+import itertools
 from typing import NamedTuple
 
 import numpy as np
@@ -137,7 +138,7 @@ def neighbours(sequence: Sequence, words: list[list[int]], first: int) -> list[l
 
 
 def run_length(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int, position: int, room: int) -> int:
-    value = mix((combine(3, seed, epoch, sequence.key) + position * GOLDEN) % WORD) >> 32
+    value = mix((combine(4, seed, epoch, sequence.key) + position * GOLDEN) % WORD) >> 32
     if rule.unit == "ngram":
         weights = [1 / size for size in range(1, min(room, 3) + 1)]
     else:
@@ -146,6 +147,24 @@ def run_length(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int, pos
     while size < len(weights) and value >= round(sum(weights[:size]) / sum(weights) * 2**32):
         size += 1
     return size
+
+
+def reorder(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int, chosen: list[int]) -> dict[int, int]:
+    """What stands at each position that is moved: trigrams of one segment without special or chosen tokens."""
+    order_state, state = (combine(stream, seed, epoch, sequence.key) for stream in (5, 6))
+    places = sorted(range(len(sequence.ids) - 2), key=lambda place: (order_of(order_state, place), place))
+    moved: dict[int, int] = {}
+    for place in places:
+        trigram = range(place, place + 3)
+        if len(moved) == 3 * round(rule.reorder_rate * len(sequence.ids) / 3):
+            break
+        parted = any(position == sequence.first_length for position in trigram[1:])
+        taken = any(p in chosen or p in moved or sequence.ids[p] < FIRST_WHOLE for p in trigram)
+        if not parted and not taken:
+            pick = (mix((state + place * GOLDEN) % WORD) >> 32) * 6 >> 32
+            order = list(itertools.permutations(trigram))[pick]
+            moved |= {position: sequence.ids[source] for position, source in zip(trigram, order, strict=True)}
+    return moved
 
 
 def reference(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int) -> dict[int, int]:
@@ -162,4 +181,5 @@ def reference(sequence: Sequence, rule: MaskingRule, seed: int, epoch: int) -> d
         shares = rule.split.mask, rule.split.mask + rule.split.random
         below = [round(share * 2**32) for share in shares]
         replaced[position] = MASK if case < below[0] else random_id if case < below[1] else original
-    return replaced
+    replaced |= reorder(sequence, rule, seed, epoch, list(replaced)) if rule.reorder_rate else {}
+    return dict(sorted(replaced.items()))

@@ -107,6 +107,8 @@ def finished_units(output: Path) -> int:
         {},
         {"masking": "static", "dupe_factor": 2},
         {"masking": "static", "mask_unit": "word", "mask_rate": 0.3},
+        {"masking": "static", "mask_unit": "ngram", "reorder_rate": 0.1, "pack": 3},
+        {"mask_unit": "span", "mask_split": "0.5,0.5,0", "random_tokens": "unigram"},
         {"objective": "full_sentences"},
         {"objective": "full_sentences", "masking": "static", "seq_len": 16},
         {"short_seq_prob": 0.5, "seq_len": 33, "seed": 5},
@@ -457,6 +459,7 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
         ({"mask_unit": "sentence"}, "--mask_unit sentence is not here; there is: token, word, ngram, span"),
         ({"mask_split": "0.8,0.2"}, "--mask_split 0.8,0.2; it is three shares"),
         ({"mask_split": "0.8,0.1,0.2"}, "split 0.8,0.1,0.2; it is three shares that sum to 1"),
+        ({"mask_unit": "span", "reorder_rate": 0.1}, "reorder rate 0.1 with unit span"),
         ({"random_tokens": "zipf"}, "random tokens 'zipf'; they are one of: uniform, unigram"),
         (
             {"random_tokens": "unigram", "masking": "static"},

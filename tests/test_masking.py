@@ -50,14 +50,16 @@ sequences = st.builds(
     rate=st.floats(0.01, 1),
     seed=st.integers(-(2**70), 2**70),
     epoch=st.integers(0, 2**40),
+    reorder_rate=st.sampled_from([0.0, 0.1, 0.5, 1.0]),
     split=st.sampled_from([Split(0.8, 0.1, 0.1), Split(0.5, 0.5, 0.0), Split(0.0, 0.3, 0.7)]),
 )
-def test_masks_equal_a_reference_in_plain_python(packed, room, unit, rate, seed, epoch, split):
+def test_masks_equal_a_reference_in_plain_python(packed, room, unit, rate, seed, epoch, split, reorder_rate):
+    reorder_rate = 0.0 if unit == "span" else reorder_rate
     pack = max(1, max(len(row) for row in packed))
     width = max(1, room + max(sum(len(sequence.ids) for sequence in row) for row in packed))
     rows = pack_rows(packed, width, pack)
-    masked = apply(rows, unit, rate, seed, epoch, split=split)
-    rule = MaskingRule(unit, rate, split)
+    masked = apply(rows, unit, rate, seed, epoch, split=split, reorder_rate=reorder_rate)
+    rule = MaskingRule(unit, rate, split, reorder_rate=reorder_rate)
     for row, row_sequences in enumerate(packed):
         wanted, start = {}, 0
         for sequence in row_sequences:
@@ -251,3 +253,36 @@ def test_masks_of_two_epochs_are_independent():
     overlap = stats.hypergeom(126, budget, budget)
     mean = (chosen[0] & chosen[1]).sum() / count
     assert abs(mean - overlap.mean()) < stats.norm.isf(FALSE_ALARM / 2) * overlap.std() / np.sqrt(count)
+
+
+def test_tokens_out_of_order_are_unmasked_trigrams_in_any_order():
+    """Chi-square, false-alarm rate 1e-6: each of the six orders is as likely, the true one too."""
+    rows = random_rows(2000, 66, inside_share=0)
+    rows.input_ids[:, 1:-1] = FIRST_WHOLE + np.arange(64) % 35  # so that a token tells its neighbours
+    masked, plain = apply(rows, reorder_rate=0.3), apply(rows)
+    filled = np.arange(66) < masked.counts[:, None]
+    assert (masked.counts - plain.counts <= 21).all()  # round(0.3 * 66 / 3) trigrams
+    assert (masked.counts - plain.counts).mean() > 20  # special and masked tokens leave less room
+    np.testing.assert_array_equal(
+        np.where(filled, np.take_along_axis(rows.input_ids, masked.positions, 1), 0), masked.ids
+    )
+    orders: dict[tuple, int] = {}
+    for row in range(2000):
+        alone = set(plain.positions[row, : plain.counts[row]].tolist())
+        chosen = masked.positions[row, : masked.counts[row]].tolist()
+        assert alone <= set(chosen), "masks know nothing of what is moved"
+        moved = [position for position in chosen if position not in alone]
+        for place in range(0, len(moved), 3):
+            trigram = moved[place : place + 3]
+            assert trigram == list(range(trigram[0], trigram[0] + 3))
+            truth, after = rows.input_ids[row, trigram].tolist(), masked.input_ids[row, trigram].tolist()
+            order = tuple(truth.index(token) for token in after)
+            orders[order] = orders.get(order, 0) + 1
+    assert len(orders) == 6 and stats.chisquare(list(orders.values())).pvalue > FALSE_ALARM
+
+
+def test_spans_are_not_reordered():
+    with pytest.raises(UserError, match="0 with spans"):
+        MaskingRule("span", reorder_rate=0.1)
+    with pytest.raises(UserError, match="a share from 0 to 1"):
+        MaskingRule("word", reorder_rate=1.1)

@@ -42,13 +42,14 @@ def test_no_packing_overflows_its_row(rate):
     bodies=st.lists(st.integers(1, 30), min_size=1, max_size=20),
     rate=st.floats(0.001, 1),
     room=st.integers(0, 5),
-    unit=st.sampled_from(["token", "span"]),
+    rule=st.sampled_from([("token", 0.0), ("span", 0.0), ("token", 0.2), ("word", 1.0)]),
 )
-def test_packed_rows_of_any_lengths_have_room(bodies, rate, room, unit):
+def test_packed_rows_of_any_lengths_have_room(bodies, rate, room, rule):
     packed = [Sequence([CLS, *[FIRST_WHOLE] * body, SEP], body + 2, key) for key, body in enumerate(bodies)]
     width = sum(body + 2 for body in bodies) + room
-    masker = Masker(Facts(), MaskingRule(unit, rate), 0)
-    masker.apply(pack_rows([packed], width, len(bodies)), np.zeros(1, int), max_predictions(width, len(bodies), rate))
+    masker = Masker(Facts(), MaskingRule(rule[0], rate, reorder_rate=rule[1]), 0)
+    most = max_predictions(width, len(bodies), rate, rule[1])
+    masker.apply(pack_rows([packed], width, len(bodies)), np.zeros(1, int), most)
 
 
 def test_rows_of_one_sequence_have_the_room_they_always_had():
@@ -60,7 +61,7 @@ def test_rows_of_one_sequence_have_the_room_they_always_had():
 
 
 def test_a_rule_goes_through_the_manifest():
-    rule = MaskingRule("span", 0.2, Split(0.5, 0.25, 0.25), "unigram")
+    rule = MaskingRule("word", 0.2, Split(0.5, 0.25, 0.25), "unigram", 0.05)
     assert MaskingRule.from_manifest(json.loads(json.dumps(rule.to_manifest()))) == rule
 
 
@@ -71,7 +72,15 @@ def test_an_older_manifest_means_the_defaults():
 
 @pytest.mark.parametrize(
     "damage",
-    [{"split": "0.8"}, {"split": [0.8, 0.2]}, {"split": [1, "a", 0]}, {"random": 3}, {"span_p": "x"}, {"span_max": 0}],
+    [
+        {"split": "0.8"},
+        {"split": [0.8, 0.2]},
+        {"split": [1, "a", 0]},
+        {"random": 3},
+        {"span_p": "x"},
+        {"span_max": 0},
+        {"reorder_rate": "0"},
+    ],
 )
 def test_a_damaged_manifest_is_told(damage):
     with pytest.raises(UserError, match=next(iter(damage))):

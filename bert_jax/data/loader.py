@@ -86,7 +86,9 @@ class PretrainingLoader:
         self.rates = RateSchedule.constant(dataset.masking.rate) if rates is None else rates
         self.max_predictions = dataset.max_predictions
         if rates is not None:
-            self.max_predictions = max_predictions(dataset.seq_len, dataset.pack, rates.highest)
+            self.max_predictions = max_predictions(
+                dataset.seq_len, dataset.pack, rates.highest, dataset.masking.reorder_rate
+            )
         by_count = dataset.masking.random == "unigram" and not dataset.static
         self._unigram_counts = dataset.unigram_counts() if by_count else None
         self._tokenizer = tokenizer

@@ -16,6 +16,10 @@ unit of masking
 A chosen token becomes [MASK] in 80% of cases, a random token in 10%, and stays itself in 10% (or any other split);
 with spans one draw decides for a whole span, and spans that touch are one, as in SpanBERT's code.
 
+With a reorder rate, trigrams of tokens that are not chosen, in random order while they share none, are shuffled and
+predicted too, round(rate * n / 3) of them (Wang et al. 2019, StructBERT, section 2.2.1; its 5% of trigrams are
+counted here by the share of the slots that they take).
+
 What differs from those programs:
   - no special token is ever predicted, [UNK] and [MASK] included (bert: all but [CLS] and [SEP] may be);
   - a random token is never a special one (bert: any line of the vocabulary);

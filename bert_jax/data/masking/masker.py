@@ -7,6 +7,7 @@ from jaxtyping import Bool, Float64, Int32, Int64
 
 from bert_jax.data import hashing
 from bert_jax.data.example import Rows
+from bert_jax.data.masking import reorder
 from bert_jax.data.masking import sequences as cutting
 from bert_jax.data.masking.replacements import Replacer
 from bert_jax.data.masking.rule import MaskingRule
@@ -14,8 +15,8 @@ from bert_jax.data.masking.sequences import INSIDE, SPECIAL, WHOLE, Sequences
 from bert_jax.data.masking.spans import choose_runs, run_starts
 from bert_jax.data.masking.words import choose_words
 
-# Streams of hashes that must not know of each other.
-_ORDER, _REPLACEMENT, _LENGTH = 1, 2, 3
+# Streams of hashes that must not know of each other; data_prep/corruption.py has one too.
+_ORDER, _REPLACEMENT, _LENGTH, _REORDER, _SHUFFLE = 1, 2, 4, 5, 6
 
 
 @runtime_checkable
@@ -42,12 +43,13 @@ class Masked(NamedTuple):
 
 
 class _Chosen(NamedTuple):
-    """The K chosen slots, ascending."""
+    """The K slots to be predicted, ascending."""
 
     sequence: Int64[np.ndarray, "K"]
     position: Int64[np.ndarray, "K"]  # in its sequence
     slots: Int64[np.ndarray, "K"]  # of the R*T
     rows: Int64[np.ndarray, "K"]
+    moved: Bool[np.ndarray, "K"]  # out of order, not masked
     counts: Int64[np.ndarray, "R"]
 
 
@@ -100,7 +102,12 @@ class Masker:
             cases = hashing.mix(states + firsts.astype(np.uint64) * hashing.GAMMA)
         input_ids = rows.input_ids.astype(np.int32)
         truth = input_ids.reshape(-1)[chosen.slots]
-        input_ids.reshape(-1)[chosen.slots] = self._replacer.replace(truth, cases, picks)
+        replaced = self._replacer.replace(truth, cases, picks)
+        if self.rule.reorder_rate:
+            at = np.flatnonzero(chosen.moved)
+            states = hashing.combine(_SHUFFLE, self.seed, epochs, sequences.keys)[chosen.sequence[at]]
+            replaced[at] = reorder.shuffled(truth[at], states, chosen.position[at])
+        input_ids.reshape(-1)[chosen.slots] = replaced
         positions, ids = np.zeros((2, row_count, max_predictions), np.int32)
         positions[chosen.rows, column] = chosen.slots - chosen.rows * width
         ids[chosen.rows, column] = truth
@@ -115,14 +122,14 @@ class Masker:
         sequences = cutting.cut(rows, self._kinds.take(rows.input_ids))
         counts = self._budgets(sequences, None)
         met = np.zeros(len(counts), bool)
-        if self.rule.unit in ("token", "word"):
+        if self.rule.unit in ("token", "word") and not self.rule.reorder_rate:
             starts, inside = cutting.find_words(sequences)
             starts[:, :-1] &= ~inside[:, 1:]
             met = np.count_nonzero(starts, axis=1) >= counts
         drawn = np.flatnonzero(~met)
         if drawn.size:
             some = Sequences(*(column[drawn] for column in sequences))
-            counts[drawn] = np.count_nonzero(self._choose_slots(some, epochs[some.rows], None), axis=1)
+            counts[drawn] = np.count_nonzero(self._choose_slots(some, epochs[some.rows], None)[0], axis=1)
         return np.bincount(sequences.rows, counts, minlength=len(rows.input_ids)).astype(np.int64)
 
     def _budgets(self, sequences: Sequences, rates: Float64[np.ndarray, "R"] | None) -> Int64[np.ndarray, "Q"]:
@@ -136,19 +143,29 @@ class Masker:
         epochs: Int64[np.ndarray, "Q"],
         rates: Float64[np.ndarray, "R"] | None,
     ) -> _Chosen:
-        chosen = self._choose_slots(sequences, epochs, rates)
+        chosen, moved = self._choose_slots(sequences, epochs, rates)
         sequence, position = np.divmod(np.flatnonzero(chosen), chosen.shape[1])
         slots = sequences.offsets[sequence] + position
         numbers = sequences.rows[sequence]
-        return _Chosen(sequence, position, slots, numbers, np.bincount(numbers, minlength=len(rows.input_ids)))
+        counts = np.bincount(numbers, minlength=len(rows.input_ids))
+        return _Chosen(sequence, position, slots, numbers, moved[sequence, position], counts)
 
     def _choose_slots(
         self, sequences: Sequences, epochs: Int64[np.ndarray, "Q"], rates: Float64[np.ndarray, "R"] | None
-    ) -> Bool[np.ndarray, "Q W"]:
+    ) -> tuple[Bool[np.ndarray, "Q W"], Bool[np.ndarray, "Q W"]]:
+        """The slots to be predicted, and those of them that are moved."""
         budgets = self._budgets(sequences, rates)
         words = cutting.find_words(sequences)
         order = cutting.shuffle(words.starts, hashing.combine(_ORDER, self.seed, epochs, sequences.keys))
         if self.rule.unit in ("token", "word"):
-            return choose_words(words, order, budgets)
-        states = hashing.combine(_LENGTH, self.seed, epochs, sequences.keys)
-        return choose_runs(sequences, words, order, budgets, states, self.rule)
+            chosen = choose_words(words, order, budgets)
+        else:
+            states = hashing.combine(_LENGTH, self.seed, epochs, sequences.keys)
+            chosen = choose_runs(sequences, words, order, budgets, states, self.rule)
+        if not self.rule.reorder_rate:
+            return chosen, np.broadcast_to(np.zeros(1, bool), chosen.shape)
+        free = reorder.candidates(sequences, words, chosen)
+        order = cutting.shuffle(free, hashing.combine(_REORDER, self.seed, epochs, sequences.keys))
+        trigrams = np.rint(self.rule.reorder_rate * sequences.lengths / reorder.LENGTH).astype(np.int64)
+        moved = reorder.choose(order, trigrams)
+        return chosen | moved, moved

@@ -34,6 +34,7 @@ class MaskingRule:
     rate: float = 0.15
     split: Split = BERT_SPLIT
     random: str = "uniform"  # or unigram: as often as in the rows of train
+    reorder_rate: float = 0.0  # share of the slots in shuffled trigrams (StructBERT); beside the masks
     ngram_max: int = 3  # words (Lan et al. 2020, section 3.1)
     span_p: float = 0.2  # of the geometric distribution of a span's words (Joshi et al. 2020, section 3.1)
     span_max: int = 10  # words (the same)
@@ -49,6 +50,11 @@ class MaskingRule:
                 f"split {','.join(map(str, self.split))}; it is three shares that sum to 1, of [MASK], random tokens "
                 "and tokens kept, as 0.8,0.1,0.1"
             )
+        if not 0 <= self.reorder_rate <= 1 or (self.reorder_rate and self.unit == "span"):
+            raise UserError(
+                f"reorder rate {self.reorder_rate} with unit {self.unit}; it is a share from 0 to 1, and 0 with spans, "
+                "whose ends tokens out of order would hide"
+            )
         if self.ngram_max < 1 or self.span_max < 1 or not 0 < self.span_p < 1:
             raise UserError(
                 f"ngram_max {self.ngram_max}, span_max {self.span_max}, span_p {self.span_p}; words are 1 or more, "
@@ -60,7 +66,15 @@ class MaskingRule:
         """The rule of a manifest's `masking`; keys that an older one lacks have the defaults above."""
         given = {name: masking[name] for name in cls.__dataclass_fields__ if name in masking}
         given["rate"] = float(given["rate"])
-        for name, kind in (("random", str), ("ngram_max", int), ("span_p", float), ("span_max", int)):
+        if isinstance(given.get("reorder_rate"), int):
+            given["reorder_rate"] = float(given["reorder_rate"])
+        for name, kind in (
+            ("random", str),
+            ("reorder_rate", float),
+            ("ngram_max", int),
+            ("span_p", float),
+            ("span_max", int),
+        ):
             if not isinstance(given.get(name, kind()), kind):
                 raise UserError(f"damaged manifest: masking.{name} is {given[name]!r}; copy the folder again")
         if "split" in given:
