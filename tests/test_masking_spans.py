@@ -142,6 +142,10 @@ def test_targets_stay_in_their_sequence():
     assert left.tolist() == [[0, 0, 2, 2, 2]]
     assert right.tolist() == [[1, 1, 4, 4, 4]]
     assert offsets.tolist() == [[1, 2, 1, 2, 3]]
+    rows = pack_rows([[Sequence([6, 7], 2, 0)], [Sequence([8, 9], 2, 1)]], 2, 1)  # the next row is another text
+    masked = apply(rows, "span", rate=1.0)
+    left, right, offsets = span_targets(masked.positions, masked.counts, layout(rows).sequence_ids)
+    assert (left.tolist(), right.tolist(), offsets.tolist()) == ([[0, 0]] * 2, [[1, 1]] * 2, [[1, 2]] * 2)
 
 
 def test_no_predictions_have_no_targets():

@@ -5,8 +5,6 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int32
 
-from bert_jax.data.masking.spans import run_starts
-
 
 class SpanTargets(NamedTuple):
     """The fields of Batch by the same names: row-local slots; 0 in fillers."""
@@ -26,19 +24,25 @@ def span_targets(
     Both slots lie in the span's sequence, which begins and ends with special tokens; without them, the first and the
     last slot of a span that goes to an end stand for the missing one.
     """
-    width = sequence_ids.shape[1]
-    row, column = np.nonzero(np.arange(masked_positions.shape[1]) < counts[:, None])
-    positions = masked_positions[row, column]
-    # The sequences of all rows, numbered in order; wider than 32 bits only for 2**31 slots.
-    sequences = row * (width + 1) + sequence_ids[row, positions]
-    firsts = run_starts(sequences, positions)
-    # The same from behind gives the last slot of each span.
-    lasts = -run_starts(-sequences[::-1], -positions[::-1])[::-1]
-    left, right = np.maximum(firsts - 1, 0), np.minimum(lasts + 1, width - 1)
-    ids = sequence_ids[row, positions]
-    left = np.where(sequence_ids[row, left] == ids, left, firsts)
-    right = np.where(sequence_ids[row, right] == ids, right, lasts)
+    (count, width), most = sequence_ids.shape, masked_positions.shape[1]
+    at = np.flatnonzero(np.arange(most) < counts[:, None])
+    row = np.repeat(np.arange(count), counts)
+    slots = row * width + masked_positions.reshape(-1)[at]
+    flat = sequence_ids.reshape(-1)
+    ids = flat[slots]
 
-    fields = np.zeros((3, *masked_positions.shape), np.int32)
-    fields[:, row, column] = left, right, positions - firsts + 1
+    new = np.ones(slots.size, bool)
+    new[1:] = (np.diff(slots) != 1) | (ids[1:] != ids[:-1]) | (row[1:] != row[:-1])
+    firsts = np.flatnonzero(new)
+    sizes = np.diff(firsts, append=slots.size)
+    begins, origins, span_ids = slots[firsts], row[firsts] * width, ids[firsts]
+    left = np.maximum(begins - 1, origins)
+    left = np.where(flat[left] == span_ids, left, begins)
+    right = np.minimum(begins + sizes, origins + width - 1)
+    right = np.where(flat[right] == span_ids, right, begins + sizes - 1)
+
+    fields = np.zeros((3, count, most), np.int32)
+    for field, values in zip(fields, (left - origins, right - origins), strict=False):
+        field.reshape(-1)[at] = np.repeat(values, sizes)
+    fields[2].reshape(-1)[at] = slots - np.repeat(begins - 1, sizes)
     return SpanTargets(*fields)
