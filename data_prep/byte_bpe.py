@@ -11,7 +11,7 @@ Ids: <s> <pad> </s> <unk> as in RoBERTa, the bytes by code point, merges as they
 import re
 from collections.abc import Callable, Iterator, Mapping
 
-from tokenizers import pre_tokenizers
+from tokenizers import normalizers, pre_tokenizers
 
 from bert_jax.command import UserError
 from data_prep import counting
@@ -19,6 +19,8 @@ from data_prep.merges import Merges
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK = "<mask>"
+# Steps of the `tokenizers` library that make text as BERT's uncased models see it.
+LOWERCASE = ("NFD", "Lowercase", "StripAccents")
 # As the `tokenizers` library's ByteLevelBPETokenizer.train.
 MIN_FREQUENCY = 2
 # All of Unicode's White_Space parts words (str.isspace would take in U+001C to U+001F). A space clings to what follows.
@@ -32,13 +34,16 @@ BYTES = sorted(chr(_WRITTEN.get(byte, byte)) for byte in range(0x100))
 class Splitter:
     """Words of GPT-2's rule, written byte by byte. White space that parts words is not counted by itself."""
 
-    def __init__(self) -> None:
+    def __init__(self, lowercase: bool = False) -> None:
+        steps = [getattr(normalizers, name)() for name in LOWERCASE] if lowercase else []
+        self._normalize = normalizers.Sequence(steps).normalize_str
         self._split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
 
     def chunks(self, text: str) -> list[str]:
         return _CHUNK.findall(text)
 
     def words(self, chunk: str) -> Iterator[str]:
+        chunk = self._normalize(chunk)
         for written, (start, end) in self._split(chunk):
             if end - start <= counting.LONGEST_WORD:
                 yield written
@@ -72,9 +77,11 @@ def learn(
         )
     ids = {token: index for index, token in enumerate(tokens)}
     words = sorted(word_counts)
-    pairs = Merges([[ids[byte] for byte in word] for word in words], [word_counts[word] for word in words])
+    pairs = Merges(
+        [[ids[byte] for byte in word] for word in words], [word_counts[word] for word in words], min_frequency
+    )
     merges: list[tuple[str, str]] = []
-    while len(tokens) < vocab_size - 1 and (pair := pairs.most_frequent(min_frequency)):
+    while len(tokens) < vocab_size - 1 and (pair := pairs.most_frequent()):
         left, right = tokens[pair[0]], tokens[pair[1]]
         # A piece may come about in two ways ("a" "bc", "ab" "c"); it is one token still, by two merges.
         if left + right not in ids:

@@ -25,9 +25,11 @@ from jaxtyping import UInt64
 from bert_jax.data import hashing
 
 # Distinct chunks held at once; see the figures in data_prep.train_tokenizer's help.
-MAX_CHUNKS = 2_000_000
+MAX_CHUNKS = 1_000_000
 # Characters; German compounds seldom reach it, and a Thai phrase holds about as many.
 LONGEST_WORD = 32
+# Share of the text by the characters that get a token, unless they are bytes; as in SentencePiece.
+CHARACTER_COVERAGE = 0.9995
 # Text counted in one go.
 BLOCK_CHARACTERS = 1 << 20
 # Chunks of these scripts are parted at once: Thai, Lao, Tibetan, Burmese, Khmer, kana, and CJK ideographs.

@@ -6,7 +6,8 @@ the lowest ids (left, then right) is merged, as in the `tokenizers` library's Bp
 
 import heapq
 import itertools
-from collections import Counter
+from array import array
+from collections import Counter, defaultdict
 
 Pair = tuple[int, int]
 
@@ -14,63 +15,70 @@ Pair = tuple[int, int]
 class Merges:
     """Words as sequences of pieces, and the counts of neighbouring pairs, kept up to date while pairs are merged."""
 
-    def __init__(self, words: list[list[int]], counts: list[int]) -> None:
-        """`words` holds ids of pieces; `counts` says how often each word occurs."""
+    def __init__(self, words: list[list[int]], counts: list[int], min_frequency: int) -> None:
+        """`words` hold ids of pieces, and are changed; `counts` say how often each word occurs.
+
+        Pairs that occur less than `min_frequency` times are not merged.
+        """
         self._words = words
         self._word_counts = counts
+        self._min_frequency = max(min_frequency, 1)
         self._counts: Counter[Pair] = Counter()
-        self._places: dict[Pair, list[int]] = {}  # words that hold or held the pair
+        # Words that hold or held the pair, by number.
+        self._places: defaultdict[Pair, array[int]] = defaultdict(lambda: array("i"))
         for index, word in enumerate(words):
             for pair in itertools.pairwise(word):
                 self._counts[pair] += counts[index]
-                self._places.setdefault(pair, []).append(index)
+                self._places[pair].append(index)
         # The most frequent first, and among equals the first by id. An entry may be out of date.
-        self._heap: list[tuple[int, Pair]] = [(-count, pair) for pair, count in self._counts.items()]
+        self._heap: list[tuple[int, Pair]] = [
+            (-count, pair) for pair, count in self._counts.items() if count >= self._min_frequency
+        ]
         heapq.heapify(self._heap)
 
-    def most_frequent(self, min_frequency: int) -> Pair | None:
+    def most_frequent(self) -> Pair | None:
         """The pair that occurs most often, the first by its ids among equals; None if none is frequent enough."""
         while self._heap:
             negative_count, pair = heapq.heappop(self._heap)
             count = self._counts[pair]
-            if count == -negative_count and count >= max(min_frequency, 1):
+            if count == -negative_count:
                 return pair
             # Out of date: a pair that grew has a newer entry already, one that shrank gets one.
-            if min_frequency <= count < -negative_count:
+            if self._min_frequency <= count < -negative_count:
                 heapq.heappush(self._heap, (-count, pair))
         return None
 
     def merge(self, pair: Pair, merged: int) -> None:
         """Makes one piece of the pair, from left to right, wherever it occurs."""
-        changes: Counter[Pair] = Counter()
-        for index in self._places.pop(pair):
-            word, count = self._words[index], self._word_counts[index]
-            shorter = _replace(word, pair, merged)
-            if len(shorter) == len(word):
-                continue  # met already, or another merge took one of the two
-            for old in itertools.pairwise(word):
-                changes[old] -= count
-            for new in itertools.pairwise(shorter):
-                changes[new] += count
-                if merged in new:
-                    self._places.setdefault(new, []).append(index)
-            self._words[index] = shorter
+        changes: defaultdict[Pair, int] = defaultdict(int)
+        words, counts, places = self._words, self._word_counts, self._places
+        left, right = pair
+        joined = [merged]
+        for index in places.pop(pair):
+            word = words[index]
+            at = 0
+            # A word may be here twice, or have lost the pair to another merge.
+            while left in word[at:-1]:
+                at = word.index(left, at) + 1
+                if word[at] != right:
+                    continue
+                word[at - 1 : at + 1] = joined
+                # What stood beside the pair stands beside the new piece.
+                if at > 1:
+                    before = word[at - 2]
+                    changes[before, left] -= counts[index]
+                    changes[before, merged] += counts[index]
+                    places[before, merged].append(index)
+                if at < len(word):
+                    after = word[at]
+                    changes[right, after] -= counts[index]
+                    changes[merged, after] += counts[index]
+                    places[merged, after].append(index)
         for changed, difference in changes.items():
             self._counts[changed] += difference
             if self._counts[changed] <= 0:
                 del self._counts[changed]
-            elif difference > 0:
+                places.pop(changed, None)
+            elif difference > 0 and self._counts[changed] >= self._min_frequency:
                 heapq.heappush(self._heap, (-self._counts[changed], changed))
-
-
-def _replace(word: list[int], pair: Pair, merged: int) -> list[int]:
-    shorter: list[int] = []
-    position = 0
-    while position < len(word):
-        if word[position] == pair[0] and position + 1 < len(word) and word[position + 1] == pair[1]:
-            shorter.append(merged)
-            position += 2
-        else:
-            shorter.append(word[position])
-            position += 1
-    return shorter
+        self._counts.pop(pair, None)

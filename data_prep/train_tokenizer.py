@@ -1,16 +1,28 @@
 """Trains a tokenizer on text: the same text and options give the same bytes."""
 
 import sys
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from bert_jax import command, tokenizer_files
+from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.files import new_folder
 from bert_jax.tokenizer import Tokenizer
-from data_prep import counting, readers, sampling, wordpiece
+from bert_jax.tokenizer_bpe import BytePairs
+from bert_jax.tokenizer_files import Vocabulary
+from bert_jax.tokenizer_library import Content
+from bert_jax.tokenizer_sentencepiece import SentencePieces
+from data_prep import byte_bpe, counting, readers, sampling, sentence_pieces, wordpiece
 from data_prep.progress import Reporter
+from data_prep.readers.corpus import patterns
+
+KINDS = {
+    "wordpiece": "WordPiece",
+    "bpe": "byte-level BPE",
+    "unigram": "SentencePiece Unigram",
+    "sentencepiece_bpe": "SentencePiece BPE",
+}
+AS_IT_IS = readers.Reading()
 
 DESCRIPTION = """\
 Trains a vocabulary on text and writes a tokenizer folder, which data_prep.build_examples and Hugging Face
@@ -18,38 +30,23 @@ transformers both read.
 
     python -m data_prep.train_tokenizer --input 'data_prep/sample/books/*.txt.xz' --output tokenizer --vocab_size 8192
 
-The same text and options give the same bytes. Words are counted first, in one pass and in bounded memory; then the
-most frequent pairs of pieces are merged, as the Hugging Face WordPiece trainer does, with ties broken by rule
-(data_prep/wordpiece.py says how).
+--kind   wordpiece          as BERT: characters merged to pieces, inner ones marked ##; every CJK ideograph is a word
+         bpe                as RoBERTa: bytes merged to pieces, so that no text is unknown
+         unigram            as XLM-R: SentencePiece, the pieces that make the text most likely
+         sentencepiece_bpe  SentencePiece, characters merged to pieces
+
+The same text and options give the same bytes (with the same sentencepiece library, for its kinds). Words are counted
+first, in one pass and in bounded memory; then pieces are learnt from the counts.
 
 Several languages: with --alpha, each pattern of --input (or each file, if there is one pattern) is a language, and
 the words of language i count as if its share of the text were p_i^alpha / sum_j p_j^alpha: 0.5 in XLM, 0.3 in XLM-R.
 
-    ... --input 'text/en/*.txt.xz,text/sw/*.txt.xz' --alpha 0.3 --vocab_size 120000
+    ... --input 'text/en/*.txt.xz,text/sw/*.txt.xz' --kind unigram --alpha 0.3 --vocab_size 250000
 
-Memory: at most --max_words distinct words are counted at once, marks around them included; each takes about 150
-bytes, and again as much while pieces are merged. Beyond them the rare ones are sampled by hash, so that frequencies
-stay right on average. Text without spaces (Chinese, Japanese, Thai) counts by ideographs and pieces of phrases."""
-
-
-@dataclass
-class Corpus:
-    """The text to train on: files, each group of them a language; notes how far it has been read."""
-
-    groups: dict[str, list[Path]]
-    bytes_read: int = 0
-    total_bytes: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        paths = [path for group in self.groups.values() for path in group]
-        self.total_bytes = sum(path.stat().st_size for path in paths if path.is_file())
-
-    def documents(self, language: str) -> Iterator[str]:
-        for path in self.groups[language]:
-            yield from readers.documents(path, on_read=self._read)
-
-    def _read(self, size: int) -> None:
-        self.bytes_read += size
+Memory: at most --max_words distinct words are counted at once, the marks around them included (unigram: half of it),
+in about 150 bytes each; learning takes up to 1000 bytes for each word without its marks (unigram: 2200 with them).
+Beyond that the rare ones are sampled by hash, so that frequencies stay right on average. Text without spaces (Chinese,
+Japanese, Thai) counts by ideographs and pieces of phrases."""
 
 
 def train(
@@ -60,19 +57,20 @@ def train(
     lowercase: bool = False,
     kind: str = "wordpiece",
     alpha: float | None = None,
-    character_coverage: float = wordpiece.CHARACTER_COVERAGE,
+    character_coverage: float = counting.CHARACTER_COVERAGE,
     max_words: int = counting.MAX_CHUNKS,
+    reading: readers.Reading = AS_IT_IS,
     quiet: bool = True,
 ) -> Tokenizer:
     """Trains a tokenizer on files or patterns and writes its folder; returns it.
 
-    With `alpha` each of `paths` is a language (`data_prep.languages`); their shares are printed. `output` must not
-    exist; it appears whole or not at all. A vocabulary smaller than asked for, when the text has no more repeated
-    pieces, is written and said on stderr. Raises UserError for an unknown kind, an empty corpus, a vocab_size under
-    the number of characters, options out of range, an output that exists, and what `readers` raises.
+    With `alpha` each of `paths` is a language (`data_prep.sampling`); their shares are printed. `output` must not
+    exist; it appears whole or not at all. A vocabulary smaller than asked for, when the text gives no more pieces,
+    is written and said on stderr. Raises UserError for an unknown kind, an empty corpus, a vocab_size under the
+    number of characters, options out of range, an output that exists, and what `readers` raises.
     """
-    if kind != "wordpiece":
-        raise UserError(f"--kind {kind} does not exist yet. Only --kind wordpiece does now")
+    if kind not in KINDS:
+        raise UserError(f"--kind {kind} is not here; there is: {', '.join(KINDS)}")
     if vocab_size < 1:
         raise UserError(f"--vocab_size {vocab_size} is no size. Give a number such as 8192 or 30522")
     if alpha is not None and not 0 <= alpha <= 1:
@@ -80,25 +78,22 @@ def train(
     if not 0 < character_coverage <= 1:
         raise UserError(f"--character_coverage {character_coverage:g} is no share of the text. Try 0.9995")
     if max_words < 1000:
-        raise UserError(f"--max_words {max_words} is too few to learn from. Give 1000 or more, such as 2000000")
-    corpus = Corpus({str(path): readers.expand(str(path)) for path in paths})
+        raise UserError(f"--max_words {max_words} is too few to learn from. Give 1000 or more, such as 1000000")
+    groups = {str(path): readers.find_sources(str(path)) for path in paths}
+    if alpha is None:
+        groups = {"all": tuple(sorted({source for group in groups.values() for source in group}))}
+    corpora = {name: readers.Corpus(sources, reading) for name, sources in groups.items()}
     with new_folder(Path(output)) as folder:
-        splitter = wordpiece.Splitter(lowercase)
-        words = _count(corpus, splitter, alpha, max_words, quiet)
-        with Reporter("merging pieces", vocab_size, ("tokens",), quiet) as reporter:
-            tokens = wordpiece.learn(
-                words,
-                vocab_size,
-                character_coverage=character_coverage,
-                on_token=lambda size: reporter.update(size, size),
-            )
-        vocabulary = tokenizer_files.Vocabulary(tuple(tokens), lowercase=lowercase, strip_accents=lowercase)
-        trained = Tokenizer(vocabulary)
+        limit = max_words // 2 if kind == "unigram" else max_words
+        words = _count(corpora, _splitter(kind, lowercase), alpha, limit, quiet)
+        with Reporter("learning pieces", vocab_size, ("tokens",), quiet) as reporter:
+            content = _learn(kind, words, vocab_size, lowercase, character_coverage, reporter)
+        trained = Tokenizer(content)
         trained.save(folder)
     if trained.vocab_size < vocab_size:
         print(
-            f"warning: the text gives {trained.vocab_size} tokens, fewer than --vocab_size {vocab_size}: no further "
-            f"pair of pieces occurs {wordpiece.MIN_FREQUENCY} times. Give more text, or this size",
+            f"warning: the text gives {trained.vocab_size} tokens, fewer than --vocab_size {vocab_size}: nothing "
+            "further occurs twice. Give more text, or this size",
             file=sys.stderr,
         )
     return trained
@@ -106,20 +101,16 @@ def train(
 
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("data_prep.train_tokenizer", DESCRIPTION)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "--input",
         required=True,
         metavar="GLOB",
-        help="text files (.txt, also .gz or .xz), a quoted glob or several parted by commas; required",
+        help="text, JSONL or Parquet files, also compressed: a quoted glob or several parted by commas; required",
     )
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder to make; must not exist; required")
-    parser.add_argument(
-        "--kind",
-        default="wordpiece",
-        choices=["wordpiece", "bpe", "unigram"],
-        help="default wordpiece, the only one that exists now",
-    )
-    parser.add_argument(
+    add("--output", required=True, metavar="DIR", help="folder to make; must not exist; required")
+    add("--kind", default="wordpiece", choices=list(KINDS), help="default wordpiece")
+    add(
         "--vocab_size",
         type=int,
         required=True,
@@ -128,32 +119,35 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_switch(
         "lowercase",
-        help="lower-case and strip accents before anything else; default --nolowercase: keep both",
+        help="lower-case before anything else, and strip accents (SentencePiece: lower-case only); "
+        "default --nolowercase: keep both",
     )
-    parser.add_argument(
+    add(
         "--alpha",
         type=float,
         metavar="A",
         help="several languages: exponent of their shares, 0 to 1; default: the text as it is",
     )
-    parser.add_argument(
+    add(
         "--character_coverage",
         type=float,
-        default=wordpiece.CHARACTER_COVERAGE,
+        default=counting.CHARACTER_COVERAGE,
         metavar="SHARE",
-        help=f"of the text, by characters that get a token; default {wordpiece.CHARACTER_COVERAGE}",
+        help=f"of the text, by characters that get a token (bpe: all do); default {counting.CHARACTER_COVERAGE}",
     )
-    parser.add_argument(
+    add(
         "--max_words",
         type=int,
         default=counting.MAX_CHUNKS,
         metavar="N",
         help=f"distinct words counted at once; default {counting.MAX_CHUNKS}",
     )
+    add("--text_field", default="text", metavar="NAME", help="of JSONL, Parquet and TFDS; default text")
+    add("--document", default="blank_line", choices=readers.DOCUMENT, help="what parts text; default blank_line")
+    add("--on_error", default="fail", choices=readers.ON_ERROR, help="at input that cannot be used; default fail")
     flags = parser.parse_args(arguments)
-    patterns = [flags.input] if flags.alpha is None else _languages(flags.input)
     trained = train(
-        patterns,
+        [flags.input] if flags.alpha is None else _languages(flags.input),
         flags.output,
         vocab_size=flags.vocab_size,
         lowercase=bool(flags.lowercase),
@@ -161,41 +155,80 @@ def main(arguments: Sequence[str]) -> None:
         alpha=flags.alpha,
         character_coverage=flags.character_coverage,
         max_words=flags.max_words,
+        reading=readers.Reading(flags.text_field, flags.document, flags.on_error),
         quiet=False,
     )
-    print(f"{flags.output}: WordPiece, {trained.vocab_size} tokens, {'lower-cased' if trained.lowercase else 'cased'}")
+    case = "lower-cased" if trained.lowercase else "cased"
+    print(f"{flags.output}: {KINDS[trained.kind]}, {trained.vocab_size} tokens, {case}")
 
 
 def _languages(pattern: str) -> list[str]:
-    """The patterns of --input; the files of it if it is one."""
-    parts = [part.strip() for part in pattern.split(",") if part.strip()]
-    return parts if len(parts) > 1 else [str(path) for path in readers.expand(pattern)]
+    """The patterns of --input; its files if it is one."""
+    parts = patterns(pattern)
+    return parts if len(parts) > 1 else [source.path for source in readers.find_sources(pattern)]
+
+
+def _splitter(kind: str, lowercase: bool) -> counting.Splitter:
+    if kind == "wordpiece":
+        return wordpiece.Splitter(lowercase)
+    return byte_bpe.Splitter(lowercase) if kind == "bpe" else sentence_pieces.Splitter()
+
+
+def _learn(
+    kind: str, words: dict[str, int], vocab_size: int, lowercase: bool, character_coverage: float, reporter: Reporter
+) -> Content:
+    """The vocabulary of a kind."""
+
+    def told(size: int | float) -> None:
+        reporter.update(size, size)
+
+    if kind == "wordpiece":
+        tokens = wordpiece.learn(words, vocab_size, character_coverage=character_coverage, on_token=told)
+        return Vocabulary(tuple(tokens), lowercase=lowercase, strip_accents=lowercase)
+    if kind == "bpe":
+        tokens, merges = byte_bpe.learn(words, vocab_size, on_token=told)
+        return BytePairs(tuple(tokens), tuple(merges), normalizers=byte_bpe.LOWERCASE if lowercase else ())
+    return SentencePieces(
+        sentence_pieces.learn(
+            words,
+            vocab_size,
+            kind=kind,
+            lowercase=lowercase,
+            character_coverage=character_coverage,
+            on_share=lambda share: told(share * vocab_size),
+        )
+    )
 
 
 def _count(
-    corpus: Corpus, splitter: counting.Splitter, alpha: float | None, max_words: int, quiet: bool
+    corpora: dict[str, readers.Corpus], splitter: counting.Splitter, alpha: float | None, max_words: int, quiet: bool
 ) -> dict[str, int]:
-    """The counts of words. Prints the shares of languages."""
-    with Reporter("counting words", corpus.total_bytes, ("MB",), quiet) as reporter:
+    """The counts of words. Prints the shares of languages, and says on stderr what was refused."""
+    total = sum(corpus.total_bytes for corpus in corpora.values())
+    with Reporter("counting words", total, ("MB",), quiet) as reporter:
 
-        def reported(documents: Iterable[str]) -> Iterator[str]:
-            for document in documents:
+        def documents(corpus: readers.Corpus) -> Iterator[str]:
+            for document in corpus.documents():
                 yield document
-                reporter.update(corpus.bytes_read, corpus.bytes_read / 1e6)
+                read = sum(each.bytes_read for each in corpora.values())
+                reporter.update(read, read / 1e6)
 
-        texts = ((name, reported(corpus.documents(name))) for name in corpus.groups)
         if alpha is None:
             counter = counting.ChunkCounter(splitter, max_words)
-            for _, documents in texts:
-                counter.add(documents)
+            for corpus in corpora.values():
+                counter.add(documents(corpus))
             chunks = counter.counts
         else:
+            texts = ((name, documents(corpus)) for name, corpus in corpora.items())
             chunks, shares = sampling.count_chunks(texts, splitter, alpha, max_words)
             for share in shares:
                 print(f"{share.language}: {share.text:.2%} of the text, counted as {share.counted:.2%}")
-    words = counting.count_words(chunks, splitter)
+        words = counting.count_words(chunks, splitter)
+    for name, corpus in corpora.items():
+        for reason, count in corpus.refused.items():
+            print(f"warning: {name}: {count} documents or rests of files left out: {reason}", file=sys.stderr)
     if not words:
-        first = next(path for group in corpus.groups.values() for path in group)
+        first = next(source.path for corpus in corpora.values() for source in corpus.sources)
         raise UserError(f"no words in the files of --input ({first} ...). Give files with text")
     return words
 

@@ -30,8 +30,6 @@ INSIDE = "##"
 # Both as in the `tokenizers` library's BertWordPieceTokenizer.train.
 ALPHABET_MINIMUM = 1000
 MIN_FREQUENCY = 2
-# As in SentencePiece.
-CHARACTER_COVERAGE = 0.9995
 # White space to str.split, and dropped before it is looked for by the library.
 _SEPARATORS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 
@@ -62,7 +60,7 @@ def learn(
     *,
     min_frequency: int = MIN_FREQUENCY,
     alphabet_minimum: int = ALPHABET_MINIMUM,
-    character_coverage: float = CHARACTER_COVERAGE,
+    character_coverage: float = counting.CHARACTER_COVERAGE,
     on_token: Callable[[int], None] = lambda size: None,
 ) -> list[str]:
     """The tokens of a WordPiece vocabulary, by id: special tokens, characters, merges.
@@ -89,9 +87,10 @@ def learn(
     merges = Merges(
         [[*map(beginning.__getitem__, first), *map(within.__getitem__, rest)] for first, rest in words.values()],
         [word_counts[word] for word in words],
+        min_frequency,
     )
     del words
-    while len(tokens) < vocab_size and (pair := merges.most_frequent(min_frequency)):
+    while len(tokens) < vocab_size and (pair := merges.most_frequent()):
         token = tokens[pair[0]] + tokens[pair[1]].removeprefix(INSIDE)
         # A piece may come about in two ways ("a" "##bc", "ab" "##c"); it is one token still.
         if token not in ids:

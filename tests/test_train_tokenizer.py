@@ -1,5 +1,6 @@
 """A trained vocabulary depends on the text and options alone, and is as good as the library's own trainer makes it."""
 
+import json
 import os
 import random
 import subprocess
@@ -87,11 +88,20 @@ def test_order_of_the_words_decides_nothing(sample_text):
     assert wordpiece.learn(dict(shuffled), 1500) == wordpiece.learn(counts, 1500)
 
 
-def test_same_text_gives_the_same_bytes_in_any_process(sample_text, tmp_path):
+FILES = {
+    "wordpiece": {"vocab.txt"},
+    "bpe": {"vocab.json", "merges.txt"},
+    "unigram": {"sentencepiece.bpe.model"},
+    "sentencepiece_bpe": {"sentencepiece.bpe.model"},
+}
+
+
+@pytest.mark.parametrize("kind", train_tokenizer.KINDS)
+def test_same_text_gives_the_same_bytes_in_any_process(kind, sample_text, tmp_path):
     written = []
     for seed in ("1", "2"):
         output = tmp_path / seed
-        command = [sys.executable, "-m", "data_prep.train_tokenizer", "--vocab_size=1500"]
+        command = [sys.executable, "-m", "data_prep.train_tokenizer", "--vocab_size=1500", f"--kind={kind}"]
         subprocess.run(
             [*command, f"--input={sample_text}", f"--output={output}"],
             env=os.environ | {"PYTHONHASHSEED": seed},
@@ -99,7 +109,19 @@ def test_same_text_gives_the_same_bytes_in_any_process(sample_text, tmp_path):
         )
         written.append({path.name: path.read_bytes() for path in sorted(output.iterdir())})
     assert written[0] == written[1]
-    assert set(written[0]) == {"vocab.txt", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
+    shared = {"tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"}
+    assert set(written[0]) == FILES[kind] | shared
+    assert all(str(tmp_path).encode() not in content for content in written[0].values())
+    loaded = tokenizer.load(tmp_path / "1")
+    assert (loaded.kind, loaded.vocab_size, loaded.lowercase) == (kind, 1500, False)
+    documents = list(readers.documents(sample_text))
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "1" / "tokenizer.json"))
+    for document in documents[:3]:
+        assert loaded.encode(document).tolist() == library.encode(document, add_special_tokens=False).ids
+    # Hardly any character of the text is without a token.
+    assert np.sum(loaded.encode_many(documents)[0] == loaded.unk_id) <= 0.0005 * sum(map(len, documents))
+    if kind != "wordpiece":
+        assert loaded.tokens(range(4)) == ["<s>", "<pad>", "</s>", "<unk>"] and loaded.tokens([1499]) == ["<mask>"]
 
 
 def words_and_tokens(library: tokenizers.Tokenizer, texts: list[str]) -> tuple[int, int]:
@@ -172,12 +194,11 @@ def test_mistakes_are_one_line_and_leave_nothing(sample_text, tmp_path):
     empty, output = tmp_path / "empty.txt", tmp_path / "vocab"
     empty.write_text("\n\n  \n")
     cases = [
-        (
-            {"paths": [sample_text], "kind": "bpe", "vocab_size": 900},
-            "--kind bpe does not exist yet. Only --kind wordpiece",
-        ),
-        ({"paths": [sample_text], "kind": "unigram", "vocab_size": 900}, "--kind unigram does not exist yet"),
-        ({"paths": [empty], "vocab_size": 900}, "no words in the files of --input"),
+        ({"paths": [sample_text], "kind": "words", "vocab_size": 900}, "--kind words is not here; there is: wordp"),
+        ({"paths": [sample_text], "kind": "bpe", "vocab_size": 90}, "--vocab_size 90 is too small"),
+        ({"paths": [sample_text], "kind": "unigram", "vocab_size": 20}, "--vocab_size 20 is too small"),
+        ({"paths": [sample_text], "kind": "sentencepiece_bpe", "vocab_size": 1}, "--vocab_size 1 is too small"),
+        ({"paths": [empty], "vocab_size": 900}, "no document in it"),
         ({"paths": [tmp_path / "absent.txt"], "vocab_size": 900}, "matches no file"),
         ({"paths": [sample_text], "vocab_size": 20}, "--vocab_size 20 is too small"),
         ({"paths": [sample_text], "vocab_size": -1}, "--vocab_size -1 is no size"),
@@ -210,15 +231,38 @@ def test_unfinished_folder_of_another_is_left_alone(sample_text, tmp_path):
         train_tokenizer.train([sample_text], tmp_path / "x.incomplete", vocab_size=900)
 
 
-def test_command_trains_and_teaches(sample_text, tmp_path, capsys):
-    for flags, case in (([], "cased"), (["--nolowercase"], "cased"), (["--lowercase"], "lower-cased")):
-        output = tmp_path / "-".join(["v", *flags])
-        train_tokenizer.main([f"--input={sample_text}", f"--output={output}", "--vocab_size=700", *flags])
-        assert f"WordPiece, 700 tokens, {case}\n" in capsys.readouterr().out
-        assert tokenizer.load(output).lowercase is (case == "lower-cased")
+@pytest.mark.parametrize("kind", train_tokenizer.KINDS)
+def test_command_trains_and_teaches(kind, sample_text, tmp_path, capsys):
+    name = train_tokenizer.KINDS[kind]
+    for flags, case in ((["--nolowercase"], "cased"), (["--lowercase"], "lower-cased")):
+        output = tmp_path / case
+        train_tokenizer.main(
+            [f"--input={sample_text}", f"--output={output}", "--vocab_size=700", f"--kind={kind}", *flags]
+        )
+        assert f"{name}, 700 tokens, {case}\n" in capsys.readouterr().out
+        loaded = tokenizer.load(output)
+        lowered = case == "lower-cased"
+        assert loaded.lowercase is lowered
+        assert (loaded.encode("The Doctor").tolist() == loaded.encode("the doctor").tolist()) is lowered
+        assert lowered or any(token != token.lower() for token in loaded.tokens(range(5, 699)))
     with pytest.raises(SystemExit):
         train_tokenizer.main(["--help"])
     assert "python -m data_prep.train_tokenizer --input" in capsys.readouterr().out
+
+
+def test_other_files_are_read_as_examples_are(sample_text, tmp_path, capsys):
+    """JSON lines give the vocabulary of the same text, and what cannot be used is left out and said."""
+    lines = [json.dumps({"body": document}) for document in readers.documents(sample_text)]
+    (tmp_path / "text.jsonl").write_text("\n".join([lines[0], "no JSON", *lines[1:]]))
+    options = ["--vocab_size=700", "--kind=bpe"]
+    train_tokenizer.main([f"--output={tmp_path / 'text'}", f"--input={sample_text}", *options])
+    options += [f"--input={tmp_path / 'text.jsonl'}", "--text_field=body"]
+    with pytest.raises(UserError, match=r"text\.jsonl, line 2"):
+        train_tokenizer.main([f"--output={tmp_path / 'json'}", *options])
+    train_tokenizer.main([f"--output={tmp_path / 'json'}", *options, "--on_error=skip"])
+    assert ": 1 documents" in capsys.readouterr().err
+    first, second = (tokenizer.load(tmp_path / name) for name in ("text", "json"))
+    assert first.content_hash == second.content_hash
 
 
 def test_languages_are_sampled_by_the_power_of_their_share(sample_text, tmp_path, capsys):

@@ -63,7 +63,7 @@ def find_sources(pattern: str, weights: Sequence[float] = ()) -> tuple[Source, .
     name, or by a pattern that ends in more than stars. Raises UserError for a pattern that matches nothing, and for
     weights that do not fit the patterns.
     """
-    parts = _patterns(pattern)
+    parts = patterns(pattern)
     if weights and len(weights) != len(parts):
         raise UserError(f"--weights has {len(weights)} numbers, --input {len(parts)} patterns; give one for each")
     if any(not 0 < weight <= 1000 for weight in weights):
@@ -83,7 +83,7 @@ def find_sources(pattern: str, weights: Sequence[float] = ()) -> tuple[Source, .
     return tuple(sorted(found.values()))
 
 
-def _patterns(pattern: str) -> list[str]:
+def patterns(pattern: str) -> list[str]:
     """A name with a comma in it is a name first, and several patterns only if there is no such file."""
     parts = [part.strip() for part in pattern.split(",") if part.strip()]
     if len(parts) < 2 or (not places.is_remote(pattern) and places.matches(pattern)):

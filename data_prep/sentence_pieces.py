@@ -1,0 +1,148 @@
+"""Learning a SentencePiece vocabulary (Kudo and Richardson 2018) by the sentencepiece library, from word counts.
+
+Kinds: unigram (Kudo 2018; of XLM-R and ALBERT) and sentencepiece_bpe. The library's trainer is a function of its input
+and options when its number of threads is fixed, its input sorted, and its own sampling, which is by chance, not used.
+It reads words and counts (its TSV format), so that its memory and time depend on the number of distinct words alone.
+It runs in a process of its own, whose log tells how far it is.
+
+The model numbers its pieces as the library does (<unk> <s> </s>, then its own); a tokenizer of it as XLM-R: <s> <pad>
+</s> <unk>, its own, <mask> last.
+"""
+
+import json
+import math
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from sentencepiece import sentencepiece_model_pb2
+
+from bert_jax.command import UserError
+from data_prep import counting
+
+BEGINNING = "\u2581"  # of a word
+MODEL_TYPES = {"unigram": "unigram", "sentencepiece_bpe": "bpe"}
+# <pad> and <mask>, which are no pieces of the model.
+TOKENS_BESIDE = 2
+# Sums of floats depend on how many threads share them.
+_THREADS = 8
+_TRAIN = "import json, sys, sentencepiece; sentencepiece.SentencePieceTrainer.train(**json.load(sys.stdin))"
+# What TSV cannot hold, and the library's clean-up drops.
+_CONTROL = dict.fromkeys([*range(0x20), 0x7F])
+
+
+class Splitter:
+    """Words as chunks between white spaces, with SentencePiece's mark of the beginning; the library does the rest.
+
+    A chunk keeps the punctuation beside it: the library's Unigram takes for a candidate what is part of two chunks.
+    """
+
+    def chunks(self, text: str) -> list[str]:
+        return text.split()
+
+    def words(self, chunk: str) -> Iterator[str]:
+        first, *others = counting.windows(chunk)
+        yield BEGINNING + first
+        yield from others
+
+
+def learn(
+    word_counts: Mapping[str, int],
+    vocab_size: int,
+    *,
+    kind: str,
+    lowercase: bool = False,
+    character_coverage: float = counting.CHARACTER_COVERAGE,
+    on_share: Callable[[float], None] = lambda share: None,
+) -> bytes:
+    """The model, as the library's protocol buffer, from the counts of words as `Splitter` has them.
+
+    Fewer pieces than `vocab_size` when the text gives no more. `on_share` is told, now and then, about what share is
+    done. Raises UserError when the characters alone do not fit, and when the library fails.
+    """
+    if vocab_size <= 3 + TOKENS_BESIDE:
+        raise UserError(f"--vocab_size {vocab_size} is too small for the special tokens. Give more, such as 8192")
+    with tempfile.TemporaryDirectory() as folder:
+        table, prefix = Path(folder) / "words.tsv", Path(folder) / "trained"
+        with table.open("w", encoding="utf-8", newline="\n") as file:
+            for word in sorted(word_counts):
+                if cleaned := word.translate(_CONTROL):
+                    file.write(f"{cleaned}\t{word_counts[word]}\n")
+        options = {
+            "input": str(table),
+            "input_format": "tsv",
+            "model_prefix": str(prefix),
+            "model_type": MODEL_TYPES[kind],
+            "vocab_size": vocab_size - TOKENS_BESIDE,
+            "hard_vocab_limit": False,
+            "character_coverage": character_coverage,
+            "normalization_rule_name": "nmt_nfkc_cf" if lowercase else "nmt_nfkc",
+            "add_dummy_prefix": False,  # the words bring it, where
+            "remove_extra_whitespaces": False,  # would take it away
+            "num_threads": _THREADS,
+        }
+        log = _Log(vocab_size, on_share)
+        _run(options, log)
+        return _finished(prefix.with_suffix(".model").read_bytes())
+
+
+class _Log:
+    """Reads the library's log: how far it is, and what it said last."""
+
+    def __init__(self, vocab_size: int, on_share: Callable[[float], None]) -> None:
+        self._vocab_size = vocab_size
+        self._on_share = on_share
+        self._most_pieces = vocab_size
+        self.last = "no message"
+
+    def read(self, line: str) -> None:
+        self.last = line or self.last
+        if merged := re.search(r"Merged: .*merges=(\d+)", line):
+            self._on_share(min(1.0, int(merged[1]) / self._vocab_size))
+        elif pruned := re.search(r"EM sub_iter=\d+ size=(\d+)", line):
+            # Each round keeps the same share of the pieces, and takes about as long as any other.
+            pieces = max(int(pruned[1]), self._vocab_size)
+            self._most_pieces = max(self._most_pieces, pieces)
+            rounds = math.log((self._most_pieces + 1) / self._vocab_size)
+            self._on_share(1 - math.log(pieces / self._vocab_size) / rounds)
+
+    def error(self) -> UserError:
+        """What the last line means to the user."""
+        if sizes := re.search(r"smaller than required_chars. (\d+) vs (\d+)", self.last):
+            needed = int(sizes[2]) + TOKENS_BESIDE
+            return UserError(
+                f"--vocab_size {self._vocab_size} is too small: the special tokens and the characters of the text "
+                f"already take {needed}. Give more, such as --vocab_size {max(8192, 4 * needed)}"
+            )
+        return UserError(f"the sentencepiece library failed: {self.last}. Give more text, or another --vocab_size")
+
+
+def _run(options: dict[str, object], log: _Log) -> None:
+    """The library's trainer in a process of its own, which it may end as it likes."""
+    with subprocess.Popen([sys.executable, "-c", _TRAIN], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stderr is not None
+        try:
+            process.stdin.write(json.dumps(options).encode())
+            process.stdin.close()
+            for line in process.stderr:
+                log.read(line.decode("utf-8", "replace").strip())
+        except BaseException:
+            process.kill()
+            raise
+    if process.returncode:
+        raise log.error()
+
+
+def _finished(model: bytes) -> bytes:
+    """The model with its own handling of beginnings, and nothing of where it was made."""
+    messages: Any = sentencepiece_model_pb2  # made when it is imported
+    proto = messages.ModelProto.FromString(model)
+    proto.trainer_spec.ClearField("input")
+    proto.trainer_spec.ClearField("model_prefix")
+    proto.normalizer_spec.add_dummy_prefix = True
+    proto.normalizer_spec.remove_extra_whitespaces = True
+    return bytes(proto.SerializeToString(deterministic=True))
