@@ -117,6 +117,8 @@ def _fill_in(manifest: dict[str, Any], figures: dict[Part, Figures]) -> None:
         }
     parts = manifest["parts"].values()
     manifest["counts"] = {name: sum(counts[name] for counts in parts) for name in COUNTED} | {"skipped": {}}
+    if not manifest["counts"]["predictions"]:
+        raise UserError(f"no example of {manifest['sources'][0]['path']} has a masked position; mask them first")
     manifest["masking"]["rate"] = round(manifest["counts"]["predictions"] / manifest["counts"]["tokens"], 6)
 
 

@@ -25,7 +25,10 @@ BUILDS: dict[str, dict[str, Any]] = {
     "static": {"masking": "static", "mask_unit": "word"},
     "dynamic": {},
     "sentences": {"masking": "static", "objective": "full_sentences", "dupe_factor": 2},
+    "packed": {"masking": "static", "pack": 4},
 }
+
+OUTPUTS = ["static_tfds", "dynamic_tfds", "packed_tfds", "static_tfrecord", "sentences_tfrecord"]
 
 
 @pytest.fixture(scope="session")
@@ -34,7 +37,7 @@ def outputs(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPat
     folder = tmp_path_factory.mktemp("formats")
     for name, options in BUILDS.items():
         for format in formats.FORMATS:
-            if format != "tfrecord" or name != "dynamic":
+            if format != "tfrecord" or name in ("static", "sentences"):
                 build(
                     str(sample_text),
                     vocab_dir,
@@ -60,20 +63,20 @@ def assert_same(got: Rows, wanted: Rows) -> None:
         assert values is None or getattr(got, name).dtype == values.dtype, name
 
 
-@pytest.mark.parametrize("output", ["static_tfds", "dynamic_tfds", "sentences_tfds", "static_tfrecord"])
+@pytest.mark.parametrize("output", OUTPUTS)
 @pytest.mark.parametrize("part", ["train", "eval"])
 def test_every_format_reads_back_as_the_rows_of_arrow(outputs: Path, output: str, part: str) -> None:
     arrow = outputs / f"{output.split('_')[0]}_arrow"
     assert_same(all_rows(outputs / output, part), all_rows(arrow, part))
 
 
-@pytest.mark.parametrize("output", ["static_tfds", "dynamic_tfds", "static_tfrecord", "sentences_tfrecord"])
+@pytest.mark.parametrize("output", OUTPUTS)
 def test_every_format_verifies(outputs: Path, output: str) -> None:
     manifest = verify(outputs / output).manifest
     assert manifest["format"] == output.split("_")[1] and len(manifest["shards"]) >= 2
 
 
-@pytest.mark.parametrize("name", ["static", "dynamic", "sentences"])
+@pytest.mark.parametrize("name", list(BUILDS))
 def test_tfds_reads_the_columns_without_tensorflow(outputs: Path, name: str) -> None:
     """The reader is TFDS itself; the values are those of the Arrow twin."""
     source = tfds.builder_from_directory(outputs / f"{name}_tfds").as_data_source()

@@ -117,6 +117,33 @@ def test_record_without_a_field_or_of_another_width_is_named(original: bytes) ->
         tfrecord.parse([message.SerializeToString()])
 
 
+def test_mutated_messages_are_rows_or_refused(original: bytes) -> None:
+    """Checksums and all fit: only what the message says can tell. Rows that come out are such as a reader can use."""
+    records = records_of(original)
+    generator = np.random.default_rng(0)
+    outcomes = {"rows": 0, "refused": 0}
+    for _ in range(2000):
+        changed = bytearray(records[generator.integers(len(records))])
+        for _ in range(generator.integers(1, 4)):
+            place = int(generator.integers(len(changed)))
+            if generator.random() < 0.3:
+                del changed[place : place + int(generator.integers(1, 30))]
+            else:
+                changed[place] = int(generator.integers(256))
+        try:
+            rows = tfrecord.to_rows(tfrecord.parse([bytes(changed)]), UINT16, 0)
+        except Corrupt as refused:
+            assert "\n" not in str(refused)
+            outcomes["refused"] += 1
+        else:
+            assert 0 < rows.sequence_lengths[0, 0] <= rows.input_ids.shape[1]
+            assert rows.masked_positions is not None and rows.masked_counts is not None
+            assert (rows.masked_positions < rows.sequence_lengths).all()
+            assert (np.diff(rows.masked_positions[0, : rows.masked_counts[0]].astype(int)) > 0).all()
+            outcomes["rows"] += 1
+    assert min(outcomes.values()) > 20, outcomes
+
+
 def test_missing_next_sentence_labels_are_no_labels(original: bytes) -> None:
     message = tf_example_pb2.Example.FromString(records_of(original)[0])
     del message.features.feature["next_sentence_labels"]

@@ -29,6 +29,7 @@ from data_prep.formats.ragged import Ragged, concatenate, crc32c, fixed
 
 _ENCODED_TOGETHER = 1 << 18  # slots: bounds the memory of encoding, changes no byte
 _LONGEST = 1 << 26  # bytes a record may have: a damaged length is not believed
+_WIDEST = 65535  # slots: what the columns of lengths hold
 _SHORTEST = 4  # what the checksum here takes; an Example of these fields is far longer
 _READ_TOGETHER = 2048  # records: bounds the memory of reading
 _LENGTH, _SUM = struct.Struct("<QI"), struct.Struct("<I")
@@ -120,6 +121,8 @@ def to_rows(examples: Examples, id_dtype: np.dtype, first_key: int) -> Rows:
     Raises Corrupt, with the number of the example, for what no row can be.
     """
     count, width = examples.input_ids.shape
+    if width > _WIDEST:
+        raise Corrupt(f"examples of {width} slots; a row has at most {_WIDEST}")
     slots = np.arange(width)
     lengths = examples.input_mask.sum(axis=1)
     filled = slots < lengths[:, None]
@@ -144,7 +147,9 @@ def to_rows(examples: Examples, id_dtype: np.dtype, first_key: int) -> Rows:
         ),
         "a masked position twice": (real[:, 1:] & (np.diff(positions, axis=1) == 0)).any(axis=1),
         "masked_lm_weights other than 0 and 1": ((weights != 0) & (weights != 1)).any(axis=1),
-        "a next_sentence_label other than 0, 1 and -1": (np.abs(examples.next_sentence_labels) > 1).any(axis=1),
+        "a next_sentence_label other than 0, 1 and -1": (~np.isin(examples.next_sentence_labels, (-1, 0, 1))).any(
+            axis=1
+        ),
     }
     for problem, bad in checks.items():
         if bad.any():
@@ -201,7 +206,9 @@ def parse(records: list[bytes]) -> Examples:
         for name, column in columns.items():
             value: Any = [-1]
             if name in features:
-                value = features[name].float_list.value or features[name].int64_list.value
+                value = features[name].int64_list.value
+                if name == "masked_lm_weights":
+                    value = features[name].float_list.value or value
             elif name != "next_sentence_labels":
                 raise Corrupt(f"record {number} has no {name}")
             column.append(np.array(value, np.float32 if name == "masked_lm_weights" else np.int64))
