@@ -4,18 +4,23 @@ Object stores are read by pyarrow, with the credentials that each store's own to
 AWS_PROFILE, AWS_ENDPOINT_URL, ...; GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login).
 """
 
+import datetime
 import fnmatch
 import functools
 import glob
+import io
 import os
 import re
-from typing import NamedTuple, Protocol, cast, runtime_checkable
+from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
+import pyarrow as pa
 from pyarrow import fs
 
 from bert_jax.command import UserError
 
 REMOTE = ("gs://", "s3://")
+_REQUEST_BYTES = 8 << 20  # of a stored file, asked for at once
+_PATIENCE = datetime.timedelta(minutes=2)  # with a store that does not answer
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -109,7 +114,7 @@ def open_store(path: str) -> tuple[fs.FileSystem, str]:
 @functools.lru_cache
 def _store(scheme: str, bucket: str) -> fs.FileSystem:
     if scheme == "gs://":
-        return fs.GcsFileSystem()
+        return fs.GcsFileSystem(retry_time_limit=_PATIENCE)
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
         protocol, _, host = endpoint.rpartition("://")
         return fs.S3FileSystem(endpoint_override=host.rstrip("/"), scheme=protocol or "https")
@@ -122,8 +127,33 @@ def open_stream(path: str) -> Stream:
     """A stored file as a stream of bytes, read once from its beginning. Raises OSError."""
     if is_remote(path):
         store, inner = open_store(path)
-        return cast(Stream, store.open_input_stream(inner, compression=None))
+        stream = store.open_input_stream(inner, compression=None, buffer_size=_REQUEST_BYTES)
+        return io.BufferedReader(_Counted(stream))
     return open(path, "rb")
+
+
+class _Counted(io.RawIOBase):
+    """A stream of pyarrow, of which it can be told how far it is read."""
+
+    def __init__(self, stream: pa.NativeFile) -> None:
+        self._stream = stream
+        self._position = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, target: Any, /) -> int:
+        content = self._stream.read(len(target))
+        target[: len(content)] = content
+        self._position += len(content)
+        return len(content)
+
+    def tell(self) -> int:
+        return self._position
+
+    def close(self) -> None:
+        self._stream.close()
+        super().close()
 
 
 def open_file(path: str) -> Stream:

@@ -19,7 +19,11 @@ _NAME = re.compile(r"tfds:(?P<name>[^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?
 def size(address: str) -> int:
     """The bytes of a split as stored. Raises UserError when it is not prepared, or not made to be read so."""
     builder, split = _open(address)
-    return int(builder.info.splits[split].num_bytes)
+    try:
+        return int(builder.info.splits[split].num_bytes)
+    except (KeyError, ValueError):
+        there = ", ".join(builder.info.splits)
+        raise UserError(f"{address}: no split {split}; there is: {there}. Give tfds:NAME:SPLIT") from None
 
 
 def documents(address: str, field: str, on_read: OnRead = nothing) -> Items:

@@ -1,0 +1,147 @@
+"""Addresses in object stores, and TFDS datasets: listed and read like local files."""
+
+import glob
+import importlib.util
+import json
+import lzma
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+from pyarrow import fs
+
+from bert_jax.command import UserError
+from data_prep.readers import Corpus, Reading, find_sources, places
+
+
+def test_globs_of_stores_are_those_of_folders(tmp_path):
+    """Against Python's glob, on random trees and patterns."""
+    generator = random.Random(0)
+    for number in range(60):
+        tree = tmp_path / str(number)
+        for _ in range(12):
+            path = tree.joinpath(*generator.choices(["a", "b", "ab", "a.b"], k=generator.randint(1, 4)))
+            if not any(parent.is_file() for parent in path.parents) and not path.exists():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text("x")
+        listed = [path for path in tree.rglob("*") if path.is_file()]
+        pattern = str(tree.joinpath(*generator.choices(["a", "*", "**", "?", "a*", "[ab]*", "*.b"], k=3)))
+        wanted = {path for path in glob.glob(pattern, recursive=True) if Path(path).is_file()}
+        expression = places.glob_expression(pattern)
+        assert {str(path) for path in listed if expression.fullmatch(str(path))} == wanted, pattern
+
+
+@pytest.fixture
+def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[fs.FileSystem]:
+    """A bucket "books" of a real S3 server on this machine."""
+    if importlib.util.find_spec("moto") is None:
+        pytest.skip("moto[server] is not installed: it is the S3 server of this test")
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    places._store.cache_clear()
+    try:
+        store = fs.S3FileSystem(endpoint_override=f"http://{host}:{port}", allow_bucket_creation=True)
+        store.create_dir("books")
+        yield store
+    finally:
+        places._store.cache_clear()
+        server.stop()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_s3_is_listed_and_streamed(bucket, tmp_path):
+    pq.write_table(pa.table({"text": ["five", "six"]}), tmp_path / "a.parquet")
+    contents = {
+        "deep/er/a.txt.xz": lzma.compress(b"one\n\ntwo\n\n" + b"long " * 500_000),
+        "deep/b.txt": b"three",
+        "c.jsonl": b'{"text": "four"}\n',
+        "a.parquet": (tmp_path / "a.parquet").read_bytes(),
+        "cut.xz": lzma.compress(b"seven" * 1000)[:-9],
+    }
+    for name, content in contents.items():
+        with bucket.open_output_stream(f"books/{name}") as file:
+            file.write(content)
+
+    def read(pattern: str, **options: str) -> tuple[list[str], list[str]]:
+        corpus = Corpus(find_sources(pattern), Reading(**options))
+        texts = [text[:5] for text in corpus.documents()]
+        assert corpus.bytes_read == corpus.total_bytes == sum(source.bytes for source in corpus.sources)
+        return [source.path for source in corpus.sources], texts
+
+    assert read("s3://books/c.jsonl") == (["s3://books/c.jsonl"], ["four"])
+    assert read("s3://books/**/*.txt*") == (
+        ["s3://books/deep/b.txt", "s3://books/deep/er/a.txt.xz"],
+        ["three", "one", "two", "long "],
+    )
+    assert read("s3://books/*.parquet,s3://books/*.jsonl")[1] == ["five", "six", "four"]
+    assert read("s3://books/*", on_error="skip")[0] == [
+        f"s3://books/{name}" for name in ("a.parquet", "c.jsonl", "cut.xz")
+    ]
+    for pattern, told in {
+        "s3://books/none.txt": "matches no file",
+        "s3://books/*.none": "matches no file",
+        "s3://books/deep": "a folder where a file was wanted",
+        "s3://other/*.txt": "matches no file|Check the address",
+        "s3://*/a.txt": "name the bucket",
+        "s3://books/cut.xz": r"damaged file \(truncated\)",
+    }.items():
+        with pytest.raises(UserError, match=told) as raised:
+            read(pattern)
+        assert "\n" not in str(raised.value)
+
+
+def example(text: bytes) -> bytes:
+    """A tf.train.Example with the byte string `text`: messages in messages, each a tag, a length and what it holds."""
+
+    def held(tag: bytes, content: bytes) -> bytes:
+        assert len(content) < 128
+        return tag + bytes([len(content)]) + content
+
+    feature = held(b"\n", held(b"\n", text))
+    return held(b"\n", held(b"\n", held(b"\n", b"text") + held(b"\x12", feature)))
+
+
+def write_tfds(folder: Path, texts: list[str]) -> None:
+    """A prepared TFDS dataset with one text feature, as `tfds build --file_format=array_record` leaves it."""
+    folder.mkdir(parents=True)
+    writer = ArrayRecordWriter(str(folder / "words-train.array_record-00000-of-00001"), "group_size:1")
+    for text in texts:
+        writer.write(example(text.encode()))
+    writer.close()
+    feature = {"pythonClassName": "tensorflow_datasets.core.features.text_feature.Text", "text": {}}
+    features = {
+        "pythonClassName": "tensorflow_datasets.core.features.features_dict.FeaturesDict",
+        "featuresDict": {"features": {"text": feature}},
+    }
+    split = {"name": "train", "shardLengths": [str(len(texts))], "numBytes": "1000"}
+    split["filepathTemplate"] = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+    information = {"name": "words", "version": "1.0.0", "fileFormat": "array_record", "splits": [split]}
+    (folder / "features.json").write_text(json.dumps(features))
+    (folder / "dataset_info.json").write_text(json.dumps(information))
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tfds_datasets_are_read_by_name_split_and_folder(tmp_path, monkeypatch):
+    texts = [f"Document {number}." for number in range(20)]
+    write_tfds(tmp_path / "data" / "words" / "1.0.0", texts)
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "data"))
+    folder = f"tfds:{tmp_path}/data/words/1.0.0"
+    for address in ("tfds:words", "tfds:words:1.0.0", "tfds:words:train", "tfds:words:1.0.0:train", folder):
+        assert list(Corpus(find_sources(address)).documents()) == texts, address
+    assert list(Corpus(find_sources("tfds:words:train[:25%]")).documents()) == texts[:5]
+    with pytest.raises(UserError, match="no feature 'content'; there is: text"):
+        list(Corpus(find_sources("tfds:words"), Reading(text_field="content")).documents())
+    with pytest.raises(UserError, match=r"tfds:words:validation: no split validation; there is: train"):
+        find_sources("tfds:words:validation")
+    with pytest.raises(UserError, match=r"tfds:absent: not prepared here .*TFDS_DATA_DIR"):
+        find_sources("tfds:absent")

@@ -1,0 +1,179 @@
+"""Feeds mutated files through reading, splitting and sentences, some through the whole build.
+
+    python tests/tools/fuzz_readers.py --inputs 10000 --builds 50 --tokenizer DIR [--seed 0]
+
+Of each input: nothing but a UserError of one line is raised, and only with on_error fail; what is read and what is
+refused are all the documents that there are, counted by another way where there is one. Prints how many there were of
+each reason.
+"""
+
+import argparse
+import contextlib
+import gzip
+import io
+import json
+import lzma
+import random
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bert_jax.command import UserError
+from data_prep.build_examples import build
+from data_prep.readers import Corpus, Reading, find_sources
+from data_prep.sentences import document_sentences
+from data_prep.units import Cut, Splitter, UnusableCorpus
+
+TEXTS = [
+    "Mr. Smith went to the U.S. in 1914. He stayed there.\nA second line, with «quotes» and so on...",
+    "Das ist der 4. Mai. Er kam z. B. mit Dr. Müller.\r\nUnd dann?",
+    "彼は言った。「はい。」そして去った。",
+    "¿Quién es? ¡No lo sé! \u3000\nयह एक वाक्य है। बी. सी. में।",
+    "ภาษาไทยไม่มีเครื่องหมายจบประโยค " * 4 + "\x85 \u2028 x",
+    "One. Two! Three? " * 20,
+]
+SPICE = [
+    b"\0",
+    b"\xff",
+    b"\xc3",
+    b"\n",
+    b"\n\n",
+    b"\r\n",
+    b"\r",
+    b"\x1b",
+    b"\xef\xbb\xbf",
+    b'"',
+    b"}",
+    b"\\ud800",
+    b"\\u0000",
+]
+SPICE += [b"{", b"[" * 3000, b"  \n", b"\xe3\x80\x80\n", b"9" * 5000, b"null", b"\x7f", b"\xed\xa0\x80"]
+
+
+def seeds() -> dict[str, bytes]:
+    """Small files of every kind, by name."""
+    table = pa.table({"text": pa.array([*TEXTS, None, ""] * 3), "id": range(3 * (len(TEXTS) + 2))})
+    parquet = [io.BytesIO(), io.BytesIO()]
+    for file, checksums in zip(parquet, (True, False), strict=True):
+        pq.write_table(table, file, row_group_size=10, write_page_checksum=checksums)
+    plain = {
+        "text.txt": "\n\n".join(TEXTS * 2).encode(),
+        "text.jsonl": "".join(json.dumps({"id": 1, "text": text}) + "\n" for text in TEXTS * 2).encode(),
+        "checksums.parquet": parquet[0].getvalue(),
+        "none.parquet": parquet[1].getvalue(),
+    }
+    compressors = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstd}
+    return {name + suffix: press(content) for name, content in plain.items() for suffix, press in compressors.items()}
+
+
+def zstd(content: bytes) -> bytes:
+    return pa.Codec("zstd").compress(content, asbytes=True)
+
+
+def mutate(content: bytes, generator: random.Random) -> bytes:
+    """One to four changes: bytes flipped, cut off, cut out, put in, or repeated."""
+    changed = bytearray(content)
+    for _ in range(generator.randint(1, 4)):
+        place = generator.randrange(len(changed) + 1)
+        end = place + generator.choice((1, 2, 8, 100))
+        match generator.randrange(6):
+            case 0:
+                changed[place : place + 1] = bytes([generator.randrange(256)])
+            case 1:
+                del changed[place:]
+            case 2:
+                del changed[place:end]
+            case 3:
+                changed[place:place] = generator.choice(SPICE)
+            case 4:
+                changed[place:place] = changed[place:end]
+            case 5:
+                for _ in range(8):
+                    if changed:
+                        changed[generator.randrange(len(changed))] ^= 1 << generator.randrange(8)
+    return bytes(changed)
+
+
+def documents_by_line(name: str, content: bytes) -> int | None:
+    """How many documents a file has, counted a line at a time; None where that is not said so simply."""
+    if name == "text.jsonl":
+        return sum(1 for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip())
+    if name != "text.txt":
+        return None
+    found, inside = 0, False
+    # Bytes that are no UTF-8 stand for themselves, and are no white space.
+    for line in content.decode("utf-8", "surrogateescape").removeprefix("\ufeff").split("\n"):
+        blank = not line or line.isspace()
+        found += inside < (not blank)
+        inside = not blank
+    return found
+
+
+def check(path: Path, generator: random.Random) -> Counter[str]:
+    """Reads one file both ways. Returns what was refused, by reason, and how many documents were used."""
+    skipping = Corpus(find_sources(str(path)), Reading(on_error="skip"))
+    splitter = Splitter(Cut(generator.choice((50, 10**6)), generator.choice((0.0, 0.3)), 1), generator.random() < 0.5)
+    with contextlib.suppress(UnusableCorpus):
+        units = list(splitter.split(skipping.texts()))
+        documents = [document for unit in units for document in unit.documents]
+        assert len(documents) == splitter.documents
+        for document in documents:
+            text = document.decode()
+            assert "".join("".join(document_sentences(text)).split()) == "".join(text.split())
+    counts = skipping.refused + splitter.skipped
+    said = documents_by_line(path.name, path.read_bytes())
+    if said:
+        assert splitter.documents + counts.total() == said, f"{splitter.documents} + {counts}, not {said}"
+    counts["used"] = splitter.documents
+    try:
+        read = sum(1 for _ in Corpus(find_sources(str(path))).documents())
+        assert not set(skipping.refused) - {"empty_text"} and read == splitter.documents + splitter.skipped.total()
+    except UserError as error:
+        assert set(skipping.refused) - {"empty_text"} and "\n" not in str(error), error
+    return counts
+
+
+def check_build(path: Path, folder: Path, tokenizer: Path, generator: random.Random) -> None:
+    """Builds examples from one file: what the manifest counts adds up."""
+    objective = generator.choice(("nsp", "full_sentences", "doc_sentences"))
+    options = {"objective": objective, "seq_len": 32, "workers": 1, "eval_fraction": 0.2, "on_error": "skip"}
+    with tempfile.TemporaryDirectory(dir=folder) as output:
+        try:
+            manifest = build(path, tokenizer, Path(output) / "out", dedup=generator.random() < 0.5, **options)
+        except UserError as error:
+            assert "\n" not in str(error), error
+            return
+    counts = manifest["counts"]
+    assert counts["documents"] == counts["used"] + sum(counts["skipped"].values()), counts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--inputs", type=int, required=True)
+    parser.add_argument("--builds", type=int, default=0, help="of the inputs, how many go through the whole build")
+    parser.add_argument("--tokenizer", type=Path, help="for --builds")
+    parser.add_argument("--seed", type=int, default=0)
+    given = parser.parse_args()
+    total: Counter[str] = Counter()
+    files = list(seeds().items())
+    with tempfile.TemporaryDirectory() as folder:
+        for number in range(given.inputs):
+            generator = random.Random(f"{given.seed} {number}")
+            name, content = files[number % len(files)]
+            path = Path(folder) / name
+            path.write_bytes(mutate(content, generator))
+            try:
+                total += check(path, generator)
+                if number < given.builds:
+                    check_build(path, Path(folder), given.tokenizer, generator)
+            except BaseException:
+                print(f"input {number} ({name}) of seed {given.seed}: {path.read_bytes()[:2000]!r}")
+                raise
+    print(json.dumps(dict(sorted(total.items()))))
+
+
+if __name__ == "__main__":
+    main()
