@@ -15,9 +15,9 @@ from bert_jax.reporting.page import Bar, Tile
 from bert_jax.tokenizer import Tokenizer
 from data_prep import formats
 from data_prep.audit import Verified
-from data_prep.figures import NO_LABEL, REPLACEMENTS, Figures, binned, masked, masker_of
+from data_prep.figures import NO_LABEL, Figures, binned, masked, masker_of
 from data_prep.shown import Piece, Shown, shown_rows
-from data_prep.tables import about, document_counts, label_names, top_tokens
+from data_prep.tables import about, document_counts, label_names, replaced, top_tokens
 
 _EXAMPLES = 6
 _BINS = 32
@@ -34,11 +34,13 @@ def inspection_page(directory: Path, found: Verified, verified: bool) -> str:
     state = "Every byte was checked against the manifest." if verified else "Not checked; --verify checks every byte."
     header = f"<p>{page.text(_kind(manifest))}</p><p>{page.text(state)}</p>"
     sections = [
-        page.tiles(_tiles(manifest, found.figures)),
+        page.tiles(_tiles(manifest, found.figures, tokenizer.roles.unk_token)),
         page.section("What became of the documents", _documents(manifest, list(found.figures))),
         page.section("Lengths and masks", page.chart_grid(_charts(manifest, figures)), _drawn(manifest)),
-        page.section("Shares", _shares(manifest, figures)),
-        page.section("Rows", _examples(directory, manifest, tokenizer, figures), _legend(manifest)),
+        page.section("Shares", _shares(manifest, figures, tokenizer)),
+        page.section(
+            "Rows", _examples(directory, manifest, tokenizer, figures), _legend(manifest, tokenizer.roles.mask_token)
+        ),
         page.section("Commonest tokens", _tokens(figures, tokenizer), "Of the text, special tokens apart."),
         page.section("How it was made", page.settings(_settings(directory, manifest))),
         f"<footer>Drawn by data_prep.inspect_shards from {page.text(directory)}.</footer>",
@@ -54,7 +56,7 @@ def _kind(manifest: Mapping[str, Any]) -> str:
     )
 
 
-def _tiles(manifest: Mapping[str, Any], figures: Mapping[Part, Figures]) -> list[Tile]:
+def _tiles(manifest: Mapping[str, Any], figures: Mapping[Part, Figures], unk: str) -> list[Tile]:
     tiles = [
         Tile(f"{found.rows:,}", f"Rows for {'training' if part == 'train' else 'evaluation'}")
         for part, found in figures.items()
@@ -70,7 +72,7 @@ def _tiles(manifest: Mapping[str, Any], figures: Mapping[Part, Figures]) -> list
         Tile(number(tokens), "Tokens", f"{size / max(tokens, 1):.2f} bytes each on disk"),
         Tile(percent(tokens / max(slots, 1)), "Slots filled", "the rest is padding"),
         Tile(percent(predicted / max(tokens, 1)), "Tokens predicted", f"{number(predicted)} an epoch"),
-        Tile(percent(unknown / max(text, 1)), "[UNK] in the text", f"{unknown:,} tokens"),
+        Tile(percent(unknown / max(text, 1)), f"{unk} in the text", f"{unknown:,} tokens"),
     ]
 
 
@@ -122,7 +124,7 @@ def _drawn(manifest: Mapping[str, Any]) -> str:
     return f"Masks are shown {kept}. Move a pointer over a chart to read it."
 
 
-def _shares(manifest: Mapping[str, Any], figures: Mapping[Part, Figures]) -> str:
+def _shares(manifest: Mapping[str, Any], figures: Mapping[Part, Figures], tokenizer: Tokenizer) -> str:
     """Labels, and what stands in the place of a predicted token, for each part."""
     names = label_names(manifest)
     labels = {
@@ -130,9 +132,9 @@ def _shares(manifest: Mapping[str, Any], figures: Mapping[Part, Figures]) -> str
         for part, found in figures.items()
         if found.labels[NO_LABEL] < found.sequences
     }
-    replaced = {part: list(zip(REPLACEMENTS, found.replaced.tolist(), strict=True)) for part, found in figures.items()}
+    stands = {part: replaced(found, tokenizer) for part, found in figures.items()}
     panels = []
-    for title, shares in (("next sentence", labels), ("a predicted token is shown as", replaced)):
+    for title, shares in (("next sentence", labels), ("a predicted token is shown as", stands)):
         for part, counts in shares.items():
             total = max(sum(count for _, count in counts), 1)
             bars = page.bar_list(Bar(name, count / total, percent(count / total)) for name, count in counts)
@@ -181,10 +183,10 @@ def _piece(piece: Piece) -> str:
     return f'{space}<mark class="{piece.state}">{page.text(piece.truth)}{seen}</mark>'
 
 
-def _legend(manifest: Mapping[str, Any]) -> str:
+def _legend(manifest: Mapping[str, Any], mask: str) -> str:
     kept = "" if manifest["masking"]["kind"] == "static" else " (epoch 0)"
     return (
-        f"Marked words are predicted{kept}: on blue the model sees [MASK], on orange the random token in small type, "
+        f"Marked words are predicted{kept}: on blue the model sees {mask}, on orange the random token in small type, "
         "in a green frame the word itself. Rows are spread evenly over the part; nothing was picked."
     )
 

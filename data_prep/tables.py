@@ -31,11 +31,11 @@ def tables(
 ) -> Iterator[Table]:
     """The tables of an output, in reading order; `figures` are of the parts to be told of."""
     yield _two_columns(str(directory), about(directory, manifest))
-    yield _counts(manifest, figures)
+    yield _counts(manifest, figures, tokenizer)
     for part, found in figures.items():
         if found.rows:
             yield _lengths(part, manifest, found)
-            yield _masks(part, manifest, found)
+            yield _masks(part, manifest, found, tokenizer)
     yield _tokens(figures, tokenizer)
 
 
@@ -88,7 +88,7 @@ def _two_columns(title: str, rows: list[tuple[str, str]]) -> Table:
     return table
 
 
-def _counts(manifest: Mapping[str, Any], figures: Mapping[Part, Figures]) -> Table:
+def _counts(manifest: Mapping[str, Any], figures: Mapping[Part, Figures], tokenizer: Tokenizer) -> Table:
     table = Table(title="counts", title_justify="left")
     table.add_column("")
     columns, documents = document_counts(manifest, list(figures))
@@ -104,7 +104,9 @@ def _counts(manifest: Mapping[str, Any], figures: Mapping[Part, Figures]) -> Tab
     for name, shares in {
         "slots filled": [found.filled_share for found in figures.values()],
         "predicted, of tokens": [found.predicted / max(found.tokens, 1) for found in figures.values()],
-        escape("[UNK], of the text"): [found.unknown / max(found.text_tokens, 1) for found in figures.values()],
+        escape(f"{tokenizer.roles.unk_token}, of the text"): [
+            found.unknown / max(found.text_tokens, 1) for found in figures.values()
+        ],
     }.items():
         rows = [found.rows for found in figures.values()]
         table.add_row(name, *(f"{share:.2%}" if some else "" for share, some in zip(shares, rows, strict=True)))
@@ -131,13 +133,17 @@ def _lengths(part: Part, manifest: Mapping[str, Any], figures: Figures) -> Table
     return table
 
 
-def _masks(part: Part, manifest: Mapping[str, Any], figures: Figures) -> Table:
+def replaced(figures: Figures, tokenizer: Tokenizer) -> list[tuple[str, int]]:
+    """Predicted tokens by what stands in their place, in the words of the vocabulary."""
+    names = (tokenizer.roles.mask_token, *REPLACEMENTS[1:])
+    return list(zip(names, figures.replaced.tolist(), strict=True))
+
+
+def _masks(part: Part, manifest: Mapping[str, Any], figures: Figures, tokenizer: Tokenizer) -> Table:
     """How many predictions a sequence has, how many words stand side by side, and what stands in their place."""
     drawn = "" if manifest["masking"]["kind"] == "static" else ", as epoch 0 draws them"
     total = max(figures.predicted, 1)
-    told = ", ".join(
-        f"{name} {count / total:.1%}" for name, count in zip(REPLACEMENTS, figures.replaced.tolist(), strict=True)
-    )
+    told = ", ".join(f"{name} {count / total:.1%}" for name, count in replaced(figures, tokenizer))
     table = Table(title=escape(f"{part}: masks{drawn} ({told})"), title_justify="left")
     table.add_column("predictions")
     table.add_column("sequences", justify="right")

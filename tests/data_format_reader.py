@@ -40,12 +40,13 @@ class Output:
         self.directory = directory
         self.manifest: dict[str, Any] = json.loads((directory / "manifest.json").read_bytes())
         library = json.loads((directory / "tokenizer" / "tokenizer.json").read_bytes())
-        added = {token["id"] for token in library["added_tokens"] if token["special"]}
-        tokens = {index: token for token, index in library["model"]["vocab"].items()}
-        self.special = added
-        self.mask = next(token["id"] for token in library["added_tokens"] if token["content"] in ("[MASK]", "<mask>"))
-        self.inside = {index for index, token in tokens.items() if token.startswith("##")} - added
-        self.ordinary = [index for index in range(self.manifest["tokenizer"]["vocab_size"]) if index not in added]
+        self.special = {token["id"] for token in library["added_tokens"] if token["special"]}
+        roles = json.loads((directory / "tokenizer" / "special_tokens_map.json").read_bytes())
+        self.mask = next(t["id"] for t in library["added_tokens"] if t["content"] == _text_of(roles["mask_token"]))
+        self.inside = _insides(library) - self.special
+        self.ordinary = [
+            index for index in range(self.manifest["tokenizer"]["vocab_size"]) if index not in self.special
+        ]
 
     def random_token(self, kind: str, value: int) -> int:
         if kind == "uniform":
@@ -76,6 +77,23 @@ class Output:
                     _row({name: values[number] for name, values in columns.items()}) for number in range(shard["rows"])
                 ]
                 yield from rows
+
+
+def _text_of(token: Any) -> str:
+    return token if isinstance(token, str) else token["content"]
+
+
+def _insides(library: dict[str, Any]) -> set[int]:
+    """The ids that go on with a word, by the marks of the vocabulary."""
+    model = library["model"]
+    if isinstance(model["vocab"], list):  # Unigram: pieces with their scores
+        tokens = {index: piece for index, (piece, _) in enumerate(model["vocab"])}
+    else:
+        tokens = {index: token for token, index in model["vocab"].items()}
+    if model["type"] == "WordPiece":
+        return {index for index, token in tokens.items() if token.startswith("##")}
+    begins = "Ġ" if "ByteLevel" in json.dumps([library["pre_tokenizer"], library["decoder"]]) else "▁"
+    return {index for index, token in tokens.items() if not token.startswith(begins)}
 
 
 def _row(columns: dict[str, Any]) -> Row:

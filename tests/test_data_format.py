@@ -7,6 +7,7 @@ from typing import Any
 
 import data_format_reader as reader
 import pytest
+import tokenizer_kinds
 
 from bert_jax.data.example import Rows
 from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
@@ -26,17 +27,32 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "mask_split": "0.5,0.3,0.2",
     },
     "nsp_dynamic_by_frequency": {"random_tokens": "unigram", "mask_split": "0.2,0.7,0.1", "delete_rate": 0.1},
+    "nsp_static_word_bpe": {"masking": "static", "mask_unit": "word"},
+    "single_dynamic_span_unigram": {"objective": "single", "mask_unit": "span"},
+    "sop_ngram_spm": {"objective": "sop", "mask_unit": "ngram", "masking": "static"},
     "full_sentences_dynamic_ngram": {"objective": "full_sentences", "mask_unit": "ngram"},
     "single_dynamic_span": {"objective": "single", "mask_unit": "span"},
     "single_static_span_packed": {"objective": "single", "pack": 2, "masking": "static", "mask_unit": "span"},
 }
 
 
+# By how they are trained in tests/tokenizer_kinds.py; the other outputs have WordPiece.
+TOKENIZERS = {
+    "nsp_static_word_bpe": "bpe",
+    "single_dynamic_span_unigram": "unigram",
+    "sop_ngram_spm": "sentencepiece_bpe",
+}
+
+
 @pytest.fixture(scope="module", params=OPTIONS)
 def output(request: pytest.FixtureRequest, sample_text: Path, vocab_dir: Path, tmp_path_factory) -> reader.Output:
-    directory = tmp_path_factory.mktemp("format") / "out"
-    build(str(sample_text), vocab_dir, directory, 48, eval_fraction=0.25, workers=1, **OPTIONS[request.param])
-    return reader.Output(directory)
+    folder, tokenizer = tmp_path_factory.mktemp("format"), vocab_dir
+    if kind := TOKENIZERS.get(request.param):
+        tokenizer = folder / "tokenizer"
+        tokenizer_kinds.make(kind, sample_text.read_text(encoding="utf-8").split("\n"), tokenizer)
+    options = OPTIONS[request.param]
+    build(str(sample_text), tokenizer, folder / "out", 48, eval_fraction=0.25, workers=1, **options)
+    return reader.Output(folder / "out")
 
 
 @pytest.mark.parametrize("part", ["train", "eval"])
