@@ -21,11 +21,14 @@ def encode(tokenizer: Tokenizer, unit: Unit, cache: TokenCache | None = None) ->
 
 
 def _encode(tokenizer: Tokenizer, unit: Unit) -> Encoded:
+    # Byte-level BPE has the space before a word in its tokens, so a sentence within a text is not encoded as one that
+    # begins it: "well. As such" is one text to RoBERTa, and its "As" the start of a word.
+    space = " " if tokenizer.kind == "bpe" else ""
     sentences: list[str] = []
     counts = []
     for document in unit.documents:
         found = document_sentences(document.decode())
-        sentences += found
+        sentences += [space * (number > 0) + sentence for number, sentence in enumerate(found)]
         counts.append(len(found))
     ids, offsets = tokenizer.encode_many(sentences)
     present = np.diff(offsets) > 0
