@@ -4,6 +4,7 @@ It stands for a reader in another language, so it imports nothing of ours and is
 """
 
 import functools
+import itertools
 import json
 import struct
 from collections.abc import Iterator
@@ -281,6 +282,28 @@ def masks(output: Output, ids: list[int], sequence: Sequence, seed: int, epoch: 
         random = output.random_token(rule["random"], word % 2**32)
         case = decides >> 32
         found[position] = (output.mask if case < below[0] else random if case < below[1] else truth, truth)
+    if rule["reorder_rate"]:
+        found |= _out_of_order(output, ids, sequence, seed, epoch, set(found))
+    return found
+
+
+def _out_of_order(
+    output: Output, ids: list[int], sequence: Sequence, seed: int, epoch: int, chosen: set[int]
+) -> dict[int, tuple[int, int]]:
+    """The places of the shuffled trigrams: what stands there, and the truth."""
+    order, shuffle = combine(5, seed, epoch, sequence.key), combine(6, seed, epoch, sequence.key)
+    found: dict[int, tuple[int, int]] = {}
+    most = round(output.manifest["masking"]["reorder_rate"] * len(ids) / 3)
+    for place in sorted(range(len(ids) - 2), key=lambda place: (order_hash(order, place), place)):
+        trigram = range(place, place + 3)
+        if len(found) == 3 * most:
+            break
+        if sequence.first_length in trigram[1:] or any(ids[p] in output.special for p in trigram):
+            continue
+        if chosen.isdisjoint(trigram) and not any(p in found for p in trigram):
+            number = 6 * (mix((shuffle + place * GOLDEN) % WORD) >> 32) >> 32
+            moved = list(itertools.permutations(trigram))[number]
+            found |= {p: (ids[source], ids[p]) for p, source in zip(trigram, moved, strict=True)}
     return found
 
 
@@ -300,7 +323,7 @@ def _run(
     room = begin + 1
     while room < len(words) and words[room][0] == words[room - 1][-1] + 1 and words[room][0] != sequence.first_length:
         room += 1
-    value = mix((combine(3, seed, epoch, sequence.key) + words[begin][0] * GOLDEN) % WORD) >> 32
+    value = mix((combine(4, seed, epoch, sequence.key) + words[begin][0] * GOLDEN) % WORD) >> 32
     if rule["unit"] == "ngram":
         weights = [1 / size for size in range(1, min(room - begin, rule["ngram_max"]) + 1)]
     else:

@@ -27,6 +27,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "mask_split": "0.5,0.3,0.2",
     },
     "nsp_dynamic_by_frequency": {"random_tokens": "unigram", "mask_split": "0.2,0.7,0.1", "delete_rate": 0.1},
+    "nsp_dynamic_out_of_order": {"mask_unit": "word", "reorder_rate": 0.1},
+    "sop_static_out_of_order": {"objective": "sop", "masking": "static", "mask_unit": "ngram", "reorder_rate": 0.3},
     "nsp_static_word_bpe": {"masking": "static", "mask_unit": "word"},
     "single_dynamic_span_unigram": {"objective": "single", "mask_unit": "span"},
     "sop_ngram_spm": {"objective": "sop", "mask_unit": "ngram", "masking": "static"},
