@@ -50,7 +50,6 @@ class Tokenizer:
         self._tokens = content.all_tokens()
         self._ids = {token: index for index, token in enumerate(self._tokens)}
         self._engine = content.engine()
-        self._cache = ChunkCache(self._engine)
         self.kind = content.kind
         self.vocab_size = len(self._tokens)
         self.roles: Roles = content.roles
@@ -59,6 +58,7 @@ class Tokenizer:
         self.pair_separators = content.pair_separators
         self.lowercase = content.lowercase
         self.id_dtype = id_dtype(self.vocab_size)
+        self._cache = ChunkCache(self._engine, self.id_dtype)
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[Content]]:
         return Tokenizer, (self._content,)
@@ -83,12 +83,12 @@ class Tokenizer:
         Text i is ids[offsets[i]:offsets[i + 1]]. As `encode` on each, several times faster: give it a document
         or more at a time.
         """
-        encoded = self._cache.encode(texts)
-        offsets = np.zeros(len(encoded) + 1, np.int64)
-        np.cumsum([len(ids) for ids in encoded], out=offsets[1:])
-        width = np.dtype(self.id_dtype).itemsize
-        # A bytearray, so that the array may be written to.
-        return np.frombuffer(bytearray().join(encoded), self.id_dtype), offsets // width
+        try:
+            ids, counts = self._cache.encode(texts)
+        except UnicodeEncodeError:
+            refuse_surrogates(texts)
+            raise
+        return ids, np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
     def encode_special(self, text: str) -> UInt[np.ndarray, "n"]:
         """As `encode`, but the special tokens written in the text ("[MASK]", "<mask>") become their ids."""

@@ -10,11 +10,13 @@ from collections.abc import Callable, Sequence
 
 import tokenizers
 
+from bert_jax.tokenizer_cache import Parted
 from bert_jax.tokenizer_library import LibraryEngine
 from bert_jax.tokenizer_wordpiece import WHITE_SPACE
 
 # The white-space half of GPT-2's expression: a space goes with what follows it; of a run the last one does.
-_CUTS = re.compile(f" ?[^{WHITE_SPACE}]+|[{WHITE_SPACE}]+(?![^{WHITE_SPACE}])|[{WHITE_SPACE}]+")
+_SPACES = f" \\n{WHITE_SPACE}"
+_CUTS = re.compile(f" ?[^{_SPACES}]+|[{_SPACES}]+(?![^{_SPACES}])|[{_SPACES}]+")
 # GPT-2's expression where all characters are ASCII.
 _ASCII_CUTS = re.compile("'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\t-\r A-Za-z0-9]+")
 
@@ -52,10 +54,21 @@ class BytePairEngine(LibraryEngine):
         self._only_ascii = not set(normalizers) <= set(KEEPING_WHITE_SPACE)
         self._ascii_cuts = "Lowercase" not in normalizers and not ignore_merges
 
-    def parter(self, texts: Sequence[str]) -> Callable[[str], list[str] | None] | None:
+    def part(self, texts: Sequence[str]) -> Parted | None:
         if self._whole:
             return None
-        return self._part_some if self._only_ascii or self._text_tokens else self._part
+        apart: dict[int, list[str] | None] = {}
+        for place, text in enumerate(texts):
+            if (self._only_ascii and not text.isascii()) or (self._text_tokens and self._text_tokens.search(text)):
+                apart[place] = None
+            elif " ".join(text.split()) != text:
+                if self._add_prefix_space and text[0] != " ":
+                    text = " " + text
+                apart[place] = [_key(cut) for cut in _CUTS.findall(text)]
+        if apart:
+            texts = ["" if place in apart else text for place, text in enumerate(texts)]
+        firsts = None if self._add_prefix_space else [" " + text.split(" ", 1)[0] for text in texts]
+        return Parted("\n".join(texts), firsts, apart=apart)
 
     def words(self, key: str) -> list[str]:
         text = _chunk(key)
@@ -66,21 +79,6 @@ class BytePairEngine(LibraryEngine):
 
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
         return self.library_ids(self._chunk_library, [_chunk(key) for key in keys])
-
-    def _part_some(self, text: str) -> list[str] | None:
-        if (self._only_ascii and not text.isascii()) or (self._text_tokens and self._text_tokens.search(text)):
-            return None
-        return self._part(text)
-
-    def _part(self, text: str) -> list[str]:
-        chunks = text.split()
-        if " ".join(chunks) != text:
-            if self._add_prefix_space and text[0] != " ":
-                text = " " + text
-            return [_key(cut) for cut in _CUTS.findall(text)]
-        if chunks and not self._add_prefix_space:
-            chunks[0] = " " + chunks[0]
-        return chunks
 
 
 def _key(cut: str) -> str:

@@ -1,21 +1,45 @@
 """A bounded memory of chunks of text and their ids, so that the library meets most words once.
 
 A chunk is what lies between two white spaces; which texts may be parted so, and where, each kind of tokenizer knows
-(`Codec`). What is not remembered goes to the library, so no Unicode rule is written again here.
+(`Codec`). What is not remembered goes to the library, so no Unicode rule is written again here. Texts are parted and
+their chunks counted as arrays of bytes (numpy, Arrow), so that Python handles each distinct chunk of a block once.
 """
 
 import itertools
-import operator
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import numpy as np
+import pyarrow as pa
+from jaxtyping import Int64, Integer, UInt
 
 # Entries, each about 200 bytes (key, ids, dictionary slot): 60 MB. In two halves, so that filling up loses what was
 # not asked for lately and nothing else.
 CACHE_CHUNKS = 300_000
 # Longer chunks (sentences of unspaced scripts, URLs) seldom come twice, and would make the size unbounded.
 CACHED_CHUNK_LENGTH = 40
-# Characters of text looked up together.
-BLOCK_CHARACTERS = 1 << 20
+# Characters of text looked up together: the more, the fewer of its chunks are distinct.
+BLOCK_CHARACTERS = 1 << 21
+
+_SPACE, _NEWLINE = b" \n"
+_MARKS = np.isin(np.arange(256), list(b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"))
+
+
+class Parted(NamedTuple):
+    """Texts as chunks.
+
+    block    a line a text, of the keys of its chunks with spaces between; no line for what is in `apart` but ""
+    firsts   for each text the key of its first chunk, where that is another than in `block`
+    marks    whether each punctuation mark of ASCII, and from U+2010 to U+2027, is a chunk of its own
+    fold     whether capitals of ASCII are small letters
+    apart    by its place, a text that is not in `block`: the keys of its chunks, or None where only the library can
+    """
+
+    block: str
+    firsts: Sequence[str] | None = None
+    marks: bool = False
+    fold: bool = False
+    apart: dict[int, list[str] | None] = {}  # noqa: RUF012 (never changed)
 
 
 @runtime_checkable
@@ -25,11 +49,8 @@ class Codec(Protocol):
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         """The ids of each text by the library alone."""
 
-    def parter(self, texts: Sequence[str]) -> Callable[[str], list[str] | None] | None:
-        """For texts looked up together: parts one into the keys of its chunks, or None where only the library can.
-
-        The ids of a text are those of its chunks, joined. None instead of a function: nothing here may be parted.
-        """
+    def part(self, texts: Sequence[str]) -> Parted | None:
+        """The chunks of texts, whose ids, joined, are those of the text; None: of no text."""
 
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
         """The ids of each chunk by the library."""
@@ -41,65 +62,95 @@ class Codec(Protocol):
 class ChunkCache:
     """Encodes by a codec and remembers. Not for several threads at once."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, id_dtype: type) -> None:
         self._codec = codec
+        self._id_dtype = id_dtype
         # The older half is what the newer one was when it last filled up.
         self._cache: dict[str, bytes] = {}
         self._older: dict[str, bytes] = {}
 
-    def encode(self, texts: Sequence[str]) -> list[bytes]:
-        """The ids of each text."""
-        encoded: list[bytes] = []
-        for block in _blocks(texts):
-            encoded += self._encode_block(block)
-        return encoded
+    def encode(self, texts: Sequence[str]) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "m"]]:
+        """The ids of the texts, joined, and how many each has."""
+        blocks = [self._encode_block(block) for block in _blocks(texts)]
+        ids = [np.zeros(0, self._id_dtype), *(found for found, _ in blocks)]
+        counts = [np.zeros(0, np.int64), *(found for _, found in blocks)]
+        return np.concatenate(ids), np.concatenate(counts)
 
-    def _encode_block(self, texts: Sequence[str]) -> list[bytes]:
-        part = self._codec.parter(texts)
-        if part is None:
-            return self._codec.encode(texts)
-        lookup = self._cache.get
-        encoded = [b""] * len(texts)
-        whole: list[int] = []
-        missed: dict[int, list[str]] = {}
-        unknown: dict[str, None] = {}
-        for index, text in enumerate(texts):
-            chunks = part(text)
-            if chunks is None:
-                whole.append(index)
-                continue
-            found = list(map(lookup, chunks))
-            if None in found:
-                missed[index] = chunks
-                absent = itertools.compress(chunks, map(operator.is_, found, itertools.repeat(None)))
-                unknown.update(dict.fromkeys(absent))
-            else:
-                encoded[index] = b"".join(found)  # type: ignore[arg-type]
-        for index, ids in zip(whole, self._codec.encode([texts[index] for index in whole]), strict=True):
-            encoded[index] = ids
-        if missed:
-            passing = self._learn(unknown)
-            for index, chunks in missed.items():
-                encoded[index] = b"".join(map(self._cache.__getitem__, chunks))
-            self._forget(passing)
-        return encoded
+    def _encode_block(self, texts: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        parted = self._codec.part(texts)
+        if parted is None:
+            return self._joined(self._codec.encode(texts))
+        chunks, keys, bounds = _distinct(parted)
+        if parted.firsts is not None:
+            firsts = list(itertools.compress(parted.firsts, (np.diff(bounds) > 0).tolist()))
+            places = {key: len(keys) + index for index, key in enumerate(dict.fromkeys(firsts))}
+            chunks[bounds[:-1][np.diff(bounds) > 0]] = list(map(places.__getitem__, firsts))
+            keys = [*keys, *places]
+        apart = [key for found in parted.apart.values() for key in found or ()]
+        known = list(map(self._cache.get, [*keys, *apart]))
+        unknown = [key for key, ids in zip([*keys, *apart], known, strict=True) if ids is None]
+        passing = self._learn(dict.fromkeys(unknown))
+        cache = self._cache
+        ids, counts = self._gathered(
+            chunks, bounds, [cache[key] if ids is None else ids for key, ids in zip(keys, known, strict=False)]
+        )
+        if parted.apart:
+            ids, counts = self._with_apart(ids, counts, texts, parted.apart)
+        self._forget(passing)
+        return ids, counts
 
-    def _learn(self, chunks: Iterable[str]) -> list[str]:
-        """Puts chunks into the cache, and the words within them; returns those too long to stay."""
+    def _gathered(
+        self, chunks: Integer[np.ndarray, "n"], bounds: Int64[np.ndarray, "boundaries"], known: list[bytes]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The ids of chunks, of which `known` has those of each distinct one, and how many each line has."""
+        ids, lengths = self._joined(known)
+        firsts = np.cumsum(lengths) - lengths
+        ends = np.concatenate([[0], np.cumsum(lengths[chunks])])
+        places = np.repeat(firsts[chunks] - ends[:-1], lengths[chunks]) + np.arange(ends[-1])
+        return ids[places], np.diff(ends[bounds])
+
+    def _with_apart(
+        self, ids: np.ndarray, counts: np.ndarray, texts: Sequence[str], apart: dict[int, list[str] | None]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Ids and counts with those of the texts apart put in their places."""
+        whole = [place for place, keys in apart.items() if keys is None]
+        by_library = dict(zip(whole, self._codec.encode([texts[place] for place in whole]), strict=True))
+        places = sorted(apart)
+        found = [
+            by_library[place] if place in by_library else b"".join(map(self._cache.__getitem__, apart[place] or ()))
+            for place in places
+        ]
+        begins = (np.cumsum(counts) - counts)[places]
+        added, lengths = self._joined(found)
+        counts[places] = lengths
+        return np.insert(ids, np.repeat(begins, lengths), added), counts
+
+    def _joined(self, encoded: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray]:
+        width = np.dtype(self._id_dtype).itemsize
+        lengths = np.fromiter(map(len, encoded), np.int64, len(encoded)) // width
+        return np.frombuffer(b"".join(encoded), self._id_dtype), lengths
+
+    def _learn(self, keys: Iterable[str]) -> list[str]:
+        """Puts chunks that the newer half lacks into it, and the words within them; returns those too long to stay."""
         # "end", "end." and "(end" then cost one word of the library's time, which is most of that of a cold cache.
-        words = {chunk: self._codec.words(chunk) for chunk in self._recall(chunks)}
-        unknown = self._recall(dict.fromkeys(itertools.chain.from_iterable(words.values())))
+        words = {chunk: self._codec.words(chunk) for chunk in self._recall(keys)}
+        parts = dict.fromkeys(itertools.chain.from_iterable(words.values()))
+        unknown = self._recall([part for part in parts if part not in self._cache])
         self._cache.update(zip(unknown, self._codec.encode_chunks(unknown), strict=True))
-        for chunk, parts in words.items():
-            if len(parts) > 1:
-                self._cache[chunk] = b"".join(map(self._cache.__getitem__, parts))
+        for chunk, within in words.items():
+            if len(within) > 1:
+                self._cache[chunk] = b"".join(map(self._cache.__getitem__, within))
         return [key for key in {**words, **dict.fromkeys(unknown)} if len(key) > CACHED_CHUNK_LENGTH]
 
     def _recall(self, chunks: Iterable[str]) -> list[str]:
-        """Takes what the older half of the cache knows into the newer, and returns what neither knows."""
-        absent = [chunk for chunk in chunks if chunk not in self._cache]
-        self._cache.update({chunk: self._older[chunk] for chunk in absent if chunk in self._older})
-        return [chunk for chunk in absent if chunk not in self._older]
+        """Takes what the older half of the cache knows into the newer, and returns what it does not know."""
+        unknown = []
+        for chunk in chunks:
+            if (ids := self._older.get(chunk)) is None:
+                unknown.append(chunk)
+            else:
+                self._cache[chunk] = ids
+        return unknown
 
     def _forget(self, passing: Iterable[str]) -> None:
         """Takes chunks out of the cache, and drops its older half when the newer one is full."""
@@ -107,6 +158,34 @@ class ChunkCache:
             del self._cache[chunk]
         if len(self._cache) > CACHE_CHUNKS // 2:
             self._older, self._cache = self._cache, {}
+
+
+def _distinct(parted: Parted) -> tuple[np.ndarray, list[str], Int64[np.ndarray, "boundaries"]]:
+    """The chunks of lines as places among the distinct ones, these, and where each line's chunks begin and end.
+
+    Raises UnicodeEncodeError for a lone surrogate.
+    """
+    encoded = parted.block.encode()
+    data = np.frombuffer(encoded.lower() if parted.fold else encoded, np.uint8)
+    gap = (data == _SPACE) | (data == _NEWLINE)
+    # A chunk begins after a gap and after a mark, and with a mark.
+    ends = gap | _MARKS[data] if parted.marks else gap
+    begins = np.empty(len(data), bool)
+    begins[:1] = True
+    begins[1:] = ends[:-1]
+    if parted.marks:
+        begins |= ends
+        typeset = np.flatnonzero((data[:-2] == 0xE2) & (data[1:-1] == 0x80) & (data[2:] - 0x90 <= 0xA7 - 0x90))
+        begins[typeset] = True
+        begins[typeset[typeset + 3 < len(data)] + 3] = True
+    begins &= ~gap
+    before = np.cumsum(begins)
+    bounds = np.concatenate([[0], before[data == _NEWLINE], before[-1:] if len(data) else [0]])
+    kept = ~gap
+    offsets = np.append(np.flatnonzero(begins[kept]), np.count_nonzero(kept)).astype(np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data[kept])]
+    chunks = pa.Array.from_buffers(pa.utf8(), len(offsets) - 1, buffers).dictionary_encode()
+    return np.array(chunks.indices), chunks.dictionary.to_pylist(), bounds
 
 
 def _blocks(texts: Sequence[str]) -> Iterator[Sequence[str]]:

@@ -90,6 +90,7 @@ class Vocabulary:
         return WordPieceEngine(
             self.build,
             id_dtype(len(self.all_tokens())),
+            lowercase=self.lowercase,
             clean_text=self.clean_text,
             has_text_tokens=self.has_text_tokens(),
         )

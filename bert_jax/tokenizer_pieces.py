@@ -10,7 +10,9 @@ import tokenizers
 from jaxtyping import Int64
 from tokenizers import models, normalizers, pre_tokenizers
 
+from bert_jax.tokenizer_cache import Parted
 from bert_jax.tokenizer_library import refuse_surrogates
+from bert_jax.tokenizer_wordpiece import lines, replaced
 
 SPACE = "▁"  # U+2581, which stands for a space in pieces
 
@@ -66,10 +68,10 @@ class SentencePieceEngine:
         self._ascii_normalizer = ascii_normalizer
         self._chunks = chunks and hashlib.sha256(rules).hexdigest() in _RULES_WITHIN_CHUNKS
         spaces = [space for space in _WHITE_SPACE if self._model.normalize(f"a{space}b") == f"{SPACE}a{SPACE}b"]
-        # What str.split parts at and the model does not; and the mark of a space, where the model keeps it.
-        self._others = [space for space in _WHITE_SPACE if space not in spaces]
-        self._keeps_mark = self._model.normalize(f"{SPACE}a") != f"{SPACE}a"
-        self._spaces = re.compile(f"[{''.join(map(re.escape, spaces))}]+")
+        self._spaces = dict.fromkeys((space for space in spaces if space not in " \n"), " ")
+        # Where the model keeps the mark of a space, or does not part at the end of a line, it gets the text whole.
+        kept = [] if self._model.normalize(f"{SPACE}a") == f"{SPACE}a" else [SPACE]
+        self._library_only = [*kept, *(end for end in "\n" if end not in spaces)]
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         try:
@@ -79,13 +81,15 @@ class SentencePieceEngine:
             raise
         return [self._ids[own].tobytes() for own in found]
 
-    def parter(self, texts: Sequence[str]) -> Callable[[str], list[str] | None] | None:
+    def part(self, texts: Sequence[str]) -> Parted | None:
         if not self._chunks:
             return None
-        block = "\n".join(texts)
-        if self._keeps_mark and SPACE in block:
-            return None
-        return self._part if any(other in block for other in self._others) else str.split
+        apart: dict[int, list[str] | None] = {}
+        for mark in self._library_only:
+            apart |= {place: None for place, text in enumerate(texts) if mark in text}
+        if apart:
+            texts = ["" if place in apart else text for place, text in enumerate(texts)]
+        return Parted(replaced(lines(texts), self._spaces), apart=apart)
 
     def words(self, key: str) -> list[str]:
         return [key]
@@ -134,9 +138,6 @@ class SentencePieceEngine:
             return list(texts)
         normalize, ascii_normalize = self._normalizer.normalize_str, self._ascii_normalizer
         return [ascii_normalize(text) if text.isascii() else normalize(text) for text in texts]
-
-    def _part(self, text: str) -> list[str]:
-        return [chunk for chunk in self._spaces.split(text) if chunk]
 
 
 def _origins(normalizer: normalizers.Normalizer, text: str) -> list[tuple[int, int]]:
