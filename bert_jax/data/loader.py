@@ -23,7 +23,7 @@ EVALUATION_SEED = 0
 
 # Slots that are made at once where steps are asked for one after another: numpy's calls then cost little even for
 # batches of a few rows. It changes no batch.
-_BLOCK_SLOTS = 1 << 17
+_BLOCK_SLOTS = 1 << 18
 
 
 @runtime_checkable

@@ -105,17 +105,19 @@ def _take(
     rule: MaskingRule,
 ) -> None:
     """Marks one run of each sequence, or none, and takes it off what is left of the budgets."""
-    limits = begins + left
-    ends = np.where(limits < ends, text.slots[text.number.take(limits, mode="clip")], ends)
     sizes = ends - begins
-    columns = np.arange(max(1, int(sizes.max())))
+    long = np.flatnonzero(sizes > left)
+    if long.size:
+        sizes[long] = text.slots[text.number[begins[long] + left[long]]] - begins[long]
+    columns = np.arange(int(sizes.max()) + 1)
     window = begins[:, None] + columns
-    met = chosen.take(window, mode="clip") & (columns < sizes[:, None])
-    first = met.argmax(axis=1)
-    meets = met[np.arange(first.size), first]
-    sizes = np.where(meets, 0 if rule.unit == "ngram" else first, sizes)
-    chosen[window[columns < sizes[:, None]]] = True
-    left -= sizes
+    stops = chosen.take(window, mode="clip")
+    stops |= columns >= sizes[:, None]
+    first = stops.argmax(axis=1)  # slots before a chosen one, or the end
+    if rule.unit == "ngram":
+        first[first < sizes] = 0
+    chosen[window[columns < first[:, None]]] = True
+    left -= first
 
 
 def _text(sequences: Sequences, words: Words) -> _Text:
