@@ -4,6 +4,9 @@ import gzip
 import json
 import lzma
 import random
+import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -163,6 +166,59 @@ def test_corpus_of_refused_documents_alone_says_so(tmp_path, vocab_dir):
     with pytest.raises(UserError, match=r"no document in --input.*skipped: 2 invalid_utf8"):
         build(tmp_path / "a.txt", vocab_dir, tmp_path / "out", 64, workers=1, on_error="skip")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_job_that_failed_goes_on_when_told_to_skip(tmp_path, sample_text, vocab_dir):
+    text = sample_text.read_bytes()
+    (tmp_path / "a.txt").write_bytes(text + b"\n\nbad \xff")
+    arguments = {"input": tmp_path / "a.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1, "unit_mb": 0.01}
+    with pytest.raises(UserError, match="not UTF-8"):
+        build(**arguments, output=tmp_path / "out")
+    finished = sorted((tmp_path / "out.incomplete" / "job" / "units").glob("*.json"))
+    assert len(finished) >= 2
+    shard = tmp_path / "out.incomplete" / json.loads(finished[0].read_text())["shards"][0]["name"]
+    written = shard.stat().st_mtime_ns
+    manifest = build(**arguments, output=tmp_path / "out", on_error="skip")
+    assert (tmp_path / "out" / shard.relative_to(tmp_path / "out.incomplete")).stat().st_mtime_ns == written
+    assert manifest == build(**arguments, output=tmp_path / "fresh", on_error="skip")
+    assert manifest["counts"]["skipped"] == {"invalid_utf8": 1}
+
+
+def test_a_word_longer_than_any_vocabulary_allows_is_used(tmp_path, sample_text, vocab_dir):
+    (tmp_path / "a.txt").write_bytes(
+        b"x" * 300_000 + b" and\n" + "日".encode() * 50_000 + b"\n\n" + sample_text.read_bytes()
+    )
+    manifest = build(tmp_path / "a.txt", vocab_dir, tmp_path / "out", 64, workers=1)
+    assert manifest["counts"]["used"] == manifest["counts"]["documents"]
+    assert verify(tmp_path / "out").manifest == manifest
+
+
+@pytest.mark.slow
+def test_a_line_of_200_mb_takes_no_such_memory_and_one_line_to_tell(tmp_path, sample_text, vocab_dir):
+    with gzip.open(tmp_path / "long.txt.gz", "wb", compresslevel=1) as file:
+        for _ in range(200):
+            file.write(b"no end " * 142_858)
+    command = [
+        sys.executable,
+        "-m",
+        "data_prep.build_examples",
+        f"--input={tmp_path}/*.gz,{sample_text}",
+        "--workers=1",
+    ]
+    command += [f"--tokenizer={vocab_dir}", f"--output={tmp_path}/out", "--seq_len=64"]
+    failed = subprocess.run(command, capture_output=True, text=True)
+    assert failed.returncode == 2 and "Traceback" not in failed.stderr
+    assert re.search(r"long\.txt\.gz, line 1: a document of more than 64 MiB\. .*--on_error skip\n\Z", failed.stderr)
+    measured = (
+        "import resource, runpy, sys; sys.argv = sys.argv[1:]; runpy.run_module(sys.argv[0], run_name='x').get('main')"
+    )
+    measured += "(sys.argv[1:]); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    skipped = subprocess.run(
+        [sys.executable, "-c", measured, *command[2:], "--on_error=skip"], capture_output=True, text=True
+    )
+    assert skipped.returncode == 0, skipped.stderr
+    assert "skipped: 1 document_too_long" in skipped.stderr
+    assert int(skipped.stdout) < 500_000, f"{skipped.stdout} KB"
 
 
 def test_weights_are_copies_in_later_passes(tmp_path):
