@@ -12,7 +12,7 @@ class Seen:
     """64-bit hashes in an open-addressing table with linear probing, ordered by their highest bits.
 
     A slot is 8 bytes, and a third to two thirds are full: 12 to 24 bytes a document. 10 million documents take 134 MB,
-    270 MB for a moment as the table grows. Two different documents are taken for the same with a probability of
+    350 MB for a moment as the table grows. Two different documents are taken for the same with a probability of
     n^2 / 2^65: 3e-6 for 10 million.
     """
 
