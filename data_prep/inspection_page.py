@@ -50,9 +50,10 @@ def inspection_page(directory: Path, found: Verified, verified: bool) -> str:
 
 def _kind(manifest: Mapping[str, Any]) -> str:
     masking, vocab_size = manifest["masking"], manifest["tokenizer"]["vocab_size"]
+    drawn_by = "another program" if manifest["imported"] else masking["unit"]
     return (
         f"Rows for pretraining: {manifest['objective']}, {manifest['seq_len']} slots, "
-        f"{masking['kind']} masks by {masking['unit']}, {vocab_size:,} tokens in the vocabulary"
+        f"{masking['kind']} masks by {drawn_by}, {vocab_size:,} tokens in the vocabulary"
     )
 
 

@@ -51,15 +51,20 @@ def about(directory: Path, manifest: Mapping[str, Any]) -> list[tuple[str, str]]
     case = "lower-cased" if tokenizer["lowercase"] else "cased"
     size = sum(source["bytes"] for source in manifest["sources"])
     shards = manifest["shards"]
+    drawn = (
+        f"{masking['kind']}, by {masking['unit']}, rate {masking['rate']}, "
+        f"at most {masking['max_predictions']} a row, split {'/'.join(f'{100 * x:g}' for x in rule.split)}"
+    )
+    made = f"{manifest['seed']}, {manifest['dupe_factor']} of each document"
+    if manifest["imported"]:
+        share, most = f"{masking['rate']:.1%}", masking["max_predictions"]
+        drawn = f"static, by another program: {share} of the slots, at most {most} a row"
+        made = "unknown: the rows are imported"
     return [
         ("objective", f"{manifest['objective']}, rows of {manifest['seq_len']} slots, pack {manifest['pack']}"),
-        (
-            "masking",
-            f"{masking['kind']}, by {masking['unit']}, rate {masking['rate']}, "
-            f"at most {masking['max_predictions']} a row, split {'/'.join(f'{100 * x:g}' for x in rule.split)}",
-        ),
+        ("masking", drawn),
         ("tokenizer", f"{tokenizer['vocab_size']} tokens, {case}, {tokenizer['hash'][:12]}"),
-        ("seed, pairings", f"{manifest['seed']}, {manifest['dupe_factor']} of each document"),
+        ("seed, pairings", made),
         ("sources", f"{len(manifest['sources'])} files, {size / 1e6:.1f} MB as stored"),
         ("shards", f"{len(shards)} {manifest['format']} files, {sum(shard['bytes'] for shard in shards) / 1e6:.1f} MB"),
     ]

@@ -82,6 +82,7 @@ def test_import_verifies_and_is_shown(imported: Path, capsys: pytest.CaptureFixt
     inspect_shards.main([str(imported), "--show=1"])
     assert "[MASK]" in capsys.readouterr().out
     inspect_shards.main([str(imported)])
+    assert "by another program: 14.6% of the slots" in " ".join(capsys.readouterr().out.split())
 
 
 def test_imported_rows_are_the_fields_that_tensorflow_reads(imported: Path) -> None:
