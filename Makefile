@@ -5,11 +5,12 @@
 
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
+ENGINES ?= .venv-engines
 BIN := $(VENV)/bin
 WORKERS ?= 2
 QUICKSTART ?= runs/quickstart
 
-.PHONY: quickstart test lint slow clean
+.PHONY: quickstart test lint slow engines clean
 
 # Compiled programs are kept, so that a command that runs again starts sooner.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
@@ -23,13 +24,17 @@ test: $(VENV)/installed-dev
 slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow -q --durations=10
 
+# Beam and Ray, which have half a hundred needs of their own, in an environment of their own.
+engines: $(ENGINES)/installed
+	$(ENGINES)/bin/python -m pytest -m slow -q --durations=5 tests/test_engine_beam.py tests/test_engine_ray.py
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv .venv-newer .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv .venv-newer .venv-engines .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
 $(VENV)/installed: requirements.txt setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bert_jax needs Python 3.11 or newer; give one: make PYTHON=python3.11")'
@@ -40,4 +45,10 @@ $(VENV)/installed: requirements.txt setup.cfg pyproject.toml
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+$(ENGINES)/installed: requirements.txt setup.cfg pyproject.toml
+	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,beam,ray]'
 	touch $@

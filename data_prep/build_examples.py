@@ -65,6 +65,7 @@ def build(
     lowercase: bool | None = None,
     seed: int = 0,
     engine: str = "local",
+    engine_options: str = "",
     format: str = "arrow",
     workers: int = 0,
     unit_mb: float = 0.0,
@@ -126,18 +127,26 @@ def build(
         cache = TokenCache(Path(os.path.abspath(token_cache)), round(token_cache_gb * GB))
         cache.prepare()
     with Job(output, arguments, loaded) as job:
-        return _run(job, corpus, workers or _cores(), cache, quiet)
+        return _run(job, corpus, engine, engine_options, workers, cache, quiet)
 
 
-def _run(job: Job, corpus: Corpus, workers: int, cache: TokenCache | None, quiet: bool) -> dict[str, Any]:
+def _run(
+    job: Job, corpus: Corpus, engine: str, engine_options: str, workers: int, cache: TokenCache | None, quiet: bool
+) -> dict[str, Any]:
     """Splits, skips what is finished, sends the rest to the engine, and finishes the folder."""
     arguments = job.arguments
     fewest = 2 if arguments.objective == "nsp" else 1
     splitter = Splitter(Cut(arguments.unit_bytes, arguments.eval_fraction, fewest), arguments.dedup)
     records: list[Record] = []
-    tokens = 0
+    tokens = done = 0
+
+    def tell() -> None:
+        """An engine may read far ahead: as done counts the share of what is read that is in finished units."""
+        share = done / max(splitter.documents, 1)
+        reporter.update(corpus.bytes_read * share, splitter.bytes / MB * share, tokens / 1e6)
 
     def unfinished() -> Iterator[Unit]:
+        nonlocal done
         try:
             for unit in splitter.split(reported()):
                 record = job.finished(unit)
@@ -145,23 +154,25 @@ def _run(job: Job, corpus: Corpus, workers: int, cache: TokenCache | None, quiet
                     yield unit
                 else:
                     records.append(record)
+                    done += record.counts["documents"]
         except UnusableCorpus as error:
             raise _with_skipped(error, corpus.refused + splitter.skipped) from None
 
     def reported() -> Iterator[bytes | None]:
         for document in corpus.texts():
-            reporter.update(corpus.bytes_read, splitter.bytes / MB, tokens / 1e6)
+            tell()
             yield document
 
     resumed = job.finished_units()
     if resumed and not quiet:
         print(f"going on in {job.directory}: {resumed} units are finished", file=sys.stderr)
     with Reporter("building examples", corpus.total_bytes, ("MB", "M tokens"), quiet) as reporter:
-        work = functools.partial(build_unit, job.directory, arguments, cache=cache)
-        for record in engines.local(work, unfinished(), workers):
+        work = functools.partial(build_unit, arguments, cache)
+        for record in engines.run(engine, work, unfinished(), workers, directory=job.directory, options=engine_options):
             records.append(record)
             tokens += record.counts["source_tokens"]
-            reporter.update(corpus.bytes_read, splitter.bytes / MB, tokens / 1e6)
+            done += record.counts["documents"]
+            tell()
         if not any(record.counts["rows"] for record in records if record.part == "train"):
             raise UnusableCorpus(_nothing(records))
         manifest = job.finish(records, corpus.refused + splitter.skipped)
@@ -243,17 +254,12 @@ def _default_unit_bytes(sources: Sequence[Source]) -> int:
     return min(max(text_bytes // 32, MB), 8 * MB)
 
 
-def _cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _check_choices(objective: str, masking: str, mask_unit: str, engine: str) -> None:
     for flag, value, known in (
         ("objective", objective, OBJECTIVES),
         ("masking", masking, ("dynamic", "static")),
         ("mask_unit", mask_unit, UNITS),
-        ("engine", engine, ("local",)),
+        ("engine", engine, engines.NAMES),
     ):
         if value not in known:
             raise UserError(f"--{flag} {value} is not here; there is: {', '.join(known)}")
@@ -374,13 +380,23 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
         metavar="NAME",
         help="of the shards: arrow, or for readers elsewhere tfds or tfrecord; default arrow",
     )
-    add("--engine", default="local", help="where units run; default and only local")
-    add("--workers", type=int, default=0, metavar="N", help="processes; default 0: one a core")
+    add("--engine", default="local", help="where units run: local, beam or ray (docs/engines.md); default local")
+    add("--engine_options", default="", metavar="FLAGS", help="of beam or ray, as '--runner=FlinkRunner'")
+    add("--workers", type=int, default=0, metavar="N", help="processes; default 0: one a core (ray: of the cluster)")
     add("--unit_mb", type=float, default=0.0, help="MB of text a work unit; default 0: a 32nd of the text, from 1 to 8")
     add("--token_cache", metavar="DIR", help="keeps tokens for a later job on the same text, as of another --seq_len")
     add("--token_cache_gb", type=float, default=50.0, help="most GB that DIR may hold (2.2 bytes a token); default 50")
     add("--seed", type=int, default=0, help="of pairs and masks; default 0")
-    return vars(parser.parse_args(arguments))
+    return vars(parser.parse_args(_options_joined(arguments)))
+
+
+def _options_joined(arguments: Sequence[str]) -> list[str]:
+    """The same flags with =, for argparse takes a value that begins with -- for a flag of its own."""
+    joined = list(arguments)
+    if "--engine_options" in joined[:-1]:
+        place = joined.index("--engine_options")
+        joined[place : place + 2] = [f"--engine_options={joined[place + 1]}"]
+    return joined
 
 
 def main(arguments: Sequence[str]) -> None:

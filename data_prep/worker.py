@@ -22,7 +22,7 @@ from data_prep.token_cache import TokenCache
 from data_prep.units import Unit
 
 
-def build_unit(directory: Path, arguments: Arguments, unit: Unit, cache: TokenCache | None = None) -> Record:
+def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, unit: Unit) -> Record:
     """Writes a unit's shards, one for each of the dupe_factor pairings, and then its record.
 
     Any process may do any unit: the result is a function of the arguments and the unit. `directory` is the job's;

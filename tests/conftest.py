@@ -5,6 +5,7 @@ The text is cut from data_prep/sample; nothing here needs the network, an accele
 
 import importlib.util
 import os
+import random
 import sys
 from pathlib import Path
 
@@ -43,6 +44,19 @@ def sample_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
             break
     path = tmp_path_factory.mktemp("sample") / "text.txt"
     path.write_text("\n\n".join(documents) + "\n", encoding="utf-8")
+    return path
+
+
+@pytest.fixture(scope="session")
+def corpus(sample_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The sample's paragraphs shuffled into 120 documents of several, about 0.3 MB: enough for many units."""
+    from data_prep import readers
+
+    paragraphs = [line for document in readers.documents(sample_text) for line in document.split("\n")]
+    generator = random.Random(0)
+    documents = ["\n".join(generator.sample(paragraphs, min(9, len(paragraphs)))) for _ in range(120)]
+    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
+    path.write_text("\n\n".join(documents), encoding="utf-8")
     return path
 
 

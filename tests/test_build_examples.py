@@ -6,14 +6,13 @@ import os
 import random
 import signal
 import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
+from building import ROOT, command_line, contents, finished_units, wait_for
 
 from bert_jax import command
 from bert_jax import tokenizer as tokenizers
@@ -29,19 +28,6 @@ from data_prep.encoding import encode
 from data_prep.objectives import OBJECTIVES, PAIRS
 from data_prep.sentences import document_sentences
 from data_prep.units import Cut, Splitter
-
-ROOT = Path(__file__).parent.parent
-
-
-@pytest.fixture(scope="module")
-def corpus(sample_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The sample's paragraphs shuffled into 120 documents of several, about 0.3 MB: enough for many units."""
-    paragraphs = [line for document in readers.documents(sample_text) for line in document.split("\n")]
-    generator = random.Random(0)
-    documents = ["\n".join(generator.sample(paragraphs, min(9, len(paragraphs)))) for _ in range(120)]
-    path = tmp_path_factory.mktemp("corpus") / "corpus.txt"
-    path.write_text("\n\n".join(documents), encoding="utf-8")
-    return path
 
 
 def plain(corpus: Path, vocab_dir: Path, output: Path) -> dict:
@@ -71,34 +57,9 @@ def built(corpus: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactor
     return output
 
 
-def contents(directory: Path) -> dict[str, str]:
-    """A hash of every file of an output, by name."""
-    return {
-        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(directory.rglob("*"))
-        if path.is_file()
-    }
-
-
 def all_rows(directory: Path, part: Part) -> Rows:
     dataset = open_dataset(directory, part)
     return dataset.gather(np.arange(dataset.rows))
-
-
-def command_line(arguments: dict) -> list[str]:
-    flags = [f"--{name}={value}" for name, value in arguments.items()]
-    return [sys.executable, "-m", "data_prep.build_examples", *flags]
-
-
-def wait_for(condition, seconds: float = 60.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "the job did not get so far in time"
-        time.sleep(0.001)
-
-
-def finished_units(output: Path) -> int:
-    return len(list(output.with_name(output.name + ".incomplete").glob("job/units/*.json")))
 
 
 @pytest.mark.parametrize(
@@ -344,15 +305,16 @@ def test_job_killed_in_the_middle_ends_with_the_same_bytes(arguments: dict, runn
     assert finished >= 3
 
     incomplete = arguments["output"].with_name("out.incomplete")
-    shard = incomplete / "train" / "shard-00000.arrow"
+    units = sorted(path.stem.removeprefix("train-") for path in incomplete.glob("job/units/train-*.json"))
+    shard, cut_off = (incomplete / "train" / f"shard-{number}.arrow" for number in units[:2])
     written = shard.stat().st_mtime_ns
     with pytest.raises(UserError, match=r"begun with other arguments .*seq_len 64, now 32"):
         build(**arguments | {"seq_len": 32})
     assert finished_units(arguments["output"]) == finished
     (incomplete / "train" / "shard-99999.arrow.tmp").write_bytes(b"half")
-    os.truncate(incomplete / "train" / "shard-00001.arrow", 100)
+    os.truncate(cut_off, 100)
     manifest = build(**arguments)
-    assert (arguments["output"] / "train" / "shard-00000.arrow").stat().st_mtime_ns == written, "not done again"
+    assert (arguments["output"] / "train" / shard.name).stat().st_mtime_ns == written, "not done again"
     assert len(manifest["shards"]) > finished
 
     build(**arguments | {"output": arguments["output"].with_name("fresh")})
@@ -465,7 +427,7 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
             {"random_tokens": "unigram", "masking": "static"},
             "--random_tokens unigram needs --masking dynamic",
         ),
-        ({"engine": "beam"}, "--engine beam is not here; there is: local"),
+        ({"engine": "spark"}, "--engine spark is not here; there is: local, beam, ray"),
         ({"format": "parquet"}, "--format parquet is not here; there is: arrow, tfds, tfrecord"),
         ({"format": "tfrecord"}, "give --masking static"),
         ({"pack": 0}, "--pack 0; it must be from 1 to 256"),
@@ -571,6 +533,7 @@ def test_arguments_that_decide_the_bytes_are_all_compared(arguments: dict) -> No
         "workers",
         "quiet",
         "engine",
+        "engine_options",
         "format",
         "lowercase",
         "unit_mb",

@@ -1,37 +1,37 @@
-"""Where work units run. An engine takes a function of a unit and the stream of units, and yields what it gave.
+"""Units on this machine: in this process, or in a pool of processes."""
 
-`work` must be picklable and give the same wherever it runs; results come in any order.
-"""
-
+import functools
 import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 from bert_jax.command import UserError
+from data_prep.engines.elsewhere import KILLED, Work
 from data_prep.job import Record
 from data_prep.units import Unit
 
-Work = Callable[[Unit], Record]
 
-
-def local(work: Work, units: Iterable[Unit], workers: int) -> Iterator[Record]:
-    """Runs units on this machine: in this process for one worker, else in a pool of processes.
+def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Iterator[Record]:
+    """Runs units in this process for one worker, else in a pool of processes; 0 is one for each core.
 
     At most workers + 1 units are under way, so memory does not grow with the corpus. When the caller stops early, or
     anything raises, units that have begun are finished first. Raises UserError when the system kills a worker.
     """
+    workers = workers or cores()
+    do = functools.partial(work, directory)
     if workers == 1:
-        yield from map(work, units)
+        yield from map(do, units)
         return
     pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
     pending: set[Future[Record]] = set()
     try:
         for unit in units:
-            pending.add(pool.submit(work, unit))
+            pending.add(pool.submit(do, unit))
             if len(pending) > workers:
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in done)
@@ -39,12 +39,14 @@ def local(work: Work, units: Iterable[Unit], workers: int) -> Iterator[Record]:
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             yield from (future.result() for future in done)
     except BrokenProcessPool:
-        raise UserError(
-            "a worker process was killed, perhaps for want of memory; the units finished so far are kept: "
-            "run the same command again, with fewer --workers"
-        ) from None
+        raise UserError(f"{KILLED}, with fewer --workers") from None
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start_worker() -> None:

@@ -1,0 +1,132 @@
+"""The process of a Beam pipeline, and what its workers do. Only here is Beam imported."""
+
+import functools
+import logging
+import multiprocessing
+import os
+import signal
+import threading
+from multiprocessing.connection import Connection
+from typing import Any, NamedTuple
+
+from bert_jax.command import UserError, explain_os_error
+from data_prep.engines.elsewhere import KILLED, Work, do_unit, unpack_unit
+from data_prep.engines.exchange import Exchange
+
+# In the exchange.
+UNITS, RESULTS, TOKENIZER = "units", "results", "tokenizer.tar"
+
+_SECONDS_TO_CANCEL = 30.0
+# Around what a worker says in an error: of an error, a runner passes on its text alone.
+_BEGIN, _END = "[[build_examples: ", " :build_examples]]"
+
+
+class Task(NamedTuple):
+    """What a worker needs beside the name of a unit."""
+
+    work: Work
+    job: str  # a name that no other job has
+    exchange: str
+
+
+class _Stopped(BaseException):
+    pass
+
+
+def main(task: Task, names: list[str], workers: int, flags: list[str], answer: Connection) -> None:
+    """Runs the pipeline and answers None, or what went wrong; then ends with every process that it started.
+
+    Ctrl-C is the parent's affair. SIGTERM, and the parent's end however it went, cancel the pipeline.
+    """
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, _stop)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    threading.excepthook = functools.partial(_thread_failed, answer)
+    logging.getLogger().setLevel(logging.ERROR)  # Beam warns of what is not installed and of options of its own
+    result = None
+    try:
+        import apache_beam
+
+        runner, options = _runner(workers, flags)
+        pipeline = apache_beam.Pipeline(runner=runner, options=options)
+        _ = pipeline | apache_beam.Create(names) | apache_beam.Map(functools.partial(_do, task))
+        result = pipeline.run()
+        state = result.wait_until_finish()
+        answer.send(None if state == "DONE" else f"it ended as {state}")
+    except _Stopped:
+        if result is not None:
+            result.cancel()
+    except BaseException as error:
+        answer.send(f"{type(error).__name__}: {error}")
+    finally:
+        answer.close()
+        os.killpg(os.getpid(), signal.SIGKILL)
+
+
+def told(problem: str) -> str | None:
+    """What a worker said of a mistake of the user's, if the text of a failure holds it."""
+    _, begun, rest = problem.partition(_BEGIN)
+    return rest.partition(_END)[0] if begun else None
+
+
+def _runner(workers: int, flags: list[str]) -> tuple[Any, Any]:
+    """The runner and the options that flags ask for; for DirectRunner, with as many processes as workers."""
+    from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
+
+    options = PipelineOptions(flags)
+    if options.view_as(StandardOptions).runner not in (None, "DirectRunner"):
+        logging.getLogger().setLevel(logging.INFO)  # a service tells where its job can be seen
+        return None, options
+    # By its name DirectRunner would first look on the network for a runner written in Go.
+    from apache_beam.portability.api import beam_provision_api_pb2
+    from apache_beam.runners.portability.fn_api_runner import FnApiRunner, fn_runner
+    from apache_beam.runners.portability.portable_runner import JobServiceHandle
+
+    mode = "multi_processing" if workers > 1 else "in_memory"
+    ours = [f"--direct_num_workers={workers}", f"--direct_running_mode={mode}"]
+    for_processes = JobServiceHandle.encode_pipeline_options({"default_sdk_harness_log_level": "ERROR"})
+    provision = beam_provision_api_pb2.ProvisionInfo(pipeline_options=for_processes)
+    runner = FnApiRunner(provision_info=fn_runner.ExtendedProvisionInfo(provision))
+    return runner, PipelineOptions([*ours, *flags])
+
+
+def _do(task: Task, name: str) -> None:
+    """On a worker: does a unit, unless an earlier try of the same bundle has."""
+    try:
+        exchange = Exchange(task.exchange)
+        tokenizer = functools.partial(exchange.read_first, TOKENIZER)
+        try:
+            unit = unpack_unit(exchange.read(f"{UNITS}/{name}"))
+        except FileNotFoundError:
+            tokenizer()
+            return
+        exchange.write(f"{RESULTS}/{name}", do_unit(task.work, task.job, tokenizer, unit))
+    except UserError as error:
+        raise RuntimeError(f"{_BEGIN}{error}{_END}") from error
+    except OSError as error:
+        if explained := explain_os_error(error):
+            raise RuntimeError(f"{_BEGIN}{explained}{_END}") from error
+        raise
+
+
+def _thread_failed(answer: Connection, failed: threading.ExceptHookArgs) -> None:
+    """DirectRunner waits for ever for a worker that was killed; only a thread of its own notices, and fails."""
+    if "Worker subprocess exited" in str(failed.exc_value):
+        answer.send(f"{_BEGIN}{KILLED}{_END}")
+        os.kill(os.getpid(), signal.SIGTERM)
+    else:
+        threading.__excepthook__(failed)
+
+
+def _stop(number: int, frame: Any) -> None:
+    raise _Stopped
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    threading.Event().wait(_SECONDS_TO_CANCEL)
+    os.killpg(os.getpid(), signal.SIGKILL)

@@ -1,0 +1,124 @@
+"""What the engines that may use other machines share: a unit goes there, and what it gave comes back, as bytes.
+
+So workers need none of this machine's files. A unit is done in a temporary folder, laid out as that of the job, with
+the tokenizer in it; what the unit writes there goes back as one tar, which is put in place here.
+"""
+
+import contextlib
+import io
+import json
+import os
+import shlex
+import shutil
+import tarfile
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+from bert_jax.command import UserError
+from bert_jax.data.manifest import PARTS
+from bert_jax.files import write_whole
+from data_prep.job import Record, unit_folder
+from data_prep.units import Unit
+
+# Does a unit, in the folder of its job (data_prep.job).
+Work = Callable[[Path, Unit], Record]
+
+KEPT = "the units finished so far are kept: run the same command again"
+KILLED = f"a worker process was killed, perhaps for want of memory; {KEPT}"
+
+# Of each job: the temporary folder, always the same in a process, since tokenizers are kept by their path; the tar of
+# the tokenizer.
+_known: dict[str, tuple[Path, bytes]] = {}
+# Some runners give a process several units at once; a tokenizer is for one thread at a time.
+_one_unit = threading.Lock()
+
+
+def missing(engine: str) -> UserError:
+    """What to say when the package of an engine is not installed."""
+    return UserError(f"--engine {engine} needs packages that are not here: pip install 'bert_jax[{engine}]'")
+
+
+def split_options(options: str) -> list[str]:
+    """The flags in --engine_options. Raises UserError for an open quote."""
+    try:
+        return shlex.split(options)
+    except ValueError as error:
+        raise UserError(f"--engine_options {options!r}: {error}") from None
+
+
+def pack_unit(unit: Unit) -> bytes:
+    head = {"part": unit.part, "number": unit.number, "text_hash": unit.text_hash}
+    lengths = [len(document) for document in unit.documents]
+    return b"\n".join([json.dumps(head | {"lengths": lengths}).encode(), b"".join(unit.documents)])
+
+
+def unpack_unit(packed: bytes) -> Unit:
+    head, text = packed.split(b"\n", 1)
+    fields = json.loads(head)
+    documents, place = [], 0
+    for length in fields.pop("lengths"):
+        documents.append(text[place : place + length])
+        place += length
+    return Unit(**fields, documents=tuple(documents))
+
+
+def pack_tokenizer(directory: Path) -> bytes:
+    """The tokenizer of a job, for `do_unit`."""
+    return _pack(directory, (directory / "tokenizer").iterdir())
+
+
+def do_unit(work: Work, job: str, tokenizer: Callable[[], bytes], unit: Unit) -> bytes:
+    """On a worker: does a unit and gives what it wrote, for `put_in_place`.
+
+    `job` is a name that no other job has; `tokenizer`, what pack_tokenizer gave, is asked for once in a process.
+    """
+    with _one_unit:
+        if job not in _known:
+            _known[job] = Path(tempfile.gettempdir()) / f"bert_jax_{os.urandom(8).hex()}", tokenizer()
+        with _job_folder(*_known[job]) as folder:
+            work(folder, unit)
+            written = (path for path in folder.rglob("*") if path.is_file() and path.parent != folder / "tokenizer")
+            return _pack(folder, written)
+
+
+def put_in_place(directory: Path, packed: bytes) -> Record:
+    """Writes what a unit gave into the job's folder, its record last, and returns that."""
+    files = _unpack(packed)
+    (name,) = (path for path in files if path.parent == unit_folder(Path()) and path.suffix == ".json")
+    for path in sorted(files, key=lambda path: path == name):
+        write_whole(directory / path, files[path])
+    return Record(**json.loads(files[name]))
+
+
+@contextlib.contextmanager
+def _job_folder(folder: Path, tokenizer: bytes) -> Iterator[Path]:
+    folder.mkdir(mode=0o700)
+    try:
+        for inner in (unit_folder(folder), *(folder / part for part in PARTS)):
+            inner.mkdir(parents=True)
+        for path, content in _unpack(tokenizer).items():
+            (folder / path).parent.mkdir(exist_ok=True)
+            (folder / path).write_bytes(content)
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _pack(folder: Path, paths: Iterable[Path]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for path in paths:
+            tar.add(path, path.relative_to(folder))
+    return buffer.getvalue()
+
+
+def _unpack(packed: bytes) -> dict[Path, bytes]:
+    """The files of a tar, by path. Raises ValueError for a path that leads out of the folder."""
+    with tarfile.open(fileobj=io.BytesIO(packed)) as tar:
+        files = {Path(member.name): tar.extractfile(member).read() for member in tar}  # type: ignore[union-attr]
+    for path in files:
+        if path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"{path} leads out of the job's folder")
+    return files

@@ -1,0 +1,117 @@
+"""Units as tasks of a Ray cluster, or of a Ray of this machine's own.
+
+A unit whose worker or node is lost runs again elsewhere; what it gave comes back through Ray and is written here, so
+nodes share no file system.
+"""
+
+import contextlib
+import logging
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_jax.command import Parser, UserError
+from data_prep.engines.elsewhere import KEPT, Work, do_unit, missing, pack_tokenizer, put_in_place, split_options
+from data_prep.job import Record
+from data_prep.units import Unit
+
+# How often a unit is tried again after its worker or node was lost.
+RETRIES = 5
+_SECONDS_TO_CONNECT = 20.0
+
+
+class _Job(NamedTuple):
+    """What every unit needs: sent to a node once."""
+
+    work: Work
+    name: str
+    tokenizer: bytes
+
+
+def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, options: str) -> Iterator[Record]:
+    """Runs units as Ray tasks of one core each; 0 workers are as many as the cluster has cores, also while it grows.
+
+    At most one unit more than workers is under way; Ray's object store holds their text and what they gave. Raises
+    UserError when a unit was lost more often than --retries, or the cluster cannot be reached.
+    """
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        if error.name != "ray":
+            raise
+        raise missing("ray") from None
+    given = _options(options)
+    connected_before = ray.is_initialized()
+    if not connected_before:
+        _connect(ray, given.address, workers)
+    pending: list[Any] = []
+
+    def finished() -> Record:
+        done, pending[:] = ray.wait(pending, num_returns=1)
+        return put_in_place(directory, ray.get(done[0]))
+
+    try:
+        job = ray.put(_Job(work, os.urandom(8).hex(), pack_tokenizer(directory)))
+        task = ray.remote(num_cpus=1, max_retries=given.retries, scheduling_strategy="SPREAD")(_do)
+        for unit in units:
+            pending.append(task.remote(job, unit))
+            if len(pending) > (workers or int(ray.cluster_resources().get("CPU", 1))):
+                yield finished()
+        while pending:
+            yield finished()
+    except ray.exceptions.RayTaskError as error:
+        raise error.cause from error
+    except ray.exceptions.RayError as error:
+        told = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"Ray gave up on a unit ({told[0]}); {KEPT}") from None
+    finally:
+        for reference in pending:
+            with contextlib.suppress(ray.exceptions.RayError):
+                ray.cancel(reference, force=True)
+        if not connected_before:
+            ray.shutdown()
+
+
+def _do(job: _Job, unit: Unit) -> bytes:
+    return do_unit(job.work, job.name, lambda: job.tokenizer, unit)
+
+
+def _options(options: str) -> Any:
+    parser = Parser("data_prep.build_examples --engine ray --engine_options", "Flags of the ray engine.")
+    parser.add_argument("--address", metavar="HOST:PORT", help="of a cluster, or auto; default: a Ray of its own")
+    parser.add_argument("--retries", type=int, default=RETRIES, help="of a lost unit; -1: without end; default 5")
+    return parser.parse_args(split_options(options))
+
+
+def _connect(ray: Any, address: str | None, workers: int) -> None:
+    """Raises UserError when there is no cluster at the address."""
+    own: dict[str, Any] = {} if address else {"num_cpus": workers or None, "include_dashboard": False}
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what is to be the default; else Ray warns
+    with _sigterm_kept():
+        try:
+            if address and address != "auto":
+                # Ray would wait for ever, deaf to Ctrl-C, for a cluster that is not there.
+                host, _, port = address.removeprefix("ray://").rpartition(":")
+                socket.create_connection((host, int(port)), timeout=_SECONDS_TO_CONNECT).close()
+            ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
+        except (OSError, RuntimeError, ValueError) as error:
+            where = f"reach a Ray cluster at {address}" if address else "start Ray"
+            raise UserError(f"cannot {where}: {' '.join(str(error).split())}") from None
+
+
+@contextlib.contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """Ray puts a handler of its own in place."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, handler)

@@ -1,0 +1,52 @@
+"""Jobs of build_examples as tests run and look at them."""
+
+import hashlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+
+
+def contents(directory: Path) -> dict[str, str]:
+    """A hash of every file of an output, by name."""
+    return {
+        str(path.relative_to(directory)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+
+
+def command_line(arguments: dict) -> list[str]:
+    flags = [f"--{name}={value}" for name, value in arguments.items()]
+    return [sys.executable, "-m", "data_prep.build_examples", *flags]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "the job did not get so far in time"
+        time.sleep(0.001)
+
+
+def finished_units(output: Path) -> int:
+    return len(list(output.with_name(output.name + ".incomplete").glob("job/units/*.json")))
+
+
+def begin(arguments: dict) -> subprocess.Popen:
+    """The command, one more unit done than an earlier run left; in a process group of its own, as a shell would."""
+    before = finished_units(arguments["output"])
+    process = subprocess.Popen(
+        command_line(arguments), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    wait_for(lambda: finished_units(arguments["output"]) > before or process.poll() is not None)
+    assert process.poll() is None, process.communicate()[1]
+    return process
+
+
+def end(process: subprocess.Popen) -> tuple[int, str]:
+    """The exit status of a command and its last line."""
+    _, told = process.communicate(timeout=60)
+    return process.returncode, told.strip().splitlines()[-1]

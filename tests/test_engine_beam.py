@@ -1,0 +1,82 @@
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+from building import ROOT, begin, command_line, contents, end, wait_for
+
+from bert_jax import command
+from bert_jax.command import UserError
+from data_prep.build_examples import build
+
+pytest.importorskip("apache_beam", reason="needs the extra: pip install 'bert_jax[beam]'")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def by_local(corpus: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("local") / "out"
+    build(corpus, vocab_dir, output, 64, eval_fraction=0.1, unit_mb=0.01, dupe_factor=12, workers=1)
+    return output
+
+
+@pytest.fixture
+def arguments(corpus: Path, vocab_dir: Path, tmp_path: Path) -> dict:
+    """Those of by_local, in a Beam pipeline of two processes."""
+    return {
+        "input": str(corpus),
+        "tokenizer": vocab_dir,
+        "output": tmp_path / "out",
+        "seq_len": 64,
+        "eval_fraction": 0.1,
+        "unit_mb": 0.01,
+        "dupe_factor": 12,  # so that units take long enough to be stopped
+        "workers": 2,
+        "engine": "beam",
+    }
+
+
+def test_one_process_gives_the_shards_of_the_local_engine(arguments: dict, by_local: Path, tmp_path: Path) -> None:
+    exchange = tmp_path / "exchange"
+    build(**arguments | {"workers": 1, "engine_options": f"--exchange={exchange} --runner=DirectRunner"})
+    assert contents(arguments["output"]) == contents(by_local)
+    assert not list(exchange.iterdir())
+
+
+def test_stopped_and_killed_goes_on_and_ends_with_the_same_bytes(arguments: dict, by_local: Path) -> None:
+    """Ctrl-C, then a worker killed, then the main process: each in a run that goes on where the last was."""
+    process = begin(arguments)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, signal.SIGINT)
+    assert end(process) == (130, "interrupted")
+    wait_for(lambda: not any(child.is_running() for child in children), 20)
+
+    process = begin(arguments)
+    for child in psutil.Process(process.pid).children(recursive=True):
+        if "sdk_worker" in str(child.cmdline()):
+            child.kill()
+            break
+    status, told = end(process)
+    assert status == command.EXIT_USER_ERROR and "a worker process was killed" in told
+
+    process = begin(arguments)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any(child.is_running() for child in children), 20)
+    assert not arguments["output"].exists()
+
+    build(**arguments)
+    assert contents(arguments["output"]) == contents(by_local)
+
+
+def test_failures_are_told_in_one_line(arguments: dict, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"the Beam pipeline failed \(.*NoRunner.*\); the units finished so far"):
+        build(**arguments | {"engine_options": "--runner=NoRunner"})
+    limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command_line(arguments)]
+    ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True)
+    assert ended.returncode == command.EXIT_USER_ERROR
+    assert "grew over the file-size limit" in ended.stderr.strip().splitlines()[-1]
+    assert not arguments["output"].exists()

@@ -1,0 +1,103 @@
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from building import begin, contents, end, finished_units, wait_for
+
+from bert_jax import command
+from bert_jax.command import UserError
+from data_prep.build_examples import build
+
+pytest.importorskip("ray", reason="needs the extra: pip install 'bert_jax[ray]'")
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def by_local(corpus: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("local") / "out"
+    build(corpus, vocab_dir, output, 64, eval_fraction=0.1, unit_mb=0.01, dupe_factor=12, workers=1)
+    return output
+
+
+@pytest.fixture
+def arguments(corpus: Path, vocab_dir: Path, tmp_path: Path) -> dict:
+    """Those of by_local, by two workers of a Ray that the job starts."""
+    return {
+        "input": str(corpus),
+        "tokenizer": vocab_dir,
+        "output": tmp_path / "out",
+        "seq_len": 64,
+        "eval_fraction": 0.1,
+        "unit_mb": 0.01,
+        "dupe_factor": 12,  # so that units take long enough to be stopped
+        "workers": 2,
+        "engine": "ray",
+    }
+
+
+def busy_workers(process: psutil.Process) -> list[psutil.Process]:
+    """The processes below one that do a unit now; Ray gives them the task's name."""
+    return [child for child in process.children(recursive=True) if "ray::_do" in str(child.cmdline())]
+
+
+def test_stopped_goes_on_survives_a_killed_worker_and_gives_the_shards_of_the_local_engine(
+    arguments: dict, by_local: Path
+) -> None:
+    process = begin(arguments)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.terminate()
+    status, told = end(process)
+    assert status == command.EXIT_STOPPED and "out.incomplete: run the same command again" in told
+    wait_for(lambda: not any(child.is_running() for child in children), 20)
+
+    process = begin(arguments | {"workers": 1})
+    os.killpg(process.pid, signal.SIGINT)
+    assert end(process) == (130, "interrupted")
+
+    process = begin(arguments)
+    finished = finished_units(arguments["output"])
+    victims: list[psutil.Process] = []
+    wait_for(lambda: bool(victims.extend(busy_workers(psutil.Process(process.pid))) or victims))
+    victims[0].kill()
+    assert end(process)[0] == 0 and finished
+    assert contents(arguments["output"]) == contents(by_local)
+
+
+@pytest.fixture
+def two_nodes() -> Iterator[tuple[str, psutil.Process]]:
+    """The address of a cluster of two nodes with one core each, and the second one's raylet."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
+    try:
+        node = cluster.add_node(num_cpus=1)
+        (raylet,) = node.all_processes["raylet"]
+        yield cluster.address, psutil.Process(raylet.process.pid)
+    finally:
+        cluster.shutdown()
+
+
+def test_job_survives_the_loss_of_a_node(arguments: dict, by_local: Path, two_nodes) -> None:
+    address, raylet = two_nodes
+    process = begin(arguments | {"workers": 0, "engine_options": f"--address={address}"})
+    try:
+        victims: list[psutil.Process] = []
+        wait_for(lambda: bool(victims.extend(busy_workers(raylet)) or victims))
+        left = finished_units(arguments["output"])
+        for each in [raylet, *raylet.children(recursive=True)]:
+            each.kill()
+        assert process.poll() is None and not arguments["output"].exists()
+        assert end(process)[0] == 0 and left
+    finally:
+        process.kill()
+    assert contents(arguments["output"]) == contents(by_local)
+
+
+def test_no_cluster_is_told_in_one_line(arguments: dict) -> None:
+    with pytest.raises(UserError, match=r"cannot reach a Ray cluster at 127\.0\.0\.1:1: .*refused"):
+        build(**arguments | {"engine_options": "--address=127.0.0.1:1"})
+    with pytest.raises(UserError, match="unrecognized arguments: --adress"):
+        build(**arguments | {"engine_options": "--adress=auto"})

@@ -1,0 +1,93 @@
+"""What needs neither Beam nor Ray; test_engine_beam.py and test_engine_ray.py run those."""
+
+import io
+import sys
+import tarfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from building import contents
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_jax.command import UserError
+from data_prep import build_examples, engines
+from data_prep.engines.elsewhere import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
+from data_prep.engines.exchange import Exchange
+from data_prep.job import Record, unit_folder
+from data_prep.units import Unit
+
+
+def _never(directory: Path, unit: Unit) -> Record:
+    raise AssertionError("no unit was given")
+
+
+@pytest.mark.parametrize("engine, package", [("beam", "apache_beam"), ("ray", "ray")])
+def test_missing_package_names_the_extra(monkeypatch, tmp_path: Path, engine: str, package: str) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(UserError, match=rf"pip install 'bert_jax\[{engine}\]'"):
+        list(engines.run(engine, _never, [], 1, directory=tmp_path))
+
+
+def test_options_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the local engine has none"):
+        engines.run("local", _never, [], 1, directory=tmp_path, options="--address=auto")
+    with pytest.raises(UserError, match="--engine spark is not here; there is: local, beam, ray"):
+        build_examples.build("a", "b", tmp_path / "out", 64, engine="spark")
+    flags = ["--input=a", "--engine_options", "--address=auto", "--tokenizer=b", "--output=c", "--seq_len=64"]
+    assert build_examples.parse(flags)["engine_options"] == "--address=auto"
+
+
+@given(
+    st.sampled_from(["train", "eval"]), st.integers(0, 1 << 31), st.lists(st.binary(), min_size=1), st.text("abc123")
+)
+def test_packed_unit_comes_back(part, number: int, documents: list[bytes], text_hash: str) -> None:
+    unit = Unit(part, number, tuple(documents), text_hash)
+    assert unpack_unit(pack_unit(unit)) == unit
+
+
+def test_units_done_elsewhere_give_the_same_folder(monkeypatch, corpus: Path, vocab_dir: Path, tmp_path: Path) -> None:
+    """What workers pack and the job's process puts in place is what build_unit writes into the folder itself."""
+
+    def elsewhere(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Iterator[Record]:
+        tokenizer = pack_tokenizer(directory)
+        for unit in units:
+            packed = do_unit(work, str(tmp_path), lambda: tokenizer, unpack_unit(pack_unit(unit)))
+            yield put_in_place(directory, packed)
+
+    options = {"eval_fraction": 0.1, "unit_mb": 0.05, "workers": 1, "masking": "static", "dupe_factor": 2}
+    build_examples.build(corpus, vocab_dir, tmp_path / "here", 64, **options)
+    monkeypatch.setattr(engines.local, "run", elsewhere)
+    build_examples.build(corpus, vocab_dir, tmp_path / "away", 64, **options)
+    assert contents(tmp_path / "away") == contents(tmp_path / "here")
+
+
+@pytest.mark.parametrize("name", ["../outside", "/tmp/outside", "train/../../outside"])
+def test_nothing_is_written_outside_of_the_job(tmp_path: Path, name: str) -> None:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w") as tar:
+        for member in (str(unit_folder(Path()) / "train-00000.json"), name):
+            tar.addfile(tarfile.TarInfo(member))
+    with pytest.raises(ValueError, match="leads out of the job's folder"):
+        put_in_place(tmp_path / "job", buffer.getvalue())
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_exchange(tmp_path: Path) -> None:
+    exchange = Exchange(str(tmp_path / "an [odd] *name?"))
+    assert exchange.is_local and exchange.names("units") == set()
+    exchange.make("units")
+    exchange.write("units/a", b"text")
+    exchange.write("units/a", b"more")
+    assert exchange.names("units") == {"a"} and exchange.read("units/a") == b"more"
+    exchange.remove("units/a")
+    with pytest.raises(FileNotFoundError):
+        exchange.read("units/a")
+    with pytest.raises(UserError, match="not there on worker"):
+        exchange.read_first("units/a")
+    exchange.clear()
+    exchange.clear()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="--exchange nowhere://x"):
+        Exchange("nowhere://x")
