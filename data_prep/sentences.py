@@ -115,7 +115,7 @@ def split_sentences(line: str, language: str | None = None) -> list[str]:
         sentences.append(piece)
     else:
         sentences[-1] = line[before:].strip()
-    return sentences if line.isascii() or not _THAI.search(line) else _cut_at_spaces(sentences)
+    return _cut_at_spaces(sentences) if "\u0e32" in line or "\u0eb2" in line else sentences  # aa of Thai and of Lao
 
 
 def _may_begin(line: str, place: int) -> bool:
