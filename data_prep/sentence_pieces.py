@@ -107,8 +107,9 @@ class _Log:
             # Each round keeps the same share of the pieces, and takes about as long as any other.
             pieces = max(int(pruned[1]), self._vocab_size)
             self._most_pieces = max(self._most_pieces, pieces)
-            rounds = math.log((self._most_pieces + 1) / self._vocab_size)
-            self._on_share(1 - math.log(pieces / self._vocab_size) / rounds)
+            if pieces < self._most_pieces:
+                rounds = math.log(self._most_pieces / self._vocab_size)
+                self._on_share(1 - math.log(pieces / self._vocab_size) / rounds)
 
     def error(self) -> UserError:
         """What the last line means to the user."""

@@ -1,5 +1,6 @@
 """Trains a tokenizer on text: the same text and options give the same bytes."""
 
+import math
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -86,7 +87,7 @@ def train(
     with new_folder(Path(output)) as folder:
         limit = max_words // 2 if kind == "unigram" else max_words
         words = _count(corpora, _splitter(kind, lowercase), alpha, limit, quiet)
-        with Reporter("learning pieces", vocab_size, ("tokens",), quiet) as reporter:
+        with Reporter("learning pieces", 1.0, ("tokens",), quiet) as reporter:
             content = _learn(kind, words, vocab_size, lowercase, character_coverage, reporter)
         trained = Tokenizer(content)
         trained.save(folder)
@@ -178,9 +179,13 @@ def _learn(
     kind: str, words: dict[str, int], vocab_size: int, lowercase: bool, character_coverage: float, reporter: Reporter
 ) -> Content:
     """The vocabulary of a kind."""
+    first: list[int] = []
 
-    def told(size: int | float) -> None:
-        reporter.update(size, size)
+    def told(size: int) -> None:
+        # The k-th most frequent pair occurs some 1/k times as often as the first, so the time is as a logarithm.
+        if not first:
+            first.append(size)
+        reporter.update(math.log1p(size - first[0]) / math.log1p(max(vocab_size - first[0], 1)), size)
 
     if kind == "wordpiece":
         tokens = wordpiece.learn(words, vocab_size, character_coverage=character_coverage, on_token=told)
@@ -195,7 +200,7 @@ def _learn(
             kind=kind,
             lowercase=lowercase,
             character_coverage=character_coverage,
-            on_share=lambda share: told(share * vocab_size),
+            on_share=lambda share: reporter.update(share, share * vocab_size),
         )
     )
 
