@@ -67,7 +67,7 @@ def _evaluate_shards(loaded: Loaded, data: Path, config: TrainConfig, max_rows: 
     mesh = partitioning.make_mesh(config.mesh)
     size = partitioning.whole_rows(config.batch_size)
     loader = PretrainingLoader(dataset, loaded.tokenizer, batch_size=size, seed=0)
-    objective = PretrainingObjective(dataset.manifest["objective"] == "nsp" and loaded.heads.next_sentence)
+    objective = PretrainingObjective(dataset.labelled and loaded.heads.next_sentence)
     plan = Forward(loaded.model, trainer.runtime_of(config), objective)
     with jax.set_mesh(mesh):
         evaluator = make_evaluator(plan, mesh, lambda: loader.evaluation_batches(size, max_rows), size)

@@ -60,7 +60,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
                 f"the rows of {part.directory} have {part.seq_len} slots, the model has {model.max_positions} "
                 f"positions; use --config.model.max_positions={part.seq_len}"
             )
-    objective = PretrainingObjective(next_sentence=dataset.manifest["objective"] == "nsp")
+    objective = PretrainingObjective(next_sentence=dataset.labelled)
     evaluators = []
     if held_out is not None:
         size = partitioning.whole_rows(config.eval.batch_size or config.batch_size)

@@ -11,14 +11,13 @@ from jaxtyping import Int64, UInt64
 
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
-from bert_jax.data.manifest import COUNTED, MANIFEST, PARTS, Part, read_manifest, read_unigram_counts
+from bert_jax.data.manifest import COUNTED, MANIFEST, PAIRS, PARTS, Part, read_manifest, read_unigram_counts
 from bert_jax.data.shards import Corrupt, check_sizes, layout_problem
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.tokenizer import load as load_tokenizer
 from data_prep import checksums, formats
 from data_prep.figures import Figures, masked, masker_of, pieces, truth
 from data_prep.lengths import summarise
-from data_prep.objectives import PAIRS
 
 _EVAL_KEY = 1 << 63  # keys of eval have this bit, those of train have not
 

@@ -13,11 +13,12 @@ from typing import Any
 from bert_jax import command
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import Parser, Stopped, UserError
+from bert_jax.data.manifest import PAIRS
 from bert_jax.data.masking import UNITS, Split
 from bert_jax.files import incomplete, refuse_existing
 from data_prep import engines, formats
 from data_prep.job import Arguments, Job, Record
-from data_prep.objectives import OBJECTIVES, PAIRS
+from data_prep.objectives import OBJECTIVES
 from data_prep.progress import Reporter
 from data_prep.readers import Corpus, Reading, Source, find_sources
 from data_prep.token_cache import TokenCache

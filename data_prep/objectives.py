@@ -16,6 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Int64, UInt
 
+from bert_jax.data.manifest import PAIRS
 from data_prep.pairing import (
     Pair,
     next_sentence_pairs,
@@ -27,7 +28,6 @@ from data_prep.passages import blocks, sentence_passages
 from data_prep.recut import fill_rooms
 
 OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences", "single")
-PAIRS = ("nsp", "sop")
 
 
 class Encoded(NamedTuple):

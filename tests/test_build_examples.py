@@ -18,14 +18,14 @@ from bert_jax import command
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
-from bert_jax.data.manifest import PARTS, Part, read_manifest
+from bert_jax.data.manifest import PAIRS, PARTS, Part, read_manifest
 from bert_jax.data.masking import Masker, MaskingRule
 from bert_jax.data.shards import open_dataset
 from data_prep import build_examples, readers
 from data_prep.audit import truth, verify
 from data_prep.build_examples import build
 from data_prep.encoding import encode
-from data_prep.objectives import OBJECTIVES, PAIRS
+from data_prep.objectives import OBJECTIVES
 from data_prep.sentences import document_sentences
 from data_prep.units import Cut, Splitter
 

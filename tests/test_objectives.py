@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax import tokenizer as tokenizers
+from bert_jax.data.manifest import PAIRS
 from data_prep import readers
 from data_prep.encoding import encode
-from data_prep.objectives import OBJECTIVES, PAIRS, Encoded, Spans, spans, usable
+from data_prep.objectives import OBJECTIVES, Encoded, Spans, spans, usable
 from data_prep.packing import pack
 from data_prep.recut import SHORTEST, sequence_lengths
 from data_prep.units import Cut, Splitter

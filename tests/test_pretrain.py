@@ -41,6 +41,13 @@ def trained(shards_dir, tmp_path_factory):
     return workdir
 
 
+def test_the_order_of_packed_pairs_is_learnt_from_their_labels(sample_text, vocab_dir, tmp_path):
+    build(sample_text, vocab_dir, tmp_path / "shards", 64, objective="sop", pack=3, eval_fraction=0.25, workers=1)
+    pretrain.main(arguments(tmp_path / "shards", tmp_path / "run"))
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["eval_nsp_accuracy"] is not None
+    assert all(line["nsp_loss"] > 0 for line in metrics.read_metrics(tmp_path / "run"))
+
+
 def test_a_run_leaves_what_the_command_line_promises(trained):
     result = json.loads((trained / "result.json").read_text())
     assert list(result) == [

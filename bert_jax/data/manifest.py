@@ -16,6 +16,9 @@ SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
 COUNTED = ("documents", "used", "sentences", "source_tokens", "sequences", "rows", "tokens", "predictions")
 
+# The objectives whose sequences are labelled pairs of segments.
+PAIRS = ("nsp", "sop")
+
 Part = Literal["train", "eval"]
 PARTS: tuple[Part, ...] = ("train", "eval")
 

@@ -17,7 +17,7 @@ from jaxtyping import Int64
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
-from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest, read_unigram_counts
+from bert_jax.data.manifest import MANIFEST, PAIRS, PARTS, Part, read_manifest, read_unigram_counts
 from bert_jax.data.masking import MaskingRule
 from bert_jax.files import write_whole
 
@@ -137,6 +137,7 @@ class Dataset:
         self.part = part
         self.manifest = dict(manifest)
         self.shards = [shard for shard in manifest["shards"] if shard["name"].startswith(f"{part}/")]
+        self.labelled = manifest["objective"] in PAIRS  # whether sequences are pairs with a label
         self.seq_len: int = manifest["seq_len"]
         self.pack: int = manifest["pack"]
         self.max_predictions: int = manifest["masking"]["max_predictions"]

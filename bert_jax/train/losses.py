@@ -37,6 +37,7 @@ class Objective(Protocol):
 class PretrainingObjective:
     """Masked language model plus next-sentence prediction, their means added (Devlin et al. 2019, section 3.1).
 
+    The labels may be those of sentence order (ALBERT; Lan et al. 2020, section 3.1): head and loss are the same.
     next_sentence is False for shards without labels (full_sentences), as in RoBERTa (Liu et al. 2019, section 4.2): the
     term then counts nothing and adds nothing.
     """
