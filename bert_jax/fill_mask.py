@@ -29,11 +29,12 @@ DESCRIPTION = """Guesses the masked words of sentences, with the probability of 
   python -m bert_jax.fill_mask --checkpoint CHECKPOINT "Paris is the [MASK] of France." "He [MASK] a [MASK] of tea."
 
 CHECKPOINT is a workdir of bert_jax.pretrain, a step in it, an export, or a Hugging Face folder; it has to have its
-masked language model head. Each [MASK] is one piece of the vocabulary; two of them are guessed apart, not jointly."""
+masked language model head. Each [MASK] (or the vocabulary's own, such as <mask>) is one piece of the vocabulary; two of
+them are guessed apart, not jointly."""
 
 
 class Guess(NamedTuple):
-    token: str  # as the vocabulary writes it: "##ing" is the inside of a word
+    token: str  # as the vocabulary writes it: "##ing" is the inside of a word, "Ġthe" and "▁the" the beginning
     probability: float
 
 
@@ -76,7 +77,8 @@ def main(arguments: Sequence[str]) -> None:
 
 def _encode(sentence: str, loaded: Loaded) -> np.ndarray:
     words = loaded.tokenizer
-    ids = np.concatenate([[words.cls_id], words.encode_special(sentence), [words.sep_id]]).astype(np.int32)
+    marked = sentence.replace(MASK, words.roles.mask_token)
+    ids = np.concatenate([[words.cls_id], words.encode_special(marked), [words.sep_id]]).astype(np.int32)
     if words.mask_id not in ids:
         raise UserError(f"no {MASK} in {sentence[:80]!r}. Write {MASK} where a word is to be guessed")
     if len(ids) > loaded.model.max_positions:

@@ -17,6 +17,13 @@ from bert_jax.command import UserError
 from bert_jax.tokenizer_cache import ChunkCache
 from bert_jax.tokenizer_library import Content, Roles, id_dtype, read_json, read_settings, refuse_surrogates
 
+# What the kinds are called.
+KINDS = {
+    "wordpiece": "WordPiece",
+    "bpe": "byte-level BPE",
+    "unigram": "SentencePiece Unigram",
+    "sentencepiece_bpe": "SentencePiece BPE",
+}
 _MODEL_FILES = (
     "sentencepiece.bpe.model",
     "spiece.model",

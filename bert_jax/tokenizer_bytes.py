@@ -61,14 +61,15 @@ class BytePairEngine(LibraryEngine):
         for place, text in enumerate(texts):
             if (self._only_ascii and not text.isascii()) or (self._text_tokens and self._text_tokens.search(text)):
                 apart[place] = None
-            elif " ".join(text.split()) != text:
+            elif (regular := " ".join(text.split())) != text and (not regular or text != " " + regular):
                 if self._add_prefix_space and text[0] != " ":
                     text = " " + text
                 apart[place] = [_key(cut) for cut in _CUTS.findall(text)]
         if apart:
             texts = ["" if place in apart else text for place, text in enumerate(texts)]
-        firsts = None if self._add_prefix_space else [" " + text.split(" ", 1)[0] for text in texts]
-        return Parted("\n".join(texts), firsts, apart=apart)
+        # The first chunk of a text has the space before it that is written there, or none.
+        firsts = [" " + text.split(" ", 1)[0] if text[:1] != " " else text[1:].split(" ", 1)[0] for text in texts]
+        return Parted("\n".join(texts), None if self._add_prefix_space else firsts, apart=apart)
 
     def words(self, key: str) -> list[str]:
         text = _chunk(key)

@@ -8,7 +8,7 @@ from pathlib import Path
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.files import new_folder
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.tokenizer import KINDS, Tokenizer
 from bert_jax.tokenizer_bpe import BytePairs
 from bert_jax.tokenizer_files import Vocabulary
 from bert_jax.tokenizer_library import Content
@@ -17,12 +17,6 @@ from data_prep import byte_bpe, counting, readers, sampling, sentence_pieces, wo
 from data_prep.progress import Reporter
 from data_prep.readers.corpus import patterns
 
-KINDS = {
-    "wordpiece": "WordPiece",
-    "bpe": "byte-level BPE",
-    "unigram": "SentencePiece Unigram",
-    "sentencepiece_bpe": "SentencePiece BPE",
-}
 AS_IT_IS = readers.Reading()
 
 DESCRIPTION = """\

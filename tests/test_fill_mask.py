@@ -1,12 +1,13 @@
 """fill_mask: the guesses are the model's own, and what has no mask or no head is said."""
 
 import dataclasses
+import json
 
 import numpy as np
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
-from bert_jax import fill_mask
+from bert_jax import fill_mask, tokenizer
 from bert_jax.command import UserError
 from bert_jax.interop import huggingface
 from bert_jax.model.heads import Heads
@@ -34,6 +35,19 @@ def test_other_sentences_in_the_call_change_nothing(loaded):
     assert [guess.token for guess in alone.masks[0]] == [guess.token for guess in among.masks[0]]
     probabilities = [[guess.probability for guess in item.masks[0]] for item in (alone, among)]
     np.testing.assert_allclose(*probabilities, rtol=1e-5)
+
+
+def test_a_mask_is_written_for_any_vocabulary(loaded, tmp_path):
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "a", "Ġ", "Ġa", "<mask>"]
+    (tmp_path / "vocab.json").write_text(json.dumps({token: index for index, token in enumerate(tokens)}))
+    (tmp_path / "merges.txt").write_text("#version: 0.2\n\u0120 a\n", encoding="utf-8")
+    words = tokenizer.load(tmp_path)
+    sizes = dataclasses.replace(loaded.model, vocab_size=8)
+    bpe = random_checkpoint(tmp_path / "other", sizes)
+    bpe = dataclasses.replace(bpe, tokenizer=words)
+    ours, theirs = fill_mask.fill_mask(bpe, ["a [MASK] a", "a <mask> a"], top=8)
+    assert {guess.token for guess in ours.masks[0]} == set(tokens)
+    assert [guess.token for guess in ours.masks[0]] == [guess.token for guess in theirs.masks[0]]
 
 
 def test_a_bias_towards_a_word_is_found(loaded):

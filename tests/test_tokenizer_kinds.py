@@ -69,7 +69,9 @@ def test_ids_are_the_librarys(made, lines, kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_white_space_and_controls_part_words_as_in_the_library(made, kind):
     codes = [code for code in range(0x3100) if chr(code).isspace() or code < 0x100 or 0x2000 <= code < 0x2070]
-    texts = [form.format(chr(code)) for code in codes for form in ("a{}b", "a {} b", " {0}a", "b{0} ", "a{0}{0}b")]
+    texts = [
+        form.format(chr(code)) for code in codes for form in ("a{}b", "a {} b", " {0}a", "b{0} ", "a{0}{0}b", " a {}")
+    ]
     assert_equal_ids(made(kind), texts)
 
 
@@ -121,6 +123,14 @@ def test_words_of_a_text_begin_where_continuation_says(made, kind):
     begins = np.flatnonzero(~ours.continuation[ids])
     joined = ["".join(ours.surfaces(part)) for part in np.split(ids, begins[1:])]
     assert joined == words
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sentences_go_on_as_in_their_document(made, kind):
+    ours = made(kind).ours
+    sentences = ["There was no doubt.", "“Whatever!”", "The river (it was old) was there.", "été"]
+    parts = [sentences[0], *(" " + sentence for sentence in sentences[1:])]
+    assert ours.encode_many(parts)[0].tolist() == ours.encode(" ".join(sentences)).tolist()
 
 
 @pytest.mark.parametrize("kind", KINDS)

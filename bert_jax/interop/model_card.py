@@ -7,6 +7,7 @@ import numpy as np
 
 from bert_jax.interop.loaded import Loaded
 from bert_jax.shapes import padded_vocabulary
+from bert_jax.tokenizer import KINDS
 
 _PIPELINES = {
     "BertForPreTraining": "fill-mask",
@@ -25,8 +26,8 @@ def text(loaded: Loaded, architecture: str) -> str:
         f"---\nlibrary_name: transformers\npipeline_tag: {pipeline}\ntags:\n- bert\n- bert_jax\n---",
         f"# {architecture}",
         f"A BERT encoder of {model.layers} layers, width {model.width}, {model.heads} attention heads and "
-        f"{_parameter_count(loaded):,} parameters, for up to {model.max_positions} tokens, with an {case} WordPiece "
-        f"vocabulary of {loaded.tokenizer.vocab_size:,}. Exported by bert_jax"
+        f"{_parameter_count(loaded):,} parameters, for up to {model.max_positions} tokens, with an {case} "
+        f"{KINDS[loaded.tokenizer.kind]} vocabulary of {loaded.tokenizer.vocab_size:,}. Exported by bert_jax"
         + (f" after {loaded.step:,} steps of training." if loaded.step else "."),
         *_task_section(loaded),
         *_table_section("Training", _training_rows(loaded.training)),

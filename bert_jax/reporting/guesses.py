@@ -16,7 +16,7 @@ from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
-from bert_jax.reporting.blanks import Blank, Guess, readable
+from bert_jax.reporting.blanks import BLANK, Blank, Guess, readable
 from bert_jax.tokenizer import Tokenizer
 
 GUESSES = 5
@@ -79,9 +79,9 @@ def _blank(
 ) -> Blank:
     length = int((ids != tokenizer.pad_id).sum())
     first, last = max(1, position - CONTEXT), min(length - 1, position + 1 + CONTEXT)  # without [CLS], last [SEP]
-    before, after = tokenizer.tokens(ids[first:position]), tokenizer.tokens(ids[position + 1 : last])
+    before, after = _pieces(tokenizer, ids[first:position]), _pieces(tokenizer, ids[position + 1 : last])
     top = np.argsort(-chances, kind="stable")[:GUESSES]
-    names = tokenizer.tokens([*top.tolist(), truth])
+    names = _pieces(tokenizer, np.array([*top.tolist(), truth]))
     return Blank(
         before=("… " if first > 1 else "") + readable(before),
         after=readable(after) + (" …" if last < length - 1 else ""),
@@ -89,3 +89,10 @@ def _blank(
         truth_probability=float(chances[truth]),
         guesses=tuple(Guess(name, float(chances[token])) for name, token in zip(names, top.tolist(), strict=False)),
     )
+
+
+def _pieces(tokenizer: Tokenizer, ids: Int[np.ndarray, "n"]) -> list[str]:
+    """Tokens of any kind as WordPiece writes them: "##" inside of words; [MASK] and [SEP] for tokens of that part."""
+    names = {tokenizer.mask_id: BLANK, tokenizer.sep_id: "[SEP]"}
+    surfaces = zip(ids.tolist(), tokenizer.surfaces(ids), strict=True)
+    return [names.get(index, ("##" if tokenizer.continuation[index] else "") + surface) for index, surface in surfaces]
