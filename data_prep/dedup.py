@@ -22,8 +22,12 @@ class Seen:
         self._lay(np.zeros(0, np.uint64))
 
     def add(self, digest: bytes) -> bool:
-        """Takes in a digest, of which the last 8 bytes count. Returns whether it is new."""
-        value = int.from_bytes(digest[-8:]) or 1  # 0 is an empty slot
+        """Takes in a digest, of which the last 8 bytes count. Returns whether it is new.
+
+        They are read backwards: a weight below 1 keeps the documents of which these bytes begin a small number, and
+        would crowd them into the first slots.
+        """
+        value = int.from_bytes(digest[-8:], "little") or 1  # 0 is an empty slot
         slots = self._slots
         slot = value >> (64 - self._bits)
         while there := slots[slot]:

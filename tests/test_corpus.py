@@ -1,6 +1,7 @@
 """A whole corpus: formats, mixtures, duplicates, and what is refused."""
 
 import gzip
+import hashlib
 import json
 import lzma
 import random
@@ -22,6 +23,7 @@ from data_prep.audit import verify
 from data_prep.build_examples import build
 from data_prep.dedup import Seen
 from data_prep.readers import Corpus, Reading, find_sources
+from data_prep.readers.corpus import _chosen
 from data_prep.units import Cut, Splitter
 
 TEXTS = ["One.\nTwo.", "¿Qué? Sí.", "三。四。", "a\r\nb \u2028 c"]
@@ -184,6 +186,28 @@ def test_a_job_that_failed_goes_on_when_told_to_skip(tmp_path, sample_text, voca
     assert manifest["counts"]["skipped"] == {"invalid_utf8": 1}
 
 
+def test_a_job_inside_its_input_does_not_read_what_it_left(tmp_path, sample_text, vocab_dir):
+    """The pattern names the tokenizer's files in out.incomplete too, when the job is to go on."""
+    (tmp_path / "a.txt").write_bytes(sample_text.read_bytes() + b"\n\nbad \xff")
+    arguments = {"input": f"{tmp_path}/**/*.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1, "unit_mb": 0.01}
+    with pytest.raises(UserError, match="not UTF-8"):
+        build(**arguments, output=tmp_path / "out")
+    assert (tmp_path / "out.incomplete" / "tokenizer" / "vocab.txt").exists()
+    manifest = build(**arguments, output=tmp_path / "out", on_error="skip")
+    assert [source["path"] for source in manifest["sources"]] == [str(tmp_path / "a.txt")]
+
+
+def test_a_job_does_not_go_on_by_another_rule_for_sentences(tmp_path, sample_text, vocab_dir):
+    (tmp_path / "a.txt").write_bytes(sample_text.read_bytes() + b"\n\nbad \xff")
+    arguments = {"input": tmp_path / "a.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1, "unit_mb": 0.01}
+    with pytest.raises(UserError, match="not UTF-8"):
+        build(**arguments, output=tmp_path / "out")
+    kept = tmp_path / "out.incomplete" / "job" / "arguments.json"
+    kept.write_text(json.dumps(json.loads(kept.read_text()) | {"sentence_rule": 1}))
+    with pytest.raises(UserError, match=r"begun with other arguments \(sentence_rule 1, now \d+\)"):
+        build(**arguments, output=tmp_path / "out", on_error="skip")
+
+
 def test_a_word_longer_than_any_vocabulary_allows_is_used(tmp_path, sample_text, vocab_dir):
     (tmp_path / "a.txt").write_bytes(
         b"x" * 300_000 + b" and\n" + "日".encode() * 50_000 + b"\n\n" + sample_text.read_bytes()
@@ -270,7 +294,7 @@ def test_seen_is_a_set(values):
     seen, truth = Seen(), set()
     for value in values:
         value = value or 1  # 0 and 1 are one
-        assert seen.add(value.to_bytes(16)) == (value not in truth)
+        assert seen.add(bytes(8) + value.to_bytes(8, "little")) == (value not in truth)
         truth.add(value)
     assert len(seen) == len(truth)
 
@@ -279,6 +303,15 @@ def test_seen_grows_and_takes_24_bytes_a_document_at_most():
     generator = np.random.default_rng(0)
     seen = Seen()
     values = generator.integers(1, 1 << 63, 6_000, np.uint64).tolist() + list(range((1 << 64) - 400, 1 << 64))
-    assert all(seen.add(value.to_bytes(8)) for value in values)
-    assert not any(seen.add(value.to_bytes(8)) for value in values)
+    assert all(seen.add(value.to_bytes(8, "little")) for value in values)
+    assert not any(seen.add(value.to_bytes(8, "little")) for value in values)
     assert len(seen) == len(values) and seen._table.nbytes <= 24 * len(values) + 8192
+
+
+def test_a_sample_of_the_documents_fills_the_whole_table():
+    """Both look at a document's hash: of a tenth, all would lie in a tenth of the slots, one run to walk along."""
+    seen = Seen()
+    sample = [text for text in (str(number).encode() for number in range(20_000)) if _chosen(text, 0.1)]
+    assert all(seen.add(hashlib.blake2b(text, digest_size=16).digest()) for text in sample)
+    quarters = [np.count_nonzero(quarter) for quarter in np.array_split(seen._table[: 1 << seen._bits], 4)]
+    assert min(quarters) > len(sample) / 6
