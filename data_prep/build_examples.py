@@ -93,7 +93,8 @@ def build(
         raise UserError(f"--short_seq_prob is for --objective {' and '.join(PAIRS)}; {objective} makes none short")
     output = Path(os.path.abspath(output))
     refuse_existing(output)
-    corpus = Corpus(find_sources(str(input), _weights(weights)), Reading(text_field, document, on_error))
+    sources = _without(find_sources(str(input), _weights(weights)), incomplete(output))
+    corpus = Corpus(sources, Reading(text_field, document, on_error))
     loaded = tokenizers.load(tokenizer, lowercase)
     if short_seq_prob is None:
         # Packing makes short sequences of its own (recut.py), and more of them would not fill rows of few sequences.
@@ -247,6 +248,12 @@ def _weights(given: str | Sequence[float]) -> list[float]:
         return [float(weight) for weight in (given.split(",") if isinstance(given, str) and given else given)]
     except ValueError:
         raise UserError(f"--weights {given}; give a number for each pattern of --input, as 1,0.5,3") from None
+
+
+def _without(sources: Sequence[Source], folder: Path) -> tuple[Source, ...]:
+    """The sources that are not in a folder: a pattern may name what an earlier run of this job left, too."""
+    inside = os.path.realpath(folder) + os.sep
+    return tuple(source for source in sources if not os.path.realpath(source.path).startswith(inside))
 
 
 def _default_unit_bytes(sources: Sequence[Source]) -> int:

@@ -33,6 +33,7 @@ from bert_jax.tokenizer import Tokenizer
 from data_prep import checksums, formats
 from data_prep.lengths import summarise
 from data_prep.readers import Source
+from data_prep.sentences import RULE_VERSION
 from data_prep.units import Unit, UnusableCorpus
 
 UNIGRAMS = "unigram_counts.npy"
@@ -65,6 +66,7 @@ class Arguments:
     text_field: str = "text"
     document: str = "blank_line"
     dedup: bool = False
+    sentence_rule: int = RULE_VERSION
     schema_version: int = SCHEMA_VERSION
 
     @property

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from bert_jax.command import UserError
 from data_prep.objectives import Encoded
 from data_prep.sentences import RULE_VERSION
 
@@ -35,8 +36,14 @@ class TokenCache:
     limit: int
 
     def prepare(self) -> None:
-        """Makes the folder, and removes what killed writers left. Raises OSError where it cannot be written."""
-        self.directory.mkdir(parents=True, exist_ok=True)
+        """Makes the folder, and removes what killed writers left.
+
+        Raises UserError where a file is in the way, and OSError where it cannot be written.
+        """
+        try:
+            self.directory.mkdir(parents=True, exist_ok=True)
+        except FileExistsError:
+            raise UserError(f"--token_cache {self.directory} is a file. Name a folder") from None
         for path in self.directory.glob(f"*/*{_UNFINISHED}"):
             if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
                 path.unlink(missing_ok=True)

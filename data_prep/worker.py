@@ -28,7 +28,7 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
     Any process may do any unit: the result is a function of the arguments and the unit. `directory` is the job's;
     a cache of tokens saves the tokenizer's work and changes nothing.
     """
-    tokenizer = _tokenizer(directory / "tokenizer")
+    tokenizer = _tokenizer(directory / "tokenizer", arguments.tokenizer_hash)
     masker = Masker(tokenizer, arguments.rule, arguments.seed)
     encoded = encode(tokenizer, unit, cache)
     counts = {
@@ -89,6 +89,6 @@ def _rows(
 
 
 @functools.lru_cache(maxsize=1)
-def _tokenizer(path: Path) -> Tokenizer:
-    """One a process, so that its cache of words lives as long."""
+def _tokenizer(path: Path, content_hash: str) -> Tokenizer:
+    """One a process, so that its cache of words lives as long; by its hash too, for a later job may use the path."""
     return tokenizers.load(path)

@@ -4,6 +4,7 @@ import inspect
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -253,6 +254,18 @@ def test_second_length_tokenizes_nothing_and_writes_the_same(
     assert len(list((tmp_path / "cache").glob("*/*"))) == units
 
 
+def test_another_tokenizer_under_the_same_output_is_loaded(arguments: dict, tmp_path: Path) -> None:
+    """In one process, as a notebook builds, looks, removes and builds again."""
+    build(**arguments)
+    shutil.rmtree(arguments["output"])
+    tokens = (arguments["tokenizer"] / "vocab.txt").read_text().splitlines()
+    (tmp_path / "vocab.txt").write_text("\n".join(tokens[:5] + tokens[:4:-1]) + "\n")
+    other = arguments | {"tokenizer": tmp_path / "vocab.txt", "lowercase": True}
+    build(**other)
+    build(**other | {"output": tmp_path / "fresh"})
+    assert contents(arguments["output"]) == contents(tmp_path / "fresh")
+
+
 def test_manifest_tells_lengths_and_what_is_filled(built: Path) -> None:
     manifest = read_manifest(built)
     for part in PARTS:
@@ -436,6 +449,7 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
         ({"dupe_factor": 0}, "--dupe_factor 0"),
         ({"eval_fraction": 1.0}, "--eval_fraction 1.0"),
         ({"seed": -1}, "--seed -1"),
+        ({"token_cache": __file__}, r"--token_cache .* is a file. Name a folder"),
         ({"delete_rate": 0.6}, "--delete_rate 0.6; it must be from 0 to 0.5"),
         ({"insert_rate": -0.1}, "--insert_rate -0.1"),
         ({"output": "runs/out.incomplete"}, r"ends in \.incomplete"),
