@@ -11,8 +11,11 @@ import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
+import tokenizers
 from random_checkpoints import PRETRAINING, assert_same_tensors, odd_config, random_checkpoint
+from tokenizer_kinds import make
 
+from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.files import MARKER
 from bert_jax.interop import bert_names, huggingface
@@ -21,6 +24,7 @@ from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
+from bert_jax.tasks import texts
 from bert_jax.tasks.example import TaskBatch
 
 LABELS = {"name": "moods", "kind": "classification", "labels": ["glad", "sad", "so so"]}
@@ -113,6 +117,27 @@ def test_a_base_model_s_names_may_carry_the_prefix(tmp_path):
     loaded, folder = export(tmp_path, "BertModel")
     change_tensors(folder, lambda tensors: {f"bert.{name}": value for name, value in tensors.items()})
     assert_same_tensors(huggingface.read(folder).params, loaded.params)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece_uncased", "bpe", "unigram", "unigram_albert", "sentencepiece_bpe"])
+def test_the_exported_tokenizer_makes_the_rows_of_the_model(tmp_path, sample_text, kind):
+    folder = tmp_path / "vocabulary"
+    make(kind, sample_text.read_text(encoding="utf-8").split("\n"), folder)
+    words = tokenizer.load(folder)
+    loaded = random_checkpoint(tmp_path / "other", odd_config(vocab_size=words.vocab_size))
+    huggingface.write(dataclasses.replace(loaded, tokenizer=words), tmp_path / "out")
+    assert huggingface.read(tmp_path / "out").tokenizer.content_hash == words.content_hash
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    theirs = library.encode("a river", "the river bank")
+    rows = texts.encode(["a river\tthe river bank"], words, 24, by_word=False).rows
+    assert theirs.ids == rows.input_ids.tolist()
+    assert theirs.type_ids == rows.batch(np.array([0]), len(theirs.ids)).segment_ids[0].tolist()
+    assert [theirs.tokens[0], theirs.tokens[-1]] == [words.roles.cls_token, words.roles.sep_token]
+    said = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
+    if said["tokenizer_class"] == "PreTrainedTokenizerFast":  # which gives no types unless it is told to
+        assert "token_type_ids" in said["model_input_names"]
+    else:
+        assert said["tokenizer_class"] in ("BertTokenizer", "AlbertTokenizer")
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])

@@ -40,6 +40,20 @@ KINDS = (
 )
 
 
+def byte_pairs(folder: Path, merges: Sequence[str]) -> Path:
+    """Writes byte-level BPE of the letters a to z and some merges, with the special tokens of RoBERTa."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tokens = [
+        *ROBERTA_TOKENS,
+        *"Ġ,.abcdefghijklmnopqrstuvwxyz",
+        *(merge.replace(" ", "") for merge in merges),
+        "<mask>",
+    ]
+    (folder / "vocab.json").write_text(json.dumps({token: index for index, token in enumerate(tokens)}))
+    (folder / "merges.txt").write_text("".join(f"{merge}\n" for merge in ["#version: 0.2", *merges]), encoding="utf-8")
+    return folder
+
+
 def make(kind: str, lines: Sequence[str], folder: Path) -> Encode:
     """Trains a tokenizer of a kind, writes it as others write theirs, and returns the library's encoding."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
+from tokenizers import processors
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
@@ -18,6 +20,7 @@ from bert_jax.interop import bert_names, model_card
 from bert_jax.interop.loaded import Loaded
 from bert_jax.interop.weights import WEIGHTS_FILE, Weights, narrowed, save
 from bert_jax.model.heads import Heads
+from bert_jax.tokenizer_library import write_json
 
 CONFIG_FILE = "config.json"
 TASK_FIELD = "bert_jax_task"  # ours, which transformers carries along: columns, metrics and lengths of a task
@@ -98,10 +101,38 @@ def write(loaded: Loaded, directory: str | Path) -> None:
     with new_folder(directory) as unfinished:
         values = _write_config(loaded, architecture) | {"dtype": dtype}
         (unfinished / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        loaded.tokenizer.save(unfinished)
+        _save_tokenizer(loaded.tokenizer, unfinished)
         card = model_card.text(loaded, architecture)
         (unfinished / "README.md").write_text(card, encoding="utf-8")
         save(tensors, unfinished / WEIGHTS_FILE)
+
+
+def _save_tokenizer(words: tokenizer.Tokenizer, directory: Path) -> None:
+    """The tokenizer's files, of which transformers makes rows as this model knows them.
+
+    That is one separator between two texts, and token types, whatever the vocabulary: transformers' own classes for
+    RoBERTa's and XLM-R's put two, and give no types.
+    """
+    words.save(directory)
+    if words.pair_separators == 1:
+        return
+    file = directory / "tokenizer.json"
+    library = tokenizers.Tokenizer.from_file(str(file))
+    cls, sep = words.roles.cls_token, words.roles.sep_token
+    template = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=[(cls, words.cls_id), (sep, words.sep_id)],
+    )
+    trim = [processors.ByteLevel(trim_offsets=True)] if words.kind == "bpe" else []
+    library.post_processor = processors.Sequence([*trim, template])
+    file.write_text(library.to_str(pretty=True), encoding="utf-8")
+    settings = directory / "tokenizer_config.json"
+    of_bert = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+    }
+    write_json(settings, read_json(settings) | of_bert)
 
 
 def _heads(directory: Path, values: Mapping[str, Any], weights: Weights) -> Heads:
