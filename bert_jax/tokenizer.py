@@ -97,6 +97,15 @@ class Tokenizer:
             raise
         return ids, np.concatenate([np.zeros(1, np.int64), np.cumsum(counts)])
 
+    def as_in_text(self, words: Sequence[str]) -> list[str]:
+        """The words of a text for `encode_many`, which then gives each its ids within that text.
+
+        A word of byte-level BPE has the space before it; the first word of a text has none.
+        """
+        if self.kind != "bpe":
+            return list(words)
+        return [f" {word}" if place else word for place, word in enumerate(words)]
+
     def encode_special(self, text: str) -> UInt[np.ndarray, "n"]:
         """As `encode`, but the special tokens written in the text ("[MASK]", "<mask>") become their ids."""
         refuse_surrogates([text])

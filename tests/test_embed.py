@@ -8,8 +8,10 @@ import jax
 import numpy as np
 import pytest
 from random_checkpoints import odd_config, random_checkpoint
+from tokenizer_kinds import byte_pairs
 
 from bert_jax import embed as command
+from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.embed import POOLS, embed
 from bert_jax.interop import huggingface
@@ -18,7 +20,7 @@ from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import TaskBatch
-from bert_jax.tasks.texts import read_texts
+from bert_jax.tasks.texts import encode, read_texts
 
 TEXTS = ["the cat sat", "a dog unwantable .\tthe mat", "", "river " * 30, "the river", "cat\tdog\u200b \x01 s"]
 LAYERS = 5
@@ -100,6 +102,15 @@ def test_a_word_is_the_mean_of_its_pieces_and_keeps_its_place(loaded, states, ca
     assert np.flatnonzero(missing).tolist() == [*range(9 + 22, 9 + 30), 9 + 30 + 2 + 2]
     said = capsys.readouterr().err
     assert "1 of 6 texts are longer than 24 tokens and were cut" in said and "9 of 45 words" in said
+
+
+def test_words_of_byte_level_bpe_are_those_of_the_text(tmp_path):
+    words = tokenizer.load(byte_pairs(tmp_path, ["Ġ a", "Ġ b", "Ġa b"]))
+    texts = ["ab ab b", "b a\tab ab", "c  ab "]
+    whole, parted = (encode(texts, words, 24, by_word=by_word) for by_word in (False, True))
+    assert words.tokens(parted.rows.input_ids[:6]) == ["<s>", "a", "b", "Ġab", "Ġb", "</s>"]
+    np.testing.assert_array_equal(np.diff(parted.word_offsets), [3, 4, 2])
+    np.testing.assert_array_equal(parted.rows.input_ids[:14], whole.rows.input_ids[:14])
 
 
 def test_a_text_over_max_length_is_cut_and_the_longer_of_a_pair_first(loaded, capsys):

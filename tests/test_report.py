@@ -8,17 +8,19 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from tokenizer_kinds import byte_pairs
 
-from bert_jax import report
+from bert_jax import report, tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
+from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.model import bert, paths
 from bert_jax.model.heads import Heads
 from bert_jax.reporting import curves, plot
 from bert_jax.reporting.blanks import Blank, Guess, readable
-from bert_jax.reporting.guesses import guess_blanks
+from bert_jax.reporting.guesses import choose_slots, guess_blanks
 from bert_jax.reporting.page import blanks_table, settings, tiles
 from bert_jax.reporting.unigram import unigram_guess
 from bert_jax.train import checkpoint
@@ -183,6 +185,18 @@ def test_guesses_are_probabilities_of_the_vocabulary_and_the_masks_those_of_eval
         chances = [guess.probability for guess in blank.guesses]
         assert len(chances) == 5 and chances == sorted(chances, reverse=True) and 0 < sum(chances) < 1
         assert blank.truth and "[PAD]" not in blank.before + blank.after
+
+
+def test_a_word_is_shown_rather_than_the_inside_of_one(tmp_path: Path) -> None:
+    words = tokenizer.load(byte_pairs(tmp_path, ["Ġ a", "Ġ b"]))
+    tokens = ["Ġa", "b", "c"]
+    batch = Batch(*[np.zeros((1, 3), np.int32)] * len(Batch._fields))._replace(
+        input_ids=np.full((1, 3), words.mask_id),
+        masked_positions=np.arange(3)[None],
+        masked_ids=np.array([[words.id_of(token) for token in tokens]]),
+        masked_weights=np.ones((1, 3), np.float32),
+    )
+    assert tokens[int(choose_slots(batch, words)[0])] == "Ġa"
 
 
 def test_unigram_guess_is_a_count(shards_dir: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizer_kinds import byte_pairs
 
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
@@ -46,6 +47,13 @@ def test_the_tag_stands_on_the_first_piece_of_each_word(letters: Tokenizer) -> N
     assert batch.label_weights.tolist() == [[0, 1, 0, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
     assert batch.labels[0, [1, 4]].tolist() == [2, 1]
     assert batch.labels[1, 1] == 0
+
+
+def test_words_of_byte_level_bpe_have_the_space_before_them(tmp_path: Path) -> None:
+    tokenizer = tokenizer_lib.load(byte_pairs(tmp_path, ["Ġ a", "Ġ b", "Ġa b"]))
+    rows = tagging.encode(TASK, split_of([("ab", "X"), ("ab", "V"), ("b", "N")], [("b", "N")]), tokenizer)
+    assert tokenizer.tokens(rows.input_ids) == ["<s>", "a", "b", "Ġab", "Ġb", "</s>", "<s>", "b", "</s>"]
+    np.testing.assert_array_equal(rows.input_ids[1:5], tokenizer.encode("ab ab b"))
 
 
 def test_a_word_without_pieces_becomes_unknown(letters: Tokenizer) -> None:

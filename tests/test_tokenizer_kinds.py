@@ -66,6 +66,14 @@ def test_ids_are_the_librarys(made, lines, kind):
     assert_equal_ids(made(kind), texts[::-1])  # from a warm cache
 
 
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("unigram")])
+def test_words_one_by_one_have_the_ids_of_the_text(made, lines, kind):
+    texts = [line.split() for line in lines[::40] + SCRIPTS]
+    ids, _ = made(kind).ours.encode_many([word for words in texts for word in made(kind).ours.as_in_text(words)])
+    found = made(kind).library([" ".join(words) for words in texts])
+    assert ids.tolist() == [index for text in found for index in text]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_white_space_and_controls_part_words_as_in_the_library(made, kind):
     codes = [code for code in range(0x3100) if chr(code).isspace() or code < 0x100 or 0x2000 <= code < 0x2070]

@@ -34,7 +34,7 @@ def guess_blanks(checkpoint: str | Path, shards: str | Path, count: int) -> list
     dataset = open_dataset(shards, "eval")
     rows = min(count, dataset.rows)
     batch = PretrainingLoader(dataset, loaded.tokenizer, batch_size=rows, seed=EVALUATION_SEED).batch(0)
-    slots = _choose_slots(batch, loaded.tokenizer)
+    slots = choose_slots(batch, loaded.tokenizer)
     positions = batch.masked_positions[np.arange(rows), slots]
     truths = batch.masked_ids[np.arange(rows), slots]
     probabilities = _probabilities(loaded, batch, positions)
@@ -46,14 +46,14 @@ def guess_blanks(checkpoint: str | Path, shards: str | Path, count: int) -> list
     ]
 
 
-def _choose_slots(batch: Batch, tokenizer: Tokenizer) -> Int[np.ndarray, "B"]:
-    """Which of the M predictions of each row to show."""
+def choose_slots(batch: Batch, tokenizer: Tokenizer) -> Int[np.ndarray, "B"]:
+    """Which prediction of each row to show: the middle one of those whose truth is a word or its beginning."""
     chosen = []
     for ids, positions, truths, weights in zip(
         batch.input_ids, batch.masked_positions, batch.masked_ids, batch.masked_weights, strict=True
     ):
         real = [slot for slot in range(len(positions)) if weights[slot] > 0]
-        words = tokenizer.tokens(truths)
+        words = _pieces(tokenizer, truths)
         blanks = [slot for slot in real if ids[positions[slot]] == tokenizer.mask_id and words[slot].isalpha()]
         candidates = blanks or real or [0]
         chosen.append(candidates[len(candidates) // 2])

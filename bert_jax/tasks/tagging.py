@@ -67,7 +67,9 @@ def encode(task: Task, split: Split[Sentence], tokenizer: Tokenizer) -> TaskRows
     exactly once. A word without pieces becomes [UNK]; only a word that is longer than a row is itself cut.
     """
     room = task.max_length - 2
-    flat, offsets = tokenizer.encode_many([word for sentence in split.items for word in sentence.words])
+    flat, offsets = tokenizer.encode_many(
+        [word for sentence in split.items for word in tokenizer.as_in_text(sentence.words)]
+    )
     sizes = np.clip(np.diff(offsets), 1, room)
     sentence_offsets = np.cumsum([0, *(len(sentence.words) for sentence in split.items)], dtype=np.int64)
     first_words = _row_starts(sizes, sentence_offsets, room)

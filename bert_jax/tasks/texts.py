@@ -3,7 +3,7 @@
 import gzip
 import io
 import lzma
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -51,8 +51,7 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer, max_length: int, by_word:
     for line, parts in enumerate(pairs, start=1):
         if len(parts) > 2:
             raise UserError(f"line {line} holds {len(parts) - 1} tabs; one parts the two texts of a pair")
-    split: Callable[[str], list[str]] = str.split if by_word else lambda text: [text]
-    units = [[split(part) for part in parts] for parts in pairs]
+    units = [[tokenizer.as_in_text(part.split()) if by_word else [part] for part in parts] for parts in pairs]
     ids, offsets = tokenizer.encode_many([unit for parts in units for part in parts for unit in part])
     unit_of_piece = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
     counts = np.array([[len(parts[0]), len(parts[1]) if len(parts) > 1 else 0] for parts in units]).reshape(-1, 2)
