@@ -95,9 +95,9 @@ def _pairs(
             return [whole[:2]]
         return [(first[0], second[1])] if first[1] == second[0] else [first, second]
 
-    def piece(begin: int, tokens: int) -> tuple[Pair, int]:
+    def piece(begin: int, tokens: int, end: int) -> tuple[Pair, int]:
         if objective == "nsp":
-            return next_sentence_piece(offsets, documents, begin, tokens, generator)
+            return next_sentence_piece(offsets, documents, begin, tokens, end, generator)
         return sentence_order_piece(offsets, begin, tokens, generator)
 
     late = np.zeros(len(sequences), bool)
@@ -145,6 +145,6 @@ def _table(rows: Sequence[tuple[int, ...]], width: int) -> Int64[np.ndarray, "Q 
     return np.fromiter(itertools.chain.from_iterable(rows), np.int64, width * len(rows)).reshape(-1, width)
 
 
-def _passage(begin: int, tokens: int) -> tuple[Pair, int]:
-    end = begin + tokens
-    return Pair(begin, end, end, end, -1), tokens
+def _passage(begin: int, tokens: int, end: int) -> tuple[Pair, int]:
+    last = begin + tokens
+    return Pair(begin, last, last, last, -1), tokens

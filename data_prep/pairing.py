@@ -104,18 +104,27 @@ def sentence_order_pairs(
 
 
 def next_sentence_piece(
-    offsets: Sequence[int], documents: Sequence[tuple[int, int]], begin: int, tokens: int, generator: random.Random
+    offsets: Sequence[int],
+    documents: Sequence[tuple[int, int]],
+    begin: int,
+    tokens: int,
+    end: int,
+    generator: random.Random,
 ) -> tuple[Pair, int]:
-    """A pair of so many tokens, two at least, from `begin` on in a document, and how many of the document's it took."""
+    """A pair of so many tokens, two at least, from `begin` on in a document, and how many of the document's it took.
+
+    Where one token would be left before `end`, too few for a pair, the segments are consecutive.
+    """
     draw = generator.random
     split = _border(offsets, begin, begin + tokens, draw)
+    consecutive = Pair(begin, split, split, begin + tokens, 0), tokens
     if draw() < 0.5:
-        return Pair(begin, split, split, begin + tokens, 0), tokens
+        return consecutive
     document = bisect_right(documents, begin, key=lambda each: offsets[each[1]])
     b_begin, b_end = _random_segment(offsets, documents, document, begin + tokens - split, draw)
     b_end = min(b_end, b_begin + begin + tokens - split)
     a_end = begin + tokens - (b_end - b_begin)  # longer where the other document ends
-    return Pair(begin, a_end, b_begin, b_end, 1), a_end - begin
+    return (Pair(begin, a_end, b_begin, b_end, 1), a_end - begin) if a_end != end - 1 else consecutive
 
 
 def sentence_order_piece(offsets: Sequence[int], begin: int, tokens: int, generator: random.Random) -> tuple[Pair, int]:

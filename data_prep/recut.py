@@ -22,8 +22,8 @@ SHORTEST = 6
 # How much more is drawn than the rooms hold, as rests fill none.
 _MARGIN = 1.05
 
-# So many tokens from a place on, as a sequence; and how many of them it took, one at least.
-Piece = Callable[[int, int], tuple[Pair, int]]
+# So many tokens from a place on, as a sequence, of a span that ends at a place; and how many it took, one at least.
+Piece = Callable[[int, int, int], tuple[Pair, int]]
 # The text that is a sequence's own, as spans to cut.
 Own = Callable[[Pair], list[tuple[int, int]]]
 
@@ -63,11 +63,12 @@ def fill_rooms(
     numbers: list[int] = []
     for number in chosen:
         whole = Pair(*sequences[number].tolist())
-        if not left:
+        spans = own(whole)
+        if not left or min(end - begin for begin, end in spans) < segments:
             pieces = [whole]
         else:
             pieces = []
-            for begin, end in own(whole):
+            for begin, end in spans:
                 pieces += _cut(begin, end, left, segments, piece)
         found += pieces
         numbers += [number] * len(pieces)
@@ -93,7 +94,7 @@ def _cut(begin: int, end: int, left: list[int], segments: int, piece: Piece) -> 
         if place >= 0:
             fitting = left.pop(place) - segments - 1
             tokens = fitting if tokens - fitting >= segments else tokens
-        made, taken = piece(begin, tokens)
+        made, taken = piece(begin, tokens, end)
         pieces.append(made)
         begin += taken
     return pieces

@@ -145,3 +145,33 @@ def test_tfds_datasets_are_read_by_name_split_and_folder(tmp_path, monkeypatch):
         find_sources("tfds:words:validation")
     with pytest.raises(UserError, match=r"tfds:absent: not prepared here .*TFDS_DATA_DIR"):
         find_sources("tfds:absent")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda records: records.unlink(),
+        lambda records: records.write_bytes(records.read_bytes()[:150] + bytes(records.stat().st_size - 150)),
+    ],
+    ids=["gone", "damaged"],
+)
+def test_tfds_records_that_cannot_be_read_are_refused(tmp_path, harm):
+    write_tfds(tmp_path / "words" / "1.0.0", [f"Document {number}." for number in range(20)])
+    (records,) = (tmp_path / "words" / "1.0.0").glob("*.array_record*")
+    harm(records)
+    address = f"tfds:{tmp_path}/words/1.0.0"
+    with pytest.raises(UserError, match=r"words/1\.0\.0: damaged file \(.*or give --on_error skip"):
+        list(Corpus(find_sources(address)).documents())
+    skipping = Corpus(find_sources(address), Reading(on_error="skip"))
+    assert not list(skipping.documents()) and skipping.refused == {"damaged_file": 1}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_tfds_datasets_for_tensorflow_alone_are_told_before_reading(tmp_path):
+    folder = tmp_path / "words" / "1.0.0"
+    write_tfds(folder, ["A document."])
+    information = json.loads((folder / "dataset_info.json").read_text()) | {"fileFormat": "tfrecord"}
+    (folder / "dataset_info.json").write_text(json.dumps(information))
+    with pytest.raises(UserError, match="prepared as tfrecord, which TensorFlow alone reads"):
+        find_sources(f"tfds:{folder}")

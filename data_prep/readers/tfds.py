@@ -10,7 +10,7 @@ from typing import Any
 from bert_jax.command import UserError
 from data_prep.readers.places import first_line
 from data_prep.readers.refusal import Items, Refusal, check
-from data_prep.readers.streams import OnRead, nothing
+from data_prep.readers.streams import OnRead, damaged, nothing
 
 PREFIX = "tfds:"
 _NAME = re.compile(r"tfds:(?P<name>[^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?)(?::(?P<split>[^:]+(?:\[[^\]]*\])?))?")
@@ -19,6 +19,11 @@ _NAME = re.compile(r"tfds:(?P<name>[^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?
 def size(address: str) -> int:
     """The bytes of a split as stored. Raises UserError when it is not prepared, or not made to be read so."""
     builder, split = _open(address)
+    if builder.info.file_format not in builder.info.file_format.with_random_access():
+        raise UserError(
+            f"{address}: prepared as {builder.info.file_format.value}, which TensorFlow alone reads. "
+            "Prepare it with --file_format=array_record"
+        )
     try:
         return int(builder.info.splits[split].num_bytes)
     except (KeyError, ValueError):
@@ -34,16 +39,19 @@ def documents(address: str, field: str, on_read: OnRead = nothing) -> Items:
         what = f"no feature {field!r}; there is: {', '.join(features)}"
         yield Refusal("no_text_column", address, what, "Give --text_field")
         return
-    for number, example in enumerate(builder.as_data_source(split), start=1):
-        text = example[field]
-        if isinstance(text, str):
-            text = text.encode()
-        where = f"{address}, example {number}"
-        if not isinstance(text, bytes):
-            yield Refusal("no_text_field", where, f"no text in {field!r}", "Give --text_field")
-            continue
-        yield check(text, where)
-        on_read(len(text))
+    try:
+        for number, example in enumerate(builder.as_data_source(split), start=1):
+            text = example[field]
+            if isinstance(text, str):
+                text = text.encode()
+            where = f"{address}, example {number}"
+            if not isinstance(text, bytes):
+                yield Refusal("no_text_field", where, f"no text in {field!r}", "Give --text_field")
+                continue
+            yield check(text, where)
+            on_read(len(text))
+    except Exception as error:  # TFDS has no kind of its own for a file that is gone or damaged
+        yield damaged(address, first_line(error))
 
 
 def _open(address: str) -> tuple[Any, str]:
