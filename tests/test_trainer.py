@@ -223,3 +223,10 @@ def test_microbatches_and_devices_are_checked_before_anything_is_written(run):
     with pytest.raises(UserError, match="batch_size=16"):
         trainer.fit(wrong)
     assert not wrong.workdir.exists()
+
+
+def test_a_line_of_progress_leaves_out_what_the_batches_do_not_have(capsys):
+    progress = metrics.ProgressLine("pretraining")
+    progress.update(3, 0.5, None, {"mlm_loss": 2.5, "nsp_loss": float("nan")})
+    said = capsys.readouterr().err
+    assert "step 3" in said and "mlm_loss 2.5" in said and "nsp" not in said

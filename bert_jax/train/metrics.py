@@ -120,8 +120,9 @@ class ProgressLine:
             self._bar.start()
 
     def update(self, step: int, fraction: float, eta_seconds: float | None, values: dict[str, float | None]) -> None:
-        """Shows the step, the share done, the ETA, and the values that fit a line."""
-        note = "  ".join([f"step {step}", *(f"{name} {_short(value)}" for name, value in values.items())])
+        """Shows the step, the share done, the ETA, and the values; but for NaN, of what the batches do not have."""
+        there = {name: value for name, value in values.items() if value is None or not math.isnan(value)}
+        note = "  ".join([f"step {step}", *(f"{name} {_short(value)}" for name, value in there.items())])
         eta = duration(eta_seconds) if eta_seconds is not None else "-"
         if self._bar:
             self._bar.update(self._task, completed=fraction, eta=eta, note=note)
