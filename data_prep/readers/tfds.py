@@ -4,6 +4,7 @@ NAME is as TFDS has it ("wikipedia/20230601.en:1.0.0"), or the folder of a prepa
 given, and may be a slice ("train[:10%]").
 """
 
+import os
 import re
 from typing import Any
 
@@ -66,7 +67,8 @@ def _open(address: str) -> tuple[Any, str]:
         if name.startswith(("/", "./", "../", "~")):
             builder = tfds.builder_from_directory(name)
         else:
-            builder = tfds.core.read_only_builder.builder_from_files(name)
+            # TFDS itself looks at the variable once, when it is imported.
+            builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=os.environ.get("TFDS_DATA_DIR"))
     except Exception as error:
         raise UserError(
             f"{address}: not prepared here ({first_line(error)}). Prepare it with TFDS, in an environment with "
