@@ -190,12 +190,16 @@ def _main_file(folder: Path) -> Path:
 def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> Content:
     if file.suffix == ".model":
         return tokenizer_sentencepiece.from_model(file, settings, lowercase)
+    if file.name == "merges.txt":
+        raise UserError("half of a byte-level BPE tokenizer. Give vocab.json, which lies beside it, or the folder")
     if file.suffix != ".json":
         return tokenizer_files.from_lines(file, settings, lowercase)
     content = read_json(file)
     if file.name == "vocab.json":
         return tokenizer_bpe.from_files(content, file.parent / "merges.txt", settings, lowercase)
     model = content.get("model") or {}
+    if not model:
+        raise UserError("holds no tokenizer's model. Give the folder, or its tokenizer.json, vocab.json or vocab.txt")
     # Files of old versions name no model type; a WordPiece one is known by its own field, a BPE one too.
     kind = model.get("type") or (
         "WordPiece" if "max_input_chars_per_word" in model else "BPE" if "merges" in model else "unknown"

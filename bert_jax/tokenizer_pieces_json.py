@@ -36,6 +36,16 @@ def parse(model: bytes) -> Any:
     return parsed
 
 
+def refuse_damaged(model: bytes) -> None:
+    """Raises UserError for a serialised model that `sentencepiece` does not take, or whose pieces are no text."""
+    if not all(isinstance(piece.piece, str) for piece in parse(model).pieces):
+        raise UserError("a damaged SentencePiece model (a piece is not UTF-8). Fetch it again")
+    try:
+        sentencepiece.SentencePieceProcessor(model_proto=model)
+    except RuntimeError as error:
+        raise UserError(f"a damaged SentencePiece model ({error}). Fetch it again") from None
+
+
 def folds_case(model: Any) -> bool:
     """Whether the model's own normalising makes capitals small."""
     rules = schema.ModelProto(normalizer_spec=model.normalizer_spec).SerializeToString()

@@ -39,6 +39,7 @@ from bert_jax.tokenizer_pieces_json import (
     library_of,
     normalizer_steps,
     parse,
+    refuse_damaged,
     schema,
     unigram_model,
 )
@@ -206,6 +207,7 @@ class SentencePieces:
 def from_model(file: Path, settings: Mapping[str, Any], lowercase: bool | None) -> SentencePieces:
     """Of a SentencePiece .model: the model's own numbering where [CLS] is among its pieces, else XLM-R's."""
     model = file.read_bytes()
+    refuse_damaged(model)
     pieces = {piece.piece for piece in parse(model).pieces}
     roles = ROBERTA_ROLES
     if BERT_ROLES.cls_token in pieces:
@@ -227,8 +229,10 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
     known = {piece for piece, _ in content["model"]["vocab"]} | {token.content for token in added_tokens(content)}
     roles = named_roles(settings, known, ROBERTA_ROLES, ALBERT_ROLES, BERT_ROLES)
     steps = normalizer_steps(content)
+    model = unigram_model(content, roles)
+    refuse_damaged(model)
     read = SentencePieces(
-        unigram_model(content, roles),
+        model,
         roles,
         do_lower_case="Lowercase" in steps,
         strip_accents="StripAccents" in steps,

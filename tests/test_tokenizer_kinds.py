@@ -3,6 +3,7 @@
 import json
 import lzma
 import pickle
+import random
 import shutil
 import subprocess
 from pathlib import Path
@@ -286,9 +287,36 @@ def test_broken_files_are_refused_with_the_file(made, tmp_path):
     model = sentencepiece_model_pb2.ModelProto()
     model.pieces.add(piece="<pad>", type=3)
     model.pieces.add(piece="<unk>", type=2)
+    model.pieces.add(piece="a")
     (tmp_path / "spiece.model").write_bytes(model.SerializeToString())
     with pytest.raises(UserError, match="XLM-R's numbering wants <unk>, <s>, </s>"):
         tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["merges.txt", "tokenizer_config.json"])
+def test_a_file_beside_the_vocabulary_is_refused_with_the_one_to_give(name, tmp_path):
+    (tmp_path / name).write_text('{"a": "b"}')
+    with pytest.raises(UserError, match=rf"{name}: (half of|holds no).* Give .*vocab\.json.*folder|Give the folder"):
+        tokenizer.load(tmp_path / name)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "sentencepiece_bpe"])
+def test_a_damaged_sentencepiece_model_is_refused_and_nothing_else_happens(made, kind, tmp_path):
+    shutil.copytree(made(kind).folder, tmp_path / "damaged")
+    (file,) = (tmp_path / "damaged").glob("*.model")
+    whole, draw = file.read_bytes(), random.Random(1)
+    refused = []
+    for _ in range(80):
+        damaged = bytearray(whole)
+        for _ in range(draw.randint(1, 4)):
+            damaged[draw.randrange(draw.choice([300, 3000, len(whole)]))] = draw.randrange(256)
+        file.write_bytes(damaged[: draw.choice([len(whole), draw.randrange(len(whole))])])
+        try:
+            tokenizer.load(tmp_path / "damaged").encode("Hello, the <mask> world, naïve 第二")
+        except UserError as error:
+            refused.append(str(error))
+    assert len(refused) > 40 and all(str(file) in line and "\n" not in line for line in refused)
+    assert any("a piece is not UTF-8" in line for line in refused) and any("INTERNAL" in line for line in refused)
 
 
 @pytest.mark.parametrize("kind", KINDS)
