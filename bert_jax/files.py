@@ -71,6 +71,12 @@ def refuse_existing(output: Path) -> None:
         raise UserError(f"output {output} exists. Name another --output, or remove it first")
 
 
+def refuse_inside(output: Path, folder: Path) -> None:
+    """Raises UserError for an output that would lie in a finished folder, which holds what it lists and no more."""
+    if Path(os.path.realpath(output)).is_relative_to(os.path.realpath(folder)) and output != folder:
+        raise UserError(f"output {output} is inside of {folder}. Name another --output, beside it")
+
+
 @contextlib.contextmanager
 def new_folder(directory: str | Path) -> Iterator[Path]:
     """DIR.incomplete to write into; it becomes DIR at the end, and goes when something is raised.

@@ -11,7 +11,7 @@ from bert_jax import command
 from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
 from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, value_problem
-from bert_jax.files import new_folder
+from bert_jax.files import new_folder, refuse_inside
 from data_prep import checksums, foreign, formats
 from data_prep.objectives import OBJECTIVES
 from data_prep.progress import Reporter
@@ -46,8 +46,10 @@ def convert(
     """
     output = Path(os.path.abspath(output))
     if (Path(input) / MANIFEST).exists():
-        if tokenizer is not None or eval_input is not None or objective is not None:
-            raise UserError(f"{input} has all that itself; leave out --tokenizer, --eval_input and --objective")
+        if (tokenizer, lowercase, eval_input, objective) != (None,) * 4:
+            flags = "--tokenizer, --lowercase, --eval_input and --objective"
+            raise UserError(f"{input} has all that itself; leave out {flags}")
+        refuse_inside(output, Path(os.path.abspath(input)))
         return _convert_ours(Path(os.path.abspath(input)), output, format, quiet)
     if Path(input).is_dir():
         raise UserError(f"no {MANIFEST} in {input}; name its files, for example '{input}/*.tfrecord', and --tokenizer")

@@ -13,7 +13,7 @@ from pyarrow import fs
 from bert_jax import command
 from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST
-from bert_jax.files import new_folder
+from bert_jax.files import new_folder, refuse_inside
 from data_prep import checksums
 from data_prep.progress import Reporter
 from data_prep.readers import places
@@ -39,6 +39,8 @@ def copy(input: str, output: str, *, quiet: bool = True) -> int:
     Raises UserError for an input that is no finished output or is damaged, an output that exists, and a store that
     cannot be read or written.
     """
+    if not places.is_remote(input) and not places.is_remote(output):
+        refuse_inside(Path(os.path.abspath(output)), Path(os.path.abspath(input)))
     source = _Place(input)
     listed = checksums.parse(source.read(checksums.SUMS), f"{input}/{checksums.SUMS}")
     sizes = {name: source.size(name) for name in [*listed, checksums.SUMS]}
@@ -61,7 +63,8 @@ class _Place:
     def __init__(self, address: str) -> None:
         self.address = address.rstrip("/")
         if places.is_remote(address):
-            self._store, self._path = places.open_store(self.address)
+            self._store, path = places.open_store(address)
+            self._path = path.rstrip("/")
         else:
             self._store, self._path = fs.LocalFileSystem(), os.path.abspath(self.address)
 

@@ -210,6 +210,15 @@ def test_dynamic_rows_have_no_tfrecord_form(shards_dir: Path, tmp_path: Path) ->
         convert(shards_dir, tmp_path / "out", format="tfrecord")
     with pytest.raises(UserError, match="leave out --tokenizer"):
         convert(shards_dir, tmp_path / "out", tokenizer=shards_dir / "tokenizer")
+    with pytest.raises(UserError, match=r"leave out .*--lowercase"):
+        convert(shards_dir, tmp_path / "out", lowercase=True)
+
+
+def test_output_inside_of_the_input_is_refused(shards_dir: Path) -> None:
+    """It would be damage there: files that the list of hashes has not."""
+    with pytest.raises(UserError, match=r"output .*/new is inside of .*/shards\. Name another"):
+        convert(shards_dir, shards_dir / "new", format="tfds")
+    verify(shards_dir)
 
 
 def test_rows_without_labels_are_no_pairs(tmp_path: Path) -> None:

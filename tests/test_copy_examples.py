@@ -100,10 +100,16 @@ def test_mistakes_are_told_in_one_line(shards_dir: Path, store: Path, tmp_path: 
         (str(shards_dir), str(tmp_path), "exists"),
         (str(tmp_path), "s3://bucket/new", "SHA256SUMS is missing. Name a finished output"),
         ("s3://bucket/nowhere", str(tmp_path / "out"), "SHA256SUMS is missing"),
+        (str(shards_dir), str(shards_dir / "copy"), "is inside of .*beside it"),
     ]:
         with pytest.raises(UserError, match=told) as caught:
             copy(input, output)
         assert "\n" not in str(caught.value)
+
+
+def test_address_without_a_bucket_is_told(shards_dir: Path) -> None:
+    with pytest.raises(UserError, match="gs:// names no bucket"):
+        copy(str(shards_dir), "gs://")
 
 
 def test_other_commands_name_the_copy(sample_text: Path, vocab_dir: Path) -> None:

@@ -209,6 +209,11 @@ def test_format_without_a_place_for_the_rows_is_refused(format: str, masking: st
         formats.check(format, masking, pack)
 
 
+def test_format_of_a_later_version_is_told() -> None:
+    with pytest.raises(UserError, match="format 'later' are not read here; there is: arrow"):
+        formats.reader({"format": "later"})
+
+
 def test_ids_over_16_bits_are_stored_as_tensorflow_can_read_them(outputs: Path, tmp_path: Path) -> None:
     """tf.io.decode_raw knows no uint32."""
     manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())

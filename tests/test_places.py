@@ -111,6 +111,12 @@ def example(text: bytes) -> bytes:
     return held(b"\n", held(b"\n", held(b"\n", b"text") + held(b"\x12", feature)))
 
 
+@pytest.mark.parametrize("address", ["s3://", "s3:///name/*", "gs://"])
+def test_address_without_a_bucket_is_told(address):
+    with pytest.raises(UserError, match="names no bucket"):
+        find_sources(address)
+
+
 def write_tfds(folder: Path, texts: list[str]) -> None:
     """A prepared TFDS dataset with one text feature, as `tfds build --file_format=array_record` leaves it."""
     folder.mkdir(parents=True)

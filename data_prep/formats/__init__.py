@@ -55,5 +55,8 @@ def write(format: str, directory: Path, stem: str, rows: Rows) -> dict[str, Any]
 
 
 def reader(manifest: Mapping[str, Any]) -> ReadShard:
-    """The function that reads a shard of a manifest's folder."""
+    """The function that reads a shard of a manifest's folder. Raises UserError for a format that is not here."""
+    if manifest["format"] not in FORMATS:
+        there = ", ".join(FORMATS)
+        raise UserError(f"shards of format {manifest['format']!r} are not read here; there is: {there}")
     return FORMATS[manifest["format"]].reader(manifest)

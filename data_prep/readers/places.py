@@ -55,7 +55,7 @@ def matches(pattern: str) -> list[Found]:
     if is_remote(pattern):
         try:
             return _remote_matches(pattern)
-        except OSError as error:
+        except (OSError, pa.ArrowInvalid) as error:  # ArrowInvalid: what can be no address
             raise UserError(f"{pattern}: {first_line(error)}. Check the address and the credentials") from None
     named = [pattern] if pattern and os.path.exists(pattern) else glob.glob(pattern, recursive=True)
     return [_local(path) for path in sorted(named)]
@@ -106,8 +106,10 @@ def glob_expression(pattern: str) -> re.Pattern[str]:
 
 
 def open_store(path: str) -> tuple[fs.FileSystem, str]:
-    """The store of a gs:// or s3:// address, and the path in it."""
+    """The store of a gs:// or s3:// address, and the path in it. Raises UserError for one without a bucket."""
     bucket = path[5:].split("/", 1)[0]
+    if not bucket:
+        raise UserError(f"{path} names no bucket. Give {path[:5]}BUCKET/NAME")
     return _store(path[:5], bucket), path[5:]
 
 
