@@ -93,7 +93,8 @@ def _insides(library: dict[str, Any]) -> set[int]:
         tokens = {index: token for token, index in model["vocab"].items()}
     if model["type"] == "WordPiece":
         return {index for index, token in tokens.items() if token.startswith("##")}
-    begins = "Ġ" if "ByteLevel" in json.dumps([library["pre_tokenizer"], library["decoder"]]) else "▁"
+    byte_level = "ByteLevel" in json.dumps([library["pre_tokenizer"], library["decoder"]])
+    begins = ("Ġ", "ĉ", "Ċ", "ċ", "Č", "č") if byte_level else "▁"
     return {index for index, token in tokens.items() if not token.startswith(begins)}
 
 
