@@ -37,7 +37,7 @@ from data_prep.sentences import RULE_VERSION
 from data_prep.units import Unit, UnusableCorpus
 
 UNIGRAMS = "unigram_counts.npy"
-_PACKAGES = ("bert_jax", "numpy", "pyarrow", "tokenizers", "array_record")
+_PACKAGES = ("bert_jax", "numpy", "pyarrow", "tokenizers", "sentencepiece", "array_record")
 
 
 @dataclass(frozen=True)

@@ -109,6 +109,8 @@ def test_manifest_counts_what_was_read(arguments: dict, built: Path) -> None:
     assert manifest["counts"]["source_tokens"] == sum(len(loaded.encode(sentence)) for sentence in sentences)
     size = Path(arguments["input"]).stat().st_size
     assert manifest["sources"] == [{"path": arguments["input"], "bytes": size, "weight": 1.0}]
+    libraries = {"tokenizers", "sentencepiece", "pyarrow", "numpy", "array_record"}  # that decide bytes
+    assert set(manifest["versions"]) == {"python", "bert_jax", *libraries}
 
 
 def documents_of(directory: Path, arguments: dict) -> dict[int, list[bytes]]:
