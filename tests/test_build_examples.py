@@ -22,7 +22,7 @@ from bert_jax.data.example import Rows
 from bert_jax.data.manifest import PAIRS, PARTS, Part, read_manifest
 from bert_jax.data.masking import Masker, MaskingRule
 from bert_jax.data.shards import open_dataset
-from data_prep import build_examples, readers
+from data_prep import build_examples, flags, readers
 from data_prep.audit import truth, verify
 from data_prep.build_examples import build
 from data_prep.encoding import encode
@@ -526,7 +526,7 @@ def test_command_teaches_its_flags(capsys) -> None:
 
 
 def test_defaults_of_command_and_function_agree() -> None:
-    parsed = build_examples.parse(["--input=a", "--tokenizer=b", "--output=c", "--seq_len=64"])
+    parsed = flags.parse(["--input=a", "--tokenizer=b", "--output=c", "--seq_len=64"])
     keywords = {
         name: parameter.default
         for name, parameter in inspect.signature(build).parameters.items()
@@ -554,5 +554,5 @@ def test_arguments_that_decide_the_bytes_are_all_compared(arguments: dict) -> No
         "lowercase",
         "unit_mb",
     }
-    parsed = build_examples.parse(["--input=a", "--tokenizer=b", "--output=c", "--seq_len=64"])
+    parsed = flags.parse(["--input=a", "--tokenizer=b", "--output=c", "--seq_len=64"])
     assert set(parsed) - decide_nothing <= names

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.command import UserError
-from data_prep import build_examples, engines
+from data_prep import build_examples, engines, flags
 from data_prep.engines.elsewhere import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
 from data_prep.engines.exchange import Exchange
 from data_prep.job import Record, unit_folder
@@ -35,8 +35,8 @@ def test_options_are_checked(tmp_path: Path) -> None:
         engines.run("local", _never, [], 1, directory=tmp_path, options="--address=auto")
     with pytest.raises(UserError, match="--engine spark is not here; there is: local, beam, ray"):
         build_examples.build("a", "b", tmp_path / "out", 64, engine="spark")
-    flags = ["--input=a", "--engine_options", "--address=auto", "--tokenizer=b", "--output=c", "--seq_len=64"]
-    assert build_examples.parse(flags)["engine_options"] == "--address=auto"
+    given = ["--input=a", "--engine_options", "--address=auto", "--tokenizer=b", "--output=c", "--seq_len=64"]
+    assert flags.parse(given)["engine_options"] == "--address=auto"
 
 
 @given(

@@ -140,7 +140,8 @@ def write_tfds(folder: Path, texts: list[str]) -> None:
 def test_tfds_datasets_are_read_by_name_split_and_folder(tmp_path, monkeypatch):
     texts = [f"Document {number}." for number in range(20)]
     write_tfds(tmp_path / "data" / "words" / "1.0.0", texts)
-    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "data"))
+    # TFDS reads TFDS_DATA_DIR when it is imported, which another test may have done.
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path / "data"))
     folder = f"tfds:{tmp_path}/data/words/1.0.0"
     for address in ("tfds:words", "tfds:words:1.0.0", "tfds:words:train", "tfds:words:1.0.0:train", folder):
         assert list(Corpus(find_sources(address)).documents()) == texts, address

@@ -1,0 +1,62 @@
+"""What a job of build_examples says when it has ended, or why it gave nothing."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from data_prep.job import Job, Record
+from data_prep.token_cache import TokenCache
+from data_prep.units import Splitter
+
+
+def told(skipped: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {reason}" for reason, count in skipped.items())
+
+
+def nothing(records: Sequence[Record]) -> str:
+    skipped = {reason for record in records for reason in record.skipped}
+    if "no_other_document" in skipped:
+        return (
+            "--input holds one document with tokens, and --objective nsp takes random segments from another one. "
+            "Part the documents by blank lines, or give --objective full_sentences"
+        )
+    if "too_short" in skipped:
+        return "every document of --input is of one token, and --objective sop parts each in two. Give more text"
+    return "no document of --input has a token: the tokenizer drops all its characters. Check --input and --tokenizer"
+
+
+def tell(job: Job, manifest: dict[str, Any], splitter: Splitter, tokens: int, seconds: float) -> None:
+    """One paragraph at the end, on stderr."""
+    train, held_out = manifest["parts"]["train"], manifest["parts"]["eval"]
+    lines = [
+        f"{job.output}: {train['rows']} rows for training, {held_out['rows']} for evaluation, from "
+        f"{splitter.documents} documents; {seconds:.1f} s, {splitter.bytes / 1e6 / seconds:.1f} MB/s, "
+        f"{tokens / 1e6 / seconds:.2f} M tokens/s"
+    ]
+    if job.arguments.eval_fraction and not held_out["documents"]:
+        lines.append(_no_eval(splitter, job.arguments.eval_fraction))
+    if skipped := manifest["counts"]["skipped"]:
+        lines.append(f"skipped: {told(skipped)}")
+    print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def tell_of_cache(cache: TokenCache, tokenizer_hash: str, records: Sequence[Record]) -> None:
+    held = sum(cache.holds(tokenizer_hash, record.text_hash) for record in records)
+    line = f"{cache.directory} holds the tokens of {held} of {len(records)} units"
+    more = "" if held == len(records) else "; it is full: raise --token_cache_gb, or remove what is of no more use"
+    print(line + more, file=sys.stderr, flush=True)
+
+
+def _no_eval(splitter: Splitter, eval_fraction: float) -> str:
+    """Why no document is held out, and what would change it."""
+    moved, fewest = splitter.moved_to_train, splitter.cut.fewest
+    if splitter.documents < 2 * fewest:
+        return f"nothing is held out for eval: that takes {2 * fewest} documents or more. Give more text"
+    if moved >= fewest:
+        return f"all documents are in train: --eval_fraction {eval_fraction} left too few for it. Lower it"
+    if moved:
+        return (
+            f"{moved} document(s) chosen for eval went to train: too few to be a part. "
+            "Raise --eval_fraction, or give more text"
+        )
+    return f"no document was chosen for eval (--eval_fraction {eval_fraction}). Raise it, or give more text"
