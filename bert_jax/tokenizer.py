@@ -166,14 +166,31 @@ def read(path: Path, lowercase: bool | None = None) -> Content:
         raise UserError(f"no tokenizer at {path}. Give a tokenizer folder or one of its files, such as vocab.txt")
     file = _main_file(path) if path.is_dir() else path
     try:
-        if path.is_dir() and file.name in ("vocab.txt", "vocab.json") and (path / "added_tokens.json").exists():
+        whole = path / "tokenizer.json"
+        if path.is_dir() and (path / "added_tokens.json").exists() and not whole.exists():
             raise UserError("has added_tokens.json and no tokenizer.json. Save it again with a fast tokenizer")
-        return _read_file(file, read_settings(file.parent), lowercase)
+        content = _read_file(file, read_settings(file.parent), lowercase)
+        if path.is_dir() and file.suffix == ".model" and whole.exists():
+            _refuse_other_ids(content, read_json(whole))
+        return content
     except UserError as error:
         raise UserError(f"tokenizer {file}: {error}") from None
     except (KeyError, AttributeError, TypeError, ValueError, StopIteration) as error:
         lacks = f"no field {error}" if isinstance(error, KeyError) else "a field that is not of the kind it should be"
         raise UserError(f"tokenizer {file}: {lacks}. Fetch or save the tokenizer again") from error
+
+
+def _refuse_other_ids(content: Content, library: dict[str, Any]) -> None:
+    """Raises UserError where the tokenizer.json beside a SentencePiece model numbers its special or added tokens
+    otherwise: words that a user added, or another family's numbering (CamemBERT's)."""
+    ids = {token: index for index, token in enumerate(content.all_tokens())}
+    for token in library.get("added_tokens") or []:
+        if ids.get(token["content"]) != token["id"]:
+            raise UserError(
+                f"tokenizer.json beside it has {token['content']!r} as id {token['id']}, and the model has it as "
+                f"{ids.get(token['content'], 'none')}. Only the numbering of XLM-R or of ALBERT, and no added tokens, "
+                "are supported"
+            )
 
 
 def _main_file(folder: Path) -> Path:

@@ -4,6 +4,7 @@ import json
 import lzma
 import pickle
 import random
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -291,6 +292,21 @@ def test_broken_files_are_refused_with_the_file(made, tmp_path):
     (tmp_path / "spiece.model").write_bytes(model.SerializeToString())
     with pytest.raises(UserError, match="XLM-R's numbering wants <unk>, <s>, </s>"):
         tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("kind", SENTENCEPIECE)
+def test_a_sentencepiece_model_is_not_read_by_another_numbering_than_its_folder_has(made, kind, tmp_path):
+    made(kind).ours.save(tmp_path)
+    assert tokenizer.load(tmp_path).content_hash == made(kind).ours.content_hash
+    file = tmp_path / "tokenizer.json"
+    written = json.loads(file.read_text(encoding="utf-8"))
+    added = written["added_tokens"]
+    word = {**added[-1], "content": "bert_jax", "id": made(kind).ours.vocab_size, "special": False}
+    shifted = [{**token, "id": token["id"] + 1} for token in added]
+    for changed, said in ([*added, word], "'bert_jax' as id"), (shifted, f"{added[0]['content']!r} as id"):
+        file.write_text(json.dumps(written | {"added_tokens": changed}), encoding="utf-8")
+        with pytest.raises(UserError, match=rf"\.model: tokenizer\.json beside it has {re.escape(said)}"):
+            tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["merges.txt", "tokenizer_config.json"])
