@@ -10,14 +10,14 @@ import sys
 import time
 from pathlib import Path
 
-from bert_jax import tokenizer_files
+from bert_jax.tokenization import wordpiece
 
 LINES_TOGETHER = 4096
 
 
 def main() -> None:
     text, vocabulary = map(Path, sys.argv[1:])
-    library = tokenizer_files.from_lines(vocabulary, {}, None).build()
+    library = wordpiece.from_lines(vocabulary, {}, None).build()
     lines = [line for line in text.read_text(encoding="utf-8").split("\n") if line]
     tokens = 0
     started = time.monotonic()

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from jaxtyping import Bool, Int, Int64, Integer, UInt
 
-from bert_jax import tokenizer_bpe, tokenizer_files, tokenizer_sentencepiece
 from bert_jax.command import UserError
-from bert_jax.tokenizer_cache import ChunkCache
-from bert_jax.tokenizer_library import Content, Roles, id_dtype, read_json, read_settings, refuse_surrogates
+from bert_jax.tokenization import byte_bpe, pieces, wordpiece
+from bert_jax.tokenization.cache import ChunkCache
+from bert_jax.tokenization.library import Content, Roles, id_dtype, read_json, read_settings, refuse_surrogates
 
 # What the kinds are called.
 KINDS = {
@@ -206,14 +206,14 @@ def _main_file(folder: Path) -> Path:
 
 def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> Content:
     if file.suffix == ".model":
-        return tokenizer_sentencepiece.from_model(file, settings, lowercase)
+        return pieces.from_model(file, settings, lowercase)
     if file.name == "merges.txt":
         raise UserError("half of a byte-level BPE tokenizer. Give vocab.json, which lies beside it, or the folder")
     if file.suffix != ".json":
-        return tokenizer_files.from_lines(file, settings, lowercase)
+        return wordpiece.from_lines(file, settings, lowercase)
     content = read_json(file)
     if file.name == "vocab.json":
-        return tokenizer_bpe.from_files(content, file.parent / "merges.txt", settings, lowercase)
+        return byte_bpe.from_files(content, file.parent / "merges.txt", settings, lowercase)
     model = content.get("model") or {}
     if not model:
         raise UserError("holds no tokenizer's model. Give the folder, or its tokenizer.json, vocab.json or vocab.txt")
@@ -222,9 +222,9 @@ def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> 
         "WordPiece" if "max_input_chars_per_word" in model else "BPE" if "merges" in model else "unknown"
     )
     if kind == "WordPiece":
-        return tokenizer_files.from_json(content, settings, lowercase)
+        return wordpiece.from_json(content, settings, lowercase)
     if kind == "BPE":
-        return tokenizer_bpe.from_json(content, settings, lowercase)
+        return byte_bpe.from_json(content, settings, lowercase)
     if kind == "Unigram":
-        return tokenizer_sentencepiece.from_json(content, settings, lowercase)
+        return pieces.from_json(content, settings, lowercase)
     raise UserError(f"its model is {kind}. WordPiece, BPE and Unigram are supported")

@@ -21,8 +21,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from bert_jax.command import UserError
-from bert_jax.tokenizer_files import SPECIAL_TOKENS, Vocabulary
-from bert_jax.tokenizer_wordpiece import split_chunks
+from bert_jax.tokenization.wordpiece import SPECIAL_TOKENS, Vocabulary
+from bert_jax.tokenization.wordpiece_engine import split_chunks
 from data_prep import counting
 from data_prep.merges import Merges
 

@@ -14,9 +14,10 @@ import pytest
 import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
-from bert_jax import tokenizer, tokenizer_cache, tokenizer_library
+from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.tokenizer_files import AddedToken, Vocabulary
+from bert_jax.tokenization import cache, library
+from bert_jax.tokenization.wordpiece import AddedToken, Vocabulary
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["hello", "world", "##ing", "##es", "un", "##aff", "##able", "the", "The", "Hello", "isn", "mask"]
@@ -131,10 +132,10 @@ def lines(sample_text) -> list[str]:
 
 def test_small_caches_and_blocks_change_no_id(vocab_dir, lines, monkeypatch):
     expected = tokenizer.load(vocab_dir).encode_many(lines)
-    monkeypatch.setattr(tokenizer_cache, "CACHE_CHUNKS", 100)
-    monkeypatch.setattr(tokenizer_cache, "BLOCK_CHARACTERS", 500)
-    monkeypatch.setattr(tokenizer_library, "LIBRARY_CHUNKS", 7)
-    monkeypatch.setattr(tokenizer_cache, "CACHED_CHUNK_LENGTH", 3)
+    monkeypatch.setattr(cache, "CACHE_CHUNKS", 100)
+    monkeypatch.setattr(cache, "BLOCK_CHARACTERS", 500)
+    monkeypatch.setattr(library, "LIBRARY_CHUNKS", 7)
+    monkeypatch.setattr(cache, "CACHED_CHUNK_LENGTH", 3)
     small = tokenizer.load(vocab_dir)
     for _ in range(2):
         for found, wanted in zip(small.encode_many(lines), expected, strict=True):
@@ -142,12 +143,12 @@ def test_small_caches_and_blocks_change_no_id(vocab_dir, lines, monkeypatch):
 
 
 def test_cache_is_bounded_whatever_the_text(trained, monkeypatch):
-    monkeypatch.setattr(tokenizer_cache, "CACHE_CHUNKS", 1000)
+    monkeypatch.setattr(cache, "CACHE_CHUNKS", 1000)
     fresh = pickle.loads(pickle.dumps(trained))
     for part in range(20):
         fresh.encode_many([f"word{number} {'long' * 20}{number}" for number in range(part * 400, part * 400 + 400)])
         assert len(fresh._cache._cache) + len(fresh._cache._older) <= 1000 + 400
-    assert max(map(len, [*fresh._cache._cache, *fresh._cache._older])) <= tokenizer_cache.CACHED_CHUNK_LENGTH
+    assert max(map(len, [*fresh._cache._cache, *fresh._cache._older])) <= cache.CACHED_CHUNK_LENGTH
 
 
 def test_texts_are_encoded_one_by_one_or_together_alike(trained, lines):

@@ -18,7 +18,7 @@ from tokenizers import models, normalizers, pre_tokenizers, trainers
 
 from bert_jax import files, tokenizer
 from bert_jax.command import UserError
-from bert_jax.tokenizer_files import SPECIAL_TOKENS
+from bert_jax.tokenization.wordpiece import SPECIAL_TOKENS
 from data_prep import counting, readers, train_tokenizer, wordpiece
 
 BOOKS = Path(train_tokenizer.__file__).parent / "sample" / "books"

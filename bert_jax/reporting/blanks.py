@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from bert_jax.tokenizer_files import SPECIAL_TOKENS
+from bert_jax.tokenization.wordpiece import SPECIAL_TOKENS
 
 BLANK = "[MASK]"
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tokenizers
 
-from bert_jax.tokenizer_cache import Parted
-from bert_jax.tokenizer_library import LibraryEngine
+from bert_jax.tokenization.cache import Parted
+from bert_jax.tokenization.library import LibraryEngine
 
 # str.split parts at these, the library does not: its clean-up drops them first, as other control characters.
 _DROPPED_SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"

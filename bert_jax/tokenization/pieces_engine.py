@@ -10,9 +10,9 @@ import tokenizers
 from jaxtyping import Int64
 from tokenizers import models, normalizers, pre_tokenizers
 
-from bert_jax.tokenizer_cache import Parted
-from bert_jax.tokenizer_library import refuse_surrogates
-from bert_jax.tokenizer_wordpiece import lines, replaced
+from bert_jax.tokenization.cache import Parted
+from bert_jax.tokenization.library import refuse_surrogates
+from bert_jax.tokenization.wordpiece_engine import lines, replaced
 
 SPACE = "▁"  # U+2581, which stands for a space in pieces
 

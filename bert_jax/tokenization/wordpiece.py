@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.command import UserError
-from bert_jax.tokenizer_library import (
+from bert_jax.tokenization.library import (
     BERT_ROLES,
     AddedToken,
     added_tokens,
@@ -26,7 +26,7 @@ from bert_jax.tokenizer_library import (
     tokens_by_id,
     write_json,
 )
-from bert_jax.tokenizer_wordpiece import WordPieceEngine
+from bert_jax.tokenization.wordpiece_engine import WordPieceEngine
 
 # Of BERT, in the order in which our own vocabularies hold them (ids 0 to 4).
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = BERT_ROLES

@@ -12,7 +12,7 @@ import numpy as np
 import tokenizers
 
 from bert_jax.command import UserError
-from bert_jax.tokenizer_cache import Codec
+from bert_jax.tokenization.cache import Codec
 
 # Chunks given to the library in one call.
 LIBRARY_CHUNKS = 20_000

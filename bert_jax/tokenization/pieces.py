@@ -19,8 +19,7 @@ from jaxtyping import Int64
 from tokenizers import normalizers
 
 from bert_jax.command import UserError
-from bert_jax.tokenizer_files import has_capitals
-from bert_jax.tokenizer_library import (
+from bert_jax.tokenization.library import (
     ALBERT_ROLES,
     BERT_ROLES,
     ROBERTA_ROLES,
@@ -32,8 +31,8 @@ from bert_jax.tokenizer_library import (
     refuse_contradiction,
     write_json,
 )
-from bert_jax.tokenizer_pieces import SPACE, SentencePieceEngine
-from bert_jax.tokenizer_pieces_json import (
+from bert_jax.tokenization.pieces_engine import SPACE, SentencePieceEngine
+from bert_jax.tokenization.pieces_json import (
     FAIRSEQ_HEAD,
     folds_case,
     library_of,
@@ -43,6 +42,7 @@ from bert_jax.tokenizer_pieces_json import (
     schema,
     unigram_model,
 )
+from bert_jax.tokenization.wordpiece import has_capitals
 
 _KINDS = {schema.TrainerSpec.UNIGRAM: "unigram", schema.TrainerSpec.BPE: "sentencepiece_bpe"}
 XLM_R_FILE, ALBERT_FILE = "sentencepiece.bpe.model", "spiece.model"

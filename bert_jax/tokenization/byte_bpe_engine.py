@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 import tokenizers
 
-from bert_jax.tokenizer_cache import Parted
-from bert_jax.tokenizer_library import LibraryEngine
-from bert_jax.tokenizer_wordpiece import WHITE_SPACE
+from bert_jax.tokenization.cache import Parted
+from bert_jax.tokenization.library import LibraryEngine
+from bert_jax.tokenization.wordpiece_engine import WHITE_SPACE
 
 # The white-space half of GPT-2's expression: a space goes with what follows it; of a run the last one does.
 _SPACES = f" \\n{WHITE_SPACE}"

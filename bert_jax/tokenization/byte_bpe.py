@@ -15,8 +15,8 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.command import UserError
-from bert_jax.tokenizer_bytes import BytePairEngine, token_text
-from bert_jax.tokenizer_library import (
+from bert_jax.tokenization.byte_bpe_engine import BytePairEngine, token_text
+from bert_jax.tokenization.library import (
     BERT_ROLES,
     ROBERTA_ROLES,
     AddedToken,
