@@ -279,6 +279,9 @@ def test_broken_files_are_refused_with_the_file(made, tmp_path):
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b c\n")
     with pytest.raises(UserError, match=r"merges\.txt has the line 'a b c', which is no pair"):
         tokenizer.load(tmp_path)
+    (tmp_path / "merges.txt").write_text("#version: 0.2\na b</w>\n")
+    with pytest.raises(UserError, match=r"merges\.txt marks the ends of words \(</w>\)"):
+        tokenizer.load(tmp_path)
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | {"<mask>": 9}))
     with pytest.raises(UserError, match="ids do not run from 0 without gaps"):

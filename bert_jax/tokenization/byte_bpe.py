@@ -196,6 +196,10 @@ def from_files(
     merges = [line.removesuffix("\r") for line in lines if line and not line.startswith("#version")]
     if wrong := [line for line in merges if len(line.split(" ")) != 2]:
         raise UserError(f"{merges_file} has the line {wrong[0][:40]!r}, which is no pair of pieces. Fetch it again")
+    if any(line.endswith("</w>") for line in merges):
+        raise UserError(
+            f"{merges_file.name} marks the ends of words (</w>), as XLM's; only byte-level BPE is supported"
+        )
     return BytePairs(
         tokens=tokens_by_id(vocabulary),
         merges=tuple(_merge(line) for line in merges),
