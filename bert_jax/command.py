@@ -18,8 +18,12 @@ class UserError(Exception):
     """A mistake of the user's. The message is one line: what was wrong, where, and what to change."""
 
 
-class Stopped(Exception):
-    """SIGTERM arrived and the work was saved; the message says where and how to go on."""
+class Stopped(BaseException):
+    """SIGTERM arrived and the work was saved; the message says where and how to go on.
+
+    No Exception, as KeyboardInterrupt is none: a signal may come anywhere, and what handles errors there is not to
+    take it for one.
+    """
 
 
 class Parser(argparse.ArgumentParser):

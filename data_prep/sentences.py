@@ -13,7 +13,8 @@ import re
 
 from data_prep.languages import LANGUAGES, TITLES, Language
 
-# Goes up by one whenever a text may give other sentences than before: caches of tokens are kept by it.
+# Goes up by one whenever a text may give other sentences than before, or the tokenizer is given them in another way
+# (encoding.py): caches of tokens are kept by it, and a job that was begun by another does not go on.
 RULE_VERSION = 2
 
 _CLOSERS = "\"'”’“‘»«›)\\]}"

@@ -14,7 +14,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import fs
 
-from bert_jax.command import UserError
+from bert_jax.command import Stopped, UserError
 from data_prep.readers import Corpus, Reading, find_sources, places
 
 
@@ -172,6 +172,18 @@ def test_tfds_records_that_cannot_be_read_are_refused(tmp_path, harm):
         list(Corpus(find_sources(address)).documents())
     skipping = Corpus(find_sources(address), Reading(on_error="skip"))
     assert not list(skipping.documents()) and skipping.refused == {"damaged_file": 1}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_sigterm_is_no_damage_of_tfds_records(tmp_path, monkeypatch):
+    def stop(*_):
+        raise Stopped("SIGTERM")
+
+    write_tfds(tmp_path / "words" / "1.0.0", ["A document."])
+    corpus = Corpus(find_sources(f"tfds:{tmp_path}/words/1.0.0"), Reading(on_error="skip"))
+    monkeypatch.setattr("data_prep.readers.tfds.check", stop)
+    with pytest.raises(Stopped):
+        list(corpus.documents())
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
