@@ -1,6 +1,7 @@
 """Jobs of build_examples as tests run and look at them."""
 
 import hashlib
+import signal
 import subprocess
 import sys
 import time
@@ -38,9 +39,14 @@ def finished_units(output: Path) -> int:
 def begin(arguments: dict) -> subprocess.Popen:
     """The command, one more unit done than an earlier run left; in a process group of its own, as a shell would."""
     before = finished_units(arguments["output"])
-    process = subprocess.Popen(
-        command_line(arguments), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
-    )
+    # Where tests run in the background Ctrl-C is ignored, and a child would inherit that.
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        process = subprocess.Popen(
+            command_line(arguments), cwd=ROOT, stderr=subprocess.PIPE, text=True, start_new_session=True
+        )
+    finally:
+        signal.signal(signal.SIGINT, handler)
     wait_for(lambda: finished_units(arguments["output"]) > before or process.poll() is not None)
     assert process.poll() is None, process.communicate()[1]
     return process
