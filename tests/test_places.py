@@ -4,6 +4,7 @@ import glob
 import importlib.util
 import json
 import lzma
+import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,20 @@ def example(text: bytes) -> bytes:
 
     feature = held(b"\n", held(b"\n", text))
     return held(b"\n", held(b"\n", held(b"\n", b"text") + held(b"\x12", feature)))
+
+
+@pytest.mark.parametrize("pattern", ["**", "**/*.txt", "*/*.txt", "*/*/c.txt", "[a]/b/*", "a/b/c.*"])
+def test_folder_that_cannot_be_listed_is_told_and_not_passed_over(tmp_path, monkeypatch, pattern):
+    (tmp_path / "a" / "b").mkdir(parents=True)
+    (tmp_path / "z.txt").write_text("Other text.")
+    for name in ("a/x.txt", "a/b/c.txt"):
+        (tmp_path / name).write_text("Text.")
+    assert find_sources(f"{tmp_path}/{pattern}")
+    closed = tmp_path / "a" / ("b" if pattern != "*/*.txt" else "")
+    # As for another user: root may read everything.
+    monkeypatch.setattr(os, "access", lambda path, mode: not os.path.samefile(path, closed))
+    with pytest.raises(UserError, match=f"{closed}/?, which --input .* cannot be read"):
+        find_sources(f"{tmp_path}/{pattern}")
 
 
 @pytest.mark.parametrize("address", ["s3://", "s3:///name/*", "gs://"])

@@ -50,15 +50,31 @@ def matches(pattern: str) -> list[Found]:
     """The files and folders that a glob names, sorted; `**` stands for any folders.
 
     What is a name as it stands, perhaps with a bracket in it, is not taken as a pattern. Raises UserError when a
-    store cannot be listed.
+    store, or a folder on the way of the pattern, cannot be listed.
     """
     if is_remote(pattern):
         try:
             return _remote_matches(pattern)
         except (OSError, pa.ArrowInvalid) as error:  # ArrowInvalid: what can be no address
             raise UserError(f"{pattern}: {first_line(error)}. Check the address and the credentials") from None
-    named = [pattern] if pattern and os.path.exists(pattern) else glob.glob(pattern, recursive=True)
-    return [_local(path) for path in sorted(named)]
+    if pattern and os.path.exists(pattern):
+        return [_local(pattern)]
+    _check_folders(pattern)
+    return [_local(path) for path in sorted(glob.glob(pattern, recursive=True))]
+
+
+def _check_folders(pattern: str) -> None:
+    """Raises UserError for a folder that a glob would look into and may not: glob itself passes over it, silently."""
+    parts = pattern.split("/")
+    first_wild = next((place for place, part in enumerate(parts) if _WILD.search(part)), len(parts))
+    for place in range(first_wild, len(parts)):
+        mode = os.R_OK | os.X_OK if _WILD.search(parts[place]) else os.X_OK
+        before = "/".join(parts[: place + (parts[place] == "**")])
+        for folder in glob.glob(before + "/", recursive=True) if before or pattern.startswith("/") else ["."]:
+            if not os.access(folder, mode):
+                raise UserError(
+                    f"{folder}, which --input {pattern!r} looks into, cannot be read. Mend that, or name others"
+                )
 
 
 def _local(path: str) -> Found:
