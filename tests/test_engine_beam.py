@@ -18,7 +18,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def by_local(corpus: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("local") / "out"
-    build(corpus, vocab_dir, output, 64, eval_fraction=0.1, unit_mb=0.01, dupe_factor=12, workers=1)
+    build(corpus, vocab_dir, output, 64, eval_fraction=0.1, unit_mb=0.01, dupe_factor=100, workers=1)
     return output
 
 
@@ -32,7 +32,7 @@ def arguments(corpus: Path, vocab_dir: Path, tmp_path: Path) -> dict:
         "seq_len": 64,
         "eval_fraction": 0.1,
         "unit_mb": 0.01,
-        "dupe_factor": 12,  # so that units take long enough to be stopped
+        "dupe_factor": 100,  # so that units take long enough to be stopped
         "workers": 2,
         "engine": "beam",
     }

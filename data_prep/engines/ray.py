@@ -22,6 +22,7 @@ from data_prep.units import Unit
 # How often a unit is tried again after its worker or node was lost.
 RETRIES = 5
 _SECONDS_TO_CONNECT = 20.0
+_SECONDS_TO_SIGNALS = 0.2
 
 
 class _Job(NamedTuple):
@@ -51,9 +52,13 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
     pending: list[Any] = []
 
     def finished() -> Record:
-        done, pending[:] = ray.wait(pending, num_returns=1)
+        done: list[Any] = []
+        while not done:
+            signals.check()
+            done, pending[:] = ray.wait(pending, num_returns=1, timeout=_SECONDS_TO_SIGNALS)
         return put_in_place(directory, ray.get(done[0]))
 
+    signals = _HeldSignals()
     try:
         job = ray.put(_Job(work, os.urandom(8).hex(), pack_tokenizer(directory)))
         task = ray.remote(num_cpus=1, max_retries=given.retries, scheduling_strategy="SPREAD")(_do)
@@ -74,6 +79,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
                 ray.cancel(reference, force=True)
         if not connected_before:
             ray.shutdown()
+        signals.release()
 
 
 def _do(job: _Job, unit: Unit) -> bytes:
@@ -115,3 +121,28 @@ def _sigterm_kept() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, handler)
+
+
+class _HeldSignals:
+    """Keeps SIGTERM and Ctrl-C for `check`: what their handlers raise inside of Ray's own code may be lost in there."""
+
+    def __init__(self) -> None:
+        self._seen: list[int] = []
+        self._handlers: dict[int, Any] = {}
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGTERM, signal.SIGINT):
+                self._handlers[number] = signal.signal(number, lambda number, frame: self._seen.append(number))
+
+    def check(self) -> None:
+        """Lets the handler that was there before have the first signal that came."""
+        if self._seen:
+            self.release()
+
+    def release(self) -> None:
+        """Puts the handlers back, and gives them the first signal that came since."""
+        while self._handlers:
+            signal.signal(*self._handlers.popitem())
+        if self._seen:
+            number = self._seen[0]
+            self._seen.clear()
+            signal.raise_signal(number)
