@@ -18,7 +18,8 @@ and takes some four minutes on two cores, three of them the second peer's. The s
   data_prep_disk          bytes of shards a token of the rows
   data_prep_exponent      of the time, as a power of the text's size; in its settings also without the seconds that a
                           job on a single page takes, most of them the imports of each process
-  data_prep_workers       how many times as fast --workers processes are as one, on --workers_megabytes
+  data_prep_workers       how many times as fast --workers processes are as one, on --workers_megabytes of plain text
+  data_prep_workers_stored  the same on the first files of --text as they are stored (.xz)
 
 Ours and the peers are held to --workers cores. Nothing else should run on the machine.
 """
@@ -112,7 +113,7 @@ def variables() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
-def prepare(text: Path, arguments: argparse.Namespace, workers: int, folder: Path) -> Prepared:
+def prepare(text: Path | str, arguments: argparse.Namespace, workers: int, folder: Path) -> Prepared:
     """Runs our command on a text; what it writes is looked at and removed."""
     output = folder / "ours"
     run = timed(our_command(text, output, arguments, workers), folder)
@@ -121,7 +122,7 @@ def prepare(text: Path, arguments: argparse.Namespace, workers: int, folder: Pat
     return Prepared(run, manifest["counts"], sum(shard["bytes"] for shard in manifest["shards"]))
 
 
-def our_command(text: Path, output: Path, arguments: argparse.Namespace, workers: int) -> list[str]:
+def our_command(text: Path | str, output: Path, arguments: argparse.Namespace, workers: int) -> list[str]:
     return [
         *(sys.executable, "-m", "data_prep.build_examples", "--objective=nsp", f"--masking={arguments.masking}"),
         *(f"--input={text}", f"--tokenizer={arguments.vocabulary}", f"--output={output}"),
@@ -229,14 +230,22 @@ def scaling(arguments: argparse.Namespace, folder: Path) -> None:
     emit("data_prep_exponent", exponent(sizes, seconds), "power of the size", None, None, told)
 
     size = write_mixture(paths, arguments.workers_megabytes, text)
-    by_workers = {
+    told = {"text_mb": round(size / MB, 1), "seq_len": arguments.seq_len}
+    emit_workers("data_prep_workers", str(text), told, arguments, folder)
+    stored = paths[: arguments.workers_files]
+    told = {"files": [path.name for path in stored], "seq_len": arguments.seq_len}
+    emit_workers("data_prep_workers_stored", ",".join(map(str, stored)), told, arguments, folder)
+
+
+def emit_workers(name: str, text: str, told: Mapping[str, Any], arguments: argparse.Namespace, folder: Path) -> None:
+    """How many times as fast --workers processes are as one, on the files that `text` names."""
+    seconds = {
         workers: min(prepare(text, arguments, workers, folder).run.seconds for _ in range(arguments.repeats))
         for workers in (1, arguments.workers)
     }
-    told = {"text_mb": round(size / MB, 1), "seq_len": arguments.seq_len, "seconds_by_workers": by_workers}
-    one, many = by_workers[1], by_workers[arguments.workers]
-    settings = told | {"load_average": load_average()}
-    emit("data_prep_workers", one / many, "times", None, None, settings)
+    by_workers = {workers: round(one, 2) for workers, one in seconds.items()}
+    settings = {**told, "seconds_by_workers": by_workers, "load_average": load_average()}
+    emit(name, seconds[1] / seconds[arguments.workers], "times", None, None, settings)
 
 
 def exponent(sizes: Sequence[int], seconds: Sequence[float] | np.ndarray) -> float:
@@ -268,6 +277,7 @@ def parse() -> argparse.Namespace:
     add("--megabytes", type=float, default=50.0, help="of text against the peers; default 50")
     add("--sizes", type=float, nargs="+", default=SCALING_MB, help="MB of text for --scaling; default 50 200 300")
     add("--workers_megabytes", type=float, default=100.0, help="of text, for data_prep_workers; default 100")
+    add("--workers_files", type=int, default=2, help="of --text as stored, for data_prep_workers_stored; default 2")
     add("--seq_len", type=int, default=128)
     add("--masking", choices=["static", "dynamic"], help="default static, as the peer's; dynamic for --scaling")
     add("--workers", type=int, default=2, help="processes, threads of the encoder, and cores; default 2")

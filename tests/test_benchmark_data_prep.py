@@ -62,7 +62,7 @@ def test_exponent_of_a_power_law_is_found(power: float) -> None:
         (["--megabytes=0.2", "--repeats=1"], ["data_prep_nsp_encoder"]),
         (
             ["--scaling", "--sizes", "0.1", "0.3", "--workers_megabytes=0.1"],
-            ["data_prep_memory", "data_prep_disk", "data_prep_exponent", "data_prep_workers"],
+            [f"data_prep_{claim}" for claim in ("memory", "disk", "exponent", "workers", "workers_stored")],
         ),
     ],
     ids=["peers", "scaling"],

@@ -36,5 +36,7 @@ def test_records_are_those_of_protocol_buffers(kinds: dict[str, str], draw: st.D
             stored.value.extend([held.tobytes()] if kind == "bytes_list" else held.tolist())
         parsed = tf_example_pb2.Example.FromString(record)
         assert parsed == example
-        if all(kinds[name] == "bytes_list" or values[name].shape[1] for name in kinds):  # else the library leaves out
+        # Empty numbers it leaves out, and names that begin with one another it puts in the order of its version.
+        apart = not any(one != name and one.startswith(name) for one in kinds for name in kinds)
+        if apart and all(kinds[name] == "bytes_list" or values[name].shape[1] for name in kinds):
             assert record == example.SerializeToString(deterministic=True)

@@ -41,6 +41,7 @@ def trained(shards_dir, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_the_order_of_packed_pairs_is_learnt_from_their_labels(sample_text, vocab_dir, tmp_path):
     build(sample_text, vocab_dir, tmp_path / "shards", 64, objective="sop", pack=3, eval_fraction=0.25, workers=1)
     pretrain.main(arguments(tmp_path / "shards", tmp_path / "run"))

@@ -89,7 +89,7 @@ def assert_equal_ids(ours: tokenizer.Tokenizer, library: tokenizers.Tokenizer, t
         assert found == expected[index], f"{text!a}: {ours.tokens(found)}, library {ours.tokens(expected[index])}"
 
 
-@pytest.mark.parametrize("clean_text", [True, False])
+@pytest.mark.parametrize("clean_text", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "lowercase, strip_accents, split_chinese", [(True, True, True), (False, False, True), (True, False, False)]
 )
