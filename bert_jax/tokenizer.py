@@ -13,9 +13,10 @@ import numpy as np
 from jaxtyping import Bool, Int, Int64, Integer, UInt
 
 from bert_jax.command import UserError
+from bert_jax.files import read_json
 from bert_jax.tokenization import byte_bpe, pieces, wordpiece
 from bert_jax.tokenization.cache import ChunkCache
-from bert_jax.tokenization.library import Content, Roles, id_dtype, read_json, read_settings, refuse_surrogates
+from bert_jax.tokenization.library import Content, Roles, id_dtype, read_settings, refuse_surrogates
 
 # What the kinds are called.
 KINDS = {

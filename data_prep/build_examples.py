@@ -17,8 +17,10 @@ from bert_jax.data.manifest import PAIRS
 from bert_jax.files import incomplete, refuse_existing
 from data_prep import engines, flags, formats, telling
 from data_prep.job import Arguments, Job, Record
+from data_prep.objectives import fewest_documents
 from data_prep.progress import Reporter
 from data_prep.readers import Corpus, Reading, Source, find_sources
+from data_prep.readers.streams import COMPRESSED
 from data_prep.token_cache import TokenCache
 from data_prep.units import Cut, Splitter, Unit, UnusableCorpus
 from data_prep.worker import build_unit
@@ -121,8 +123,8 @@ def _run(
 ) -> dict[str, Any]:
     """Splits, skips what is finished, sends the rest to the engine, and finishes the folder."""
     arguments = job.arguments
-    fewest = 2 if arguments.objective == "nsp" else 1
-    splitter = Splitter(Cut(arguments.unit_bytes, arguments.eval_fraction, fewest), arguments.dedup)
+    cut = Cut(arguments.unit_bytes, arguments.eval_fraction, fewest_documents(arguments.objective))
+    splitter = Splitter(cut, arguments.dedup)
     records: list[Record] = []
     tokens = done = 0
 
@@ -187,7 +189,7 @@ def _without(sources: Sequence[Source], folder: Path) -> tuple[Source, ...]:
 
 def _default_unit_bytes(sources: Sequence[Source]) -> int:
     """A 32nd of the corpus, from 1 to 8 MB: enough units to share out, enough documents for a random segment."""
-    text_bytes = sum(source.bytes * (3 if source.path.endswith((".xz", ".gz", ".zst")) else 1) for source in sources)
+    text_bytes = sum(source.bytes * (3 if source.path.endswith(COMPRESSED) else 1) for source in sources)
     return min(max(text_bytes // 32, MB), 8 * MB)
 
 

@@ -52,6 +52,11 @@ def segments_of(objective: str) -> int:
     return 2 if objective in PAIRS else 1
 
 
+def fewest_documents(objective: str) -> int:
+    """How many documents a part must hold: a random segment comes from another one."""
+    return 2 if objective == "nsp" else 1
+
+
 def usable(objective: str, encoded: Encoded) -> tuple[Encoded, dict[str, int]]:
     """The unit without the documents that the objective can make nothing of, and how many there are of each kind."""
     skipped = {"no_tokens": encoded.empty} if encoded.empty else {}

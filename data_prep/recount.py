@@ -7,6 +7,7 @@ from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST, PARTS
+from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source
 from data_prep.readers.places import is_remote
 from data_prep.readers.tfds import PREFIX
@@ -39,8 +40,7 @@ def recount(directory: Path, manifest: Mapping[str, Any], corpus: Corpus, on_doc
 
     Raises UserError naming the first count of the manifest that the text does not give. Calls `on_document` for each.
     """
-    fewest = 2 if manifest["objective"] == "nsp" else 1
-    cut = Cut(manifest["unit_bytes"], manifest["eval_fraction"], fewest)
+    cut = Cut(manifest["unit_bytes"], manifest["eval_fraction"], fewest_documents(manifest["objective"]))
     splitter = Splitter(cut, manifest["reading"]["dedup"])
     found = dict.fromkeys(PARTS, 0)
 

@@ -7,6 +7,9 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
+
+from data_prep.build_examples import build
 
 ROOT = Path(__file__).parent.parent
 
@@ -18,6 +21,22 @@ def contents(directory: Path) -> dict[str, str]:
         for path in sorted(directory.rglob("*"))
         if path.is_file()
     }
+
+
+# So many units, each long enough, that a job can be stopped among them on any machine.
+MANY_UNITS: dict[str, Any] = {"seq_len": 64, "eval_fraction": 0.1, "unit_mb": 0.01, "dupe_factor": 100}
+
+
+def build_here(corpus: Path, vocab_dir: Path, folder: Path) -> Path:
+    """The output of one process, which every engine has to give."""
+    build(corpus, vocab_dir, folder / "out", workers=1, **MANY_UNITS)
+    return folder / "out"
+
+
+def with_engine(engine: str, corpus: Path, vocab_dir: Path, folder: Path) -> dict:
+    """The arguments of `build` for the same by two workers of an engine."""
+    files = {"input": str(corpus), "tokenizer": vocab_dir, "output": folder / "out"}
+    return files | MANY_UNITS | {"workers": 2, "engine": engine}
 
 
 def command_line(arguments: dict) -> list[str]:

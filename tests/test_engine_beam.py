@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from building import ROOT, begin, command_line, contents, end, wait_for
+from building import ROOT, begin, build_here, command_line, contents, end, wait_for, with_engine
 
 from bert_jax import command
 from bert_jax.command import UserError
@@ -17,25 +17,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def by_local(corpus: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("local") / "out"
-    build(corpus, vocab_dir, output, 64, eval_fraction=0.1, unit_mb=0.01, dupe_factor=100, workers=1)
-    return output
+    return build_here(corpus, vocab_dir, tmp_path_factory.mktemp("local"))
 
 
 @pytest.fixture
 def arguments(corpus: Path, vocab_dir: Path, tmp_path: Path) -> dict:
     """Those of by_local, in a Beam pipeline of two processes."""
-    return {
-        "input": str(corpus),
-        "tokenizer": vocab_dir,
-        "output": tmp_path / "out",
-        "seq_len": 64,
-        "eval_fraction": 0.1,
-        "unit_mb": 0.01,
-        "dupe_factor": 100,  # so that units take long enough to be stopped
-        "workers": 2,
-        "engine": "beam",
-    }
+    return with_engine("beam", corpus, vocab_dir, tmp_path)
 
 
 def test_one_process_gives_the_shards_of_the_local_engine(arguments: dict, by_local: Path, tmp_path: Path) -> None:

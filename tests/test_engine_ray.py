@@ -5,7 +5,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from building import begin, contents, end, finished_units, wait_for
+from building import begin, build_here, contents, end, finished_units, wait_for, with_engine
 
 from bert_jax import command
 from bert_jax.command import UserError
@@ -17,25 +17,13 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def by_local(corpus: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    output = tmp_path_factory.mktemp("local") / "out"
-    build(corpus, vocab_dir, output, 64, eval_fraction=0.1, unit_mb=0.01, dupe_factor=100, workers=1)
-    return output
+    return build_here(corpus, vocab_dir, tmp_path_factory.mktemp("local"))
 
 
 @pytest.fixture
 def arguments(corpus: Path, vocab_dir: Path, tmp_path: Path) -> dict:
     """Those of by_local, by two workers of a Ray that the job starts."""
-    return {
-        "input": str(corpus),
-        "tokenizer": vocab_dir,
-        "output": tmp_path / "out",
-        "seq_len": 64,
-        "eval_fraction": 0.1,
-        "unit_mb": 0.01,
-        "dupe_factor": 100,  # so that units take long enough to be stopped
-        "workers": 2,
-        "engine": "ray",
-    }
+    return with_engine("ray", corpus, vocab_dir, tmp_path)
 
 
 def busy_workers(process: psutil.Process) -> list[psutil.Process]:

@@ -282,7 +282,7 @@ def test_broken_vocabularies_are_refused_with_the_file(tmp_path, vocab_dir):
     with pytest.raises(UserError, match="not UTF-8 at byte 6"):
         tokenizer.load(path)
     (tmp_path / "tokenizer.json").write_text((vocab_dir / "tokenizer.json").read_text(encoding="utf-8")[:1000])
-    with pytest.raises(UserError, match=r"tokenizer\.json is not JSON"):
+    with pytest.raises(UserError, match=r"tokenizer\.json is not valid JSON"):
         tokenizer.load(tmp_path)
 
 

@@ -15,12 +15,11 @@ from tokenizers import processors
 from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.files import new_folder, read_json
+from bert_jax.files import new_folder, read_json, write_json
 from bert_jax.interop import bert_names, model_card
 from bert_jax.interop.loaded import Loaded
 from bert_jax.interop.weights import WEIGHTS_FILE, Weights, narrowed, save
 from bert_jax.model.heads import Heads
-from bert_jax.tokenization.library import write_json
 
 CONFIG_FILE = "config.json"
 TASK_FIELD = "bert_jax_task"  # ours, which transformers carries along: columns, metrics and lengths of a task

@@ -15,6 +15,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.command import UserError
+from bert_jax.files import write_json
 from bert_jax.tokenization.byte_bpe_engine import BytePairEngine, token_text
 from bert_jax.tokenization.library import (
     BERT_ROLES,
@@ -27,7 +28,6 @@ from bert_jax.tokenization.library import (
     named_roles,
     refuse_contradiction,
     tokens_by_id,
-    write_json,
 )
 
 # Those of the library that may stand in a byte-level tokenizer: they take no settings.

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +11,7 @@ import numpy as np
 import tokenizers
 
 from bert_jax.command import UserError
+from bert_jax.files import read_json
 from bert_jax.tokenization.cache import Codec
 
 # Chunks given to the library in one call.
@@ -156,17 +156,6 @@ def refuse_surrogates(texts: Iterable[str]) -> None:
             ) from None
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """The object that a tokenizer's JSON file holds. Raises UserError when it is damaged or something else."""
-    try:
-        content = json.loads(file.read_bytes())
-    except (UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise UserError(f"{file} is not JSON ({error}). Fetch or save the tokenizer again") from None
-    if not isinstance(content, dict):
-        raise UserError(f"{file} holds no JSON object. Fetch or save the tokenizer again")
-    return content
-
-
 def read_settings(directory: Path) -> dict[str, Any]:
     """special_tokens_map.json and, above it, tokenizer_config.json of a folder; what is not there says nothing."""
     files = (directory / name for name in ("special_tokens_map.json", "tokenizer_config.json"))
@@ -174,11 +163,6 @@ def read_settings(directory: Path) -> dict[str, Any]:
     for file in files:
         settings |= read_json(file) if file.exists() else {}
     return settings
-
-
-def write_json(file: Path, content: dict[str, Any]) -> None:
-    """Readable, and the same content gives the same bytes."""
-    file.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def tokens_by_id(vocabulary: Mapping[str, int]) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from jaxtyping import Int64
 from tokenizers import normalizers
 
 from bert_jax.command import UserError
+from bert_jax.files import write_json
 from bert_jax.tokenization.library import (
     ALBERT_ROLES,
     BERT_ROLES,
@@ -29,7 +30,6 @@ from bert_jax.tokenization.library import (
     id_dtype,
     named_roles,
     refuse_contradiction,
-    write_json,
 )
 from bert_jax.tokenization.pieces_engine import SPACE, SentencePieceEngine
 from bert_jax.tokenization.pieces_json import (

@@ -16,6 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.command import UserError
+from bert_jax.files import write_json
 from bert_jax.tokenization.library import (
     BERT_ROLES,
     AddedToken,
@@ -24,7 +25,6 @@ from bert_jax.tokenization.library import (
     id_dtype,
     refuse_contradiction,
     tokens_by_id,
-    write_json,
 )
 from bert_jax.tokenization.wordpiece_engine import WordPieceEngine
 
