@@ -18,7 +18,8 @@ from tokenizer_kinds import make
 from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.files import MARKER
-from bert_jax.interop import bert_names, huggingface
+from bert_jax.interop import huggingface, names
+from bert_jax.interop.families.bert import BERT
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
@@ -75,10 +76,11 @@ def test_exported_and_read_again_everything_is_the_same(tmp_path, architecture):
 
 def test_the_table_covers_every_parameter_of_every_head():
     config = odd_config()
-    for heads in (PRETRAINING, Heads(pooler=True, classes=2), Heads(tags=2)):
+    for heads, _ in CASES.values():
+        table = BERT.table(BERT.architecture_of(heads))
         params = paths.flatten(abstract_params(config, heads))
-        assert {entry.path for entry in bert_names.TABLE} >= set(params)
-        assert sum(map(np.prod, bert_names.shapes_of_theirs(config, heads).values())) == sum(
+        assert {entry.path for entry in table} >= set(params)
+        assert sum(map(np.prod, names.shapes_of_theirs(table, config, heads).values())) == sum(
             np.prod(leaf.shape) for leaf in params.values()
         ) - (256 - config.vocab_size) * (config.width * 1 + heads.mlm)
 
@@ -174,7 +176,7 @@ def test_weights_in_several_files_are_read_and_a_missing_one_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "roberta"}, "model_type is 'roberta'"),
+        ({"model_type": "roberta"}, "model_type is 'roberta'; only 'bert'"),
         ({"architectures": ["BertForQuestionAnswering"]}, "architectures is 'BertForQuestionAnswering'"),
         ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'; only 'gelu'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),

@@ -1,4 +1,4 @@
-"""BERT in the Hugging Face layout, in and out: config.json, model.safetensors, tokenizer files, model card.
+"""The Hugging Face layout, in and out: config.json, model.safetensors, tokenizer files, model card.
 
 Written afresh from the files that transformers 5 writes; transformers itself is never needed.
 """
@@ -16,7 +16,9 @@ from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.files import new_folder, read_json, write_json
-from bert_jax.interop import bert_names, model_card
+from bert_jax.interop import model_card, names
+from bert_jax.interop.families import FAMILIES
+from bert_jax.interop.family import COUNTED, Family, parts_of
 from bert_jax.interop.loaded import Loaded
 from bert_jax.interop.weights import WEIGHTS_FILE, Weights, narrowed, save
 from bert_jax.model.heads import Heads
@@ -24,42 +26,9 @@ from bert_jax.model.heads import Heads
 CONFIG_FILE = "config.json"
 TASK_FIELD = "bert_jax_task"  # ours, which transformers carries along: columns, metrics and lengths of a task
 
-# Our field, theirs, and the value that theirs has where a file leaves it out (BertConfig of transformers).
-CONFIG_FIELDS: tuple[tuple[str, str, Any], ...] = (
-    ("vocab_size", "vocab_size", None),
-    ("layers", "num_hidden_layers", None),
-    ("width", "hidden_size", None),
-    ("heads", "num_attention_heads", None),
-    ("feed_forward", "intermediate_size", None),
-    ("max_positions", "max_position_embeddings", 512),
-    ("segment_types", "type_vocab_size", 2),
-    ("dropout", "hidden_dropout_prob", 0.1),
-    ("attention_dropout", "attention_probs_dropout_prob", 0.1),
-    ("layer_norm_epsilon", "layer_norm_eps", 1e-12),
-    ("initializer_range", "initializer_range", 0.02),
-)
-# What their configuration can ask for and this model does not do: the field, and the values that are fine.
-FIXED_FIELDS: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    ("hidden_act", ("gelu",)),
-    ("position_embedding_type", ("absolute", None)),
-    ("is_decoder", (False, None)),
-    ("add_cross_attention", (False, None)),
-    ("tie_word_embeddings", (True, None)),
-    ("pruned_heads", ({}, None)),
-)
-# The heads without which a file of this architecture is not whole; `classifier` is of classes or of tags.
-ARCHITECTURES: dict[str, frozenset[str]] = {
-    "BertModel": frozenset(),
-    "BertForPreTraining": frozenset({"mlm", "next_sentence"}),
-    "BertForMaskedLM": frozenset({"mlm"}),
-    "BertForNextSentencePrediction": frozenset({"next_sentence"}),
-    "BertForSequenceClassification": frozenset({"classes"}),
-    "BertForTokenClassification": frozenset({"tags"}),
-}
-
 
 def read(directory: str | Path) -> Loaded:
-    """Opens a BERT in Hugging Face layout.
+    """Opens a model in Hugging Face layout, of any family of `families`.
 
     The architecture in config.json says which heads there must be; heads whose tensors are there besides are read
     too (many published BertForMaskedLM files hold the next-sentence head). Half-precision tensors are widened.
@@ -69,11 +38,15 @@ def read(directory: str | Path) -> Loaded:
     safetensors; damaged files; a tokenizer that does not fit.
     """
     directory = Path(directory)
-    values = read_json(directory / CONFIG_FILE)
-    weights = Weights(directory)
-    heads = _heads(directory, values, weights)
-    model = _model_config(directory, values)
-    params = bert_names.from_theirs(_checked_reader(directory, weights, model, heads), model, heads)
+    where = directory / CONFIG_FILE
+    values = read_json(where)
+    family, architecture = _family(where, values)
+    weights = Weights(directory, family.prefix)
+    heads = _heads(where, values, family, architecture, weights)
+    model = family.read_model(where, values)
+    table = family.table(architecture)
+    _check_tensors(directory, weights, names.shapes_of_theirs(table, model, heads), family)
+    params = names.from_theirs(table, weights.__getitem__, model, heads)
     words = tokenizer.load(directory)
     if words.vocab_size > model.vocab_size:
         raise UserError(
@@ -87,21 +60,18 @@ def read(directory: str | Path) -> Loaded:
 def write(loaded: Loaded, directory: str | Path) -> None:
     """Writes a folder that transformers and `read` open; it appears whole or not at all.
 
-    Raises UserError when the folder exists, or when the model has both a classifier and a tagger, for which the
-    layout has one name only.
+    Raises UserError when the folder exists, and for a model that no family's layout holds, naming the field.
     """
-    architecture = _architecture(loaded.heads)
-    prefixed = architecture != "BertModel"
-    tensors = {
-        f"bert.{name}" if prefixed and name.startswith(("embeddings.", "encoder.", "pooler.")) else name: tensor
-        for name, tensor in bert_names.to_theirs(loaded.params, loaded.model).items()
-    }
+    family = _family_of(loaded)
+    architecture = _architecture(family, loaded.heads)
+    theirs = names.to_theirs(family.table(architecture), loaded.params, loaded.model)
+    tensors = {family.whole_name(name, architecture): tensor for name, tensor in theirs.items()}
     tensors, dtype = narrowed(tensors, loaded.dtype)
     with new_folder(directory) as unfinished:
-        values = _write_config(loaded, architecture) | {"dtype": dtype}
+        values = _write_config(loaded, family, architecture) | {"dtype": dtype}
         (unfinished / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         _save_tokenizer(loaded.tokenizer, unfinished)
-        card = model_card.text(loaded, architecture)
+        card = model_card.text(loaded, family, architecture)
         (unfinished / "README.md").write_text(card, encoding="utf-8")
         save(tensors, unfinished / WEIGHTS_FILE)
 
@@ -134,64 +104,47 @@ def _save_tokenizer(words: tokenizer.Tokenizer, directory: Path) -> None:
     write_json(settings, read_json(settings) | of_bert)
 
 
-def _heads(directory: Path, values: Mapping[str, Any], weights: Weights) -> Heads:
-    where = directory / CONFIG_FILE
-    if values.get("model_type") != "bert":
-        raise UserError(f"{where}: model_type is {values.get('model_type')!r}; only 'bert' can be read")
-    architecture = (values.get("architectures") or ["BertModel"])[0]
-    if architecture not in ARCHITECTURES:
-        raise UserError(f"{where}: architectures is {architecture!r}; known: {', '.join(ARCHITECTURES)}")
-    required = ARCHITECTURES[architecture]
-    outputs = weights.shape("classifier.weight")[0] if "classifier.weight" in weights else 1
-    next_sentence = "next_sentence" in required or weights.has("cls.seq_relationship.")
-    return Heads(
-        mlm="mlm" in required or weights.has("cls.predictions."),
-        next_sentence=next_sentence,
-        pooler=weights.has("pooler.") or next_sentence or "classes" in required,
-        classes=outputs if "classes" in required else 0,
-        tags=outputs if "tags" in required else 0,
-    )
+def _family(where: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
+    """The family and the architecture that config.json names."""
+    if values.get("model_type") not in FAMILIES:
+        known = ", ".join(map(repr, FAMILIES))
+        raise UserError(f"{where}: model_type is {values.get('model_type')!r}; only {known} can be read")
+    family = FAMILIES[values["model_type"]]
+    architecture = (values.get("architectures") or [family.base_class])[0]
+    if architecture not in family.architectures:
+        raise UserError(f"{where}: architectures is {architecture!r}; known: {', '.join(family.architectures)}")
+    return family, architecture
 
 
-def _model_config(directory: Path, values: Mapping[str, Any]) -> ModelConfig:
-    where = directory / CONFIG_FILE
-    for name, fine in FIXED_FIELDS:
-        if (value := values.get(name, fine[0])) not in fine:
-            raise UserError(f"{where}: {name} is {value!r}; only {fine[0]!r} can be read")
-    found: dict[str, Any] = {}
-    for ours, theirs, default in CONFIG_FIELDS:
-        value = values.get(theirs, default)
-        kind = int if default is None or isinstance(default, int) else (int, float)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise UserError(f"{where}: {theirs} is {value!r}; wanted a number")
-        found[ours] = value if kind is int else float(value)
-    return ModelConfig(**found)
+def _heads(where: Path, values: Mapping[str, Any], family: Family, architecture: str, weights: Weights) -> Heads:
+    required, optional = family.architectures[architecture]
+    besides = {part for part, table in optional.items() if any(name in weights for one in table for name in one.names)}
+    parts = frozenset(required) | besides | ({"pooler"} if "next_sentence" in besides else frozenset())
+    found: dict[str, Any] = dict.fromkeys(parts, True)
+    for part in parts.intersection(COUNTED):
+        tensor = required[part][0].names[0]
+        found[part] = weights.shape(tensor)[0] if tensor in weights else 1
+    return Heads(**found, **family.read_heads(where, values, parts))
 
 
-def _checked_reader(directory: Path, weights: Weights, model: ModelConfig, heads: Heads) -> Any:
-    """The weights, once every tensor is known to be there, in its shape, and no other."""
-    wanted = bert_names.shapes_of_theirs(model, heads)
+def _check_tensors(directory: Path, weights: Weights, wanted: Mapping[str, tuple[int, ...]], family: Family) -> None:
+    """Raises UserError unless every tensor is there, in its shape, and no other."""
     for name, shape in wanted.items():
         if name not in weights:
             missing = sum(other not in weights for other in wanted)
             raise UserError(f"{directory}: tensor {name} is missing ({missing} in all). Is the model file whole?")
         if weights.shape(name) != shape:
             raise UserError(f"{weights.said(name)} is {list(weights.shape(name))}, config.json wants {list(shape)}")
-    copies = {
-        "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
-        "cls.predictions.decoder.bias": "cls.predictions.bias",
-    }
-    buffers = ("embeddings.position_ids", "embeddings.token_type_ids")
-    extra = [name for name in weights if name not in wanted and name not in buffers and name not in copies]
+    copies = {copy: original for copy, original in family.copies.items() if copy in weights and copy not in wanted}
+    extra = [name for name in weights if name not in wanted and name not in family.buffers and name not in copies]
     if extra:
         raise UserError(
             f"{weights.said(extra[0])} has no place in the architecture of config.json ({len(extra)} such). "
             "Correct `architectures`, or drop the tensor"
         )
     for copy, original in copies.items():
-        if copy in weights and not np.array_equal(weights[copy], weights[original]):
+        if not np.array_equal(weights[copy], weights[original]):
             raise UserError(f"{weights.said(copy)} is not {original}; only tied tables can be read")
-    return weights.__getitem__
 
 
 def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:
@@ -213,29 +166,32 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
     return {"name": "own", "kind": kind, "labels": labels, "max_length": min(128, model.max_positions)}
 
 
-def _architecture(heads: Heads) -> str:
-    if heads.classes and heads.tags:
-        raise UserError("the model has a classifier and a tagger, but a Hugging Face folder holds one of them only")
-    if heads.classes or heads.tags:
-        return "BertForSequenceClassification" if heads.classes else "BertForTokenClassification"
-    if heads.mlm:
-        return "BertForPreTraining" if heads.next_sentence else "BertForMaskedLM"
-    return "BertForNextSentencePrediction" if heads.next_sentence else "BertModel"
+def _family_of(loaded: Loaded) -> Family:
+    """The family whose layout holds a model."""
+    foreign: list[str] = []
+    for family in FAMILIES.values():
+        if family.tokenizers and loaded.tokenizer.kind not in family.tokenizers:
+            continue
+        if (field := family.foreign_field(loaded.model, loaded.tokenizer)) is None:
+            return family
+        foreign.append(f"{family.title}'s not {field}={getattr(loaded.model, field)!r}")
+    raise UserError(
+        f"no Hugging Face layout holds this architecture: {', '.join(foreign)}. Use --format orbax, which holds any"
+    )
 
 
-def _write_config(loaded: Loaded, architecture: str) -> dict[str, Any]:
-    values = {theirs: getattr(loaded.model, ours) for ours, theirs, _ in CONFIG_FIELDS}
-    values |= {
-        "architectures": [architecture],
-        "model_type": "bert",
-        "hidden_act": "gelu",
-        "position_embedding_type": "absolute",
-        "is_decoder": False,
-        "add_cross_attention": False,
-        "tie_word_embeddings": True,
-        "classifier_dropout": None,
-        "pad_token_id": loaded.tokenizer.pad_id,
-    }
+def _architecture(family: Family, heads: Heads) -> str:
+    if found := family.architecture_of(heads):
+        return found
+    raise UserError(
+        f"the model has the heads {', '.join(sorted(parts_of(heads)))}, but a Hugging Face folder of {family.title} "
+        "holds one of them only, or none. Use --format orbax, which holds any"
+    )
+
+
+def _write_config(loaded: Loaded, family: Family, architecture: str) -> dict[str, Any]:
+    values = family.write_model(loaded.model, loaded.tokenizer) | family.write_heads(loaded.heads)
+    values |= {"architectures": [architecture], "model_type": family.model_type}
     if outputs := loaded.heads.classes or loaded.heads.tags:
         known = list(loaded.task["labels"]) if loaded.task else []
         labels = known if len(known) == outputs else [f"LABEL_{index}" for index in range(outputs)]

@@ -5,27 +5,32 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax.interop.family import Family, parts_of
 from bert_jax.interop.loaded import Loaded
 from bert_jax.shapes import padded_vocabulary
 from bert_jax.tokenizer import KINDS
 
+# The Hub's name of what a model with a head is for; the first that fits.
 _PIPELINES = {
-    "BertForPreTraining": "fill-mask",
-    "BertForMaskedLM": "fill-mask",
-    "BertForSequenceClassification": "text-classification",
-    "BertForTokenClassification": "token-classification",
+    "classes": "text-classification",
+    "tags": "token-classification",
+    "question": "question-answering",
+    "choices": "multiple-choice",
+    "mlm": "fill-mask",
+    "lm": "text-generation",
 }
 
 
-def text(loaded: Loaded, architecture: str) -> str:
+def text(loaded: Loaded, family: Family, architecture: str) -> str:
     """The model card as Markdown. Only what is known is said."""
     model = loaded.model
-    pipeline = _PIPELINES.get(architecture, "feature-extraction")
+    has = parts_of(loaded.heads)
+    pipeline = next((name for part, name in _PIPELINES.items() if part in has), "feature-extraction")
     case = "uncased" if loaded.tokenizer.lowercase else "cased"
     sections = [
-        f"---\nlibrary_name: transformers\npipeline_tag: {pipeline}\ntags:\n- bert\n- bert_jax\n---",
+        f"---\nlibrary_name: transformers\npipeline_tag: {pipeline}\ntags:\n- {family.model_type}\n- bert_jax\n---",
         f"# {architecture}",
-        f"A BERT encoder of {model.layers} layers, width {model.width}, {model.heads} attention heads and "
+        f"A {family.title} encoder of {model.layers} layers, width {model.width}, {model.heads} attention heads and "
         f"{_parameter_count(loaded):,} parameters, for up to {model.max_positions} tokens, with an {case} "
         f"{KINDS[loaded.tokenizer.kind]} vocabulary of {loaded.tokenizer.vocab_size:,}. Exported by bert_jax"
         + (f" after {loaded.step:,} steps of training." if loaded.step else "."),

@@ -21,12 +21,12 @@ _WIDENED = tuple(_DTYPES.values())  # each value of the narrow ones is a float32
 
 
 class Weights(Mapping[str, np.ndarray]):
-    """Tensors of a folder by bare name (no "bert.", legacy names renewed), each read when it is asked for."""
+    """Tensors of a folder by bare name (without the family's prefix, legacy names renewed), read when asked for."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, prefix: str) -> None:
         self._names: dict[str, tuple[Path, str]] = {}
         for path, name in _tensor_names(directory):
-            bare = name.removeprefix("bert.")
+            bare = name.removeprefix(prefix)
             # The names of the first PyTorch conversions, which published files still have.
             bare = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", bare)
             bare = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", bare)

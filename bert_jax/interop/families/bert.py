@@ -1,0 +1,124 @@
+"""BERT (modeling_bert.py of transformers).
+
+Dense kernels are [out, in]; query, key and value are apart.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config import ModelConfig
+from bert_jax.interop.family import Architecture, Family, Field, Parts, check_fixed, read_fields, write_fields
+from bert_jax.interop.names import (
+    ATTENTION_OUTPUT,
+    LAYERS,
+    QKV_BIAS,
+    QKV_KERNEL,
+    SAME,
+    VOCABULARY,
+    Entry,
+    dense,
+    norm,
+)
+from bert_jax.tokenizer import Tokenizer
+
+# Defaults of BertConfig.
+FIELDS = (
+    Field("vocab_size", "vocab_size", None),
+    Field("layers", "num_hidden_layers", None),
+    Field("width", "hidden_size", None),
+    Field("heads", "num_attention_heads", None),
+    Field("feed_forward", "intermediate_size", None),
+    Field("max_positions", "max_position_embeddings", 512),
+    Field("segment_types", "type_vocab_size", 2),
+    Field("dropout", "hidden_dropout_prob", 0.1),
+    Field("attention_dropout", "attention_probs_dropout_prob", 0.1),
+    Field("layer_norm_epsilon", "layer_norm_eps", 1e-12),
+    Field("initializer_range", "initializer_range", 0.02),
+)
+FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("hidden_act", ("gelu",)),
+    ("position_embedding_type", ("absolute", None)),
+    ("is_decoder", (False, None)),
+    ("add_cross_attention", (False, None)),
+    ("tie_word_embeddings", (True, None)),
+    ("pruned_heads", ({}, None)),
+)
+
+
+def _qkv(kind: str) -> tuple[str, ...]:
+    return tuple(f"encoder.layer.{{}}.attention.self.{which}.{kind}" for which in ("query", "key", "value"))
+
+
+ENCODER: tuple[Entry, ...] = (
+    Entry("embeddings/token/table", ("embeddings.word_embeddings.weight",), VOCABULARY),
+    Entry("embeddings/position/table", ("embeddings.position_embeddings.weight",), SAME),
+    Entry("embeddings/segment/table", ("embeddings.token_type_embeddings.weight",), SAME),
+    *norm("embeddings/norm", "embeddings.LayerNorm"),
+    Entry(f"{LAYERS}attention/qkv/kernel", _qkv("weight"), QKV_KERNEL),
+    Entry(f"{LAYERS}attention/qkv/bias", _qkv("bias"), QKV_BIAS),
+    *dense(f"{LAYERS}attention/output", "encoder.layer.{}.attention.output.dense", ATTENTION_OUTPUT),
+    *norm(f"{LAYERS}attention_norm", "encoder.layer.{}.attention.output.LayerNorm"),
+    *dense(f"{LAYERS}feed_forward/input", "encoder.layer.{}.intermediate.dense"),
+    *dense(f"{LAYERS}feed_forward/output", "encoder.layer.{}.output.dense"),
+    *norm(f"{LAYERS}feed_forward_norm", "encoder.layer.{}.output.LayerNorm"),
+)
+POOLER: Parts = {"pooler": dense("pooler/dense", "pooler.dense")}
+MLM: Parts = {
+    "mlm": (
+        *dense("mlm_head/transform", "cls.predictions.transform.dense"),
+        *norm("mlm_head/norm", "cls.predictions.transform.LayerNorm"),
+        Entry("mlm_head/bias", ("cls.predictions.bias",), VOCABULARY),
+    )
+}
+NEXT_SENTENCE: Parts = {"next_sentence": dense("next_sentence_head/dense", "cls.seq_relationship")}
+CLASSES: Parts = {"classes": dense("classifier/dense", "classifier")}
+TAGS: Parts = {"tags": dense("tagger/dense", "classifier")}
+
+
+def _architecture(*required: Parts) -> Architecture:
+    """Any file may hold the pooler and the heads of pretraining besides: many published BertForMaskedLM do."""
+    needed = {name: part for parts in required for name, part in parts.items()}
+    return Architecture(needed, {n: p for n, p in (POOLER | MLM | NEXT_SENTENCE).items() if n not in needed})
+
+
+def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
+    check_fixed(where, values, FIXED)
+    return ModelConfig(**read_fields(where, values, FIELDS))
+
+
+def _write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:
+    return write_fields(model, FIELDS) | {
+        "hidden_act": "gelu",
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+        "classifier_dropout": None,
+        "pad_token_id": words.pad_id,
+    }
+
+
+BERT = Family(
+    model_type="bert",
+    title="BERT",
+    prefix="bert.",
+    base=("embeddings.", "encoder.", "pooler."),
+    base_class="BertModel",
+    encoder=ENCODER,
+    architectures={
+        "BertModel": _architecture(),
+        "BertForPreTraining": _architecture(MLM, NEXT_SENTENCE, POOLER),
+        "BertForMaskedLM": _architecture(MLM),
+        "BertForNextSentencePrediction": _architecture(NEXT_SENTENCE, POOLER),
+        "BertForSequenceClassification": _architecture(POOLER, CLASSES),
+        "BertForTokenClassification": _architecture(TAGS),
+    },
+    copies={
+        "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
+        "cls.predictions.decoder.bias": "cls.predictions.bias",
+    },
+    buffers=("embeddings.position_ids", "embeddings.token_type_ids"),
+    read_model=_read_model,
+    write_model=_write_model,
+)

@@ -1,0 +1,130 @@
+"""What the Hugging Face layout says of a family of models: architectures, names, and the fields of config.json."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+from bert_jax.interop.names import Entry
+from bert_jax.model.heads import Heads
+from bert_jax.tokenizer import Tokenizer
+
+# What stands on the encoder, by the field of Heads; those of COUNTED say how many outputs they have.
+COUNTED = ("classes", "tags")
+# How a model is trained; what its parameters mean is the same with other values.
+TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range")
+
+Parts = dict[str, tuple[Entry, ...]]
+
+
+class Architecture(NamedTuple):
+    """A class of transformers: the parts without which a file of it is not whole, and those it may have besides."""
+
+    required: Parts
+    optional: Parts
+
+
+@dataclass(frozen=True)
+class Family:
+    """One family's layout. Names are bare: without the prefix that a model with a head has for its base model.
+
+    model_type      as config.json has it
+    title           for people
+    prefix          of the base model's tensors in a model with a head: "bert."
+    base            how the base model's tensors begin: ("embeddings.", "encoder.", "pooler.")
+    base_class      the architecture that is the base model alone, whose tensors have no prefix
+    encoder         the names of what every architecture has
+    architectures   by name, the base model's among them
+    copies          tensors that a file may hold besides: the copy's name and that of the original
+    buffers         tensors that a file may hold besides, and that nothing reads
+    read_model      config.json (its path for messages, its fields) to the architecture
+    write_model     the fields of config.json of an architecture, as near as the layout comes to it
+    read_heads      further fields of Heads that config.json decides, of its path, its fields and the parts
+    write_heads     and back
+    tokenizers      kinds of tokenizer that the family's models have; None for any
+    """
+
+    model_type: str
+    title: str
+    prefix: str
+    base: tuple[str, ...]
+    base_class: str
+    encoder: tuple[Entry, ...]
+    architectures: Mapping[str, Architecture]
+    read_model: Callable[[Path, Mapping[str, Any]], ModelConfig]
+    write_model: Callable[[ModelConfig, Tokenizer], dict[str, Any]]
+    copies: Mapping[str, str] = field(default_factory=dict)
+    buffers: tuple[str, ...] = ()
+    read_heads: Callable[[Path, Mapping[str, Any], frozenset[str]], dict[str, Any]] = lambda where, values, parts: {}
+    write_heads: Callable[[Heads], dict[str, Any]] = lambda heads: {}
+    tokenizers: tuple[str, ...] | None = None
+
+    def table(self, architecture: str) -> tuple[Entry, ...]:
+        """All names of an architecture."""
+        required, optional = self.architectures[architecture]
+        return tuple(self.encoder) + tuple(entry for part in (required | optional).values() for entry in part)
+
+    def whole_name(self, bare: str, architecture: str) -> str:
+        """A tensor's name in a file of the architecture."""
+        return self.prefix + bare if architecture != self.base_class and bare.startswith(self.base) else bare
+
+    def architecture_of(self, heads: Heads) -> str | None:
+        """The class that holds these heads, None where there is none."""
+        has = parts_of(heads)
+        found = [
+            name
+            for name, (required, optional) in self.architectures.items()
+            if set(required) <= has <= set(required) | set(optional)
+        ]
+        return max(found, key=lambda name: len(self.architectures[name].required), default=None)
+
+    def foreign_field(self, model: ModelConfig, words: Tokenizer) -> str | None:
+        """The first field of an architecture that this layout cannot hold, None where it holds all."""
+        again = self.read_model(Path(), self.write_model(model, words))
+        for one in dataclasses.fields(ModelConfig):
+            if one.name not in TRAINING_FIELDS and getattr(again, one.name) != getattr(model, one.name):
+                return one.name
+        return None
+
+
+def parts_of(heads: Heads) -> set[str]:
+    """The names of the heads that a model has."""
+    values = {one.name: getattr(heads, one.name) for one in dataclasses.fields(heads)}
+    return {name for name, value in values.items() if value is True or (name in COUNTED and value)}
+
+
+class Field(NamedTuple):
+    """One number: our field, theirs, and the value that theirs has where a file leaves it out (None: no such)."""
+
+    ours: str
+    theirs: str
+    default: Any
+
+
+def read_fields(where: Path, values: Mapping[str, Any], fields: tuple[Field, ...]) -> dict[str, Any]:
+    """Our fields of theirs. Raises UserError, naming the field, for what is no number."""
+    found: dict[str, Any] = {}
+    for ours, theirs, default in fields:
+        value = values.get(theirs, default)
+        kind = int if default is None or isinstance(default, int) else (int, float)
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise UserError(f"{where}: {theirs} is {value!r}; wanted a number")
+        found[ours] = value if kind is int else float(value)
+    return found
+
+
+def write_fields(model: ModelConfig, fields: tuple[Field, ...]) -> dict[str, Any]:
+    return {theirs: getattr(model, ours) for ours, theirs, _ in fields}
+
+
+def check_fixed(where: Path, values: Mapping[str, Any], fixed: tuple[tuple[str, tuple[Any, ...]], ...]) -> None:
+    """Raises UserError for what a configuration asks for and this model does not do.
+
+    `fixed` has each field with the values that are fine, the first of them where a file leaves it out.
+    """
+    for name, fine in fixed:
+        if (value := values.get(name, fine[0])) not in fine:
+            raise UserError(f"{where}: {name} is {value!r}; only {fine[0]!r} can be read")
