@@ -1,4 +1,4 @@
-"""Writes a checkpoint for use elsewhere: in Hugging Face layout, or as an Orbax tree of its weights."""
+"""Writes a checkpoint for use elsewhere: in Hugging Face layout, as an Orbax tree, or as StableHLO programs."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -6,10 +6,10 @@ from pathlib import Path
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.files import new_folder, refuse_existing
-from bert_jax.interop import huggingface, source
+from bert_jax.interop import huggingface, source, stablehlo
 from bert_jax.interop.loaded import Loaded
 
-FORMATS = ("hf", "orbax")
+FORMATS = ("hf", "orbax", "stablehlo")
 
 DESCRIPTION = """Writes a checkpoint for use elsewhere.
 
@@ -20,6 +20,9 @@ hf     the layout of Hugging Face: model.safetensors, config.json, tokenizer fil
        The rows that pad the vocabulary are cut.
 orbax  the weights alone, without the optimizer, in the layout of a workdir at step 0: for sharing, for another
        JAX program, for bert_jax itself.
+stablehlo  programs for any platform that JAX knows, which run without bert_jax: hidden_states.stablehlo and, where
+       there are heads, predictions.stablehlo, for any batch and length; their parameters, the tokenizer, programs.json
+       (inputs and outputs) and README.md, which shows how to run one. float32. It is no checkpoint: keep the workdir.
 
 CHECKPOINT is a workdir, a step in it (runs/base/checkpoints/1000), an export, or a Hugging Face folder."""
 
@@ -30,12 +33,13 @@ def export(checkpoint: str | Path, output: str | Path, format: str = "hf") -> Lo
     Raises UserError for an unknown format, an output that exists, and a checkpoint that cannot be opened.
     """
     if format not in FORMATS:
-        later = " (stablehlo comes later)" if format == "stablehlo" else ""
-        raise UserError(f"--format is {format}{later}; there are: {', '.join(FORMATS)}")
+        raise UserError(f"--format is {format}; there are: {', '.join(FORMATS)}")
     refuse_existing(Path(output))
     loaded = source.open_checkpoint(checkpoint)
     if format == "hf":
         huggingface.write(loaded, output)
+    elif format == "stablehlo":
+        stablehlo.write(loaded, output)
     else:
         with new_folder(output) as unfinished:
             source.write_workdir(loaded, unfinished)

@@ -22,7 +22,7 @@ def workdir(tmp_path):
     return tmp_path / "workdir"
 
 
-@pytest.mark.parametrize("layout", export.FORMATS)
+@pytest.mark.parametrize("layout", ["hf", "orbax"])
 def test_an_export_opens_as_the_checkpoint_does(tmp_path, workdir, layout):
     export.main(["--checkpoint", str(workdir), "--format", layout, "--output", str(tmp_path / "out")])
     before, after = source.open_checkpoint(workdir), source.open_checkpoint(tmp_path / "out")
@@ -43,8 +43,7 @@ def test_the_model_card_says_what_is_known(tmp_path, workdir):
 def test_unknown_formats_taken_outputs_and_missing_checkpoints_leave_nothing(tmp_path, workdir):
     before = sorted(path.name for path in tmp_path.iterdir())
     for arguments, message in (
-        (["--format", "stablehlo"], r"stablehlo \(stablehlo comes later\); there are: hf, orbax"),
-        (["--format", "onnx"], "onnx; there are: hf, orbax"),
+        (["--format", "onnx"], "onnx; there are: hf, orbax, stablehlo"),
         (["--output", str(workdir)], r"workdir exists\. Name another"),
         (["--checkpoint", str(tmp_path / "none")], "no checkpoint at"),
     ):

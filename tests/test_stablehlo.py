@@ -1,0 +1,120 @@
+"""Programs in StableHLO give what the model gives, for any batch and length, without the model's code."""
+
+import json
+import re
+import subprocess
+import sys
+
+import jax
+import jaxtyping
+import numpy as np
+import pytest
+import safetensors.numpy
+from random_checkpoints import PRETRAINING, odd_config, random_checkpoint
+
+from bert_jax.interop import stablehlo
+from bert_jax.model import paths
+from bert_jax.model.bert import bind
+from bert_jax.model.heads import Heads
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks import texts
+
+WITHOUT_OUR_CODE = """
+import sys
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        assert name.split(".")[0] not in ("bert_jax", "flax"), f"{name} is imported"
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+@pytest.fixture(autouse=True)
+def symbolic_sizes(monkeypatch):
+    """Signatures say int of a number of rows; that of a program is symbolic."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+def rows_of(loaded, lengths, slots):
+    generator = np.random.default_rng(len(lengths))
+    real = (np.arange(slots) < np.array(lengths)[:, None]).astype(np.int32)
+    ids = generator.integers(5, loaded.model.vocab_size, real.shape).astype(np.int32)
+    segments = (np.arange(slots) >= np.array(lengths)[:, None] // 2).astype(np.int32)
+    return {"input_ids": ids, "attention_mask": real, "segment_ids": segments}
+
+
+def outputs_of_the_model(loaded, inputs):
+    """As the model computes them, in rows as the commands lay them."""
+    real = inputs["attention_mask"]
+    positions = np.arange(real.shape[1], dtype=np.int32) * real
+
+    @jax.jit
+    def outputs(params, rows):
+        model = bind(loaded.model, loaded.heads, paths.unflatten(params), Runtime())
+        last = model.encode(rows).last
+        found = {"last": last}
+        if loaded.heads.pooler:
+            pooled = model.pooled(last, jax.numpy.zeros((len(real), 1), int))
+            found["pooled"] = pooled[:, 0]
+        if loaded.heads.mlm:
+            found["mlm_logits"] = model.vocabulary_logits(last)[..., : loaded.model.vocab_size]
+        if loaded.heads.next_sentence:
+            found["next_sentence_logits"] = model.next_sentence_logits(pooled)[:, 0]
+        if loaded.heads.classes:
+            found["class_logits"] = model.class_logits(pooled)[:, 0]
+        return found
+
+    return outputs(
+        dict(loaded.params), stablehlo._Rows(inputs["input_ids"], inputs["segment_ids"] * real, real, positions)
+    )
+
+
+def test_programs_equal_the_model_for_any_batch_and_length(tmp_path):
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), PRETRAINING)
+    stablehlo.write(loaded, tmp_path / "out")
+    parameters = safetensors.numpy.load_file(tmp_path / "out" / "parameters.safetensors")
+    said = json.loads((tmp_path / "out" / "programs.json").read_text())
+    assert [tensor["name"] for tensor in said["parameters"]] == sorted(parameters)
+    assert set(said["programs"]) == {"hidden_states", "predictions"}
+    programs = {
+        name: jax.export.deserialize((tmp_path / "out" / program["file"]).read_bytes())
+        for name, program in said["programs"].items()
+    }
+    for lengths, slots in (([7, 3, 1], 7), ([11], 24)):
+        inputs = rows_of(loaded, lengths, slots)
+        wanted = outputs_of_the_model(loaded, inputs)
+        got = jax.jit(lambda *given: {k: v for program in programs.values() for k, v in program.call(*given).items()})(
+            parameters, inputs
+        )
+        assert set(got) == set(wanted)
+        real = inputs["attention_mask"] == 1
+        for name, value in wanted.items():
+            by_slot = name in ("last", "mlm_logits")
+            ours, theirs = (np.asarray(array)[real] if by_slot else np.asarray(array) for array in (value, got[name]))
+            np.testing.assert_allclose(theirs, ours, atol=1e-5, err_msg=name)
+        for program in said["programs"].values():
+            assert [tensor["name"] for tensor in program["inputs"]] == sorted(inputs)
+            for tensor in program["outputs"]:
+                sizes = {"batch": len(lengths), "length": slots}
+                assert got[tensor["name"]].shape == tuple(sizes.get(size, size) for size in tensor["shape"])
+                assert got[tensor["name"]].dtype == tensor["dtype"]
+    with pytest.raises(ValueError):  # "length <= 24" does not hold
+        programs["hidden_states"].call(parameters, rows_of(loaded, [25], 25))
+
+
+def test_the_program_in_the_readme_runs_where_this_package_is_not(tmp_path):
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), Heads(pooler=True, classes=3))
+    stablehlo.write(loaded, tmp_path / "out")
+    [shown] = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.DOTALL)
+    shown = shown.replace("Some text.", "the cat sat unwantable") + "print(outputs['class_logits'].tolist())\n"
+    run = subprocess.run(
+        [sys.executable, "-c", WITHOUT_OUR_CODE + shown], cwd=tmp_path / "out", capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    shapes, logits = run.stdout.splitlines()
+    assert shapes == "{'class_logits': (1, 3)}"
+    rows = texts.encode(["the cat sat unwantable"], loaded.tokenizer, 24, by_word=False).rows
+    batch = rows.batch(np.array([0]), int(rows.lengths[0]))
+    inputs = {"input_ids": batch.input_ids, "attention_mask": batch.sequence_ids, "segment_ids": batch.segment_ids}
+    np.testing.assert_allclose(json.loads(logits), outputs_of_the_model(loaded, inputs)["class_logits"], atol=1e-5)
