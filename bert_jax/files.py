@@ -51,7 +51,7 @@ def read_json(path: Path) -> dict[str, Any]:
         values = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise UserError(f"no {path.name} in {path.parent}. Check the path") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise UserError(f"{path} is not valid JSON ({error}). Make or fetch it again") from error
     if not isinstance(values, dict):
         raise UserError(f"{path} is not a JSON object. Make or fetch it again")

@@ -17,6 +17,8 @@ COUNTED = ("classes", "tags")
 # How a model is trained; what its parameters mean is the same with other values.
 TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range")
 
+LARGEST = 1 << 24  # of a number in config.json: far over any model, and products of three still are 64-bit sizes
+
 Parts = dict[str, tuple[Entry, ...]]
 
 
@@ -111,9 +113,20 @@ def read_fields(where: Path, values: Mapping[str, Any], fields: tuple[Field, ...
         value = values.get(theirs, default)
         kind = int if default is None or isinstance(default, int) else (int, float)
         if not isinstance(value, kind) or isinstance(value, bool):
-            raise UserError(f"{where}: {theirs} is {value!r}; wanted a number")
+            raise UserError(f"{where}: {theirs} is {value!r}; wanted a {'whole ' if kind is int else ''}number")
+        least = 1 if default is None else 0
+        if not least <= value < LARGEST:
+            raise UserError(f"{where}: {theirs} is {value!r}; wanted a number from {least} to below {LARGEST:,}")
         found[ours] = value if kind is int else float(value)
     return found
+
+
+def model_config(where: Path, **fields: Any) -> ModelConfig:
+    """The architecture of these fields. Raises UserError, naming the file, where they do not go together."""
+    try:
+        return ModelConfig(**fields)
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from None
 
 
 def write_fields(model: ModelConfig, fields: tuple[Field, ...]) -> dict[str, Any]:

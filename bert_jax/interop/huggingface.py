@@ -19,8 +19,8 @@ from bert_jax.files import new_folder, read_json, write_json
 from bert_jax.interop import model_card, names
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import COUNTED, Family, parts_of
-from bert_jax.interop.loaded import Loaded
-from bert_jax.interop.weights import WEIGHTS_FILE, Weights, narrowed, save
+from bert_jax.interop.loaded import Loaded, check_vocabulary
+from bert_jax.interop.weights import WEIGHTS_FILE, Weights, narrowed, refuse_pickle, save
 from bert_jax.model.heads import Heads
 
 CONFIG_FILE = "config.json"
@@ -38,21 +38,20 @@ def read(directory: str | Path) -> Loaded:
     safetensors; damaged files; a tokenizer that does not fit.
     """
     directory = Path(directory)
+    refuse_pickle(directory)
     where = directory / CONFIG_FILE
     values = read_json(where)
     family, architecture = _family(where, values)
     weights = Weights(directory, family.prefix)
     heads = _heads(where, values, family, architecture, weights)
     model = family.read_model(where, values)
+    if model.layers > len(weights):
+        raise UserError(f"{where}: the model has {model.layers} layers, and its file {len(weights)} tensors only")
     table = family.table(architecture)
     _check_tensors(directory, weights, names.shapes_of_theirs(table, model, heads), family)
     params = names.from_theirs(table, weights.__getitem__, model, heads)
     words = tokenizer.load(directory)
-    if words.vocab_size > model.vocab_size:
-        raise UserError(
-            f"{directory}: the tokenizer has {words.vocab_size} tokens, config.json says vocab_size "
-            f"{model.vocab_size}. Put the tokenizer files that belong to this model there"
-        )
+    check_vocabulary(directory, words, model)
     task = _task(directory, values, model, heads)
     return Loaded(model, heads, params, words, task, dtype=weights.dtype, origin=str(directory))
 
@@ -106,12 +105,14 @@ def _save_tokenizer(words: tokenizer.Tokenizer, directory: Path) -> None:
 
 def _family(where: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
     """The family and the architecture that config.json names."""
-    if values.get("model_type") not in FAMILIES:
+    model_type = values.get("model_type")
+    if not isinstance(model_type, str) or model_type not in FAMILIES:
         known = ", ".join(map(repr, FAMILIES))
-        raise UserError(f"{where}: model_type is {values.get('model_type')!r}; only {known} can be read")
-    family = FAMILIES[values["model_type"]]
-    architecture = (values.get("architectures") or [family.base_class])[0]
-    if architecture not in family.architectures:
+        raise UserError(f"{where}: model_type is {model_type!r}; only {known} can be read")
+    family = FAMILIES[model_type]
+    architectures = values.get("architectures") or [family.base_class]
+    architecture = architectures[0] if isinstance(architectures, list) else architectures
+    if not isinstance(architecture, str) or architecture not in family.architectures:
         raise UserError(f"{where}: architectures is {architecture!r}; known: {', '.join(family.architectures)}")
     return family, architecture
 
@@ -123,7 +124,8 @@ def _heads(where: Path, values: Mapping[str, Any], family: Family, architecture:
     found: dict[str, Any] = dict.fromkeys(parts, True)
     for part in parts.intersection(COUNTED):
         tensor = required[part][0].names[0]
-        found[part] = weights.shape(tensor)[0] if tensor in weights else 1
+        shape = weights.shape(tensor) if tensor in weights else ()
+        found[part] = shape[0] if shape else 1
     return Heads(**found, **family.read_heads(where, values, parts))
 
 
@@ -155,14 +157,14 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
     problem = values.get("problem_type")
     if heads.classes and problem not in (None, "regression" if outputs == 1 else "single_label_classification"):
         raise UserError(f"{directory / CONFIG_FILE}: problem_type is {problem!r} with {outputs} outputs: unknown here")
-    names = values.get("id2label") or {str(index): f"LABEL_{index}" for index in range(outputs)}
-    if set(names) != {str(index) for index in range(outputs)}:
-        raise UserError(f"{directory / CONFIG_FILE}: id2label has {len(names)} labels, the classifier {outputs}")
+    labelled = values.get("id2label") or {str(index): f"LABEL_{index}" for index in range(outputs)}
+    if not isinstance(labelled, dict) or set(labelled) != {str(index) for index in range(outputs)}:
+        raise UserError(f"{directory / CONFIG_FILE}: id2label has {len(labelled)} labels, the classifier {outputs}")
     kind = "tagging" if heads.tags else "regression" if outputs == 1 else "classification"
     ours = values.get(TASK_FIELD)
     if isinstance(ours, dict) and ours.get("kind") == kind and len(ours.get("labels", ())) in (0, outputs):
         return ours
-    labels = [] if kind == "regression" else [str(names[str(index)]) for index in range(outputs)]
+    labels = [] if kind == "regression" else [str(labelled[str(index)]) for index in range(outputs)]
     return {"name": "own", "kind": kind, "labels": labels, "max_length": min(128, model.max_positions)}
 
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model.heads import Heads
 from bert_jax.tokenizer import Tokenizer
@@ -26,3 +28,12 @@ class Loaded:
     origin: str = ""
     training: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_vocabulary(directory: Path, words: Tokenizer, model: ModelConfig) -> None:
+    """Raises UserError for a tokenizer whose ids the model's token table does not have."""
+    if words.vocab_size > model.vocab_size:
+        raise UserError(
+            f"{directory}: the tokenizer has {words.vocab_size} tokens, config.json says vocab_size "
+            f"{model.vocab_size}. Put the tokenizer files that belong to this model there"
+        )

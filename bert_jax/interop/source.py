@@ -14,7 +14,8 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.files import INCOMPLETE, read_json
 from bert_jax.interop import huggingface
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.loaded import Loaded, check_vocabulary
+from bert_jax.interop.weights import refuse_pickle
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
@@ -53,6 +54,7 @@ def open_checkpoint(path: str | Path) -> Loaded:
     path = Path(path)
     if not path.exists():
         raise UserError(f"no checkpoint at {path}. Name a workdir, a step in it, or a Hugging Face folder")
+    refuse_pickle(path)
     if not path.is_dir():
         raise UserError(f"{path} is a file; a checkpoint is a folder (a workdir, a step in it, a Hugging Face folder)")
     if path.name.endswith(INCOMPLETE):
@@ -128,6 +130,7 @@ def _open_workdir(workdir: Path, step: int | None) -> Loaded:
     params = checkpoint.read_params(workdir, step)
     _check_params(params, config.model, config.heads, workdir)
     words = tokenizer_lib.load(workdir / "tokenizer")
+    check_vocabulary(workdir, words, config.model)
     return Loaded(
         config.model,
         config.heads,

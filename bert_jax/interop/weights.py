@@ -71,25 +71,49 @@ class Weights(Mapping[str, np.ndarray]):
         return any(name.startswith(start) for name in self._names)
 
 
-def _tensor_names(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Each tensor's file and name."""
-    if (directory / WEIGHTS_FILE).exists():
-        with _open(directory / WEIGHTS_FILE) as file:
-            yield from ((directory / WEIGHTS_FILE, name) for name in file.keys())  # noqa: SIM118 (no mapping)
-    elif (directory / INDEX_FILE).exists():
-        index = read_json(directory / INDEX_FILE)
-        for name, part in index.get("weight_map", {}).items():
-            if not (directory / part).exists():
-                raise UserError(f"{directory / INDEX_FILE} names {part} (for {name}), which is missing. Fetch it too")
-            yield directory / part, name
-    elif pickles := sorted(path.name for pattern in PICKLES for path in directory.glob(pattern)):
+def refuse_pickle(path: Path) -> None:
+    """Raises UserError, with the reason and the way to convert it, for a file of pickled weights."""
+    if path.is_file() and any(path.match(pattern) for pattern in PICKLES):
         raise UserError(
-            f"{directory} holds {pickles[0]}, a pickle: reading one can run any code that it contains. Where you "
+            f"{path.parent} holds {path.name}, a pickle: reading one can run any code that it contains. Where you "
             "trust it, convert it once with transformers: AutoModelForPreTraining.from_pretrained(FOLDER)."
             "save_pretrained(NEW_FOLDER), and the tokenizer likewise"
         )
-    else:
-        raise UserError(f"{directory} holds no {WEIGHTS_FILE}. Is it a Hugging Face model folder?")
+
+
+def _tensor_names(directory: Path) -> Iterator[tuple[Path, str]]:
+    """Each tensor's file and name."""
+    if (directory / WEIGHTS_FILE).exists():
+        yield from ((directory / WEIGHTS_FILE, name) for name in _names(directory / WEIGHTS_FILE))
+        return
+    if (directory / INDEX_FILE).exists():
+        yield from _indexed(directory)
+        return
+    for path in sorted(directory.glob("*")):
+        refuse_pickle(path)
+    raise UserError(f"{directory} holds no {WEIGHTS_FILE}. Is it a Hugging Face model folder?")
+
+
+def _indexed(directory: Path) -> Iterator[tuple[Path, str]]:
+    """The tensors of an index, each known to be in the part that the index names."""
+    index = directory / INDEX_FILE
+    parts = read_json(index).get("weight_map")
+    if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+        raise UserError(f"{index}: weight_map gives no file for each tensor. Fetch it again")
+    held: dict[str, set[str]] = {}
+    for name, part in parts.items():
+        if not (directory / part).is_file():
+            raise UserError(f"{index} names {part} (for {name}), which is missing. Fetch it too")
+        if part not in held:
+            held[part] = set(_names(directory / part))
+        if name not in held[part]:
+            raise UserError(f"{index} has tensor {name} in {part}, which does not hold it. Fetch both again")
+        yield directory / part, name
+
+
+def _names(path: Path) -> list[str]:
+    with _open(path) as file:
+        return list(file.keys())
 
 
 def _open(path: Path) -> Any:

@@ -8,7 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig
-from bert_jax.interop.family import Architecture, Family, Field, Parts, check_fixed, read_fields, write_fields
+from bert_jax.interop.family import (
+    Architecture,
+    Family,
+    Field,
+    Parts,
+    check_fixed,
+    model_config,
+    read_fields,
+    write_fields,
+)
 from bert_jax.interop.names import (
     ATTENTION_OUTPUT,
     LAYERS,
@@ -84,7 +93,7 @@ def _architecture(*required: Parts) -> Architecture:
 
 def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
     check_fixed(where, values, FIXED)
-    return ModelConfig(**read_fields(where, values, FIELDS))
+    return model_config(where, **read_fields(where, values, FIELDS))
 
 
 def _write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:
