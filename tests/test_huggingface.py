@@ -182,7 +182,7 @@ def test_weights_in_several_files_are_read_and_a_missing_one_is_named(tmp_path):
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"is_decoder": True}, "is_decoder is True"),
         ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
-        ({"hidden_size": None}, "hidden_size is None; wanted a number"),
+        ({"hidden_size": None}, "hidden_size is None; wanted a whole number"),
         ({"hidden_size": 22}, r"hidden_size 22 is not|width 22 is not"),
         ({"num_hidden_layers": 4}, r"tensor encoder\.layer\.3\.attention\.self\.query\.weight is missing"),
         ({"num_hidden_layers": 2}, r"encoder\.layer\.2\.\S+ has no place"),
