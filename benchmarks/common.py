@@ -82,7 +82,7 @@ def machine() -> dict[str, Any]:
 def shared_data() -> Path | None:
     """The folder of larger real data named by BERT_JAX_DATA, or None when it is unset (DESIGN: then skip)."""
     folder = os.environ.get("BERT_JAX_DATA")
-    return Path(folder) if folder else None
+    return Path(folder).absolute() if folder else None
 
 
 class PeakMemory:

@@ -16,9 +16,9 @@ and takes some four minutes on two cores, three of them the second peer's. The s
 
   data_prep_memory        the highest peak of memory, summed over all processes (pages they share count in each)
   data_prep_disk          bytes of shards a token of the rows
-  data_prep_exponent      of the time, as a power of the text's size; in its settings also without the seconds that a
-                          job on a single page takes, most of them the imports of each process
-  data_prep_workers       how many times as fast --workers processes are as one, on --workers_megabytes of plain text
+  data_prep_exponent      of the time, as a power of the text's size, for one worker and for --workers; in its settings
+                          also without the seconds that a job on a single page takes, mostly imports of each process
+  data_prep_workers       how many times as fast --workers processes are as one, on the longest of the texts
   data_prep_workers_stored  the same on the first files of --text as they are stored (.xz)
 
 Ours and the peers are held to --workers cores. Nothing else should run on the machine.
@@ -202,50 +202,60 @@ def speed(arguments: argparse.Namespace, folder: Path) -> None:
 
 
 def scaling(arguments: argparse.Namespace, folder: Path) -> None:
-    """The claims on growth: memory, disk and time over three sizes, and two workers against one."""
-    text = folder / "text.txt"
+    """The claims on growth: memory, disk and time over three sizes, each with one worker and with all of them."""
     paths = readers.expand(arguments.text)
-    sizes, prepared = [], []
-    for megabytes in arguments.sizes:
-        sizes.append(write_mixture(paths, megabytes, text))
-        runs = [prepare(text, arguments, arguments.workers, folder) for _ in range(arguments.repeats)]
-        prepared.append(min(runs, key=lambda one: one.run.seconds))
-    table = [{"text_mb": round(size / MB, 1)} | one.told() for size, one in zip(sizes, prepared, strict=True)]
-    settings = {"seq_len": arguments.seq_len, "masking": arguments.masking, "workers": arguments.workers}
-    memory = max(one.run.peak_bytes for one in prepared) / MB
-    emit("data_prep_memory", memory, "MB", None, None, settings | {"runs": table}, lower_is_better=True)
-    disk = [one.shard_bytes / one.counts["tokens"] for one in prepared]
-    each = {f"{size / MB:.0f} MB": round(one, 3) for size, one in zip(sizes, disk, strict=True)}
-    emit("data_prep_disk", max(disk), "bytes/token", None, None, settings | each, lower_is_better=True)
+    texts = [folder / f"text_{number}.txt" for number in range(len(arguments.sizes))]
+    sizes = [write_mixture(paths, megabytes, text) for megabytes, text in zip(arguments.sizes, texts, strict=True)]
+    best = fastest(list(map(str, texts)), arguments, folder)
+    settings = {"seq_len": arguments.seq_len, "masking": arguments.masking, "repeats": arguments.repeats}
+    runs = best[arguments.workers]
+    table = [{"text_mb": round(size / MB, 1)} | one.told() for size, one in zip(sizes, runs, strict=True)]
+    memory = max(one.run.peak_bytes for one in runs) / MB
+    told = settings | {"workers": arguments.workers}
+    emit("data_prep_memory", memory, "MB", None, None, told | {"runs": table}, lower_is_better=True)
+    names = [f"{size / MB:.0f} MB" for size in sizes]
+    disk = [one.shard_bytes / one.counts["tokens"] for one in runs]
+    each = {name: round(one, 3) for name, one in zip(names, disk, strict=True)}
+    emit("data_prep_disk", max(disk), "bytes/token", None, None, told | each, lower_is_better=True)
 
-    write_mixture(paths, PAGE_MB, text)
-    start = min(prepare(text, arguments, arguments.workers, folder).run.seconds for _ in range(3))
-    seconds = np.array([one.run.seconds for one in prepared])
-    told = settings | {
-        "seconds": {f"{size / MB:.0f} MB": round(one, 2) for size, one in zip(sizes, seconds.tolist(), strict=True)},
-        "start_seconds": round(start, 2),
-        "exponent_without_start": round(exponent(sizes, seconds - start), 4),
-        "load_average": load_average(),
-    }
-    emit("data_prep_exponent", exponent(sizes, seconds), "power of the size", None, None, told)
+    write_mixture(paths, PAGE_MB, texts[0])
+    starts = {workers: one.run.seconds for workers, (one,) in fastest([str(texts[0])], arguments, folder).items()}
+    for workers, prepared in best.items():
+        seconds = np.array([one.run.seconds for one in prepared])
+        told = settings | {
+            "workers": workers,
+            "seconds": {name: round(one, 2) for name, one in zip(names, seconds.tolist(), strict=True)},
+            "cpu_seconds": {name: round(one.run.cpu_seconds, 2) for name, one in zip(names, prepared, strict=True)},
+            "start_seconds": round(starts[workers], 2),
+            "exponent_without_start": round(exponent(sizes, seconds - starts[workers]), 4),
+            "load_average": load_average(),
+        }
+        emit("data_prep_exponent", exponent(sizes, seconds), "power of the size", None, None, told)
 
-    size = write_mixture(paths, arguments.workers_megabytes, text)
-    told = {"text_mb": round(size / MB, 1), "seq_len": arguments.seq_len}
-    emit_workers("data_prep_workers", str(text), told, arguments, folder)
+    pairs = zip(names, best[1], best[arguments.workers], strict=True)
+    ratios = {name: round(one.run.seconds / many.run.seconds, 3) for name, one, many in pairs}
+    told = settings | {"workers": arguments.workers, "by_size": ratios, "load_average": load_average()}
+    emit("data_prep_workers", ratios[names[-1]], "times", None, None, told)
     stored = paths[: arguments.workers_files]
-    told = {"files": [path.name for path in stored], "seq_len": arguments.seq_len}
-    emit_workers("data_prep_workers_stored", ",".join(map(str, stored)), told, arguments, folder)
+    found = fastest([",".join(map(str, stored))], arguments, folder)
+    by_workers = {workers: round(one.run.seconds, 2) for workers, (one,) in found.items()}
+    told = settings | {"files": [path.name for path in stored], "seconds_by_workers": by_workers}
+    ratio = by_workers[1] / by_workers[arguments.workers]
+    emit("data_prep_workers_stored", ratio, "times", None, None, told | {"load_average": load_average()})
 
 
-def emit_workers(name: str, text: str, told: Mapping[str, Any], arguments: argparse.Namespace, folder: Path) -> None:
-    """How many times as fast --workers processes are as one, on the files that `text` names."""
-    seconds = {
-        workers: min(prepare(text, arguments, workers, folder).run.seconds for _ in range(arguments.repeats))
-        for workers in (1, arguments.workers)
-    }
-    by_workers = {workers: round(one, 2) for workers, one in seconds.items()}
-    settings = {**told, "seconds_by_workers": by_workers, "load_average": load_average()}
-    emit(name, seconds[1] / seconds[arguments.workers], "times", None, None, settings)
+def fastest(texts: Sequence[str], arguments: argparse.Namespace, folder: Path) -> dict[int, list[Prepared]]:
+    """Of each text the fastest of --repeats runs by one worker, and by --workers.
+
+    In turns over all of them, so that a machine whose speed changes is as kind to each.
+    """
+    best: dict[int, list[Prepared]] = {}
+    for _ in range(arguments.repeats):
+        for workers in sorted({1, arguments.workers}):
+            runs = [prepare(text, arguments, workers, folder) for text in texts]
+            pairs = zip(best.get(workers, runs), runs, strict=True)
+            best[workers] = [min(pair, key=lambda one: one.run.seconds) for pair in pairs]
+    return best
 
 
 def exponent(sizes: Sequence[int], seconds: Sequence[float] | np.ndarray) -> float:
@@ -276,12 +286,11 @@ def parse() -> argparse.Namespace:
     add("--vocabulary", default=data and data / "vocab" / "bert-base-uncased.txt", type=Path, help="a vocab.txt")
     add("--megabytes", type=float, default=50.0, help="of text against the peers; default 50")
     add("--sizes", type=float, nargs="+", default=SCALING_MB, help="MB of text for --scaling; default 50 200 300")
-    add("--workers_megabytes", type=float, default=100.0, help="of text, for data_prep_workers; default 100")
     add("--workers_files", type=int, default=2, help="of --text as stored, for data_prep_workers_stored; default 2")
     add("--seq_len", type=int, default=128)
     add("--masking", choices=["static", "dynamic"], help="default static, as the peer's; dynamic for --scaling")
     add("--workers", type=int, default=2, help="processes, threads of the encoder, and cores; default 2")
-    add("--repeats", type=int, help="runs of each; default 3 against the peers, 1 for --scaling")
+    add("--repeats", type=int, help="runs of each; default 3")
     add("--peer_python", type=Path, help="a Python with TensorFlow; without it that peer is left out")
     add("--peer_script", type=Path, help="create_pretraining_data.py of google-research/bert")
     arguments = parser.parse_args()
@@ -292,7 +301,7 @@ def parse() -> argparse.Namespace:
         parser.exit(0, "skipped: no --text and --vocabulary, and BERT_JAX_DATA is not set\n")
     arguments.vocabulary = arguments.vocabulary.absolute()
     arguments.masking = arguments.masking or ("dynamic" if arguments.scaling else "static")
-    arguments.repeats = arguments.repeats or (1 if arguments.scaling else 3)
+    arguments.repeats = arguments.repeats or 3
     return arguments
 
 

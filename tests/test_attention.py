@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.command import UserError
 from bert_jax.model import attention_impl
-from bert_jax.model.attention import visible_keys
+from bert_jax.model.attention import places_of, visible_keys
 from bert_jax.model.dropout import row_seeds
 
 GPU = {"platform": "gpu", "compute_dtype": "bfloat16", "head_width": 64, "dropout_rate": 0.0}
@@ -21,27 +21,53 @@ def random_heads(slots: int = 7) -> list[jax.Array]:
 def plain(query, key, value, visible, rate=0.0, seeds=None):
     return attention_impl.einsum_attention(
         query, key, value, visible, dropout_rate=rate, seeds=seeds, precision=HIGHEST
-    )
+    )[0]
+
+
+def visible_in(sequences: jax.Array, **limits) -> jax.Array:
+    places = places_of(sequences, jnp.zeros_like(sequences))
+    return visible_keys(places, places, **limits)
 
 
 SEQUENCES = jnp.asarray([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1]], jnp.int32)
 
 
 def test_a_query_sees_its_own_sequence_and_no_padding():
-    visible = np.asarray(visible_keys(SEQUENCES, SEQUENCES))[0, 0]
+    visible = np.asarray(visible_in(SEQUENCES))[0, 0]
     np.testing.assert_array_equal(visible[0], [1, 1, 1, 0, 0, 0, 0])
     np.testing.assert_array_equal(visible[3], [0, 0, 0, 1, 1, 0, 0])
 
 
+def test_windows_and_causality_are_those_of_a_loop_over_pairs():
+    for window, causal in ((0, True), (2, False), (1, True)):
+        visible = np.asarray(visible_in(SEQUENCES, window=window, causal=causal))
+        for row, query, key in np.ndindex(2, 7, 7):
+            same = SEQUENCES[row, query] == SEQUENCES[row, key]
+            near = not window or abs(query - key) <= window
+            assert visible[row, 0, query, key] == (same and near and (not causal or key <= query))
+
+
+def test_a_bias_is_added_to_the_scores_before_the_softmax():
+    query, key, value = random_heads()
+    visible, bias = visible_in(SEQUENCES), jax.random.normal(jax.random.key(9), (1, 3, 7, 7))
+    wanted = jax.nn.dot_product_attention(query, key, value, bias=bias, mask=visible, implementation="xla")
+    context, probabilities = attention_impl.einsum_attention(
+        query, key, value, visible, bias=bias, dropout_rate=0.0, seeds=None, precision=HIGHEST
+    )
+    np.testing.assert_allclose(context, wanted, atol=1e-6)
+    np.testing.assert_allclose(probabilities.sum(-1), 1, atol=1e-6)
+    np.testing.assert_allclose(jnp.einsum("bnqk,bknh->bqnh", probabilities, value), wanted, atol=1e-6)
+
+
 def test_einsum_equals_jax_dot_product_attention():
     query, key, value = random_heads()
-    visible = visible_keys(SEQUENCES, SEQUENCES)
+    visible = visible_in(SEQUENCES)
     wanted = jax.nn.dot_product_attention(query, key, value, mask=visible, implementation="xla")
     np.testing.assert_allclose(plain(query, key, value, visible), wanted, atol=1e-6)
 
 
 def test_a_masked_key_has_zero_gradient_and_padding_makes_no_nan():
-    visible = visible_keys(SEQUENCES, SEQUENCES)
+    visible = visible_in(SEQUENCES)
 
     def first_sequence(query, key, value):
         return jnp.square(plain(query, key, value, visible)[0, :3]).sum()
@@ -54,7 +80,7 @@ def test_a_masked_key_has_zero_gradient_and_padding_makes_no_nan():
 
 
 def test_a_row_of_padding_alone_stays_finite_with_its_gradient():
-    nothing = visible_keys(jnp.zeros((2, 7), jnp.int32), jnp.zeros((2, 7), jnp.int32))
+    nothing = visible_in(jnp.zeros((2, 7), jnp.int32))
     value, gradients = jax.value_and_grad(lambda *heads: plain(*heads, nothing).sum(), (0, 1, 2))(*random_heads())
     assert np.isfinite(value)
     assert all(np.isfinite(gradient).all() for gradient in gradients)
@@ -87,6 +113,7 @@ def test_auto_takes_cudnn_only_where_it_can():
         ({"compute_dtype": "float32"}, "compute_dtype=bfloat16"),
         ({"dropout_rate": 0.1}, "attention_dropout=0"),
         ({"head_width": 12}, "multiple of 8"),
+        ({"needs_scores": True}, "relative positions"),
     ],
 )
 def test_a_kernel_that_cannot_run_is_refused_with_the_reason(change, reason):
@@ -113,7 +140,7 @@ def test_the_choice_is_logged_once(caplog):
 def test_cudnn_equals_einsum():
     query, key, value = (jax.random.normal(jax.random.key(index), (2, 128, 3, 64), jnp.bfloat16) for index in range(3))
     sequences = jnp.repeat(jnp.asarray([[1, 2, 3, 0], [1, 1, 1, 1]], jnp.int32), 32, axis=1)
-    visible = visible_keys(sequences, sequences)
+    visible = visible_in(sequences)
     real = np.asarray(sequences > 0)
     got = jax.jit(attention_impl.cudnn_attention)(query, key, value, visible)
     np.testing.assert_allclose(

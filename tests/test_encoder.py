@@ -13,6 +13,7 @@ from bert_jax.model.runtime import Runtime
 CONFIG = ModelConfig(vocab_size=10, layers=3, width=12, heads=3, feed_forward=20, initializer_range=0.3)
 SEQUENCES = jnp.asarray([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1]], jnp.int32)
 HIDDEN = jax.random.normal(jax.random.key(1), (2, 7, 12))
+POSITIONS = jnp.asarray([[0, 1, 2, 0, 1, 0, 0], [0, 1, 2, 3, 4, 5, 6]], jnp.int32)
 SLOTS = jnp.asarray([[1, 1, 4], [6, 0, 2]], jnp.int32)
 
 
@@ -27,7 +28,7 @@ def test_scan_equals_unrolled(dropout_key):
         module = encoder(layer_loop)
 
         def loss(hidden, module=module):
-            last, layers = module(hidden, SEQUENCES, dropout_key, all_layers=True)
+            last, layers, _ = module(hidden, SEQUENCES, POSITIONS, dropout_key, all_layers=True)
             return jnp.square(last).sum() + jnp.sin(layers).sum(), (last, layers)
 
         gradient, outputs = jax.jit(jax.grad(loss, has_aux=True))(HIDDEN)
@@ -38,7 +39,7 @@ def test_scan_equals_unrolled(dropout_key):
 
 def test_every_layer_is_given_in_order_when_asked():
     module = encoder("scan")
-    last, layers = jax.jit(lambda hidden: module(hidden, SEQUENCES, None, all_layers=True))(HIDDEN)
+    last, layers, _ = jax.jit(lambda hidden: module(hidden, SEQUENCES, POSITIONS, None, all_layers=True))(HIDDEN)
     assert layers.shape == (3, 2, 7, 12)
     np.testing.assert_array_equal(layers[-1], last)
     assert float(jnp.abs(layers[0] - layers[1]).max()) > 0.1
@@ -50,10 +51,10 @@ def test_the_last_layer_at_some_slots_is_the_whole_one_there(layers, layer_loop)
     module = encoder(layer_loop, dataclasses.replace(CONFIG, layers=layers))
 
     def whole(hidden):
-        return gather_slots(module(hidden, SEQUENCES, None)[0], SLOTS)
+        return gather_slots(module(hidden, SEQUENCES, POSITIONS, None).last, SLOTS)
 
     def some(hidden):
-        return module.at_slots(hidden, SEQUENCES, SLOTS, None)
+        return module.at_slots(hidden, SEQUENCES, POSITIONS, SLOTS, None)
 
     def both_ways(hidden):
         outputs, pulls = zip(*(jax.vjp(get, hidden) for get in (some, whole)), strict=True)
@@ -71,7 +72,7 @@ def test_layers_differ_in_their_dropout():
         part.kernel[...] = jnp.zeros_like(part.kernel[...])
     module.layers.feed_forward.output.kernel[...] = jnp.zeros((2, 20, 12))
     module.layers.feed_forward.output.bias[...] = jnp.tile(1000.0 * jnp.arange(12.0), (2, 1))
-    _, layers = jax.jit(lambda key: module(HIDDEN, SEQUENCES, key, all_layers=True))(jax.random.key(2))
+    layers = jax.jit(lambda key: module(HIDDEN, SEQUENCES, POSITIONS, key, all_layers=True).layers)(jax.random.key(2))
     assert float(jnp.abs(layers[0] - layers[1]).max()) > 0.1
 
 

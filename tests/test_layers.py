@@ -5,7 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 from scipy.stats import norm
 
-from bert_jax.model.layers import Dense, LayerNorm, add_bias, affine, child_key, gelu, truncated_normal
+from bert_jax.model.activations import gelu
+from bert_jax.model.layers import Dense, LayerNorm, add_bias, affine, child_key, truncated_normal
 from bert_jax.model.runtime import Runtime
 
 KEY = jax.random.key(0)

@@ -1,21 +1,50 @@
-"""Multi-head self-attention, isolated by sequence."""
+"""Multi-head self-attention: who sees whom, and how far apart they are."""
+
+from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
 from bert_jax.model import attention_impl
 from bert_jax.model.layers import Dense, Shape, affine, child_key
+from bert_jax.model.positions import RelativeTable, rotate
 from bert_jax.model.runtime import Runtime
 
 
-def visible_keys(query_sequences: Int[Array, "B Q"], key_sequences: Int[Array, "B T"]) -> Bool[Array, "B 1 Q T"]:
-    """Which keys a query sees, by the sequence ids of both: those of its own sequence.
+class Places(NamedTuple):
+    """Where vectors stand in their row: the slot, the sequence that it belongs to, the position in that."""
 
-    Padding (id 0) so sees padding alone: no real query sees it, and its own softmax has something to rest on.
+    slots: Int[Array, "B K"]
+    sequence_ids: Int[Array, "B K"]
+    positions: Int[Array, "B K"]
+
+    def at(self, slots: Int[Array, "B K"]) -> "Places":
+        """Those of some slots, of places that are a whole row's."""
+        return Places(slots, *(jnp.take_along_axis(part, slots, axis=1) for part in self[1:]))
+
+
+def places_of(sequence_ids: Int[Array, "B T"], positions: Int[Array, "B T"]) -> Places:
+    """The places of every slot of each row."""
+    slots = jax.lax.broadcasted_iota(jnp.int32, sequence_ids.shape, 1)
+    return Places(slots, sequence_ids, positions)
+
+
+def visible_keys(queries: Places, keys: Places, *, window: int = 0, causal: bool = False) -> Bool[Array, "B 1 Q T"]:
+    """Which keys a query sees: those of its own sequence, at most `window` slots away unless that is 0, and if causal
+    none behind it.
+
+    Padding (sequence id 0) so sees padding alone: no real query sees it, and its own softmax has something to rest on.
     """
-    return (query_sequences[:, :, None] == key_sequences[:, None, :])[:, None]
+    visible = queries.sequence_ids[:, :, None] == keys.sequence_ids[:, None, :]
+    ahead = keys.slots[:, None, :] - queries.slots[:, :, None]
+    if window:
+        visible &= jnp.abs(ahead) <= window
+    if causal:
+        visible &= ahead <= 0
+    return visible[:, None]
 
 
 class SelfAttention(nnx.Module):
@@ -24,46 +53,74 @@ class SelfAttention(nnx.Module):
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
         heads = (config.heads, config.width // config.heads)
 
-        def dense(name: str, inputs: Shape, outputs: Shape) -> Dense:
-            deviation = config.initializer_range
-            return Dense(inputs, outputs, deviation=deviation, runtime=runtime, key=child_key(key, name), stack=stack)
+        def dense(name: str, inputs: Shape, outputs: Shape, deviation: float) -> Dense:
+            return Dense(
+                inputs,
+                outputs,
+                deviation=deviation,
+                runtime=runtime,
+                key=child_key(key, name),
+                stack=stack,
+                bias=config.bias,
+            )
 
-        self.qkv = dense("qkv", (config.width,), (3, *heads))
-        self.output = dense("output", heads, (config.width,))
-        self.head_width = heads[1]
-        self.dropout_rate = config.attention_dropout
+        self.qkv = dense("qkv", (config.width,), (3, *heads), config.initializer_range)
+        self.output = dense("output", heads, (config.width,), config.residual_deviation)
+        if config.relative == "shaw":
+            self.relative = RelativeTable(config, key=child_key(key, "relative"), stack=stack)
+        self.config = config
         self.runtime = runtime
 
     def __call__(
         self,
         hidden: Float[Array, "B T D"],
-        visible: Bool[Array, "B 1 Q T"],
+        keys: Places,
         seeds: UInt32[Array, "B 2"] | None,
-        queries: Float[Array, "B Q D"] | None = None,
-    ) -> Float[Array, "B Q D"]:
-        """Attends from every slot of hidden, or from `queries`, vectors of some of its slots."""
-        rate = 0.0 if seeds is None else self.dropout_rate
+        *,
+        local: bool = False,
+        bias: Float[Array, "#B N Q T"] | None = None,
+        queries: tuple[Float[Array, "B Q D"], Places] | None = None,
+        with_map: bool = False,
+    ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
+        """Attends from every slot of hidden, or from `queries`, vectors of some of its slots and where they stand.
+
+        local     within the window of the architecture
+        bias      added to the scores
+        with_map  whether to give the probabilities, too, as they are before dropout
+        """
+        config = self.config
+        query, key, value = self._project(hidden, None if queries is None else queries[0])
+        standing = keys if queries is None else queries[1]
+        if config.positions == "rotary":
+            base = config.rotary_base_local if local else config.rotary_base
+            query, key = rotate(query, standing.positions, base), rotate(key, keys.positions, base)
+        if config.relative == "shaw":
+            bias = self.relative(query, standing.slots, keys.slots, self.runtime.precision)
+        rate = 0.0 if seeds is None else config.attention_dropout
+        visible = visible_keys(standing, keys, window=config.window if local else 0, causal=config.causal)
         kernel = attention_impl.choose(
             self.runtime.attention,
             platform=jax.default_backend(),
             compute_dtype=self.runtime.compute_dtype,
-            head_width=self.head_width,
+            head_width=config.width // config.heads,
             dropout_rate=rate,
+            needs_scores=with_map or bias is not None,
         )
-        query, key, value = self._project(hidden, queries)
+        probabilities = None
         if kernel == "cudnn":
             context = attention_impl.cudnn_attention(query, key, value, visible)
         else:
-            context = attention_impl.einsum_attention(
+            context, probabilities = attention_impl.einsum_attention(
                 query,
                 key,
                 value,
                 visible,
+                bias=bias,
                 dropout_rate=rate,
                 seeds=seeds,
                 precision=self.runtime.precision,
             )
-        return self.output(context)
+        return self.output(context), probabilities if with_map else None
 
     def _project(
         self, hidden: Float[Array, "B T D"], queries: Float[Array, "B Q D"] | None
@@ -71,9 +128,10 @@ class SelfAttention(nnx.Module):
         if queries is None:
             query, key, value = _parts(self.qkv(hidden))
             return query, key, value
-        kernel, bias = self.qkv.kernel[...], self.qkv.bias[...]
-        query = affine(queries, kernel[:, 0], bias[0], 1, self.runtime)
-        key, value = _parts(affine(hidden, kernel[:, 1:], bias[1:], 1, self.runtime))
+        kernel = self.qkv.kernel[...]
+        first, others = (None, None) if self.qkv.bias is None else (self.qkv.bias[...][0], self.qkv.bias[...][1:])
+        query = affine(queries, kernel[:, 0], first, 1, self.runtime)
+        key, value = _parts(affine(hidden, kernel[:, 1:], others, 1, self.runtime))
         return query, key, value
 
 

@@ -27,14 +27,24 @@ CUDNN_LARGEST_HEAD = 128
 
 
 @functools.cache  # so that a choice is logged once, not once a trace
-def choose(requested: str, *, platform: str, compute_dtype: str, head_width: int, dropout_rate: float) -> str:
+def choose(
+    requested: str,
+    *,
+    platform: str,
+    compute_dtype: str,
+    head_width: int,
+    dropout_rate: float,
+    needs_scores: bool = False,
+) -> str:
     """The kernel that runs: "einsum" or "cudnn". dropout_rate is that of the pass: 0 in evaluation.
+
+    needs_scores   whether something is added to the scores, or the probabilities are asked for
 
     Raises UserError for an unknown choice, or one that cannot run here, with the reason.
     """
     if requested not in CHOICES:
         raise UserError(f"config.model.attention is {requested!r}; use one of: {', '.join(CHOICES)}")
-    obstacle = _cudnn_obstacle(platform, compute_dtype, head_width, dropout_rate)
+    obstacle = _cudnn_obstacle(platform, compute_dtype, head_width, dropout_rate, needs_scores)
     if requested == "cudnn" and obstacle:
         raise UserError(f"config.model.attention=cudnn cannot run: {obstacle}; or use config.model.attention=auto")
     chosen = "einsum" if requested == "einsum" or obstacle else "cudnn"
@@ -43,13 +53,15 @@ def choose(requested: str, *, platform: str, compute_dtype: str, head_width: int
     return chosen
 
 
-def _cudnn_obstacle(platform: str, compute_dtype: str, head_width: int, dropout_rate: float) -> str:
+def _cudnn_obstacle(platform: str, compute_dtype: str, head_width: int, dropout_rate: float, needs_scores: bool) -> str:
     if platform not in ("gpu", "cuda"):
         return f"cudnn needs an NVIDIA GPU, and this runs on {platform}"
     if compute_dtype != "bfloat16":
         return f"cudnn needs config.compute_dtype=bfloat16, got {compute_dtype}"
     if dropout_rate > 0:
         return f"cudnn needs config.model.attention_dropout=0, got {dropout_rate}"
+    if needs_scores:
+        return "cudnn gives no attention maps, and is not used with relative positions"
     if head_width % CUDNN_HEAD_MULTIPLE or head_width > CUDNN_LARGEST_HEAD:
         return f"cudnn needs heads of a width that is a multiple of 8 up to 128, got {head_width}"
     return ""
@@ -61,19 +73,23 @@ def einsum_attention(
     value: Float[Array, "B T N H"],
     visible: Bool[Array, "B 1 Q T"],
     *,
+    bias: Float[Array, "#B N Q T"] | None = None,
     dropout_rate: float,
     seeds: UInt32[Array, "B 2"] | None,
     precision: jax.lax.Precision,
-) -> Float[Array, "B Q N H"]:
+) -> tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"]]:
     """Scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017, section 3.2).
 
-    Scores and softmax are float32 whatever the dtype of the arguments.
+    Also gives the probabilities before dropout. A bias is added to the scaled scores. Scores and softmax are float32
+    whatever the dtype of the arguments.
     """
     query = query * (1.0 / math.sqrt(query.shape[-1]))
     scores = jnp.einsum("bqnh,bknh->bnqk", query, key, precision=precision, preferred_element_type=jnp.float32)
+    if bias is not None:
+        scores += bias
     probabilities = jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
-    probabilities = dropout(probabilities, dropout_rate, seeds).astype(value.dtype)
-    return jnp.einsum("bnqk,bknh->bqnh", probabilities, value, precision=precision)
+    dropped = dropout(probabilities, dropout_rate, seeds).astype(value.dtype)
+    return jnp.einsum("bnqk,bknh->bqnh", dropped, value, precision=precision), probabilities
 
 
 def cudnn_attention(

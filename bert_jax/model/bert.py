@@ -1,4 +1,4 @@
-"""BERT, whole: parameters as a nested dict, and the module bound to them inside a jitted function."""
+"""An encoder, whole: parameters as a nested dict, and the module bound to them inside a jitted function."""
 
 import functools
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ from bert_jax.model import paths
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.encoder import Encoder, gather_slots
-from bert_jax.model.heads import NEXT_SENTENCE_CLASSES, Classifier, Heads, MaskedLanguageModel, Pooler
+from bert_jax.model.heads import NEXT_SENTENCE_CLASSES, Classifier, Heads, LanguageModel, MaskedLanguageModel, Pooler
 from bert_jax.model.layers import child_key
 from bert_jax.model.runtime import Runtime
 
@@ -21,15 +21,20 @@ __all__ = ["Bert", "Encoded", "Heads", "Runtime", "abstract_params", "bind", "in
 
 
 class Encoded(NamedTuple):
-    """Hidden states: of the last layer, of the embeddings, and of every layer when asked."""
+    """Hidden states: of the last layer, of the embeddings, and of every layer when asked; attention maps when asked.
+
+    An architecture with a norm after the stack (pre-norm) has its output in `last` and in the last of `layers`, as
+    transformers has it. Attention maps are probabilities before dropout, by query and key.
+    """
 
     last: Float[Array, "B T D"]
     embeddings: Float[Array, "B T D"]
     layers: Float[Array, "L B T D"] | None
+    attention_maps: Float[Array, "L B N T T"] | None = None
 
 
 class Bert(nnx.Module):
-    """The encoder of Devlin et al. 2019 and the heads asked for.
+    """The encoder of Devlin et al. 2019, or a relative of it (ModelConfig), and the heads asked for.
 
     A batch is any object with input_ids, segment_ids, sequence_ids and positions, i32[B,T] (data/example.py).
     A dropout_key of None means evaluation. Each method that drops out derives a stream of its own from the
@@ -46,20 +51,37 @@ class Bert(nnx.Module):
             self.pooler = part(Pooler, "pooler")
         if heads.mlm:
             self.mlm_head = part(MaskedLanguageModel, "mlm_head")
+        if heads.lm:
+            self.lm_head = part(LanguageModel, "lm_head")
         if heads.next_sentence:
             self.next_sentence_head = part(Classifier, "next_sentence_head", NEXT_SENTENCE_CLASSES)
         if heads.classes:
             self.classifier = part(Classifier, "classifier", heads.classes)
         if heads.tags:
             self.tagger = part(Classifier, "tagger", heads.tags)
-        self.max_positions = config.max_positions
+        self.config = config
+        self.heads = heads
 
-    def encode(self, batch: Any, dropout_key: PRNGKeyArray | None = None, *, all_layers: bool = False) -> Encoded:
-        """Hidden states of a batch. Raises UserError for rows longer than the learned positions."""
+    def encode(
+        self,
+        batch: Any,
+        dropout_key: PRNGKeyArray | None = None,
+        *,
+        all_layers: bool = False,
+        attention_maps: bool = False,
+    ) -> Encoded:
+        """Hidden states of a batch. Raises UserError for rows longer than the model's positions."""
         embedded = self._embed(batch, dropout_key)
         key = None if dropout_key is None else child_key(dropout_key, "encoder")
-        last, layers = self.encoder(embedded, batch.sequence_ids, key, all_layers=all_layers)
-        return Encoded(last, embedded, layers)
+        found = self.encoder(
+            embedded,
+            batch.sequence_ids,
+            batch.positions,
+            key,
+            all_layers=all_layers,
+            attention_maps=attention_maps,
+        )
+        return Encoded(found.last, embedded, found.layers, found.attention_maps)
 
     def encode_at(
         self, batch: Any, slots: Int[Array, "B K"], dropout_key: PRNGKeyArray | None = None
@@ -70,11 +92,12 @@ class Bert(nnx.Module):
         """
         embedded = self._embed(batch, dropout_key)
         key = None if dropout_key is None else child_key(dropout_key, "encoder")
-        return self.encoder.at_slots(embedded, batch.sequence_ids, slots, key)
+        return self.encoder.at_slots(embedded, batch.sequence_ids, batch.positions, slots, key)
 
     def vocabulary_logits(self, vectors: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
         """float32 vocabulary logits of hidden states; V is padded, padding logits are -inf."""
-        return self.mlm_head(vectors, self.embeddings.token.table[...])
+        head = self.lm_head if self.heads.lm else self.mlm_head
+        return head(vectors, self.embeddings.token.table[...])
 
     def masked_logits(
         self, hidden: Float[Array, "B T D"], masked_positions: Int[Array, "B M"]
@@ -104,13 +127,15 @@ class Bert(nnx.Module):
         self, hidden: Float[Array, "B T D"], dropout_key: PRNGKeyArray | None = None
     ) -> Float[Array, "B T C"]:
         """Logits of every token's tag."""
+        if self.config.pooler == "transform":
+            hidden = self.pooler(hidden)
         return self.tagger(hidden, _seeds(dropout_key, "tagger", hidden.shape[0]))
 
     def _embed(self, batch: Any, dropout_key: PRNGKeyArray | None) -> Float[Array, "B T D"]:
         rows, length = batch.input_ids.shape
-        if length > self.max_positions:
+        if length > self.config.max_positions:
             raise UserError(
-                f"rows of {length} slots do not fit the model's {self.max_positions} positions; "
+                f"rows of {length} slots do not fit the model's {self.config.max_positions} positions; "
                 f"use shorter rows, or a model with max_positions of {length} or more"
             )
         seeds = _seeds(dropout_key, "embeddings", rows)

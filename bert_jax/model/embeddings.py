@@ -1,5 +1,7 @@
 """Token, position and segment embeddings, summed and normalized (Devlin et al. 2019, section 3, figure 2)."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -8,6 +10,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import LayerNorm, child_key, truncated_normal
+from bert_jax.model.positions import sinusoids
 from bert_jax.model.runtime import Runtime
 from bert_jax.shapes import padded_vocabulary
 
@@ -29,10 +32,14 @@ class Embeddings(nnx.Module):
             return Embedding(entries, config.width, used=used, deviation=deviation, key=child_key(key, name))
 
         self.token = embedding("token", config.vocab_size, padded_vocabulary(config.vocab_size))
-        self.position = embedding("position", config.max_positions, config.max_positions)
-        self.segment = embedding("segment", config.segment_types, config.segment_types)
-        self.norm = LayerNorm(config.width, epsilon=config.layer_norm_epsilon, runtime=runtime)
-        self.dropout_rate = config.dropout
+        if config.positions == "learned":
+            entries = config.max_positions + config.position_offset
+            self.position = embedding("position", entries, entries)
+        if config.segment_types:
+            self.segment = embedding("segment", config.segment_types, config.segment_types)
+        if config.embedding_norm:
+            self.norm = LayerNorm(config.width, epsilon=config.layer_norm_epsilon, runtime=runtime, bias=config.bias)
+        self.config = config
         self.runtime = runtime
 
     def __call__(
@@ -43,11 +50,21 @@ class Embeddings(nnx.Module):
         seeds: UInt32[Array, "B 2"] | None,
     ) -> Float[Array, "B T D"]:
         """Positions are below T: they restart in each sequence of a row."""
-        length = input_ids.shape[1]
+        config, length = self.config, input_ids.shape[1]
         summed = self.token.table[...][input_ids]
-        summed += _rows_by_matmul(self.position.table[...][:length], positions)
-        summed += _rows_by_matmul(self.segment.table[...], segment_ids)
-        return dropout(self.norm(summed), self.dropout_rate, seeds)
+        if config.positions == "learned":
+            first = config.position_offset
+            summed += _rows_by_matmul(self.position.table[...][first : first + length], positions)
+        elif config.positions == "sinusoidal":
+            # "In the embedding layers, we multiply those weights by sqrt(d_model)": Vaswani et al. 2017, section 3.4.
+            summed *= math.sqrt(config.width)
+            summed += _rows_by_matmul(jnp.asarray(sinusoids(length, config.width)), positions)
+        if config.segment_types == 1:
+            summed += self.segment.table[...][None]
+        elif config.segment_types:
+            summed += _rows_by_matmul(self.segment.table[...], segment_ids)
+        embedded = self.norm(summed) if config.embedding_norm else summed.astype(self.runtime.dtype)
+        return dropout(embedded, config.dropout, seeds)
 
 
 def _rows_by_matmul(table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:

@@ -1,145 +1,129 @@
-"""The stack of Transformer encoder layers, post-norm as in BERT, looped by scan or unrolled."""
+"""The stack of Transformer encoder layers, looped by scan or unrolled."""
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.attention import SelfAttention, visible_keys
-from bert_jax.model.dropout import dropout, row_seeds
-from bert_jax.model.layers import Dense, LayerNorm, Shape, child_key, gelu
+from bert_jax.model.attention import Places, places_of
+from bert_jax.model.dropout import row_seeds
+from bert_jax.model.layer import SITES, EncoderLayer, Kind, gather_slots
+from bert_jax.model.layers import LayerNorm, child_key
+from bert_jax.model.positions import DistanceBuckets
 from bert_jax.model.runtime import Runtime
 
-ATTENTION_PROBABILITIES, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = range(3)  # where a layer drops out
-SITES = 3
+__all__ = ["Encoder", "Stacked", "gather_slots"]
 
 
-class FeedForward(nnx.Module):
-    """Two matmuls with a GELU between (Devlin et al. 2019, section 3)."""
+class Stacked(NamedTuple):
+    """The last layer's output; every layer's output, and every layer's attention map, when asked for."""
 
-    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
-        def dense(name: str, inputs: int, outputs: int) -> Dense:
-            return Dense(
-                (inputs,),
-                (outputs,),
-                deviation=config.initializer_range,
-                runtime=runtime,
-                key=child_key(key, name),
-                stack=stack,
-            )
-
-        self.input = dense("input", config.width, config.feed_forward)
-        self.output = dense("output", config.feed_forward, config.width)
-
-    def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return self.output(gelu(self.input(hidden)))
-
-
-class EncoderLayer(nnx.Module):
-    """Attention and feed-forward, each added to its input and then normalized (Vaswani et al. 2017, 3.1)."""
-
-    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
-        def norm() -> LayerNorm:
-            return LayerNorm(config.width, epsilon=config.layer_norm_epsilon, runtime=runtime, stack=stack)
-
-        self.attention = SelfAttention(config, runtime=runtime, key=child_key(key, "attention"), stack=stack)
-        self.attention_norm = norm()
-        self.feed_forward = FeedForward(config, runtime=runtime, key=child_key(key, "feed_forward"), stack=stack)
-        self.feed_forward_norm = norm()
-        self.dropout_rate = config.dropout
-
-    def __call__(
-        self,
-        hidden: Float[Array, "B T D"],
-        visible: Bool[Array, "B 1 Q T"],
-        seeds: UInt32[Array, "3 B 2"] | None,
-        slots: Int[Array, "B Q"] | None = None,
-    ) -> Float[Array, "B Q D"]:
-        """Every slot's next hidden state, or only those of `slots`, which `visible` then speaks of."""
-        seed = [None] * SITES if seeds is None else seeds
-        queries = None if slots is None else gather_slots(hidden, slots)
-        attended = self.attention(hidden, visible, seed[ATTENTION_PROBABILITIES], queries)
-        attended = dropout(attended, self.dropout_rate, seed[ATTENTION_OUTPUT])
-        hidden = self.attention_norm((hidden if queries is None else queries) + attended)
-        changed = dropout(self.feed_forward(hidden), self.dropout_rate, seed[FEED_FORWARD_OUTPUT])
-        return self.feed_forward_norm(hidden + changed)
+    last: Float[Array, "B T D"]
+    layers: Float[Array, "L B T D"] | None = None
+    attention_maps: Float[Array, "L B N T T"] | None = None
 
 
 class Encoder(nnx.Module):
-    """L layers, stored stacked [L, ...] whichever way they are looped."""
+    """L layers, stored stacked [L, ...] whichever way they are looped.
+
+    With norms before attention and feed-forward a last one ends the stack; the last of the `layers` is then after it.
+    """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
-        self.depth = config.layers
         self.layers = EncoderLayer(config, runtime=runtime, key=child_key(key, "layers"), stack=(config.layers,))
+        if config.norm != "post":
+            epsilon = config.layer_norm_epsilon
+            self.final_norm = LayerNorm(config.width, epsilon=epsilon, runtime=runtime, bias=config.bias)
+        if config.relative == "buckets":
+            self.relative_bias = DistanceBuckets(config, key=child_key(key, "relative_bias"))
+        self.config = config
         self.runtime = runtime
 
     def __call__(
         self,
         hidden: Float[Array, "B T D"],
         sequence_ids: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
         dropout_key: PRNGKeyArray | None,
         *,
         all_layers: bool = False,
-    ) -> tuple[Float[Array, "B T D"], Float[Array, "L B T D"] | None]:
-        """The last layer's output, and every layer's when asked."""
+        attention_maps: bool = False,
+    ) -> Stacked:
+        """The hidden states after the stack. Attention maps are the probabilities before dropout."""
+        keys = places_of(sequence_ids, positions)
         stacked = self._stacked(hidden.shape[0], dropout_key)
-        return self._loop(hidden, sequence_ids, stacked, self.depth, all_layers)
+        hidden, (layers, maps) = self._loop(hidden, keys, stacked, self.config.layers, all_layers, attention_maps)
+        if self.config.norm == "post":
+            return Stacked(hidden, layers, maps)
+        last = self.final_norm(hidden)
+        return Stacked(last, layers.at[-1].set(last) if layers is not None else None, maps)
 
     def at_slots(
         self,
         hidden: Float[Array, "B T D"],
         sequence_ids: Int[Array, "B T"],
+        positions: Int[Array, "B T"],
         slots: Int[Array, "B K"],
         dropout_key: PRNGKeyArray | None,
     ) -> Float[Array, "B K D"]:
         """The last layer's output at K slots of each row, the rest of that layer left out."""
-        stacked = self._stacked(hidden.shape[0], dropout_key)
-        below, last = _split(stacked, (self.depth - 1, 1))
-        hidden, _ = self._loop(hidden, sequence_ids, below, self.depth - 1, False)
+        keys, depth = places_of(sequence_ids, positions), self.config.layers
+        below, last = _split(self._stacked(hidden.shape[0], dropout_key), (depth - 1, 1))
+        hidden, _ = self._loop(hidden, keys, below, depth - 1, False, False)
         state, seeds = jax.tree.map(lambda leaf: leaf[0], last)
-        visible = visible_keys(jnp.take_along_axis(sequence_ids, slots, axis=1), sequence_ids)
-        return self._layer(state)(hidden, visible, seeds, slots)
+        bias = self._bias(slots, keys.slots)
+        hidden, _ = self._layer(state)(hidden, self._kind(depth - 1), keys, seeds, bias=bias, queries=slots)
+        return hidden if self.config.norm == "post" else self.final_norm(hidden)
 
     def _stacked(self, rows: int, dropout_key: PRNGKeyArray | None) -> tuple:
         """What a layer needs, stacked: its parameters and its dropout seeds."""
-        seeds = None if dropout_key is None else row_seeds(dropout_key, (self.depth, SITES), rows)
+        seeds = None if dropout_key is None else row_seeds(dropout_key, (self.config.layers, SITES), rows)
         return nnx.split(self.layers)[1], seeds
 
     def _layer(self, state: nnx.State) -> EncoderLayer:
         return nnx.merge(nnx.split(self.layers)[0], state)
 
+    def _kind(self, layer: int) -> Kind:
+        return Kind(first=layer == 0 and self.config.norm == "pre_but_first", local=not self.config.is_global(layer))
+
+    def _bias(self, query_slots: Int[Array, "B Q"], key_slots: Int[Array, "B T"]) -> Float[Array, "B N Q T"] | None:
+        """What every layer adds to its scores."""
+        return self.relative_bias(query_slots, key_slots) if self.config.relative == "buckets" else None
+
     def _loop(
-        self, hidden: Array, sequence_ids: Array, stacked: tuple, depth: int, all_layers: bool
-    ) -> tuple[Array, Array | None]:
-        visible = visible_keys(sequence_ids, sequence_ids)
+        self, hidden: Array, keys: Places, stacked: tuple, depth: int, all_layers: bool, attention_maps: bool
+    ) -> tuple[Array, tuple[Array | None, Array | None]]:
+        bias = self._bias(keys.slots[:1], keys.slots[:1])  # the slots are the same in each row
 
-        def apply(hidden: Array, layer: tuple) -> tuple[Array, Array | None]:
+        def apply(hidden: Array, layer: tuple, kind: Kind) -> tuple[Array, tuple[Array | None, Array | None]]:
             state, seeds = layer
-            hidden = self._layer(state)(hidden, visible, seeds)
-            return hidden, hidden if all_layers else None
+            hidden, found = self._layer(state)(hidden, kind, keys, seeds, bias=bias, with_map=attention_maps)
+            return hidden, (hidden if all_layers else None, found)
 
-        if not self.runtime.unrolled(self.depth):
-            return jax.lax.scan(apply, hidden, stacked)
-        outputs: list[Any] = []
-        for part in _split(stacked, (1,) * depth):
-            hidden, output = apply(hidden, jax.tree.map(lambda leaf: leaf[0], part))
-            outputs.append(output)
-        return hidden, jnp.stack(outputs) if all_layers else None
+        kinds = [self._kind(layer) for layer in range(depth)]
+        if self.runtime.unrolled(self.config.layers):
+            outputs = []
+            for kind, part in zip(kinds, _split(stacked, (1,) * depth), strict=True):
+                one = self._kept(functools.partial(apply, kind=kind))
+                hidden, output = one(hidden, jax.tree.map(lambda leaf: leaf[0], part))
+                outputs.append(output)
+            return hidden, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs) if outputs else (None, None)
+        if len(set(kinds)) <= 1:  # nothing to tell apart at run time
+            same = functools.partial(apply, kind=kinds[0] if kinds else self._kind(0))
+            return jax.lax.scan(self._kept(same), hidden, stacked)
+        told = Kind(*(jnp.array(flags) for flags in zip(*kinds, strict=True)))
+        return jax.lax.scan(self._kept(lambda hidden, part: apply(hidden, *part)), hidden, (stacked, told))
+
+    def _kept(self, apply: Any) -> Any:
+        """The function itself, or one that keeps its arguments alone for the backward pass."""
+        return jax.checkpoint(apply) if self.runtime.remat == "layer" else apply
 
 
-def gather_slots(hidden: Float[Array, "B T D"], slots: Int[Array, "B K"]) -> Float[Array, "B K D"]:
-    """The vectors at K slots of each row, exactly.
-
-    By a matmul, whose gradient is a matmul: a gather's is a scatter, serial on a CPU and in no fixed order on a GPU.
-    """
-    chosen = jax.nn.one_hot(slots, hidden.shape[1], dtype=hidden.dtype)
-    return jnp.einsum("bkt,btd->bkd", chosen, hidden, precision=jax.lax.Precision.HIGHEST)
-
-
-def _split(stacked: tuple, sizes: tuple[int, ...]) -> list[tuple]:
+def _split(stacked: Any, sizes: tuple[int, ...]) -> list[Any]:
     """Consecutive parts of the leading axis. lax.split's gradient is one concatenation, indexing's a sum per part."""
     leaves, tree = jax.tree.flatten(stacked)
     parts = [jax.lax.split(leaf, sizes) for leaf in leaves]

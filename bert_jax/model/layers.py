@@ -1,4 +1,4 @@
-"""Dense, LayerNorm and GELU: what every other module is made of.
+"""Dense and LayerNorm: what every other module is made of.
 
 Modules hold parameters and nothing that changes. `stack` is a leading shape, (L,) for the layers of the
 encoder, whose one stored form is stacked; a module is called on a slice of it (encoder.py).
@@ -29,7 +29,10 @@ def truncated_normal(key: PRNGKeyArray, shape: Shape, deviation: float) -> Float
 
 
 class Dense(nnx.Module):
-    """A matmul over the last axes of its input, and a bias: kernel [*stack, *in, *out], bias [*stack, *out]."""
+    """A matmul over the last axes of its input, and a bias unless it has none.
+
+    kernel [*stack, *in, *out], bias [*stack, *out]
+    """
 
     def __init__(
         self,
@@ -40,26 +43,28 @@ class Dense(nnx.Module):
         runtime: Runtime,
         key: PRNGKeyArray,
         stack: Shape = (),
+        bias: bool = True,
     ) -> None:
         self.kernel = nnx.Param(truncated_normal(child_key(key, "kernel"), stack + inputs + outputs, deviation))
-        self.bias = nnx.Param(jnp.zeros(stack + outputs))
+        self.bias = nnx.Param(jnp.zeros(stack + outputs)) if bias else None
         self.input_axes = len(inputs)
         self.runtime = runtime
 
     def __call__(self, x: Float[Array, "..."], dtype: DTypeLike | None = None) -> Float[Array, "..."]:
         """[..., *in] to [..., *out], in the compute dtype unless another is asked."""
-        return affine(x, self.kernel[...], self.bias[...], self.input_axes, self.runtime, dtype)
+        bias = None if self.bias is None else self.bias[...]
+        return affine(x, self.kernel[...], bias, self.input_axes, self.runtime, dtype)
 
 
 def affine(
     x: Float[Array, "..."],
     kernel: Float[Array, "..."],
-    bias: Float[Array, "..."],
+    bias: Float[Array, "..."] | None,
     input_axes: int,
     runtime: Runtime,
     dtype: DTypeLike | None = None,
 ) -> Float[Array, "..."]:
-    """The product of x [..., *in] and kernel [*in, *out], plus bias [*out]; in is input_axes long.
+    """The product of x [..., *in] and kernel [*in, *out], plus any bias [*out]; in is input_axes long.
 
     Written as a product of two matrices, so that the kernel's gradient is one as well: with several row axes XLA
     on a CPU transposes the activations for it in a pass of their own.
@@ -72,7 +77,9 @@ def affine(
         precision=runtime.precision,
         preferred_element_type=dtype or runtime.dtype,
     )
-    return add_bias(product, bias.reshape(-1)).reshape(leading + outputs)
+    if bias is not None:
+        product = add_bias(product, bias.reshape(-1))
+    return product.reshape(leading + outputs)
 
 
 @jax.custom_vjp
@@ -99,11 +106,11 @@ add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
 class LayerNorm(nnx.Module):
-    """Layer normalization over the width in float32 (Ba et al. 2016): scale [*stack, D], bias [*stack, D]."""
+    """Layer normalization over the width in float32 (Ba et al. 2016): scale [*stack, D], bias [*stack, D] if any."""
 
-    def __init__(self, width: int, *, epsilon: float, runtime: Runtime, stack: Shape = ()) -> None:
+    def __init__(self, width: int, *, epsilon: float, runtime: Runtime, stack: Shape = (), bias: bool = True) -> None:
         self.scale = nnx.Param(jnp.ones((*stack, width)))
-        self.bias = nnx.Param(jnp.zeros((*stack, width)))
+        self.bias = nnx.Param(jnp.zeros((*stack, width))) if bias else None
         self.epsilon = epsilon
         self.runtime = runtime
 
@@ -112,35 +119,7 @@ class LayerNorm(nnx.Module):
         centered = wide - wide.mean(axis=-1, keepdims=True)
         variance = jnp.square(centered).mean(axis=-1, keepdims=True)
         axes = tuple(range(x.ndim - 1))
-        scale, bias = (jnp.expand_dims(part[...], axes) for part in (self.scale, self.bias))
-        return (centered * jax.lax.rsqrt(variance + self.epsilon) * scale + bias).astype(self.runtime.dtype)
-
-
-@jax.custom_vjp
-def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """x times the normal distribution function of x, exactly (Hendrycks and Gimpel 2016): BERT's activation.
-
-    In float32 inside. The backward pass keeps x alone and computes the distribution function again; autodiff
-    would keep three arrays.
-    """
-    wide = x.astype(jnp.float32)
-    return (wide * _normal_distribution(wide)).astype(x.dtype)
-
-
-def _normal_distribution(x: Array) -> Array:
-    return 0.5 * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
-
-
-def _gelu_forward(x: Array) -> tuple[Array, Array]:
-    return gelu(x), x
-
-
-def _gelu_backward(x: Array, gradient: Array) -> tuple[Array]:
-    x, gradient = jax.lax.optimization_barrier((x, gradient))  # else XLA keeps the forward pass's after all
-    wide = x.astype(jnp.float32)
-    density = jnp.exp(-0.5 * jnp.square(wide)) * (1.0 / math.sqrt(2.0 * math.pi))
-    slope = _normal_distribution(wide) + wide * density
-    return ((gradient.astype(jnp.float32) * slope).astype(x.dtype),)
-
-
-gelu.defvjp(_gelu_forward, _gelu_backward)
+        normal = centered * jax.lax.rsqrt(variance + self.epsilon) * jnp.expand_dims(self.scale[...], axes)
+        if self.bias is not None:
+            normal += jnp.expand_dims(self.bias[...], axes)
+        return normal.astype(self.runtime.dtype)

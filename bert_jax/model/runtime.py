@@ -10,6 +10,7 @@ from bert_jax.command import UserError
 
 COMPUTE_DTYPES = ("float32", "bfloat16")
 LAYER_LOOPS = ("scan", "unrolled", "auto")
+REMATS = ("none", "layer")
 
 # An unrolled loop runs faster (XLA sees across layers); a scan compiles faster, by the number of layers.
 UNROLLED_AT_MOST = 12
@@ -21,12 +22,16 @@ class Runtime:
 
     layer_loop: scan, unrolled, or auto (unrolled up to 12 layers). attention: see attention_impl.py.
 
+    remat: none, or layer: the backward pass computes each layer again from its input, which alone is kept
+    (Chen et al. 2016).
+
     Raises UserError for an unknown choice.
     """
 
     compute_dtype: str = "float32"
     layer_loop: str = "auto"
     attention: str = "auto"
+    remat: str = "none"
 
     def __post_init__(self) -> None:
         if self.compute_dtype not in COMPUTE_DTYPES:
@@ -35,6 +40,8 @@ class Runtime:
         if self.layer_loop not in LAYER_LOOPS:
             known = ", ".join(LAYER_LOOPS)
             raise UserError(f"config.model.layer_loop is {self.layer_loop!r}; use one of: {known}")
+        if self.remat not in REMATS:
+            raise UserError(f"config.model.remat is {self.remat!r}; use one of: {', '.join(REMATS)}")
 
     @property
     def dtype(self) -> DTypeLike:

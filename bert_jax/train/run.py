@@ -95,4 +95,5 @@ def runtime_of(config: TrainConfig) -> Runtime:
     dtype = config.compute_dtype
     if dtype == "auto":
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    return Runtime(compute_dtype=dtype, layer_loop=config.model.layer_loop, attention=config.model.attention)
+    model = config.model
+    return Runtime(compute_dtype=dtype, layer_loop=model.layer_loop, attention=model.attention, remat=model.remat)

@@ -1,0 +1,138 @@
+"""One layer of the encoder: attention and feed-forward, each on a residual path, normalized after it or before."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.activations import activation
+from bert_jax.model.attention import Places, SelfAttention
+from bert_jax.model.dropout import dropout
+from bert_jax.model.layers import Dense, LayerNorm, Shape, child_key
+from bert_jax.model.runtime import Runtime
+
+ATTENTION_PROBABILITIES, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = range(3)  # where a layer drops out
+SITES = 3
+
+Flag = bool | Bool[Array, ""]  # an array where layers are scanned
+
+
+class Kind(NamedTuple):
+    """What sets a layer apart from the others of its stack."""
+
+    first: Flag
+    local: Flag  # attends within the window
+
+
+class FeedForward(nnx.Module):
+    """Two matmuls with an activation between (Vaswani et al. 2017, section 3.3), which may be gated (Shazeer 2020)."""
+
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
+        def dense(name: str, inputs: Shape, outputs: Shape, deviation: float) -> Dense:
+            return Dense(
+                inputs,
+                outputs,
+                deviation=deviation,
+                runtime=runtime,
+                key=child_key(key, name),
+                stack=stack,
+                bias=config.bias,
+            )
+
+        inner = (2, config.feed_forward) if config.gated else (config.feed_forward,)
+        self.input = dense("input", (config.width,), inner, config.initializer_range)
+        self.output = dense("output", (config.feed_forward,), (config.width,), config.residual_deviation)
+        self.activation = activation(config.activation)
+        self.gated = config.gated
+
+    def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        inner = self.input(hidden)
+        if self.gated:
+            through, gate = jax.lax.split(inner, (1, 1), axis=2)
+            return self.output(self.activation(through[:, :, 0]) * gate[:, :, 0])
+        return self.output(self.activation(inner))
+
+
+class EncoderLayer(nnx.Module):
+    """Attention, then feed-forward, each added to what it was given.
+
+    post: normalized after each sum (Vaswani et al. 2017, section 3.1). pre: before attention and before feed-forward
+    (Xiong et al. 2020).
+    """
+
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
+        def norm() -> LayerNorm:
+            epsilon = config.layer_norm_epsilon
+            return LayerNorm(config.width, epsilon=epsilon, runtime=runtime, stack=stack, bias=config.bias)
+
+        self.attention = SelfAttention(config, runtime=runtime, key=child_key(key, "attention"), stack=stack)
+        self.attention_norm = norm()
+        self.feed_forward = FeedForward(config, runtime=runtime, key=child_key(key, "feed_forward"), stack=stack)
+        self.feed_forward_norm = norm()
+        self.config = config
+
+    def __call__(
+        self,
+        hidden: Float[Array, "B T D"],
+        kind: Kind,
+        keys: Places,
+        seeds: UInt32[Array, "3 B 2"] | None,
+        *,
+        bias: Float[Array, "#B N Q T"] | None = None,
+        queries: Int[Array, "B Q"] | None = None,
+        with_map: bool = False,
+    ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
+        """Every slot's next hidden state, or only those of the slots `queries`; and the attention map if asked for."""
+        config, rate = self.config, self.config.dropout
+        seed = [None] * SITES if seeds is None else seeds
+        seen = hidden if config.norm == "post" else self._before_attention(hidden, kind)
+        # What goes on: all slots, or those asked for.
+        residual, asked = hidden, None
+        if queries is not None:
+            residual, standing = gather_slots(hidden, queries), keys.at(queries)
+            asked = (residual if config.norm == "post" else gather_slots(seen, queries)), standing
+        attended, attention_map = self._attend(seen, kind, keys, seed[ATTENTION_PROBABILITIES], bias, asked, with_map)
+        attended = dropout(attended, rate, seed[ATTENTION_OUTPUT])
+        if config.norm == "post":
+            hidden = self.attention_norm(residual + attended)
+            changed = dropout(self.feed_forward(hidden), rate, seed[FEED_FORWARD_OUTPUT])
+            return self.feed_forward_norm(hidden + changed), attention_map
+        hidden = residual + attended
+        changed = self.feed_forward(self.feed_forward_norm(hidden))
+        return hidden + dropout(changed, rate, seed[FEED_FORWARD_OUTPUT]), attention_map
+
+    def _before_attention(self, hidden: Float[Array, "B T D"], kind: Kind) -> Float[Array, "B T D"]:
+        if self.config.norm != "pre_but_first":
+            return self.attention_norm(hidden)
+        if isinstance(kind.first, bool):
+            return hidden if kind.first else self.attention_norm(hidden)
+        return jnp.where(kind.first, hidden, self.attention_norm(hidden))
+
+    def _attend(
+        self,
+        seen: Float[Array, "B T D"],
+        kind: Kind,
+        keys: Places,
+        seeds: UInt32[Array, "B 2"] | None,
+        bias: Float[Array, "#B N Q T"] | None,
+        queries: tuple[Float[Array, "B Q D"], Places] | None,
+        with_map: bool,
+    ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
+        def attend(local: bool) -> tuple[Array, Array | None]:
+            return self.attention(seen, keys, seeds, local=local, bias=bias, queries=queries, with_map=with_map)
+
+        if isinstance(kind.local, bool):
+            return attend(kind.local)
+        return jax.lax.cond(kind.local, lambda: attend(True), lambda: attend(False))
+
+
+def gather_slots(hidden: Float[Array, "B T D"], slots: Int[Array, "B K"]) -> Float[Array, "B K D"]:
+    """The vectors at K slots of each row, exactly.
+
+    By a matmul, whose gradient is a matmul: a gather's is a scatter, serial on a CPU and in no fixed order on a GPU.
+    """
+    chosen = jax.nn.one_hot(slots, hidden.shape[1], dtype=hidden.dtype)
+    return jnp.einsum("bkt,btd->bkd", chosen, hidden, precision=jax.lax.Precision.HIGHEST)

@@ -1,0 +1,88 @@
+"""How a model knows where a token stands: sinusoids, rotations, and what it learns of distances."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Float32, Int, PRNGKeyArray
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.layers import Shape, child_key, truncated_normal
+
+BUCKETS = 32  # Raffel et al. 2020, section 2.1
+_SINUSOID_BASE = 10_000.0  # Vaswani et al. 2017, section 3.5
+
+
+def sinusoids(length: int, width: int) -> Float32[np.ndarray, "T D"]:
+    """Sines in the even columns, cosines in the odd ones (Vaswani et al. 2017, section 3.5)."""
+    angles = np.arange(length)[:, None] / _SINUSOID_BASE ** (np.arange(0, width, 2) / width)
+    return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, width).astype(np.float32)
+
+
+def rotate(vectors: Float[Array, "B K N H"], positions: Int[Array, "B K"], base: float) -> Float[Array, "B K N H"]:
+    """Turns coordinates i and i + H/2 together by an angle that grows with the position (Su et al. 2021, 3.4.2).
+
+    The pairing of halves is that of GPT-NeoX and ModernBERT. In float32.
+    """
+    half = vectors.shape[-1] // 2
+    speeds = jnp.asarray(base ** (-np.arange(half) / half), jnp.float32)
+    angles = (positions[:, :, None].astype(jnp.float32) * speeds[None, None])[:, :, None]
+    cosine, sine = jnp.cos(angles), jnp.sin(angles)
+    first, second = jnp.split(vectors.astype(jnp.float32), 2, axis=-1)
+    turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
+    return turned.astype(vectors.dtype)
+
+
+class RelativeTable(nnx.Module):
+    """A vector for each distance up to k, whose product with the query is added to the score (Shaw et al. 2018,
+    section 3.2, keys only: their section 4.3 finds that those of the values add nothing): table [*stack, 2k+1, H]."""
+
+    def __init__(self, config: ModelConfig, *, key: PRNGKeyArray, stack: Shape) -> None:
+        self.distance = config.relative_distance
+        shape = (*stack, 2 * self.distance + 1, config.width // config.heads)
+        self.table = nnx.Param(truncated_normal(child_key(key, "table"), shape, config.initializer_range))
+
+    def __call__(
+        self,
+        query: Float[Array, "B Q N H"],
+        query_slots: Int[Array, "B Q"],
+        key_slots: Int[Array, "B T"],
+        precision: jax.lax.Precision,
+    ) -> Float[Array, "B N Q T"]:
+        """What is added to scaled scores; float32."""
+        query = query * (1.0 / math.sqrt(query.shape[-1]))
+        table = self.table[...].astype(query.dtype)
+        by_distance = jnp.einsum("bqnh,kh->bnqk", query, table, precision=precision, preferred_element_type=jnp.float32)
+        behind = jnp.clip(query_slots[:, :, None] - key_slots[:, None, :], -self.distance, self.distance)
+        return jnp.take_along_axis(by_distance, (behind + self.distance)[:, None], axis=-1)
+
+
+class DistanceBuckets(nnx.Module):
+    """A number for each head and bucket of distances, the same in all layers (Raffel et al. 2020, section 2.1):
+    table [32, N]."""
+
+    def __init__(self, config: ModelConfig, *, key: PRNGKeyArray) -> None:
+        shape = (BUCKETS, config.heads)
+        self.table = nnx.Param(truncated_normal(child_key(key, "table"), shape, config.initializer_range))
+        self.distance = config.relative_distance
+
+    def __call__(self, query_slots: Int[Array, "B Q"], key_slots: Int[Array, "B T"]) -> Float[Array, "B N Q T"]:
+        """What is added to scores; float32."""
+        ahead = key_slots[:, None, :] - query_slots[:, :, None]
+        # By a matmul, whose gradient is one: a gather's is a scatter of B Q T numbers into 32.
+        chosen = jax.nn.one_hot(distance_bucket(ahead, self.distance), BUCKETS, dtype=jnp.float32)
+        return jnp.einsum("bqtk,kn->bnqt", chosen, self.table[...], precision=jax.lax.Precision.HIGHEST)
+
+
+def distance_bucket(ahead: Int[Array, "*shape"], longest: int) -> Int[Array, "*shape"]:
+    """The bucket of a distance, key minus query: half for either direction, of which half are single distances and the
+    others grow by a constant factor up to `longest` (Raffel et al. 2020; the code is that of mesh-tensorflow)."""
+    side = BUCKETS // 2
+    exact = side // 2
+    distances = np.arange(max(longest, exact) + 1)
+    share = np.log(np.maximum(distances, exact).astype(np.float32) / exact) / math.log(max(longest / exact, 2.0))
+    growing = exact + (share * (side - exact)).astype(np.int32)
+    buckets = jnp.asarray(np.where(distances < exact, distances, np.minimum(growing, side - 1)))
+    return buckets[jnp.minimum(jnp.abs(ahead), len(distances) - 1)] + jnp.where(ahead > 0, side, 0)

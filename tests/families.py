@@ -1,0 +1,62 @@
+"""A tiny architecture of each family, of odd sizes, and parameters for it, for the tests that all must pass."""
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from bert_jax.config import ModelConfig
+from bert_jax.model import paths
+from bert_jax.model.bert import init_params
+from bert_jax.model.heads import Heads
+
+BERT = ModelConfig(
+    vocab_size=61,
+    layers=3,
+    width=12,
+    heads=3,
+    feed_forward=20,
+    max_positions=32,
+    dropout=0.0,
+    attention_dropout=0.0,
+    initializer_range=0.3,
+)
+MODERN: dict[str, Any] = {
+    "norm": "pre_but_first",
+    "bias": False,
+    "gated": True,
+    "positions": "rotary",
+    "rotary_base": 160.0,
+    "rotary_base_local": 10.0,
+    "window": 2,
+    "global_every": 2,
+    "segment_types": 0,
+    "pooler": "transform",
+}
+CHANGES: dict[str, dict[str, Any]] = {
+    "bert": {},
+    "roberta": {"segment_types": 1, "position_offset": 2},
+    "pre_norm": {"norm": "pre", "activation": "gelu_tanh", "tied_output": False},
+    "original": {"positions": "sinusoidal", "activation": "relu", "segment_types": 0, "embedding_norm": False},
+    "shaw": {"positions": "none", "relative": "shaw", "relative_distance": 3},
+    "buckets": {"relative": "buckets", "relative_distance": 12, "activation": "gelu_sigmoid"},
+    "modernbert": MODERN,
+    "gpt": {
+        "norm": "pre",
+        "embedding_norm": False,
+        "activation": "gelu_tanh",
+        "segment_types": 0,
+        "causal": True,
+    },
+}
+FAMILIES = {name: dataclasses.replace(BERT, **changes) for name, changes in CHANGES.items()}
+
+
+def random_params(config: ModelConfig, heads: Heads) -> dict[str, Any]:
+    """Parameters with every bias and scale off its initial value, so that none can be forgotten unseen."""
+    flat = paths.flatten(init_params(config, heads, jax.random.key(0)))
+    for index, (path, value) in enumerate(flat.items()):
+        if path.endswith(("bias", "scale")):
+            noise = 0.2 * jax.random.normal(jax.random.key(index), value.shape)
+            flat[path] = value + (noise.at[config.vocab_size :].set(0) if path == "mlm_head/bias" else noise)
+    return paths.unflatten(flat)

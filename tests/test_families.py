@@ -1,0 +1,164 @@
+"""What holds for every architecture: packing, loops and recomputation change nothing; who sees whom."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from families import FAMILIES, random_params
+from tiny_batches import lay, random_sequence
+
+from bert_jax.config import ModelConfig
+from bert_jax.data.example import Batch
+from bert_jax.model import paths
+from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.heads import Heads
+from bert_jax.model.runtime import Runtime
+
+SEQUENCES = [random_sequence(length, 61, seed) for seed, length in enumerate((9, 6, 8, 3))]
+PACKED = jax.tree.map(jnp.asarray, lay([SEQUENCES[:3], SEQUENCES[3:]], slots=25, predictions=6))
+SEPARATE = jax.tree.map(jnp.asarray, lay([[sequence] for sequence in SEQUENCES], slots=11, predictions=2))
+WAYS = {
+    "scan": Runtime(layer_loop="scan"),
+    "unrolled": Runtime(layer_loop="unrolled"),
+    "scan, layers again": Runtime(layer_loop="scan", remat="layer"),
+    "unrolled, layers again": Runtime(layer_loop="unrolled", remat="layer"),
+}
+
+
+def heads_of(config: ModelConfig) -> Heads:
+    return Heads(mlm=not config.causal, lm=config.causal, pooler=True, next_sentence=True, tags=4)
+
+
+@functools.cache
+def params_of(family: str):
+    return random_params(FAMILIES[family], heads_of(FAMILIES[family]))
+
+
+def losses(config: ModelConfig, runtime: Runtime, params, batch: Batch) -> jax.Array:
+    """Sums over the batch that every parameter has a part in."""
+    model = bind(config, heads_of(config), params, runtime)
+    hidden = model.encode(batch).last
+    logits = model.masked_logits(hidden, batch.masked_positions)
+    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch.masked_ids[..., None], axis=-1)[..., 0]
+    pooled = model.pooled(hidden, batch.cls_positions)
+    next_sentence = jnp.sin(model.next_sentence_logits(pooled)) * batch.next_sentence_weight[..., None]
+    tags = jnp.cos(model.tag_logits(hidden)) * (batch.sequence_ids > 0)[..., None]
+    return jnp.stack([-(picked * batch.masked_weights).sum(), next_sentence.sum(), tags.sum()])
+
+
+@functools.cache
+def losses_and_gradients(family: str, way: str, packed: bool):
+    def total(params, batch):
+        parts = losses(FAMILIES[family], WAYS[way], params, batch)
+        return parts.sum(), parts
+
+    batch = PACKED if packed else SEPARATE
+    gradients, parts = jax.jit(jax.grad(total, has_aux=True))(params_of(family), batch)
+    return parts, paths.flatten(gradients)
+
+
+def assert_same(got, wanted) -> None:
+    np.testing.assert_allclose(got[0], wanted[0], rtol=1e-5, atol=1e-5)
+    assert got[1].keys() == wanted[1].keys()
+    for path, gradient in wanted[1].items():
+        np.testing.assert_allclose(got[1][path], gradient, rtol=1e-4, atol=2e-5, err_msg=path)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_packed_rows_equal_padded_ones_and_a_scan_an_unrolled_loop(family):
+    """Law 5, in losses and gradients; the two comparisons share a compiled program."""
+    padded = losses_and_gradients(family, "scan", packed=False)
+    assert_same(losses_and_gradients(family, "scan", packed=True), padded)
+    assert_same(losses_and_gradients(family, "unrolled", packed=False), padded)
+    idle = [path for path, gradient in padded[1].items() if not np.any(gradient)]
+    assert idle == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("way", ["scan, layers again", "unrolled, layers again"])
+def test_computing_layers_again_changes_nothing(family, way):
+    assert_same(losses_and_gradients(family, way, packed=True), losses_and_gradients(family, "scan", packed=True))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_who_sees_whom_is_shown_by_gradients(family):
+    """In encoders each token of a sequence moves each other one's vector, in GPT those behind it; never those of
+    another sequence, nor padding."""
+    config = FAMILIES[family]
+    batch = jax.tree.map(lambda leaf: leaf[:1, :17], PACKED)  # sequences of 9 and 6, and two slots of a third
+    params = params_of(family)
+
+    def last(embedded):
+        model = bind(config, heads_of(config), params, Runtime(layer_loop="scan"))
+        return model.encoder(embedded, batch.sequence_ids, batch.positions, None).last[0]
+
+    embedded = jax.random.normal(jax.random.key(1), (1, 17, config.width))
+    moved = np.abs(jax.jit(jax.jacobian(last))(embedded)).max(axis=(1, 2, 4))
+    sequence = np.asarray(batch.sequence_ids[0])
+    wanted = sequence[:, None] == sequence[None, :]
+    if config.causal:
+        wanted = np.tril(wanted)
+    np.testing.assert_array_equal(moved > 0, wanted)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_last_layer_at_some_slots_is_the_whole_one_there(family):
+    config = FAMILIES[family]
+    slots = jnp.asarray([[1, 1, 12, 24], [2, 0, 1, 2]], jnp.int32)
+
+    @jax.jit
+    def both(params):
+        model = bind(config, heads_of(config), params, Runtime(layer_loop="scan"))
+        return model.encode_at(PACKED, slots), model.encode(PACKED).last
+
+    some, whole = both(params_of(family))
+    np.testing.assert_allclose(some, np.take_along_axis(whole, np.asarray(slots)[..., None], axis=1), atol=1e-5)
+
+
+@pytest.mark.parametrize("family", ["bert", "shaw", "modernbert", "gpt"])
+def test_attention_maps_are_probabilities_over_what_is_seen(family):
+    config = FAMILIES[family]
+    found = []
+    for way in ("scan", "unrolled"):
+        model = bind(config, heads_of(config), params_of(family), WAYS[way])
+        found.append(jax.jit(functools.partial(model.encode, all_layers=True, attention_maps=True))(PACKED))
+    scanned, unrolled = found
+    np.testing.assert_allclose(scanned.attention_maps, unrolled.attention_maps, atol=1e-5)
+    np.testing.assert_allclose(scanned.layers[-1], scanned.last)
+    maps = np.asarray(scanned.attention_maps)
+    assert maps.shape == (config.layers, 2, config.heads, 25, 25)
+    np.testing.assert_allclose(maps.sum(axis=-1), 1, atol=1e-5)
+    ahead = np.arange(25)[None, :] - np.arange(25)[:, None]
+    sequence = np.asarray(PACKED.sequence_ids)
+    for layer in range(config.layers):
+        seen = sequence[:, :, None] == sequence[:, None, :]
+        if not config.is_global(layer):
+            seen &= np.abs(ahead) <= config.window
+        if config.causal:
+            seen &= ahead <= 0
+        np.testing.assert_array_equal(maps[layer] > 0, np.broadcast_to(seen[:, None], maps[layer].shape))
+
+
+def test_parameters_of_each_choice_are_the_documented_ones():
+    def shapes(family: str) -> dict[str, tuple[int, ...]]:
+        config = FAMILIES[family]
+        found = paths.flatten(abstract_params(config, heads_of(config)))
+        return {path: leaf.shape for path, leaf in found.items()}
+
+    bert = shapes("bert")
+    assert shapes("roberta")["embeddings/position/table"] == (34, 12)
+    assert shapes("roberta")["embeddings/segment/table"] == (1, 12)
+    added = {"encoder/final_norm/scale": (12,), "encoder/final_norm/bias": (12,), "mlm_head/output/table": (128, 12)}
+    assert shapes("pre_norm") == bert | added
+    assert shapes("shaw")["encoder/layers/attention/relative/table"] == (3, 7, 4)
+    assert shapes("buckets")["encoder/relative_bias/table"] == (32, 3)
+    modern = shapes("modernbert")
+    assert modern["encoder/layers/feed_forward/input/kernel"] == (3, 12, 2, 20)
+    biases = {path for path in modern if path.endswith("bias")}
+    assert biases == {"mlm_head/bias", "next_sentence_head/dense/bias", "tagger/dense/bias"}
+    assert "pooler/norm/scale" in modern and "embeddings/position/table" not in modern
+    assert not any(path.startswith(("embeddings/norm", "embeddings/segment", "mlm_head")) for path in shapes("gpt"))
+    assert "embeddings/position/table" not in shapes("original")
