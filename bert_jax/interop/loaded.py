@@ -30,10 +30,10 @@ class Loaded:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_vocabulary(directory: Path, words: Tokenizer, model: ModelConfig) -> None:
+def check_vocabulary(directory: Path, words: Tokenizer, model: ModelConfig, said_by: str = "config.json") -> None:
     """Raises UserError for a tokenizer whose ids the model's token table does not have."""
     if words.vocab_size > model.vocab_size:
         raise UserError(
-            f"{directory}: the tokenizer has {words.vocab_size} tokens, config.json says vocab_size "
+            f"{directory}: the tokenizer has {words.vocab_size} tokens, {said_by} says vocab_size "
             f"{model.vocab_size}. Put the tokenizer files that belong to this model there"
         )

@@ -13,7 +13,7 @@ from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.files import INCOMPLETE, read_json
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface, original_bert
 from bert_jax.interop.loaded import Loaded, check_vocabulary
 from bert_jax.interop.weights import refuse_pickle
 from bert_jax.model import paths
@@ -62,6 +62,11 @@ def open_checkpoint(path: str | Path) -> Loaded:
     step = None
     if path.absolute().parent.name == checkpoint.CHECKPOINTS and path.name.isdecimal():
         path, step = path.absolute().parent.parent, int(path.name)
+    if original_bert.is_original(path):
+        raise UserError(
+            f"{path} is in the layout of Google's TensorFlow code. Convert it once: python -m bert_jax.convert "
+            f"--input {path} --output DIR"
+        )
     if step is None and not _is_workdir(path):
         return huggingface.read(path)
     return _open_workdir(path, step)

@@ -42,6 +42,9 @@ class Weights(Mapping[str, np.ndarray]):
             raise UserError(f"{path}: tensor {name} is of dtype {tensor.dtype}; wanted one of {', '.join(_WIDENED)}")
         return tensor.astype(np.float32)
 
+    def __contains__(self, bare: object) -> bool:
+        return bare in self._names  # without reading it
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
 

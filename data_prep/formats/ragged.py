@@ -6,8 +6,8 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Integer, Shaped, UInt8, UInt32
 
-# The generator of CRC-32C (Castagnoli 1993), bits reversed: RFC 3720, appendix B.4.
-_CASTAGNOLI = 0x82F63B78
+from bert_jax.checksum import TABLE
+
 _LOWEST_INITIALISED = 4  # bytes: the register that starts as all ones
 
 
@@ -74,15 +74,5 @@ def crc32c(strings: Ragged) -> UInt32[np.ndarray, "R"]:
     aligned[np.arange(count)[:, None], firsts] ^= np.uint8(0xFF)
     register = np.zeros(count, np.uint32)
     for column in np.ascontiguousarray(aligned.T):
-        register = _TABLE[(register ^ column) & np.uint32(0xFF)] ^ (register >> np.uint32(8))
+        register = TABLE[(register ^ column) & np.uint32(0xFF)] ^ (register >> np.uint32(8))
     return ~register
-
-
-def _table() -> UInt32[np.ndarray, "256"]:
-    table = np.arange(256, dtype=np.uint32)
-    for _ in range(8):
-        table = (table >> np.uint32(1)) ^ np.where(table & np.uint32(1), np.uint32(_CASTAGNOLI), np.uint32(0))
-    return table
-
-
-_TABLE = _table()

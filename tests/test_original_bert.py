@@ -1,0 +1,145 @@
+"""Google's own checkpoints, read without TensorFlow: equal in their outputs to google-research/bert.
+
+The checkpoint and its outputs are by tests/tools/make_original_checkpoint.py.
+"""
+
+import json
+import shutil
+import zlib
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from random_checkpoints import PRETRAINING, assert_same_tensors
+
+from bert_jax import convert
+from bert_jax.command import UserError
+from bert_jax.interop import original_bert, source
+from bert_jax.interop.tensor_bundle import TensorBundle
+from bert_jax.model import paths
+from bert_jax.model.bert import bind
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks.example import TaskBatch
+
+ORIGINAL = Path(__file__).parent / "testdata" / "original_checkpoint"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    return Path(shutil.copytree(ORIGINAL, tmp_path / "original"))
+
+
+def test_every_tensor_is_what_tensorflow_was_given():
+    bundle = TensorBundle(ORIGINAL / "bert_model.ckpt")
+    assert "bert/pooler/dense/bias/adam_m" in bundle and "bert/embeddings/LayerNorm/gamma" in bundle
+    for name in bundle:
+        if name != "global_step":
+            generator = np.random.default_rng(zlib.crc32(name.encode()))
+            wanted = (0.3 * generator.standard_normal(bundle.shape(name))).astype(np.float32)
+            np.testing.assert_array_equal(bundle[name], wanted, err_msg=name)
+    with pytest.raises(UserError, match="tensor global_step is of TensorFlow's type 9"):
+        bundle["global_step"]
+
+
+def test_hidden_states_and_heads_equal_those_of_the_original_code():
+    loaded = original_bert.read(ORIGINAL)
+    assert loaded.heads == PRETRAINING and loaded.tokenizer.vocab_size == loaded.model.vocab_size
+    with np.load(ORIGINAL / "outputs.npz") as file:
+        wanted = dict(file)
+    real = wanted["attention_mask"]
+    batch = TaskBatch(
+        wanted["input_ids"],
+        wanted["segment_ids"],
+        real,
+        np.arange(real.shape[1], dtype=np.int32) * real,
+        np.zeros(2, np.float32),
+        np.zeros(2, np.float32),
+    )
+
+    @jax.jit
+    def outputs(params, batch):
+        model = bind(loaded.model, loaded.heads, params, Runtime(layer_loop="scan"))
+        encoded = model.encode(batch, all_layers=True)
+        pooled = model.pooled(encoded.last, jax.numpy.zeros((2, 1), int))
+        masked = model.masked_logits(encoded.last, jax.numpy.asarray(wanted["positions"]))[
+            ..., : loaded.model.vocab_size
+        ]
+        return {
+            "hidden": jax.numpy.concatenate([encoded.embeddings[None], encoded.layers]),
+            "pooled": pooled[:, 0],
+            "mlm_log_probs": jax.nn.log_softmax(masked).reshape(-1, masked.shape[-1]),
+            "next_sentence_log_probs": jax.nn.log_softmax(model.next_sentence_logits(pooled)[:, 0]),
+        }
+
+    got = outputs(paths.unflatten(loaded.params), batch)
+    rows = real == 1
+    for name, value in got.items():
+        ours, theirs = (array[:, rows] if name == "hidden" else array for array in (np.asarray(value), wanted[name]))
+        np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=name)
+
+
+def test_convert_takes_the_folder_or_a_checkpoint_in_it(tmp_path, folder, capsys):
+    convert.main(["--input", str(folder), "--output", str(tmp_path / "ours")])
+    assert "2 layers x 12" in capsys.readouterr().out
+    read = original_bert.read(folder)
+    assert_same_tensors(source.open_checkpoint(tmp_path / "ours").params, read.params)
+    for file in folder.glob("bert_model.ckpt.*"):
+        file.rename(file.with_name(file.name.replace("bert_model.ckpt", "model.ckpt-1000")))
+    assert_same_tensors(original_bert.read(folder).params, read.params)  # the only one there
+    shutil.copy(folder / "model.ckpt-1000.index", folder / "model.ckpt-2000.index")
+    assert_same_tensors(original_bert.read(folder / "model.ckpt-1000").params, read.params)
+    with pytest.raises(UserError, match=r"holds 2 checkpoints\. Name one: .*model\.ckpt-2000"):
+        original_bert.read(folder)
+    with pytest.raises(UserError, match=r"model\.ckpt-2000\.data-00000-of-00001 is missing"):
+        original_bert.read(folder / "model.ckpt-2000")
+    with pytest.raises(UserError, match=r"bert_jax\.convert --input"):
+        source.open_checkpoint(folder)
+
+
+def flip(path: Path, place: int) -> None:
+    content = bytearray(path.read_bytes())
+    content[place] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda d: flip(d / "bert_model.ckpt.index", 100), r"index is damaged .*checksum"),
+        (lambda d: flip(d / "bert_model.ckpt.index", -1), r"index is damaged .*does not end as a table"),
+        (lambda d: (d / "bert_model.ckpt.index").write_bytes(b"short"), r"index is damaged"),
+        (lambda d: flip(d / "bert_model.ckpt.data-00000-of-00001", 5000), r"is damaged: tensor \S+ does not have its"),
+        (
+            lambda d: (d / "bert_model.ckpt.data-00000-of-00001").write_bytes(b"123"),
+            r"is damaged: tensor \S+ does not have its checksum",
+        ),
+        (lambda d: (d / "bert_model.ckpt.index").unlink(), "holds bert_config.json and no checkpoint"),
+        (lambda d: (d / "vocab.txt").unlink(), "neither tokenizer.json nor vocab.txt"),
+        (
+            lambda d: (d / "vocab.txt").write_text((d / "vocab.txt").read_text() + "more\n"),
+            "the tokenizer has 48 tokens, bert_config.json says vocab_size 47",
+        ),
+    ],
+)
+def test_damage_is_said(folder, damage, message):
+    damage(folder)
+    with pytest.raises(UserError, match=message):
+        original_bert.read(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_hidden_layers": 3}, r"tensor bert/encoder/layer_2/attention/self/query/kernel is missing \(16 in all\)"),
+        ({"num_hidden_layers": 1}, r"tensor bert/encoder/layer_1/\S+ has no place .* \(16 such\)"),
+        ({"intermediate_size": 24}, r"intermediate/dense/kernel is \[12, 20\], bert_config\.json wants \[12, 24\]"),
+        ({"hidden_act": "swish"}, "hidden_act is 'swish'"),
+        ({"hidden_size": "12"}, "hidden_size is '12'; wanted a whole number"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(folder, changes, message):
+    values = json.loads((folder / "bert_config.json").read_text())
+    (folder / "bert_config.json").write_text(json.dumps(values | changes))
+    with pytest.raises(UserError, match=message):
+        original_bert.read(folder)
