@@ -8,6 +8,7 @@ import pytest
 from random_checkpoints import PRETRAINING, assert_same_tensors, odd_config, random_checkpoint
 
 from bert_jax.command import UserError
+from bert_jax.config import MODEL_CHOICES
 from bert_jax.interop import huggingface, source
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
@@ -89,10 +90,24 @@ def test_a_head_for_another_number_of_classes_is_drawn_afresh(tmp_path):
 
 @pytest.mark.parametrize("field", source.ARCHITECTURE_FIELDS)
 def test_another_architecture_names_the_field(loaded, field):
-    change = {"width": 24, "heads": 5, "layer_norm_epsilon": 1e-5}.get(field, getattr(loaded.model, field) + 1)
+    now = getattr(loaded.model, field)
+    known = MODEL_CHOICES.get(field, ())
+    odd = {"width": 24, "heads": 5, "layer_norm_epsilon": 1e-5}
+    others = [value for value in known if value != now]
+    change = others[0] if others else odd.get(field, not now if isinstance(now, bool) else now + 1)
     wanted = dataclasses.replace(loaded.model, **{field: change})
     with pytest.raises(UserError, match=f"another architecture: {field} is .*, the configuration wants"):
         source.initial_params(loaded, wanted, PRETRAINING, loaded.tokenizer)
+
+
+def test_a_classifier_after_modernbert_goes_on_from_what_stood_before_its_vocabulary(tmp_path):
+    loaded = random_checkpoint(tmp_path, odd_config(), Heads(mlm=True))
+    modern = dataclasses.replace(loaded.model, pooler="transform")
+    loaded = dataclasses.replace(loaded, model=modern)
+    initial = source.initial_params(loaded, modern, Heads(pooler=True, classes=2), loaded.tokenizer)
+    assert set(initial.fresh) == {"classifier/dense/kernel", "classifier/dense/bias"}
+    for ours, theirs in (("dense/kernel", "transform/kernel"), ("norm/scale", "norm/scale")):
+        assert initial.params[f"pooler/{ours}"] is loaded.params[f"mlm_head/{theirs}"]
 
 
 def test_dropout_is_no_part_of_the_architecture(loaded):

@@ -25,17 +25,13 @@ from bert_jax.train.run import RESULT_FILE
 
 __all__ = ["InitialParams", "Loaded", "check_architecture", "initial_params", "open_checkpoint", "write_workdir"]
 
-# The others (dropout, initializer_range) change how a model is trained, not what its parameters mean.
-ARCHITECTURE_FIELDS = (
-    "vocab_size",
-    "layers",
-    "width",
-    "heads",
-    "feed_forward",
-    "max_positions",
-    "segment_types",
-    "layer_norm_epsilon",
+# What changes how a model is trained, not what its parameters mean; all else is its architecture.
+TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range")
+ARCHITECTURE_FIELDS = tuple(
+    field.name for field in dataclasses.fields(ModelConfig) if field.name not in TRAINING_FIELDS
 )
+# ModernBERT has one dense layer and norm before whichever head there is: fine-tuning goes on from that of pretraining.
+_BEFORE_HEADS = {"pooler/dense": "mlm_head/transform", "pooler/norm": "mlm_head/norm"}
 
 
 class InitialParams(NamedTuple):
@@ -96,9 +92,12 @@ def initial_params(loaded: Loaded, model: ModelConfig, heads: Heads, tokenizer: 
             f"--tokenizer={origin}, or init_from another checkpoint"
         )
     wanted = paths.flatten(abstract_params(model, heads))
-    found = {
-        path: value for path, value in loaded.params.items() if path in wanted and wanted[path].shape == value.shape
-    }
+    held = dict(loaded.params)
+    if model.pooler == "transform":
+        for folder, source in _BEFORE_HEADS.items():
+            beside = {path: value for path, value in held.items() if path.startswith(source + paths.SEPARATOR)}
+            held = {path.replace(source, folder): value for path, value in beside.items()} | held
+    found = {path: value for path, value in held.items() if path in wanted and wanted[path].shape == value.shape}
     fresh = tuple(path for path in wanted if path not in found)
     if fresh:
         Console(stderr=True).print(

@@ -35,13 +35,17 @@ def training_flops(model: ModelConfig, rows: int, length: int, predictions: int)
     """FLOPs of one training step: 3 times the forward matmuls (forward, and two products backward).
 
     Counted over slots, padding too, since the chip does that work; the embedding look-up counts nothing
-    (Chowdhery et al. 2022, appendix B, for what MFU counts).
+    (Chowdhery et al. 2022, appendix B, for what MFU counts). Of a layer with a window only what it sees counts.
+    predictions   slots of each row whose vocabulary logits are computed; all of them in a causal model
     """
-    width, layers = model.width, model.layers
-    slots = rows * length
-    per_layer = slots * (8 * width**2 + 4 * width * model.feed_forward) + 4 * rows * length**2 * width
-    head = rows * predictions * (2 * width**2 + 2 * width * padded_vocabulary(model.vocab_size))
-    return 3.0 * (layers * per_layer + head)
+    width, slots = model.width, rows * length
+    feed_forward = (6 if model.gated else 4) * width * model.feed_forward
+    seen = [length if model.is_global(layer) else min(length, 2 * model.window + 1) for layer in range(model.layers)]
+    layers = slots * (model.layers * (8 * width**2 + feed_forward) + 4 * width * sum(seen))
+    predicted = slots if model.causal else rows * predictions
+    transform = 0 if model.causal else 2 * width**2
+    head = predicted * (transform + 2 * width * padded_vocabulary(model.vocab_size))
+    return 3.0 * (layers + head)
 
 
 def peak_flops() -> float | None:

@@ -1,0 +1,40 @@
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.bert import bind, init_params
+from bert_jax.model.heads import Heads
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks.example import TaskBatch
+from bert_jax.train.metrics import training_flops
+
+WIDE = ModelConfig(vocab_size=1024, layers=2, width=256, heads=4, feed_forward=512, max_positions=64)
+GATED = dataclasses.replace(WIDE, gated=True, bias=False, norm="pre", positions="rotary", segment_types=0)
+CAUSAL = dataclasses.replace(WIDE, causal=True, norm="pre", segment_types=0)
+
+
+@pytest.mark.parametrize("config", [WIDE, GATED, CAUSAL], ids=["bert", "gated", "causal"])
+def test_flops_are_three_times_those_that_xla_counts_in_the_forward_pass(config):
+    heads = Heads(mlm=not config.causal, lm=config.causal)
+    slots = jnp.tile(jnp.arange(64, dtype=jnp.int32)[None], (2, 1))
+    batch = TaskBatch(slots, slots * 0, slots * 0 + 1, slots, jnp.zeros(2), jnp.zeros(2))
+    predicted = slots if config.causal else slots[:, :10]
+
+    def forward(params):
+        model = bind(config, heads, params, Runtime(layer_loop="unrolled"))
+        return model.masked_logits(model.encode(batch).last, predicted)
+
+    params = jax.eval_shape(lambda: init_params(config, heads, jax.random.key(0)))
+    counted = jax.jit(forward).lower(params).cost_analysis()["flops"]
+    # XLA counts norms, softmax and the small tables' one-hot products, too: a few per cent.
+    assert 0.9 < training_flops(config, rows=2, length=64, predictions=10) / (3 * counted) < 1.0
+
+
+def test_a_window_counts_what_it_sees():
+    local = dataclasses.replace(WIDE, window=7, global_every=2)
+    spared = 3 * 4 * WIDE.width * (2 * 64) * (64 - 15)  # the second of two layers sees 15 of 64 slots
+    whole = training_flops(WIDE, rows=2, length=64, predictions=10)
+    assert whole - training_flops(local, rows=2, length=64, predictions=10) == spared
