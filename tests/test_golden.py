@@ -5,101 +5,38 @@ says and copy its output there.
 """
 
 import json
-from pathlib import Path
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import safetensors.numpy
-from random_checkpoints import assert_same_tensors, write_vocabulary
+from golden import (
+    SCAN,
+    UNROLLED,
+    assert_close,
+    assert_hidden_states_close,
+    assert_no_gradient_in_padding,
+    jit_once,
+    open_golden,
+    pretraining_batch,
+    task_batch,
+)
+from random_checkpoints import assert_same_tensors
 
-from bert_jax.data.example import Batch
 from bert_jax.interop import huggingface, names
 from bert_jax.interop.families.bert import BERT
-from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
-from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.example import TaskBatch
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.train.losses import PretrainingObjective, means, total_loss
 
-TESTDATA = Path(__file__).parent / "testdata"
-TOLERANCE = 1e-5
-IGNORED = -100  # the reference's label for "no prediction here"
-# Between them the tests run both forms of the layer loop.
-UNROLLED, SCAN = Runtime(layer_loop="unrolled"), Runtime(layer_loop="scan")
-REFRESH = "not the reference; if the reference itself changed, refresh by tests/tools/make_golden.py"
-
-
-class Golden(NamedTuple):
-    loaded: Loaded
-    arrays: dict[str, np.ndarray]
-
-    def output(self, name: str) -> np.ndarray:
-        return self.arrays[f"outputs/{name}"]
-
-    def real(self) -> np.ndarray:
-        return self.arrays["inputs/attention_mask"] == 1
-
-
-def open_golden(name: str, folder: Path) -> Golden:
-    """The reference model through the front door, as a Hugging Face folder; its tokenizer plays no part."""
-    with np.load(TESTDATA / f"bert_{name}.npz") as file:
-        arrays = dict(file)
-    weights = {key.removeprefix("weights/"): value for key, value in arrays.items() if key.startswith("weights/")}
-    safetensors.numpy.save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    (folder / "config.json").write_text(str(arrays["config"]))
-    write_vocabulary(folder, json.loads(str(arrays["config"]))["vocab_size"])
-    return Golden(huggingface.read(folder), arrays)
-
-
-def pretraining_batch(arrays: dict[str, np.ndarray]) -> Batch:
-    """The reference's inputs as our batch: a slot is a prediction where the reference has a label."""
-    mask = arrays["inputs/attention_mask"].astype(np.int32)
-    rows, length = mask.shape
-    slots = np.broadcast_to(np.arange(length, dtype=np.int32), mask.shape)
-    labels = arrays["inputs/labels"]
-    return Batch(
-        input_ids=arrays["inputs/input_ids"].astype(np.int32),
-        segment_ids=arrays["inputs/token_type_ids"].astype(np.int32),
-        sequence_ids=mask,
-        positions=slots * mask,
-        masked_positions=slots,
-        masked_ids=np.where(labels == IGNORED, 0, labels).astype(np.int32),
-        masked_weights=(labels != IGNORED).astype(np.float32),
-        cls_positions=np.zeros((rows, 1), np.int32),
-        next_sentence_label=arrays["inputs/next_sentence_label"].astype(np.int32)[:, None],
-        next_sentence_weight=np.ones((rows, 1), np.float32),
-    )
-
-
-def task_batch(arrays: dict[str, np.ndarray]) -> TaskBatch:
-    mask = arrays["inputs/attention_mask"].astype(np.int32)
-    none = np.zeros(len(mask), np.float32)
-    ids, segments = (arrays[f"inputs/{name}"].astype(np.int32) for name in ("input_ids", "token_type_ids"))
-    return TaskBatch(ids, segments, mask, np.arange(mask.shape[1], dtype=np.int32) * mask, none, none)
-
-
-def assert_close(got: object, wanted: np.ndarray, name: str) -> None:
-    np.testing.assert_allclose(np.asarray(got), wanted, rtol=0, atol=TOLERANCE, err_msg=f"{name}: {REFRESH}")
-
-
-def assert_hidden_states_close(golden: Golden, encoded) -> None:
-    real = golden.real()
-    states = [encoded.embeddings, *encoded.layers]
-    assert f"outputs/hidden_{len(states)}" not in golden.arrays
-    for depth, state in enumerate(states):
-        assert_close(np.asarray(state)[real], golden.output(f"hidden_{depth}")[real], f"hidden_{depth}")
-
 
 def test_pretraining_model_equals_the_reference(tmp_path):
-    golden = open_golden("pretraining", tmp_path)
+    golden = open_golden("bert_pretraining", tmp_path)
     loaded, batch, real = golden.loaded, pretraining_batch(golden.arrays), golden.real()
 
-    @jax.jit
+    @jit_once
     def run(params, batch):
         model = bind(loaded.model, loaded.heads, params, UNROLLED)
         encoded = model.encode(batch, all_layers=True)
@@ -116,11 +53,11 @@ def test_pretraining_model_equals_the_reference(tmp_path):
 
 
 def test_losses_and_gradients_equal_the_reference(tmp_path):
-    golden = open_golden("pretraining", tmp_path)
+    golden = open_golden("bert_pretraining", tmp_path)
     loaded, batch = golden.loaded, pretraining_batch(golden.arrays)
     objective = PretrainingObjective(next_sentence=True)
 
-    @jax.jit
+    @jit_once
     def run(params, batch):
         def loss(params):
             model = bind(loaded.model, loaded.heads, params, SCAN)
@@ -135,21 +72,20 @@ def test_losses_and_gradients_equal_the_reference(tmp_path):
     assert_close(metrics["nsp_loss"], golden.output("next_sentence_loss"), "next_sentence_loss")
     flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
     theirs = names.to_theirs(BERT.table("BertForPreTraining"), flat, loaded.model)
-    wanted = {key.removeprefix("gradients/"): value for key, value in golden.arrays.items() if "gradients/" in key}
+    wanted = golden.tensors("gradients")
     assert {name.removeprefix("bert.") for name in wanted} == set(theirs)
     for name, value in wanted.items():
         assert_close(theirs[name.removeprefix("bert.")], value, f"gradient of {name}")
-    for path in ("embeddings/token/table", "mlm_head/bias"):
-        assert not flat[path][loaded.model.vocab_size :].any(), f"{path}: gradient in the vocabulary's padding"
+    assert_no_gradient_in_padding(flat, loaded.model.vocab_size)
 
 
 @pytest.mark.parametrize(("name", "kind"), [("classification", "classification"), ("tagging", "tagging")])
 def test_task_heads_equal_the_reference(tmp_path, name, kind):
-    golden = open_golden(name, tmp_path)
+    golden = open_golden(f"bert_{name}", tmp_path)
     loaded, batch = golden.loaded, task_batch(golden.arrays)
     objective = TaskObjective(kind, loaded.heads.classes or loaded.heads.tags)
 
-    @jax.jit
+    @jit_once
     def run(params, batch):
         model = bind(loaded.model, loaded.heads, params, SCAN)
         return model.encode(batch, all_layers=True), objective.outputs(model, batch, None)
@@ -165,9 +101,9 @@ def test_task_heads_equal_the_reference(tmp_path, name, kind):
 @pytest.mark.parametrize("name", ["pretraining", "classification", "tagging"])
 def test_exported_again_the_tensors_are_the_reference_s_own(tmp_path, name):
     (tmp_path / "in").mkdir()
-    golden = open_golden(name, tmp_path / "in")
+    golden = open_golden(f"bert_{name}", tmp_path / "in")
     huggingface.write(golden.loaded, tmp_path / "out")
-    wanted = {key.removeprefix("weights/"): value for key, value in golden.arrays.items() if "weights/" in key}
+    wanted = golden.tensors("weights")
     assert_same_tensors(safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors"), wanted)
     again, first = json.loads((tmp_path / "out" / "config.json").read_text()), json.loads(str(golden.arrays["config"]))
     shared = set(again) & set(first)

@@ -41,11 +41,12 @@ def config_of(**sizes: object) -> transformers.BertConfig:
 def randomize(model: torch.nn.Module, seed: int) -> None:
     """Gives every parameter a value far from its initial one, so that no term of the model can hide."""
     generator = torch.Generator().manual_seed(seed)
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
+    scales = {id(norm.weight) for norm in norms}
     with torch.no_grad():
-        for name, value in model.named_parameters():
+        for value in model.parameters():
             noise = torch.randn(value.shape, generator=generator)
-            is_norm_scale = name.endswith("LayerNorm.weight")
-            value.copy_(1 + 0.2 * noise if is_norm_scale else 0.2 * noise)
+            value.copy_(1 + 0.2 * noise if id(value) in scales else 0.2 * noise)
 
 
 def inputs_of(config: transformers.BertConfig, lengths: list[int], slots: int, seed: int) -> dict[str, torch.Tensor]:

@@ -1,0 +1,73 @@
+"""Law 6 for architectures without a Hugging Face layout of ours: the reference's hidden states, logits, gradients.
+
+The reference arrays in tests/testdata come from tests/tools/make_golden_encoders.py, which says what each file is of.
+To refresh them, run it as its docstring says and copy its output there.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from golden import (
+    SCAN,
+    UNROLLED,
+    assert_close,
+    assert_hidden_states_close,
+    assert_no_gradient_in_padding,
+    jit_once,
+    open_encoder,
+    pretraining_batch,
+    read_arrays,
+)
+
+from bert_jax.model import paths
+from bert_jax.model.activations import activation
+from bert_jax.model.bert import bind
+from bert_jax.model.heads import Heads
+from bert_jax.train.losses import PretrainingObjective, means, total_loss
+
+MLM = Heads(mlm=True)
+RUNTIMES = {"original": UNROLLED, "pre_norm": SCAN, "buckets": UNROLLED, "shaw": SCAN}
+
+
+@pytest.mark.parametrize("name", RUNTIMES)
+def test_an_architecture_equals_the_reference(tmp_path, name):
+    golden = open_encoder(name, MLM, tmp_path)
+    model_config, batch, real = golden.loaded.model, pretraining_batch(golden.arrays), golden.real()
+    objective = PretrainingObjective(next_sentence=False)
+
+    @jit_once
+    def run(params, batch):
+        def loss(params):
+            model = bind(model_config, MLM, params, RUNTIMES[name])
+            sums, counts = objective.sums(model, batch, None), objective.counts(batch)
+            encoded = model.encode(batch, all_layers=True)
+            logits = model.masked_logits(encoded.last, batch.masked_positions)
+            return total_loss(sums, counts), (encoded, logits, means(sums, counts)["mlm_loss"])
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    params = jax.tree.map(jnp.asarray, paths.unflatten(golden.loaded.params))
+    (total, (encoded, logits, mlm_loss)), gradients = run(params, jax.tree.map(jnp.asarray, batch))
+    assert_hidden_states_close(golden, encoded)
+    vocab_size = model_config.vocab_size
+    assert_close(logits[..., :vocab_size][real], golden.output("mlm_logits")[real], "mlm_logits")
+    assert not np.isfinite(logits[..., vocab_size:]).any()
+    assert_close(total, golden.output("loss"), "loss")
+    assert_close(mlm_loss, golden.output("loss"), "mlm_loss")
+    flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
+    assert_no_gradient_in_padding(flat, vocab_size)
+    wanted = golden.tensors("gradients")
+    assert set(flat) == set(wanted)
+    for path, value in wanted.items():
+        got = flat[path][:vocab_size] if len(flat[path]) > len(value) else flat[path]
+        assert_close(got, value, f"gradient of {path}")
+
+
+@pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "gelu_sigmoid", "relu"])
+def test_an_activation_and_its_slope_equal_the_reference(name):
+    arrays = read_arrays("activations")
+    function = activation(name)
+    value, slope = jax.vmap(jax.value_and_grad(lambda x: function(x)))(arrays["x"])
+    assert_close(value, arrays[f"{name}/value"], name)
+    assert_close(slope, arrays[f"{name}/slope"], f"slope of {name}")
