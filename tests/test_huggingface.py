@@ -176,12 +176,13 @@ def test_weights_in_several_files_are_read_and_a_missing_one_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "roberta"}, "model_type is 'roberta'; only 'bert'"),
-        ({"architectures": ["BertForQuestionAnswering"]}, "architectures is 'BertForQuestionAnswering'"),
-        ({"hidden_act": "gelu_new"}, "hidden_act is 'gelu_new'; only 'gelu'"),
+        ({"model_type": "t5"}, "model_type is 't5'; only 'bert', 'roberta', 'xlm-roberta'"),
+        ({"model_type": "roberta"}, "architectures is 'BertForPreTraining'; known: RobertaModel"),
+        ({"architectures": ["BertLMHeadModel"]}, "architectures is 'BertLMHeadModel'"),
+        ({"hidden_act": "silu"}, "hidden_act is 'silu'; only 'gelu'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"is_decoder": True}, "is_decoder is True"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings is False"),
+        ({"tie_word_embeddings": False}, r"tensor cls\.predictions\.decoder\.\S+ is missing"),
         ({"hidden_size": None}, "hidden_size is None; wanted a whole number"),
         ({"hidden_size": 22}, r"hidden_size 22 is not|width 22 is not"),
         ({"num_hidden_layers": 4}, r"tensor encoder\.layer\.3\.attention\.self\.query\.weight is missing"),

@@ -16,8 +16,21 @@ from bert_jax.tokenizer import Tokenizer
 COUNTED = ("classes", "tags")
 # How a model is trained; what its parameters mean is the same with other values.
 TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range")
+ARCHITECTURE_FIELDS = tuple(one.name for one in dataclasses.fields(ModelConfig) if one.name not in TRAINING_FIELDS)
 
 LARGEST = 1 << 24  # of a number in config.json: far over any model, and products of three still are 64-bit sizes
+
+# Names of transformers' activations; all those of one value compute the same, and the first is what we write.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_python": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "quick_gelu": "gelu_sigmoid",
+    "relu": "relu",
+}
+WRITTEN_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
 
 Parts = dict[str, tuple[Entry, ...]]
 
@@ -42,6 +55,7 @@ class Family:
     architectures   by name, the base model's among them
     copies          tensors that a file may hold besides: the copy's name and that of the original
     buffers         tensors that a file may hold besides, and that nothing reads
+    unread          the same, but they have been learnt: reading says that they are left out
     read_model      config.json (its path for messages, its fields) to the architecture
     write_model     the fields of config.json of an architecture, as near as the layout comes to it
     read_heads      further fields of Heads that config.json decides, of its path, its fields and the parts
@@ -60,6 +74,7 @@ class Family:
     write_model: Callable[[ModelConfig, Tokenizer], dict[str, Any]]
     copies: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
+    unread: tuple[str, ...] = ()
     read_heads: Callable[[Path, Mapping[str, Any], frozenset[str]], dict[str, Any]] = lambda where, values, parts: {}
     write_heads: Callable[[Heads], dict[str, Any]] = lambda heads: {}
     tokenizers: tuple[str, ...] | None = None
@@ -86,10 +101,9 @@ class Family:
     def foreign_field(self, model: ModelConfig, words: Tokenizer) -> str | None:
         """The first field of an architecture that this layout cannot hold, None where it holds all."""
         again = self.read_model(Path(), self.write_model(model, words))
-        for one in dataclasses.fields(ModelConfig):
-            if one.name not in TRAINING_FIELDS and getattr(again, one.name) != getattr(model, one.name):
-                return one.name
-        return None
+        differing = [name for name in ARCHITECTURE_FIELDS if getattr(again, name) != getattr(model, name)]
+        # A position table of another length is but the consequence of another first position.
+        return min(differing, key=lambda name: name == "max_positions", default=None)
 
 
 def parts_of(heads: Heads) -> set[str]:
@@ -119,6 +133,14 @@ def read_fields(where: Path, values: Mapping[str, Any], fields: tuple[Field, ...
             raise UserError(f"{where}: {theirs} is {value!r}; wanted a number from {least} to below {LARGEST:,}")
         found[ours] = value if kind is int else float(value)
     return found
+
+
+def read_activation(where: Path, values: Mapping[str, Any], name: str) -> str:
+    """Our name of the activation in a field. Raises UserError, naming the field, for one that there is not."""
+    value = values.get(name, "gelu")
+    if not isinstance(value, str) or value not in ACTIVATIONS:
+        raise UserError(f"{where}: {name} is {value!r}; only {', '.join(map(repr, ACTIVATIONS))} can be read")
+    return ACTIVATIONS[value]
 
 
 def model_config(where: Path, **fields: Any) -> ModelConfig:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
+from rich.console import Console
 from tokenizers import processors
 
 from bert_jax import tokenizer
@@ -69,38 +70,39 @@ def write(loaded: Loaded, directory: str | Path) -> None:
     with new_folder(directory) as unfinished:
         values = _write_config(loaded, family, architecture) | {"dtype": dtype}
         (unfinished / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        _save_tokenizer(loaded.tokenizer, unfinished)
+        _save_tokenizer(loaded.tokenizer, unfinished, types=loaded.model.segment_types > 1)
         card = model_card.text(loaded, family, architecture)
         (unfinished / "README.md").write_text(card, encoding="utf-8")
         save(tensors, unfinished / WEIGHTS_FILE)
 
 
-def _save_tokenizer(words: tokenizer.Tokenizer, directory: Path) -> None:
+def _save_tokenizer(words: tokenizer.Tokenizer, directory: Path, types: bool) -> None:
     """The tokenizer's files, of which transformers makes rows as this model knows them.
 
-    That is one separator between two texts, and token types, whatever the vocabulary: transformers' own classes for
-    RoBERTa's and XLM-R's put two, and give no types.
+    That is one separator between two texts, whatever the vocabulary, and token types where the model has them:
+    transformers' own classes for RoBERTa's and XLM-R's vocabularies put two separators, and give no types.
     """
     words.save(directory)
-    if words.pair_separators == 1:
+    if words.pair_separators == 1 and types:
         return
     file = directory / "tokenizer.json"
     library = tokenizers.Tokenizer.from_file(str(file))
     cls, sep = words.roles.cls_token, words.roles.sep_token
+    second = 1 if types else 0
     template = processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:{second} {sep}:{second}",
         special_tokens=[(cls, words.cls_id), (sep, words.sep_id)],
     )
     trim = [processors.ByteLevel(trim_offsets=True)] if words.kind == "bpe" else []
     library.post_processor = processors.Sequence([*trim, template])
     file.write_text(library.to_str(pretty=True), encoding="utf-8")
     settings = directory / "tokenizer_config.json"
-    of_bert = {
+    of_model = {
         "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", "token_type_ids", "attention_mask"],
+        "model_input_names": ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"],
     }
-    write_json(settings, read_json(settings) | of_bert)
+    write_json(settings, read_json(settings) | of_model)
 
 
 def _family(where: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
@@ -138,7 +140,9 @@ def _check_tensors(directory: Path, weights: Weights, wanted: Mapping[str, tuple
         if weights.shape(name) != shape:
             raise UserError(f"{weights.said(name)} is {list(weights.shape(name))}, config.json wants {list(shape)}")
     copies = {copy: original for copy, original in family.copies.items() if copy in weights and copy not in wanted}
-    extra = [name for name in weights if name not in wanted and name not in family.buffers and name not in copies]
+    unread = [name for name in family.unread if name in weights and name not in wanted]
+    known = {*wanted, *copies, *unread, *family.buffers}
+    extra = [name for name in weights if name not in known]
     if extra:
         raise UserError(
             f"{weights.said(extra[0])} has no place in the architecture of config.json ({len(extra)} such). "
@@ -146,7 +150,15 @@ def _check_tensors(directory: Path, weights: Weights, wanted: Mapping[str, tuple
         )
     for copy, original in copies.items():
         if not np.array_equal(weights[copy], weights[original]):
-            raise UserError(f"{weights.said(copy)} is not {original}; only tied tables can be read")
+            raise UserError(
+                f"{weights.said(copy)} is not {original}, though tie_word_embeddings is not false. Correct config.json"
+            )
+    if unread:
+        Console(stderr=True).print(
+            f"{directory}: not used by the architecture of config.json, so left out: {', '.join(unread)}",
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:

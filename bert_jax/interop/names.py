@@ -29,6 +29,7 @@ class Entry(NamedTuple):
     """One parameter: its path, and the names that a base model has for it, {} standing for the layer.
 
     Layers before `first_layer` have no such tensor; there the parameter, which then nothing reads, is `without`.
+    `tied` says that only a model whose output is (or is not) tied to the token table has this entry.
     """
 
     path: str
@@ -36,6 +37,7 @@ class Entry(NamedTuple):
     layout: Layout
     first_layer: int = 0
     without: float = 0.0
+    tied: bool | None = None
 
 
 def _pad(table: np.ndarray, config: ModelConfig) -> np.ndarray:
@@ -60,6 +62,8 @@ SAME = Layout(lambda tensors, _: tensors[0], lambda ours, _: [ours])
 # A dense kernel is [out, in] in torch.
 DENSE = Layout(lambda tensors, _: tensors[0].T, lambda ours, _: [ours.T])
 VOCABULARY = Layout(lambda tensors, c: _pad(tensors[0], c), lambda ours, c: [ours[: c.vocab_size]])
+# Read from the first; the second is written, and nothing reads it.
+VOCABULARY_TWICE = Layout(VOCABULARY.join, lambda ours, c: [ours[: c.vocab_size]] * 2)
 # Query, key and value, each apart.
 QKV_KERNEL = Layout(_fuse_kernels, _part_kernels)
 QKV_BIAS = Layout(
@@ -82,10 +86,19 @@ def norm(path: str, name: str) -> tuple[Entry, ...]:
     return Entry(f"{path}/scale", (f"{name}.weight",), SAME), Entry(f"{path}/bias", (f"{name}.bias",), SAME)
 
 
+def output_entries(path: str, decoder: str, bias: str) -> tuple[Entry, ...]:
+    """The output of a masked language model of transformers: an untied one has a bias of its own in its `decoder`."""
+    return (
+        Entry(f"{path}/bias", (bias,), VOCABULARY, tied=True),
+        Entry(f"{path}/output/table", (f"{decoder}.weight",), VOCABULARY, tied=False),
+        Entry(f"{path}/bias", (f"{decoder}.bias", bias), VOCABULARY_TWICE, tied=False),
+    )
+
+
 def to_theirs(table: Sequence[Entry], params: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str, np.ndarray]:
     """Their tensors by name, of parameters by path; views where nothing has to move."""
     tensors: dict[str, np.ndarray] = {}
-    for entry in _used(table, params):
+    for entry in _used(table, params, config):
         ours = params[entry.path]
         for layer, one in enumerate(ours) if entry.path.startswith(LAYERS) else [(0, ours)]:
             if layer >= entry.first_layer:
@@ -100,7 +113,7 @@ def from_theirs(
     """Parameters by path, of their tensors, which `read` gives by name in the right shape."""
     abstract = paths.flatten(abstract_params(config, heads))
     params = {}
-    for entry in _used(table, abstract):
+    for entry in _used(table, abstract, config):
         shape = abstract[entry.path].shape
         if not entry.path.startswith(LAYERS):
             params[entry.path] = np.ascontiguousarray(_read(entry, 0, read, config))
@@ -122,7 +135,7 @@ def _read(entry: Entry, layer: int, read: Callable[[str], np.ndarray], config: M
     return entry.layout.join([read(name.format(layer)) for name in entry.names], config)
 
 
-def _used(table: Sequence[Entry], params: Mapping[str, object]) -> list[Entry]:
-    found = [entry for entry in table if entry.path in params]
+def _used(table: Sequence[Entry], params: Mapping[str, object], config: ModelConfig) -> list[Entry]:
+    found = [entry for entry in table if entry.path in params and entry.tied in (None, config.tied_output)]
     assert len(found) == len(params), f"not in the name table: {set(params) - {entry.path for entry in found}}"
     return found

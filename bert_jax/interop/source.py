@@ -14,6 +14,7 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.files import INCOMPLETE, read_json
 from bert_jax.interop import huggingface, original_bert
+from bert_jax.interop.family import ARCHITECTURE_FIELDS
 from bert_jax.interop.loaded import Loaded, check_vocabulary
 from bert_jax.interop.weights import refuse_pickle
 from bert_jax.model import paths
@@ -25,11 +26,6 @@ from bert_jax.train.run import RESULT_FILE
 
 __all__ = ["InitialParams", "Loaded", "check_architecture", "initial_params", "open_checkpoint", "write_workdir"]
 
-# What changes how a model is trained, not what its parameters mean; all else is its architecture.
-TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range")
-ARCHITECTURE_FIELDS = tuple(
-    field.name for field in dataclasses.fields(ModelConfig) if field.name not in TRAINING_FIELDS
-)
 # ModernBERT has one dense layer and norm before whichever head there is: fine-tuning goes on from that of pretraining.
 _BEFORE_HEADS = {"pooler/dense": "mlm_head/transform", "pooler/norm": "mlm_head/norm"}
 

@@ -1,6 +1,7 @@
 """The families that the Hugging Face layout is known of, one file each."""
 
 from bert_jax.interop.families.bert import BERT
+from bert_jax.interop.families.roberta import ROBERTA, XLM_ROBERTA
 from bert_jax.interop.family import Family
 
-FAMILIES: dict[str, Family] = {family.model_type: family for family in (BERT,)}
+FAMILIES: dict[str, Family] = {family.model_type: family for family in (BERT, ROBERTA, XLM_ROBERTA)}

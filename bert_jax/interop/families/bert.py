@@ -9,12 +9,14 @@ from typing import Any
 
 from bert_jax.config import ModelConfig
 from bert_jax.interop.family import (
+    WRITTEN_ACTIVATIONS,
     Architecture,
     Family,
     Field,
     Parts,
     check_fixed,
     model_config,
+    read_activation,
     read_fields,
     write_fields,
 )
@@ -28,6 +30,7 @@ from bert_jax.interop.names import (
     Entry,
     dense,
     norm,
+    output_entries,
 )
 from bert_jax.tokenizer import Tokenizer
 
@@ -46,11 +49,10 @@ FIELDS = (
     Field("initializer_range", "initializer_range", 0.02),
 )
 FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
-    ("hidden_act", ("gelu",)),
     ("position_embedding_type", ("absolute", None)),
     ("is_decoder", (False, None)),
     ("add_cross_attention", (False, None)),
-    ("tie_word_embeddings", (True, None)),
+    ("tie_word_embeddings", (True, False, None)),
     ("pruned_heads", ({}, None)),
 )
 
@@ -77,12 +79,14 @@ MLM: Parts = {
     "mlm": (
         *dense("mlm_head/transform", "cls.predictions.transform.dense"),
         *norm("mlm_head/norm", "cls.predictions.transform.LayerNorm"),
-        Entry("mlm_head/bias", ("cls.predictions.bias",), VOCABULARY),
+        *output_entries("mlm_head", "cls.predictions.decoder", "cls.predictions.bias"),
     )
 }
 NEXT_SENTENCE: Parts = {"next_sentence": dense("next_sentence_head/dense", "cls.seq_relationship")}
 CLASSES: Parts = {"classes": dense("classifier/dense", "classifier")}
 TAGS: Parts = {"tags": dense("tagger/dense", "classifier")}
+BASE = ("embeddings.", "encoder.", "pooler.")
+BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
 def _architecture(*required: Parts) -> Architecture:
@@ -93,16 +97,19 @@ def _architecture(*required: Parts) -> Architecture:
 
 def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
     check_fixed(where, values, FIXED)
-    return model_config(where, **read_fields(where, values, FIELDS))
+    fields = read_fields(where, values, FIELDS)
+    tied = values.get("tie_word_embeddings") is not False
+    return model_config(where, activation=read_activation(where, values, "hidden_act"), tied_output=tied, **fields)
 
 
-def _write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:
+def write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:
     return write_fields(model, FIELDS) | {
-        "hidden_act": "gelu",
+        "hidden_act": WRITTEN_ACTIVATIONS[model.activation],
+        "type_vocab_size": max(1, model.segment_types),  # it has no way to leave them out
         "position_embedding_type": "absolute",
         "is_decoder": False,
         "add_cross_attention": False,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": model.tied_output,
         "classifier_dropout": None,
         "pad_token_id": words.pad_id,
     }
@@ -112,7 +119,7 @@ BERT = Family(
     model_type="bert",
     title="BERT",
     prefix="bert.",
-    base=("embeddings.", "encoder.", "pooler."),
+    base=BASE,
     base_class="BertModel",
     encoder=ENCODER,
     architectures={
@@ -127,7 +134,7 @@ BERT = Family(
         "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
-    buffers=("embeddings.position_ids", "embeddings.token_type_ids"),
+    buffers=BUFFERS,
     read_model=_read_model,
-    write_model=_write_model,
+    write_model=write_model,
 )

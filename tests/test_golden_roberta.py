@@ -1,0 +1,130 @@
+"""Law 6 for RoBERTa and XLM-R, and for BERT's question and multiple-choice heads: hidden states, logits, gradients.
+
+The reference arrays in tests/testdata come from tests/tools/make_golden_roberta.py. To refresh them, run it as its
+docstring says and copy its output there.
+"""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from golden import IGNORED, SCAN, UNROLLED, assert_close, assert_hidden_states_close, open_golden
+from random_checkpoints import assert_same_tensors, write_vocabulary
+from tokenizer_kinds import byte_pairs, make
+
+from bert_jax import tokenizer
+from bert_jax.interop import huggingface, names
+from bert_jax.interop.families import FAMILIES
+from bert_jax.model import paths
+from bert_jax.model.bert import bind
+from bert_jax.tasks.example import TaskBatch
+
+# How the layers are looped: between them the tests run both forms.
+GOLDEN = {
+    "roberta_masked_lm": UNROLLED,
+    "roberta_tagging": SCAN,
+    "xlm_roberta_classification": SCAN,
+}
+
+
+def batch_of(arrays: dict[str, np.ndarray]) -> TaskBatch:
+    """The reference's inputs; the choices of all questions one after the other."""
+    length = arrays["inputs/input_ids"].shape[-1]
+    ids, mask = (
+        arrays[f"inputs/{name}"].reshape(-1, length).astype(np.int32) for name in ("input_ids", "attention_mask")
+    )
+    segments = arrays.get("inputs/token_type_ids", np.zeros_like(ids)).reshape(-1, length).astype(np.int32)
+    none = np.zeros(len(ids), np.float32)
+    return TaskBatch(ids, segments, mask, np.arange(length, dtype=np.int32) * mask, none, none)
+
+
+def logits_of(heads, model, last) -> dict[str, jax.Array]:
+    """What the reference calls its logits, by its names."""
+    if heads.mlm:
+        return {"logits": model.vocabulary_logits(last)[..., : model.config.vocab_size]}
+    if heads.tags:
+        return {"logits": model.tag_logits(last)}
+    first_slot = jnp.zeros((len(last), 1), jnp.int32)
+    return {"logits": model.class_logits(model.pooled(last, first_slot))[:, 0]}
+
+
+def loss_of(logits: dict[str, jax.Array], arrays: dict[str, np.ndarray]) -> jax.Array:
+    """The reference's loss: the mean cross-entropy of what has a label, of an answer's two ends the mean."""
+    truths = {"logits": "labels", "start_logits": "start_positions", "end_logits": "end_positions"}
+    losses = []
+    for name, values in logits.items():
+        labels = arrays[f"inputs/{truths[name]}"]
+        log_probabilities = jax.nn.log_softmax(values.reshape(*labels.shape, -1))
+        known = labels != IGNORED
+        picked = jnp.take_along_axis(log_probabilities, np.where(known, labels, 0)[..., None], axis=-1)[..., 0]
+        losses.append(-jnp.where(known, picked, 0).sum() / known.sum())
+    return sum(losses) / len(losses)
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_a_model_equals_the_reference(tmp_path, name):
+    golden = open_golden(name, tmp_path)
+    loaded, arrays = golden.loaded, golden.arrays
+    batch = batch_of(arrays)
+
+    @jax.jit
+    def run(params, batch):
+        def loss(params):
+            model = bind(loaded.model, loaded.heads, params, GOLDEN[name])
+            encoded = model.encode(batch, all_layers=True)
+            logits = logits_of(loaded.heads, model, encoded.last)
+            return loss_of(logits, arrays), (encoded, logits)
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    params = jax.tree.map(jnp.asarray, paths.unflatten(loaded.params))
+    (loss, (encoded, logits)), gradients = run(params, batch)
+    flat_mask = golden._replace(arrays=arrays | {"inputs/attention_mask": batch.sequence_ids})
+    assert_hidden_states_close(flat_mask, encoded)
+    by_token = loaded.heads.mlm or loaded.heads.tags
+    for kind, values in logits.items():
+        wanted = golden.output(kind)
+        rows = golden.real() if by_token else slice(None)
+        assert_close(np.asarray(values).reshape(wanted.shape)[rows], wanted[rows], kind)
+    assert_close(loss, golden.output("loss"), "loss")
+    family, architecture = family_of(arrays)
+    flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
+    theirs = names.to_theirs(family.table(architecture), flat, loaded.model)
+    wanted = golden.tensors("gradients")
+    assert {family.whole_name(bare, architecture) for bare in theirs} == set(wanted)
+    for bare, value in theirs.items():
+        whole = family.whole_name(bare, architecture)
+        assert_close(value, wanted[whole], f"gradient of {whole}")
+
+
+def family_of(arrays: dict[str, np.ndarray]):
+    values = json.loads(str(arrays["config"]))
+    return FAMILIES[values["model_type"]], values["architectures"][0]
+
+
+@pytest.mark.parametrize("name", GOLDEN)
+def test_exported_again_the_tensors_are_the_reference_s_own(tmp_path, sample_text, name):
+    (tmp_path / "in").mkdir()
+    golden = open_golden(name, tmp_path / "in")
+    loaded = dataclasses.replace(golden.loaded, tokenizer=words_of(name, tmp_path / "words", sample_text))
+    huggingface.write(loaded, tmp_path / "out")
+    assert_same_tensors(safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors"), golden.tensors("weights"))
+    again, first = json.loads((tmp_path / "out" / "config.json").read_text()), json.loads(str(golden.arrays["config"]))
+    shared = set(again) & set(first)
+    assert {key: again[key] for key in shared} == {key: first[key] for key in shared}
+
+
+def words_of(name: str, folder: Path, sample_text: Path) -> tokenizer.Tokenizer:
+    """A tokenizer of the kind that the family has, with its ids of special tokens."""
+    if name.startswith("bert"):
+        write_vocabulary(folder, 40)
+    elif name.startswith("roberta"):
+        byte_pairs(folder, [])
+    else:
+        make("unigram", sample_text.read_text(encoding="utf-8").split("\n"), folder)
+    return tokenizer.load(folder)
