@@ -112,15 +112,39 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What a recipe says of the model: a size by name, and how to run it. None keeps the preset's value."""
+    """What a recipe says of the model: an architecture by name, changes to it, and how to run it."""
 
-    preset: str = "base"  # a size of bert_jax/model/sizes.py, or checkpoint: as init_from has it
-    max_positions: int | None = None
-    dropout: float | None = None  # hidden dropout; attention_dropout follows it unless given
-    attention_dropout: float | None = None
+    preset: str = "base"  # a name of bert_jax/model/sizes.py, or checkpoint: as init_from has it
     layer_loop: str = "auto"  # scan (compiles fast), unrolled (runs fast), auto: unrolled up to 12 layers
     attention: str = "auto"  # see bert_jax/model/attention_impl.py
     remat: str = "none"  # layer: less memory, a third more work (bert_jax/model/runtime.py)
+    # The fields of ModelConfig, which says what they mean. None keeps the preset's value.
+    layers: int | None = None
+    width: int | None = None
+    heads: int | None = None
+    feed_forward: int | None = None
+    max_positions: int | None = None
+    segment_types: int | None = None
+    dropout: float | None = None  # attention_dropout follows it unless given
+    attention_dropout: float | None = None
+    layer_norm_epsilon: float | None = None
+    initializer_range: float | None = None
+    norm: str | None = None
+    embedding_norm: bool | None = None
+    bias: bool | None = None
+    activation: str | None = None
+    gated: bool | None = None
+    positions: str | None = None
+    position_offset: int | None = None
+    rotary_base: float | None = None
+    rotary_base_local: float | None = None
+    relative: str | None = None
+    relative_distance: int | None = None
+    window: int | None = None
+    global_every: int | None = None
+    causal: bool | None = None
+    tied_output: bool | None = None
+    pooler: str | None = None
 
 
 @dataclass(frozen=True)

@@ -145,25 +145,17 @@ def _check(config: FinetuneConfig, workdir: Path) -> None:
 def _open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
     if config.init_from:
         loaded = interop.open_checkpoint(config.init_from)
-        options = config.model
-        if options.max_positions not in (None, loaded.model.max_positions):
-            raise UserError(
-                f"model.max_positions is {options.max_positions}, but {config.init_from} has "
-                f"{loaded.model.max_positions}; leave it out"
-            )
-        model = dataclasses.replace(
-            loaded.model,
-            dropout=_first(options.dropout, loaded.model.dropout),
-            attention_dropout=_first(options.attention_dropout, options.dropout, loaded.model.attention_dropout),
-        )
+        given = sizes.given_fields(config.model)
+        for name, value in given.items():
+            if name not in ("dropout", "attention_dropout") and value != getattr(loaded.model, name):
+                raise UserError(
+                    f"model.{name} is {value}, but {config.init_from} has {getattr(loaded.model, name)}; leave it out"
+                )
+        model = sizes.with_options(loaded.model, config.model)
         return Start(model, loaded.tokenizer, loaded)
     if tokenizer is None:
         raise UserError("init_from is not set; --config.init_from=CHECKPOINT names what to fine-tune (see --help)")
     return Start(sizes.model_config(config.model, tokenizer.vocab_size), tokenizer, None)
-
-
-def _first(*values: float | None) -> float:
-    return next(value for value in values if value is not None)
 
 
 def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:

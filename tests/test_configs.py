@@ -6,20 +6,54 @@ import jax
 import pytest
 
 from bert_jax import config
+from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, PretrainConfig
 from bert_jax.model import bert, sizes
 from bert_jax.train import optim, partitioning
 from bert_jax.train.losses import PretrainingObjective
 
 ROOT = Path(__file__).parent.parent
-PRETRAINING = sorted(ROOT.glob("configs/bert_*.py"))
-FINETUNING = {"glue.py": ":task=sst2", "tagging.py": ":task=ewt"}
-OTHERS = sorted(path for path in ROOT.glob("configs/*.py") if path.name != "__init__.py" and path not in PRETRAINING)
+RECIPES = sorted(path for path in ROOT.glob("configs/*.py") if path.name != "__init__.py")
+FINETUNING = {"glue": ":task=sst2", "own": "", "tagging": ":task=ewt"}
+
+# What a pretraining recipe takes, and the preset that it is for.
+PRETRAINING = {
+    "academic_bert": "academic_large",
+    "bert_base": "base",
+    "bert_large": "large",
+    "bert_medium": "medium",
+    "bert_mini": "mini",
+    "bert_multilingual": "base",
+    "bert_small": "small",
+    "bert_tiny": "tiny",
+    "modernbert:base": "modernbert_base",
+    "modernbert:large": "modernbert_large",
+    "mosaicbert:base": "mosaicbert_base",
+    "mosaicbert:large": "mosaicbert_large",
+    "relative:buckets": "buckets_base",
+    "relative:shaw": "shaw_base",
+    "roberta:base": "roberta_base",
+    "roberta:large": "roberta_large",
+    "transformer": "transformer_base",
+    "xlmr:base": "xlmr_base",
+    "xlmr:large": "xlmr_large",
+}
 
 
-@pytest.mark.parametrize("path", PRETRAINING, ids=lambda path: path.stem)
-def test_a_pretraining_recipe_builds_its_model_on_the_mesh(path):
-    recipe = config.load(PretrainConfig, config.read_flags(str(path)))
+def named(recipe: str) -> str:
+    """The flag's value for a recipe of PRETRAINING."""
+    file, colon, argument = recipe.partition(":")
+    return f"{ROOT}/configs/{file}.py{colon}{argument}"
+
+
+def test_every_recipe_is_there():
+    assert {name.partition(":")[0] for name in (*PRETRAINING, *FINETUNING)} == {path.stem for path in RECIPES}
+
+
+@pytest.mark.parametrize("name", PRETRAINING)
+def test_a_pretraining_recipe_builds_its_model_on_the_mesh(name):
+    recipe = config.load(PretrainConfig, config.read_flags(named(name)))
+    assert recipe.model.preset == PRETRAINING[name]
     model = sizes.model_config(recipe.model, vocab_size=30522)
     params = bert.abstract_params(model, PretrainingObjective().heads)
     mesh = partitioning.make_mesh(recipe.mesh)
@@ -27,18 +61,23 @@ def test_a_pretraining_recipe_builds_its_model_on_the_mesh(path):
     state = jax.eval_shape(optim.build(recipe.optimizer, params).init, params)
     placed = partitioning.with_shardings(mesh, (params, state))
     assert all(leaf.sharding.mesh.size == 8 for leaf in jax.tree.leaves(placed))
-    assert recipe.model.preset == path.stem.removeprefix("bert_")
 
 
-@pytest.mark.parametrize("path", OTHERS, ids=lambda path: path.stem)
-def test_a_fine_tuning_recipe_loads(path):
-    recipe = config.load(FinetuneConfig, config.read_flags(f"{path}{FINETUNING.get(path.name, '')}"))
+@pytest.mark.parametrize("name", FINETUNING)
+def test_a_fine_tuning_recipe_loads(name):
+    recipe = config.load(FinetuneConfig, config.read_flags(f"{ROOT}/configs/{name}.py{FINETUNING[name]}"))
     assert recipe.batch_size > 0
 
 
-@pytest.mark.parametrize("path", [*PRETRAINING, *OTHERS], ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
 def test_a_recipe_says_its_command_hardware_and_expected_number(path):
     text = path.read_text(encoding="utf-8")
     assert f"--config configs/{path.name}" in text
     for word in ("Hardware", "Hours", "Expected", "Source"):
         assert f"\n{word}" in text, f"{path.name} does not say {word}"
+
+
+@pytest.mark.parametrize("name", sorted({name.partition(":")[0] for name in PRETRAINING if ":" in name}))
+def test_an_unknown_argument_of_a_recipe_is_told_with_those_that_it_knows(name):
+    with pytest.raises(UserError, match=rf"configs/{name}.py:huge: no such \w+; use one of: \w+, \w+$"):
+        config.read_flags(named(f"{name}:huge"))

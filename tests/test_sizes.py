@@ -1,40 +1,115 @@
+import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
 import jax
 import pytest
 
 from bert_jax.command import UserError
-from bert_jax.config import ModelOptions
+from bert_jax.config import ModelConfig, ModelOptions
 from bert_jax.model import sizes
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.shapes import padded_vocabulary
 
-UNCASED, CASED = 30522, 28996  # ids of Google's two English vocabularies
+UNCASED, CASED, MULTILINGUAL = 30522, 28996, 119547  # ids of Google's vocabularies
 
-# Exact integers of transformers' BertModel with pooler for the published configurations; google-research/bert's
-# README rounds them to 4.4, 11.3, 29.1, 41.7, 110 and 340 million (some with the MLM head).
-PUBLISHED = [
-    ("tiny", UNCASED, 4_385_920),
-    ("mini", UNCASED, 11_170_560),
-    ("small", UNCASED, 28_763_648),
-    ("medium", UNCASED, 41_373_184),
-    ("base", UNCASED, 109_482_240),
-    ("large", UNCASED, 335_141_888),
-    ("base", CASED, 108_310_272),
+POOLED = Heads(pooler=True)
+PRETRAINING = Heads(mlm=True, next_sentence=True, pooler=True)
+MASKED = Heads(mlm=True)
+NONE = Heads()
+
+
+class Reference(NamedTuple):
+    """A published configuration, and the exact number of parameters of its reference implementation.
+
+    The integers are printed by tests/tools/count_parameters.py, from transformers' classes of these names.
+    """
+
+    preset: str
+    vocab_size: int
+    heads: Heads
+    count: int
+    source: str
+    rounded: str  # as its authors write it
+    options: Mapping[str, Any] = MappingProxyType({})
+
+
+REFERENCES = [
+    Reference("tiny", UNCASED, POOLED, 4_385_920, "BertModel", "4.4 M"),
+    Reference("mini", UNCASED, POOLED, 11_170_560, "BertModel", "11.3 M"),
+    Reference("small", UNCASED, POOLED, 28_763_648, "BertModel", "29.1 M"),
+    Reference("medium", UNCASED, POOLED, 41_373_184, "BertModel", "41.7 M"),
+    Reference("base", UNCASED, POOLED, 109_482_240, "BertModel", "110 M"),
+    Reference("base", UNCASED, PRETRAINING, 110_106_428, "BertForPreTraining", "110 M"),
+    Reference("base", CASED, POOLED, 108_310_272, "BertModel", "110 M"),
+    Reference("base", MULTILINGUAL, POOLED, 177_853_440, "BertModel", "110 M (multilingual.md counts as for English)"),
+    Reference("large", UNCASED, POOLED, 335_141_888, "BertModel", "340 M"),
+    Reference("large", UNCASED, PRETRAINING, 336_226_108, "BertForPreTraining", "340 M"),
+    Reference("large", CASED, POOLED, 333_579_264, "BertModel", "340 M"),
+    Reference("roberta_base", 50265, POOLED, 124_645_632, "RobertaModel", "125 M"),
+    Reference("roberta_base", 50265, MASKED, 124_697_433, "RobertaForMaskedLM", "125 M"),
+    Reference("roberta_large", 50265, POOLED, 355_359_744, "RobertaModel", "355 M"),
+    Reference("roberta_large", 50265, MASKED, 355_412_057, "RobertaForMaskedLM", "355 M"),
+    Reference("xlmr_base", 250002, POOLED, 278_043_648, "XLMRobertaModel", "270 M"),
+    Reference("xlmr_base", 250002, MASKED, 278_295_186, "XLMRobertaForMaskedLM", "270 M"),
+    Reference("xlmr_large", 250002, POOLED, 559_890_432, "XLMRobertaModel", "550 M"),
+    Reference("xlmr_large", 250002, MASKED, 560_142_482, "XLMRobertaForMaskedLM", "550 M"),
+    Reference("spanbert_base", CASED, POOLED, 108_310_272, "BertModel", "110 M"),
+    Reference("spanbert_large", CASED, POOLED, 333_579_264, "BertModel", "340 M"),
+    Reference("academic_large", UNCASED, POOLED, 335_143_936, "RobertaPreLayerNormModel", "none given"),
+    # BertEmbeddings, BertLayers and BertPooler of mosaicml/examples, benchmarks/bert/src/bert_layers.py; theirs have no
+    # bias in the gated product, ours do: 2 F a layer.
+    Reference("mosaicbert_base", UNCASED, POOLED, 137_363_712 + 12 * 2 * 3072, "MosaicBERT", "137 M"),
+    Reference("mosaicbert_large", UNCASED, POOLED, 435_182_592 + 24 * 2 * 4096, "MosaicBERT", "434 M"),
+    Reference("modernbert_base", 50368, NONE, 149_014_272, "ModernBertModel", "149 M"),
+    Reference("modernbert_base", 50368, MASKED, 149_655_232, "ModernBertForMaskedLM", "149 M"),
+    Reference("modernbert_large", 50368, NONE, 394_781_696, "ModernBertModel", "395 M"),
+    Reference("modernbert_large", 50368, MASKED, 395_881_664, "ModernBertForMaskedLM", "395 M"),
+    # The paper's 65 M are those of encoder and decoder, with one table of about 37,000 tokens.
+    Reference("transformer_base", 37000, NONE, 18_914_304 + 37000 * 512, "torch.nn.TransformerEncoder", "65 M"),
+    # transformers 4's relative_key clips at 511; its unread table of positions is left out.
+    Reference("shaw_base", UNCASED, POOLED, 109_874_688, "BertModel", "none given", {"relative_distance": 511}),
+    Reference("buckets_base", 30527, POOLED, 109_486_464, "MPNetModel", "110 M"),
+    Reference("gpt", 40478, NONE, 116_534_784, "OpenAIGPTLMHeadModel", "117 M"),
+    Reference("gpt2", 50257, NONE, 124_439_808, "GPT2LMHeadModel", "117 M (corrected to 124 M)"),
 ]
 
 
-@pytest.mark.parametrize(("preset", "vocab_size", "published"), PUBLISHED)
-def test_parameter_counts_are_the_published_ones(preset, vocab_size, published):
-    config = sizes.model_config(ModelOptions(preset=preset), vocab_size)
-    count = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config, Heads(pooler=True))))
-    assert count - (padded_vocabulary(vocab_size) - vocab_size) * config.width == published
+@pytest.mark.parametrize("reference", REFERENCES, ids=lambda it: f"{it.preset}-{it.vocab_size}-{it.source}")
+def test_parameter_counts_are_the_references(reference):
+    options = ModelOptions(preset=reference.preset, **reference.options)
+    config = sizes.model_config(options, reference.vocab_size)
+    count = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config, reference.heads)))
+    unused = (padded_vocabulary(config.vocab_size) - config.vocab_size) * (config.width + reference.heads.mlm)
+    if config.norm == "pre_but_first":
+        unused += config.width * (1 + config.bias)  # the first layer's norm before attention
+    assert count - unused == reference.count
 
 
-def test_heads_are_64_wide_and_the_feed_forward_four_times_the_width():
-    for preset in sizes.PRESETS:
+def test_every_preset_has_a_reference():
+    assert {reference.preset for reference in REFERENCES} == set(sizes.PRESETS)
+
+
+def test_of_bert_heads_are_64_wide_and_the_feed_forward_four_times_the_width():
+    for preset in ("tiny", "mini", "small", "medium", "base", "large"):
         config = sizes.model_config(ModelOptions(preset=preset), UNCASED)
         assert config.width == 64 * config.heads
         assert config.feed_forward == 4 * config.width
+
+
+def test_any_part_of_an_architecture_can_be_set_beside_its_preset():
+    architecture = {item.name: item.type for item in dataclasses.fields(ModelConfig) if item.name != "vocab_size"}
+    options = {item.name: item.type for item in dataclasses.fields(ModelOptions)}
+    for name, kind in architecture.items():
+        assert options[name] == kind | None, name
+        assert getattr(ModelOptions(), name) is None, name
+    changed = sizes.model_config(
+        ModelOptions(preset="tiny", norm="pre", gated=True, tied_output=False, feed_forward=300), UNCASED
+    )
+    plain = sizes.model_config(ModelOptions(preset="tiny"), UNCASED)
+    assert changed == dataclasses.replace(plain, norm="pre", gated=True, tied_output=False, feed_forward=300)
 
 
 def test_options_override_the_preset_and_attention_dropout_follows_dropout():

@@ -1,65 +1,127 @@
-"""Model sizes by name.
+"""Architectures by name, each as published but for the vocabulary, which is the tokenizer's.
 
-base and large: Devlin et al. 2019, section 3. tiny to medium: Turc et al. 2019, "Well-Read Students Learn
-Better", table 1, and the google-research/bert README. Heads are 64 wide, the feed-forward 4 times the width.
+tiny to large   BERT: base and large, Devlin et al. 2019, section 3; the smaller ones Turc et al. 2019, "Well-Read
+                Students Learn Better", table 1, and the README of google-research/bert
+roberta, xlmr   Liu et al. 2019, section 3; Conneau et al. 2020, section 3. Positions begin at row 2, one token type
+spanbert        BERT's architecture (Joshi et al. 2020, section 4.2)
+academic_large  the "24hBERT" of Izsak et al. 2021: BERT-Large with the norm before each sublayer
+mosaicbert      like Portes et al. 2023: gated feed-forward, no learned positions. Where they bias attention by distance
+                (ALiBi) there are rotations here, and their gated product has no bias
+modernbert      Warner et al. 2024, section 2 and table 4
+transformer     the base encoder of Vaswani et al. 2017, table 3; epsilon and attention dropout of tensor2tensor's
+                transformer_base_v1, initial deviation 1/sqrt(D) as its embeddings have
+shaw            BERT-Base whose only positions are relative ones (Shaw et al. 2018, clipped at 16 as in section 4.1)
+buckets         MPNet's architecture (Song et al. 2020): learned positions and T5's buckets of distances
+gpt, gpt2       Radford et al. 2018, section 4.1; Radford et al. 2019, table 2, the smallest
 """
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, ModelOptions
 
-
-class Size(NamedTuple):
-    layers: int
-    width: int
-
+Fields: TypeAlias = dict[str, Any]  # of ModelConfig, all but vocab_size; those left out are BERT's
 
 HEAD_WIDTH = 64
 FEED_FORWARD_FACTOR = 4
 
 FROM_CHECKPOINT = "checkpoint"  # the preset that means: as init_from has it
 
-PRESETS = {
-    "tiny": Size(layers=2, width=128),
-    "mini": Size(layers=4, width=256),
-    "small": Size(layers=4, width=512),
-    "medium": Size(layers=8, width=512),
-    "base": Size(layers=12, width=768),
-    "large": Size(layers=24, width=1024),
+
+def _size(layers: int, width: int) -> Fields:
+    """BERT's proportions: heads of 64, the feed-forward four times as wide as the model."""
+    return {
+        "layers": layers,
+        "width": width,
+        "heads": width // HEAD_WIDTH,
+        "feed_forward": width * FEED_FORWARD_FACTOR,
+    }
+
+
+_BASE, _LARGE = _size(12, 768), _size(24, 1024)
+_ROBERTA = {"segment_types": 1, "position_offset": 2, "layer_norm_epsilon": 1e-5}
+_MOSAICBERT = {"positions": "rotary", "gated": True, "attention_dropout": 0.0}
+_MODERNBERT = {
+    "max_positions": 8192,
+    "segment_types": 0,
+    "dropout": 0.0,
+    "attention_dropout": 0.0,
+    "layer_norm_epsilon": 1e-5,
+    "norm": "pre_but_first",
+    "bias": False,
+    "gated": True,
+    "positions": "rotary",
+    "rotary_base": 160_000.0,
+    "window": 64,
+    "global_every": 3,
+    "pooler": "transform",
+}
+_GPT = {
+    "segment_types": 0,
+    "layer_norm_epsilon": 1e-5,
+    "embedding_norm": False,
+    "activation": "gelu_tanh",
+    "causal": True,
+}
+
+PRESETS: dict[str, Fields] = {
+    "tiny": _size(2, 128),
+    "mini": _size(4, 256),
+    "small": _size(4, 512),
+    "medium": _size(8, 512),
+    "base": _BASE,
+    "large": _LARGE,
+    "roberta_base": _BASE | _ROBERTA,
+    "roberta_large": _LARGE | _ROBERTA,
+    "xlmr_base": _BASE | _ROBERTA,
+    "xlmr_large": _LARGE | _ROBERTA,
+    "spanbert_base": _BASE,
+    "spanbert_large": _LARGE,
+    "academic_large": _LARGE | {"norm": "pre"},
+    "mosaicbert_base": _BASE | _MOSAICBERT,
+    "mosaicbert_large": _LARGE | _MOSAICBERT,
+    "modernbert_base": _MODERNBERT | {"layers": 22, "width": 768, "heads": 12, "feed_forward": 1152},
+    "modernbert_large": _MODERNBERT | {"layers": 28, "width": 1024, "heads": 16, "feed_forward": 2624},
+    "transformer_base": _size(6, 512)
+    | {
+        "segment_types": 0,
+        "attention_dropout": 0.0,
+        "layer_norm_epsilon": 1e-6,
+        "initializer_range": 512**-0.5,
+        "embedding_norm": False,
+        "activation": "relu",
+        "positions": "sinusoidal",
+    },
+    "shaw_base": _BASE | {"positions": "none", "relative": "shaw", "relative_distance": 16},
+    "buckets_base": _BASE | {"segment_types": 0, "position_offset": 2, "relative": "buckets"},
+    "gpt": _BASE | _GPT,
+    "gpt2": _BASE | _GPT | {"max_positions": 1024, "norm": "pre"},
 }
 
 
 def model_config(options: ModelOptions, vocab_size: int) -> ModelConfig:
     """The architecture that a recipe's options name, for a tokenizer of vocab_size ids.
 
-    Raises UserError for an unknown preset.
+    Raises UserError for an unknown preset, and for options that ModelConfig refuses.
     """
     if options.preset not in PRESETS:
         known = ", ".join(PRESETS)
         raise UserError(
             f"config.model.preset is {options.preset!r}; use one of: {known}, or {FROM_CHECKPOINT} with init_from"
         )
-    size = PRESETS[options.preset]
-    return with_options(
-        ModelConfig(
-            vocab_size=vocab_size,
-            layers=size.layers,
-            width=size.width,
-            heads=size.width // HEAD_WIDTH,
-            feed_forward=size.width * FEED_FORWARD_FACTOR,
-        ),
-        options,
-    )
+    return with_options(ModelConfig(vocab_size=vocab_size, **PRESETS[options.preset]), options)
 
 
 def with_options(model: ModelConfig, options: ModelOptions) -> ModelConfig:
     """An architecture with what a recipe sets beside the preset."""
-    attention_dropout = options.dropout if options.attention_dropout is None else options.attention_dropout
-    given: dict[str, Any] = {
-        "max_positions": options.max_positions,
-        "dropout": options.dropout,
-        "attention_dropout": attention_dropout,
-    }
-    return dataclasses.replace(model, **{name: value for name, value in given.items() if value is not None})
+    return dataclasses.replace(model, **given_fields(options))
+
+
+def given_fields(options: ModelOptions) -> Fields:
+    """The fields of ModelConfig that a recipe sets itself; attention_dropout follows dropout unless given."""
+    architecture = {item.name for item in dataclasses.fields(ModelConfig)}
+    given = {name: value for name, value in vars(options).items() if name in architecture and value is not None}
+    if "dropout" in given:
+        given.setdefault("attention_dropout", given["dropout"])
+    return given

@@ -1,0 +1,34 @@
+"""RoBERTa, base or large (Liu et al. 2019): masked tokens of full sentences alone, 500,000 steps of 8,192 sequences.
+
+    python -m bert_jax.pretrain --config configs/roberta.py:base --workdir runs/roberta --config.data.train=SHARDS
+
+or configs/roberta.py:large. SHARDS are of a byte-level BPE vocabulary and `build_examples --objective full_sentences
+--seq_len 512`; docs/recipes.md has the commands.
+
+Hardware  published, large: 1,024 V100; not run by us
+Hours     published, large: about a day for the first 100,000 steps
+Expected  published, after fine-tuning, dev: base MNLI 87.6, SST-2 94.8, CoLA 63.6 (fairseq, examples/roberta);
+          large MNLI 90.2, SST-2 96.4, CoLA 68.0 (table 5); not measured by us
+Source    Liu et al. 2019, section 5 and table 9, the batch of "8k" read as 8,192
+"""
+
+import ml_collections
+
+from bert_jax.command import UserError
+from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+
+SIZES = {"base": (6e-4, 24_000), "large": (4e-4, 30_000)}  # peak rate, warmup steps: table 9
+
+
+def get_config(size: str = "base") -> ml_collections.ConfigDict:
+    if size not in SIZES:
+        raise UserError(f"configs/roberta.py:{size}: no such size; use one of: {', '.join(SIZES)}")
+    rate, warmup = SIZES[size]
+    return recipe(
+        PretrainConfig(
+            model=ModelOptions(preset=f"roberta_{size}"),
+            optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=warmup, beta2=0.98, clip_norm=0.0),
+            batch_size=8192,
+            steps=500_000,
+        )
+    )

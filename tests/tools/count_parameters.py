@@ -1,0 +1,67 @@
+"""Prints the parameter counts of the reference implementations, which tests/test_sizes.py holds.
+
+    python tests/tools/count_parameters.py            (torch and transformers 5; models are shapes on the meta device)
+
+Two are counted from other code, which is not on the package index: transformers before 5 for `relative_key` (give its
+environment's Python the argument `shaw`), and mosaicml/examples for MosaicBERT (tests/test_sizes.py says how).
+"""
+
+import sys
+
+import torch
+import transformers
+from torch import nn
+
+BASE = {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
+LARGE = {"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
+MODERN_LARGE = {"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 2624}
+ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
+
+
+def count(name: str, config: str, **fields: int) -> int:
+    with torch.device("meta"):
+        model = getattr(transformers, name)(getattr(transformers, config)(**fields))
+    return parameters(model)
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def show(preset: str, *counts: int) -> None:
+    print(f"{preset:<18}", *(f"{number:>13,}" for number in counts))
+
+
+def shaw() -> None:
+    """The table of positions is made for relative_key too, but never read."""
+    with torch.device("meta"):
+        config = transformers.BertConfig(position_embedding_type="relative_key", **BASE)
+        model = transformers.BertModel(config)
+    show("shaw_base", parameters(model) - model.embeddings.position_embeddings.weight.numel())
+
+
+def main() -> None:
+    for size, fields in (("base", BASE), ("large", LARGE)):
+        for vocabulary in (30522, 28996, 119547):
+            sizes = fields | {"vocab_size": vocabulary}
+            names = ("BertModel", "BertForPreTraining")
+            show(f"{size} {vocabulary}", *(count(name, "BertConfig", **sizes) for name in names))
+        for family, vocabulary in (("Roberta", 50265), ("XLMRoberta", 250002)):
+            sizes = fields | ROBERTA | {"vocab_size": vocabulary}
+            names = (f"{family}Model", f"{family}ForMaskedLM")
+            show(f"{family} {size}", *(count(name, f"{family}Config", **sizes) for name in names))
+    prenorm = LARGE | {"vocab_size": 30522}
+    show("academic_large", count("RobertaPreLayerNormModel", "RobertaPreLayerNormConfig", **prenorm))
+    for size, fields in (("base", {}), ("large", MODERN_LARGE)):
+        names = ("ModernBertModel", "ModernBertForMaskedLM")
+        show(f"modernbert_{size}", *(count(name, "ModernBertConfig", **fields) for name in names))
+    show("buckets_base", count("MPNetModel", "MPNetConfig", max_position_embeddings=514))
+    show("gpt", count("OpenAIGPTLMHeadModel", "OpenAIGPTConfig"))
+    show("gpt2", count("GPT2LMHeadModel", "GPT2Config"))
+    with torch.device("meta"):
+        encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 8, 2048), 6)
+    show("transformer_base", parameters(encoder))
+
+
+if __name__ == "__main__":
+    shaw() if sys.argv[1:] == ["shaw"] else main()
