@@ -1,9 +1,17 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy.special import log_softmax
+from scipy.special import log_expit, log_softmax
 
-from bert_jax.train.losses import classification_sums, means, total_loss
+from bert_jax.train.losses import (
+    answer_sums,
+    binary_sums,
+    choice_sums,
+    classification_sums,
+    means,
+    squared_error_sum,
+    total_loss,
+)
 
 
 def test_classification_sums_against_scipy():
@@ -44,3 +52,46 @@ def test_a_term_without_a_single_item_adds_nothing_and_is_not_a_number():
     sums, counts = {"mlm_loss": jnp.float32(0)}, {"mlm": jnp.float32(0)}
     assert total_loss(sums, counts) == 0
     assert np.isnan(means(sums, counts)["mlm_loss"])
+
+
+def test_binary_sums_against_scipy():
+    random = np.random.default_rng(1)
+    logits, labels = random.normal(0, 3, 9).astype(np.float32), random.integers(0, 2, 9)
+    weights = random.integers(0, 2, 9).astype(np.float32)
+    loss, correct = binary_sums(jnp.array(logits), jnp.array(labels), jnp.array(weights))
+    np.testing.assert_allclose(loss, -(log_expit(np.where(labels, logits, -logits)) * weights).sum(), rtol=1e-6)
+    assert correct == (((logits >= 0) == labels) * weights).sum()
+
+
+def test_choices_that_are_not_there_cannot_be_chosen():
+    scores = np.array([[1.0, 5.0, 2.0], [0.5, 0.1, 9.0]], np.float32)
+    present = np.array([[1, 1, 1], [1, 1, 0]], bool)
+    loss, correct = choice_sums(jnp.array(scores), jnp.array(present), jnp.array([1, 0]), jnp.ones(2))
+    np.testing.assert_allclose(loss, -log_softmax(scores[0])[1] - log_softmax(scores[1, :2])[0], rtol=1e-6)
+    assert correct == 2
+
+
+def test_answer_sums_by_hand_with_a_filler_row():
+    random = np.random.default_rng(2)
+    logits = random.normal(size=(3, 5, 2)).astype(np.float32)
+    possible = np.array([[1, 1, 1, 1, 0], [0, 1, 1, 0, 0], [0] * 5], bool)
+    starts, ends = np.array([1, 1, 0]), np.array([3, 2, 0])
+
+    def sums(logits):
+        return answer_sums(logits, jnp.array(possible), jnp.array(starts), jnp.array(ends), jnp.array([1.0, 1.0, 0.0]))
+
+    first = -log_softmax(logits[0, :4, 0])[1] - log_softmax(logits[0, :4, 1])[3]
+    second = -log_softmax(logits[1, 1:3, 0])[0] - log_softmax(logits[1, 1:3, 1])[1]
+    loss, correct = sums(jnp.array(logits))
+    np.testing.assert_allclose(loss, (first + second) / 2, rtol=1e-6)
+    guesses = [(logits[0, :4].argmax(0) == [1, 3]).all(), (logits[1, 1:3].argmax(0) == [0, 1]).all()]
+    assert correct == sum(guesses)
+    gradient = jax.grad(lambda logits: sums(logits)[0])(jnp.array(logits))
+    assert np.isfinite(gradient).all()
+    np.testing.assert_array_equal(gradient[~possible], 0)
+
+
+def test_the_squared_errors_of_token_scores():
+    scores, targets = np.array([[1.0, 2.0], [0.0, 3.0]], np.float32), np.array([[0.0, 9.0], [0.5, 1.0]], np.float32)
+    weights = np.array([[1.0, 0.0], [1.0, 1.0]], np.float32)
+    assert squared_error_sum(*map(jnp.array, (scores, targets, weights))) == 1 + 0.25 + 4

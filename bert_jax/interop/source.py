@@ -166,7 +166,10 @@ def _result(workdir: Path) -> dict[str, object]:
 
 def describe(loaded: Loaded) -> str:
     """One line of what a checkpoint is, for the end of a command."""
-    heads = [name for name, value in dataclasses.asdict(loaded.heads).items() if value]
+    plain = Heads()
+    heads = [
+        item.name for item in dataclasses.fields(Heads) if getattr(loaded.heads, item.name) != getattr(plain, item.name)
+    ]
     model = loaded.model
     return (
         f"BERT, {model.layers} layers x {model.width}, vocabulary {model.vocab_size}, "

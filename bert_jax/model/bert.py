@@ -13,7 +13,22 @@ from bert_jax.model import paths
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.encoder import Encoder, gather_slots
-from bert_jax.model.heads import NEXT_SENTENCE_CLASSES, Classifier, Heads, LanguageModel, MaskedLanguageModel, Pooler
+from bert_jax.model.heads import (
+    ANSWER_ENDS,
+    NEXT_SENTENCE_CLASSES,
+    AttentionPooling,
+    Classifier,
+    Heads,
+    LanguageModel,
+    LinearChain,
+    MaskedLanguageModel,
+    Pooler,
+    SpanBoundary,
+    SpanClassifier,
+    SpanPairs,
+    SpanVectors,
+    pool_sequences,
+)
 from bert_jax.model.layers import child_key
 from bert_jax.model.runtime import Runtime
 
@@ -47,18 +62,34 @@ class Bert(nnx.Module):
 
         self.embeddings = part(Embeddings, "embeddings")
         self.encoder = part(Encoder, "encoder")
-        if heads.pooler:
+        # ModernBERT's transform stands before the heads that read tokens, too.
+        self.transforms_tokens = config.pooler == "transform"
+        if heads.pooler or (self.transforms_tokens and (heads.tags or heads.question)):
             self.pooler = part(Pooler, "pooler")
+        if heads.pooling.startswith("attention"):
+            self.pooling = part(AttentionPooling, "pooling", heads.pooling)
         if heads.mlm:
             self.mlm_head = part(MaskedLanguageModel, "mlm_head")
         if heads.lm:
             self.lm_head = part(LanguageModel, "lm_head")
+        if heads.span_boundary:
+            self.span_boundary_head = part(SpanBoundary, "span_boundary_head")
         if heads.next_sentence:
             self.next_sentence_head = part(Classifier, "next_sentence_head", NEXT_SENTENCE_CLASSES)
-        if heads.classes:
-            self.classifier = part(Classifier, "classifier", heads.classes)
+        if heads.classes or heads.choices:
+            self.classifier = part(Classifier, "classifier", heads.classes or 1)
         if heads.tags:
             self.tagger = part(Classifier, "tagger", heads.tags)
+        if heads.crf:
+            self.crf = part(LinearChain, "crf", heads.tags)
+        if heads.question:
+            self.question_head = part(Classifier, "question_head", ANSWER_ENDS)
+        if heads.spans.length:
+            self.spans = part(SpanVectors, "spans", heads.spans)
+        if heads.spans.classes:
+            self.span_classifier = part(SpanClassifier, "span_classifier", heads.spans.classes)
+        if heads.spans.relations:
+            self.span_relations = part(SpanPairs, "span_relations", heads.spans.relations)
         self.config = config
         self.heads = heads
 
@@ -105,31 +136,77 @@ class Bert(nnx.Module):
         """vocabulary_logits at M slots of each row only."""
         return self.vocabulary_logits(gather_slots(hidden, masked_positions))
 
+    def span_boundary_logits(
+        self, left: Float[Array, "B M D"], right: Float[Array, "B M D"], offsets: Int[Array, "B M"]
+    ) -> Float[Array, "B M V"]:
+        """vocabulary_logits from the hidden states of the slots before and behind spans, and the places in them."""
+        return self.span_boundary_head(left, right, offsets, self._output_table())
+
     def pool(self, vectors: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
         """The pooled vectors of hidden states, those of [CLS] slots."""
         return self.pooler(vectors)
 
     def pooled(self, hidden: Float[Array, "B T D"], cls_positions: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-        """The pooled vector of each sequence of each row."""
+        """The pooled vector of each sequence of each row, from its [CLS]."""
         return self.pool(gather_slots(hidden, cls_positions))
+
+    def sequence_vectors(
+        self, hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], cls_positions: Int[Array, "B S"]
+    ) -> Float[Array, "B S D"]:
+        """What class_logits and choice_logits read: each sequence by heads.pooling, through the pooler if there is
+        one."""
+        scores = self.pooling(hidden) if self.heads.pooling.startswith("attention") else None
+        vectors = pool_sequences(self.heads.pooling, hidden, sequence_ids, cls_positions, scores)
+        return self.pooler(vectors) if self.heads.pooler else vectors
 
     def next_sentence_logits(self, pooled: Float[Array, "B S D"]) -> Float[Array, "B S 2"]:
         """Logits of: is next, random."""
         return self.next_sentence_head(pooled)
 
     def class_logits(
-        self, pooled: Float[Array, "B S D"], dropout_key: PRNGKeyArray | None = None
+        self, vectors: Float[Array, "B S D"], dropout_key: PRNGKeyArray | None = None
     ) -> Float[Array, "B S C"]:
         """Logits of a sequence's class (or its regression, C = 1)."""
-        return self.classifier(pooled, _seeds(dropout_key, "classifier", pooled.shape[0]))
+        return self.classifier(vectors, _seeds(dropout_key, "classifier", vectors.shape[0]))
+
+    def choice_logits(
+        self, vectors: Float[Array, "B S D"], dropout_key: PRNGKeyArray | None = None
+    ) -> Float[Array, "B S"]:
+        """A score for each sequence; the softmax over those of one question is for the loss."""
+        return self.class_logits(vectors, dropout_key)[..., 0]
 
     def tag_logits(
         self, hidden: Float[Array, "B T D"], dropout_key: PRNGKeyArray | None = None
     ) -> Float[Array, "B T C"]:
-        """Logits of every token's tag."""
-        if self.config.pooler == "transform":
-            hidden = self.pooler(hidden)
-        return self.tagger(hidden, _seeds(dropout_key, "tagger", hidden.shape[0]))
+        """Logits of every token's tag (or its regression, C = 1)."""
+        return self.tagger(self._token_vectors(hidden), _seeds(dropout_key, "tagger", hidden.shape[0]))
+
+    def answer_logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T 2"]:
+        """Logits of an answer's first slot and of its last: S.h and E.h (Devlin et al. 2019, section 4.2)."""
+        return self.question_head(self._token_vectors(hidden))
+
+    def span_vectors(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T K G"]:
+        """A vector for each span of up to heads.spans.length slots (heads/spans.py)."""
+        return self.spans(hidden)
+
+    def span_logits(
+        self, vectors: Float[Array, "B T K G"], dropout_key: PRNGKeyArray | None = None
+    ) -> Float[Array, "B T K C"]:
+        """Logits of each span's class, or of its being one at all (C = 1)."""
+        return self.span_classifier(vectors, _seeds(dropout_key, "span_classifier", vectors.shape[0]))
+
+    def relation_logits(
+        self, vectors: Float[Array, "B P G"], dropout_key: PRNGKeyArray | None = None
+    ) -> Float[Array, "B P P C"]:
+        """Logits of how each of P spans relates to each, from their span_vectors (heads.take_spans)."""
+        return self.span_relations(vectors, _seeds(dropout_key, "span_relations", vectors.shape[0]))
+
+    def _token_vectors(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
+        return self.pooler(hidden) if self.transforms_tokens else hidden
+
+    def _output_table(self) -> Float[Array, "V D"]:
+        """The matrix of the MLM head."""
+        return (self.embeddings.token if self.config.tied_output else self.mlm_head.output).table[...]
 
     def _embed(self, batch: Any, dropout_key: PRNGKeyArray | None) -> Float[Array, "B T D"]:
         rows, length = batch.input_ids.shape

@@ -54,20 +54,20 @@ class Embeddings(nnx.Module):
         summed = self.token.table[...][input_ids]
         if config.positions == "learned":
             first = config.position_offset
-            summed += _rows_by_matmul(self.position.table[...][first : first + length], positions)
+            summed += rows_by_matmul(self.position.table[...][first : first + length], positions)
         elif config.positions == "sinusoidal":
             # "In the embedding layers, we multiply those weights by sqrt(d_model)": Vaswani et al. 2017, section 3.4.
             summed *= math.sqrt(config.width)
-            summed += _rows_by_matmul(jnp.asarray(sinusoids(length, config.width)), positions)
+            summed += rows_by_matmul(jnp.asarray(sinusoids(length, config.width)), positions)
         if config.segment_types == 1:
             summed += self.segment.table[...][None]
         elif config.segment_types:
-            summed += _rows_by_matmul(self.segment.table[...], segment_ids)
+            summed += rows_by_matmul(self.segment.table[...], segment_ids)
         embedded = self.norm(summed) if config.embedding_norm else summed.astype(self.runtime.dtype)
         return dropout(embedded, config.dropout, seeds)
 
 
-def _rows_by_matmul(table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+def rows_by_matmul(table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
     """table[rows] for a small table, exactly. Its gradient is a matmul, where a gather's is a serial scatter."""
     chosen = jax.nn.one_hot(rows, table.shape[0], dtype=table.dtype)
     return jnp.einsum("btk,kd->btd", chosen, table, precision=jax.lax.Precision.HIGHEST)

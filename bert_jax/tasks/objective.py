@@ -9,7 +9,7 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.tasks.example import TaskBatch
 from bert_jax.tasks.table import Task
-from bert_jax.train.losses import Sums, classification_sums
+from bert_jax.train.losses import Sums, classification_sums, squared_error_sum
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class TaskObjective:
         if self.kind == "tagging":
             return model.tag_logits(hidden, dropout_key)
         first_slot = jnp.zeros((hidden.shape[0], 1), jnp.int32)  # one sequence a row: its [CLS] is in slot 0
-        return model.class_logits(model.pooled(hidden, first_slot), dropout_key)[:, 0]
+        vectors = model.sequence_vectors(hidden, batch.sequence_ids, first_slot)
+        return model.class_logits(vectors, dropout_key)[:, 0]
 
     def sums_of(self, outputs: Float[Array, "..."], batch: TaskBatch) -> Sums:
         """The sums that follow from outputs."""
         if self.kind == "regression":
-            errors = (outputs[:, 0] - batch.labels) ** 2
-            return {"task_loss": (errors * batch.label_weights).sum()}
+            return {"task_loss": squared_error_sum(outputs[:, 0], batch.labels, batch.label_weights)}
         loss, correct = classification_sums(outputs, batch.labels, batch.label_weights)
         return {"task_loss": loss, "task_correct": correct}
 

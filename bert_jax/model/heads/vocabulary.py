@@ -1,69 +1,21 @@
-"""What stands on the encoder: pooler, masked language model, next sentence, classifier, tagger."""
-
-from dataclasses import dataclass
+"""Logits of tokens: those that were masked, the next ones, and those of a span from the slots around it."""
 
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model.activations import activation
-from bert_jax.model.dropout import dropout
-from bert_jax.model.layers import Dense, LayerNorm, add_bias, child_key, truncated_normal
+from bert_jax.model.embeddings import Embedding, rows_by_matmul
+from bert_jax.model.heads.classification import dense, norm
+from bert_jax.model.layers import add_bias, child_key, truncated_normal
 from bert_jax.model.runtime import Runtime
 from bert_jax.shapes import padded_vocabulary
 
-NEXT_SENTENCE_CLASSES = 2  # is next, random
-
-
-@dataclass(frozen=True)
-class Heads:
-    """Which heads a model has. classes and tags count outputs, 0 for none; classes=1 is a regression.
-
-    mlm predicts masked tokens, lm the next one.
-
-    Raises UserError when a head that reads the pooled vector comes without the pooler.
-    """
-
-    mlm: bool = False
-    lm: bool = False
-    next_sentence: bool = False
-    pooler: bool = False
-    classes: int = 0
-    tags: int = 0
-
-    def __post_init__(self) -> None:
-        if (self.next_sentence or self.classes) and not self.pooler:
-            raise UserError("heads.next_sentence and heads.classes read the pooled vector; set heads.pooler=True")
-
-
-def _square(config: ModelConfig, runtime: Runtime, key: PRNGKeyArray, name: str) -> Dense:
-    """A dense layer that keeps the width."""
-    deviation, bias = config.initializer_range, config.bias
-    return Dense(
-        (config.width,), (config.width,), deviation=deviation, runtime=runtime, key=child_key(key, name), bias=bias
-    )
-
-
-def _norm(config: ModelConfig, runtime: Runtime) -> LayerNorm:
-    return LayerNorm(config.width, epsilon=config.layer_norm_epsilon, runtime=runtime, bias=config.bias)
-
-
-class Pooler(nnx.Module):
-    """What heads read in place of hidden states: tanh of a dense layer over the [CLS] vector (google-research/bert,
-    modeling.py); or, as "transform", a dense layer, activation and norm over whatever they read (ModernBERT)."""
-
-    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
-        self.dense = _square(config, runtime, key, "dense")
-        if config.pooler == "transform":
-            self.norm = _norm(config, runtime)
-        self.config = config
-
-    def __call__(self, vectors: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
-        if self.config.pooler == "transform":
-            return self.norm(activation(self.config.activation)(self.dense(vectors)))
-        return jnp.tanh(self.dense(vectors))
+# facebookresearch/SpanBERT, pair_bert.py: max_targets and position_embedding_size. Tokens further into a span than
+# that are not predicted.
+SPAN_PLACES = 20
+SPAN_PLACE_WIDTH = 200
 
 
 class OutputTable(nnx.Module):
@@ -82,8 +34,8 @@ class MaskedLanguageModel(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
-        self.transform = _square(config, runtime, key, "transform")
-        self.norm = _norm(config, runtime)
+        self.transform = dense(config, config.width, runtime=runtime, key=child_key(key, "transform"))
+        self.norm = norm(config, runtime=runtime)
         self.bias = nnx.Param(jnp.zeros(padded_vocabulary(config.vocab_size)))
         if not config.tied_output:
             self.output = OutputTable(config, key=child_key(key, "output"))
@@ -113,6 +65,45 @@ class LanguageModel(nnx.Module):
         return vocabulary_logits(vectors, table, None, self.config.vocab_size, self.runtime)
 
 
+class SpanBoundary(nnx.Module):
+    """Masked tokens from the vectors of the slots before and behind their span, and their place in it.
+
+    Two layers of dense, activation and norm over [left; right; place], then the output matrix, as for masked tokens
+    (Joshi et al. 2020, section 3.2), and a bias for each token (SpanBERT's code).
+
+    position/table [20,200], first/kernel [2D+200,D], first_norm, second/kernel [D,D], second_norm, bias [V]
+    """
+
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        deviation = config.initializer_range
+        place_key = child_key(key, "position")
+        self.position = Embedding(SPAN_PLACES, SPAN_PLACE_WIDTH, used=SPAN_PLACES, deviation=deviation, key=place_key)
+        inputs = 2 * config.width + SPAN_PLACE_WIDTH
+        self.first = dense(config, inputs, runtime=runtime, key=child_key(key, "first"))
+        self.first_norm = norm(config, runtime=runtime)
+        self.second = dense(config, config.width, runtime=runtime, key=child_key(key, "second"))
+        self.second_norm = norm(config, runtime=runtime)
+        self.bias = nnx.Param(jnp.zeros(padded_vocabulary(config.vocab_size)))
+        self.config = config
+        self.runtime = runtime
+
+    def __call__(
+        self,
+        left: Float[Array, "B M D"],
+        right: Float[Array, "B M D"],
+        offsets: Int[Array, "B M"],
+        table: Float[Array, "V D"],
+    ) -> Float[Array, "B M V"]:
+        """float32 logits by the output matrix. offsets are places in the span from 1; those past the last place are
+        read as the last."""
+        places = rows_by_matmul(self.position.table[...], jnp.clip(offsets - 1, 0, SPAN_PLACES - 1))
+        joined = jnp.concatenate([left, right, places.astype(left.dtype)], axis=-1)
+        function = activation(self.config.activation)
+        hidden = self.first_norm(function(self.first(joined)))
+        hidden = self.second_norm(function(self.second(hidden)))
+        return vocabulary_logits(hidden, table, self.bias[...], self.config.vocab_size, self.runtime)
+
+
 def vocabulary_logits(
     vectors: Float[Array, "B M D"],
     table: Float[Array, "V D"],
@@ -133,22 +124,3 @@ def vocabulary_logits(
     in_vocabulary = jnp.arange(table.shape[0]) < vocab_size
     logits = jnp.where(in_vocabulary[None], logits if bias is None else add_bias(logits, bias), -jnp.inf)
     return logits.reshape(*vectors.shape[:2], -1)
-
-
-class Classifier(nnx.Module):
-    """Dropout and a dense layer to float32 logits, over pooled vectors or over every token."""
-
-    def __init__(self, config: ModelConfig, outputs: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
-        self.dense = Dense(
-            (config.width,),
-            (outputs,),
-            deviation=config.initializer_range,
-            runtime=runtime,
-            key=child_key(key, "dense"),
-        )
-        self.dropout_rate = config.dropout
-
-    def __call__(
-        self, vectors: Float[Array, "B K D"], seeds: UInt32[Array, "B 2"] | None = None
-    ) -> Float[Array, "B K C"]:
-        return self.dense(dropout(vectors, self.dropout_rate, seeds), dtype=jnp.float32)

@@ -1,0 +1,82 @@
+"""One vector for each sequence: that of [CLS], or of all its slots by mean, maximum or attention."""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.activations import activation
+from bert_jax.model.heads.classification import dense, norm
+from bert_jax.model.layer import gather_slots
+from bert_jax.model.layers import child_key, truncated_normal
+from bert_jax.model.runtime import Runtime
+
+
+class Pooler(nnx.Module):
+    """What heads read in place of hidden states: tanh of a dense layer over the [CLS] vector (google-research/bert,
+    modeling.py); or, as "transform", a dense layer, activation and norm over whatever they read (ModernBERT)."""
+
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        self.dense = dense(config, config.width, runtime=runtime, key=child_key(key, "dense"))
+        if config.pooler == "transform":
+            self.norm = norm(config, runtime=runtime)
+        self.config = config
+
+    def __call__(self, vectors: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
+        if self.config.pooler == "transform":
+            return self.norm(activation(self.config.activation)(self.dense(vectors)))
+        return jnp.tanh(self.dense(vectors))
+
+
+class AttentionPooling(nnx.Module):
+    """How much each slot counts in its sequence's vector: a learned query [D] against a key of each slot.
+
+    attention_dot       the key is the hidden state h: q.h (the dot score of Luong et al. 2015, section 3.1)
+    attention_additive  the key is tanh(W h + b): q.tanh(W h + b) (Bahdanau et al. 2015, appendix A.1.2, without a
+                        decoder; so in Yang et al. 2016, equations 5 to 7)
+    """
+
+    def __init__(self, config: ModelConfig, score: str, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        self.query = nnx.Param(truncated_normal(child_key(key, "query"), (config.width,), config.initializer_range))
+        if score == "attention_additive":
+            self.dense = dense(config, config.width, runtime=runtime, key=child_key(key, "dense"))
+        self.score = score
+        self.runtime = runtime
+
+    def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+        """float32 scores, whose softmax over a sequence are the weights."""
+        keys = jnp.tanh(self.dense(hidden)) if self.score == "attention_additive" else hidden
+        query = self.query[...].astype(keys.dtype)
+        precision = self.runtime.precision
+        return jnp.einsum("btd,d->bt", keys, query, precision=precision, preferred_element_type=jnp.float32)
+
+
+def pool_sequences(
+    pooling: str,
+    hidden: Float[Array, "B T D"],
+    sequence_ids: Int[Array, "B T"],
+    cls_positions: Int[Array, "B S"],
+    scores: Float[Array, "B T"] | None = None,
+) -> Float[Array, "B S D"]:
+    """The vector of each sequence of each row, by one of choice.POOLINGS; zeros for a sequence that is not there.
+
+    Special tokens count as any other. The scores are AttentionPooling's. cls alone reads cls_positions beyond their
+    number, and gives the vector of slot 0 for what is not there.
+    """
+    if pooling == "cls":
+        return gather_slots(hidden, cls_positions)
+    numbers = jnp.arange(1, cls_positions.shape[1] + 1)
+    inside = sequence_ids[:, None, :] == numbers[None, :, None]
+    if pooling == "max":
+        highest = jnp.where(inside[..., None], hidden[:, None], -jnp.inf).max(axis=2)
+        return jnp.where(inside.any(axis=2)[..., None], highest, 0)
+    wanted = jnp.zeros(hidden.shape[:2]) if scores is None else scores
+    weights = _softmax_over(wanted[:, None], inside).astype(hidden.dtype)
+    return jnp.einsum("bst,btd->bsd", weights, hidden, precision=jax.lax.Precision.HIGHEST)
+
+
+def _softmax_over(scores: Float[Array, "B 1 T"], inside: Bool[Array, "B S T"]) -> Float[Array, "B S T"]:
+    """Softmax over the slots inside; all zero where there is none."""
+    masked = jnp.where(inside, scores, -1e30)
+    return jnp.where(inside, jax.nn.softmax(masked, axis=-1), 0)

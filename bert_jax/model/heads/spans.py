@@ -1,0 +1,123 @@
+"""Spans: a vector for each of up to K slots, what it is, and how two of them relate.
+
+Spans lie in arrays [B, T, K]: the one of length n (1 to K) that begins in slot t stands at [t, n - 1]. They are of
+slots: for spans of words, give the hidden states of the words' first pieces (gather_slots) in place of all. What this
+says follows Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Fine-tuning for Span-Based
+Applications".
+"""
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.activations import activation
+from bert_jax.model.heads.choice import SpanHeads
+from bert_jax.model.heads.classification import Network, dense
+from bert_jax.model.layer import gather_slots
+from bert_jax.model.layers import child_key
+from bert_jax.model.runtime import Runtime
+
+PARTS = 3  # of a span's vector: begin, end, content
+
+
+class SpanVectors(nnx.Module):
+    """[s_i; e_j; g_ij] for the span from slot i to slot j.
+
+    boundaries  hidden    s_i = h_i, e_j = h_j
+                networks  s_i and e_j by a dense layer and the activation each, since where a span begins and where
+                          one ends are not the same question
+    content     mean       g_ij is the mean of h_i ... h_j
+                attention  their sum, weighted by the softmax within the span of a score that a two-layer network gives
+                           each slot (Lee et al. 2017, section 4.2)
+    """
+
+    def __init__(self, config: ModelConfig, spans: SpanHeads, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        if spans.boundaries == "networks":
+            self.start = dense(config, config.width, runtime=runtime, key=child_key(key, "start"))
+            self.end = dense(config, config.width, runtime=runtime, key=child_key(key, "end"))
+        if spans.content == "attention":
+            self.attention = Network(config, config.width, 1, runtime=runtime, key=child_key(key, "attention"))
+        self.activation = config.activation
+        self.spans = spans
+        self.runtime = runtime
+
+    def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T K G"]:
+        """G = 3D. What is no span of one sequence has a vector too, which means nothing (possible_spans)."""
+        start = end = hidden
+        if self.spans.boundaries == "networks":
+            function = activation(self.activation)
+            start, end = function(self.start(hidden)), function(self.end(hidden))
+        ends = _ahead(end, self.spans.length)
+        starts = jnp.broadcast_to(start[:, :, None], ends.shape)
+        return jnp.concatenate([starts, ends, self._content(hidden)], axis=-1)
+
+    def _content(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T K D"]:
+        length = self.spans.length
+        scores = jnp.zeros(hidden.shape[:2])
+        if self.spans.content == "attention":
+            scores = self.attention(hidden)[..., 0]
+        inside = jnp.tril(jnp.ones((length, length), bool))  # by the span's length, the slots it has
+        weights = jax.nn.softmax(jnp.where(inside[None, None], _ahead(scores, length)[:, :, None], -jnp.inf), axis=-1)
+        return jnp.einsum(
+            "btlk,btkd->btld", weights.astype(hidden.dtype), _ahead(hidden, length), precision=self.runtime.precision
+        )
+
+
+class SpanClassifier(Network):
+    """What each span is: float32 logits by a two-layer network; one for whether it is a span at all."""
+
+    def __init__(self, config: ModelConfig, classes: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        super().__init__(config, PARTS * config.width, classes, runtime=runtime, key=key)
+
+
+class SpanPairs(Network):
+    """How a span g relates to another g': float32 logits by a two-layer network over [g; g'; g * g'].
+
+    The pair's vector is that of Lee et al. 2017, section 4.1, without features; its use for relations, class 0 being
+    none, that of Luan et al. 2018, section 3.
+    """
+
+    def __init__(self, config: ModelConfig, classes: int, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        super().__init__(config, 3 * PARTS * config.width, classes, runtime=runtime, key=key)
+
+    def __call__(
+        self, vectors: Float[Array, "B P G"], seeds: UInt32[Array, "B 2"] | None = None
+    ) -> Float[Array, "B P P C"]:
+        """Of P spans, at [p, q] the relation from p to q."""
+        shape = (vectors.shape[0], vectors.shape[1], *vectors.shape[1:])
+        first, second = jnp.broadcast_to(vectors[:, :, None], shape), jnp.broadcast_to(vectors[:, None], shape)
+        return super().__call__(jnp.concatenate([first, second, first * second], axis=-1), seeds)
+
+
+def possible_spans(sequence_ids: Int[Array, "B T"], length: int) -> Bool[Array, "B T K"]:
+    """Which spans of up to `length` slots lie in one sequence, padding being none."""
+    return (_ahead(sequence_ids, length) == sequence_ids[:, :, None]) & (sequence_ids > 0)[:, :, None]
+
+
+def choose_spans(
+    scores: Float[Array, "B T K"], possible: Bool[Array, "B T K"], count: int
+) -> tuple[Int[Array, "B P"], Int[Array, "B P"], Bool[Array, "B P"]]:
+    """The P = count possible spans of the highest scores, best first: first slots, lengths, and whether it is one.
+
+    Relations are asked of these (Lee et al. 2017, section 5: only so many spans are kept).
+    """
+    flat = jnp.where(possible, scores, -jnp.inf).reshape(scores.shape[0], -1)
+    best, places = jax.lax.top_k(flat, count)
+    return places // scores.shape[2], places % scores.shape[2] + 1, jnp.isfinite(best)
+
+
+def take_spans(
+    vectors: Float[Array, "B T K G"], starts: Int[Array, "B P"], lengths: Int[Array, "B P"]
+) -> Float[Array, "B P G"]:
+    """The vectors of some spans, by their first slots and lengths."""
+    rows, slots, longest, width = vectors.shape
+    return gather_slots(vectors.reshape(rows, slots * longest, width), starts * longest + lengths - 1)
+
+
+def _ahead(values: Array, count: int) -> Array:
+    """[B, T, ...] to [B, T, count, ...]: what stands 0, 1, ... slots behind each; zero behind the row."""
+    length = values.shape[1]
+    padded = jnp.pad(values, [(0, 0), (0, count - 1)] + [(0, 0)] * (values.ndim - 2))
+    return jnp.stack([padded[:, number : number + length] for number in range(count)], axis=2)

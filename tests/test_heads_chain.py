@@ -1,0 +1,117 @@
+"""The linear-chain CRF against every path, one by one."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import logsumexp
+
+from bert_jax.config import ModelConfig
+from bert_jax.model.heads import LinearChain
+from bert_jax.model.runtime import Runtime
+from bert_jax.train.losses import chain_sums
+
+CONFIG = ModelConfig(vocab_size=50, layers=1, width=4, heads=1, feed_forward=4)
+TAGS, SLOTS = 3, 7
+DRAW = np.random.default_rng(0)
+LOGITS = DRAW.normal(0, 2, (5, SLOTS, TAGS)).astype(np.float32)
+TRUTH = DRAW.integers(0, TAGS, (5, SLOTS)).astype(np.int32)
+# One chain; one with slots between; two sequences and padding; two of which one has no tag; none at all.
+TAGGED = np.array([[1] * 7, [0, 1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 1, 1, 0], [0, 0, 0, 1, 0, 0, 0], [0] * 7], bool)
+SEQUENCES = np.array([[1] * 7, [1] * 7, [1, 1, 1, 2, 2, 2, 0], [1, 1, 2, 2, 2, 0, 0], [0] * 7], np.int32)
+
+
+def new_chain() -> LinearChain:
+    return LinearChain(CONFIG, TAGS, runtime=Runtime(), key=jax.random.key(0))
+
+
+@functools.cache
+def chain() -> LinearChain:
+    made = new_chain()
+    for number, part in enumerate((made.transitions, made.start, made.end)):
+        part[...] = jax.random.normal(jax.random.key(number), part[...].shape)
+    return made
+
+
+def chains_of(row: int) -> list[np.ndarray]:
+    """The tagged slots of each sequence of a row."""
+    found = [np.flatnonzero(TAGGED[row] & (SEQUENCES[row] == number)) for number in (1, 2)]
+    return [slots for slots in found if slots.size]
+
+
+def score_by_hand(row: int, slots: np.ndarray, path: tuple[int, ...]) -> float:
+    transitions, start, end = (np.asarray(part[...], np.float64) for part in parts())
+    total = start[path[0]] + end[path[-1]] + sum(LOGITS[row, slot, tag] for slot, tag in zip(slots, path, strict=True))
+    return total + sum(transitions[pair] for pair in itertools.pairwise(path))
+
+
+def parts() -> tuple:
+    return chain().transitions, chain().start, chain().end
+
+
+def all_scores(row: int, slots: np.ndarray) -> dict[tuple[int, ...], float]:
+    return {path: score_by_hand(row, slots, path) for path in itertools.product(range(TAGS), repeat=len(slots))}
+
+
+@pytest.mark.parametrize("row", range(5))
+def test_the_score_is_that_of_the_path_and_the_partition_that_of_all_paths(row: int) -> None:
+    score = sum(score_by_hand(row, slots, tuple(TRUTH[row, slots])) for slots in chains_of(row))
+    partition = sum(logsumexp(list(all_scores(row, slots).values())) for slots in chains_of(row))
+    np.testing.assert_allclose(figures()["score"][row], score, rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(figures()["log_partition"][row], partition, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("row", range(5))
+def test_the_decoded_path_is_the_best_of_all(row: int) -> None:
+    wanted, best = np.zeros(SLOTS, int), 0.0
+    for slots in chains_of(row):
+        scores = all_scores(row, slots)
+        wanted[slots] = max(scores, key=scores.__getitem__)
+        best += max(scores.values())
+    np.testing.assert_array_equal(figures()["path"][row], wanted)
+    np.testing.assert_allclose(figures()["best"][row], best, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("row", range(5))
+def test_the_gradient_of_the_partition_is_the_probability_of_each_tag(row: int) -> None:
+    wanted = np.zeros((SLOTS, TAGS))
+    for slots in chains_of(row):
+        scores = all_scores(row, slots)
+        total = logsumexp(list(scores.values()))
+        for path, score in scores.items():
+            wanted[slots, path] += np.exp(score - total)
+    np.testing.assert_allclose(figures()["marginals"][row], wanted, atol=1e-5)
+
+
+def test_the_loss_is_minus_the_log_likelihood_and_counts_right_tags_of_the_best_path() -> None:
+    loss, correct = figures()["sums"]
+    np.testing.assert_allclose(loss, (figures()["log_partition"] - figures()["score"]).sum(), rtol=1e-5)
+    assert correct == ((figures()["path"] == TRUTH) & TAGGED).sum()
+
+
+def test_a_new_chain_decodes_independent_tags() -> None:
+    np.testing.assert_array_equal(figures()["first_path"], np.where(TAGGED, LOGITS.argmax(-1), 0))
+
+
+@functools.cache
+def figures() -> dict:
+    """Everything at once: one compilation."""
+
+    @jax.jit
+    def compute(logits: jax.Array) -> dict:
+        made, tagged, sequences = chain(), jnp.asarray(TAGGED), jnp.asarray(SEQUENCES)
+        path, best = made.decode(logits, tagged, sequences)
+        return {
+            "score": made.score(logits, jnp.asarray(TRUTH), tagged, sequences),
+            "log_partition": made.log_partition(logits, tagged, sequences),
+            "marginals": jax.grad(lambda logits: made.log_partition(logits, tagged, sequences).sum())(logits),
+            "path": path,
+            "first_path": new_chain().decode(logits, tagged, sequences)[0],
+            "best": best,
+            "sums": chain_sums(made, logits, jnp.asarray(TRUTH), tagged.astype(jnp.float32), sequences),
+        }
+
+    return jax.tree.map(np.asarray, compute(jnp.asarray(LOGITS)))

@@ -1,0 +1,165 @@
+"""Pretraining's terms against a computation by hand, packed rows against separate ones."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy.special import erf, log_softmax
+from tiny_batches import lay, random_sequence
+
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+from bert_jax.data.example import Batch
+from bert_jax.data.masking.targets import span_targets
+from bert_jax.model import paths
+from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.runtime import Runtime
+from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective, total_loss
+from bert_jax.train.losses.pretraining import unmasked
+
+ENCODER = ModelConfig(
+    vocab_size=61,
+    layers=1,
+    width=12,
+    heads=3,
+    feed_forward=20,
+    max_positions=64,
+    dropout=0.0,
+    attention_dropout=0.0,
+)
+SPANS = PretrainingObjective(next_sentence=False, span_boundary=True)
+CASES: dict[str, tuple[ModelConfig, Objective]] = {
+    "span_boundary": (ENCODER, SPANS),
+    "causal": (dataclasses.replace(ENCODER, causal=True), CausalObjective()),
+    "causal_untied": (dataclasses.replace(ENCODER, causal=True, tied_output=False), CausalObjective()),
+}
+LENGTHS = (9, 6, 8, 28)
+
+
+def batch(packed: bool) -> Batch:
+    """Four sequences in two rows, or in four, in arrays of one shape, so that one program serves both.
+
+    The last has a span longer than the span boundary head reaches.
+    """
+    sequences = [random_sequence(length, 61, seed) for seed, length in enumerate(LENGTHS)]
+    long = np.arange(3, 26)
+    sequences[3] = sequences[3]._replace(masked=long, truth=np.random.default_rng(0).integers(0, 61, len(long)))
+    rows = [sequences[:3], sequences[3:], [], []] if packed else [[sequence] for sequence in sequences]
+    made = lay(rows, slots=31, predictions=24)
+    targets = span_targets(
+        made.masked_positions, (made.masked_weights > 0).sum(axis=1, dtype=np.int32), made.sequence_ids
+    )
+    by_sequence = {
+        name: np.pad(getattr(made, name), ((0, 0), (0, 3 - made.cls_positions.shape[1])))
+        for name in ("cls_positions", "next_sentence_label", "next_sentence_weight")
+    }
+    return jax.tree.map(jnp.asarray, made._replace(**targets._asdict(), **by_sequence))
+
+
+@functools.cache
+def params_of(case: str) -> dict:
+    draw = np.random.default_rng(1)
+    config, objective = CASES[case]
+    return jax.tree.map(
+        lambda leaf: draw.normal(0, 0.3, leaf.shape).astype(np.float32), abstract_params(config, objective.heads)
+    )
+
+
+@functools.cache
+def program(case: str) -> Callable:
+    """Sums, counts, gradients of the loss, and hidden states of the text that the objective reads."""
+    config, objective = CASES[case]
+
+    @jax.jit
+    def run(params: dict, batch: Batch) -> tuple:
+        def loss(params: dict) -> tuple:
+            model = bind(config, objective.heads, params, Runtime())
+            sums, counts = objective.sums(model, batch, None), objective.counts(batch)
+            text = batch if case == "span_boundary" else batch._replace(input_ids=unmasked(batch))
+            return total_loss(sums, counts), (sums, counts, model.encode(text).last)
+
+        gradients, (sums, counts, hidden) = jax.grad(loss, has_aux=True)(params)
+        return sums, counts, paths.flatten(gradients), hidden
+
+    return run
+
+
+@functools.cache
+def compute(case: str, packed: bool) -> tuple[dict, dict, dict, jax.Array]:
+    return program(case)(params_of(case), batch(packed))
+
+
+@pytest.mark.parametrize("case", ["span_boundary", "causal"])
+def test_packed_sequences_give_the_losses_and_gradients_of_separate_rows(case: str) -> None:
+    together, apart = compute(case, True), compute(case, False)
+    for name, value in apart[0].items():
+        np.testing.assert_allclose(together[0][name], value, rtol=1e-5, err_msg=name)
+    assert together[1] == apart[1]
+    for path, gradient in apart[2].items():
+        np.testing.assert_allclose(together[2][path], gradient, atol=2e-5, err_msg=path)
+
+
+def test_span_boundary_sums_by_hand() -> None:
+    sums, counts, _, hidden = compute("span_boundary", True)
+    hidden = np.asarray(hidden)
+    flat, made = paths.flatten(params_of("span_boundary")), jax.tree.map(np.asarray, batch(True))
+    loss = right = 0.0
+    predictions = list(zip(*np.nonzero(made.masked_weights), strict=True))
+    reached = [place for place in predictions if made.span_offsets[place] <= 20]
+    assert len(reached) == len(predictions) - 3  # the long span's 23
+    for row, number in reached:
+        left, right_slot, offset = (
+            field[row, number] for field in (made.span_left, made.span_right, made.span_offsets)
+        )
+        joined = [hidden[row, left], hidden[row, right_slot], flat["span_boundary_head/position/table"][offset - 1]]
+        vector = np.concatenate(joined).astype(np.float64)
+        for layer in ("first", "second"):
+            vector = vector @ flat[f"span_boundary_head/{layer}/kernel"] + flat[f"span_boundary_head/{layer}/bias"]
+            vector = vector * 0.5 * (1 + erf(vector / np.sqrt(2)))
+            vector = (vector - vector.mean()) / np.sqrt(vector.var() + 1e-12)
+            norm = f"span_boundary_head/{layer}_norm"
+            vector = vector * flat[f"{norm}/scale"] + flat[f"{norm}/bias"]
+        logits = (flat["embeddings/token/table"] @ vector + flat["span_boundary_head/bias"])[:61]
+        loss -= log_softmax(logits)[made.masked_ids[row, number]]
+        right += logits.argmax() == made.masked_ids[row, number]
+    np.testing.assert_allclose(sums["sbo_loss"], loss, rtol=1e-4)
+    assert sums["sbo_correct"] == right
+    assert counts["sbo"] == len(reached)
+    assert counts["mlm"] == len(predictions)
+    np.testing.assert_allclose(
+        total_loss(sums, counts), sums["mlm_loss"] / counts["mlm"] + sums["sbo_loss"] / counts["sbo"], rtol=1e-5
+    )
+
+
+@pytest.mark.parametrize("case", ["causal", "causal_untied"])
+def test_causal_sums_by_hand(case: str) -> None:
+    sums, counts, _, hidden = compute(case, True)
+    hidden = np.asarray(hidden)
+    flat, made = paths.flatten(params_of(case)), jax.tree.map(np.asarray, batch(True))
+    table = flat["embeddings/token/table" if case == "causal" else "lm_head/output/table"]
+    ids = made.input_ids.copy()
+    for row, number in zip(*np.nonzero(made.masked_weights), strict=True):
+        ids[row, made.masked_positions[row, number]] = made.masked_ids[row, number]
+    loss = right = 0.0
+    for row, slot in np.ndindex(2, 30):
+        if made.sequence_ids[row, slot] and made.sequence_ids[row, slot] == made.sequence_ids[row, slot + 1]:
+            logits = (table[:61] @ hidden[row, slot]).astype(np.float64)
+            loss -= log_softmax(logits)[ids[row, slot + 1]]
+            right += logits.argmax() == ids[row, slot + 1]
+    np.testing.assert_allclose(sums["lm_loss"], loss, rtol=1e-4)
+    assert sums["lm_correct"] == right
+    assert counts["lm"] == sum(LENGTHS) - len(LENGTHS)
+
+
+def test_a_filler_undoes_no_mask() -> None:
+    made = batch(True)
+    np.testing.assert_array_equal(unmasked(made._replace(masked_weights=jnp.zeros((4, 24)))), made.input_ids)
+
+
+def test_span_boundaries_without_masks_of_spans_are_refused() -> None:
+    with pytest.raises(UserError, match="--mask_unit=span"):
+        SPANS.counts(batch(True)._replace(span_offsets=None))
