@@ -1,6 +1,7 @@
 """Small random checkpoints for the tests of what reads and writes them."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,7 +25,7 @@ def write_vocabulary(folder: Path, size: int) -> None:
     (folder / "vocab.txt").write_text("\n".join(tokens[:size]) + "\n")
 
 
-def odd_config(**changes: int) -> ModelConfig:
+def odd_config(**changes: Any) -> ModelConfig:
     """Sizes that no two axes share."""
     sizes = {"vocab_size": 131, "layers": 3, "width": 20, "heads": 4, "feed_forward": 28, "max_positions": 24}
     return ModelConfig(**(sizes | changes))
@@ -38,7 +39,7 @@ def random_checkpoint(folder: Path, config: ModelConfig, heads: Heads = PRETRAIN
         path: (0.3 * generator.standard_normal(leaf.shape)).astype(np.float32)
         for path, leaf in paths.flatten(abstract_params(config, heads)).items()
     }
-    for path in ("embeddings/token/table", "mlm_head/bias"):
+    for path in ("embeddings/token/table", "mlm_head/bias", "mlm_head/output/table", "lm_head/output/table"):
         if path in params:
             params[path][config.vocab_size :] = 0
     return Loaded(config, heads, params, tokenizer.load(folder, lowercase=True), **known)

@@ -28,7 +28,11 @@ from bert_jax.tasks.example import TaskBatch
 GOLDEN = {
     "roberta_masked_lm": UNROLLED,
     "roberta_tagging": SCAN,
+    "roberta_question": SCAN,
+    "roberta_choices": UNROLLED,
     "xlm_roberta_classification": SCAN,
+    "bert_question": UNROLLED,
+    "bert_choices": SCAN,
 }
 
 
@@ -49,6 +53,9 @@ def logits_of(heads, model, last) -> dict[str, jax.Array]:
         return {"logits": model.vocabulary_logits(last)[..., : model.config.vocab_size]}
     if heads.tags:
         return {"logits": model.tag_logits(last)}
+    if heads.question:
+        answers = model.answer_logits(last)
+        return {"start_logits": answers[..., 0], "end_logits": answers[..., 1]}
     first_slot = jnp.zeros((len(last), 1), jnp.int32)
     return {"logits": model.class_logits(model.pooled(last, first_slot))[:, 0]}
 

@@ -2,16 +2,15 @@
 
 import dataclasses
 import json
-import subprocess
 from pathlib import Path
 
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 import safetensors.numpy
 import tokenizers
+from exporting import assert_transformers_agrees
 from random_checkpoints import PRETRAINING, assert_same_tensors, odd_config, random_checkpoint
 from tokenizer_kinds import make
 
@@ -22,11 +21,9 @@ from bert_jax.interop import huggingface, names
 from bert_jax.interop.families.bert import BERT
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
-from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
-from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import texts
-from bert_jax.tasks.example import TaskBatch
 
 LABELS = {"name": "moods", "kind": "classification", "labels": ["glad", "sad", "so so"]}
 TAGS = {"name": "tags", "kind": "tagging", "labels": ["A", "B", "C", "D"]}
@@ -37,6 +34,8 @@ CASES = {
     "BertForNextSentencePrediction": (Heads(next_sentence=True, pooler=True), None),
     "BertForSequenceClassification": (Heads(pooler=True, classes=3), LABELS),
     "BertForTokenClassification": (Heads(tags=4), TAGS),
+    "BertForQuestionAnswering": (Heads(question=True), None),
+    "BertForMultipleChoice": (Heads(pooler=True, choices=True), None),
 }
 
 
@@ -304,59 +303,8 @@ def test_half_precision_comes_out_as_it_came_in_until_it_is_trained_on(tmp_path,
     assert huggingface.read(tmp_path / "trained").dtype == "float32"
 
 
-def our_outputs(loaded: Loaded) -> dict[str, np.ndarray]:
-    """What bert_jax gives on random rows of several lengths, by the names of tests/tools/check_export.py."""
-    generator = np.random.default_rng(1)
-    slots = np.arange(24, dtype=np.int32)
-    mask = (slots < np.array([24, 5, 13])[:, None]).astype(np.int32)
-    ids = generator.integers(5, loaded.model.vocab_size, mask.shape).astype(np.int32) * mask
-    segments = (slots >= 4).astype(np.int32) * mask
-    none = np.zeros(3, np.float32)
-    batch = TaskBatch(ids, segments, mask, slots * mask, none, none)
-    heads = loaded.heads
-
-    @jax.jit
-    def run(params, batch):
-        model = bind(loaded.model, heads, params, Runtime(layer_loop="scan"))
-        encoded = model.encode(batch, all_layers=True)
-        outputs = {"hidden_0": encoded.embeddings}
-        outputs |= {f"hidden_{depth + 1}": encoded.layers[depth] for depth in range(loaded.model.layers)}
-        if heads.mlm:
-            every = jnp.broadcast_to(slots[None], mask.shape)
-            outputs["mlm_logits"] = model.masked_logits(encoded.last, every)[..., : loaded.model.vocab_size]
-        if heads.tags:
-            outputs["tag_logits"] = model.tag_logits(encoded.last)
-        if heads.pooler:
-            pooled = model.pooled(encoded.last, jnp.zeros((3, 1), jnp.int32))
-            outputs["pooled"] = pooled[:, 0]
-            if heads.next_sentence:
-                outputs["next_sentence_logits"] = model.next_sentence_logits(pooled)[:, 0]
-            if heads.classes:
-                outputs["class_logits"] = model.class_logits(pooled)[:, 0]
-        return outputs
-
-    inputs = {"input_ids": ids, "segment_ids": segments, "attention_mask": mask}
-    outputs = jax.device_get(run(paths.unflatten(loaded.params), batch))
-    return outputs | {name: value.astype(np.int64) for name, value in inputs.items()}
-
-
 @pytest.mark.slow
 def test_transformers_loads_exports_and_gives_the_same_outputs(tmp_path, peer_python):
-    text = "The cat sat on a mat, unwantable dogs."
-    arguments, exports = [], []
-    for architecture in CASES:
-        loaded, folder = export(tmp_path / architecture, architecture)
-        np.savez(folder / "outputs.npz", text=np.array(text), **our_outputs(loaded))
-        arguments += [str(folder), str(folder / "outputs.npz")]
-        exports.append((architecture, loaded))
-    script = Path(__file__).parent / "tools" / "check_export.py"
-    done = subprocess.run([peer_python, str(script), *arguments], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-    for (architecture, loaded), said in zip(exports, lines, strict=True):
-        assert said["architecture"] == architecture
-        assert (said["missing"], said["unexpected"], said["mismatched"]) == ([], [], [])
-        assert len(said["differences"]) > loaded.model.layers + 1
-        assert max(said["differences"].values()) < 1e-5, said["differences"]
-        words = loaded.tokenizer
-        assert said["tokens"] == [words.cls_id, *words.encode(text).tolist(), words.sep_id]
+    exports = [(folder, loaded) for loaded, folder in (export(tmp_path / name, name) for name in CASES)]
+    said = assert_transformers_agrees(peer_python, exports, tolerance=1e-5)
+    assert [one["architecture"] for one in said] == list(CASES)

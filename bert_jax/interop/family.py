@@ -98,6 +98,17 @@ class Family:
         ]
         return max(found, key=lambda name: len(self.architectures[name].required), default=None)
 
+    def foreign_head(self, heads: Heads) -> str | None:
+        """The first field of Heads, beside the parts, that this layout cannot hold; None where it holds all."""
+        held = dataclasses.asdict(Heads()) | self.read_heads(
+            Path(), self.write_heads(heads), frozenset(parts_of(heads))
+        )
+        parts = {name for architecture in self.architectures.values() for part in architecture for name in part}
+        return next(
+            (name for name, value in dataclasses.asdict(heads).items() if name not in parts and value != held[name]),
+            None,
+        )
+
     def foreign_field(self, model: ModelConfig, words: Tokenizer) -> str | None:
         """The first field of an architecture that this layout cannot hold, None where it holds all."""
         again = self.read_model(Path(), self.write_model(model, words))

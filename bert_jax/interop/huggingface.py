@@ -3,6 +3,7 @@
 Written afresh from the files that transformers 5 writes; transformers itself is never needed.
 """
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -63,6 +64,7 @@ def write(loaded: Loaded, directory: str | Path) -> None:
     Raises UserError when the folder exists, and for a model that no family's layout holds, naming the field.
     """
     family = _family_of(loaded)
+    loaded = _without_span_boundary(loaded)
     architecture = _architecture(family, loaded.heads)
     theirs = names.to_theirs(family.table(architecture), loaded.params, loaded.model)
     tensors = {family.whole_name(name, architecture): tensor for name, tensor in theirs.items()}
@@ -154,11 +156,11 @@ def _check_tensors(directory: Path, weights: Weights, wanted: Mapping[str, tuple
                 f"{weights.said(copy)} is not {original}, though tie_word_embeddings is not false. Correct config.json"
             )
     if unread:
-        Console(stderr=True).print(
-            f"{directory}: not used by the architecture of config.json, so left out: {', '.join(unread)}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        _say(f"{directory}: not used by the architecture of config.json, so left out: {', '.join(unread)}")
+
+
+def _say(line: str) -> None:
+    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
 
 
 def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:
@@ -194,7 +196,21 @@ def _family_of(loaded: Loaded) -> Family:
     )
 
 
+def _without_span_boundary(loaded: Loaded) -> Loaded:
+    """The model without the head that only its pretraining read, as SpanBERT was published; that it goes is said."""
+    if not loaded.heads.span_boundary:
+        return loaded
+    _say("not in the Hugging Face layout, so left out: span_boundary_head")
+    params = {path: value for path, value in loaded.params.items() if not path.startswith("span_boundary_head/")}
+    return dataclasses.replace(loaded, heads=dataclasses.replace(loaded.heads, span_boundary=False), params=params)
+
+
 def _architecture(family: Family, heads: Heads) -> str:
+    if foreign := family.foreign_head(heads):
+        raise UserError(
+            f"the Hugging Face layout of {family.title} has no place for heads.{foreign}={getattr(heads, foreign)!r}. "
+            "Use --format orbax, which holds any"
+        )
     if found := family.architecture_of(heads):
         return found
     raise UserError(

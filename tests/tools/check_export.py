@@ -4,7 +4,8 @@ Run with a Python that has torch and transformers (see make_golden.py):
 
     python tests/tools/check_export.py FOLDER OUTPUTS.npz [FOLDER OUTPUTS.npz ...]
 
-OUTPUTS.npz holds input_ids, segment_ids, attention_mask i64[B,T] and, by the names below, what bert_jax gave for them.
+OUTPUTS.npz holds input_ids, attention_mask and, of a model with segments, segment_ids, i64[B,T]; by the names below,
+what bert_jax gave for them; and a text. Of a model for multiple choice the rows are one question's choices.
 Prints one JSON line for each: architecture, missing, unexpected, mismatched (tensor names), differences (largest
 absolute, at real tokens), tokens (of the text in the .npz, by AutoTokenizer).
 """
@@ -16,6 +17,21 @@ import numpy as np
 import torch
 import transformers
 
+# Ours, theirs: the first that both have.
+OUTPUTS = (
+    ("pooled", "pooler_output"),
+    ("vocabulary_logits", "prediction_logits"),
+    ("vocabulary_logits", "logits"),
+    ("next_sentence_logits", "seq_relationship_logits"),
+    ("next_sentence_logits", "logits"),
+    ("class_logits", "logits"),
+    ("choice_logits", "logits"),
+    ("tag_logits", "logits"),
+    ("start_logits", "start_logits"),
+    ("end_logits", "end_logits"),
+)
+BY_TOKEN = ("hidden_", "vocabulary_logits", "tag_logits", "start_logits", "end_logits")
+
 
 def check(folder: str, outputs: str) -> None:
     with np.load(outputs) as file:
@@ -24,30 +40,22 @@ def check(folder: str, outputs: str) -> None:
         architecture = json.load(file)["architectures"][0]
     model, loading = getattr(transformers, architecture).from_pretrained(folder, output_loading_info=True)
     real = ours["attention_mask"] == 1
+    inputs = {"input_ids": ours["input_ids"], "attention_mask": ours["attention_mask"]}
+    if "segment_ids" in ours:
+        inputs["token_type_ids"] = ours["segment_ids"]
+    if "choice_logits" in ours:
+        inputs = {name: value[None] for name, value in inputs.items()}
     with torch.no_grad():
-        theirs = model.eval()(
-            input_ids=torch.from_numpy(ours["input_ids"]),
-            token_type_ids=torch.from_numpy(ours["segment_ids"]),
-            attention_mask=torch.from_numpy(ours["attention_mask"]),
-            output_hidden_states=True,
-        )
+        tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
+        theirs = model.eval()(**tensors, output_hidden_states=True)
     found = {f"hidden_{depth}": state for depth, state in enumerate(theirs.hidden_states)}
-    for mine, name in (
-        ("pooled", "pooler_output"),
-        ("mlm_logits", "prediction_logits"),
-        ("mlm_logits", "logits"),
-        ("next_sentence_logits", "seq_relationship_logits"),
-        ("next_sentence_logits", "logits"),
-        ("class_logits", "logits"),
-        ("tag_logits", "logits"),
-    ):
+    for mine, name in OUTPUTS:
         if mine in ours and mine not in found and getattr(theirs, name, None) is not None:
             found[mine] = getattr(theirs, name)
-    by_token = {name for name in found if name.startswith("hidden_") or name in ("mlm_logits", "tag_logits")}
     differences = {}
     for name, value in found.items():
-        difference = np.abs(value.numpy() - ours[name])
-        differences[name] = float((difference[real] if name in by_token else difference).max())
+        difference = np.abs(value.numpy().reshape(ours[name].shape) - ours[name])
+        differences[name] = float((difference[real] if name.startswith(BY_TOKEN) else difference).max())
     tokens = transformers.AutoTokenizer.from_pretrained(folder)(str(ours["text"]))["input_ids"]
     said = {
         "architecture": architecture,

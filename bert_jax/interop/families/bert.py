@@ -85,6 +85,8 @@ MLM: Parts = {
 NEXT_SENTENCE: Parts = {"next_sentence": dense("next_sentence_head/dense", "cls.seq_relationship")}
 CLASSES: Parts = {"classes": dense("classifier/dense", "classifier")}
 TAGS: Parts = {"tags": dense("tagger/dense", "classifier")}
+CHOICES: Parts = {"choices": dense("classifier/dense", "classifier")}  # of one output
+QUESTION: Parts = {"question": dense("question_head/dense", "qa_outputs")}
 BASE = ("embeddings.", "encoder.", "pooler.")
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
@@ -129,6 +131,8 @@ BERT = Family(
         "BertForNextSentencePrediction": _architecture(NEXT_SENTENCE, POOLER),
         "BertForSequenceClassification": _architecture(POOLER, CLASSES),
         "BertForTokenClassification": _architecture(TAGS),
+        "BertForQuestionAnswering": _architecture(QUESTION),
+        "BertForMultipleChoice": _architecture(POOLER, CHOICES),
     },
     copies={
         "cls.predictions.decoder.weight": "embeddings.word_embeddings.weight",

@@ -85,6 +85,8 @@ def _family(model_type: str, title: str, prefix: str, tokenizers: tuple[str, ...
             f"{prefix}ForMaskedLM": _architecture(MLM),
             f"{prefix}ForSequenceClassification": _architecture(CLASSES),
             f"{prefix}ForTokenClassification": _architecture(bert.TAGS),
+            f"{prefix}ForQuestionAnswering": _architecture(bert.QUESTION),
+            f"{prefix}ForMultipleChoice": _architecture(bert.POOLER, bert.CHOICES),
         },
         copies={
             "lm_head.decoder.weight": "embeddings.word_embeddings.weight",

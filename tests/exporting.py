@@ -1,0 +1,89 @@
+"""Exports compared with transformers, which a Python of its own runs: tests/tools/check_export.py."""
+
+import json
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from bert_jax.interop.loaded import Loaded
+from bert_jax.model import paths
+from bert_jax.model.bert import bind
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks.example import TaskBatch
+
+SCRIPT = Path(__file__).parent / "tools" / "check_export.py"
+TEXT = "The cat sat on a mat, unwantable dogs."
+
+
+def our_outputs(loaded: Loaded, slots: int = 24) -> dict[str, np.ndarray]:
+    """What bert_jax gives on three random rows of several lengths, by the names of tests/tools/check_export.py.
+
+    Of a model with the head for multiple choice they are one question's choices.
+    """
+    generator = np.random.default_rng(1)
+    slot = np.arange(slots, dtype=np.int32)
+    mask = (slot < np.array([slots, 5, 13])[:, None]).astype(np.int32)
+    ids = generator.integers(5, loaded.model.vocab_size, mask.shape)
+    ids = np.where(mask == 1, ids, loaded.tokenizer.pad_id).astype(np.int32)
+    segments = (slot >= 4).astype(np.int32) * mask
+    none = np.zeros(3, np.float32)
+    batch = TaskBatch(ids, segments, mask, slot * mask, none, none)
+    heads, vocab_size = loaded.heads, loaded.model.vocab_size
+
+    @jax.jit
+    def run(params, batch):
+        model = bind(loaded.model, heads, params, Runtime(layer_loop="scan"))
+        encoded = model.encode(batch, all_layers=True)
+        outputs = {"hidden_0": encoded.embeddings}
+        outputs |= {f"hidden_{depth + 1}": encoded.layers[depth] for depth in range(loaded.model.layers)}
+        first = jnp.zeros((3, 1), jnp.int32)
+        if heads.mlm or heads.lm:
+            outputs["vocabulary_logits"] = model.vocabulary_logits(encoded.last)[..., :vocab_size]
+        if heads.tags:
+            outputs["tag_logits"] = model.tag_logits(encoded.last)
+        if heads.question:
+            answers = model.answer_logits(encoded.last)
+            outputs |= {"start_logits": answers[..., 0], "end_logits": answers[..., 1]}
+        if heads.next_sentence or (heads.pooler and loaded.model.pooler == "tanh"):
+            pooled = model.pooled(encoded.last, first)
+            outputs["pooled"] = pooled[:, 0]
+            if heads.next_sentence:
+                outputs["next_sentence_logits"] = model.next_sentence_logits(pooled)[:, 0]
+        if heads.classes or heads.choices:
+            vectors = model.sequence_vectors(encoded.last, batch.sequence_ids, first)
+            name = "class_logits" if heads.classes else "choice_logits"
+            outputs[name] = model.class_logits(vectors)[:, 0]
+        return outputs
+
+    inputs = {"input_ids": ids, "attention_mask": mask} | (
+        {"segment_ids": segments} if loaded.model.segment_types > 1 else {}
+    )
+    outputs = jax.device_get(run(paths.unflatten(loaded.params), batch))
+    return outputs | {name: value.astype(np.int64) for name, value in inputs.items()}
+
+
+def assert_transformers_agrees(
+    peer_python: str, exports: Sequence[tuple[Path, Loaded]], tolerance: float
+) -> list[dict]:
+    """transformers loads each folder whole, and gives our outputs and the tokenizer's ids. Returns what it said."""
+    arguments: list[str] = []
+    for index, (folder, loaded) in enumerate(exports):
+        outputs = folder.parent / f"{folder.name}-{index}.npz"
+        np.savez(outputs, text=np.array(TEXT), **our_outputs(loaded))
+        arguments += [str(folder), str(outputs)]
+    done = subprocess.run([peer_python, str(SCRIPT), *arguments], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    for (_, loaded), said in zip(exports, lines, strict=True):
+        assert (said["missing"], said["unexpected"], said["mismatched"]) == ([], [], []), said
+        heads = loaded.heads
+        more = bool(heads.pooler or heads.mlm or heads.lm or heads.tags or heads.question)
+        assert len(said["differences"]) >= loaded.model.layers + 1 + more, said
+        assert max(said["differences"].values()) < tolerance, said
+        words = loaded.tokenizer
+        assert said["tokens"] == [words.cls_id, *words.encode(TEXT).tolist(), words.sep_id]
+    return lines

@@ -1,0 +1,190 @@
+"""The Hugging Face layout of BERT's relatives: out and in again is the same; what no layout holds is said by field."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.numpy
+import tokenizers
+from exporting import assert_transformers_agrees
+from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
+from tokenizer_kinds import byte_pairs, make
+
+from bert_jax import tokenizer
+from bert_jax.command import UserError
+from bert_jax.interop import huggingface
+from bert_jax.interop.loaded import Loaded
+from bert_jax.model.heads import Heads, SpanHeads
+
+HEADS = {
+    "Model": Heads(pooler=True),
+    "ForMaskedLM": Heads(mlm=True),
+    "ForSequenceClassification": Heads(pooler=True, classes=3),
+    "ForTokenClassification": Heads(tags=4),
+    "ForQuestionAnswering": Heads(question=True),
+    "ForMultipleChoice": Heads(pooler=True, choices=True),
+}
+ROBERTA = odd_config(segment_types=1, position_offset=2, layer_norm_epsilon=1e-5)
+
+
+def byte_pair_model(folder: Path, heads: Heads, config=ROBERTA) -> Loaded:
+    words = tokenizer.load(byte_pairs(folder / "words", []))
+    return dataclasses.replace(random_checkpoint(folder / "other", config, heads), tokenizer=words)
+
+
+def change_config(folder: Path, **changes: object) -> None:
+    values = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(values | changes))
+
+
+@pytest.mark.parametrize("ending", HEADS)
+def test_roberta_exported_and_read_again_is_the_same(tmp_path, ending):
+    loaded = byte_pair_model(tmp_path, HEADS[ending])
+    huggingface.write(loaded, tmp_path / "out")
+    values = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (values["model_type"], values["architectures"]) == ("roberta", [f"Roberta{ending}"])
+    assert (values["max_position_embeddings"], values["pad_token_id"], values["type_vocab_size"]) == (26, 1, 1)
+    again = huggingface.read(tmp_path / "out")
+    assert (again.model, again.heads) == (loaded.model, loaded.heads)
+    assert_same_tensors(again.params, loaded.params)
+    assert again.tokenizer.content_hash == loaded.tokenizer.content_hash
+
+
+def test_a_sentencepiece_vocabulary_makes_it_xlm_roberta(tmp_path, sample_text):
+    make("unigram", sample_text.read_text(encoding="utf-8").split("\n"), tmp_path / "words")
+    words = tokenizer.load(tmp_path / "words")
+    config = dataclasses.replace(ROBERTA, vocab_size=words.vocab_size)
+    loaded = dataclasses.replace(random_checkpoint(tmp_path / "other", config, Heads(mlm=True)), tokenizer=words)
+    huggingface.write(loaded, tmp_path / "out")
+    values = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (values["model_type"], values["architectures"]) == ("xlm-roberta", ["XLMRobertaForMaskedLM"])
+    assert "XLM-RoBERTa encoder" in (tmp_path / "out" / "README.md").read_text()
+    again = huggingface.read(tmp_path / "out")
+    assert again.model == loaded.model and again.tokenizer.content_hash == words.content_hash
+    assert_same_tensors(again.params, loaded.params)
+
+
+def test_a_model_without_segments_gets_rows_without_token_types(tmp_path):
+    for kind, loaded in (
+        ("bpe", byte_pair_model(tmp_path / "bpe", Heads(mlm=True))),
+        ("wordpiece", random_checkpoint(tmp_path / "wordpiece", odd_config(segment_types=1), Heads(mlm=True))),
+    ):
+        huggingface.write(loaded, tmp_path / f"{kind}_out")
+        library = tokenizers.Tokenizer.from_file(str(tmp_path / f"{kind}_out" / "tokenizer.json"))
+        pair = library.encode("a cat", "the mat")
+        assert not any(pair.type_ids) and pair.ids.count(loaded.tokenizer.sep_id) == 2
+        settings = json.loads((tmp_path / f"{kind}_out" / "tokenizer_config.json").read_text())
+        assert settings["model_input_names"] == ["input_ids", "attention_mask"]
+
+
+def test_published_roberta_files_may_hold_more(tmp_path, capsys):
+    loaded = byte_pair_model(tmp_path, Heads(pooler=True, classes=3))
+    huggingface.write(loaded, tmp_path / "out")
+    tensors = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    assert {"classifier.dense.weight", "classifier.out_proj.bias"} < set(tensors)
+    tensors["roberta.pooler.dense.weight"] = np.ones((20, 20), np.float32)
+    tensors["roberta.embeddings.position_ids"] = np.arange(26)[None]
+    safetensors.numpy.save_file(tensors, tmp_path / "out" / "model.safetensors")
+    assert_same_tensors(huggingface.read(tmp_path / "out").params, loaded.params)
+    said = capsys.readouterr().err
+    assert "left out: pooler.dense.weight" in said and said.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_position_embeddings": 2}, r"max_position_embeddings is 2; wanted more than the 2 rows"),
+        ({"pad_token_id": 0}, None),  # another first position of the same table
+        ({"pad_token_id": None}, r"pad_token_id is None; wanted a whole number"),
+        ({"hidden_act": "relu"}, r"hidden_act is 'relu'; only 'gelu'"),
+        ({"type_vocab_size": 2}, r"token_type_embeddings\.weight is \[1, 20\], config\.json wants \[2, 20\]"),
+        ({"architectures": ["RobertaForCausalLM"]}, r"architectures is 'RobertaForCausalLM'"),
+        ({"architectures": ["RobertaForSequenceClassification"]}, r"tensor classifier\.dense\.\S+ is missing"),
+    ],
+)
+def test_a_roberta_field_that_does_not_fit_is_named(tmp_path, changes, message):
+    huggingface.write(byte_pair_model(tmp_path, Heads(mlm=True)), tmp_path / "out")
+    change_config(tmp_path / "out", **changes)
+    if message is None:
+        assert huggingface.read(tmp_path / "out").model.position_offset == 1
+        return
+    with pytest.raises(UserError, match=message):
+        huggingface.read(tmp_path / "out")
+
+
+@pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_sigmoid", "relu"])
+def test_an_untied_output_and_the_other_activations_are_held(tmp_path, activation):
+    loaded = random_checkpoint(tmp_path / "words", odd_config(activation=activation, tied_output=False))
+    huggingface.write(loaded, tmp_path / "out")
+    tensors = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    assert tensors["cls.predictions.decoder.weight"].shape == (131, 20)
+    again = huggingface.read(tmp_path / "out")
+    assert again.model == loaded.model
+    assert_same_tensors(again.params, loaded.params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"norm": "pre"}, "norm='pre'"),
+        ({"relative": "shaw"}, "relative='shaw'"),
+        ({"positions": "sinusoidal"}, "positions='sinusoidal'"),
+        ({"bias": False}, "bias=False"),
+        ({"segment_types": 0}, "segment_types=0"),
+        ({"position_offset": 2}, "position_offset=2"),  # RoBERTa counts from its padding id, here 0
+        ({"pooler": "transform"}, "pooler='transform'"),
+        ({"causal": True}, "causal=True"),
+    ],
+)
+def test_an_architecture_that_no_layout_holds_names_the_field_and_the_way_out(tmp_path, changes, field):
+    loaded = random_checkpoint(tmp_path / "words", odd_config(**changes), Heads())
+    with pytest.raises(UserError, match=f"BERT's not .*{field}.*--format orbax"):
+        huggingface.write(loaded, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("heads", "field"),
+    [
+        (Heads(tags=3, crf=True), "heads.crf=True"),
+        (Heads(classes=3, pooling="mean"), "heads.pooling='mean'"),
+        (Heads(spans=SpanHeads(length=2, classes=2)), "heads.spans="),
+        (Heads(tags=3, question=True), "the heads question, tags, .* one of them only"),
+    ],
+)
+def test_a_head_that_the_layout_has_no_place_for_is_named(tmp_path, heads, field):
+    loaded = random_checkpoint(tmp_path / "words", odd_config(), heads)
+    with pytest.raises(UserError, match=f"{field}.*--format orbax"):
+        huggingface.write(loaded, tmp_path / "out")
+
+
+def test_the_span_boundary_head_stays_behind_and_that_is_said(tmp_path, capsys):
+    heads = Heads(mlm=True, span_boundary=True)
+    loaded = random_checkpoint(tmp_path / "words", odd_config(), heads)
+    huggingface.write(loaded, tmp_path / "out")
+    assert "left out: span_boundary_head" in capsys.readouterr().err
+    again = huggingface.read(tmp_path / "out")
+    assert again.heads == Heads(mlm=True)
+    assert_same_tensors(again.params, {path: loaded.params[path] for path in again.params})
+
+
+@pytest.mark.slow
+def test_transformers_loads_exports_of_roberta_and_gives_the_same_outputs(tmp_path, sample_text, peer_python):
+    exports = []
+    for ending, heads in HEADS.items():
+        loaded = byte_pair_model(tmp_path / ending, heads)
+        huggingface.write(loaded, tmp_path / ending / "out")
+        exports.append((tmp_path / ending / "out", loaded))
+    make("unigram", sample_text.read_text(encoding="utf-8").split("\n"), tmp_path / "words")
+    words = tokenizer.load(tmp_path / "words")
+    config = dataclasses.replace(ROBERTA, vocab_size=words.vocab_size)
+    xlm = dataclasses.replace(random_checkpoint(tmp_path / "other", config, Heads(mlm=True)), tokenizer=words)
+    untied = random_checkpoint(tmp_path / "untied" / "words", odd_config(activation="relu", tied_output=False))
+    for loaded, folder in ((xlm, tmp_path / "xlm"), (untied, tmp_path / "untied" / "out")):
+        huggingface.write(loaded, folder)
+        exports.append((folder, loaded))
+    said = assert_transformers_agrees(peer_python, exports, tolerance=1e-5)
+    wanted = [*(f"Roberta{ending}" for ending in HEADS), "XLMRobertaForMaskedLM", "BertForPreTraining"]
+    assert [one["architecture"] for one in said] == wanted
