@@ -236,6 +236,8 @@ class TaskConfig:
     label: str = ""
     kind: str = ""  # classification, regression, tagging
     max_length: int = 128
+    # How a class or a score reads a text: cls, mean, max, attention_dot, attention_additive; empty: as init_from does.
+    pooling: str = ""
 
 
 @dataclass(frozen=True)

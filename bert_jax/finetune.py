@@ -46,6 +46,7 @@ Named tasks: {", ".join(table.TASKS)}. Their files are found in --config.task.da
 or else in $BERT_JAX_DATA; a part of ewt comes with the code and is used unless data_dir is given.
 Other keys: --config.seeds=0,1,2 (one run a seed, in WORKDIR/seed-K; WORKDIR then holds the best by dev),
 --config.epochs=3, --config.train_layers=all|head|last:K|no_embeddings, --config.task.max_length=128,
+--config.task.pooling=cls|mean|max|attention_dot|attention_additive (what a class reads; default: as CHECKPOINT has it),
 --config.batch_size=32, --config.optimizer.learning_rate=3e-5. Run the same command again after a stop: it goes on.
 """
 
@@ -98,6 +99,8 @@ def finetune(
     splits = {name: table.read(task, path, label_required=name != "test") for name, path in files.items()}
     task = evaluation.complete(task, splits["train"])
     start = _open_start(config, tokenizer)
+    if start.loaded and task.kind != "tagging" and not config.task.pooling:
+        task = dataclasses.replace(task, pooling=start.loaded.heads.pooling)
     data = _encode(task, splits, start)
     initial = start.initial_params(objective_of(data.task).heads)
     by_seed = {

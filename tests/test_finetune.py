@@ -10,7 +10,15 @@ import pytest
 from bert_jax import finetune as finetune_lib
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
-from bert_jax.config import EvalConfig, FinetuneConfig, ModelConfig, ModelOptions, OptimizerConfig, TaskConfig
+from bert_jax.config import (
+    EvalConfig,
+    FinetuneConfig,
+    ModelConfig,
+    ModelOptions,
+    OptimizerConfig,
+    TaskConfig,
+    TrainConfig,
+)
 from bert_jax.finetune import finetune
 from bert_jax.interop import source
 from bert_jax.interop.loaded import Loaded
@@ -134,9 +142,13 @@ def test_several_seeds_are_summed_up_and_the_workdir_opens_as_the_best(
 @pytest.mark.slow
 def test_a_regression_is_measured_by_correlations(start: Path, reviews: dict[str, str], tmp_path: Path) -> None:
     files = {split: reviews[split] for split in ("train", "dev")}
-    task = TaskConfig(**files, text="review", label="score", kind="regression")
+    task = TaskConfig(**files, text="review", label="score", kind="regression", pooling="attention_additive")
     result = finetune(config_of(start, task, epochs=6.0), tmp_path / "own")
     assert result["metrics"]["pearson"]["mean"] > 0.5
+    loaded = source.open_checkpoint(tmp_path / "own")
+    assert loaded.heads == Heads(pooling="attention_additive", pooler=True, classes=1)
+    found = evaluation.evaluate(loaded, reviews["dev"], TrainConfig(batch_size=16)).metrics
+    assert found["pearson"] == pytest.approx(result["metrics"]["pearson"]["mean"])
     assert {"pearson", "spearman", "task_loss"} == set(result["metrics"])
 
 

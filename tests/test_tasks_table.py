@@ -106,6 +106,11 @@ MISTAKES = {
     "no task": (TaskConfig(), "no task: give task.name"),
     "columns for a named task": (TaskConfig(name="sst2", text="x"), "task.text is for files of your own"),
     "unknown kind": (TaskConfig(train="a.tsv", kind="span"), "task.kind is 'span'; use classification"),
+    "unknown pooling": (
+        TaskConfig(name="rte", dev="a", train="a", test="a", pooling="first"),
+        "task.pooling is 'first'",
+    ),
+    "pooled tags": (TaskConfig(train="a.conllu", pooling="mean"), "tags are read from each token; leave it out"),
     "no data folder": (TaskConfig(name="sst2"), r"BERT_JAX_DATA is not set.*SST-2"),
     "missing folder": (TaskConfig(name="sst2", data_dir="/nowhere/glue"), "no such folder: /nowhere/glue"),
     "no room": (TaskConfig(name="sst2", max_length=4), "task.max_length is 4; use 8 or more"),

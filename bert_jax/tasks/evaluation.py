@@ -161,7 +161,12 @@ def task_of(loaded: Loaded) -> Task:
     task = config_lib.load(Task, {key: value for key, value in loaded.task.items() if key in known}, "task")
     max_length = min(task.max_length, loaded.model.max_positions)
     kind = tagging if task.kind == "tagging" else classification
-    return dataclasses.replace(task, max_length=max_length, metrics=task.metrics or kind.default_metrics(task))
+    return dataclasses.replace(
+        task,
+        max_length=max_length,
+        metrics=task.metrics or kind.default_metrics(task),
+        pooling=task.pooling if task.kind == "tagging" else loaded.heads.pooling,  # others' layouts name no task
+    )
 
 
 def _files(task: Task, data: Path) -> dict[str, Path]:

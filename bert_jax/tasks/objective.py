@@ -21,12 +21,13 @@ class TaskObjective:
 
     kind: str
     classes: int
+    pooling: str = "cls"
 
     @property
     def heads(self) -> Heads:
         if self.kind == "tagging":
             return Heads(tags=self.classes)
-        return Heads(pooler=True, classes=self.classes)
+        return Heads(pooling=self.pooling, pooler=True, classes=self.classes)
 
     def counts(self, batch: TaskBatch) -> Sums:
         return {"task": batch.label_weights.sum()}
@@ -55,4 +56,4 @@ class TaskObjective:
 
 def objective_of(task: Task) -> TaskObjective:
     """The objective of a task whose labels are known."""
-    return TaskObjective(task.kind, task.classes)
+    return TaskObjective(task.kind, task.classes, task.pooling)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
+from bert_jax.model.heads.choice import POOLINGS
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Example, Sentence, Split
 from bert_jax.tasks.reading import Columns
@@ -26,10 +27,15 @@ class Task:
     max_length: int = 128
     metrics: tuple[str, ...] = ()  # the first chooses between seeds; see bert_jax/tasks/metrics.py
     columns: Columns = field(default_factory=Columns)
+    pooling: str = "cls"  # how one vector is made of a text (bert_jax/model/heads/pooling.py); not for tagging
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UserError(f"task.kind is {self.kind!r}; use {', '.join(KINDS)}")
+        if self.pooling not in POOLINGS:
+            raise UserError(f"task.pooling is {self.pooling!r}; use {', '.join(POOLINGS)}")
+        if self.pooling != "cls" and self.kind == "tagging":
+            raise UserError(f"task.pooling is {self.pooling!r}, but tags are read from each token; leave it out")
 
     @property
     def classes(self) -> int:
@@ -158,6 +164,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
         files = given
     else:
         raise UserError(f"no task: give task.name ({', '.join(TASKS)}), or task.train with task.text and task.label")
+    task = replace(task, pooling=config.pooling or task.pooling)
     return task, {split: files[split] for split in SPLITS if split in files}
 
 
