@@ -6,10 +6,12 @@ from pathlib import Path
 from bert_jax import command
 from bert_jax.files import new_folder
 from bert_jax.interop import huggingface, original_bert, source
+from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.loaded import Loaded
 
-DESCRIPTION = """Turns a BERT in Hugging Face layout into a checkpoint of bert_jax: config.json, tokenizer/ and
+DESCRIPTION = f"""Turns a model in Hugging Face layout into a checkpoint of bert_jax: config.json, tokenizer/ and
 checkpoints/0, weights only. Every tensor keeps its value; the token table is padded to a multiple of 128 rows.
+Families: {", ".join(family.title for family in FAMILIES.values())}.
 
   python -m bert_jax.convert --input bert-base-uncased --output checkpoints/bert-base-uncased
 

@@ -17,7 +17,8 @@ DESCRIPTION = """Writes a checkpoint for use elsewhere.
 
 hf     the layout of Hugging Face: model.safetensors, config.json, tokenizer files, README.md (a model card), so that
        AutoTokenizer and BertForPreTraining (or what the heads are) open it by from_pretrained("exported").
-       The rows that pad the vocabulary are cut.
+       The rows that pad the vocabulary are cut. What no family's layout holds (a relative position, a CRF) is
+       refused by name.
 orbax  the weights alone, without the optimizer, in the layout of a workdir at step 0: for sharing, for another
        JAX program, for bert_jax itself.
 stablehlo  programs for any platform that JAX knows, which run without bert_jax: hidden_states.stablehlo and, where

@@ -14,7 +14,7 @@ from tokenizer_kinds import byte_pairs, make
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface, source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model.heads import Heads, SpanHeads
 
@@ -50,6 +50,10 @@ def test_roberta_exported_and_read_again_is_the_same(tmp_path, ending):
     assert (again.model, again.heads) == (loaded.model, loaded.heads)
     assert_same_tensors(again.params, loaded.params)
     assert again.tokenizer.content_hash == loaded.tokenizer.content_hash
+    held = sum(value.size for value in safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors").values())
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert f"A RoBERTa encoder of 3 layers, width 20, 4 attention heads and {held:,} parameters" in card
+    assert source.describe(loaded).startswith("RoBERTa, 3 layers x 20")
 
 
 def test_a_sentencepiece_vocabulary_makes_it_xlm_roberta(tmp_path, sample_text):

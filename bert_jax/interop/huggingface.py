@@ -73,7 +73,8 @@ def write(loaded: Loaded, directory: str | Path) -> None:
         values = _write_config(loaded, family, architecture) | {"dtype": dtype}
         (unfinished / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         _save_tokenizer(loaded.tokenizer, unfinished, types=loaded.model.segment_types > 1)
-        card = model_card.text(loaded, family, architecture)
+        parameters = sum(tensor.size for tensor in tensors.values())
+        card = model_card.text(loaded, family, architecture, parameters)
         (unfinished / "README.md").write_text(card, encoding="utf-8")
         save(tensors, unfinished / WEIGHTS_FILE)
 
@@ -180,6 +181,12 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
         return ours
     labels = [] if kind == "regression" else [str(labelled[str(index)]) for index in range(outputs)]
     return {"name": "own", "kind": kind, "labels": labels, "max_length": min(128, model.max_positions)}
+
+
+def title(loaded: Loaded) -> str:
+    """What a model is called: the family whose layout holds it, or encoder."""
+    held = (one for one in FAMILIES.values() if one.foreign_field(loaded.model, loaded.tokenizer) is None)
+    return next((one.title for one in held), "encoder")
 
 
 def _family_of(loaded: Loaded) -> Family:

@@ -3,11 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from bert_jax.interop.family import Family, parts_of
 from bert_jax.interop.loaded import Loaded
-from bert_jax.shapes import padded_vocabulary
 from bert_jax.tokenizer import KINDS
 
 # The Hub's name of what a model with a head is for; the first that fits.
@@ -21,17 +18,18 @@ _PIPELINES = {
 }
 
 
-def text(loaded: Loaded, family: Family, architecture: str) -> str:
+def text(loaded: Loaded, family: Family, architecture: str, parameters: int) -> str:
     """The model card as Markdown. Only what is known is said."""
     model = loaded.model
     has = parts_of(loaded.heads)
     pipeline = next((name for part, name in _PIPELINES.items() if part in has), "feature-extraction")
+    kind = "language model (left to right)" if model.causal else "encoder"
     case = "uncased" if loaded.tokenizer.lowercase else "cased"
     sections = [
         f"---\nlibrary_name: transformers\npipeline_tag: {pipeline}\ntags:\n- {family.model_type}\n- bert_jax\n---",
         f"# {architecture}",
-        f"A {family.title} encoder of {model.layers} layers, width {model.width}, {model.heads} attention heads and "
-        f"{_parameter_count(loaded):,} parameters, for up to {model.max_positions} tokens, with an {case} "
+        f"A {family.title} {kind} of {model.layers} layers, width {model.width}, {model.heads} attention heads and "
+        f"{parameters:,} parameters, for up to {model.max_positions} tokens, with an {case} "
         f"{KINDS[loaded.tokenizer.kind]} vocabulary of {loaded.tokenizer.vocab_size:,}. Exported by bert_jax"
         + (f" after {loaded.step:,} steps of training." if loaded.step else "."),
         *_task_section(loaded),
@@ -47,14 +45,6 @@ def text(loaded: Loaded, family: Family, architecture: str) -> str:
         "figures above.",
     ]
     return "\n\n".join(sections) + "\n"
-
-
-def _parameter_count(loaded: Loaded) -> int:
-    """Parameters without the rows that pad the vocabulary."""
-    padding = padded_vocabulary(loaded.model.vocab_size) - loaded.model.vocab_size
-    padded = {"embeddings/token/table": loaded.model.width, "mlm_head/bias": 1}
-    sizes = {path: int(np.prod(np.shape(value))) for path, value in loaded.params.items()}
-    return sum(size - padding * padded.get(path, 0) for path, size in sizes.items())
 
 
 def _task_section(loaded: Loaded) -> list[str]:

@@ -172,6 +172,6 @@ def describe(loaded: Loaded) -> str:
     ]
     model = loaded.model
     return (
-        f"BERT, {model.layers} layers x {model.width}, vocabulary {model.vocab_size}, "
+        f"{huggingface.title(loaded)}, {model.layers} layers x {model.width}, vocabulary {model.vocab_size}, "
         f"{model.max_positions} positions; heads: {', '.join(heads) or 'none'}"
     )
