@@ -1,6 +1,7 @@
 """What the Hugging Face layout says of a family of models: architectures, names, and the fields of config.json."""
 
 import dataclasses
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,12 +55,13 @@ class Family:
     encoder         the names of what every architecture has
     architectures   by name, the base model's among them
     copies          tensors that a file may hold besides: the copy's name and that of the original
-    buffers         tensors that a file may hold besides, and that nothing reads
+    buffers         tensors that a file may hold besides, and that nothing reads; {} stands for a layer
     unread          the same, but they have been learnt: reading says that they are left out
     read_model      config.json (its path for messages, its fields) to the architecture
     write_model     the fields of config.json of an architecture, as near as the layout comes to it
     read_heads      further fields of Heads that config.json decides, of its path, its fields and the parts
     write_heads     and back
+    always          what the architectures of the family have in common, by the field of ModelConfig
     tokenizers      kinds of tokenizer that the family's models have; None for any
     """
 
@@ -77,6 +79,7 @@ class Family:
     unread: tuple[str, ...] = ()
     read_heads: Callable[[Path, Mapping[str, Any], frozenset[str]], dict[str, Any]] = lambda where, values, parts: {}
     write_heads: Callable[[Heads], dict[str, Any]] = lambda heads: {}
+    always: Mapping[str, Any] = field(default_factory=dict)
     tokenizers: tuple[str, ...] | None = None
 
     def table(self, architecture: str) -> tuple[Entry, ...]:
@@ -87,6 +90,10 @@ class Family:
     def whole_name(self, bare: str, architecture: str) -> str:
         """A tensor's name in a file of the architecture."""
         return self.prefix + bare if architecture != self.base_class and bare.startswith(self.base) else bare
+
+    def is_buffer(self, bare: str) -> bool:
+        """Whether a tensor is one of the buffers."""
+        return re.sub(r"(?<=\.)\d+(?=\.)", "{}", bare) in self.buffers
 
     def architecture_of(self, heads: Heads) -> str | None:
         """The class that holds these heads, None where there is none."""
@@ -111,7 +118,13 @@ class Family:
 
     def foreign_field(self, model: ModelConfig, words: Tokenizer) -> str | None:
         """The first field of an architecture that this layout cannot hold, None where it holds all."""
-        again = self.read_model(Path(), self.write_model(model, words))
+        for name, value in self.always.items():
+            if getattr(model, name) != value:
+                return name
+        try:
+            again = self.read_model(Path(), self.write_model(model, words))
+        except UserError:  # RoBERTa's positions begin behind the padding id, which may lie behind all positions
+            return "position_offset"
         differing = [name for name in ARCHITECTURE_FIELDS if getattr(again, name) != getattr(model, name)]
         # A position table of another length is but the consequence of another first position.
         return min(differing, key=lambda name: name == "max_positions", default=None)

@@ -144,8 +144,8 @@ def _check_tensors(directory: Path, weights: Weights, wanted: Mapping[str, tuple
             raise UserError(f"{weights.said(name)} is {list(weights.shape(name))}, config.json wants {list(shape)}")
     copies = {copy: original for copy, original in family.copies.items() if copy in weights and copy not in wanted}
     unread = [name for name in family.unread if name in weights and name not in wanted]
-    known = {*wanted, *copies, *unread, *family.buffers}
-    extra = [name for name in weights if name not in known]
+    known = {*wanted, *copies, *unread}
+    extra = [name for name in weights if name not in known and not family.is_buffer(name)]
     if extra:
         raise UserError(
             f"{weights.said(extra[0])} has no place in the architecture of config.json ({len(extra)} such). "

@@ -6,7 +6,7 @@ The files that keep it: tokenizer.json of the `tokenizers` library, vocab.json w
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from bert_jax.files import write_json
 from bert_jax.tokenization.byte_bpe_engine import BytePairEngine, token_text
 from bert_jax.tokenization.library import (
     BERT_ROLES,
+    GPT2_ROLES,
     ROBERTA_ROLES,
     AddedToken,
     Roles,
@@ -60,7 +61,8 @@ class BytePairs:
             )
         # The roles' first and alike, so that equal tokenizers hash equal. As RoBERTa's: the space before a mask is the
         # masked word's. Tokens that the model has not get their ids by this order, so it is theirs that stays.
-        roles = [AddedToken(token, lstrip=token == self.roles.mask_token) for token in self.roles]
+        mask = self.roles.mask_token if self.roles.mask_token not in self.roles[:-1] else None
+        roles = [AddedToken(token, lstrip=token == mask) for token in dict.fromkeys(self.roles)]
         others = [token for token in self.added if token.content not in self.roles]
         place = {token.content: index for index, token in enumerate(self.added) if token.content not in self.tokens}
         ordered = sorted(roles + others, key=lambda token: place.get(token.content, -1))
@@ -168,10 +170,11 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
         if model.get(field):
             raise UserError(f"its model has {field} {model[field]!r}, which is not supported. Save it without")
     added = added_tokens(content)
+    known = {*model["vocab"], *(token.content for token in added)}
     read = BytePairs(
         tokens=tokens_by_id(model["vocab"]),
         merges=tuple(_merge(merge) for merge in model["merges"]),
-        roles=named_roles(settings, {*model["vocab"], *(token.content for token in added)}, ROBERTA_ROLES, BERT_ROLES),
+        roles=named_roles(settings, known, *_usual_roles(known)),
         add_prefix_space=splitter["add_prefix_space"],
         normalizers=_normalizers(content.get("normalizer")),
         ignore_merges=model.get("ignore_merges", False),
@@ -203,9 +206,19 @@ def from_files(
     return BytePairs(
         tokens=tokens_by_id(vocabulary),
         merges=tuple(_merge(line) for line in merges),
-        roles=named_roles(settings, vocabulary, ROBERTA_ROLES, BERT_ROLES),
+        roles=named_roles(settings, vocabulary, *_usual_roles(vocabulary)),
         add_prefix_space=bool(settings.get("add_prefix_space", False)),
     )
+
+
+def _usual_roles(known: Container[str]) -> tuple[Roles, ...]:
+    """GPT-2's for a vocabulary that has its token and none that could begin or end a row."""
+    others = (ROBERTA_ROLES, BERT_ROLES)
+    if GPT2_ROLES.sep_token in known and not any(
+        token in known for roles in others for token in (roles.cls_token, roles.sep_token)
+    ):
+        return (GPT2_ROLES,)
+    return others
 
 
 def _merge(merge: Any) -> tuple[str, str]:

@@ -43,6 +43,7 @@ class Roles(NamedTuple):
 BERT_ROLES = Roles("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALBERT_ROLES = Roles("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_ROLES = Roles("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+GPT2_ROLES = Roles(*["<|endoftext|>"] * 5)  # its one special token: between texts, and for want of any other
 
 
 @runtime_checkable

@@ -93,8 +93,8 @@ def gpt2(path: pathlib.Path) -> None:
         resid_pdrop=0.0,
         embd_pdrop=0.0,
         attn_pdrop=0.0,
-        bos_token_id=0,
-        eos_token_id=0,
+        bos_token_id=2,
+        eos_token_id=3,
         use_cache=False,
         attn_implementation="eager",
     )

@@ -48,6 +48,18 @@ FIELDS = (
     Field("layer_norm_epsilon", "layer_norm_eps", 1e-12),
     Field("initializer_range", "initializer_range", 0.02),
 )
+# What all have in common.
+ALWAYS = {
+    "norm": "post",
+    "embedding_norm": True,
+    "bias": True,
+    "gated": False,
+    "positions": "learned",
+    "relative": "none",
+    "window": 0,
+    "causal": False,
+    "pooler": "tanh",
+}
 FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("position_embedding_type", ("absolute", None)),
     ("is_decoder", (False, None)),
@@ -141,4 +153,5 @@ BERT = Family(
     buffers=BUFFERS,
     read_model=_read_model,
     write_model=write_model,
+    always=ALWAYS,
 )

@@ -97,6 +97,7 @@ def _family(model_type: str, title: str, prefix: str, tokenizers: tuple[str, ...
         unread=("pooler.dense.weight", "pooler.dense.bias"),
         read_model=_read_model,
         write_model=_write_model,
+        always=bert.ALWAYS,
         tokenizers=tokenizers,
     )
 

@@ -1,0 +1,134 @@
+"""GPT-2 (modeling_gpt2.py of transformers; Radford et al. 2019).
+
+Its dense layers are [in, out], as ours; query, key and value are one matrix.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.config import ModelConfig
+from bert_jax.interop.family import (
+    WRITTEN_ACTIVATIONS,
+    Architecture,
+    Family,
+    Field,
+    Parts,
+    check_fixed,
+    model_config,
+    read_activation,
+    read_fields,
+    write_fields,
+)
+from bert_jax.interop.names import LAYERS, SAME, VOCABULARY, Entry, Layout, dense, head_shape, norm
+from bert_jax.tokenizer import Tokenizer
+
+# Defaults of GPT2Config; n_inner, which most files leave out, is 4 n_embd. embd_pdrop is written as resid_pdrop.
+FIELDS = (
+    Field("vocab_size", "vocab_size", None),
+    Field("layers", "n_layer", None),
+    Field("width", "n_embd", None),
+    Field("heads", "n_head", None),
+    Field("max_positions", "n_positions", 1024),
+    Field("dropout", "resid_pdrop", 0.1),
+    Field("attention_dropout", "attn_pdrop", 0.1),
+    Field("layer_norm_epsilon", "layer_norm_epsilon", 1e-5),
+    Field("initializer_range", "initializer_range", 0.02),
+)
+FEED_FORWARD = Field("feed_forward", "n_inner", None)
+ALWAYS = {
+    "segment_types": 0,
+    "norm": "pre",
+    "embedding_norm": False,
+    "bias": True,
+    "gated": False,
+    "positions": "learned",
+    "position_offset": 0,
+    "relative": "none",
+    "window": 0,
+    "causal": True,
+}
+FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
+    ("scale_attn_weights", (True,)),
+    ("scale_attn_by_inverse_layer_idx", (False,)),
+    ("add_cross_attention", (False,)),
+    ("tie_word_embeddings", (True, False, None)),
+)
+ACTIVATION = "activation_function"
+
+QKV_KERNEL = Layout(
+    lambda tensors, c: tensors[0].reshape(c.width, 3, *head_shape(c)),
+    lambda ours, c: [ours.reshape(c.width, 3 * c.width)],
+)
+QKV_BIAS = Layout(lambda tensors, c: tensors[0].reshape(3, *head_shape(c)), lambda ours, _: [ours.reshape(-1)])
+ATTENTION_OUTPUT = Layout(
+    lambda tensors, c: tensors[0].reshape(*head_shape(c), c.width), lambda ours, c: [ours.reshape(c.width, c.width)]
+)
+
+ENCODER: tuple[Entry, ...] = (
+    Entry("embeddings/token/table", ("wte.weight",), VOCABULARY),
+    Entry("embeddings/position/table", ("wpe.weight",), SAME),
+    Entry(f"{LAYERS}attention/qkv/kernel", ("h.{}.attn.c_attn.weight",), QKV_KERNEL),
+    Entry(f"{LAYERS}attention/qkv/bias", ("h.{}.attn.c_attn.bias",), QKV_BIAS),
+    *dense(f"{LAYERS}attention/output", "h.{}.attn.c_proj", ATTENTION_OUTPUT),
+    *norm(f"{LAYERS}attention_norm", "h.{}.ln_1"),
+    *dense(f"{LAYERS}feed_forward/input", "h.{}.mlp.c_fc", SAME),
+    *dense(f"{LAYERS}feed_forward/output", "h.{}.mlp.c_proj", SAME),
+    *norm(f"{LAYERS}feed_forward_norm", "h.{}.ln_2"),
+    *norm("encoder/final_norm", "ln_f"),
+)
+LM: Parts = {"lm": (Entry("lm_head/output/table", ("lm_head.weight",), VOCABULARY, tied=False),)}
+TAGS: Parts = {"tags": dense("tagger/dense", "classifier")}
+QUESTION: Parts = {"question": dense("question_head/dense", "qa_outputs")}
+
+
+def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
+    check_fixed(where, values, FIXED)
+    fields = read_fields(where, values, FIELDS)
+    inner = values if values.get("n_inner") is not None else {"n_inner": 4 * fields["width"]}
+    return model_config(
+        where,
+        **fields,
+        **read_fields(where, inner, (FEED_FORWARD,)),
+        **ALWAYS,
+        activation=read_activation(where, {ACTIVATION: "gelu_new", **values}, ACTIVATION),
+        tied_output=values.get("tie_word_embeddings") is not False,
+    )
+
+
+def _write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:
+    return write_fields(model, (*FIELDS, FEED_FORWARD)) | {
+        ACTIVATION: WRITTEN_ACTIVATIONS[model.activation],
+        "embd_pdrop": model.dropout,
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "reorder_and_upcast_attn": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": model.tied_output,
+        "classifier_dropout": model.dropout,
+        "pad_token_id": words.pad_id,
+        "bos_token_id": words.cls_id,
+        "eos_token_id": words.sep_id,
+    }
+
+
+GPT2 = Family(
+    model_type="gpt2",
+    title="GPT-2",
+    prefix="transformer.",
+    base=("wte.", "wpe.", "h.", "ln_f."),
+    base_class="GPT2Model",
+    encoder=ENCODER,
+    architectures={
+        "GPT2Model": Architecture({}, {}),
+        "GPT2LMHeadModel": Architecture(LM, {}),
+        "GPT2ForTokenClassification": Architecture(TAGS, {}),
+        "GPT2ForQuestionAnswering": Architecture(QUESTION, {}),
+    },
+    copies={"lm_head.weight": "wte.weight"},
+    # The causal mask, which older files hold.
+    buffers=("h.{}.attn.bias", "h.{}.attn.masked_bias"),
+    read_model=_read_model,
+    write_model=_write_model,
+    always=ALWAYS,
+)

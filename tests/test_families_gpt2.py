@@ -1,0 +1,123 @@
+"""GPT-2's config.json and vocabulary, and every head out and in again."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from golden import open_golden
+from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
+from tokenizer_kinds import byte_pairs
+
+from bert_jax import tokenizer
+from bert_jax.command import UserError
+from bert_jax.interop import huggingface
+from bert_jax.interop.families.gpt2 import ALWAYS
+from bert_jax.model.heads import Heads
+
+TAGS = {"name": "tags", "kind": "tagging", "labels": ["A", "B", "C", "D"]}
+CASES = {
+    "GPT2Model": (Heads(), None),
+    "GPT2LMHeadModel": (Heads(lm=True), None),
+    "GPT2ForTokenClassification": (Heads(tags=4), TAGS),
+    "GPT2ForQuestionAnswering": (Heads(question=True), None),
+}
+END = "<|endoftext|>"
+
+
+def gpt2(**changes):
+    return odd_config(**({"layer_norm_epsilon": 1e-5, "activation": "gelu_tanh"} | ALWAYS | changes))
+
+
+@pytest.mark.parametrize("architecture", CASES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_exported_and_read_again_everything_is_the_same(tmp_path, architecture, tied):
+    heads, task = CASES[architecture]
+    loaded = random_checkpoint(tmp_path / "words", gpt2(tied_output=tied), heads, task=task)
+    huggingface.write(loaded, tmp_path / "out")
+    again = huggingface.read(tmp_path / "out")
+    assert (again.model, again.heads) == (loaded.model, loaded.heads)
+    assert_same_tensors(again.params, loaded.params)
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [architecture]
+    tensors = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    assert ("lm_head.weight" in tensors) == (heads.lm and not tied)
+
+
+def test_files_as_they_were_published_are_read(tmp_path):
+    """Names without a prefix though there is a head, the causal mask among the tensors, and the output table again."""
+    first = open_golden("gpt2", tmp_path).loaded
+    tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
+    bare = {name.removeprefix("transformer."): value for name, value in tensors.items()}
+    bare["h.2.attn.bias"] = np.tril(np.ones((1, 1, 19, 19), np.float32))
+    bare["h.2.attn.masked_bias"] = np.array(-1e4, np.float32)
+    bare["lm_head.weight"] = bare["wte.weight"]
+    safetensors.numpy.save_file(bare, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    again = huggingface.read(tmp_path)
+    assert (again.model, again.heads) == (first.model, first.heads)
+    assert_same_tensors(again.params, first.params)
+
+
+def test_an_inner_width_that_is_not_given_is_four_widths(tmp_path):
+    loaded = random_checkpoint(tmp_path / "words", gpt2(feed_forward=80), Heads(lm=True))
+    huggingface.write(loaded, tmp_path / "out")
+    values = json.loads((tmp_path / "out" / "config.json").read_text())
+    for inner in ({}, {"n_inner": None}):
+        without = {name: value for name, value in values.items() if name not in ("n_inner", "activation_function")}
+        (tmp_path / "out" / "config.json").write_text(json.dumps(without | inner))
+        assert huggingface.read(tmp_path / "out").model == loaded.model
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx is True"),
+        ({"scale_attn_weights": False}, "scale_attn_weights is False"),
+        ({"add_cross_attention": True}, "add_cross_attention is True"),
+        ({"activation_function": "silu"}, "activation_function is 'silu'"),
+        ({"n_inner": "x"}, "n_inner is 'x'; wanted a whole number"),
+        ({"n_embd": None}, "n_embd is None"),
+        ({"architectures": ["GPT2ForSequenceClassification"]}, "architectures is 'GPT2ForSequenceClassification'"),
+        ({"tie_word_embeddings": False}, r"tensor lm_head\.weight is missing"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(tmp_path, changes, message):
+    open_golden("gpt2", tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | changes))
+    with pytest.raises(UserError, match=message):
+        huggingface.read(tmp_path)
+
+
+def test_what_its_layout_does_not_hold_is_named(tmp_path):
+    for changes, message in (({"embedding_norm": True}, "embedding_norm=True"), ({"bias": False}, "bias=False")):
+        loaded = random_checkpoint(tmp_path / "words", gpt2(**changes), Heads(lm=True))
+        with pytest.raises(UserError, match=f"GPT-2's not {message}"):
+            huggingface.write(loaded, tmp_path / "out")
+
+
+@pytest.mark.parametrize("settings", [{}, {"bos_token": END, "eos_token": END, "unk_token": END}])
+def test_its_one_special_token_plays_every_part(tmp_path, settings):
+    byte_pairs(tmp_path / "words", ["t h", "th e"])
+    file = tmp_path / "words" / "vocab.json"
+    special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+    tokens = [token for token in json.loads(file.read_text()) if token not in special]
+    file.write_text(json.dumps({token: index for index, token in enumerate([*tokens, END])}))
+    (tmp_path / "words" / "tokenizer_config.json").write_text(json.dumps(settings))
+    words = tokenizer.load(tmp_path / "words")
+    assert {words.pad_id, words.unk_id, words.cls_id, words.sep_id, words.mask_id} == {len(tokens)}
+    assert words.special_ids == (len(tokens),)
+    assert words.decode(words.encode("the cat, the mat")) == "the cat, the mat"
+    loaded = random_checkpoint(tmp_path / "other", gpt2(vocab_size=words.vocab_size), Heads(lm=True))
+    huggingface.write(dataclasses.replace(loaded, tokenizer=words), tmp_path / "out")
+    assert huggingface.read(tmp_path / "out").tokenizer.content_hash == words.content_hash
+
+
+def test_a_padding_token_that_a_user_added_is_padding(tmp_path):
+    byte_pairs(tmp_path, [])
+    file = tmp_path / "vocab.json"
+    tokens = [token for token in json.loads(file.read_text()) if token not in ("<s>", "</s>", "<unk>", "<mask>")]
+    file.write_text(json.dumps({token: index for index, token in enumerate([*tokens, END])}))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, "pad_token": "<pad>"}))
+    words = tokenizer.load(tmp_path)
+    assert (words.pad_id, words.sep_id) == (0, len(tokens))

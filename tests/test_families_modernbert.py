@@ -1,0 +1,138 @@
+"""ModernBERT's config.json, old and new, and every head out and in again."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import safetensors.numpy
+from golden import open_golden
+from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
+
+from bert_jax.command import UserError
+from bert_jax.interop import huggingface
+from bert_jax.interop.families.modernbert import ALWAYS
+from bert_jax.model.heads import Heads
+
+LABELS = {"name": "moods", "kind": "classification", "labels": ["glad", "sad", "so so"]}
+TAGS = {"name": "tags", "kind": "tagging", "labels": ["A", "B", "C", "D"]}
+CASES = {
+    "ModernBertModel": (Heads(), None),
+    "ModernBertForMaskedLM": (Heads(mlm=True), None),
+    "ModernBertForSequenceClassification": (Heads(pooler=True, pooling="mean", classes=3), LABELS),
+    "ModernBertForTokenClassification": (Heads(tags=4), TAGS),
+    "ModernBertForQuestionAnswering": (Heads(question=True), None),
+    "ModernBertForMultipleChoice": (Heads(pooler=True, choices=True), None),
+}
+SIZES = {"width": 24, "layers": 4, "layer_norm_epsilon": 1e-5, "dropout": 0.0}
+ROTATIONS = {"rotary_base": 160_000.0, "rotary_base_local": 500.0, "window": 3, "global_every": 3}
+
+
+def modernbert(**changes):
+    return odd_config(**(SIZES | ROTATIONS | ALWAYS | {"bias": False} | changes))
+
+
+def test_the_architecture_is_read_of_the_fields_of_version_5(tmp_path):
+    model = open_golden("modernbert_mlm", tmp_path).loaded.model
+    assert (model.window, model.global_every) == (4, 3)
+    assert (model.rotary_base, model.rotary_base_local) == (160_000.0, 10_000.0)
+    assert (model.norm, model.bias, model.activation) == ("pre_but_first", False, "gelu")
+
+
+def change_config(folder, changes) -> None:
+    """Sets fields of config.json; those of None are taken out."""
+    values = json.loads((folder / "config.json").read_text()) | changes
+    kept = {name: value for name, value in values.items() if value is not None}
+    (folder / "config.json").write_text(json.dumps(kept))
+
+
+NEW = {"layer_types": None, "rope_parameters": None}  # what version 5 has in their place is taken out
+
+
+@pytest.mark.parametrize(
+    ("changes", "read"),
+    [
+        (NEW | {"global_attn_every_n_layers": 3, "global_rope_theta": 8e4}, {"rotary_base": 8e4}),
+        (
+            NEW | {"global_attn_every_n_layers": 2, "local_rope_theta": 300.0},
+            {"global_every": 2, "rotary_base_local": 300.0},
+        ),
+        (NEW | {"global_attn_every_n_layers": None, "local_attention": 7}, {"global_every": 3, "window": 3}),
+        ({"global_attn_every_n_layers": None}, {"global_every": 3}),
+        ({"layer_types": ["full_attention"] * 5}, {"global_every": 1, "window": 0}),
+        ({"layer_types": ["full_attention"] + ["sliding_attention"] * 4}, {"global_every": 5, "window": 4}),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 99.0}}}, {"rotary_base": 99.0}),
+        ({"hidden_activation": "quick_gelu", "classifier_activation": "quick_gelu"}, {"activation": "gelu_sigmoid"}),
+    ],
+)
+def test_other_spellings_of_an_architecture_are_read(tmp_path, changes, read):
+    first = open_golden("modernbert_mlm", tmp_path).loaded
+    change_config(tmp_path, changes)
+    again = huggingface.read(tmp_path)
+    assert again.model == dataclasses.replace(first.model, **read)
+    assert_same_tensors(again.params, first.params)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"attention_bias": True}, "mlp_bias is False, attention_bias is not"),
+        ({"decoder_bias": False}, "decoder_bias is False; only True"),
+        ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
+        ({"classifier_activation": "relu"}, "classifier_activation is not hidden_activation"),
+        ({"layer_types": ["sliding_attention"] * 5}, "layer_types is .* only 'full_attention' in the layers 0, n, 2n"),
+        ({"layer_types": ["full_attention"]}, "wanted the kind of each of the 5 layers"),
+        ({"rope_scaling": {"type": "yarn"}}, "rope_scaling is .*yarn"),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type 'yarn'; only 'default'"),
+        ({"rope_parameters": {"sliding_attention": {"rope_theta": "x"}}}, "rope_theta of sliding_attention.* is 'x'"),
+        ({"rope_parameters": [1]}, r"rope_parameters is \[1\]"),
+        ({"global_attn_every_n_layers": 0, "layer_types": None}, "global_attn_every_n_layers is 0; wanted 1"),
+        ({"num_attention_heads": 6}, "needs heads of even width, got 3"),
+        ({"architectures": ["ModernBertForCausalLM"]}, "architectures is 'ModernBertForCausalLM'"),
+        ({"num_hidden_layers": 4, "layer_types": None}, r"tensor model\.layers\.4\.\S+ has no place"),
+    ],
+)
+def test_a_field_that_does_not_fit_is_named(tmp_path, changes, message):
+    open_golden("modernbert_mlm", tmp_path)
+    change_config(tmp_path, changes)
+    with pytest.raises(UserError, match=message):
+        huggingface.read(tmp_path)
+
+
+@pytest.mark.parametrize("architecture", CASES)
+@pytest.mark.parametrize("tied", [True, False])
+def test_exported_and_read_again_everything_is_the_same(tmp_path, architecture, tied):
+    heads, task = CASES[architecture]
+    loaded = random_checkpoint(tmp_path / "words", modernbert(tied_output=tied, bias=not tied), heads, task=task)
+    for path, without in (("encoder/layers/attention_norm/scale", 1), ("encoder/layers/attention_norm/bias", 0)):
+        if path in loaded.params:
+            loaded.params[path][0] = without  # nothing reads it, and no file holds it
+    huggingface.write(loaded, tmp_path / "out")
+    again = huggingface.read(tmp_path / "out")
+    assert (again.model, again.heads) == (loaded.model, loaded.heads)
+    assert_same_tensors(again.params, loaded.params)
+    values = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert values["architectures"] == [architecture]
+    tensors = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
+    assert ("decoder.weight" in tensors) == (heads.mlm and not tied)
+
+
+def test_what_its_layout_does_not_hold_is_named(tmp_path):
+    def refused(heads=Heads(), **changes):  # noqa: B008 (frozen)
+        loaded = random_checkpoint(tmp_path / "words", modernbert(**changes), heads)
+        with pytest.raises(UserError) as told:
+            huggingface.write(loaded, tmp_path / "out")
+        return str(told.value)
+
+    assert "ModernBERT's not norm='pre'" in refused(norm="pre")
+    assert "ModernBERT's not causal=True" in refused(causal=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_window_of_all_layers_and_none_come_back(tmp_path):
+    for index, changes in enumerate(({"window": 0, "global_every": 1}, {"global_every": 4}, {"global_every": 9})):
+        loaded = random_checkpoint(tmp_path / "words", modernbert(**changes), Heads())
+        huggingface.write(loaded, tmp_path / str(index))
+        assert huggingface.read(tmp_path / str(index)).model == loaded.model
+        kinds = json.loads((tmp_path / str(index) / "config.json").read_text())["layer_types"]
+        assert np.count_nonzero(np.array(kinds) == "full_attention") == (1 if index else 4)

@@ -1,0 +1,120 @@
+"""Law 6 for ModernBERT and GPT-2: hidden states, logits, the loss and its gradients, and the tensors exported again.
+
+The reference arrays in tests/testdata come from tests/tools/make_golden_families.py. To refresh them, run it as its
+docstring says and copy its output there.
+"""
+
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import safetensors.numpy
+from golden import (
+    SCAN,
+    UNROLLED,
+    Golden,
+    assert_close,
+    assert_hidden_states_close,
+    assert_no_gradient_in_padding,
+    jit_once,
+    open_golden,
+    pretraining_batch,
+    task_batch,
+)
+from random_checkpoints import assert_same_tensors
+
+from bert_jax.interop import huggingface, names
+from bert_jax.interop.families import FAMILIES
+from bert_jax.model import paths
+from bert_jax.model.bert import bind
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks.objective import TaskObjective
+from bert_jax.train.losses import CausalObjective, PretrainingObjective, total_loss
+
+NAMES = ("modernbert_mlm", "modernbert_mean", "modernbert_cls", "modernbert_tagging", "gpt2")
+
+
+def parts_of(golden: Golden):
+    """The objective and the batch of a reference, and how our outputs give its logits."""
+    heads = golden.loaded.heads
+    if heads.classes or heads.tags:
+        kind = "tagging" if heads.tags else "classification"
+        objective = TaskObjective(kind, heads.classes or heads.tags)
+        batch = jax.tree.map(jnp.asarray, task_batch(golden.arrays))
+        return objective, batch, lambda model, last: objective.outputs(model, batch, None)
+    objective = CausalObjective() if heads.lm else PretrainingObjective(next_sentence=False)
+    vocab_size = golden.loaded.model.vocab_size
+    batch = jax.tree.map(jnp.asarray, pretraining_batch(golden.arrays))
+    return objective, batch, lambda model, last: model.vocabulary_logits(last)[..., :vocab_size]
+
+
+def assert_outputs_close(golden: Golden, encoded, logits) -> None:
+    assert_hidden_states_close(golden, encoded)
+    name = next(name for name in ("logits", "mlm_logits", "lm_logits") if f"outputs/{name}" in golden.arrays)
+    wanted = golden.output(name)
+    rows = slice(None) if golden.loaded.heads.classes else golden.real()
+    assert_close(np.asarray(logits)[rows], wanted[rows], name)
+
+
+@pytest.mark.parametrize("name", ["modernbert_cls", "modernbert_tagging"])
+def test_a_head_equals_the_reference(tmp_path, name):
+    golden = open_golden(name, tmp_path)
+    _, batch, logits_of = parts_of(golden)
+
+    @jit_once
+    def run(params):
+        model = bind(golden.loaded.model, golden.loaded.heads, params, SCAN)
+        encoded = model.encode(batch, all_layers=True)
+        return encoded, logits_of(model, encoded.last)
+
+    assert_outputs_close(golden, *run(paths.unflatten(golden.loaded.params)))
+
+
+@pytest.mark.parametrize(
+    ("name", "runtime"), [("modernbert_mlm", SCAN), ("modernbert_mean", UNROLLED), ("gpt2", UNROLLED)]
+)
+def test_a_step_equals_the_reference(tmp_path, name: str, runtime: Runtime):
+    golden = open_golden(name, tmp_path)
+    loaded = golden.loaded
+    objective, batch, logits_of = parts_of(golden)
+
+    @jit_once
+    def run(params):
+        def loss(params):
+            model = bind(loaded.model, loaded.heads, params, runtime)
+            encoded = model.encode(batch, all_layers=True)
+            total = total_loss(objective.sums(model, batch, None), objective.counts(batch))
+            return total, (encoded, logits_of(model, encoded.last))
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    (total, outputs), gradients = run(jax.tree.map(jnp.asarray, paths.unflatten(loaded.params)))
+    assert_outputs_close(golden, *outputs)
+    assert_close(total, golden.output("loss"), "loss")
+    flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
+    assert_no_gradient_in_padding(flat, loaded.model.vocab_size)
+    if loaded.model.norm == "pre_but_first":
+        assert not flat["encoder/layers/attention_norm/scale"][0].any(), "layer 0 has no norm before its attention"
+    values = json.loads(str(golden.arrays["config"]))
+    family, architecture = FAMILIES[values["model_type"]], values["architectures"][0]
+    theirs = names.to_theirs(family.table(architecture), flat, loaded.model)
+    got = {family.whole_name(bare, architecture): value for bare, value in theirs.items()}
+    wanted = golden.tensors("gradients")
+    assert set(got) == set(wanted)
+    for tensor, value in wanted.items():
+        assert_close(got[tensor], value, f"gradient of {tensor}")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exported_again_the_tensors_are_the_reference_s_own(tmp_path, name):
+    (tmp_path / "in").mkdir()
+    golden = open_golden(name, tmp_path / "in")
+    huggingface.write(golden.loaded, tmp_path / "out")
+    wanted = golden.tensors("weights")
+    assert_same_tensors(safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors"), wanted)
+    again, first = json.loads((tmp_path / "out" / "config.json").read_text()), json.loads(str(golden.arrays["config"]))
+    shared = set(again) & set(first)
+    assert {key: again[key] for key in shared} == {key: first[key] for key in shared}
+    assert_same_tensors(huggingface.read(tmp_path / "out").params, golden.loaded.params)
