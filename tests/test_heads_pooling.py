@@ -62,13 +62,13 @@ def test_each_sequence_is_pooled_by_itself(pooling: str) -> None:
         np.testing.assert_allclose(found[row, number - 1], wanted, atol=1e-5)
 
 
-@pytest.mark.parametrize("pooling", ["mean", "max", "attention_additive"])
+@pytest.mark.parametrize("pooling", ["max", "attention_additive"])
 def test_a_sequence_that_is_not_there_gives_zeros_and_finite_gradients(pooling: str) -> None:
     def total(hidden: jax.Array) -> tuple[jax.Array, jax.Array]:
         found = vectors(pooling, False, hidden)
         return jnp.square(found).sum(), found[1, 1]
 
-    gradient, absent = jax.grad(total, has_aux=True)(jnp.asarray(HIDDEN))
+    gradient, absent = jax.jit(jax.grad(total, has_aux=True))(jnp.asarray(HIDDEN))
     np.testing.assert_array_equal(absent, 0)
     assert np.isfinite(gradient).all()
     np.testing.assert_array_equal(gradient[0, 5:], 0)  # padding
