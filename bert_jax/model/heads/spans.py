@@ -99,12 +99,13 @@ def possible_spans(sequence_ids: Int[Array, "B T"], length: int) -> Bool[Array, 
 def choose_spans(
     scores: Float[Array, "B T K"], possible: Bool[Array, "B T K"], count: int
 ) -> tuple[Int[Array, "B P"], Int[Array, "B P"], Bool[Array, "B P"]]:
-    """The P = count possible spans of the highest scores, best first: first slots, lengths, and whether it is one.
+    """The P = count possible spans (or all, if fewer) of the highest scores, best first: first slots, lengths, and whether
+    it is one: a row may have fewer.
 
     Relations are asked of these (Lee et al. 2017, section 5: only so many spans are kept).
     """
     flat = jnp.where(possible, scores, -jnp.inf).reshape(scores.shape[0], -1)
-    best, places = jax.lax.top_k(flat, count)
+    best, places = jax.lax.top_k(flat, min(count, flat.shape[1]))
     return places // scores.shape[2], places % scores.shape[2] + 1, jnp.isfinite(best)
 
 
