@@ -99,10 +99,10 @@ def possible_spans(sequence_ids: Int[Array, "B T"], length: int) -> Bool[Array, 
 def choose_spans(
     scores: Float[Array, "B T K"], possible: Bool[Array, "B T K"], count: int
 ) -> tuple[Int[Array, "B P"], Int[Array, "B P"], Bool[Array, "B P"]]:
-    """The P = count possible spans (or all, if fewer) of the highest scores, best first: first slots, lengths, and whether
-    it is one: a row may have fewer.
+    """The P = count best possible spans by score, best first: first slots, lengths, and whether each is one.
 
-    Relations are asked of these (Lee et al. 2017, section 5: only so many spans are kept).
+    A row may have fewer, and P is no more than all of a row's. Relations are asked of these (Lee et al. 2017,
+    section 5: only so many spans are kept).
     """
     flat = jnp.where(possible, scores, -jnp.inf).reshape(scores.shape[0], -1)
     best, places = jax.lax.top_k(flat, min(count, flat.shape[1]))
