@@ -41,9 +41,11 @@ DESCRIPTION = f"""Writes the vectors of texts to a NumPy file.
 --input   UTF-8, one text a line, plain, .gz or .xz; a tab parts the two texts of a pair ([CLS] a [SEP] b [SEP]).
 --layers  {", ".join(LAYERS)}, or a number:
           0 is the embeddings, 1 the first layer, and so on. The sums are of the layers without the embeddings;
-          concat_last_4 is four times as wide, the last layer last.
+          concat_last_4 is four times as wide, the last layer last. Where a norm ends the stack (ModernBERT, GPT-2),
+          the last layer's vectors are after it, the others' before any, as in transformers.
 --pool    none   the vector of every token, [CLS] and [SEP] too; with `offsets` and `input_ids`
-          cls    the vector at [CLS], as the layer gives it (without the pooler)
+          cls    the vector at [CLS], as the layer gives it (without the pooler); not of a causal model, where it
+                 has seen nothing else
           mean   the mean over the tokens of the text, [CLS] and [SEP] too, as sentence-transformers takes it
           max    the largest value of each dimension over the same tokens
           words  for each word (what white space parts; of a pair the first text's words, then the second's) the mean
@@ -67,8 +69,8 @@ def embed(
 ) -> dict[str, np.ndarray]:
     """The vectors of texts, as `--help` says: `embeddings`, and by pool `offsets` and `input_ids`.
 
-    max_length of 0 is the model's. Raises UserError for an unknown layer or pool, a line with two tabs, and a
-    max_length that the model does not have.
+    max_length of 0 is the model's. Raises UserError for an unknown layer or pool, one that the model does not have, a
+    line with two tabs, and a max_length that the model does not have.
     """
     if pool not in POOLS:
         raise UserError(f"--pool is {pool!r}; use one of {', '.join(POOLS)}")
@@ -78,6 +80,8 @@ def embed(
     limit = loaded.model.max_positions
     if max_length and not 5 <= max_length <= limit:
         raise UserError(f"--max_length is {max_length}; use 5 to {limit} (the model's positions), or 0 for the most")
+    if pool == "cls" and loaded.model.causal:
+        raise UserError("--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none")
     chosen = _Layers.parse(layers, loaded.model.layers)
     encoded = texts_lib.encode(texts, loaded.tokenizer, max_length or limit, by_word=pool == "words")
     if encoded.rows.truncated:

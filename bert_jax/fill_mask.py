@@ -49,13 +49,15 @@ def fill_mask(checkpoint: str | Path | Loaded, sentences: Sequence[str], top: in
     """The most probable tokens at each [MASK] of each sentence, by a softmax over the vocabulary, in float32.
 
     Raises UserError for a sentence without a mask or longer than the model, a checkpoint without the masked
-    language model head, and a top outside 1 to the vocabulary's size.
+    language model head or of a causal model, and a top outside 1 to the vocabulary's size.
     """
     loaded = checkpoint if isinstance(checkpoint, Loaded) else source.open_checkpoint(checkpoint)
+    origin = loaded.origin or "the checkpoint"
+    if loaded.model.causal:
+        raise UserError(f"{origin} reads from left to right: it guesses next tokens, not masked ones. Name an encoder")
     if not loaded.heads.mlm:
         raise UserError(
-            f"{loaded.origin or 'the checkpoint'} has no masked language model head; "
-            "name a pretraining checkpoint, not a fine-tuned one"
+            f"{origin} has no masked language model head; name a pretraining checkpoint, not a fine-tuned one"
         )
     if not 1 <= top <= loaded.tokenizer.vocab_size:
         raise UserError(f"--top is {top}; use 1 to {loaded.tokenizer.vocab_size} (the vocabulary)")

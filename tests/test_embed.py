@@ -1,5 +1,6 @@
 """embed: each layer name and pool is what it says, whatever stands beside a text in its batch."""
 
+import dataclasses
 import gzip
 import itertools
 import lzma
@@ -7,6 +8,7 @@ import lzma
 import jax
 import numpy as np
 import pytest
+from families import FAMILIES
 from random_checkpoints import odd_config, random_checkpoint
 from tokenizer_kinds import byte_pairs
 
@@ -33,7 +35,11 @@ def loaded(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def states(loaded):
-    """hidden states [L+1, n, D] of each text by itself: no batch, no padding."""
+    return states_of(loaded, TEXTS)
+
+
+def states_of(loaded, texts):
+    """ids and hidden states [L+1, n, D] of each text by itself: no batch, no padding."""
 
     @jax.jit
     def run(params, batch):
@@ -43,7 +49,7 @@ def states(loaded):
 
     found = []
     words = loaded.tokenizer
-    for text in TEXTS:
+    for text in texts:
         parts = [words.encode(part).tolist() for part in text.split("\t")]
         if len(parts) == 1:
             parts[0] = parts[0][:22]
@@ -79,6 +85,26 @@ def test_every_layer_name_of_every_token(loaded, states, name):
     np.testing.assert_array_equal(got["input_ids"], np.concatenate([ids for ids, _ in states]))
     assert got["offsets"].dtype == np.int64 and got["input_ids"].dtype == np.int32
     np.testing.assert_array_equal(np.diff(got["offsets"]), [len(ids) for ids, _ in states])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_layers_of_every_family(tmp_path, family):
+    config = dataclasses.replace(FAMILIES[family], layers=LAYERS, max_positions=24)
+    loaded = random_checkpoint(tmp_path, config, Heads())
+    states = states_of(loaded, TEXTS[:2])
+    for name in ("embeddings", "concat_last_4", "mean_last_4"):
+        got = embed(loaded, TEXTS[:2], layers=name, pool="none")
+        wanted = np.concatenate([combined(layers, name) for _, layers in states])
+        np.testing.assert_allclose(got["embeddings"], wanted, rtol=1e-5, atol=1e-5, err_msg=name)
+    wanted = [layers[-1].mean(axis=0) for _, layers in states]
+    np.testing.assert_allclose(embed(loaded, TEXTS[:2])["embeddings"], wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_a_causal_model_has_no_vector_at_cls(tmp_path):
+    loaded = random_checkpoint(tmp_path, dataclasses.replace(odd_config(), causal=True), Heads())
+    with pytest.raises(UserError, match="in a causal model the first token sees only itself"):
+        embed(loaded, ["the cat"], pool="cls")
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean", "max"])

@@ -5,10 +5,14 @@ import json
 
 import numpy as np
 import pytest
+import tokenizers
+from families import FAMILIES
 from random_checkpoints import odd_config, random_checkpoint
+from tokenizer_kinds import make
 
 from bert_jax import fill_mask, tokenizer
 from bert_jax.command import UserError
+from bert_jax.fill_mask import MASK
 from bert_jax.interop import huggingface
 from bert_jax.model.heads import Heads
 
@@ -48,6 +52,51 @@ def test_a_mask_is_written_for_any_vocabulary(loaded, tmp_path):
     ours, theirs = fill_mask.fill_mask(bpe, ["a [MASK] a", "a <mask> a"], top=8)
     assert {guess.token for guess in ours.masks[0]} == set(tokens)
     assert [guess.token for guess in ours.masks[0]] == [guess.token for guess in theirs.masks[0]]
+
+
+@pytest.mark.parametrize("kind", ["wordpiece_cased", "bpe", "unigram", "unigram_albert", "sentencepiece_bpe"])
+def test_every_kind_of_tokenizer_marks_its_masks(tmp_path, sample_text, kind):
+    """The head is made to say, at a mask, the token that follows: so masks and what stands about them are found."""
+    make(kind, sample_text.read_text().splitlines()[:200], tmp_path)
+    words = tokenizer.load(tmp_path)
+    following = int(words.encode("the whole of it")[2])
+    own = words.roles.mask_token
+    sentences = [f"the whole {MASK} it was", f"the whole {own} it was", f"{MASK} it {own}"]
+    library = tokenizers.Tokenizer.from_file(str(saved(words, tmp_path / "saved")))
+    for sentence in sentences:
+        ids = words.encode_special(sentence.replace(MASK, own)).tolist()
+        assert ids == library.encode(sentence.replace(MASK, own), add_special_tokens=False).ids
+    sizes = odd_config(vocab_size=words.vocab_size, layers=1)
+    loaded = dataclasses.replace(random_checkpoint(tmp_path / "model", sizes), tokenizer=words)
+    bias = loaded.params["mlm_head/bias"].copy()
+    bias[following] += 100
+    filled = fill_mask.fill_mask(
+        dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias}), sentences, top=3
+    )
+    assert [len(item.masks) for item in filled] == [1, 1, 2]
+    assert {guesses[0].token for item in filled for guesses in item.masks} == set(words.tokens([following]))
+    assert filled[0].masks == filled[1].masks
+
+
+def saved(words, folder):
+    words.save(folder)
+    return folder / "tokenizer.json"
+
+
+@pytest.mark.parametrize("family", ["modernbert", "roberta"])
+def test_other_families_fill_masks_too(tmp_path, family):
+    loaded = random_checkpoint(tmp_path, dataclasses.replace(FAMILIES[family], layers=1), Heads(mlm=True))
+    bias = loaded.params["mlm_head/bias"].copy()
+    bias[loaded.tokenizer.id_of("river")] += 100
+    towards = dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias})
+    [guesses] = fill_mask.fill_mask(towards, ["the [MASK] sat"])[0].masks
+    assert guesses[0].token == "river"
+
+
+def test_a_causal_model_is_refused(tmp_path):
+    gpt = random_checkpoint(tmp_path, dataclasses.replace(FAMILIES["gpt"], layers=1), Heads(lm=True))
+    with pytest.raises(UserError, match="reads from left to right: it guesses next tokens, not masked ones"):
+        fill_mask.fill_mask(gpt, ["the [MASK]"])
 
 
 def test_a_bias_towards_a_word_is_found(loaded):

@@ -10,8 +10,10 @@ import jaxtyping
 import numpy as np
 import pytest
 import safetensors.numpy
+from families import FAMILIES
 from random_checkpoints import PRETRAINING, odd_config, random_checkpoint
 
+from bert_jax.command import UserError
 from bert_jax.interop import stablehlo
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
@@ -57,12 +59,17 @@ def outputs_of_the_model(loaded, inputs):
         if loaded.heads.pooler:
             pooled = model.pooled(last, jax.numpy.zeros((len(real), 1), int))
             found["pooled"] = pooled[:, 0]
-        if loaded.heads.mlm:
-            found["mlm_logits"] = model.vocabulary_logits(last)[..., : loaded.model.vocab_size]
+        if loaded.heads.mlm or loaded.heads.lm:
+            name = "mlm_logits" if loaded.heads.mlm else "lm_logits"
+            found[name] = model.vocabulary_logits(last)[..., : loaded.model.vocab_size]
         if loaded.heads.next_sentence:
             found["next_sentence_logits"] = model.next_sentence_logits(pooled)[:, 0]
         if loaded.heads.classes:
             found["class_logits"] = model.class_logits(pooled)[:, 0]
+        if loaded.heads.tags:
+            found["tag_logits"] = model.tag_logits(last)
+        if loaded.heads.question:
+            found["answer_logits"] = model.answer_logits(last)
         return found
 
     return outputs(
@@ -118,3 +125,30 @@ def test_the_program_in_the_readme_runs_where_this_package_is_not(tmp_path):
     batch = rows.batch(np.array([0]), int(rows.lengths[0]))
     inputs = {"input_ids": batch.input_ids, "attention_mask": batch.sequence_ids, "segment_ids": batch.segment_ids}
     np.testing.assert_allclose(json.loads(logits), outputs_of_the_model(loaded, inputs)["class_logits"], atol=1e-5)
+
+
+def test_heads_whose_answers_are_no_logits_are_refused(tmp_path):
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), Heads(tags=3, crf=True))
+    with pytest.raises(UserError, match=r"heads\.crf has no StableHLO programs yet"):
+        stablehlo.write(loaded, tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_programs_of_every_family(tmp_path, family):
+    config = FAMILIES[family]
+    heads = Heads(mlm=not config.causal, lm=config.causal, pooler=True, next_sentence=True, tags=4, question=True)
+    loaded = random_checkpoint(tmp_path / "vocabulary", config, heads)
+    stablehlo.write(loaded, tmp_path / "out")
+    program = jax.export.deserialize((tmp_path / "out" / "predictions.stablehlo").read_bytes())
+    inputs = rows_of(loaded, [9, 4], 9)
+    wanted = outputs_of_the_model(loaded, inputs)
+    given = {name: value for name, value in inputs.items() if name != "segment_ids" or config.segment_types > 1}
+    got = jax.jit(program.call)(dict(loaded.params), given)
+    real = inputs["attention_mask"] == 1
+    assert set(got) == set(wanted) - {"last", "pooled"}
+    for name, value in got.items():
+        theirs, ours = (np.asarray(array) for array in (value, wanted[name]))
+        by_slot = name != "next_sentence_logits"
+        ours, theirs = (array[real] if by_slot else array for array in (ours, theirs))
+        np.testing.assert_allclose(theirs, ours, rtol=1e-5, atol=1e-5, err_msg=name)

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jax import export
 from jaxtyping import Array, Float, Int
 
+from bert_jax.command import UserError
 from bert_jax.config import to_dict
 from bert_jax.files import new_folder, write_json
 from bert_jax.interop.loaded import Loaded
@@ -49,12 +50,16 @@ def write(loaded: Loaded, directory: str | Path) -> None:
     """Writes the programs of a model in a new folder, which appears whole or not at all. All is float32.
 
     hidden_states.stablehlo gives `last` f32[B,T,D], and `pooled` f32[B,D] where the model has a pooler.
-    predictions.stablehlo, where it has heads, gives the logits of each: `mlm_logits` f32[B,T,V] without the rows that
-    pad the vocabulary, `next_sentence_logits` f32[B,2], `class_logits` f32[B,C], `tag_logits` f32[B,T,C].
+    predictions.stablehlo, where it has heads, gives the logits of each: `mlm_logits` or `lm_logits` f32[B,T,V] without
+    the rows that pad the vocabulary, `next_sentence_logits` f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B],
+    `tag_logits` f32[B,T,C], `answer_logits` f32[B,T,2].
     Both are what `jax.export.deserialize` takes; programs.json names inputs, outputs and parameters in their order.
 
-    Raises UserError when the folder exists.
+    Raises UserError when the folder exists, and for heads whose answers are no logits: a CRF's, those over spans.
     """
+    if loaded.heads.crf or loaded.heads.spans.length:
+        name = "crf" if loaded.heads.crf else "spans"
+        raise UserError(f"a model with heads.{name} has no StableHLO programs yet; export it with --format orbax")
     programs = {"hidden_states": _hidden_states(loaded)}
     if _heads_that_predict(loaded.heads):
         programs["predictions"] = _predictions(loaded)
@@ -85,7 +90,7 @@ def _input_names(loaded: Loaded) -> list[str]:
 
 def _hidden_states(loaded: Loaded) -> Program:
     def hidden_states(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
-        model, encoded = _run(loaded, parameters, inputs)
+        model, _, encoded = _run(loaded, parameters, inputs)
         found = {"last": encoded.last}
         return found | {"pooled": _pooled(model, encoded)} if loaded.heads.pooler else found
 
@@ -94,32 +99,39 @@ def _hidden_states(loaded: Loaded) -> Program:
 
 def _predictions(loaded: Loaded) -> Program:
     def predictions(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
-        model, encoded = _run(loaded, parameters, inputs)
+        model, rows, encoded = _run(loaded, parameters, inputs)
         found: Outputs = {}
-        if loaded.heads.mlm:
-            found["mlm_logits"] = model.vocabulary_logits(encoded.last)[..., : loaded.model.vocab_size]
+        if loaded.heads.mlm or loaded.heads.lm:
+            name = "mlm_logits" if loaded.heads.mlm else "lm_logits"
+            found[name] = model.vocabulary_logits(encoded.last)[..., : loaded.model.vocab_size]
         if loaded.heads.next_sentence:
             found["next_sentence_logits"] = model.next_sentence_logits(_pooled(model, encoded)[:, None])[:, 0]
-        if loaded.heads.classes:
-            found["class_logits"] = model.class_logits(_pooled(model, encoded)[:, None])[:, 0]
+        if loaded.heads.classes or loaded.heads.choices:
+            first_slots = jnp.zeros_like(rows.input_ids[:, :1])
+            vectors = model.sequence_vectors(encoded.last, rows.sequence_ids, first_slots)
+            name = "class_logits" if loaded.heads.classes else "choice_logits"
+            compute = model.class_logits if loaded.heads.classes else model.choice_logits
+            found[name] = compute(vectors)[:, 0]
         if loaded.heads.tags:
             found["tag_logits"] = model.tag_logits(encoded.last)
+        if loaded.heads.question:
+            found["answer_logits"] = model.answer_logits(encoded.last)
         return found
 
     return predictions
 
 
 def _heads_that_predict(heads: Heads) -> bool:
-    return bool(heads.mlm or heads.next_sentence or heads.classes or heads.tags)
+    return any((heads.mlm, heads.lm, heads.next_sentence, heads.classes, heads.choices, heads.tags, heads.question))
 
 
-def _run(loaded: Loaded, parameters: dict[str, Array], inputs: Mapping[str, Array]) -> tuple[Bert, Encoded]:
+def _run(loaded: Loaded, parameters: dict[str, Array], inputs: Mapping[str, Array]) -> tuple[Bert, _Rows, Encoded]:
     # einsum: the one kernel of every platform and every length.
     model = bind(loaded.model, loaded.heads, paths.unflatten(parameters), Runtime(attention="einsum"))
     real = jnp.minimum(inputs["attention_mask"], 1)
     segments = inputs.get("segment_ids", jnp.zeros_like(real))
     rows = _Rows(inputs["input_ids"], segments * real, real, (jnp.cumsum(real, axis=1) - 1) * real)
-    return model, model.encode(rows)
+    return model, rows, model.encode(rows)
 
 
 def _pooled(model: Bert, encoded: Encoded) -> Float[Array, "B D"]:

@@ -58,7 +58,9 @@ class Embeddings(nnx.Module):
         elif config.positions == "sinusoidal":
             # "In the embedding layers, we multiply those weights by sqrt(d_model)": Vaswani et al. 2017, section 3.4.
             summed *= math.sqrt(config.width)
-            summed += rows_by_matmul(jnp.asarray(sinusoids(length, config.width)), positions)
+            # Cut to length as a traced array, for the length of an exported program is symbolic.
+            table = jnp.asarray(sinusoids(config.max_positions, config.width))
+            summed += rows_by_matmul(table[:length], positions)
         if config.segment_types == 1:
             summed += self.segment.table[...][None]
         elif config.segment_types:
