@@ -220,6 +220,8 @@ class TrainConfig:
 class PretrainConfig(TrainConfig):
     data: PretrainDataConfig = field(default_factory=PretrainDataConfig)
     steps: int = 1_000_000
+    objective: str = "auto"  # mlm, with next sentences where the shards have labels; causal; auto: what the model can
+    span_boundary: bool = False  # masked spans from their boundaries, too (SpanBERT; Joshi et al. 2020, section 3.2)
 
 
 @dataclass(frozen=True)

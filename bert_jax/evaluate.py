@@ -12,7 +12,7 @@ from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
 from bert_jax.data.loader import PretrainingLoader
-from bert_jax.data.shards import open_dataset
+from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.interop import source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
@@ -21,7 +21,7 @@ from bert_jax.tasks import evaluation
 from bert_jax.tasks.reading import Columns
 from bert_jax.train import partitioning, trainer
 from bert_jax.train.evaluate import make_evaluator
-from bert_jax.train.losses import PretrainingObjective
+from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective
 from bert_jax.train.steps import Forward
 
 DESCRIPTION = """Measures a checkpoint.
@@ -61,19 +61,30 @@ def evaluate(
 
 
 def _evaluate_shards(loaded: Loaded, data: Path, config: TrainConfig, max_rows: int) -> dict[str, Any]:
-    if not loaded.heads.mlm:
-        raise UserError(f"{loaded.origin} has no masked-language-model head to measure; name a pretrained checkpoint")
     dataset = open_dataset(data, "train" if data.name == "train" else "eval")
     mesh = partitioning.make_mesh(config.mesh)
     size = partitioning.whole_rows(config.batch_size)
     loader = PretrainingLoader(dataset, loaded.tokenizer, batch_size=size, seed=0)
-    objective = PretrainingObjective(dataset.labelled and loaded.heads.next_sentence)
+    objective = _objective(loaded, dataset)
     plan = Forward(loaded.model, trainer.runtime_of(config), objective)
     with jax.set_mesh(mesh):
         evaluator = make_evaluator(plan, mesh, lambda: loader.evaluation_batches(size, max_rows), size)
         wanted = paths.flatten(abstract_params(loaded.model, objective.heads))
         params = paths.unflatten({path: loaded.params[path] for path in wanted})
         return dict(evaluator(jax.device_put(params, partitioning.shardings(mesh, params))))
+
+
+def _objective(loaded: Loaded, dataset: Dataset) -> Objective:
+    """All that the checkpoint has heads for and the shards have labels for."""
+    heads = loaded.heads
+    if heads.lm:
+        return CausalObjective()
+    if not heads.mlm:
+        raise UserError(f"{loaded.origin} has no language-model head to measure; name a pretrained checkpoint")
+    return PretrainingObjective(
+        next_sentence=dataset.labelled and heads.next_sentence,
+        span_boundary=dataset.masking.unit == "span" and heads.span_boundary,
+    )
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -1,4 +1,4 @@
-"""Pretrains an encoder on shards from data_prep.build_examples."""
+"""Pretrains a model on shards from data_prep.build_examples: masked tokens and what goes with them, or next tokens."""
 
 import json
 from collections.abc import Sequence
@@ -22,9 +22,10 @@ from bert_jax.model import sizes
 from bert_jax.train import partitioning, trainer
 from bert_jax.train.evaluate import make_evaluator
 from bert_jax.train.host_memory import keep_freed_memory
-from bert_jax.train.losses import PretrainingObjective
+from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective
 
-DESCRIPTION = """Pretrains an encoder: masked tokens, and next sentences where the shards have labels.
+DESCRIPTION = """Pretrains an encoder: masked tokens, and next sentences where the shards have labels. A causal model,
+as of configs/gpt.py, learns next tokens instead.
 
   python -m bert_jax.pretrain --config configs/bert_tiny.py --workdir runs/tiny --config.data.train=shards
 
@@ -32,17 +33,21 @@ Any key of the recipe can be set: --config.steps=1000, --config.budget_minutes=3
 --config.optimizer.learning_rate=1e-3, --config.compute_dtype=float32, --config.init_from=CHECKPOINT (go on from any
 checkpoint, ours or a Hugging Face folder, on another domain; --config.model.preset=checkpoint then takes its
 architecture). --config.data.mask_rate=0.2 sets the rate of dynamic masks, --config.data.mask_schedule=0:0.30,50000:0.15
-changes it at steps. Run the same command again after any stop: it goes on
+changes it at steps. --config.span_boundary=true predicts masked spans from their boundaries too (SpanBERT). Any part of
+the architecture is a key, as --config.model.norm=pre. Run the same command again after any stop: it goes on
 from the newest checkpoint of the workdir. See the result with: python -m bert_jax.report WORKDIR
 """
+
+
+OBJECTIVES = ("auto", "mlm", "causal")
 
 
 def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | Path) -> dict[str, Any]:
     """Trains by a recipe into a workdir and returns what result.json holds.
 
-    Keys: step, seconds, tokens, eval_loss, eval_mlm_loss, eval_mlm_accuracy, eval_nsp_accuracy (None where the shards
-    have no such labels or no held-out part). Raises UserError for a mistake in the configuration, the shards or the
-    checkpoints, and Stopped after SIGTERM.
+    Keys: step, seconds, tokens, eval_loss, eval_mlm_loss, eval_mlm_accuracy, eval_nsp_accuracy (None where there is no
+    such term or no held-out part), and those of further terms, as eval_sbo_loss, eval_lm_loss. Raises UserError for a
+    mistake in the configuration, the shards or the checkpoints, and Stopped after SIGTERM.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(PretrainConfig, config)
@@ -60,7 +65,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
                 f"the rows of {part.directory} have {part.seq_len} slots, the model has {model.max_positions} "
                 f"positions; use --config.model.max_positions={part.seq_len}"
             )
-    objective = PretrainingObjective(next_sentence=dataset.labelled)
+    objective = _objective(config, model, dataset)
     evaluators = []
     if held_out is not None:
         size = partitioning.whole_rows(config.eval.batch_size or config.batch_size)
@@ -111,6 +116,31 @@ def _architecture(config: PretrainConfig, vocab_size: int, loaded: Loaded | None
     return sizes.with_options(loaded.model, config.model)
 
 
+def _objective(config: PretrainConfig, model: ModelConfig, dataset: Dataset) -> Objective:
+    """What the model learns: what fits its attention, the recipe and the shards."""
+    if config.objective not in OBJECTIVES:
+        raise UserError(f"config.objective is {config.objective!r}; use one of: {', '.join(OBJECTIVES)}")
+    if config.objective != "auto" and (config.objective == "causal") != model.causal:
+        sight = "sees only what stands before" if model.causal else "sees what it would have to predict"
+        raise UserError(
+            f"config.objective is {config.objective}, but the model {sight}: use --config.objective=auto, or "
+            f"--config.model.causal={str(not model.causal).lower()}"
+        )
+    if not model.causal:
+        if config.span_boundary and dataset.masking.unit != "span":
+            raise UserError(
+                f"config.span_boundary needs masks of spans, those of {dataset.directory} are of "
+                f"{dataset.masking.unit}s; build the examples with --mask_unit span"
+            )
+        return PretrainingObjective(next_sentence=dataset.labelled, span_boundary=config.span_boundary)
+    if config.span_boundary or config.data.mask_rate is not None or config.data.mask_schedule:
+        raise UserError(
+            "a causal model predicts next tokens, none of them masked; leave out config.span_boundary, data.mask_rate "
+            "and data.mask_schedule"
+        )
+    return CausalObjective()
+
+
 def _mask_rates(config: PretrainDataConfig) -> RateSchedule | None:
     """The rates that data.mask_rate or data.mask_schedule ask for; None: those of the shards."""
     if config.mask_rate is not None and config.mask_schedule:
@@ -134,7 +164,8 @@ def _held_out(config: PretrainConfig, dataset: Dataset) -> Dataset | None:
 
 
 def _write_result(workdir: Path, result: trainer.Result) -> dict[str, Any]:
-    names = ("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy")
+    further = sorted(name for name in result.evaluation if name.startswith(("sbo_", "lm_")))
+    names = ("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy", *further)
     values = {
         "step": result.step,
         "seconds": round(result.seconds, 3),

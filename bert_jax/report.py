@@ -116,7 +116,7 @@ def _guessing(run: Run) -> Guessing:
     title = "What the model guesses"
     data = run.config.training.get("data", {})
     held_out = data.get("eval") or data.get("train")
-    if not held_out:
+    if not held_out or not run.config.heads.mlm:
         return Guessing()
     try:
         levels = unigram_guess(held_out, run.config.training["eval"]["max_rows"])
@@ -145,13 +145,18 @@ def _guessing(run: Run) -> Guessing:
 
 def _pretraining_tiles(run: Run, guessing: Guessing) -> list[Tile]:
     tiles = []
-    for name, said in (("mlm_accuracy", "Masked tokens right"), ("nsp_accuracy", "Next sentences right")):
+    for name, said in (
+        ("mlm_accuracy", "Masked tokens right"),
+        ("lm_accuracy", "Next tokens right"),
+        ("nsp_accuracy", "Next sentences right"),
+    ):
         if (value := _latest(run, f"eval_{name}")) is not None:
             tiles.append(Tile(percent(value), f"{said}, held out", _beside(guessing, name, percent)))
-    if (loss := _latest(run, "eval_mlm_loss")) is not None:
-        perplexity = f"perplexity {number(float(np.exp(loss)))}"
-        beside = "; ".join(part for part in (perplexity, _beside(guessing, "mlm_loss", number)) if part)
-        tiles.append(Tile(f"{loss:.3f}", "Masked-token loss, held out (nats)", beside))
+    for name, said in (("mlm_loss", "Masked-token"), ("lm_loss", "Next-token")):
+        if (loss := _latest(run, f"eval_{name}")) is not None:
+            perplexity = f"perplexity {number(float(np.exp(loss)))}"
+            beside = "; ".join(part for part in (perplexity, _beside(guessing, name, number)) if part)
+            tiles.append(Tile(f"{loss:.3f}", f"{said} loss, held out (nats)", beside))
     if not tiles and (loss := _latest(run, "loss")) is not None:
         tiles.append(Tile(f"{loss:.3f}", "Training loss (nats)", "nothing was held out, or not measured yet"))
     return tiles + _effort_tiles(run)

@@ -10,7 +10,7 @@ from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, PretrainConfig
 from bert_jax.model import bert, sizes
 from bert_jax.train import optim, partitioning
-from bert_jax.train.losses import PretrainingObjective
+from bert_jax.train.losses import CausalObjective, PretrainingObjective
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted(path for path in ROOT.glob("configs/*.py") if path.name != "__init__.py")
@@ -26,6 +26,8 @@ PRETRAINING = {
     "bert_multilingual": "base",
     "bert_small": "small",
     "bert_tiny": "tiny",
+    "gpt:gpt": "gpt",
+    "gpt:gpt2": "gpt2",
     "modernbert:base": "modernbert_base",
     "modernbert:large": "modernbert_large",
     "mosaicbert:base": "mosaicbert_base",
@@ -34,6 +36,8 @@ PRETRAINING = {
     "relative:shaw": "shaw_base",
     "roberta:base": "roberta_base",
     "roberta:large": "roberta_large",
+    "spanbert:base": "spanbert_base",
+    "spanbert:large": "spanbert_large",
     "transformer": "transformer_base",
     "xlmr:base": "xlmr_base",
     "xlmr:large": "xlmr_large",
@@ -46,8 +50,9 @@ def named(recipe: str) -> str:
     return f"{ROOT}/configs/{file}.py{colon}{argument}"
 
 
-def test_every_recipe_is_there():
+def test_every_recipe_and_every_preset_is_there():
     assert {name.partition(":")[0] for name in (*PRETRAINING, *FINETUNING)} == {path.stem for path in RECIPES}
+    assert set(PRETRAINING.values()) == set(sizes.PRESETS)
 
 
 @pytest.mark.parametrize("name", PRETRAINING)
@@ -55,7 +60,8 @@ def test_a_pretraining_recipe_builds_its_model_on_the_mesh(name):
     recipe = config.load(PretrainConfig, config.read_flags(named(name)))
     assert recipe.model.preset == PRETRAINING[name]
     model = sizes.model_config(recipe.model, vocab_size=30522)
-    params = bert.abstract_params(model, PretrainingObjective().heads)
+    objective = CausalObjective() if model.causal else PretrainingObjective(span_boundary=recipe.span_boundary)
+    params = bert.abstract_params(model, objective.heads)
     mesh = partitioning.make_mesh(recipe.mesh)
     partitioning.check_batch(recipe.batch_size, recipe.microbatches, mesh)
     state = jax.eval_shape(optim.build(recipe.optimizer, params).init, params)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax import evaluate, pretrain
+from bert_jax import evaluate, pretrain, report
 from bert_jax.command import UserError
 from bert_jax.train import checkpoint, metrics
 from data_prep.build_examples import build
@@ -97,6 +97,29 @@ def test_spans_are_trained_by_a_schedule_that_a_run_keeps(sample_text, vocab_dir
             pretrain.main(arguments(shards, tmp_path / "run", other, "--config.steps=5"))
 
 
+@pytest.mark.slow
+def test_a_causal_model_learns_next_tokens_and_is_measured_by_them(shards_dir, tmp_path, capsys):
+    pretrain.main(arguments(shards_dir, tmp_path / "run", "--config.model.causal=true", "--config.model.layers=1"))
+    result = json.loads(capsys.readouterr().out)
+    assert result["eval_lm_loss"] == result["eval_loss"] and result["eval_mlm_loss"] is None
+    assert all(line["lm_loss"] > 0 for line in metrics.read_metrics(tmp_path / "run"))
+    evaluate.main([f"--checkpoint={tmp_path / 'run'}", f"--data={shards_dir}"])
+    assert json.loads(capsys.readouterr().out)["lm_loss"] == pytest.approx(result["eval_lm_loss"], rel=1e-5)
+    page = report.report(tmp_path / "run")
+    assert "Next tokens right" in page.read_text(encoding="utf-8")
+
+
+@pytest.mark.slow
+def test_span_boundaries_are_learnt_beside_masked_tokens(sample_text, vocab_dir, tmp_path, capsys):
+    build(str(sample_text), vocab_dir, tmp_path / "shards", 64, mask_unit="span", eval_fraction=0.25, workers=1)
+    pretrain.main(arguments(tmp_path / "shards", tmp_path / "run", "--config.span_boundary=true"))
+    result = json.loads(capsys.readouterr().out)
+    terms = [result[f"eval_{term}_loss"] for term in ("mlm", "sbo")]
+    assert all(terms) and result["eval_loss"] > sum(terms)
+    evaluate.main([f"--checkpoint={tmp_path / 'run'}", f"--data={tmp_path / 'shards'}"])
+    assert json.loads(capsys.readouterr().out)["sbo_loss"] == pytest.approx(result["eval_sbo_loss"], rel=1e-5)
+
+
 def test_static_masks_take_no_schedule(sample_text, vocab_dir, tmp_path):
     shards = tmp_path / "shards"
     build(str(sample_text), vocab_dir, shards, 64, masking="static", workers=1)
@@ -129,6 +152,13 @@ def test_pretraining_goes_on_from_any_checkpoint(trained, shards_dir, tmp_path):
         (["--config.optimizer.name=sgd"], "adamw"),
         (["--config.no_such_key=1"], "no_such_key"),
         (["--config.init_from=/nowhere/checkpoint"], "/nowhere/checkpoint"),
+        (["--config.model.norm=before"], "model.norm is 'before'; use one of: post, pre"),
+        (["--config.objective=next"], "'next'; use one of: auto, mlm, causal"),
+        (["--config.objective=causal"], r"sees what it would have to predict.*model\.causal=true"),
+        (["--config.objective=mlm", "--config.model.causal=true"], r"only what stands before.*model\.causal=false"),
+        (["--config.span_boundary=true"], r"masks of spans, those of .* are of words.*--mask_unit span"),
+        (["--config.span_boundary=true", "--config.model.causal=true"], "none of them masked"),
+        (["--config.data.mask_rate=0.3", "--config.model.causal=true"], "none of them masked"),
     ],
 )
 def test_a_mistake_is_one_line_and_writes_nothing(shards_dir, tmp_path, overrides, said):

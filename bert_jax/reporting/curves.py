@@ -124,6 +124,10 @@ def title_of(metric: str) -> str:
         "loss": "Loss, all terms",
         "mlm_loss": "Masked tokens: loss",
         "mlm_accuracy": "Masked tokens: accuracy",
+        "sbo_loss": "Spans from their boundaries: loss",
+        "sbo_accuracy": "Spans from their boundaries: accuracy",
+        "lm_loss": "Next tokens: loss",
+        "lm_accuracy": "Next tokens: accuracy",
         "nsp_loss": "Next sentence: loss",
         "nsp_accuracy": "Next sentence: accuracy",
         "task_loss": "Task: loss",
@@ -134,7 +138,8 @@ def title_of(metric: str) -> str:
 
 
 def _reading_order(name: str) -> tuple[int, str]:
-    order = ("mlm_accuracy", "mlm_loss", "nsp_accuracy", "nsp_loss", "task_accuracy", "task_loss", "loss")
+    terms = ("mlm", "sbo", "lm", "nsp", "task")
+    order = [f"{term}_{value}" for term in terms for value in ("accuracy", "loss")] + ["loss"]
     metric = name.removeprefix("eval_")
     return (order.index(metric) if metric in order else -1, name)
 
