@@ -223,6 +223,7 @@ def test_labels_that_are_not_those_of_the_classifier_are_refused(tmp_path):
     _, folder = export(tmp_path, "BertForSequenceClassification")
     for changes, message in (
         ({"id2label": {"0": "x", "1": "y"}}, "id2label has 2 labels, the classifier 3"),
+        ({"id2label": 3}, "id2label is 3; wanted a label for each output"),
         ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_label_classification'"),
     ):
         values = (folder / "config.json").read_text()

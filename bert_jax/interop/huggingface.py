@@ -173,7 +173,9 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
     if heads.classes and problem not in (None, "regression" if outputs == 1 else "single_label_classification"):
         raise UserError(f"{directory / CONFIG_FILE}: problem_type is {problem!r} with {outputs} outputs: unknown here")
     labelled = values.get("id2label") or {str(index): f"LABEL_{index}" for index in range(outputs)}
-    if not isinstance(labelled, dict) or set(labelled) != {str(index) for index in range(outputs)}:
+    if not isinstance(labelled, dict):
+        raise UserError(f"{directory / CONFIG_FILE}: id2label is {labelled!r}; wanted a label for each output")
+    if set(labelled) != {str(index) for index in range(outputs)}:
         raise UserError(f"{directory / CONFIG_FILE}: id2label has {len(labelled)} labels, the classifier {outputs}")
     kind = "tagging" if heads.tags else "regression" if outputs == 1 else "classification"
     ours = values.get(TASK_FIELD)
