@@ -18,7 +18,7 @@ from bert_jax.data.masking.targets import span_targets
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective, total_loss
+from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective, pretraining, total_loss
 from bert_jax.train.losses.pretraining import unmasked
 
 ENCODER = ModelConfig(
@@ -70,14 +70,14 @@ def params_of(case: str) -> dict:
 
 
 @functools.cache
-def program(case: str) -> Callable:
+def program(case: str, runtime: Runtime = Runtime()) -> Callable:  # noqa: B008
     """Sums, counts, gradients of the loss, and hidden states of the text that the objective reads."""
     config, objective = CASES[case]
 
     @jax.jit
     def run(params: dict, batch: Batch) -> tuple:
         def loss(params: dict) -> tuple:
-            model = bind(config, objective.heads, params, Runtime())
+            model = bind(config, objective.heads, params, runtime)
             sums, counts = objective.sums(model, batch, None), objective.counts(batch)
             text = batch if case == "span_boundary" else batch._replace(input_ids=unmasked(batch))
             return total_loss(sums, counts), (sums, counts, model.encode(text).last)
@@ -153,6 +153,16 @@ def test_causal_sums_by_hand(case: str) -> None:
     np.testing.assert_allclose(sums["lm_loss"], loss, rtol=1e-4)
     assert sums["lm_correct"] == right
     assert counts["lm"] == sum(LENGTHS) - len(LENGTHS)
+
+
+def test_recomputed_logits_of_a_few_slots_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pretraining, "SLOTS_AT_ONCE", 8)  # 30 slots are predicted from
+    sums, _, gradients, _ = program("causal", Runtime(remat="layer"))(params_of("causal"), batch(True))
+    wanted = compute("causal", True)
+    for name, value in wanted[0].items():
+        np.testing.assert_allclose(sums[name], value, rtol=1e-5, err_msg=name)
+    for path, gradient in wanted[2].items():
+        np.testing.assert_allclose(gradients[path], gradient, atol=1e-5, err_msg=path)
 
 
 def test_a_filler_undoes_no_mask() -> None:

@@ -23,7 +23,7 @@ class Runtime:
     layer_loop: scan, unrolled, or auto (unrolled up to 12 layers). attention: see attention_impl.py.
 
     remat: none, or layer: the backward pass computes each layer again from its input, which alone is kept
-    (Chen et al. 2016).
+    (Chen et al. 2016); a causal language model's logits, too.
 
     Raises UserError for an unknown choice.
     """

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
@@ -12,6 +13,8 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.heads import SPAN_PLACES, Heads
 from bert_jax.train.losses.labels import classification_sums
 from bert_jax.train.losses.terms import Sums
+
+SLOTS_AT_ONCE = 128  # of each row, whose next tokens are predicted together where memory is saved
 
 
 @dataclass(frozen=True)
@@ -92,9 +95,35 @@ class CausalObjective:
     def sums(self, model: Bert, batch: Batch, dropout_key: Array | None) -> Sums:
         text = unmasked(batch)
         hidden = model.encode(batch._replace(input_ids=text), dropout_key).last
-        logits = model.vocabulary_logits(hidden[:, :-1])
-        loss, correct = classification_sums(logits, text[:, 1:], _continues(batch.sequence_ids))
+        loss, correct = _token_sums(model, hidden[:, :-1], text[:, 1:], _continues(batch.sequence_ids))
         return {"lm_loss": loss, "lm_correct": correct}
+
+
+def _token_sums(
+    model: Bert, hidden: Float[Array, "B T D"], ids: Int[Array, "B T"], weights: Float[Array, "B T"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """classification_sums of the tokens after each slot.
+
+    Logits of every slot, [B,T,V] in float32, are the largest array of a step by far. Where memory is saved, those of
+    a few slots are there at a time, and the backward pass computes them again.
+    """
+
+    def sums(hidden: Array, ids: Array, weights: Array) -> tuple[Array, Array]:
+        return classification_sums(model.vocabulary_logits(hidden), ids, weights)
+
+    if model.lm_head.runtime.remat == "none":
+        return sums(hidden, ids, weights)
+
+    def by_slots(values: Array) -> Array:  # [B, T, ...] to [T/K, B, K, ...]: each device keeps its rows
+        missing = -values.shape[1] % SLOTS_AT_ONCE
+        padded = jnp.pad(values, [(0, 0), (0, missing)] + [(0, 0)] * (values.ndim - 2))
+        return padded.reshape(len(values), -1, SLOTS_AT_ONCE, *values.shape[2:]).swapaxes(0, 1)
+
+    def add(total: tuple[Array, Array], part: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
+        return jax.tree.map(jnp.add, total, jax.checkpoint(sums)(*part)), None
+
+    parts = (by_slots(hidden), by_slots(ids), by_slots(weights))
+    return jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), parts)[0]
 
 
 def unmasked(batch: Batch) -> Int[Array, "B T"]:
