@@ -81,8 +81,6 @@ class ModelConfig:
     pooler: str = "tanh"  # tanh, over [CLS] (BERT); transform, before each head (ModernBERT)
 
     def __post_init__(self) -> None:
-        if self.width % self.heads:
-            raise UserError(f"model.width {self.width} is not a multiple of model.heads {self.heads}")
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
                 raise UserError(f"model.{name} is {getattr(self, name)}; use a share from 0 to below 1, as 0.1")
@@ -92,6 +90,8 @@ class ModelConfig:
         for name, least in MODEL_LEAST.items():
             if getattr(self, name) < least:
                 raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least {least}")
+        if self.width % self.heads:
+            raise UserError(f"model.width {self.width} is not a multiple of model.heads {self.heads}")
         if self.positions == "rotary" and (self.width // self.heads) % 2:
             raise UserError(f"model.positions=rotary needs heads of even width, got {self.width // self.heads}")
         if self.positions == "sinusoidal" and self.width % 2:

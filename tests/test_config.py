@@ -1,3 +1,5 @@
+import dataclasses
+import re
 from pathlib import Path
 
 import pytest
@@ -77,6 +79,16 @@ def test_a_missing_key_is_named():
         config.load(ModelConfig, {}, "model")
 
 
-def test_heads_must_divide_the_width():
-    with pytest.raises(UserError, match=r"width 10 .*heads 3"):
-        ModelConfig(vocab_size=8, layers=1, width=10, heads=3, feed_forward=4)
+@pytest.mark.parametrize(
+    ("field", "value", "said"),
+    [
+        ("heads", 0, "model.heads is 0; it must be at least 1"),
+        ("heads", 3, "model.width 32 is not a multiple of model.heads 3"),
+        ("norm", "rms", "model.norm is 'rms'; use one of: post, pre, pre_but_first"),
+        ("dropout", 1.0, "model.dropout is 1.0"),
+        ("window", -1, "model.window is -1; it must be at least 0"),
+    ],
+)
+def test_an_architecture_that_there_cannot_be_names_the_field(tiny_config, field, value, said):
+    with pytest.raises(UserError, match=re.escape(said)):
+        dataclasses.replace(tiny_config, **{field: value})
