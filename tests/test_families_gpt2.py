@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import safetensors.numpy
+from exporting import assert_transformers_agrees
 from golden import open_golden
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
 from tokenizer_kinds import byte_pairs
@@ -121,3 +122,16 @@ def test_a_padding_token_that_a_user_added_is_padding(tmp_path):
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, "pad_token": "<pad>"}))
     words = tokenizer.load(tmp_path)
     assert (words.pad_id, words.sep_id) == (0, len(tokens))
+
+
+@pytest.mark.slow
+def test_transformers_loads_exports_and_gives_the_same_outputs(tmp_path, peer_python):
+    cases = [(heads, {"tied_output": True}) for heads, _ in CASES.values()]
+    cases += [(Heads(lm=True), {"tied_output": False, "activation": "relu"})]
+    exports = []
+    for index, (heads, changes) in enumerate(cases):
+        loaded = random_checkpoint(tmp_path / f"words{index}", gpt2(**changes), heads)
+        huggingface.write(loaded, tmp_path / str(index))
+        exports.append((tmp_path / str(index), loaded))
+    said = assert_transformers_agrees(peer_python, exports, tolerance=1e-5)
+    assert [one["architecture"] for one in said][: len(CASES)] == list(CASES)

@@ -6,6 +6,7 @@ import json
 import numpy as np
 import pytest
 import safetensors.numpy
+from exporting import assert_transformers_agrees
 from golden import open_golden
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
 
@@ -126,6 +127,7 @@ def test_what_its_layout_does_not_hold_is_named(tmp_path):
 
     assert "ModernBERT's not norm='pre'" in refused(norm="pre")
     assert "ModernBERT's not causal=True" in refused(causal=True)
+    assert "heads.pooling='max'" in refused(Heads(pooler=True, pooling="max", classes=3))
     assert not (tmp_path / "out").exists()
 
 
@@ -136,3 +138,18 @@ def test_a_window_of_all_layers_and_none_come_back(tmp_path):
         assert huggingface.read(tmp_path / str(index)).model == loaded.model
         kinds = json.loads((tmp_path / str(index) / "config.json").read_text())["layer_types"]
         assert np.count_nonzero(np.array(kinds) == "full_attention") == (1 if index else 4)
+
+
+@pytest.mark.slow
+def test_transformers_loads_exports_and_gives_the_same_outputs(tmp_path, peer_python):
+    cases = [
+        (heads, {"tied_output": index % 2 == 0, "bias": index > 3}) for index, (heads, _) in enumerate(CASES.values())
+    ]
+    cases += [(Heads(pooler=True, classes=2), {}), (Heads(mlm=True), {"window": 0, "global_every": 1})]
+    exports = []
+    for index, (heads, changes) in enumerate(cases):
+        loaded = random_checkpoint(tmp_path / f"words{index}", modernbert(**changes), heads)
+        huggingface.write(loaded, tmp_path / str(index))
+        exports.append((tmp_path / str(index), loaded))
+    said = assert_transformers_agrees(peer_python, exports, tolerance=1e-5)
+    assert [one["architecture"] for one in said][: len(CASES)] == list(CASES)
