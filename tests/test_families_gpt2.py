@@ -93,7 +93,7 @@ def test_a_field_that_does_not_fit_is_named(tmp_path, changes, message):
 def test_what_its_layout_does_not_hold_is_named(tmp_path):
     for changes, message in (({"embedding_norm": True}, "embedding_norm=True"), ({"bias": False}, "bias=False")):
         loaded = random_checkpoint(tmp_path / "words", gpt2(**changes), Heads(lm=True))
-        with pytest.raises(UserError, match=f"GPT-2's not {message}"):
+        with pytest.raises(UserError, match=f"nearest is GPT-2, but for {message}"):
             huggingface.write(loaded, tmp_path / "out")
 
 

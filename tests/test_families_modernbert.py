@@ -125,8 +125,8 @@ def test_what_its_layout_does_not_hold_is_named(tmp_path):
             huggingface.write(loaded, tmp_path / "out")
         return str(told.value)
 
-    assert "ModernBERT's not norm='pre'" in refused(norm="pre")
-    assert "ModernBERT's not causal=True" in refused(causal=True)
+    assert "ModernBERT, but for norm='pre'" in refused(norm="pre")
+    assert "ModernBERT, but for causal=True" in refused(causal=True)
     assert "heads.pooling='max'" in refused(Heads(pooler=True, pooling="max", classes=3))
     assert not (tmp_path / "out").exists()
 

@@ -144,7 +144,7 @@ def test_an_untied_output_and_the_other_activations_are_held(tmp_path, activatio
 )
 def test_an_architecture_that_no_layout_holds_names_the_field_and_the_way_out(tmp_path, changes, field):
     loaded = random_checkpoint(tmp_path / "words", odd_config(**changes), Heads())
-    with pytest.raises(UserError, match=f"BERT's not .*{field}.*--format orbax"):
+    with pytest.raises(UserError, match=f"nearest is BERT, but for {field}.*--format orbax"):
         huggingface.write(loaded, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -116,18 +116,20 @@ class Family:
             None,
         )
 
-    def foreign_field(self, model: ModelConfig, words: Tokenizer) -> str | None:
-        """The first field of an architecture that this layout cannot hold, None where it holds all."""
-        for name, value in self.always.items():
-            if getattr(model, name) != value:
-                return name
+    def foreign_fields(self, model: ModelConfig, words: Tokenizer) -> list[str]:
+        """The fields of an architecture that this layout cannot hold; none where it holds all."""
+        foreign = [name for name, value in self.always.items() if getattr(model, name) != value]
         try:
             again = self.read_model(Path(), self.write_model(model, words))
         except UserError:  # RoBERTa's positions begin behind the padding id, which may lie behind all positions
-            return "position_offset"
-        differing = [name for name in ARCHITECTURE_FIELDS if getattr(again, name) != getattr(model, name)]
+            return foreign or ["position_offset"]
+        foreign += [
+            name
+            for name in ARCHITECTURE_FIELDS
+            if name not in self.always and getattr(again, name) != getattr(model, name)
+        ]
         # A position table of another length is but the consequence of another first position.
-        return min(differing, key=lambda name: name == "max_positions", default=None)
+        return [name for name in foreign if name != "max_positions" or foreign == ["max_positions"]]
 
 
 def parts_of(heads: Heads) -> set[str]:

@@ -187,21 +187,24 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
 
 def title(loaded: Loaded) -> str:
     """What a model is called: the family whose layout holds it, or encoder."""
-    held = (one for one in FAMILIES.values() if one.foreign_field(loaded.model, loaded.tokenizer) is None)
+    held = (one for one in FAMILIES.values() if not one.foreign_fields(loaded.model, loaded.tokenizer))
     return next((one.title for one in held), "encoder")
 
 
 def _family_of(loaded: Loaded) -> Family:
     """The family whose layout holds a model."""
-    foreign: list[str] = []
+    foreign: dict[str, list[str]] = {}
     for family in FAMILIES.values():
         if family.tokenizers and loaded.tokenizer.kind not in family.tokenizers:
             continue
-        if (field := family.foreign_field(loaded.model, loaded.tokenizer)) is None:
+        foreign[family.title] = family.foreign_fields(loaded.model, loaded.tokenizer)
+        if not foreign[family.title]:
             return family
-        foreign.append(f"{family.title}'s not {field}={getattr(loaded.model, field)!r}")
+    nearest = min(foreign, key=lambda name: len(foreign[name]))
+    fields = ", ".join(f"{name}={getattr(loaded.model, name)!r}" for name in foreign[nearest])
     raise UserError(
-        f"no Hugging Face layout holds this architecture: {', '.join(foreign)}. Use --format orbax, which holds any"
+        f"no Hugging Face layout holds this architecture: nearest is {nearest}, but for {fields}. "
+        "Use --format orbax, which holds any"
     )
 
 
