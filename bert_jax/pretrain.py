@@ -66,6 +66,11 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
                 f"positions; use --config.model.max_positions={part.seq_len}"
             )
     objective = _objective(config, model, dataset)
+    if objective.heads.mlm and not tokenizer.has_mask:
+        raise UserError(
+            f"the vocabulary of {dataset.directory} has no token for masks; build the examples with another "
+            "--tokenizer, or train a causal model: --config.model.causal=true"
+        )
     evaluators = []
     if held_out is not None:
         size = partitioning.whole_rows(config.eval.batch_size or config.batch_size)

@@ -88,6 +88,8 @@ def row_problems(rows: Rows, manifest: dict[str, Any], tokenizer: Tokenizer) -> 
     filled = np.arange(length) < ends[:, -1:]
     # The original scripts may put any id in place of a token, the pad id too.
     before = truth(rows) if manifest["imported"] else ids
+    # In GPT-2's vocabulary one token pads, and begins and ends sequences.
+    own_padding = tokenizer.pad_id not in (tokenizer.cls_id, tokenizer.sep_id)
     splits = np.clip(ends - lengths + firsts - 1, 0, length - 1)
     checks = {
         "an id outside of the vocabulary": (ids >= tokenizer.vocab_size).any(axis=1),
@@ -96,7 +98,7 @@ def row_problems(rows: Rows, manifest: dict[str, Any], tokenizer: Tokenizer) -> 
         "a sequence that does not begin with [CLS]": (present & (ids[row, starts] != tokenizer.cls_id)).any(axis=1),
         "a sequence that does not end with [SEP]": (present & (ids[row, in_range] != tokenizer.sep_id)).any(axis=1),
         "a segment A that does not end with [SEP]": (present & (ids[row, splits] != tokenizer.sep_id)).any(axis=1),
-        "padding before the end of a sequence": ((before == tokenizer.pad_id) & filled).any(axis=1),
+        "padding before the end of a sequence": ((before == tokenizer.pad_id) & filled & own_padding).any(axis=1),
         "ids after the last sequence": ((ids != tokenizer.pad_id) & ~filled).any(axis=1),
         "segment lengths that do not fit": (
             present & ((firsts < 3) | (firsts > lengths - 2 if pairs else firsts != lengths))

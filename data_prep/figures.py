@@ -49,6 +49,7 @@ class Figures:
         self.unigrams = np.zeros(tokenizer.vocab_size, np.int64)
         self._slots = 0
         self._mask_id, self._unk_id = tokenizer.mask_id, tokenizer.unk_id
+        self._has_unknown = tokenizer.unk_id not in (tokenizer.cls_id, tokenizer.sep_id)
         self._special = list(tokenizer.special_ids)
         # Within a run these begin no word; where single tokens are masked each counts for itself.
         self._inside = tokenizer.continuation & (manifest["masking"]["unit"] != "token")
@@ -95,8 +96,8 @@ class Figures:
 
     @property
     def unknown(self) -> int:
-        """How many tokens of the text are [UNK]."""
-        return int(self.unigrams[self._unk_id])
+        """How many tokens of the text are [UNK]; none in a vocabulary whose token for it begins and ends sequences."""
+        return int(self.unigrams[self._unk_id]) if self._has_unknown else 0
 
     @property
     def text_tokens(self) -> int:

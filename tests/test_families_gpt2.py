@@ -13,9 +13,14 @@ from tokenizer_kinds import byte_pairs
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
+from bert_jax.config import ModelOptions, PretrainConfig, PretrainDataConfig
+from bert_jax.data.shards import open_dataset
 from bert_jax.interop import huggingface
 from bert_jax.interop.families.gpt2 import ALWAYS
 from bert_jax.model.heads import Heads
+from bert_jax.pretrain import pretrain
+from data_prep.audit import verify
+from data_prep.build_examples import build
 
 TAGS = {"name": "tags", "kind": "tagging", "labels": ["A", "B", "C", "D"]}
 CASES = {
@@ -97,17 +102,21 @@ def test_what_its_layout_does_not_hold_is_named(tmp_path):
             huggingface.write(loaded, tmp_path / "out")
 
 
+def write_vocabulary(folder, settings, left_out=("<s>", "<pad>", "</s>", "<unk>", "<mask>")) -> tokenizer.Tokenizer:
+    """Letters, a few merges, and GPT-2's special token in the place of RoBERTa's."""
+    file = byte_pairs(folder, ["t h", "th e"]) / "vocab.json"
+    tokens = [token for token in json.loads(file.read_text()) if token not in left_out]
+    file.write_text(json.dumps({token: index for index, token in enumerate([*tokens, END])}))
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    return tokenizer.load(folder)
+
+
 @pytest.mark.parametrize("settings", [{}, {"bos_token": END, "eos_token": END, "unk_token": END}])
 def test_its_one_special_token_plays_every_part(tmp_path, settings):
-    byte_pairs(tmp_path / "words", ["t h", "th e"])
-    file = tmp_path / "words" / "vocab.json"
-    special = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
-    tokens = [token for token in json.loads(file.read_text()) if token not in special]
-    file.write_text(json.dumps({token: index for index, token in enumerate([*tokens, END])}))
-    (tmp_path / "words" / "tokenizer_config.json").write_text(json.dumps(settings))
-    words = tokenizer.load(tmp_path / "words")
-    assert {words.pad_id, words.unk_id, words.cls_id, words.sep_id, words.mask_id} == {len(tokens)}
-    assert words.special_ids == (len(tokens),)
+    words = write_vocabulary(tmp_path / "words", settings)
+    end = words.id_of(END)
+    assert {words.pad_id, words.unk_id, words.cls_id, words.sep_id, words.mask_id} == {end}
+    assert words.special_ids == (end,) and not words.has_mask
     assert words.decode(words.encode("the cat, the mat")) == "the cat, the mat"
     loaded = random_checkpoint(tmp_path / "other", gpt2(vocab_size=words.vocab_size), Heads(lm=True))
     huggingface.write(dataclasses.replace(loaded, tokenizer=words), tmp_path / "out")
@@ -115,13 +124,22 @@ def test_its_one_special_token_plays_every_part(tmp_path, settings):
 
 
 def test_a_padding_token_that_a_user_added_is_padding(tmp_path):
-    byte_pairs(tmp_path, [])
-    file = tmp_path / "vocab.json"
-    tokens = [token for token in json.loads(file.read_text()) if token not in ("<s>", "</s>", "<unk>", "<mask>")]
-    file.write_text(json.dumps({token: index for index, token in enumerate([*tokens, END])}))
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, "pad_token": "<pad>"}))
-    words = tokenizer.load(tmp_path)
-    assert (words.pad_id, words.sep_id) == (0, len(tokens))
+    left_out = ("<s>", "</s>", "<unk>", "<mask>")
+    words = write_vocabulary(tmp_path, {"eos_token": END, "pad_token": "<pad>"}, left_out)
+    assert (words.pad_id, words.sep_id) == (words.id_of("<pad>"), words.id_of(END))
+
+
+def test_its_vocabulary_serves_causal_models_and_no_others(tmp_path):
+    write_vocabulary(tmp_path / "words", {})
+    letters = np.random.default_rng(0).choice(list("abcdefgh    "), (40, 60))
+    (tmp_path / "text.txt").write_text("\n\n".join("".join(line) for line in letters))
+    build(str(tmp_path / "text.txt"), tmp_path / "words", tmp_path / "data", 24, objective="single", workers=1)
+    verify(tmp_path / "data")
+    rows = open_dataset(str(tmp_path / "data"), "train")
+    assert rows.tokenizer().mask_id == rows.tokenizer().sep_id
+    config = PretrainConfig(model=ModelOptions(preset="tiny"), data=PretrainDataConfig(train=str(tmp_path / "data")))
+    with pytest.raises(UserError, match=r"has no token for masks; .* --config\.model\.causal=true"):
+        pretrain(config, tmp_path / "run")
 
 
 @pytest.mark.slow
