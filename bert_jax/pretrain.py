@@ -1,5 +1,6 @@
 """Pretrains a model on shards from data_prep.build_examples: masked tokens and what goes with them, or next tokens."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,6 +42,9 @@ from the newest checkpoint of the workdir. See the result with: python -m bert_j
 
 OBJECTIVES = ("auto", "mlm", "causal")
 
+# What a longer context may change of rotary positions (Warner et al. 2024, section 3.2): no parameter depends on it.
+CONTEXT_FIELDS = ("rotary_base", "rotary_base_local", "max_positions")
+
 
 def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | Path) -> dict[str, Any]:
     """Trains by a recipe into a workdir and returns what result.json holds.
@@ -59,6 +63,9 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
     tokenizer = dataset.tokenizer()
     loaded = source.open_checkpoint(config.init_from) if config.init_from else None
     model = _architecture(config, tokenizer.vocab_size, loaded)
+    if loaded is not None and config.model.preset == sizes.FROM_CHECKPOINT and model.positions == "rotary":
+        context = {name: getattr(model, name) for name in CONTEXT_FIELDS}
+        loaded = dataclasses.replace(loaded, model=dataclasses.replace(loaded.model, **context))
     for part in (dataset, held_out):
         if part is not None and part.seq_len > model.max_positions:
             raise UserError(

@@ -3,8 +3,9 @@
     python -m bert_jax.pretrain --config configs/modernbert.py:base --workdir runs/modern --config.data.train=SHARDS
 
 or configs/modernbert.py:large. SHARDS are of `build_examples --objective doc_sentences --pack 32 --seq_len 1024`, with
-30% masked by this recipe. Positions turn at base 10,000 in all layers here; for 8,192 slots go on, on shards of that
-length, with --config.init_from=WORKDIR --config.model.rotary_base=160000 and an eighth of the batch.
+30% masked by this recipe. Positions turn at base 10,000 in all layers here. For 8,192 slots go on, on shards of that
+length and with an eighth of the batch: --config.init_from=WORKDIR --config.model.preset=checkpoint
+--config.model.rotary_base=160000.
 
 Other than published: AdamW with a linear decay where they have StableAdamW at a constant rate; no growing batch; large
 at one rate and from scratch, where theirs starts from base and goes back once to a tenth of the rate.

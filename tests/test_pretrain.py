@@ -180,6 +180,20 @@ def test_preset_checkpoint_takes_the_architecture_of_init_from(trained, shards_d
     assert checkpoint.read_config(tmp_path / "run").model == checkpoint.read_config(trained).model
 
 
+@pytest.mark.slow
+def test_a_longer_context_goes_on_with_slower_rotations(shards_dir, tmp_path):
+    short = tmp_path / "short"
+    rotary = ("--config.model.layers=1", "--config.model.positions=rotary", "--config.steps=1")
+    pretrain.main(arguments(shards_dir, short, *rotary, "--config.model.max_positions=64"))
+    stretched = ("--config.model.max_positions=128", "--config.model.rotary_base=160000")
+    overrides = (f"--config.init_from={short}", "--config.model.preset=checkpoint", "--config.steps=1", *stretched)
+    pretrain.main(arguments(shards_dir, tmp_path / "long", *overrides))
+    there = checkpoint.read_config(tmp_path / "long").model
+    assert (there.max_positions, there.rotary_base, there.layers) == (128, 160_000.0, 1)
+    with pytest.raises(UserError, match="norm is post, the configuration wants pre"):
+        pretrain.main(arguments(shards_dir, tmp_path / "other", *overrides, "--config.model.norm=pre"))
+
+
 def test_shards_of_another_tokenizer_are_refused(shards_dir, tmp_path):
     from data_prep import train_tokenizer
 
