@@ -167,7 +167,8 @@ def _run(
     embeddings = np.full((outputs.get(pool, rows.count), width), np.nan, np.float32)
     for indices, length in _batches(rows.lengths, batch_size, mesh.size, loaded.model.max_positions):
         batch = partitioning.place(rows.batch(indices, length), len(indices), mesh)
-        vectors = jax.device_get(_vectors(loaded.model, loaded.heads, runtime, chosen, pool, params, batch))
+        with jax.set_mesh(mesh):
+            vectors = jax.device_get(_vectors(loaded.model, loaded.heads, runtime, chosen, pool, params, batch))
         _store(embeddings, vectors, encoded, indices[indices >= 0], pool)
     if pool == "none":
         return {"embeddings": embeddings, "offsets": rows.offsets, "input_ids": rows.input_ids}

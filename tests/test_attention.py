@@ -1,3 +1,4 @@
+import functools
 import logging
 
 import jax
@@ -11,6 +12,7 @@ from bert_jax.model.attention import places_of, visible_keys
 from bert_jax.model.dropout import row_seeds
 
 GPU = {"platform": "gpu", "compute_dtype": "bfloat16", "head_width": 64, "dropout_rate": 0.0}
+TPU = GPU | {"platform": "tpu"}
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
@@ -101,33 +103,66 @@ def test_auto_takes_cudnn_only_where_it_can():
     choose = attention_impl.choose
     assert choose("auto", **GPU) == "cudnn"
     assert choose("einsum", **GPU) == "einsum"
-    for change in ({"platform": "cpu"}, {"platform": "tpu"}, {"compute_dtype": "float32"}, {"dropout_rate": 0.1}):
+    for change in ({"platform": "cpu"}, {"compute_dtype": "float32"}, {"dropout_rate": 0.1}, {"needs_scores": True}):
         assert choose("auto", **GPU | change) == "einsum"
     assert choose("auto", **GPU | {"head_width": 5}) == "einsum"
+    assert choose("auto", **GPU | {"some_slots": True}) == "cudnn"
+
+
+def test_auto_takes_splash_only_where_it_can():
+    choose = functools.partial(attention_impl.choose, "auto")
+    assert choose(**TPU) == "splash"
+    for change in (
+        {"compute_dtype": "float32"},
+        {"dropout_rate": 0.1},
+        {"needs_scores": True},
+        {"head_width": 36},
+        {"some_slots": True},
+        {"cut_by_hand": False},
+    ):
+        assert choose(**TPU | change) == "einsum"
+
+
+def test_bands_are_for_layers_with_a_window_that_is_narrow():
+    choose, narrow = attention_impl.choose, {"windows": True, "local": True, "narrow": True}
+    for device in (GPU, TPU):
+        assert choose("auto", **device | narrow | {"compute_dtype": "float32"}) == "banded"
+    assert choose("auto", **GPU | narrow) == "cudnn" and choose("auto", **TPU | narrow) == "splash"
+    plain = GPU | {"dropout_rate": 0.1} | narrow
+    for change in ({"local": False, "narrow": False}, {"narrow": False}, {"some_slots": True}, {"needs_scores": True}):
+        assert choose("auto", **plain | change) == "einsum"
+    assert choose("banded", **plain | {"narrow": False}) == "banded"
+    assert choose("banded", **plain | {"local": False}) == choose("banded", **plain | {"some_slots": True}) == "einsum"
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("kernel", "change", "reason"),
     [
-        ({"platform": "cpu"}, "runs on cpu"),
-        ({"compute_dtype": "float32"}, "compute_dtype=bfloat16"),
-        ({"dropout_rate": 0.1}, "attention_dropout=0"),
-        ({"head_width": 12}, "multiple of 8"),
-        ({"needs_scores": True}, "relative positions"),
+        ("banded", {}, r"layers see a window \(model\.window\)"),
+        ("banded", {"windows": True, "needs_scores": True}, "banded gives no attention maps"),
+        ("splash", {}, "splash needs a TPU, and this runs on gpu"),
+        ("splash", {"platform": "tpu", "head_width": 12}, "splash .* multiple of 8, got 12"),
+        ("splash", {"platform": "tpu", "cut_by_hand": False}, r"jax\.set_mesh"),
+        ("cudnn", {"platform": "cpu"}, "runs on cpu"),
+        ("cudnn", {"compute_dtype": "float32"}, "compute_dtype=bfloat16"),
+        ("cudnn", {"dropout_rate": 0.1}, "attention_dropout=0"),
+        ("cudnn", {"head_width": 12}, "multiple of 8"),
+        ("cudnn", {"needs_scores": True}, "relative positions"),
     ],
 )
-def test_a_kernel_that_cannot_run_is_refused_with_the_reason(change, reason):
+def test_a_kernel_that_cannot_run_is_refused_with_the_reason(kernel, change, reason):
     with pytest.raises(UserError, match=reason):
-        attention_impl.choose("cudnn", **GPU | change)
+        attention_impl.choose(kernel, **GPU | change)
 
 
 def test_an_unknown_kernel_is_refused_by_name():
-    with pytest.raises(UserError, match="'flash'; use one of: auto, einsum, cudnn"):
+    with pytest.raises(UserError, match="'flash'; use one of: auto, einsum, banded, cudnn, splash"):
         attention_impl.choose("flash", **GPU)
 
 
 def test_the_choice_is_logged_once(caplog):
     attention_impl.choose.cache_clear()
+    attention_impl._log.cache_clear()
     with caplog.at_level(logging.INFO):
         for _ in range(3):
             attention_impl.choose("auto", **GPU | {"dropout_rate": 0.1})

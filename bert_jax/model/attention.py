@@ -9,6 +9,8 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
 from bert_jax.model import attention_impl
+from bert_jax.model.attention_banded import banded_attention, saves
+from bert_jax.model.attention_splash import splash_attention
 from bert_jax.model.layers import Dense, Shape, affine, child_key
 from bert_jax.model.positions import RelativeTable, rotate
 from bert_jax.model.runtime import Runtime
@@ -97,7 +99,7 @@ class SelfAttention(nnx.Module):
         if config.relative == "shaw":
             bias = self.relative(query, standing.slots, keys.slots, self.runtime.precision)
         rate = 0.0 if seeds is None else config.attention_dropout
-        visible = visible_keys(standing, keys, window=config.window if local else 0, causal=config.causal)
+        window = config.window if local else 0
         kernel = attention_impl.choose(
             self.runtime.attention,
             platform=jax.default_backend(),
@@ -105,21 +107,40 @@ class SelfAttention(nnx.Module):
             head_width=config.width // config.heads,
             dropout_rate=rate,
             needs_scores=with_map or bias is not None,
+            windows=config.window > 0,
+            local=local,
+            # Not asked of the symbolic length of an exported program, which is of einsum.
+            narrow=local and self.runtime.attention == "auto" and saves(window, hidden.shape[1]),
+            some_slots=queries is not None,
+            cut_by_hand=jax.device_count() == 1 or not jax.sharding.get_abstract_mesh().empty,
         )
         probabilities = None
-        if kernel == "cudnn":
-            context = attention_impl.cudnn_attention(query, key, value, visible)
-        else:
-            context, probabilities = attention_impl.einsum_attention(
-                query,
-                key,
-                value,
-                visible,
-                bias=bias,
+        heads = (query, key, value)
+        if kernel == "splash":
+            context = splash_attention(*heads, keys.sequence_ids, window=window, causal=config.causal)
+        elif kernel == "banded":
+            context = banded_attention(
+                *heads,
+                keys.sequence_ids,
+                window=window,
+                causal=config.causal,
                 dropout_rate=rate,
                 seeds=seeds,
                 precision=self.runtime.precision,
             )
+        else:
+            visible = visible_keys(standing, keys, window=window, causal=config.causal)
+            if kernel == "cudnn":
+                context = attention_impl.cudnn_attention(*heads, visible)
+            else:
+                context, probabilities = attention_impl.einsum_attention(
+                    *heads,
+                    visible,
+                    bias=bias,
+                    dropout_rate=rate,
+                    seeds=seeds,
+                    precision=self.runtime.precision,
+                )
         return self.output(context), probabilities if with_map else None
 
     def _project(

@@ -1,23 +1,27 @@
 """Attention kernels, and the choice of one, which is logged and never silent.
 
-    einsum   plain XLA, every platform, with dropout
+    einsum   plain XLA, every platform, with dropout, relative positions and attention maps
+    banded   plain XLA, every platform, with dropout: layers that see a window, others by einsum (attention_banded.py)
     cudnn    cuDNN's fused kernel on NVIDIA GPUs, bfloat16, without attention dropout
+    splash   the splash kernel on TPUs, bfloat16, without attention dropout (attention_splash.py)
 
-auto takes cudnn where it can and einsum elsewhere.
+auto takes the fused kernel of the platform where that can run, banded where it saves work, and einsum elsewhere.
 """
 
 import functools
 import logging
 import math
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
 from bert_jax.command import UserError
+from bert_jax.model import attention_splash
 from bert_jax.model.dropout import dropout
 
-CHOICES = ("auto", "einsum", "cudnn")
+CHOICES = ("auto", "einsum", "banded", "cudnn", "splash")
 
 # Far below any score, and finite: a row with nothing to attend to stays free of NaN.
 MASKED_SCORE = -1e30
@@ -35,36 +39,91 @@ def choose(
     head_width: int,
     dropout_rate: float,
     needs_scores: bool = False,
+    windows: bool = False,
+    local: bool = False,
+    narrow: bool = False,
+    some_slots: bool = False,
+    cut_by_hand: bool = True,
 ) -> str:
-    """The kernel that runs: "einsum" or "cudnn". dropout_rate is that of the pass: 0 in evaluation.
+    """The kernel that runs: "einsum", "banded", "cudnn" or "splash".
 
+    dropout_rate   of the pass: 0 in evaluation
     needs_scores   whether something is added to the scores, or the probabilities are asked for
+    windows        whether some layers of the architecture see a window
+    local          whether this layer is one of them
+    narrow         whether the window is so much shorter than the rows that bands save work
+    some_slots     whether queries are of some slots only, where banded and splash give way to einsum
+    cut_by_hand    whether splash could be cut over the devices: there is one only, or a mesh is set
 
     Raises UserError for an unknown choice, or one that cannot run here, with the reason.
     """
     if requested not in CHOICES:
         raise UserError(f"config.model.attention is {requested!r}; use one of: {', '.join(CHOICES)}")
-    obstacle = _cudnn_obstacle(platform, compute_dtype, head_width, dropout_rate, needs_scores)
-    if requested == "cudnn" and obstacle:
-        raise UserError(f"config.model.attention=cudnn cannot run: {obstacle}; or use config.model.attention=auto")
-    chosen = "einsum" if requested == "einsum" or obstacle else "cudnn"
-    why = "as asked" if requested != "auto" else obstacle or "fastest here"
-    logging.getLogger(__name__).info("attention kernel: %s (%s)", chosen, why)
+    fused = "splash" if platform == "tpu" else "cudnn"
+    obstacles = {
+        "einsum": "",
+        "banded": _banded_obstacle(windows, needs_scores),
+        "cudnn": _fused_obstacle("cudnn", platform, compute_dtype, dropout_rate, needs_scores)
+        or _cudnn_obstacle(head_width),
+        "splash": _fused_obstacle("splash", platform, compute_dtype, dropout_rate, needs_scores)
+        or _splash_obstacle(head_width, cut_by_hand),
+    }
+    if requested != "auto":
+        if obstacle := obstacles[requested]:
+            raise UserError(
+                f"config.model.attention={requested} cannot run: {obstacle}; or use config.model.attention=auto"
+            )
+        chosen, why = requested, "as asked"
+        if some_slots and requested in ("banded", "splash"):
+            chosen, why = "einsum", f"{requested} has no queries of some slots only"
+        elif requested == "banded" and not local:
+            chosen, why = "einsum", "this layer sees the whole sequence"
+    elif not obstacles[fused] and not (some_slots and fused == "splash"):
+        chosen, why = fused, "fastest here"
+    elif local and narrow and not some_slots and not obstacles["banded"]:
+        chosen, why = "banded", obstacles[fused]
+    else:
+        chosen, why = "einsum", obstacles[fused] or "of some slots only"
+    _log(f"attention kernel: {chosen} ({why})")
     return chosen
 
 
-def _cudnn_obstacle(platform: str, compute_dtype: str, head_width: int, dropout_rate: float, needs_scores: bool) -> str:
-    if platform not in ("gpu", "cuda"):
-        return f"cudnn needs an NVIDIA GPU, and this runs on {platform}"
+@functools.cache
+def _log(line: str) -> None:
+    logging.getLogger(__name__).info(line)
+
+
+def _fused_obstacle(kernel: str, platform: str, compute_dtype: str, dropout_rate: float, needs_scores: bool) -> str:
+    """What keeps a fused kernel from running, or nothing."""
+    devices, names = {"cudnn": ("an NVIDIA GPU", ("gpu", "cuda")), "splash": ("a TPU", ("tpu",))}[kernel]
+    if platform not in names:
+        return f"{kernel} needs {devices}, and this runs on {platform}"
     if compute_dtype != "bfloat16":
-        return f"cudnn needs config.compute_dtype=bfloat16, got {compute_dtype}"
+        return f"{kernel} needs config.compute_dtype=bfloat16, got {compute_dtype}"
     if dropout_rate > 0:
-        return f"cudnn needs config.model.attention_dropout=0, got {dropout_rate}"
+        return f"{kernel} needs config.model.attention_dropout=0, got {dropout_rate}"
     if needs_scores:
-        return "cudnn gives no attention maps, and is not used with relative positions"
+        return f"{kernel} gives no attention maps, and is not used with relative positions"
+    return ""
+
+
+def _cudnn_obstacle(head_width: int) -> str:
     if head_width % CUDNN_HEAD_MULTIPLE or head_width > CUDNN_LARGEST_HEAD:
         return f"cudnn needs heads of a width that is a multiple of 8 up to 128, got {head_width}"
     return ""
+
+
+def _splash_obstacle(head_width: int, cut_by_hand: bool) -> str:
+    multiple = attention_splash.HEAD_MULTIPLE
+    if head_width % multiple:
+        return f"splash needs heads of a width that is a multiple of {multiple}, got {head_width}"
+    return "" if cut_by_hand else "splash on several devices needs a mesh that is set (jax.set_mesh)"
+
+
+def _banded_obstacle(windows: bool, needs_scores: bool) -> str:
+    if not windows:
+        return "banded needs an architecture whose layers see a window (model.window)"
+    return "banded gives no attention maps, and is not used with relative positions" if needs_scores else ""
 
 
 def einsum_attention(
@@ -97,6 +156,16 @@ def cudnn_attention(
     key: Float[Array, "B T N H"],
     value: Float[Array, "B T N H"],
     visible: Bool[Array, "B 1 Q T"],
+    *,
+    implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "B Q N H"]:
-    """The same without dropout, by cuDNN's fused kernel."""
-    return jax.nn.dot_product_attention(query, key, value, mask=visible, implementation="cudnn")
+    """The same without dropout, by cuDNN's fused kernel, for any Q and T.
+
+    In training that takes even ones only, with a mask; a slot that is added no query sees, and as a query it sees all.
+    """
+    queries, slots = query.shape[1], key.shape[1]
+    query = jnp.pad(query, ((0, 0), (0, queries % 2), (0, 0), (0, 0)))
+    key, value = (jnp.pad(part, ((0, 0), (0, slots % 2), (0, 0), (0, 0))) for part in (key, value))
+    visible = jnp.pad(visible, ((0, 0), (0, 0), (0, 0), (0, slots % 2)))
+    visible = jnp.pad(visible, ((0, 0), (0, 0), (0, queries % 2), (0, 0)), constant_values=True)
+    return jax.nn.dot_product_attention(query, key, value, mask=visible, implementation=implementation)[:, :queries]

@@ -1,0 +1,70 @@
+"""Attention within a window in plain XLA, whose work and memory grow with T times the window, not with T squared."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int, UInt32
+
+from bert_jax.model.dropout import dropout
+
+# Blocks of fewer slots make matmuls too small to be worth it on any device.
+SMALLEST_BLOCK = 16
+MASKED_SCORE = -1e30  # as of attention_impl.einsum_attention
+
+
+def block_of(window: int) -> int:
+    """Slots of a block: a query's keys then lie in its own block and the two beside it."""
+    return max(window, SMALLEST_BLOCK)
+
+
+def saves(window: int, slots: int) -> bool:
+    """Whether rows of so many slots have fewer scores in bands than in whole."""
+    return slots > 3 * block_of(window)
+
+
+def banded_attention(
+    query: Float[Array, "B T N H"],
+    key: Float[Array, "B T N H"],
+    value: Float[Array, "B T N H"],
+    sequence_ids: Int[Array, "B T"],
+    *,
+    window: int,
+    causal: bool,
+    dropout_rate: float,
+    seeds: UInt32[Array, "B 2"] | None,
+    precision: jax.lax.Precision,
+) -> Float[Array, "B T N H"]:
+    """einsum_attention where a query sees at most `window` slots to either side, for any T.
+
+    Rows are cut into blocks, and the queries of a block meet the keys of three (causal: two), as in Longformer
+    (Beltagy et al. 2020, appendix A). Another stretch of the row's stream of random bits decides what drops out than
+    in einsum_attention. Scores and softmax are float32.
+    """
+    block, slots = block_of(window), query.shape[1]
+    missing = -slots % block
+    sides = 1 if causal else 2  # neighbours of a block: before, and behind
+
+    def blocks(rows: Array, fill: int = 0) -> Array:
+        padded = jnp.pad(rows, [(0, 0), (0, missing)] + [(0, 0)] * (rows.ndim - 2), constant_values=fill)
+        return padded.reshape(rows.shape[0], -1, block, *rows.shape[2:])
+
+    def with_neighbours(cut: Array, fill: int = 0) -> Array:
+        around = [(0, 0), (1, sides - 1)] + [(0, 0)] * (cut.ndim - 2)
+        padded, count = jnp.pad(cut, around, constant_values=fill), cut.shape[1]
+        shifted = [jax.lax.slice_in_dim(padded, first, first + count, axis=1) for first in range(sides + 1)]
+        return jnp.concatenate(shifted, axis=2)
+
+    query = blocks(query * (1.0 / math.sqrt(query.shape[-1])))
+    key, value = (with_neighbours(blocks(part)) for part in (key, value))
+    sequences = blocks(sequence_ids, fill=-1)
+    visible = sequences[:, :, :, None] == with_neighbours(sequences, fill=-1)[:, :, None, :]
+    ahead = np.arange(-block, sides * block)[None, :] - np.arange(block)[:, None]
+    within = (np.abs(ahead) <= window) & (ahead <= 0 if causal else True)
+    visible &= jnp.asarray(within)[None, None]
+    scores = jnp.einsum("bcqnh,bcknh->bcnqk", query, key, precision=precision, preferred_element_type=jnp.float32)
+    probabilities = jax.nn.softmax(jnp.where(visible[:, :, None], scores, MASKED_SCORE), axis=-1)
+    dropped = dropout(probabilities, dropout_rate, seeds).astype(value.dtype)
+    context = jnp.einsum("bcnqk,bcknh->bcqnh", dropped, value, precision=precision)
+    return context.reshape(context.shape[0], -1, *context.shape[3:])[:, :slots]

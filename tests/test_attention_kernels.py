@@ -1,0 +1,159 @@
+"""Each kernel equals einsum_attention, in values and gradients, whatever the length of the rows."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import test_families
+from families import FAMILIES
+
+from bert_jax.model import attention, attention_impl
+from bert_jax.model.attention import places_of, visible_keys
+from bert_jax.model.attention_banded import banded_attention, saves
+from bert_jax.model.attention_splash import splash_attention
+from bert_jax.model.dropout import row_seeds
+
+HIGHEST = jax.lax.Precision.HIGHEST
+
+
+def rows(slots: int) -> tuple[list[jax.Array], jax.Array]:
+    """Queries, keys and values, and sequence ids of a packed row with padding and of a full one."""
+    heads = [jax.random.normal(jax.random.key(part), (2, slots, 3, 8)) for part in range(3)]
+    third = slots // 3
+    packed = np.repeat([1, 2, 0], [third, slots - third - 3, 3])
+    return heads, jnp.asarray(np.stack([packed, np.ones(slots, int)]), jnp.int32)
+
+
+def assert_equals_einsum(kernel, heads, sequence_ids, window: int, causal: bool) -> None:
+    """In a loss over the real slots, and its gradients."""
+    places = places_of(sequence_ids, sequence_ids)
+    visible = visible_keys(places, places, window=window, causal=causal)
+    real = (sequence_ids > 0)[:, :, None, None]
+
+    def plain(*heads):
+        return attention_impl.einsum_attention(*heads, visible, dropout_rate=0.0, seeds=None, precision=HIGHEST)[0]
+
+    def loss(attend):
+        return lambda *heads: jnp.where(real, jnp.sin(attend(*heads)), 0).sum()
+
+    wanted = jax.jit(jax.value_and_grad(loss(plain), (0, 1, 2)))(*heads)
+    got = jax.jit(jax.value_and_grad(loss(lambda *heads: kernel(*heads, sequence_ids, visible)), (0, 1, 2)))(*heads)
+    np.testing.assert_allclose(got[0], wanted[0], atol=1e-4)
+    for ours, theirs in zip(got[1], wanted[1], strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("slots", "window", "causal"),
+    [(75, 20, True), *(pytest.param(*case, False, marks=pytest.mark.slow) for case in ((75, 3), (16, 5)))],
+)
+def test_banded_equals_einsum(slots, window, causal):
+    def kernel(query, key, value, sequence_ids, visible):
+        options = {"window": window, "causal": causal, "dropout_rate": 0.0, "seeds": None, "precision": HIGHEST}
+        return banded_attention(query, key, value, sequence_ids, **options)
+
+    assert_equals_einsum(kernel, *rows(slots), window, causal)
+
+
+def test_bands_have_fewer_scores_than_the_square():
+    heads, sequence_ids = rows(200)
+
+    def attend(*heads):
+        options = {"window": 16, "causal": False, "dropout_rate": 0.0, "seeds": None, "precision": HIGHEST}
+        return banded_attention(*heads, sequence_ids, **options)
+
+    sizes = [np.prod(found.aval.shape) for step in jax.make_jaxpr(attend)(*heads).eqns for found in step.outvars]
+    assert max(sizes) < 2 * 3 * 200 * 200 / 2
+    assert saves(16, 200) and not saves(16, 48) and not saves(64, 192)
+
+
+def test_dropout_in_bands_falls_on_the_probabilities():
+    (query, key, _), _ = rows(64)
+    ones, whole = jnp.ones((2, 64, 3, 8)), jnp.ones((2, 64), jnp.int32)
+    seeds = row_seeds(jax.random.key(3), (), 2)
+    options = {"window": 20, "causal": False, "precision": HIGHEST}
+    sums = banded_attention(query, key, ones, whole, dropout_rate=0.1, seeds=seeds, **options)
+    assert float(jnp.std(sums)) > 0.01
+    # As for einsum_attention: the standard error of the mean is under 0.02. Five of them.
+    assert abs(float(sums.mean()) - 1) < 0.1
+
+
+@pytest.mark.parametrize(
+    ("slots", "window", "causal"),
+    [
+        (130, 7, True),
+        *(pytest.param(*case, marks=pytest.mark.slow) for case in ((33, 0, False), (33, 0, True), (256, 7, False))),
+    ],
+)
+def test_splash_equals_einsum(slots, window, causal):
+    def kernel(query, key, value, sequence_ids, visible):
+        return splash_attention(query, key, value, sequence_ids, window=window, causal=causal, interpret=True)
+
+    assert_equals_einsum(kernel, *rows(slots), window, causal)
+
+
+@pytest.mark.slow
+def test_splash_is_cut_over_the_devices_of_a_mesh():
+    heads, sequence_ids = rows(20)
+    heads, sequence_ids = jax.tree.map(
+        lambda leaf: jnp.tile(leaf, (4,) + (1,) * (leaf.ndim - 1)), (heads, sequence_ids)
+    )
+    attend = functools.partial(splash_attention, window=0, causal=False, interpret=True)
+    alone = jax.jit(attend)(*heads, sequence_ids)
+    with jax.set_mesh(jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))):
+        cut = jax.jit(attend)(*heads, sequence_ids)
+    np.testing.assert_allclose(cut, alone, atol=1e-6)
+    assert len(cut.sharding.device_set) == 8
+
+
+@pytest.mark.parametrize("slots", [9, pytest.param(10, marks=pytest.mark.slow)])
+def test_cudnn_is_given_even_lengths_and_equals_einsum(slots):
+    """By the same function with XLA's implementation; cuDNN's own needs a GPU (test_attention.py)."""
+
+    def kernel(query, key, value, sequence_ids, visible):
+        return attention_impl.cudnn_attention(query, key, value, visible, implementation="xla")
+
+    assert_equals_einsum(kernel, *rows(slots), 2, False)
+    heads, sequence_ids = rows(slots)
+    places = places_of(sequence_ids, sequence_ids)
+    some = places.at(jnp.asarray([[0, 4, 5], [8, 1, 1]]))
+    visible = visible_keys(some, places)
+    query = jnp.take_along_axis(heads[0], some.slots[:, :, None, None], axis=1)
+    got = attention_impl.cudnn_attention(query, *heads[1:], visible, implementation="xla")
+    options = {"dropout_rate": 0.0, "seeds": None, "precision": HIGHEST}
+    wanted, _ = attention_impl.einsum_attention(query, *heads[1:], visible, **options)
+    np.testing.assert_allclose(got, wanted, atol=1e-5)
+
+
+KERNELS = {
+    "banded": {},
+    "splash": {"splash_attention": functools.partial(splash_attention, interpret=True)},
+    "cudnn": {"cudnn_attention": functools.partial(attention_impl.cudnn_attention, implementation="xla")},
+}
+# Relative positions are for einsum alone, of the others only ModernBERT has windows.
+CASES = [("banded", "modernbert")] + [
+    (kernel, family) for kernel in ("splash", "cudnn") for family in FAMILIES if FAMILIES[family].relative == "none"
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("kernel", "family"), CASES)
+def test_losses_and_gradients_of_every_family_are_those_of_einsum(kernel, family, monkeypatch):
+    """Law 5's batch and losses: several sequences a row, padding, a length that is no multiple of anything."""
+    wanted = test_families.losses_and_gradients(family, "scan", packed=True)
+
+    chosen = set()
+
+    def choose(requested, *, local, **others):
+        chosen.add("einsum" if kernel == "banded" and not local else kernel)
+        return "einsum" if kernel == "banded" and not local else kernel
+
+    monkeypatch.setattr(attention_impl, "choose", choose)
+    for name, function in KERNELS[kernel].items():
+        monkeypatch.setattr(attention if name.startswith("splash") else attention_impl, name, function)
+    # Not from the cache of what einsum gave.
+    got = test_families.losses_and_gradients.__wrapped__(family, "scan", packed=True)
+    test_families.assert_same(got, wanted)
+    assert kernel in chosen
