@@ -44,7 +44,7 @@ class Tokenizer:
     vocab_size                 ids are 0..vocab_size-1
     pad_id, unk_id, cls_id, sep_id, mask_id
     roles                      the tokens of those five; in GPT-2's vocabulary one token is all of them
-    has_mask                   whether there is a token for masks alone
+    has_mask, has_unknown      whether there is a token for masks alone; for what has no other, that ends no text
     special_ids                ascending; the five and every further special token
     pair_separators            how many separators this kind's published models have between two texts: 2 for
                                RoBERTa and XLM-R (<s> A </s></s> B </s>), else 1
@@ -64,6 +64,7 @@ class Tokenizer:
         self.roles: Roles = content.roles
         self.pad_id, self.unk_id, self.cls_id, self.sep_id, self.mask_id = (self._ids[token] for token in self.roles)
         self.has_mask = self.mask_id not in (self.pad_id, self.unk_id, self.cls_id, self.sep_id)
+        self.has_unknown = self.unk_id not in (self.cls_id, self.sep_id)
         self.special_ids = content.special_ids()
         self.pair_separators = content.pair_separators
         self.lowercase = content.lowercase

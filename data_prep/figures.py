@@ -49,7 +49,7 @@ class Figures:
         self.unigrams = np.zeros(tokenizer.vocab_size, np.int64)
         self._slots = 0
         self._mask_id, self._unk_id = tokenizer.mask_id, tokenizer.unk_id
-        self._has_unknown = tokenizer.unk_id not in (tokenizer.cls_id, tokenizer.sep_id)
+        self._has_unknown = tokenizer.has_unknown
         self._special = list(tokenizer.special_ids)
         # Within a run these begin no word; where single tokens are masked each counts for itself.
         self._inside = tokenizer.continuation & (manifest["masking"]["unit"] != "token")

@@ -13,8 +13,9 @@ from tokenizer_kinds import byte_pairs
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.config import ModelOptions, PretrainConfig, PretrainDataConfig
+from bert_jax.config import FinetuneConfig, ModelOptions, PretrainConfig, PretrainDataConfig, TaskConfig
 from bert_jax.data.shards import open_dataset
+from bert_jax.finetune import finetune
 from bert_jax.interop import huggingface
 from bert_jax.interop.families.gpt2 import ALWAYS
 from bert_jax.model.heads import Heads
@@ -140,6 +141,15 @@ def test_its_vocabulary_serves_causal_models_and_no_others(tmp_path):
     config = PretrainConfig(model=ModelOptions(preset="tiny"), data=PretrainDataConfig(train=str(tmp_path / "data")))
     with pytest.raises(UserError, match=r"has no token for masks; .* --config\.model\.causal=true"):
         pretrain(config, tmp_path / "run")
+
+
+def test_a_class_is_not_read_from_a_first_token_that_sees_nothing_else(tmp_path):
+    huggingface.write(random_checkpoint(tmp_path / "words", gpt2(), Heads(lm=True)), tmp_path / "gpt2")
+    (tmp_path / "train.tsv").write_text("text\tlabel\nthe cat\tx\na mat\ty\n")
+    files = {"train": str(tmp_path / "train.tsv"), "dev": str(tmp_path / "train.tsv")}
+    config = FinetuneConfig(init_from=str(tmp_path / "gpt2"), task=TaskConfig(text="text", label="label", **files))
+    with pytest.raises(UserError, match=r"reads from left to right.*task\.pooling=mean"):
+        finetune(config, tmp_path / "run")
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def counts(split: Split[Example] | Split[Sentence], rows: TaskRows, tokenizer: T
         "examples": len(split.items),
         "rows": rows.count,
         "tokens": len(rows.input_ids),
-        "unknown_tokens": int((rows.input_ids == tokenizer.unk_id).sum()),
+        "unknown_tokens": int((rows.input_ids == tokenizer.unk_id).sum()) if tokenizer.has_unknown else 0,
         "truncated": rows.truncated,
     }
     return found if rows.word_rows is None else found | {"words": len(rows.word_rows)}
