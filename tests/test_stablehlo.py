@@ -57,7 +57,7 @@ def outputs_of_the_model(loaded, inputs):
         last = model.encode(rows).last
         found = {"last": last}
         if loaded.heads.pooler:
-            pooled = model.pooled(last, jax.numpy.zeros((len(real), 1), int))
+            pooled = model.sequence_vectors(last, rows.sequence_ids, jax.numpy.zeros((len(real), 1), int))
             found["pooled"] = pooled[:, 0]
         if loaded.heads.mlm or loaded.heads.lm:
             name = "mlm_logits" if loaded.heads.mlm else "lm_logits"
@@ -125,6 +125,20 @@ def test_the_program_in_the_readme_runs_where_this_package_is_not(tmp_path):
     batch = rows.batch(np.array([0]), int(rows.lengths[0]))
     inputs = {"input_ids": batch.input_ids, "attention_mask": batch.sequence_ids, "segment_ids": batch.segment_ids}
     np.testing.assert_allclose(json.loads(logits), outputs_of_the_model(loaded, inputs)["class_logits"], atol=1e-5)
+
+
+def test_the_pooled_vector_is_what_the_classes_are_read_of(tmp_path):
+    heads = Heads(pooling="mean", pooler=True, classes=3)
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), heads)
+    stablehlo.write(loaded, tmp_path / "out")
+    parameters = safetensors.numpy.load_file(tmp_path / "out" / "parameters.safetensors")
+    inputs = rows_of(loaded, [7, 3], 9)
+    wanted = outputs_of_the_model(loaded, inputs)
+    for name, outputs in (("hidden_states", ("pooled",)), ("predictions", ("class_logits",))):
+        program = jax.export.deserialize((tmp_path / "out" / f"{name}.stablehlo").read_bytes())
+        got = jax.jit(program.call)(parameters, inputs)
+        for output in outputs:
+            np.testing.assert_allclose(got[output], wanted[output], atol=1e-5, err_msg=output)
 
 
 def test_heads_whose_answers_are_no_logits_are_refused(tmp_path):

@@ -49,7 +49,8 @@ class _Rows(NamedTuple):
 def write(loaded: Loaded, directory: str | Path) -> None:
     """Writes the programs of a model in a new folder, which appears whole or not at all. All is float32.
 
-    hidden_states.stablehlo gives `last` f32[B,T,D], and `pooled` f32[B,D] where the model has a pooler.
+    hidden_states.stablehlo gives `last` f32[B,T,D], and `pooled` f32[B,D] where the model has a pooler:
+    its output over what heads.pooling makes of the sequence, which is [CLS] in most.
     predictions.stablehlo, where it has heads, gives the logits of each: `mlm_logits` or `lm_logits` f32[B,T,V] without
     the rows that pad the vocabulary, `next_sentence_logits` f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B],
     `tag_logits` f32[B,T,C], `answer_logits` f32[B,T,2].
@@ -90,9 +91,9 @@ def _input_names(loaded: Loaded) -> list[str]:
 
 def _hidden_states(loaded: Loaded) -> Program:
     def hidden_states(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
-        model, _, encoded = _run(loaded, parameters, inputs)
+        model, rows, encoded = _run(loaded, parameters, inputs)
         found = {"last": encoded.last}
-        return found | {"pooled": _pooled(model, encoded)} if loaded.heads.pooler else found
+        return found | {"pooled": _sequence_vectors(model, rows, encoded)[:, 0]} if loaded.heads.pooler else found
 
     return hidden_states
 
@@ -105,10 +106,9 @@ def _predictions(loaded: Loaded) -> Program:
             name = "mlm_logits" if loaded.heads.mlm else "lm_logits"
             found[name] = model.vocabulary_logits(encoded.last)[..., : loaded.model.vocab_size]
         if loaded.heads.next_sentence:
-            found["next_sentence_logits"] = model.next_sentence_logits(_pooled(model, encoded)[:, None])[:, 0]
+            found["next_sentence_logits"] = model.next_sentence_logits(model.pool(encoded.last[:, :1]))[:, 0]
         if loaded.heads.classes or loaded.heads.choices:
-            first_slots = jnp.zeros_like(rows.input_ids[:, :1])
-            vectors = model.sequence_vectors(encoded.last, rows.sequence_ids, first_slots)
+            vectors = _sequence_vectors(model, rows, encoded)
             name = "class_logits" if loaded.heads.classes else "choice_logits"
             compute = model.class_logits if loaded.heads.classes else model.choice_logits
             found[name] = compute(vectors)[:, 0]
@@ -134,8 +134,8 @@ def _run(loaded: Loaded, parameters: dict[str, Array], inputs: Mapping[str, Arra
     return model, rows, model.encode(rows)
 
 
-def _pooled(model: Bert, encoded: Encoded) -> Float[Array, "B D"]:
-    return model.pool(encoded.last[:, :1])[:, 0]
+def _sequence_vectors(model: Bert, rows: _Rows, encoded: Encoded) -> Float[Array, "B 1 D"]:
+    return model.sequence_vectors(encoded.last, rows.sequence_ids, jnp.zeros_like(rows.input_ids[:, :1]))
 
 
 def _described(exported: export.Exported) -> dict[str, Any]:
