@@ -65,6 +65,7 @@ def test_a_sentencepiece_vocabulary_makes_it_xlm_roberta(tmp_path, sample_text):
     values = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (values["model_type"], values["architectures"]) == ("xlm-roberta", ["XLMRobertaForMaskedLM"])
     assert "XLM-RoBERTa encoder" in (tmp_path / "out" / "README.md").read_text()
+    assert source.describe(loaded).startswith("XLM-RoBERTa, 3 layers x 20")
     again = huggingface.read(tmp_path / "out")
     assert again.model == loaded.model and again.tokenizer.content_hash == words.content_hash
     assert_same_tensors(again.params, loaded.params)

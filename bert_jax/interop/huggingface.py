@@ -186,17 +186,20 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
 
 
 def title(loaded: Loaded) -> str:
-    """What a model is called: the family whose layout holds it, or encoder."""
-    held = (one for one in FAMILIES.values() if not one.foreign_fields(loaded.model, loaded.tokenizer))
-    return next((one.title for one in held), "encoder")
+    """What a model is called: the family whose layout holds it; where none does, encoder or causal model."""
+    held = (one for one in _families_for(loaded) if not one.foreign_fields(loaded.model, loaded.tokenizer))
+    return next((one.title for one in held), "causal model" if loaded.model.causal else "encoder")
+
+
+def _families_for(loaded: Loaded) -> list[Family]:
+    """Those that have models with such a tokenizer; it alone parts XLM-R from RoBERTa."""
+    return [one for one in FAMILIES.values() if not one.tokenizers or loaded.tokenizer.kind in one.tokenizers]
 
 
 def _family_of(loaded: Loaded) -> Family:
     """The family whose layout holds a model."""
     foreign: dict[str, list[str]] = {}
-    for family in FAMILIES.values():
-        if family.tokenizers and loaded.tokenizer.kind not in family.tokenizers:
-            continue
+    for family in _families_for(loaded):
         foreign[family.title] = family.foreign_fields(loaded.model, loaded.tokenizer)
         if not foreign[family.title]:
             return family
