@@ -70,9 +70,6 @@ class Weights(Mapping[str, np.ndarray]):
         path, name = self._names[bare]
         return f"{path}: tensor {name}"
 
-    def has(self, start: str) -> bool:
-        return any(name.startswith(start) for name in self._names)
-
 
 def refuse_pickle(path: Path) -> None:
     """Raises UserError, with the reason and the way to convert it, for a file of pickled weights."""

@@ -23,20 +23,26 @@ class Embedding(nnx.Module):
         self.table = nnx.Param(jnp.pad(table, ((0, entries - used), (0, 0))))
 
 
+def token_table(config: ModelConfig, key: PRNGKeyArray) -> Embedding:
+    """A vector for each token, of the input or, untied from it, of the output: table [V, D], V padded."""
+    used, entries = config.vocab_size, padded_vocabulary(config.vocab_size)
+    return Embedding(entries, config.width, used=used, deviation=config.initializer_range, key=key)
+
+
 class Embeddings(nnx.Module):
     """What the first layer sees."""
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
-        def embedding(name: str, used: int, entries: int) -> Embedding:
+        def embedding(name: str, entries: int) -> Embedding:
             deviation = config.initializer_range
-            return Embedding(entries, config.width, used=used, deviation=deviation, key=child_key(key, name))
+            return Embedding(entries, config.width, used=entries, deviation=deviation, key=child_key(key, name))
 
-        self.token = embedding("token", config.vocab_size, padded_vocabulary(config.vocab_size))
+        self.token = token_table(config, child_key(key, "token"))
         if config.positions == "learned":
             entries = config.max_positions + config.position_offset
-            self.position = embedding("position", entries, entries)
+            self.position = embedding("position", entries)
         if config.segment_types:
-            self.segment = embedding("segment", config.segment_types, config.segment_types)
+            self.segment = embedding("segment", config.segment_types)
         if config.embedding_norm:
             self.norm = LayerNorm(config.width, epsilon=config.layer_norm_epsilon, runtime=runtime, bias=config.bias)
         self.config = config

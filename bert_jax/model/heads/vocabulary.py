@@ -6,9 +6,9 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.activations import activation
-from bert_jax.model.embeddings import Embedding, rows_by_matmul
+from bert_jax.model.embeddings import Embedding, rows_by_matmul, token_table
 from bert_jax.model.heads.classification import dense, norm
-from bert_jax.model.layers import add_bias, child_key, truncated_normal
+from bert_jax.model.layers import add_bias, child_key
 from bert_jax.model.runtime import Runtime
 from bert_jax.shapes import padded_vocabulary
 
@@ -16,15 +16,6 @@ from bert_jax.shapes import padded_vocabulary
 # that are not predicted.
 SPAN_PLACES = 20
 SPAN_PLACE_WIDTH = 200
-
-
-class OutputTable(nnx.Module):
-    """An output matrix that is not the token table: table [V, D], the vocabulary's padding zero."""
-
-    def __init__(self, config: ModelConfig, *, key: PRNGKeyArray) -> None:
-        drawn = truncated_normal(child_key(key, "table"), (config.vocab_size, config.width), config.initializer_range)
-        missing = padded_vocabulary(config.vocab_size) - config.vocab_size
-        self.table = nnx.Param(jnp.pad(drawn, ((0, missing), (0, 0))))
 
 
 class MaskedLanguageModel(nnx.Module):
@@ -38,7 +29,7 @@ class MaskedLanguageModel(nnx.Module):
         self.norm = norm(config, runtime=runtime)
         self.bias = nnx.Param(jnp.zeros(padded_vocabulary(config.vocab_size)))
         if not config.tied_output:
-            self.output = OutputTable(config, key=child_key(key, "output"))
+            self.output = token_table(config, child_key(key, "output"))
         self.config = config
         self.runtime = runtime
 
@@ -55,7 +46,7 @@ class LanguageModel(nnx.Module):
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         if not config.tied_output:
-            self.output = OutputTable(config, key=child_key(key, "output"))
+            self.output = token_table(config, child_key(key, "output"))
         self.config = config
         self.runtime = runtime
 
