@@ -59,6 +59,8 @@ def fill_mask(checkpoint: str | Path | Loaded, sentences: Sequence[str], top: in
         raise UserError(
             f"{origin} has no masked language model head; name a pretraining checkpoint, not a fine-tuned one"
         )
+    if not loaded.tokenizer.has_mask:
+        raise UserError(f"the vocabulary of {origin} has no token for masks; name a model that was trained with one")
     if not 1 <= top <= loaded.tokenizer.vocab_size:
         raise UserError(f"--top is {top}; use 1 to {loaded.tokenizer.vocab_size} (the vocabulary)")
     encoded = [_encode(sentence, loaded) for sentence in sentences]

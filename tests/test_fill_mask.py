@@ -1,5 +1,6 @@
 """fill_mask: the guesses are the model's own, and what has no mask or no head is said."""
 
+import copy
 import dataclasses
 import json
 
@@ -91,6 +92,13 @@ def test_other_families_fill_masks_too(tmp_path, family):
     towards = dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias})
     [guesses] = fill_mask.fill_mask(towards, ["the [MASK] sat"])[0].masks
     assert guesses[0].token == "river"
+
+
+def test_a_vocabulary_without_a_mask_is_told(loaded):
+    words = dataclasses.replace(loaded, tokenizer=copy.copy(loaded.tokenizer))
+    words.tokenizer.has_mask = False  # as GPT-2's
+    with pytest.raises(UserError, match="has no token for masks"):
+        fill_mask.fill_mask(words, ["the [MASK]"])
 
 
 def test_a_causal_model_is_refused(tmp_path):

@@ -13,7 +13,7 @@ from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.files import INCOMPLETE, read_json
-from bert_jax.interop import huggingface, original_bert
+from bert_jax.interop import huggingface, original_bert, stablehlo
 from bert_jax.interop.family import ARCHITECTURE_FIELDS
 from bert_jax.interop.loaded import Loaded, check_vocabulary
 from bert_jax.interop.weights import refuse_pickle
@@ -54,6 +54,8 @@ def open_checkpoint(path: str | Path) -> Loaded:
     step = None
     if path.absolute().parent.name == checkpoint.CHECKPOINTS and path.name.isdecimal():
         path, step = path.absolute().parent.parent, int(path.name)
+    if (path / stablehlo.DESCRIPTION_FILE).exists():
+        raise UserError(f"{path} holds StableHLO programs, not a checkpoint. Name the one that they were made of")
     if original_bert.is_original(path):
         raise UserError(
             f"{path} is in the layout of Google's TensorFlow code. Convert it once: python -m bert_jax.convert "
