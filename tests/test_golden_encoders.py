@@ -24,6 +24,7 @@ from bert_jax.model import paths
 from bert_jax.model.activations import activation
 from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
+from bert_jax.model.positions import rotation_speeds
 from bert_jax.train.losses import PretrainingObjective, means, total_loss
 
 MLM = Heads(mlm=True)
@@ -62,6 +63,12 @@ def test_an_architecture_equals_the_reference(tmp_path, name):
     for path, value in wanted.items():
         got = flat[path][:vocab_size] if len(flat[path]) > len(value) else flat[path]
         assert_close(got, value, f"gradient of {path}")
+
+
+@pytest.mark.parametrize("base", [160_000.0, 10_000.0])
+def test_rotations_are_the_reference_s_to_the_last_bit(base):
+    wanted = read_arrays("rotations")[f"{base:.0f}"]
+    np.testing.assert_array_equal(rotation_speeds(2 * len(wanted), base), wanted)
 
 
 @pytest.mark.parametrize("name", ["gelu", "gelu_tanh", "gelu_sigmoid", "relu"])

@@ -26,13 +26,22 @@ def rotate(vectors: Float[Array, "B K N H"], positions: Int[Array, "B K"], base:
 
     The pairing of halves is that of GPT-NeoX and ModernBERT. In float32.
     """
-    half = vectors.shape[-1] // 2
-    speeds = jnp.asarray(base ** (-np.arange(half) / half), jnp.float32)
+    speeds = rotation_speeds(vectors.shape[-1], base)
     angles = (positions[:, :, None].astype(jnp.float32) * speeds[None, None])[:, :, None]
     cosine, sine = jnp.cos(angles), jnp.sin(angles)
     first, second = jnp.split(vectors.astype(jnp.float32), 2, axis=-1)
     turned = jnp.concatenate([first * cosine - second * sine, second * cosine + first * sine], axis=-1)
     return turned.astype(vectors.dtype)
+
+
+def rotation_speeds(width: int, base: float) -> Float32[np.ndarray, "K"]:
+    """How far each pair of coordinates turns by a position: base^(-2i/H).
+
+    Rounded to float32 where transformers rounds, after the power and after the division: the last bit of a speed is
+    3e-4 of an angle at position 8,000.
+    """
+    powers = np.power(float(base), np.arange(0, width, 2) / width).astype(np.float32)
+    return np.float32(1) / powers
 
 
 class RelativeTable(nnx.Module):

@@ -14,6 +14,7 @@ one file needs an older release in a second environment:
 | buckets.npz      | MPNetForMaskedLM: one bias a bucket, shared by the layers; rows longer than 128           |
 | shaw.npz         | BertForMaskedLM with position_embedding_type="relative_key", the far distances made equal |
 | activations.npz  | ACT2FN of transformers: x, and each activation's value and slope there                    |
+| rotations.npz    | ModernBertRotaryEmbedding: the speed of each pair of coordinates, by base                 |
 
 Keys are those of make_golden.py, but `config` holds the fields of bert_jax.config.ModelConfig, and weights and
 gradients have bert_jax's parameter paths, layers stacked; a vocabulary's table has exactly vocab_size rows.
@@ -361,7 +362,18 @@ def activations(path: pathlib.Path) -> None:
     print(f"{path}: {path.stat().st_size} bytes, {len(arrays)} arrays")
 
 
-FILES = {made.__name__: made for made in (original, pre_norm, buckets, shaw, activations)}
+def rotations(path: pathlib.Path) -> None:
+    """ModernBERT's speeds for heads of 64, of both kinds of layer."""
+    kinds = {"full_attention": 160_000.0, "sliding_attention": 10_000.0}
+    parameters = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in kinds.items()}
+    config = transformers.ModernBertConfig(hidden_size=128, num_attention_heads=2, rope_parameters=parameters)
+    rotary = transformers.models.modernbert.modeling_modernbert.ModernBertRotaryEmbedding(config)
+    speeds = {f"{base:.0f}": getattr(rotary, f"{kind}_inv_freq").numpy() for kind, base in kinds.items()}
+    np.savez_compressed(path, **speeds)
+    print(f"{path}: {path.stat().st_size} bytes, {len(speeds)} arrays")
+
+
+FILES = {made.__name__: made for made in (original, pre_norm, buckets, shaw, activations, rotations)}
 
 
 def main() -> None:
