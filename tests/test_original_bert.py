@@ -19,6 +19,7 @@ from bert_jax.interop import original_bert, source
 from bert_jax.interop.tensor_bundle import TensorBundle
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
+from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import TaskBatch
 
@@ -27,7 +28,8 @@ ORIGINAL = Path(__file__).parent / "testdata" / "original_checkpoint"
 
 @pytest.fixture
 def folder(tmp_path):
-    return Path(shutil.copytree(ORIGINAL, tmp_path / "original"))
+    kept_out = shutil.ignore_patterns("squad.ckpt*")
+    return Path(shutil.copytree(ORIGINAL, tmp_path / "original", ignore=kept_out))
 
 
 def test_every_tensor_is_what_tensorflow_was_given():
@@ -42,41 +44,55 @@ def test_every_tensor_is_what_tensorflow_was_given():
         bundle["global_step"]
 
 
-def test_hidden_states_and_heads_equal_those_of_the_original_code():
-    loaded = original_bert.read(ORIGINAL)
-    assert loaded.heads == PRETRAINING and loaded.tokenizer.vocab_size == loaded.model.vocab_size
+@pytest.fixture(scope="module")
+def wanted():
     with np.load(ORIGINAL / "outputs.npz") as file:
-        wanted = dict(file)
-    real = wanted["attention_mask"]
-    batch = TaskBatch(
-        wanted["input_ids"],
-        wanted["segment_ids"],
-        real,
-        np.arange(real.shape[1], dtype=np.int32) * real,
-        np.zeros(2, np.float32),
-        np.zeros(2, np.float32),
-    )
+        return dict(file)
+
+
+def encoded(loaded, wanted, outputs):
+    """outputs(model, hidden states of every layer), of the model over the batch that the original code was given."""
+    real = jax.numpy.asarray(wanted["attention_mask"])
+    ids, segments = (jax.numpy.asarray(wanted[name]) for name in ("input_ids", "segment_ids"))
+    positions = jax.numpy.arange(real.shape[1])[None] * real
+    batch = TaskBatch(ids, segments, real, positions, np.zeros(2, np.float32), np.zeros(2, np.float32))
 
     @jax.jit
-    def outputs(params, batch):
+    def run(params, batch):
         model = bind(loaded.model, loaded.heads, params, Runtime(layer_loop="scan"))
         encoded = model.encode(batch, all_layers=True)
-        pooled = model.pooled(encoded.last, jax.numpy.zeros((2, 1), int))
-        masked = model.masked_logits(encoded.last, jax.numpy.asarray(wanted["positions"]))[
-            ..., : loaded.model.vocab_size
-        ]
+        return outputs(model, jax.numpy.concatenate([encoded.embeddings[None], encoded.layers]))
+
+    return run(paths.unflatten(loaded.params), batch)
+
+
+def test_hidden_states_and_heads_equal_those_of_the_original_code(wanted):
+    loaded = original_bert.read(ORIGINAL)
+    assert loaded.heads == PRETRAINING and loaded.tokenizer.vocab_size == loaded.model.vocab_size
+
+    def outputs(model, hidden):
+        pooled = model.pooled(hidden[-1], jax.numpy.zeros((2, 1), int))
+        masked = model.masked_logits(hidden[-1], jax.numpy.asarray(wanted["positions"]))
+        masked = masked[..., : loaded.model.vocab_size]
         return {
-            "hidden": jax.numpy.concatenate([encoded.embeddings[None], encoded.layers]),
+            "hidden": hidden,
             "pooled": pooled[:, 0],
             "mlm_log_probs": jax.nn.log_softmax(masked).reshape(-1, masked.shape[-1]),
             "next_sentence_log_probs": jax.nn.log_softmax(model.next_sentence_logits(pooled)[:, 0]),
         }
 
-    got = outputs(paths.unflatten(loaded.params), batch)
-    rows = real == 1
-    for name, value in got.items():
+    rows = wanted["attention_mask"] == 1
+    for name, value in encoded(loaded, wanted, outputs).items():
         ours, theirs = (array[:, rows] if name == "hidden" else array for array in (np.asarray(value), wanted[name]))
         np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=name)
+
+
+def test_answers_of_a_checkpoint_of_run_squad_are_those_of_the_original_code(wanted):
+    loaded = original_bert.read(ORIGINAL / "squad.ckpt")
+    assert loaded.heads == Heads(question=True, pooler=True)
+    got = encoded(loaded, wanted, lambda model, hidden: model.answer_logits(hidden[-1]))
+    rows = wanted["attention_mask"] == 1
+    np.testing.assert_allclose(np.asarray(got)[rows], wanted["answer_logits"][rows], atol=1e-5)
 
 
 def test_convert_takes_the_folder_or_a_checkpoint_in_it(tmp_path, folder, capsys):

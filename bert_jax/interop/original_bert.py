@@ -29,6 +29,8 @@ _HEADS = {
     "cls.seq_relationship.bias": "cls/seq_relationship/output_bias",
     "classifier.weight": "output_weights",
     "classifier.bias": "output_bias",
+    "qa_outputs.weight": "cls/squad/output_weights",
+    "qa_outputs.bias": "cls/squad/output_bias",
 }
 
 
@@ -41,9 +43,9 @@ def is_original(path: Path) -> bool:
 def read(path: str | Path) -> Loaded:
     """Opens a folder of Google's, or one of several checkpoints in it by its prefix (DIR/model.ckpt-1000).
 
-    Heads are those that are there: masked language model, next sentence, the classifier of run_classifier.py. The
-    GELU is exact, as in the code of the first release and in transformers' conversions; that code took the
-    tanh approximation later (bee6030), under the same name.
+    Heads are those that are there: masked language model, next sentence, those of run_classifier.py and run_squad.py.
+    GELU is exact, as in the code of the first release and in transformers' conversions; that code took the tanh
+    approximation later (bee6030), under the same name.
 
     Raises UserError, naming the field or the tensor, for another architecture, a tensor that is missing, extra or of
     another shape, damaged files, and a vocabulary that does not fit.
@@ -54,6 +56,7 @@ def read(path: str | Path) -> Loaded:
     bundle = TensorBundle(prefix)
     heads = _heads(bundle)
     architecture = "BertForSequenceClassification" if heads.classes else "BertForPreTraining"
+    architecture = "BertForQuestionAnswering" if heads.question else architecture
     table = BERT.table(architecture)
     _check(bundle, names.shapes_of_theirs(table, model, heads))
     params = names.from_theirs(table, lambda name: _turned(name, bundle[_theirs(name)]), model, heads)
@@ -85,6 +88,7 @@ def _heads(bundle: TensorBundle) -> Heads:
         next_sentence=next_sentence,
         pooler=next_sentence or bool(classes) or "bert/pooler/dense/kernel" in bundle,
         classes=classes,
+        question=_HEADS["qa_outputs.weight"] in bundle,
     )
 
 
@@ -120,6 +124,6 @@ def _check(bundle: TensorBundle, wanted: Mapping[str, tuple[int, ...]]) -> None:
     extra = [name for name in bundle if name not in expected and not _OF_TRAINING.match(name)]
     if extra:
         raise UserError(
-            f"{bundle.prefix}: tensor {extra[0]} has no place in a BERT with its heads of pretraining or a classifier "
+            f"{bundle.prefix}: tensor {extra[0]} has no place in a BERT with heads of pretraining, classes or answers "
             f"({len(extra)} such)"
         )

@@ -20,8 +20,8 @@ def block_of(window: int) -> int:
 
 
 def saves(window: int, slots: int) -> bool:
-    """Whether rows of so many slots have fewer scores in bands than in whole."""
-    return slots > 3 * block_of(window)
+    """Whether rows of so many slots are worth cutting: of four blocks, three quarters of the scores are left."""
+    return slots > 4 * block_of(window)
 
 
 def banded_attention(

@@ -1,6 +1,6 @@
-"""Writes tests/testdata/original_checkpoint: a tiny checkpoint by TensorFlow and google-research/bert itself.
+"""Writes tests/testdata/original_checkpoint: tiny checkpoints by TensorFlow and google-research/bert itself.
 
-    python tests/tools/make_original_checkpoint.py --scripts DIR_OF_modeling.py_AND_run_pretraining.py
+    python tests/tools/make_original_checkpoint.py --scripts DIR_OF_ITS_SCRIPTS
 
 Needs TensorFlow and a copy of google-research/bert at its first release (fe35475), whose GELU is the exact one, so no
 test runs it. The graph is that code's; three functions of TensorFlow 1 that TensorFlow 2 has not are made here.
@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import types
+import unittest.mock
 import zlib
 from pathlib import Path
 
@@ -57,6 +58,16 @@ def value_of(variable) -> np.ndarray:
     return (0.3 * generator.standard_normal(variable.shape.as_list())).astype(variable.dtype.as_numpy_dtype)
 
 
+def saved(outputs: dict, name: str) -> dict[str, np.ndarray]:
+    """Gives the graph's variables their values, writes a checkpoint of them, and computes the outputs."""
+    step = tf.train.get_global_step()
+    with tf.Session() as session:
+        for variable in tf.global_variables():
+            session.run(variable.assign(1000 if variable is step else value_of(variable)))
+        tf.train.Saver().save(session, str(FOLDER / name), write_state=False, write_meta_graph=False)
+        return session.run(outputs)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--scripts", type=Path, required=True)
@@ -64,9 +75,11 @@ def main() -> None:
     tf.disable_eager_execution()
     tf.layers = types.SimpleNamespace(dense=dense)
     tf.contrib = types.SimpleNamespace(layers=types.SimpleNamespace(layer_norm=layer_norm))
+    tf.flags = unittest.mock.MagicMock()  # which both scripts define
     sys.modules |= {"tensorflow": tf, "optimization": types.ModuleType("optimization")}
     import modeling
     import run_pretraining
+    import run_squad
 
     config = modeling.BertConfig.from_dict(SIZES)
     generator = np.random.default_rng(0)
@@ -96,13 +109,13 @@ def main() -> None:
     }
     # What training leaves in a checkpoint beside the parameters.
     tf.get_variable("bert/pooler/dense/bias/adam_m", [SIZES["hidden_size"]])
-    step = tf.train.get_or_create_global_step()
+    tf.train.get_or_create_global_step()
     FOLDER.mkdir(exist_ok=True)
-    with tf.Session() as session:
-        for variable in tf.global_variables():
-            session.run(variable.assign(1000 if variable is step else value_of(variable)))
-        tf.train.Saver().save(session, str(FOLDER / "bert_model.ckpt"), write_state=False, write_meta_graph=False)
-        found = session.run(outputs)
+    found = saved(outputs, "bert_model.ckpt")
+    tf.reset_default_graph()
+    inputs = (tf.constant(part) for part in (ids, mask, segments))
+    begin, end = run_squad.create_model(config, False, *inputs, use_one_hot_embeddings=False)
+    found |= saved({"answer_logits": tf.stack([begin, end], axis=-1)}, "squad.ckpt")
     np.savez_compressed(
         FOLDER / "outputs.npz", input_ids=ids, attention_mask=mask, segment_ids=segments, positions=POSITIONS, **found
     )
