@@ -17,7 +17,7 @@ from bert_jax.command import UserError
 from bert_jax.interop import source, stablehlo
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import texts
 
@@ -143,10 +143,39 @@ def test_the_pooled_vector_is_what_the_classes_are_read_of(tmp_path):
             np.testing.assert_allclose(got[output], wanted[output], atol=1e-5, err_msg=output)
 
 
-def test_heads_whose_answers_are_no_logits_are_refused(tmp_path):
-    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), Heads(tags=3, crf=True))
-    with pytest.raises(UserError, match=r"heads\.crf has no StableHLO programs yet"):
+def test_relations_are_refused(tmp_path):
+    heads = Heads(spans=SpanHeads(length=3, relations=2))
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), heads)
+    with pytest.raises(UserError, match=r"heads\.spans\.relations has no StableHLO programs"):
         stablehlo.write(loaded, tmp_path / "out")
+
+
+@pytest.mark.slow
+def test_chains_and_spans(tmp_path):
+    heads = Heads(tags=4, crf=True, spans=SpanHeads(length=3, classes=2))
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), heads)
+    stablehlo.write(loaded, tmp_path / "out")
+    program = jax.export.deserialize((tmp_path / "out" / "predictions.stablehlo").read_bytes())
+    inputs = rows_of(loaded, [9, 4], 9)
+    tagged = np.broadcast_to(np.arange(9) % 3 > 0, (2, 9))
+    got = jax.jit(program.call)(dict(loaded.params), inputs | {"tagged": tagged.astype(np.int32)})
+    real = inputs["attention_mask"] == 1
+
+    @jax.jit
+    def wanted(params, rows):
+        model = bind(loaded.model, loaded.heads, paths.unflatten(params), Runtime())
+        last = model.encode(rows).last
+        logits = model.tag_logits(last)
+        tags, _ = model.crf.decode(logits, tagged & real, rows.sequence_ids)
+        return {"tag_logits": logits, "tags": tags, "span_logits": model.span_logits(model.span_vectors(last))}
+
+    positions = np.arange(9, dtype=np.int32) * inputs["attention_mask"]
+    segments = inputs["segment_ids"] * inputs["attention_mask"]
+    rows = stablehlo._Rows(inputs["input_ids"], segments, inputs["attention_mask"], positions)
+    theirs = wanted(dict(loaded.params), rows)
+    assert set(got) == set(theirs)
+    for name, value in theirs.items():
+        np.testing.assert_allclose(np.asarray(got[name])[real], np.asarray(value)[real], atol=1e-5, err_msg=name)
 
 
 @pytest.mark.slow

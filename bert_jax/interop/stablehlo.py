@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import export
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
 from bert_jax.command import UserError
 from bert_jax.config import to_dict
@@ -27,12 +27,13 @@ DESCRIPTION_FILE, PARAMETERS_FILE, TOKENIZER = "programs.json", "parameters.safe
 SUFFIX = ".stablehlo"
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
-Outputs = dict[str, Float[Array, "..."]]
+Outputs = dict[str, Shaped[Array, "..."]]
 Program = Callable[[dict[str, Array], dict[str, Array]], Outputs]  # of parameters by path and inputs by name
 
 _INPUTS = {
     "input_ids": "token ids; any in padding",
     "attention_mask": "1 for a token, 0 for padding, which follows the tokens",
+    "tagged": "1 for a slot that bears a tag, such as the first piece of each word",
     "segment_ids": "0 for [CLS], the first text and its [SEP], 1 for the second text and its [SEP]",
 }
 
@@ -53,14 +54,14 @@ def write(loaded: Loaded, directory: str | Path) -> None:
     its output over what heads.pooling makes of the sequence, which is [CLS] in most.
     predictions.stablehlo, where it has heads, gives the logits of each: `mlm_logits` or `lm_logits` f32[B,T,V] without
     the rows that pad the vocabulary, `next_sentence_logits` f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B],
-    `tag_logits` f32[B,T,C], `answer_logits` f32[B,T,2].
+    `tag_logits` f32[B,T,C], `answer_logits` f32[B,T,2], `span_logits` f32[B,T,K,C] of the spans of 1 to K slots that
+    begin at each slot; and of a CRF `tags` i32[B,T], its best path.
     Both are what `jax.export.deserialize` takes; programs.json names inputs, outputs and parameters in their order.
 
-    Raises UserError when the folder exists, and for heads whose answers are no logits: a CRF's, those over spans.
+    Raises UserError when the folder exists, and for a model of relations, which are between spans chosen elsewhere.
     """
-    if loaded.heads.crf or loaded.heads.spans.length:
-        name = "crf" if loaded.heads.crf else "spans"
-        raise UserError(f"a model with heads.{name} has no StableHLO programs yet; export it with --format orbax")
+    if loaded.heads.spans.relations:
+        raise UserError("a model with heads.spans.relations has no StableHLO programs; export it with --format orbax")
     programs = {"hidden_states": _hidden_states(loaded)}
     if _heads_that_predict(loaded.heads):
         programs["predictions"] = _predictions(loaded)
@@ -86,7 +87,8 @@ def _export(compute: Program, loaded: Loaded) -> export.Exported:
 
 
 def _input_names(loaded: Loaded) -> list[str]:
-    return [name for name in _INPUTS if name != "segment_ids" or loaded.model.segment_types > 1]
+    left_out = {"segment_ids": loaded.model.segment_types < 2, "tagged": not loaded.heads.crf}
+    return [name for name in _INPUTS if not left_out.get(name)]
 
 
 def _hidden_states(loaded: Loaded) -> Program:
@@ -114,6 +116,11 @@ def _predictions(loaded: Loaded) -> Program:
             found[name] = compute(vectors)[:, 0]
         if loaded.heads.tags:
             found["tag_logits"] = model.tag_logits(encoded.last)
+        if loaded.heads.crf:
+            tagged = (inputs["tagged"] > 0) & (rows.sequence_ids > 0)
+            found["tags"], _ = model.crf.decode(found["tag_logits"], tagged, rows.sequence_ids)
+        if loaded.heads.spans.classes:
+            found["span_logits"] = model.span_logits(model.span_vectors(encoded.last))
         if loaded.heads.question:
             found["answer_logits"] = model.answer_logits(encoded.last)
         return found
@@ -122,7 +129,8 @@ def _predictions(loaded: Loaded) -> Program:
 
 
 def _heads_that_predict(heads: Heads) -> bool:
-    return any((heads.mlm, heads.lm, heads.next_sentence, heads.classes, heads.choices, heads.tags, heads.question))
+    of_sequences = (heads.next_sentence, heads.classes, heads.choices)
+    return any((heads.mlm, heads.lm, *of_sequences, heads.tags, heads.question, heads.spans.classes))
 
 
 def _run(loaded: Loaded, parameters: dict[str, Array], inputs: Mapping[str, Array]) -> tuple[Bert, _Rows, Encoded]:
@@ -168,7 +176,9 @@ def _folder_description(loaded: Loaded, programs: Mapping[str, Any]) -> dict[str
 
 def _readme(loaded: Loaded, programs: Mapping[str, Any]) -> str:
     words, name = loaded.tokenizer, list(programs)[-1]
-    segments = ['    "segment_ids": np.zeros((1, len(ids)), np.int32),'] if loaded.model.segment_types > 1 else []
+    others = [name for name in _input_names(loaded) if name in ("segment_ids", "tagged")]
+    values = {"segment_ids": "zeros", "tagged": "ones"}
+    further = [f'    "{name}": np.{values[name]}((1, len(ids)), np.int32),' for name in others]
     lines = [
         "import jax",
         "import numpy as np",
@@ -181,7 +191,7 @@ def _readme(loaded: Loaded, programs: Mapping[str, Any]) -> str:
         f'ids = [{words.cls_id}, *words.encode("Some text.", add_special_tokens=False).ids, {words.sep_id}]',
         "inputs = {",
         '    "input_ids": np.array([ids], np.int32),',
-        *segments,
+        *further,
         '    "attention_mask": np.ones((1, len(ids)), np.int32),',
         "}",
         "outputs = jax.jit(program.call)(parameters, inputs)",
