@@ -34,6 +34,7 @@ from bert_jax.train.losses import PretrainingObjective
 
 PEER = "transformers BertForPreTraining, torch, float32"
 VOCAB_SIZE = 30522  # bert-base-uncased
+SIZES = ("tiny", "mini", "small", "medium", "base", "large")  # the presets that the peer has too
 MASK_RATE = 0.15
 
 Turn = Callable[[int], list[float]]  # runs that many steps, gives the seconds of each
@@ -132,7 +133,7 @@ def alternate(turns: Sequence[Turn], rounds: int, count: int, warmup: int) -> li
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("benchmarks.step", __doc__ or "")
     add = parser.add_argument
-    add("--size", choices=list(sizes.PRESETS), default="mini", help="model size (default: mini)")
+    add("--size", choices=SIZES, default="mini", help="model size (default: mini)")
     add("--batch_size", type=int, default=16, help="rows (default: 16)")
     add("--seq_len", type=int, default=128, help="slots a row (default: 128)")
     add("--rounds", type=int, default=4, help="turns of each side (default: 4)")

@@ -11,6 +11,7 @@ import pytest
 from golden import (
     SCAN,
     UNROLLED,
+    Golden,
     assert_close,
     assert_hidden_states_close,
     assert_no_gradient_in_padding,
@@ -25,7 +26,7 @@ from bert_jax.model.activations import activation
 from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
 from bert_jax.model.positions import rotation_speeds
-from bert_jax.train.losses import PretrainingObjective, means, total_loss
+from bert_jax.train.losses import CausalObjective, PretrainingObjective, means, total_loss
 
 MLM = Heads(mlm=True)
 RUNTIMES = {"original": UNROLLED, "pre_norm": SCAN, "buckets": UNROLLED, "shaw": SCAN}
@@ -56,6 +57,37 @@ def test_an_architecture_equals_the_reference(tmp_path, name):
     assert not np.isfinite(logits[..., vocab_size:]).any()
     assert_close(total, golden.output("loss"), "loss")
     assert_close(mlm_loss, golden.output("loss"), "mlm_loss")
+    assert_gradients_equal(golden, gradients)
+
+
+def test_gpt_equals_the_reference(tmp_path):
+    """The first GPT, whose norms come after, as BERT's do."""
+    heads = Heads(lm=True)
+    golden = open_encoder("gpt", heads, tmp_path)
+    model_config, batch, real = golden.loaded.model, pretraining_batch(golden.arrays), golden.real()
+    objective = CausalObjective()
+
+    @jit_once
+    def run(params, batch):
+        def loss(params):
+            model = bind(model_config, heads, params, UNROLLED)
+            total = total_loss(objective.sums(model, batch, None), objective.counts(batch))
+            encoded = model.encode(batch, all_layers=True)
+            return total, (encoded, model.vocabulary_logits(encoded.last))
+
+        return jax.value_and_grad(loss, has_aux=True)(params)
+
+    params = jax.tree.map(jnp.asarray, paths.unflatten(golden.loaded.params))
+    (total, (encoded, logits)), gradients = run(params, jax.tree.map(jnp.asarray, batch))
+    assert_hidden_states_close(golden, encoded)
+    vocab_size = model_config.vocab_size
+    assert_close(logits[..., :vocab_size][real], golden.output("mlm_logits")[real], "logits")
+    assert_close(total, golden.output("loss"), "loss")
+    assert_gradients_equal(golden, gradients)
+
+
+def assert_gradients_equal(golden: Golden, gradients: dict) -> None:
+    vocab_size = golden.loaded.model.vocab_size
     flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
     assert_no_gradient_in_padding(flat, vocab_size)
     wanted = golden.tensors("gradients")

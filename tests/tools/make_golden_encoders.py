@@ -13,6 +13,7 @@ one file needs an older release in a second environment:
 | pre_norm.npz     | torch.nn.TransformerEncoder, norm_first with a last norm; x sigmoid(1.702x); untied table |
 | buckets.npz      | MPNetForMaskedLM: one bias a bucket, shared by the layers; rows longer than 128           |
 | shaw.npz         | BertForMaskedLM with position_embedding_type="relative_key", the far distances made equal |
+| gpt.npz          | OpenAIGPTLMHeadModel: post-norm, causal, no norm of the embeddings; the loss of next ids  |
 | activations.npz  | ACT2FN of transformers: x, and each activation's value and slope there                    |
 | rotations.npz    | ModernBertRotaryEmbedding: the speed of each pair of coordinates, by base                 |
 
@@ -156,6 +157,18 @@ BERT_NAMES = {
 }
 
 
+GPT_NAMES = {
+    "embeddings/token/table": "transformer.tokens_embed.weight",
+    "embeddings/position/table": "transformer.positions_embed.weight",
+    "encoder/layers/attention/qkv": tuple(f"transformer.h.{{}}.attn.{part}" for part in "qkv"),
+    "encoder/layers/attention/output": "transformer.h.{}.attn.c_proj",
+    "encoder/layers/attention_norm": "transformer.h.{}.ln_1",
+    "encoder/layers/feed_forward/input": "transformer.h.{}.mlp.c_fc",
+    "encoder/layers/feed_forward/output": "transformer.h.{}.mlp.c_proj",
+    "encoder/layers/feed_forward_norm": "transformer.h.{}.ln_2",
+}
+
+
 def by_our_paths(tensors: Tensors, names: Mapping[str, str | tuple[str, ...]], config: dict) -> Arrays:
     """Parameters or gradients by our paths: kernels [in, out], heads apart, query, key and value fused, stacked."""
     heads, width = config["heads"], config["width"]
@@ -186,10 +199,16 @@ def by_our_paths(tensors: Tensors, names: Mapping[str, str | tuple[str, ...]], c
 
 
 def tensors_of(model: torch.nn.Module) -> tuple[Tensors, Tensors]:
-    """Parameters and gradients by name, torch's own fused query, key and value taken apart."""
+    """Parameters and gradients by name, kernels [out, in], fused query, key and value taken apart."""
     weights, gradients = {}, {}
     for name, value in model.named_parameters():
         parts = {name: (value.detach(), value.grad)}
+        if any(part in name for part in (".c_attn.", ".c_proj.", ".c_fc.")):  # OpenAI's kernels are [in, out]
+            parts = {name: (value.detach().T, value.grad.T)} if value.ndim == 2 else parts
+        if ".c_attn." in name:
+            ((weight, gradient),) = parts.values()
+            chunks = zip("qkv", weight.chunk(3), gradient.chunk(3), strict=True)
+            parts = {name.replace(".c_attn.", f".{part}."): pair for part, *pair in chunks}
         if ".in_proj_" in name:
             bare, kind = name.split(".in_proj_")
             chunks = zip("qkv", value.detach().chunk(3), value.grad.chunk(3), strict=True)
@@ -350,6 +369,28 @@ def shaw(path: pathlib.Path, distance: int = 4) -> None:
     of_transformers(path, model, BERT_NAMES, config, inputs, finish=clip)
 
 
+def gpt(path: pathlib.Path) -> None:
+    theirs = transformers.OpenAIGPTConfig(
+        vocab_size=29,
+        n_embd=15,
+        n_layer=2,
+        n_head=3,
+        n_positions=13,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        attn_implementation="eager",
+    )
+    model = transformers.OpenAIGPTLMHeadModel(theirs).train()
+    make_golden.randomize(model, seed=51)
+    inputs = make_golden.inputs_of(theirs, lengths=[11, 6], slots=11, seed=52)
+    inputs.pop("token_type_ids", None)
+    inputs["labels"] = torch.where(inputs["attention_mask"] == 1, inputs["input_ids"], make_golden.IGNORED)
+    sizes = {"vocab_size": 29, "layers": 2, "width": 15, "heads": 3, "feed_forward": 60, "max_positions": 13}
+    kind = {"activation": "gelu_tanh", "embedding_norm": False, "segment_types": 0, "causal": True}
+    of_transformers(path, model, GPT_NAMES, sizes | kind | NO_DROPOUT | {"layer_norm_epsilon": 1e-5}, inputs)
+
+
 def activations(path: pathlib.Path) -> None:
     theirs = {"gelu": "gelu", "gelu_tanh": "gelu_new", "gelu_sigmoid": "quick_gelu", "relu": "relu"}
     arrays = {"x": np.linspace(-7, 7, 58, dtype=np.float32)}  # 0 is not among them
@@ -373,7 +414,7 @@ def rotations(path: pathlib.Path) -> None:
     print(f"{path}: {path.stat().st_size} bytes, {len(speeds)} arrays")
 
 
-FILES = {made.__name__: made for made in (original, pre_norm, buckets, shaw, activations, rotations)}
+FILES = {made.__name__: made for made in (original, pre_norm, buckets, shaw, gpt, activations, rotations)}
 
 
 def main() -> None:
