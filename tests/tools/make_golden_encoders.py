@@ -25,15 +25,14 @@ import argparse
 import json
 import math
 import pathlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import make_golden
 import numpy as np
 import torch
 import transformers
+from golden_names import BERT_NAMES, GPT_NAMES, MPNET_NAMES, TORCH_NAMES, Names, Tensors, by_our_paths
 
-Tensors = Mapping[str, torch.Tensor]
-Arrays = dict[str, np.ndarray]
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
@@ -105,99 +104,6 @@ def sinusoids(length: int, width: int) -> torch.Tensor:
     return torch.tensor(found, dtype=torch.float32)
 
 
-# Where each of our paths finds its tensors; {} stands for the layer, and a tuple for what is fused.
-TORCH_NAMES = {
-    "embeddings/token/table": "token.weight",
-    "embeddings/position/table": "position.weight",
-    "embeddings/segment/table": "segment.weight",
-    "embeddings/norm": "norm",
-    "encoder/layers/attention/qkv": tuple(f"encoder.layers.{{}}.self_attn.{part}" for part in "qkv"),
-    "encoder/layers/attention/output": "encoder.layers.{}.self_attn.out_proj",
-    "encoder/layers/attention_norm": "encoder.layers.{}.norm1",
-    "encoder/layers/feed_forward/input": "encoder.layers.{}.linear1",
-    "encoder/layers/feed_forward/output": "encoder.layers.{}.linear2",
-    "encoder/layers/feed_forward_norm": "encoder.layers.{}.norm2",
-    "encoder/final_norm": "encoder.norm",
-    "mlm_head/transform": "transform",
-    "mlm_head/norm": "head_norm",
-    "mlm_head/bias": "head_bias",
-    "mlm_head/output/table": "output.weight",
-}
-MPNET_NAMES = {
-    "embeddings/token/table": "mpnet.embeddings.word_embeddings.weight",
-    "embeddings/position/table": "mpnet.embeddings.position_embeddings.weight",
-    "embeddings/norm": "mpnet.embeddings.LayerNorm",
-    "encoder/layers/attention/qkv": tuple(f"mpnet.encoder.layer.{{}}.attention.attn.{part}" for part in "qkv"),
-    "encoder/layers/attention/output": "mpnet.encoder.layer.{}.attention.attn.o",
-    "encoder/layers/attention_norm": "mpnet.encoder.layer.{}.attention.LayerNorm",
-    "encoder/layers/feed_forward/input": "mpnet.encoder.layer.{}.intermediate.dense",
-    "encoder/layers/feed_forward/output": "mpnet.encoder.layer.{}.output.dense",
-    "encoder/layers/feed_forward_norm": "mpnet.encoder.layer.{}.output.LayerNorm",
-    "encoder/relative_bias/table": "mpnet.encoder.relative_attention_bias.weight",
-    "mlm_head/transform": "lm_head.dense",
-    "mlm_head/norm": "lm_head.layer_norm",
-    "mlm_head/bias": "lm_head.bias",
-}
-BERT_NAMES = {
-    "embeddings/token/table": "bert.embeddings.word_embeddings.weight",
-    "embeddings/segment/table": "bert.embeddings.token_type_embeddings.weight",
-    "embeddings/norm": "bert.embeddings.LayerNorm",
-    "encoder/layers/attention/qkv": tuple(
-        f"bert.encoder.layer.{{}}.attention.self.{part}" for part in ("query", "key", "value")
-    ),
-    "encoder/layers/attention/relative/table": "bert.encoder.layer.{}.attention.self.distance_embedding.weight",
-    "encoder/layers/attention/output": "bert.encoder.layer.{}.attention.output.dense",
-    "encoder/layers/attention_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
-    "encoder/layers/feed_forward/input": "bert.encoder.layer.{}.intermediate.dense",
-    "encoder/layers/feed_forward/output": "bert.encoder.layer.{}.output.dense",
-    "encoder/layers/feed_forward_norm": "bert.encoder.layer.{}.output.LayerNorm",
-    "mlm_head/transform": "cls.predictions.transform.dense",
-    "mlm_head/norm": "cls.predictions.transform.LayerNorm",
-    "mlm_head/bias": "cls.predictions.bias",
-}
-
-
-GPT_NAMES = {
-    "embeddings/token/table": "transformer.tokens_embed.weight",
-    "embeddings/position/table": "transformer.positions_embed.weight",
-    "encoder/layers/attention/qkv": tuple(f"transformer.h.{{}}.attn.{part}" for part in "qkv"),
-    "encoder/layers/attention/output": "transformer.h.{}.attn.c_proj",
-    "encoder/layers/attention_norm": "transformer.h.{}.ln_1",
-    "encoder/layers/feed_forward/input": "transformer.h.{}.mlp.c_fc",
-    "encoder/layers/feed_forward/output": "transformer.h.{}.mlp.c_proj",
-    "encoder/layers/feed_forward_norm": "transformer.h.{}.ln_2",
-}
-
-
-def by_our_paths(tensors: Tensors, names: Mapping[str, str | tuple[str, ...]], config: dict) -> Arrays:
-    """Parameters or gradients by our paths: kernels [in, out], heads apart, query, key and value fused, stacked."""
-    heads, width = config["heads"], config["width"]
-
-    def one(path: str, layer: int) -> Arrays:
-        if isinstance(names[path], tuple):
-            places = [name.format(layer) for name in names[path]]
-            kernels = [tensors[f"{place}.weight"].numpy().T.reshape(width, heads, -1) for place in places]
-            biases = [tensors[f"{place}.bias"].numpy().reshape(heads, -1) for place in places]
-            return {"/kernel": np.stack(kernels, axis=1), "/bias": np.stack(biases)}
-        place = names[path].format(layer)
-        if place in tensors:
-            return {"": tensors[place].numpy()}
-        weight, bias = (tensors[f"{place}.{part}"].numpy() for part in ("weight", "bias"))
-        if path.endswith("norm"):
-            return {"/scale": weight, "/bias": bias}
-        kernel = weight.T.reshape(heads, -1, width) if path.endswith("attention/output") else weight.T
-        return {"/kernel": kernel, "/bias": bias}
-
-    found: Arrays = {}
-    for path in names:
-        if path.startswith("encoder/layers/"):
-            layers = [one(path, layer) for layer in range(config["layers"])]
-            found |= {path + end: np.stack([layer[end] for layer in layers]) for end in layers[0]}
-        else:
-            found |= {path + end: value for end, value in one(path, 0).items()}
-    return found
-
-
 def tensors_of(model: torch.nn.Module) -> tuple[Tensors, Tensors]:
     """Parameters and gradients by name, kernels [out, in], fused query, key and value taken apart."""
     weights, gradients = {}, {}
@@ -231,7 +137,7 @@ def labels_of(inputs: Tensors, vocabulary: int, seed: int) -> torch.Tensor:
 def write(
     path: pathlib.Path,
     model: torch.nn.Module,
-    names: Mapping[str, str | tuple[str, ...]],
+    names: Names,
     config: dict,
     inputs: Tensors,
     outputs: Tensors,
@@ -270,7 +176,7 @@ def of_torch(path: pathlib.Path, config: dict, activation: Callable, *, norm_fir
 def of_transformers(
     path: pathlib.Path,
     model: torch.nn.Module,
-    names: Mapping[str, str | tuple[str, ...]],
+    names: Names,
     config: dict,
     inputs: Tensors,
     finish: Callable[[], None] = lambda: None,
