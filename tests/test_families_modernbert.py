@@ -87,6 +87,12 @@ def test_other_spellings_of_an_architecture_are_read(tmp_path, changes, read):
         ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type 'yarn'; only 'default'"),
         ({"rope_parameters": {"sliding_attention": {"rope_theta": "x"}}}, "rope_theta of sliding_attention.* is 'x'"),
         ({"rope_parameters": [1]}, r"rope_parameters is \[1\]"),
+        (
+            {"rope_parameters": {"rope_theta": 9.0}},
+            r"rope_parameters is {'rope_theta': 9\.0}; wanted those of 'full_att",
+        ),
+        ({"local_attention": 1}, "local_attention is 1; wanted 2 or more"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'; only True or False or None can be read"),
         ({"global_attn_every_n_layers": 0, "layer_types": None}, "global_attn_every_n_layers is 0; wanted 1"),
         ({"num_attention_heads": 6}, "needs heads of even width, got 3"),
         ({"architectures": ["ModernBertForCausalLM"]}, "architectures is 'ModernBertForCausalLM'"),

@@ -188,4 +188,4 @@ def check_fixed(where: Path, values: Mapping[str, Any], fixed: tuple[tuple[str, 
     """
     for name, fine in fixed:
         if (value := values.get(name, fine[0])) not in fine:
-            raise UserError(f"{where}: {name} is {value!r}; only {fine[0]!r} can be read")
+            raise UserError(f"{where}: {name} is {value!r}; only {' or '.join(map(repr, fine))} can be read")

@@ -133,6 +133,8 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
     layers = fields["layers"]
     every = _global_every(where, values, layers)
     slots = read_fields(where, values, (LOCAL_SLOTS,))["slots"]
+    if slots < 2 and every < layers:  # a window of 0 is none here
+        raise UserError(f"{where}: {LOCAL_SLOTS.theirs} is {slots}; wanted 2 or more")
     bases = _rotary_bases(where, values)
     return model_config(
         where,
@@ -178,7 +180,9 @@ def _kinds(layers: int, every: int) -> list[str]:
 def _rotary_bases(where: Path, values: Mapping[str, Any]) -> dict[str, float]:
     """The rotary base of each kind of layer, of rope_parameters or of the fields before it."""
     parameters = values.get("rope_parameters") or {}
-    if not isinstance(parameters, dict) or not all(isinstance(parameters.get(kind) or {}, dict) for kind in OLD_BASES):
+    if not isinstance(parameters, dict) or not all(
+        kind in OLD_BASES and isinstance(of_kind or {}, dict) for kind, of_kind in parameters.items()
+    ):
         raise UserError(f"{where}: rope_parameters is {parameters!r}; wanted those of {GLOBAL!r} and of {LOCAL!r}")
     if scaling := values.get("rope_scaling"):
         raise UserError(f"{where}: rope_scaling is {scaling!r}; only None can be read")
