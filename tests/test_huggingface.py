@@ -233,6 +233,16 @@ def test_labels_that_are_not_those_of_the_classifier_are_refused(tmp_path):
         (folder / "config.json").write_text(values)
 
 
+@pytest.mark.parametrize("spoilt", [{"labels": 3}, {"labels": [1, 2, 3]}, {"name": None}])
+def test_a_task_of_ours_that_is_spoilt_is_read_of_the_fields_that_all_have(tmp_path, spoilt):
+    _, folder = export(tmp_path, "BertForSequenceClassification")
+    task = huggingface.read(folder).task
+    change_config(folder, bert_jax_task={**task, **spoilt})
+    again = huggingface.read(folder)
+    assert (again.task["name"], again.task["labels"]) == ("own", task["labels"])
+    huggingface.write(again, tmp_path / "again")
+
+
 def test_a_regression_is_known_again(tmp_path):
     task = {"name": "stsb", "kind": "regression", "labels": []}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(pooler=True, classes=1), task=task)

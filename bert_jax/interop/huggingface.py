@@ -179,10 +179,18 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
         raise UserError(f"{directory / CONFIG_FILE}: id2label has {len(labelled)} labels, the classifier {outputs}")
     kind = "tagging" if heads.tags else "regression" if outputs == 1 else "classification"
     ours = values.get(TASK_FIELD)
-    if isinstance(ours, dict) and ours.get("kind") == kind and len(ours.get("labels", ())) in (0, outputs):
+    if isinstance(ours, dict) and ours.get("kind") == kind and _is_task(ours, outputs):
         return ours
     labels = [] if kind == "regression" else [str(labelled[str(index)]) for index in range(outputs)]
     return {"name": "own", "kind": kind, "labels": labels, "max_length": min(128, model.max_positions)}
+
+
+def _is_task(ours: Mapping[str, Any], outputs: int) -> bool:
+    """Whether it has a name, and a label for each output or none at all."""
+    labels = ours.get("labels")
+    if not isinstance(ours.get("name"), str) or not isinstance(labels, list):
+        return False
+    return len(labels) in (0, outputs) and all(isinstance(label, str) for label in labels)
 
 
 def title(loaded: Loaded) -> str:
