@@ -42,6 +42,10 @@ MODEL_LEAST = {
     "relative_distance": 1,
     "window": 0,
     "global_every": 1,
+    "layer_norm_epsilon": 0,
+    "initializer_range": 0,
+    "rotary_base": 1,
+    "rotary_base_local": 1,
 }
 
 
@@ -88,7 +92,7 @@ class ModelConfig:
             if getattr(self, name) not in known:
                 raise UserError(f"model.{name} is {getattr(self, name)!r}; use one of: {', '.join(known)}")
         for name, least in MODEL_LEAST.items():
-            if getattr(self, name) < least:
+            if not getattr(self, name) >= least:  # nor NaN
                 raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least {least}")
         if self.width % self.heads:
             raise UserError(f"model.width {self.width} is not a multiple of model.heads {self.heads}")

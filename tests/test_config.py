@@ -87,6 +87,8 @@ def test_a_missing_key_is_named():
         ("norm", "rms", "model.norm is 'rms'; use one of: post, pre, pre_but_first"),
         ("dropout", 1.0, "model.dropout is 1.0"),
         ("window", -1, "model.window is -1; it must be at least 0"),
+        ("rotary_base", -1.0, "model.rotary_base is -1.0; it must be at least 1"),
+        ("layer_norm_epsilon", float("nan"), "model.layer_norm_epsilon is nan; it must be at least 0"),
     ],
 )
 def test_an_architecture_that_there_cannot_be_names_the_field(tiny_config, field, value, said):
