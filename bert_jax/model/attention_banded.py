@@ -7,11 +7,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
+from bert_jax.model.attention_impl import MASKED_SCORE
 from bert_jax.model.dropout import dropout
 
 # Blocks of fewer slots make matmuls too small to be worth it on any device.
 SMALLEST_BLOCK = 16
-MASKED_SCORE = -1e30  # as of attention_impl.einsum_attention
 
 
 def block_of(window: int) -> int:
