@@ -5,11 +5,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from families import FAMILIES
 
 from bert_jax.command import UserError
 from bert_jax.model import attention_impl
-from bert_jax.model.attention import places_of, visible_keys
+from bert_jax.model.attention import kernels, places_of, visible_keys
 from bert_jax.model.dropout import row_seeds
+from bert_jax.model.runtime import Runtime
 
 GPU = {"platform": "gpu", "compute_dtype": "bfloat16", "head_width": 64, "dropout_rate": 0.0}
 TPU = GPU | {"platform": "tpu"}
@@ -153,6 +155,15 @@ def test_bands_are_for_layers_with_a_window_that_is_narrow():
 def test_a_kernel_that_cannot_run_is_refused_with_the_reason(kernel, change, reason):
     with pytest.raises(UserError, match=reason):
         attention_impl.choose(kernel, **GPU | change)
+
+
+def test_the_kernels_of_a_model_are_those_of_its_kinds_of_layers():
+    modern = FAMILIES["modernbert"]  # layer 0 sees all, layer 1 a window
+    assert kernels(modern, Runtime(attention="banded"), 10) == ["einsum", "banded"]
+    assert kernels(modern, Runtime(), 1000) == ["einsum", "banded"]
+    assert kernels(modern, Runtime(), 10) == kernels(FAMILIES["shaw"], Runtime(), 1000) == ["einsum"]
+    with pytest.raises(UserError, match=r"layers see a window \(model\.window\)"):
+        kernels(FAMILIES["bert"], Runtime(attention="banded"), 1000)
 
 
 def test_an_unknown_kernel_is_refused_by_name():

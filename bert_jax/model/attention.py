@@ -49,6 +49,51 @@ def visible_keys(queries: Places, keys: Places, *, window: int = 0, causal: bool
     return visible[:, None]
 
 
+def kernels(config: ModelConfig, runtime: Runtime, slots: int) -> list[str]:
+    """The kernels that train the layers of a model on rows of so many slots, each once, in the order of the layers.
+
+    Raises UserError for a kernel that is asked for and cannot run (attention_impl.choose).
+    """
+    found = (
+        _kernel(
+            config,
+            runtime,
+            slots,
+            local=not config.is_global(layer),
+            dropout_rate=config.attention_dropout,
+            needs_scores=config.relative != "none",
+        )
+        for layer in range(config.layers)
+    )
+    return list(dict.fromkeys(found))
+
+
+def _kernel(
+    config: ModelConfig,
+    runtime: Runtime,
+    slots: int,
+    *,
+    local: bool,
+    dropout_rate: float,
+    needs_scores: bool,
+    some_slots: bool = False,
+) -> str:
+    return attention_impl.choose(
+        runtime.attention,
+        platform=jax.default_backend(),
+        compute_dtype=runtime.compute_dtype,
+        head_width=config.width // config.heads,
+        dropout_rate=dropout_rate,
+        needs_scores=needs_scores,
+        windows=config.window > 0,
+        local=local,
+        # Not asked of the symbolic length of an exported program, which is of einsum.
+        narrow=local and runtime.attention == "auto" and saves(config.window, slots),
+        some_slots=some_slots,
+        cut_by_hand=jax.device_count() == 1 or not jax.sharding.get_abstract_mesh().empty,
+    )
+
+
 class SelfAttention(nnx.Module):
     """Queries, keys and values by one matmul, N heads, an output projection (Vaswani et al. 2017, section 3.2)."""
 
@@ -100,19 +145,14 @@ class SelfAttention(nnx.Module):
             bias = self.relative(query, standing.slots, keys.slots, self.runtime.precision)
         rate = 0.0 if seeds is None else config.attention_dropout
         window = config.window if local else 0
-        kernel = attention_impl.choose(
-            self.runtime.attention,
-            platform=jax.default_backend(),
-            compute_dtype=self.runtime.compute_dtype,
-            head_width=config.width // config.heads,
+        kernel = _kernel(
+            config,
+            self.runtime,
+            hidden.shape[1],
+            local=local,
             dropout_rate=rate,
             needs_scores=with_map or bias is not None,
-            windows=config.window > 0,
-            local=local,
-            # Not asked of the symbolic length of an exported program, which is of einsum.
-            narrow=local and self.runtime.attention == "auto" and saves(window, hidden.shape[1]),
             some_slots=queries is not None,
-            cut_by_hand=jax.device_count() == 1 or not jax.sharding.get_abstract_mesh().empty,
         )
         probabilities = None
         heads = (query, key, value)

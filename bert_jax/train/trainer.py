@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 
 from bert_jax.command import Stopped, UserError
 from bert_jax.data.prefetch import Prefetched, prefetch
-from bert_jax.model import attention_impl
+from bert_jax.model import attention
 from bert_jax.train import checkpoint, partitioning, steps
 from bert_jax.train.clock import Clock, check_end
 from bert_jax.train.evaluate import Evaluator
@@ -50,7 +50,8 @@ def fit(run: Run) -> Result:
             if meta:
                 loop.progress.say(f"going on from step {loop.first} of {run.workdir}")
             else:
-                print_overview(plan, state, mesh, loop.progress)
+                slots = run.source.batch(loop.first, slice(0, 1)).input_ids.shape[1]
+                print_overview(plan, state, mesh, slots, loop.progress)
             try:
                 return loop.train(state)
             finally:
@@ -204,20 +205,13 @@ class _Loop:
         }
 
 
-def print_overview(plan: steps.Plan, state: TrainState, mesh: Mesh, progress: ProgressLine) -> None:
-    """Every parameter with its shape, dtype, sharding and decay, and the totals."""
+def print_overview(plan: steps.Plan, state: TrainState, mesh: Mesh, slots: int, progress: ProgressLine) -> None:
+    """Every parameter with its shape, dtype, sharding and decay, the totals, and how rows of so many slots are run."""
     for line in parameter_table(state.params, plan.trainable):
         progress.say(line)
     loop = "unrolled" if plan.runtime.unrolled(plan.model.layers) else "scanned"
-    model, runtime = plan.model, plan.runtime
-    kernel = attention_impl.choose(
-        runtime.attention,
-        platform=jax.default_backend(),
-        compute_dtype=runtime.compute_dtype,
-        head_width=model.width // model.heads,
-        dropout_rate=model.attention_dropout,
-    )
+    kernels = " and ".join(attention.kernels(plan.model, plan.runtime, slots))
     progress.say(
         f"{mesh.size} x {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}, "
-        f"compute {runtime.compute_dtype}, layers {loop}, attention {kernel}"
+        f"compute {plan.runtime.compute_dtype}, layers {loop}, attention {kernels}"
     )
