@@ -4,7 +4,8 @@
 
 or configs/gpt.py:gpt (Radford et al. 2018, 512 slots). SHARDS are of byte-level BPE (GPT-2: 50,257 tokens, 1,024 slots)
 and `build_examples --objective full_sentences`; their masks are undone, and every token but the first of a sequence is
-predicted. Both rates fall linearly here, where the sources have a cosine.
+predicted. Both rates fall linearly here, where the sources have a cosine, and GPT-2 has its biases,
+which nanoGPT leaves out.
 
 Hardware  published: GPT-2 again by nanoGPT, 8 A100 of 40 GB; not run by us
 Hours     published: about 4 days (nanoGPT)

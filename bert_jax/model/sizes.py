@@ -10,7 +10,8 @@ mosaicbert      like Portes et al. 2023: gated feed-forward, no learned position
 modernbert      Warner et al. 2024, section 2 and table 4
 transformer     the base encoder of Vaswani et al. 2017, table 3; epsilon and attention dropout of tensor2tensor's
                 transformer_base_v1, initial deviation 1/sqrt(D) as its embeddings have
-shaw            BERT-Base whose only positions are relative ones (Shaw et al. 2018, clipped at 16 as in section 4.1)
+shaw            BERT-Base whose only positions are relative ones (Shaw et al. 2018, clipped at 16 as in section 4.1, one
+                table for all heads of a layer as in 3.3)
 buckets         MPNet's architecture (Song et al. 2020): learned positions and T5's buckets of distances
 gpt, gpt2       Radford et al. 2018, section 4.1; Radford et al. 2019, table 2, the smallest
 """
