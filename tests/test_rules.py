@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import numpy as np
 import pytest
@@ -30,6 +32,13 @@ def test_last_k_frees_the_last_layers_and_the_head(params):
     np.testing.assert_array_equal(kernel.ravel(), [0, 1])
     assert factors["embeddings/token/table"] == 0
     assert factors["pooler/dense/kernel"] == factors["mlm_head/bias"] == 1
+
+
+def test_last_k_keeps_what_the_frozen_layers_share(tiny_config):
+    config = dataclasses.replace(tiny_config, norm="pre", relative="buckets")
+    factors = paths.flatten(rules.trainable("last:1", bert.abstract_params(config, Heads(mlm=True))))
+    assert factors["encoder/relative_bias/table"] == 0
+    assert factors["encoder/final_norm/scale"] == 1
 
 
 def test_head_freezes_the_encoder(params):

@@ -66,6 +66,6 @@ def trainable(train_layers: str, params: dict[str, Any], fresh: frozenset[str] =
             return np.float32(1)
         if STACKED.search(path):
             return learns.astype(np.float32).reshape(layers, *[1] * (value.ndim - 1))
-        return np.float32(not path.startswith("embeddings/"))
+        return np.float32(not path.startswith(("embeddings/", "encoder/relative_bias/")))  # that serves all layers
 
     return paths.unflatten({path: factor(path, value) for path, value in flat.items()})
