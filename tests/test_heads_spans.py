@@ -103,6 +103,14 @@ def test_relations_of_pairs_of_spans(kind: tuple[str, str]) -> None:
                 np.testing.assert_allclose(found(kind)[2][row, one, other], wanted, atol=2e-4)
 
 
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
+def test_dropout_of_vectors_is_that_of_the_attention_over_their_slots(kind: tuple[str, str]) -> None:
+    model: Bert = bind(CONFIG, heads_of(kind), jax.tree.map(jnp.asarray, params_of(kind)), Runtime())
+    vectors = model.span_vectors(jnp.asarray(HIDDEN), jax.random.key(0))
+    changed = np.abs(vectors - found(kind)[0]).max(axis=(0, 1, 2)) > 1e-4
+    np.testing.assert_array_equal(changed, np.arange(18) >= (12 if kind[1] == "attention" else 18))
+
+
 def test_possible_spans_lie_in_one_sequence() -> None:
     wanted = np.zeros((2, 7, LONGEST), bool)
     for row, first, length in SPANS:

@@ -185,9 +185,11 @@ class Bert(nnx.Module):
         """Logits of an answer's first slot and of its last: S.h and E.h (Devlin et al. 2019, section 4.2)."""
         return self.question_head(self._token_vectors(hidden))
 
-    def span_vectors(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T K G"]:
+    def span_vectors(
+        self, hidden: Float[Array, "B T D"], dropout_key: PRNGKeyArray | None = None
+    ) -> Float[Array, "B T K G"]:
         """A vector for each span of up to heads.spans.length slots (heads/spans.py)."""
-        return self.spans(hidden)
+        return self.spans(hidden, _seeds(dropout_key, "spans", hidden.shape[0]))
 
     def span_logits(
         self, vectors: Float[Array, "B T K G"], dropout_key: PRNGKeyArray | None = None

@@ -43,21 +43,24 @@ class SpanVectors(nnx.Module):
         self.spans = spans
         self.runtime = runtime
 
-    def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T K G"]:
-        """G = 3D. What is no span of one sequence has a vector too, which means nothing (possible_spans)."""
+    def __call__(
+        self, hidden: Float[Array, "B T D"], seeds: UInt32[Array, "B 2"] | None = None
+    ) -> Float[Array, "B T K G"]:
+        """G = 3D; the network of attention drops out. What is no span of one sequence has a vector too, which means
+        nothing (possible_spans)."""
         start = end = hidden
         if self.spans.boundaries == "networks":
             function = activation(self.activation)
             start, end = function(self.start(hidden)), function(self.end(hidden))
         ends = _ahead(end, self.spans.length)
         starts = jnp.broadcast_to(start[:, :, None], ends.shape)
-        return jnp.concatenate([starts, ends, self._content(hidden)], axis=-1)
+        return jnp.concatenate([starts, ends, self._content(hidden, seeds)], axis=-1)
 
-    def _content(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T K D"]:
+    def _content(self, hidden: Float[Array, "B T D"], seeds: UInt32[Array, "B 2"] | None) -> Float[Array, "B T K D"]:
         length = self.spans.length
         scores = jnp.zeros(hidden.shape[:2])
         if self.spans.content == "attention":
-            scores = self.attention(hidden)[..., 0]
+            scores = self.attention(hidden, seeds)[..., 0]
         inside = jnp.tril(jnp.ones((length, length), bool))  # by the span's length, the slots it has
         weights = jax.nn.softmax(jnp.where(inside[None, None], _ahead(scores, length)[:, :, None], -jnp.inf), axis=-1)
         return jnp.einsum(
