@@ -92,8 +92,8 @@ class ModelConfig:
             if getattr(self, name) not in known:
                 raise UserError(f"model.{name} is {getattr(self, name)!r}; use one of: {', '.join(known)}")
         for name, least in MODEL_LEAST.items():
-            if not getattr(self, name) >= least:  # nor NaN
-                raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least {least}")
+            if not least <= getattr(self, name) < math.inf:  # nor NaN
+                raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least {least}, and finite")
         if self.width % self.heads:
             raise UserError(f"model.width {self.width} is not a multiple of model.heads {self.heads}")
         if self.positions == "rotary" and (self.width // self.heads) % 2:

@@ -28,6 +28,13 @@ SAMPLE_DOCUMENTS = 12
 SAMPLE_CHARACTERS = 6000  # of each document
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Programs that run once or twice are mostly compiled: without LLVM's passes that takes half the time. The tests
+    marked slow train, and want the code that users run."""
+    if "slow" not in config.option.markexpr or "not slow" in config.option.markexpr:
+        os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+
+
 @pytest.fixture(scope="session")
 def sample_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text file of twelve documents, each the beginning of a chapter of the sample."""

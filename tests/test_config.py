@@ -88,6 +88,7 @@ def test_a_missing_key_is_named():
         ("dropout", 1.0, "model.dropout is 1.0"),
         ("window", -1, "model.window is -1; it must be at least 0"),
         ("rotary_base", -1.0, "model.rotary_base is -1.0; it must be at least 1"),
+        ("rotary_base", float("inf"), "model.rotary_base is inf; it must be at least 1, and finite"),
         ("layer_norm_epsilon", float("nan"), "model.layer_norm_epsilon is nan; it must be at least 0"),
     ],
 )

@@ -68,18 +68,18 @@ def assert_same(got, wanted) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_packed_rows_equal_padded_ones_and_a_scan_an_unrolled_loop(family):
-    """Law 5, in losses and gradients; the two comparisons share a compiled program."""
+    """Law 5, in losses and gradients. One comparison for both, as compiling is what takes time; the slow tests below
+    have the loops and the rows apart."""
     padded = losses_and_gradients(family, "scan", packed=False)
-    assert_same(losses_and_gradients(family, "scan", packed=True), padded)
-    assert_same(losses_and_gradients(family, "unrolled", packed=False), padded)
+    assert_same(losses_and_gradients(family, "unrolled", packed=True), padded)
     idle = [path for path, gradient in padded[1].items() if not np.any(gradient)]
     assert idle == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("way", ["scan, layers again", "unrolled, layers again"])
-def test_computing_layers_again_changes_nothing(family, way):
+@pytest.mark.parametrize("way", ["unrolled", "scan, layers again", "unrolled, layers again"])
+def test_neither_the_loop_nor_computing_layers_again_changes_anything(family, way):
     assert_same(losses_and_gradients(family, way, packed=True), losses_and_gradients(family, "scan", packed=True))
 
 

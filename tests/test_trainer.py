@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from bert_jax.command import Stopped, UserError
-from bert_jax.config import CheckpointConfig, OptimizerConfig, TrainConfig
+from bert_jax.config import CheckpointConfig, ModelOptions, OptimizerConfig, TrainConfig
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.model import paths
@@ -221,6 +221,13 @@ def test_training_starts_from_given_parameters(run):
 def test_microbatches_and_devices_are_checked_before_anything_is_written(run):
     wrong = run("wrong", dataclasses.replace(CONFIG, batch_size=12))
     with pytest.raises(UserError, match="batch_size=16"):
+        trainer.fit(wrong)
+    assert not wrong.workdir.exists()
+
+
+def test_a_kernel_that_cannot_run_is_refused_before_anything_is_written(run):
+    wrong = run("wrong", dataclasses.replace(CONFIG, model=ModelOptions(attention="splash")))
+    with pytest.raises(UserError, match="attention=splash cannot run"):
         trainer.fit(wrong)
     assert not wrong.workdir.exists()
 

@@ -142,7 +142,9 @@ class SelfAttention(nnx.Module):
             base = config.rotary_base_local if local else config.rotary_base
             query, key = rotate(query, standing.positions, base), rotate(key, keys.positions, base)
         if config.relative == "shaw":
-            bias = self.relative(query, standing.slots, keys.slots, self.runtime.precision)
+            slots = keys.slots[:1]  # the same in each row
+            asked = slots if queries is None else standing.slots
+            bias = self.relative(query, asked, slots, self.runtime.precision)
         rate = 0.0 if seeds is None else config.attention_dropout
         window = config.window if local else 0
         kernel = _kernel(

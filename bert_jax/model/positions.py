@@ -56,16 +56,20 @@ class RelativeTable(nnx.Module):
     def __call__(
         self,
         query: Float[Array, "B Q N H"],
-        query_slots: Int[Array, "B Q"],
-        key_slots: Int[Array, "B T"],
+        query_slots: Int[Array, "#B Q"],
+        key_slots: Int[Array, "#B T"],
         precision: jax.lax.Precision,
     ) -> Float[Array, "B N Q T"]:
-        """What is added to scaled scores; float32."""
+        """What is added to scaled scores; float32. Slots that are the same in each row are given once."""
         query = query * (1.0 / math.sqrt(query.shape[-1]))
         table = self.table[...].astype(query.dtype)
         by_distance = jnp.einsum("bqnh,kh->bnqk", query, table, precision=precision, preferred_element_type=jnp.float32)
         behind = jnp.clip(query_slots[:, :, None] - key_slots[:, None, :], -self.distance, self.distance)
-        return jnp.take_along_axis(by_distance, (behind + self.distance)[:, None], axis=-1)
+        # By a matmul, as in DistanceBuckets.
+        chosen = jax.nn.one_hot(behind + self.distance, table.shape[0], dtype=jnp.float32)
+        if chosen.shape[0] == 1:
+            return jnp.einsum("bnqk,qtk->bnqt", by_distance, chosen[0], precision=jax.lax.Precision.HIGHEST)
+        return jnp.einsum("bnqk,bqtk->bnqt", by_distance, chosen, precision=jax.lax.Precision.HIGHEST)
 
 
 class DistanceBuckets(nnx.Module):
@@ -80,7 +84,7 @@ class DistanceBuckets(nnx.Module):
     def __call__(self, query_slots: Int[Array, "B Q"], key_slots: Int[Array, "B T"]) -> Float[Array, "B N Q T"]:
         """What is added to scores; float32."""
         ahead = key_slots[:, None, :] - query_slots[:, :, None]
-        # By a matmul, whose gradient is one: a gather's is a scatter of B Q T numbers into 32.
+        # By a matmul, whose gradient is one: a gather's is a scatter, serial on a CPU and in no fixed order on a GPU.
         chosen = jax.nn.one_hot(distance_bucket(ahead, self.distance), BUCKETS, dtype=jnp.float32)
         return jnp.einsum("bqtk,kn->bnqt", chosen, self.table[...], precision=jax.lax.Precision.HIGHEST)
 

@@ -41,6 +41,8 @@ def fit(run: Run) -> Result:
     partitioning.check_batch(config.batch_size, config.microbatches, mesh)
     with jax.set_mesh(mesh), Interruption() as interruption:
         plan = plan_of(run)
+        slots = run.source.batch(0, slice(0, 1)).input_ids.shape[1]
+        attention.kernels(plan.model, plan.runtime, slots)  # refuses one that cannot run before anything is written
         evaluators = [make(plan, mesh) for make in run.evaluators]
         with checkpoint.Checkpoints(run.workdir / "checkpoints", keep=config.checkpoint.keep) as checkpoints:
             check_workdir(run, checkpoints)
@@ -50,7 +52,6 @@ def fit(run: Run) -> Result:
             if meta:
                 loop.progress.say(f"going on from step {loop.first} of {run.workdir}")
             else:
-                slots = run.source.batch(loop.first, slice(0, 1)).input_ids.shape[1]
                 print_overview(plan, state, mesh, slots, loop.progress)
             try:
                 return loop.train(state)
