@@ -76,7 +76,7 @@ def change_tensors(folder: Path, **changes: np.ndarray | None) -> None:
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({"num_hidden_layers": 10**6}, "1000000 layers"),
         ({"hidden_size": 10**7}, "word_embeddings.weight is [131, 20], config.json wants [131, 10000000]"),
-        ({"hidden_size": 22}, "config.json: model.width 22 is not a multiple of model.heads 4"),
+        ({"hidden_size": 22}, "config.json: hidden_size 22 is not a multiple of num_attention_heads 4"),
         ({"hidden_size": -20}, "hidden_size is -20"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({"intermediate_size": 2.5}, "intermediate_size is 2.5"),

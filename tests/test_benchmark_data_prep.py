@@ -61,7 +61,7 @@ def test_exponent_of_a_power_law_is_found(power: float) -> None:
     [
         (["--megabytes=0.2", "--repeats=1"], ["data_prep_nsp_encoder"]),
         (
-            ["--scaling", "--sizes", "0.1", "0.3", "--workers_megabytes=0.1"],
+            ["--scaling", "--sizes", "0.1", "0.3", "--repeats=1"],
             [f"data_prep_{claim}" for claim in ("memory", "disk", "exponent", "workers", "workers_stored")],
         ),
     ],

@@ -25,6 +25,9 @@ WAYS = {
     "scan, layers again": Runtime(layer_loop="scan", remat="layer"),
     "unrolled, layers again": Runtime(layer_loop="unrolled", remat="layer"),
 }
+# Compiling is what takes time: the others are of the slow tests.
+FIRST = ("bert", "modernbert", "gpt")
+EACH = [family if family in FIRST else pytest.param(family, marks=pytest.mark.slow) for family in FAMILIES]
 
 
 def heads_of(config: ModelConfig) -> Heads:
@@ -66,7 +69,7 @@ def assert_same(got, wanted) -> None:
         np.testing.assert_allclose(got[1][path], gradient, rtol=1e-4, atol=2e-5, err_msg=path)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH)
 def test_packed_rows_equal_padded_ones_and_a_scan_an_unrolled_loop(family):
     """Law 5, in losses and gradients. One comparison for both, as compiling is what takes time; the slow tests below
     have the loops and the rows apart."""
@@ -104,7 +107,7 @@ def test_who_sees_whom_is_shown_by_gradients(family):
     np.testing.assert_array_equal(moved > 0, wanted)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", EACH)
 def test_the_last_layer_at_some_slots_is_the_whole_one_there(family):
     config = FAMILIES[family]
     slots = jnp.asarray([[1, 1, 12, 24], [2, 0, 1, 2]], jnp.int32)

@@ -169,12 +169,15 @@ def read_activation(where: Path, values: Mapping[str, Any], name: str) -> str:
     return ACTIVATIONS[value]
 
 
-def model_config(where: Path, **fields: Any) -> ModelConfig:
-    """The architecture of these fields. Raises UserError, naming the file, where they do not go together."""
+def model_config(where: Path, names: tuple[Field, ...], **fields: Any) -> ModelConfig:
+    """The architecture of these fields. Raises UserError where they do not go together, naming the file and the fields
+    as the file calls them."""
     try:
         return ModelConfig(**fields)
     except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+        theirs = {ours: name for ours, name, _ in names}
+        told = re.sub(r"model\.(\w+)", lambda found: theirs.get(found[1], found[0]), str(error))
+        raise UserError(f"{where}: {told}") from None
 
 
 def write_fields(model: ModelConfig, fields: tuple[Field, ...]) -> dict[str, Any]:

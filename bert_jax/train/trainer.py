@@ -52,7 +52,9 @@ def fit(run: Run) -> Result:
             if meta:
                 loop.progress.say(f"going on from step {loop.first} of {run.workdir}")
             else:
-                print_overview(plan, state, mesh, slots, loop.progress)
+                for line in parameter_table(state.params, plan.trainable):
+                    loop.progress.say(line)
+            loop.progress.say(how_it_runs(plan, mesh, slots))
             try:
                 return loop.train(state)
             finally:
@@ -206,13 +208,11 @@ class _Loop:
         }
 
 
-def print_overview(plan: steps.Plan, state: TrainState, mesh: Mesh, slots: int, progress: ProgressLine) -> None:
-    """Every parameter with its shape, dtype, sharding and decay, the totals, and how rows of so many slots are run."""
-    for line in parameter_table(state.params, plan.trainable):
-        progress.say(line)
+def how_it_runs(plan: steps.Plan, mesh: Mesh, slots: int) -> str:
+    """One line: devices, mesh, dtype, layer loop, and the attention kernels for rows of so many slots."""
     loop = "unrolled" if plan.runtime.unrolled(plan.model.layers) else "scanned"
     kernels = " and ".join(attention.kernels(plan.model, plan.runtime, slots))
-    progress.say(
+    return (
         f"{mesh.size} x {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}, "
         f"compute {plan.runtime.compute_dtype}, layers {loop}, attention {kernels}"
     )

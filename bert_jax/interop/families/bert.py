@@ -113,7 +113,8 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
     check_fixed(where, values, FIXED)
     fields = read_fields(where, values, FIELDS)
     tied = values.get("tie_word_embeddings") is not False
-    return model_config(where, activation=read_activation(where, values, "hidden_act"), tied_output=tied, **fields)
+    activation = read_activation(where, values, "hidden_act")
+    return model_config(where, FIELDS, activation=activation, tied_output=tied, **fields)
 
 
 def write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:

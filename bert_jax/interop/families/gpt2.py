@@ -88,6 +88,7 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
     inner = values if values.get("n_inner") is not None else {"n_inner": 4 * fields["width"]}
     return model_config(
         where,
+        FIELDS,
         **fields,
         **read_fields(where, inner, (FEED_FORWARD,)),
         **ALWAYS,

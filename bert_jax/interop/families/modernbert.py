@@ -138,6 +138,7 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
     bases = _rotary_bases(where, values)
     return model_config(
         where,
+        FIELDS,
         **fields,
         **ALWAYS,
         bias=biases[BIASES[0]],

@@ -60,7 +60,7 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
         "position_offset": offset,
         "tied_output": values.get("tie_word_embeddings") is not False,
     }
-    return model_config(where, **fields)
+    return model_config(where, FIELDS, **fields)
 
 
 def _write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:
