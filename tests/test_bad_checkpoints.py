@@ -81,7 +81,7 @@ def change_tensors(folder: Path, **changes: np.ndarray | None) -> None:
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
         ({"intermediate_size": 2.5}, "intermediate_size is 2.5"),
         ({"layer_norm_eps": float("nan")}, "layer_norm_eps is nan"),
-        ({"hidden_dropout_prob": 1.0}, "dropout is 1.0"),
+        ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0"),
     ],
 )
 def test_a_field_that_asks_for_what_there_is_not(folder, tmp_path, told, changes, field):

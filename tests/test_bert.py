@@ -133,20 +133,6 @@ def test_initial_biases_are_zero_scales_one_and_vocabulary_padding_zero():
     np.testing.assert_array_equal(init_params(CONFIG, Heads(), KEY)["embeddings"]["token"]["table"][61:], 0)
 
 
-@pytest.mark.parametrize("layer_loop", ["scan", "unrolled"])
-def test_packed_sequences_give_the_losses_and_gradients_of_separate_padded_rows(params, layer_loop):
-    sequences = [random_sequence(length, 61, seed) for seed, length in enumerate((9, 6, 8, 3))]
-    packed = on_device(lay([sequences[:3], sequences[3:]], slots=25, predictions=6))
-    separate = on_device(lay([[sequence] for sequence in sequences], slots=11, predictions=2))
-    runtime = Runtime(layer_loop=layer_loop)
-    together, apart = (losses_and_gradients(params, batch, runtime=runtime) for batch in (packed, separate))
-    np.testing.assert_allclose(together[0], apart[0], rtol=1e-5)
-    for path, gradient in apart[1].items():
-        np.testing.assert_allclose(together[1][path], gradient, atol=2e-5, err_msg=path)
-    hidden = encode(params, packed), encode(params, separate)
-    np.testing.assert_allclose(hidden[0][0, 9:15], hidden[1][1, :6], atol=1e-5)
-
-
 def test_padding_changes_no_real_output(params):
     batch, longer = padded_batch(), padded_batch(slots=20)
     noise = jax.random.randint(KEY, (3, 20), 0, 2)

@@ -128,6 +128,7 @@ def test_static_masks_take_no_schedule(sample_text, vocab_dir, tmp_path):
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_pretraining_goes_on_from_any_checkpoint(trained, shards_dir, tmp_path):
     overrides = (f"--config.init_from={trained}", "--config.optimizer.learning_rate=0.0", "--config.steps=1")
     pretrain.main(arguments(shards_dir, tmp_path / "on", *overrides))

@@ -94,6 +94,7 @@ def test_a_mesh_of_eight_gives_the_step_of_one(model, params):
     assert_close(together.optimizer_state[1].mu, alone.optimizer_state[1].mu, 1e-7)
 
 
+@pytest.mark.slow
 def test_dropout_is_the_same_on_any_mesh(tiny_config, params):
     batch = random_batch(tiny_config.vocab_size)
     plan = make_plan(tiny_config)

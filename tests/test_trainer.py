@@ -112,6 +112,7 @@ def test_sigterm_saves_and_says_so_and_the_rest_follows(run):
     assert_same_run(run("whole").workdir, stopped.workdir)
 
 
+@pytest.mark.slow
 def test_the_log_of_a_run_with_a_budget_repeats_it(run):
     clocked = dataclasses.replace(CONFIG, steps=0, budget_minutes=1 / 60, checkpoint=CheckpointConfig(keep=1))
     result = trainer.fit(run("clocked", clocked))
@@ -169,6 +170,7 @@ def test_a_workdir_that_never_had_a_checkpoint_takes_the_next_run_s_tokenizer(ru
     assert tokenizer.load(begun.workdir / "tokenizer").content_hash == begun.tokenizer.content_hash
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_no_longer_finished(run):
     trainer.fit(run("done"))
     result = run("done").workdir / trainer.RESULT_FILE
@@ -195,6 +197,7 @@ def test_a_failed_evaluation_loses_nothing(run):
     assert checkpoint.latest_step(failing.workdir) == CONFIG.steps
 
 
+@pytest.mark.slow
 def test_parameters_that_are_not_finite_are_never_saved(run):
     optimizer = OptimizerConfig(learning_rate=1e20, warmup_steps=1, clip_norm=0.0)
     bad = dataclasses.replace(CONFIG, steps=40, log_every=40, optimizer=optimizer)
@@ -209,6 +212,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_checkpoint(r
         trainer.fit(run("bad", bad))
 
 
+@pytest.mark.slow
 def test_training_starts_from_given_parameters(run):
     first = trainer.fit(run("first"))
     given = {path: np.asarray(value) for path, value in paths.flatten(first.params).items()}
