@@ -2,8 +2,8 @@
 
 Run in an environment of its own, since neither package is a dependency of bert_jax:
 
-    python -m venv /tmp/golden && /tmp/golden/bin/pip install torch transformers safetensors
-    /tmp/golden/bin/python tests/tools/make_golden.py --output tests/testdata
+    python -m venv golden_env && golden_env/bin/pip install torch transformers safetensors
+    golden_env/bin/python tests/tools/make_golden.py --output tests/testdata
 
 Each file is a tiny random model of odd sizes in float32. Its keys:
 

@@ -3,9 +3,9 @@
 Run in an environment of its own, as make_golden.py says; transformers 5 has lost Shaw's relative positions, so that
 one file needs an older release in a second environment:
 
-    /tmp/golden/bin/python tests/tools/make_golden_encoders.py --output tests/testdata
-    python -m venv /tmp/older && /tmp/older/bin/pip install torch transformers==4.46.3 safetensors
-    /tmp/older/bin/python tests/tools/make_golden_encoders.py --output tests/testdata --only shaw
+    golden_env/bin/python tests/tools/make_golden_encoders.py --output tests/testdata
+    python -m venv older_env && older_env/bin/pip install torch transformers==4.46.3 safetensors
+    older_env/bin/python tests/tools/make_golden_encoders.py --output tests/testdata --only shaw
 
 | file             | reference                                                                                 |
 |------------------|-------------------------------------------------------------------------------------------|

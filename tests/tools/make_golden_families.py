@@ -1,6 +1,6 @@
 """Writes golden arrays of ModernBERT and GPT-2, as make_golden.py (which see) does of BERT.
 
-    /tmp/golden/bin/python tests/tools/make_golden_families.py --output tests/testdata
+    golden_env/bin/python tests/tools/make_golden_families.py --output tests/testdata
 
 Odd sizes; windows shorter than the rows, layers of both kinds of attention with a rotary base of their own. Each file
 has labels, the loss and its gradients, but modernbert_cls.npz and modernbert_tagging.npz, which end at the logits.

@@ -2,7 +2,7 @@
 
 As make_golden.py, whose docstring names the keys and the environment:
 
-    /tmp/golden/bin/python tests/tools/make_golden_roberta.py --output tests/testdata
+    golden_env/bin/python tests/tools/make_golden_roberta.py --output tests/testdata
 
 Keys of these besides: inputs/start_positions, inputs/end_positions, inputs/labels; outputs/start_logits,
 outputs/end_logits. The inputs of multiple choice are i64[B,C,T], C choices a question.
