@@ -1,0 +1,40 @@
+"""Configuration: frozen dataclasses that reject unknown keys and say which was meant.
+
+A recipe in configs/ returns an ml_collections ConfigDict made by `recipe`, so that `--config.a.b=value` works;
+`load` turns it back into a dataclass once, at the border. Inside the library there are only these classes.
+"""
+
+from bert_jax.config.loading import load, read_flags, recipe, to_dict
+from bert_jax.config.model import MODEL_CHOICES, ModelConfig, ModelOptions
+from bert_jax.config.training import (
+    CheckpointConfig,
+    DataConfig,
+    EvalConfig,
+    FinetuneConfig,
+    MeshConfig,
+    OptimizerConfig,
+    PretrainConfig,
+    PretrainDataConfig,
+    TaskConfig,
+    TrainConfig,
+)
+
+__all__ = [
+    "MODEL_CHOICES",
+    "CheckpointConfig",
+    "DataConfig",
+    "EvalConfig",
+    "FinetuneConfig",
+    "MeshConfig",
+    "ModelConfig",
+    "ModelOptions",
+    "OptimizerConfig",
+    "PretrainConfig",
+    "PretrainDataConfig",
+    "TaskConfig",
+    "TrainConfig",
+    "load",
+    "read_flags",
+    "recipe",
+    "to_dict",
+]

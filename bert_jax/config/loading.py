@@ -1,0 +1,146 @@
+"""From a recipe and its overrides to a config dataclass and back: an unknown key is refused, and the one meant said."""
+
+import dataclasses
+import difflib
+import importlib.util
+import inspect
+import re
+import types
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+
+import ml_collections
+from absl import flags
+from ml_collections import config_dict, config_flags
+
+from bert_jax.command import UserError
+
+Config = TypeVar("Config")
+Values: TypeAlias = Mapping[str, Any] | ml_collections.ConfigDict
+
+
+def recipe(config: Any) -> ml_collections.ConfigDict:
+    """The ConfigDict of a config dataclass, for a recipe's get_config; fields that are None may be overridden too."""
+    tree = ml_collections.ConfigDict()
+    hints = typing.get_type_hints(type(config))
+    for item in dataclasses.fields(config):
+        value = getattr(config, item.name)
+        if dataclasses.is_dataclass(value):
+            tree[item.name] = recipe(value)
+        elif value is None:
+            tree[item.name] = config_dict.placeholder(_plain_type(hints[item.name]))
+        else:
+            tree[item.name] = value
+    return tree
+
+
+def load(config_class: type[Config], values: Values, where: str = "config") -> Config:
+    """Builds a config dataclass from a ConfigDict or a dict, recursively.
+
+    Raises UserError for an unknown key (naming the nearest known one), a missing key or a value of another type.
+    """
+    hints = typing.get_type_hints(config_class)
+    fields = {item.name: item for item in dataclasses.fields(config_class)}  # type: ignore[arg-type]
+    for key in values:
+        if key not in fields:
+            raise UserError(_unknown_key(where, key, fields))
+    arguments = {}
+    for name, item in fields.items():
+        if name in values:
+            arguments[name] = _convert(hints[name], values[name], f"{where}.{name}")
+        elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+            raise UserError(f"{where}.{name} is missing; give a value of type {_plain_type(hints[name]).__name__}")
+    return config_class(**arguments)
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """Plain JSON values of a config dataclass."""
+    return dataclasses.asdict(config)
+
+
+def read_flags(recipe_name: str, overrides: Sequence[str] = ()) -> ml_collections.ConfigDict:
+    """The recipe FILE or FILE:ARG, with `--config.a.b=value` overrides applied.
+
+    Raises UserError for a missing file, an argument that the recipe does not know, an unknown key or a value of
+    another type.
+    """
+    arguments = ["command", *overrides]
+    values = flags.FlagValues()
+    tree = _run_recipe(recipe_name)
+    for override in overrides:
+        _check_override(tree, override)
+    try:
+        config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=arguments)
+        rest = values(arguments)
+    except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
+        raise UserError(f"in an override of {recipe_name}: {' '.join(str(error).split())}") from error
+    if len(rest) > 1:
+        raise UserError(f"unexpected argument {rest[1]!r}; overrides look like --config.batch_size=64")
+    return values.config
+
+
+def _check_override(tree: ml_collections.ConfigDict, override: str) -> None:
+    """Raises UserError for `--config.a.b=...` where the recipe has no a.b."""
+    if not (match := re.match(r"--?config\.([\w.]+)", override)):
+        return
+    where = "config"
+    place: Any = tree
+    for key in match[1].split("."):
+        if not isinstance(place, ml_collections.ConfigDict):
+            raise UserError(f"unknown key {where}.{key}; {where} is a single value, as --{where}=VALUE")
+        if key not in place:
+            raise UserError(_unknown_key(where, key, place.keys()))
+        where, place = f"{where}.{key}", place[key]
+
+
+def _unknown_key(where: str, key: str, known: Iterable[str]) -> str:
+    near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
+    meant = f"did you mean {where}.{near[0]}?" if near else f"known: {', '.join(sorted(known))}"
+    return f"unknown key {where}.{key}; {meant}"
+
+
+def _run_recipe(recipe_name: str) -> ml_collections.ConfigDict:
+    """Runs get_config of a recipe file, with what stands after the colon as its argument."""
+    file, colon, argument = recipe_name.partition(":")
+    specification = importlib.util.spec_from_file_location("recipe", file)
+    if not Path(file).is_file() or specification is None or specification.loader is None:
+        raise UserError(f"no such recipe: {file}; those that come with bert_jax are configs/*.py")
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    get_config = getattr(module, "get_config", None)
+    if get_config is None:
+        raise UserError(f"{file} has no get_config(); see configs/bert_tiny.py for what a recipe looks like")
+    if not colon:
+        return get_config()
+    if not inspect.signature(get_config).parameters:
+        raise UserError(f"{file} takes no argument, but got {argument!r}; leave out the colon and what follows")
+    return get_config(argument)
+
+
+def _convert(kind: Any, value: Any, where: str) -> Any:
+    if dataclasses.is_dataclass(kind):
+        if not isinstance(value, Mapping | ml_collections.ConfigDict):
+            raise UserError(f"{where} is {value!r}; it holds keys, as --{where}.KEY=VALUE")
+        return load(typing.cast(type[Any], kind), typing.cast(Values, value), where)
+    if value is None and types.NoneType in typing.get_args(kind):
+        return None
+    if typing.get_origin(kind) is tuple:
+        element = typing.get_args(kind)[0]
+        parts = value if isinstance(value, list | tuple) else (value,)
+        return tuple(_convert(element, part, where) for part in parts)
+    wanted = _plain_type(kind)
+    if wanted is float and isinstance(value, int) and not isinstance(value, bool):
+        return float(value)
+    if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
+        raise UserError(f"{where} is {value!r}; it takes a value of type {wanted.__name__}")
+    return value
+
+
+def _plain_type(kind: Any) -> type:
+    """int for int, int | None and so on; tuple for tuple[...]."""
+    inner = [argument for argument in typing.get_args(kind) if argument is not types.NoneType]
+    if typing.get_origin(kind) is tuple:
+        return tuple
+    return inner[0] if inner else kind

@@ -1,0 +1,111 @@
+"""What a recipe says of a run: the keys that --config.a.b=value sets. They are a contract (README, configs/)."""
+
+from dataclasses import dataclass, field
+
+from bert_jax.config.model import ModelOptions
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    train: str = ""  # the output of data_prep.build_examples, or its train/
+    eval: str = ""  # the same, or its eval/; empty: train's
+    prefetch: int = 4  # batches prepared ahead, in a thread
+
+
+@dataclass(frozen=True)
+class PretrainDataConfig(DataConfig):
+    """The rate of dynamic masks in training; without either key it is that of the shards, as in evaluation always."""
+
+    mask_rate: float | None = None  # as 0.2
+    mask_schedule: str = ""  # STEP:RATE,..., each rate held until the next step: 0:0.30,50000:0.15,90000:0.05
+
+
+@dataclass(frozen=True)
+class OptimizerConfig:
+    """AdamW as in BERT (Devlin et al. 2019, appendix A.2), with bias correction."""
+
+    name: str = "adamw"
+    learning_rate: float = 1e-4
+    warmup_steps: int = 10_000
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-6
+    weight_decay: float = 0.01
+    clip_norm: float = 1.0
+
+
+@dataclass(frozen=True)
+class MeshConfig:
+    data: int = -1  # devices on this axis; -1: what is left
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every_steps: int = 0  # 0: not by steps
+    every_minutes: float = 10.0  # 0: not by the clock
+    keep: int = 2
+
+
+@dataclass(frozen=True)
+class EvalConfig:
+    every_steps: int = 0  # 0: at the end only
+    batch_size: int = 0  # 0: the training batch size
+    max_rows: int = 0  # 0: all
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """What pretraining and fine-tuning share. Keys are a contract (README, configs/)."""
+
+    model: ModelOptions = field(default_factory=ModelOptions)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    mesh: MeshConfig = field(default_factory=MeshConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    eval: EvalConfig = field(default_factory=EvalConfig)
+    batch_size: int = 256  # global, in rows
+    microbatches: int = 1  # gradient accumulation: each step runs this many parts of the batch
+    steps: int = 0
+    budget_minutes: float = 0.0  # wall-clock; with steps too, whichever ends first
+    budget_replay: str = ""  # a metrics.jsonl whose logged budget fractions are followed instead of the clock
+    seed: int = 0
+    compute_dtype: str = "auto"  # bfloat16, float32 (matmul precision highest); auto: bfloat16 but on CPU
+    log_every: int = 50
+    init_from: str = ""  # any checkpoint; empty: from scratch
+
+
+@dataclass(frozen=True)
+class PretrainConfig(TrainConfig):
+    data: PretrainDataConfig = field(default_factory=PretrainDataConfig)
+    steps: int = 1_000_000
+    objective: str = "auto"  # mlm, with next sentences where the shards have labels; causal; auto: what the model can
+    span_boundary: bool = False  # masked spans from their boundaries, too (SpanBERT; Joshi et al. 2020, section 3.2)
+
+
+@dataclass(frozen=True)
+class TaskConfig:
+    """A task by name (bert_jax/tasks), or files and columns of the user's own."""
+
+    name: str = ""
+    data_dir: str = ""  # the folder of a named task's files; empty: $BERT_JAX_DATA
+    train: str = ""
+    dev: str = ""
+    test: str = ""
+    text: str = ""  # column, by header name or number from 0
+    text_pair: str = ""
+    label: str = ""
+    kind: str = ""  # classification, regression, tagging
+    max_length: int = 128
+    # How a class or a score reads a text: cls, mean, max, attention_dot, attention_additive; empty: as init_from does.
+    pooling: str = ""
+
+
+@dataclass(frozen=True)
+class FinetuneConfig(TrainConfig):
+    # Devlin et al. 2019, appendix A.3, tried 2e-5 to 5e-5; a warmup of -1 is a tenth of the steps.
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=3e-5, warmup_steps=-1))
+    task: TaskConfig = field(default_factory=TaskConfig)
+    seeds: tuple[int, ...] = (0,)
+    epochs: float = 3.0
+    train_layers: str = "all"  # all, head, last:k, no_embeddings
+    batch_size: int = 32
