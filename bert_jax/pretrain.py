@@ -50,8 +50,9 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
     """Trains by a recipe into a workdir and returns what result.json holds.
 
     Keys: step, seconds, tokens, eval_loss, eval_mlm_loss, eval_mlm_accuracy, eval_nsp_accuracy (None where there is no
-    such term or no held-out part), and those of further terms, as eval_sbo_loss, eval_lm_loss. Raises UserError for a
-    mistake in the configuration, the shards or the checkpoints, and Stopped after SIGTERM.
+    such term or no held-out part), and those of further terms, as eval_sbo_loss, eval_lm_loss, and of the parameters'
+    average, as eval_ema_loss. Raises UserError for a mistake in the configuration, the shards or the checkpoints, and
+    Stopped after SIGTERM.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(PretrainConfig, config)
@@ -176,7 +177,7 @@ def _held_out(config: PretrainConfig, dataset: Dataset) -> Dataset | None:
 
 
 def _write_result(workdir: Path, result: trainer.Result) -> dict[str, Any]:
-    further = sorted(name for name in result.evaluation if name.startswith(("sbo_", "lm_")))
+    further = sorted(name for name in result.evaluation if name.startswith(("sbo_", "lm_", "ema_")))
     names = ("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy", *further)
     values = {
         "step": result.step,

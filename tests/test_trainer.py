@@ -24,6 +24,7 @@ CONFIG = TrainConfig(
     optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=2),
     checkpoint=CheckpointConfig(every_steps=2, keep=3),
 )
+AVERAGED = dataclasses.replace(CONFIG, optimizer=dataclasses.replace(CONFIG.optimizer, ema_decay=0.9))
 TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu")
 
 
@@ -75,12 +76,16 @@ def run(dataset, tiny_config, tmp_path):
     return make
 
 
-def assert_same_run(one: Path, other: Path) -> None:
-    """The last checkpoints are equal bit for bit, and so are the logs but for the clock."""
-    first, second = checkpoint.read_params(one), checkpoint.read_params(other)
+def assert_same_item(one: Path, other: Path, item: str) -> None:
+    first, second = checkpoint.read_params(one, item=item), checkpoint.read_params(other, item=item)
     assert first.keys() == second.keys()
     for path, value in first.items():
         np.testing.assert_array_equal(value, second[path], err_msg=path)
+
+
+def assert_same_run(one: Path, other: Path) -> None:
+    """The last checkpoints are equal bit for bit, and so are the logs but for the clock."""
+    assert_same_item(one, other, checkpoint.PARAMS)
 
     def log(workdir: Path) -> list[dict]:
         return [{k: v for k, v in line.items() if k not in TIMES} for line in metrics.read_metrics(workdir)]
@@ -89,14 +94,16 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 
 def test_a_killed_run_goes_on_as_if_nothing_had_happened(run):
-    whole = trainer.fit(run("whole"))
-    killed = run("killed")
+    whole = trainer.fit(run("whole", AVERAGED))
+    assert whole.evaluation["ema_loss"] != whole.evaluation["loss"]
+    killed = run("killed", AVERAGED)
     with pytest.raises(Killed):
         trainer.fit(dataclasses.replace(killed, source=Interrupted(killed.source, 5, kill)))
     assert checkpoint.latest_step(killed.workdir) in (2, 4)
     again = trainer.fit(killed)
     assert (again.step, again.tokens, again.evaluation) == (whole.step, whole.tokens, whole.evaluation)
     assert_same_run(run("whole").workdir, killed.workdir)
+    assert_same_item(run("whole").workdir, killed.workdir, checkpoint.AVERAGE)
 
 
 def test_sigterm_saves_and_says_so_and_the_rest_follows(run):

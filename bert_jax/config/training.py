@@ -25,6 +25,7 @@ class OptimizerConfig:
     """AdamW as in BERT (Devlin et al. 2019, appendix A.2), with bias correction."""
 
     name: str = "adamw"
+    bias_correction: bool = True  # of Adam's moments; False: as the original BERT code, whose first steps are longer
     learning_rate: float = 1e-4
     warmup_steps: int = 10_000
     beta1: float = 0.9
@@ -32,6 +33,7 @@ class OptimizerConfig:
     epsilon: float = 1e-6
     weight_decay: float = 0.01
     clip_norm: float = 1.0
+    ema_decay: float = 0.0  # of a moving average of the parameters, which is evaluated and saved too; 0: none
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,8 @@ A workdir is
 
     config.json             what was trained: WorkdirConfig
     tokenizer/              bert_jax.tokenizer
-    checkpoints/STEP/       params, optimizer (absent in what convert and export write), meta
+    checkpoints/STEP/       params, optimizer (absent in what convert and export write), average (where the run
+                            keeps one), meta
 
 Orbax writes a step under a temporary name, in the background, and renames it at the end, so a half-written
 one is never seen. Beside the caller's meta each step keeps a fingerprint of every tensor, computed where the
@@ -36,12 +37,13 @@ from bert_jax.train.integrity import damaged, describe, ignore_closed_loops, rea
 
 CONFIG_FILE, CHECKPOINTS = "config.json", "checkpoints"
 REMOVED = "removed"  # where steps that are no longer kept go, to be deleted
-PARAMS, OPTIMIZER, META = "params", "optimizer", "meta"  # the items of a step
+PARAMS, OPTIMIZER, AVERAGE, META = "params", "optimizer", "average", "meta"  # the items of a step
 
 
 class Restored(NamedTuple):
     params: PyTree
     optimizer_state: PyTree
+    average: PyTree | None
     meta: dict[str, Any]
 
 
@@ -60,24 +62,31 @@ class Checkpoints:
         self.directory = Path(directory).absolute()
         self._manager = ocp.CheckpointManager(
             self.directory,
-            item_names=(PARAMS, OPTIMIZER, META),
+            item_names=(PARAMS, OPTIMIZER, AVERAGE, META),
             options=ocp.CheckpointManagerOptions(
                 max_to_keep=keep or None, cleanup_tmp_directories=True, todelete_subdir=REMOVED
             ),
         )
         self._remove_old()
 
-    def save(self, step: int, params: PyTree, optimizer_state: PyTree | None, meta: Mapping[str, Any]) -> None:
+    def save(
+        self,
+        step: int,
+        params: PyTree,
+        optimizer_state: PyTree | None,
+        meta: Mapping[str, Any],
+        average: PyTree | None = None,
+    ) -> None:
         """Begins to save; returns once the tensors may change (be donated). `meta` holds JSON values.
 
         A step that was saved already stays as it is. An optimizer_state of None is left out: a checkpoint to
-        start from, not to go on from. A failure of the save before is raised here or by wait: OSError for a
-        full disk, with the older checkpoints whole.
+        start from, not to go on from. So is an average of None. A failure of the save before is raised here or by
+        wait: OSError for a full disk, with the older checkpoints whole.
         """
         if step in self._manager.all_steps():
             return
-        trees = {PARAMS: params} if optimizer_state is None else {PARAMS: params, OPTIMIZER: optimizer_state}
-        named = {item: _named(tree) for item, tree in trees.items()}
+        trees = {PARAMS: params, OPTIMIZER: optimizer_state, AVERAGE: average}
+        named = {item: _named(tree) for item, tree in trees.items() if tree is not None}
         document = {
             "meta": dict(meta),
             "tensors": {item: describe(tensors) for item, tensors in named.items()},
@@ -102,11 +111,12 @@ class Checkpoints:
         """What was said of a step when it was saved."""
         return _read_meta(self.directory / str(step))["meta"]
 
-    def restore(self, step: int, params: PyTree, optimizer_state: PyTree) -> Restored:
+    def restore(self, step: int, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None) -> Restored:
         """Reads a step straight into the memory that the shardings name, and verifies it.
 
-        `params` and `optimizer_state` are trees of jax.ShapeDtypeStruct with shardings, of the structure
-        wanted back (optax's NamedTuples included). Raises UserError for a tensor that is missing, extra, or
+        `params`, `optimizer_state` and `average` are trees of jax.ShapeDtypeStruct with shardings, of the structure
+        wanted back (optax's NamedTuples included). An average of None is not read; one that the step does not
+        hold comes back as None. Raises UserError for a tensor that is missing, extra, or
         of another shape or dtype (named), and for damaged files (naming the checkpoint and the one before).
         """
         directory = self.directory / str(step)
@@ -117,9 +127,12 @@ class Checkpoints:
                 f"checkpoint {directory} holds parameters only, nothing to go on from. "
                 f"Start a new workdir with --config.init_from={self.directory.parent}"
             )
+        if AVERAGE not in tensors:
+            average = None
         return Restored(
             params=_read_into(directory, PARAMS, tensors[PARAMS], params),
             optimizer_state=_read_into(directory, OPTIMIZER, tensors[OPTIMIZER], optimizer_state),
+            average=None if average is None else _read_into(directory, AVERAGE, tensors[AVERAGE], average),
             meta=document["meta"],
         )
 
@@ -212,19 +225,25 @@ def latest_step(workdir: str | Path) -> int | None:
     return max(ocp.utils.checkpoint_steps(directory), default=None) if directory.is_dir() else None
 
 
-def read_params(workdir: str | Path, step: int | None = None) -> dict[str, np.ndarray]:
+def read_params(workdir: str | Path, step: int | None = None, item: str = PARAMS) -> dict[str, np.ndarray]:
     """The parameters of a step (None: the newest) by path, in host memory, verified, without the optimizer.
 
-    Raises UserError when there is no such checkpoint, or its files are damaged.
+    item is PARAMS, or AVERAGE for their moving average. Raises UserError when there is no such checkpoint, it has no
+    such item, or its files are damaged.
     """
     directory = Path(workdir).absolute() / CHECKPOINTS
     if step is None and (step := latest_step(workdir)) is None:
         raise UserError(f"no checkpoint in {directory}: none was saved yet. Train, or name another folder")
     if not (directory / str(step)).is_dir():
         raise UserError(f"no checkpoint of step {step} in {directory}. Name a step that is there, or the workdir")
-    saved = _read_meta(directory / str(step))["tensors"][PARAMS]
+    saved = _read_meta(directory / str(step))["tensors"].get(item)
+    if saved is None:
+        raise UserError(
+            f"checkpoint {directory / str(step)} has no moving average of its parameters: the run had no "
+            "--config.optimizer.ema_decay. Leave --average out, or average checkpoints: --average last:K"
+        )
     nested = unflatten(dict.fromkeys(saved, ocp.RestoreArgs(restore_type=np.ndarray)))
-    return _read_item(directory / str(step), PARAMS, saved, ocp.args.PyTreeRestore(restore_args=nested))
+    return _read_item(directory / str(step), item, saved, ocp.args.PyTreeRestore(restore_args=nested))
 
 
 def write_params(workdir: str | Path, step: int, params: Mapping[str, np.ndarray]) -> None:

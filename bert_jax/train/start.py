@@ -15,6 +15,7 @@ from bert_jax.config import to_dict
 from bert_jax.files import new_folder
 from bert_jax.model import bert, paths
 from bert_jax.train import checkpoint, optim, partitioning, rules
+from bert_jax.train.optim import first_average
 from bert_jax.train.run import IDENTITY, Run, identity, runtime_of
 from bert_jax.train.state import TrainState
 from bert_jax.train.steps import Plan, initial_state
@@ -50,14 +51,18 @@ def start(run: Run, plan: Plan, mesh: Mesh, checkpoints: checkpoint.Checkpoints)
     abstract = partitioning.with_shardings(mesh, jax.eval_shape(draw, key))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     if (latest := checkpoints.latest_step()) is not None:
-        restored = checkpoints.restore(latest, abstract.params, abstract.optimizer_state)
+        restored = checkpoints.restore(latest, abstract.params, abstract.optimizer_state, abstract.average)
         step = jax.device_put(np.int32(latest), shardings.step)
-        return TrainState(step, restored.params, restored.optimizer_state), restored.meta
+        average = restored.average
+        if average is None:  # its checkpoint was written without one: it begins here
+            average = first_average(run.config.optimizer.ema_decay, restored.params)
+        return TrainState(step, restored.params, restored.optimizer_state, average), restored.meta
     state = jax.jit(draw, out_shardings=shardings)(key)
     params = paths.flatten(state.params)
     for path, value in run.initial_params.items():
         params[path] = jax.device_put(value, params[path].sharding)
-    return state._replace(params=paths.unflatten(params)), {}
+    initial = paths.unflatten(params)
+    return state._replace(params=initial, average=first_average(run.config.optimizer.ema_decay, initial)), {}
 
 
 def check_workdir(run: Run, checkpoints: checkpoint.Checkpoints) -> None:

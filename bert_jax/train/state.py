@@ -11,3 +11,4 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]
     params: dict[str, Any]  # nested by module: {"encoder": {"layers": ...}}; float32
     optimizer_state: Any
+    average: dict[str, Any] | None = None  # of the parameters, as they are; None: not kept (optimizer.ema_decay 0)

@@ -37,7 +37,8 @@ class Plan(Forward):
 
 def initial_state(plan: Plan, params: dict[str, Any]) -> TrainState:
     """The state before the first step."""
-    return TrainState(jnp.zeros((), jnp.int32), params, plan.optimizer.init(params))
+    average = optim.first_average(plan.optimizer_config.ema_decay, params)
+    return TrainState(jnp.zeros((), jnp.int32), params, plan.optimizer.init(params), average)
 
 
 def train_step(
@@ -52,21 +53,29 @@ def train_step(
     gradients, sums = _accumulate(plan, state.params, batch, counts, dropout_key)
     if plan.trainable is not None:  # before the norm is taken: what is frozen must not scale down what learns
         gradients = jax.tree.map(jnp.multiply, gradients, plan.trainable)
-    direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, state.params)
     rate = optim.learning_rate(plan.optimizer_config, state.step, fraction)
-    params = optim.apply_updates(state.params, direction, rate, plan.trainable)
+    following = _descend(plan, state, gradients, rate)
     metrics = means(sums, counts) | {
         "learning_rate": rate,
         "gradient_norm": optax.tree.norm(gradients),
         "tokens": (batch.sequence_ids > 0).sum(),
     }
-    return TrainState(state.step + 1, params, optimizer_state), metrics
+    return following, metrics
 
 
 def evaluation_step(plan: Forward, params: dict[str, Any], batch: Any) -> tuple[Sums, Sums]:
     """Sums and counts of one batch without dropout; the caller adds them up over batches and divides once."""
     model = bind(plan.model, plan.objective.heads, params, plan.runtime)
     return plan.objective.sums(model, batch, None), plan.objective.counts(batch)
+
+
+def _descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Float[Array, ""]) -> TrainState:
+    """The state one update on."""
+    direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, state.params)
+    params = optim.apply_updates(state.params, direction, rate, plan.trainable)
+    step = state.step + 1
+    average = optim.next_average(plan.optimizer_config.ema_decay, step, state.average, params)
+    return TrainState(step, params, optimizer_state, average)
 
 
 def _accumulate(

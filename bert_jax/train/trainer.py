@@ -113,7 +113,7 @@ class _Loop:
                 batch = next(self.batches)
                 state, metrics = self.train_step(state, batch, np.float32(fraction), self.key)
                 self.window.add(batch, metrics)
-        evaluation = self._evaluate(step, state.params)
+        evaluation = self._evaluate(step, state)
         self._save(step, state)
         self.checkpoints.wait()
         seconds = self.clock.elapsed if step > self.first else self.seconds_before
@@ -161,19 +161,22 @@ class _Loop:
         left = self.clock.elapsed * (1 - fraction) / fraction if fraction > 0 else None
         self.progress.update(step, fraction, left, shown)
 
-    def _evaluate(self, step: int, params: dict[str, Any]) -> dict[str, float]:
+    def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
+        """What the evaluators measure of the parameters, and under ema_* of their average where one is kept."""
         if self.evaluated[0] != step:
             with self.window.paused():
                 metrics: dict[str, float] = {}
                 for evaluator in self.evaluators:
-                    metrics |= evaluator(params)
+                    metrics |= evaluator(state.params)
+                    if state.average is not None:
+                        metrics |= {f"ema_{name}": value for name, value in evaluator(state.average).items()}
                 self.evaluated = (step, metrics)
         return self.evaluated[1]
 
     def _evaluate_or_save(self, step: int, state: TrainState) -> dict[str, float]:
         """Evaluates; when that fails, what was learnt is saved first."""
         try:
-            return self._evaluate(step, state.params)
+            return self._evaluate(step, state)
         except Exception:
             self._save(step, state)
             self.checkpoints.wait()
@@ -195,7 +198,7 @@ class _Loop:
         with self.window.paused():
             meta = self._meta(step)
             self._check_finite(step, meta["window"]["sums"].get("loss", 0.0))  # never over a good checkpoint
-            self.checkpoints.save(step, state.params, state.optimizer_state, meta)
+            self.checkpoints.save(step, state.params, state.optimizer_state, meta, state.average)
         self.saved_step, self.saved_time = step, time.monotonic()
 
     def _meta(self, step: int) -> dict[str, Any]:
