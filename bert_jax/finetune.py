@@ -33,6 +33,7 @@ from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import checkpoint, trainer
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.metrics import METRICS_FILE
+from bert_jax.train.programs import keep_programs
 
 DESCRIPTION = f"""Fine-tunes a checkpoint on a task: a named one, or files of your own.
 
@@ -130,6 +131,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--workdir", required=True, help="where checkpoints, metrics and the result go")
     known, overrides = parser.parse_known_args(list(arguments))
     keep_freed_memory()
+    keep_programs()
     config = config_lib.read_flags(known.config, overrides)
     result = finetune(config, known.workdir)
     Console(stderr=True).print(_result_table(result))

@@ -24,6 +24,7 @@ from bert_jax.train import partitioning, trainer
 from bert_jax.train.evaluate import make_evaluator
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective
+from bert_jax.train.programs import keep_programs
 
 DESCRIPTION = """Pretrains an encoder: masked tokens, and next sentences where the shards have labels. A causal model,
 as of configs/gpt.py, learns next tokens instead.
@@ -116,6 +117,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--workdir", required=True, help="where checkpoints, metrics and the result go")
     known, overrides = parser.parse_known_args(list(arguments))
     keep_freed_memory()
+    keep_programs()
     config = config_lib.read_flags(known.config, overrides)
     result = pretrain(config, known.workdir)
     print(json.dumps(result))

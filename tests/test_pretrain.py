@@ -60,7 +60,7 @@ def test_a_run_leaves_what_the_command_line_promises(trained):
     assert [line["step"] for line in lines] == [2, 4]
     for name in (
         "time", "loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy", "learning_rate", "tokens_per_second", "mfu",
-        "data_wait_share", "padding_share",
+        "data_wait_share", "padding_share", "peak_memory_gb",
     ):  # fmt: skip
         assert name in lines[0], name
     assert lines[-1]["eval_mlm_loss"] == pytest.approx(result["eval_mlm_loss"], rel=1e-6)

@@ -1,6 +1,8 @@
 """Law 4: stopping costs nothing."""
 
 import dataclasses
+import gzip
+import json
 import os
 import signal
 from pathlib import Path
@@ -25,7 +27,7 @@ CONFIG = TrainConfig(
     checkpoint=CheckpointConfig(every_steps=2, keep=3),
 )
 AVERAGED = dataclasses.replace(CONFIG, optimizer=dataclasses.replace(CONFIG.optimizer, ema_decay=0.9))
-TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu")
+TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
 
 
 class Killed(Exception):
@@ -227,6 +229,18 @@ def test_training_starts_from_given_parameters(run):
     second = trainer.fit(run("second", short, initial_params=given))
     for path, value in paths.flatten(second.params).items():
         np.testing.assert_array_equal(value, given[path], err_msg=path)
+
+
+@pytest.mark.slow
+def test_a_trace_of_some_steps_shows_those_steps(run):
+    traced = run("traced", dataclasses.replace(CONFIG, profile="2:4"))
+    trainer.fit(traced)
+    (trace,) = (traced.workdir / "profile").glob("plugins/profile/*/*.trace.json.gz")
+    (xplane,) = trace.parent.glob("*.xplane.pb")
+    assert xplane.stat().st_size > 0
+    events = json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+    steps = {event["args"]["step_num"] for event in events if event.get("name") == "train"}
+    assert steps == {"2", "3"}
 
 
 def test_microbatches_and_devices_are_checked_before_anything_is_written(run):

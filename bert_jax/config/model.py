@@ -103,7 +103,7 @@ class ModelOptions:
     preset: str = "base"  # a name of bert_jax/model/sizes.py, or checkpoint: as init_from has it
     layer_loop: str = "auto"  # scan (compiles fast), unrolled (runs fast), auto: unrolled up to 12 layers
     attention: str = "auto"  # see bert_jax/model/attention_impl.py
-    remat: str = "none"  # layer: less memory, a third more work (bert_jax/model/runtime.py)
+    remat: str = "none"  # none, attention, matmuls, layer: less memory for more work (bert_jax/model/runtime.py)
     # The fields of ModelConfig, which says what they mean. None keeps the preset's value.
     layers: int | None = None
     width: int | None = None

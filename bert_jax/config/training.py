@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, field
 
+from bert_jax.command import UserError
 from bert_jax.config.model import ModelOptions
+
+PRNGS = ("threefry2x32", "rbg")
 
 
 @dataclass(frozen=True)
@@ -72,8 +75,14 @@ class TrainConfig:
     budget_replay: str = ""  # a metrics.jsonl whose logged budget fractions are followed instead of the clock
     seed: int = 0
     compute_dtype: str = "auto"  # bfloat16, float32 (matmul precision highest); auto: bfloat16 but on CPU
+    prng: str = "threefry2x32"  # of first parameters and dropout's seeds; rbg may draw others on another mesh
     log_every: int = 50
+    profile: str = ""  # steps to trace, FIRST:LAST, as 100:105, into WORKDIR/profile (TensorBoard, Perfetto)
     init_from: str = ""  # any checkpoint; empty: from scratch
+
+    def __post_init__(self) -> None:
+        if self.prng not in PRNGS:
+            raise UserError(f"config.prng is {self.prng!r}; use one of: {', '.join(PRNGS)}")
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Multi-head self-attention: who sees whom, and how far apart they are."""
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -175,14 +176,12 @@ class SelfAttention(nnx.Module):
             if kernel == "cudnn":
                 context = attention_impl.cudnn_attention(*heads, visible)
             else:
-                context, probabilities = attention_impl.einsum_attention(
-                    *heads,
-                    visible,
-                    bias=bias,
-                    dropout_rate=rate,
-                    seeds=seeds,
-                    precision=self.runtime.precision,
+                attend: Any = functools.partial(
+                    attention_impl.einsum_attention, dropout_rate=rate, precision=self.runtime.precision
                 )
+                if self.runtime.remat == "attention":
+                    attend = jax.checkpoint(attend)
+                context, probabilities = attend(*heads, visible, bias=bias, seeds=seeds)
         return self.output(context), probabilities if with_map else None
 
     def _project(

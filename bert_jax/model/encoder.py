@@ -108,19 +108,15 @@ class Encoder(nnx.Module):
         if self.runtime.unrolled(self.config.layers):
             outputs = []
             for kind, part in zip(kinds, _split(stacked, (1,) * depth), strict=True):
-                one = self._kept(functools.partial(apply, kind=kind))
+                one = self.runtime.kept(functools.partial(apply, kind=kind))
                 hidden, output = one(hidden, jax.tree.map(lambda leaf: leaf[0], part))
                 outputs.append(output)
             return hidden, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs) if outputs else (None, None)
         if len(set(kinds)) <= 1:  # nothing to tell apart at run time
             same = functools.partial(apply, kind=kinds[0] if kinds else self._kind(0))
-            return jax.lax.scan(self._kept(same), hidden, stacked)
+            return jax.lax.scan(self.runtime.kept(same), hidden, stacked)
         told = Kind(*(jnp.array(flags) for flags in zip(*kinds, strict=True)))
-        return jax.lax.scan(self._kept(lambda hidden, part: apply(hidden, *part)), hidden, (stacked, told))
-
-    def _kept(self, apply: Any) -> Any:
-        """The function itself, or one that keeps its arguments alone for the backward pass."""
-        return jax.checkpoint(apply) if self.runtime.remat == "layer" else apply
+        return jax.lax.scan(self.runtime.kept(lambda hidden, part: apply(hidden, *part)), hidden, (stacked, told))
 
 
 def _split(stacked: Any, sizes: tuple[int, ...]) -> list[Any]:

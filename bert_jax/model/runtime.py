@@ -1,6 +1,8 @@
 """How a model is run: choices that change speed and rounding, never the parameters."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -8,9 +10,11 @@ from jax.typing import DTypeLike
 
 from bert_jax.command import UserError
 
+Result = TypeVar("Result")
+
 COMPUTE_DTYPES = ("float32", "bfloat16")
 LAYER_LOOPS = ("scan", "unrolled", "auto")
-REMATS = ("none", "layer")
+REMATS = ("none", "attention", "matmuls", "layer")
 
 # An unrolled loop runs faster (XLA sees across layers); a scan compiles faster, by the number of layers.
 UNROLLED_AT_MOST = 12
@@ -22,8 +26,9 @@ class Runtime:
 
     layer_loop: scan, unrolled, or auto (unrolled up to 12 layers). attention: see attention_impl.py.
 
-    remat: none, or layer: the backward pass computes each layer again from its input, which alone is kept
-    (Chen et al. 2016); a causal language model's logits, too.
+    remat: what the backward pass computes again instead of keeping it (Chen et al. 2016), from the least memory saved
+    to the most: none; attention, the scores and probabilities of einsum's attention; matmuls, all of a layer but its
+    products with weights; layer, all but its input. The last two compute a causal model's logits again, too.
 
     Raises UserError for an unknown choice.
     """
@@ -51,6 +56,18 @@ class Runtime:
     def precision(self) -> jax.lax.Precision:
         """TPUs multiply float32 in bfloat16 passes and GPUs in TF32 unless told otherwise."""
         return jax.lax.Precision.HIGHEST if self.compute_dtype == "float32" else jax.lax.Precision.DEFAULT
+
+    @property
+    def keeps_logits(self) -> bool:
+        return self.remat in ("none", "attention")
+
+    def kept(self, layer: Callable[..., Result]) -> Callable[..., Result]:
+        """The function of a layer, keeping for the backward pass what `remat` says."""
+        if self.remat == "layer":
+            return jax.checkpoint(layer)
+        if self.remat == "matmuls":
+            return jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
+        return layer
 
     def unrolled(self, layers: int) -> bool:
         return self.layer_loop == "unrolled" or (self.layer_loop == "auto" and layers <= UNROLLED_AT_MOST)

@@ -99,6 +99,7 @@ def charts(lines: Sequence[Mapping[str, Any]], references: Mapping[str, Referenc
     shares = {"time waiting for data": "data_wait_share", "slots of padding": "padding_share"}
     found.append(_plain_chart(lines, "Waste", "", shares, percent))
     found.append(_plain_chart(lines, "Model FLOPs utilization", "share of peak", {"MFU": "mfu"}, percent))
+    found.append(_plain_chart(lines, "Peak memory", "GB", {"fullest device": "peak_memory_gb"}, number))
     return [chart for chart in found if chart.series]
 
 

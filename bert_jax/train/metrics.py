@@ -3,6 +3,8 @@
 import json
 import math
 import os
+import resource
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -52,6 +54,14 @@ def peak_flops() -> float | None:
     """The peak of all devices together, or None where it is not known (CPUs)."""
     peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
     return peak * jax.device_count() if peak else None
+
+
+def peak_memory_gb() -> float:
+    """The most memory that any device of this process has held, in 10^9 bytes; on a CPU, the process itself."""
+    stats = [device.memory_stats() for device in jax.local_devices()]
+    peaks = [found["peak_bytes_in_use"] for found in stats if found and "peak_bytes_in_use" in found]
+    resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    return max(peaks, default=resident) / 1e9
 
 
 class MetricsWriter:

@@ -47,7 +47,7 @@ def start(run: Run, plan: Plan, mesh: Mesh, checkpoints: checkpoint.Checkpoints)
     def draw(key: jax.Array) -> TrainState:
         return initial_state(plan, bert.init_params(run.model, run.objective.heads, key))
 
-    key = jax.random.key(run.config.seed)
+    key = jax.random.key(run.config.seed, impl=run.config.prng)
     abstract = partitioning.with_shardings(mesh, jax.eval_shape(draw, key))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     if (latest := checkpoints.latest_step()) is not None:

@@ -19,6 +19,7 @@ from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.interruption import Interruption
 from bert_jax.train.metrics import MetricsWriter, ProgressLine
 from bert_jax.train.overview import parameter_table
+from bert_jax.train.profiler import Profiler
 from bert_jax.train.run import RESULT_FILE, Result, Run, Source, identity, runtime_of
 from bert_jax.train.start import check_workdir, plan_of, start, write_workdir
 from bert_jax.train.state import TrainState
@@ -35,6 +36,7 @@ def fit(run: Run) -> Result:
     """
     config = run.config
     check_end(config.steps, config.budget_minutes, config.budget_replay)
+    profiler = Profiler(config.profile, run.workdir)
     if run.workdir.exists() and not run.workdir.is_dir():
         raise UserError(f"--workdir {run.workdir} is a file; name a folder")
     mesh = partitioning.make_mesh(config.mesh)
@@ -48,7 +50,7 @@ def fit(run: Run) -> Result:
             check_workdir(run, checkpoints)
             state, meta = start(run, plan, mesh, checkpoints)
             write_workdir(run)
-            loop = _Loop(run, plan, mesh, checkpoints, evaluators, interruption, meta, int(state.step))
+            loop = _Loop(run, plan, mesh, checkpoints, evaluators, interruption, profiler, meta, int(state.step))
             if meta:
                 loop.progress.say(f"going on from step {loop.first} of {run.workdir}")
             else:
@@ -72,12 +74,13 @@ class _Loop:
         checkpoints: checkpoint.Checkpoints,
         evaluators: Sequence[Evaluator],
         interruption: Interruption,
+        profiler: Profiler,
         meta: dict[str, Any],
         first: int,
     ) -> None:
         config = run.config
         self.run, self.mesh, self.checkpoints = run, mesh, checkpoints
-        self.evaluators, self.interruption = evaluators, interruption
+        self.evaluators, self.interruption, self.profiler = evaluators, interruption, profiler
         self.clock = Clock(
             config.steps,
             config.budget_minutes,
@@ -96,7 +99,7 @@ class _Loop:
         self.progress = ProgressLine(run.description)
         self.batches = self._batches()
         # An argument, not a constant of the program, so that runs of many seeds compile it once.
-        self.key = jax.device_put(jax.random.key(config.seed), partitioning.replicated(mesh))
+        self.key = jax.device_put(jax.random.key(config.seed, impl=config.prng), partitioning.replicated(mesh))
         self.train_step = jax.jit(functools.partial(steps.train_step, plan), donate_argnums=0)
 
     def train(self, state: TrainState) -> Result:
@@ -111,7 +114,8 @@ class _Loop:
                 if step == self.first:
                     (self.run.workdir / RESULT_FILE).unlink(missing_ok=True)  # what it said is no longer so
                 batch = next(self.batches)
-                state, metrics = self.train_step(state, batch, np.float32(fraction), self.key)
+                with self.profiler.step(step):
+                    state, metrics = self.train_step(state, batch, np.float32(fraction), self.key)
                 self.window.add(batch, metrics)
         evaluation = self._evaluate(step, state)
         self._save(step, state)
@@ -120,12 +124,17 @@ class _Loop:
         return Result(step, seconds, self.window.tokens, evaluation, state.params)
 
     def close(self) -> None:
+        self.profiler.stop()
         self.writer.close()
         self.progress.close()
 
     def _between_steps(self, step: int, state: TrainState, done: bool) -> None:
         """Logs, evaluates, saves and stops, each when it is due, in this order, and before the next batch is drawn."""
         config = self.run.config
+        if self.profiler.done(step):
+            with self.window.paused():  # once the last traced step has ended
+                self.profiler.stop()
+            self.progress.say(f"traced steps {config.profile}: {self.profiler.folder}")
         evaluate = done or (config.eval.every_steps > 0 and step % config.eval.every_steps == 0)
         if done or evaluate or self.clock.refreshed or step % max(config.log_every, 1) == 0:
             self._log(step, self._evaluate_or_save(step, state) if evaluate else {})

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 
 from bert_jax.config import ModelConfig
-from bert_jax.train.metrics import peak_flops, training_flops
+from bert_jax.train.metrics import peak_flops, peak_memory_gb, training_flops
 
 LATEST = ("learning_rate", "gradient_norm")  # of the last step; everything else is a mean over the window
 
@@ -66,6 +66,7 @@ class Window:
             "mfu": self._flops / seconds / self._peak if self._peak else None,
             "data_wait_share": (waited_seconds - self._waited) / seconds,
             "padding_share": 1 - tokens / max(self._slots, 1),
+            "peak_memory_gb": peak_memory_gb(),
         }
         self._waited = waited_seconds
         self._reset()

@@ -111,7 +111,7 @@ def _token_sums(
     def sums(hidden: Array, ids: Array, weights: Array) -> tuple[Array, Array]:
         return classification_sums(model.vocabulary_logits(hidden), ids, weights)
 
-    if model.lm_head.runtime.remat == "none":
+    if model.lm_head.runtime.keeps_logits:
         return sums(hidden, ids, weights)
 
     def by_slots(values: Array) -> Array:  # [B, T, ...] to [T/K, B, K, ...]: each device keeps its rows
