@@ -63,7 +63,7 @@ def evaluate(
 def _evaluate_shards(loaded: Loaded, data: Path, config: TrainConfig, max_rows: int) -> dict[str, Any]:
     dataset = open_dataset(data, "train" if data.name == "train" else "eval")
     mesh = partitioning.make_mesh(config.mesh)
-    size = partitioning.whole_rows(config.batch_size)
+    size = partitioning.whole_rows(config.batch_size, mesh)
     loader = PretrainingLoader(dataset, loaded.tokenizer, batch_size=size, seed=0)
     objective = _objective(loaded, dataset)
     plan = Forward(loaded.model, trainer.runtime_of(config), objective)

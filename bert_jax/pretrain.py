@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import ml_collections
+from jax.sharding import Mesh
 
 from bert_jax import command
 from bert_jax import config as config_lib
@@ -21,10 +22,11 @@ from bert_jax.interop import source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
 from bert_jax.train import partitioning, trainer
-from bert_jax.train.evaluate import make_evaluator
+from bert_jax.train.evaluate import Evaluator, make_evaluator
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective
 from bert_jax.train.programs import keep_programs
+from bert_jax.train.steps import Plan
 
 DESCRIPTION = """Pretrains an encoder: masked tokens, and next sentences where the shards have labels. A causal model,
 as of configs/gpt.py, learns next tokens instead.
@@ -82,13 +84,14 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
         )
     evaluators = []
     if held_out is not None:
-        size = partitioning.whole_rows(config.eval.batch_size or config.batch_size)
-        batches = PretrainingLoader(held_out, tokenizer, batch_size=size, seed=config.seed)
-        evaluators.append(
-            lambda plan, mesh: make_evaluator(
-                plan, mesh, lambda: batches.evaluation_batches(size, config.eval.max_rows), size
-            )
-        )
+        wanted = config.eval.batch_size or config.batch_size
+        batches = PretrainingLoader(held_out, tokenizer, batch_size=wanted, seed=config.seed)
+
+        def evaluator(plan: Plan, mesh: Mesh) -> Evaluator:
+            size = partitioning.whole_rows(wanted, mesh)
+            return make_evaluator(plan, mesh, lambda: batches.evaluation_batches(size, config.eval.max_rows), size)
+
+        evaluators.append(evaluator)
     initial = {} if loaded is None else source.initial_params(loaded, model, objective.heads, tokenizer).params
     result = trainer.fit(
         trainer.Run(

@@ -176,8 +176,10 @@ def test_global_rows_do_not_depend_on_the_batch_size():
     assert_equal(make(rows, batch_size=40).batch(0), join(small))
 
 
-@pytest.mark.parametrize("rows", [slice(0, 2), slice(2, 8), slice(6, 8), slice(3, 3), slice(None, None, 3)])
-def test_a_slice_of_rows_is_the_slice_of_the_batch(rows):
+@pytest.mark.parametrize(
+    "rows", [slice(0, 2), slice(2, 8), slice(6, 8), slice(3, 3), slice(None, None, 3), np.array([0, 1, 6, 7])]
+)
+def test_rows_that_are_picked_are_those_of_the_batch(rows):
     batches = make(packed_rows(30))
     for step in (0, 3):
         whole = batches.batch(step)

@@ -1,9 +1,17 @@
+"""Where things lie on a mesh, and which meshes are refused. That a step is the same on any: test_meshes.py."""
+
+import dataclasses
+from dataclasses import dataclass
+
 import jax
 import numpy as np
 import pytest
+from jax.sharding import AxisType, Mesh, PartitionSpec
 
 from bert_jax.command import UserError
 from bert_jax.config import MeshConfig
+from bert_jax.model import bert, paths
+from bert_jax.model.heads import Heads
 from bert_jax.train import partitioning
 
 
@@ -12,9 +20,64 @@ def mesh():
     return partitioning.make_mesh(MeshConfig())
 
 
-def test_a_mesh_that_does_not_fill_the_devices_is_refused():
-    with pytest.raises(UserError, match=r"8 devices.*mesh\.data=-1"):
-        partitioning.make_mesh(MeshConfig(data=3))
+@pytest.fixture
+def cube():
+    return partitioning.make_mesh(MeshConfig(data=2, fsdp=2, tensor=-1))
+
+
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        (MeshConfig(), (8, 1, 1)),
+        (MeshConfig(fsdp=4), (2, 4, 1)),
+        (MeshConfig(data=1, fsdp=-1), (1, 8, 1)),
+        (MeshConfig(data=2, fsdp=1, tensor=-1), (2, 1, 4)),
+        (MeshConfig(data=2, fsdp=2, tensor=2), (2, 2, 2)),
+    ],
+)
+def test_one_axis_takes_what_the_others_leave(config, shape):
+    assert tuple(partitioning.make_mesh(config).shape.values()) == shape
+
+
+@pytest.mark.parametrize(
+    ("config", "told"),
+    [
+        (MeshConfig(data=3), r"mesh\.data=3 x .* 8 devices.*use --config\.mesh\.data=-1$"),
+        (MeshConfig(data=16), r"8 devices.*mesh\.data=-1$"),
+        (MeshConfig(fsdp=3), r"8 devices.*fsdp and tensor whose product divides 8$"),
+        (MeshConfig(data=1, fsdp=2, tensor=2), r"8 devices.*mesh\.data=-1$"),
+        (MeshConfig(fsdp=0), r"mesh\.fsdp is 0; use 1 or more"),
+        (MeshConfig(tensor=-2), r"mesh\.tensor is -2"),
+        (MeshConfig(fsdp=-1), r"several axes.*mesh\.data=-1$"),
+    ],
+)
+def test_a_mesh_that_does_not_come_to_the_devices_is_refused(config, told):
+    with pytest.raises(UserError, match=told):
+        partitioning.make_mesh(config)
+
+
+@dataclass(frozen=True)
+class Chip:
+    """What make_mesh reads of a device that is not of this machine."""
+
+    id: int
+    slice_index: int
+    platform: str = "cpu"
+    device_kind: str = "cpu"
+
+
+def test_data_is_outermost_and_spans_the_slices():
+    # As a pod numbers them: not slice by slice.
+    chips = [Chip(number, slice_index=number % 2) for number in range(8)]
+    slices = [chip.slice_index for chip in chips]
+    assert slices != sorted(slices)
+    with pytest.raises(UserError, match=r"mesh\.data=1 does not divide over 2 slices.*divides the 4 devices"):
+        partitioning.make_mesh(MeshConfig(fsdp=4, tensor=2), chips)
+    for config in (MeshConfig(), MeshConfig(fsdp=2), MeshConfig(fsdp=2, tensor=2), MeshConfig(fsdp=4)):
+        laid = partitioning.lay_out(partitioning.axis_sizes(config, 8), chips)
+        spanned = np.vectorize(lambda chip: chip.slice_index, otypes=[int])(laid)
+        half = len(laid) // 2
+        assert (spanned[:half] == 0).all() and (spanned[half:] == 1).all()
 
 
 @pytest.mark.parametrize(("batch_size", "microbatches", "better"), [(100, 1, 104), (8, 2, 16), (0, 1, 8)])
@@ -23,13 +86,83 @@ def test_a_batch_that_does_not_divide_is_refused_with_one_that_does(mesh, batch_
         partitioning.check_batch(batch_size, microbatches, mesh)
 
 
-def test_rows_are_spread_and_parameters_are_whole(mesh):
-    batch = partitioning.place({"x": np.arange(32).reshape(16, 2)}, 16, mesh)
-    assert batch["x"].addressable_shards[3].data.shape == (2, 2)
-    np.testing.assert_array_equal(batch["x"], np.arange(32).reshape(16, 2))
-    shardings = partitioning.shardings(mesh, {"a": jax.ShapeDtypeStruct((4, 4), np.float32)})
-    assert shardings["a"].is_fully_replicated
+def test_rows_are_cut_by_data_and_fsdp_alone(cube):
+    partitioning.check_batch(4, 1, cube)
+    with pytest.raises(UserError, match=r"4 shards of rows \(mesh\.data=2, mesh\.fsdp=2\).*batch_size=8$"):
+        partitioning.check_batch(6, 1, cube)
+    assert partitioning.whole_rows(6, cube) == 8
+    rows = np.arange(32).reshape(16, 2)
+    batch = partitioning.place({"x": rows}, 16, cube)
+    assert batch["x"].addressable_shards[3].data.shape == (4, 2)
+    np.testing.assert_array_equal(batch["x"], rows)
+    assert partitioning.local_rows(16, cube) == slice(0, 16)
 
 
-def test_one_process_loads_all_rows(mesh):
-    assert partitioning.local_rows(16, mesh) == slice(0, 16)
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"heads": 1}, r"1 attention heads.*mesh\.tensor=2; use --config\.mesh\.tensor=1$"),
+        ({"feed_forward": 50}, r"50 inner units.*mesh\.tensor=4; use --config\.mesh\.tensor=2$"),
+        ({"width": 36}, r"36 units of width.*mesh\.fsdp=8; use --config\.mesh\.fsdp=4$"),
+    ],
+)
+def test_a_model_that_does_not_divide_is_refused(tiny_config, mesh, changes, told):
+    model = dataclasses.replace(tiny_config, **changes)
+    sizes = {"heads": {"tensor": 2}, "feed_forward": {"tensor": 4}, "width": {"fsdp": 8}}[next(iter(changes))]
+    cut = partitioning.make_mesh(MeshConfig(**sizes))
+    partitioning.check_model(tiny_config, cut)
+    partitioning.check_model(model, mesh)
+    with pytest.raises(UserError, match=told):
+        partitioning.check_model(model, cut)
+
+
+def test_parameters_lie_by_the_rules(tiny_config, mesh, cube):
+    heads = Heads(mlm=True, next_sentence=True, pooler=True)
+    params = bert.abstract_params(tiny_config, heads)
+    assert all(sharding.is_fully_replicated for sharding in jax.tree.leaves(partitioning.shardings(mesh, params)))
+    found = paths.flatten(partitioning.shardings(cube, params))
+    specs = {path: sharding.spec for path, sharding in found.items()}
+    layer = "encoder/layers"
+    fsdp, tensor = ("fsdp",), ("tensor",)
+    assert specs["embeddings/token/table"] == PartitionSpec(tensor, fsdp)
+    assert specs["embeddings/position/table"] == PartitionSpec(None, fsdp)
+    assert specs[f"{layer}/attention/qkv/kernel"] == PartitionSpec(None, fsdp, None, tensor, None)
+    assert specs[f"{layer}/attention/qkv/bias"] == PartitionSpec(None, None, tensor, None)
+    assert specs[f"{layer}/attention/output/kernel"] == PartitionSpec(None, tensor, None, fsdp)
+    assert specs[f"{layer}/feed_forward/input/kernel"] == PartitionSpec(None, fsdp, tensor)
+    assert specs[f"{layer}/feed_forward/input/bias"] == PartitionSpec(None, tensor)
+    assert specs[f"{layer}/feed_forward/output/kernel"] == PartitionSpec(None, tensor, fsdp)
+    assert specs["mlm_head/bias"] == PartitionSpec(tensor)
+    assert specs["pooler/dense/kernel"] == PartitionSpec(fsdp, None)
+    assert specs[f"{layer}/attention_norm/scale"] == specs["next_sentence_head/dense/bias"] == PartitionSpec()
+    gated = bert.abstract_params(dataclasses.replace(tiny_config, gated=True), heads)
+    inner = paths.flatten(partitioning.shardings(cube, gated))[f"{layer}/feed_forward/input/kernel"]
+    assert inner.spec == PartitionSpec(None, fsdp, None, tensor)
+
+
+def test_an_optimizer_lies_where_its_parameters_lie_and_odd_shapes_are_whole(cube):
+    kernel = "encoder/layers/feed_forward/output/kernel"
+    state = {
+        "mu": paths.unflatten({kernel: jax.ShapeDtypeStruct((2, 48, 32), np.float32)}),
+        "norms": paths.unflatten({kernel: jax.ShapeDtypeStruct((2,), np.float32)}),
+        "count": jax.ShapeDtypeStruct((), np.int32),
+        "odd": paths.unflatten({"pooler/dense/kernel": jax.ShapeDtypeStruct((3, 32), np.float32)}),
+    }
+    found = paths.flatten(partitioning.shardings(cube, state))
+    assert found[f"mu/{kernel}"].spec == PartitionSpec(None, ("tensor",), ("fsdp",))
+    others = [sharding for path, sharding in found.items() if not path.startswith("mu")]
+    assert len(others) == 3 and all(sharding.is_fully_replicated for sharding in others)
+
+
+def test_rows_that_do_not_follow_each_other_find_their_devices():
+    """As on a TPU pod, where a process's chips are a square of a torus that the mesh is laid along."""
+    devices = np.array(jax.devices()).reshape(8, 1, 1)
+    crossed = Mesh(devices[[0, 2, 4, 6, 1, 3, 5, 7]], partitioning.AXES, axis_types=(AxisType.Auto,) * 3)
+    by_device = partitioning.rows_sharding(crossed).addressable_devices_indices_map((16,))
+    mine = [by_device[device][0] for device in devices[[0, 1, 4, 5], 0, 0]]
+    owned = np.unique(np.concatenate([np.arange(16)[rows] for rows in mine]))
+    np.testing.assert_array_equal(owned, [0, 1, 4, 5, 8, 9, 12, 13])
+    for rows in mine:
+        np.testing.assert_array_equal(owned[partitioning.among(owned, rows)], np.arange(16)[rows])
+    placed = partitioning.place(np.arange(16), 16, crossed)
+    np.testing.assert_array_equal(placed, np.arange(16))

@@ -41,7 +41,11 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class MeshConfig:
-    data: int = -1  # devices on this axis; -1: what is left
+    """Devices on each axis (train/partitioning.py says what lies over which); -1, once: what the others leave."""
+
+    data: int = -1  # rows of a batch; parameters are whole on each
+    fsdp: int = 1  # rows, and parts of the parameters and of the optimizer's state
+    tensor: int = 1  # attention heads, inner units of the feed-forward, the vocabulary
 
 
 @dataclass(frozen=True)

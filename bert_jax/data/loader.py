@@ -110,20 +110,20 @@ class PretrainingLoader:
         facts += [others] if others else []
         return hashlib.sha256(json.dumps([*facts, self.batch_size, self.seed]).encode()).hexdigest()
 
-    def batch(self, step: int, rows: slice | None = None) -> Batch:
-        """The global batch of a step, or those of its rows that a slice picks, which alone are then loaded.
+    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
+        """The global batch of a step, or those of its rows that are picked, which alone are then loaded.
 
         The arrays are read-only. Raises ValueError for a negative step.
         """
         if step < 0:
             raise ValueError(f"step {step}: it must be 0 or more")
-        wanted = slice(None) if rows is None else rows
-        picked = np.arange(self.batch_size, dtype=np.int64)[wanted]
+        picked = np.arange(self.batch_size, dtype=np.int64)[slice(None) if rows is None else rows]
         block = self._block
-        if block is None or block.wanted != wanted or not block.first <= step < block.first + block.steps:
-            goes_on = block is not None and block.wanted == wanted and step == block.first + block.steps
+        same = block is not None and np.array_equal(block.picked, picked)
+        if block is None or not same or not block.first <= step < block.first + block.steps:
+            goes_on = block is not None and same and step == block.first + block.steps
             steps = max(1, _BLOCK_SLOTS // max(1, self.dataset.seq_len * picked.size)) if goes_on else 1
-            block = self._block = _Block(step, steps, wanted, self._batches(step, steps, picked))
+            block = self._block = _Block(step, steps, picked, self._batches(step, steps, picked))
         begin = (step - block.first) * picked.size
         return Batch(*(field if field is None else field[begin : begin + picked.size] for field in block.batches))
 
@@ -194,7 +194,7 @@ class _Block(NamedTuple):
 
     first: int
     steps: int
-    wanted: slice
+    picked: Int64[np.ndarray, "K"]
     batches: Batch
 
 

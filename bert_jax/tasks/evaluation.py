@@ -68,7 +68,7 @@ class Predictor:
 
         Answers are logits f32[R,C] (scores, C = 1), or the tag id of each word i64[W].
         """
-        size = partitioning.whole_rows(batch_size)
+        size = partitioning.whole_rows(batch_size, self._mesh)
         local = partitioning.local_rows(size, self._mesh)
         answers: list[Any] = [None] * rows.count
         loss = count = 0.0

@@ -39,7 +39,7 @@ class TaskSource:
         places = step * self._batch_size + np.arange(self._batch_size, dtype=np.int64)
         return permute(places % count, count, hashing.combine(self._seed, places // count))
 
-    def batch(self, step: int, rows: slice | None = None) -> TaskBatch:
+    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> TaskBatch:
         """The global batch of a step, or only those of its rows, padded as the whole batch is."""
         indices = self.indices(step)
         length = padded_length(int(self._rows.lengths[indices].max()), self._max_length)

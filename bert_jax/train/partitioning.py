@@ -1,62 +1,166 @@
 """The mesh, and which array lies where on it. No other file names a mesh axis.
 
-Today every device holds all parameters and a share of each batch's rows (axis `data`).
+data     rows; parameters are whole on each of its devices
+fsdp     rows, too; parameters, gradients and optimizer state lie in parts, which a layer gathers when it is
+         computed (fully sharded data parallelism: ZeRO stage 3, Rajbhandari et al. 2020)
+tensor   attention heads, the feed-forward's inner width and the vocabulary (Shoeybi et al. 2019, section 3)
 """
 
+import math
+from collections.abc import Sequence
+from types import EllipsisType
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.command import UserError
-from bert_jax.config import MeshConfig
+from bert_jax.config import MeshConfig, ModelConfig
+from bert_jax.shapes import padded_vocabulary
 from bert_jax.train import rules
 
-PARAMETER_RULES: tuple[tuple[str, PartitionSpec], ...] = ((r".*", PartitionSpec()),)
+DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")  # outermost first: what talks least is furthest apart
+ROWS = (DATA, FSDP)  # the axes that a batch's rows lie over
+
+Axes = tuple[str | tuple[str, ...] | EllipsisType | None, ...]  # an axis of the mesh for each of an array's; ...: some
+
+# Layers are stacked, [L, ...], and L is never cut. What a rule does not fit in number of axes is whole everywhere.
+PARAMETER_RULES: tuple[tuple[str, Axes], ...] = (
+    (r"(^|/)layers/attention/qkv/kernel$", (None, FSDP, None, TENSOR, None)),  # [L, D, 3, N, H]
+    (r"(^|/)layers/attention/qkv/bias$", (None, None, TENSOR, None)),
+    (r"(^|/)layers/attention/output/kernel$", (None, TENSOR, None, FSDP)),  # [L, N, H, D]
+    (r"(^|/)layers/feed_forward/input/kernel$", (None, FSDP, ..., TENSOR)),  # [L, D, F], gated [L, D, 2, F]
+    (r"(^|/)layers/feed_forward/input/bias$", (None, ..., TENSOR)),
+    (r"(^|/)layers/feed_forward/output/kernel$", (None, TENSOR, FSDP)),  # [L, F, D]
+    (r"(^|/)(token|output)/table$", (TENSOR, FSDP)),  # [V, D]: the embeddings, and an output that is not tied to them
+    (r"(^|/)position/table$", (None, FSDP)),
+    (r"(^|/)relative_bias/table$", (None, TENSOR)),  # [32, N]
+    (r"(^|/)(mlm_head|span_boundary_head)/bias$", (TENSOR,)),  # [V]
+    (r"(^|/)(dense|transform|first|second|start|end|hidden)/kernel$", (FSDP, None)),  # of heads
+    (r".*", ()),
+)
 
 
-def make_mesh(config: MeshConfig) -> Mesh:
-    """All devices on the axes of config.mesh. Raises UserError where the sizes do not fill them."""
-    devices = jax.device_count()
-    size = devices if config.data == -1 else config.data
-    if size != devices:
-        raise UserError(f"mesh.data is {config.data}, but there are {devices} devices; use --config.mesh.data=-1")
-    return jax.make_mesh((size,), ("data",), axis_types=(AxisType.Auto,))
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
+    """Devices (None: all there are; those of a jax.experimental.topologies will do) on the axes of config.
+
+    Devices of several TPU slices, or of several GPU machines, talk slower to each other than within one: `data` is
+    outermost and spans them. Raises UserError where the sizes do not fill the devices, or the slices do not divide
+    mesh.data.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = axis_sizes(config, len(devices))
+    return Mesh(lay_out(sizes, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def lay_out(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+    """Devices as an array of those sizes, neighbours on a later axis being closer to each other; the first spans the
+    slices. Raises UserError where it cannot."""
+    slices = len({getattr(device, "slice_index", None) for device in devices})
+    if sizes[0] % slices:
+        raise UserError(
+            f"mesh.data={sizes[0]} does not divide over {slices} slices (groups of devices with a slower network "
+            "between them), which only mesh.data may span; use --config.mesh.data=-1, and fsdp and tensor whose "
+            f"product divides the {len(devices) // slices} devices of a slice"
+        )
+    if slices > 1:
+        within = (sizes[0] // slices, *sizes[1:])
+        return mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices, allow_split_physical_axes=True)
+    return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+
+
+def axis_sizes(config: MeshConfig, devices: int) -> tuple[int, ...]:
+    """How many devices each axis has. Raises UserError where that does not come to all of them."""
+    sizes = [config.data, config.fsdp, config.tensor]
+    for name, size in zip(AXES, sizes, strict=True):
+        if size < 1 and size != -1:
+            raise UserError(f"mesh.{name} is {size}; use 1 or more, or -1 for what the other axes leave")
+    if sizes.count(-1) > 1:
+        raise UserError("several axes of mesh are -1, and one only can take what is left: --config.mesh.data=-1")
+    given = math.prod(size for size in sizes if size != -1)
+    said = " x ".join(f"mesh.{name}={size}" for name, size in zip(AXES, sizes, strict=True))
+    if devices % given or (-1 not in sizes and given != devices):
+        inner = math.prod(size for size in sizes[1:] if size != -1)
+        advice = "--config.mesh.data=-1"
+        if devices % inner:
+            advice = f"--config.mesh.data=-1, and fsdp and tensor whose product divides {devices}"
+        raise UserError(f"{said} does not come to the {devices} devices that there are; use {advice}")
+    return tuple(devices // given if size == -1 else size for size in sizes)
+
+
+def row_shards(mesh: Mesh) -> int:
+    """How many parts the rows of a batch are cut into."""
+    return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def check_batch(batch_size: int, microbatches: int, mesh: Mesh) -> None:
     """Raises UserError unless every device gets the same number of rows of every microbatch."""
     if microbatches < 1:
         raise UserError(f"microbatches is {microbatches}; use 1 or more")
-    wanted = mesh.shape["data"] * microbatches
+    wanted = row_shards(mesh) * microbatches
     if batch_size < 1 or batch_size % wanted:
         better = max(wanted, -(-batch_size // wanted) * wanted)
+        axes = ", ".join(f"mesh.{axis}={mesh.shape[axis]}" for axis in ROWS)
         raise UserError(
-            f"batch_size {batch_size} does not divide over {mesh.shape['data']} data shards x {microbatches} "
+            f"batch_size {batch_size} does not divide over {row_shards(mesh)} shards of rows ({axes}) x {microbatches} "
             f"microbatches. Use a multiple of {wanted}: --config.batch_size={better}"
         )
 
 
-def whole_rows(batch_size: int) -> int:
+def check_model(model: ModelConfig, mesh: Mesh) -> None:
+    """Raises UserError where an axis of the mesh does not divide what it cuts of the layers' matrices."""
+    cut = (
+        ("attention heads", model.heads, TENSOR),
+        ("inner units of the feed-forward", model.feed_forward, TENSOR),
+        ("entries of the token table", padded_vocabulary(model.vocab_size), TENSOR),
+        ("units of width", model.width, FSDP),
+    )
+    for what, count, axis in cut:
+        if count % mesh.shape[axis]:
+            better = math.gcd(*(other for _, other, of in cut if of == axis), mesh.shape[axis])
+            raise UserError(
+                f"the model's {count} {what} do not divide over mesh.{axis}={mesh.shape[axis]}; "
+                f"use --config.mesh.{axis}={better}"
+            )
+
+
+def whole_rows(batch_size: int, mesh: Mesh) -> int:
     """The evaluation batch of at least batch_size rows that gives every device as many. Raises UserError below 1."""
     if batch_size < 1:
         raise UserError(f"the evaluation batch size is {batch_size}; use 1 or more")
-    devices = jax.device_count()
-    return -(-batch_size // devices) * devices
+    return -(-batch_size // row_shards(mesh)) * row_shards(mesh)
 
 
 def shardings(mesh: Mesh, tree: Any) -> Any:
     """A NamedSharding for each leaf of a tree of (abstract) parameters or of a training state, by the rules above.
 
-    An optimizer's moment of a parameter has a path that ends as the parameter's does, so it lies where that lies.
+    An optimizer's moment of a parameter has a path that ends as the parameter's does, so it lies where that lies. An
+    axis that does not divide a small parameter (check_model has seen to the others) does not cut it.
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return NamedSharding(mesh, rules.first_match(PARAMETER_RULES, name) if leaf.ndim else PartitionSpec())
+        return NamedSharding(mesh, _spec(rules.first_match(PARAMETER_RULES, name), leaf.shape, mesh))
 
     return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def _spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
+    """The rule's axes for an array of that shape, without those of one device and those that do not divide it."""
+    if ... in axes:
+        middle = axes.index(...)
+        axes = (*axes[:middle], *[None] * (len(shape) - len(axes) + 1), *axes[middle + 1 :])
+    if len(axes) != len(shape):
+        return PartitionSpec()
+    found = []
+    for axis, size in zip(axes, shape, strict=True):
+        names = axis if isinstance(axis, tuple) else (axis,)
+        used = tuple(name for name in names if isinstance(name, str) and mesh.shape[name] > 1)
+        divides = size % math.prod(mesh.shape[name] for name in used) == 0
+        found.append(used if used and divides else None)
+    return PartitionSpec(*found)
 
 
 def with_shardings(mesh: Mesh, tree: Any) -> Any:
@@ -74,22 +178,41 @@ def replicated(mesh: Mesh) -> NamedSharding:
 
 
 def rows_sharding(mesh: Mesh) -> NamedSharding:
-    """How a batch lies: its first axis over `data`."""
-    return NamedSharding(mesh, PartitionSpec("data"))
+    """How a batch lies: its first axis over the axes of rows."""
+    return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
-def local_rows(batch_size: int, mesh: Mesh) -> slice:
-    """The rows of a global batch that this process's devices own: what it has to load."""
+def local_rows(batch_size: int, mesh: Mesh) -> slice | np.ndarray:
+    """The rows of a global batch that this process's devices own, ascending: what it has to load.
+
+    An array of their numbers where they do not follow each other: on a TPU pod a process's chips are a square of the
+    torus, and the mesh is laid along it.
+    """
+    owned = _owned(batch_size, mesh)
+    first, last = int(owned[0]), int(owned[-1])
+    return slice(first, last + 1) if last - first + 1 == len(owned) else owned
+
+
+def _owned(batch_size: int, mesh: Mesh) -> np.ndarray:
     indices = rows_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
-    spans = [index[0].indices(batch_size) for index in indices if index]
-    return slice(min(span[0] for span in spans), max(span[1] for span in spans))
+    return np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices if index is not None]))
 
 
 def place(batch: Any, batch_size: int, mesh: Mesh) -> Any:
     """Global arrays from this process's rows (local_rows) of a batch of numpy arrays."""
-    sharding = rows_sharding(mesh)
+    sharding, owned = rows_sharding(mesh), _owned(batch_size, mesh)
 
     def put(local: np.ndarray) -> jax.Array:
-        return jax.make_array_from_process_local_data(sharding, local, (batch_size, *local.shape[1:]))
+        def part(index: Any) -> np.ndarray:  # a slice for each axis
+            return local[among(owned, index[0])]
+
+        return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, part)
 
     return jax.tree.map(put, batch)
+
+
+def among(owned: np.ndarray, rows: slice) -> slice:
+    """Where some rows of the global batch, which follow each other, stand among those that a process owns."""
+    start, stop = rows.start or 0, int(owned[-1]) + 1 if rows.stop is None else rows.stop
+    first = int(np.searchsorted(owned, start))
+    return slice(first, first + stop - start)

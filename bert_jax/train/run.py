@@ -29,7 +29,7 @@ class Source(Protocol):
     def fingerprint(self) -> str:
         """Says which data and order these are; a run goes on only with the same."""
 
-    def batch(self, step: int, rows: slice | None = None) -> Any:
+    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Any:
         """The global batch of a step, or those rows of it, as a NamedTuple of numpy arrays."""
 
 

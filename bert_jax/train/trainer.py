@@ -41,6 +41,7 @@ def fit(run: Run) -> Result:
         raise UserError(f"--workdir {run.workdir} is a file; name a folder")
     mesh = partitioning.make_mesh(config.mesh)
     partitioning.check_batch(config.batch_size, config.microbatches, mesh)
+    partitioning.check_model(run.model, mesh)
     with jax.set_mesh(mesh), Interruption() as interruption:
         plan = plan_of(run)
         slots = run.source.batch(0, slice(0, 1)).input_ids.shape[1]
