@@ -1,9 +1,12 @@
-"""One training step on this machine's CPU, beside transformers' BertForPreTraining: tokens a second.
+"""One training step on one device, a CPU or an accelerator, beside transformers' BertForPreTraining: tokens a second.
 
-    python -m benchmarks.step --size mini --peer_python ENV/bin/python
+    python -m benchmarks.step --size mini --peer_python PYTHON
+    python -m benchmarks.step --size base --seq_len 512 --batch_size 64 --attention_dropout 0 --peer_python PYTHON
 
-A step is the trainer's own: forward, backward, clipping, AdamW, in float32 with dropout 0.1, on full rows of random
-ids. The peer has the same sizes, dropout, optimizer and clipping. The two take turns, and the medians are compared.
+A step is the trainer's own: forward, backward, clipping, AdamW, on full rows of random ids; on a CPU in float32, on an
+accelerator in bfloat16 with float32 parameters (the peer by autocast there, with torch's fused attention). The peer has
+the same sizes, dropout, optimizer and clipping. The two take turns, and the medians are compared. On an accelerator
+the model FLOPs utilization and the peak of device memory are given as well.
 """
 
 import contextlib
@@ -25,14 +28,13 @@ from benchmarks import common
 from bert_jax import command
 from bert_jax.config import ModelConfig, ModelOptions, OptimizerConfig
 from bert_jax.data.example import Batch, max_predictions
-from bert_jax.model import sizes
+from bert_jax.model import attention, sizes
 from bert_jax.model.bert import abstract_params, init_params
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import optim, steps
+from bert_jax.train import metrics, optim, steps
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.losses import PretrainingObjective
 
-PEER = "transformers BertForPreTraining, torch, float32"
 VOCAB_SIZE = 30522  # bert-base-uncased
 SIZES = ("tiny", "mini", "small", "medium", "base", "large")  # the presets that the peer has too
 MASK_RATE = 0.15
@@ -88,7 +90,7 @@ def our_turn(config: ModelConfig, runtime: Runtime, batch: Batch) -> Turn:
 
 @contextlib.contextmanager
 def peer_turn(
-    python: Path, config: ModelConfig, batch_size: int, seq_len: int
+    python: Path, config: ModelConfig, compute_dtype: str, batch_size: int, seq_len: int
 ) -> Iterator[tuple[Turn, dict[str, Any]]]:
     """The peer in a process of its own that waits while it is not its turn, and its versions."""
     values = {
@@ -96,6 +98,9 @@ def peer_turn(
         "width": config.width,
         "heads": config.heads,
         "vocab_size": config.vocab_size,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "compute_dtype": compute_dtype,
         "batch_size": batch_size,
         "seq_len": seq_len,
     }
@@ -140,38 +145,55 @@ def main(arguments: Sequence[str]) -> None:
     add("--steps", type=int, default=5, help="steps a turn (default: 5)")
     add("--warmup", type=int, default=2, help="steps of each side before the first turn (default: 2)")
     add("--layer_loop", default="auto", help="scan, unrolled or auto (default: auto)")
+    add("--attention", default="auto", help="einsum, cudnn, splash or auto (default: auto)")
+    add("--remat", default="none", help="none, attention, matmuls or layer (default: none)")
+    add("--dropout", type=float, default=0.1, help="of hidden states (default: 0.1)")
+    add("--attention_dropout", type=float, help="of attention; fused kernels want 0 (default: as --dropout)")
+    add("--compute_dtype", help="float32 or bfloat16 (default: float32 on a CPU, else bfloat16)")
     add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peer is left out")
-    parser.add_switch("keep_memory", help="keep freed memory, as training does (default: on)")
+    parser.add_switch("keep_memory", help="keep freed memory on a CPU, as training does (default: on)")
     flags = parser.parse_args(arguments)
     kept = flags.keep_memory is not False and keep_freed_memory()
-    options = ModelOptions(preset=flags.size)
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # on a GPU the peer wants memory, too
+    options = ModelOptions(preset=flags.size, dropout=flags.dropout, attention_dropout=flags.attention_dropout)
     config = sizes.model_config(options, VOCAB_SIZE)
-    runtime = Runtime(layer_loop=flags.layer_loop)
+    on_cpu = jax.default_backend() == "cpu"
+    dtype = flags.compute_dtype or ("float32" if on_cpu else "bfloat16")
+    runtime = Runtime(dtype, layer_loop=flags.layer_loop, attention=flags.attention, remat=flags.remat)
+    kernels = attention.kernels(config, runtime, flags.seq_len)
     tokens = flags.batch_size * flags.seq_len
-    turns = [our_turn(config, runtime, random_batch(config, flags.batch_size, flags.seq_len))]
+    batch = random_batch(config, flags.batch_size, flags.seq_len)
+    turns = [our_turn(config, runtime, batch)]
     versions: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         if flags.peer_python:
-            peer = peer_turn(flags.peer_python, config, flags.batch_size, flags.seq_len)
+            peer = peer_turn(flags.peer_python, config, dtype, flags.batch_size, flags.seq_len)
             turn, found = stack.enter_context(peer)
             turns.append(turn)
             versions = {name: str(value) for name, value in found.items()}
         seconds = alternate(turns, flags.rounds, flags.steps, flags.warmup)
     medians = [statistics.median(found) for found in seconds]
+    peak = metrics.peak_flops()
+    flops = metrics.training_flops(config, flags.batch_size, flags.seq_len, batch.masked_positions.shape[1])
     common.emit(
-        f"training step, {flags.size}, CPU, float32",
+        f"training step, {flags.size}, {'CPU' if on_cpu else jax.devices()[0].device_kind}, {dtype}",
         tokens / medians[0],
         "tokens/s",
-        peer=PEER if flags.peer_python else None,
+        peer=f"transformers BertForPreTraining, torch, {dtype}" if flags.peer_python else None,
         peer_value=tokens / medians[1] if flags.peer_python else None,
         settings={
             "batch_size": flags.batch_size,
             "seq_len": flags.seq_len,
             "vocab_size": VOCAB_SIZE,
             "dropout": config.dropout,
+            "attention_dropout": config.attention_dropout,
+            "attention": kernels,
             "optimizer": "adamw, clip 1.0",
             "layer_loop": flags.layer_loop,
+            "remat": flags.remat,
             "keep_memory": kept,
+            "mfu": [round(flops / median / peak, 4) for median in medians] if peak else None,
+            "peak_memory_gb": round(metrics.peak_memory_gb(), 3),
             "xla_flags": os.environ.get("XLA_FLAGS", ""),
             "rounds": flags.rounds,
             "steps": flags.steps,

@@ -1,4 +1,4 @@
-"""The peer of benchmarks/step.py: a training step of transformers' BertForPreTraining in float32 on a CPU.
+"""The peer of benchmarks/step.py: a training step of transformers' BertForPreTraining, on the GPU if there is one.
 
 Started by benchmarks/step.py under a Python with torch and transformers. It reads a number of steps from each line of
 its input and answers with a JSON list of their seconds, so that the two take turns on one machine.
@@ -17,6 +17,9 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     for name in ("layers", "width", "heads", "vocab_size", "batch_size", "seq_len"):
         parser.add_argument(f"--{name}", type=int, required=True)
+    for name in ("dropout", "attention_dropout"):
+        parser.add_argument(f"--{name}", type=float, required=True)
+    parser.add_argument("--compute_dtype", choices=("float32", "bfloat16"), required=True)
     arguments = parser.parse_args()
     torch.manual_seed(0)
     config = transformers.BertConfig(
@@ -25,20 +28,28 @@ def main() -> None:
         num_hidden_layers=arguments.layers,
         num_attention_heads=arguments.heads,
         intermediate_size=4 * arguments.width,
+        hidden_dropout_prob=arguments.dropout,
+        attention_probs_dropout_prob=arguments.attention_dropout,
         attn_implementation="sdpa",
     )
-    model = transformers.BertForPreTraining(config).train()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = transformers.BertForPreTraining(config).train().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    inputs = inputs_of(arguments)
+    inputs = {name: value.to(device) for name, value in inputs_of(arguments).items()}
+    half = arguments.compute_dtype == "bfloat16"
 
     def step() -> None:
-        model(**inputs).loss.backward()
+        with torch.autocast(device, torch.bfloat16, enabled=half):
+            loss = model(**inputs).loss
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        if device == "cuda":
+            torch.cuda.synchronize()
 
     versions = {"peer torch": torch.__version__, "peer transformers": transformers.__version__}
-    print(json.dumps(versions | {"peer threads": torch.get_num_threads()}), flush=True)
+    print(json.dumps(versions | {"peer device": device, "peer threads": torch.get_num_threads()}), flush=True)
     for line in sys.stdin:
         seconds = []
         for _ in range(int(line)):
