@@ -2,7 +2,7 @@
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +14,17 @@ from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, PretrainConfig, PretrainDataConfig
+from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.masking import RateSchedule
+from bert_jax.data.phases import Phase, PhasedLoader, parse_phases
+from bert_jax.data.reading import BatchSchedule
 from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.files import write_json
 from bert_jax.interop import source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
+from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning, trainer
 from bert_jax.train.evaluate import Evaluator, make_evaluator
 from bert_jax.train.host_memory import keep_freed_memory
@@ -37,9 +41,11 @@ Any key of the recipe can be set: --config.steps=1000, --config.budget_minutes=3
 --config.optimizer.learning_rate=1e-3, --config.compute_dtype=float32, --config.init_from=CHECKPOINT (go on from any
 checkpoint, ours or a Hugging Face folder, on another domain; --config.model.preset=checkpoint then takes its
 architecture). --config.data.mask_rate=0.2 sets the rate of dynamic masks, --config.data.mask_schedule=0:0.30,50000:0.15
-changes it at steps. --config.span_boundary=true predicts masked spans from their boundaries too (SpanBERT). Any part of
-the architecture is a key, as --config.model.norm=pre. Run the same command again after any stop: it goes on
-from the newest checkpoint of the workdir. See the result with: python -m bert_jax.report WORKDIR
+changes it at steps; so does --config.batch_schedule=0:256,10000:512 with the rows of a batch, and
+--config.data.phases=900000:DIR with the shards (of another length: 128, then 512). --config.span_boundary=true
+predicts masked spans from their boundaries too (SpanBERT). Any part of the architecture is a key, as
+--config.model.norm=pre. Run the same command again after any stop: it goes on from the newest checkpoint of the
+workdir. See the result with: python -m bert_jax.report WORKDIR
 """
 
 
@@ -60,52 +66,41 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(PretrainConfig, config)
     workdir = Path(workdir)
-    if not config.data.train:
-        raise UserError("data.train is not set; --config.data.train=DIR names the output of data_prep.build_examples")
-    dataset = open_dataset(config.data.train, "train")
-    held_out = _held_out(config, dataset)
+    phases = _phases(config.data)
+    dataset = phases[0].dataset
+    held_out = [_held_out(config, phase) for phase in phases]
     tokenizer = dataset.tokenizer()
     loaded = source.open_checkpoint(config.init_from) if config.init_from else None
     model = _architecture(config, tokenizer.vocab_size, loaded)
     if loaded is not None and config.model.preset == sizes.FROM_CHECKPOINT and model.positions == "rotary":
         context = {name: getattr(model, name) for name in CONTEXT_FIELDS}
         loaded = dataclasses.replace(loaded, model=dataclasses.replace(loaded.model, **context))
-    for part in (dataset, held_out):
+    for part in (*(phase.dataset for phase in phases), *held_out):
         if part is not None and part.seq_len > model.max_positions:
             raise UserError(
                 f"the rows of {part.directory} have {part.seq_len} slots, the model has {model.max_positions} "
                 f"positions; use --config.model.max_positions={part.seq_len}"
             )
-    objective = _objective(config, model, dataset)
+    objective = _objective(config, model, [phase.dataset for phase in phases])
     if objective.heads.mlm and not tokenizer.has_mask:
         raise UserError(
             f"the vocabulary of {dataset.directory} has no token for masks; build the examples with another "
             "--tokenizer, or train a causal model: --config.model.causal=true"
         )
-    evaluators = []
-    if held_out is not None:
-        wanted = config.eval.batch_size or config.batch_size
-        batches = PretrainingLoader(held_out, tokenizer, batch_size=wanted, seed=config.seed)
-
-        def evaluator(plan: Plan, mesh: Mesh) -> Evaluator:
-            size = partitioning.whole_rows(wanted, mesh)
-            return make_evaluator(plan, mesh, lambda: batches.evaluation_batches(size, config.eval.max_rows), size)
-
-        evaluators.append(evaluator)
+    batches = _batch_schedule(config)
+    train = PhasedLoader(phases, tokenizer, batches=batches, seed=config.seed, rates=_mask_rates(config.data))
     initial = {} if loaded is None else source.initial_params(loaded, model, objective.heads, tokenizer).params
     result = trainer.fit(
         trainer.Run(
             config=config,
             model=model,
             objective=objective,
-            source=PretrainingLoader(
-                dataset, tokenizer, batch_size=config.batch_size, seed=config.seed, rates=_mask_rates(config.data)
-            ),
+            source=train,
             workdir=workdir,
             tokenizer=tokenizer,
             kind="pretraining",
             description=f"pretraining {config.model.preset}",
-            evaluators=evaluators,
+            evaluators=[_evaluator(config, batches, train, held_out, tokenizer)] if any(held_out) else [],
             initial_params=initial,
         )
     )
@@ -134,7 +129,7 @@ def _architecture(config: PretrainConfig, vocab_size: int, loaded: Loaded | None
     return sizes.with_options(loaded.model, config.model)
 
 
-def _objective(config: PretrainConfig, model: ModelConfig, dataset: Dataset) -> Objective:
+def _objective(config: PretrainConfig, model: ModelConfig, datasets: Sequence[Dataset]) -> Objective:
     """What the model learns: what fits its attention, the recipe and the shards."""
     if config.objective not in OBJECTIVES:
         raise UserError(f"config.objective is {config.objective!r}; use one of: {', '.join(OBJECTIVES)}")
@@ -145,12 +140,13 @@ def _objective(config: PretrainConfig, model: ModelConfig, dataset: Dataset) -> 
             f"--config.model.causal={str(not model.causal).lower()}"
         )
     if not model.causal:
-        if config.span_boundary and dataset.masking.unit != "span":
-            raise UserError(
-                f"config.span_boundary needs masks of spans, those of {dataset.directory} are of "
-                f"{dataset.masking.unit}s; build the examples with --mask_unit span"
-            )
-        return PretrainingObjective(next_sentence=dataset.labelled, span_boundary=config.span_boundary)
+        for dataset in datasets:
+            if config.span_boundary and dataset.masking.unit != "span":
+                raise UserError(
+                    f"config.span_boundary needs masks of spans, those of {dataset.directory} are of "
+                    f"{dataset.masking.unit}s; build the examples with --mask_unit span"
+                )
+        return PretrainingObjective(next_sentence=datasets[0].labelled, span_boundary=config.span_boundary)
     if config.span_boundary or config.data.mask_rate is not None or config.data.mask_schedule:
         raise UserError(
             "a causal model predicts next tokens, none of them masked; leave out config.span_boundary, data.mask_rate "
@@ -168,8 +164,23 @@ def _mask_rates(config: PretrainDataConfig) -> RateSchedule | None:
     return RateSchedule.parse(config.mask_schedule) if config.mask_schedule else None
 
 
-def _held_out(config: PretrainConfig, dataset: Dataset) -> Dataset | None:
-    """The held-out rows: data.eval, or those beside data.train; None where build_examples set none aside."""
+def _batch_schedule(config: PretrainConfig) -> BatchSchedule:
+    if config.batch_schedule:
+        return BatchSchedule.parse(config.batch_schedule)
+    return BatchSchedule.constant(config.batch_size)
+
+
+def _phases(config: PretrainDataConfig) -> list[Phase]:
+    """The opened shards of all phases."""
+    if not config.train:
+        raise UserError("data.train is not set; --config.data.train=DIR names the output of data_prep.build_examples")
+    named = parse_phases(config.train, config.phases)
+    return [Phase(first, open_dataset(folder, "train")) for first, folder in named]
+
+
+def _held_out(config: PretrainConfig, phase: Phase) -> Dataset | None:
+    """A phase's held-out rows: data.eval, or those beside its own; None where build_examples set none aside."""
+    dataset = phase.dataset
     if not config.data.eval and not dataset.manifest["parts"]["eval"]["rows"]:
         return None
     held_out = open_dataset(config.data.eval or dataset.directory, "eval")
@@ -179,6 +190,32 @@ def _held_out(config: PretrainConfig, dataset: Dataset) -> Dataset | None:
             "build both with the same --tokenizer"
         )
     return held_out
+
+
+def _evaluator(
+    config: PretrainConfig,
+    batches: BatchSchedule,
+    train: PhasedLoader,
+    held_out: Sequence[Dataset | None],
+    tokenizer: Tokenizer,
+) -> Callable[[Plan, Mesh], Evaluator]:
+    """Measures the held-out rows of the phase that the last step was of, in the smallest batches of training."""
+    wanted = config.eval.batch_size or min(batches.rows)
+    loaders = [
+        None if part is None else PretrainingLoader(part, tokenizer, batch_size=wanted, seed=config.seed)
+        for part in held_out
+    ]
+
+    def make(plan: Plan, mesh: Mesh) -> Evaluator:
+        size = partitioning.whole_rows(wanted, mesh)
+
+        def read(steps_done: int) -> Iterator[Batch]:
+            loader = loaders[train.phase(max(steps_done - 1, 0))]
+            return iter(()) if loader is None else loader.evaluation_batches(size, config.eval.max_rows)
+
+        return make_evaluator(plan, mesh, read, size)
+
+    return make
 
 
 def _write_result(workdir: Path, result: trainer.Result) -> dict[str, Any]:

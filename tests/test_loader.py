@@ -199,25 +199,21 @@ def test_seeds_change_rows_and_masks():
     assert row_numbers(make(rows, seed=1).batch(0), rows) != row_numbers(make(rows, seed=2).batch(0), rows)
 
 
-def test_a_fingerprint_tells_configurations_apart():
+def test_a_fingerprint_is_of_the_data_and_not_of_the_configuration():
     rows = packed_rows(30)
-    prints = {make(rows, size, seed).fingerprint for size in (4, 8) for seed in (1, 2)}
-    assert len(prints) == 4 and make(rows, 4, 1).fingerprint in prints
+    assert {make(rows, size, seed).fingerprint for size in (4, 8) for seed in (1, 2)} == {make(rows).fingerprint}
 
 
 def test_a_fingerprint_tells_masks_apart():
     rows = packed_rows(30)
 
-    def fingerprint(rule: MaskingRule, rates: str = "") -> str:
-        schedule = RateSchedule.parse(rates) if rates else None
-        return PretrainingLoader(Table(rows, False, rule), Facts(), batch_size=8, seed=7, rates=schedule).fingerprint
+    def fingerprint(rule: MaskingRule) -> str:
+        return PretrainingLoader(Table(rows, False, rule), Facts(), batch_size=8, seed=7).fingerprint
 
     rules = [WORDS, MaskingRule("span"), MaskingRule("word", 0.2), MaskingRule("word", random="unigram")]
     rules += [MaskingRule("word", split=Split(0.5, 0.4, 0.1))]
-    prints = [*map(fingerprint, rules), fingerprint(WORDS, "0:0.3,9:0.1"), fingerprint(WORDS, "0:0.3,8:0.1")]
-    assert len(set(prints)) == len(prints)
-    assert fingerprint(WORDS, "0:0.2") == fingerprint(MaskingRule("word", 0.2)), "equal batches"
-    facts = ["rows", Facts.content_hash, "word", 0.15, 8, 7]  # what it was made of before there was a choice
+    assert len(set(map(fingerprint, rules))) == len(rules)
+    facts = ["rows", Facts.content_hash, "word", 0.15]  # what it was made of before there was a choice
     assert fingerprint(WORDS) == hashlib.sha256(json.dumps(facts).encode()).hexdigest()
 
 

@@ -39,7 +39,7 @@ class Interrupted:
 
     def __init__(self, source, step, act):
         self.source, self.step, self.act = source, step, act
-        self.fingerprint = source.fingerprint
+        self.fingerprints, self.changes, self.rows_at = source.fingerprints, source.changes, source.rows_at
 
     def batch(self, step, rows=None):
         if step == self.step:
@@ -71,7 +71,7 @@ def run(dataset, tiny_config, tmp_path):
             workdir=tmp_path / name,
             tokenizer=tokenizer,
             kind="pretraining",
-            evaluators=[lambda plan, mesh: make_evaluator(plan, mesh, lambda: held_out.evaluation_batches(8, 16), 8)],
+            evaluators=[lambda plan, mesh: make_evaluator(plan, mesh, lambda _: held_out.evaluation_batches(8, 16), 8)],
         )
         return dataclasses.replace(made, **changes)
 
@@ -194,7 +194,7 @@ def test_a_run_that_goes_on_is_no_longer_finished(run):
 
 def test_a_failed_evaluation_loses_nothing(run):
     def broken(plan, mesh):
-        def evaluate(params):
+        def evaluate(params, steps_done):
             raise OSError("the held-out shards are gone")
 
         return evaluate

@@ -17,8 +17,14 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class PretrainDataConfig(DataConfig):
-    """The rate of dynamic masks in training; without either key it is that of the shards, as in evaluation always."""
+    """Shards in phases, and the rate of dynamic masks in training.
 
+    Without either key of it the rate is that of the shards, as in evaluation always.
+    """
+
+    phases: str = (
+        ""  # STEP:DIR,...: from these steps on other shards than train's, of another length: 900000:shards_512
+    )
     mask_rate: float | None = None  # as 0.2
     mask_schedule: str = ""  # STEP:RATE,..., each rate held until the next step: 0:0.30,50000:0.15,90000:0.05
 
@@ -92,6 +98,7 @@ class TrainConfig:
 @dataclass(frozen=True)
 class PretrainConfig(TrainConfig):
     data: PretrainDataConfig = field(default_factory=PretrainDataConfig)
+    batch_schedule: str = ""  # STEP:ROWS,..., in the place of batch_size: 0:256,10000:512
     steps: int = 1_000_000
     objective: str = "auto"  # mlm, with next sentences where the shards have labels; causal; auto: what the model can
     span_boundary: bool = False  # masked spans from their boundaries, too (SpanBERT; Joshi et al. 2020, section 3.2)

@@ -1,12 +1,13 @@
 """From shards to batches: a batch is a function of (dataset, configuration, seed, step), with no state (law 1).
 
-Step s reads global rows s*B to s*B + B of the epochs laid end to end, each epoch a permutation of all rows keyed by
-(seed, epoch, dataset). No tail is dropped: a batch may straddle two epochs, and each row wears its own epoch's masks.
+Step s reads the B(s) global rows that follow those of the steps before it (data/reading.py counts them) in the epochs
+laid end to end, each epoch a permutation of all rows keyed by (seed, epoch, dataset). No tail is dropped: a batch may
+straddle two epochs, and each row wears its own epoch's masks.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -17,6 +18,7 @@ from bert_jax.command import UserError
 from bert_jax.data import hashing, permutation
 from bert_jax.data.example import Batch, Rows, max_predictions
 from bert_jax.data.masking import Masked, Masker, MaskingRule, RateSchedule, TokenFacts, span_targets
+from bert_jax.data.reading import Stretch, check_batch_size
 
 # Held-out masks depend on nothing but the sequence, so that figures compare between runs, steps and seeds.
 EVALUATION_SEED = 0
@@ -56,6 +58,7 @@ class HashedTokenizer(TokenFacts, Protocol):
 class PretrainingLoader:
     """Batches for pretraining and held-out evaluation, `batch_size` rows each (the global batch).
 
+    With `stretches` it has the batches of these steps alone, of as many rows as each says, and batch_size has no part.
     Rows with static masking are passed on as stored, others masked here by the dataset's rule; `rates` stand in for
     its rate in training batches (held-out masks keep it). Raises UserError for a batch size below 1, a tokenizer that
     is not the one the rows were made with, or rates for static masks.
@@ -69,8 +72,9 @@ class PretrainingLoader:
         batch_size: int,
         seed: int,
         rates: RateSchedule | None = None,
+        stretches: Sequence[Stretch] = (),
     ) -> None:
-        _check_batch_size(batch_size)
+        check_batch_size(batch_size)
         if tokenizer.content_hash != dataset.tokenizer_hash:
             raise UserError(
                 f"the tokenizer given (hash {tokenizer.content_hash[:12]}) is not the one of the shards in "
@@ -82,7 +86,8 @@ class PretrainingLoader:
                 f"the masks of {dataset.directory} are static: their rate is that of build_examples. Leave out "
                 "data.mask_rate and data.mask_schedule, or build the examples with --masking dynamic"
             )
-        self.dataset, self.batch_size, self.seed = dataset, batch_size, seed
+        self.dataset, self.seed = dataset, seed
+        self.stretches = tuple(stretches) or (Stretch(0, None, batch_size, 0),)
         self.rates = RateSchedule.constant(dataset.masking.rate) if rates is None else rates
         self.max_predictions = dataset.max_predictions
         if rates is not None:
@@ -98,39 +103,59 @@ class PretrainingLoader:
 
     @property
     def fingerprint(self) -> str:
-        """Equal fingerprints mean equal batches at every step: a hash of all that a batch depends on but the step."""
-        dataset, rates, default = self.dataset, self.rates, MaskingRule().to_manifest()
-        rate = rates.rates[0] if len(rates.rates) == 1 else [rates.steps, rates.rates]
-        facts: list[Any] = [dataset.fingerprint, dataset.tokenizer_hash, dataset.masking.unit, rate]
+        """Says which rows these are and how they are masked. With it, batches follow from configuration and step."""
+        dataset, default = self.dataset, MaskingRule().to_manifest()
+        rule = dataset.masking.to_manifest()
+        facts: list[Any] = [dataset.fingerprint, dataset.tokenizer_hash, rule["unit"], rule["rate"]]
         # Only what differs from the defaults, so that they stand for what there was before there was a choice.
-        rule = dataset.masking.to_manifest().items()
-        others = {name: value for name, value in rule if name not in ("unit", "rate") and value != default[name]}
+        others = {name: rule[name] for name in rule if name not in ("unit", "rate") and rule[name] != default[name]}
         if self._unigram_counts is not None:
             others["unigram_counts"] = hashlib.sha256(self._unigram_counts.tobytes()).hexdigest()
         facts += [others] if others else []
-        return hashlib.sha256(json.dumps([*facts, self.batch_size, self.seed]).encode()).hexdigest()
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+    @property
+    def fingerprints(self) -> Mapping[str, str]:
+        """The fingerprint by the key of the configuration that names the rows."""
+        return {"data.train": self.fingerprint}
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """The steps from which batches have another number of rows."""
+        return tuple(stretch.first for stretch in self.stretches)
+
+    def rows_at(self, step: int) -> int:
+        """Rows of a step's global batch. Raises ValueError for a step that reads nothing here."""
+        return self._stretch(step).rows
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
         """The global batch of a step, or those of its rows that are picked, which alone are then loaded.
 
-        The arrays are read-only. Raises ValueError for a negative step.
+        The arrays are read-only. Raises ValueError for a step that reads nothing here, as a negative one.
         """
-        if step < 0:
-            raise ValueError(f"step {step}: it must be 0 or more")
-        picked = np.arange(self.batch_size, dtype=np.int64)[slice(None) if rows is None else rows]
+        stretch = self._stretch(step)
+        picked = np.arange(stretch.rows, dtype=np.int64)[slice(None) if rows is None else rows]
         block = self._block
         same = block is not None and np.array_equal(block.picked, picked)
         if block is None or not same or not block.first <= step < block.first + block.steps:
             goes_on = block is not None and same and step == block.first + block.steps
             steps = max(1, _BLOCK_SLOTS // max(1, self.dataset.seq_len * picked.size)) if goes_on else 1
-            block = self._block = _Block(step, steps, picked, self._batches(step, steps, picked))
+            if stretch.end is not None:  # the steps of a block are of one stretch
+                steps = min(steps, stretch.end - step)
+            block = self._block = _Block(step, steps, picked, self._batches(stretch, step, steps, picked))
         begin = (step - block.first) * picked.size
         return Batch(*(field if field is None else field[begin : begin + picked.size] for field in block.batches))
 
-    def _batches(self, first: int, count: int, picked: Int64[np.ndarray, "K"]) -> Batch:
-        """The picked rows of `count` steps, one step after another."""
+    def _stretch(self, step: int) -> Stretch:
+        found = next((stretch for stretch in self.stretches if stretch.holds(step)), None)
+        if found is None:
+            raise ValueError(f"step {step}: its batch is not read from {self.dataset.directory}")
+        return found
+
+    def _batches(self, stretch: Stretch, first: int, count: int, picked: Int64[np.ndarray, "K"]) -> Batch:
+        """The picked rows of `count` steps of a stretch, one step after another."""
         steps = np.arange(first, first + count)
-        numbers = (steps[:, None] * self.batch_size + picked).reshape(-1)
+        numbers = (stretch.before + (steps[:, None] - stretch.first) * stretch.rows + picked).reshape(-1)
         epochs, ordinals = np.divmod(numbers, self.dataset.rows)
         keys = hashing.combine(self._dataset_word, self.seed, epochs)
         gathered = self.dataset.gather(permutation.permute(ordinals, self.dataset.rows, keys))
@@ -150,7 +175,7 @@ class PretrainingLoader:
 
         The last batch is filled up with rows of zeros, which weigh 0. Raises UserError for a batch size below 1.
         """
-        _check_batch_size(batch_size)
+        check_batch_size(batch_size)
         rows = min(self.dataset.rows, max_rows) if max_rows > 0 else self.dataset.rows
         masker = self._make_masker(EVALUATION_SEED)
         for start in range(0, rows, batch_size):
@@ -251,8 +276,3 @@ def _spell_out(
 
 def _fill_up(field: np.ndarray, batch_size: int) -> np.ndarray:
     return np.pad(field, [(0, batch_size - len(field))] + [(0, 0)] * (field.ndim - 1))
-
-
-def _check_batch_size(batch_size: int) -> None:
-    if batch_size < 1:
-        raise UserError(f"batch_size {batch_size}: a batch has at least one row; give --config.batch_size=N, N >= 1")

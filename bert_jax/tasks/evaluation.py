@@ -97,7 +97,7 @@ def make_evaluator(task: Task, rows: TaskRows, batch_size: int) -> Callable[[Pla
 
     def make(plan: Plan, mesh: Mesh) -> Evaluator:
         predictor = Predictor(task, plan.model, plan.runtime, mesh)
-        return lambda params: predictor.measure(params, rows, batch_size)
+        return lambda params, _: predictor.measure(params, rows, batch_size)
 
     return make
 

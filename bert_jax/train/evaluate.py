@@ -12,27 +12,28 @@ from bert_jax.train import partitioning
 from bert_jax.train.losses import means
 from bert_jax.train.steps import Forward, evaluation_step
 
-Evaluator = Callable[[dict[str, Any]], dict[str, float]]  # parameters in, metrics by name out
+Evaluator = Callable[[dict[str, Any], int], dict[str, float]]  # parameters and steps done in, metrics by name out
 
 
-def make_evaluator(plan: Forward, mesh: Mesh, batches: Callable[[], Iterator[Any]], batch_size: int) -> Evaluator:
-    """An evaluator of the plan's objective over batches(), each of batch_size global rows, fillers weighing 0.
+def make_evaluator(plan: Forward, mesh: Mesh, batches: Callable[[int], Iterator[Any]], batch_size: int) -> Evaluator:
+    """An evaluator of the plan's objective over batches(steps done), each of batch_size global rows.
 
-    Every process passes the same global batches; each takes its own rows of them.
+    Fillers weigh 0. Without batches there are no metrics. Every process passes the same global batches; each takes its
+    own rows of them.
     """
     step = jax.jit(evaluation_step, static_argnums=0)
     rows = partitioning.local_rows(batch_size, mesh)
 
-    def run(params: dict[str, Any]) -> dict[str, float]:
+    def run(params: dict[str, Any], steps_done: int) -> dict[str, float]:
         sums: dict[str, float] = {}
         counts: dict[str, float] = {}
-        for batch in batches():
+        for batch in batches(steps_done):
             local = jax.tree.map(lambda leaf: leaf[rows], batch)
             batch_sums, batch_counts = jax.device_get(step(plan, params, partitioning.place(local, batch_size, mesh)))
             for total, part in ((sums, batch_sums), (counts, batch_counts)):
                 for name, value in part.items():
                     total[name] = total.get(name, 0.0) + float(value)  # added up in float64
-        return finite_means(sums, counts)
+        return finite_means(sums, counts) if sums else {}
 
     return run
 

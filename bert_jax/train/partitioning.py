@@ -95,8 +95,11 @@ def row_shards(mesh: Mesh) -> int:
     return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
-def check_batch(batch_size: int, microbatches: int, mesh: Mesh) -> None:
-    """Raises UserError unless every device gets the same number of rows of every microbatch."""
+def check_batch(batch_size: int, microbatches: int, mesh: Mesh, key: str = "batch_size") -> None:
+    """Raises UserError unless every device gets the same number of rows of every microbatch.
+
+    key is what of the configuration says the batch size.
+    """
     if microbatches < 1:
         raise UserError(f"microbatches is {microbatches}; use 1 or more")
     wanted = row_shards(mesh) * microbatches
@@ -104,8 +107,9 @@ def check_batch(batch_size: int, microbatches: int, mesh: Mesh) -> None:
         better = max(wanted, -(-batch_size // wanted) * wanted)
         axes = ", ".join(f"mesh.{axis}={mesh.shape[axis]}" for axis in ROWS)
         raise UserError(
-            f"batch_size {batch_size} does not divide over {row_shards(mesh)} shards of rows ({axes}) x {microbatches} "
-            f"microbatches. Use a multiple of {wanted}: --config.batch_size={better}"
+            f"{key} {batch_size} does not divide over {row_shards(mesh)} shards of rows ({axes}) x {microbatches} "
+            f"microbatches. Use a multiple of {wanted}: "
+            + (f"--config.batch_size={better}" if key == "batch_size" else f"{better} in --config.{key}")
         )
 
 

@@ -1,6 +1,7 @@
 """What one run is made of, and what comes out of it."""
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,8 +27,15 @@ class Source(Protocol):
     """Training batches: a function of the step (law 1)."""
 
     @property
-    def fingerprint(self) -> str:
-        """Says which data and order these are; a run goes on only with the same."""
+    def fingerprints(self) -> Mapping[str, str]:
+        """Says which data these are, by the key of the configuration that names them."""
+
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """The steps, 0 the first, from which batches have another number of rows, or their rows another length."""
+
+    def rows_at(self, step: int) -> int:
+        """Rows of a step's global batch."""
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Any:
         """The global batch of a step, or those rows of it, as a NamedTuple of numpy arrays."""
@@ -74,12 +82,22 @@ IDENTITY = {
 def identity(run: Run) -> dict[str, Any]:
     """The values of IDENTITY for a run."""
     return {
-        "batch_size": run.config.batch_size,
+        "batch_size": _batch_sizes(run.source),
         "seed": run.config.seed,
         "train_layers": run.train_layers,
         "init": _fingerprint(run.initial_params),
-        "data": run.source.fingerprint[:FINGERPRINT_DIGITS],
+        "data": _digest(run),
     }
+
+
+def _batch_sizes(source: Source) -> str:
+    return ",".join(f"{step}:{source.rows_at(step)}" for step in source.changes).removeprefix("0:")
+
+
+def _digest(run: Run) -> str:
+    data = run.config.data
+    rates = [getattr(data, name, None) for name in ("mask_rate", "mask_schedule")]
+    return hashlib.sha256(json.dumps([dict(run.source.fingerprints), rates]).encode()).hexdigest()[:FINGERPRINT_DIGITS]
 
 
 def _fingerprint(params: Mapping[str, np.ndarray]) -> str:

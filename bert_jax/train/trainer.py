@@ -40,17 +40,20 @@ def fit(run: Run) -> Result:
     if run.workdir.exists() and not run.workdir.is_dir():
         raise UserError(f"--workdir {run.workdir} is a file; name a folder")
     mesh = partitioning.make_mesh(config.mesh)
-    partitioning.check_batch(config.batch_size, config.microbatches, mesh)
+    for rows in dict.fromkeys(map(run.source.rows_at, run.source.changes)):
+        key = "batch_size" if rows == config.batch_size else "batch_schedule"
+        partitioning.check_batch(rows, config.microbatches, mesh, key)
     partitioning.check_model(run.model, mesh)
     with jax.set_mesh(mesh), Interruption() as interruption:
         plan = plan_of(run)
-        slots = run.source.batch(0, slice(0, 1)).input_ids.shape[1]
-        attention.kernels(plan.model, plan.runtime, slots)  # refuses one that cannot run before anything is written
+        for step in run.source.changes:  # refuses a kernel that cannot run before anything is written
+            attention.kernels(plan.model, plan.runtime, _slots(run.source, step))
         evaluators = [make(plan, mesh) for make in run.evaluators]
         with checkpoint.Checkpoints(run.workdir / "checkpoints", keep=config.checkpoint.keep) as checkpoints:
             check_workdir(run, checkpoints)
             state, meta = start(run, plan, mesh, checkpoints)
             write_workdir(run)
+            slots = _slots(run.source, int(state.step))  # before the loop's thread reads from the source
             loop = _Loop(run, plan, mesh, checkpoints, evaluators, interruption, profiler, meta, int(state.step))
             if meta:
                 loop.progress.say(f"going on from step {loop.first} of {run.workdir}")
@@ -115,6 +118,9 @@ class _Loop:
                 if step == self.first:
                     (self.run.workdir / RESULT_FILE).unlink(missing_ok=True)  # what it said is no longer so
                 batch = next(self.batches)
+                if step > self.first and step in self.run.source.changes:
+                    rows, slots = batch.input_ids.shape
+                    self.progress.say(f"from step {step} on, batches of {rows} rows of {slots} slots")
                 with self.profiler.step(step):
                     state, metrics = self.train_step(state, batch, np.float32(fraction), self.key)
                 self.window.add(batch, metrics)
@@ -150,11 +156,15 @@ class _Loop:
             raise Stopped(f"SIGTERM: saved step {step} in {self.run.workdir}; run the same command to go on")
 
     def _batches(self) -> Prefetched[Any]:
-        size = self.run.config.batch_size
-        rows = partitioning.local_rows(size, self.mesh)
+        source, mesh = self.run.source, self.mesh
+
+        @functools.cache
+        def local_rows(size: int) -> slice | np.ndarray:
+            return partitioning.local_rows(size, mesh)
 
         def make(step: int) -> Any:
-            return partitioning.place(self.run.source.batch(step, rows), size, self.mesh)
+            size = source.rows_at(step)
+            return partitioning.place(source.batch(step, local_rows(size)), size, mesh)
 
         return prefetch(make, self.first, None, self.run.config.data.prefetch)
 
@@ -177,9 +187,9 @@ class _Loop:
             with self.window.paused():
                 metrics: dict[str, float] = {}
                 for evaluator in self.evaluators:
-                    metrics |= evaluator(state.params)
+                    metrics |= evaluator(state.params, step)
                     if state.average is not None:
-                        metrics |= {f"ema_{name}": value for name, value in evaluator(state.average).items()}
+                        metrics |= {f"ema_{name}": value for name, value in evaluator(state.average, step).items()}
                 self.evaluated = (step, metrics)
         return self.evaluated[1]
 
@@ -219,6 +229,11 @@ class _Loop:
             "window": self.window.state(),
             "identity": identity(self.run),
         }
+
+
+def _slots(source: Source, step: int) -> int:
+    """T of a step's batch."""
+    return source.batch(step, slice(0, 1)).input_ids.shape[1]
 
 
 def how_it_runs(plan: steps.Plan, mesh: Mesh, slots: int) -> str:

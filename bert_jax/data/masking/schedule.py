@@ -1,12 +1,11 @@
 """The mask rate as a function of the training step."""
 
-import itertools
 from dataclasses import dataclass
 
 import numpy as np
 from jaxtyping import Float64, Int64
 
-from bert_jax.command import UserError
+from bert_jax.data import stepwise
 from bert_jax.data.masking.rule import check_rate
 
 
@@ -23,16 +22,9 @@ class RateSchedule:
     @classmethod
     def parse(cls, text: str) -> "RateSchedule":
         """From `0:0.30,50000:0.15,90000:0.05`. Raises UserError for another form, order, or rate."""
-        try:
-            pairs = [entry.split(":") for entry in text.split(",")]
-            steps = tuple(int(step) for step, _ in pairs)
-            rates = tuple(float(rate) for _, rate in pairs)
-        except ValueError:
-            raise UserError(f"mask schedule {text!r}; it is STEP:RATE,STEP:RATE, as 0:0.30,50000:0.15") from None
+        steps, rates = stepwise.parse(text, "mask schedule", float, "0:0.30,50000:0.15")
         for rate in rates:
             check_rate(rate)
-        if steps[0] != 0 or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
-            raise UserError(f"mask schedule {text!r}; its steps ascend from 0, as 0:0.30,50000:0.15")
         return cls(steps, rates)
 
     @classmethod

@@ -1,0 +1,100 @@
+"""Pretraining in phases: from a step on other shards, of another length (128, then 512; Devlin et al. 2019, A.2)."""
+
+import bisect
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from bert_jax.command import UserError
+from bert_jax.data import stepwise
+from bert_jax.data.example import Batch
+from bert_jax.data.loader import HashedTokenizer, PretrainingLoader
+from bert_jax.data.masking import RateSchedule
+from bert_jax.data.reading import BatchSchedule, stretches
+from bert_jax.data.shards import Dataset
+
+
+class Phase(NamedTuple):
+    """From a step on, these shards."""
+
+    first: int
+    dataset: Dataset
+
+    @property
+    def key(self) -> str:
+        """What of the configuration names the shards."""
+        return f"data.phases.{self.first}" if self.first else "data.train"
+
+
+def parse_phases(train: str, phases: str) -> list[tuple[int, str]]:
+    """First steps and folders, those of data.train first. Raises UserError for another form than STEP:DIR,STEP:DIR."""
+    if not phases:
+        return [(0, train)]
+    steps, folders = stepwise.parse(phases, "data.phases", _folder, "900000:shards_512", first=1)
+    return [(0, train), *zip(steps, folders, strict=True)]
+
+
+def _folder(text: str) -> str:
+    if not text.strip():
+        raise ValueError("no folder")
+    return text.strip()
+
+
+def check_phases(phases: Sequence[Phase]) -> None:
+    """Raises UserError unless all phases have the tokenizer and the kind of sequences of the first."""
+    first = phases[0].dataset
+    for phase in phases[1:]:
+        where = f"{phase.key} ({phase.dataset.directory})"
+        if phase.dataset.tokenizer_hash != first.tokenizer_hash:
+            raise UserError(
+                f"{where} was built with another tokenizer than data.train ({first.directory}); build all phases with "
+                "the same --tokenizer"
+            )
+        if phase.dataset.labelled != first.labelled:
+            labelled, bare = (first, phase.dataset) if first.labelled else (phase.dataset, first)
+            raise UserError(
+                f"{where} and data.train differ in what is learnt: {labelled.directory} has pairs with labels "
+                f"({labelled.manifest['objective']}), {bare.directory} has none ({bare.manifest['objective']}); build "
+                "all phases with the same --objective"
+            )
+
+
+class PhasedLoader:
+    """The batches of all phases: each step's by the loader of its phase."""
+
+    def __init__(
+        self,
+        phases: Sequence[Phase],
+        tokenizer: HashedTokenizer,
+        *,
+        batches: BatchSchedule,
+        seed: int,
+        rates: RateSchedule | None = None,
+    ) -> None:
+        """Raises UserError as PretrainingLoader does, and check_phases."""
+        check_phases(phases)
+        read = stretches(batches, [(phase.first, phase.dataset.fingerprint) for phase in phases])
+        self._loaders = [
+            PretrainingLoader(phase.dataset, tokenizer, batch_size=part[0].rows, seed=seed, rates=rates, stretches=part)
+            for phase, part in zip(phases, read, strict=True)
+        ]
+        self._phases = list(phases)
+        self.changes = tuple(sorted(stretch.first for part in read for stretch in part))
+
+    @property
+    def fingerprints(self) -> Mapping[str, str]:
+        """The fingerprint of each phase's rows and masks, by the key of the configuration that names them."""
+        return {phase.key: loader.fingerprint for phase, loader in zip(self._phases, self._loaders, strict=True)}
+
+    def phase(self, step: int) -> int:
+        """The number of the phase that a step is of, from 0."""
+        return bisect.bisect_right(self._phases, step, key=lambda phase: phase.first) - 1
+
+    def rows_at(self, step: int) -> int:
+        """Rows of a step's global batch. Raises ValueError for a negative step."""
+        return self._loaders[self.phase(step)].rows_at(step)
+
+    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
+        """The global batch of a step, or those of its rows that are picked. Raises ValueError for a negative one."""
+        return self._loaders[self.phase(step)].batch(step, rows)

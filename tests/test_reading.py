@@ -1,0 +1,63 @@
+"""Which rows a step reads, over ramps of the batch and phases of data: by formula, and by going through the steps."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_jax.command import UserError
+from bert_jax.data.masking import RateSchedule
+from bert_jax.data.phases import parse_phases
+from bert_jax.data.reading import BatchSchedule, stretches
+
+STEPS = 60
+borders = st.lists(st.integers(1, STEPS - 5), max_size=4, unique=True).map(lambda steps: (0, *sorted(steps)))
+
+
+@given(
+    steps=borders,
+    rows=st.lists(st.integers(1, 9), min_size=5, max_size=5),
+    starts=borders,
+    names=st.lists(st.sampled_from("ab"), min_size=5, max_size=5),
+)
+def test_each_step_reads_on_where_the_steps_before_it_ended(steps, rows, starts, names):
+    """By brute force: phases that read two data sets in turns, and a counter for each of these, step by step."""
+    batches = BatchSchedule(steps, tuple(rows[: len(steps)]))
+    phases = list(zip(starts, names, strict=False))
+    parts = stretches(batches, phases)
+    counters = {"a": 0, "b": 0}
+    for step in range(STEPS):
+        phase = max(number for number, (first, _) in enumerate(phases) if first <= step)
+        wanted = rows[max(number for number, first in enumerate(steps) if first <= step)]
+        holding = [(number, stretch) for number, part in enumerate(parts) for stretch in part if stretch.holds(step)]
+        assert [number for number, _ in holding] == [phase]
+        stretch = holding[0][1]
+        name = phases[phase][1]
+        assert stretch.rows == wanted == batches.rows_at(step)
+        assert stretch.before + (step - stretch.first) * stretch.rows == counters[name]
+        counters[name] += wanted
+
+
+def test_one_size_and_one_data_set_are_one_stretch():
+    assert stretches(BatchSchedule.constant(8), [(0, "a")]) == [[(0, None, 8, 0)]]
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "said"),
+    [
+        (BatchSchedule.parse, "256", "it is STEP:VALUE,STEP:VALUE, as 0:256,10000:512"),
+        (BatchSchedule.parse, "0:256,9:big", "it is STEP:VALUE"),
+        (BatchSchedule.parse, "5:256", "its steps ascend from 0"),
+        (BatchSchedule.parse, "0:256,9:512,9:64", "its steps ascend from 0"),
+        (BatchSchedule.parse, "0:256,9:0", r"batch_size 0 of batch_schedule '0:256,9:0'.*N >= 1"),
+        (RateSchedule.parse, "0:0.3;9:0.1", "mask schedule.*it is STEP:VALUE,STEP:VALUE, as 0:0.30"),
+        (lambda text: parse_phases("first", text), "0:other", "data.phases '0:other'; its steps ascend from 1"),
+        (lambda text: parse_phases("first", text), "9:", "it is STEP:VALUE"),
+    ],
+)
+def test_a_mistake_in_a_schedule_is_told_with_how_one_is_written(read, text, said):
+    with pytest.raises(UserError, match=said):
+        read(text)
+
+
+def test_a_folder_of_a_phase_may_be_an_address():
+    assert parse_phases("one", "9:gs://bucket/two, 20:C:three") == [(0, "one"), (9, "gs://bucket/two"), (20, "C:three")]
