@@ -1,5 +1,6 @@
 """Checkpoints: what is saved is what is restored, and nothing half-written or damaged passes for whole."""
 
+import json
 import resource
 import shutil
 import signal
@@ -230,3 +231,108 @@ def test_a_missing_damaged_or_foreign_config_is_said(tmp_path):
             checkpoint.read_config(tmp_path)
     with pytest.raises(UserError, match="no checkpoint in"):
         checkpoint.read_params(tmp_path)
+
+
+def break_file(path, how: str) -> None:
+    content = path.read_bytes()
+    middle = len(content) // 2
+    if how == "missing":
+        path.unlink()
+    elif how == "torn":
+        path.write_bytes(content[:middle])
+    else:
+        path.write_bytes(content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :])
+
+
+def files_of(step) -> list:
+    return sorted(path for path in step.rglob("*") if path.is_file() and path.stat().st_size)
+
+
+@pytest.mark.slow
+def test_whatever_file_of_the_newest_is_broken_the_run_goes_on_from_a_whole_one(tmp_path, capsys):
+    params, optimizer_state = make_state()
+    older, _ = make_state(1)
+    wanted = abstract(params), abstract(optimizer_state)
+    with Checkpoints(tmp_path / "sound", keep=0) as checkpoints:
+        checkpoints.save(1, older, optimizer_state, {})
+        checkpoints.save(2, params, optimizer_state, {})
+    names = [path.relative_to(tmp_path / "sound") for path in files_of(tmp_path / "sound" / "2")]
+    fallen_back = set()
+    for number, (name, how) in enumerate((name, how) for name in names for how in ("missing", "torn", "flipped")):
+        folder = tmp_path / str(number)
+        shutil.copytree(tmp_path / "sound", folder)
+        break_file(folder / name, how)
+        with Checkpoints(folder, keep=0) as checkpoints:
+            step, restored = checkpoints.restore_newest(*wanted)
+            assert_equal_trees(restored.params, {1: older, 2: params}[step])  # 2: a file that nothing depends on
+            said = capsys.readouterr().err
+            assert checkpoints.steps() == ([1, 2] if step == 2 else [1])
+            if step == 1:
+                assert len(said.splitlines()) == 1 and f"{folder}/damaged/2" in said and "going on from step 1" in said
+                fallen_back.add((how, name.parts[1]))
+                checkpoints.save(2, params, optimizer_state, {})  # and it comes to that step again
+                checkpoints.wait()
+                assert checkpoints.steps() == [1, 2] and (folder / "damaged" / "2").is_dir()
+    assert fallen_back >= {(how, item) for how in ("missing", "torn") for item in ("params", "optimizer", "meta")}
+
+
+def test_a_second_damaged_copy_of_a_step_has_a_name_of_its_own_and_all_damaged_is_refused(tmp_path, capsys):
+    params, optimizer_state = make_state()
+    wanted = abstract(params), abstract(optimizer_state)
+    (tmp_path / "damaged" / "2").mkdir(parents=True)
+    with Checkpoints(tmp_path, keep=0) as checkpoints:
+        assert checkpoints.restore_newest(*wanted) is None
+        for step in (1, 2, 3):
+            checkpoints.save(step, params, optimizer_state, {"at": step})
+        checkpoints.wait()
+        for step in (2, 3):
+            break_file(tmp_path / str(step) / "meta" / "metadata", "flipped")
+        assert checkpoints.newest_meta() == {"at": 1}
+        assert checkpoints.restore_newest(*wanted)[0] == 1
+        assert "damaged/3" in (said := capsys.readouterr().err) and "damaged/2-2" in said
+        break_file(tmp_path / "1" / "params" / "_METADATA", "missing")
+        with pytest.raises(UserError, match=r"every checkpoint in .* is damaged \(steps 1; 1: .*another --workdir"):
+            checkpoints.restore_newest(*wanted)
+        assert checkpoints.steps() == [1]
+
+
+@pytest.mark.parametrize(("metric", "best"), [("eval_loss", 20), ("eval_accuracy", 30)])
+def test_every_kth_and_the_best_stay_beside_the_newest(tmp_path, metric, best):
+    state = make_state()
+    measured = {10: 3.0, 20: 1.0, 30: 5.0, 40: 2.0, 50: float("nan"), 60: None, 70: None}
+
+    def save(checkpoints, steps):
+        for step in steps:
+            name = metric.removeprefix("eval_")
+            evaluation = {} if measured[step] is None else {name: measured[step]}
+            checkpoints.save(step, *state, {"evaluation": evaluation})
+
+    with Checkpoints(tmp_path, keep=1, keep_every=40, best=metric) as checkpoints:
+        save(checkpoints, (10, 20, 30, 40))
+        assert checkpoints.best.beaten_by({metric.removeprefix("eval_"): 0.5}) == (metric == "eval_loss")
+        checkpoints.wait()
+        assert checkpoints.steps() == sorted({best, 40})
+    with Checkpoints(tmp_path, keep=1, keep_every=40, best=metric) as checkpoints:  # as it was told before a restart
+        save(checkpoints, (50, 60, 70))
+    assert sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()) == [best, 40, 70]
+    note = json.loads((tmp_path / "best.json").read_text())
+    assert note == {
+        "step": best,
+        "metric": metric,
+        "value": measured[best],
+        "better": "lower" if metric == "eval_loss" else "higher",
+    }
+
+
+@pytest.mark.parametrize(
+    ("keeping", "message"),
+    [
+        ({"keep": -1}, "checkpoint.keep is -1"),
+        ({"keep": 1, "keep_every": -5}, "keep_every is -5"),
+        ({"keep": 1, "best": "loss"}, "checkpoint.best is 'loss'; name a held-out metric"),
+    ],
+)
+def test_a_mistake_in_what_to_keep_is_said_before_a_folder_is_made(tmp_path, keeping, message):
+    with pytest.raises(UserError, match=message):
+        Checkpoints(tmp_path / "checkpoints", **keeping)
+    assert not (tmp_path / "checkpoints").exists()

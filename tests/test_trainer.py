@@ -262,3 +262,33 @@ def test_a_line_of_progress_leaves_out_what_the_batches_do_not_have(capsys):
     progress.update(3, 0.5, None, {"mlm_loss": 2.5, "nsp_loss": float("nan")})
     said = capsys.readouterr().err
     assert "step 3" in said and "mlm_loss 2.5" in said and "nsp" not in said
+
+
+def test_a_run_whose_newest_checkpoint_is_torn_comes_out_the_same(run, capsys):
+    torn = run("torn")
+    whole = trainer.fit(torn)
+    before = checkpoint.read_params(torn.workdir)
+    for path in (torn.workdir / "checkpoints" / "6" / "optimizer").rglob("*"):
+        if path.is_file():
+            path.write_bytes(path.read_bytes()[:-3])
+    again = trainer.fit(torn)
+    said = capsys.readouterr().err
+    assert "checkpoint 6 is damaged" in said and "going on from step 4" in said
+    assert again.evaluation == whole.evaluation
+    assert (torn.workdir / "checkpoints" / "damaged" / "6").is_dir()
+    for path, value in checkpoint.read_params(torn.workdir).items():
+        np.testing.assert_array_equal(value, before[path], err_msg=path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({}, r"nothing is measured before the end. Set --config\.eval\.every_steps"),
+        ({"evaluators": []}, "no held-out part"),
+    ],
+)
+def test_a_best_checkpoint_of_a_run_that_measures_none_is_refused(run, changes, message):
+    wrong = run("wrong", dataclasses.replace(CONFIG, checkpoint=CheckpointConfig(best="eval_loss")), **changes)
+    with pytest.raises(UserError, match=message):
+        trainer.fit(wrong)
+    assert not wrong.workdir.exists()

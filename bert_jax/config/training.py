@@ -58,7 +58,9 @@ class MeshConfig:
 class CheckpointConfig:
     every_steps: int = 0  # 0: not by steps
     every_minutes: float = 10.0  # 0: not by the clock
-    keep: int = 2
+    keep: int = 2  # the newest so many; 0: all
+    keep_every: int = 0  # those of steps that this divides stay for good; 0: none
+    best: str = ""  # eval_loss, eval_mlm_accuracy ...: the best by it stays too, saved as soon as it is measured
 
 
 @dataclass(frozen=True)

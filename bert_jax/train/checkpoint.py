@@ -13,10 +13,12 @@ tensor lives when it is saved and again when it is read.
 """
 
 import contextlib
+import itertools
 import logging
 import os
 import re
 import shutil
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
+from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
 from bert_jax import config as config_lib
@@ -33,11 +36,15 @@ from bert_jax.config import ModelConfig
 from bert_jax.files import read_json, write_json
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
-from bert_jax.train.integrity import damaged, describe, ignore_closed_loops, read_or_explain, signature
+from bert_jax.train import preservation
+from bert_jax.train.integrity import DamagedCheckpoint, describe, ignore_closed_loops, signature
+from bert_jax.train.restore import AVERAGE, META, OPTIMIZER, PARAMS, named_leaves, read_into, read_item, read_meta
 
 CONFIG_FILE, CHECKPOINTS = "config.json", "checkpoints"
 REMOVED = "removed"  # where steps that are no longer kept go, to be deleted
-PARAMS, OPTIMIZER, AVERAGE, META = "params", "optimizer", "average", "meta"  # the items of a step
+DAMAGED = "damaged"  # where steps go that cannot be read
+BEST_FILE = "best.json"  # beside the steps: which of them is the best, by what
+EVALUATION = "evaluation"  # in a step's meta: what was measured at that step
 
 
 class Restored(NamedTuple):
@@ -48,14 +55,16 @@ class Restored(NamedTuple):
 
 
 class Checkpoints:
-    """The checkpoints of one workdir, written asynchronously; the newest `keep` stay (0: all).
+    """The checkpoints of one workdir, written asynchronously.
 
+    The newest `keep` stay (0: all), those of steps that `keep_every` divides (0: none), and the one that is best by
+    the held-out metric `best` (empty: none; eval_loss, eval_mlm_accuracy ...), which best.json beside them names.
     Every process of a run makes one and calls each method at the same point. Use it in a `with`, or close it.
     """
 
-    def __init__(self, directory: str | Path, keep: int) -> None:
-        if keep < 0:
-            raise UserError(f"checkpoint.keep is {keep}; use 1 or more, or 0 to keep all")
+    def __init__(self, directory: str | Path, keep: int, keep_every: int = 0, best: str = "") -> None:
+        self.best = preservation.Best(best, {}) if best else None
+        policy = preservation.policy(keep, keep_every, self.best)
         ignore_closed_loops()
         self._quiet = _OneMessage()
         logging.getLogger("absl").addFilter(self._quiet)
@@ -64,10 +73,15 @@ class Checkpoints:
             self.directory,
             item_names=(PARAMS, OPTIMIZER, AVERAGE, META),
             options=ocp.CheckpointManagerOptions(
-                max_to_keep=keep or None, cleanup_tmp_directories=True, todelete_subdir=REMOVED
+                preservation_policy=policy, cleanup_tmp_directories=True, todelete_subdir=REMOVED
             ),
         )
+        self._saving: int | None = None
         self._remove_old()
+        if self.best:
+            for step in self.steps():
+                with contextlib.suppress(DamagedCheckpoint):  # no candidate then
+                    self.best.note(step, self.meta(step).get(EVALUATION, {}))
 
     def save(
         self,
@@ -79,14 +93,15 @@ class Checkpoints:
     ) -> None:
         """Begins to save; returns once the tensors may change (be donated). `meta` holds JSON values.
 
-        A step that was saved already stays as it is. An optimizer_state of None is left out: a checkpoint to
-        start from, not to go on from. So is an average of None. A failure of the save before is raised here or by
-        wait: OSError for a full disk, with the older checkpoints whole.
+        What was measured at the step is meta["evaluation"]. A step that was saved already stays as it is. An
+        optimizer_state of None is left out: a checkpoint to start from, not to go on from. So is an average of None.
+        A failure of the save before is raised here or by wait: OSError for a full disk, naming the step, the older
+        checkpoints whole.
         """
         if step in self._manager.all_steps():
             return
         trees = {PARAMS: params, OPTIMIZER: optimizer_state, AVERAGE: average}
-        named = {item: _named(tree) for item, tree in trees.items() if tree is not None}
+        named = {item: named_leaves(tree) for item, tree in trees.items() if tree is not None}
         document = {
             "meta": dict(meta),
             "tensors": {item: describe(tensors) for item, tensors in named.items()},
@@ -96,6 +111,9 @@ class Checkpoints:
         composite = ocp.args.Composite(**items, **{META: ocp.args.JsonSave(signed)})
         self.wait()  # for the save before, so that a failure of it is raised from here
         self._remove_old()
+        if self.best:
+            self.best.note(step, meta.get(EVALUATION, {}))
+        self._saving = step
         with self._disk_explained():
             self._manager.save(step, args=composite, force=True)
 
@@ -108,8 +126,42 @@ class Checkpoints:
         return max(self.steps(), default=None)
 
     def meta(self, step: int) -> dict[str, Any]:
-        """What was said of a step when it was saved."""
-        return _read_meta(self.directory / str(step))["meta"]
+        """What was said of a step when it was saved. Raises DamagedCheckpoint."""
+        return read_meta(self.directory / str(step))["meta"]
+
+    def newest_meta(self) -> dict[str, Any] | None:
+        """What was said of the newest step of which that can still be read; None when there is none."""
+        for step in reversed(self.steps()):
+            with contextlib.suppress(DamagedCheckpoint):
+                return self.meta(step)
+        return None
+
+    def restore_newest(
+        self, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None
+    ) -> tuple[int, Restored] | None:
+        """The newest step that is whole, and its number; None when nothing was saved. See `restore`.
+
+        Damaged ones before it are moved to damaged/, which a line on stderr says. Raises UserError, and moves nothing,
+        when all are damaged.
+        """
+        damaged: dict[int, str] = {}
+        for step in reversed(self.steps()):
+            try:
+                restored = self.restore(step, params, optimizer_state, average)
+            except DamagedCheckpoint as error:
+                damaged[step] = error.why
+                continue
+            for bad, why in damaged.items():
+                self._set_aside(bad, f"{why}; going on from step {step}")
+            return step, restored
+        if damaged:
+            newest = max(damaged)
+            raise UserError(
+                f"every checkpoint in {self.directory} is damaged (steps {', '.join(map(str, sorted(damaged)))}; "
+                f"{newest}: {damaged[newest]}). Put a good copy in the place of one, or name another --workdir "
+                "to start anew"
+            )
+        return None
 
     def restore(self, step: int, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None) -> Restored:
         """Reads a step straight into the memory that the shardings name, and verifies it.
@@ -120,7 +172,7 @@ class Checkpoints:
         of another shape or dtype (named), and for damaged files (naming the checkpoint and the one before).
         """
         directory = self.directory / str(step)
-        document = _read_meta(directory)
+        document = read_meta(directory)
         tensors = document["tensors"]
         if OPTIMIZER not in tensors:
             raise UserError(
@@ -130,16 +182,21 @@ class Checkpoints:
         if AVERAGE not in tensors:
             average = None
         return Restored(
-            params=_read_into(directory, PARAMS, tensors[PARAMS], params),
-            optimizer_state=_read_into(directory, OPTIMIZER, tensors[OPTIMIZER], optimizer_state),
-            average=None if average is None else _read_into(directory, AVERAGE, tensors[AVERAGE], average),
+            params=read_into(directory, PARAMS, tensors[PARAMS], params),
+            optimizer_state=read_into(directory, OPTIMIZER, tensors[OPTIMIZER], optimizer_state),
+            average=None if average is None else read_into(directory, AVERAGE, tensors[AVERAGE], average),
             meta=document["meta"],
         )
 
     def wait(self) -> None:
-        """Until the last save is on disk."""
+        """Until the last save is on disk. Raises what made it fail, as `save` says."""
         with self._disk_explained():
             self._manager.wait_until_finished()
+        if self._saving is not None and self.best and jax.process_index() == 0:
+            best = self.best.among(self.steps())
+            if best is not None:
+                write_json(self.directory / BEST_FILE, self.best.described(best))
+        self._saving = None
 
     def close(self) -> None:
         """Waits, then frees the background threads."""
@@ -156,6 +213,20 @@ class Checkpoints:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _set_aside(self, step: int, why: str) -> None:
+        """Moves a damaged step out of the way, to damaged/STEP (or STEP-2 ...), and says so."""
+        folder = self.directory / DAMAGED
+        names = itertools.chain([str(step)], (f"{step}-{number}" for number in itertools.count(2)))
+        if jax.process_index() == 0:
+            folder.mkdir(exist_ok=True)
+            target = next(path for name in names if not (path := folder / name).exists())
+            (self.directory / str(step)).rename(target)
+            print(f"checkpoint {step} is damaged and was moved to {target}: {why}", file=sys.stderr, flush=True)
+        multihost_utils.sync_global_devices(f"checkpoint {step} set aside")
+        self._manager.reload()
+        if self.best:
+            self.best.values.pop(step, None)
+
     def _remove_old(self) -> None:
         """Deletes what is no longer kept. It was renamed first: a step that stands is whole, whenever we are killed."""
         if jax.process_index() == 0:
@@ -169,7 +240,8 @@ class Checkpoints:
         except ValueError as error:
             if found := re.search(r"os_error_code='(\d+)'", str(error)):
                 code = int(found.group(1))
-                raise OSError(code, os.strerror(code), str(self.directory)) from error
+                step = "" if self._saving is None else str(self._saving)
+                raise OSError(code, os.strerror(code), str(self.directory / step)) from error
             raise
 
 
@@ -236,79 +308,20 @@ def read_params(workdir: str | Path, step: int | None = None, item: str = PARAMS
         raise UserError(f"no checkpoint in {directory}: none was saved yet. Train, or name another folder")
     if not (directory / str(step)).is_dir():
         raise UserError(f"no checkpoint of step {step} in {directory}. Name a step that is there, or the workdir")
-    saved = _read_meta(directory / str(step))["tensors"].get(item)
+    saved = read_meta(directory / str(step))["tensors"].get(item)
     if saved is None:
         raise UserError(
             f"checkpoint {directory / str(step)} has no moving average of its parameters: the run had no "
             "--config.optimizer.ema_decay. Leave --average out, or average checkpoints: --average last:K"
         )
     nested = unflatten(dict.fromkeys(saved, ocp.RestoreArgs(restore_type=np.ndarray)))
-    return _read_item(directory / str(step), item, saved, ocp.args.PyTreeRestore(restore_args=nested))
+    return read_item(directory / str(step), item, saved, ocp.args.PyTreeRestore(restore_args=nested))
 
 
 def write_params(workdir: str | Path, step: int, params: Mapping[str, np.ndarray]) -> None:
     """Writes parameters by path as a checkpoint without an optimizer; returns when it is on disk."""
     with Checkpoints(Path(workdir) / CHECKPOINTS, keep=0) as checkpoints:
         checkpoints.save(step, unflatten(dict(params)), None, {})
-
-
-def _named(tree: PyTree) -> dict[str, Any]:
-    """The leaves of a tree by path: embeddings/token/table, for optax 0/mu/embeddings/token/table."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
-
-
-def _read_into(directory: Path, item: str, saved: Mapping[str, Any], wanted: PyTree) -> PyTree:
-    """Reads one item into the shardings and the structure of an abstract tree."""
-    named = _named(wanted)
-    _check_same(directory, item, saved, named)
-    nested = unflatten(
-        {
-            name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
-            for name, leaf in named.items()
-        }
-    )
-    restored = _read_item(directory, item, saved, ocp.args.PyTreeRestore(restore_args=nested))
-    return jax.tree.unflatten(jax.tree.structure(wanted), [restored[name] for name in named])
-
-
-def _check_same(directory: Path, item: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    advice = "Go on with the configuration it was made with, or name a new workdir"
-    if missing := [name for name in wanted if name not in saved]:
-        raise UserError(f"checkpoint {directory} has no tensor {item}/{missing[0]} ({len(missing)} missing). {advice}")
-    if extra := [name for name in saved if name not in wanted]:
-        raise UserError(
-            f"checkpoint {directory} has a tensor {item}/{extra[0]} too many ({len(extra)} extra). {advice}"
-        )
-    for name, tensor in wanted.items():
-        got = f"{saved[name]['dtype']}{saved[name]['shape']}"
-        if got != (want := f"{tensor.dtype}{list(tensor.shape)}"):
-            raise UserError(f"checkpoint {directory}: tensor {item}/{name} is {got}, wanted {want}. {advice}")
-
-
-def _read_item(directory: Path, item: str, saved: Mapping[str, Any], args: ocp.args.PyTreeRestore) -> dict[str, Any]:
-    """Reads one item of a step by path, and compares the fingerprints."""
-
-    def read() -> dict[str, Any]:
-        with ocp.PyTreeCheckpointer() as reader:
-            return _named(reader.restore(directory / item, args=args))
-
-    restored = read_or_explain(directory, read)
-    for name, found in describe(restored).items():
-        if found != saved[name]:
-            raise damaged(directory, f"{item}/{name} does not have the content that was saved")
-    return restored
-
-
-def _read_meta(directory: Path) -> dict[str, Any]:
-    def read() -> dict[str, Any]:
-        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
-            document = reader.restore(directory / META)
-        if document.pop("sha256") != signature(document):
-            raise ValueError("meta does not have the content that was saved")
-        return document
-
-    return read_or_explain(directory, read)
 
 
 class _OneMessage(logging.Filter):

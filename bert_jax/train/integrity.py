@@ -19,6 +19,19 @@ import orbax.checkpoint as ocp
 from bert_jax.command import UserError
 
 Result = TypeVar("Result")
+
+
+class DamagedCheckpoint(UserError):
+    """A checkpoint whose files are torn, altered or missing; `why` alone says how that was seen.
+
+    Training falls back to the one before it. Commands that read one refuse, lest a figure be another step's.
+    """
+
+    def __init__(self, message: str, why: str) -> None:
+        super().__init__(message)
+        self.why = why
+
+
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -59,7 +72,7 @@ def signature(document: Mapping[str, Any]) -> str:
 
 
 def read_or_explain(step_directory: Path, read: Callable[[], Result]) -> Result:
-    """What `read` returns; whatever a torn or altered file makes it raise, as a UserError."""
+    """What `read` returns; whatever a torn or altered file makes it raise, as a DamagedCheckpoint."""
     ignore_closed_loops()
     with _reports_muted():
         try:
@@ -73,12 +86,12 @@ def read_or_explain(step_directory: Path, read: Callable[[], Result]) -> Result:
     raise damaged(step_directory, why)
 
 
-def damaged(step_directory: Path, why: str) -> UserError:
+def damaged(step_directory: Path, why: str) -> DamagedCheckpoint:
     """The error for a damaged checkpoint: which, why, and the one before it."""
     steps = ocp.utils.checkpoint_steps(step_directory.parent)
     before = max((step for step in steps if step < int(step_directory.name)), default=None)
     advice = "there is none before it" if before is None else f"fall back to {step_directory.parent / str(before)}"
-    return UserError(f"checkpoint {step_directory} is damaged ({why}). Delete that folder; {advice}")
+    return DamagedCheckpoint(f"checkpoint {step_directory} is damaged ({why}). Delete that folder; {advice}", why)
 
 
 def ignore_closed_loops() -> None:

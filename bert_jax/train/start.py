@@ -1,4 +1,4 @@
-"""Where a run starts from, in this order: the newest checkpoint of its workdir; else the run's initial parameters
+"""Where a run starts from, in this order: the newest whole checkpoint of its workdir; else the run's initial parameters
 (init_from), what they lack drawn afresh; else all drawn afresh from the seed.
 """
 
@@ -50,9 +50,10 @@ def start(run: Run, plan: Plan, mesh: Mesh, checkpoints: checkpoint.Checkpoints)
     key = jax.random.key(run.config.seed, impl=run.config.prng)
     abstract = partitioning.with_shardings(mesh, jax.eval_shape(draw, key))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    if (latest := checkpoints.latest_step()) is not None:
-        restored = checkpoints.restore(latest, abstract.params, abstract.optimizer_state, abstract.average)
-        step = jax.device_put(np.int32(latest), shardings.step)
+    found = checkpoints.restore_newest(abstract.params, abstract.optimizer_state, abstract.average)
+    if found is not None:
+        newest, restored = found
+        step = jax.device_put(np.int32(newest), shardings.step)
         average = restored.average
         if average is None:  # its checkpoint was written without one: it begins here
             average = first_average(run.config.optimizer.ema_decay, restored.params)
@@ -70,8 +71,8 @@ def check_workdir(run: Run, checkpoints: checkpoint.Checkpoints) -> None:
 
     What a run without a checkpoint left behind binds nobody.
     """
-    latest = checkpoints.latest_step()
-    if latest is None or not (run.workdir / checkpoint.CONFIG_FILE).exists():
+    newest = checkpoints.newest_meta()
+    if newest is None or not (run.workdir / checkpoint.CONFIG_FILE).exists():
         return
     there, here = checkpoint.read_config(run.workdir), _workdir_config(run)
     for part in ("model", "heads"):
@@ -82,7 +83,7 @@ def check_workdir(run: Run, checkpoints: checkpoint.Checkpoints) -> None:
                     f"{run.workdir} holds a checkpoint of another architecture: {part}.{name} is {saved[name]} there, "
                     f"{wanted[name]} here. Name another --workdir, or the configuration it was trained with"
                 )
-    saved_identity, wanted_identity = checkpoints.meta(latest)["identity"], identity(run)
+    saved_identity, wanted_identity = newest["identity"], identity(run)
     for name, value in wanted_identity.items():
         if (saved_value := saved_identity[name]) != value:
             raise UserError(

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from bert_jax.command import Stopped, UserError
 from bert_jax.data.prefetch import Prefetched, prefetch
 from bert_jax.model import attention
-from bert_jax.train import checkpoint, partitioning, steps
+from bert_jax.train import checkpoint, partitioning, preservation, steps
 from bert_jax.train.clock import Clock, check_end
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.interruption import Interruption
@@ -49,7 +49,9 @@ def fit(run: Run) -> Result:
         for step in run.source.changes:  # refuses a kernel that cannot run before anything is written
             attention.kernels(plan.model, plan.runtime, _slots(run.source, step))
         evaluators = [make(plan, mesh) for make in run.evaluators]
-        with checkpoint.Checkpoints(run.workdir / "checkpoints", keep=config.checkpoint.keep) as checkpoints:
+        preservation.check_best(config, measured=bool(run.evaluators))
+        keeping = {name: getattr(config.checkpoint, name) for name in ("keep", "keep_every", "best")}
+        with checkpoint.Checkpoints(run.workdir / checkpoint.CHECKPOINTS, **keeping) as checkpoints:
             check_workdir(run, checkpoints)
             state, meta = start(run, plan, mesh, checkpoints)
             write_workdir(run)
@@ -149,7 +151,8 @@ class _Loop:
         by_steps = config.checkpoint.every_steps > 0 and step % config.checkpoint.every_steps == 0
         # Several processes must save at the same step, and their clocks differ: they save by steps, and at the end.
         by_clock = 0 < config.checkpoint.every_minutes <= minutes and jax.process_count() == 1
-        if by_steps or by_clock or self.interruption.asked:
+        best = self.checkpoints.best is not None and self.checkpoints.best.beaten_by(self._evaluation(step))
+        if by_steps or by_clock or best or self.interruption.asked:
             self._save(step, state)
         if self.interruption.asked and not done:
             self.checkpoints.wait()
@@ -191,7 +194,13 @@ class _Loop:
                     if state.average is not None:
                         metrics |= {f"ema_{name}": value for name, value in evaluator(state.average, step).items()}
                 self.evaluated = (step, metrics)
+                if self.checkpoints.best:
+                    self.checkpoints.best.check_among(metrics)
         return self.evaluated[1]
+
+    def _evaluation(self, step: int) -> dict[str, float]:
+        """What was measured at a step, if it was."""
+        return self.evaluated[1] if self.evaluated[0] == step else {}
 
     def _evaluate_or_save(self, step: int, state: TrainState) -> dict[str, float]:
         """Evaluates; when that fails, what was learnt is saved first."""
@@ -228,6 +237,7 @@ class _Loop:
             "budget_fraction": self.clock.fraction,
             "window": self.window.state(),
             "identity": identity(self.run),
+            checkpoint.EVALUATION: self._evaluation(step),
         }
 
 
