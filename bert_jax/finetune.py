@@ -220,14 +220,14 @@ def _settings(config: FinetuneConfig, seed: int, rows: int) -> FinetuneConfig:
     epoch = math.ceil(rows / config.batch_size)
     length = config.steps or math.ceil(rows * config.epochs / config.batch_size)
     warmup = config.optimizer.warmup_steps
+    if warmup < 0:
+        warmup = 0 if config.optimizer.warmup_share > 0 else math.ceil(WARMUP_SHARE * length)
     return dataclasses.replace(
         config,
         seed=seed,
         seeds=(seed,),
         steps=config.steps if config.budget_minutes > 0 else length,
-        optimizer=dataclasses.replace(
-            config.optimizer, warmup_steps=warmup if warmup >= 0 else math.ceil(WARMUP_SHARE * length)
-        ),
+        optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup),
         eval=dataclasses.replace(config.eval, every_steps=config.eval.every_steps or epoch),
     )
 

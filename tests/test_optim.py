@@ -1,4 +1,6 @@
-"""AdamW against a plain numpy reading of Loshchilov and Hutter 2019, algorithm 2."""
+"""AdamW against a plain numpy reading of Loshchilov and Hutter 2019, algorithm 2; schedules, factors and decays."""
+
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +10,8 @@ import pytest
 
 from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
-from bert_jax.train import optim
+from bert_jax.model import paths
+from bert_jax.train import optim, rules
 
 CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=4, weight_decay=0.1, clip_norm=1.0, epsilon=1e-6)
 
@@ -73,3 +76,118 @@ def test_optax_agrees_with_its_own_adamw():
     updates, _ = theirs.update(params, theirs.init(params), params)
     moved = optim.apply_updates(params, direction, jnp.float32(0.1), None)
     np.testing.assert_allclose(moved["kernel"], optax.apply_updates(params, updates)["kernel"], rtol=1e-6)
+
+
+def test_without_correction_updates_are_those_of_the_original_bert():
+    """google-research/bert, optimization.py, AdamWeightDecayOptimizer.apply_gradients, in numpy."""
+    config = dataclasses.replace(CONFIG, bias_correction=False, clip_norm=0.0)
+    random = np.random.default_rng(0)
+    params = {"kernel": jnp.float32(random.normal(size=(3, 2)))}
+    optimizer = optim.build(config, params)
+    state, expected, m, v = optimizer.init(params), np.float64(params["kernel"]), 0.0, 0.0
+    for _ in range(4):
+        gradient = random.normal(size=(3, 2))
+        direction, state = optimizer.update({"kernel": jnp.float32(gradient)}, state, params)
+        params = optim.apply_updates(params, direction, jnp.float32(0.01), None)
+        m, v = 0.9 * m + 0.1 * gradient, 0.999 * v + 0.001 * gradient**2
+        expected = expected - 0.01 * (m / (np.sqrt(v) + 1e-6) + 0.1 * expected)
+    np.testing.assert_allclose(params["kernel"], expected, rtol=2e-5)
+
+
+@pytest.mark.parametrize(
+    "key, value",
+    [
+        ("beta2", 1.0),
+        ("epsilon", 0.0),
+        ("weight_decay", -0.1),
+        ("momentum", 1.0),
+        ("clip_norm", float("nan")),
+        ("schedule", "step"),
+        ("decay_share", 0.0),
+        ("final_share", 1.5),
+        ("warmup_share", 0.06),  # beside warmup_steps
+        ("warmup_steps", -1),
+        ("learning_rate", float("nan")),
+    ],
+)
+def test_what_cannot_be_is_refused_by_its_key(key, value):
+    with pytest.raises(UserError, match=rf"optimizer\.{key}"):
+        optim.build(dataclasses.replace(CONFIG, **{key: value}), {})
+
+
+SCHEDULES = {
+    "linear": lambda x: 1 - x,
+    "cosine": lambda x: (1 + np.cos(np.pi * x)) / 2,
+    "constant": lambda x: np.ones_like(x),
+    "wsd": lambda x: np.where(x < 0.8, 1.0, 1 - np.sqrt(np.maximum(x - 0.8, 0) / 0.2)),
+}
+
+
+def rates_at(config: OptimizerConfig, fractions: np.ndarray) -> np.ndarray:
+    return jax.vmap(lambda fraction: optim.learning_rate(config, jnp.int32(5), fraction))(jnp.float32(fractions))
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_are_their_closed_forms(name):
+    x = np.linspace(0, 1, 101)
+    config = OptimizerConfig(learning_rate=3.0, warmup_steps=0, schedule=name, decay_share=0.2, final_share=0.1)
+    rates = rates_at(config, x)
+    np.testing.assert_allclose(rates, 3 * (0.1 + 0.9 * SCHEDULES[name](x)), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_after_a_warmup_by_share_the_schedule_runs_over_what_is_left(name):
+    x = np.linspace(0, 1, 101)
+    config = OptimizerConfig(learning_rate=2.0, warmup_steps=0, warmup_share=0.06, schedule=name, decay_share=0.2)
+    rates = rates_at(config, x)
+    left = x if name == "wsd" else np.clip((x - 0.06) / 0.94, 0, 1)  # wsd's fall is a share of the whole run
+    np.testing.assert_allclose(rates, 2 * np.minimum(x / 0.06, SCHEDULES[name](left)), rtol=1e-5, atol=1e-5)
+
+
+def layers() -> dict:
+    """Three stacked layers between embeddings and a head."""
+    return {
+        "embeddings": {"token": {"table": jnp.ones((5, 2))}},
+        "encoder": {"layers": {"feed_forward": {"output": {"kernel": jnp.ones((3, 2, 2)), "bias": jnp.ones((3, 2))}}}},
+        "mlm_head": {"bias": jnp.ones(5)},
+    }
+
+
+def test_each_layer_has_a_rate_below_that_of_the_one_above():
+    factors = paths.flatten(optim.rate_factors(OptimizerConfig(layer_decay=0.5), layers()))
+    kernel = factors["encoder/layers/feed_forward/output/kernel"]
+    assert kernel.shape == (3, 1, 1)
+    np.testing.assert_array_equal(kernel.ravel(), [1 / 8, 1 / 4, 1 / 2])
+    assert factors["embeddings/token/table"] == 1 / 16
+    assert factors["mlm_head/bias"] == 1
+
+
+def test_factors_of_the_rate_multiply_and_zero_freezes():
+    params = layers()
+    config = OptimizerConfig(layer_decay=0.5, rates="^embeddings/=0;layers/2/.*bias=4")
+    factors = optim.rate_factors(config, params, rules.trainable("last:2", params))
+    by_path = paths.flatten(factors)
+    np.testing.assert_array_equal(by_path["encoder/layers/feed_forward/output/bias"].ravel(), [0, 1 / 4, 2])
+    gradients = paths.flatten(optim.without_frozen(params, factors))
+    np.testing.assert_array_equal(gradients["embeddings/token/table"], 0)
+    np.testing.assert_array_equal(gradients["encoder/layers/feed_forward/output/bias"], [[0, 0], [1, 1], [1, 1]])
+    moved = paths.flatten(optim.apply_updates(params, params, jnp.float32(0.1), factors))
+    np.testing.assert_allclose(moved["encoder/layers/feed_forward/output/bias"][:, 0], [1, 0.975, 0.8], rtol=1e-6)
+    np.testing.assert_array_equal(moved["embeddings/token/table"], params["embeddings"]["token"]["table"])
+    assert optim.rate_factors(OptimizerConfig(), params) is None
+
+
+def test_weight_decay_is_of_matrices_unless_a_rule_says_otherwise():
+    decays = paths.flatten(optim.decays(OptimizerConfig(decays="layers/0/=0.5;head/bias$=0.25"), layers()))
+    np.testing.assert_array_equal(
+        decays["encoder/layers/feed_forward/output/kernel"].ravel(), np.float32([0.5, 0.01, 0.01])
+    )
+    np.testing.assert_array_equal(decays["encoder/layers/feed_forward/output/bias"].ravel(), np.float32([0.5, 0, 0]))
+    assert decays["mlm_head/bias"] == 0.25
+    assert decays["embeddings/token/table"] == np.float32(0.01)
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.5])
+def test_a_layer_decay_out_of_range_is_refused(decay):
+    with pytest.raises(UserError, match="layer_decay"):
+        optim.rate_factors(OptimizerConfig(layer_decay=decay), layers())

@@ -15,10 +15,28 @@ def params(tiny_config):
     return bert.abstract_params(tiny_config, Heads(mlm=True, next_sentence=True, pooler=True))
 
 
-def test_no_bias_and_no_norm_decays_and_every_matrix_does(params):
-    decays = paths.flatten(rules.tree_of(rules.WEIGHT_DECAY_RULES, params))
-    for path, decay in decays.items():
-        assert decay == (path.endswith(("kernel", "table"))), path
+def test_a_rule_may_mean_one_layer_of_a_stack(params):
+    values = paths.flatten(rules.per_layer(((r"layers/1/attention", 0.5), (r"bias$", 0.25), (r".*", 1.0)), params))
+    kernel = values["encoder/layers/attention/qkv/kernel"]
+    assert kernel.shape == (2, 1, 1, 1, 1) and kernel.dtype == np.float32
+    np.testing.assert_array_equal(kernel.ravel(), [1, 0.5])
+    np.testing.assert_array_equal(values["encoder/layers/attention/qkv/bias"].ravel(), [0.25, 0.5])
+    assert values["encoder/layers/feed_forward/input/kernel"] == 1  # one number where the layers are alike
+    assert values["pooler/dense/bias"] == 0.25
+
+
+def test_rules_are_read_from_text(params):
+    assert rules.parse("", "optimizer.rates", params) == ()
+    text = "^embeddings/=0.1;layers/(0|1)/.*bias=0"
+    assert rules.parse(text, "optimizer.rates", params) == (("^embeddings/", 0.1), ("layers/(0|1)/.*bias", 0.0))
+
+
+@pytest.mark.parametrize(
+    "text", ["embeddings", "=1", "embeddings=", "embeddings=-1", "embeddings=nan", "(=1", "embedings=1", "layers/2/=1"]
+)
+def test_text_that_is_no_rule_or_meets_nothing_is_refused(params, text):
+    with pytest.raises(UserError, match=r"optimizer\.rates"):
+        rules.parse(text, "optimizer.rates", params)
 
 
 def test_everything_learns_by_default(params):

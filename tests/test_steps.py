@@ -145,7 +145,7 @@ def test_a_step_repeats_bit_for_bit_and_dropout_changes_with_the_step(tiny_confi
 
 def test_frozen_parameters_do_not_move(model, params):
     factors = rules.trainable("last:1", params)
-    state, _ = step_once(make_plan(model, trainable=factors), params, random_batch(model.vocab_size))
+    state, _ = step_once(make_plan(model, factors=factors), params, random_batch(model.vocab_size))
     before, after = paths.flatten(params), paths.flatten(state.params)
     np.testing.assert_array_equal(after["embeddings/token/table"], before["embeddings/token/table"])
     kernel = "encoder/layers/feed_forward/input/kernel"

@@ -31,17 +31,25 @@ class PretrainDataConfig(DataConfig):
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """AdamW as in BERT (Devlin et al. 2019, appendix A.2), with bias correction."""
+    """How parameters descend (bert_jax/train/optim); by default as BERT's (Devlin et al. 2019, appendix A.2)."""
 
-    name: str = "adamw"
-    bias_correction: bool = True  # of Adam's moments; False: as the original BERT code, whose first steps are longer
-    learning_rate: float = 1e-4
+    name: str = "adamw"  # adamw, lamb, muon (hidden matrices; adamw for the rest), stable_adamw
+    learning_rate: float = 1e-4  # the peak
     warmup_steps: int = 10_000
+    warmup_share: float = 0.0  # of the run, in place of steps; the schedule then runs over what is left of the run
+    schedule: str = "linear"  # linear, cosine, wsd (flat, then a fall as 1 - sqrt), constant
+    decay_share: float = 0.1  # of the run: wsd's fall
+    final_share: float = 0.0  # of the peak: where the schedule ends
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-6
-    weight_decay: float = 0.01
-    clip_norm: float = 1.0
+    bias_correction: bool = True  # of Adam's moments; False: as the original BERT code, whose first steps are longer
+    momentum: float = 0.95  # muon's
+    weight_decay: float = 0.01  # times the rate; none on biases and norms
+    decays: str = ""  # REGEX=DECAY;...: the weight decay of what matches, as encoder/layers/0/=0.1; layers by number
+    layer_decay: float = 1.0  # the rate of each layer by that of the layer above it
+    rates: str = ""  # REGEX=FACTOR;...: factors of the rate, beside layer_decay's; 0 freezes
+    clip_norm: float = 1.0  # of all gradients together; 0: no clipping
     ema_decay: float = 0.0  # of a moving average of the parameters, which is evaluated and saved too; 0: none
 
 

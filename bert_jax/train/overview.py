@@ -6,17 +6,22 @@ import jax
 import numpy as np
 
 from bert_jax.model import paths
-from bert_jax.train import rules
+from bert_jax.train import optim
+from bert_jax.train.steps import Plan
 
 
-def parameter_table(params: dict[str, Any], trainable: dict[str, Any] | None) -> list[str]:
-    """Lines of text, one a parameter, and a total. params are arrays with shardings; trainable as rules.trainable."""
-    factors = paths.flatten(trainable) if trainable is not None else {}
+def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
+    """Lines of text, one a parameter, and a total. params are arrays with shardings.
+
+    Where the layers of a stack differ in decay or rate, it is the range of them.
+    """
+    factors = paths.flatten(plan.factors) if plan.factors is not None else {}
+    decays = paths.flatten(optim.decays(plan.optimizer_config, params))
     rows = [("parameter", "shape", "dtype", "sharding", "decay", "learns")]
     for path, value in paths.flatten(params).items():
         shape = " x ".join(map(str, value.shape))
-        decay = "yes" if rules.first_match(rules.WEIGHT_DECAY_RULES, path) else "no"
-        rows.append((path, shape, str(value.dtype), _sharding(value), decay, _learns(factors.get(path))))
+        decay = _range(decays[path])
+        rows.append((path, shape, str(value.dtype), _sharding(value), decay, _learns(factors.get(path, np.ones(())))))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     total = sum(value.size for value in jax.tree.leaves(params))
@@ -30,6 +35,17 @@ def _sharding(value: jax.Array) -> str:
 
 
 def _learns(factor: Any) -> str:
-    if factor is None or np.all(factor):
+    """yes, no, the last K of the layers, or at which part of the rate."""
+    if not np.isin(factor, (0, 1)).all():
+        return f"x {_range(factor)}"
+    if np.all(factor):
         return "yes"
-    return f"last {int(np.sum(factor))}" if np.any(factor) else "no"
+    learning = int(np.sum(factor))
+    if not learning:
+        return "no"
+    return f"last {learning}" if np.all(np.ravel(factor)[-learning:]) else f"{learning} of {np.size(factor)}"
+
+
+def _range(values: Any) -> str:
+    low, high = np.min(values), np.max(values)
+    return f"{low:.3g}" if low == high else f"{low:.3g} to {high:.3g}"

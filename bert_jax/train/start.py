@@ -32,7 +32,9 @@ def plan_of(run: Run) -> Plan:
         optimizer_config=config.optimizer,
         optimizer=optim.build(config.optimizer, abstract),
         microbatches=config.microbatches,
-        trainable=rules.trainable(run.train_layers, abstract, fresh=_fresh(run, abstract)),
+        factors=optim.rate_factors(
+            config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh=_fresh(run, abstract))
+        ),
     )
 
 

@@ -32,7 +32,7 @@ class Plan(Forward):
     optimizer_config: OptimizerConfig
     optimizer: optax.GradientTransformation
     microbatches: int = 1
-    trainable: dict[str, Any] | None = None  # factors of rules.trainable; None: everything learns
+    factors: dict[str, Any] | None = None  # of the rate, by parameter (optim.rate_factors); None: 1 for all
 
 
 def initial_state(plan: Plan, params: dict[str, Any]) -> TrainState:
@@ -51,8 +51,7 @@ def train_step(
     dropout_key = jax.random.fold_in(key, state.step)
     counts = plan.objective.counts(batch)
     gradients, sums = _accumulate(plan, state.params, batch, counts, dropout_key)
-    if plan.trainable is not None:  # before the norm is taken: what is frozen must not scale down what learns
-        gradients = jax.tree.map(jnp.multiply, gradients, plan.trainable)
+    gradients = optim.without_frozen(gradients, plan.factors)
     rate = optim.learning_rate(plan.optimizer_config, state.step, fraction)
     following = _descend(plan, state, gradients, rate)
     metrics = means(sums, counts) | {
@@ -72,7 +71,7 @@ def evaluation_step(plan: Forward, params: dict[str, Any], batch: Any) -> tuple[
 def _descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Float[Array, ""]) -> TrainState:
     """The state one update on."""
     direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, state.params)
-    params = optim.apply_updates(state.params, direction, rate, plan.trainable)
+    params = optim.apply_updates(state.params, direction, rate, plan.factors)
     step = state.step + 1
     average = optim.next_average(plan.optimizer_config.ema_decay, step, state.average, params)
     return TrainState(step, params, optimizer_state, average)

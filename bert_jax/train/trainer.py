@@ -60,7 +60,7 @@ def fit(run: Run) -> Result:
             if meta:
                 loop.progress.say(f"going on from step {loop.first} of {run.workdir}")
             else:
-                for line in parameter_table(state.params, plan.trainable):
+                for line in parameter_table(state.params, plan):
                     loop.progress.say(line)
             loop.progress.say(how_it_runs(plan, mesh, slots))
             try:

@@ -28,3 +28,8 @@ def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
         return direction, optax.ScaleByAdamState(state.count + 1, mean, square)
 
     return optax.GradientTransformation(corrected.init, update)
+
+
+def corrected_square(config: OptimizerConfig, state: optax.ScaleByAdamState) -> Any:
+    """The mean of squares that the last direction was divided by the root of."""
+    return optax.tree.bias_correction(state.nu, config.beta2, state.count) if config.bias_correction else state.nu

@@ -1,0 +1,217 @@
+"""LAMB, Muon and StableAdamW: updates of stacked and fused arrays equal those of each published tensor by itself."""
+
+from collections.abc import Callable, Iterator
+
+import golden
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from bert_jax.config import OptimizerConfig
+from bert_jax.model import paths
+from bert_jax.train import optim
+from bert_jax.train.optim import muon
+
+LAYERS, WIDTH, HEADS, HEAD, INNER = 2, 8, 2, 3, 10
+SHAPES = {
+    "embeddings/token/table": (16, WIDTH),
+    "encoder/layers/attention/qkv/kernel": (LAYERS, WIDTH, 3, HEADS, HEAD),
+    "encoder/layers/attention/qkv/bias": (LAYERS, 3, HEADS, HEAD),
+    "encoder/layers/attention/output/kernel": (LAYERS, HEADS, HEAD, WIDTH),
+    "encoder/layers/attention_norm/scale": (LAYERS, WIDTH),
+    "encoder/layers/feed_forward/input/kernel": (LAYERS, WIDTH, 2, INNER),
+    "encoder/layers/feed_forward/output/kernel": (LAYERS, INNER, WIDTH),
+    "pooler/dense/kernel": (WIDTH, WIDTH),
+}
+STEPS = 3
+
+
+def tensors(path: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
+    """The published tensors of an array, matrices as [in, out], written out by hand for the shapes above."""
+    if not path.startswith("encoder/layers/"):
+        yield path, array
+        return
+    for layer, of_layer in enumerate(array):
+        name = f"{path}/{layer}"
+        if path.endswith("qkv/kernel"):
+            for part in range(3):
+                yield f"{name}/{part}", of_layer[:, part].reshape(WIDTH, HEADS * HEAD)
+        elif path.endswith("qkv/bias"):
+            for part in range(3):
+                yield f"{name}/{part}", of_layer[part].ravel()
+        elif path.endswith("attention/output/kernel"):
+            yield name, of_layer.reshape(HEADS * HEAD, WIDTH)
+        elif path.endswith("feed_forward/input/kernel"):
+            for part in range(2):
+                yield f"{name}/{part}", of_layer[:, part]
+        else:
+            yield name, of_layer
+
+
+def apart(nested: dict) -> dict[str, np.ndarray]:
+    return {
+        name: tensor
+        for path, array in paths.flatten(nested).items()
+        for name, tensor in tensors(path, np.asarray(array))
+    }
+
+
+def draw(random: np.random.Generator, scale: float = 1.0) -> dict:
+    return paths.unflatten({path: jnp.float32(scale * random.normal(size=shape)) for path, shape in SHAPES.items()})
+
+
+def descend(config: OptimizerConfig) -> Iterator[tuple[dict, dict, dict]]:
+    """Parameters before, gradients and parameters after each of some steps, all by published tensor."""
+    random = np.random.default_rng(0)
+    params = draw(random)
+    optimizer = optim.build(config, params)
+    state = optimizer.init(params)
+
+    @jax.jit
+    def step(params, state, gradients):
+        direction, state = optimizer.update(gradients, state, params)
+        return optim.apply_updates(params, direction, jnp.float32(config.learning_rate), None), state
+
+    for number in range(STEPS):
+        gradients = draw(random, scale=1.0 + 4 * number)  # growing, so that StableAdamW has something to do
+        before, (params, state) = apart(params), step(params, state, gradients)
+        yield before, apart(gradients), apart(params)
+
+
+def assert_each(config: OptimizerConfig, reference: Callable[[str], Callable], tolerance: float = 2e-6) -> None:
+    """reference(name) makes a function of parameter and gradient, called step after step, to the next parameter."""
+    steps: dict[str, Callable] = {}
+    for before, gradients, after in descend(config):
+        for name in after:
+            steps.setdefault(name, reference(name))
+            wanted = steps[name](before[name].astype(np.float64), gradients[name].astype(np.float64))
+            np.testing.assert_allclose(after[name], wanted, rtol=tolerance, atol=tolerance, err_msg=name)
+
+
+def decays(name: str) -> bool:
+    return "bias" not in name and "norm" not in name
+
+
+class Adam:
+    """Adam's step, with u the corrected mean of squares (Kingma and Ba 2015, algorithm 1)."""
+
+    def __init__(self, config: OptimizerConfig) -> None:
+        self.config, self.count, self.mean, self.square = config, 0, 0.0, 0.0
+
+    def __call__(self, gradient: np.ndarray) -> np.ndarray:
+        config = self.config
+        self.count += 1
+        self.mean = config.beta1 * self.mean + (1 - config.beta1) * gradient
+        self.square = config.beta2 * self.square + (1 - config.beta2) * gradient**2
+        self.u = self.square / (1 - config.beta2**self.count)
+        return self.mean / (1 - config.beta1**self.count) / (np.sqrt(self.u) + config.epsilon)
+
+
+def test_lamb_is_optax_lamb_of_each_matrix_and_adam_of_biases_and_norms():
+    config = OptimizerConfig(name="lamb", learning_rate=0.01, weight_decay=0.1, clip_norm=0.0)
+
+    options = {"b1": config.beta1, "b2": config.beta2, "eps": config.epsilon}
+    parts = {True: optax.lamb(0.01, weight_decay=0.1, **options), False: optax.adam(0.01, **options)}
+    reference, state = None, None
+    for before, gradients, after in descend(config):
+        if reference is None:
+            reference = optax.partition(parts, {name: decays(name) for name in before})
+            state, update = reference.init(before), jax.jit(reference.update)
+        updates, state = update(gradients, state, before)
+        for name, wanted in optax.apply_updates(before, updates).items():
+            np.testing.assert_allclose(after[name], wanted, rtol=2e-6, atol=2e-6, err_msg=name)
+
+
+def test_lamb_leaves_a_tensor_of_zeros_its_update():
+    params = {"encoder": {"layers": {"feed_forward": {"output": {"kernel": jnp.zeros((2, 3, 4)).at[0].set(1.0)}}}}}
+    config = OptimizerConfig(name="lamb", weight_decay=0.0, clip_norm=0.0)
+    optimizer = optim.build(config, params)
+    direction, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)
+    kernel = direction["encoder"]["layers"]["feed_forward"]["output"]["kernel"]
+    np.testing.assert_allclose(jnp.linalg.norm(kernel[0]), np.sqrt(12), rtol=1e-6)  # as long as the tensor
+    np.testing.assert_allclose(kernel[1], 1.0, rtol=1e-5)  # Adam's
+
+
+def test_stable_adamw_is_the_paper_s_for_each_tensor():
+    config = OptimizerConfig(name="stable_adamw", learning_rate=0.01, weight_decay=0.1, beta2=0.9, clip_norm=0.0)
+    clipped = []
+
+    def reference(name):
+        adam = Adam(config)
+
+        def step(param, gradient):
+            direction = adam(gradient)
+            rms = np.sqrt((gradient**2 / np.maximum(adam.u, config.epsilon**2)).mean())
+            clipped.append(rms > 1)
+            rate = config.learning_rate / max(1.0, rms)
+            return param - rate * direction - rate * (config.weight_decay if decays(name) else 0.0) * param
+
+        return step
+
+    assert_each(config, reference)
+    assert any(clipped) and not all(clipped)
+
+
+def test_muon_orthogonalizes_each_matrix_and_leaves_the_rest_to_adamw():
+    config = OptimizerConfig(name="muon", learning_rate=0.01, weight_decay=0.1, clip_norm=0.0)
+
+    def reference(name):
+        adam, mean = Adam(config), 0.0
+
+        def step(param, gradient):
+            nonlocal mean
+            decay = config.weight_decay if decays(name) else 0.0
+            if not name.startswith("encoder") or not decays(name):
+                return param - config.learning_rate * (adam(gradient) + decay * param)
+            mean = 0.95 * mean + 0.05 * gradient
+            x = 0.95 * mean + 0.05 * gradient
+            x = x.T if len(x) > len(x[0]) else x
+            x = x / np.linalg.norm(x)
+            for _ in range(5):
+                gram = x @ x.T
+                x = 3.4445 * x + (-4.775 * gram + 2.0315 * gram @ gram) @ x
+            x = x if x.shape == param.shape else x.T
+            return param - config.learning_rate * (0.2 * np.sqrt(max(param.shape)) * x + decay * param)
+
+        return step
+
+    assert_each(config, reference, tolerance=1e-5)
+
+
+@pytest.mark.parametrize("name", ["wide", "tall", "square"])
+def test_muon_equals_torch(name):
+    arrays = golden.read_arrays("muon")
+    start, after = arrays[f"{name}/start"], arrays[f"{name}/after"]
+    config = OptimizerConfig(
+        name="muon",
+        momentum=float(arrays["settings/momentum"]),
+        weight_decay=float(arrays["settings/decay"]),
+        clip_norm=0.0,
+    )
+    params = paths.unflatten({"encoder/layers/feed_forward/output/kernel": jnp.asarray(start)[None]})
+    optimizer = optim.build(config, params)
+    state, update = optimizer.init(params), jax.jit(optimizer.update)
+    for gradient, wanted in zip(arrays[f"{name}/gradients"], after, strict=True):
+        direction, state = update(jax.tree.map(lambda _, g=gradient: jnp.asarray(g)[None], params), state, params)
+        params = optim.apply_updates(params, direction, jnp.float32(arrays["settings/rate"]), None)
+        (kernel,) = jax.tree.leaves(params)
+        np.testing.assert_allclose(kernel[0], wanted, atol=1e-5, rtol=0, err_msg=golden.REFRESH)
+
+
+def test_orthogonal_means_singular_values_near_one():
+    matrix = np.random.default_rng(0).normal(size=(2, 12, 30)).astype(np.float32)
+    values = np.linalg.svd(np.asarray(muon.orthogonalize(jnp.asarray(matrix))), compute_uv=False)
+    assert values.min() > 0.68 and values.max() < 1.16
+    np.testing.assert_array_equal(muon.orthogonalize(jnp.zeros((3, 4))), 0)
+
+
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "stable_adamw"])
+def test_every_optimizer_knows_where_its_moments_lie(name):
+    """A moment's path ends as its parameter's does: by that it is placed on a mesh (partitioning.shardings)."""
+    params = draw(np.random.default_rng(0))
+    state = optim.build(OptimizerConfig(name=name), params).init(params)
+    for keys, leaf in jax.tree_util.tree_leaves_with_path(state):
+        path = jax.tree_util.keystr(keys, simple=True, separator="/")
+        assert leaf.ndim == 0 or any(path.endswith("/" + param) and leaf.shape == SHAPES[param] for param in SHAPES)
