@@ -1,7 +1,8 @@
 """The border between a person at a terminal and the library: flags in, exit codes out.
 
 Exit codes are a contract: 0 success; 2 the user's mistake, told in one line that says what was wrong, where, and
-what to change; 143 saved and stopped by SIGTERM. Importing this module touches no device and imports no jax.
+what to change; 75 another process of the run died; 143 saved and stopped by SIGTERM. Importing this module touches
+no device and imports no jax.
 """
 
 import argparse
@@ -12,6 +13,7 @@ from typing import NoReturn
 
 EXIT_USER_ERROR = 2
 EXIT_STOPPED = 128 + 15  # what a shell reports for a process ended by SIGTERM
+EXIT_LOST = 75  # another process of the run died: EX_TEMPFAIL of BSD's sysexits.h, worth another try
 
 
 class UserError(Exception):
@@ -51,17 +53,25 @@ def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
     """Runs a command's main on the command line and turns what it raises into an exit code."""
     try:
         main(sys.argv[1:])
-    except UserError as error:
-        _stop(EXIT_USER_ERROR, f"error: {error}")
-    except Stopped as stopped:
-        _stop(EXIT_STOPPED, str(stopped))
-    except KeyboardInterrupt:
-        _stop(130, "interrupted")
-    except OSError as error:
-        if explained := explain_os_error(error):
-            _stop(EXIT_USER_ERROR, f"error: {explained}")
-        raise
+    except BaseException as error:
+        if (ended := outcome(error)) is None:
+            raise
+        _stop(*ended)
     sys.exit(0)
+
+
+def outcome(error: BaseException) -> tuple[int, str] | None:
+    """The exit code and the line for what a command raises; None for what is no user's mistake but a bug."""
+    match error:
+        case UserError():
+            return EXIT_USER_ERROR, f"error: {error}"
+        case Stopped():
+            return EXIT_STOPPED, str(error)
+        case KeyboardInterrupt():
+            return 130, "interrupted"
+        case OSError() if explained := explain_os_error(error):
+            return EXIT_USER_ERROR, f"error: {explained}"
+    return None
 
 
 def explain_os_error(error: OSError) -> str | None:
@@ -84,6 +94,11 @@ def explain_os_error(error: OSError) -> str | None:
     return advice.get(error.errno or 0)
 
 
+def one_line(message: str) -> str:
+    """A message without its line breaks."""
+    return " ".join(message.split())
+
+
 def _stop(code: int, message: str) -> NoReturn:
-    print(" ".join(message.split()), file=sys.stderr, flush=True)
+    print(one_line(message), file=sys.stderr, flush=True)
     sys.exit(code)

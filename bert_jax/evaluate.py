@@ -19,7 +19,7 @@ from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.tasks import evaluation
 from bert_jax.tasks.reading import Columns
-from bert_jax.train import partitioning, trainer
+from bert_jax.train import distributed, partitioning, trainer
 from bert_jax.train.evaluate import make_evaluator
 from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective
 from bert_jax.train.steps import Forward
@@ -97,17 +97,20 @@ def main(arguments: Sequence[str]) -> None:
     for column in ("text", "text_pair", "label"):
         what = f"the {column} column of a task's file, by name or number (default: as the checkpoint was trained)"
         parser.add_argument(f"--{column}", default="", help=what)
+    distributed.add_flags(parser)
     known = parser.parse_args(list(arguments))
     columns = Columns(known.text, known.text_pair, known.label)
-    result = evaluate(
-        known.checkpoint,
-        known.data,
-        batch_size=known.batch_size,
-        compute_dtype=known.compute_dtype,
-        max_rows=known.max_rows,
-        columns=columns if columns != Columns() else None,
-    )
-    print(json.dumps(result))
+    with distributed.processes(known):
+        result = evaluate(
+            known.checkpoint,
+            known.data,
+            batch_size=known.batch_size,
+            compute_dtype=known.compute_dtype,
+            max_rows=known.max_rows,
+            columns=columns if columns != Columns() else None,
+        )
+        if distributed.leads():
+            print(json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax
 import ml_collections
 import numpy as np
 from rich.console import Console
@@ -30,7 +29,7 @@ from bert_jax.tasks.objective import objective_of
 from bert_jax.tasks.source import TaskSource
 from bert_jax.tasks.table import Task
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import checkpoint, trainer
+from bert_jax.train import checkpoint, distributed, trainer
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.metrics import METRICS_FILE
 from bert_jax.train.programs import keep_programs
@@ -114,9 +113,9 @@ def finetune(
         for seed in config.seeds
     }
     result = _result(data, by_seed)
-    if len(config.seeds) > 1:
-        _keep_best(config, workdir, data.task, by_seed)
-    if jax.process_index() == 0:
+    if distributed.leads():
+        if len(config.seeds) > 1:
+            _keep_best(config, workdir, data.task, by_seed)
         for seed, metrics in by_seed.items():
             write_json(_seed_folder(config, workdir, seed) / trainer.RESULT_FILE, _result(data, {seed: metrics}))
         write_json(workdir / trainer.RESULT_FILE, result)
@@ -129,13 +128,16 @@ def main(arguments: Sequence[str]) -> None:
         "--config", required=True, help="a recipe, as configs/glue.py:task=sst2; --config.KEY=VALUE sets a key"
     )
     parser.add_argument("--workdir", required=True, help="where checkpoints, metrics and the result go")
+    distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     keep_freed_memory()
     keep_programs()
     config = config_lib.read_flags(known.config, overrides)
-    result = finetune(config, known.workdir)
-    Console(stderr=True).print(_result_table(result))
-    print(json.dumps(result))
+    with distributed.processes(known):
+        result = finetune(config, known.workdir)
+        if distributed.leads():
+            Console(stderr=True).print(_result_table(result))
+            print(json.dumps(result))
 
 
 def _check(config: FinetuneConfig, workdir: Path) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import ml_collections
 from jax.sharding import Mesh
 
@@ -25,7 +24,7 @@ from bert_jax.interop import source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import partitioning, trainer
+from bert_jax.train import distributed, partitioning, trainer
 from bert_jax.train.evaluate import Evaluator, make_evaluator
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective
@@ -113,12 +112,15 @@ def main(arguments: Sequence[str]) -> None:
         "--config", required=True, help="a recipe, as configs/bert_base.py; --config.KEY=VALUE sets a key"
     )
     parser.add_argument("--workdir", required=True, help="where checkpoints, metrics and the result go")
+    distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     keep_freed_memory()
     keep_programs()
     config = config_lib.read_flags(known.config, overrides)
-    result = pretrain(config, known.workdir)
-    print(json.dumps(result))
+    with distributed.processes(known):
+        result = pretrain(config, known.workdir)
+        if distributed.leads():
+            print(json.dumps(result))
 
 
 def _architecture(config: PretrainConfig, vocab_size: int, loaded: Loaded | None) -> ModelConfig:
@@ -227,7 +229,7 @@ def _write_result(workdir: Path, result: trainer.Result) -> dict[str, Any]:
         "tokens": result.tokens,
         **{f"eval_{name}": result.evaluation.get(name) for name in names},
     }
-    if jax.process_index() == 0:
+    if distributed.leads():
         write_json(workdir / trainer.RESULT_FILE, values)
     return values
 

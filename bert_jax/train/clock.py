@@ -6,9 +6,9 @@ from pathlib import Path
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from bert_jax.command import UserError
+from bert_jax.train import distributed
 
 # A clocked run reads the clock at least this often, in shares of its budget, so that it ends within a percent of it.
 REFRESH_SHARE = 0.01
@@ -69,9 +69,7 @@ class Clock:
         if self.refreshed:
             self._last_refresh = self.elapsed
             share = np.float32(min(1.0, max(by_steps, self.elapsed / self.budget)))
-            if jax.process_count() > 1:
-                share = multihost_utils.broadcast_one_to_all(share)
-            self.fraction = max(self.fraction, float(share))
+            self.fraction = max(self.fraction, distributed.from_first(float(share)))
         return self.fraction
 
 

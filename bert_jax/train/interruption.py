@@ -1,20 +1,36 @@
 """SIGTERM as a question that the loop answers at a step's end."""
 
+import contextlib
 import signal
 from types import FrameType
 
+import jax
+
+from bert_jax.train import distributed
+
 
 class Interruption:
-    """Notes SIGTERM while it is open, so that the loop can save and stop at a step's end."""
+    """Notes SIGTERM while it is open, so that the loop can save and stop at a step's end.
+
+    In a run of several processes jax notes it, from the start of each, and makes them agree on a step.
+    """
 
     def __init__(self) -> None:
         self.asked = False
+        self._several = jax.process_count() > 1
+        self._before: signal._HANDLER = None
+
+    def at_step_end(self) -> bool:
+        """Whether to stop here; asked once at the end of each step, all processes have the same answer."""
+        if self._several and not self.asked:
+            self.asked = distributed.notice_to_stop()
+        return self.asked
 
     def __enter__(self) -> "Interruption":
-        try:
+        if self._several:
+            return self
+        with contextlib.suppress(ValueError):  # not in the main thread (a notebook's worker): nobody sends us signals
             self._before = signal.signal(signal.SIGTERM, self._note)
-        except ValueError:  # not in the main thread (a notebook's worker): then nobody sends us signals
-            self._before = None
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from bert_jax.command import Stopped, UserError
 from bert_jax.data.prefetch import Prefetched, prefetch
 from bert_jax.model import attention
-from bert_jax.train import checkpoint, partitioning, preservation, steps
+from bert_jax.train import checkpoint, distributed, partitioning, preservation, steps
 from bert_jax.train.clock import Clock, check_end
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.interruption import Interruption
@@ -117,7 +117,7 @@ class _Loop:
                     self._between_steps(step, state, done)
                 if done:
                     break
-                if step == self.first:
+                if step == self.first and distributed.leads():
                     (self.run.workdir / RESULT_FILE).unlink(missing_ok=True)  # what it said is no longer so
                 batch = next(self.batches)
                 if step > self.first and step in self.run.source.changes:
@@ -145,18 +145,24 @@ class _Loop:
                 self.profiler.stop()
             self.progress.say(f"traced steps {config.profile}: {self.profiler.folder}")
         evaluate = done or (config.eval.every_steps > 0 and step % config.eval.every_steps == 0)
-        if done or evaluate or self.clock.refreshed or step % max(config.log_every, 1) == 0:
+        logged = done or evaluate or self.clock.refreshed or step % max(config.log_every, 1) == 0
+        if logged:
             self._log(step, self._evaluate_or_save(step, state) if evaluate else {})
-        minutes = (time.monotonic() - self.saved_time) / 60
         by_steps = config.checkpoint.every_steps > 0 and step % config.checkpoint.every_steps == 0
-        # Several processes must save at the same step, and their clocks differ: they save by steps, and at the end.
-        by_clock = 0 < config.checkpoint.every_minutes <= minutes and jax.process_count() == 1
         best = self.checkpoints.best is not None and self.checkpoints.best.beaten_by(self._evaluation(step))
-        if by_steps or by_clock or best or self.interruption.asked:
+        stop = self.interruption.at_step_end()
+        if by_steps or best or stop or self._minutes_are_over(logged):
             self._save(step, state)
-        if self.interruption.asked and not done:
+        if stop and not done:
             self.checkpoints.wait()
             raise Stopped(f"SIGTERM: saved step {step} in {self.run.workdir}; run the same command to go on")
+
+    def _minutes_are_over(self, logged: bool) -> bool:
+        """Whether it is time for a checkpoint by the clock: process 0's, which the others ask when a line is logged."""
+        every = self.run.config.checkpoint.every_minutes
+        if every <= 0 or not (logged or jax.process_count() == 1):
+            return False
+        return distributed.from_first((time.monotonic() - self.saved_time) / 60 >= every)
 
     def _batches(self) -> Prefetched[Any]:
         source, mesh = self.run.source, self.mesh
@@ -203,10 +209,12 @@ class _Loop:
         return self.evaluated[1] if self.evaluated[0] == step else {}
 
     def _evaluate_or_save(self, step: int, state: TrainState) -> dict[str, float]:
-        """Evaluates; when that fails, what was learnt is saved first."""
+        """Evaluates; when that fails, what was learnt is saved first, unless other processes would have to help."""
         try:
             return self._evaluate(step, state)
         except Exception:
+            if jax.process_count() > 1:
+                raise
             self._save(step, state)
             self.checkpoints.wait()
             raise
@@ -222,8 +230,10 @@ class _Loop:
         )
 
     def _save(self, step: int, state: TrainState) -> None:
-        if step == self.saved_step and self.checkpoints.latest_step() == step:
-            return
+        if step == self.saved_step:
+            self.checkpoints.wait()
+            if distributed.from_first(self.checkpoints.latest_step()) == step:
+                return
         with self.window.paused():
             meta = self._meta(step)
             self._check_finite(step, meta["window"]["sums"].get("loss", 0.0))  # never over a good checkpoint

@@ -1,0 +1,182 @@
+"""A run of several processes: how it starts and ends, and what its processes have to agree on.
+
+    with distributed.processes(flags):  # one process: does nothing
+        train()
+
+Each process loads the rows that its devices own; process 0 writes logs, metrics and files. What only one of them can
+know (a clock, a file) process 0 tells the others by jax's coordination service, without the devices.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterator
+from typing import Any, NoReturn, TypeVar
+
+import jax
+from jax._src.distributed import global_state  # the service's key-value store has no public name
+from jax.experimental import multihost_utils
+
+from bert_jax import command
+from bert_jax.command import EXIT_LOST, EXIT_STOPPED, Stopped, UserError
+from bert_jax.train import cluster as cluster_lib
+from bert_jax.train import rollcall
+from bert_jax.train.cluster import Cluster
+
+__all__ = ["add_flags", "check_same", "from_first", "leads", "notice_to_stop", "processes"]
+
+add_flags = cluster_lib.add_flags
+
+# jax's own watch, which aborts the process, has this much more patience than ours, which says who has stopped.
+_PATIENCE = 3
+# What a process waits for another's word: for ever, since the roll call ends it when that one has died.
+_WORD_MILLISECONDS = 7 * 24 * 3600 * 1000
+# How long a failure may be that of another process, whose end the roll call is about to tell.
+_BLAME_SECONDS = 5.0
+
+_Value = TypeVar("_Value", bound=bool | int | float | str | None)
+
+_words = itertools.count()  # how many from_first has passed on: the same in all processes
+_boundaries = itertools.count()  # how many steps have ended: the same in all processes at the same step
+_last_words = threading.Lock()  # one reason for the end is said, not two
+
+
+def leads() -> bool:
+    """Whether this process writes the run's logs and files: process 0, or the only one."""
+    return jax.process_index() == 0
+
+
+def from_first(value: _Value) -> _Value:
+    """Process 0's value. All processes call it at the same point; the others wait for process 0 to come there."""
+    if jax.process_count() == 1:
+        return value
+    client: Any = global_state.client
+    key = f"bert_jax/word/{next(_words)}"
+    if leads():
+        client.key_value_set(key, json.dumps(value))
+        return value
+    told: _Value = json.loads(client.blocking_key_value_get(key, _WORD_MILLISECONDS))
+    return told
+
+
+def check_same(what: str, value: str, advice: str) -> None:
+    """Raises UserError in a process where a value is not process 0's."""
+    if (there := from_first(value)) != value:
+        raise UserError(f"process {jax.process_index()} has {what} {value}, process 0 {there}. {advice}")
+
+
+def notice_to_stop() -> bool:
+    """Whether a process has been sent SIGTERM and all are to stop here; to be asked once at the end of each step.
+
+    All processes get the same answer at the same step: the one after the farthest that any had come to when the
+    notice, at most a second after the signal, went round.
+    """
+    return bool(multihost_utils.reached_preemption_sync_point(next(_boundaries)))
+
+
+@contextlib.contextmanager
+def processes(flags: argparse.Namespace) -> Iterator[None]:
+    """Around a command: connects this process to the others of its run, as the flags or the surroundings tell.
+
+    One process alone is left as it is, and jax.distributed untouched. When a process fails or dies, the others end
+    too: with its message and exit code, or EXIT_LOST. Raises UserError where the processes do not find each other.
+    """
+    cluster = cluster_lib.find(flags)
+    if cluster is None:
+        yield
+        return
+    peers = rollcall.call(cluster.host, cluster.port, cluster.num_processes, cluster.process_id, flags.startup_timeout)
+    try:
+        peers.watch(flags.heartbeat_timeout, _end)
+        _initialize(cluster, flags)
+        yield
+    except Stopped:  # all of them at the same step
+        _leave(peers)
+        if cluster.process_id == 0:
+            raise
+        sys.exit(EXIT_STOPPED)
+    except BaseException as error:
+        _fail(peers, error)
+    _leave(peers)
+
+
+def _initialize(cluster: Cluster, flags: argparse.Namespace) -> None:
+    _tell_aborts(cluster)
+    jax.distributed.initialize(
+        cluster.coordinator_address,
+        cluster.num_processes,
+        cluster.process_id,
+        local_device_ids=cluster.local_device_ids,
+        cluster_detection_method="deactivate",  # found out already, and flags come first
+        initialization_timeout=int(max(flags.startup_timeout, 1)),
+        heartbeat_timeout_seconds=int(max(_PATIENCE * flags.heartbeat_timeout, 1)),
+    )
+
+
+def _leave(peers: rollcall.Peers) -> None:
+    """Ends well, all together: jax's shutdown waits for everyone, and the roll call is open until it is done."""
+    jax.distributed.shutdown()
+    peers.leave()
+
+
+def _fail(peers: rollcall.Peers, error: BaseException) -> NoReturn:
+    """Ends all processes for an error of this one; at once, since an orderly end would wait for the others."""
+    outcome = command.outcome(error)
+    if outcome is None and isinstance(error, Exception):
+        # A collective whose other end has died raises here first; the roll call then knows who it was.
+        threading.Event().wait(_BLAME_SECONDS)
+    with _last_words:
+        if outcome is None:
+            traceback.print_exception(error)
+            outcome = 1, f"{type(error).__name__}: {error}"
+        else:
+            print(command.one_line(outcome[1]), file=sys.stderr)
+        code, message = outcome
+        peers.announce(code, command.one_line(message).removeprefix("error: ")[:2000])
+        _exit(code)
+
+
+def _end(code: int, why: str) -> None:
+    """Ends this process for another's reason; called in the roll call's thread while the main one may be waiting."""
+    with _last_words:
+        print(command.one_line(f"error: {why}"), file=sys.stderr)
+        _exit(code)
+
+
+def _exit(code: int) -> NoReturn:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _tell_aborts(cluster: Cluster) -> None:
+    """When process 0 dies, jax's service may abort the others before their roll call hears of it: a clear last line.
+
+    It calls abort() in a thread of its own, with nothing held, so Python can run in the handler; Python's own
+    handlers would only be noted. What the service writes comes before.
+    """
+    line = (
+        f"error: process {cluster.process_id} of {cluster.num_processes} was aborted, as the lines above say; if by "
+        f"the coordination service, process 0 at {cluster.coordinator_address} has stopped. See its log, and run the "
+        "same command on every host to go on\n"
+    )
+
+    def handle(_signal: int) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, line.encode())
+        os._exit(EXIT_LOST)
+
+    global _abort_handler  # C keeps the address of it, and nothing else does
+    _abort_handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(handle)
+    libc: Any = ctypes.CDLL(None)
+    libc.signal(signal.SIGABRT, _abort_handler)
+
+
+_abort_handler: Any = None
