@@ -92,9 +92,12 @@ def test_spans_are_trained_by_a_schedule_that_a_run_keeps(sample_text, vocab_dir
     schedule = "--config.data.mask_schedule=0:0.3,2:0.1"
     pretrain.main(arguments(shards, tmp_path / "run", schedule, "--config.microbatches=2"))
     assert json.loads((tmp_path / "run" / "result.json").read_text())["eval_mlm_loss"] > 0
-    for other in ("--config.data.mask_schedule=0:0.3,3:0.1", "--config.data.mask_rate=0.3", "--config.log_every=2"):
-        with pytest.raises(UserError, match=r"other data or masks \(data.train, mask_rate, mask_schedule"):
-            pretrain.main(arguments(shards, tmp_path / "run", other, "--config.steps=5"))
+    for other, said in (
+        ("--config.data.mask_schedule=0:0.3,3:0.1", r"data\.mask_schedule: 0:0\.3,2:0\.1 -> 0:0\.3,3:0\.1"),
+        ("--config.data.mask_rate=0.3", r"data\.mask_rate: none -> 0\.3; data\.mask_schedule: 0:0\.3,2:0\.1 -> none"),
+    ):
+        with pytest.raises(UserError, match=said):
+            pretrain.main(arguments(shards, tmp_path / "run", other, "--config.microbatches=2", "--config.steps=5"))
 
 
 @pytest.mark.slow

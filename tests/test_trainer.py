@@ -142,29 +142,29 @@ def test_a_finished_run_is_left_as_it_is(run):
     assert (again.step, again.evaluation) == (first.step, first.evaluation)
 
 
-def test_a_workdir_of_another_architecture_is_refused(run):
-    trainer.fit(run("taken"))
-    other = run("taken")
-    with pytest.raises(UserError, match=r"another architecture: model\.layers is 2 there, 3 here"):
-        trainer.fit(dataclasses.replace(other, model=dataclasses.replace(other.model, layers=3)))
-
-
-def test_a_workdir_of_another_seed_is_refused(run):
-    trainer.fit(run("taken"))
-    with pytest.raises(UserError, match=r"seed 0, and this one has 1"):
-        trainer.fit(run("taken", dataclasses.replace(CONFIG, seed=1)))
-
-
-def test_a_refused_run_changes_nothing(run):
+def test_a_refused_run_changes_nothing_and_an_allowed_one_goes_on(run, capsys):
     trainer.fit(run("taken"))
     before = (run("taken").workdir / "config.json").read_bytes()
-    other = dataclasses.replace(CONFIG, batch_size=16)
-    with pytest.raises(UserError, match="batch_size 8, and this one has 16"):
+    other = dataclasses.replace(CONFIG, batch_size=16, seed=1, steps=7)
+    with pytest.raises(
+        UserError, match=r"step 6 of .*taken is of another run: batch_size: 8 -> 16; seed: 0 -> 1\. "
+    ) as no:
         trainer.fit(run("taken", other))
+    assert "--config.allow_changes=batch_size,seed" in str(no.value)
     given = {"embeddings/norm/bias": np.ones(32, np.float32)}
-    with pytest.raises(UserError, match="other initial parameters"):
+    with pytest.raises(UserError, match="init_from: none -> fingerprint "):
         trainer.fit(run("taken", initial_params=given))
+    deeper = dataclasses.replace(run("taken").model, layers=3)
+    with pytest.raises(UserError, match=r"another run: model\.layers: 2 -> 3"):
+        trainer.fit(run("taken", model=deeper))
     assert (run("taken").workdir / "config.json").read_bytes() == before
+    capsys.readouterr()
+    assert trainer.fit(run("taken", dataclasses.replace(other, allow_changes="batch_size,seed"))).step == 7
+    said = " ".join(capsys.readouterr().err.split())
+    assert "going on from step 6" in said
+    for line in ("batch_size: 8 -> 16", "seed: 0 -> 1", "steps: 6 -> 7"):
+        assert f"changed from here on: {line}" in said
+    assert "batches are from here on those of a run that had this configuration from its first step" in said
 
 
 def test_a_workdir_that_never_had_a_checkpoint_takes_the_next_run_s_tokenizer(run, tmp_path):

@@ -22,9 +22,8 @@ class PretrainDataConfig(DataConfig):
     Without either key of it the rate is that of the shards, as in evaluation always.
     """
 
-    phases: str = (
-        ""  # STEP:DIR,...: from these steps on other shards than train's, of another length: 900000:shards_512
-    )
+    # STEP:DIR,...: from these steps on other shards than train's, perhaps of another length, as 900000:shards_512.
+    phases: str = ""
     mask_rate: float | None = None  # as 0.2
     mask_schedule: str = ""  # STEP:RATE,..., each rate held until the next step: 0:0.30,50000:0.15,90000:0.05
 
@@ -74,7 +73,7 @@ class CheckpointConfig:
 @dataclass(frozen=True)
 class EvalConfig:
     every_steps: int = 0  # 0: at the end only
-    batch_size: int = 0  # 0: the training batch size
+    batch_size: int = 0  # 0: that of training, the smallest of a batch_schedule
     max_rows: int = 0  # 0: all
 
 
@@ -99,6 +98,8 @@ class TrainConfig:
     log_every: int = 50
     profile: str = ""  # steps to trace, FIRST:LAST, as 100:105, into WORKDIR/profile (TensorBoard, Perfetto)
     init_from: str = ""  # any checkpoint; empty: from scratch
+    # Keys that may differ from those of the checkpoint that a run goes on from: optimizer.learning_rate,seed; or all.
+    allow_changes: str = ""
 
     def __post_init__(self) -> None:
         if self.prng not in PRNGS:

@@ -1,7 +1,5 @@
 """What one run is made of, and what comes out of it."""
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +17,6 @@ from bert_jax.train.losses import Objective
 from bert_jax.train.steps import Plan
 
 RESULT_FILE = "result.json"  # of a workdir, once its run has ended well
-FINGERPRINT_DIGITS = 16
 
 
 @runtime_checkable
@@ -66,46 +63,6 @@ class Result:
     tokens: int
     evaluation: dict[str, float]
     params: dict[str, Any]
-
-
-# What a run must share with the checkpoint it goes on from, or its batches or its beginning would be others: the name
-# in the checkpoint, and what a person calls it. The first that differs is told.
-IDENTITY = {
-    "batch_size": "batch_size",
-    "seed": "seed",
-    "train_layers": "train_layers",
-    "init": "other initial parameters (init_from), of fingerprint",
-    "data": "other data or masks (data.train, mask_rate, mask_schedule, or the task's files), of fingerprint",
-}
-
-
-def identity(run: Run) -> dict[str, Any]:
-    """The values of IDENTITY for a run."""
-    return {
-        "batch_size": _batch_sizes(run.source),
-        "seed": run.config.seed,
-        "train_layers": run.train_layers,
-        "init": _fingerprint(run.initial_params),
-        "data": _digest(run),
-    }
-
-
-def _batch_sizes(source: Source) -> str:
-    return ",".join(f"{step}:{source.rows_at(step)}" for step in source.changes).removeprefix("0:")
-
-
-def _digest(run: Run) -> str:
-    data = run.config.data
-    rates = [getattr(data, name, None) for name in ("mask_rate", "mask_schedule")]
-    return hashlib.sha256(json.dumps([dict(run.source.fingerprints), rates]).encode()).hexdigest()[:FINGERPRINT_DIGITS]
-
-
-def _fingerprint(params: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.blake2b()
-    for path, value in sorted(params.items()):
-        digest.update(path.encode())
-        digest.update(np.ascontiguousarray(value).data)
-    return digest.hexdigest()[:FINGERPRINT_DIGITS] if params else "none"
 
 
 def runtime_of(config: TrainConfig) -> Runtime:

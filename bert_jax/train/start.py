@@ -3,6 +3,7 @@
 """
 
 import shutil
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -10,13 +11,13 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax import tokenizer
-from bert_jax.command import UserError
 from bert_jax.config import to_dict
 from bert_jax.files import new_folder
 from bert_jax.model import bert, paths
 from bert_jax.train import checkpoint, optim, partitioning, rules
 from bert_jax.train.optim import first_average
-from bert_jax.train.run import IDENTITY, Run, identity, runtime_of
+from bert_jax.train.provenance import check_same
+from bert_jax.train.run import Run, runtime_of
 from bert_jax.train.state import TrainState
 from bert_jax.train.steps import Plan, initial_state
 
@@ -68,30 +69,17 @@ def start(run: Run, plan: Plan, mesh: Mesh, checkpoints: checkpoint.Checkpoints)
     return state._replace(params=initial, average=first_average(run.config.optimizer.ema_decay, initial)), {}
 
 
-def check_workdir(run: Run, checkpoints: checkpoint.Checkpoints) -> None:
-    """Raises UserError when the workdir holds another run: nothing in it is then changed.
+def check_workdir(run: Run, made_by: Mapping[str, Any], checkpoints: checkpoint.Checkpoints) -> list[str]:
+    """What is to be told of a run, of this provenance, that goes on in its workdir, a line each.
 
-    What a run without a checkpoint left behind binds nobody.
+    Raises UserError when it holds another run: nothing in it is then changed. What a run without a checkpoint left
+    behind binds nobody.
     """
     newest = checkpoints.newest_meta()
     if newest is None or not (run.workdir / checkpoint.CONFIG_FILE).exists():
-        return
-    there, here = checkpoint.read_config(run.workdir), _workdir_config(run)
-    for part in ("model", "heads"):
-        saved, wanted = to_dict(getattr(there, part)), to_dict(getattr(here, part))
-        for name in wanted:
-            if saved[name] != wanted[name]:
-                raise UserError(
-                    f"{run.workdir} holds a checkpoint of another architecture: {part}.{name} is {saved[name]} there, "
-                    f"{wanted[name]} here. Name another --workdir, or the configuration it was trained with"
-                )
-    saved_identity, wanted_identity = newest["identity"], identity(run)
-    for name, value in wanted_identity.items():
-        if (saved_value := saved_identity[name]) != value:
-            raise UserError(
-                f"{run.workdir} holds a run with {IDENTITY[name]} {saved_value}, and this one has {value}. "
-                "Give the same to go on, or another --workdir to start anew"
-            )
+        return []
+    step = newest.get("step", checkpoints.latest_step())
+    return check_same(run, made_by, newest.get("provenance"), f"step {step} of {run.workdir}")
 
 
 def write_workdir(run: Run) -> None:

@@ -20,7 +20,8 @@ from bert_jax.train.interruption import Interruption
 from bert_jax.train.metrics import MetricsWriter, ProgressLine
 from bert_jax.train.overview import parameter_table
 from bert_jax.train.profiler import Profiler
-from bert_jax.train.run import RESULT_FILE, Result, Run, Source, identity, runtime_of
+from bert_jax.train.provenance import provenance
+from bert_jax.train.run import RESULT_FILE, Result, Run, Source, runtime_of
 from bert_jax.train.start import check_workdir, plan_of, start, write_workdir
 from bert_jax.train.state import TrainState
 from bert_jax.train.window import Window
@@ -52,13 +53,17 @@ def fit(run: Run) -> Result:
         preservation.check_best(config, measured=bool(run.evaluators))
         keeping = {name: getattr(config.checkpoint, name) for name in ("keep", "keep_every", "best")}
         with checkpoint.Checkpoints(run.workdir / checkpoint.CHECKPOINTS, **keeping) as checkpoints:
-            check_workdir(run, checkpoints)
+            made_by = provenance(run)
+            told = check_workdir(run, made_by, checkpoints)
             state, meta = start(run, plan, mesh, checkpoints)
             write_workdir(run)
             slots = _slots(run.source, int(state.step))  # before the loop's thread reads from the source
-            loop = _Loop(run, plan, mesh, checkpoints, evaluators, interruption, profiler, meta, int(state.step))
+            loop = _Loop(
+                run, plan, mesh, checkpoints, evaluators, interruption, profiler, made_by, meta, int(state.step)
+            )
             if meta:
-                loop.progress.say(f"going on from step {loop.first} of {run.workdir}")
+                for line in (f"going on from step {loop.first} of {run.workdir}", *told):
+                    loop.progress.say(line)
             else:
                 for line in parameter_table(state.params, plan):
                     loop.progress.say(line)
@@ -81,11 +86,12 @@ class _Loop:
         evaluators: Sequence[Evaluator],
         interruption: Interruption,
         profiler: Profiler,
+        made_by: dict[str, Any],
         meta: dict[str, Any],
         first: int,
     ) -> None:
         config = run.config
-        self.run, self.mesh, self.checkpoints = run, mesh, checkpoints
+        self.run, self.mesh, self.checkpoints, self.made_by = run, mesh, checkpoints, made_by
         self.evaluators, self.interruption, self.profiler = evaluators, interruption, profiler
         self.clock = Clock(
             config.steps,
@@ -246,7 +252,7 @@ class _Loop:
             "seconds": self.clock.elapsed,
             "budget_fraction": self.clock.fraction,
             "window": self.window.state(),
-            "identity": identity(self.run),
+            "provenance": self.made_by,
             checkpoint.EVALUATION: self._evaluation(step),
         }
 

@@ -1,0 +1,154 @@
+"""What may differ between a run and the checkpoint that it goes on from."""
+
+import dataclasses
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.command import UserError
+from bert_jax.config import CheckpointConfig, MeshConfig, ModelOptions, OptimizerConfig, PretrainConfig
+from bert_jax.data.phases import Phase, PhasedLoader
+from bert_jax.data.reading import BatchSchedule
+from bert_jax.data.shards import open_dataset
+from bert_jax.train.losses import PretrainingObjective
+from bert_jax.train.provenance import check_same, provenance
+from bert_jax.train.run import Run
+
+
+@pytest.fixture
+def make(shards_dir, tiny_config):
+    dataset = open_dataset(shards_dir, "train")
+    tokenizer = dataset.tokenizer()
+
+    def make(config: PretrainConfig | None = None, starts: tuple[int, ...] = (), **changes: object) -> Run:
+        config = config or PretrainConfig()
+        phases = [Phase(first, dataset) for first in (0, *starts)]
+        batches = BatchSchedule.constant(config.batch_size)
+        run = Run(
+            config=config,
+            model=tiny_config,
+            objective=PretrainingObjective(),
+            source=PhasedLoader(phases, tokenizer, batches=batches, seed=config.seed),
+            workdir=Path("run"),
+            tokenizer=tokenizer,
+            kind="pretraining",
+        )
+        return dataclasses.replace(run, **changes)
+
+    return make
+
+
+def told(there: dict, here: Run) -> list[str]:
+    return check_same(here, provenance(here), there, "step 5 of run")
+
+
+def refusal(there: dict, here: Run) -> str:
+    with pytest.raises(UserError) as caught:
+        told(there, here)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_the_same_run_has_nothing_to_tell(make):
+    assert told(provenance(make()), make()) == []
+
+
+@pytest.mark.parametrize(
+    "free",
+    [
+        {"log_every": 7, "profile": "1:2", "allow_changes": "all"},
+        {"checkpoint": CheckpointConfig(every_steps=3), "mesh": MeshConfig(data=2, fsdp=4)},
+        {"model": ModelOptions(layer_loop="scan", remat="layer", attention="einsum")},
+        {"compute_dtype": "float32"},  # what auto is here
+    ],
+)
+def test_what_changes_no_number_is_free(make, free):
+    assert told(provenance(make()), make(PretrainConfig(**free))) == []
+
+
+def test_an_end_may_move_and_is_told(make):
+    longer = make(PretrainConfig(steps=2_000_000, budget_minutes=60.0))
+    assert told(provenance(make()), longer) == [
+        "changed from here on: budget_minutes: 0.0 -> 60.0",
+        "changed from here on: steps: 1000000 -> 2000000",
+    ]
+
+
+def test_each_difference_is_listed_with_the_flag_that_allows_it(make):
+    optimizer = OptimizerConfig(learning_rate=1e-3, beta2=0.98)
+    wider = dataclasses.replace(make().model, width=64)
+    other = make(PretrainConfig(seed=1, optimizer=optimizer), model=wider)
+    said = refusal(provenance(make()), other)
+    assert said.startswith("step 5 of run is of another run: ")
+    listed = (
+        "model.width: 32 -> 64; optimizer.beta2: 0.999 -> 0.98; optimizer.learning_rate: 0.0001 -> 0.001; seed: 0 -> 1."
+    )
+    assert listed in said
+    assert said.endswith("--config.allow_changes=model.width,optimizer.beta2,optimizer.learning_rate,seed")
+
+
+def test_what_is_allowed_is_told_and_the_rest_refused(make):
+    optimizer = OptimizerConfig(learning_rate=1e-3, beta2=0.98)
+    there = provenance(make())
+    partly = make(PretrainConfig(seed=1, optimizer=optimizer, allow_changes="optimizer"))
+    assert "another run: seed: 0 -> 1. " in refusal(there, partly)
+    wholly = make(PretrainConfig(seed=1, optimizer=optimizer, allow_changes="optimizer, seed"))
+    assert told(there, wholly)[:2] == [
+        "changed from here on: optimizer.beta2: 0.999 -> 0.98",
+        "changed from here on: optimizer.learning_rate: 0.0001 -> 0.001",
+    ]
+    assert told(there, make(PretrainConfig(seed=1, allow_changes="all"))) == [
+        "changed from here on: seed: 0 -> 1",
+        "batches are from here on those of a run that had this configuration from its first step",
+    ]
+
+
+def test_a_name_that_is_no_key_is_told(make):
+    wrong = make(PretrainConfig(allow_changes="optimizer.learning_rat"))
+    assert "no key of a checkpoint; did you mean optimizer.learning_rate?" in refusal(provenance(make()), wrong)
+
+
+def test_data_are_told_apart_by_content_and_not_by_path(make, shards_dir):
+    moved = PretrainConfig(data=dataclasses.replace(PretrainConfig().data, train="elsewhere"))
+    assert told(provenance(make()), make(moved)) == []
+    held_out = PhasedLoader(
+        [Phase(0, open_dataset(shards_dir, "eval"))], make().tokenizer, batches=BatchSchedule.constant(8), seed=0
+    )
+    said = refusal(provenance(make()), make(source=held_out))
+    assert "another run: data.train: fingerprint " in said and said.endswith("allow_changes=data.train")
+
+
+def test_phases_are_told_by_their_steps(make):
+    said = refusal(provenance(make(starts=(90,))), make(starts=(80,)))
+    assert "data.phases.80: none -> fingerprint " in said and "data.phases.90: fingerprint " in said
+    allowed = make(PretrainConfig(allow_changes="data.phases"), starts=(80,))
+    assert len(told(provenance(make(starts=(90,))), allowed)) == 3
+
+
+def test_other_initial_parameters_are_another_run(make):
+    given = {"embeddings/norm/bias": np.ones(32, np.float32)}
+    assert "init_from: none -> fingerprint " in refusal(provenance(make()), make(initial_params=given))
+
+
+def test_a_checkpoint_older_than_a_key_had_its_default(make):
+    there = provenance(make())
+    del there["configuration"]["optimizer.beta2"], there["configuration"]["model.gated"]
+    assert told(there, make()) == []
+    other = make(PretrainConfig(optimizer=OptimizerConfig(beta2=0.98)))
+    assert "optimizer.beta2: 0.999 -> 0.98" in refusal(there, other)
+
+
+def test_other_versions_are_told_and_not_refused(make):
+    there = provenance(make())
+    assert {"python", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "bert_jax", "device"} == set(
+        there["versions"]
+    )
+    jax_version = there["versions"]["jax"]
+    there["versions"]["jax"] = "0.9.9"
+    assert told(there, make()) == [f"other versions from here on: jax 0.9.9 -> {jax_version}"]
+
+
+def test_a_checkpoint_that_does_not_say_its_run_is_refused(make):
+    with pytest.raises(UserError, match=r"does not say which run made it.*--config\.init_from"):
+        check_same(make(), provenance(make()), None, "step 5 of run")
