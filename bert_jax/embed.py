@@ -18,7 +18,7 @@ from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.files import refuse_existing, write_whole
-from bert_jax.interop import source
+from bert_jax.interop import averaged, source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
@@ -66,17 +66,19 @@ def embed(
     batch_size: int = 32,
     max_length: int = 0,
     compute_dtype: str = "float32",
+    average: str = "",
 ) -> dict[str, np.ndarray]:
     """The vectors of texts, as `--help` says: `embeddings`, and by pool `offsets` and `input_ids`.
 
-    max_length of 0 is the model's. Raises UserError for an unknown layer or pool, one that the model does not have, a
-    line with two tabs, and a max_length that the model does not have.
+    max_length of 0 is the model's; average is of a checkpoint given by its path, as in source.open_checkpoint. Raises
+    UserError for an unknown layer or pool, one that the model does not have, a line with two tabs, and a max_length
+    that the model does not have.
     """
     if pool not in POOLS:
         raise UserError(f"--pool is {pool!r}; use one of {', '.join(POOLS)}")
     if batch_size < 1:
         raise UserError(f"--batch_size is {batch_size}; use 1 or more")
-    loaded = checkpoint if isinstance(checkpoint, Loaded) else source.open_checkpoint(checkpoint)
+    loaded = checkpoint if isinstance(checkpoint, Loaded) else source.open_checkpoint(checkpoint, average)
     limit = loaded.model.max_positions
     if max_length and not 5 <= max_length <= limit:
         raise UserError(f"--max_length is {max_length}; use 5 to {limit} (the model's positions), or 0 for the most")
@@ -111,6 +113,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="texts at a time (default: 32)")
     parser.add_argument("--max_length", type=int, default=0, metavar="N", help="tokens (default: 0, the model's most)")
     parser.add_argument("--compute_dtype", default="float32", help="float32 or bfloat16 (default: float32)")
+    parser.add_argument("--average", default="", metavar="ema|last:K", help=averaged.HELP)
     options = parser.parse_args(arguments)
     output = Path(options.output)
     refuse_existing(output)
@@ -122,6 +125,7 @@ def main(arguments: Sequence[str]) -> None:
         batch_size=options.batch_size,
         max_length=options.max_length,
         compute_dtype=options.compute_dtype,
+        average=options.average,
     )
     write_arrays(arrays, output)
     print(f"{output}: " + ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()))

@@ -13,7 +13,7 @@ from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import Dataset, open_dataset
-from bert_jax.interop import source
+from bert_jax.interop import averaged, source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
@@ -44,14 +44,15 @@ def evaluate(
     compute_dtype: str = "auto",
     max_rows: int = 0,
     columns: Columns | None = None,
+    average: str = "",
 ) -> dict[str, Any]:
     """Metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, `nsp_accuracy` ..., or those of the checkpoint's task.
 
     A metric that is undefined (a correlation with a constant) is None. columns are those of a task's file, where the
-    checkpoint does not know them. Raises UserError for a checkpoint without the head that the data asks for, or of
-    another tokenizer than theirs.
+    checkpoint does not know them; average is as in source.open_checkpoint. Raises UserError for a checkpoint without
+    the head that the data asks for, or of another tokenizer than theirs.
     """
-    loaded = source.open_checkpoint(checkpoint)
+    loaded = source.open_checkpoint(checkpoint, average)
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype)
     if loaded.task:
         found = evaluation.evaluate(loaded, data, config, columns)
@@ -94,6 +95,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--batch_size", type=int, default=64, help="rows a batch (default: 64)")
     parser.add_argument("--compute_dtype", default="auto", help="float32, bfloat16, auto (default: float32 on a CPU)")
     parser.add_argument("--max_rows", type=int, default=0, help="measure no more rows of the shards (default: all)")
+    parser.add_argument("--average", default="", metavar="ema|last:K", help=averaged.HELP)
     for column in ("text", "text_pair", "label"):
         what = f"the {column} column of a task's file, by name or number (default: as the checkpoint was trained)"
         parser.add_argument(f"--{column}", default="", help=what)
@@ -108,6 +110,7 @@ def main(arguments: Sequence[str]) -> None:
             compute_dtype=known.compute_dtype,
             max_rows=known.max_rows,
             columns=columns if columns != Columns() else None,
+            average=known.average,
         )
         if distributed.leads():
             print(json.dumps(result))

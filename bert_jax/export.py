@@ -6,7 +6,7 @@ from pathlib import Path
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.files import new_folder, refuse_existing
-from bert_jax.interop import huggingface, source, stablehlo
+from bert_jax.interop import averaged, huggingface, source, stablehlo
 from bert_jax.interop.loaded import Loaded
 
 FORMATS = ("hf", "orbax", "stablehlo")
@@ -28,15 +28,15 @@ stablehlo  programs for any platform that JAX knows, which run without bert_jax:
 CHECKPOINT is a workdir, a step in it (runs/base/checkpoints/1000), an export, or a Hugging Face folder."""
 
 
-def export(checkpoint: str | Path, output: str | Path, format: str = "hf") -> Loaded:
-    """Exports a checkpoint; the output folder appears whole or not at all.
+def export(checkpoint: str | Path, output: str | Path, format: str = "hf", average: str = "") -> Loaded:
+    """Exports a checkpoint; the output folder appears whole or not at all. average: as in source.open_checkpoint.
 
     Raises UserError for an unknown format, an output that exists, and a checkpoint that cannot be opened.
     """
     if format not in FORMATS:
         raise UserError(f"--format is {format}; there are: {', '.join(FORMATS)}")
     refuse_existing(Path(output))
-    loaded = source.open_checkpoint(checkpoint)
+    loaded = source.open_checkpoint(checkpoint, average)
     if format == "hf":
         huggingface.write(loaded, output)
     elif format == "stablehlo":
@@ -52,8 +52,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--checkpoint", required=True, help="what to export")
     parser.add_argument("--format", default="hf", help=f"one of {', '.join(FORMATS)} (default: hf)")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to make; it must not exist")
+    parser.add_argument("--average", default="", metavar="ema|last:K", help=averaged.HELP)
     options = parser.parse_args(arguments)
-    loaded = export(options.checkpoint, options.output, options.format)
+    loaded = export(options.checkpoint, options.output, options.format, options.average)
     print(f"{options.output}: {source.describe(loaded)}")
 
 

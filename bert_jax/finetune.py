@@ -156,7 +156,7 @@ def _check(config: FinetuneConfig, workdir: Path) -> None:
 
 def _open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
     if config.init_from:
-        loaded = interop.open_checkpoint(config.init_from)
+        loaded = interop.open_checkpoint(config.init_from, config.init_average)
         given = sizes.given_fields(config.model)
         for name, value in given.items():
             if name not in ("dropout", "attention_dropout") and value != getattr(loaded.model, name):

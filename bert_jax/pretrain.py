@@ -69,7 +69,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
     dataset = phases[0].dataset
     held_out = [_held_out(config, phase) for phase in phases]
     tokenizer = dataset.tokenizer()
-    loaded = source.open_checkpoint(config.init_from) if config.init_from else None
+    loaded = source.open_checkpoint(config.init_from, config.init_average) if config.init_from else None
     model = _architecture(config, tokenizer.vocab_size, loaded)
     if loaded is not None and config.model.preset == sizes.FROM_CHECKPOINT and model.positions == "rotary":
         context = {name: getattr(model, name) for name in CONTEXT_FIELDS}

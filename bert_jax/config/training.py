@@ -98,10 +98,13 @@ class TrainConfig:
     log_every: int = 50
     profile: str = ""  # steps to trace, FIRST:LAST, as 100:105, into WORKDIR/profile (TensorBoard, Perfetto)
     init_from: str = ""  # any checkpoint; empty: from scratch
+    init_average: str = ""  # of a workdir: ema, last:K (the mean of its last K checkpoints); empty: as they are
     # Keys that may differ from those of the checkpoint that a run goes on from: optimizer.learning_rate,seed; or all.
     allow_changes: str = ""
 
     def __post_init__(self) -> None:
+        if self.init_average and not self.init_from:
+            raise UserError(f"init_average is {self.init_average!r}, but init_from is not set; leave it out")
         if self.prng not in PRNGS:
             raise UserError(f"config.prng is {self.prng!r}; use one of: {', '.join(PRNGS)}")
 

@@ -26,6 +26,7 @@ class Loaded:
     dtype: str = "float32"  # of the file that the parameters come from; they are float32 here in any case
     # For messages and the model card; empty where unknown:
     origin: str = ""
+    average: str = ""  # which average of a run's parameters these are (averaged.py); empty: none
     training: Mapping[str, Any] = field(default_factory=dict)
     metrics: Mapping[str, Any] = field(default_factory=dict)
 

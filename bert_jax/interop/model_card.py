@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bert_jax.interop.averaged import MOVING
 from bert_jax.interop.family import Family, parts_of
 from bert_jax.interop.loaded import Loaded
 from bert_jax.tokenizer import KINDS
@@ -31,7 +32,8 @@ def text(loaded: Loaded, family: Family, architecture: str, parameters: int) -> 
         f"A {family.title} {kind} of {model.layers} layers, width {model.width}, {model.heads} attention heads and "
         f"{parameters:,} parameters, for up to {model.max_positions} tokens, with an {case} "
         f"{KINDS[loaded.tokenizer.kind]} vocabulary of {loaded.tokenizer.vocab_size:,}. Exported by bert_jax"
-        + (f" after {loaded.step:,} steps of training." if loaded.step else "."),
+        + (f" after {loaded.step:,} steps of training." if loaded.step else ".")
+        + _average_sentence(loaded.average),
         *_task_section(loaded),
         *_table_section("Training", _training_rows(loaded.training)),
         *_table_section("Evaluation", _metric_rows(loaded.metrics)),
@@ -45,6 +47,14 @@ def text(loaded: Loaded, family: Family, architecture: str, parameters: int) -> 
         "figures above.",
     ]
     return "\n\n".join(sections) + "\n"
+
+
+def _average_sentence(average: str) -> str:
+    if not average:
+        return ""
+    if average == MOVING:
+        return " The weights are a moving average of those of the steps."
+    return f" The weights are the mean of the last {average.partition(':')[2]} checkpoints."
 
 
 def _task_section(loaded: Loaded) -> list[str]:
@@ -67,6 +77,8 @@ def _training_rows(training: Mapping[str, Any]) -> dict[str, Any]:
         "optimizer.learning_rate",
         "optimizer.warmup_steps",
         "optimizer.weight_decay",
+        "optimizer.schedule",
+        "optimizer.ema_decay",
         "compute_dtype",
         "seed",
     )

@@ -13,7 +13,7 @@ from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.files import INCOMPLETE, read_json
-from bert_jax.interop import huggingface, original_bert, stablehlo
+from bert_jax.interop import averaged, huggingface, original_bert, stablehlo
 from bert_jax.interop.family import ARCHITECTURE_FIELDS
 from bert_jax.interop.loaded import Loaded, check_vocabulary
 from bert_jax.interop.weights import refuse_pickle
@@ -37,10 +37,11 @@ class InitialParams(NamedTuple):
     fresh: tuple[str, ...]
 
 
-def open_checkpoint(path: str | Path) -> Loaded:
+def open_checkpoint(path: str | Path, average: str = "") -> Loaded:
     """Opens a CHECKPOINT: a workdir, a step in it, what convert or export wrote, or a Hugging Face folder.
 
-    Raises UserError when there is none, when it is half-written or damaged, and for all that `huggingface.read`
+    average is of a workdir: `ema`, `last:K` (averaged.read_params), or empty for the parameters as they are. Raises
+    UserError when there is none, when it is half-written or damaged, and for all that `huggingface.read`
     refuses.
     """
     path = Path(path)
@@ -62,8 +63,10 @@ def open_checkpoint(path: str | Path) -> Loaded:
             f"--input {path} --output DIR"
         )
     if step is None and not _is_workdir(path):
+        if average:
+            raise UserError(f"{path} holds one set of weights; --average is of a workdir. Leave it out")
         return huggingface.read(path)
-    return _open_workdir(path, step)
+    return _open_workdir(path, step, average)
 
 
 def check_architecture(got: ModelConfig, wanted: ModelConfig, origin: str = "the checkpoint") -> None:
@@ -126,10 +129,11 @@ def _is_workdir(path: Path) -> bool:
     return "model_type" not in read_json(file)
 
 
-def _open_workdir(workdir: Path, step: int | None) -> Loaded:
+def _open_workdir(workdir: Path, step: int | None, average: str) -> Loaded:
     config = checkpoint.read_config(workdir)
-    step = checkpoint.latest_step(workdir) if step is None else step
-    params = checkpoint.read_params(workdir, step)
+    if step is None and (step := checkpoint.latest_step(workdir)) is None:
+        raise UserError(f"no checkpoint in {workdir}: none was saved yet. Train, or name another folder")
+    params = averaged.read_params(workdir, step, average)
     _check_params(params, config.model, config.heads, workdir)
     words = tokenizer_lib.load(workdir / "tokenizer")
     check_vocabulary(workdir, words, config.model)
@@ -139,11 +143,12 @@ def _open_workdir(workdir: Path, step: int | None) -> Loaded:
         params,
         words,
         config.task,
-        step or 0,
+        step,
         dtype=config.dtype,
         origin=str(workdir),
         training=config.training,
-        metrics=_result(workdir),
+        metrics={} if average else _result(workdir),  # they are of the parameters as they are
+        average=average,
     )
 
 
@@ -173,7 +178,8 @@ def describe(loaded: Loaded) -> str:
         item.name for item in dataclasses.fields(Heads) if getattr(loaded.heads, item.name) != getattr(plain, item.name)
     ]
     model = loaded.model
+    average = f"; average {loaded.average}" if loaded.average else ""
     return (
         f"{huggingface.title(loaded)}, {model.layers} layers x {model.width}, vocabulary {model.vocab_size}, "
-        f"{model.max_positions} positions; heads: {', '.join(heads) or 'none'}"
+        f"{model.max_positions} positions; heads: {', '.join(heads) or 'none'}{average}"
     )

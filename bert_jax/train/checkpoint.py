@@ -291,10 +291,15 @@ def read_config(workdir: str | Path) -> WorkdirConfig:
     )
 
 
+def saved_steps(workdir: str | Path) -> list[int]:
+    """The whole checkpoints of a workdir, ascending."""
+    directory = Path(workdir).absolute() / CHECKPOINTS
+    return sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
+
+
 def latest_step(workdir: str | Path) -> int | None:
     """The newest whole checkpoint of a workdir, None when there is none."""
-    directory = Path(workdir).absolute() / CHECKPOINTS
-    return max(ocp.utils.checkpoint_steps(directory), default=None) if directory.is_dir() else None
+    return max(saved_steps(workdir), default=None)
 
 
 def read_params(workdir: str | Path, step: int | None = None, item: str = PARAMS) -> dict[str, np.ndarray]:

@@ -1,0 +1,82 @@
+"""--average: a workdir's moving average, or the mean of its last checkpoints, wherever a CHECKPOINT is taken."""
+
+import numpy as np
+import pytest
+from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
+
+from bert_jax import export
+from bert_jax.command import UserError
+from bert_jax.config import TrainConfig
+from bert_jax.interop import source
+from bert_jax.model.heads import Heads
+from bert_jax.model.paths import unflatten
+from bert_jax.train import checkpoint
+
+FACTORS = {0: 1.0, 5: 4.0, 9: 16.0}  # powers of two are exact; step 0 is what write_workdir leaves
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory):
+    return random_checkpoint(tmp_path_factory.mktemp("vocabulary"), odd_config(), Heads(mlm=True))
+
+
+def scaled(loaded, factor):
+    return {path: np.float32(factor) * value for path, value in loaded.params.items()}
+
+
+@pytest.fixture(scope="module")
+def workdir(loaded, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    source.write_workdir(loaded, folder)
+    (folder / "result.json").write_text('{"eval_loss": 1.5}')
+    with checkpoint.Checkpoints(folder / checkpoint.CHECKPOINTS, keep=0) as checkpoints:
+        for step, factor in FACTORS.items():
+            average = unflatten(scaled(loaded, -factor)) if step == 9 else None
+            checkpoints.save(step, unflatten(scaled(loaded, factor)), None, {}, average)
+    return folder
+
+
+@pytest.mark.parametrize(
+    "named, average, factor",
+    [
+        ("", "", 16),
+        ("", "ema", -16),
+        ("", "last:1", 16),
+        ("", "last:2", 10),
+        ("", "last:3", 7),
+        ("checkpoints/5", "last:2", 2.5),
+    ],
+)
+def test_an_average_is_of_the_newest_steps_or_those_up_to_the_one_named(loaded, workdir, named, average, factor):
+    opened = source.open_checkpoint(workdir / named, average)
+    assert_same_tensors(opened.params, scaled(loaded, factor))
+    assert bool(opened.metrics) == (not average)  # result.json is of the parameters as they are
+
+
+@pytest.mark.parametrize(
+    "named, average, message",
+    [
+        ("", "last:4", r"3 checkpoints up to step 9.*checkpoint\.keep=4"),
+        ("checkpoints/5", "last:3", "2 checkpoints up to step 5"),
+        ("checkpoints/5", "ema", "no moving average"),
+        ("", "last:0", "last:K"),
+        ("", "mean", "ema, or last:K"),
+    ],
+)
+def test_an_average_that_is_not_there_is_refused(workdir, named, average, message):
+    with pytest.raises(UserError, match=message):
+        source.open_checkpoint(workdir / named, average)
+
+
+def test_an_average_is_exported_and_the_card_says_so(loaded, workdir, tmp_path):
+    export.main(["--checkpoint", str(workdir), "--output", str(tmp_path / "out"), "--average", "last:2"])
+    assert_same_tensors(source.open_checkpoint(tmp_path / "out").params, scaled(loaded, 10))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "The weights are the mean of the last 2 checkpoints." in card and "eval_loss" not in card
+    with pytest.raises(UserError, match="one set of weights"):
+        source.open_checkpoint(tmp_path / "out", "ema")
+
+
+def test_an_average_of_nothing_to_start_from_is_refused():
+    with pytest.raises(UserError, match="init_from is not set"):
+        TrainConfig(init_average="ema")
