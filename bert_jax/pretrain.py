@@ -8,13 +8,16 @@ from typing import Any
 
 import ml_collections
 from jax.sharding import Mesh
+from rich.console import Console
 
 from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, PretrainConfig, PretrainDataConfig
+from bert_jax.data.cache import local_copy
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.manifest import PARTS, Part
 from bert_jax.data.masking import RateSchedule
 from bert_jax.data.phases import Phase, PhasedLoader, parse_phases
 from bert_jax.data.reading import BatchSchedule
@@ -177,7 +180,8 @@ def _phases(config: PretrainDataConfig) -> list[Phase]:
     if not config.train:
         raise UserError("data.train is not set; --config.data.train=DIR names the output of data_prep.build_examples")
     named = parse_phases(config.train, config.phases)
-    return [Phase(first, open_dataset(folder, "train")) for first, folder in named]
+    parts: tuple[Part, ...] = ("train",) if config.eval else PARTS
+    return [Phase(first, open_dataset(_local(folder, config, parts), "train")) for first, folder in named]
 
 
 def _held_out(config: PretrainConfig, phase: Phase) -> Dataset | None:
@@ -185,13 +189,20 @@ def _held_out(config: PretrainConfig, phase: Phase) -> Dataset | None:
     dataset = phase.dataset
     if not config.data.eval and not dataset.manifest["parts"]["eval"]["rows"]:
         return None
-    held_out = open_dataset(config.data.eval or dataset.directory, "eval")
+    held_out = open_dataset(_local(config.data.eval, config.data, ("eval",)) or dataset.directory, "eval")
     if held_out.tokenizer_hash != dataset.tokenizer_hash:
         raise UserError(
             f"data.eval={config.data.eval} was built with another tokenizer than data.train={config.data.train}; "
             "build both with the same --tokenizer"
         )
     return held_out
+
+
+def _local(folder: str, config: PretrainDataConfig, parts: Sequence[Part]) -> str:
+    """The folder itself, or its copy in data.cache_dir."""
+    if not folder or not config.cache_dir:
+        return folder
+    return local_copy(folder, config.cache_dir, parts, Console(stderr=True, soft_wrap=True, highlight=False).print)
 
 
 def _evaluator(

@@ -6,19 +6,15 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import cast
-
-from pyarrow import fs
 
 from bert_jax import command
 from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.files import new_folder, refuse_inside
+from bert_jax.stores import Place, is_remote
 from data_prep import checksums
 from data_prep.progress import Reporter
-from data_prep.readers import places
 
-_BLOCK = 1 << 22
 _AT_ONCE = 8  # files under way; a store answers each after a while
 
 DESCRIPTION = """\
@@ -39,9 +35,9 @@ def copy(input: str, output: str, *, quiet: bool = True) -> int:
     Raises UserError for an input that is no finished output or is damaged, an output that exists, and a store that
     cannot be read or written.
     """
-    if not places.is_remote(input) and not places.is_remote(output):
+    if not is_remote(input) and not is_remote(output):
         refuse_inside(Path(os.path.abspath(output)), Path(os.path.abspath(input)))
-    source = _Place(input)
+    source = Place(input)
     listed = checksums.parse(source.read(checksums.SUMS), f"{input}/{checksums.SUMS}")
     sizes = {name: source.size(name) for name in [*listed, checksums.SUMS]}
     if MANIFEST not in listed:
@@ -57,68 +53,14 @@ def copy(input: str, output: str, *, quiet: bool = True) -> int:
     return done
 
 
-class _Place:
-    """A folder, or what a store has under an address. Raises UserError for what the store refuses."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address.rstrip("/")
-        if places.is_remote(address):
-            self._store, path = places.open_store(address)
-            self._path = path.rstrip("/")
-        else:
-            self._store, self._path = fs.LocalFileSystem(), os.path.abspath(self.address)
-
-    def files(self) -> set[str]:
-        with self._explained(""):
-            selector = fs.FileSelector(self._path, allow_not_found=True, recursive=True)
-            found = [info.path for info in self._store.get_file_info(selector) if info.is_file]
-        return {path.removeprefix(self._path).lstrip("/") for path in found}
-
-    def size(self, name: str) -> int:
-        with self._explained(name):
-            info = self._store.get_file_info(f"{self._path}/{name}")
-        if not info.is_file:
-            raise UserError(f"{self.address}/{name} is missing. Name a finished output of data_prep.build_examples")
-        return cast(int, info.size)
-
-    def read(self, name: str) -> bytes:
-        return b"".join(self.blocks(name))
-
-    def blocks(self, name: str) -> Iterator[bytes]:
-        if not self.size(name):
-            return
-        with self._explained(name), self._store.open_input_stream(f"{self._path}/{name}", compression=None) as stream:
-            while block := stream.read(_BLOCK):
-                yield block
-
-    def write(self, name: str, blocks: Iterator[bytes]) -> None:
-        """Where the store is one of objects, a file is there when it is closed, and not before."""
-        path = f"{self._path}/{name}"
-        with self._explained(name):
-            if self._store.type_name not in ("s3", "gcs"):  # these have no folders
-                self._store.create_dir(path.rsplit("/", 1)[0], recursive=True)
-            with self._store.open_output_stream(path, compression=None) as stream:
-                for block in blocks:
-                    stream.write(block)
-
-    @contextlib.contextmanager
-    def _explained(self, name: str) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise UserError(
-                f"{self.address}/{name}: {places.first_line(error)}. Check the address, the credentials and the space"
-            ) from None
-
-
 @contextlib.contextmanager
-def _target(output: str, names: set[str]) -> Iterator[_Place]:
+def _target(output: str, names: set[str]) -> Iterator[Place]:
     """Where files may be written. A store may hold what a stopped copy of these files left, and nothing else."""
-    if not places.is_remote(output):
+    if not is_remote(output):
         with new_folder(Path(os.path.abspath(output))) as folder:
-            yield _Place(str(folder))
+            yield Place(str(folder))
         return
-    target = _Place(output)
+    target = Place(output)
     there = target.files()
     if MANIFEST in there:
         raise UserError(f"output {output} exists. Name another --output, or remove it first")
@@ -127,7 +69,7 @@ def _target(output: str, names: set[str]) -> Iterator[_Place]:
     yield target
 
 
-def _copy_file(source: _Place, target: _Place, name: str, wanted: str | None) -> int:
+def _copy_file(source: Place, target: Place, name: str, wanted: str | None) -> int:
     digest, size = hashlib.sha256(), 0
 
     def hashed() -> Iterator[bytes]:

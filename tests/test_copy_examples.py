@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 from pyarrow import fs
 
+from bert_jax import stores
 from bert_jax.command import UserError
 from bert_jax.data.shards import open_dataset
 from data_prep import checksums, copy_examples
 from data_prep.audit import verify
 from data_prep.build_examples import build
 from data_prep.copy_examples import copy
-from data_prep.readers import places
 
 
 def files(directory: Path) -> dict[str, bytes]:
@@ -26,7 +26,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "store"
     folder.mkdir()
     pretended = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
-    monkeypatch.setattr(places, "open_store", lambda address: (pretended, address[5:]))
+    monkeypatch.setattr(stores, "open_store", lambda address: (pretended, address[5:]))
     return folder
 
 
@@ -127,7 +127,7 @@ def test_store_that_refuses_is_told_in_one_line(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
     monkeypatch.setattr(
-        places,
+        stores,
         "open_store",
         lambda address: (
             fs.S3FileSystem(

@@ -15,6 +15,7 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import fs
 
+from bert_jax import stores
 from bert_jax.command import Stopped, UserError
 from data_prep.readers import Corpus, Reading, find_sources, places
 
@@ -49,13 +50,13 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[fs.FileSystem]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    places._store.cache_clear()
+    stores._store.cache_clear()
     try:
         store = fs.S3FileSystem(endpoint_override=f"http://{host}:{port}", allow_bucket_creation=True)
         store.create_dir("books")
         yield store
     finally:
-        places._store.cache_clear()
+        stores._store.cache_clear()
         server.stop()
 
 

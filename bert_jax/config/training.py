@@ -24,6 +24,8 @@ class PretrainDataConfig(DataConfig):
 
     # STEP:DIR,...: from these steps on other shards than train's, perhaps of another length, as 900000:shards_512.
     phases: str = ""
+    # A local folder that keeps copies of all these shards, for those in object stores (gs://, s3://) or on slow disks.
+    cache_dir: str = ""
     mask_rate: float | None = None  # as 0.2
     mask_schedule: str = ""  # STEP:RATE,..., each rate held until the next step: 0:0.30,50000:0.15,90000:0.05
 

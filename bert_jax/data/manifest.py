@@ -1,5 +1,6 @@
 """The manifest of a build_examples output (docs/data_format.md), and the unigram counts beside it."""
 
+import json
 import re
 import tokenize
 from collections.abc import Mapping
@@ -50,7 +51,8 @@ def read_manifest(directory: Path) -> dict[str, Any]:
     if is_remote(directory):
         raise UserError(
             f"{directory} is in an object store, and shards are read from a local disk; bring them here: "
-            "python -m data_prep.copy_examples --input ADDRESS --output DIR"
+            "python -m data_prep.copy_examples --input ADDRESS --output DIR (in pretraining, "
+            "--config.data.cache_dir=DIR does so by itself)"
         )
     if directory.name.endswith(INCOMPLETE) or (not path.exists() and incomplete(directory).exists()):
         finished = directory.name.removesuffix(INCOMPLETE)
@@ -60,7 +62,22 @@ def read_manifest(directory: Path) -> dict[str, Any]:
         )
     if not path.exists():
         raise UserError(f"no {MANIFEST} in {directory}; give the output folder of data_prep.build_examples")
-    manifest = read_json(path)
+    return check_manifest(read_json(path), str(path))
+
+
+def parse_manifest(content: bytes, place: str) -> dict[str, Any]:
+    """The manifest in a file that lies elsewhere. Raises UserError, naming its place, for one that cannot be used."""
+    try:
+        values = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{place} is not valid JSON ({error}). Make or fetch it again") from error
+    if not isinstance(values, dict):
+        raise UserError(f"{place} is not a JSON object. Make or fetch it again")
+    return check_manifest(values, place)
+
+
+def check_manifest(manifest: dict[str, Any], path: str) -> dict[str, Any]:
+    """The manifest with what early ones lack. Raises UserError for another version, and for a damaged one."""
     version = manifest.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UserError(

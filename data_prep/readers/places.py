@@ -4,9 +4,7 @@ Object stores are read by pyarrow, with the credentials that each store's own to
 AWS_PROFILE, AWS_ENDPOINT_URL, ...; GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login).
 """
 
-import datetime
 import fnmatch
-import functools
 import glob
 import io
 import os
@@ -17,10 +15,9 @@ import pyarrow as pa
 from pyarrow import fs
 
 from bert_jax.command import UserError
+from bert_jax.stores import first_line, is_remote, open_store
 
-REMOTE = ("gs://", "s3://")
 _REQUEST_BYTES = 8 << 20  # of a stored file, asked for at once
-_PATIENCE = datetime.timedelta(minutes=2)  # with a store that does not answer
 _WILD = re.compile(r"[*?\[]")
 
 
@@ -40,10 +37,6 @@ class Found(NamedTuple):
     path: str
     bytes: int
     folder: bool
-
-
-def is_remote(path: str) -> bool:
-    return path.startswith(REMOTE)
 
 
 def matches(pattern: str) -> list[Found]:
@@ -121,26 +114,6 @@ def glob_expression(pattern: str) -> re.Pattern[str]:
     return re.compile(expression)
 
 
-def open_store(path: str) -> tuple[fs.FileSystem, str]:
-    """The store of a gs:// or s3:// address, and the path in it. Raises UserError for one without a bucket."""
-    bucket = path[5:].split("/", 1)[0]
-    if not bucket:
-        raise UserError(f"{path} names no bucket. Give {path[:5]}BUCKET/NAME")
-    return _store(path[:5], bucket), path[5:]
-
-
-@functools.lru_cache
-def _store(scheme: str, bucket: str) -> fs.FileSystem:
-    if scheme == "gs://":
-        return fs.GcsFileSystem(retry_time_limit=_PATIENCE)
-    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
-        protocol, _, host = endpoint.rpartition("://")
-        return fs.S3FileSystem(endpoint_override=host.rstrip("/"), scheme=protocol or "https")
-    if "AWS_REGION" in os.environ or "AWS_DEFAULT_REGION" in os.environ:
-        return fs.S3FileSystem()
-    return fs.S3FileSystem(region=fs.resolve_s3_region(bucket))
-
-
 def open_stream(path: str) -> Stream:
     """A stored file as a stream of bytes, read once from its beginning. Raises OSError."""
     if is_remote(path):
@@ -180,8 +153,3 @@ def open_file(path: str) -> Stream:
         store, inner = open_store(path)
         return cast(Stream, store.open_input_file(inner))
     return open(path, "rb")
-
-
-def first_line(error: BaseException) -> str:
-    """What an error says, in one line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")

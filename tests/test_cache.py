@@ -1,0 +1,100 @@
+"""Shards from a store or a slow disk, kept on a local one."""
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from pyarrow import fs
+
+from bert_jax import stores
+from bert_jax.command import UserError
+from bert_jax.data.cache import local_copy
+from bert_jax.data.manifest import PARTS
+from bert_jax.data.shards import open_dataset
+
+
+@pytest.fixture
+def store(shards_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that stands for all buckets, with the shards as gs://bucket/books."""
+    folder = tmp_path / "store"
+    shutil.copytree(shards_dir, folder / "bucket" / "books")
+    pretended = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
+    monkeypatch.setattr(stores, "open_store", lambda address: (pretended, address[5:]))
+    return folder / "bucket" / "books"
+
+
+@pytest.fixture
+def copy(tmp_path: Path):
+    """local_copy into one cache: where the copy is, and what was said."""
+
+    def copy(address: str, parts=PARTS) -> tuple[Path, list[str]]:
+        said: list[str] = []
+        return Path(local_copy(address, str(tmp_path / "cache"), parts, said.append)), said
+
+    return copy
+
+
+def test_a_copy_is_made_once_and_opens_as_what_it_is_of(store, copy, shards_dir, tmp_path):
+    there, said = copy("gs://bucket/books")
+    assert there.parent == tmp_path / "cache" and there.name.startswith("books-")
+    assert len(said) == 1 and said[0].startswith("copying ") and "gs://bucket/books" in said[0]
+    for part in PARTS:
+        assert open_dataset(there, part).fingerprint == open_dataset(shards_dir, part).fingerprint
+    assert open_dataset(there, "train").tokenizer().content_hash == open_dataset(shards_dir, "train").tokenizer_hash
+    assert copy("gs://bucket/books/") == (there, [])
+    assert copy("gs://bucket/books/eval") == (there / "eval", [])
+    assert copy(str(shards_dir))[0].name == there.name.replace("books", "shards")
+
+
+def test_only_the_parts_that_are_asked_for_are_copied(store, copy):
+    there, _ = copy("gs://bucket/books/eval")
+    assert not (there.parent / "train").exists()
+    assert open_dataset(there, "train").part == "eval"
+    with pytest.raises(UserError, match="missing shard"):
+        open_dataset(there.parent, "train")
+    _, said = copy("gs://bucket/books")
+    assert len(said) == 1
+    open_dataset(there.parent, "train")
+
+
+def test_a_truncated_or_missing_file_is_copied_again(store, copy):
+    there, _ = copy("gs://bucket/books")
+    shard, vocabulary = there / "train" / "shard-00000.arrow", next((there / "tokenizer").iterdir())
+    content = shard.read_bytes()
+    os.truncate(shard, 100)
+    vocabulary.unlink()
+    assert copy("gs://bucket/books")[1][0].startswith("copying 2 files")
+    assert shard.read_bytes() == content and vocabulary.exists()
+
+
+def test_what_arrives_damaged_is_told_and_not_kept(store, copy, tmp_path):
+    shard = store / "train" / "shard-00000.arrow"
+    content = bytearray(shard.read_bytes())
+    content[len(content) // 2] ^= 1
+    shard.write_bytes(content)
+    with pytest.raises(UserError, match=r"damaged gs://bucket/books/train/shard-00000\.arrow: .* wanted") as caught:
+        copy("gs://bucket/books")
+    assert "\n" not in str(caught.value)
+    assert not list((tmp_path / "cache").rglob("manifest.json")) and not list((tmp_path / "cache").rglob("*.tmp"))
+
+
+def test_an_output_built_anew_is_another_copy(store, copy):
+    first, _ = copy("gs://bucket/books")
+    manifest = store / "manifest.json"
+    manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
+    second, said = copy("gs://bucket/books")
+    assert second != first and said
+
+
+def test_mistakes_are_told_in_one_line(store, copy, tmp_path):
+    with pytest.raises(UserError, match=r"gs://bucket/nowhere/manifest\.json is missing. Name a finished output"):
+        copy("gs://bucket/nowhere")
+    with pytest.raises(UserError, match="cache_dir=gs://bucket/cache is in an object store"):
+        local_copy("gs://bucket/books", "gs://bucket/cache", PARTS, print)
+    (store / "manifest.json").write_text("{")
+    with pytest.raises(UserError, match=r"gs://bucket/books/manifest\.json is not valid JSON"):
+        copy("gs://bucket/books")
+    (store / "manifest.json").write_text('{"schema_version": 99}')
+    with pytest.raises(UserError, match="schema_version 99"):
+        copy("gs://bucket/books")
