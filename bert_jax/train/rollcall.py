@@ -161,6 +161,8 @@ def _gather(port: int, count: int, timeout: float) -> dict[int, "Connection"]:
             if why := _why_refused(hello, count, here):
                 _refuse([connection], why)
                 continue
+            if number in here:
+                here[number].close()  # of one that died while it waited, and was started again
             here[number] = connection
     for connection in here.values():
         connection.send({"go": count})
