@@ -78,7 +78,7 @@ def test_without_a_coordinator_one_line_in_bounded_time(port):
 
 
 def test_a_host_that_does_not_exist_is_told():
-    with pytest.raises(UserError, match="no answer from the coordinator.*nowhere.invalid:8476"):
+    with pytest.raises(UserError, match=r"no answer from the coordinator.*nowhere\.invalid:8476"):
         rollcall.call("nowhere.invalid", 8476, 2, 1, 0.5)
 
 
