@@ -169,3 +169,24 @@ def test_training_lowers_the_loss_of_a_batch(model, params):
         state, metrics = step(state, batch, jnp.float32(0.0), jax.random.key(0))
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0] - 1
+
+
+def test_a_step_that_is_not_finite_counts_and_changes_nothing_else(model, params):
+    """NaN in one weight of one row: parameters, moments and average keep every bit, and the next step goes on."""
+    config = dataclasses.replace(CONFIG, ema_decay=0.9)
+    objective = PretrainingObjective()
+    plan = steps.Plan(model, Runtime(), objective, config, optim.build(config, params))
+    step = jax.jit(functools.partial(steps.train_step, plan))
+    batch = jax.tree.map(jnp.asarray, random_batch(model.vocab_size))
+    spoilt = batch._replace(masked_weights=batch.masked_weights.at[0, 0].set(jnp.nan))
+    key, fraction = jax.random.key(0), jnp.float32(0)
+    first, metrics = step(steps.initial_state(plan, params), batch, fraction, key)
+    assert metrics["finite"] and metrics["skipped"] == 0
+    second, metrics = step(first, spoilt, fraction, key)
+    assert not metrics["finite"] and metrics["skipped"] == second.skipped == 1 and second.step == 2
+    jax.tree.map(np.testing.assert_array_equal, second._replace(step=first.step, skipped=first.skipped), first)
+    third, metrics = step(second, batch, fraction, key)
+    assert metrics["finite"] and third.skipped == 1 and third.step == 3
+    assert not np.array_equal(
+        third.params["embeddings"]["token"]["table"], second.params["embeddings"]["token"]["table"]
+    )

@@ -215,10 +215,46 @@ def test_parameters_that_are_not_finite_are_never_saved(run):
     assert checkpoint.latest_step(run("bad").workdir) is None
 
 
+class Spoilt(Interrupted):
+    """A source whose batches of some steps have a weight that is not a number."""
+
+    def __init__(self, source, *spoilt):
+        super().__init__(source, -1, kill)
+        self.spoilt = spoilt
+
+    def batch(self, step, rows=None):
+        batch = super().batch(step, rows)
+        if step not in self.spoilt:
+            return batch
+        return batch._replace(masked_weights=np.full_like(batch.masked_weights, np.nan))
+
+
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_checkpoint(run):
-    bad = dataclasses.replace(CONFIG, optimizer=OptimizerConfig(learning_rate=1e20, warmup_steps=1, clip_norm=0.0))
-    with pytest.raises(UserError, match=r"the loss is .* at step \d+; the last checkpoint is"):
-        trainer.fit(run("bad", bad))
+    bad = run("bad")
+    spoilt = dataclasses.replace(bad, source=Spoilt(bad.source, 3, 4))
+    with pytest.raises(UserError, match=r"the loss is nan and .* at step 4; the last checkpoint is step 2 in"):
+        trainer.fit(spoilt)
+    assert checkpoint.latest_step(bad.workdir) == 2
+    skip = dataclasses.replace(CONFIG, on_nonfinite="skip", skip_at_most=1)
+    with pytest.raises(
+        UserError, match=r"at step 5; the last checkpoint is step 4 in .* raise --config\.skip_at_most=1"
+    ):
+        trainer.fit(dataclasses.replace(spoilt, config=skip))  # went on from step 2, left step 4 out and saved it
+    trainer.fit(dataclasses.replace(spoilt, config=dataclasses.replace(skip, skip_at_most=2)))
+    assert [line["skipped"] for line in metrics.read_metrics(bad.workdir)] == [0, 1, 2]
+    assert all(np.isfinite(line["loss"]) for line in metrics.read_metrics(bad.workdir))
+
+
+@pytest.mark.slow
+def test_a_run_that_leaves_steps_out_is_the_same_when_it_is_killed_between_them(run):
+    skip = dataclasses.replace(CONFIG, on_nonfinite="skip", checkpoint=CheckpointConfig(every_steps=1, keep=0))
+    whole, killed = run("whole", skip), run("killed", skip)
+    trainer.fit(dataclasses.replace(whole, source=Spoilt(whole.source, 2, 4)))
+    with pytest.raises(Killed):
+        trainer.fit(dataclasses.replace(killed, source=Interrupted(Spoilt(killed.source, 2, 4), 5, kill)))
+    trainer.fit(dataclasses.replace(killed, source=Spoilt(killed.source, 2, 4)))
+    assert_same_run(whole.workdir, killed.workdir)
+    assert metrics.read_metrics(killed.workdir)[-1]["skipped"] == 2
 
 
 @pytest.mark.slow

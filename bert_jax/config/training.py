@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from bert_jax.command import UserError
 from bert_jax.config.model import ModelOptions
 
+ON_NONFINITE = ("stop", "skip")
 PRNGS = ("threefry2x32", "rbg")
 
 
@@ -97,6 +98,8 @@ class TrainConfig:
     seed: int = 0
     compute_dtype: str = "auto"  # bfloat16, float32 (matmul precision highest); auto: bfloat16 but on CPU
     prng: str = "threefry2x32"  # of first parameters and dropout's seeds; rbg may draw others on another mesh
+    on_nonfinite: str = "stop"  # at a loss or gradient that is not finite; skip: leave that step's update out
+    skip_at_most: int = 10  # steps of a run whose updates are left out before it stops
     log_every: int = 50
     profile: str = ""  # steps to trace, FIRST:LAST, as 100:105, into WORKDIR/profile (TensorBoard, Perfetto)
     init_from: str = ""  # any checkpoint; empty: from scratch
@@ -109,6 +112,10 @@ class TrainConfig:
             raise UserError(f"init_average is {self.init_average!r}, but init_from is not set; leave it out")
         if self.prng not in PRNGS:
             raise UserError(f"config.prng is {self.prng!r}; use one of: {', '.join(PRNGS)}")
+        if self.on_nonfinite not in ON_NONFINITE:
+            raise UserError(f"config.on_nonfinite is {self.on_nonfinite!r}; use one of: {', '.join(ON_NONFINITE)}")
+        if self.skip_at_most < 0:
+            raise UserError(f"config.skip_at_most is {self.skip_at_most}; use a number of steps, 0 or more")
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,8 @@ FREE = (
     "data.prefetch",
     "data.cache_dir",
     "allow_changes",
+    "on_nonfinite",
+    "skip_at_most",
     "seeds",
 )
 # They name files: the fingerprints of what was read stand in their place. data.eval changes only what is measured.

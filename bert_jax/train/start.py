@@ -60,7 +60,8 @@ def start(run: Run, plan: Plan, mesh: Mesh, checkpoints: checkpoint.Checkpoints)
         average = restored.average
         if average is None:  # its checkpoint was written without one: it begins here
             average = first_average(run.config.optimizer.ema_decay, restored.params)
-        return TrainState(step, restored.params, restored.optimizer_state, average), restored.meta
+        skipped = jax.device_put(np.int32(restored.meta.get("skipped", 0)), shardings.skipped)
+        return TrainState(step, restored.params, restored.optimizer_state, average, skipped), restored.meta
     state = jax.jit(draw, out_shardings=shardings)(key)
     params = paths.flatten(state.params)
     for path, value in run.initial_params.items():

@@ -11,4 +11,5 @@ class TrainState(NamedTuple):
     step: Int[Array, ""]
     params: dict[str, Any]  # nested by module: {"encoder": {"layers": ...}}; float32
     optimizer_state: Any
-    average: dict[str, Any] | None = None  # of the parameters, as they are; None: not kept (optimizer.ema_decay 0)
+    average: dict[str, Any] | None  # of the parameters, as they are; None: not kept (optimizer.ema_decay 0)
+    skipped: Int[Array, ""]  # steps that made no update, for their loss or gradient was not finite

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from bert_jax.config import ModelConfig, OptimizerConfig
 from bert_jax.model.bert import bind
@@ -38,7 +38,8 @@ class Plan(Forward):
 def initial_state(plan: Plan, params: dict[str, Any]) -> TrainState:
     """The state before the first step."""
     average = optim.first_average(plan.optimizer_config.ema_decay, params)
-    return TrainState(jnp.zeros((), jnp.int32), params, plan.optimizer.init(params), average)
+    zero = jnp.zeros((), jnp.int32)
+    return TrainState(zero, params, plan.optimizer.init(params), average, skipped=zero)
 
 
 def train_step(
@@ -46,20 +47,24 @@ def train_step(
 ) -> tuple[TrainState, dict[str, Array]]:
     """Descends once on a global batch. fraction is the share of the run done before this step; key is the run's.
 
-    Dropout follows from (key, step, microbatch); the same arguments give the same result, bit for bit.
+    Dropout follows from (key, step, microbatch); the same arguments give the same result, bit for bit. Where the loss
+    or the gradient is not finite, the step counts (`finite` 0 among the metrics, one more in `skipped`) but parameters,
+    optimizer state and average stay as they were.
     """
     dropout_key = jax.random.fold_in(key, state.step)
     counts = plan.objective.counts(batch)
     gradients, sums = _accumulate(plan, state.params, batch, counts, dropout_key)
     gradients = optim.without_frozen(gradients, plan.factors)
     rate = optim.learning_rate(plan.optimizer_config, state.step, fraction)
-    following = _descend(plan, state, gradients, rate)
     metrics = means(sums, counts) | {
         "learning_rate": rate,
         "gradient_norm": optax.tree.norm(gradients),
         "tokens": (batch.sequence_ids > 0).sum(),
     }
-    return following, metrics
+    finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
+    following = _descend(plan, state, gradients, rate)
+    following = _unless(finite, following, state._replace(step=state.step + 1, skipped=state.skipped + 1))
+    return following, metrics | {"finite": finite, "skipped": following.skipped}
 
 
 def evaluation_step(plan: Forward, params: dict[str, Any], batch: Any) -> tuple[Sums, Sums]:
@@ -74,7 +79,12 @@ def _descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Flo
     params = optim.apply_updates(state.params, direction, rate, plan.factors)
     step = state.step + 1
     average = optim.next_average(plan.optimizer_config.ema_decay, step, state.average, params)
-    return TrainState(step, params, optimizer_state, average)
+    return TrainState(step, params, optimizer_state, average, state.skipped)
+
+
+def _unless(good: Bool[Array, ""], following: TrainState, kept: TrainState) -> TrainState:
+    """A choice element by element, which XLA fuses into the update: no pass over memory of its own."""
+    return jax.tree.map(lambda new, old: jnp.where(good, new, old), following, kept)
 
 
 def _accumulate(

@@ -16,6 +16,7 @@ from bert_jax.model import attention
 from bert_jax.train import checkpoint, distributed, partitioning, preservation, steps
 from bert_jax.train.clock import Clock, check_end
 from bert_jax.train.evaluate import Evaluator
+from bert_jax.train.finite import FiniteCheck
 from bert_jax.train.interruption import Interruption
 from bert_jax.train.metrics import MetricsWriter, ProgressLine
 from bert_jax.train.overview import parameter_table
@@ -106,9 +107,17 @@ class _Loop:
         self.seconds_before = meta.get("seconds", 0.0)
         self.saved_time = time.monotonic()
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
-        self.window = Window(run.model, meta.get("window", {}))
         self.writer = MetricsWriter(run.workdir, first)
         self.progress = ProgressLine(run.description)
+        self.finite = FiniteCheck(
+            config.on_nonfinite,
+            config.skip_at_most,
+            meta.get("skipped", 0),
+            run.workdir,
+            last_checkpoint=self._last_checkpoint,
+            say=self.progress.say,
+        )
+        self.window = Window(run.model, meta.get("window", {}), self.finite)
         self.batches = self._batches()
         # An argument, not a constant of the program, so that runs of many seeds compile it once.
         self.key = jax.device_put(jax.random.key(config.seed, impl=config.prng), partitioning.replicated(mesh))
@@ -131,7 +140,7 @@ class _Loop:
                     self.progress.say(f"from step {step} on, batches of {rows} rows of {slots} slots")
                 with self.profiler.step(step):
                     state, metrics = self.train_step(state, batch, np.float32(fraction), self.key)
-                self.window.add(batch, metrics)
+                self.window.add(step + 1, batch, metrics)
         evaluation = self._evaluate(step, state)
         self._save(step, state)
         self.checkpoints.wait()
@@ -185,7 +194,6 @@ class _Loop:
 
     def _log(self, step: int, evaluation: dict[str, float]) -> None:
         values = self.window.close(self.batches.waited_seconds)
-        self._check_finite(step, values["loss"])
         shown = {name: values[name] for name in values if "loss" in name or "accuracy" in name}
         shown |= {f"eval_{name}": value for name, value in evaluation.items()}
         shown |= {"tokens/s": values["tokens_per_second"]}
@@ -225,24 +233,18 @@ class _Loop:
             self.checkpoints.wait()
             raise
 
-    def _check_finite(self, step: int, loss: float | None) -> None:
-        if loss is not None and np.isfinite(loss):
-            return
-        last = self.checkpoints.latest_step()
-        raise UserError(
-            f"the loss is {loss} at step {step}; the last checkpoint is "
-            f"{'none' if last is None else f'step {last}'} in {self.run.workdir}/checkpoints. "
-            "Lower --config.optimizer.learning_rate or lengthen --config.optimizer.warmup_steps"
-        )
+    def _last_checkpoint(self) -> int | None:
+        """The newest step that is whole, once the save under way has ended."""
+        self.checkpoints.wait()
+        return self.checkpoints.latest_step()
 
     def _save(self, step: int, state: TrainState) -> None:
         if step == self.saved_step:
             self.checkpoints.wait()
             if distributed.from_first(self.checkpoints.latest_step()) == step:
                 return
-        with self.window.paused():
+        with self.window.paused():  # every flag up to this step is read then, or there is nothing to save
             meta = self._meta(step)
-            self._check_finite(step, meta["window"]["sums"].get("loss", 0.0))  # never over a good checkpoint
             self.checkpoints.save(step, state.params, state.optimizer_state, meta, state.average)
         self.saved_step, self.saved_time = step, time.monotonic()
 
@@ -252,6 +254,7 @@ class _Loop:
             "seconds": self.clock.elapsed,
             "budget_fraction": self.clock.fraction,
             "window": self.window.state(),
+            "skipped": self.finite.skipped,
             "provenance": self.made_by,
             checkpoint.EVALUATION: self._evaluation(step),
         }

@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -10,18 +10,24 @@ import jax
 from bert_jax.config import ModelConfig
 from bert_jax.train.metrics import peak_flops, peak_memory_gb, training_flops
 
-LATEST = ("learning_rate", "gradient_norm")  # of the last step; everything else is a mean over the window
+LATEST = ("learning_rate", "gradient_norm", "skipped")  # of the last step; everything else is a mean over the window
 
 
 class Window:
     """Collects the metrics of steps. A step's are fetched once the next is under way, so the device never waits."""
 
-    def __init__(self, model: ModelConfig, saved: Mapping[str, Any]) -> None:
-        """saved is an earlier window's `state`, or empty: a line that a restart cuts in two still is one mean."""
+    def __init__(
+        self, model: ModelConfig, saved: Mapping[str, Any], check: Callable[[int, Mapping[str, Any]], bool]
+    ) -> None:
+        """saved is an earlier window's `state`, or empty: a line that a restart cuts in two still is one mean.
+
+        check is told each step's metrics, and says whether they count in the means (train/finite.py).
+        """
         self.tokens = int(saved.get("all_tokens", 0))  # real tokens since the run began
         self._model = model
         self._peak = peak_flops()
-        self._pending: dict[str, jax.Array] | None = None
+        self._check = check
+        self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._waited = 0.0
         self._sums: dict[str, float] = {}
         self._latest: dict[str, float] = {}
@@ -37,13 +43,13 @@ class Window:
         self._tokens_before = self._flops = self._paused = 0.0
         self._started = time.monotonic()
 
-    def add(self, batch: Any, metrics: dict[str, jax.Array]) -> None:
+    def add(self, step: int, batch: Any, metrics: dict[str, jax.Array]) -> None:
         """Notes a step that has been dispatched, and fetches the one before it."""
         rows, length = batch.input_ids.shape
         masked = getattr(batch, "masked_positions", None)
         self._slots += rows * length
         self._flops += training_flops(self._model, rows, length, 0 if masked is None else masked.shape[1])
-        pending, self._pending = self._pending, metrics
+        pending, self._pending = self._pending, (step, metrics)
         self._fetch(pending)
 
     def state(self) -> dict[str, Any]:
@@ -84,13 +90,15 @@ class Window:
         pending, self._pending = self._pending, None
         self._fetch(pending)
 
-    def _fetch(self, metrics: dict[str, jax.Array] | None) -> None:
-        if metrics is None:
+    def _fetch(self, pending: tuple[int, dict[str, jax.Array]] | None) -> None:
+        if pending is None:
             return
-        self._steps += 1
-        for name, value in jax.device_get(metrics).items():
+        values = {name: value.item() for name, value in jax.device_get(pending[1]).items()}
+        self.tokens += int(values["tokens"])
+        counts = self._check(pending[0], values)
+        self._steps += counts
+        for name, value in values.items():
             if name in LATEST:
                 self._latest[name] = float(value)
-            else:
+            elif name != "finite" and (counts or name == "tokens"):
                 self._sums[name] = self._sums.get(name, 0.0) + float(value)
-        self.tokens += int(metrics["tokens"])
