@@ -1,12 +1,14 @@
+import functools
 import math
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 from scipy.stats import norm
 
 from bert_jax.model.activations import gelu
-from bert_jax.model.layers import Dense, LayerNorm, add_bias, affine, child_key, truncated_normal
+from bert_jax.model.layers import Dense, LayerNorm, add_bias, add_bias_by_product, affine, child_key, truncated_normal
 from bert_jax.model.runtime import Runtime
 
 KEY = jax.random.key(0)
@@ -34,20 +36,35 @@ def test_layer_norm_is_float32_inside_whatever_the_compute_dtype():
     np.testing.assert_allclose(narrow.astype(np.float32), exact, rtol=2**-8)
 
 
-def test_a_bias_adds_to_every_row_and_its_gradient_sums_them():
+@pytest.mark.parametrize("add", [add_bias, add_bias_by_product])
+def test_a_bias_adds_to_every_row_and_its_gradient_sums_them(add):
     x, bias = jnp.ones((5, 3)), jnp.arange(3.0)
-    _, pull = jax.vjp(add_bias, x, bias)
+    _, pull = jax.vjp(add, x, bias)
     cotangent = jax.random.normal(KEY, (5, 3))
     gradients = pull(cotangent)
-    np.testing.assert_array_equal(add_bias(x, bias)[2], [1, 2, 3])
+    np.testing.assert_array_equal(add(x, bias)[2], [1, 2, 3])
     np.testing.assert_array_equal(gradients[0], cotangent)
     np.testing.assert_allclose(gradients[1], cotangent.sum(0), rtol=1e-6)
 
 
 def test_affine_contracts_the_last_axes():
     x, kernel = jax.random.normal(KEY, (2, 3, 4, 5)), jax.random.normal(child_key(KEY, "kernel"), (4, 5, 6, 7))
-    got = affine(x, kernel, jnp.ones((6, 7)), 2, Runtime())
-    np.testing.assert_allclose(got, np.einsum("abij,ijkl->abkl", x, kernel) + 1, rtol=1e-5, atol=1e-5)
+    bias = jnp.arange(42.0).reshape(6, 7)
+    wanted = np.einsum("abij,ijkl->abkl", x, kernel) + bias
+    for platform in ("cpu", "tpu"):
+        got = affine(x, kernel, bias, 2, Runtime(platform=platform))
+        np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
+
+
+def test_affine_as_tpus_want_it_has_the_same_gradients():
+    x, kernel = jax.random.normal(KEY, (2, 3, 4)), jax.random.normal(child_key(KEY, "kernel"), (4, 5, 6))
+
+    def loss(platform, x, kernel, bias):
+        return jnp.sin(affine(x, kernel, bias, 1, Runtime(platform=platform))).sum()
+
+    arguments = (x, kernel, jnp.ones((5, 6)))
+    here, there = (jax.grad(functools.partial(loss, name), (0, 1, 2))(*arguments) for name in ("cpu", "tpu"))
+    jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5), here, there)
 
 
 def test_bfloat16_products_may_leave_in_float32():

@@ -81,7 +81,7 @@ def _kernel(
 ) -> str:
     return attention_impl.choose(
         runtime.attention,
-        platform=jax.default_backend(),
+        platform=runtime.platform or jax.default_backend(),
         compute_dtype=runtime.compute_dtype,
         head_width=config.width // config.heads,
         dropout_rate=dropout_rate,

@@ -30,6 +30,9 @@ class Runtime:
     to the most: none; attention, the scores and probabilities of einsum's attention; matmuls, all of a layer but its
     products with weights; layer, all but its input. The last two compute a causal model's logits again, too.
 
+    platform: what programs are compiled for, as jax.default_backend() names it; empty: that. Another one is named where
+    programs are compiled for devices that this machine has not (bert_jax.plan).
+
     Raises UserError for an unknown choice.
     """
 
@@ -37,6 +40,7 @@ class Runtime:
     layer_loop: str = "auto"
     attention: str = "auto"
     remat: str = "none"
+    platform: str = ""
 
     def __post_init__(self) -> None:
         if self.compute_dtype not in COMPUTE_DTYPES:
@@ -68,6 +72,11 @@ class Runtime:
         if self.remat == "matmuls":
             return jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
         return layer
+
+    @property
+    def on_tpu(self) -> bool:
+        """Whether programs are compiled for TPUs, whose compiler wants some things written otherwise."""
+        return (self.platform or jax.default_backend()) == "tpu"
 
     def unrolled(self, layers: int) -> bool:
         return self.layer_loop == "unrolled" or (self.layer_loop == "auto" and layers <= UNROLLED_AT_MOST)

@@ -8,7 +8,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.model.activations import activation
 from bert_jax.model.embeddings import Embedding, rows_by_matmul, token_table
 from bert_jax.model.heads.classification import dense, norm
-from bert_jax.model.layers import add_bias, child_key
+from bert_jax.model.layers import add_bias, add_bias_by_product, child_key
 from bert_jax.model.runtime import Runtime
 from bert_jax.shapes import padded_vocabulary
 
@@ -112,6 +112,8 @@ def vocabulary_logits(
         precision=runtime.precision,
         preferred_element_type=jnp.float32,
     )
+    if bias is not None:
+        logits = add_bias(logits, bias) if runtime.on_tpu else add_bias_by_product(logits, bias)
     in_vocabulary = jnp.arange(table.shape[0]) < vocab_size
-    logits = jnp.where(in_vocabulary[None], logits if bias is None else add_bias(logits, bias), -jnp.inf)
+    logits = jnp.where(in_vocabulary[None], logits, -jnp.inf)
     return logits.reshape(*vectors.shape[:2], -1)

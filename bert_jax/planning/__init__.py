@@ -1,0 +1,1 @@
+"""What a training step would cost on TPUs, asked of their compiler, without a TPU (bert_jax.plan)."""

@@ -1,0 +1,103 @@
+"""What devices say to each other in a step: bytes, how often, and whether work goes on meanwhile."""
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.planning.chips import Chip
+from bert_jax.planning.hlo import Instruction, Program
+
+KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+
+_GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
+_IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=")
+
+
+@dataclass(frozen=True)
+class Collective:
+    """All collectives of one kind over groups of one size. `bytes` are of a device's whole arrays, a step."""
+
+    kind: str
+    group: int
+    count: float
+    bytes: float
+    overlapped_bytes: float  # of them, in a collective that is started and ended, with work between
+
+    def seconds(self, chip: Chip, bytes_sent: float) -> float:
+        """By rings over all links of a device: n - 1 of n shares pass each link, twice in an all-reduce."""
+        passes = 2.0 if self.kind == "all-reduce" else 1.0
+        return passes * bytes_sent * (self.group - 1) / self.group / (chip.link_bandwidth * chip.links)
+
+    def as_json(self, chip: Chip) -> dict[str, Any]:
+        return {
+            "kind": self.kind,
+            "group": self.group,
+            "count": self.count,
+            "bytes": self.bytes,
+            "overlapped_bytes": self.overlapped_bytes,
+            "seconds": self.seconds(chip, self.bytes),
+        }
+
+
+def collectives(program: Program, devices: int) -> list[Collective]:
+    """The collectives of a program on so many devices, the largest first.
+
+    A `-start` counts and its `-done` does not. One whose start and end have anything but copies between them runs
+    beside that work; the compiler fuses some into the computations that use them, which counts as overlapped, too.
+    """
+    found: dict[tuple[str, int], list[float]] = {}
+    overlapping = _with_work_between(program)
+    for instruction, times in program.runs():
+        kind = instruction.opcode.removesuffix("-start")
+        if kind not in KINDS:
+            continue
+        size = _group(instruction.text, devices)
+        if size < 2:
+            continue
+        moved = times * _whole_bytes(instruction, kind, size)
+        entry = found.setdefault((kind, size), [0.0, 0.0, 0.0])
+        entry[0] += times
+        entry[1] += moved
+        entry[2] += moved if instruction.name in overlapping else 0.0
+    named = [Collective(kind, size, *entry) for (kind, size), entry in found.items()]
+    return sorted(named, key=lambda one: -one.bytes)
+
+
+def exposed_seconds(found: Iterable[Collective], chip: Chip) -> float:
+    """Time in which a device does nothing else."""
+    return sum(one.seconds(chip, one.bytes - one.overlapped_bytes) for one in found)
+
+
+def _whole_bytes(instruction: Instruction, kind: str, group: int) -> float:
+    """Bytes of the whole array: what an all-gather gives, what a reduce-scatter takes."""
+    size = instruction.bytes
+    if instruction.opcode.endswith("-start") and instruction.shape.startswith("(") and kind != "all-reduce":
+        # The operand stands beside the result; the context words of a permute are small.
+        size = size * group // (group + 1) if kind in ("all-gather", "reduce-scatter") else size // 2
+    return float(size * group if kind == "reduce-scatter" else size)
+
+
+def _group(text: str, devices: int) -> int:
+    if match := _GROUPS.search(text):
+        return match[1].count(",") + 1
+    if match := _IOTA_GROUPS.search(text):
+        return int(match[2])
+    return devices
+
+
+def _with_work_between(program: Program) -> set[str]:
+    """Names of `-start`s before whose `-done` an instruction with cycles stands."""
+    overlapped: set[str] = set()
+    for body in program.computations.values():
+        under_way: dict[str, bool] = {}
+        for instruction in body:
+            if instruction.opcode.endswith("-start"):
+                under_way[instruction.name] = False
+            elif instruction.opcode.endswith("-done"):
+                overlapped.update(
+                    name for name, worked in under_way.items() if worked and f"%{name}" in instruction.text
+                )
+            elif instruction.cycles and instruction.opcode in ("fusion", "convolution", "custom-call"):
+                under_way = dict.fromkeys(under_way, True)
+    return overlapped

@@ -1,0 +1,131 @@
+"""The plan itself: what a compiled step says of memory, time and work, in one record."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+from bert_jax.config import PretrainConfig
+from bert_jax.model.attention import kernels
+from bert_jax.planning.advice import advise
+from bert_jax.planning.collectives import Collective, collectives, exposed_seconds
+from bert_jax.planning.compiled import SWITCHED_OFF, Compiled, Memory, compile_step
+from bert_jax.planning.cycles import StepTime, kernel_efficiency, step_time
+from bert_jax.planning.flops import Flops
+from bert_jax.planning.step import Rows, Step
+from bert_jax.planning.topology import Topology
+from bert_jax.train import metrics
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a person would know before paying for chips. time is None where the step does not fit the memory."""
+
+    step: Step
+    memory: Memory
+    flops: Flops
+    model_flops: float
+    time: StepTime | None
+    collectives: list[Collective]
+    kernels: list[str]
+    notes: list[str]
+    advice: list[str]
+
+    @property
+    def mfu(self) -> float | None:
+        """The model's FLOPs over what the devices could do in the time of a step."""
+        return None if self.time is None else self._mfu(self.time.total)
+
+    def _mfu(self, seconds: float) -> float:
+        topology = self.step.topology
+        return self.model_flops / (seconds * topology.chip.peak_flops * len(topology.devices))
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        if self.time is None:
+            return None
+        return self.step.config.batch_size * self.step.rows.seq_len / self.time.total
+
+    def as_json(self) -> dict[str, Any]:
+        """What --json writes; the keys of DESIGN are topology to advice, and more of the same."""
+        topology, chip, time = self.step.topology, self.step.topology.chip, self.time
+        memory = dataclasses.asdict(self.memory) | {"total": self.memory.total}
+        return {
+            "topology": topology.name,
+            "devices": len(topology.devices),
+            "fits": self.memory.fits,
+            "memory_bytes": memory,
+            "flops": {"program": self.flops.total, "pallas": self.flops.pallas, "model": self.model_flops},
+            "collectives": [one.as_json(chip) for one in self.collectives],
+            "step_seconds": time and time.total,
+            "step_seconds_without_pallas": time and time.without_pallas,
+            "step_seconds_by_kind": time and self.seconds_by_kind(),
+            "mfu": self.mfu,
+            "mfu_without_pallas": time and self._mfu(time.without_pallas),
+            "tokens_per_second": self.tokens_per_second,
+            "kernel_efficiency": kernel_efficiency(chip, self._head_width),
+            "attention": self.kernels,
+            "model": dataclasses.asdict(self.step.model),
+            "rows": dataclasses.asdict(self.step.rows),
+            "batch_size": self.step.config.batch_size,
+            "mesh": dict(self.step.mesh.shape),
+            "notes": self.notes,
+            "advice": self.advice,
+        }
+
+    def seconds_by_kind(self) -> dict[str, float]:
+        """The parts of the step's time, the greatest first; they sum up to it."""
+        assert self.time is not None
+        parts = dict(self.time.by_kind)
+        parts |= {"Pallas kernels": self.time.pallas, "exposed collectives": self.time.exposed_collectives}
+        return dict(sorted(((name, part) for name, part in parts.items() if part), key=lambda item: -item[1]))
+
+    @property
+    def _head_width(self) -> int:
+        return self.step.model.width // self.step.model.heads
+
+
+def estimate(config: PretrainConfig, topology: Topology, rows: Rows) -> Estimate:
+    """Compiles a recipe's train step for a slice and reads it. Raises UserError as Step.of and compile_step do."""
+    step = Step.of(config, topology, rows)
+    compiled = compile_step(step)
+    chip, devices, model = topology.chip, len(topology.devices), step.model
+    time, found = None, []
+    if compiled.program is not None:
+        found = collectives(compiled.program, devices)
+        time = step_time(
+            compiled.program,
+            chip,
+            pallas_flops=compiled.flops.pallas / devices,
+            head_width=model.width // model.heads,
+            exposed_collectives=exposed_seconds(found, chip),
+        )
+    partial = Estimate(
+        step=step,
+        memory=compiled.memory,
+        flops=compiled.flops,
+        model_flops=metrics.training_flops(model, config.batch_size, rows.seq_len, rows.predictions),
+        time=time,
+        collectives=found,
+        kernels=kernels(model, step.plan.runtime, rows.seq_len),
+        notes=_notes(step, compiled, time),
+        advice=[],
+    )
+    return dataclasses.replace(partial, advice=advise(partial))
+
+
+def _notes(step: Step, compiled: Compiled, time: StepTime | None) -> list[str]:
+    """How the figures were come by, where that is not the same for every plan."""
+    chip = step.topology.chip
+    notes = []
+    if off := SWITCHED_OFF.get(chip.name):
+        notes.append(f"compiled with {len(off)} options off, without which libtpu fails: {', '.join(off)}")
+    if chip.cores > 1:
+        notes.append(f"{chip.name}: a device is one of the {chip.cores} cores of a chip, as libtpu compiles for it")
+    if compiled.program is not None and (unknown := compiled.program.loops_of_unknown_trips()):
+        notes.append(f"{unknown} loops whose trips the compiler does not know, counted as one trip each")
+    if compiled.flops.pallas and time:
+        share = kernel_efficiency(chip, step.model.width // step.model.heads)
+        notes.append(f"Pallas kernels counted at {share:.0%} of the peak: the compiler has no cycles for them")
+    if time and time.unpriced:
+        notes.append(f"{time.unpriced} instructions without cycles (gathers, scatters) counted by their bytes")
+    return notes

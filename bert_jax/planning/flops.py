@@ -1,0 +1,70 @@
+"""Multiply-adds of a traced function, loops counted as often as they run, recomputation too.
+
+Counted from the jaxpr, not from the compiled program, where loop bodies count once and Pallas kernels not at all.
+"""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Flops:
+    """FLOPs of matrix products on all devices together, 2 for each multiply-add."""
+
+    xla: float = 0.0
+    pallas: float = 0.0  # inside Pallas kernels, every block of their grids counted
+
+    def __add__(self, other: "Flops") -> "Flops":
+        return Flops(self.xla + other.xla, self.pallas + other.pallas)
+
+    def __mul__(self, times: float) -> "Flops":
+        return Flops(self.xla * times, self.pallas * times)
+
+    @property
+    def total(self) -> float:
+        return self.xla + self.pallas
+
+
+def of_jaxpr(jaxpr: Any) -> Flops:
+    """The FLOPs of a (closed) jaxpr's dot_general equations, and of those in whatever it calls.
+
+    Of the branches of a cond the mean counts, of a while loop one trip: neither is in the jaxpr.
+    """
+    total = Flops()
+    for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        total += _of_equation(equation)
+    return total
+
+
+def _of_equation(equation: Any) -> Flops:
+    name, parameters = equation.primitive.name, equation.params
+    if name == "dot_general":
+        return Flops(xla=_dot(equation))
+    if name == "pallas_call":
+        inner = of_jaxpr(parameters["jaxpr"]).total
+        return Flops(pallas=inner * math.prod(int(size) for size in parameters["grid_mapping"].grid))
+    if name == "cond":
+        branches = parameters["branches"]
+        return sum((of_jaxpr(branch) for branch in branches), Flops()) * (1 / len(branches))
+    times = float(parameters["length"]) if name == "scan" else 1.0
+    if name == "shard_map":  # its shapes are those of one device
+        times = float(math.prod(parameters["mesh"].shape.values()))
+    return sum((of_jaxpr(inner) for inner in _inner(parameters)), Flops()) * times
+
+
+def _inner(parameters: dict[str, Any]) -> Iterator[Any]:
+    for value in parameters.values():
+        for one in value if isinstance(value, tuple | list) else (value,):
+            if hasattr(one, "eqns") or hasattr(getattr(one, "jaxpr", None), "eqns"):
+                yield one
+
+
+def _dot(equation: Any) -> float:
+    left = equation.invars[0].aval.shape
+    (contracted, _), _ = equation.params["dimension_numbers"]
+    depth = math.prod(left[axis] for axis in contracted)
+    return 2.0 * depth * float(np.prod(equation.outvars[0].aval.shape, dtype=np.float64))

@@ -1,0 +1,137 @@
+"""The text of a compiled program: its computations, and how often each runs.
+
+XLA's own tools count a loop's body once. Here a computation runs as often as the loops around it have trips, which the
+compiler writes beside each loop whose count it knows.
+"""
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+_COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .*)?\{$")
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*)$")
+_OPCODE = re.compile(r"\s*([\w\-]+)\(")
+_ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_CALLED = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
+_BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
+_BITS = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One line of a computation. `shape` is its result's as written; `called` are computations that it runs."""
+
+    name: str
+    opcode: str
+    shape: str
+    text: str
+    called: tuple[str, ...]
+    trips: int | None  # of a loop; None where the compiler knows none, and for what is no loop
+
+    @property
+    def cycles(self) -> int | None:
+        """The compiler's estimate, where it has one."""
+        match = _CYCLES.search(self.text)
+        return int(match[1]) if match else None
+
+    @property
+    def bytes(self) -> int:
+        """Of the result."""
+        return shape_bytes(self.shape)
+
+
+@dataclass(frozen=True)
+class Program:
+    entry: str
+    computations: dict[str, tuple[Instruction, ...]]
+
+    def runs(self) -> Iterator[tuple[Instruction, float]]:
+        """Every instruction that is a step of its own, and how often it runs.
+
+        What is inside a fusion is part of it. Of the branches of a conditional each counts for its share: how often
+        each is taken is not in the text.
+        """
+        yield from self._runs(self.entry, 1.0)
+
+    def _runs(self, name: str, times: float) -> Iterator[tuple[Instruction, float]]:
+        for instruction in self.computations.get(name, ()):
+            if instruction.opcode == "while":
+                for called in instruction.called:
+                    yield from self._runs(called, times * (instruction.trips or 1))
+            elif instruction.opcode == "conditional":
+                for called in instruction.called:
+                    yield from self._runs(called, times / len(instruction.called))
+            elif instruction.opcode in ("call", "async-start"):
+                for called in instruction.called:
+                    yield from self._runs(called, times)
+            else:
+                yield instruction, times
+
+    def loops_of_unknown_trips(self) -> int:
+        """Loops that are counted as one trip for want of a better number."""
+        return sum(one.opcode == "while" and one.trips is None for part in self.computations.values() for one in part)
+
+
+def parse(text: str) -> Program:
+    """The computations of HLO text as `compiled.as_text()` gives it. Raises ValueError for text without an ENTRY."""
+    computations: dict[str, tuple[Instruction, ...]] = {}
+    entry, name = "", ""
+    body: list[Instruction] = []
+    for line in text.splitlines():
+        if not line.startswith(" ") and (match := _COMPUTATION.match(line)):
+            name, body = match[2], []
+            entry = name if match[1] else entry
+        elif line.startswith("}"):
+            computations[name] = tuple(body)
+        elif name and (instruction := _instruction(line)):
+            body.append(instruction)
+    if not entry:
+        raise ValueError("no ENTRY computation in the text of the program")
+    return Program(entry, computations)
+
+
+def _instruction(line: str) -> Instruction | None:
+    match = _INSTRUCTION.match(line)
+    if not match:
+        return None
+    shape, rest = _split_shape(match[2])
+    opcode = _OPCODE.match(rest)
+    if not opcode:
+        return None
+    called = tuple(_CALLED.findall(rest))
+    if branches := _BRANCHES.search(rest):
+        called += tuple(part.strip().lstrip("%") for part in branches[1].split(","))
+    trips = _TRIPS.search(rest)
+    return Instruction(match[1], opcode[1], shape, rest, called, int(trips[1]) if trips else None)
+
+
+def _split_shape(text: str) -> tuple[str, str]:
+    """The shape that a definition begins with, and what follows it."""
+    if not text.startswith("("):
+        shape, _, rest = text.partition(" ")
+        return shape, rest
+    depth = 0
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if not depth:
+            return text[: place + 1], text[place + 1 :]
+    return text, ""
+
+
+def shape_bytes(shape: str) -> int:
+    """Bytes of a shape as HLO writes it, of all parts of a tuple; layouts and their padding left out."""
+    return sum(_element_bytes(kind) * _elements(sizes) for kind, sizes in _ARRAY.findall(shape))
+
+
+def _elements(sizes: str) -> int:
+    return math.prod(int(size) for size in sizes.split(",")) if sizes else 1
+
+
+def _element_bytes(kind: str) -> int:
+    if kind == "pred":
+        return 1
+    bits = _BITS.search(kind)
+    return max(int(bits[0]) // 8, 1) if bits else 0

@@ -1,0 +1,143 @@
+"""Reading a compiled program: how often what runs, how long it takes, what devices say to each other."""
+
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bert_jax.command import UserError
+from bert_jax.planning import flops, hlo
+from bert_jax.planning.chips import CHIPS, GIB
+from bert_jax.planning.collectives import collectives, exposed_seconds
+from bert_jax.planning.compiled import bytes_wanted
+from bert_jax.planning.cycles import kernel_efficiency, step_time
+from bert_jax.planning.topology import open_topology, read_name
+from bert_jax.train.metrics import PEAK_FLOPS
+
+PROGRAM = (Path(__file__).parent / "testdata" / "program.hlo").read_text(encoding="utf-8")
+V5E = CHIPS["v5e"]
+
+
+@pytest.fixture(scope="module")
+def program():
+    return hlo.parse(PROGRAM)
+
+
+def test_what_is_in_a_loop_runs_as_often_as_the_loop(program):
+    times = {instruction.name: count for instruction, count in program.runs()}
+    assert times["fusion.1"] == times["all-reduce-start.1"] == 12
+    assert times["copy.1"] == 1
+    assert "convolution.1" not in times  # part of a fusion
+    assert program.loops_of_unknown_trips() == 0
+
+
+def test_a_loop_without_a_known_count_is_told():
+    program = hlo.parse(PROGRAM.replace(', backend_config={"known_trip_count":{"n":"12"}}', ""))
+    assert program.loops_of_unknown_trips() == 1
+    assert {instruction.name: count for instruction, count in program.runs()}["fusion.1"] == 1
+
+
+def test_branches_of_a_conditional_share_one_run():
+    text = """HloModule m
+
+%one (p: f32[2]) -> f32[2] {
+  ROOT %a = f32[2]{0} negate(%p), backend_config={"estimated_cycles":"10"}
+}
+
+%other (p: f32[2]) -> f32[2] {
+  ROOT %b = f32[2]{0} negate(%p), backend_config={"estimated_cycles":"30"}
+}
+
+ENTRY %main (x: f32[2]) -> f32[2] {
+  %x = f32[2]{0} parameter(0)
+  ROOT %c = f32[2]{0} conditional(%x, %x, %x), branch_computations={%one, %other}
+}
+"""
+    assert sum(times * (one.cycles or 0) for one, times in hlo.parse(text).runs()) == 20
+
+
+def test_bytes_of_shapes():
+    assert hlo.shape_bytes("bf16[64,128,768]{2,1,0:T(8,128)(2,1)S(1)}") == 64 * 128 * 768 * 2
+    assert hlo.shape_bytes("(f32[]{:T(128)}, s8[3,5]{1,0}, pred[7]{0})") == 4 + 15 + 7
+    assert hlo.shape_bytes("f8e4m3fn[16]{0}") == 16
+
+
+def test_text_that_is_no_program_is_refused():
+    with pytest.raises(ValueError, match="ENTRY"):
+        hlo.parse("HloModule empty\n")
+
+
+def test_time_is_cycles_by_kind_and_bytes_where_there_are_none(program):
+    time = step_time(program, V5E, pallas_flops=0.0, head_width=64, exposed_collectives=0.25)
+    cycles = {name: seconds * V5E.clock for name, seconds in time.by_kind.items() if name != "unpriced"}
+    assert cycles == pytest.approx({"products": 12 * 236_000, "elementwise": 12 * 64_000, "copies": 415_000})
+    assert time.by_kind["unpriced"] > 0 and time.unpriced > 0  # the scatter
+    assert time.total == pytest.approx(sum(time.by_kind.values()) + 0.25)
+
+
+def test_a_pallas_kernel_is_counted_at_the_stated_share(program):
+    time = step_time(program, V5E, pallas_flops=197e12, head_width=64, exposed_collectives=0.0)
+    assert time.pallas == pytest.approx(1 / kernel_efficiency(V5E, 64)) == pytest.approx(4.0)
+    assert time.total - time.without_pallas == pytest.approx(4.0)
+
+
+def test_collectives_by_kind_and_group_with_what_overlaps(program):
+    found = {(one.kind, one.group): one for one in collectives(program, devices=4)}
+    reduced = found["all-reduce", 4]
+    assert reduced.count == 13 and reduced.bytes == 13 * 2304 * 4
+    assert reduced.overlapped_bytes == 12 * 2304 * 4  # a product stands between start and done
+    assert found["all-gather", 2].overlapped_bytes == 0
+    alone = exposed_seconds(found.values(), V5E)
+    assert alone == pytest.approx((2 * 3 / 4 + 1 / 2) * 2304 * 4 / (4 * 4.5e10))
+
+
+def test_flops_count_loops_as_often_as_they_run():
+    def step(x, kernels):
+        return jax.lax.scan(lambda x, kernel: (jax.checkpoint(jnp.tanh)(x @ kernel), None), x, kernels)[0].sum()
+
+    x, kernels = jnp.zeros((8, 16)), jnp.zeros((5, 16, 16))
+    once = 5 * 2 * 8 * 16 * 16
+    assert flops.of_jaxpr(jax.make_jaxpr(step)(x, kernels)).xla == once
+    assert flops.of_jaxpr(jax.make_jaxpr(jax.grad(step, (0, 1)))(x, kernels)).xla == 3 * once
+
+
+def test_messages_of_too_little_memory_are_read():
+    used = "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Used 35.49G of 15.75G hbm. Exceeded hbm capacity"
+    assert bytes_wanted(used, 7) == (round(35.49 * GIB), round(15.75 * GIB))
+    temporaries = "the total memory required for HLO temporaries (1.50T) exceeds available HBM (95.74G)."
+    assert bytes_wanted(temporaries, 7) == (round(1.5 * 2**40) + 7, round(95.74 * GIB))
+    assert bytes_wanted("INTERNAL: something else", 7) is None
+
+
+def test_names_of_topologies():
+    assert read_name("v5e:16x16") == (V5E, (16, 16))
+    assert read_name("tpu7x:2x2x4")[1] == (2, 2, 4)
+
+
+@pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:2x2x1", "v4:4x4", "v5e:0x2", "v5e:axb", "v5e:2x2;"])
+def test_a_topology_that_does_not_exist_is_refused_with_examples(name):
+    with pytest.raises(UserError, match=r"no topology .*v5e:16x16"):
+        read_name(name)
+
+
+def test_without_libtpu_the_line_that_installs_it_is_told(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"pip install 'bert_jax\[tpu\]'"):
+        open_topology("v5e:2x2")
+
+
+def test_the_peaks_are_those_that_training_measures_by():
+    kinds = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}
+    for name, kind in kinds.items():
+        assert CHIPS[name].peak_flops * CHIPS[name].cores == PEAK_FLOPS[kind]
+
+
+def test_clocks_are_the_known_ones():
+    # Austin et al. 2025, part 2: "1.5GHz on TPU v5e"; the others by the same arithmetic.
+    assert {name: round(chip.clock / 1e9, 2) for name, chip in CHIPS.items() if name != "tpu7x"} == {
+        "v4": 1.05,
+        "v5e": 1.5,
+        "v5p": 1.75,
+        "v6e": 1.75,
+    }
