@@ -50,7 +50,7 @@ def test_a_bias_adds_to_every_row_and_its_gradient_sums_them(add):
 def test_affine_contracts_the_last_axes():
     x, kernel = jax.random.normal(KEY, (2, 3, 4, 5)), jax.random.normal(child_key(KEY, "kernel"), (4, 5, 6, 7))
     bias = jnp.arange(42.0).reshape(6, 7)
-    wanted = np.einsum("abij,ijkl->abkl", x, kernel) + bias
+    wanted = np.einsum("abij,ijkl->abkl", x, kernel) + np.asarray(bias)
     for platform in ("cpu", "tpu"):
         got = affine(x, kernel, bias, 2, Runtime(platform=platform))
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)

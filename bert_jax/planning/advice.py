@@ -28,9 +28,9 @@ def _to_fit(found: "Estimate") -> list[str]:
     memory, step = found.memory, found.step
     state = memory.parameters + memory.optimizer
     lines = [f"{gib(memory.total - memory.available)} a device too much; each of these alone, by this plan's figures:"]
-    devices = len(step.topology.devices)
-    if (sharded := state_over(step, devices)) < state:
-        lines.append(_outcome(found, f"--config.mesh.fsdp={devices}", sharded + memory.activations))
+    parts = math.gcd(len(step.topology.devices), step.model.width)
+    if (sharded := state_over(step, parts)) < state:
+        lines.append(_outcome(found, f"--config.mesh.fsdp={parts}", sharded + memory.activations))
     for remat in REMATS[REMATS.index(step.config.model.remat) + 1 :]:
         total = state + remat_share(step, remat) * memory.activations
         lines.append(_outcome(found, f"--config.model.remat={remat}", total))
@@ -41,9 +41,9 @@ def _to_fit(found: "Estimate") -> list[str]:
     varying = memory.activations - memory.parameters
     if room > 0 and varying > 0:
         most = int(rows * room / varying)
-        if parts := next((k for k in range(2, rows + 1) if rows % k == 0 and rows // k <= most), None):
+        if times := next((k for k in range(2, rows + 1) if rows % k == 0 and rows // k <= most), None):
             lines.append(
-                f"--config.microbatches={parts * step.config.microbatches}: {rows // parts} rows a device at a time"
+                f"--config.microbatches={times * step.config.microbatches}: {rows // times} rows a device at a time"
             )
         if most:
             smaller = most * partitioning.row_shards(step.mesh) * step.config.microbatches
@@ -85,9 +85,9 @@ def _to_be_faster(found: "Estimate") -> list[str]:
     return lines
 
 
-def state_over(step: Step, devices: int) -> int:
-    """Bytes of parameters and optimizer state a device, were they cut over so many."""
-    mesh = MeshConfig(data=1, fsdp=devices, tensor=1)
+def state_over(step: Step, parts: int) -> int:
+    """Bytes of parameters and optimizer state a device, were they cut in so many parts."""
+    mesh = MeshConfig(data=-1, fsdp=parts, tensor=1)
     other = Step.of(dataclasses.replace(step.config, mesh=mesh), step.topology, step.rows)
     return bytes_of_device(other.state())
 
@@ -107,5 +107,3 @@ def _outcome(found: "Estimate", change: str, total: float) -> str:
     room = found.memory.available - total
     verdict = f"fits, {gib(room)} to spare" if room >= 0 else f"still {gib(-room)} too much"
     return f"{change}: about {gib(total)} a device, {verdict}"
-
-
