@@ -32,10 +32,12 @@ def test_what_is_in_a_loop_runs_as_often_as_the_loop(program):
     assert program.loops_of_unknown_trips() == 0
 
 
-def test_a_loop_without_a_known_count_is_told():
-    program = hlo.parse(PROGRAM.replace(', backend_config={"known_trip_count":{"n":"12"}}', ""))
-    assert program.loops_of_unknown_trips() == 1
-    assert {instruction.name: count for instruction, count in program.runs()}["fusion.1"] == 1
+def test_a_scan_says_its_trips_in_its_condition_and_other_loops_are_told():
+    unsaid = PROGRAM.replace(', backend_config={"known_trip_count":{"n":"12"}}', "")
+    for text, unknown, runs in ((unsaid, 0, 12), (unsaid.replace("direction=LT", "direction=NE"), 1, 1)):
+        program = hlo.parse(text)
+        assert program.loops_of_unknown_trips() == unknown
+        assert {instruction.name: count for instruction, count in program.runs()}["fusion.1"] == runs
 
 
 def test_branches_of_a_conditional_share_one_run():

@@ -1,7 +1,7 @@
 """The text of a compiled program: its computations, and how often each runs.
 
-XLA's own tools count a loop's body once. Here a computation runs as often as the loops around it have trips, which the
-compiler writes beside each loop whose count it knows.
+XLA's own tools count a loop's body once. Here a computation runs as often as the loops around it have trips: as the
+compiler writes beside a loop, or as the loop's condition says, which for a scan is `count < N`, from 0.
 """
 
 import math
@@ -15,6 +15,8 @@ _OPCODE = re.compile(r"\s*([\w\-]+)\(")
 _ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
+_CONSTANT = re.compile(r"constant\((\d+)\)")
 _CALLED = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false_computation)=%?([\w.\-]+)")
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _BITS = re.compile(r"\d+")
@@ -29,7 +31,7 @@ class Instruction:
     shape: str
     text: str
     called: tuple[str, ...]
-    trips: int | None  # of a loop; None where the compiler knows none, and for what is no loop
+    trips: int | None  # of a loop, where the compiler says how many
 
     @property
     def cycles(self) -> int | None:
@@ -60,7 +62,7 @@ class Program:
         for instruction in self.computations.get(name, ()):
             if instruction.opcode == "while":
                 for called in instruction.called:
-                    yield from self._runs(called, times * (instruction.trips or 1))
+                    yield from self._runs(called, times * (self.trips(instruction) or 1))
             elif instruction.opcode == "conditional":
                 for called in instruction.called:
                     yield from self._runs(called, times / len(instruction.called))
@@ -70,9 +72,24 @@ class Program:
             else:
                 yield instruction, times
 
+    def trips(self, loop: Instruction) -> int | None:
+        """How often a loop's body runs; None where that is not known before it does."""
+        if loop.trips is not None:
+            return loop.trips
+        match = _CONDITION.search(loop.text)
+        body = self.computations.get(match[1], ()) if match else ()
+        compared = next((one for one in body if one.opcode == "compare" and "direction=LT" in one.text), None)
+        bounds = [
+            int(found[1])
+            for one in body
+            if (found := _CONSTANT.match(one.text.strip())) and compared and f"%{one.name})" in compared.text
+        ]
+        return bounds[0] if bounds else None
+
     def loops_of_unknown_trips(self) -> int:
         """Loops that are counted as one trip for want of a better number."""
-        return sum(one.opcode == "while" and one.trips is None for part in self.computations.values() for one in part)
+        loops = (one for part in self.computations.values() for one in part if one.opcode == "while")
+        return sum(self.trips(loop) is None for loop in loops)
 
 
 def parse(text: str) -> Program:

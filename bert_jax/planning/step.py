@@ -78,13 +78,15 @@ class Step:
         mesh = partitioning.make_mesh(config.mesh, topology.devices)
         partitioning.check_model(model, mesh)
         partitioning.check_batch(config.batch_size, config.microbatches, mesh)
+        abstract = abstract_params(model, objective.heads)
         plan = Plan(
             model=model,
             runtime=_runtime(config),
             objective=objective,
             optimizer_config=config.optimizer,
-            optimizer=optim.build(config.optimizer, abstract_params(model, objective.heads)),
+            optimizer=optim.build(config.optimizer, abstract),
             microbatches=config.microbatches,
+            factors=optim.rate_factors(config.optimizer, abstract, None),
         )
         return cls(config, topology, rows, model, plan, mesh)
 
