@@ -101,7 +101,7 @@ def parse(text: str) -> Program:
         if not line.startswith(" ") and (match := _COMPUTATION.match(line)):
             name, body = match[2], []
             entry = name if match[1] else entry
-        elif line.startswith("}"):
+        elif line.startswith("}") and not line.startswith("}}"):  # that ends a kernel's metadata, on lines of its own
             computations[name] = tuple(body)
         elif name and (instruction := _instruction(line)):
             body.append(instruction)
