@@ -3,9 +3,8 @@
     python -m bert_jax.pretrain --config configs/academic_bert.py --workdir runs/academic --config.data.train=SHARDS
 
 SHARDS are of the uncased vocabulary and `build_examples --objective single --seq_len 128`. The budget is wall-clock:
-the rate falls to 0 as the minutes run out. The warmup is 6% of the run, in steps: set
---config.optimizer.warmup_steps to 6% of the steps that your machine makes in a day; 1,000 here is a placeholder of
-ours. Where a batch does not fit at once, --config.microbatches=N.
+the rate rises over its first 6% and falls to 0 as the minutes run out. Where a batch does not fit at once,
+--config.microbatches=N.
 
 Hardware  published: 8 Titan-V of 12 GB; not run by us
 Hours     24, by the budget
@@ -23,7 +22,7 @@ def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="academic_large"),
-            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=1_000, beta2=0.98, clip_norm=0.0),
+            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=0, warmup_share=0.06, beta2=0.98, clip_norm=0.0),
             batch_size=4096,
             steps=0,
             budget_minutes=24 * 60.0,

@@ -1,6 +1,10 @@
-"""BERT-Large, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 256 sequences.
+"""BERT-Large, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 256 sequences; or by LAMB, 65,536 a step.
 
     python -m bert_jax.pretrain --config configs/bert_large.py --workdir runs/large --config.data.train=SHARDS
+
+or configs/bert_large.py:lamb, on shards of --seq_len 128, and from there on shards of --seq_len 512 in another workdir:
+--config.init_from=WORKDIR --config.batch_size=32768 --config.steps=1563 --config.optimizer.learning_rate=4e-3
+--config.optimizer.warmup_share=0.128. A batch of so many rows does not fit at once: --config.microbatches=N.
 
 SHARDS are of `build_examples --objective nsp`; docs/recipes.md has the commands. Cased or uncased is the vocabulary's
 choice, whole words that of the shards: --mask_unit word.
@@ -11,20 +15,34 @@ Expected  published: GLUE test average 82.1 after fine-tuning (uncased). After f
           and on MultiNLI, accuracy: uncased 91.0/84.3 and 86.05, whole words 92.8/86.7 and 87.07; cased 91.5/84.8 and
           86.09, whole words 92.9/86.7 and 86.46. Not measured by us
 Source    Devlin et al. 2019, sections 3 and A.2; the two lengths as in configs/bert_base.py. Whole words: the README of
-          google-research/bert, of 2019-05-31
+          google-research/bert, of 2019-05-31. lamb: You et al. 2020, section 4.1 (SQuAD 1.1 F1 on dev 90.6, 76 minutes
+          on 1,024 TPUv3 chips); steps, rates and warmup are those of NVIDIA/DeepLearningExamples, run_pretraining.sh,
+          whose rate falls by the square root of what is left of the run, and here linearly
 """
 
 import ml_collections
 
+from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
 
+RECIPES = {
+    "adamw": PretrainConfig(
+        model=ModelOptions(preset="large"),
+        # As google-research/bert, optimization.py: Adam's moments without the correction of their bias.
+        optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, bias_correction=False),
+        batch_size=256,
+        steps=1_000_000,
+    ),
+    "lamb": PretrainConfig(
+        model=ModelOptions(preset="large"),
+        optimizer=OptimizerConfig(name="lamb", learning_rate=6e-3, warmup_steps=0, warmup_share=0.2843),
+        batch_size=65_536,
+        steps=7_038,
+    ),
+}
 
-def get_config() -> ml_collections.ConfigDict:
-    return recipe(
-        PretrainConfig(
-            model=ModelOptions(preset="large"),
-            optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000),
-            batch_size=256,
-            steps=1_000_000,
-        )
-    )
+
+def get_config(optimizer: str = "adamw") -> ml_collections.ConfigDict:
+    if optimizer not in RECIPES:
+        raise UserError(f"configs/bert_large.py:{optimizer}: no such optimizer; use one of: {', '.join(RECIPES)}")
+    return recipe(RECIPES[optimizer])

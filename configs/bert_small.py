@@ -17,7 +17,8 @@ def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="small"),
-            optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000),
+            # As google-research/bert, optimization.py: Adam's moments without the correction of their bias.
+            optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, bias_correction=False),
             batch_size=256,
             steps=1_000_000,
         )

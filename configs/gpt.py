@@ -4,8 +4,7 @@
 
 or configs/gpt.py:gpt (Radford et al. 2018, 512 slots). SHARDS are of byte-level BPE (GPT-2: 50,257 tokens, 1,024 slots)
 and `build_examples --objective full_sentences`; their masks are undone, and every token but the first of a sequence is
-predicted. Both rates fall linearly here, where the sources have a cosine, and GPT-2 has its biases,
-which nanoGPT leaves out.
+predicted. GPT-2 has its biases, which nanoGPT leaves out.
 
 Hardware  published: GPT-2 again by nanoGPT, 8 A100 of 40 GB; not run by us
 Hours     published: about 4 days (nanoGPT)
@@ -24,14 +23,24 @@ from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recip
 MODELS = {
     "gpt": PretrainConfig(
         model=ModelOptions(preset="gpt"),
-        optimizer=OptimizerConfig(learning_rate=2.5e-4, warmup_steps=2_000, epsilon=1e-8, clip_norm=1.0),
+        optimizer=OptimizerConfig(
+            learning_rate=2.5e-4, warmup_steps=2_000, schedule="cosine", epsilon=1e-8, clip_norm=1.0
+        ),
         batch_size=64,
         steps=1_000_000,
     ),
     "gpt2": PretrainConfig(
         model=ModelOptions(preset="gpt2", dropout=0.0),
         optimizer=OptimizerConfig(
-            learning_rate=6e-4, warmup_steps=2_000, beta2=0.95, epsilon=1e-8, weight_decay=0.1, clip_norm=1.0
+            learning_rate=6e-4,
+            warmup_steps=0,
+            warmup_share=2_000 / 600_000,
+            schedule="cosine",
+            final_share=0.1,
+            beta2=0.95,
+            epsilon=1e-8,
+            weight_decay=0.1,
+            clip_norm=1.0,
         ),
         batch_size=480,
         steps=600_000,

@@ -7,13 +7,16 @@ or configs/modernbert.py:large. SHARDS are of `build_examples --objective doc_se
 length and with an eighth of the batch: --config.init_from=WORKDIR --config.model.preset=checkpoint
 --config.model.rotary_base=160000.
 
-Other than published: AdamW with a linear decay where they have StableAdamW at a constant rate; no growing batch; large
-at one rate and from scratch, where theirs starts from base and goes back once to a tenth of the rate.
+The rate is constant after the warmup, as theirs until the last 50 B tokens, in which it falls as 1 - sqrt: for such
+an end --config.optimizer.schedule=wsd --config.optimizer.decay_share=SHARE of the run. Other than published: no growing
+batch (--config.batch_schedule has one); large from scratch and at one rate, where theirs starts from base and goes back
+once to a tenth of the rate; updates are measured by queries, keys and values apart, where theirs are one tensor.
 
 Hardware  published: 8 H100; not run by us
 Hours     published: 194.2 (base), 425.3 (large)
 Expected  published: GLUE dev average 88.4 (base), 90.4 (large), after all 2 T tokens; not measured by us
-Source    Warner et al. 2024, sections 2.2 and 3, table 3. Steps are 1.7 T tokens, warmup 3 B (base) and 2 B (large)
+Source    Warner et al. 2024, sections 2.2 and 3, table 3. Steps are 1.7 T tokens, warmup 3 B (base) and 2 B (large).
+          AnswerDotAI/ModernBERT, modernbert-base-pretrain.yaml, for the decay that knows no rate and no clipping
 """
 
 import ml_collections
@@ -36,7 +39,14 @@ def get_config(size: str = "base") -> ml_collections.ConfigDict:
             model=ModelOptions(preset=f"modernbert_{size}", rotary_base=10_000.0),
             data=PretrainDataConfig(mask_rate=0.3),
             optimizer=OptimizerConfig(
-                learning_rate=rate, warmup_steps=round(warmup / (batch * LENGTH)), beta2=0.98, weight_decay=1e-5
+                name="stable_adamw",
+                learning_rate=rate,
+                warmup_steps=0,
+                warmup_share=warmup / TOKENS,
+                schedule="constant",
+                beta2=0.98,
+                weight_decay=1e-5 / rate,  # theirs is 1e-5 a step at the peak rate, not times the rate
+                clip_norm=0.0,
             ),
             batch_size=batch,
             steps=round(TOKENS / (batch * LENGTH)),

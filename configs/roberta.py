@@ -9,7 +9,8 @@ Hardware  published, large: 1,024 V100; not run by us
 Hours     published, large: about a day for the first 100,000 steps
 Expected  published, after fine-tuning, dev: base MNLI 87.6, SST-2 94.8, CoLA 63.6 (fairseq, examples/roberta);
           large MNLI 90.2, SST-2 96.4, CoLA 68.0 (table 5); not measured by us
-Source    Liu et al. 2019, section 5 and table 9, the batch of "8k" read as 8,192
+Source    Liu et al. 2019, section 5 and table 9, the batch of "8k" read as 8,192; the rate's fall from the warmup's end
+          on, and the decay of all parameters: fairseq, polynomial_decay_schedule.py and adam.py
 """
 
 import ml_collections
@@ -18,6 +19,7 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
 
 SIZES = {"base": (6e-4, 24_000), "large": (4e-4, 30_000)}  # peak rate, warmup steps: table 9
+STEPS = 500_000
 
 
 def get_config(size: str = "base") -> ml_collections.ConfigDict:
@@ -27,8 +29,15 @@ def get_config(size: str = "base") -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"roberta_{size}"),
-            optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=warmup, beta2=0.98, clip_norm=0.0),
+            optimizer=OptimizerConfig(
+                learning_rate=rate,
+                warmup_steps=0,
+                warmup_share=warmup / STEPS,
+                beta2=0.98,
+                decays=".*=0.01",  # fairseq's Adam knows no exception: biases and norms decay too
+                clip_norm=0.0,
+            ),
             batch_size=8192,
-            steps=500_000,
+            steps=STEPS,
         )
     )

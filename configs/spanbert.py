@@ -18,6 +18,7 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
 
 SIZES = ("base", "large")
+STEPS = 2_400_000
 
 
 def get_config(size: str = "large") -> ml_collections.ConfigDict:
@@ -26,9 +27,11 @@ def get_config(size: str = "large") -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"spanbert_{size}"),
-            optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, epsilon=1e-8, weight_decay=0.1),
+            optimizer=OptimizerConfig(
+                learning_rate=1e-4, warmup_steps=0, warmup_share=10_000 / STEPS, epsilon=1e-8, weight_decay=0.1
+            ),
             span_boundary=True,
             batch_size=256,
-            steps=2_400_000,
+            steps=STEPS,
         )
     )

@@ -19,6 +19,7 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
 
 SIZES = {"base": (6e-4, 24_000), "large": (4e-4, 30_000)}  # peak rate, warmup steps
+STEPS = 1_500_000
 
 
 def get_config(size: str = "base") -> ml_collections.ConfigDict:
@@ -28,8 +29,15 @@ def get_config(size: str = "base") -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"xlmr_{size}"),
-            optimizer=OptimizerConfig(learning_rate=rate, warmup_steps=warmup, beta2=0.98, clip_norm=0.0),
+            optimizer=OptimizerConfig(
+                learning_rate=rate,
+                warmup_steps=0,
+                warmup_share=warmup / STEPS,
+                beta2=0.98,
+                decays=".*=0.01",  # fairseq's Adam knows no exception: biases and norms decay too
+                clip_norm=0.0,
+            ),
             batch_size=8192,
-            steps=1_500_000,
+            steps=STEPS,
         )
     )

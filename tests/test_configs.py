@@ -20,7 +20,8 @@ FINETUNING = {"glue": ":task=sst2", "own": "", "tagging": ":task=ewt"}
 PRETRAINING = {
     "academic_bert": "academic_large",
     "bert_base": "base",
-    "bert_large": "large",
+    "bert_large:adamw": "large",
+    "bert_large:lamb": "large",
     "bert_medium": "medium",
     "bert_mini": "mini",
     "bert_multilingual": "base",
