@@ -28,9 +28,10 @@ def test_layer_norm_gives_mean_zero_and_deviation_one_before_scale_and_bias():
     np.testing.assert_allclose(y.std(-1), 1, atol=1e-6)
 
 
-def test_layer_norm_is_float32_inside_whatever_the_compute_dtype():
-    x = (1000 + jax.random.normal(KEY, (4, 64))).astype(jnp.bfloat16)
-    narrow = LayerNorm(64, epsilon=1e-12, runtime=Runtime(compute_dtype="bfloat16"))(x)
+@pytest.mark.parametrize(("platform", "mean"), [("cpu", 1000), ("tpu", 100)])
+def test_layer_norm_is_float32_inside_whatever_the_compute_dtype(platform, mean):
+    x = (mean + jax.random.normal(KEY, (4, 64))).astype(jnp.bfloat16)
+    narrow = LayerNorm(64, epsilon=1e-12, runtime=Runtime(compute_dtype="bfloat16", platform=platform))(x)
     exact = LayerNorm(64, epsilon=1e-12, runtime=Runtime())(x)
     assert narrow.dtype == jnp.bfloat16
     np.testing.assert_allclose(narrow.astype(np.float32), exact, rtol=2**-8)

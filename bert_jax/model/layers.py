@@ -135,8 +135,14 @@ class LayerNorm(nnx.Module):
 
     def __call__(self, x: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
         wide = x.astype(jnp.float32)
-        centered = wide - wide.mean(axis=-1, keepdims=True)
-        variance = jnp.square(centered).mean(axis=-1, keepdims=True)
+        mean = wide.mean(axis=-1, keepdims=True)
+        centered = wide - mean
+        if self.runtime.on_tpu and self.runtime.compute_dtype == "bfloat16":
+            # Both sums in one pass, within the product before: its own pass over x is a twentieth of a layer's time. What
+            # that loses where the mean is far from 0 is far below what bfloat16 has lost of x.
+            variance = jnp.maximum(jnp.square(wide).mean(axis=-1, keepdims=True) - jnp.square(mean), 0.0)
+        else:
+            variance = jnp.square(centered).mean(axis=-1, keepdims=True)
         axes = tuple(range(x.ndim - 1))
         normal = centered * jax.lax.rsqrt(variance + self.epsilon) * jnp.expand_dims(self.scale[...], axes)
         if self.bias is not None:
