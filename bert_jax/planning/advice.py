@@ -32,6 +32,8 @@ def _to_fit(found: "Estimate") -> list[str]:
     if (sharded := state_over(step, parts)) < state:
         lines.append(_outcome(found, f"--config.mesh.fsdp={parts}", sharded + memory.activations))
     for remat in REMATS[REMATS.index(step.config.model.remat) + 1 :]:
+        if remat == "attention" and "einsum" not in found.kernels:
+            continue  # kernels that keep no scores
         total = state + remat_share(step, remat) * memory.activations
         lines.append(_outcome(found, f"--config.model.remat={remat}", total))
         if total <= memory.available:
