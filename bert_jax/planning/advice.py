@@ -101,11 +101,11 @@ def remat_share(step: Step, remat: str) -> float:
     return other.kept_bytes() / max(step.kept_bytes(), 1)
 
 
-def gib(size: float) -> str:
+def gib(size: float | int) -> str:
     return f"{size / GIB:,.2f} GiB"
 
 
-def _outcome(found: "Estimate", change: str, total: float) -> str:
+def _outcome(found: "Estimate", change: str, total: float | int) -> str:
     room = found.memory.available - total
     verdict = f"fits, {gib(room)} to spare" if room >= 0 else f"still {gib(-room)} too much"
     return f"{change}: about {gib(total)} a device, {verdict}"

@@ -1,0 +1,140 @@
+"""What a plan says and advises, and what the command refuses. The compiler itself is asked in the slow test alone."""
+
+import dataclasses
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import pytest
+
+from bert_jax import plan
+from bert_jax.command import UserError
+from bert_jax.config import ModelOptions, PretrainConfig
+from bert_jax.planning.advice import advise
+from bert_jax.planning.chips import CHIPS, GIB
+from bert_jax.planning.collectives import Collective
+from bert_jax.planning.compiled import Memory, bytes_of_device
+from bert_jax.planning.cycles import StepTime
+from bert_jax.planning.estimate import Estimate
+from bert_jax.planning.flops import Flops, of_jaxpr
+from bert_jax.planning.page import page_of
+from bert_jax.planning.step import Rows, Step
+from bert_jax.planning.text import lines_of
+from bert_jax.planning.topology import Topology
+from bert_jax.train.metrics import training_flops
+
+ROOT = Path(__file__).parents[1]
+CONFIG = PretrainConfig(model=ModelOptions(preset="tiny", layer_loop="scan"), batch_size=64)
+ROOMY = Memory(parameters=1 * GIB, optimizer=2 * GIB, activations=2 * GIB, available=16 * GIB)
+FULL = dataclasses.replace(ROOMY, activations=30 * GIB)
+
+
+@pytest.fixture(scope="module")
+def step():
+    """A step over the 8 devices of the tests, taken for chips."""
+    topology = Topology("v5e:2x4", CHIPS["v5e"], tuple(jax.devices()), (2, 4))
+    return Step.of(CONFIG, topology, Rows.of(CONFIG, 64, None))
+
+
+def found(step, memory, **changes):
+    time = None if not memory.fits else StepTime({"products": 3e-3, "copies": 1e-3}, 1e-3, 1e-3, 0)
+    collectives = [] if time is None else [Collective("all-reduce", 8, 7.0, 4e6, 1e6)]
+    made = Estimate(step, memory, Flops(2e12, 1e11), 2e12, time, collectives, ["einsum"], ["a note"], [])
+    return dataclasses.replace(made, **changes)
+
+
+def test_the_traced_step_has_the_work_of_the_model(step):
+    rows, model = step.rows, step.model
+    wanted = training_flops(model, CONFIG.batch_size, rows.seq_len, rows.predictions)
+    # The last layer is computed at the slots that are predicted from; position and segment look-ups are products.
+    assert 0.6 * wanted < of_jaxpr(step.traced().jaxpr).total < 1.2 * wanted
+
+
+def test_bytes_of_a_device_are_those_of_its_share(step):
+    state = step.state()
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    assert bytes_of_device(state) == whole  # over data alone the state is whole everywhere
+    assert bytes_of_device(step.batch().input_ids) == 64 * 64 * 4 // 8
+
+
+def test_what_does_not_fit_is_told_by_how_much_and_what_would_help(step):
+    lines = advise(found(step, FULL))
+    assert lines[0].startswith("17.00 GiB a device too much")
+    assert any("--config.mesh.fsdp=8" in line and "still" in line for line in lines)
+    assert any("--config.model.remat=layer" in line for line in lines)
+    little = advise(found(step, dataclasses.replace(ROOMY, activations=round(13.5 * GIB))))
+    assert [line.split(":")[0] for line in little if "remat" in line][-1] == "--config.model.remat=matmuls"  # is enough
+    # 8 rows a device make 29 GiB, beside 4 GiB that no batch changes: 3 rows fit, so 4 times 2 rows.
+    assert "--config.microbatches=4: 2 rows a device at a time" in lines
+    assert "--config.batch_size=24: 3 rows a device instead of 8" in lines
+
+
+def test_what_fits_is_told_what_it_wastes(step):
+    lines = advise(found(step, ROOMY))
+    assert any("--config.batch_size=512 fits" in line for line in lines)
+    assert any("17% of the time is communication" in line for line in lines)
+    assert any("attention_dropout=0" in line for line in lines)
+    assert not any(
+        "batch_size" in line for line in advise(found(step, dataclasses.replace(ROOMY, activations=12 * GIB)))
+    )
+
+
+def test_a_plan_as_text_page_and_json(step):
+    made = found(step, ROOMY, advice=["do <this>"])
+    text, page, values = "\n".join(lines_of(made)), page_of(made), json.loads(json.dumps(made.as_json()))
+    mfu = 2e12 / (6e-3 * 197e12 * 8)
+    assert f"MFU {mfu:.1%}" in text and "6.00 ms" in text and "a note" in text
+    assert f"{mfu:.1%}" in page and "do &lt;this&gt;" in page
+    wanted = "topology devices fits memory_bytes flops collectives step_seconds mfu advice"
+    assert not set(wanted.split()) - values.keys()
+    assert values["memory_bytes"]["total"] == 5 * GIB and values["mfu"] == pytest.approx(mfu)
+    assert values["step_seconds"] == pytest.approx(sum(values["step_seconds_by_kind"].values()))
+    assert values["step_seconds_without_pallas"] == pytest.approx(5e-3)
+
+
+def test_what_does_not_fit_has_no_time(step):
+    made = found(step, FULL)
+    assert made.as_json()["mfu"] is None and made.as_json()["fits"] is False
+    assert "does not fit: 33.00 GiB a device of 16.00 GiB" in "\n".join(lines_of(made))
+    assert "does not fit" in page_of(made)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--topology", "v9:2x2"], "no topology 'v9:2x2'"),
+        (["--topology", "v5e:2x2", "--config.batch_sise=3"], "did you mean"),
+        (["--topology", "v5e:2x2", "--json", "nowhere/plan.json"], "no such folder"),
+        (["--topology", "v5e:2x2", "--seq_len", "none"], "no whole number"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_compiled(arguments, said):
+    with pytest.raises(UserError, match=said):
+        plan.main(["--config", str(ROOT / "configs/bert_tiny.py"), *arguments])
+
+
+def test_a_recipe_of_fine_tuning_is_refused():
+    with pytest.raises(UserError, match="recipe of fine-tuning"):
+        plan.main(["--config", str(ROOT / "configs/own.py"), "--topology", "v5e:2x2"])
+
+
+def test_rows_longer_than_the_model_are_refused(step):
+    with pytest.raises(UserError, match="max_positions=1024"):
+        Step.of(CONFIG, step.topology, Rows.of(CONFIG, 1024, None))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="libtpu is not installed (extra tpu)")
+def test_a_real_plan(tmp_path):
+    file = tmp_path / "plan.json"
+    line = [sys.executable, "-m", "bert_jax.plan", "--config", "configs/bert_tiny.py", "--topology", "v5e:2x2"]
+    line += ["--seq_len", "128", "--config.model.layer_loop=scan", "--json", str(file)]
+    subprocess.run(line, cwd=ROOT, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+    values = json.loads(file.read_text(encoding="utf-8"))
+    assert values["fits"] and values["devices"] == 4
+    assert 0 < values["mfu"] < 1
+    assert any(one["kind"] == "all-reduce" for one in values["collectives"])
