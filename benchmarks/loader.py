@@ -106,8 +106,8 @@ def _our_rate(directory: Path, unit: str = "word", batch_size: int = BATCH_SIZE)
     return statistics.median(rates)
 
 
-def _first_batch_seconds(directory: Path, many: Path) -> float:
-    """Opens a folder of MANY_SHARDS shards, links to those of `directory`, and makes one batch."""
+def many_shards(directory: Path, many: Path) -> Path:
+    """A folder of MANY_SHARDS training shards, links to those of `directory` in turn, and none held out."""
     manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
     real = [shard for shard in manifest["shards"] if shard["name"].startswith("train/")]
     manifest["shards"] = [real[i % len(real)] | {"name": f"train/shard-{i:05d}.arrow"} for i in range(MANY_SHARDS)]
@@ -116,7 +116,12 @@ def _first_batch_seconds(directory: Path, many: Path) -> float:
         os.link(directory / real[i % len(real)]["name"], many / shard["name"])
     (many / "manifest.json").write_text(json.dumps(manifest), encoding="utf-8")
     shutil.copytree(directory / "tokenizer", many / "tokenizer")
+    return many
 
+
+def _first_batch_seconds(directory: Path, many: Path) -> float:
+    """Opens a folder of MANY_SHARDS shards and makes one batch."""
+    many_shards(directory, many)
     seconds = []
     for _ in range(REPEATS):
         began = time.perf_counter()

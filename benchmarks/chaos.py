@@ -1,0 +1,316 @@
+"""Kills training again and again, and compares what comes out with a run that was left alone (law 4).
+
+    python -m benchmarks.chaos                 100 SIGKILLs over one run of the command on a fixed mesh: bit-equal?
+    python -m benchmarks.chaos --part elastic  killed and gone on with on other numbers of devices and processes:
+                                               the same batches, byte for byte, and how far losses differ
+
+Kills fall at random instants: of the start, of training, and of saving (once a half-written checkpoint is seen). Prints
+one JSON line and ends with exit code 2 if anything differs that must not.
+"""
+
+import collections
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from bert_jax import command
+from bert_jax.command import UserError
+from bert_jax.train import checkpoint
+from bert_jax.train.metrics import read_metrics
+from data_prep import build_examples, readers, train_tokenizer
+
+SAMPLE = str(common.REPOSITORY / "data_prep" / "sample" / "books" / "*.txt.xz")
+RECIPE = str(common.REPOSITORY / "configs" / "bert_tiny.py")
+ROWS = 16
+SAVE_EVERY = 5  # steps
+TIMES = (
+    "time",
+    "tokens_per_second",
+    "data_wait_share",
+    "mfu",
+    "peak_memory_gb",
+)  # of a log line; no two runs share them
+# Devices and processes, in turn: each process has devices/processes of them.
+SHAPES = ((1, 1), (8, 1), (2, 2), (4, 1), (4, 4), (2, 1), (4, 2))
+LOSS_TOLERANCE = 1e-6  # relative
+SECONDS_A_LIFE = 600.0
+
+
+@dataclass
+class Lives:
+    """What became of the processes that were started over one workdir."""
+
+    kills: collections.Counter[str] = field(default_factory=collections.Counter)  # by what was under way
+    steps_lost: int = 0
+    seconds: list[float] = field(default_factory=list)
+    seconds_to_save: float = 5.0  # from a start to its first checkpoint, as last seen
+
+
+def shards(directory: Path) -> Path:
+    """Shards of the text in the repository, T=64, a part of them held out."""
+    train_tokenizer.train(readers.expand(SAMPLE), directory / "vocabulary", vocab_size=2000, lowercase=True)
+    build_examples.build(SAMPLE, directory / "vocabulary", directory / "shards", 64, eval_fraction=0.05, workers=1)
+    return directory / "shards"
+
+
+def arguments(data: Path, workdir: Path, steps: int, *overrides: str) -> list[str]:
+    return [
+        f"--config={RECIPE}",
+        f"--workdir={workdir}",
+        f"--config.data.train={data}",
+        f"--config.batch_size={ROWS}",
+        f"--config.steps={steps}",
+        "--config.log_every=1",
+        f"--config.checkpoint.every_steps={SAVE_EVERY}",
+        "--config.checkpoint.keep=3",
+        "--config.eval.max_rows=64",
+        *overrides,
+    ]
+
+
+def killed_until(
+    start: Callable[[int], list[subprocess.Popen[bytes]]], workdir: Path, steps: int, kills: int, seed: int
+) -> Lives:
+    """Starts processes over a workdir and kills all of them at a random instant, so many times; then lets them end.
+
+    start(life) gives the processes of a life. A life is killed, at the latest, when it has saved its share of the steps
+    that are left, so that there is something to do for all of them.
+    """
+    rng, lives = random.Random(seed), Lives()
+    for life in range(kills):
+        before = _newest(workdir)
+        allowance = max((steps - before) // (kills - life + 1), 1)
+        watched = _Watched(workdir, start(life))
+        lives.kills[watched.kill(rng, before, allowance, lives)] += 1
+        lines = read_metrics(workdir)
+        lives.steps_lost += max((lines[-1]["step"] if lines else 0) - _newest(workdir), 0)
+    last = start(kills)
+    for process in last:
+        process.wait()
+    if any(process.returncode for process in last):
+        raise UserError(f"the last of {kills + 1} lives over {workdir} failed; see log.txt beside it")
+    return lives
+
+
+class _Watched:
+    """Processes over a workdir, and what can be seen of them there."""
+
+    def __init__(self, workdir: Path, processes: list[subprocess.Popen[bytes]]) -> None:
+        self._workdir, self._processes = workdir, processes
+        self._began = time.monotonic()
+        self._stale = self._unfinished()
+
+    def kill(self, rng: random.Random, before: int, allowance: int, lives: Lives) -> str:
+        """Kills them at some instant, and says of which kind that was: start, training or saving."""
+        aim = rng.choice(("start", "training", "saving", "saving"))
+        if aim == "start":
+            end = self._began + rng.uniform(0, lives.seconds_to_save)
+            self._wait(lambda: time.monotonic() > end)
+        else:
+            wanted = before + rng.randint(1, allowance)
+            self._wait(lambda: _newest(self._workdir) >= wanted)
+            if aim == "saving":
+                self._wait(lambda: bool(self._unfinished() - self._stale))
+            time.sleep(rng.uniform(0, 0.1))
+        for process in self._processes:
+            process.send_signal(signal.SIGKILL)
+        for process in self._processes:
+            process.wait()
+        lives.seconds.append(time.monotonic() - self._began)
+        if self._unfinished() - self._stale:
+            return "saving"
+        if _newest(self._workdir) == before:
+            return "start"
+        lives.seconds_to_save = lives.seconds[-1]
+        return "training"
+
+    def _unfinished(self) -> set[tuple[str, int]]:
+        """Checkpoints that are half-written, by name and inode."""
+        found = set()
+        for folder in (self._workdir / checkpoint.CHECKPOINTS).glob("*.orbax-checkpoint-tmp*"):
+            with contextlib.suppress(FileNotFoundError):  # it is whole now
+                found.add((folder.name, folder.stat().st_ino))
+        return found
+
+    def _wait(self, until: Callable[[], bool]) -> None:
+        deadline = self._began + SECONDS_A_LIFE
+        while not until():
+            ended = [process.returncode for process in self._processes if process.poll() is not None]
+            if ended or time.monotonic() > deadline:
+                why = f"ended by itself ({ended[0]})" if ended else f"did not get on in {SECONDS_A_LIFE:g} s"
+                raise UserError(f"training in {self._workdir} {why}; see log.txt beside it, and take more --steps")
+            time.sleep(0.002)
+
+
+def _newest(workdir: Path) -> int:
+    return checkpoint.latest_step(workdir) or 0
+
+
+def compare(whole: Path, killed: Path) -> list[str]:
+    """What differs between two finished workdirs beside the clock: nothing may."""
+    differing = []
+    for item in ("params", "optimizer"):
+        one, other = (checkpoint.read_params(workdir, item=item) for workdir in (whole, killed))
+        if one.keys() != other.keys():
+            differing.append(f"the names in {item}")
+        differing += [f"{item}/{name}" for name in one if one[name].tobytes() != other[name].tobytes()]
+    logs = [
+        [{name: value for name, value in line.items() if name not in TIMES} for line in read_metrics(workdir)]
+        for workdir in (whole, killed)
+    ]
+    if logs[0] != logs[1]:
+        differing.append("metrics.jsonl")
+    results = [json.loads((workdir / "result.json").read_text()) for workdir in (whole, killed)]
+    if any(results[0][name] != results[1][name] for name in results[0] if name != "seconds"):
+        differing.append("result.json")
+    return differing
+
+
+def fixed(data: Path, work: Path, kills: int, steps: int, seed: int) -> dict[str, Any]:
+    """The command on one device, killed `kills` times; figures by name, `differing` among them."""
+
+    def start(name: str) -> list[subprocess.Popen[bytes]]:
+        line = [sys.executable, "-m", "bert_jax.pretrain", *arguments(data, work / name, steps)]
+        return [_process(line, 1, work)]
+
+    began = time.monotonic()
+    if start("whole")[0].wait():
+        raise UserError(f"the run that nobody killed failed: see {work / 'log.txt'}")
+    alone = time.monotonic() - began
+    lives = killed_until(lambda _: start("killed"), work / "killed", steps, kills, seed)
+    return {
+        "kills": dict(lives.kills),
+        "steps": steps,
+        "checkpoint_every": SAVE_EVERY,
+        "steps_trained_again": lives.steps_lost,
+        "seconds_alone": round(alone, 1),
+        "seconds_killed": round(sum(lives.seconds), 1),
+        "differing": compare(work / "whole", work / "killed"),
+    }
+
+
+def elastic(
+    data: Path, work: Path, kills: int, steps: int, seed: int, shapes: Sequence[tuple[int, int]]
+) -> dict[str, Any]:
+    """The command on changing numbers of devices and processes; figures by name."""
+
+    def start(name: str, shape: tuple[int, int]) -> list[subprocess.Popen[bytes]]:
+        devices, processes = shape
+        log = work / f"{name}-batches"
+        line = [sys.executable, "-m", "benchmarks.chaos_worker", str(log), *arguments(data, work / name, steps)]
+        port = f"--coordinator_address=127.0.0.1:{_free_port()}"
+        others = [
+            [port, f"--num_processes={processes}", f"--process_id={number}"] if processes > 1 else []
+            for number in range(processes)
+        ]
+        return [_process([*line, *other], devices // processes, work) for other in others]
+
+    if start("whole", (1, 1))[0].wait():
+        raise UserError(f"the run that nobody killed failed: see {work / 'log.txt'}")
+    turns = [shapes[number % len(shapes)] for number in range(kills + 1)]
+    lives = killed_until(lambda life: start("killed", turns[life]), work / "killed", steps, kills, seed)
+    wanted = dict(read_hashes(work / "whole-batches"))
+    found = list(read_hashes(work / "killed-batches"))
+    other = sorted({place for place, value in found if wanted.get(place, value) != value})
+    missing = {(step, row) for step in range(steps) for row in range(ROWS)} - {place for place, _ in found}
+    losses = [{line["step"]: line["loss"] for line in read_metrics(work / name)} for name in ("whole", "killed")]
+    if losses[0].keys() != losses[1].keys():
+        raise UserError(f"the logs of {work / 'whole'} and {work / 'killed'} are not of the same steps")
+    apart = {step: abs(losses[1][step] / loss - 1) for step, loss in losses[0].items()}
+    return {
+        "kills": dict(lives.kills),
+        "steps": steps,
+        "devices_and_processes": [list(turn) for turn in turns],
+        "rows_compared": len(found),
+        "rows_that_differ": len(other),
+        "rows_never_read": len(missing),
+        "largest_relative_difference_of_a_loss": max(apart.values()),
+        "at_step": max(apart, key=lambda step: apart[step]),
+    }
+
+
+def read_hashes(folder: Path) -> Iterator[tuple[tuple[int, int], str]]:
+    """((step, row), hash) of every row that any process of any life made; a line cut short by a kill is left out."""
+    for file in sorted(folder.iterdir()):
+        for line in file.read_text().splitlines():
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            for row, value in zip(entry["rows"], entry["hashes"], strict=True):
+                yield (entry["step"], row), value
+
+
+def _process(line: Sequence[str], devices: int, work: Path) -> subprocess.Popen[bytes]:
+    environment = dict(os.environ, JAX_PLATFORMS="cpu")
+    environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    environment["PYTHONPATH"] = str(common.REPOSITORY)
+    with (work / "log.txt").open("ab") as log:
+        return subprocess.Popen(line, cwd=work, env=environment, stdout=log, stderr=log)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def check(part: str, figures: Mapping[str, Any]) -> None:
+    """Raises UserError when what was promised does not hold."""
+    if part == "fixed" and figures["differing"]:
+        raise UserError(f"differs from the run that nobody killed: {', '.join(figures['differing'][:5])}")
+    if part == "elastic":
+        if figures["rows_that_differ"] or figures["rows_never_read"]:
+            raise UserError(f"{figures['rows_that_differ']} rows differ, {figures['rows_never_read']} were never read")
+        if (worst := figures["largest_relative_difference_of_a_loss"]) > LOSS_TOLERANCE:
+            raise UserError(
+                f"a loss differs by {worst:.2g}, more than {LOSS_TOLERANCE:g}, at step {figures['at_step']}"
+            )
+
+
+def measure(part: str, kills: int, steps: int, seed: int, one_process: bool) -> dict[str, Any]:
+    """Runs a part, prints its line, and checks it."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        data = shards(work)
+        if part == "fixed":
+            figures = fixed(data, work, kills, steps, seed)
+            value, unit = float(len(figures["differing"])), f"tensors or files that differ after {kills} SIGKILLs"
+        else:
+            shapes = [shape for shape in SHAPES if shape[1] == 1 or not one_process]
+            figures = elastic(data, work, kills, steps, seed, shapes)
+            value = figures["largest_relative_difference_of_a_loss"]
+            unit = f"largest relative difference of a loss in {steps} steps"
+    settings = figures | {"recipe": "bert_tiny", "batch_size": ROWS, "seq_len": 64, "seed": seed}
+    result = common.emit(f"chaos, {part}", value, unit, None, None, settings, lower_is_better=True)
+    check(part, figures)
+    return result
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("benchmarks.chaos", __doc__ or "")
+    parser.add_argument("--part", choices=("fixed", "elastic"), default="fixed", help="which (default: fixed)")
+    parser.add_argument("--kills", type=int, default=0, help="SIGKILLs (default: 100, elastic 20)")
+    parser.add_argument("--steps", type=int, default=0, help="of the run (default: 1200, elastic 240)")
+    parser.add_argument("--seed", type=int, default=0, help="of the instants (default: 0)")
+    parser.add_switch("one_process", help="elastic: change devices only")
+    flags = parser.parse_args(arguments)
+    kills = flags.kills or (100 if flags.part == "fixed" else 20)
+    steps = flags.steps or (1200 if flags.part == "fixed" else 240)
+    measure(flags.part, kills, steps, flags.seed, bool(flags.one_process))
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,87 @@
+"""What saving costs: the time of steps with a checkpoint every 50 of them, beside that of steps without.
+
+    python -m benchmarks.checkpoint [--preset mini] [--pairs 10]
+
+One run of the trainer that saves every 100 steps and logs every 50, so that of two neighbouring stretches of 50 steps
+the first contains a save, from copying the state to its last byte on disk, and the second none. The value is the share
+of time that the first takes more, over the sums of all pairs. Prints one JSON line.
+"""
+
+import statistics
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common, loader
+from bert_jax import command, pretrain
+from bert_jax import config as config_lib
+from bert_jax.train.host_memory import keep_freed_memory
+from bert_jax.train.metrics import read_metrics
+from bert_jax.train.programs import keep_programs
+from data_prep import build_examples, readers, train_tokenizer
+
+RECIPE = common.REPOSITORY / "configs" / "bert_tiny.py"
+VOCAB_SIZE = 30522  # bert-base-uncased's
+STRETCH = 50  # steps
+SEQ_LEN = 128
+
+
+def measure(preset: str, rows: int, pairs: int, input: str) -> dict[str, Any]:
+    """Builds shards, trains, prints the line and returns it."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        train_tokenizer.train(readers.expand(input), work / "vocabulary", vocab_size=VOCAB_SIZE, lowercase=True)
+        build_examples.build(input, work / "vocabulary", work / "shards", SEQ_LEN, workers=1)
+        overrides = {
+            "data.train": work / "shards",
+            "model.preset": preset,
+            "batch_size": rows,
+            "steps": 2 * STRETCH * (pairs + 1) + 1,  # the end saves, too, and is not measured
+            "log_every": STRETCH,
+            "checkpoint.every_steps": 2 * STRETCH,
+            "checkpoint.every_minutes": 0.0,
+            "checkpoint.keep": 1,
+        }
+        flags = [f"--config.{name}={value}" for name, value in overrides.items()]
+        pretrain.pretrain(config_lib.read_flags(str(RECIPE), flags), work / "run")
+        times = {line["step"]: line["time"] for line in read_metrics(work / "run")}
+        saved = sum(file.stat().st_size for file in (work / "run" / "checkpoints").rglob("*") if file.is_file())
+    starts = [2 * STRETCH * pair for pair in range(1, pairs + 1)]
+    with_save = [times[start + STRETCH] - times[start] for start in starts]
+    without = [times[start + 2 * STRETCH] - times[start + STRETCH] for start in starts]
+    return common.emit(
+        f"checkpoint every {STRETCH} steps, {preset}, CPU",
+        sum(with_save) / sum(without) - 1,
+        "share of time",
+        None,
+        None,
+        {
+            "batch_size": rows,
+            "seq_len": SEQ_LEN,
+            "pairs": pairs,
+            "checkpoint_mb": round(saved / 1e6, 1),
+            "seconds_with": [round(value, 2) for value in with_save],
+            "seconds_without": [round(value, 2) for value in without],
+            "median_of_pairs": round(statistics.median(a / b - 1 for a, b in zip(with_save, without, strict=True)), 4),
+        },
+        lower_is_better=True,
+    )
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("benchmarks.checkpoint", __doc__ or "")
+    parser.add_argument("--preset", default="mini", help="model size (default: mini)")
+    parser.add_argument("--batch_size", type=int, default=16, help="rows (default: 16)")
+    parser.add_argument("--pairs", type=int, default=10, help="pairs of stretches (default: 10)")
+    parser.add_argument(
+        "--input", default=loader.SAMPLE, help="text to build the rows from (default: data_prep/sample)"
+    )
+    flags = parser.parse_args(arguments)
+    keep_freed_memory()
+    keep_programs()
+    measure(flags.preset, flags.batch_size, flags.pairs, flags.input)
+
+
+if __name__ == "__main__":
+    command.run(main)

@@ -1,0 +1,49 @@
+"""Law 4 under fire: shorter forms of benchmarks/chaos.py, by the real command in real processes."""
+
+import json
+import random
+import subprocess
+
+import numpy as np
+import pytest
+
+from benchmarks import chaos
+from bert_jax.command import UserError
+from bert_jax.train import checkpoint
+
+
+@pytest.mark.slow
+def test_killed_at_random_instants_the_run_ends_bit_for_bit_the_same(shards_dir, tmp_path):
+    figures = chaos.fixed(shards_dir, tmp_path, kills=6, steps=60, seed=1)
+    assert sum(figures["kills"].values()) == 6 and figures["differing"] == []
+
+
+@pytest.mark.slow
+def test_on_changing_devices_and_processes_batches_are_the_same_and_losses_within_a_millionth(shards_dir, tmp_path):
+    figures = chaos.elastic(shards_dir, tmp_path, kills=4, steps=200, seed=1, shapes=((8, 1), (2, 2), (1, 1), (4, 4)))
+    chaos.check("elastic", figures)
+    assert figures["rows_compared"] >= 200 * chaos.ROWS
+    assert sum(figures["kills"].values()) == 4
+
+
+def finished(workdir, value: float) -> None:
+    """A workdir as a run of one tensor and one step leaves it."""
+    with checkpoint.Checkpoints(workdir / "checkpoints", keep=1) as checkpoints:
+        checkpoints.save(1, {"kernel": np.full(3, value, np.float32)}, {"mu": np.zeros(3, np.float32)}, {})
+    (workdir / "metrics.jsonl").write_text(json.dumps({"step": 1, "time": random.random(), "loss": 1.0}) + "\n")
+    (workdir / "result.json").write_text(json.dumps({"step": 1, "seconds": random.random()}))
+
+
+def test_a_difference_of_one_bit_is_told(tmp_path):
+    for name, value in (("one", 1.0), ("same", 1.0), ("other", np.nextafter(np.float32(1), np.float32(2)))):
+        finished(tmp_path / name, value)
+    assert chaos.compare(tmp_path / "one", tmp_path / "same") == []
+    assert chaos.compare(tmp_path / "one", tmp_path / "other") == ["params/kernel"]
+
+
+def test_a_run_that_ends_before_its_kills_is_said(tmp_path):
+    def start(life: int) -> list[subprocess.Popen[bytes]]:
+        return [subprocess.Popen(["true"])]
+
+    with pytest.raises(UserError, match=r"ended by itself \(0\).*more --steps"):
+        chaos.killed_until(start, tmp_path, steps=10, kills=3, seed=0)
