@@ -1,8 +1,8 @@
 """The border between a person at a terminal and the library: flags in, exit codes out.
 
 Exit codes are a contract: 0 success; 2 the user's mistake, told in one line that says what was wrong, where, and
-what to change; 75 another process of the run died; 143 saved and stopped by SIGTERM. Importing this module touches
-no device and imports no jax.
+what to change; 75 another process of the run died, run it again; 143 saved and stopped by SIGTERM.
+Importing this module touches no device and imports no jax.
 """
 
 import argparse
@@ -26,6 +26,10 @@ class Stopped(BaseException):
     No Exception, as KeyboardInterrupt is none: a signal may come anywhere, and what handles errors there is not to
     take it for one.
     """
+
+
+class RunAgain(Exception):
+    """This process cannot go on, but the same command, run again, can; the message says why."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,6 +71,8 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
             return EXIT_USER_ERROR, f"error: {error}"
         case Stopped():
             return EXIT_STOPPED, str(error)
+        case RunAgain():
+            return EXIT_LOST, f"error: {error}"
         case KeyboardInterrupt():
             return 130, "interrupted"
         case OSError() if explained := explain_os_error(error):

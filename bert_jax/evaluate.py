@@ -69,10 +69,10 @@ def _evaluate_shards(loaded: Loaded, data: Path, config: TrainConfig, max_rows: 
     objective = _objective(loaded, dataset)
     plan = Forward(loaded.model, trainer.runtime_of(config), objective)
     with jax.set_mesh(mesh):
-        evaluator = make_evaluator(plan, mesh, lambda _: loader.evaluation_batches(size, max_rows), size)
+        evaluator = make_evaluator(plan, mesh, lambda _, rows: loader.evaluation_batches(size, max_rows, rows), size)
         wanted = paths.flatten(abstract_params(loaded.model, objective.heads))
         params = paths.unflatten({path: loaded.params[path] for path in wanted})
-        return dict(evaluator(jax.device_put(params, partitioning.shardings(mesh, params)), 0))
+        return dict(evaluator(partitioning.put(params, mesh), 0))
 
 
 def _objective(loaded: Loaded, dataset: Dataset) -> Objective:

@@ -28,7 +28,7 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed, partitioning, trainer
-from bert_jax.train.evaluate import Evaluator, make_evaluator
+from bert_jax.train.evaluate import Evaluator, Rows, make_evaluator
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective
 from bert_jax.train.programs import keep_programs
@@ -222,9 +222,9 @@ def _evaluator(
     def make(plan: Plan, mesh: Mesh) -> Evaluator:
         size = partitioning.whole_rows(wanted, mesh)
 
-        def read(steps_done: int) -> Iterator[Batch]:
+        def read(steps_done: int, rows: Rows) -> Iterator[Batch]:
             loader = loaders[train.phase(max(steps_done - 1, 0))]
-            return iter(()) if loader is None else loader.evaluation_batches(size, config.eval.max_rows)
+            return iter(()) if loader is None else loader.evaluation_batches(size, config.eval.max_rows, rows)
 
         return make_evaluator(plan, mesh, read, size)
 

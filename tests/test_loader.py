@@ -302,6 +302,14 @@ def test_evaluation_reads_each_row_once_in_order():
     assert [int(batch.sequence_ids.any(axis=1).sum()) for batch in limited] == [8, 2]
 
 
+def test_processes_evaluate_the_rows_that_one_would():
+    rows = packed_rows(30)
+    whole = list(make(rows).evaluation_batches(16))
+    for part in (slice(0, 8), slice(8, 16), np.array([3, 4, 12, 15]), slice(15, 16)):  # of the last: a filler
+        for mine, batch in zip(make(rows).evaluation_batches(16, rows=part), whole, strict=True):
+            assert_equal(mine, each(lambda field, p=part: field[p], batch))
+
+
 def test_evaluation_masks_depend_on_no_seed():
     rows = packed_rows(30)
     for left, right in zip(

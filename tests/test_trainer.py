@@ -71,7 +71,11 @@ def run(dataset, tiny_config, tmp_path):
             workdir=tmp_path / name,
             tokenizer=tokenizer,
             kind="pretraining",
-            evaluators=[lambda plan, mesh: make_evaluator(plan, mesh, lambda _: held_out.evaluation_batches(8, 16), 8)],
+            evaluators=[
+                lambda plan, mesh: make_evaluator(
+                    plan, mesh, lambda _, rows: held_out.evaluation_batches(8, 16, rows), 8
+                )
+            ],
         )
         return dataclasses.replace(made, **changes)
 

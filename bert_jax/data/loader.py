@@ -170,23 +170,28 @@ class PretrainingLoader:
                 field.flags.writeable = False
         return made
 
-    def evaluation_batches(self, batch_size: int, max_rows: int = 0) -> Iterator[Batch]:
+    def evaluation_batches(
+        self, batch_size: int, max_rows: int = 0, rows: slice | np.ndarray | None = None
+    ) -> Iterator[Batch]:
         """Each row once, in order (the first max_rows of them; 0: all), with masks that depend on no seed or epoch.
 
-        The last batch is filled up with rows of zeros, which weigh 0. Raises UserError for a batch size below 1.
+        The last batch is filled up with rows of zeros, which weigh 0. `rows` picks those of each batch that are loaded.
+        Raises UserError for a batch size below 1.
         """
         check_batch_size(batch_size)
-        rows = min(self.dataset.rows, max_rows) if max_rows > 0 else self.dataset.rows
+        count = min(self.dataset.rows, max_rows) if max_rows > 0 else self.dataset.rows
+        picked = np.arange(batch_size, dtype=np.int64)[slice(None) if rows is None else rows]
         masker = self._make_masker(EVALUATION_SEED)
-        for start in range(0, rows, batch_size):
-            indices = np.arange(start, min(start + batch_size, rows), dtype=np.int64)
+        for start in range(0, count, batch_size):
+            indices = start + picked
+            indices = indices[indices < count]
             gathered = self.dataset.gather(indices)
             if masker is None:
                 masked = _stored(gathered)
             else:
                 masked = masker.apply(gathered, np.zeros_like(indices), self.dataset.max_predictions)
             real = self._batch(gathered, masked)
-            yield Batch(*(field if field is None else _fill_up(field, batch_size) for field in real))
+            yield Batch(*(field if field is None else _fill_up(field, picked.size) for field in real))
 
     def _make_masker(self, seed: int) -> Masker | None:
         if self.dataset.static:

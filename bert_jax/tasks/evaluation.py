@@ -139,7 +139,7 @@ def evaluate(
         raise UserError(f"{data} has no labels (column {task.columns.label!r}); evaluation needs them")
     wanted = paths.flatten(abstract_params(loaded.model, objective_of(task).heads))
     params = paths.unflatten({path: loaded.params[path] for path in wanted})
-    params = jax.device_put(params, partitioning.shardings(partitioning.make_mesh(config.mesh), params))
+    params = partitioning.put(params, partitioning.make_mesh(config.mesh))
     metrics: dict[str, float] = {}
     sizes: dict[str, dict[str, int]] = {}
     for name, split in labelled.items():

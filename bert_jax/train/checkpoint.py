@@ -22,16 +22,15 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
-from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
 from bert_jax import config as config_lib
-from bert_jax.command import UserError
+from bert_jax.command import RunAgain, UserError
 from bert_jax.config import ModelConfig
 from bert_jax.files import read_json, write_json
 from bert_jax.model.heads import Heads
@@ -150,6 +149,8 @@ class Checkpoints:
                 restored = self.restore(step, params, optimizer_state, average)
             except DamagedCheckpoint as error:
                 damaged[step] = error.why
+                if jax.process_count() > 1 and step != min(self.steps()):
+                    self._leave_aside(step, error.why)
                 continue
             for bad, why in damaged.items():
                 self._set_aside(bad, f"{why}; going on from step {step}")
@@ -210,22 +211,34 @@ class Checkpoints:
     def __enter__(self) -> "Checkpoints":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, Exception) and jax.process_count() > 1:
+            return  # it ends all processes, and closing would wait for those that have not failed
         self.close()
 
     def _set_aside(self, step: int, why: str) -> None:
-        """Moves a damaged step out of the way, to damaged/STEP (or STEP-2 ...), and says so."""
-        folder = self.directory / DAMAGED
-        names = itertools.chain([str(step)], (f"{step}-{number}" for number in itertools.count(2)))
-        if jax.process_index() == 0:
-            folder.mkdir(exist_ok=True)
-            target = next(path for name in names if not (path := folder / name).exists())
-            (self.directory / str(step)).rename(target)
-            print(f"checkpoint {step} is damaged and was moved to {target}: {why}", file=sys.stderr, flush=True)
-        multihost_utils.sync_global_devices(f"checkpoint {step} set aside")
+        """Moves a damaged step out of the way, to damaged/STEP (or STEP-2 ...), and says so; one process does."""
+        target = self._move_aside(step)
+        print(f"checkpoint {step} is damaged and was moved to {target}: {why}", file=sys.stderr, flush=True)
         self._manager.reload()
         if self.best:
             self.best.values.pop(step, None)
+
+    def _leave_aside(self, step: int, why: str) -> NoReturn:
+        """Ends a run of several processes, of which one alone may have met the damage: they would part ways."""
+        with contextlib.suppress(FileNotFoundError):  # another process has done it
+            self._move_aside(step)
+        raise RunAgain(
+            f"checkpoint {self.directory / str(step)} is damaged and was moved to {self.directory / DAMAGED}: {why}. "
+            "Run the same command on every host to go on from the one before"
+        )
+
+    def _move_aside(self, step: int) -> Path:
+        folder = self.directory / DAMAGED
+        names = itertools.chain([str(step)], (f"{step}-{number}" for number in itertools.count(2)))
+        folder.mkdir(exist_ok=True)
+        target = next(path for name in names if not (path := folder / name).exists())
+        return (self.directory / str(step)).rename(target)
 
     def _remove_old(self) -> None:
         """Deletes what is no longer kept. It was renamed first: a step that stands is whole, whenever we are killed."""

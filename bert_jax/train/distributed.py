@@ -17,7 +17,7 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import jax
@@ -41,7 +41,7 @@ _WORD_MILLISECONDS = 7 * 24 * 3600 * 1000
 # How long a failure may be that of another process, whose end the roll call is about to tell.
 _BLAME_SECONDS = 5.0
 
-_Value = TypeVar("_Value", bound=bool | int | float | str | None)
+_Value = TypeVar("_Value")
 
 _words = itertools.count()  # how many from_first has passed on: the same in all processes
 _boundaries = itertools.count()  # how many steps have ended: the same in all processes at the same step
@@ -54,7 +54,10 @@ def leads() -> bool:
 
 
 def from_first(value: _Value) -> _Value:
-    """Process 0's value. All processes call it at the same point; the others wait for process 0 to come there."""
+    """Process 0's value, of those that JSON has.
+
+    All processes call it at the same point, and the others wait for process 0 to come there.
+    """
     if jax.process_count() == 1:
         return value
     client: Any = global_state.client
@@ -66,10 +69,13 @@ def from_first(value: _Value) -> _Value:
     return told
 
 
-def check_same(what: str, value: str, advice: str) -> None:
-    """Raises UserError in a process where a value is not process 0's."""
-    if (there := from_first(value)) != value:
-        raise UserError(f"process {jax.process_index()} has {what} {value}, process 0 {there}. {advice}")
+def check_same(values: Mapping[str, Any], advice: str) -> None:
+    """Raises UserError, with each that differs, in a process whose JSON values are not process 0's."""
+    here = json.loads(json.dumps(dict(values)))
+    there = from_first(here)
+    if differing := [name for name in sorted({*here, *there}) if here.get(name) != there.get(name)]:
+        said = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in differing)
+        raise UserError(f"process {jax.process_index()} differs from process 0 ({said}); {advice}")
 
 
 def notice_to_stop() -> bool:

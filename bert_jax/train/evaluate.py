@@ -12,14 +12,17 @@ from bert_jax.train import partitioning
 from bert_jax.train.losses import means
 from bert_jax.train.steps import Forward, evaluation_step
 
+Rows = slice | np.ndarray  # of a global batch: those that a process loads
 Evaluator = Callable[[dict[str, Any], int], dict[str, float]]  # parameters and steps done in, metrics by name out
 
 
-def make_evaluator(plan: Forward, mesh: Mesh, batches: Callable[[int], Iterator[Any]], batch_size: int) -> Evaluator:
-    """An evaluator of the plan's objective over batches(steps done), each of batch_size global rows.
+def make_evaluator(
+    plan: Forward, mesh: Mesh, batches: Callable[[int, Rows], Iterator[Any]], batch_size: int
+) -> Evaluator:
+    """An evaluator of the plan's objective over batches(steps done, rows), those rows of batch_size global ones.
 
-    Fillers weigh 0. Without batches there are no metrics. Every process passes the same global batches; each takes its
-    own rows of them.
+    Fillers weigh 0. Without batches there are no metrics. The rows are those that this process's devices own; every
+    process is to have as many batches.
     """
     step = jax.jit(evaluation_step, static_argnums=0)
     rows = partitioning.local_rows(batch_size, mesh)
@@ -27,9 +30,8 @@ def make_evaluator(plan: Forward, mesh: Mesh, batches: Callable[[int], Iterator[
     def run(params: dict[str, Any], steps_done: int) -> dict[str, float]:
         sums: dict[str, float] = {}
         counts: dict[str, float] = {}
-        for batch in batches(steps_done):
-            local = jax.tree.map(lambda leaf: leaf[rows], batch)
-            batch_sums, batch_counts = jax.device_get(step(plan, params, partitioning.place(local, batch_size, mesh)))
+        for batch in batches(steps_done, rows):
+            batch_sums, batch_counts = jax.device_get(step(plan, params, partitioning.place(batch, batch_size, mesh)))
             for total, part in ((sums, batch_sums), (counts, batch_counts)):
                 for name, value in part.items():
                     total[name] = total.get(name, 0.0) + float(value)  # added up in float64

@@ -176,6 +176,16 @@ def with_shardings(mesh: Mesh, tree: Any) -> Any:
     )
 
 
+def put(tree: Any, mesh: Mesh) -> Any:
+    """A tree of numpy arrays, the same in every process, as arrays that lie as their paths' rules say."""
+    return jax.tree.map(put_as, tree, shardings(mesh, tree))
+
+
+def put_as(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
+    """A value that every process has, as an array that lies so; each device is given its part alone."""
+    return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+
 def replicated(mesh: Mesh) -> NamedSharding:
     """How a value lies that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())

@@ -11,10 +11,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax import tokenizer
+from bert_jax.command import UserError
 from bert_jax.config import to_dict
 from bert_jax.files import new_folder
 from bert_jax.model import bert, paths
-from bert_jax.train import checkpoint, optim, partitioning, rules
+from bert_jax.train import checkpoint, distributed, optim, partitioning, rules
 from bert_jax.train.optim import first_average
 from bert_jax.train.provenance import check_same
 from bert_jax.train.run import Run, runtime_of
@@ -56,7 +57,7 @@ def start(run: Run, plan: Plan, mesh: Mesh, checkpoints: checkpoint.Checkpoints)
     found = checkpoints.restore_newest(abstract.params, abstract.optimizer_state, abstract.average)
     if found is not None:
         newest, restored = found
-        step = jax.device_put(np.int32(newest), shardings.step)
+        step = partitioning.put_as(np.array(newest, np.int32), shardings.step)
         average = restored.average
         if average is None:  # its checkpoint was written without one: it begins here
             average = first_average(run.config.optimizer.ema_decay, restored.params)
@@ -65,7 +66,7 @@ def start(run: Run, plan: Plan, mesh: Mesh, checkpoints: checkpoint.Checkpoints)
     state = jax.jit(draw, out_shardings=shardings)(key)
     params = paths.flatten(state.params)
     for path, value in run.initial_params.items():
-        params[path] = jax.device_put(value, params[path].sharding)
+        params[path] = partitioning.put_as(np.asarray(value, params[path].dtype), params[path].sharding)
     initial = paths.unflatten(params)
     return state._replace(params=initial, average=first_average(run.config.optimizer.ema_decay, initial)), {}
 
@@ -76,6 +77,9 @@ def check_workdir(run: Run, made_by: Mapping[str, Any], checkpoints: checkpoint.
     Raises UserError when it holds another run: nothing in it is then changed. What a run without a checkpoint left
     behind binds nobody.
     """
+    distributed.check_same(
+        {"newest checkpoint": checkpoints.latest_step()}, "name a --workdir on a file system that all hosts share"
+    )
     newest = checkpoints.newest_meta()
     if newest is None or not (run.workdir / checkpoint.CONFIG_FILE).exists():
         return []
@@ -84,9 +88,18 @@ def check_workdir(run: Run, made_by: Mapping[str, Any], checkpoints: checkpoint.
 
 
 def write_workdir(run: Run) -> None:
-    """Writes config.json and tokenizer/, which every checkpoint of the workdir is read with."""
-    if jax.process_index() != 0:
-        return
+    """Writes config.json and tokenizer/, which every checkpoint of the workdir is read with; process 0 does."""
+    if distributed.leads():
+        _write_workdir(run)
+    distributed.from_first("written")
+    if not (run.workdir / checkpoint.CONFIG_FILE).exists():
+        raise UserError(
+            f"process 0 wrote {run.workdir}, and process {jax.process_index()} does not see it: name a --workdir on a "
+            "file system that all hosts share"
+        )
+
+
+def _write_workdir(run: Run) -> None:
     run.workdir.mkdir(parents=True, exist_ok=True)
     folder = run.workdir / "tokenizer"
     if folder.exists() and tokenizer.load(folder).content_hash != run.tokenizer.content_hash:

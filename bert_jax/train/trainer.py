@@ -53,8 +53,9 @@ def fit(run: Run) -> Result:
         evaluators = [make(plan, mesh) for make in run.evaluators]
         preservation.check_best(config, measured=bool(run.evaluators))
         keeping = {name: getattr(config.checkpoint, name) for name in ("keep", "keep_every", "best")}
+        made_by = provenance(run)
+        distributed.check_same(made_by["configuration"] | made_by["versions"], "start all with the same command")
         with checkpoint.Checkpoints(run.workdir / checkpoint.CHECKPOINTS, **keeping) as checkpoints:
-            made_by = provenance(run)
             told = check_workdir(run, made_by, checkpoints)
             state, meta = start(run, plan, mesh, checkpoints)
             write_workdir(run)
