@@ -1,0 +1,242 @@
+"""Phases of shards and ramps of the batch: no row lost or read twice, whatever a run is stopped by and goes on with."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import pretrain
+from bert_jax.command import UserError
+from bert_jax.data.example import Batch
+from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.phases import Phase, PhasedLoader
+from bert_jax.data.reading import BatchSchedule
+from bert_jax.data.shards import open_dataset
+from bert_jax.train import checkpoint, metrics
+from data_prep.build_examples import build
+
+ROOT = Path(__file__).parent.parent
+RECIPE = str(ROOT / "configs" / "bert_tiny.py")
+SCHEDULE = BatchSchedule.parse("0:3,4:24,11:15")  # rows enough that epochs end on the way
+STARTS = (0, 6, 13, 19)  # train, eval, train, eval
+STEPS = 26
+
+
+@pytest.fixture(scope="module")
+def phased(shards_dir):
+    """A new loader of two data sets that take turns; small batches and large ones."""
+
+    def make() -> PhasedLoader:
+        parts = [open_dataset(shards_dir, part) for part in ("train", "eval")]
+        phases = [Phase(first, parts[number % 2]) for number, first in enumerate(STARTS)]
+        return PhasedLoader(phases, parts[0].tokenizer(), batches=SCHEDULE, seed=3)
+
+    return make
+
+
+def assert_rows_equal(left: Batch, right: Batch) -> None:
+    for name, a, b in zip(Batch._fields, left, right, strict=True):
+        np.testing.assert_array_equal(a, b, err_msg=name)
+
+
+def test_each_data_set_is_read_row_after_row_across_ramps_and_phases(phased, shards_dir):
+    """Against one batch of all the rows, so with the order and the masks of each epoch."""
+    loader = phased()
+    assert loader.changes == (0, 4, 6, 11, 13, 19)
+    read: dict[int, list[Batch]] = {0: [], 1: []}
+    for step in range(STEPS):
+        batch = loader.batch(step)
+        assert len(batch.input_ids) == loader.rows_at(step) == SCHEDULE.rows_at(step)
+        read[loader.phase(step) % 2].append(batch)
+    for number, part in enumerate(("train", "eval")):
+        dataset = open_dataset(shards_dir, part)
+        rows = sum(len(batch.input_ids) for batch in read[number])
+        assert part == "train" or rows > dataset.rows, "no epoch ends on the way"
+        whole = PretrainingLoader(dataset, dataset.tokenizer(), batch_size=rows, seed=3).batch(0)
+        fields = zip(*read[number], strict=True)
+        assert_rows_equal(Batch(*(None if f[0] is None else np.concatenate(f) for f in fields)), whole)
+
+
+def test_a_restart_anywhere_reads_what_would_have_come(phased):
+    whole = phased()
+    batches = [whole.batch(step) for step in range(STEPS)]
+    for start in (0, 3, 5, 6, 12, 18, 25):
+        again = phased()
+        for step in range(start, min(start + 4, STEPS)):
+            assert_rows_equal(again.batch(step), batches[step])
+            assert_rows_equal(
+                again.batch(step, slice(1, 3)), Batch(*(f if f is None else f[1:3] for f in batches[step]))
+            )
+
+
+def edited(shards: Path, copy: Path, **changes: object) -> Path:
+    """A copy of shards whose manifest says something else."""
+    shutil.copytree(shards, copy)
+    manifest = json.loads((copy / "manifest.json").read_text())
+    for key, value in changes.items():
+        manifest[key] = manifest[key] | value if isinstance(value, dict) else value
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("changes", "overrides", "said"),
+    [
+        ({"tokenizer": {"hash": "0" * 64}}, [], r"data\.phases\.9 \(.*\) was built with another tokenizer"),
+        ({"objective": "single"}, [], r"differ in what is learnt: .* pairs with labels \(nsp\), .* none \(single\)"),
+        ({"seq_len": 128}, ["--config.model.max_positions=64"], "--config.model.max_positions=128"),
+        ({}, ["--config.data.phases=9"], "data.phases '9'; it is STEP:VALUE,STEP:VALUE, as 900000:shards_512"),
+        ({}, ["--config.data.phases=9:/nowhere"], "/nowhere"),
+        (
+            {},
+            ["--config.batch_schedule=0:16,5:20"],
+            r"batch_schedule 20 does not.*: 24 in --config\.batch_schedule",
+        ),
+        ({}, ["--config.batch_schedule=5:16"], "its steps ascend from 0"),
+        ({}, ["--config.span_boundary=true"], "--mask_unit span"),
+    ],
+)
+def test_a_mistake_is_one_line_and_writes_nothing(shards_dir, tmp_path, changes, overrides, said):
+    other = edited(shards_dir, tmp_path / "other", **changes)
+    overrides = [f"--config.data.phases=9:{other}", *overrides]
+    flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.train={shards_dir}"]
+    with pytest.raises(UserError, match=said) as caught:
+        pretrain.main([*flags, *overrides, "--config.batch_size=16"])
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+# Slow: training.
+
+TINY = ("layers=1", "width=32", "heads=4", "feed_forward=48")
+
+
+@pytest.fixture(scope="module")
+def short_dir(sample_text, vocab_dir, tmp_path_factory):
+    """Shards of half the length of shards_dir's."""
+    directory = tmp_path_factory.mktemp("short") / "shards"
+    build(str(sample_text), vocab_dir, directory, 32, objective="nsp", eval_fraction=0.25, workers=1)
+    return directory
+
+
+def flags_of(short: Path, workdir: Path, *overrides: str) -> list[str]:
+    return [
+        f"--config={RECIPE}",
+        f"--workdir={workdir}",
+        f"--config.data.train={short}",
+        *(f"--config.model.{change}" for change in TINY),
+        *overrides,
+    ]
+
+
+def assert_same_parameters(one: Path, other: Path) -> None:
+    first, second = checkpoint.read_params(one), checkpoint.read_params(other)
+    assert first.keys() == second.keys()
+    for path, value in first.items():
+        np.testing.assert_array_equal(value, second[path], err_msg=path)
+
+
+@pytest.mark.slow
+def test_a_run_killed_in_a_phase_and_in_an_epoch_ends_bit_equal(short_dir, shards_dir, tmp_path, monkeypatch, capsys):
+    class Killed(Exception):
+        """Stands for the process's end."""
+
+    class Dying(PhasedLoader):
+        end = -1
+
+        def batch(self, step, rows=None):
+            if step == self.end:
+                raise Killed
+            return super().batch(step, rows)
+
+    monkeypatch.setattr(pretrain, "PhasedLoader", Dying)
+
+    def train(name: str) -> dict:
+        phases, ramp = f"--config.data.phases=6:{shards_dir}", "--config.batch_schedule=0:8,4:16,10:32"
+        pace = (
+            "--config.steps=16",
+            "--config.log_every=1",
+            "--config.checkpoint.every_steps=3",
+            "--config.eval.every_steps=4",
+        )
+        pretrain.main(flags_of(short_dir, tmp_path / name, phases, ramp, *pace))
+        return json.loads((tmp_path / name / "result.json").read_text())
+
+    whole = train("whole")
+    said = " ".join(capsys.readouterr().err.split())
+    for step, rows, slots in ((4, 16, 32), (6, 16, 64), (10, 32, 64)):
+        assert f"from step {step} on, batches of {rows} rows of {slots} slots" in said
+    for end in (5, 8, 13):
+        monkeypatch.setattr(Dying, "end", end)
+        with pytest.raises(Killed):
+            train("killed")
+    monkeypatch.setattr(Dying, "end", -1)
+    again = train("killed")
+    assert {**again, "seconds": 0} == {**whole, "seconds": 0}
+    assert_same_parameters(tmp_path / "whole", tmp_path / "killed")
+    times = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
+    logs = [metrics.read_metrics(tmp_path / name) for name in ("whole", "killed")]
+    one, other = ([{k: v for k, v in line.items() if k not in times} for line in log] for log in logs)
+    assert one == other
+
+
+DRIVER = """
+import hashlib, os, signal, sys
+from pathlib import Path
+from bert_jax import pretrain
+
+end, log = int(sys.argv[1]), Path(sys.argv[2])
+
+class Logged(pretrain.PhasedLoader):
+    def batch(self, step, rows=None):
+        batch = super().batch(step, rows)
+        if len(batch.input_ids) == self.rows_at(step):  # not the one row that start-up looks at
+            content = b"".join(field.tobytes() for field in batch if field is not None)
+            with log.open("a") as file:
+                file.write(f"{step} {hashlib.sha256(content).hexdigest()}\\n")
+            if step == end:
+                os.kill(os.getpid(), signal.SIGKILL)
+        return batch
+
+pretrain.PhasedLoader = Logged
+pretrain.main(sys.argv[3:])
+"""
+
+
+@pytest.mark.slow
+def test_restarts_on_other_numbers_of_devices_see_the_same_batches_and_losses(short_dir, shards_dir, tmp_path):
+    """SIGKILL in each part; over 200 steps, batches byte-equal and losses equal to 1e-6."""
+    steps, overrides = 200, ("--config.checkpoint.every_steps=25", "--config.log_every=1", "--config.eval.max_rows=16")
+    phases, ramp = f"--config.data.phases=60:{shards_dir}", "--config.batch_schedule=0:8,30:16"
+
+    def train(name: str, devices: int, end: int = -1) -> None:
+        flags = flags_of(short_dir, tmp_path / name, phases, ramp, *overrides, f"--config.steps={steps}")
+        environment = os.environ | {"XLA_FLAGS": f"--xla_force_host_platform_device_count={devices}"}
+        command = [sys.executable, "-c", DRIVER, str(end), str(tmp_path / f"{name}.log"), *flags]
+        ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert ran.returncode == (0 if end < 0 else -signal.SIGKILL), ran.stderr
+
+    train("whole", 1)
+    for devices, end in ((8, 55), (2, 95), (4, -1)):
+        train("elastic", devices, end)
+
+    def batches(name: str) -> list[str]:
+        return (tmp_path / f"{name}.log").read_text().splitlines()
+
+    whole = dict(line.split() for line in batches("whole"))
+    assert len(whole) >= steps and len(batches("elastic")) > steps + 2 * 4, "nothing was read again"
+    assert set(batches("elastic")) <= {f"{step} {content}" for step, content in whole.items()} | {
+        line for line in batches("elastic") if int(line.split()[0]) >= steps
+    }
+    one, other = (metrics.read_metrics(tmp_path / name) for name in ("whole", "elastic"))
+    assert [line["step"] for line in one] == [line["step"] for line in other] == [*range(1, steps + 1)]
+    for name in ("loss", "mlm_loss", "gradient_norm"):
+        np.testing.assert_allclose(
+            [line[name] for line in other], [line[name] for line in one], rtol=1e-6, err_msg=name
+        )
