@@ -1,16 +1,16 @@
 """BERT-Base, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 256 sequences.
 
-    python -m bert_jax.pretrain --config configs/bert_base.py --workdir runs/base --config.data.train=SHARDS
+    python -m bert_jax.pretrain --config configs/bert_base.py --workdir runs/base --config.data.train=SHARDS_128 \\
+        --config.data.phases=900000:SHARDS_512
 
-SHARDS are of `build_examples --objective nsp`; docs/recipes.md has the commands. Cased or uncased is the vocabulary's
-choice (28,996 or 30,522 tokens as published), whole words are that of the shards: --mask_unit word.
+The last tenth of the steps is on rows of 512 slots; without data.phases there is one length. Both SHARDS are of
+`build_examples --objective nsp`; docs/recipes.md has the commands. Cased or uncased is the vocabulary's choice (28,996
+or 30,522 tokens as published), whole words are that of the shards: --mask_unit word.
 
 Hardware  published: 16 TPU chips (4 Cloud TPUs in Pod configuration); not run by us
 Hours     published: 4 days
 Expected  published: GLUE test average 79.6 after fine-tuning (uncased); not measured by us
-Source    Devlin et al. 2019, sections 3 and A.2. The published runs take 90% of the steps at T=128 and 10% at T=512:
-          run this on shards of --seq_len 128 with --config.steps=900000, then on shards of --seq_len 512 in another
-          workdir with --config.init_from=WORKDIR --config.steps=100000
+Source    Devlin et al. 2019, sections 3 and A.2: 90% of the steps at T=128, then 10% at T=512
 """
 
 import ml_collections

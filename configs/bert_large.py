@@ -1,6 +1,7 @@
 """BERT-Large, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 256 sequences; or by LAMB, 65,536 a step.
 
-    python -m bert_jax.pretrain --config configs/bert_large.py --workdir runs/large --config.data.train=SHARDS
+    python -m bert_jax.pretrain --config configs/bert_large.py --workdir runs/large --config.data.train=SHARDS_128 \\
+        --config.data.phases=900000:SHARDS_512
 
 or configs/bert_large.py:lamb, on shards of --seq_len 128, and from there on shards of --seq_len 512 in another workdir:
 --config.init_from=WORKDIR --config.batch_size=32768 --config.steps=1563 --config.optimizer.learning_rate=4e-3
@@ -14,10 +15,10 @@ Hours     published: 4 days
 Expected  published: GLUE test average 82.1 after fine-tuning (uncased). After fine-tuning on SQuAD 1.1, F1/EM on dev,
           and on MultiNLI, accuracy: uncased 91.0/84.3 and 86.05, whole words 92.8/86.7 and 87.07; cased 91.5/84.8 and
           86.09, whole words 92.9/86.7 and 86.46. Not measured by us
-Source    Devlin et al. 2019, sections 3 and A.2; the two lengths as in configs/bert_base.py. Whole words: the README of
-          google-research/bert, of 2019-05-31. lamb: You et al. 2020, section 4.1 (SQuAD 1.1 F1 on dev 90.6, 76 minutes
-          on 1,024 TPUv3 chips); steps, rates and warmup are those of NVIDIA/DeepLearningExamples, run_pretraining.sh,
-          whose rate falls by the square root of what is left of the run, and here linearly
+Source    Devlin et al. 2019, sections 3 and A.2; 90% of the steps at T=128, then 10% at T=512. Whole words: the README
+          of google-research/bert, of 2019-05-31. lamb: You et al. 2020, section 4.1 (SQuAD 1.1 F1 on dev 90.6, 76
+          minutes on 1,024 TPUv3 chips); steps, rates and warmup are those of NVIDIA/DeepLearningExamples,
+          run_pretraining.sh, whose rate falls by the square root of what is left of the run, and here linearly
 """
 
 import ml_collections
