@@ -1,0 +1,99 @@
+"""Every optimizer learns; its step is the same with layers scanned or unrolled, on one device or on a mesh of eight."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_steps import ROWS, random_batch
+
+from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
+from bert_jax.model import bert, paths
+from bert_jax.model.runtime import Runtime
+from bert_jax.train import optim, partitioning, steps
+from bert_jax.train.losses import PretrainingObjective
+from bert_jax.train.state import TrainState
+
+OBJECTIVE = PretrainingObjective()
+OPTIMIZERS = {
+    "adamw": OptimizerConfig(learning_rate=0.01, layer_decay=0.8),
+    "lamb": OptimizerConfig(learning_rate=0.05),
+    "muon": OptimizerConfig(learning_rate=0.02),
+    "stable_adamw": OptimizerConfig(learning_rate=0.01, clip_norm=0.0),
+}
+
+
+class Made(NamedTuple):
+    model: ModelConfig
+    params: dict
+    alone: Callable  # parameters to gradients and the loss: unrolled, one device
+    spread: Callable  # scanned, for a mesh
+
+
+def make_plan(model: ModelConfig, config: OptimizerConfig, layer_loop: str) -> steps.Plan:
+    abstract = bert.abstract_params(model, OBJECTIVE.heads)
+    factors = optim.rate_factors(config, abstract)
+    runtime = Runtime(layer_loop=layer_loop)
+    return steps.Plan(model, runtime, OBJECTIVE, config, optim.build(config, abstract), factors=factors)
+
+
+@pytest.fixture(scope="module")
+def made(tiny_config):
+    """One program of gradients for each way of running the layers; the optimizers share them."""
+    model = dataclasses.replace(tiny_config, dropout=0.0, attention_dropout=0.0)
+
+    def gradients(layer_loop):
+        plan = make_plan(model, OptimizerConfig(), layer_loop)
+
+        @jax.jit
+        def run(params, batch):
+            counts = OBJECTIVE.counts(batch)
+            found, sums = steps._accumulate(plan, params, batch, counts, jax.random.key(0))
+            return found, sums["mlm_loss"] / counts["mlm"]
+
+        return run
+
+    params = bert.init_params(model, OBJECTIVE.heads, jax.random.key(1))
+    return Made(model, params, gradients("unrolled"), gradients("scan"))
+
+
+def descend(plan: steps.Plan) -> Callable[[TrainState, dict], TrainState]:
+    rate = jnp.float32(plan.optimizer_config.learning_rate)
+    return jax.jit(lambda state, gradients: steps._descend(plan, state, gradients, rate))
+
+
+def assert_near(got: dict, wanted: dict, tolerance: float) -> None:
+    wanted_flat = paths.flatten(wanted)
+    for path, leaf in paths.flatten(got).items():
+        np.testing.assert_allclose(leaf, wanted_flat[path], atol=tolerance, rtol=0, err_msg=path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_learns_and_its_step_knows_no_layer_loop_and_no_mesh(name, made):
+    # With a large epsilon Adam's step is smooth: of gradients that are rounding noise only the sign would be left.
+    config = dataclasses.replace(OPTIMIZERS[name], name=name, epsilon=1e-3, ema_decay=0.9)
+    plan, batch = make_plan(made.model, config, "unrolled"), random_batch(made.model.vocab_size)
+    step, state, losses = descend(plan), steps.initial_state(plan, made.params), []
+    for number in range(25):
+        gradients, loss = made.alone(state.params, batch)
+        state = step(state, gradients)
+        losses.append(float(loss))
+        if number == 0:
+            first = state
+    assert losses[-1] < losses[0] - 1, losses
+    assert made.alone(state.average, batch)[1] < losses[0] - 1  # the moving average has learnt, too
+
+    mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
+    with jax.set_mesh(mesh):
+        state = steps.initial_state(plan, made.params)
+        state = jax.device_put(state, partitioning.shardings(mesh, state))
+        gradients, _ = made.spread(state.params, partitioning.place(batch, ROWS, mesh))
+        spread = step(state, gradients)
+    cut = [leaf for leaf in jax.tree.leaves(spread.optimizer_state) if not leaf.sharding.is_fully_replicated]
+    assert cut, "no moment lies in parts"
+    assert_near(spread.params, first.params, 2e-4 * config.learning_rate)
+    assert_near(spread.average, first.average, 2e-4 * config.learning_rate)
