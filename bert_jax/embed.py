@@ -91,7 +91,7 @@ def embed(
             f"{encoded.rows.truncated} of {len(texts)} texts are longer than {max_length or limit} tokens and were cut"
         )
     # A program a length is compiled, so a loop that compiles fast.
-    runtime = Runtime(compute_dtype=compute_dtype, layer_loop="scan")
+    runtime = Runtime(compute_dtype=compute_dtype, layer_loop="scan", placement=partitioning.OnMesh())
     return _run(loaded, encoded, chosen, pool, batch_size, runtime)
 
 

@@ -9,11 +9,14 @@ import pytest
 import test_families
 from families import FAMILIES
 
+from bert_jax.config import MeshConfig
 from bert_jax.model import attention, attention_impl
 from bert_jax.model.attention import places_of, visible_keys
 from bert_jax.model.attention_banded import banded_attention, saves
 from bert_jax.model.attention_splash import splash_attention
 from bert_jax.model.dropout import row_seeds
+from bert_jax.model.placement import Placement
+from bert_jax.train.partitioning import OnMesh, make_mesh
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -89,7 +92,8 @@ def test_dropout_in_bands_falls_on_the_probabilities():
 )
 def test_splash_equals_einsum(slots, window, causal):
     def kernel(query, key, value, sequence_ids, visible):
-        return splash_attention(query, key, value, sequence_ids, window=window, causal=causal, interpret=True)
+        options = {"window": window, "causal": causal, "placement": Placement(), "interpret": True}
+        return splash_attention(query, key, value, sequence_ids, **options)
 
     assert_equals_einsum(kernel, *rows(slots), window, causal)
 
@@ -100,12 +104,15 @@ def test_splash_is_cut_over_the_devices_of_a_mesh():
     heads, sequence_ids = jax.tree.map(
         lambda leaf: jnp.tile(leaf, (4,) + (1,) * (leaf.ndim - 1)), (heads, sequence_ids)
     )
-    attend = functools.partial(splash_attention, window=0, causal=False, interpret=True)
+    heads = [jnp.concatenate([part, part[:, :, :1]], axis=2) for part in heads]  # four, for two devices each
+    attend = functools.partial(splash_attention, window=0, causal=False, placement=OnMesh(), interpret=True)
     alone = jax.jit(attend)(*heads, sequence_ids)
-    with jax.set_mesh(jax.make_mesh((8,), ("rows",), axis_types=(jax.sharding.AxisType.Auto,))):
-        cut = jax.jit(attend)(*heads, sequence_ids)
-    np.testing.assert_allclose(cut, alone, atol=1e-6)
-    assert len(cut.sharding.device_set) == 8
+    for sizes in ({}, {"data": 2, "fsdp": 2, "tensor": 2}):
+        with jax.set_mesh(make_mesh(MeshConfig(**sizes))):
+            cut = jax.jit(attend)(*heads, sequence_ids)
+        np.testing.assert_allclose(cut, alone, atol=1e-6)
+        assert len(cut.sharding.device_set) == 8
+        assert cut.addressable_shards[0].data.shape[2] == heads[0].shape[2] // sizes.get("tensor", 1)
 
 
 @pytest.mark.parametrize("slots", [9, pytest.param(10, marks=pytest.mark.slow)])

@@ -91,7 +91,7 @@ def _kernel(
         # Not asked of the symbolic length of an exported program, which is of einsum.
         narrow=local and runtime.attention == "auto" and saves(config.window, slots),
         some_slots=some_slots,
-        cut_by_hand=jax.device_count() == 1 or not jax.sharding.get_abstract_mesh().empty,
+        cut_by_hand=jax.device_count() == 1 or runtime.placement.cuts_kernels,
     )
 
 
@@ -160,7 +160,13 @@ class SelfAttention(nnx.Module):
         probabilities = None
         heads = (query, key, value)
         if kernel == "splash":
-            context = splash_attention(*heads, keys.sequence_ids, window=window, causal=config.causal)
+            context = splash_attention(
+                *heads,
+                keys.sequence_ids,
+                window=window,
+                causal=config.causal,
+                placement=self.runtime.placement,
+            )
         elif kernel == "banded":
             context = banded_attention(
                 *heads,
@@ -182,22 +188,23 @@ class SelfAttention(nnx.Module):
                 if self.runtime.remat == "attention":
                     attend = jax.checkpoint(attend)
                 context, probabilities = attend(*heads, visible, bias=bias, seeds=seeds)
+        context = self.runtime.placement.constrain("heads", context)
         return self.output(context), probabilities if with_map else None
 
     def _project(
         self, hidden: Float[Array, "B T D"], queries: Float[Array, "B Q D"] | None
     ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B T N H"], Float[Array, "B T N H"]]:
         if queries is None:
-            query, key, value = _parts(self.qkv(hidden))
+            query, key, value = self._parts(self.qkv(hidden))
             return query, key, value
         kernel = self.qkv.kernel[...]
         first, others = (None, None) if self.qkv.bias is None else (self.qkv.bias[...][0], self.qkv.bias[...][1:])
         query = affine(queries, kernel[:, 0], first, 1, self.runtime)
-        key, value = _parts(affine(hidden, kernel[:, 1:], others, 1, self.runtime))
-        return query, key, value
+        key, value = self._parts(affine(hidden, kernel[:, 1:], others, 1, self.runtime))
+        return self.runtime.placement.constrain("heads", query), key, value
 
-
-def _parts(stacked: Float[Array, "B T K N H"]) -> tuple[Float[Array, "B T N H"], ...]:
-    """The K arrays of axis 2. The gradient of lax.split is one concatenation, that of indexing a sum per part."""
-    parts = jax.lax.split(stacked, (1,) * stacked.shape[2], axis=2)
-    return tuple(part[:, :, 0] for part in parts)
+    def _parts(self, stacked: Float[Array, "B T K N H"]) -> tuple[Float[Array, "B T N H"], ...]:
+        """The K arrays of axis 2. The gradient of lax.split is one concatenation, that of indexing a sum per part."""
+        stacked = self.runtime.placement.constrain("heads", stacked)
+        parts = jax.lax.split(stacked, (1,) * stacked.shape[2], axis=2)
+        return tuple(part[:, :, 0] for part in parts)

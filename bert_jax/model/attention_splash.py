@@ -6,8 +6,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
+
+from bert_jax.model.placement import Placement
 
 LANES = 128  # the kernel takes slots by multiples of these
 _LARGEST_BLOCK = 512
@@ -22,12 +23,13 @@ def splash_attention(
     *,
     window: int,
     causal: bool,
+    placement: Placement,
     interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
     """einsum_attention without dropout, for any T. A window of 0 is none; blocks outside of it are left out.
 
-    XLA cannot cut the kernel over devices, so where a mesh is set (jax.set_mesh) each device gets its share of the
-    rows, which have to divide over all devices. `interpret` runs it on any platform, slowly, for tests.
+    XLA cannot cut the kernel over devices: the placement gives each its share of the rows and of the heads. `interpret`
+    runs it on any platform, slowly, for tests.
     """
     slots = query.shape[1]
     missing = -slots % LANES
@@ -36,11 +38,8 @@ def splash_attention(
     # No sequence has the id -1: what fills the row up sees itself alone.
     sequences = jnp.pad(sequence_ids, ((0, 0), (0, missing)), constant_values=-1)
     attend: Any = functools.partial(_attend, window=window, causal=causal, interpret=interpret)
-    mesh = jax.sharding.get_abstract_mesh()
-    if not mesh.empty:
-        rows = PartitionSpec(mesh.axis_names)
-        attend = jax.shard_map(attend, in_specs=(rows,) * 4, out_specs=rows, check_vma=False)
-    return attend(*padded, sequences)[:, :slots]
+    cut = placement.by_part(attend, ("heads", "heads", "heads", "sequence_ids"))
+    return cut(*padded, sequences)[:, :slots]
 
 
 def _attend(

@@ -243,7 +243,7 @@ def bind(config: ModelConfig, heads: Heads, params: dict[str, Any], runtime: Run
     graph, abstract = _structure(config, heads, runtime)
     _check(paths.flatten(params), paths.flatten(nnx.to_pure_dict(abstract)))
     state = jax.tree.map(lambda leaf: leaf, abstract)
-    nnx.replace_by_pure_dict(state, params)
+    nnx.replace_by_pure_dict(state, runtime.placement.gather(params))
     return nnx.merge(graph, state)
 
 

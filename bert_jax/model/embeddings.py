@@ -72,7 +72,7 @@ class Embeddings(nnx.Module):
         elif config.segment_types:
             summed += rows_by_matmul(self.segment.table[...], segment_ids)
         embedded = self.norm(summed) if config.embedding_norm else summed.astype(self.runtime.dtype)
-        return dropout(embedded, config.dropout, seeds)
+        return self.runtime.placement.constrain("hidden", dropout(embedded, config.dropout, seeds))
 
 
 def rows_by_matmul(table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:

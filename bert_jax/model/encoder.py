@@ -85,6 +85,10 @@ class Encoder(nnx.Module):
         return nnx.split(self.layers)[1], seeds
 
     def _layer(self, state: nnx.State) -> EncoderLayer:
+        if self.runtime.placement.gathers:
+            params = self.runtime.placement.gather(nnx.to_pure_dict(state), "encoder/layers", self.runtime.dtype)
+            state = jax.tree.map(lambda leaf: leaf, state)
+            nnx.replace_by_pure_dict(state, params)
         return nnx.merge(nnx.split(self.layers)[0], state)
 
     def _kind(self, layer: int) -> Kind:

@@ -47,9 +47,10 @@ class FeedForward(nnx.Module):
         self.output = dense("output", (config.feed_forward,), (config.width,), config.residual_deviation)
         self.activation = activation(config.activation)
         self.gated = config.gated
+        self.placement = runtime.placement
 
     def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        inner = self.input(hidden)
+        inner = self.placement.constrain("inner", self.input(hidden))
         if self.gated:
             through, gate = jax.lax.split(inner, (1, 1), axis=2)
             return self.output(self.activation(through[:, :, 0]) * gate[:, :, 0])
@@ -73,6 +74,7 @@ class EncoderLayer(nnx.Module):
         self.feed_forward = FeedForward(config, runtime=runtime, key=child_key(key, "feed_forward"), stack=stack)
         self.feed_forward_norm = norm()
         self.config = config
+        self.placement = runtime.placement
 
     def __call__(
         self,
@@ -97,12 +99,15 @@ class EncoderLayer(nnx.Module):
         attended, attention_map = self._attend(seen, kind, keys, seed[ATTENTION_PROBABILITIES], bias, asked, with_map)
         attended = dropout(attended, rate, seed[ATTENTION_OUTPUT])
         if config.norm == "post":
-            hidden = self.attention_norm(residual + attended)
+            hidden = self._lying(self.attention_norm(residual + attended))
             changed = dropout(self.feed_forward(hidden), rate, seed[FEED_FORWARD_OUTPUT])
-            return self.feed_forward_norm(hidden + changed), attention_map
-        hidden = residual + attended
+            return self._lying(self.feed_forward_norm(hidden + changed)), attention_map
+        hidden = self._lying(residual + attended)
         changed = self.feed_forward(self.feed_forward_norm(hidden))
-        return hidden + dropout(changed, rate, seed[FEED_FORWARD_OUTPUT]), attention_map
+        return self._lying(hidden + dropout(changed, rate, seed[FEED_FORWARD_OUTPUT])), attention_map
+
+    def _lying(self, hidden: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
+        return self.placement.constrain("hidden", hidden)
 
     def _before_attention(self, hidden: Float[Array, "B T D"], kind: Kind) -> Float[Array, "B T D"]:
         if self.config.norm != "pre_but_first":

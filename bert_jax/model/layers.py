@@ -73,7 +73,8 @@ def affine(
     """
     wide = dtype or runtime.dtype
     x, kernel = x.astype(runtime.dtype), kernel.astype(runtime.dtype)
-    if runtime.on_tpu:
+    # Where heads lie on several devices, N of [D, 3, N, H] cannot be merged with what is before it either.
+    if runtime.on_tpu or runtime.placement.cuts_layers:
         product = jnp.tensordot(x, kernel, input_axes, precision=runtime.precision, preferred_element_type=wide)
         return product if bias is None else add_bias(product, bias)
     leading, outputs = x.shape[: x.ndim - input_axes], kernel.shape[input_axes:]

@@ -1,7 +1,7 @@
 """How a model is run: choices that change speed and rounding, never the parameters."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import jax
@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from bert_jax.command import UserError
+from bert_jax.model.placement import GATHERED, Placement
 
 Result = TypeVar("Result")
 
@@ -30,8 +31,12 @@ class Runtime:
     to the most: none; attention, the scores and probabilities of einsum's attention; matmuls, all of a layer but its
     products with weights; layer, all but its input. The last two compute a causal model's logits again, too.
 
+<<<<<<< HEAD
     platform: what programs are compiled for, as jax.default_backend() names it; empty: that. Another one is named where
     programs are compiled for devices that this machine has not (bert_jax.plan).
+=======
+    placement: where arrays lie on a mesh; by itself it asks for nothing.
+>>>>>>> 81dcca2 (A model names its arrays and the mesh says where they lie: layers gather what fsdp cut, heads and inner units stay on their devices, splash too; the next state lies as the one before)
 
     Raises UserError for an unknown choice.
     """
@@ -40,7 +45,11 @@ class Runtime:
     layer_loop: str = "auto"
     attention: str = "auto"
     remat: str = "none"
+<<<<<<< HEAD
     platform: str = ""
+=======
+    placement: Placement = field(default_factory=Placement)
+>>>>>>> 81dcca2 (A model names its arrays and the mesh says where they lie: layers gather what fsdp cut, heads and inner units stay on their devices, splash too; the next state lies as the one before)
 
     def __post_init__(self) -> None:
         if self.compute_dtype not in COMPUTE_DTYPES:
@@ -71,6 +80,8 @@ class Runtime:
             return jax.checkpoint(layer)
         if self.remat == "matmuls":
             return jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
+        if self.placement.gathers:
+            return jax.checkpoint(layer, policy=jax.checkpoint_policies.save_anything_except_these_names(GATHERED))
         return layer
 
     @property

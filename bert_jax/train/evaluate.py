@@ -24,7 +24,7 @@ def make_evaluator(
     Fillers weigh 0. Without batches there are no metrics. The rows are those that this process's devices own; every
     process is to have as many batches.
     """
-    step = jax.jit(evaluation_step, static_argnums=0)
+    step = jax.jit(evaluation_step, static_argnums=0, out_shardings=partitioning.replicated(mesh))
     rows = partitioning.local_rows(batch_size, mesh)
 
     def run(params: dict[str, Any], steps_done: int) -> dict[str, float]:

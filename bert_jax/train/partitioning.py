@@ -7,17 +7,22 @@ tensor   attention heads, the feed-forward's inner width and the vocabulary (Sho
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import EllipsisType
 from typing import Any
 
 import jax
 import numpy as np
+from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.typing import DTypeLike
 
 from bert_jax.command import UserError
 from bert_jax.config import MeshConfig, ModelConfig
+from bert_jax.model import paths
+from bert_jax.model.placement import GATHERED, Placement
 from bert_jax.shapes import padded_vocabulary
 from bert_jax.train import rules
 
@@ -41,6 +46,14 @@ PARAMETER_RULES: tuple[tuple[str, Axes], ...] = (
     (r"(^|/)(dense|transform|first|second|start|end|hidden)/kernel$", (FSDP, None)),  # of heads
     (r".*", ()),
 )
+# By the names of model/placement.py.
+ACTIVATION_RULES: dict[str, Axes] = {
+    "hidden": (ROWS, None, None),
+    "heads": (ROWS, ..., TENSOR, None),
+    "inner": (ROWS, ..., TENSOR),
+    "logits": (ROWS, None, TENSOR),
+    "sequence_ids": (ROWS, None),
+}
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
@@ -145,10 +158,14 @@ def shardings(mesh: Mesh, tree: Any) -> Any:
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return NamedSharding(mesh, _spec(rules.first_match(PARAMETER_RULES, name), leaf.shape, mesh))
+        return NamedSharding(mesh, _parameter_spec(path, leaf, mesh))
 
     return jax.tree_util.tree_map_with_path(place, tree)
+
+
+def _parameter_spec(path: Any, leaf: Any, mesh: Any) -> PartitionSpec:
+    name = jax.tree_util.keystr(path, simple=True, separator=paths.SEPARATOR)
+    return _spec(rules.first_match(PARAMETER_RULES, name), leaf.shape, mesh)
 
 
 def _spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
@@ -230,3 +247,74 @@ def among(owned: np.ndarray, rows: slice) -> slice:
     start, stop = rows.start or 0, int(owned[-1]) + 1 if rows.stop is None else rows.stop
     first = int(np.searchsorted(owned, start))
     return slice(first, first + stop - start)
+
+
+@dataclass(frozen=True)
+class OnMesh(Placement):
+    """Activations by the rules above, on the mesh that is set (jax.set_mesh) where a model is traced."""
+
+    def constrain(self, name: str, array: jax.Array) -> jax.Array:
+        mesh = jax.sharding.get_abstract_mesh()
+        if not _cuts_parameters(mesh):  # where rows alone are cut, that spreads from the batch by itself
+            return array
+        return jax.lax.with_sharding_constraint(array, _spec(ACTIVATION_RULES[name], array.shape, mesh))
+
+    def gather(self, params: Any, prefix: str = "", dtype: DTypeLike | None = None) -> Any:
+        mesh = jax.sharding.get_abstract_mesh()
+        if not self.gathers:
+            return params
+
+        def whole(path: str, leaf: jax.Array) -> jax.Array:
+            full = f"{prefix}/{path}" if prefix else path
+            axes = rules.first_match(PARAMETER_RULES, full)
+            if FSDP not in axes or (not prefix and full.startswith(rules.STACK)):
+                return leaf
+            axes = tuple(None if axis == FSDP else axis for axis in (axes[1:] if prefix else axes))
+            gathered = leaf if dtype is None else leaf.astype(dtype)  # first: in bfloat16 that is half of the bytes
+            gathered = jax.lax.with_sharding_constraint(gathered, _spec(axes, leaf.shape, mesh))
+            return checkpoint_name(gathered, GATHERED) if prefix else gathered
+
+        return paths.unflatten({path: whole(path, leaf) for path, leaf in paths.flatten(params).items()})
+
+    @property
+    def gathers(self) -> bool:
+        mesh = jax.sharding.get_abstract_mesh()
+        return not mesh.empty and mesh.shape[FSDP] > 1
+
+    def by_part(self, kernel: Callable[..., jax.Array], names: Sequence[str]) -> Callable[..., jax.Array]:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty:
+            return kernel
+
+        def cut(*arrays: jax.Array) -> jax.Array:
+            laid = zip(names, arrays, strict=True)
+            specs = tuple(_spec(ACTIVATION_RULES[name], array.shape, mesh) for name, array in laid)
+            return jax.shard_map(kernel, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
+
+        return cut
+
+    @property
+    def cuts_kernels(self) -> bool:
+        return not jax.sharding.get_abstract_mesh().empty
+
+    @property
+    def cuts_layers(self) -> bool:
+        mesh = jax.sharding.get_abstract_mesh()
+        return not mesh.empty and mesh.shape[TENSOR] > 1
+
+
+def constrain_params(tree: Any) -> Any:
+    """A tree of parameters' shape and paths (gradients) that is being traced, lying as the parameters do on the mesh
+    that is set."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not _cuts_parameters(mesh):
+        return tree
+
+    def lay(path: Any, leaf: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(leaf, _parameter_spec(path, leaf, mesh))
+
+    return jax.tree_util.tree_map_with_path(lay, tree)
+
+
+def _cuts_parameters(mesh: Any) -> bool:
+    return not mesh.empty and mesh.shape[FSDP] * mesh.shape[TENSOR] > 1

@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.model.runtime import Runtime
 from bert_jax.tokenizer import Tokenizer
+from bert_jax.train import partitioning
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.losses import Objective
 from bert_jax.train.steps import Plan
@@ -71,4 +72,10 @@ def runtime_of(config: TrainConfig) -> Runtime:
     if dtype == "auto":
         dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     model = config.model
-    return Runtime(compute_dtype=dtype, layer_loop=model.layer_loop, attention=model.attention, remat=model.remat)
+    return Runtime(
+        compute_dtype=dtype,
+        layer_loop=model.layer_loop,
+        attention=model.attention,
+        remat=model.remat,
+        placement=partitioning.OnMesh(),
+    )

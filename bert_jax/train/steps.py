@@ -1,17 +1,20 @@
 """One training step and one evaluation step: pure functions of state and batch."""
 
+import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from bert_jax.config import ModelConfig, OptimizerConfig
 from bert_jax.model.bert import bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import optim
+from bert_jax.train import optim, partitioning
 from bert_jax.train.losses import Objective, Sums, means, total_loss
 from bert_jax.train.state import TrainState
 
@@ -67,6 +70,16 @@ def train_step(
     return following, metrics | {"finite": finite, "skipped": following.skipped}
 
 
+def jitted(plan: Plan, mesh: Mesh, state: TrainState) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
+    """train_step for (state, batch, fraction, key), compiled: the state is donated, and the next one lies as it does.
+
+    Of the state, which may be abstract, only the shardings are read. Metrics are whole on every device.
+    """
+    lies = jax.tree.map(lambda leaf: leaf.sharding, state)
+    shardings = (lies, partitioning.replicated(mesh))
+    return jax.jit(functools.partial(train_step, plan), donate_argnums=0, out_shardings=shardings)
+
+
 def evaluation_step(plan: Forward, params: dict[str, Any], batch: Any) -> tuple[Sums, Sums]:
     """Sums and counts of one batch without dropout; the caller adds them up over batches and divides once."""
     model = bind(plan.model, plan.objective.heads, params, plan.runtime)
@@ -97,7 +110,10 @@ def _accumulate(
         sums = plan.objective.sums(model, part, key)
         return total_loss(sums, counts), sums
 
-    gradient = jax.grad(loss, has_aux=True)
+    def gradient(params: dict[str, Any], part: Any, key: Array) -> tuple[dict[str, Any], Sums]:
+        gradients, sums = jax.grad(loss, has_aux=True)(params, part, key)
+        return partitioning.constrain_params(gradients), sums
+
     if plan.microbatches == 1:
         return gradient(params, batch, dropout_key)
 

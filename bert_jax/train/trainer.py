@@ -60,9 +60,7 @@ def fit(run: Run) -> Result:
             state, meta = start(run, plan, mesh, checkpoints)
             write_workdir(run)
             slots = _slots(run.source, int(state.step))  # before the loop's thread reads from the source
-            loop = _Loop(
-                run, plan, mesh, checkpoints, evaluators, interruption, profiler, made_by, meta, int(state.step)
-            )
+            loop = _Loop(run, plan, mesh, checkpoints, evaluators, interruption, profiler, made_by, meta, state)
             if meta:
                 for line in (f"going on from step {loop.first} of {run.workdir}", *told):
                     loop.progress.say(line)
@@ -90,9 +88,9 @@ class _Loop:
         profiler: Profiler,
         made_by: dict[str, Any],
         meta: dict[str, Any],
-        first: int,
+        state: TrainState,
     ) -> None:
-        config = run.config
+        config, first = run.config, int(state.step)
         self.run, self.mesh, self.checkpoints, self.made_by = run, mesh, checkpoints, made_by
         self.evaluators, self.interruption, self.profiler = evaluators, interruption, profiler
         self.clock = Clock(
@@ -122,7 +120,7 @@ class _Loop:
         self.batches = self._batches()
         # An argument, not a constant of the program, so that runs of many seeds compile it once.
         self.key = jax.device_put(jax.random.key(config.seed, impl=config.prng), partitioning.replicated(mesh))
-        self.train_step = jax.jit(functools.partial(steps.train_step, plan), donate_argnums=0)
+        self.train_step = steps.jitted(plan, mesh, state)
 
     def train(self, state: TrainState) -> Result:
         with self.batches:

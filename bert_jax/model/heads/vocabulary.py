@@ -116,4 +116,4 @@ def vocabulary_logits(
         logits = add_bias(logits, bias) if runtime.on_tpu else add_bias_by_product(logits, bias)
     in_vocabulary = jnp.arange(table.shape[0]) < vocab_size
     logits = jnp.where(in_vocabulary[None], logits, -jnp.inf)
-    return logits.reshape(*vectors.shape[:2], -1)
+    return runtime.placement.constrain("logits", logits.reshape(*vectors.shape[:2], -1))
