@@ -31,12 +31,10 @@ class Runtime:
     to the most: none; attention, the scores and probabilities of einsum's attention; matmuls, all of a layer but its
     products with weights; layer, all but its input. The last two compute a causal model's logits again, too.
 
-<<<<<<< HEAD
     platform: what programs are compiled for, as jax.default_backend() names it; empty: that. Another one is named where
     programs are compiled for devices that this machine has not (bert_jax.plan).
-=======
+
     placement: where arrays lie on a mesh; by itself it asks for nothing.
->>>>>>> 81dcca2 (A model names its arrays and the mesh says where they lie: layers gather what fsdp cut, heads and inner units stay on their devices, splash too; the next state lies as the one before)
 
     Raises UserError for an unknown choice.
     """
@@ -45,11 +43,8 @@ class Runtime:
     layer_loop: str = "auto"
     attention: str = "auto"
     remat: str = "none"
-<<<<<<< HEAD
     platform: str = ""
-=======
     placement: Placement = field(default_factory=Placement)
->>>>>>> 81dcca2 (A model names its arrays and the mesh says where they lie: layers gather what fsdp cut, heads and inner units stay on their devices, splash too; the next state lies as the one before)
 
     def __post_init__(self) -> None:
         if self.compute_dtype not in COMPUTE_DTYPES:

@@ -1,6 +1,5 @@
 """The train step that a recipe asks for, as shapes: what is compiled, with nothing in memory."""
 
-import functools
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +17,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.planning.topology import Topology
 from bert_jax.train import optim, partitioning
 from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective
-from bert_jax.train.steps import Plan, initial_state, train_step
+from bert_jax.train.steps import Plan, initial_state, jitted
 
 BERT_VOCABULARY = 30522  # bert-base-uncased
 MASK_RATE = 0.15  # Devlin et al. 2019, section 3.1
@@ -131,8 +130,8 @@ class Step:
         fraction = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
         placed_key = jax.ShapeDtypeStruct(key.shape, key.dtype, sharding=whole)
         with jax.set_mesh(self.mesh):
-            jitted = jax.jit(functools.partial(train_step, self.plan), donate_argnums=0)
-            return jitted.trace(self.state(), self.batch(), fraction, placed_key)
+            state = self.state()
+            return jitted(self.plan, self.mesh, state).trace(state, self.batch(), fraction, placed_key)
 
     def kept_bytes(self) -> int:
         """What the backward pass needs of the forward pass, on all devices, before the compiler thinks about it.
@@ -166,6 +165,7 @@ def _runtime(config: PretrainConfig) -> Runtime:
     return Runtime(
         compute_dtype=dtype,
         layer_loop=model.layer_loop,
+        placement=partitioning.OnMesh(),
         attention=model.attention,
         remat=model.remat,
         platform="tpu",

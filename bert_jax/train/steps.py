@@ -1,7 +1,6 @@
 """One training step and one evaluation step: pure functions of state and batch."""
 
 import functools
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,8 +69,8 @@ def train_step(
     return following, metrics | {"finite": finite, "skipped": following.skipped}
 
 
-def jitted(plan: Plan, mesh: Mesh, state: TrainState) -> Callable[..., tuple[TrainState, dict[str, Array]]]:
-    """train_step for (state, batch, fraction, key), compiled: the state is donated, and the next one lies as it does.
+def jitted(plan: Plan, mesh: Mesh, state: TrainState) -> Any:
+    """train_step by jax.jit, for (state, batch, fraction, key): the state is donated, and the next one lies as it does.
 
     Of the state, which may be abstract, only the shardings are read. Metrics are whole on every device.
     """
