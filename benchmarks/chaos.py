@@ -35,6 +35,7 @@ SAMPLE = str(common.REPOSITORY / "data_prep" / "sample" / "books" / "*.txt.xz")
 RECIPE = str(common.REPOSITORY / "configs" / "bert_tiny.py")
 ROWS = 16
 SAVE_EVERY = 5  # steps
+ELASTIC_SAVE_EVERY = 20
 TIMES = (
     "time",
     "tokens_per_second",
@@ -65,7 +66,7 @@ def shards(directory: Path) -> Path:
     return directory / "shards"
 
 
-def arguments(data: Path, workdir: Path, steps: int, *overrides: str) -> list[str]:
+def arguments(data: Path, workdir: Path, steps: int, save_every: int) -> list[str]:
     return [
         f"--config={RECIPE}",
         f"--workdir={workdir}",
@@ -73,10 +74,9 @@ def arguments(data: Path, workdir: Path, steps: int, *overrides: str) -> list[st
         f"--config.batch_size={ROWS}",
         f"--config.steps={steps}",
         "--config.log_every=1",
-        f"--config.checkpoint.every_steps={SAVE_EVERY}",
+        f"--config.checkpoint.every_steps={save_every}",
         "--config.checkpoint.keep=3",
         "--config.eval.max_rows=64",
-        *overrides,
     ]
 
 
@@ -182,7 +182,7 @@ def fixed(data: Path, work: Path, kills: int, steps: int, seed: int) -> dict[str
     """The command on one device, killed `kills` times; figures by name, `differing` among them."""
 
     def start(name: str) -> list[subprocess.Popen[bytes]]:
-        line = [sys.executable, "-m", "bert_jax.pretrain", *arguments(data, work / name, steps)]
+        line = [sys.executable, "-m", "bert_jax.pretrain", *arguments(data, work / name, steps, SAVE_EVERY)]
         return [_process(line, 1, work)]
 
     began = time.monotonic()
@@ -209,7 +209,8 @@ def elastic(
     def start(name: str, shape: tuple[int, int]) -> list[subprocess.Popen[bytes]]:
         devices, processes = shape
         log = work / f"{name}-batches"
-        line = [sys.executable, "-m", "benchmarks.chaos_worker", str(log), *arguments(data, work / name, steps)]
+        made = arguments(data, work / name, steps, ELASTIC_SAVE_EVERY)
+        line = [sys.executable, "-m", "benchmarks.chaos_worker", str(log), *made]
         port = f"--coordinator_address=127.0.0.1:{_free_port()}"
         others = [
             [port, f"--num_processes={processes}", f"--process_id={number}"] if processes > 1 else []

@@ -14,16 +14,16 @@ from bert_jax.train import checkpoint
 
 @pytest.mark.slow
 def test_killed_at_random_instants_the_run_ends_bit_for_bit_the_same(shards_dir, tmp_path):
-    figures = chaos.fixed(shards_dir, tmp_path, kills=6, steps=60, seed=1)
-    assert sum(figures["kills"].values()) == 6 and figures["differing"] == []
+    figures = chaos.fixed(shards_dir, tmp_path, kills=4, steps=40, seed=1)
+    assert sum(figures["kills"].values()) == 4 and figures["differing"] == []
 
 
 @pytest.mark.slow
 def test_on_changing_devices_and_processes_batches_are_the_same_and_losses_within_a_millionth(shards_dir, tmp_path):
-    figures = chaos.elastic(shards_dir, tmp_path, kills=4, steps=200, seed=1, shapes=((8, 1), (2, 2), (1, 1), (4, 4)))
+    figures = chaos.elastic(shards_dir, tmp_path, kills=3, steps=200, seed=1, shapes=((4, 1), (2, 2), (1, 1)))
     chaos.check("elastic", figures)
     assert figures["rows_compared"] >= 200 * chaos.ROWS
-    assert sum(figures["kills"].values()) == 4
+    assert sum(figures["kills"].values()) == 3
 
 
 def finished(workdir, value: float) -> None:
