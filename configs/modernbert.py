@@ -8,9 +8,10 @@ length and with an eighth of the batch: --config.init_from=WORKDIR --config.mode
 --config.model.rotary_base=160000.
 
 The rate is constant after the warmup, as theirs until the last 50 B tokens, in which it falls as 1 - sqrt: for such
-an end --config.optimizer.schedule=wsd --config.optimizer.decay_share=SHARE of the run. Other than published: no growing
-batch (--config.batch_schedule has one); large from scratch and at one rate, where theirs starts from base and goes back
-once to a tenth of the rate; updates are measured by queries, keys and values apart, where theirs are one tensor.
+an end go on with --config.steps=MORE --config.optimizer.schedule=wsd --config.optimizer.decay_share=SHARE
+--config.allow_changes=optimizer.schedule,optimizer.decay_share. Other than published: no growing batch
+(--config.batch_schedule has one); large from scratch and at one rate, where theirs starts from base and goes back once
+to a tenth of the rate; updates are measured by queries, keys and values apart, where theirs are one tensor.
 
 Hardware  published: 8 H100; not run by us
 Hours     published: 194.2 (base), 425.3 (large)

@@ -144,6 +144,14 @@ def test_after_a_warmup_by_share_the_schedule_runs_over_what_is_left(name):
     np.testing.assert_allclose(rates, 2 * np.minimum(x / 0.06, SCHEDULES[name](left)), rtol=1e-5, atol=1e-5)
 
 
+def test_a_run_at_a_constant_rate_can_be_ended_without_a_jump():
+    flat = OptimizerConfig(warmup_steps=0, warmup_share=0.1, schedule="constant")
+    end = dataclasses.replace(flat, schedule="wsd", decay_share=0.2)  # 800 steps become 1,000
+    before, after = rates_at(flat, np.array([799 / 800])), rates_at(end, np.array([800, 801, 1000]) / 1000)
+    np.testing.assert_allclose(after[0], before[0], rtol=1e-3)  # the root is steep where the fall begins
+    assert after[0] > after[1] > after[2] == 0
+
+
 def layers() -> dict:
     """Three stacked layers between embeddings and a head."""
     return {
