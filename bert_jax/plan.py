@@ -18,8 +18,8 @@ needed) and says whether it fits, how long it takes, and what to change.
 Topologies are KIND:AxB or KIND:AxBxC, in chips: v4:2x2x4, v5e:16x16, v5p:4x4x4, v6e:8x8, tpu7x:2x2x2. Memory is the
 compiler's own count. Time is its cycles for every instruction, loop bodies as often as they run, over the clock; it has
 none for Pallas kernels, which are counted at a stated share of the peak, and the total is also given without them.
-Rows are those of --config.data.train, or of --seq_len. Compiling takes a minute or several, and one process at a time
-may have libtpu; --config.model.layer_loop=scan compiles fastest.
+Rows are those of --config.data.train, or of --seq_len. Compiling takes a minute or several;
+--config.model.layer_loop=scan compiles fastest.
 """
 
 
@@ -28,6 +28,7 @@ def main(arguments: Sequence[str]) -> None:
     add = parser.add_argument
     add("--config", required=True, help="a recipe of pretraining; --config.KEY=VALUE sets a key")
     add("--topology", required=True, help="a TPU slice, as v5e:16x16")
+    add("--slices", type=_positive, default=1, help="so many of them (default: 1)")
     add(
         "--seq_len",
         type=_positive,
@@ -50,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
     from bert_jax.planning.topology import open_topology
 
     rows = Rows.of(config, known.seq_len, known.vocab_size)
-    found = estimate(config, open_topology(known.topology), rows)
+    found = estimate(config, open_topology(known.topology, known.slices), rows)
     print("\n".join(text.lines_of(found)))
     if known.json:
         write_json(known.json, found.as_json())

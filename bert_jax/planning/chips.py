@@ -12,7 +12,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Chip:
-    """One device as libtpu compiles for it: a chip, or on v4 and tpu7x one of its two cores, with half of it all."""
+    """One device as libtpu compiles for it: a chip, or on tpu7x one of its two cores, with half of what it has."""
 
     name: str  # as in v5e:16x16
     peak_flops: float  # bfloat16, a second
@@ -34,7 +34,7 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", 275e12 / 2, 128, 4, 15.25 * GIB, 1228e9 / 2, 4.5e10, 3, 3, cores=2),
+        Chip("v4", 275e12, 128, 8, 30.75 * GIB, 1228e9, 4.5e10, 6, 3),
         Chip("v5e", 197e12, 128, 4, 15.75 * GIB, 819e9, 4.5e10, 4, 2),
         Chip("v5p", 459e12, 128, 8, 95.74 * GIB, 2765e9, 9e10, 6, 3),
         Chip("v6e", 918e12, 256, 4, 31.25 * GIB, 1638e9, 9e10, 4, 2),

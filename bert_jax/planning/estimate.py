@@ -51,6 +51,7 @@ class Estimate:
         memory = dataclasses.asdict(self.memory) | {"total": self.memory.total}
         return {
             "topology": topology.name,
+            "slices": topology.slices,
             "devices": len(topology.devices),
             "fits": self.memory.fits,
             "memory_bytes": memory,
@@ -121,6 +122,8 @@ def _notes(step: Step, compiled: Compiled, time: StepTime | None) -> list[str]:
         notes.append(f"compiled with {len(off)} options off, without which libtpu fails: {', '.join(off)}")
     if chip.cores > 1:
         notes.append(f"{chip.name}: a device is one of the {chip.cores} cores of a chip, as libtpu compiles for it")
+    if step.topology.slices > 1:
+        notes.append("collectives between slices are counted as if within one: the network between them is slower")
     if compiled.program is not None and (unknown := compiled.program.loops_of_unknown_trips()):
         notes.append(f"{unknown} loops whose trips the compiler does not know, counted as one trip each")
     if compiled.flops.pallas and time:

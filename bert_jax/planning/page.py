@@ -9,7 +9,7 @@ from bert_jax.reporting.page import Bar, Tile, bar_list, page, section, table, t
 def page_of(found: Estimate) -> str:
     """The page: headline figures, memory, time, collectives, advice."""
     step = found.step
-    title = f"Plan: {step.topology.name}"
+    title = f"Plan: {step.topology.title}"
     header = f"<p>{text(headline(found))}</p>"
     sections = [tiles(_tiles(found)), section("Memory of a device", _memory(found))]
     if found.time is not None:
@@ -29,7 +29,7 @@ def _tiles(found: Estimate) -> list[Tile]:
         Tile(
             "yes" if found.memory.fits else "no", "fits", f"{gib(found.memory.total)} of {gib(found.memory.available)}"
         ),
-        Tile(f"{len(step.topology.devices):,}", "devices", step.topology.name),
+        Tile(f"{len(step.topology.devices):,}", "devices", step.topology.title),
         Tile(f"{step.config.batch_size:,}", "rows a step", f"of {step.rows.seq_len} slots"),
     ]
     if found.time is not None and found.mfu is not None:

@@ -30,7 +30,7 @@ def _head(found: Estimate) -> list[str]:
     mesh = " x ".join(f"{axis} {size}" for axis, size in step.mesh.shape.items())
     model = step.model
     return [
-        f"{step.topology.name}, {len(step.topology.devices)} devices ({mesh}): {headline(found)}",
+        f"{step.topology.title}, {len(step.topology.devices)} devices ({mesh}): {headline(found)}",
         f"{model.layers} layers of width {model.width}, {step.config.batch_size:,} rows of {step.rows.seq_len} slots, "
         f"attention by {' and '.join(found.kernels)}, layers {_loop(found)}, remat {step.config.model.remat}",
     ]

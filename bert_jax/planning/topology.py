@@ -14,9 +14,17 @@ from bert_jax.planning.chips import CHIPS, Chip
 
 EXAMPLES = "v4:2x2x4, v5e:4x4, v5e:16x16, v5p:4x4x4, v6e:8x8, tpu7x:2x2x2"
 
-# libtpu asks a TPU machine's metadata server for its name and neighbours; elsewhere it would wait for an answer.
-# Nor is a person told of it, nor of what else libtpu logs while it compiles.
-ALONE = {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_STDERR_LOG_LEVEL": "3"}
+# libtpu asks a TPU machine's metadata server for its name and neighbours, and elsewhere waits for an answer; it logs
+# while it compiles; and it lets one process alone have it, for the sake of real chips.
+ALONE = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_STDERR_LOG_LEVEL": "3",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+
+# The two cores of a v4 as one device, which is what jax makes of them on real ones.
+AS_ONE_DEVICE = {"v4": "megacore"}
 
 
 @dataclass(frozen=True)
@@ -26,7 +34,13 @@ class Topology:
     name: str
     chip: Chip
     devices: tuple[Any, ...]
-    sides: tuple[int, ...]  # chips along each axis
+    sides: tuple[int, ...]  # chips of a slice along each axis
+    slices: int = 1
+
+    @property
+    def title(self) -> str:
+        """4 x v5e:16x16 for four slices of it."""
+        return self.name if self.slices == 1 else f"{self.slices} x {self.name}"
 
 
 def read_name(name: str) -> tuple[Chip, tuple[int, ...]]:
@@ -45,8 +59,8 @@ def read_name(name: str) -> tuple[Chip, tuple[int, ...]]:
     return chip, sides
 
 
-def open_topology(name: str) -> Topology:
-    """The slice of that name.
+def open_topology(name: str, slices: int = 1) -> Topology:
+    """So many slices of that name.
 
     Raises UserError for a name that is none, for a slice that libtpu does not know, and where libtpu is not installed.
     """
@@ -58,13 +72,18 @@ def open_topology(name: str) -> Topology:
     # Only here: it takes time, and libtpu writes to standard error.
     from jax.experimental import topologies
 
-    # A host has several chips; a slice of one has to be told that its host has one.
-    alone = {"chips_per_host_bounds": [1, 1, 1]} if math.prod(sides) == 1 else {}
+    options: dict[str, Any] = {}
+    if math.prod(sides) == 1:  # a host has several chips; a slice of one has to be told that its host has one
+        options["chips_per_host_bounds"] = [1, 1, 1]
+    if chip.name in AS_ONE_DEVICE:
+        options["chip_config_name"] = AS_ONE_DEVICE[chip.name]
+    if slices > 1:
+        options["num_slices"] = slices
     try:
-        found = topologies.get_topology_desc(name, "tpu", **alone)
+        found = topologies.get_topology_desc(name, "tpu", **options)
     except (jax.errors.JaxRuntimeError, ValueError, RuntimeError) as error:
         raise UserError(f"no topology {name!r} by libtpu ({_first_line(error)}); use one as {EXAMPLES}") from error
-    return Topology(name, chip, tuple(found.devices), sides)
+    return Topology(name, chip, tuple(found.devices), sides, slices)
 
 
 def _first_line(error: Exception) -> str:
