@@ -192,3 +192,13 @@ def test_cudnn_equals_einsum():
     np.testing.assert_allclose(
         np.asarray(got, np.float32)[real], np.asarray(plain(query, key, value, visible), np.float32)[real], atol=2e-2
     )
+
+
+def test_the_softmax_that_keeps_half_has_the_gradient_of_the_other_to_half_precision():
+    scores, weights = (4 * jax.random.normal(jax.random.key(index), (3, 40)) for index in range(2))
+    np.testing.assert_array_equal(attention_impl.softmax_narrow(scores), jax.nn.softmax(scores, axis=-1))
+    narrow, exact = (
+        jax.grad(lambda scores, softmax=softmax: (softmax(scores) * weights).sum())(scores)
+        for softmax in (attention_impl.softmax_narrow, jax.nn.softmax)
+    )
+    np.testing.assert_allclose(narrow, exact, rtol=0, atol=2**-7 * float(np.abs(exact).max()))

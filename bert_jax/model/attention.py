@@ -194,10 +194,18 @@ class SelfAttention(nnx.Module):
     def _project(
         self, hidden: Float[Array, "B T D"], queries: Float[Array, "B Q D"] | None
     ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B T N H"], Float[Array, "B T N H"]]:
+        kernel = self.qkv.kernel[...]
+        if self.runtime.on_tpu:  # a product each: parting the one product of all is a pass over it, with heads of 64
+            biases = [None] * 3 if self.qkv.bias is None else list(self.qkv.bias[...])
+            asked = hidden if queries is None else queries
+            query, key, value = (
+                self.runtime.placement.constrain("heads", affine(vectors, kernel[:, place], biases[place], 1, self.runtime))
+                for place, vectors in enumerate((asked, hidden, hidden))
+            )
+            return query, key, value
         if queries is None:
             query, key, value = self._parts(self.qkv(hidden))
             return query, key, value
-        kernel = self.qkv.kernel[...]
         first, others = (None, None) if self.qkv.bias is None else (self.qkv.bias[...][0], self.qkv.bias[...][1:])
         query = affine(queries, kernel[:, 0], first, 1, self.runtime)
         key, value = self._parts(affine(hidden, kernel[:, 1:], others, 1, self.runtime))

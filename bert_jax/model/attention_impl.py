@@ -146,9 +146,29 @@ def einsum_attention(
     scores = jnp.einsum("bqnh,bknh->bnqk", query, key, precision=precision, preferred_element_type=jnp.float32)
     if bias is not None:
         scores += bias
-    probabilities = jax.nn.softmax(jnp.where(visible, scores, MASKED_SCORE), axis=-1)
+    scores = jnp.where(visible, scores, MASKED_SCORE)
+    probabilities = softmax_narrow(scores) if value.dtype == jnp.bfloat16 else jax.nn.softmax(scores, axis=-1)
     dropped = dropout(probabilities, dropout_rate, seeds).astype(value.dtype)
     return jnp.einsum("bnqk,bknh->bqnh", dropped, value, precision=precision), probabilities
+
+
+@jax.custom_vjp
+def softmax_narrow(scores: Float[Array, "*shape K"]) -> Float[Array, "*shape K"]:
+    """Softmax over the last axis in float32, of which the backward pass keeps bfloat16 values."""
+    return jax.nn.softmax(scores, axis=-1)
+
+
+def _softmax_forward(scores: Array) -> tuple[Array, Array]:
+    probabilities = softmax_narrow(scores)
+    return probabilities, probabilities.astype(jnp.bfloat16)
+
+
+def _softmax_backward(kept: Array, gradient: Array) -> tuple[Array]:
+    probabilities = kept.astype(jnp.float32)
+    return (probabilities * (gradient - (gradient * probabilities).sum(axis=-1, keepdims=True)),)
+
+
+softmax_narrow.defvjp(_softmax_forward, _softmax_backward)
 
 
 def cudnn_attention(

@@ -57,13 +57,15 @@ def _attend(
     else:
         mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
     block = next(size for size in range(_LARGEST_BLOCK, 0, -LANES) if slots % size == 0)
+    fused = block == slots  # five products in the backward pass, not seven; of more blocks it would keep a sum each
     sizes = kernels.BlockSizes(
         block_q=block,
         block_kv=block,
         block_q_dkv=block,
         block_kv_dkv=block,
-        block_q_dq=block,
-        block_kv_dq=block,
+        block_q_dq=None if fused else block,
+        block_kv_dq=None if fused else block,
+        use_fused_bwd_kernel=fused,
     )
     kernel = kernels.make_splash_mha_single_device(
         masks.MultiHeadMask([mask] * heads), block_sizes=sizes, interpret=interpret

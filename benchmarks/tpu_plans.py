@@ -1,0 +1,136 @@
+"""Plans of BERT-Base and BERT-Large on every kind of TPU, and the page made of them, docs/tpu_plan.md.
+
+    python -m benchmarks.tpu_plans --plans benchmarks/results/tpu_plans [--only v5e] [--page docs/tpu_plan.md]
+
+Each plan is `python -m bert_jax.plan` with the line that the page shows, kept as JSON in the folder of --plans;
+a plan that is there already is not made again. Needs libtpu (pip install 'bert_jax[tpu]'), and no TPU; a plan takes a
+minute or several.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from bert_jax import command
+
+SLICES = {
+    "v4": "v4:2x2x4",
+    "v5e": "v5e:4x4",
+    "v5p": "v5p:2x2x4",
+    "v6e": "v6e:4x4",
+    "tpu7x": "tpu7x:2x2x2",
+}  # 16 devices
+DEVICES = 16
+
+# Rows of a device at a time that fit the smallest memory and the larger ones; by size and slots.
+SMALL, LARGE = {"v5e"}, {"v4", "v5p", "v6e", "tpu7x"}
+ROWS = {
+    ("base", 128): (128, 256),
+    ("base", 512): (32, 64),
+    ("large", 128): (32, 64),
+    ("large", 512): (8, 16),
+}
+ACCUMULATED = 4  # microbatches: the optimizer's traffic and the collectives are then shared by four times the rows
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """One plan: its file's name, and its arguments."""
+
+    name: str
+    arguments: tuple[str, ...]
+
+    @property
+    def line(self) -> str:
+        return "python -m bert_jax.plan " + " ".join(self.arguments)
+
+
+def wanted_plans() -> list[Wanted]:
+    """All plans of the page, those of v5e and v4 first."""
+    plans = []
+    for kind in sorted(SLICES, key=lambda kind: (kind not in ("v5e", "v4"), kind)):
+        for (size, slots), rows in ROWS.items():
+            each = rows[kind in LARGE]
+            plans.append(
+                _plan(f"{kind}_{size}_{slots}", SLICES[kind], size, slots, each * DEVICES * ACCUMULATED, ACCUMULATED)
+            )
+    whole_pod = ("--config.mesh.fsdp=16",)
+    plans.append(_plan("v5e_256_large_512", "v5e:16x16", "large", 512, 4096, 1, *whole_pod))
+    return plans
+
+
+def _plan(name: str, topology: str, size: str, slots: int, batch: int, parts: int, *more: str) -> Wanted:
+    arguments = [f"--config configs/bert_{size}.py --topology {topology} --seq_len {slots}"]
+    arguments += [f"--config.batch_size={batch}", f"--config.microbatches={parts}", "--config.model.layer_loop=scan"]
+    # The kernel that keeps no scores has no dropout of them; short rows do well without it.
+    arguments += ["--config.model.attention_dropout=0.0"] if slots > 128 else []
+    return Wanted(name, tuple(" ".join([*arguments, *more]).split()))
+
+
+def make(plan: Wanted, folder: Path) -> None:
+    """Runs the plan's command into the folder."""
+    file = folder / f"{plan.name}.json"
+    line = [sys.executable, "-m", "bert_jax.plan", *plan.arguments, "--json", str(file.absolute())]
+    subprocess.run(line, cwd=common.REPOSITORY, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
+
+
+def page_of(plans: Sequence[tuple[Wanted, dict[str, Any]]]) -> str:
+    """The tables of docs/tpu_plan.md: what each plan says, and its line."""
+    head = "| plan | devices | rows a step | fits | a device | a step | MFU | without Pallas | tokens a second |"
+    rows = [head, "|---|---|---|---|---|---|---|---|---|"]
+    rows += [f"| {' | '.join(_row(plan, found))} |" for plan, found in plans]
+    return "\n".join([*rows, "", *(f"    {plan.line}" for plan, _ in plans), ""])
+
+
+def _row(plan: Wanted, found: dict[str, Any]) -> list[str]:
+    memory = found["memory_bytes"]
+    cells = [
+        plan.name.replace("_", " "),
+        f"{found['devices']}",
+        f"{found['batch_size']:,}",
+        "yes" if found["fits"] else "no",
+    ]
+    cells.append(f"{memory['total'] / 2**30:.1f} of {memory['available'] / 2**30:.1f} GiB")
+    if not found["fits"]:
+        return [*cells, "-", "-", "-", "-"]
+    bare = f"{found['mfu_without_pallas']:.1%}" if found["flops"]["pallas"] else "-"
+    speed = [
+        f"{found['step_seconds'] * 1e3:,.0f} ms",
+        f"{found['mfu']:.1%}",
+        bare,
+        f"{found['tokens_per_second']:,.0f}",
+    ]
+    return [*cells, *speed]
+
+
+BEGIN, END = "<!-- plans: benchmarks/tpu_plans.py -->\n", "<!-- end of plans -->\n"
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("benchmarks.tpu_plans", __doc__ or "")
+    parser.add_argument("--plans", type=Path, required=True, help="the folder of the plans' JSON files")
+    parser.add_argument("--only", default="", help="make plans whose name begins so")
+    parser.add_argument("--page", type=Path, help="write their table into this page, between its two marks")
+    flags = parser.parse_args(arguments)
+    flags.plans.mkdir(parents=True, exist_ok=True)
+    plans = wanted_plans()
+    for plan in plans:
+        if plan.name.startswith(flags.only) and not (flags.plans / f"{plan.name}.json").exists():
+            make(plan, flags.plans)
+    files = [(plan, flags.plans / f"{plan.name}.json") for plan in plans]
+    found = [(plan, json.loads(file.read_text(encoding="utf-8"))) for plan, file in files if file.exists()]
+    if flags.page:
+        before, rest = flags.page.read_text(encoding="utf-8").split(BEGIN)
+        flags.page.write_text(before + BEGIN + page_of(found) + END + rest.split(END)[1], encoding="utf-8")
+    else:
+        print(page_of(found))
+
+
+if __name__ == "__main__":
+    command.run(main)
