@@ -199,7 +199,9 @@ class SelfAttention(nnx.Module):
             biases = [None] * 3 if self.qkv.bias is None else list(self.qkv.bias[...])
             asked = hidden if queries is None else queries
             query, key, value = (
-                self.runtime.placement.constrain("heads", affine(vectors, kernel[:, place], biases[place], 1, self.runtime))
+                self.runtime.placement.constrain(
+                    "heads", affine(vectors, kernel[:, place], biases[place], 1, self.runtime)
+                )
                 for place, vectors in enumerate((asked, hidden, hidden))
             )
             return query, key, value
