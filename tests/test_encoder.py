@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.encoder import Encoder, gather_slots
@@ -35,6 +36,24 @@ def test_scan_equals_unrolled(dropout_key):
         results.append([gradient, *outputs])
     for scanned, unrolled in zip(*results, strict=True):
         np.testing.assert_allclose(scanned, unrolled, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("changes", [{}, {"gated": True, "bias": False, "norm": "pre", "positions": "rotary"}])
+def test_what_is_written_otherwise_for_tpus_is_the_same(changes):
+    config = dataclasses.replace(CONFIG, **changes)
+    results = []
+    for platform in ("cpu", "tpu"):
+        runtime = Runtime(layer_loop="scan", attention="einsum", platform=platform)
+        graph, params = nnx.split(Encoder(config, runtime=runtime, key=jax.random.key(0)))
+
+        def loss(params, hidden, graph=graph):
+            return jnp.square(nnx.merge(graph, params)(hidden, SEQUENCES, POSITIONS, jax.random.key(5)).last).sum()
+
+        value, gradients = jax.jit(jax.value_and_grad(loss, (0, 1)))(params, HIDDEN)
+        results.append([value, *jax.tree.leaves(gradients)])
+    for here, there in zip(*results, strict=True):
+        np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-5)
 
 
 def test_every_layer_is_given_in_order_when_asked():

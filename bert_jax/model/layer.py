@@ -48,9 +48,15 @@ class FeedForward(nnx.Module):
         self.activation = activation(config.activation)
         self.gated = config.gated
         self.placement = runtime.placement
+        self.on_tpu = runtime.on_tpu
 
     def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         inner = self.placement.constrain("inner", self.input(hidden))
+        # On a TPU the activation is part of the product that reads it, forward and backward; scanned layers would keep
+        # its result else, the largest of their arrays.
+        return jax.checkpoint(self._second)(inner) if self.on_tpu else self._second(inner)
+
+    def _second(self, inner: Float[Array, "B T *inner"]) -> Float[Array, "B T D"]:
         if self.gated:
             through, gate = jax.lax.split(inner, (1, 1), axis=2)
             return self.output(self.activation(through[:, :, 0]) * gate[:, :, 0])
