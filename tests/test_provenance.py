@@ -57,7 +57,7 @@ def test_the_same_run_has_nothing_to_tell(make):
 @pytest.mark.parametrize(
     "free",
     [
-        {"log_every": 7, "profile": "1:2", "allow_changes": "all"},
+        {"log_every": 7, "profile": "1:2", "allow_changes": "all", "on_nonfinite": "skip", "skip_at_most": 3},
         {"checkpoint": CheckpointConfig(every_steps=3), "mesh": MeshConfig(data=2, fsdp=4)},
         {"model": ModelOptions(layer_loop="scan", remat="layer", attention="einsum")},
         {"compute_dtype": "float32"},  # what auto is here
@@ -72,6 +72,15 @@ def test_an_end_may_move_and_is_told(make):
     assert told(provenance(make()), longer) == [
         "changed from here on: budget_minutes: 0.0 -> 60.0",
         "changed from here on: steps: 1000000 -> 2000000",
+    ]
+
+
+def test_a_warmup_that_follows_from_the_steps_moves_with_them_in_fine_tuning(make):
+    before, after = (PretrainConfig(steps=n, optimizer=OptimizerConfig(warmup_steps=n // 10)) for n in (100, 200))
+    assert "optimizer.warmup_steps: 10 -> 20" in refusal(provenance(make(before)), make(after))
+    assert told(provenance(make(before)), make(after, kind="finetuning")) == [
+        "changed from here on: optimizer.warmup_steps: 10 -> 20",
+        "changed from here on: steps: 100 -> 200",
     ]
 
 

@@ -1,9 +1,16 @@
-"""Compiled programs kept on disk, so that a run that goes on, or a second one like it, starts at once."""
+"""Compiled programs: kept on disk, so that a run that goes on, or a second one like it, starts at once; and those of
+later phases made before the first step, so that what does not compile or fit is told then and not after days.
+"""
 
 import os
 from pathlib import Path
+from typing import Any
 
 import jax
+from jax.sharding import Mesh
+
+from bert_jax.train import partitioning
+from bert_jax.train.run import Source
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"  # jax's own; it may name gs://BUCKET/FOLDER, too
 
@@ -25,3 +32,24 @@ def keep_programs() -> Path | None:
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
     return folder
+
+
+def later_batches(source: Source, first: int, mesh: Mesh) -> dict[int, Any]:
+    """Abstract batches of the shapes that a run will meet after the one it begins with, by the step that brings each.
+
+    first is the step that it begins with. Reads a row for each change of the source.
+    """
+    sharding = partitioning.rows_sharding(mesh)
+    found: dict[int, Any] = {}
+    seen = []
+    for step in (first, *(change for change in source.changes if change > first)):
+        rows = source.rows_at(step)
+        batch = jax.tree.map(
+            lambda leaf, rows=rows: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=sharding),
+            source.batch(step, slice(0, 1)),
+        )
+        if batch not in seen:
+            seen.append(batch)
+            found[step] = batch
+    del found[first]
+    return found

@@ -27,20 +27,21 @@ ALL = "all"
 
 # Keys, or what they begin with, that change no number of the run (eval: but for what is measured of it).
 FREE = (
-    "log_every",
-    "profile",
-    "checkpoint",
-    "eval",
-    "mesh",
-    "data.prefetch",
-    "data.cache_dir",
-    "allow_changes",
-    "on_nonfinite",
-    "skip_at_most",
-    "seeds",
+    *("log_every", "profile", "checkpoint", "eval", "mesh", "data.prefetch", "data.cache_dir", "seeds"),
+    *("allow_changes", "on_nonfinite", "skip_at_most"),
 )
 # They name files: the fingerprints of what was read stand in their place. data.eval changes only what is measured.
-PATHS = ("data.train", "data.phases", "data.eval", "init_from", "task.data_dir", "task.train", "task.dev", "task.test")
+PATHS = (
+    "data.train",
+    "data.phases",
+    "data.eval",
+    "init_from",
+    "init_average",
+    "task.data_dir",
+    "task.train",
+    "task.dev",
+    "task.test",
+)
 # When a run ends. The learning rate follows from how much of the run is done, so a change is told.
 ENDS = ("steps", "budget_minutes", "budget_replay", "epochs")
 # What a step's batch depends on (law 1).
@@ -80,7 +81,9 @@ def check_same(run: Run, here: Mapping[str, Any], there: Mapping[str, Any] | Non
     allowed = _allowed(run.config.allow_changes, keys)
     changed = [key for key in keys if before.get(key) != now.get(key) and not _begins(key, FREE)]
     said = {key: f"{key}: {_shown(before.get(key))} -> {_shown(now.get(key))}" for key in changed}
-    refused = [key for key in changed if key not in ENDS and not _begins(key, allowed) and ALL not in allowed]
+    # Of fine-tuning, warmup is a share of the steps unless it is given.
+    ends = (*ENDS, "optimizer.warmup_steps") if run.kind == "finetuning" else ENDS
+    refused = [key for key in changed if key not in ends and not _begins(key, allowed) and ALL not in allowed]
     if refused:
         raise UserError(
             f"{where} is of another run: {'; '.join(said[key] for key in refused)}. Go on with what it had, name "

@@ -21,6 +21,7 @@ from bert_jax.train.interruption import Interruption
 from bert_jax.train.metrics import MetricsWriter, ProgressLine
 from bert_jax.train.overview import parameter_table
 from bert_jax.train.profiler import Profiler
+from bert_jax.train.programs import later_batches
 from bert_jax.train.provenance import provenance
 from bert_jax.train.run import RESULT_FILE, Result, Run, Source, runtime_of
 from bert_jax.train.start import check_workdir, plan_of, start, write_workdir
@@ -59,7 +60,9 @@ def fit(run: Run) -> Result:
             told = check_workdir(run, made_by, checkpoints)
             state, meta = start(run, plan, mesh, checkpoints)
             write_workdir(run)
-            slots = _slots(run.source, int(state.step))  # before the loop's thread reads from the source
+            first = int(state.step)
+            slots = _slots(run.source, first)  # before the loop's thread reads from the source, as the next line
+            later = later_batches(run.source, first, mesh)
             loop = _Loop(run, plan, mesh, checkpoints, evaluators, interruption, profiler, made_by, meta, state)
             if meta:
                 for line in (f"going on from step {loop.first} of {run.workdir}", *told):
@@ -69,6 +72,7 @@ def fit(run: Run) -> Result:
                     loop.progress.say(line)
             loop.progress.say(how_it_runs(plan, mesh, slots))
             try:
+                loop.compile_ahead(state, later)
                 return loop.train(state)
             finally:
                 loop.close()
@@ -121,6 +125,13 @@ class _Loop:
         # An argument, not a constant of the program, so that runs of many seeds compile it once.
         self.key = jax.device_put(jax.random.key(config.seed, impl=config.prng), partitioning.replicated(mesh))
         self.train_step = steps.jitted(plan, mesh, state)
+
+    def compile_ahead(self, state: TrainState, later: dict[int, Any]) -> None:
+        """Compiles the step for batches of other shapes that come later, so that one that cannot be is known now."""
+        for step, batch in later.items():
+            rows, slots = batch.input_ids.shape
+            self.progress.say(f"compiling for step {step} and on, batches of {rows} rows of {slots} slots")
+            self.train_step.lower(state, batch, np.float32(0), self.key).compile()
 
     def train(self, state: TrainState) -> Result:
         with self.batches:
