@@ -102,7 +102,7 @@ def main(arguments: Sequence[str]) -> None:
     distributed.add_flags(parser)
     known = parser.parse_args(list(arguments))
     columns = Columns(known.text, known.text_pair, known.label)
-    with distributed.processes(known):
+    with distributed.processes(known, saves=False):
         result = evaluate(
             known.checkpoint,
             known.data,

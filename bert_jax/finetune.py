@@ -113,9 +113,9 @@ def finetune(
         for seed in config.seeds
     }
     result = _result(data, by_seed)
+    if len(config.seeds) > 1:
+        _keep_best(config, workdir, data.task, by_seed)
     if distributed.leads():
-        if len(config.seeds) > 1:
-            _keep_best(config, workdir, data.task, by_seed)
         for seed, metrics in by_seed.items():
             write_json(_seed_folder(config, workdir, seed) / trainer.RESULT_FILE, _result(data, {seed: metrics}))
         write_json(workdir / trainer.RESULT_FILE, result)
@@ -249,16 +249,19 @@ def _keep_best(config: FinetuneConfig, workdir: Path, task: Task, by_seed: Mappi
     note = workdir / BEST_FILE
     step = checkpoint.latest_step(best) or 0
     said = {"run": best.name, "step": step}
-    if note.exists() and json.loads(note.read_text(encoding="utf-8")) == said:
+    if distributed.from_first(note.exists() and json.loads(note.read_text(encoding="utf-8")) == said):
         return
-    (workdir / checkpoint.CONFIG_FILE).unlink(missing_ok=True)  # comes last: without it nobody opens the folder
-    for old in (checkpoint.CHECKPOINTS, "tokenizer"):
-        shutil.rmtree(workdir / old, ignore_errors=True)
-    checkpoint.write_params(workdir, step, checkpoint.read_params(best))
-    shutil.copytree(best / "tokenizer", workdir / "tokenizer")
-    shutil.copy(best / METRICS_FILE, workdir / METRICS_FILE)
-    checkpoint.write_config(workdir, checkpoint.read_config(best))
-    write_json(note, said)
+    if distributed.leads():
+        (workdir / checkpoint.CONFIG_FILE).unlink(missing_ok=True)  # comes last: without it nobody opens the folder
+        for old in (checkpoint.CHECKPOINTS, "tokenizer"):
+            shutil.rmtree(workdir / old, ignore_errors=True)
+    distributed.from_first("removed")
+    checkpoint.write_params(workdir, step, checkpoint.read_params(best))  # by all processes together
+    if distributed.leads():
+        shutil.copytree(best / "tokenizer", workdir / "tokenizer")
+        shutil.copy(best / METRICS_FILE, workdir / METRICS_FILE)
+        checkpoint.write_config(workdir, checkpoint.read_config(best))
+        write_json(note, said)
 
 
 def _result(data: Data, by_seed: Mapping[int, Mapping[str, float]]) -> dict[str, Any]:

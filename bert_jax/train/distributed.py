@@ -88,11 +88,12 @@ def notice_to_stop() -> bool:
 
 
 @contextlib.contextmanager
-def processes(flags: argparse.Namespace) -> Iterator[None]:
+def processes(flags: argparse.Namespace, *, saves: bool = True) -> Iterator[None]:
     """Around a command: connects this process to the others of its run, as the flags or the surroundings tell.
 
     One process alone is left as it is, and jax.distributed untouched. When a process fails or dies, the others end
-    too: with its message and exit code, or EXIT_LOST. Raises UserError where the processes do not find each other.
+    too: with its message and exit code, or EXIT_LOST. A command that saves asks notice_to_stop; any other ends by
+    SIGTERM as usual. Raises UserError where the processes do not find each other.
     """
     cluster = cluster_lib.find(flags)
     if cluster is None:
@@ -101,6 +102,7 @@ def processes(flags: argparse.Namespace) -> Iterator[None]:
     peers = rollcall.call(cluster.host, cluster.port, cluster.num_processes, cluster.process_id, flags.startup_timeout)
     try:
         peers.watch(flags.heartbeat_timeout, _end)
+        jax.config.update("jax_enable_preemption_service", saves)
         _initialize(cluster, flags)
         yield
     except Stopped:  # all of them at the same step
