@@ -179,7 +179,8 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
     rows, counts = {}, {}
     for name, split in splits.items():
         if not split.labelled:
-            Console(stderr=True).print(f"{split.path} has no labels: not measured", markup=False, soft_wrap=True)
+            console = Console(stderr=True, soft_wrap=True, quiet=not distributed.leads())
+            console.print(f"{split.path} has no labels: not measured", markup=False)
             continue
         rows[name] = evaluation.encode(task, split, start.tokenizer)
         counts[name] = evaluation.counts(split, rows[name], start.tokenizer)

@@ -21,7 +21,7 @@ from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import checkpoint
+from bert_jax.train import checkpoint, distributed
 from bert_jax.train.run import RESULT_FILE
 
 __all__ = ["InitialParams", "Loaded", "check_architecture", "initial_params", "open_checkpoint", "write_workdir"]
@@ -101,7 +101,7 @@ def initial_params(loaded: Loaded, model: ModelConfig, heads: Heads, tokenizer: 
     found = {path: value for path, value in held.items() if path in wanted and wanted[path].shape == value.shape}
     fresh = tuple(path for path in wanted if path not in found)
     if fresh:
-        Console(stderr=True).print(
+        Console(stderr=True, quiet=not distributed.leads()).print(
             f"starting from {origin}; not in it, so drawn afresh: {', '.join(fresh)}", highlight=False, soft_wrap=True
         )
     return InitialParams(found, fresh)

@@ -1,0 +1,205 @@
+"""Runs of several real processes, as they are started on several hosts; all on this machine, joined by gloo."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax.train import checkpoint, metrics
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parent.parent
+STEPS = 40
+WAIT = 240  # seconds that no run here takes, on a busy machine either
+
+
+class Started:
+    """The processes of one run, each with a folder of its own for what it prints."""
+
+    def __init__(
+        self, module: str, arguments: list[str], count: int, devices: int, out: Path, *more: list[str]
+    ) -> None:
+        with socket.create_server(("", 0)) as server:
+            port = server.getsockname()[1]
+        flags = f"--xla_backend_optimization_level=0 --xla_force_host_platform_device_count={devices}"
+        environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+        self._out = out
+        self.processes = []
+        for process in range(count):
+            several = [
+                f"--coordinator_address=127.0.0.1:{port}", f"--num_processes={count}", f"--process_id={process}",
+                "--startup_timeout=120",
+            ]  # fmt: skip
+            command = [sys.executable, "-m", f"bert_jax.{module}", *arguments, *(several if count > 1 else [])]
+            command += more[process] if more else []
+            with (out / f"{process}.out").open("w") as stdout, (out / f"{process}.err").open("w") as stderr:
+                started = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=stdout, stderr=stderr)
+            self.processes.append(started)
+
+    def codes(self) -> list[int]:
+        until = time.monotonic() + WAIT
+        try:
+            return [process.wait(max(until - time.monotonic(), 1)) for process in self.processes]
+        finally:
+            for process in self.processes:
+                process.kill()
+
+    def said(self, process: int) -> str:
+        return (self._out / f"{process}.err").read_text()
+
+    def printed(self, process: int) -> list[str]:
+        """What it printed, without what gloo does."""
+        lines = (self._out / f"{process}.out").read_text().splitlines()
+        return [line for line in lines if not line.startswith("[Gloo]")]
+
+    def all_well(self) -> "Started":
+        assert self.codes() == [0] * len(self.processes), [self.said(n) for n in range(len(self.processes))]
+        return self
+
+
+@pytest.fixture(scope="module")
+def shards(shards_dir) -> Path:
+    return shards_dir
+
+
+def recipe(shards: Path, workdir: Path, *overrides: str) -> list[str]:
+    return [
+        f"--config={ROOT / 'configs' / 'bert_tiny.py'}",
+        f"--workdir={workdir}",
+        f"--config.data.train={shards}",
+        "--config.model.layers=1",
+        "--config.batch_size=16",
+        f"--config.steps={STEPS}",
+        "--config.log_every=4",
+        "--config.checkpoint.every_steps=4",
+        "--config.checkpoint.keep=0",
+        "--config.optimizer.warmup_steps=4",
+        *overrides,
+    ]
+
+
+@pytest.fixture(scope="module")
+def alone(shards, tmp_path_factory) -> Path:
+    """The workdir of one process with four devices."""
+    folder = tmp_path_factory.mktemp("alone")
+    Started("pretrain", recipe(shards, folder / "run"), 1, 4, folder).all_well()
+    return folder / "run"
+
+
+def wait_for(started: Started, workdir: Path, step: int) -> None:
+    until = time.monotonic() + WAIT
+    while (checkpoint.latest_step(workdir) or 0) < step:
+        assert time.monotonic() < until and all(process.poll() is None for process in started.processes)
+        time.sleep(0.02)
+
+
+def same_run(workdir: Path, alone: Path) -> None:
+    """Logs, result and parameters equal those of one process, to what law 4 promises."""
+    here, there = metrics.read_metrics(workdir), metrics.read_metrics(alone)
+    assert [line["step"] for line in here] == [line["step"] for line in there]
+    for mine, wanted in zip(here, there, strict=True):
+        for name in ("loss", "mlm_loss", "nsp_loss", "mlm_accuracy", "gradient_norm", "padding_share"):
+            assert mine[name] == pytest.approx(wanted[name], rel=1e-6), (mine["step"], name)
+    results = [json.loads((folder / "result.json").read_text()) for folder in (workdir, alone)]
+    for name in ("step", "tokens", "eval_loss", "eval_mlm_loss", "eval_mlm_accuracy", "eval_nsp_accuracy"):
+        assert results[0][name] == pytest.approx(results[1][name], rel=1e-6), name
+    mine, wanted = checkpoint.read_params(workdir), checkpoint.read_params(alone)
+    for path, value in wanted.items():
+        np.testing.assert_allclose(mine[path], value, rtol=1e-4, atol=1e-6, err_msg=path)
+
+
+def test_two_then_four_then_one_process_train_and_evaluate_as_one_does(shards, alone, tmp_path):
+    """By SIGTERM to any one process, which all save at and end with 143; on with another number of them."""
+    arguments = recipe(shards, tmp_path / "run")
+    for count, devices, until in ((2, 2, 8), (4, 1, 20)):
+        started = Started("pretrain", arguments, count, devices, tmp_path)
+        wait_for(started, tmp_path / "run", until)
+        started.processes[-1].send_signal(signal.SIGTERM)
+        assert started.codes() == [143] * count
+        step = checkpoint.latest_step(tmp_path / "run")
+        assert f"SIGTERM: saved step {step} in" in started.said(0)
+        for process in range(1, count):
+            assert "pretraining" not in started.said(process) + "".join(started.printed(process))
+    Started("pretrain", arguments, 1, 4, tmp_path).all_well()
+    same_run(tmp_path / "run", alone)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_when_one_is_killed_the_other_says_so_and_a_restart_goes_on(shards, alone, tmp_path, victim):
+    arguments = recipe(shards, tmp_path / "run")
+    started = Started("pretrain", arguments, 2, 1, tmp_path)
+    wait_for(started, tmp_path / "run", 8)
+    started.processes[victim].kill()
+    began = time.monotonic()
+    codes = started.codes()
+    assert time.monotonic() - began < 30
+    assert codes[victim] == -signal.SIGKILL and codes[1 - victim] == 75
+    last = started.said(1 - victim).splitlines()[-1]
+    assert last.startswith("error: process ") and "run the same command on every host to go on" in last
+    finished = Started("pretrain", arguments, 2, 1, tmp_path).all_well()
+    same_run(tmp_path / "run", alone)
+    [printed] = finished.printed(0)
+    assert json.loads(printed)["step"] == STEPS and not finished.printed(1)
+
+
+def test_evaluation_by_two_processes_gives_the_figures_of_one(shards, alone, tmp_path):
+    result = json.loads((alone / "result.json").read_text())
+    started = Started("evaluate", [f"--checkpoint={alone}", f"--data={shards}"], 2, 1, tmp_path).all_well()
+    [printed] = started.printed(0)
+    assert not started.printed(1)
+    for name in ("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy"):
+        assert json.loads(printed)[name] == pytest.approx(result[f"eval_{name}"], rel=1e-6)
+
+
+def test_two_processes_fine_tune_seeds_and_keep_the_best(alone, tmp_path):
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + "a good book\tgood\na bad book\tbad\n" * 8)
+    files = [f"--config.task.{split}={tmp_path / 'train.tsv'}" for split in ("train", "dev")]
+    arguments = [
+        f"--config={ROOT / 'configs' / 'own.py'}", *files, "--config.task.text=text", "--config.task.label=label",
+        f"--config.init_from={alone}", "--config.task.kind=classification", "--config.task.max_length=16",
+        "--config.batch_size=8", "--config.steps=3", "--config.seeds=0,1",
+    ]  # fmt: skip
+    for name, count, devices in (("one", 1, 2), ("two", 2, 1)):
+        Started("finetune", [*arguments, f"--workdir={tmp_path / name}"], count, devices, tmp_path).all_well()
+    one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
+    for name, wanted in one["metrics"].items():
+        assert two["metrics"][name]["values"] == pytest.approx(wanted["values"], rel=1e-5), name
+    one, two = (checkpoint.read_params(tmp_path / name) for name in ("one", "two"))
+    for path, value in one.items():
+        np.testing.assert_allclose(two[path], value, rtol=1e-4, atol=1e-6, err_msg=path)
+
+
+def test_processes_that_were_not_started_alike_are_told_and_write_nothing(shards, tmp_path):
+    other = [[], ["--config.optimizer.learning_rate=0.5"]]
+    started = Started("pretrain", recipe(shards, tmp_path / "run"), 2, 1, tmp_path, *other)
+    assert started.codes() == [2, 2]
+    for process in (0, 1):
+        last = started.said(process).splitlines()[-1]
+        assert "process 1 differs from process 0 (optimizer.learning_rate: 0.0001 there, 0.5 here)" in last
+    assert checkpoint.latest_step(tmp_path / "run") is None
+
+
+def test_a_workdir_that_hosts_do_not_share_is_told(shards, tmp_path):
+    apart = [["--workdir", str(tmp_path / "first")], ["--workdir", str(tmp_path / "second")]]
+    started = Started("pretrain", recipe(shards, tmp_path / "first"), 2, 1, tmp_path, *apart)
+    assert started.codes() == [2, 2]
+    assert "name a --workdir on a file system that all hosts share" in started.said(0).splitlines()[-1]
+
+
+def test_a_coordinator_that_is_not_there_is_one_line_in_bounded_time(shards, tmp_path):
+    with socket.create_server(("", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    where = [f"--coordinator_address={address}", "--num_processes=2", "--process_id=1", "--startup_timeout=1"]
+    command = [sys.executable, "-m", "bert_jax.pretrain", *recipe(shards, tmp_path / "run"), *where]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT, check=False)
+    assert ended.returncode == 2 and ended.stderr.count("\n") == 1
+    assert f"no answer from the coordinator, process 0, at {address} in 1 s" in ended.stderr
+    assert not (tmp_path / "run").exists()
