@@ -117,7 +117,7 @@ class _Watched:
         aim = rng.choice(("start", "training", "saving", "saving"))
         if aim == "start":
             end = self._began + rng.uniform(0, lives.seconds_to_save)
-            self._wait(lambda: time.monotonic() > end)
+            self._wait(lambda: time.monotonic() > end or _newest(self._workdir) >= before + allowance)
         else:
             wanted = before + rng.randint(1, allowance)
             self._wait(lambda: _newest(self._workdir) >= wanted)

@@ -14,7 +14,7 @@ from bert_jax.train import checkpoint
 
 @pytest.mark.slow
 def test_killed_at_random_instants_the_run_ends_bit_for_bit_the_same(shards_dir, tmp_path):
-    figures = chaos.fixed(shards_dir, tmp_path, kills=4, steps=40, seed=1)
+    figures = chaos.fixed(shards_dir, tmp_path, kills=4, steps=120, seed=1)
     assert sum(figures["kills"].values()) == 4 and figures["differing"] == []
 
 

@@ -5,13 +5,14 @@ import gzip
 import json
 import os
 import signal
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from bert_jax.command import Stopped, UserError
-from bert_jax.config import CheckpointConfig, ModelOptions, OptimizerConfig, TrainConfig
+from bert_jax.config import CheckpointConfig, EvalConfig, ModelOptions, OptimizerConfig, TrainConfig
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.model import paths
@@ -123,6 +124,34 @@ def test_sigterm_saves_and_says_so_and_the_rest_follows(run):
     assert checkpoint.latest_step(stopped.workdir) is not None
     trainer.fit(stopped)
     assert_same_run(run("whole").workdir, stopped.workdir)
+
+
+@pytest.mark.slow
+def test_sigterm_ends_an_evaluation_at_once_which_is_done_when_the_run_goes_on(run):
+    config = dataclasses.replace(CONFIG, eval=EvalConfig(every_steps=2))
+    whole, stopped = run("whole", config), run("stopped", config)
+    trainer.fit(whole)
+    [make] = stopped.evaluators
+
+    def endless(plan, mesh):
+        evaluate = make(plan, mesh)
+
+        def measure(params, step):
+            if step == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+                time.sleep(60)
+            return evaluate(params, step)
+
+        return measure
+
+    began = time.monotonic()
+    with pytest.raises(Stopped, match="saved step 4"):
+        trainer.fit(dataclasses.replace(stopped, evaluators=[endless]))
+    assert time.monotonic() - began < 60
+    with pytest.raises(Stopped, match="saved step 4"):
+        trainer.fit(dataclasses.replace(stopped, evaluators=[endless]))  # and again where it begins
+    trainer.fit(stopped)
+    assert_same_run(whole.workdir, stopped.workdir)
 
 
 @pytest.mark.slow

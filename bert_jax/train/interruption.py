@@ -2,11 +2,16 @@
 
 import contextlib
 import signal
+from collections.abc import Iterator
 from types import FrameType
 
 import jax
 
 from bert_jax.train import distributed
+
+
+class Interrupted(BaseException):
+    """SIGTERM came where nothing is lost by leaving at once."""
 
 
 class Interruption:
@@ -17,6 +22,7 @@ class Interruption:
 
     def __init__(self) -> None:
         self.asked = False
+        self._at_once = False
         self._several = jax.process_count() > 1
         self._before: signal._HANDLER = None
 
@@ -25,6 +31,23 @@ class Interruption:
         if self._several and not self.asked:
             self.asked = distributed.notice_to_stop()
         return self.asked
+
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """Around what only reads and may take long: raises Interrupted where SIGTERM comes, or has come.
+
+        Not in a run of several processes, which would wait for the one that left.
+        """
+        if self._several:
+            yield
+            return
+        self._at_once = True
+        try:
+            if self.asked:
+                raise Interrupted
+            yield
+        finally:
+            self._at_once = False
 
     def __enter__(self) -> "Interruption":
         if self._several:
@@ -39,3 +62,6 @@ class Interruption:
 
     def _note(self, _signal: int, _frame: FrameType | None) -> None:
         self.asked = True
+        if self._at_once:
+            self._at_once = False
+            raise Interrupted

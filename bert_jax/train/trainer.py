@@ -4,7 +4,7 @@ import functools
 import itertools
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -17,7 +17,7 @@ from bert_jax.train import checkpoint, distributed, partitioning, preservation, 
 from bert_jax.train.clock import Clock, check_end
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.finite import FiniteCheck
-from bert_jax.train.interruption import Interruption
+from bert_jax.train.interruption import Interrupted, Interruption
 from bert_jax.train.metrics import MetricsWriter, ProgressLine
 from bert_jax.train.overview import parameter_table
 from bert_jax.train.profiler import Profiler
@@ -110,7 +110,8 @@ class _Loop:
         self.seconds_before = meta.get("seconds", 0.0)
         self.saved_time = time.monotonic()
         self.evaluated: tuple[int, dict[str, float]] = (-1, {})
-        self.writer = MetricsWriter(run.workdir, first)
+        self.unlogged = bool(meta.get("unlogged", False))
+        self.writer = MetricsWriter(run.workdir, first - self.unlogged)
         self.progress = ProgressLine(run.description)
         self.finite = FiniteCheck(
             config.on_nonfinite,
@@ -138,10 +139,12 @@ class _Loop:
             for step in itertools.count(self.first):
                 fraction = self.clock.read(step)
                 done = fraction >= 1.0
-                if step > self.first:
+                if step > self.first or self.unlogged:
                     self._between_steps(step, state, done)
                 if done:
                     break
+                if step == self.first and self.interruption.asked:
+                    self._save_and_stop(step, state)  # before the step is compiled, which cannot be interrupted
                 if step == self.first and distributed.leads():
                     (self.run.workdir / RESULT_FILE).unlink(missing_ok=True)  # what it said is no longer so
                 batch = next(self.batches)
@@ -179,8 +182,13 @@ class _Loop:
         if by_steps or best or stop or self._minutes_are_over(logged):
             self._save(step, state)
         if stop and not done:
-            self.checkpoints.wait()
-            raise Stopped(f"SIGTERM: saved step {step} in {self.run.workdir}; run the same command to go on")
+            self._save_and_stop(step, state)
+
+    def _save_and_stop(self, step: int, state: TrainState, unlogged: bool = False) -> NoReturn:
+        """unlogged: the log line and evaluation of this step are still to come, when the run goes on."""
+        self._save(step, state, unlogged)
+        self.checkpoints.wait()
+        raise Stopped(f"SIGTERM: saved step {step} in {self.run.workdir}; run the same command to go on")
 
     def _minutes_are_over(self, logged: bool) -> bool:
         """Whether it is time for a checkpoint by the clock: process 0's, which the others ask when a line is logged."""
@@ -217,7 +225,7 @@ class _Loop:
     def _evaluate(self, step: int, state: TrainState) -> dict[str, float]:
         """What the evaluators measure of the parameters, and under ema_* of their average where one is kept."""
         if self.evaluated[0] != step:
-            with self.window.paused():
+            with self.window.paused(), self.interruption.at_once():
                 metrics: dict[str, float] = {}
                 for evaluator in self.evaluators:
                     metrics |= evaluator(state.params, step)
@@ -233,9 +241,14 @@ class _Loop:
         return self.evaluated[1] if self.evaluated[0] == step else {}
 
     def _evaluate_or_save(self, step: int, state: TrainState) -> dict[str, float]:
-        """Evaluates; when that fails, what was learnt is saved first, unless other processes would have to help."""
+        """Evaluates; when that fails, what was learnt is saved first, unless other processes would have to help.
+
+        SIGTERM ends an evaluation at once, for it may take longer than what sent that will wait.
+        """
         try:
             return self._evaluate(step, state)
+        except Interrupted:
+            self._save_and_stop(step, state, unlogged=True)
         except Exception:
             if jax.process_count() > 1:
                 raise
@@ -248,13 +261,13 @@ class _Loop:
         self.checkpoints.wait()
         return self.checkpoints.latest_step()
 
-    def _save(self, step: int, state: TrainState) -> None:
+    def _save(self, step: int, state: TrainState, unlogged: bool = False) -> None:
         if step == self.saved_step:
             self.checkpoints.wait()
             if distributed.from_first(self.checkpoints.latest_step()) == step:
                 return
         with self.window.paused():  # every flag up to this step is read then, or there is nothing to save
-            meta = self._meta(step)
+            meta = self._meta(step) | {"unlogged": unlogged}
             self.checkpoints.save(step, state.params, state.optimizer_state, meta, state.average)
         self.saved_step, self.saved_time = step, time.monotonic()
 

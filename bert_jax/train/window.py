@@ -33,7 +33,7 @@ class Window:
         self._latest: dict[str, float] = {}
         self._reset()
         self._steps = int(saved.get("steps", 0))
-        self._sums = dict(saved.get("sums", {}))
+        self._sums, self._latest = dict(saved.get("sums", {})), dict(saved.get("latest", {}))
         self._slots = int(saved.get("slots", 0))
         self._tokens_before = self._sums.get("tokens", 0.0)  # not of this process's time
 
@@ -55,7 +55,13 @@ class Window:
     def state(self) -> dict[str, Any]:
         """What the mean so far is made of, as JSON values; waits for the last step to end."""
         self._flush()
-        return {"all_tokens": self.tokens, "steps": self._steps, "sums": self._sums, "slots": self._slots}
+        return {
+            "all_tokens": self.tokens,
+            "steps": self._steps,
+            "sums": self._sums,
+            "latest": self._latest,
+            "slots": self._slots,
+        }
 
     def close(self, waited_seconds: float) -> dict[str, float | None]:
         """The values of a log line over the steps since the last one; waits for the last step to end.
