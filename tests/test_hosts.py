@@ -183,7 +183,7 @@ def test_processes_that_were_not_started_alike_are_told_and_write_nothing(shards
     assert started.codes() == [2, 2]
     for process in (0, 1):
         last = started.said(process).splitlines()[-1]
-        assert "process 1 differs from process 0 (optimizer.learning_rate: 0.0001 there, 0.5 here)" in last
+        assert "process 1 differs from process 0 (optimizer.learning_rate: 0.001 there, 0.5 here)" in last
     assert checkpoint.latest_step(tmp_path / "run") is None
 
 
