@@ -65,7 +65,7 @@ def test_the_norm_that_keeps_little_has_the_gradients_of_the_other(bias):
     jax.tree.map(lambda here, there: np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-5), one, other)
 
 
-@pytest.mark.parametrize("add", [add_bias, add_bias_by_product])
+@pytest.mark.parametrize("add", [add_bias, add_bias_by_product, lambda x, bias: add_bias_by_product(x, bias, 8)])
 def test_a_bias_adds_to_every_row_and_its_gradient_sums_them(add):
     x, bias = jnp.ones((5, 3)), jnp.arange(3.0)
     _, pull = jax.vjp(add, x, bias)

@@ -12,7 +12,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.model import attention_impl
 from bert_jax.model.attention_banded import banded_attention, saves
 from bert_jax.model.attention_splash import splash_attention
-from bert_jax.model.layers import Dense, Shape, affine, child_key
+from bert_jax.model.layers import Dense, Shape, add_bias_by_product, affine, child_key
 from bert_jax.model.positions import RelativeTable, rotate
 from bert_jax.model.runtime import Runtime
 
@@ -195,15 +195,9 @@ class SelfAttention(nnx.Module):
         self, hidden: Float[Array, "B T D"], queries: Float[Array, "B Q D"] | None
     ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B T N H"], Float[Array, "B T N H"]]:
         kernel = self.qkv.kernel[...]
-        if self.runtime.on_tpu:  # a product each: parting the one product of all is a pass over it, with heads of 64
-            biases = [None] * 3 if self.qkv.bias is None else list(self.qkv.bias[...])
+        if self.runtime.on_tpu:
             asked = hidden if queries is None else queries
-            query, key, value = (
-                self.runtime.placement.constrain(
-                    "heads", affine(vectors, kernel[:, place], biases[place], 1, self.runtime)
-                )
-                for place, vectors in enumerate((asked, hidden, hidden))
-            )
+            query, key, value = (self._one(place, part) for place, part in enumerate((asked, hidden, hidden)))
             return query, key, value
         if queries is None:
             query, key, value = self._parts(self.qkv(hidden))
@@ -212,6 +206,13 @@ class SelfAttention(nnx.Module):
         query = affine(queries, kernel[:, 0], first, 1, self.runtime)
         key, value = self._parts(affine(hidden, kernel[:, 1:], others, 1, self.runtime))
         return self.runtime.placement.constrain("heads", query), key, value
+
+    def _one(self, place: int, vectors: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
+        """Queries (0), keys or values by their own product: on a TPU, parting one of all three is a pass over it."""
+        found = affine(vectors, self.qkv.kernel[...][:, place], None, 1, self.runtime)
+        if self.qkv.bias is not None:
+            found = add_bias_by_product(found, self.qkv.bias[...][place], 8)
+        return self.runtime.placement.constrain("heads", found)
 
     def _parts(self, stacked: Float[Array, "B T K N H"]) -> tuple[Float[Array, "B T N H"], ...]:
         """The K arrays of axis 2. The gradient of lax.split is one concatenation, that of indexing a sum per part."""

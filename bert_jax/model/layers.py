@@ -106,21 +106,29 @@ def _add_bias_backward(outputs: tuple[None, ...], gradient: Array) -> tuple[Arra
 add_bias.defvjp(_add_bias_forward, _add_bias_backward)
 
 
-@jax.custom_vjp
-def add_bias_by_product(x: Float[Array, "R K"], bias: Float[Array, "K"]) -> Float[Array, "R K"]:
-    """The same for matrices, the bias's gradient as a product with a row of ones: on a CPU that takes a tenth of the
-    time of XLA's reduction."""
-    return x + bias.astype(x.dtype)[None]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def add_bias_by_product(
+    x: Float[Array, "*rows_and_out"], bias: Float[Array, "*out"], copies: int = 1
+) -> Float[Array, "*rows_and_out"]:
+    """The same, the bias's gradient as a product with rows of ones, as many as `copies`, of which one is used.
+
+    On a CPU one row takes a tenth of the time of XLA's reduction. On a TPU eight rows, which its matrix unit takes at a
+    time, take a sixth, where no product before the reduction could do it along.
+    """
+    return x + jnp.expand_dims(bias.astype(x.dtype), range(x.ndim - bias.ndim))
 
 
-def _by_product_forward(x: Array, bias: Array) -> tuple[Array, None]:
-    return add_bias_by_product(x, bias), None
+def _by_product_forward(x: Array, bias: Array, copies: int) -> tuple[Array, tuple[None, ...]]:
+    return add_bias_by_product(x, bias, copies), (None,) * bias.ndim
 
 
-def _by_product_backward(_: None, gradient: Array) -> tuple[Array, Array]:
-    ones = jnp.ones((1, gradient.shape[0]), gradient.dtype)
-    highest = jax.lax.Precision.HIGHEST
-    return gradient, jnp.matmul(ones, gradient, precision=highest, preferred_element_type=jnp.float32)[0]
+def _by_product_backward(copies: int, outputs: tuple[None, ...], gradient: Array) -> tuple[Array, Array]:
+    rows = gradient.shape[: gradient.ndim - len(outputs)]
+    ones = jnp.ones((copies, *rows), gradient.dtype)
+    # A product of ones and bfloat16 values is exact as it is.
+    precision = jax.lax.Precision.HIGHEST if gradient.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
+    sums = jnp.tensordot(ones, gradient, len(rows), precision=precision, preferred_element_type=jnp.float32)
+    return gradient, sums[0]
 
 
 add_bias_by_product.defvjp(_by_product_forward, _by_product_backward)
