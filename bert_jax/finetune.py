@@ -257,7 +257,9 @@ def _keep_best(config: FinetuneConfig, workdir: Path, task: Task, by_seed: Mappi
         for old in (checkpoint.CHECKPOINTS, "tokenizer"):
             shutil.rmtree(workdir / old, ignore_errors=True)
     distributed.from_first("removed")
-    checkpoint.write_params(workdir, step, checkpoint.read_params(best))  # by all processes together
+    kept = config.optimizer.ema_decay > 0
+    average = checkpoint.read_params(best, item=checkpoint.AVERAGE) if kept else None
+    checkpoint.write_params(workdir, step, checkpoint.read_params(best), average)  # by all processes together
     if distributed.leads():
         shutil.copytree(best / "tokenizer", workdir / "tokenizer")
         shutil.copy(best / METRICS_FILE, workdir / METRICS_FILE)

@@ -119,6 +119,7 @@ def test_several_seeds_are_summed_up_and_the_workdir_opens_as_the_best(
 ) -> None:
     task = TaskConfig(**reviews, text="review", text_pair="pair", label="stars")
     config = config_of(start, task, epochs=5.0, seeds=(0, 1))
+    config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, ema_decay=0.9))
     workdir = tmp_path / "own"
     result = finetune(config, workdir)
     accuracy = result["metrics"]["accuracy"]
@@ -128,8 +129,10 @@ def test_several_seeds_are_summed_up_and_the_workdir_opens_as_the_best(
     assert "test.tsv has no labels" in capsys.readouterr().err
 
     best = int(np.argmax(accuracy["values"]))
-    one, other = checkpoint.read_params(workdir), checkpoint.read_params(workdir / f"seed-{best}")
-    assert all((one[path] == other[path]).all() for path in other)
+    for item in (checkpoint.PARAMS, checkpoint.AVERAGE):
+        one, other = (checkpoint.read_params(run, item=item) for run in (workdir, workdir / f"seed-{best}"))
+        assert all((one[path] == other[path]).all() for path in other)
+    assert result["metrics"]["ema_accuracy"]["mean"] > 0.7
     written = json.loads((workdir / "config.json").read_text())
     assert written["kind"] == "finetuning" and written["heads"]["classes"] == 2
     assert written["task"]["name"] == "own" and written["task"]["labels"] == ["no", "yes"]

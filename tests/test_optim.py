@@ -78,6 +78,7 @@ def test_optax_agrees_with_its_own_adamw():
     np.testing.assert_allclose(moved["kernel"], optax.apply_updates(params, updates)["kernel"], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_without_correction_updates_are_those_of_the_original_bert():
     """google-research/bert, optimization.py, AdamWeightDecayOptimizer.apply_gradients, in numpy."""
     config = dataclasses.replace(CONFIG, bias_correction=False, clip_norm=0.0)
@@ -135,6 +136,7 @@ def test_schedules_are_their_closed_forms(name):
     np.testing.assert_allclose(rates, 3 * (0.1 + 0.9 * SCHEDULES[name](x)), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_after_a_warmup_by_share_the_schedule_runs_over_what_is_left(name):
     x = np.linspace(0, 1, 101)
@@ -144,6 +146,7 @@ def test_after_a_warmup_by_share_the_schedule_runs_over_what_is_left(name):
     np.testing.assert_allclose(rates, 2 * np.minimum(x / 0.06, SCHEDULES[name](left)), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_run_at_a_constant_rate_can_be_ended_without_a_jump():
     flat = OptimizerConfig(warmup_steps=0, warmup_share=0.1, schedule="constant")
     end = dataclasses.replace(flat, schedule="wsd", decay_share=0.2)  # 800 steps become 1,000

@@ -109,6 +109,7 @@ class Adam:
         return self.mean / (1 - config.beta1**self.count) / (np.sqrt(self.u) + config.epsilon)
 
 
+@pytest.mark.slow
 def test_lamb_is_optax_lamb_of_each_matrix_and_adam_of_biases_and_norms():
     config = OptimizerConfig(name="lamb", learning_rate=0.01, weight_decay=0.1, clip_norm=0.0)
 
@@ -124,6 +125,7 @@ def test_lamb_is_optax_lamb_of_each_matrix_and_adam_of_biases_and_norms():
             np.testing.assert_allclose(after[name], wanted, rtol=2e-6, atol=2e-6, err_msg=name)
 
 
+@pytest.mark.slow
 def test_lamb_leaves_a_tensor_of_zeros_its_update():
     params = {"encoder": {"layers": {"feed_forward": {"output": {"kernel": jnp.zeros((2, 3, 4)).at[0].set(1.0)}}}}}
     config = OptimizerConfig(name="lamb", weight_decay=0.0, clip_norm=0.0)
@@ -134,6 +136,7 @@ def test_lamb_leaves_a_tensor_of_zeros_its_update():
     np.testing.assert_allclose(kernel[1], 1.0, rtol=1e-5)  # Adam's
 
 
+@pytest.mark.slow
 def test_stable_adamw_is_the_paper_s_for_each_tensor():
     config = OptimizerConfig(name="stable_adamw", learning_rate=0.01, weight_decay=0.1, beta2=0.9, clip_norm=0.0)
     clipped = []
@@ -154,6 +157,7 @@ def test_stable_adamw_is_the_paper_s_for_each_tensor():
     assert any(clipped) and not all(clipped)
 
 
+@pytest.mark.slow
 def test_muon_orthogonalizes_each_matrix_and_leaves_the_rest_to_adamw():
     config = OptimizerConfig(name="muon", learning_rate=0.01, weight_decay=0.1, clip_norm=0.0)
 
@@ -180,7 +184,7 @@ def test_muon_orthogonalizes_each_matrix_and_leaves_the_rest_to_adamw():
     assert_each(config, reference, tolerance=1e-5)
 
 
-@pytest.mark.parametrize("name", ["wide", "tall", "square"])
+@pytest.mark.parametrize("name", ["wide", *(pytest.param(name, marks=pytest.mark.slow) for name in ("tall", "square"))])
 def test_muon_equals_torch(name):
     arrays = golden.read_arrays("muon")
     start, after = arrays[f"{name}/start"], arrays[f"{name}/after"]
@@ -200,6 +204,7 @@ def test_muon_equals_torch(name):
         np.testing.assert_allclose(kernel[0], wanted, atol=1e-5, rtol=0, err_msg=golden.REFRESH)
 
 
+@pytest.mark.slow
 def test_orthogonal_means_singular_values_near_one():
     matrix = np.random.default_rng(0).normal(size=(2, 12, 30)).astype(np.float32)
     values = np.linalg.svd(np.asarray(muon.orthogonalize(jnp.asarray(matrix))), compute_uv=False)

@@ -331,17 +331,23 @@ def read_params(workdir: str | Path, step: int | None = None, item: str = PARAMS
     saved = read_meta(directory / str(step))["tensors"].get(item)
     if saved is None:
         raise UserError(
-            f"checkpoint {directory / str(step)} has no moving average of its parameters: the run had no "
-            "--config.optimizer.ema_decay. Leave --average out, or average checkpoints: --average last:K"
+            f"checkpoint {directory / str(step)} has no moving average of its parameters: it is an export, or of a run "
+            "without --config.optimizer.ema_decay. Leave --average out, or average checkpoints: --average last:K"
         )
     nested = unflatten(dict.fromkeys(saved, ocp.RestoreArgs(restore_type=np.ndarray)))
     return read_item(directory / str(step), item, saved, ocp.args.PyTreeRestore(restore_args=nested))
 
 
-def write_params(workdir: str | Path, step: int, params: Mapping[str, np.ndarray]) -> None:
-    """Writes parameters by path as a checkpoint without an optimizer; returns when it is on disk."""
+def write_params(
+    workdir: str | Path, step: int, params: Mapping[str, np.ndarray], average: Mapping[str, np.ndarray] | None = None
+) -> None:
+    """Writes parameters by path, and their moving average if there is one, as a checkpoint without an optimizer.
+
+    Returns when it is on disk.
+    """
+    nested = None if average is None else unflatten(dict(average))
     with Checkpoints(Path(workdir) / CHECKPOINTS, keep=0) as checkpoints:
-        checkpoints.save(step, unflatten(dict(params)), None, {})
+        checkpoints.save(step, unflatten(dict(params)), None, {}, nested)
 
 
 class _OneMessage(logging.Filter):

@@ -74,7 +74,8 @@ def parse(text: str, key: str, params: dict[str, Any]) -> Numbers:
         if not separator or not pattern or not 0 <= value < float("inf"):
             raise UserError(f"{key}: {entry!r}; it is REGEX=NUMBER, the number 0 or more, as ^embeddings/=0.1")
         if not any(compiled.search(name) for name in names):
-            raise UserError(f"{key}: no parameter matches {pattern!r}; they are named as {names[0]} and {names[-1]}")
+            examples = " and ".join((names[0], next((name for name in names if name.startswith(STACK)), names[-1])))
+            raise UserError(f"{key}: no parameter matches {pattern!r}; they are named as {examples}")
         found.append((pattern, value))
     return tuple(found)
 
