@@ -16,18 +16,21 @@ from bert_jax.train import optim, rules
 CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=4, weight_decay=0.1, clip_norm=1.0, epsilon=1e-6)
 
 
-def rate(step: int, fraction: float, config: OptimizerConfig = CONFIG) -> float:
-    return float(optim.learning_rate(config, jnp.int32(step), jnp.float32(fraction)))
+def rates_of(config: OptimizerConfig, steps: int) -> np.ndarray:
+    """The rate of each step of a run of so many, and the one after."""
+    numbers = np.arange(steps + 1)
+    rates = jax.vmap(lambda step, fraction: optim.learning_rate(config, step, fraction))
+    return np.asarray(rates(jnp.int32(numbers), jnp.float32(numbers / steps)))
 
 
 def test_rate_warms_up_then_falls_to_zero():
-    rates = [rate(step, step / 20) for step in range(21)]
+    rates = rates_of(CONFIG, 20)
     np.testing.assert_allclose(rates[:3], [0.0025, 0.005, 0.0075])
     np.testing.assert_allclose(rates[4:], 0.01 * (1 - np.arange(4, 21) / 20), rtol=1e-6, atol=1e-9)
 
 
 def test_rate_has_no_jump():
-    rates = np.array([rate(step, step / 2000, OptimizerConfig(warmup_steps=200)) for step in range(0, 2000)])
+    rates = rates_of(OptimizerConfig(warmup_steps=200), 2000)
     assert np.abs(np.diff(rates)).max() <= 1e-4 / 200 * 1.001
 
 
@@ -40,10 +43,11 @@ def test_updates_are_those_of_the_paper():
     expected = jax.tree.map(np.float64, params)
     first = jax.tree.map(np.zeros_like, expected)
     second = jax.tree.map(np.zeros_like, expected)
+    update, apply_updates = jax.jit(optimizer.update), jax.jit(optim.apply_updates)
     for step in range(5):
         gradient = jax.tree.map(lambda leaf: jnp.float32(random.normal(size=leaf.shape)), params)
-        direction, state = optimizer.update(gradient, state, params)
-        params = optim.apply_updates(params, direction, jnp.float32(0.01), None)
+        direction, state = update(gradient, state, params)
+        params = apply_updates(params, direction, jnp.float32(0.01), None)
         norm = np.sqrt(sum((np.float64(leaf) ** 2).sum() for leaf in jax.tree.leaves(gradient)))
         clipped = jax.tree.map(lambda leaf, norm=norm: np.float64(leaf) / max(1.0, norm), gradient)
         first = jax.tree.map(lambda m, g: 0.9 * m + 0.1 * g, first, clipped)
