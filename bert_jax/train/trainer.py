@@ -154,7 +154,7 @@ class _Loop:
                 with self.profiler.step(step):
                     state, metrics = self.train_step(state, batch, np.float32(fraction), self.key)
                 self.window.add(step + 1, batch, metrics)
-        evaluation = self._evaluate(step, state)
+        evaluation = self._evaluate_or_save(step, state)
         self._save(step, state)
         self.checkpoints.wait()
         seconds = self.clock.elapsed if step > self.first else self.seconds_before
