@@ -67,7 +67,7 @@ def wanted_plans() -> list[Wanted]:
 
 def _plan(name: str, topology: str, size: str, slots: int, batch: int, parts: int, *more: str) -> Wanted:
     arguments = [f"--config configs/bert_{size}.py --topology {topology} --seq_len {slots}"]
-    arguments += [f"--config.batch_size={batch}", f"--config.microbatches={parts}", "--config.model.layer_loop=scan"]
+    arguments += [f"--config.batch_size={batch}", f"--config.microbatches={parts}"]
     # The kernel that keeps no scores has no dropout of them; short rows do well without it.
     arguments += ["--config.model.attention_dropout=0.0"] if slots > 128 else []
     return Wanted(name, tuple(" ".join([*arguments, *more]).split()))

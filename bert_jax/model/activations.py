@@ -45,7 +45,10 @@ def _gelu_forward(x: Array) -> tuple[Array, Array]:
 
 def _gelu_backward(x: Array, gradient: Array) -> tuple[Array]:
     # Else XLA keeps the forward pass's distribution after all. The gradient is left free, to be fused with its product.
-    x = jax.lax.optimization_barrier(x)
+    return _gelu_again_backward(jax.lax.optimization_barrier(x), gradient)
+
+
+def _gelu_again_backward(x: Array, gradient: Array) -> tuple[Array]:
     wide = x.astype(jnp.float32)
     density = jnp.exp(-0.5 * jnp.square(wide)) * (1.0 / math.sqrt(2.0 * math.pi))
     slope = _normal_distribution(wide) + wide * density
@@ -53,6 +56,15 @@ def _gelu_backward(x: Array, gradient: Array) -> tuple[Array]:
 
 
 gelu.defvjp(_gelu_forward, _gelu_backward)
+
+
+@jax.custom_vjp
+def gelu_again(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+    """gelu for what jax.checkpoint computes again: that keeps the forward pass's values out by itself."""
+    return gelu(x)
+
+
+gelu_again.defvjp(_gelu_forward, _gelu_again_backward)
 
 _BY_NAME: dict[str, Callable[[Array], Array]] = {
     "gelu": gelu,

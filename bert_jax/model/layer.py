@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.activations import activation
+from bert_jax.model.activations import activation, gelu_again
 from bert_jax.model.attention import Places, SelfAttention
 from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import Dense, LayerNorm, Shape, child_key
@@ -48,13 +48,17 @@ class FeedForward(nnx.Module):
         self.activation = activation(config.activation)
         self.gated = config.gated
         self.placement = runtime.placement
-        self.on_tpu = runtime.on_tpu
+        self.on_tpu, self.unrolled = runtime.on_tpu, runtime.unrolled(config.layers)
+        if self.on_tpu and config.activation == "gelu":
+            self.activation = gelu_again
 
     def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         inner = self.placement.constrain("inner", self.input(hidden))
-        # On a TPU the activation is part of the product that reads it, forward and backward; scanned layers would keep
-        # its result else, the largest of their arrays.
-        return jax.checkpoint(self._second)(inner) if self.on_tpu else self._second(inner)
+        if not self.on_tpu:
+            return self._second(inner)
+        # The activation is part of the product that reads it, forward and backward; scanned layers would else keep its
+        # result, the largest of their arrays. In a scan nothing has to be kept apart, and a barrier would be a copy.
+        return jax.checkpoint(self._second, prevent_cse=self.unrolled)(inner)
 
     def _second(self, inner: Float[Array, "B T *inner"]) -> Float[Array, "B T D"]:
         if self.gated:
