@@ -8,17 +8,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 
 from bert_jax import pretrain
 from bert_jax.command import UserError
+from bert_jax.config import MeshConfig
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.reading import BatchSchedule
 from bert_jax.data.shards import open_dataset
-from bert_jax.train import checkpoint, metrics
+from bert_jax.train import checkpoint, metrics, partitioning
+from bert_jax.train.programs import later_batches
 from data_prep.build_examples import build
 
 ROOT = Path(__file__).parent.parent
@@ -73,6 +76,24 @@ def test_a_restart_anywhere_reads_what_would_have_come(phased):
             assert_rows_equal(
                 again.batch(step, slice(1, 3)), Batch(*(f if f is None else f[1:3] for f in batches[step]))
             )
+
+
+def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
+    dataset = open_dataset(shards_dir, "train")
+    batches = BatchSchedule.parse("0:8,4:16,9:8,20:24")
+    source = PhasedLoader([Phase(0, dataset), Phase(6, dataset)], dataset.tokenizer(), batches=batches, seed=3)
+    mesh = partitioning.make_mesh(MeshConfig())
+
+    def shapes(first: int, end: int = 0) -> dict[int, tuple[int, ...]]:
+        return {step: b.input_ids.shape for step, b in later_batches(source, first, end, mesh).items()}
+
+    assert shapes(0) == {4: (16, 64), 20: (24, 64)}
+    assert shapes(5) == {9: (8, 64), 20: (24, 64)}
+    assert shapes(5, end=20) == {9: (8, 64)} and shapes(30) == shapes(4, end=9) == {}
+    real = partitioning.place(source.batch(4), 16, mesh)
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), real) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), later_batches(source, 0, 9, mesh)[4]
+    ), "another program would be compiled"
 
 
 def edited(shards: Path, copy: Path, **changes: object) -> Path:

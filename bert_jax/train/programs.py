@@ -34,15 +34,16 @@ def keep_programs() -> Path | None:
     return folder
 
 
-def later_batches(source: Source, first: int, mesh: Mesh) -> dict[int, Any]:
+def later_batches(source: Source, first: int, end: int, mesh: Mesh) -> dict[int, Any]:
     """Abstract batches of the shapes that a run will meet after the one it begins with, by the step that brings each.
 
-    first is the step that it begins with. Reads a row for each change of the source.
+    first, end   the step that it begins with, and the number of its steps (0: nobody knows)
+    Reads a row for each change of the source.
     """
     sharding = partitioning.rows_sharding(mesh)
     found: dict[int, Any] = {}
     seen = []
-    for step in (first, *(change for change in source.changes if change > first)):
+    for step in (first, *(change for change in source.changes if change > first and (change < end or end <= 0))):
         rows = source.rows_at(step)
         batch = jax.tree.map(
             lambda leaf, rows=rows: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=sharding),

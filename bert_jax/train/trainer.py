@@ -62,7 +62,7 @@ def fit(run: Run) -> Result:
             write_workdir(run)
             first = int(state.step)
             slots = _slots(run.source, first)  # before the loop's thread reads from the source, as the next line
-            later = later_batches(run.source, first, mesh)
+            later = later_batches(run.source, first, config.steps, mesh)
             loop = _Loop(run, plan, mesh, checkpoints, evaluators, interruption, profiler, made_by, meta, state)
             if meta:
                 for line in (f"going on from step {loop.first} of {run.workdir}", *told):
