@@ -123,6 +123,11 @@ def test_a_topology_that_does_not_exist_is_refused_with_examples(name):
         read_name(name)
 
 
+def test_a_slice_larger_than_any_is_refused():
+    with pytest.raises(UserError, match="256 chips at most: use --slices"):
+        read_name("v5e:32x32")
+
+
 def test_without_libtpu_the_line_that_installs_it_is_told(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'bert_jax\[tpu\]'"):

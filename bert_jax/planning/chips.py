@@ -23,6 +23,7 @@ class Chip:
     link_bandwidth: float  # bytes a second, one way
     links: int  # of a device in a torus: two for each of its axes, shared by the cores
     dimensions: int  # of its topologies
+    largest: int  # chips of the largest slice
     cores: int = 1  # devices of a chip
 
     @property
@@ -34,10 +35,10 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", 275e12, 128, 8, 30.75 * GIB, 1228e9, 4.5e10, 6, 3),
-        Chip("v5e", 197e12, 128, 4, 15.75 * GIB, 819e9, 4.5e10, 4, 2),
-        Chip("v5p", 459e12, 128, 8, 95.74 * GIB, 2765e9, 9e10, 6, 3),
-        Chip("v6e", 918e12, 256, 4, 31.25 * GIB, 1638e9, 9e10, 4, 2),
-        Chip("tpu7x", 2307e12 / 2, 256, 4, 94.75 * GIB, 7380e9 / 2, 9e10, 3, 3, cores=2),
+        Chip("v4", 275e12, 128, 8, 30.75 * GIB, 1228e9, 4.5e10, 6, 3, 4096),
+        Chip("v5e", 197e12, 128, 4, 15.75 * GIB, 819e9, 4.5e10, 4, 2, 256),
+        Chip("v5p", 459e12, 128, 8, 95.74 * GIB, 2765e9, 9e10, 6, 3, 6144),
+        Chip("v6e", 918e12, 256, 4, 31.25 * GIB, 1638e9, 9e10, 4, 2, 256),
+        Chip("tpu7x", 2307e12 / 2, 256, 4, 94.75 * GIB, 7380e9 / 2, 9e10, 3, 3, 9216, cores=2),
     )
 }

@@ -56,6 +56,10 @@ def read_name(name: str) -> tuple[Chip, tuple[int, ...]]:
         raise UserError(
             f"no topology {name!r}; {chip.name} has {chip.dimensions} axes, {chip.name}:{wanted}: {EXAMPLES}"
         )
+    if math.prod(sides) > chip.largest:
+        raise UserError(
+            f"no topology {name!r}; a slice of {chip.name} has {chip.largest} chips at most: use --slices for more"
+        )
     return chip, sides
 
 
