@@ -113,6 +113,20 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(run):
     assert_same_item(run("whole").workdir, killed.workdir, checkpoint.AVERAGE)
 
 
+@pytest.mark.slow
+def test_muon_s_moments_come_back_and_a_run_may_begin_to_keep_an_average(run):
+    config = dataclasses.replace(CONFIG, optimizer=dataclasses.replace(CONFIG.optimizer, name="muon"))
+    trainer.fit(run("whole", config))
+    killed = run("killed", config)
+    with pytest.raises(Killed):
+        trainer.fit(dataclasses.replace(killed, source=Interrupted(killed.source, 5, kill)))
+    averaged = dataclasses.replace(config.optimizer, ema_decay=0.9)
+    again = dataclasses.replace(config, optimizer=averaged, allow_changes="optimizer.ema_decay")
+    evaluation = trainer.fit(run("killed", again)).evaluation
+    assert_same_item(run("whole").workdir, killed.workdir, checkpoint.PARAMS)
+    assert evaluation["ema_loss"] != evaluation["loss"]
+
+
 def test_sigterm_saves_and_says_so_and_the_rest_follows(run):
     trainer.fit(run("whole"))
     stopped = run("stopped")
