@@ -12,7 +12,7 @@ from bert_jax.command import UserError
 from bert_jax.config import MeshConfig
 from bert_jax.model import bert, paths
 from bert_jax.model.heads import Heads
-from bert_jax.train import partitioning
+from bert_jax.train import overview, partitioning
 
 
 @pytest.fixture
@@ -166,3 +166,17 @@ def test_rows_that_do_not_follow_each_other_find_their_devices():
         np.testing.assert_array_equal(owned[partitioning.among(owned, rows)], np.arange(16)[rows])
     placed = partitioning.place(np.arange(16), 16, crossed)
     np.testing.assert_array_equal(placed, np.arange(16))
+
+
+def test_the_largest_tensor_that_is_whole_is_told_and_what_the_mesh_does_not_divide(tiny_config):
+    mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
+    heads = Heads(mlm=True, span_boundary=True)
+    state = partitioning.with_shardings(mesh, {"params": bert.abstract_params(tiny_config, heads)})
+    # 2 x 32 + 200 inputs are divided by 4, the 31 of a made-up head are not.
+    odd = paths.unflatten({"extra/dense/kernel": jax.ShapeDtypeStruct((31, 7), np.float32)})
+    state["params"] |= partitioning.with_shardings(mesh, odd)
+    line = overview.share_of_a_device(state, mesh)
+    assert "whole on each is params/mlm_head/bias, 0.0041 MB" in line  # 1,024 entries
+    assert line.endswith("; the mesh does not divide params/extra/dense/kernel")
+    held = float(line.split()[3])
+    assert held == pytest.approx(sum(4 * leaf.size for leaf in jax.tree.leaves(state)) / 4 / 1e6, rel=0.5)

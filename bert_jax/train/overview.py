@@ -1,12 +1,14 @@
 """What is about to be trained, as a table: path, shape, dtype, sharding, decay, whether it learns."""
 
+import math
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from bert_jax.model import paths
-from bert_jax.train import optim
+from bert_jax.train import optim, partitioning
 from bert_jax.train.steps import Plan
 
 
@@ -26,6 +28,28 @@ def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     total = sum(value.size for value in jax.tree.leaves(params))
     return [*lines, f"{total:,} parameters, {total * 4 / 1e6:,.1f} MB in float32"]
+
+
+def share_of_a_device(state: Any, mesh: Mesh) -> str:
+    """One line: what each device holds of a training state, and the largest tensor that is whole on all of them.
+
+    What the mesh would cut, but does not divide, is named, too.
+    """
+    leaves = {
+        jax.tree_util.keystr(path, simple=True, separator=paths.SEPARATOR): leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(state)
+    }
+    sizes = {
+        name: leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for name, leaf in leaves.items()
+    }
+    line = f"a device holds {sum(sizes.values()) / 1e6:,.1f} MB of parameters and optimizer state"
+    whole = [name for name, leaf in leaves.items() if leaf.sharding.is_fully_replicated]
+    if whole:
+        largest = max(whole, key=lambda name: sizes[name])
+        line += f"; the largest tensor that is whole on each is {largest}, {sizes[largest] / 1e6:,.3g} MB"
+    if names := partitioning.undivided(mesh, state):
+        line += f"; the mesh does not divide {', '.join(names)}"
+    return line
 
 
 def _sharding(value: jax.Array) -> str:

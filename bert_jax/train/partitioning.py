@@ -163,16 +163,30 @@ def shardings(mesh: Mesh, tree: Any) -> Any:
     return jax.tree_util.tree_map_with_path(place, tree)
 
 
+def undivided(mesh: Mesh, tree: Any) -> list[str]:
+    """The paths of what a rule would cut, and the mesh does not divide: each device holds it whole."""
+    found = []
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        axes = _expanded(rules.first_match(PARAMETER_RULES, _name(path)), len(leaf.shape))
+        cut = [axis for axis in axes if isinstance(axis, str) and mesh.shape[axis] > 1]
+        if len(axes) == len(leaf.shape) and len(cut) > sum(
+            axis is not None for axis in _parameter_spec(path, leaf, mesh)
+        ):
+            found.append(_name(path))
+    return found
+
+
 def _parameter_spec(path: Any, leaf: Any, mesh: Any) -> PartitionSpec:
-    name = jax.tree_util.keystr(path, simple=True, separator=paths.SEPARATOR)
-    return _spec(rules.first_match(PARAMETER_RULES, name), leaf.shape, mesh)
+    return _spec(rules.first_match(PARAMETER_RULES, _name(path)), leaf.shape, mesh)
+
+
+def _name(path: Any) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator=paths.SEPARATOR)
 
 
 def _spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
     """The rule's axes for an array of that shape, without those of one device and those that do not divide it."""
-    if ... in axes:
-        middle = axes.index(...)
-        axes = (*axes[:middle], *[None] * (len(shape) - len(axes) + 1), *axes[middle + 1 :])
+    axes = _expanded(axes, len(shape))
     if len(axes) != len(shape):
         return PartitionSpec()
     found = []
@@ -182,6 +196,14 @@ def _spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
         divides = size % math.prod(mesh.shape[name] for name in used) == 0
         found.append(used if used and divides else None)
     return PartitionSpec(*found)
+
+
+def _expanded(axes: Axes, count: int) -> Axes:
+    """The rule's axes with as many None in the place of ... as an array of `count` axes has there."""
+    if ... not in axes:
+        return axes
+    middle = axes.index(...)
+    return (*axes[:middle], *[None] * (count - len(axes) + 1), *axes[middle + 1 :])
 
 
 def with_shardings(mesh: Mesh, tree: Any) -> Any:

@@ -19,7 +19,7 @@ from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.finite import FiniteCheck
 from bert_jax.train.interruption import Interrupted, Interruption
 from bert_jax.train.metrics import MetricsWriter, ProgressLine
-from bert_jax.train.overview import parameter_table
+from bert_jax.train.overview import parameter_table, share_of_a_device
 from bert_jax.train.profiler import Profiler
 from bert_jax.train.programs import later_batches
 from bert_jax.train.provenance import provenance
@@ -71,6 +71,8 @@ def fit(run: Run) -> Result:
                 for line in parameter_table(state.params, plan):
                     loop.progress.say(line)
             loop.progress.say(how_it_runs(plan, mesh, slots))
+            if mesh.size > 1:
+                loop.progress.say(share_of_a_device(state, mesh))
             try:
                 loop.compile_ahead(state, later)
                 return loop.train(state)

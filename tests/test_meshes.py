@@ -1,0 +1,141 @@
+"""Law 3: losses and gradients are those of one device, whatever the mesh of eight, the family and the layer loop."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from families import FAMILIES
+from tiny_batches import lay, random_sequence
+
+from bert_jax.config import MeshConfig, OptimizerConfig
+from bert_jax.model import bert, paths
+from bert_jax.model.runtime import Runtime
+from bert_jax.train import optim, partitioning, steps
+from bert_jax.train.losses import CausalObjective, PretrainingObjective
+
+ONE = (1, 1, 1)
+ROWS, SLOTS = 16, 24
+# Sizes that every mesh divides; dropout on, whose masks have to be those of one device.
+CHANGES: dict[str, Any] = {
+    "layers": 2,
+    "width": 32,
+    "heads": 4,
+    "feed_forward": 48,
+    "dropout": 0.1,
+    "attention_dropout": 0.1,
+}
+MESHES = {"2x4x1": (2, 4, 1), "1x8x1": (1, 8, 1), "2x2x2": (2, 2, 2), "2x1x4": (2, 1, 4)}
+CASES = [
+    ("bert", "2x4x1", {}),
+    ("bert", "2x2x2", {}),
+    ("bert", "2x2x2", {"loop": "unrolled"}),
+    ("bert", "2x2x2", {"microbatches": 2}),
+    ("modernbert", "1x8x1", {}),
+    ("modernbert", "2x2x2", {}),
+    ("buckets", "2x1x4", {}),
+    ("gpt", "2x2x2", {}),
+    ("bert", "2x2x2", {"name": "lamb"}),
+    ("bert", "2x2x2", {"name": "muon"}),
+]
+
+
+@functools.cache
+def packed_rows():
+    """Rows of two packed sequences and of one with padding."""
+    rows = []
+    for number in range(ROWS):
+        lengths = (9, 13) if number % 2 else (17,)
+        rows.append([random_sequence(length, 61, seed=10 * number + length) for length in lengths])
+    return lay(rows, SLOTS, 5)
+
+
+def plan_of(family: str, *, loop: str = "scan", microbatches: int = 1, **optimizer: Any) -> steps.Plan:
+    model = dataclasses.replace(FAMILIES[family], **CHANGES)
+    objective = CausalObjective() if model.causal else PretrainingObjective()
+    config = OptimizerConfig(learning_rate=0.01, warmup_steps=1, **optimizer)
+    runtime = Runtime(layer_loop=loop, placement=partitioning.OnMesh())
+    chain = optim.build(config, bert.abstract_params(model, objective.heads))
+    return steps.Plan(model, runtime, objective, config, chain, microbatches)
+
+
+def step_on(shape: tuple[int, ...], plan: steps.Plan) -> tuple[Any, dict[str, Any], Any]:
+    """The state and the metrics after a step on so many devices, and the program."""
+    mesh = partitioning.make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])
+    partitioning.check_model(plan.model, mesh)
+
+    def draw(key: jax.Array) -> Any:
+        return steps.initial_state(plan, bert.init_params(plan.model, plan.objective.heads, key))
+
+    with jax.set_mesh(mesh):
+        abstract = partitioning.with_shardings(mesh, jax.eval_shape(draw, jax.random.key(1)))
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+        state = jax.tree.map(jax.device_put, first_state(plan), shardings)
+        batch = partitioning.place(packed_rows(), ROWS, mesh)
+        arguments = (batch, jnp.float32(0), jax.device_put(jax.random.key(0), partitioning.replicated(mesh)))
+        lowered = steps.jitted(plan, mesh, state).lower(state, *arguments)
+        program = lowered.compile(compiler_options={"xla_backend_optimization_level": "0"})  # half the time
+        state, metrics = program(state, *arguments)
+    assert jax.tree.map(lambda leaf: leaf.sharding, state) == shardings
+    return state, jax.device_get(metrics), program
+
+
+def first_state(plan: steps.Plan) -> Any:
+    """The state before the first step, in host memory."""
+    params = bert.init_params(plan.model, plan.objective.heads, jax.random.key(1))
+    return jax.device_get(steps.initial_state(plan, params))
+
+
+@functools.cache
+def alone(family: str, **changes: Any) -> tuple[Any, dict[str, Any]]:
+    """On one device. An unrolled loop is held to the scan there, too."""
+    return step_on(ONE, plan_of(family, **changes))[:2]
+
+
+def assert_close(got: Any, wanted: Any) -> None:
+    """Each tensor to 1e-6 of all of them (of each device's sums, float32 loses as much), and to 1e-5 of itself unless
+    it is rounding noise, as the gradient of a key's bias is."""
+    wanted = jax.device_get(paths.flatten(wanted))
+    whole = np.sqrt(sum(np.square(value, dtype=np.float64).sum() for value in wanted.values()))
+    for path, value in jax.device_get(paths.flatten(got)).items():
+        error = np.linalg.norm((value - wanted[path]).ravel())
+        assert error < min(1e-6 * whole, 1e-5 * np.linalg.norm(wanted[path].ravel()) + 1e-7 * whole), path
+
+
+def momentum(state: Any) -> Any:
+    """After a first step this is the clipped gradient, scaled. What Adam makes of it would not do: where a gradient is
+    rounding noise, its sign moves a parameter as far as any."""
+    found = [part for part in jax.tree.leaves(state, is_leaf=lambda part: hasattr(part, "mu")) if hasattr(part, "mu")]
+    return found[0].mu
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("family", "mesh", "changes"), CASES, ids=repr)
+def test_a_step_on_any_mesh_is_that_of_one_device(family, mesh, changes):
+    plan = plan_of(family, **changes)
+    state, metrics, _ = step_on(MESHES[mesh], plan)
+    there, wanted = alone(family, **{name: value for name, value in changes.items() if name != "loop"})
+    for name in ("loss", "gradient_norm"):
+        np.testing.assert_allclose(metrics[name], wanted[name], rtol=1e-6, err_msg=name)
+    assert_close(momentum(state.optimizer_state), momentum(there.optimizer_state))
+    kernel = "encoder/layers/feed_forward/input/kernel"
+    before, got, wanted = (
+        jax.device_get(paths.flatten(part.params)[kernel]) for part in (first_state(plan), state, there)
+    )
+    # Of a trust ratio or an orthogonalized update, a device's own part of the matrix would give another.
+    assert np.linalg.norm((got - wanted).ravel()) < 1e-2 * np.linalg.norm((wanted - before).ravel())
+
+
+@pytest.mark.slow
+def test_a_device_holds_its_share_of_the_parameters_and_of_the_optimizer():
+    state, _, program = step_on((1, 4, 2), plan_of("bert", ema_decay=0.9))
+    kernel = "encoder/layers/feed_forward/output/kernel"
+    moments = next(part for part in state.optimizer_state if hasattr(part, "mu"))
+    for tree in (state.params, moments.mu, moments.nu, state.average):
+        assert paths.flatten(tree)[kernel].addressable_shards[0].data.size == 2 * 48 * 32 // 8
+    # Parameters are gathered and sums added up: nothing is moved about beside that.
+    text = program.as_text()
+    assert "all-gather" in text and "all-to-all" not in text and "collective-permute" not in text
