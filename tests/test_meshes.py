@@ -98,18 +98,19 @@ def alone(family: str, **changes: Any) -> tuple[Any, dict[str, Any]]:
 def assert_close(got: Any, wanted: Any) -> None:
     """Each tensor to 1e-6 of all of them (of each device's sums, float32 loses as much), and to 1e-5 of itself unless
     it is rounding noise, as the gradient of a key's bias is."""
-    wanted = jax.device_get(paths.flatten(wanted))
+    wanted = jax.device_get(wanted)
     whole = np.sqrt(sum(np.square(value, dtype=np.float64).sum() for value in wanted.values()))
-    for path, value in jax.device_get(paths.flatten(got)).items():
+    for path, value in jax.device_get(got).items():
         error = np.linalg.norm((value - wanted[path]).ravel())
         assert error < min(1e-6 * whole, 1e-5 * np.linalg.norm(wanted[path].ravel()) + 1e-7 * whole), path
 
 
-def momentum(state: Any) -> Any:
+def momentum(state: Any) -> dict[str, Any]:
     """After a first step this is the clipped gradient, scaled. What Adam makes of it would not do: where a gradient is
     rounding noise, its sign moves a parameter as far as any."""
-    found = [part for part in jax.tree.leaves(state, is_leaf=lambda part: hasattr(part, "mu")) if hasattr(part, "mu")]
-    return found[0].mu
+    named = jax.tree_util.tree_leaves_with_path(state)
+    by_path = {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in named}
+    return {path: leaf for path, leaf in by_path.items() if "mu" in path.split("/")}
 
 
 @pytest.mark.slow

@@ -94,6 +94,23 @@ def test_collectives_by_kind_and_group_with_what_overlaps(program):
     assert alone == pytest.approx((2 * 3 / 4 + 1 / 2) * 2304 * 4 / (4 * 4.5e10))
 
 
+@pytest.mark.parametrize(
+    ("said", "size"),
+    [
+        ("{{0,1},{2,3}}", 2),
+        ("[2,4]<=[8]", 4),
+        ("{}", 8),
+        ("mesh['axis_0'=4,'axis_1'=1,'axis_2'=2], device_ids=([2,4]T(1,0)) {'axis_0'}", 4),
+        ("mesh['axis_0'=2,'axis_1'=2,'axis_2'=2] {'axis_0','axis_2'}", 4),
+        ("mesh['axis_0'=8] {'axis_0':(2)2}", 2),
+    ],
+)
+def test_the_devices_of_a_collective_however_they_are_written(said, size):
+    line = f"  %all-reduce.1 = f32[64]{{0}} all-reduce(%x), replica_groups={said}, use_global_device_ids=true"
+    found = collectives(hlo.parse("ENTRY %main (x: f32[64]) -> f32[64] {\n" + line + "\n}\n"), devices=8)
+    assert [(one.group, one.bytes) for one in found] == [(size, 256.0)]
+
+
 def test_flops_count_loops_as_often_as_they_run():
     def step(x, kernels):
         return jax.lax.scan(lambda x, kernel: (jax.checkpoint(jnp.tanh)(x @ kernel), None), x, kernels)[0].sum()

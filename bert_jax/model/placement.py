@@ -14,8 +14,14 @@ from typing import Any
 from jax.typing import DTypeLike
 from jaxtyping import Array
 
-# What the backward pass gathers again instead of keeping it, as jax.ad_checkpoint.checkpoint_name calls it.
-GATHERED = "gathered parameters"
+
+def all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
+    """A policy for jax.checkpoint: keeps everything, but not where it was brought to lie (gather, constrain).
+
+    So the backward pass gathers a layer's parameters again, where it would keep those of all layers whole. What a name
+    (checkpoint_name) stands for would be kept all the same, as what was named, and so would what is but reshaped.
+    """
+    return primitive.name not in ("sharding_constraint", "reshape")
 
 
 @dataclass(frozen=True)

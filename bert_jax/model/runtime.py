@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 
 from bert_jax.command import UserError
-from bert_jax.model.placement import GATHERED, Placement
+from bert_jax.model.placement import Placement, all_but_gathered
 
 Result = TypeVar("Result")
 
@@ -76,7 +76,7 @@ class Runtime:
         if self.remat == "matmuls":
             return jax.checkpoint(layer, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable)
         if self.placement.gathers:
-            return jax.checkpoint(layer, policy=jax.checkpoint_policies.save_anything_except_these_names(GATHERED))
+            return jax.checkpoint(layer, policy=all_but_gathered)
         return layer
 
     @property

@@ -1,5 +1,6 @@
 """What devices say to each other in a step: bytes, how often, and whether work goes on meanwhile."""
 
+import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,6 +13,8 @@ KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective
 
 _GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=")
+# By the axes of a mesh: mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, or a part of one, {'axis_1':(1)2}.
+_MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,10 @@ def _group(text: str, devices: int) -> int:
         return match[1].count(",") + 1
     if match := _IOTA_GROUPS.search(text):
         return int(match[2])
+    if match := _MESH_GROUPS.search(text):
+        sizes = dict(re.findall(r"'([^']+)'=(\d+)", match[1]))
+        used = re.findall(r"'([^']+)'(?::\(\d+\)(\d+))?", match[2])
+        return math.prod(int(part or sizes[axis]) for axis, part in used)
     return devices
 
 

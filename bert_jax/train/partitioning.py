@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.ad_checkpoint import checkpoint_name
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
@@ -22,7 +21,7 @@ from jax.typing import DTypeLike
 from bert_jax.command import UserError
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.model import paths
-from bert_jax.model.placement import GATHERED, Placement
+from bert_jax.model.placement import Placement
 from bert_jax.shapes import padded_vocabulary
 from bert_jax.train import rules
 
@@ -293,8 +292,7 @@ class OnMesh(Placement):
                 return leaf
             axes = tuple(None if axis == FSDP else axis for axis in (axes[1:] if prefix else axes))
             gathered = leaf if dtype is None else leaf.astype(dtype)  # first: in bfloat16 that is half of the bytes
-            gathered = jax.lax.with_sharding_constraint(gathered, _spec(axes, leaf.shape, mesh))
-            return checkpoint_name(gathered, GATHERED) if prefix else gathered
+            return jax.lax.with_sharding_constraint(gathered, _spec(axes, leaf.shape, mesh))
 
         return paths.unflatten({path: whole(path, leaf) for path, leaf in paths.flatten(params).items()})
 
