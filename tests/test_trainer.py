@@ -282,6 +282,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_checkpoint(r
     with pytest.raises(UserError, match=r"the loss is nan and .* at step 4; the last checkpoint is step 2 in"):
         trainer.fit(spoilt)
     assert checkpoint.latest_step(bad.workdir) == 2
+
+
+@pytest.mark.slow
+def test_a_run_that_stopped_at_such_a_loss_can_leave_the_step_out_so_many_times(run):
+    bad = run("bad")
+    spoilt = dataclasses.replace(bad, source=Spoilt(bad.source, 3, 4))
+    with pytest.raises(UserError, match="at step 4"):
+        trainer.fit(spoilt)
     skip = dataclasses.replace(CONFIG, on_nonfinite="skip", skip_at_most=1)
     with pytest.raises(
         UserError, match=r"at step 5; the last checkpoint is step 4 in .* raise --config\.skip_at_most=1"
@@ -347,6 +355,7 @@ def test_a_line_of_progress_leaves_out_what_the_batches_do_not_have(capsys):
     assert "step 3" in said and "mlm_loss 2.5" in said and "nsp" not in said
 
 
+@pytest.mark.slow
 def test_a_run_whose_newest_checkpoint_is_torn_comes_out_the_same(run, capsys):
     torn = run("torn")
     whole = trainer.fit(torn)
