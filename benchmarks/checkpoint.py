@@ -4,7 +4,8 @@
 
 One run of the trainer that saves every 100 steps and logs every 50, so that of two neighbouring stretches of 50 steps
 the first contains a save, from copying the state to its last byte on disk, and the second none. The value is the share
-of time that the first takes more, over the sums of all pairs. Prints one JSON line.
+of time that the first takes more, over the sums of all pairs. The first save of a process is left out: it compiles the
+program that takes fingerprints, a second or two once. Prints one JSON line.
 """
 
 import statistics
@@ -37,7 +38,7 @@ def measure(preset: str, rows: int, pairs: int, input: str) -> dict[str, Any]:
             "data.train": work / "shards",
             "model.preset": preset,
             "batch_size": rows,
-            "steps": 2 * STRETCH * (pairs + 1) + 1,  # the end saves, too, and is not measured
+            "steps": 2 * STRETCH * (pairs + 2) + 1,  # the end saves, too, and is not measured
             "log_every": STRETCH,
             "checkpoint.every_steps": 2 * STRETCH,
             "checkpoint.every_minutes": 0.0,
@@ -47,7 +48,7 @@ def measure(preset: str, rows: int, pairs: int, input: str) -> dict[str, Any]:
         pretrain.pretrain(config_lib.read_flags(str(RECIPE), flags), work / "run")
         times = {line["step"]: line["time"] for line in read_metrics(work / "run")}
         saved = sum(file.stat().st_size for file in (work / "run" / "checkpoints").rglob("*") if file.is_file())
-    starts = [2 * STRETCH * pair for pair in range(1, pairs + 1)]
+    starts = [2 * STRETCH * pair for pair in range(2, pairs + 2)]
     with_save = [times[start + STRETCH] - times[start] for start in starts]
     without = [times[start + 2 * STRETCH] - times[start + STRETCH] for start in starts]
     return common.emit(
