@@ -14,6 +14,11 @@ from bert_jax.command import EXIT_LOST, UserError
 from bert_jax.train import rollcall
 
 
+@pytest.fixture(autouse=True)
+def short_goodbyes(monkeypatch) -> None:
+    monkeypatch.setattr(rollcall, "_LEAVE_SECONDS", 0.5)
+
+
 @pytest.fixture
 def port() -> int:
     with socket.create_server(("", 0)) as server:
