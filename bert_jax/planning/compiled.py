@@ -12,8 +12,8 @@ from bert_jax.planning.chips import GIB
 from bert_jax.planning.flops import Flops
 from bert_jax.planning.step import Step
 
-# libtpu fails to build the step with gathers and scatters on the SparseCore ("async-update instruction should have 1
-# operands"), and on tpu7x with all-reduces there. Training on real chips leaves the defaults.
+# libtpu 0.0.51 fails to build the step with gathers and scatters on the SparseCore ("async-update instruction should
+# have 1 operands"), and on tpu7x with all-reduces there. Training on real chips leaves the defaults.
 _GATHERS = (
     "xla_tpu_enable_offloading_gather_to_sparsecore",
     "xla_tpu_enable_offloading_scatter_to_sparsecore",

@@ -119,7 +119,7 @@ def _notes(step: Step, compiled: Compiled, time: StepTime | None) -> list[str]:
     chip = step.topology.chip
     notes = []
     if off := SWITCHED_OFF.get(chip.name):
-        notes.append(f"compiled with {len(off)} options off, without which libtpu fails: {', '.join(off)}")
+        notes.append(f"compiled with {len(off)} options off, with which libtpu has failed: {', '.join(off)}")
     if chip.cores > 1:
         notes.append(f"{chip.name}: a device is one of the {chip.cores} cores of a chip, as libtpu compiles for it")
     if step.topology.slices > 1:
