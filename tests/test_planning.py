@@ -7,6 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from bert_jax.command import UserError
+from bert_jax.model.attention_splash import splash_attention
+from bert_jax.model.placement import Placement
 from bert_jax.planning import flops, hlo
 from bert_jax.planning.chips import CHIPS, GIB
 from bert_jax.planning.collectives import collectives, exposed_seconds
@@ -119,6 +121,19 @@ def test_flops_count_loops_as_often_as_they_run():
     once = 5 * 2 * 8 * 16 * 16
     assert flops.of_jaxpr(jax.make_jaxpr(step)(x, kernels)).xla == once
     assert flops.of_jaxpr(jax.make_jaxpr(jax.grad(step, (0, 1)))(x, kernels)).xla == 3 * once
+
+
+@pytest.mark.parametrize(("slots", "products"), [(512, 2 + 2 + 3), (1024, 2 + 3 + 4)])
+def test_the_products_of_the_splash_kernel_are_counted_each_once(slots, products):
+    heads = jax.ShapeDtypeStruct((2, slots, 3, 64), jnp.bfloat16)
+
+    def loss(query, key, value, sequence_ids):
+        attended = splash_attention(query, key, value, sequence_ids, window=0, causal=False, placement=Placement())
+        return attended.astype(jnp.float32).sum()
+
+    sequence_ids = jax.ShapeDtypeStruct((2, slots), jnp.int32)
+    traced = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(heads, heads, heads, sequence_ids)
+    assert flops.of_jaxpr(traced).pallas == products * 2 * 2 * 3 * slots**2 * 64
 
 
 def test_messages_of_too_little_memory_are_read():

@@ -29,31 +29,34 @@ class Flops:
         return self.xla + self.pallas
 
 
-def of_jaxpr(jaxpr: Any) -> Flops:
+def of_jaxpr(jaxpr: Any, in_kernel: bool = False) -> Flops:
     """The FLOPs of a (closed) jaxpr's dot_general equations, and of those in whatever it calls.
 
-    Of the branches of a cond the mean counts, of a while loop one trip: neither is in the jaxpr.
+    Of the branches of a cond the mean counts, of a while loop one trip: neither is in the jaxpr. In a Pallas kernel the
+    largest branch counts: what else there is to do with a block of the grid is to leave it out (pl.when).
     """
     total = Flops()
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-        total += _of_equation(equation)
+        total += _of_equation(equation, in_kernel)
     return total
 
 
-def _of_equation(equation: Any) -> Flops:
+def _of_equation(equation: Any, in_kernel: bool) -> Flops:
     name, parameters = equation.primitive.name, equation.params
     if name == "dot_general":
         return Flops(xla=_dot(equation))
     if name == "pallas_call":
-        inner = of_jaxpr(parameters["jaxpr"]).total
+        inner = of_jaxpr(parameters["jaxpr"], in_kernel=True).total
         return Flops(pallas=inner * math.prod(int(size) for size in parameters["grid_mapping"].grid))
     if name == "cond":
-        branches = parameters["branches"]
-        return sum((of_jaxpr(branch) for branch in branches), Flops()) * (1 / len(branches))
+        branches = [of_jaxpr(branch, in_kernel) for branch in parameters["branches"]]
+        if in_kernel:
+            return max(branches, key=lambda branch: branch.total)
+        return sum(branches, Flops()) * (1 / len(branches))
     times = float(parameters["length"]) if name == "scan" else 1.0
     if name == "shard_map":  # its shapes are those of one device
         times = float(math.prod(parameters["mesh"].shape.values()))
-    return sum((of_jaxpr(inner) for inner in _inner(parameters)), Flops()) * times
+    return sum((of_jaxpr(inner, in_kernel) for inner in _inner(parameters)), Flops()) * times
 
 
 def _inner(parameters: dict[str, Any]) -> Iterator[Any]:
