@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -150,6 +151,18 @@ def test_when_one_is_killed_the_other_says_so_and_a_restart_goes_on(shards, alon
     same_run(tmp_path / "run", alone)
     [printed] = finished.printed(0)
     assert json.loads(printed)["step"] == STEPS and not finished.printed(1)
+
+
+def test_a_damaged_newest_checkpoint_ends_both_and_is_out_of_the_way(shards, alone, tmp_path):
+    shutil.copytree(alone, tmp_path / "run")
+    steps = tmp_path / "run" / "checkpoints"
+    for part in (steps / str(STEPS) / "params").rglob("d/*"):
+        part.write_bytes(part.read_bytes()[: part.stat().st_size // 2])
+    started = Started("pretrain", recipe(shards, tmp_path / "run"), 2, 1, tmp_path)
+    assert started.codes() == [75, 75]
+    for process in (0, 1):
+        assert f"checkpoint {steps / str(STEPS)} is damaged and was moved" in started.said(process).splitlines()[-1]
+    assert checkpoint.latest_step(tmp_path / "run") == STEPS - 4
 
 
 def test_evaluation_by_two_processes_gives_the_figures_of_one(shards, alone, tmp_path):
