@@ -14,7 +14,7 @@ from bert_jax.planning.chips import CHIPS, GIB
 from bert_jax.planning.collectives import collectives, exposed_seconds
 from bert_jax.planning.compiled import bytes_wanted
 from bert_jax.planning.cycles import kernel_efficiency, step_time
-from bert_jax.planning.topology import open_topology, read_name
+from bert_jax.planning.topology import Topology, open_topology, read_name
 from bert_jax.train.metrics import PEAK_FLOPS
 
 PROGRAM = (Path(__file__).parent / "testdata" / "program.hlo").read_text(encoding="utf-8")
@@ -92,8 +92,63 @@ def test_collectives_by_kind_and_group_with_what_overlaps(program):
     assert reduced.count == 13 and reduced.bytes == 13 * 2304 * 4
     assert reduced.overlapped_bytes == 12 * 2304 * 4  # a product stands between start and done
     assert found["all-gather", 2].overlapped_bytes == 0
-    alone = exposed_seconds(found.values(), V5E)
-    assert alone == pytest.approx((2 * 3 / 4 + 1 / 2) * 2304 * 4 / (4 * 4.5e10))
+    alone = exposed_seconds(found.values(), Topology("v5e:2x2", V5E, (), (2, 2)))
+    # All four over both axes, which two chips long have a link each; the pairs over one of them.
+    assert alone == pytest.approx((2 * 3 / 4 / 2 + 1 / 2) * 2304 * 4 / 4.5e10)
+
+
+FUSED = """HloModule m
+
+%send (p.1: bf16[64,64]) -> (bf16[64,64], bf16[1024,64]) {
+  %all-gather.1 = bf16[1024,64]{1,0} all-gather(%p.1), channel_id=3, replica_groups=[16,16]<=[256], dimensions={0}
+  ROOT %s = (bf16[64,64]{1,0}, bf16[1024,64]{1,0}) custom-call(%all-gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%meanwhile (p.2: bf16[64,64]) -> bf16[64,64] {
+  %all-gather.2 = bf16[1024,64]{1,0} all-gather(%p.2), channel_id=3, replica_groups=[16,16]<=[256], dimensions={0}
+  ROOT %m = bf16[64,64]{1,0} negate(%p.2)
+}
+
+%receive (p.3: bf16[64,64]) -> bf16[1024,64] {
+  %all-gather.3 = bf16[1024,64]{1,0} all-gather(%p.3), channel_id=3, replica_groups=[16,16]<=[256], dimensions={0}
+  ROOT %r = bf16[1024,64]{1,0} custom-call(%p.3, %all-gather.3), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (x: bf16[64,64]) -> bf16[1024,64] {
+  %x = bf16[64,64]{1,0} parameter(0)
+  %begun = (bf16[64,64]{1,0}, bf16[1024,64]{1,0}) fusion(%x), kind=kCustom, calls=%send
+  %work = bf16[64,64]{1,0} fusion(%x), kind=kLoop, calls=%meanwhile, backend_config={"estimated_cycles":"1500"}
+  ROOT %ended = bf16[1024,64]{1,0} fusion(%begun, %work), kind=kCustom, calls=%receive
+}
+"""
+
+
+@pytest.mark.parametrize(("cycles", "overlapped"), [('"estimated_cycles":"1500"', 1024 * 64 * 2), ("", 0)])
+def test_a_collective_that_the_compiler_spreads_over_fusions_is_counted_once(cycles, overlapped):
+    program = hlo.parse(FUSED.replace('"estimated_cycles":"1500"', cycles))
+    (one,) = collectives(program, devices=256)
+    assert (one.kind, one.group, one.count, one.bytes) == ("all-gather", 16, 1.0, 1024 * 64 * 2)
+    assert one.overlapped_bytes == overlapped
+    unpriced = step_time(program, V5E, pallas_flops=0.0, head_width=64, exposed_collectives=0.0).unpriced
+    assert unpriced == (0 if cycles else 1)  # what starts and ends it is no work of its own
+
+
+@pytest.mark.parametrize(
+    ("name", "group", "links"),
+    [
+        ("v5e:16x16", 256, 4),
+        ("v5e:16x16", 16, 2),
+        ("v5e:4x4", 16, 2),
+        ("v5e:8x16", 128, 3),
+        ("v4:4x4x4", 64, 6),
+        ("v4:2x2x4", 16, 3),
+        ("v4:2x2x4", 4, 1),
+        ("tpu7x:4x4x4", 128, 3),
+    ],
+)
+def test_links_are_those_of_the_axes_that_a_group_spans(name, group, links):
+    chip, sides = read_name(name)
+    assert Topology(name, chip, (), sides).links(group) == links
 
 
 @pytest.mark.parametrize(

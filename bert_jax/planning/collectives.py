@@ -6,13 +6,15 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from bert_jax.planning.chips import Chip
 from bert_jax.planning.hlo import Instruction, Program
+from bert_jax.planning.topology import Topology
 
+START, DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"  # custom calls within fusions
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 _GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=")
+_CHANNEL = re.compile(r"\bchannel_id=(\d+)")
 # By the axes of a mesh: mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, or a part of one, {'axis_1':(1)2}.
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
 
@@ -27,19 +29,20 @@ class Collective:
     bytes: float
     overlapped_bytes: float  # of them, in a collective that is started and ended, with work between
 
-    def seconds(self, chip: Chip, bytes_sent: float) -> float:
-        """By rings over all links of a device: n - 1 of n shares pass each link, twice in an all-reduce."""
+    def seconds(self, topology: Topology, bytes_sent: float) -> float:
+        """By rings over the links that the group has: n - 1 of n shares pass each, twice in an all-reduce."""
         passes = 2.0 if self.kind == "all-reduce" else 1.0
-        return passes * bytes_sent * (self.group - 1) / self.group / (chip.link_bandwidth * chip.links)
+        bandwidth = topology.chip.link_bandwidth * topology.links(self.group)
+        return passes * bytes_sent * (self.group - 1) / self.group / bandwidth
 
-    def as_json(self, chip: Chip) -> dict[str, Any]:
+    def as_json(self, topology: Topology) -> dict[str, Any]:
         return {
             "kind": self.kind,
             "group": self.group,
             "count": self.count,
             "bytes": self.bytes,
             "overlapped_bytes": self.overlapped_bytes,
-            "seconds": self.seconds(chip, self.bytes),
+            "seconds": self.seconds(topology, self.bytes),
         }
 
 
@@ -47,18 +50,19 @@ def collectives(program: Program, devices: int) -> list[Collective]:
     """The collectives of a program on so many devices, the largest first.
 
     A `-start` counts and its `-done` does not. One whose start and end have anything but copies between them runs
-    beside that work; the compiler fuses some into the computations that use them, which counts as overlapped, too.
+    beside that work.
     """
     found: dict[tuple[str, int], list[float]] = {}
     overlapping = _with_work_between(program)
     for instruction, times in program.runs():
-        kind = instruction.opcode.removesuffix("-start")
+        sent = carried(program, instruction, START) or instruction
+        kind = sent.opcode.removesuffix("-start")
         if kind not in KINDS:
             continue
-        size = _group(instruction.text, devices)
+        size = _group(sent.text, devices)
         if size < 2:
             continue
-        moved = times * _whole_bytes(instruction, kind, size)
+        moved = times * _whole_bytes(sent, kind, size)
         entry = found.setdefault((kind, size), [0.0, 0.0, 0.0])
         entry[0] += times
         entry[1] += moved
@@ -67,9 +71,23 @@ def collectives(program: Program, devices: int) -> list[Collective]:
     return sorted(named, key=lambda one: -one.bytes)
 
 
-def exposed_seconds(found: Iterable[Collective], chip: Chip) -> float:
+def exposed_seconds(found: Iterable[Collective], topology: Topology) -> float:
     """Time in which a device does nothing else."""
-    return sum(one.seconds(chip, one.bytes - one.overlapped_bytes) for one in found)
+    return sum(one.seconds(topology, one.bytes - one.overlapped_bytes) for one in found)
+
+
+def carried(program: Program, instruction: Instruction, target: str) -> Instruction | None:
+    """The collective within a fusion that starts or ends it (target: START or DONE); None for any other instruction.
+
+    So the compiler writes collectives that it spreads over the fusions between: these hold it, too, and send nothing
+    of their own.
+    """
+    if instruction.opcode != "fusion":
+        return None
+    body = [one for name in instruction.called for one in program.computations.get(name, ())]
+    if not any(f'custom_call_target="{target}"' in one.text for one in body):
+        return None
+    return next((one for one in body if one.opcode in KINDS), None)
 
 
 def _whole_bytes(instruction: Instruction, kind: str, group: int) -> float:
@@ -94,10 +112,11 @@ def _group(text: str, devices: int) -> int:
 
 
 def _with_work_between(program: Program) -> set[str]:
-    """Names of `-start`s before whose `-done` an instruction with cycles stands."""
+    """Names of what starts a collective before whose end an instruction with cycles stands."""
     overlapped: set[str] = set()
     for body in program.computations.values():
         under_way: dict[str, bool] = {}
+        channels: dict[str, str] = {}  # of the fusions that start one, by what names the collective in both
         for instruction in body:
             if instruction.opcode.endswith("-start"):
                 under_way[instruction.name] = False
@@ -105,6 +124,17 @@ def _with_work_between(program: Program) -> set[str]:
                 overlapped.update(
                     name for name, worked in under_way.items() if worked and f"%{name}" in instruction.text
                 )
+            elif started := carried(program, instruction, START):
+                under_way[instruction.name] = False
+                channels[_channel(started)] = instruction.name
+            elif ended := carried(program, instruction, DONE):
+                name = channels.get(_channel(ended), "")
+                overlapped.update({name} if under_way.get(name) else ())
             elif instruction.cycles and instruction.opcode in ("fusion", "convolution", "custom-call"):
                 under_way = dict.fromkeys(under_way, True)
     return overlapped
+
+
+def _channel(instruction: Instruction) -> str:
+    found = _CHANNEL.search(instruction.text)
+    return found[1] if found else ""

@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 
 from bert_jax.planning.chips import Chip
-from bert_jax.planning.collectives import KINDS
+from bert_jax.planning.collectives import DONE, KINDS, START, carried
 from bert_jax.planning.hlo import Instruction, Program
 
 # A Pallas kernel of attention, as a share of what the matrix units could do with heads of its width: the backward pass
@@ -60,7 +60,7 @@ def step_time(
     for instruction, times in program.runs():
         if instruction.cycles is not None:
             by_kind[_kind(instruction, products)] += times * instruction.cycles / chip.clock
-        elif not _is_free(instruction):
+        elif not _is_free(instruction) and not _carries(program, instruction):
             unpriced += 1
             by_kind["unpriced"] += times * 2 * instruction.bytes / chip.memory_bandwidth
     pallas = pallas_flops / (chip.peak_flops * kernel_efficiency(chip, head_width)) if pallas_flops else 0.0
@@ -72,6 +72,10 @@ def _is_free(instruction: Instruction) -> bool:
     if opcode in FREE or opcode.removesuffix("-start").removesuffix("-done") in COLLECTIVES:
         return True
     return opcode == "custom-call"  # markers of the compiler, and Pallas kernels, which are counted apart
+
+
+def _carries(program: Program, instruction: Instruction) -> bool:
+    return any(carried(program, instruction, target) for target in (START, DONE))
 
 
 def _kind(instruction: Instruction, products: set[str]) -> str:

@@ -56,7 +56,7 @@ class Estimate:
             "fits": self.memory.fits,
             "memory_bytes": memory,
             "flops": {"program": self.flops.total, "pallas": self.flops.pallas, "model": self.model_flops},
-            "collectives": [one.as_json(chip) for one in self.collectives],
+            "collectives": [one.as_json(topology) for one in self.collectives],
             "step_seconds": time and time.total,
             "step_seconds_without_pallas": time and time.without_pallas,
             "step_seconds_by_kind": time and self.seconds_by_kind(),
@@ -98,7 +98,7 @@ def estimate(config: PretrainConfig, topology: Topology, rows: Rows) -> Estimate
             chip,
             pallas_flops=compiled.flops.pallas / devices,
             head_width=model.width // model.heads,
-            exposed_collectives=exposed_seconds(found, chip),
+            exposed_collectives=exposed_seconds(found, topology),
         )
     partial = Estimate(
         step=step,

@@ -59,13 +59,13 @@ def _time(found: Estimate) -> str:
 
 
 def _talk(found: Estimate) -> str:
-    chip = found.step.topology.chip
+    topology = found.step.topology
     rows = [
         (
             f"{one.kind} of {one.group}",
             f"{one.count:,.0f}",
             f"{one.bytes / 1e6:,.1f}",
-            f"{one.seconds(chip, one.bytes) * 1e3:,.2f}",
+            f"{one.seconds(topology, one.bytes) * 1e3:,.2f}",
             f"{one.overlapped_bytes / one.bytes:.0%}" if one.bytes else "",
         )
         for one in found.collectives

@@ -69,13 +69,13 @@ def _time(found: Estimate) -> list[str]:
 def _talk(found: Estimate) -> list[str]:
     if not found.collectives:
         return []
-    chip = found.step.topology.chip
+    topology = found.step.topology
     lines = ["", "collectives of a step"]
     for one in found.collectives:
         share = one.overlapped_bytes / one.bytes if one.bytes else 0.0
         lines.append(
             f"  {one.kind} of {one.group}: {one.count:,.0f}, {one.bytes / 1e6:,.1f} MB a device, "
-            f"{milliseconds(one.seconds(chip, one.bytes))}, {share:.0%} of the bytes overlapped"
+            f"{milliseconds(one.seconds(topology, one.bytes))}, {share:.0%} of the bytes overlapped"
         )
     return lines
 

@@ -42,6 +42,19 @@ class Topology:
         """4 x v5e:16x16 for four slices of it."""
         return self.name if self.slices == 1 else f"{self.slices} x {self.name}"
 
+    def links(self, group: int) -> float:
+        """Links of a device that a group of so many devices can use at once.
+
+        As few axes of the slice as hold the group; two links on each whose ends are joined, and one on others, where
+        the last device of a line is fed from one side. Where a chip has two devices they share its links.
+        """
+        left, links = math.ceil(group / self.chip.cores), 0
+        for side, joined in sorted(zip(self.sides, self.chip.joined(self.sides), strict=True), reverse=True):
+            if side > 1 and left > 1:
+                links += 2 if joined else 1
+                left = math.ceil(left / side)
+        return max(links, 1) / self.chip.cores
+
 
 def read_name(name: str) -> tuple[Chip, tuple[int, ...]]:
     """The chip and the sides of KIND:AxB or KIND:AxBxC. Raises UserError for what is no such name."""
