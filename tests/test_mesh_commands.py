@@ -1,0 +1,72 @@
+"""The commands on a mesh of all axes: what they leave is what a mesh of rows leaves."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from bert_jax import finetune, pretrain
+from bert_jax.embed import embed
+from bert_jax.evaluate import evaluate
+from bert_jax.train import checkpoint, metrics
+
+ROOT = Path(__file__).parent.parent
+CUBE = ("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
+
+
+def pretrained(shards: Path, workdir: Path, *overrides: str) -> dict:
+    pretrain.main(
+        [
+            f"--config={ROOT}/configs/bert_tiny.py",
+            f"--workdir={workdir}",
+            f"--config.data.train={shards}",
+            "--config.batch_size=16",
+            "--config.steps=4",
+            "--config.log_every=2",
+            *overrides,
+        ]
+    )
+    return json.loads((workdir / "result.json").read_text())
+
+
+@pytest.mark.slow
+def test_pretraining_on_a_mesh_goes_on_on_another_and_its_checkpoint_serves_every_command(shards_dir, tmp_path, capfd):
+    rows = pretrained(shards_dir, tmp_path / "rows")
+    pretrained(shards_dir, tmp_path / "cube", "--config.steps=2", *CUBE)
+    told = capfd.readouterr().err
+    assert "'fsdp': 2, 'tensor': 2" in told and "largest tensor that is whole on each" in told
+    cube = pretrained(shards_dir, tmp_path / "cube", "--config.mesh.data=1", "--config.mesh.fsdp=8")
+    lines = [metrics.read_metrics(tmp_path / name) for name in ("rows", "cube")]
+    np.testing.assert_allclose(*([line["loss"] for line in part] for part in lines), rtol=1e-6)
+    assert cube["eval_loss"] == pytest.approx(rows["eval_loss"], rel=1e-6)
+    again = evaluate(tmp_path / "cube", shards_dir, batch_size=16)
+    assert again["loss"] == pytest.approx(cube["eval_loss"], rel=1e-6)
+    vectors = [embed(tmp_path / name, ["a book", "two books"])["embeddings"] for name in ("rows", "cube")]
+    np.testing.assert_allclose(*vectors, atol=1e-3)  # a step of Adam may go either way where a gradient is noise
+
+
+@pytest.mark.slow
+def test_finetuning_on_a_mesh_measures_as_on_rows(shards_dir, tmp_path):
+    for name, text in (("train", "good\t1\nbad\t0\n" * 8), ("dev", "good\t1\nbad\t0\n")):
+        (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + text)
+    pretrained(shards_dir, tmp_path / "start", "--config.steps=1")
+    found = []
+    for name, mesh in (("rows", ()), ("cube", CUBE)):
+        finetune.main(
+            [
+                f"--config={ROOT}/configs/own.py",
+                f"--workdir={tmp_path / name}",
+                f"--config.init_from={tmp_path / 'start'}",
+                f"--config.task.train={tmp_path / 'train.tsv'}",
+                f"--config.task.dev={tmp_path / 'dev.tsv'}",
+                "--config.task.text=text",
+                "--config.task.label=label",
+                "--config.batch_size=8",
+                "--config.epochs=1",
+                *mesh,
+            ]
+        )
+        found.append(json.loads((tmp_path / name / "result.json").read_text())["metrics"]["task_loss"]["mean"])
+        assert checkpoint.latest_step(tmp_path / name) == 2
+    assert found[0] == pytest.approx(found[1], rel=1e-5)
