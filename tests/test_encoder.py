@@ -39,21 +39,31 @@ def test_scan_equals_unrolled(dropout_key):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(("loop", "dtype"), [("scan", "float32"), ("unrolled", "bfloat16")])
 @pytest.mark.parametrize("changes", [{}, {"gated": True, "bias": False, "norm": "pre", "positions": "rotary"}])
-def test_what_is_written_otherwise_for_tpus_is_the_same(changes):
-    config = dataclasses.replace(CONFIG, **changes)
+def test_what_is_written_otherwise_for_tpus_is_the_same(changes, loop, dtype):
+    """Values and gradients of the last layer everywhere, and in bfloat16 of its output at some slots."""
+    config, slots = dataclasses.replace(CONFIG, **changes), jnp.array([[0, 3], [5, 1]])
     results = []
     for platform in ("cpu", "tpu"):
-        runtime = Runtime(layer_loop="scan", attention="einsum", platform=platform)
+        runtime = Runtime(layer_loop=loop, attention="einsum", compute_dtype=dtype, platform=platform)
         graph, params = nnx.split(Encoder(config, runtime=runtime, key=jax.random.key(0)))
 
         def loss(params, hidden, graph=graph):
-            return jnp.square(nnx.merge(graph, params)(hidden, SEQUENCES, POSITIONS, jax.random.key(5)).last).sum()
+            given = nnx.merge(graph, params), (hidden, SEQUENCES, POSITIONS), jax.random.key(5)
+            return jnp.square(_last(*given, None if dtype == "float32" else slots).astype(jnp.float32)).sum()
 
-        value, gradients = jax.jit(jax.value_and_grad(loss, (0, 1)))(params, HIDDEN)
-        results.append([value, *jax.tree.leaves(gradients)])
+        value, gradients = jax.jit(jax.value_and_grad(loss, (0, 1)))(params, HIDDEN.astype(dtype))
+        results.append([np.asarray(leaf, np.float32) for leaf in (value, *jax.tree.leaves(gradients))])
     for here, there in zip(*results, strict=True):
-        np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-5)
+        if dtype == "float32":
+            np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-5)
+        else:  # a few roundings of bfloat16 (2^-9) apart, of the whole array
+            assert np.linalg.norm(here - there) <= 2**-5 * np.linalg.norm(here) + 1e-3
+
+
+def _last(encoder, given, key, slots):
+    return encoder(*given, key).last if slots is None else encoder.at_slots(*given, slots, key)
 
 
 def test_every_layer_is_given_in_order_when_asked():
