@@ -5,8 +5,8 @@
 A mesh is DATAxFSDPxTENSOR. The step is compiled for as many CPU devices and nothing of it is run; the collectives are
 read from the program, those in the loop over layers as often as it turns, and are told by kind and by the number of
 devices that take part. Bytes are a device's, of the whole array that a collective makes (an all-gather, an all-reduce)
-in float32. XLA writes the sum of gradients that lie in parts as an all-reduce and a slice on CPUs, where it has a
-reduce-scatter, half of the traffic, on TPUs and GPUs.
+in float32. XLA writes the sum of gradients that lie in parts as an all-reduce and a slice on CPUs, where a
+reduce-scatter would have half of the traffic.
 """
 
 import math

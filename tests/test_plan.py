@@ -17,9 +17,9 @@ from bert_jax.config import ModelOptions, PretrainConfig
 from bert_jax.planning.advice import advise
 from bert_jax.planning.chips import CHIPS, GIB
 from bert_jax.planning.collectives import Collective
-from bert_jax.planning.compiled import Memory, bytes_of_device
+from bert_jax.planning.compiled import Compiled, Memory, bytes_of_device
 from bert_jax.planning.cycles import StepTime
-from bert_jax.planning.estimate import Estimate
+from bert_jax.planning.estimate import Estimate, _notes
 from bert_jax.planning.flops import Flops, of_jaxpr
 from bert_jax.planning.page import page_of
 from bert_jax.planning.step import Rows, Step
@@ -94,6 +94,13 @@ def test_a_plan_as_text_page_and_json(step):
     assert values["memory_bytes"]["total"] == 5 * GIB and values["mfu"] == pytest.approx(mfu)
     assert values["step_seconds"] == pytest.approx(sum(values["step_seconds_by_kind"].values()))
     assert values["step_seconds_without_pallas"] == pytest.approx(5e-3)
+
+
+def test_a_batch_that_grows_is_told_to_be_planned_by_its_sizes(step):
+    growing = dataclasses.replace(step, config=dataclasses.replace(CONFIG, batch_schedule="0:64,100:128"))
+    compiled = Compiled(None, FULL, Flops())
+    assert not any("batch_schedule" in note for note in _notes(step, compiled, None))
+    assert any("of 64 rows of 64 slots" in note for note in _notes(growing, compiled, None))
 
 
 def test_what_does_not_fit_has_no_time(step):

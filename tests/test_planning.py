@@ -222,7 +222,7 @@ def test_without_libtpu_the_line_that_installs_it_is_told(monkeypatch):
 
 
 def test_the_peaks_are_those_that_training_measures_by():
-    kinds = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite"}
+    kinds = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
     for name, kind in kinds.items():
         assert CHIPS[name].peak_flops == PEAK_FLOPS[kind]
 

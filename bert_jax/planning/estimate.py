@@ -122,6 +122,12 @@ def _notes(step: Step, compiled: Compiled, time: StepTime | None) -> list[str]:
         notes.append(f"compiled with {len(off)} options off, with which libtpu has failed: {', '.join(off)}")
     if chip.cores > 1:
         notes.append(f"{chip.name}: a device is one of the {chip.cores} cores of a chip, as libtpu compiles for it")
+    config = step.config
+    if config.batch_schedule or config.data.phases:
+        notes.append(
+            f"of batches of {config.batch_size:,} rows of {step.rows.seq_len} slots; plan the others that batch_schedule "
+            "and data.phases name by --config.batch_size and --seq_len"
+        )
     if step.topology.slices > 1:
         notes.append("collectives between slices are counted as if within one: the network between them is slower")
     if compiled.program is not None and (unknown := compiled.program.loops_of_unknown_trips()):

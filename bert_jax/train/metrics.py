@@ -19,13 +19,14 @@ from bert_jax.shapes import padded_vocabulary
 
 METRICS_FILE = "metrics.jsonl"
 
-# Dense bf16 peak of one chip, FLOP/s, by jax's device_kind. TPU: cloud.google.com/tpu/docs/system-architecture-tpu-vm;
-# GPU: NVIDIA's data sheets, SXM, without sparsity.
+# Dense bf16 peak of one device (a chip; of TPU7x one of its two cores), FLOP/s, by jax's device_kind. TPU:
+# cloud.google.com/tpu/docs/system-architecture-tpu-vm; GPU: NVIDIA's data sheets, SXM, without sparsity.
 PEAK_FLOPS = {
     "TPU v4": 275e12,
     "TPU v5 lite": 197e12,
     "TPU v5": 459e12,
     "TPU v6 lite": 918e12,
+    "TPU7x": 2307e12 / 2,
     "NVIDIA A100-SXM4-80GB": 312e12,
     "NVIDIA A100-SXM4-40GB": 312e12,
     "NVIDIA H100 80GB HBM3": 989e12,
