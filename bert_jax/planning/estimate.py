@@ -125,8 +125,8 @@ def _notes(step: Step, compiled: Compiled, time: StepTime | None) -> list[str]:
     config = step.config
     if config.batch_schedule or config.data.phases:
         notes.append(
-            f"of batches of {config.batch_size:,} rows of {step.rows.seq_len} slots; plan the others that batch_schedule "
-            "and data.phases name by --config.batch_size and --seq_len"
+            f"of batches of {config.batch_size:,} rows of {step.rows.seq_len} slots; plan the others, of batch_schedule "
+            "and data.phases, by --config.batch_size and --seq_len"
         )
     if step.topology.slices > 1:
         notes.append("collectives between slices are counted as if within one: the network between them is slower")
