@@ -125,7 +125,7 @@ def _notes(step: Step, compiled: Compiled, time: StepTime | None) -> list[str]:
     config = step.config
     if config.batch_schedule or config.data.phases:
         notes.append(
-            f"of batches of {config.batch_size:,} rows of {step.rows.seq_len} slots; plan the others, of batch_schedule "
+            f"of batches of {config.batch_size:,} rows of {step.rows.seq_len} slots; plan others, of batch_schedule "
             "and data.phases, by --config.batch_size and --seq_len"
         )
     if step.topology.slices > 1:
