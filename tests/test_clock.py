@@ -39,6 +39,16 @@ def test_the_record_of_a_run_is_followed(tmp_path):
     assert [clock.read(step) for step in range(6)] == [0, 0, 0.5, 0.5, 0.5, 1.0]
 
 
+def test_more_minutes_count_from_where_the_run_stands_and_an_ended_run_goes_on():
+    minutes = {"elapsed": 48.0, "start": 7, "fraction": 0.8}  # 48 of 60 seconds
+    clock = Clock(steps=0, budget_minutes=4.0, log_every=1, **minutes)
+    assert clock.read(7) == 0.8  # as the log has it
+    assert clock.read(8) == pytest.approx(0.2, abs=0.01)
+    ended = Clock(steps=0, budget_minutes=4.0, log_every=1, elapsed=60.0, start=9, fraction=1.0)
+    assert ended.read(9) == pytest.approx(0.25, abs=0.01)
+    assert Clock(steps=0, budget_minutes=1.0, log_every=1, elapsed=60.0, start=9, fraction=1.0).read(9) == 1.0
+
+
 def test_elapsed_goes_on_over_a_restart():
     assert Clock(steps=1, budget_minutes=0.0, log_every=1, elapsed=100.0).elapsed >= 100.0
 
@@ -54,3 +64,10 @@ def test_a_log_without_fractions_is_refused(tmp_path):
         read_fractions(str(tmp_path / "metrics.jsonl"))
     with pytest.raises(UserError, match="no such file"):
         read_fractions(str(tmp_path / "nothing"))
+
+
+def test_a_log_that_would_never_end_the_run_is_refused_and_a_torn_last_line_is_no_line(tmp_path):
+    log = tmp_path / "metrics.jsonl"
+    log.write_text('{"step": 1, "budget_fraction": 0.5}\n{"step": 2, "budg')
+    with pytest.raises(UserError, match="ends at step 1, with 50% of its budget"):
+        read_fractions(str(log))

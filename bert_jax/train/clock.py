@@ -1,6 +1,5 @@
 """How much of a run is done: by steps, by minutes, or by the record of an earlier run (law 4)."""
 
-import json
 import time
 from pathlib import Path
 
@@ -9,6 +8,7 @@ import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.train import distributed
+from bert_jax.train.metrics import read_lines
 
 # A clocked run reads the clock at least this often, in shares of its budget, so that it ends within a percent of it.
 REFRESH_SHARE = 0.01
@@ -58,8 +58,8 @@ class Clock:
             self.fraction = self._replay.get(step, self.fraction)
             return self.fraction
         by_steps = step / self.steps if self.steps > 0 else 0.0
-        if self.budget > 0 and step == self._start:  # no line is logged here, so nothing new may be decided
-            return self.fraction
+        if self.budget > 0 and step == self._start and self.fraction < 1.0:
+            return self.fraction  # no line is logged here, so nothing new may be decided, but that a longer run goes on
         if self.budget <= 0:
             self.refreshed, self.fraction = step % self.log_every == 0, by_steps
             return self.fraction
@@ -69,7 +69,7 @@ class Clock:
         if self.refreshed:
             self._last_refresh = self.elapsed
             share = np.float32(min(1.0, max(by_steps, self.elapsed / self.budget)))
-            self.fraction = max(self.fraction, distributed.from_first(float(share)))
+            self.fraction = distributed.from_first(float(share))
         return self.fraction
 
 
@@ -84,8 +84,14 @@ def read_fractions(metrics_file: str) -> dict[int, float]:
     path = Path(metrics_file)
     if not path.is_file():
         raise UserError(f"budget_replay: no such file: {path}; name the metrics.jsonl of a run with a budget")
-    lines = (json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line)
+    lines = read_lines(path)
     fractions = {line["step"]: line["budget_fraction"] for line in lines if "budget_fraction" in line}
     if not fractions:
         raise UserError(f"budget_replay: {path} logs no budget_fraction; it is not from a run with a budget")
+    last = max(fractions)
+    if fractions[last] < 1.0:
+        raise UserError(
+            f"budget_replay: {path} ends at step {last}, with {fractions[last]:.0%} of its budget, and would never end "
+            "the run that follows it; let its own run end first"
+        )
     return fractions

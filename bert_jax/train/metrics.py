@@ -100,10 +100,13 @@ class MetricsWriter:
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """The lines of a workdir's metrics.jsonl; a last line cut short by a crash is left out."""
+    """The lines of a workdir's metrics.jsonl, as read_lines has them; none where there is no such file."""
     path = workdir / METRICS_FILE
-    if not path.exists():
-        return []
+    return read_lines(path) if path.exists() else []
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a metrics.jsonl; a last line cut short by a crash is left out."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
