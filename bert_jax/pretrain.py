@@ -73,6 +73,12 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
     phases = _phases(config.data)
     dataset = phases[0].dataset
     held_out = [_held_out(config, phase) for phase in phases]
+    for phase, part in zip(phases, held_out, strict=True):
+        if config.checkpoint.best and part is None:
+            raise UserError(
+                f"checkpoint.best={config.checkpoint.best}, but {phase.key} ({phase.dataset.directory}) has no "
+                "held-out part to measure. Name one by --config.data.eval, or leave out checkpoint.best"
+            )
     tokenizer = dataset.tokenizer()
     loaded = source.open_checkpoint(config.init_from, config.init_average) if config.init_from else None
     model = _architecture(config, tokenizer.vocab_size, loaded)

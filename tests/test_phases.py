@@ -133,6 +133,16 @@ def test_a_mistake_is_one_line_and_writes_nothing(shards_dir, tmp_path, changes,
     assert not (tmp_path / "run").exists()
 
 
+def test_the_best_checkpoint_is_refused_where_a_phase_has_nothing_to_measure_it_by(shards_dir, tmp_path):
+    parts = json.loads((shards_dir / "manifest.json").read_text())["parts"]
+    other = edited(shards_dir, tmp_path / "other", parts={"eval": parts["eval"] | {"rows": 0}})
+    flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.train={shards_dir}"]
+    best = ["--config.checkpoint.best=eval_loss", "--config.eval.every_steps=3"]
+    with pytest.raises(UserError, match=r"data\.phases\.9 \(.*\) has no held-out part .* by --config\.data\.eval"):
+        pretrain.main([*flags, f"--config.data.phases=9:{other}", *best])
+    assert not (tmp_path / "run").exists()
+
+
 # Slow: training.
 
 TINY = ("layers=1", "width=32", "heads=4", "feed_forward=48")
