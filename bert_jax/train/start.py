@@ -81,7 +81,7 @@ def check_workdir(run: Run, made_by: Mapping[str, Any], checkpoints: checkpoint.
         {"newest checkpoint": checkpoints.latest_step()}, "name a --workdir on a file system that all hosts share"
     )
     newest = checkpoints.newest_meta()
-    if newest is None or not (run.workdir / checkpoint.CONFIG_FILE).exists():
+    if newest is None:
         return []
     step = newest.get("step", checkpoints.latest_step())
     return check_same(run, made_by, newest.get("provenance"), f"step {step} of {run.workdir}")
