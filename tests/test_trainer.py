@@ -205,6 +205,9 @@ def test_a_refused_run_changes_nothing_and_an_allowed_one_goes_on(run, capsys):
     with pytest.raises(UserError, match=r"another run: model\.layers: 2 -> 3"):
         trainer.fit(run("taken", model=deeper))
     assert (run("taken").workdir / "config.json").read_bytes() == before
+    (run("taken").workdir / "config.json").unlink()  # the checkpoint itself says whose it is
+    with pytest.raises(UserError, match="is of another run: batch_size: 8 -> 16"):
+        trainer.fit(run("taken", other))
     capsys.readouterr()
     assert trainer.fit(run("taken", dataclasses.replace(other, allow_changes="batch_size,seed"))).step == 7
     said = " ".join(capsys.readouterr().err.split())
@@ -251,6 +254,8 @@ def test_a_failed_evaluation_loses_nothing(run):
     with pytest.raises(OSError, match="gone"):
         trainer.fit(failing)
     assert checkpoint.latest_step(failing.workdir) == CONFIG.steps
+    mended = trainer.fit(dataclasses.replace(failing, evaluators=run("failing").evaluators))
+    assert metrics.read_metrics(failing.workdir)[-1]["eval_loss"] == pytest.approx(mended.evaluation["loss"])
 
 
 @pytest.mark.slow
@@ -281,6 +286,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_checkpoint(r
     spoilt = dataclasses.replace(bad, source=Spoilt(bad.source, 3, 4))
     with pytest.raises(UserError, match=r"the loss is nan and .* at step 4; the last checkpoint is step 2 in"):
         trainer.fit(spoilt)
+    assert checkpoint.latest_step(bad.workdir) == 2
+
+
+def test_a_step_that_is_not_finite_is_not_saved_where_an_evaluation_was_to_follow(run):
+    bad = run("bad", dataclasses.replace(CONFIG, eval=EvalConfig(every_steps=3)))
+    with pytest.raises(UserError, match=r"at step 3; the last checkpoint is step 2 in"):
+        trainer.fit(dataclasses.replace(bad, source=Spoilt(bad.source, 2)))
     assert checkpoint.latest_step(bad.workdir) == 2
 
 
@@ -339,6 +351,11 @@ def test_microbatches_and_devices_are_checked_before_anything_is_written(run):
     with pytest.raises(UserError, match="batch_size=16"):
         trainer.fit(wrong)
     assert not wrong.workdir.exists()
+
+
+def test_a_workdir_in_an_object_store_is_refused(run):
+    with pytest.raises(UserError, match="is in an object store; name a local folder"):
+        trainer.fit(dataclasses.replace(run("remote"), workdir=Path("gs://bucket/run")))
 
 
 def test_a_kernel_that_cannot_run_is_refused_before_anything_is_written(run):

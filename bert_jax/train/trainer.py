@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 
 from bert_jax.command import Stopped, UserError
 from bert_jax.data.prefetch import Prefetched, prefetch
+from bert_jax.files import is_remote
 from bert_jax.model import attention
 from bert_jax.train import checkpoint, distributed, partitioning, preservation, steps
 from bert_jax.train.clock import Clock, check_end
@@ -40,6 +41,10 @@ def fit(run: Run) -> Result:
     config = run.config
     check_end(config.steps, config.budget_minutes, config.budget_replay)
     profiler = Profiler(config.profile, run.workdir)
+    if is_remote(run.workdir):
+        raise UserError(
+            f"--workdir {run.workdir} is in an object store; name a local folder, or one where the bucket is mounted"
+        )
     if run.workdir.exists() and not run.workdir.is_dir():
         raise UserError(f"--workdir {run.workdir} is a file; name a folder")
     mesh = partitioning.make_mesh(config.mesh)
@@ -247,6 +252,7 @@ class _Loop:
 
         SIGTERM ends an evaluation at once, for it may take longer than what sent that will wait.
         """
+        self.window.settle()  # a step that was not finite stops the run here, unsaved
         try:
             return self._evaluate(step, state)
         except Interrupted:
@@ -254,7 +260,7 @@ class _Loop:
         except Exception:
             if jax.process_count() > 1:
                 raise
-            self._save(step, state)
+            self._save(step, state, unlogged=True)
             self.checkpoints.wait()
             raise
 
@@ -267,6 +273,8 @@ class _Loop:
         if step == self.saved_step:
             self.checkpoints.wait()
             if distributed.from_first(self.checkpoints.latest_step()) == step:
+                if self.checkpoints.best:  # measured since, where SIGTERM had cut that off
+                    self.checkpoints.best.note(step, self._evaluation(step))
                 return
         with self.window.paused():  # every flag up to this step is read then, or there is nothing to save
             meta = self._meta(step) | {"unlogged": unlogged}

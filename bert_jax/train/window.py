@@ -54,7 +54,7 @@ class Window:
 
     def state(self) -> dict[str, Any]:
         """What the mean so far is made of, as JSON values; waits for the last step to end."""
-        self._flush()
+        self.settle()
         return {
             "all_tokens": self.tokens,
             "steps": self._steps,
@@ -68,7 +68,7 @@ class Window:
 
         waited_seconds is the time spent waiting for batches since the loop began.
         """
-        self._flush()
+        self.settle()
         seconds = max(time.monotonic() - self._started - self._paused, 1e-9)
         tokens = self._sums.get("tokens", 0.0)
         means = {name: value / max(self._steps, 1) for name, value in self._sums.items() if name != "tokens"}
@@ -87,12 +87,13 @@ class Window:
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Around evaluation and saving, which are not training's time, once the last step has ended."""
-        self._flush()
+        self.settle()
         started = time.monotonic()
         yield
         self._paused += time.monotonic() - started
 
-    def _flush(self) -> None:
+    def settle(self) -> None:
+        """Waits for the last step to end, and has it checked."""
         pending, self._pending = self._pending, None
         self._fetch(pending)
 
