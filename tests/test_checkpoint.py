@@ -95,6 +95,14 @@ def test_keeps_the_newest_and_never_sees_an_unfinished_one(tmp_path):
     assert not (tmp_path / "checkpoints" / "40.orbax-checkpoint-tmp").exists()
 
 
+def test_saving_does_not_ask_when_to_stop_which_the_loop_alone_counts(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("jax.experimental.multihost_utils.reached_preemption_sync_point", asked.append)
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(4000, *make_state(), {})
+    assert asked == []
+
+
 def test_params_are_read_without_the_optimizer_and_written_without_one(tmp_path):
     flat = {"a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
     checkpoint.write_params(tmp_path, 5, flat)
