@@ -16,7 +16,7 @@ from rich.table import Table
 
 from bert_jax import command
 from bert_jax import config as config_lib
-from bert_jax.command import UserError
+from bert_jax.command import Stopped, UserError
 from bert_jax.config import FinetuneConfig, ModelConfig
 from bert_jax.files import write_json
 from bert_jax.interop import source as interop
@@ -211,6 +211,8 @@ def _run_seed(
             task=dataclasses.asdict(data.task),
         )
     )
+    if result.stop_asked and seed != config.seeds[-1]:
+        raise Stopped(f"SIGTERM: {folder} is done, seeds after it are not; run the same command to go on")
     metrics = dict(result.evaluation)
     if "test" in data.rows:
         measured = evaluation.measure(data.task, start.model, settings, result.params, data.rows["test"])

@@ -1,5 +1,6 @@
 """Checkpoints: what is saved is what is restored, and nothing half-written or damaged passes for whole."""
 
+import errno
 import json
 import resource
 import shutil
@@ -18,7 +19,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.model.heads import Heads
 from bert_jax.train import checkpoint
 from bert_jax.train.checkpoint import Checkpoints, WorkdirConfig
-from bert_jax.train.integrity import fingerprint
+from bert_jax.train.integrity import fingerprint, read_or_explain
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())
 
@@ -176,6 +177,20 @@ def test_a_torn_or_missing_item_is_damage(tmp_path, item):
                 tear(path)
             with pytest.raises(UserError, match=r"3 is damaged .* there is none before it"):
                 checkpoints.restore(3, abstract(params), abstract(optimizer_state))
+
+
+@pytest.mark.parametrize(
+    "error",
+    [OSError(errno.EMFILE, "too many open files"), ValueError("UNAVAILABLE: read [os_error_code='24']")],
+    ids=["python", "storage library"],
+)
+def test_a_read_that_fails_for_the_machine_damns_no_checkpoint(error, tmp_path):
+    def read():
+        raise error
+
+    with pytest.raises(OSError, match="open files") as found:
+        read_or_explain(tmp_path / "3", read)
+    assert found.value.errno == errno.EMFILE and found.value.filename == str(tmp_path / "3")
 
 
 def test_a_tensor_other_than_the_one_saved_is_found(tmp_path):

@@ -9,7 +9,7 @@ import pytest
 
 from bert_jax import finetune as finetune_lib
 from bert_jax import tokenizer as tokenizer_lib
-from bert_jax.command import UserError
+from bert_jax.command import Stopped, UserError
 from bert_jax.config import (
     EvalConfig,
     FinetuneConfig,
@@ -26,7 +26,7 @@ from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import evaluation, table
-from bert_jax.train import checkpoint, metrics
+from bert_jax.train import checkpoint, metrics, trainer
 
 ROOT = Path(__file__).parent.parent
 
@@ -115,12 +115,22 @@ def test_tagging_learns_and_the_workdir_is_a_checkpoint_of_its_task(
 
 @pytest.mark.slow
 def test_several_seeds_are_summed_up_and_the_workdir_opens_as_the_best(
-    start: Path, reviews: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    start: Path,
+    reviews: dict[str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     task = TaskConfig(**reviews, text="review", text_pair="pair", label="stars")
     config = config_of(start, task, epochs=5.0, seeds=(0, 1))
     config = dataclasses.replace(config, optimizer=dataclasses.replace(config.optimizer, ema_decay=0.9))
     workdir = tmp_path / "own"
+    fit = trainer.fit
+    with monkeypatch.context() as patch:  # SIGTERM while a seed's last checkpoint is written
+        patch.setattr(trainer, "fit", lambda run: dataclasses.replace(fit(run), stop_asked=True))
+        with pytest.raises(Stopped, match="seed-0 is done, seeds after it are not"):
+            finetune(config, workdir)
+    assert not (workdir / "seed-1").exists()
     result = finetune(config, workdir)
     accuracy = result["metrics"]["accuracy"]
     assert accuracy["mean"] == pytest.approx(np.mean(accuracy["values"])) and accuracy["mean"] > 0.8

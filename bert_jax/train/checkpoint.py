@@ -16,7 +16,6 @@ import contextlib
 import itertools
 import logging
 import os
-import re
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
@@ -36,7 +35,7 @@ from bert_jax.files import read_json, write_json
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
 from bert_jax.train import preservation
-from bert_jax.train.integrity import DamagedCheckpoint, describe, ignore_closed_loops, signature
+from bert_jax.train.integrity import DamagedCheckpoint, describe, ignore_closed_loops, os_error_code, signature
 from bert_jax.train.restore import AVERAGE, META, OPTIMIZER, PARAMS, named_leaves, read_into, read_item, read_meta
 
 CONFIG_FILE, CHECKPOINTS = "config.json", "checkpoints"
@@ -253,8 +252,7 @@ class Checkpoints:
         try:
             yield
         except ValueError as error:
-            if found := re.search(r"os_error_code='(\d+)'", str(error)):
-                code = int(found.group(1))
+            if (code := os_error_code(error)) is not None:
                 step = "" if self._saving is None else str(self._saving)
                 raise OSError(code, os.strerror(code), str(self.directory / step)) from error
             raise

@@ -1,10 +1,13 @@
 """Knowing a damaged checkpoint: what is stored beside the tensors, and how what reading raises is told."""
 
 import contextlib
+import errno
 import gc
 import hashlib
 import json
 import logging
+import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -32,6 +35,8 @@ class DamagedCheckpoint(UserError):
         self.why = why
 
 
+# Reads that failed for these say nothing of the file.
+_OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
 
 
@@ -66,6 +71,14 @@ def _all_fingerprints(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     return [fingerprint(array) for array in arrays]
 
 
+def os_error_code(error: BaseException) -> int | None:
+    """The errno of an operating-system error, also of one that the storage library has made a text of."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(found[1]) if found else None
+
+
 def signature(document: Mapping[str, Any]) -> str:
     """sha256 of a JSON document, whatever the order of its keys."""
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
@@ -80,6 +93,8 @@ def read_or_explain(step_directory: Path, read: Callable[[], Result]) -> Result:
         except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
             raise  # the machine's, not the file's
         except Exception as error:
+            if (code := os_error_code(error)) in _OF_THE_MACHINE:
+                raise OSError(code, os.strerror(code), str(step_directory)) from error
             why = f"{type(error).__name__}: {error}"[:200]
         # The reads that failed beside the first report it when they are collected: now, while that is muted.
         gc.collect()

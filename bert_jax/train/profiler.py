@@ -24,13 +24,14 @@ class Profiler:
         self.first, self.last = parse_steps(steps) if steps else (-1, -1)
         self.folder = workdir / PROFILE
         self._tracing = False
+        self.traced = not steps  # what was asked for, so far
 
     @contextlib.contextmanager
     def step(self, step: int) -> Iterator[None]:
         """Around the dispatch of a step, which is then a step in the trace, too."""
         if self.first <= step < self.last and not self._tracing:
             jax.profiler.start_trace(self.folder)
-            self._tracing = True
+            self._tracing = self.traced = True
         with jax.profiler.StepTraceAnnotation("train", step_num=step):
             yield
 

@@ -64,6 +64,7 @@ class Result:
     tokens: int
     evaluation: dict[str, float]
     params: dict[str, Any]
+    stop_asked: bool = False  # SIGTERM came when the last step was done: nothing more is to be begun
 
 
 def runtime_of(config: TrainConfig) -> Runtime:

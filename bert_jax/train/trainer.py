@@ -49,7 +49,7 @@ def fit(run: Run) -> Result:
         raise UserError(f"--workdir {run.workdir} is a file; name a folder")
     mesh = partitioning.make_mesh(config.mesh)
     for rows in dict.fromkeys(map(run.source.rows_at, run.source.changes)):
-        key = "batch_size" if rows == config.batch_size else "batch_schedule"
+        key = "batch_schedule" if getattr(config, "batch_schedule", "") else "batch_size"
         partitioning.check_batch(rows, config.microbatches, mesh, key)
     partitioning.check_model(run.model, mesh)
     with jax.set_mesh(mesh), Interruption() as interruption:
@@ -165,10 +165,12 @@ class _Loop:
         self._save(step, state)
         self.checkpoints.wait()
         seconds = self.clock.elapsed if step > self.first else self.seconds_before
-        return Result(step, seconds, self.window.tokens, evaluation, state.params)
+        return Result(step, seconds, self.window.tokens, evaluation, state.params, self.interruption.asked)
 
     def close(self) -> None:
         self.profiler.stop()
+        if not self.profiler.traced:
+            self.progress.say(f"no step of config.profile={self.run.config.profile} was run here: nothing was traced")
         self.writer.close()
         self.progress.close()
 
