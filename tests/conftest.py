@@ -15,12 +15,17 @@ CACHE = Path(__file__).parent.parent / ".cache"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE / "jax"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
+import hypothesis
 import jax
 import pytest
 
 from bert_jax.config import ModelConfig
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+# An example may take as long as it takes on a loaded machine: no test here is about time.
+hypothesis.settings.register_profile("untimed", deadline=None)
+hypothesis.settings.load_profile("untimed")
 
 ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "data_prep" / "sample"
