@@ -35,7 +35,7 @@ SAMPLE = str(common.REPOSITORY / "data_prep" / "sample" / "books" / "*.txt.xz")
 RECIPE = str(common.REPOSITORY / "configs" / "bert_tiny.py")
 ROWS = 16
 SAVE_EVERY = 5  # steps
-ELASTIC_SAVE_EVERY = 20
+ELASTIC_SAVE_EVERY = 10
 TIMES = (
     "time",
     "tokens_per_second",
@@ -304,12 +304,12 @@ def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("benchmarks.chaos", __doc__ or "")
     parser.add_argument("--part", choices=("fixed", "elastic"), default="fixed", help="which (default: fixed)")
     parser.add_argument("--kills", type=int, default=0, help="SIGKILLs (default: 100, elastic 20)")
-    parser.add_argument("--steps", type=int, default=0, help="of the run (default: 1200, elastic 240)")
+    parser.add_argument("--steps", type=int, default=0, help="of the run (default: 1200, elastic 400)")
     parser.add_argument("--seed", type=int, default=0, help="of the instants (default: 0)")
     parser.add_switch("one_process", help="elastic: change devices only")
     flags = parser.parse_args(arguments)
     kills = flags.kills or (100 if flags.part == "fixed" else 20)
-    steps = flags.steps or (1200 if flags.part == "fixed" else 240)
+    steps = flags.steps or (1200 if flags.part == "fixed" else 400)
     measure(flags.part, kills, steps, flags.seed, bool(flags.one_process))
 
 
