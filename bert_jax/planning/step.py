@@ -13,10 +13,10 @@ from bert_jax.data.example import Batch, max_predictions
 from bert_jax.data.shards import open_dataset
 from bert_jax.model import sizes
 from bert_jax.model.bert import abstract_params, bind, init_params
-from bert_jax.model.runtime import Runtime
 from bert_jax.planning.topology import Topology
 from bert_jax.train import optim, partitioning
 from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective
+from bert_jax.train.run import runtime_of
 from bert_jax.train.steps import Plan, initial_state, jitted
 
 BERT_VOCABULARY = 30522  # bert-base-uncased
@@ -80,7 +80,7 @@ class Step:
         abstract = abstract_params(model, objective.heads)
         plan = Plan(
             model=model,
-            runtime=_runtime(config),
+            runtime=runtime_of(config, "tpu"),
             objective=objective,
             optimizer_config=config.optimizer,
             optimizer=optim.build(config.optimizer, abstract),
@@ -156,20 +156,6 @@ class Step:
 
 def _key(kind: str) -> Any:
     return jax.eval_shape(lambda: jax.random.key(0, impl=kind))
-
-
-def _runtime(config: PretrainConfig) -> Runtime:
-    """As train.run.runtime_of, but for TPUs whatever this machine has."""
-    model = config.model
-    dtype = "bfloat16" if config.compute_dtype == "auto" else config.compute_dtype
-    return Runtime(
-        compute_dtype=dtype,
-        layer_loop=model.layer_loop,
-        placement=partitioning.OnMesh(),
-        attention=model.attention,
-        remat=model.remat,
-        platform="tpu",
-    )
 
 
 def _objective(config: PretrainConfig, model: ModelConfig, rows: Rows) -> Objective:

@@ -67,11 +67,14 @@ class Result:
     stop_asked: bool = False  # SIGTERM came when the last step was done: nothing more is to be begun
 
 
-def runtime_of(config: TrainConfig) -> Runtime:
-    """How a configuration runs its model; compute_dtype auto is float32 on a CPU and bfloat16 elsewhere."""
+def runtime_of(config: TrainConfig, platform: str = "") -> Runtime:
+    """How a configuration runs its model; compute_dtype auto is float32 on a CPU and bfloat16 elsewhere.
+
+    platform is that which it is compiled for, where that is not this machine's.
+    """
     dtype = config.compute_dtype
     if dtype == "auto":
-        dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        dtype = "float32" if (platform or jax.default_backend()) == "cpu" else "bfloat16"
     model = config.model
     return Runtime(
         compute_dtype=dtype,
@@ -79,4 +82,5 @@ def runtime_of(config: TrainConfig) -> Runtime:
         attention=model.attention,
         remat=model.remat,
         placement=partitioning.OnMesh(),
+        platform=platform,
     )
