@@ -104,8 +104,6 @@ def _fill(loaded: Loaded, sentences: Sequence[str], encoded: Sequence[np.ndarray
         input_ids=np.concatenate(encoded),
         offsets=np.cumsum([0, *map(len, encoded)], dtype=np.int64),
         first_lengths=np.array([len(ids) for ids in encoded], np.int32),
-        labels=np.zeros(len(encoded), np.float32),
-        label_weights=np.zeros(len(encoded), np.float32),
         pad_id=words.pad_id,
         truncated=0,
     )

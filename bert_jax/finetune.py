@@ -25,9 +25,9 @@ from bert_jax.model import sizes
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import evaluation, table
 from bert_jax.tasks.example import Split, TaskRows
-from bert_jax.tasks.objective import objective_of
+from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.source import TaskSource
-from bert_jax.tasks.table import Task
+from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import checkpoint, distributed, trainer
 from bert_jax.train.host_memory import keep_freed_memory
@@ -97,7 +97,7 @@ def finetune(
     _check(config, workdir)
     task, files = table.resolve(config.task)
     splits = {name: table.read(task, path, label_required=name != "test") for name, path in files.items()}
-    task = evaluation.complete(task, splits["train"])
+    task = kind_of(task).complete(task, splits["train"])
     start = _open_start(config, tokenizer)
     if start.loaded and task.kind != "tagging" and not config.task.pooling:
         task = dataclasses.replace(task, pooling=start.loaded.heads.pooling)
@@ -107,7 +107,7 @@ def finetune(
             "--config.task.pooling=mean (or max, attention_dot, attention_additive)"
         )
     data = _encode(task, splits, start)
-    initial = start.initial_params(objective_of(data.task).heads)
+    initial = start.initial_params(kind_of(data.task).objective(data.task).heads)
     by_seed = {
         seed: _run_seed(config, seed, _seed_folder(config, workdir, seed), start, data, initial)
         for seed in config.seeds
@@ -182,8 +182,8 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
             console = Console(stderr=True, soft_wrap=True, quiet=not distributed.leads())
             console.print(f"{split.path} has no labels: not measured", markup=False)
             continue
-        rows[name] = evaluation.encode(task, split, start.tokenizer)
-        counts[name] = evaluation.counts(split, rows[name], start.tokenizer)
+        rows[name] = kind_of(task).encode(task, split, start.tokenizer)
+        counts[name] = evaluation.counts(rows[name], task, start.tokenizer)
     return Data(task, rows, counts)
 
 
@@ -199,7 +199,7 @@ def _run_seed(
         trainer.Run(
             config=settings,
             model=start.model,
-            objective=objective_of(data.task),
+            objective=kind_of(data.task).objective(data.task),
             source=source,
             workdir=folder,
             tokenizer=start.tokenizer,

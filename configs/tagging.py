@@ -10,7 +10,7 @@ Hardware  any; by BERT-Base one accelerator, by small models a CPU
 Hours     not measured by us
 Expected  ewt: not measured by us, and no figure is published for the bundled part; what it has to beat, the most
           frequent tag of each word, tags 82.3% of its test words right (86.2% of the whole treebank's; measured by
-          bert_jax.tasks.tagging.most_frequent_tag_baseline)
+          bert_jax.tasks.baseline.most_frequent_tag_baseline)
           conll2003: published F1 of BERT-Base and BERT-Large, dev 96.4 and 96.6, test 92.4 and 92.8 (Devlin et al.
           2019, table 7: cased, with document context, which is not used here); not measured by us
 Source    Devlin et al. 2019, section 5.3 and appendix A.3: the tag on the first piece of a word, no CRF

@@ -28,7 +28,8 @@ from bert_jax.interop import huggingface, names
 from bert_jax.interop.families.bert import BERT
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
-from bert_jax.tasks.objective import TaskObjective
+from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.task import Task
 from bert_jax.train.losses import PretrainingObjective, means, total_loss
 
 
@@ -83,7 +84,9 @@ def test_losses_and_gradients_equal_the_reference(tmp_path):
 def test_task_heads_equal_the_reference(tmp_path, name, kind):
     golden = open_golden(f"bert_{name}", tmp_path)
     loaded, batch = golden.loaded, task_batch(golden.arrays)
-    objective = TaskObjective(kind, loaded.heads.classes or loaded.heads.tags)
+    labels = tuple(map(str, range(loaded.heads.classes or loaded.heads.tags)))
+    task = Task(name, kind, labels)
+    objective = kind_of(task).objective(task)
 
     @jit_once
     def run(params, batch):

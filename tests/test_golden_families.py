@@ -29,7 +29,8 @@ from bert_jax.interop import huggingface, names
 from bert_jax.interop.families import FAMILIES
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
-from bert_jax.tasks.objective import TaskObjective
+from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.task import Task
 from bert_jax.train.losses import CausalObjective, PretrainingObjective, total_loss
 
 # How the layers are looped where there are gradients to compare.
@@ -42,7 +43,8 @@ def parts_of(golden: Golden):
     heads = golden.loaded.heads
     if heads.classes or heads.tags:
         kind = "tagging" if heads.tags else "classification"
-        objective = TaskObjective(kind, heads.classes or heads.tags)
+        task = Task("own", kind, tuple(map(str, range(heads.classes or heads.tags))))
+        objective = kind_of(task).objective(task)
         batch = jax.tree.map(jnp.asarray, task_batch(golden.arrays))
         return objective, batch, lambda model, last: objective.outputs(model, batch, None)
     objective = CausalObjective() if heads.lm else PretrainingObjective(next_sentence=False)

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
-from bert_jax.tasks import classification
+from bert_jax.tasks import pairs
 from bert_jax.tasks.example import Example, Split
-from bert_jax.tasks.table import Task
+from bert_jax.tasks.kinds.classification import Classification
+from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 
+KIND = Classification()
 TASK = Task("own", "classification", ("no", "yes"), max_length=12, metrics=("accuracy",))
 
 
@@ -34,7 +36,7 @@ def split_of(*items: tuple[str, str | None, str | None]) -> Split[Example]:
 
 
 def test_a_pair_is_cls_text_sep_pair_sep_with_the_pair_in_segment_1(letters: Tokenizer) -> None:
-    rows = classification.encode(TASK, split_of(("a b", "c d e", "yes"), ("f", "g", "no")), letters)
+    rows = KIND.encode(TASK, split_of(("a b", "c d e", "yes"), ("f", "g", "no")), letters)
     batch = rows.batch(np.array([0, 1, -1]), 10)
     tokens = [letters.tokens(row) for row in batch.input_ids]
     assert tokens[0] == ["[CLS]", "a", "b", "[SEP]", "c", "d", "e", "[SEP]", "[PAD]", "[PAD]"]
@@ -48,13 +50,13 @@ def test_a_pair_is_cls_text_sep_pair_sep_with_the_pair_in_segment_1(letters: Tok
 
 
 def test_a_single_text_is_cls_text_sep(letters: Tokenizer) -> None:
-    rows = classification.encode(TASK, split_of(("ab", None, None), ("", None, None)), letters)
+    rows = KIND.encode(TASK, split_of(("ab", None, None), ("", None, None)), letters)
     assert letters.tokens(rows.input_ids) == ["[CLS]", "a", "##b", "[SEP]", "[CLS]", "[SEP]"]
     assert rows.label_weights.tolist() == [0, 0]
 
 
 def test_special_tokens_in_a_text_are_text(letters: Tokenizer) -> None:
-    rows = classification.encode(TASK, split_of(("a [SEP] b", None, "yes")), letters)
+    rows = KIND.encode(TASK, split_of(("a [SEP] b", None, "yes")), letters)
     assert (rows.input_ids == letters.sep_id).sum() == 1
 
 
@@ -69,7 +71,7 @@ def by_hand(first: int, second: int, room: int) -> tuple[int, int]:
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(4, 30))
 def test_the_longer_text_is_cut_first(first: int, second: int, room: int) -> None:
-    kept = classification.truncated_lengths(np.array([first]), np.array([second]), room)
+    kept = pairs.truncated_lengths(np.array([first]), np.array([second]), room)
     assert (int(kept[0][0]), int(kept[1][0])) == by_hand(first, second, room)
 
 
@@ -84,13 +86,13 @@ def test_cut_lengths_equal_those_of_hugging_face_tokenizers(letters: Tokenizer) 
         library.enable_truncation(max_length=room, strategy="longest_first")
         for first, second in ((3, 9), (9, 3), (9, 9), (6, 7), (7, 6), (0, 20), (20, 0), (2, 20), (2, 2)):
             ids = library.encode(" ".join("a" * first), " ".join("b" * second)).ids
-            kept = classification.truncated_lengths(np.array([first]), np.array([second]), room)
+            kept = pairs.truncated_lengths(np.array([first]), np.array([second]), room)
             assert (int(kept[0][0]), int(kept[1][0])) == (ids.count(0), ids.count(1)), (room, first, second)
 
 
 def test_cut_examples_are_counted_and_keep_both_separators(letters: Tokenizer) -> None:
     long = " ".join("abcdefghijklmno")
-    rows = classification.encode(TASK, split_of((long, "a b", "yes"), ("a", "b", "no"), ("a", long, "no")), letters)
+    rows = KIND.encode(TASK, split_of((long, "a b", "yes"), ("a", "b", "no"), ("a", long, "no")), letters)
     assert rows.truncated == 2
     assert rows.lengths.tolist() == [12, 5, 12]
     batch = rows.batch(np.array([0, 2]), 12)
@@ -100,37 +102,37 @@ def test_cut_examples_are_counted_and_keep_both_separators(letters: Tokenizer) -
 
 def test_labels_come_from_the_training_file_in_order() -> None:
     numbers = split_of(("a", None, "10"), ("b", None, "9"), ("c", None, "-1"))
-    assert classification.complete(replace(TASK, labels=(), metrics=()), numbers).labels == ("-1", "9", "10")
-    words = classification.complete(replace(TASK, labels=(), metrics=()), split_of(("a", None, "b"), ("b", None, "a")))
+    assert KIND.complete(replace(TASK, labels=(), metrics=()), numbers).labels == ("-1", "9", "10")
+    words = KIND.complete(replace(TASK, labels=(), metrics=()), split_of(("a", None, "b"), ("b", None, "a")))
     assert (words.labels, words.metrics) == (("a", "b"), ("accuracy", "macro_f1"))
-    assert classification.complete(TASK, numbers) == TASK
+    assert KIND.complete(TASK, numbers) == TASK
 
 
 def test_a_label_that_is_not_in_the_set_is_told_with_file_and_line(letters: Tokenizer) -> None:
     with pytest.raises(UserError, match=r"train.tsv line 3: label 'perhaps' is not one of the task's: 'no', 'yes'"):
-        classification.encode(TASK, split_of(("a", None, "yes"), ("b", None, "perhaps")), letters)
+        KIND.encode(TASK, split_of(("a", None, "yes"), ("b", None, "perhaps")), letters)
 
 
 @pytest.mark.parametrize("score", ["", "nan", "high", "inf"])
 def test_a_score_that_is_no_number_is_told_with_file_and_line(letters: Tokenizer, score: str) -> None:
     task = Task("own", "regression", max_length=12)
     with pytest.raises(UserError, match=f"train.tsv line 3: '{score}' is no number"):
-        classification.encode(task, split_of(("a", None, "2.5"), ("b", None, score)), letters)
+        KIND.encode(task, split_of(("a", None, "2.5"), ("b", None, score)), letters)
 
 
 def test_scores_are_read_as_they_are(letters: Tokenizer) -> None:
     task = Task("own", "regression", max_length=12)
-    rows = classification.encode(task, split_of(("a", "b", "2.5"), ("b", "c", "0")), letters)
+    rows = KIND.encode(task, split_of(("a", "b", "2.5"), ("b", "c", "0")), letters)
     assert rows.labels.dtype == np.float32 and rows.labels.tolist() == [2.5, 0.0]
     outputs = np.array([[2.0], [-1.0]], np.float32)
     named = replace(task, metrics=("pearson",))
-    assert classification.measure(named, rows, outputs) == {"pearson": pytest.approx(1.0)}
+    assert KIND.measure(named, rows, list(outputs)) == {"pearson": pytest.approx(1.0)}
 
 
 def test_a_classification_needs_labels_that_differ_and_repeat() -> None:
     unlabelled = replace(TASK, labels=())
     with pytest.raises(UserError, match="every label is 'a'"):
-        classification.complete(unlabelled, split_of(("x", None, "a"), ("y", None, "a")))
+        KIND.complete(unlabelled, split_of(("x", None, "a"), ("y", None, "a")))
     many = split_of(*(("x", None, f"{number}.5") for number in range(80)))
     with pytest.raises(UserError, match=r"80 different labels in 80 lines.*task.kind=regression"):
-        classification.complete(unlabelled, many)
+        KIND.complete(unlabelled, many)

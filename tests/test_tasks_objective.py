@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from typing import Any
 
 import jax
 import numpy as np
@@ -10,17 +11,20 @@ import pytest
 from bert_jax.config import ModelConfig
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.example import TaskBatch, TaskRows
-from bert_jax.tasks.objective import TaskObjective
+from bert_jax.tasks.example import LabelledRows, TaskBatch
+from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.kinds.tagging import TagRows
+from bert_jax.tasks.task import Task
 from bert_jax.train.losses import means, total_loss
 
 MODEL = ModelConfig(vocab_size=50, layers=2, width=16, heads=2, feed_forward=24, max_positions=32)
-OBJECTIVES = {
-    "classification": TaskObjective("classification", 3),
-    "regression": TaskObjective("regression", 1),
-    "tagging": TaskObjective("tagging", 4),
-    "mean_pooled": TaskObjective("classification", 3, "mean"),
+TASKS = {
+    "classification": Task("own", "classification", ("a", "b", "c")),
+    "regression": Task("own", "regression"),
+    "tagging": Task("own", "tagging", ("a", "b", "c", "d")),
+    "mean_pooled": Task("own", "classification", ("a", "b", "c"), pooling="mean"),
 }
+OBJECTIVES = {name: kind_of(task).objective(task) for name, task in TASKS.items()}
 
 
 def batch_of(kind: str, length: int = 12, fillers: int = 0) -> TaskBatch:
@@ -28,17 +32,19 @@ def batch_of(kind: str, length: int = 12, fillers: int = 0) -> TaskBatch:
     draw = np.random.default_rng(0)
     lengths = np.array([5, 9, 7])
     size = int(lengths.sum()) if kind == "tagging" else 3
-    labels = draw.integers(0, OBJECTIVES[kind].classes, size).astype(np.int32)
-    rows = TaskRows(
-        input_ids=draw.integers(5, 50, lengths.sum()).astype(np.int32),
-        first_lengths=np.array([5, 4, 7], np.int32),
-        offsets=np.concatenate([[0], np.cumsum(lengths)]),
-        labels=draw.normal(size=size).astype(np.float32) if kind == "regression" else labels,
-        label_weights=(draw.random(size) < 0.6).astype(np.float32) if kind == "tagging" else np.ones(3, np.float32),
-        pad_id=0,
-        truncated=0,
-        word_rows=np.zeros(0, np.int64) if kind == "tagging" else None,
-    )
+    labels = draw.integers(0, TASKS[kind].classes, size).astype(np.int32)
+    shared: dict[str, Any] = {
+        "input_ids": draw.integers(5, 50, lengths.sum()).astype(np.int32),
+        "first_lengths": np.array([5, 4, 7], np.int32),
+        "offsets": np.concatenate([[0], np.cumsum(lengths)]),
+        "labels": draw.normal(size=size).astype(np.float32) if kind == "regression" else labels,
+        "label_weights": (draw.random(size) < 0.6).astype(np.float32) if kind == "tagging" else np.ones(3, np.float32),
+        "pad_id": 0,
+        "truncated": 0,
+    }
+    words = np.zeros(0, np.int64)
+    tags = {"word_rows": words, "word_slots": words, "sentence_offsets": words}
+    rows = TagRows(**shared, **tags) if kind == "tagging" else LabelledRows(**shared)
     return rows.batch(np.array([0, 1, 2] + [-1] * fillers), length)
 
 

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.tasks.example import TaskRows, spans
+from bert_jax.tasks.example import LabelledRows, TaskRows, spans
 from bert_jax.tasks.source import TaskSource, evaluation_batches, padded_length
 
 MAX_LENGTH = 70
@@ -14,7 +14,7 @@ MAX_LENGTH = 70
 def rows_of(count: int) -> TaskRows:
     """Rows of 2 to 70 tokens; row r has the label r and the token 10 + r everywhere."""
     lengths = 2 + np.arange(count) * 7 % (MAX_LENGTH - 1)
-    return TaskRows(
+    return LabelledRows(
         input_ids=np.repeat(10 + np.arange(count), lengths).astype(np.int32),
         first_lengths=lengths.astype(np.int32),
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),

@@ -7,7 +7,8 @@ import pytest
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
-from bert_jax.tasks import evaluation, table
+from bert_jax.tasks import table
+from bert_jax.tasks.kinds import kind_of
 
 # Two lines of each published file, headers where they have them; test files carry no labels.
 GLUE_FILES = {
@@ -67,7 +68,7 @@ def test_a_glue_folder_is_read_in_its_published_layout(tmp_path: Path, name: str
         train, test = table.read(task, files["train"]), table.read(task, files["test"], label_required=False)
         assert train.items[0][:3] == EXPECTED[name]
         assert train.labelled and not test.labelled
-        assert evaluation.complete(task, train) == task  # labels and metrics are fixed
+        assert kind_of(task).complete(task, train) == task  # labels and metrics are fixed
 
 
 def test_the_bundled_treebank_is_the_default_of_ewt(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,7 +148,7 @@ def test_real_files_have_their_published_sizes(bert_jax_data: Path, name: str) -
 
 
 def test_conll_2003_holds_its_published_entities(bert_jax_data: Path) -> None:
-    from bert_jax.tasks.tagging import iob2
+    from bert_jax.tasks.kinds.tagging import iob2
 
     task, files = table.resolve(TaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
     found = {

@@ -12,12 +12,22 @@ from tokenizer_kinds import byte_pairs
 
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
-from bert_jax.tasks import tagging
+from bert_jax.tasks import baseline
 from bert_jax.tasks.example import Sentence, Split
-from bert_jax.tasks.table import Task
+from bert_jax.tasks.kinds import tagging
+from bert_jax.tasks.kinds.tagging import Tagging, TagRows
+from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 
+KIND = Tagging()
 TASK = Task("own", "tagging", ("N", "V", "X"), max_length=8, metrics=("accuracy",))
+
+
+def measure(task: Task, rows: TagRows, guesses: np.ndarray) -> dict[str, float]:
+    """The metrics where the words' tags are guessed so."""
+    answers = np.full((rows.count, rows.lengths.max()), -1)
+    answers[rows.word_rows, rows.word_slots] = guesses
+    return KIND.measure(task, rows, list(answers))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +51,7 @@ def split_of(*sentences: list[tuple[str, str]]) -> Split[Sentence]:
 
 
 def test_the_tag_stands_on_the_first_piece_of_each_word(letters: Tokenizer) -> None:
-    rows = tagging.encode(TASK, split_of([("cat", "X"), ("is", "V")], [("a", "N")]), letters)
+    rows = KIND.encode(TASK, split_of([("cat", "X"), ("is", "V")], [("a", "N")]), letters)
     batch = rows.batch(np.array([0, 1]), 8)
     assert letters.tokens(batch.input_ids[0]) == ["[CLS]", "c", "##a", "##t", "i", "##s", "[SEP]", "[PAD]"]
     assert batch.label_weights.tolist() == [[0, 1, 0, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
@@ -51,19 +61,19 @@ def test_the_tag_stands_on_the_first_piece_of_each_word(letters: Tokenizer) -> N
 
 def test_words_of_byte_level_bpe_have_the_space_before_them(tmp_path: Path) -> None:
     tokenizer = tokenizer_lib.load(byte_pairs(tmp_path, ["Ġ a", "Ġ b", "Ġa b"]))
-    rows = tagging.encode(TASK, split_of([("ab", "X"), ("ab", "V"), ("b", "N")], [("b", "N")]), tokenizer)
+    rows = KIND.encode(TASK, split_of([("ab", "X"), ("ab", "V"), ("b", "N")], [("b", "N")]), tokenizer)
     assert tokenizer.tokens(rows.input_ids) == ["<s>", "a", "b", "Ġab", "Ġb", "</s>", "<s>", "b", "</s>"]
     np.testing.assert_array_equal(rows.input_ids[1:5], tokenizer.encode("ab ab b"))
 
 
 def test_a_word_without_pieces_becomes_unknown(letters: Tokenizer) -> None:
-    rows = tagging.encode(TASK, split_of([("a", "X"), ("\x00", "V"), ("b", "N")]), letters)
+    rows = KIND.encode(TASK, split_of([("a", "X"), ("\x00", "V"), ("b", "N")]), letters)
     assert letters.tokens(rows.input_ids) == ["[CLS]", "a", "[UNK]", "b", "[SEP]"]
     assert rows.label_weights.tolist() == [0, 1, 1, 1, 0]
 
 
 def test_only_a_word_longer_than_a_row_is_cut(letters: Tokenizer) -> None:
-    rows = tagging.encode(TASK, split_of([("abcdefghij", "X"), ("k", "V")]), letters)
+    rows = KIND.encode(TASK, split_of([("abcdefghij", "X"), ("k", "V")]), letters)
     assert letters.tokens(rows.input_ids[:8]) == ["[CLS]", "a", *(f"##{letter}" for letter in "bcdef"), "[SEP]"]
     assert rows.lengths.tolist() == [8, 3] and rows.truncated == 1
 
@@ -76,7 +86,7 @@ sentences = st.lists(st.lists(words, min_size=1, max_size=12), min_size=1, max_s
 @given(texts=sentences, max_length=st.integers(8, 16))
 def test_every_word_is_guessed_exactly_once(letters: Tokenizer, texts: list[list[str]], max_length: int) -> None:
     split = split_of(*([(word, "NVX"[len(word) % 3]) for word in text] for text in texts))
-    rows = tagging.encode(replace(TASK, max_length=max_length), split, letters)
+    rows = KIND.encode(replace(TASK, max_length=max_length), split, letters)
     flat = [word for text in texts for word in text]
     assert rows.label_weights.sum() == len(flat) == len(set(zip(rows.word_rows, rows.word_slots, strict=True)))
     assert rows.lengths.max() <= max_length
@@ -87,12 +97,12 @@ def test_every_word_is_guessed_exactly_once(letters: Tokenizer, texts: list[list
         assert batch.input_ids[row, slot : slot + min(len(pieces), room)].tolist() == list(pieces[:room])
         assert batch.labels[row, slot] == len(word) % 3 and batch.label_weights[row, slot] == 1
     truth = np.array([len(word) % 3 for word in flat])
-    assert tagging.measure(TASK, rows, truth) == {"accuracy": 1.0}
-    assert tagging.measure(TASK, rows, (truth + 1) % 3) == {"accuracy": 0.0}
+    assert measure(TASK, rows, truth) == {"accuracy": 1.0}
+    assert measure(TASK, rows, (truth + 1) % 3) == {"accuracy": 0.0}
 
 
 def test_a_row_never_holds_words_of_two_sentences(letters: Tokenizer) -> None:
-    rows = tagging.encode(TASK, split_of([("a", "X")] * 7, [("b", "X")]), letters)
+    rows = KIND.encode(TASK, split_of([("a", "X")] * 7, [("b", "X")]), letters)
     assert rows.lengths.tolist() == [8, 3, 3]
     assert rows.sentence_offsets.tolist() == [0, 7, 8]
 
@@ -109,10 +119,10 @@ def test_iob2_stays_as_it_is() -> None:
 
 def test_a_training_file_of_entities_closes_the_set_of_tags() -> None:
     task = replace(TASK, labels=(), metrics=())
-    found = tagging.complete(task, split_of([("EU", "I-ORG"), ("says", "O"), ("Rome", "I-LOC")]))
+    found = KIND.complete(task, split_of([("EU", "I-ORG"), ("says", "O"), ("Rome", "I-LOC")]))
     assert found.labels == ("O", "B-LOC", "B-ORG", "I-LOC", "I-ORG")
     assert found.metrics[0] == "f1"
-    plain = tagging.complete(task, split_of([("EU", "PROPN"), ("says", "VERB")]))
+    plain = KIND.complete(task, split_of([("EU", "PROPN"), ("says", "VERB")]))
     assert (plain.labels, plain.metrics) == (("PROPN", "VERB"), ("accuracy",))
 
 
@@ -120,18 +130,18 @@ def test_entities_are_measured_over_whole_sentences(letters: Tokenizer) -> None:
     task = Task("own", "tagging", ("O", "B-X", "I-X"), max_length=8, metrics=("f1", "accuracy"))
     # A sentence of two rows whose only entity lies across the border.
     split = split_of([(letter, "O") for letter in "abcde"] + [("f", "B-X"), ("g", "I-X"), ("h", "O")])
-    rows = tagging.encode(task, split, letters)
+    rows = KIND.encode(task, split, letters)
     assert rows.count == 2
     right = np.array([0, 0, 0, 0, 0, 1, 2, 0])
-    assert tagging.measure(task, rows, right) == {"f1": 1.0, "accuracy": 1.0}
+    assert measure(task, rows, right) == {"f1": 1.0, "accuracy": 1.0}
     shorter = np.array([0, 0, 0, 0, 0, 1, 0, 0])
-    assert tagging.measure(task, rows, shorter) == {"f1": 0.0, "accuracy": pytest.approx(7 / 8)}
+    assert measure(task, rows, shorter) == {"f1": 0.0, "accuracy": pytest.approx(7 / 8)}
 
 
 def test_a_tag_that_is_not_in_the_set_is_told_with_file_and_line(letters: Tokenizer) -> None:
     split = split_of([("a", "N")], [("b", "V"), ("c", "ADJ")])
     with pytest.raises(UserError, match=r"train.conll line 4: label 'ADJ' is not one of the task's: 'N', 'V', 'X'"):
-        tagging.encode(TASK, split, letters)
+        KIND.encode(TASK, split, letters)
 
 
 def test_the_baseline_takes_the_most_frequent_tag_of_the_word_and_of_all() -> None:
@@ -139,6 +149,6 @@ def test_the_baseline_takes_the_most_frequent_tag_of_the_word_and_of_all() -> No
         [("run", "V"), ("run", "N"), ("run", "V"), ("a", "X")], [("b", "X"), ("c", "X"), ("tie", "V"), ("tie", "N")]
     )
     test = split_of([("run", "V"), ("run", "N"), ("tie", "N"), ("new", "X"), ("newer", "V")])
-    found = tagging.most_frequent_tag_baseline(train, test)
-    assert found == tagging.Baseline(accuracy=3 / 5, unknown_accuracy=1 / 2, words=5, unknown_words=2)
-    assert math.isnan(tagging.most_frequent_tag_baseline(train, train).unknown_accuracy)
+    found = baseline.most_frequent_tag_baseline(train, test)
+    assert found == baseline.Baseline(accuracy=3 / 5, unknown_accuracy=1 / 2, words=5, unknown_words=2)
+    assert math.isnan(baseline.most_frequent_tag_baseline(train, train).unknown_accuracy)

@@ -11,8 +11,9 @@ from bert_jax.config import TaskConfig, TrainConfig
 from bert_jax.interop import source
 from bert_jax.model import paths
 from bert_jax.tasks import evaluation, table
+from bert_jax.tasks.baseline import Baseline, most_frequent_tag_baseline
 from bert_jax.tasks.example import Sentence, Split
-from bert_jax.tasks.tagging import Baseline, most_frequent_tag_baseline
+from bert_jax.tasks.kinds.tagging import Tagging, guessed_tags
 from bert_jax.train import partitioning, trainer
 
 
@@ -34,18 +35,19 @@ def score_tagger(checkpoint: str | Path, config: TaskConfig) -> TaggingScore:
     train, test = (cast(Split[Sentence], table.read(named, files[split])) for split in ("train", "test"))
     loaded = source.open_checkpoint(checkpoint)
     task = evaluation.task_of(loaded)
-    rows = evaluation.encode(task, test, loaded.tokenizer)
+    rows = Tagging().encode(task, test, loaded.tokenizer)
     settings = TrainConfig(batch_size=32)
     mesh = partitioning.make_mesh(settings.mesh)
     with jax.set_mesh(mesh):
         params = paths.unflatten(dict(loaded.params))
         params = jax.device_put(params, partitioning.shardings(mesh, params))
         predictor = evaluation.Predictor(task, loaded.model, trainer.runtime_of(settings), mesh)
-        guesses, _ = predictor.predict(params, rows, settings.batch_size)
+        answers, _ = predictor.answers(params, rows, settings.batch_size)
 
     known = {word for sentence in train.items for word in sentence.words}
     pairs = [pair for sentence in test.items for pair in zip(sentence.words, sentence.tags or (), strict=True)]
-    right = np.array([task.labels[guess] == tag for guess, (_, tag) in zip(guesses, pairs, strict=True)])
+    guesses = [tag for sentence in guessed_tags(task, rows, answers) for tag in sentence]
+    right = np.array([guess == tag for guess, (_, tag) in zip(guesses, pairs, strict=True)])
     unknown = np.array([word not in known for word, _ in pairs])
     return TaggingScore(
         accuracy=float(right.mean()),

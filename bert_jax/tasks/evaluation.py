@@ -2,14 +2,13 @@
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 from jaxtyping import Array
 
@@ -20,12 +19,13 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import classification, table, tagging
-from bert_jax.tasks.example import Example, Sentence, Split, TaskBatch, TaskRows
-from bert_jax.tasks.objective import TaskObjective, objective_of
+from bert_jax.tasks import table
+from bert_jax.tasks.example import TaskBatch, TaskRows
+from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.source import evaluation_batches
-from bert_jax.tasks.table import Task
+from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning, trainer
 from bert_jax.train.evaluate import Evaluator
@@ -33,26 +33,17 @@ from bert_jax.train.losses import Sums
 from bert_jax.train.steps import Plan
 
 
-def complete(task: Task, train: Split) -> Task:
-    """The task with the labels and metrics that follow from its training file, where it names none."""
-    return (tagging if task.kind == "tagging" else classification).complete(task, train)
-
-
-def encode(task: Task, split: Split, tokenizer: Tokenizer) -> TaskRows:
-    """The rows of a split. Raises UserError, with file and line, for a label that is not in the task's set."""
-    return (tagging if task.kind == "tagging" else classification).encode(task, split, tokenizer)
-
-
-def counts(split: Split[Example] | Split[Sentence], rows: TaskRows, tokenizer: Tokenizer) -> dict[str, int]:
-    """What a split holds: examples (sentences), rows, tokens, unknown_tokens, truncated, and words of a tagging."""
+def counts(rows: TaskRows, task: Task, tokenizer: Tokenizer) -> dict[str, int]:
+    """What a split holds: examples (sentences), rows, tokens, unknown_tokens, truncated, and what its kind counts."""
+    assert rows.split is not None
     found = {
-        "examples": len(split.items),
+        "examples": len(rows.split.items),
         "rows": rows.count,
         "tokens": len(rows.input_ids),
         "unknown_tokens": int((rows.input_ids == tokenizer.unk_id).sum()) if tokenizer.has_unknown else 0,
         "truncated": rows.truncated,
     }
-    return found if rows.word_rows is None else found | {"words": len(rows.word_rows)}
+    return found | kind_of(task).counts(rows)
 
 
 class Predictor:
@@ -61,35 +52,27 @@ class Predictor:
     def __init__(self, task: Task, model: ModelConfig, runtime: Runtime, mesh: Mesh) -> None:
         self._task = task
         self._mesh = mesh
-        self._answer = _compiled(objective_of(task), model, runtime, mesh)
+        self._answer = _compiled(kind_of(task).objective(task), model, runtime, mesh)
 
-    def predict(self, params: Mapping[str, Any], rows: TaskRows, batch_size: int) -> tuple[np.ndarray, float]:
-        """Answers in the order of the split, and the mean loss (NaN without labels).
-
-        Answers are logits f32[R,C] (scores, C = 1), or the tag id of each word i64[W].
-        """
+    def answers(self, params: Mapping[str, Any], rows: TaskRows, batch_size: int) -> tuple[list[Any], float]:
+        """Of each row, in order, TaskObjective.answers; and the mean loss, NaN without labels."""
         size = partitioning.whole_rows(batch_size, self._mesh)
         local = partitioning.local_rows(size, self._mesh)
         answers: list[Any] = [None] * rows.count
         loss = count = 0.0
         for indices, batch in evaluation_batches(rows, size, self._task.max_length):
             part = jax.tree.map(lambda leaf: leaf[local], batch)
-            outputs, sums, weight = jax.device_get(self._answer(params, partitioning.place(part, size, self._mesh)))
+            found, sums, weight = jax.device_get(self._answer(params, partitioning.place(part, size, self._mesh)))
             loss, count = loss + float(sums["task_loss"]), count + float(weight)
-            for index, output in zip(indices, outputs, strict=True):
+            for place, index in enumerate(indices):
                 if index >= 0:
-                    answers[index] = output
-        mean = loss / count if count else float("nan")
-        if rows.word_rows is None or rows.word_slots is None:
-            return np.stack(answers), mean
-        places = zip(rows.word_rows, rows.word_slots, strict=True)
-        return np.array([answers[row][slot] for row, slot in places], np.int64), mean
+                    answers[index] = jax.tree.map(operator.itemgetter(place), found)
+        return answers, loss / count if count else float("nan")
 
     def measure(self, params: Mapping[str, Any], rows: TaskRows, batch_size: int) -> dict[str, float]:
         """The task's metrics, and task_loss, of labelled rows."""
-        answers, loss = self.predict(params, rows, batch_size)
-        kind = tagging if self._task.kind == "tagging" else classification
-        return kind.measure(self._task, rows, answers) | {"task_loss": loss}
+        answers, loss = self.answers(params, rows, batch_size)
+        return kind_of(self._task).measure(self._task, rows, answers) | {"task_loss": loss}
 
 
 def make_evaluator(task: Task, rows: TaskRows, batch_size: int) -> Callable[[Plan, Mesh], Evaluator]:
@@ -137,14 +120,14 @@ def evaluate(
     labelled = {split: content for split, content in found.items() if content.labelled}
     if not labelled:
         raise UserError(f"{data} has no labels (column {task.columns.label!r}); evaluation needs them")
-    wanted = paths.flatten(abstract_params(loaded.model, objective_of(task).heads))
+    wanted = paths.flatten(abstract_params(loaded.model, kind_of(task).objective(task).heads))
     params = paths.unflatten({path: loaded.params[path] for path in wanted})
     params = partitioning.put(params, partitioning.make_mesh(config.mesh))
     metrics: dict[str, float] = {}
     sizes: dict[str, dict[str, int]] = {}
     for name, split in labelled.items():
-        rows = encode(task, split, loaded.tokenizer)
-        sizes[name] = counts(split, rows, loaded.tokenizer)
+        rows = kind_of(task).encode(task, split, loaded.tokenizer)
+        sizes[name] = counts(rows, task, loaded.tokenizer)
         prefix = "test_" if name == "test" else ""
         measured = measure(task, loaded.model, config, params, rows)
         metrics |= {f"{prefix}{metric}": value for metric, value in measured.items()}
@@ -160,11 +143,10 @@ def task_of(loaded: Loaded) -> Task:
     known = {field.name for field in dataclasses.fields(Task)}
     task = config_lib.load(Task, {key: value for key, value in loaded.task.items() if key in known}, "task")
     max_length = min(task.max_length, loaded.model.max_positions)
-    kind = tagging if task.kind == "tagging" else classification
     return dataclasses.replace(
         task,
         max_length=max_length,
-        metrics=task.metrics or kind.default_metrics(task),
+        metrics=task.metrics or kind_of(task).default_metrics(task),
         pooling=task.pooling if task.kind == "tagging" else loaded.heads.pooling,  # others' layouts name no task
     )
 
@@ -189,7 +171,8 @@ def _compiled(objective: TaskObjective, model: ModelConfig, runtime: Runtime, me
 
 def _answer(
     objective: TaskObjective, model: ModelConfig, runtime: Runtime, params: dict[str, Any], batch: TaskBatch
-) -> tuple[Array, Sums, Array]:
-    outputs = objective.outputs(bind(model, objective.heads, params, runtime), batch, None)
-    answers = outputs.argmax(axis=-1).astype(jnp.int32) if objective.kind == "tagging" else outputs
-    return answers, objective.sums_of(outputs, batch), objective.counts(batch)["task"]
+) -> tuple[Any, Sums, Array]:
+    bound = bind(model, objective.heads, params, runtime)
+    outputs = objective.outputs(bound, batch, None)
+    sums = objective.sums_of(bound, outputs, batch)
+    return objective.answers(bound, outputs, batch), sums, objective.counts(batch)["task"]

@@ -1,11 +1,11 @@
 """What a task's file holds, the rows it becomes, and the batch the model sees. Pure numpy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
-from jaxtyping import Float32, Int32, Int64, Integer, Shaped
+from jaxtyping import Bool, Float32, Int32, Int64, Integer, Shaped
 
 
 class Example(NamedTuple):
@@ -25,7 +25,7 @@ class Sentence(NamedTuple):
     lines: tuple[int, ...]  # of each word in the file, from 1
 
 
-Item = TypeVar("Item", Example, Sentence)
+Item = TypeVar("Item", covariant=True)
 
 
 @dataclass(frozen=True)
@@ -43,8 +43,8 @@ class TaskBatch(NamedTuple):
     | field | dtype, shape | |
     |---|---|---|
     | input_ids, segment_ids, sequence_ids, positions | i32[B,T] | as in the pretraining Batch |
-    | labels | i32[B], f32[B] or i32[B,T] | a class, a score, or the tag of the word that starts at the slot |
-    | label_weights | f32, as labels | 0: a filler row, or a slot that starts no word |
+    | labels | [B, ...], or a tree of them | what the kind of task learns: a class, a score, tags by slot ... |
+    | label_weights | f32[B, ...] | 0: a filler row, or a slot without a label |
     """
 
     input_ids: Any
@@ -55,21 +55,16 @@ class TaskBatch(NamedTuple):
     label_weights: Any
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class TaskRows:
-    """The encoded rows of a split, R of them, their N tokens one after another without padding."""
+    """Encoded rows, R of them, their N tokens one after another without padding. A kind of task adds its truth."""
 
     input_ids: Int32[np.ndarray, "N"]
     first_lengths: Int32[np.ndarray, "R"]  # tokens of segment A, with [CLS] and its [SEP]
     offsets: Int64[np.ndarray, "R+1"]  # row r holds the tokens offsets[r]:offsets[r + 1]
-    labels: Shaped[np.ndarray, "..."]  # [R], or [N] for tagging
-    label_weights: Float32[np.ndarray, "..."]  # as labels
     pad_id: int
     truncated: int  # items that lost tokens to max_length
-    # Tagging only: where each of the W words starts, and which words each sentence holds.
-    word_rows: Int64[np.ndarray, "W"] | None = None
-    word_slots: Int64[np.ndarray, "W"] | None = None
-    sentence_offsets: Int64[np.ndarray, "K"] | None = None
+    split: Split[Any] | None = None  # what was encoded
 
     @property
     def count(self) -> int:
@@ -83,27 +78,56 @@ class TaskRows:
 
     def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:
         """The rows of these indices, padded to length slots; index -1 gives a filler row of weight 0."""
+        taken = self.take(indices, length)
+        labels, weights = self.truth(taken)
+        segments = taken.real & (np.arange(length) >= self.first_lengths[taken.rows][:, None])
+        return TaskBatch(
+            input_ids=np.where(taken.real, self.input_ids[taken.tokens], self.pad_id).astype(np.int32),
+            segment_ids=segments.astype(np.int32),
+            sequence_ids=taken.real.astype(np.int32),
+            positions=np.where(taken.real, np.arange(length), 0).astype(np.int32),
+            labels=labels,
+            label_weights=weights,
+        )
+
+    def take(self, indices: Integer[np.ndarray, "B"], length: int) -> "Taken":
+        """Where the rows of these indices lie."""
         filler = indices < 0
         rows = np.where(filler, 0, indices)
         lengths = np.where(filler, 0, self.lengths[rows])
-        slots = np.arange(length)
-        real = slots < lengths[:, None]
-        tokens = np.where(real, self.offsets[rows][:, None] + slots, 0)
-        positions = np.where(real, slots, 0).astype(np.int32)
-        if self.word_rows is not None:
-            labels = np.where(real, self.labels[tokens], 0)
-            weights = np.where(real, self.label_weights[tokens], 0)
-        else:
-            labels = self.labels[rows]
-            weights = np.where(filler, 0, self.label_weights[rows])
-        return TaskBatch(
-            input_ids=np.where(real, self.input_ids[tokens], self.pad_id).astype(np.int32),
-            segment_ids=(real & (slots >= self.first_lengths[rows][:, None])).astype(np.int32),
-            sequence_ids=real.astype(np.int32),
-            positions=positions,
-            labels=labels.astype(self.labels.dtype),
-            label_weights=weights.astype(np.float32),
-        )
+        real = np.arange(length) < lengths[:, None]
+        tokens = np.where(real, self.offsets[rows][:, None] + np.arange(length), 0)
+        return Taken(rows, filler, real, tokens)
+
+    def truth(self, taken: "Taken") -> tuple[Any, Float32[np.ndarray, "..."]]:
+        """labels (arrays [B, ...]) and label_weights of a batch; nothing, unless a kind adds it."""
+        nothing = np.zeros(len(taken.rows), np.float32)
+        return nothing, nothing
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """All that the rows are made of, by name."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
+
+
+class Taken(NamedTuple):
+    """Rows chosen for a batch, and where their tokens lie."""
+
+    rows: Int64[np.ndarray, "B"]  # 0 for a filler
+    filler: Bool[np.ndarray, "B"]
+    real: Bool[np.ndarray, "B T"]  # slots that hold a token
+    tokens: Int64[np.ndarray, "B T"]  # which of the N; 0 elsewhere
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledRows(TaskRows):
+    """Rows with a class or a score each."""
+
+    labels: Shaped[np.ndarray, "R"]  # i32 or f32
+    label_weights: Float32[np.ndarray, "R"]
+
+    def truth(self, taken: Taken) -> tuple[Any, Float32[np.ndarray, "B"]]:
+        return self.labels[taken.rows], np.where(taken.filler, 0, self.label_weights[taken.rows]).astype(np.float32)
 
 
 def spans(starts: Integer[np.ndarray, "K"], sizes: Integer[np.ndarray, "K"]) -> Int64[np.ndarray, "N"]:

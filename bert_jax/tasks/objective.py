@@ -1,59 +1,44 @@
-"""What fine-tuning learns from: one term, `task`, as a sum and a count."""
+"""What fine-tuning learns from: one term, `task`, as a sum and a count, and what a row's answer is decoded from."""
 
-from dataclasses import dataclass
+import abc
+from typing import Any
 
-import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.tasks.example import TaskBatch
-from bert_jax.tasks.table import Task
-from bert_jax.train.losses import Sums, classification_sums, squared_error_sum
+from bert_jax.train.losses import Sums
 
 
-@dataclass(frozen=True)
-class TaskObjective:
-    """Cross-entropy of classes or of the words' tags, or the squared error of a score (Devlin et al. 2019, section 4).
+class TaskObjective(abc.ABC):
+    """The loss of a kind of task (train.losses.Objective), by what its heads say of a batch.
 
-    Label id 0 counts like any other; what weighs 0 (fillers, slots that start no word) adds nothing.
+    Label id 0 counts like any other; what weighs 0 (fillers, slots without a label) adds nothing. Made anew from the
+    same task it is equal and has the same hash, so that compiled programs are shared.
     """
 
-    kind: str
-    classes: int
-    pooling: str = "cls"
-
     @property
+    @abc.abstractmethod
     def heads(self) -> Heads:
-        if self.kind == "tagging":
-            return Heads(tags=self.classes)
-        return Heads(pooling=self.pooling, pooler=True, classes=self.classes)
+        """The heads that the model needs for it."""
+
+    @abc.abstractmethod
+    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Any:
+        """What the heads say: float32 arrays [B, ...], one or a tree of them. Without a key nothing drops out."""
+
+    @abc.abstractmethod
+    def sums_of(self, model: Bert, outputs: Any, batch: TaskBatch) -> Sums:
+        """`task_loss`, and `task_correct` where there is a right and a wrong, summed over the batch."""
+
+    def answers(self, model: Bert, outputs: Any, batch: TaskBatch) -> Any:
+        """What the host decodes each row's answer from: arrays [B, ...], as small as can be; outputs by default."""
+        return outputs
 
     def counts(self, batch: TaskBatch) -> Sums:
+        """The denominator of the term."""
         return {"task": batch.label_weights.sum()}
 
     def sums(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Sums:
-        return self.sums_of(self.outputs(model, batch, dropout_key), batch)
-
-    def outputs(
-        self, model: Bert, batch: TaskBatch, dropout_key: Array | None
-    ) -> Float[Array, "B C"] | Float[Array, "B T C"]:
-        """Logits of classes (or the score, C = 1) by row, or logits of tags by slot; float32."""
-        hidden = model.encode(batch, dropout_key).last
-        if self.kind == "tagging":
-            return model.tag_logits(hidden, dropout_key)
-        first_slot = jnp.zeros((hidden.shape[0], 1), jnp.int32)  # one sequence a row: its [CLS] is in slot 0
-        vectors = model.sequence_vectors(hidden, batch.sequence_ids, first_slot)
-        return model.class_logits(vectors, dropout_key)[:, 0]
-
-    def sums_of(self, outputs: Float[Array, "..."], batch: TaskBatch) -> Sums:
-        """The sums that follow from outputs."""
-        if self.kind == "regression":
-            return {"task_loss": squared_error_sum(outputs[:, 0], batch.labels, batch.label_weights)}
-        loss, correct = classification_sums(outputs, batch.labels, batch.label_weights)
-        return {"task_loss": loss, "task_correct": correct}
-
-
-def objective_of(task: Task) -> TaskObjective:
-    """The objective of a task whose labels are known."""
-    return TaskObjective(task.kind, task.classes, task.pooling)
+        """sums_of(outputs)."""
+        return self.sums_of(model, self.outputs(model, batch, dropout_key), batch)

@@ -65,6 +65,6 @@ def evaluation_batches(
 
 def _fingerprint(rows: TaskRows) -> str:
     digest = hashlib.sha256()
-    for array in (rows.input_ids, rows.offsets, rows.first_lengths, rows.labels, rows.label_weights):
+    for _, array in sorted(rows.arrays().items()):
         digest.update(np.ascontiguousarray(array).tobytes())
     return digest.hexdigest()

@@ -2,45 +2,20 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
-from bert_jax.model.heads.choice import POOLINGS
 from bert_jax.tasks import reading
-from bert_jax.tasks.example import Example, Sentence, Split
+from bert_jax.tasks.example import Split
+from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.task import Task
 
-KINDS = ("classification", "regression", "tagging")
 SPLITS = ("train", "dev", "test")
 BUNDLED_EWT = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "ewt"
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a model is fine-tuned for: stored in a fine-tuned checkpoint's config.json under `task`."""
-
-    name: str
-    kind: str  # one of KINDS
-    labels: tuple[str, ...] = ()  # by id; empty for regression, and until the training file was read
-    max_length: int = 128
-    metrics: tuple[str, ...] = ()  # the first chooses between seeds; see bert_jax/tasks/metrics.py
-    columns: Columns = field(default_factory=Columns)
-    pooling: str = "cls"  # how one vector is made of a text (bert_jax/model/heads/pooling.py); not for tagging
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UserError(f"task.kind is {self.kind!r}; use {', '.join(KINDS)}")
-        if self.pooling not in POOLINGS:
-            raise UserError(f"task.pooling is {self.pooling!r}; use {', '.join(POOLINGS)}")
-        if self.pooling != "cls" and self.kind == "tagging":
-            raise UserError(f"task.pooling is {self.pooling!r}, but tags are read from each token; leave it out")
-
-    @property
-    def classes(self) -> int:
-        """Width of the head: 1 for regression."""
-        return 1 if self.kind == "regression" else len(self.labels)
 
 
 @dataclass(frozen=True)
@@ -164,24 +139,23 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
         files = given
     else:
         raise UserError(f"no task: give task.name ({', '.join(TASKS)}), or task.train with task.text and task.label")
-    task = replace(task, pooling=config.pooling or task.pooling)
+    task = replace(task, **_options(config))
     return task, {split: files[split] for split in SPLITS if split in files}
 
 
-def read(task: Task, path: Path, label_required: bool = True) -> Split[Example] | Split[Sentence]:
+def _options(config: TaskConfig) -> dict[str, Any]:
+    """What a configuration sets of the options that a Task has under the same name; empty: as the task has it."""
+    shared = {field.name for field in fields(config)} & {field.name for field in fields(Task)} - {"name", "kind"}
+    return {name: value for name in sorted(shared) if (value := getattr(config, name)) not in ("", None)}
+
+
+def read(task: Task, path: Path, label_required: bool = True) -> Split[Any]:
     """Reads a file of a task. Without label_required, one that has no labels is read too."""
-    file_kind = reading.kind_of_file(path)
-    if task.kind == "tagging":
-        if task.name == "ewt" or file_kind == "conllu":
-            return reading.read_conllu(path, task.columns, label_required)
-        return reading.read_conll(path, task.columns, label_required)
-    if file_kind != "table":
-        raise UserError(f"{path} is a tagging file, but the task is {task.kind}. Use --config.task.kind=tagging")
     columns = task.columns
     named = TASKS.get(task.name)
     if named and named.test_columns and path.name.startswith("test"):
         columns = named.test_columns
-    return reading.read_table(path, columns, label_required)
+    return kind_of(task).read(task, path, columns, label_required)
 
 
 def find_split(task_name: str, folder: Path, split: str) -> Path | None:

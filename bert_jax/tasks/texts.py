@@ -12,8 +12,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from bert_jax.command import UserError
-from bert_jax.tasks.classification import truncated_lengths
 from bert_jax.tasks.example import TaskRows
+from bert_jax.tasks.pairs import truncated_lengths
 from bert_jax.tokenizer import Tokenizer
 
 
@@ -74,8 +74,6 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer, max_length: int, by_word:
         input_ids=np.concatenate(rows).astype(np.int32),
         offsets=np.cumsum([0, *map(len, rows)], dtype=np.int64),
         first_lengths=(kept[:, 0] + 2).astype(np.int32),
-        labels=np.zeros(len(rows), np.float32),
-        label_weights=np.zeros(len(rows), np.float32),
         pad_id=tokenizer.pad_id,
         truncated=int((kept < lengths).any(axis=1).sum()),
     )

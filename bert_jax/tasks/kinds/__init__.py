@@ -1,0 +1,24 @@
+"""The kinds of tasks: a file each, and one table of them.
+
+kind            what a kind has to say of itself
+classification  a class, or a score (regression), of a text or a pair
+tagging         a tag for every word
+"""
+
+from bert_jax.tasks.kinds.classification import Classification
+from bert_jax.tasks.kinds.kind import Kind
+from bert_jax.tasks.kinds.tagging import Tagging
+from bert_jax.tasks.task import Task
+
+__all__ = ["Kind", "kind_of"]
+
+_KINDS: dict[str, Kind] = {
+    "classification": Classification(),
+    "regression": Classification(),
+    "tagging": Tagging(),
+}
+
+
+def kind_of(task: Task) -> Kind:
+    """The kind of a task."""
+    return _KINDS[task.kind]

@@ -1,0 +1,147 @@
+"""Classes and scores of texts and pairs: encoding, labels to numbers, loss, metrics."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int32
+from scipy.special import softmax
+
+from bert_jax.command import UserError
+from bert_jax.model.bert import Bert
+from bert_jax.model.heads import Heads
+from bert_jax.tasks import reading
+from bert_jax.tasks.example import Example, LabelledRows, Split, TaskBatch, TaskRows
+from bert_jax.tasks.kinds.kind import Kind
+from bert_jax.tasks.kinds.labels import check_label
+from bert_jax.tasks.metrics import classification_metrics, regression_metrics
+from bert_jax.tasks.objective import TaskObjective
+from bert_jax.tasks.pairs import encode_pairs
+from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.task import Task
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.train.losses import Sums, classification_sums, squared_error_sum
+
+
+class Classification(Kind):
+    """A class, or a score (kind regression), of a text or a pair of texts."""
+
+    def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Example]:
+        if reading.kind_of_file(path) != "table":
+            raise UserError(f"{path} is a tagging file, but the task is {task.kind}. Use --config.task.kind=tagging")
+        return reading.read_table(path, columns, label_required)
+
+    def complete(self, task: Task, train: Split[Example]) -> Task:
+        """The task with the labels and metrics that its training file implies, where it names none.
+
+        Labels are sorted, as numbers where all are whole numbers. Raises UserError for fewer than two.
+        """
+        if task.kind == "classification" and not task.labels:
+            found = {example.label or "" for example in train.items}
+            if len(found) < 2:
+                raise UserError(f"{train.path}: every label is {found.pop()!r}; a classification needs two or more")
+            if len(found) > max(50, len(train.items) // 2):
+                raise UserError(
+                    f"{train.path}: {len(found)} different labels in {len(train.items)} lines; is task.label "
+                    f"{task.columns.label!r} the right column? For numbers use --config.task.kind=regression"
+                )
+            task = replace(task, labels=tuple(sorted(found, key=_label_order)))
+        return replace(task, metrics=task.metrics or self.default_metrics(task))
+
+    def default_metrics(self, task: Task) -> tuple[str, ...]:
+        """What a task that names no metrics is measured by."""
+        if task.kind == "regression":
+            return ("pearson", "spearman")
+        return ("accuracy", "f1") if task.labels == ("0", "1") else ("accuracy", "macro_f1")
+
+    def encode(self, task: Task, split: Split[Example], tokenizer: Tokenizer) -> TaskRows:
+        """One row an example: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP] with the pair in segment 1.
+
+        Over task.max_length the longer of the two is cut, piece by piece, from its end (pairs.truncated_lengths).
+        """
+        paired = split.items[0].text_pair is not None
+        seconds = [example.text_pair or "" for example in split.items] if paired else None
+        encoded = encode_pairs([example.text for example in split.items], seconds, tokenizer, task.max_length)
+        labels, weights = _labels(task, split)
+        return LabelledRows(
+            **encoded._asdict(), labels=labels, label_weights=weights, pad_id=tokenizer.pad_id, split=split
+        )
+
+    def objective(self, task: Task) -> TaskObjective:
+        return ClassObjective(task.classes, regression=task.kind == "regression", pooling=task.pooling)
+
+    def measure(self, task: Task, rows: TaskRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
+        """From each row's logits f32[C] of classes, or its score (C = 1)."""
+        assert isinstance(rows, LabelledRows)
+        outputs = np.stack(answers)
+        if task.kind == "regression":
+            return regression_metrics(task.metrics, rows.labels, outputs[:, 0])
+        return classification_metrics(task.metrics, rows.labels, outputs.argmax(axis=-1))
+
+    def predictions(self, task: Task, rows: TaskRows, answers: Sequence[np.ndarray]) -> list[dict[str, Any]]:
+        """`label`, `score` (its probability) and `scores` of all labels; of a regression `score`, the number."""
+        outputs = np.stack(answers)
+        if task.kind == "regression":
+            return [{"score": float(value)} for value in outputs[:, 0]]
+        told = []
+        for shares in softmax(outputs.astype(np.float64), axis=-1):
+            best = int(shares.argmax())
+            scores = {label: float(share) for label, share in zip(task.labels, shares, strict=True)}
+            told.append({"label": task.labels[best], "score": float(shares[best]), "scores": scores})
+        return told
+
+
+@dataclass(frozen=True)
+class ClassObjective(TaskObjective):
+    """Cross-entropy of classes, or the squared error of a score (Devlin et al. 2019, section 4)."""
+
+    classes: int
+    regression: bool = False
+    pooling: str = "cls"
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(pooling=self.pooling, pooler=True, classes=self.classes)
+
+    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B C"]:
+        """Logits of classes, or the score (C = 1)."""
+        hidden = model.encode(batch, dropout_key).last
+        first_slot = jnp.zeros((hidden.shape[0], 1), jnp.int32)  # one sequence a row: its [CLS] is in slot 0
+        vectors = model.sequence_vectors(hidden, batch.sequence_ids, first_slot)
+        return model.class_logits(vectors, dropout_key)[:, 0]
+
+    def sums_of(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Sums:
+        if self.regression:
+            return {"task_loss": squared_error_sum(outputs[:, 0], batch.labels, batch.label_weights)}
+        loss, correct = classification_sums(outputs, batch.labels, batch.label_weights)
+        return {"task_loss": loss, "task_correct": correct}
+
+
+def _labels(
+    task: Task, split: Split[Example]
+) -> tuple[Int32[np.ndarray, "R"] | Float32[np.ndarray, "R"], Float32[np.ndarray, "R"]]:
+    count = len(split.items)
+    dtype = np.float32 if task.kind == "regression" else np.int32
+    if not split.labelled:
+        return np.zeros(count, dtype), np.zeros(count, np.float32)
+    convert = _score if task.kind == "regression" else check_label
+    values = [convert(task, split, example.line, example.label or "") for example in split.items]
+    return np.array(values, dtype), np.ones(count, np.float32)
+
+
+def _score(task: Task, split: Split, line: int, label: str) -> float:
+    try:
+        value = float(label)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise UserError(f"{split.path} line {line}: {label!r} is no number, and the task is a regression")
+    return value
+
+
+def _label_order(label: str) -> tuple[float, str]:
+    return (float(int(label)), label) if label.removeprefix("-").isdecimal() else (math.inf, label)

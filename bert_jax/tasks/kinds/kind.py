@@ -1,0 +1,54 @@
+"""What a kind of task has to say of itself."""
+
+import abc
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.tasks.example import Split, TaskRows
+from bert_jax.tasks.objective import TaskObjective
+from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.task import Task
+from bert_jax.tokenizer import Tokenizer
+
+
+class Kind(abc.ABC):
+    """One kind of task: its files, the rows that they become, what is learnt, how answers are measured and told.
+
+    Without state: what varies between two tasks of a kind stands in Task.
+    """
+
+    @abc.abstractmethod
+    def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Any]:
+        """A file of the task. Without label_required, one that has no labels is read too.
+
+        Raises UserError, with file and line, for what is not of the form.
+        """
+
+    @abc.abstractmethod
+    def complete(self, task: Task, train: Split[Any]) -> Task:
+        """The task with the labels and metrics that its training file implies, where it names none."""
+
+    @abc.abstractmethod
+    def default_metrics(self, task: Task) -> tuple[str, ...]:
+        """What a task that names no metrics is measured by; the first chooses between seeds."""
+
+    @abc.abstractmethod
+    def encode(self, task: Task, split: Split[Any], tokenizer: Tokenizer) -> TaskRows:
+        """The rows of a split, which keep it. Raises UserError, with file and line, for an unknown label."""
+
+    def counts(self, rows: TaskRows) -> dict[str, int]:
+        """What is worth counting of a split beside examples, rows, tokens and cuts."""
+        return {}
+
+    @abc.abstractmethod
+    def objective(self, task: Task) -> TaskObjective:
+        """What is learnt of a task whose labels are known."""
+
+    @abc.abstractmethod
+    def measure(self, task: Task, rows: TaskRows, answers: Sequence[Any]) -> dict[str, float]:
+        """The task's metrics of a labelled split, from the objective's answers for each of its rows, in order."""
+
+    @abc.abstractmethod
+    def predictions(self, task: Task, rows: TaskRows, answers: Sequence[Any]) -> list[dict[str, Any]]:
+        """What is told of each item of a split, in order: JSON values, scores as probabilities where they are."""

@@ -1,0 +1,212 @@
+"""Tags of words: encoding in windows, entity tags, loss, metrics."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int, Int32, Int64, Integer
+
+from bert_jax.command import UserError
+from bert_jax.model.bert import Bert
+from bert_jax.model.heads import Heads
+from bert_jax.tasks import reading
+from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows, spans
+from bert_jax.tasks.kinds.kind import Kind
+from bert_jax.tasks.kinds.labels import check_label
+from bert_jax.tasks.metrics import tagging_metrics
+from bert_jax.tasks.objective import TaskObjective
+from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.task import Task
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.train.losses import Sums, classification_sums
+
+# Outside, or inside a typed entity: IOB1, IOB2 (BIO) and IOBES.
+ENTITY_TAG = re.compile(r"O|[BIES]-.+")
+
+
+class Tagging(Kind):
+    """A tag for every word."""
+
+    def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+        if task.name == "ewt" or reading.kind_of_file(path) == "conllu":
+            return reading.read_conllu(path, columns, label_required)
+        return reading.read_conll(path, columns, label_required)
+
+    def complete(self, task: Task, train: Split[Sentence]) -> Task:
+        """The task with the labels and metrics that its training file implies, where it names none.
+
+        Tags that all look like O, B-X, I-X mark entities: their set is closed (B-X and I-X for each type X) and they
+        are measured by entity. Raises UserError for fewer than two tags.
+        """
+        if not task.labels:
+            found = {tag for sentence in train.items for tag in sentence.tags or ()}
+            if len(found) < 2:
+                raise UserError(f"{train.path}: every tag is {found.pop()!r}; is task.label the right column?")
+            if marks_entities(found):
+                types = {tag[2:] for tag in found if tag != "O"}
+                found |= {"O"} | {f"{mark}-{name}" for name in types for mark in "BI"}
+            task = replace(task, labels=tuple(sorted(found, key=lambda tag: (tag != "O", tag))))
+        return replace(task, metrics=task.metrics or self.default_metrics(task))
+
+    def default_metrics(self, task: Task) -> tuple[str, ...]:
+        """What a task that names no metrics is measured by: entities where its tags mark them."""
+        return ("f1", "precision", "recall", "accuracy") if marks_entities(task.labels) else ("accuracy",)
+
+    def encode(self, task: Task, split: Split[Sentence], tokenizer: Tokenizer) -> "TagRows":
+        """One row a sentence, [CLS] pieces [SEP]; the tag stands on the first piece of each word, other slots weigh 0.
+
+        A sentence over task.max_length goes on in further rows, cut between words, so that every word is guessed
+        exactly once. A word without pieces becomes [UNK]; only a word that is longer than a row is itself cut.
+        """
+        room = task.max_length - 2
+        flat, offsets = tokenizer.encode_many(
+            [word for sentence in split.items for word in tokenizer.as_in_text(sentence.words)]
+        )
+        sizes = np.clip(np.diff(offsets), 1, room)
+        sentence_offsets = np.cumsum([0, *(len(sentence.words) for sentence in split.items)], dtype=np.int64)
+        first_words = _row_starts(sizes, sentence_offsets, room)
+        word_rows = np.repeat(np.arange(len(first_words)), np.diff([*first_words, len(sizes)]))
+        lengths = np.bincount(word_rows, sizes).astype(np.int64) + 2
+        row_offsets = np.concatenate([[0], np.cumsum(lengths)])
+        before = np.concatenate([[0], np.cumsum(sizes)])  # pieces of all words before each word
+        word_slots = 1 + before[:-1] - before[first_words][word_rows]
+
+        input_ids = np.full(row_offsets[-1], tokenizer.unk_id, np.int32)
+        input_ids[row_offsets[:-1]] = tokenizer.cls_id
+        input_ids[row_offsets[1:] - 1] = tokenizer.sep_id
+        starts = row_offsets[word_rows] + word_slots
+        known = np.diff(offsets) > 0  # words with pieces
+        input_ids[spans(starts[known], sizes[known])] = flat[spans(offsets[:-1][known], sizes[known])]
+
+        labels, weights = np.zeros(len(input_ids), np.int32), np.zeros(len(input_ids), np.float32)
+        if split.labelled:
+            labels[starts] = _label_ids(task, split)
+            weights[starts] = 1
+        return TagRows(
+            input_ids=input_ids,
+            offsets=row_offsets,
+            first_lengths=lengths.astype(np.int32),
+            labels=labels,
+            label_weights=weights,
+            pad_id=tokenizer.pad_id,
+            split=split,
+            truncated=int((np.diff(offsets) > room).sum()),
+            word_rows=word_rows,
+            word_slots=word_slots,
+            sentence_offsets=sentence_offsets,
+        )
+
+    def counts(self, rows: TaskRows) -> dict[str, int]:
+        assert isinstance(rows, TagRows)
+        return {"words": len(rows.word_rows)}
+
+    def objective(self, task: Task) -> TaskObjective:
+        return TagObjective(task.classes)
+
+    def measure(self, task: Task, rows: TaskRows, answers: Sequence[Integer[np.ndarray, "T"]]) -> dict[str, float]:
+        """From the guessed tag id of each slot."""
+        assert isinstance(rows, TagRows)
+        truth = rows.labels[rows.offsets[rows.word_rows] + rows.word_slots]
+        return tagging_metrics(task.metrics, _sentences(task, rows, truth), guessed_tags(task, rows, answers))
+
+    def predictions(
+        self, task: Task, rows: TaskRows, answers: Sequence[Integer[np.ndarray, "T"]]
+    ) -> list[dict[str, Any]]:
+        """`words` and `tags` of each sentence."""
+        assert isinstance(rows, TagRows) and rows.split is not None
+        guessed = guessed_tags(task, rows, answers)
+        return [{"words": list(item.words), "tags": tags} for item, tags in zip(rows.split.items, guessed, strict=True)]
+
+
+@dataclass(frozen=True)
+class TagObjective(TaskObjective):
+    """Cross-entropy of the words' tags, each at the first piece of its word (Devlin et al. 2019, section 5.3)."""
+
+    tags: int
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(tags=self.tags)
+
+    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T C"]:
+        """Logits of tags by slot."""
+        return model.tag_logits(model.encode(batch, dropout_key).last, dropout_key)
+
+    def sums_of(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Sums:
+        loss, correct = classification_sums(outputs, batch.labels, batch.label_weights)
+        return {"task_loss": loss, "task_correct": correct}
+
+    def answers(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Int[Array, "B T"]:
+        """The guessed tag id of each slot."""
+        return outputs.argmax(axis=-1).astype(jnp.int32)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TagRows(TaskRows):
+    """Rows of words with a tag each; W words, K - 1 sentences."""
+
+    labels: Int32[np.ndarray, "N"]
+    label_weights: Float32[np.ndarray, "N"]  # 0: a slot that starts no word
+    word_rows: Int64[np.ndarray, "W"]
+    word_slots: Int64[np.ndarray, "W"]  # where each word starts
+    sentence_offsets: Int64[np.ndarray, "K"]  # in the words
+
+    def truth(self, taken: Taken) -> tuple[Int32[np.ndarray, "B T"], Float32[np.ndarray, "B T"]]:
+        weights = np.where(taken.real, self.label_weights[taken.tokens], 0)
+        return np.where(taken.real, self.labels[taken.tokens], 0).astype(np.int32), weights.astype(np.float32)
+
+
+def guessed_tags(task: Task, rows: TagRows, answers: Sequence[Integer[np.ndarray, "T"]]) -> list[list[str]]:
+    """The tags of each sentence's words, from the guessed tag id of each slot of each row."""
+    places = zip(rows.word_rows, rows.word_slots, strict=True)
+    return _sentences(task, rows, [int(answers[row][slot]) for row, slot in places])
+
+
+def marks_entities(tags: Sequence[str] | set[str]) -> bool:
+    """Whether tags mark entities (O, B-X, I-X ...) and are no plain classes."""
+    return any(tag != "O" for tag in tags) and all(ENTITY_TAG.fullmatch(tag) for tag in tags)
+
+
+def iob2(tags: Sequence[str]) -> tuple[str, ...]:
+    """Entity tags with B- at the start of every entity; those that are in IOB2 already stay as they are.
+
+    IOB1 (CoNLL-2003) writes B- only between two entities of one type that touch; elsewhere an I-X that follows no
+    X starts an entity.
+    """
+    before = ("O", *tags)
+    return tuple(
+        f"B-{tag[2:]}" if tag.startswith("I-") and (last == "O" or last[2:] != tag[2:]) else tag
+        for last, tag in zip(before, tags, strict=False)
+    )
+
+
+def _label_ids(task: Task, split: Split[Sentence]) -> list[int]:
+    entities = marks_entities(task.labels)
+    ids = []
+    for sentence in split.items:
+        tags = iob2(sentence.tags or ()) if entities else sentence.tags or ()
+        ids += [check_label(task, split, line, tag) for line, tag in zip(sentence.lines, tags, strict=True)]
+    return ids
+
+
+def _row_starts(sizes: Integer[np.ndarray, "W"], sentence_offsets: Integer[np.ndarray, "K"], room: int) -> list[int]:
+    """The first word of each row: as many words of a sentence as fit into room pieces, then a new row."""
+    starts = []
+    for first, last in pairwise(sentence_offsets):
+        used = room
+        for word in range(first, last):
+            if word == first or used + sizes[word] > room:
+                starts.append(word)
+                used = 0
+            used += sizes[word]
+    return starts
+
+
+def _sentences(task: Task, rows: TagRows, ids: Sequence[int] | Integer[np.ndarray, "W"]) -> list[list[str]]:
+    tags = [task.labels[number] for number in ids]
+    return [tags[start:stop] for start, stop in pairwise(rows.sentence_offsets)]

@@ -1,0 +1,57 @@
+"""Texts and pairs of texts as rows: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] with b in segment 1."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Int32, Int64
+
+from bert_jax.tasks.example import spans
+from bert_jax.tokenizer import Tokenizer
+
+
+class EncodedPairs(NamedTuple):
+    """R rows, their N tokens one after another, as TaskRows has them."""
+
+    input_ids: Int32[np.ndarray, "N"]
+    offsets: Int64[np.ndarray, "R+1"]
+    first_lengths: Int32[np.ndarray, "R"]
+    truncated: int  # rows that lost tokens
+
+
+def encode_pairs(
+    texts: Sequence[str], seconds: Sequence[str] | None, tokenizer: Tokenizer, max_length: int
+) -> EncodedPairs:
+    """Rows of texts, or of pairs of texts; over max_length tokens the longer of the two is cut from its end."""
+    first, first_offsets = tokenizer.encode_many(texts)
+    second, second_offsets = tokenizer.encode_many([""] * len(texts) if seconds is None else seconds)
+    wanted = np.diff(first_offsets), np.diff(second_offsets)
+    kept = truncated_lengths(*wanted, max_length - (2 if seconds is None else 3))
+    first_lengths = kept[0] + 2
+    offsets = np.concatenate([[0], np.cumsum(first_lengths + (0 if seconds is None else kept[1] + 1))])
+
+    # Whatever is neither [CLS] nor a piece is a [SEP].
+    input_ids = np.full(offsets[-1], tokenizer.sep_id, np.int32)
+    input_ids[offsets[:-1]] = tokenizer.cls_id
+    input_ids[spans(offsets[:-1] + 1, kept[0])] = first[spans(first_offsets[:-1], kept[0])]
+    input_ids[spans(offsets[:-1] + first_lengths, kept[1])] = second[spans(second_offsets[:-1], kept[1])]
+    cut = (kept[0] < wanted[0]) | (kept[1] < wanted[1])
+    return EncodedPairs(input_ids, offsets, first_lengths.astype(np.int32), int(cut.sum()))
+
+
+def truncated_lengths(
+    first: Int64[np.ndarray, "R"], second: Int64[np.ndarray, "R"], room: int
+) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
+    """How many pieces of each text stay in room pieces when the longer one is always the one that loses.
+
+    Where the cut goes below both, each keeps half, the odd piece going to the one that was longer (to the second
+    of two equals): `longest_first` of Hugging Face tokenizers, which peers train with.
+    """
+    shorter, longer = np.minimum(first, second), np.maximum(first, second)
+    kept_shorter = np.minimum(shorter, np.maximum(room // 2, room - longer))
+    kept_longer = np.minimum(longer, room - kept_shorter)
+    first_is_longer = first > second
+    return (
+        np.where(first_is_longer, kept_longer, kept_shorter),
+        np.where(first_is_longer, kept_shorter, kept_longer),
+    )
