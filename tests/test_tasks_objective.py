@@ -43,7 +43,7 @@ def batch_of(kind: str, length: int = 12, fillers: int = 0) -> TaskBatch:
         "truncated": 0,
     }
     words = np.zeros(0, np.int64)
-    tags = {"word_rows": words, "word_slots": words, "sentence_offsets": words}
+    tags = {"word_rows": words, "word_slots": words, "word_sizes": words, "sentence_offsets": words}
     rows = TagRows(**shared, **tags) if kind == "tagging" else LabelledRows(**shared)
     return rows.batch(np.array([0, 1, 2] + [-1] * fillers), length)
 

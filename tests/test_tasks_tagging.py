@@ -91,9 +91,10 @@ def test_every_word_is_guessed_exactly_once(letters: Tokenizer, texts: list[list
     assert rows.label_weights.sum() == len(flat) == len(set(zip(rows.word_rows, rows.word_slots, strict=True)))
     assert rows.lengths.max() <= max_length
     batch = rows.batch(np.arange(rows.count), max_length)
-    for word, row, slot in zip(flat, rows.word_rows, rows.word_slots, strict=True):
+    for word, row, slot, size in zip(flat, rows.word_rows, rows.word_slots, rows.word_sizes, strict=True):
         pieces = letters.encode(word) if len(letters.encode(word)) else [letters.unk_id]
         room = max_length - 2
+        assert size == min(len(pieces), room)
         assert batch.input_ids[row, slot : slot + min(len(pieces), room)].tolist() == list(pieces[:room])
         assert batch.labels[row, slot] == len(word) % 3 and batch.label_weights[row, slot] == 1
     truth = np.array([len(word) % 3 for word in flat])

@@ -9,19 +9,20 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int, Int32, Int64, Integer
+from jaxtyping import Array, Float, Float32, Int, Int32, Integer
 
 from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
-from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows, spans
+from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows
 from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.labels import check_label
 from bert_jax.tasks.metrics import tagging_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.words import WordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.losses import Sums, classification_sums
 
@@ -58,48 +59,13 @@ class Tagging(Kind):
         return ("f1", "precision", "recall", "accuracy") if marks_entities(task.labels) else ("accuracy",)
 
     def encode(self, task: Task, split: Split[Sentence], tokenizer: Tokenizer) -> "TagRows":
-        """One row a sentence, [CLS] pieces [SEP]; the tag stands on the first piece of each word, other slots weigh 0.
-
-        A sentence over task.max_length goes on in further rows, cut between words, so that every word is guessed
-        exactly once. A word without pieces becomes [UNK]; only a word that is longer than a row is itself cut.
-        """
-        room = task.max_length - 2
-        flat, offsets = tokenizer.encode_many(
-            [word for sentence in split.items for word in tokenizer.as_in_text(sentence.words)]
-        )
-        sizes = np.clip(np.diff(offsets), 1, room)
-        sentence_offsets = np.cumsum([0, *(len(sentence.words) for sentence in split.items)], dtype=np.int64)
-        first_words = _row_starts(sizes, sentence_offsets, room)
-        word_rows = np.repeat(np.arange(len(first_words)), np.diff([*first_words, len(sizes)]))
-        lengths = np.bincount(word_rows, sizes).astype(np.int64) + 2
-        row_offsets = np.concatenate([[0], np.cumsum(lengths)])
-        before = np.concatenate([[0], np.cumsum(sizes)])  # pieces of all words before each word
-        word_slots = 1 + before[:-1] - before[first_words][word_rows]
-
-        input_ids = np.full(row_offsets[-1], tokenizer.unk_id, np.int32)
-        input_ids[row_offsets[:-1]] = tokenizer.cls_id
-        input_ids[row_offsets[1:] - 1] = tokenizer.sep_id
-        starts = row_offsets[word_rows] + word_slots
-        known = np.diff(offsets) > 0  # words with pieces
-        input_ids[spans(starts[known], sizes[known])] = flat[spans(offsets[:-1][known], sizes[known])]
-
-        labels, weights = np.zeros(len(input_ids), np.int32), np.zeros(len(input_ids), np.float32)
+        """Rows of words (words.encode_words); the tag stands on the first piece of each word, other slots weigh 0."""
+        encoded = encode_words([sentence.words for sentence in split.items], tokenizer, task.max_length)
+        labels, weights = np.zeros(len(encoded.input_ids), np.int32), np.zeros(len(encoded.input_ids), np.float32)
         if split.labelled:
-            labels[starts] = _label_ids(task, split)
-            weights[starts] = 1
-        return TagRows(
-            input_ids=input_ids,
-            offsets=row_offsets,
-            first_lengths=lengths.astype(np.int32),
-            labels=labels,
-            label_weights=weights,
-            pad_id=tokenizer.pad_id,
-            split=split,
-            truncated=int((np.diff(offsets) > room).sum()),
-            word_rows=word_rows,
-            word_slots=word_slots,
-            sentence_offsets=sentence_offsets,
-        )
+            labels[encoded.starts] = _label_ids(task, split)
+            weights[encoded.starts] = 1
+        return TagRows(**encoded._asdict(), labels=labels, label_weights=weights, pad_id=tokenizer.pad_id, split=split)
 
     def counts(self, rows: TaskRows) -> dict[str, int]:
         assert isinstance(rows, TagRows)
@@ -147,14 +113,11 @@ class TagObjective(TaskObjective):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TagRows(TaskRows):
-    """Rows of words with a tag each; W words, K - 1 sentences."""
+class TagRows(WordRows):
+    """Rows of words with a tag each."""
 
     labels: Int32[np.ndarray, "N"]
     label_weights: Float32[np.ndarray, "N"]  # 0: a slot that starts no word
-    word_rows: Int64[np.ndarray, "W"]
-    word_slots: Int64[np.ndarray, "W"]  # where each word starts
-    sentence_offsets: Int64[np.ndarray, "K"]  # in the words
 
     def truth(self, taken: Taken) -> tuple[Int32[np.ndarray, "B T"], Float32[np.ndarray, "B T"]]:
         weights = np.where(taken.real, self.label_weights[taken.tokens], 0)
@@ -192,19 +155,6 @@ def _label_ids(task: Task, split: Split[Sentence]) -> list[int]:
         tags = iob2(sentence.tags or ()) if entities else sentence.tags or ()
         ids += [check_label(task, split, line, tag) for line, tag in zip(sentence.lines, tags, strict=True)]
     return ids
-
-
-def _row_starts(sizes: Integer[np.ndarray, "W"], sentence_offsets: Integer[np.ndarray, "K"], room: int) -> list[int]:
-    """The first word of each row: as many words of a sentence as fit into room pieces, then a new row."""
-    starts = []
-    for first, last in pairwise(sentence_offsets):
-        used = room
-        for word in range(first, last):
-            if word == first or used + sizes[word] > room:
-                starts.append(word)
-                used = 0
-            used += sizes[word]
-    return starts
 
 
 def _sentences(task: Task, rows: TagRows, ids: Sequence[int] | Integer[np.ndarray, "W"]) -> list[list[str]]:
