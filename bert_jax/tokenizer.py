@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int, Int64, Integer, UInt
+from jaxtyping import Bool, Int64, Integer, UInt
 
 from bert_jax.command import UserError
 from bert_jax.files import read_json
@@ -115,11 +115,28 @@ class Tokenizer:
         refuse_surrogates([text])
         return np.array(self._engine.encode_special(text), self.id_dtype)
 
-    def encode_offsets(self, text: str) -> tuple[UInt[np.ndarray, "n"], Int[np.ndarray, "n 2"]]:
-        """The ids of a text, and the characters [start, end) of the text that each comes from."""
-        refuse_surrogates([text])
-        ids, offsets = self._engine.encode_offsets(text)
-        return np.array(ids, self.id_dtype), np.array(offsets, np.int64).reshape(-1, 2)
+    def encode_offsets(self, text: str) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "n 2"]]:
+        """The ids of a text, and the characters [start, end) of the text that each comes from; see the next."""
+        ids, _, offsets = self.encode_offsets_many([text])
+        return ids, offsets
+
+    def encode_offsets_many(
+        self, texts: Sequence[str]
+    ) -> tuple[UInt[np.ndarray, "n"], Int64[np.ndarray, "boundaries"], Int64[np.ndarray, "n 2"]]:
+        """As `encode_many`, and the characters [start, end) of its text that each id comes from.
+
+        White space before a word is not its first piece's; a piece that is nothing else has what it stands for, or
+        (SentencePiece) an empty span where the word begins. All bytes of a character have that character. Not
+        remembered by the cache: slower than `encode_many`.
+        """
+        refuse_surrogates(texts)
+        ids, offsets = [np.zeros(0, self.id_dtype)], [np.zeros((0, 2), np.int64)]
+        for text in texts:
+            found, spans = self._engine.encode_offsets(text)
+            ids.append(np.array(found, self.id_dtype))
+            offsets.append(np.array(spans, np.int64).reshape(-1, 2))
+        boundaries = np.cumsum([len(part) for part in ids], dtype=np.int64)
+        return np.concatenate(ids), boundaries, np.concatenate(offsets)
 
     def decode(self, ids: Sequence[int] | Integer[np.ndarray, "n"]) -> str:
         """Readable text: pieces joined to words, special tokens kept; what normalising took stays away."""

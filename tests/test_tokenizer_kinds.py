@@ -159,6 +159,44 @@ def test_offsets_name_the_characters_of_each_id(made, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_offsets_are_those_of_the_tokenizers_library(made, lines, tmp_path, kind):
+    ours = made(kind).ours
+    ours.save(tmp_path)
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    library.encode_special_tokens = True
+    texts = lines + random_texts(seed=13, count=150)
+    ids, boundaries, offsets = ours.encode_offsets_many(texts)
+    np.testing.assert_array_equal(ids, ours.encode_many(texts)[0])
+    compared = 0
+    for text, start, stop in zip(texts, boundaries, boundaries[1:], strict=False):
+        spans, expected = offsets[start:stop].tolist(), library.encode(text, add_special_tokens=False)
+        assert all(0 <= begin <= end <= len(text) for begin, end in spans)
+        assert [begin for begin, _ in spans] == sorted(begin for begin, _ in spans)
+        if ours.kind in ("wordpiece", "bpe"):
+            assert spans == [list(span) for span in expected.offsets]
+        elif text in lines and expected.ids == ids[start:stop].tolist():
+            # The library gives the space before a word to its first piece, a character after it to a lone space, and
+            # characters that are neighbours to all bytes of both.
+            for span, (begin, end), surface in zip(
+                spans, expected.offsets, ours.surfaces(ids[start:stop]), strict=True
+            ):
+                if surface and not surface.startswith("<0x"):
+                    assert span == [end - len(text[begin:end].lstrip()), end]
+        else:
+            continue
+        compared += 1
+    assert compared > len(lines) // 2
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram_bytes", "sentencepiece_bpe_bytes"])
+def test_every_byte_of_a_character_has_its_offsets(made, kind):
+    ours = made(kind).ours
+    ids, spans = ours.encode_offsets("a 㐀 b")
+    bytes_of_it = [span for span, token in zip(spans.tolist(), ours.tokens(ids), strict=True) if span[0] == 2]
+    assert [span for span in bytes_of_it if span != [2, 2]] == [[2, 3]] * 3, ours.tokens(ids)  # [2, 2]: a lone space
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_special_tokens_in_a_text_are_text_unless_asked_for(made, kind):
     ours = made(kind).ours
     mask = ours.roles.mask_token

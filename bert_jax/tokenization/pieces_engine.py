@@ -109,7 +109,11 @@ class SentencePieceEngine:
     def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         prepared = self._prepared([text])[0]
         found = self._model.encode(prepared, return_type="offset_mapping")
-        offsets = found["offsets"]
+        offsets = list(found["offsets"])
+        # Of what one character becomes (letters of a ligature, bytes) the library gives it to the last.
+        for place in range(len(offsets) - 2, -1, -1):
+            if offsets[place][0] == offsets[place][1] and self._model.id_to_piece(found["ids"][place]) != SPACE:
+                offsets[place] = offsets[place + 1]
         if prepared != text and self._normalizer:
             origin = _origins(self._normalizer, text)
             # Where a span is empty, it lies before the character at its begin.
