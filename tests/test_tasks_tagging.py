@@ -14,8 +14,9 @@ from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
 from bert_jax.tasks import baseline
 from bert_jax.tasks.example import Sentence, Split
+from bert_jax.tasks.inputs import Record
 from bert_jax.tasks.kinds import tagging
-from bert_jax.tasks.kinds.tagging import Tagging, TagRows
+from bert_jax.tasks.kinds.tagging import TagAnswer, Tagging, TagRows
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 
@@ -27,7 +28,7 @@ def measure(task: Task, rows: TagRows, guesses: np.ndarray) -> dict[str, float]:
     """The metrics where the words' tags are guessed so."""
     answers = np.full((rows.count, rows.lengths.max()), -1)
     answers[rows.word_rows, rows.word_slots] = guesses
-    return KIND.measure(task, rows, list(answers))
+    return KIND.measure(task, rows, [TagAnswer(tags, np.ones(len(tags), np.float32)) for tags in answers])
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +154,28 @@ def test_the_baseline_takes_the_most_frequent_tag_of_the_word_and_of_all() -> No
     found = baseline.most_frequent_tag_baseline(train, test)
     assert found == baseline.Baseline(accuracy=3 / 5, unknown_accuracy=1 / 2, words=5, unknown_words=2)
     assert math.isnan(baseline.most_frequent_tag_baseline(train, train).unknown_accuracy)
+
+
+def test_entities_are_read_as_conlleval_reads_them_and_lie_in_the_raw_text(letters: Tokenizer) -> None:
+    task = Task("own", "tagging", ("O", "B-P", "I-P", "B-L", "I-L"), max_length=16)
+    split = KIND.parse(task, Path("in"), [Record(1, "ann lee,of rome"), Record(2, {"tokens": ["rome", "x"]})])
+    rows = KIND.encode(task, split, letters)
+    tags = ["B-P", "I-P", "O", "O", "I-L", "I-P", "B-P"]  # an I- that follows no entity of its type begins one
+    answers = [TagAnswer(np.zeros(16, np.int32), np.zeros(16, np.float32)) for _ in range(rows.count)]
+    for place, (tag, row, slot) in enumerate(zip(tags, rows.word_rows, rows.word_slots, strict=True)):
+        answers[row].tags[slot], answers[row].scores[slot] = task.labels.index(tag), (place + 1) / 8
+    raw, words = KIND.predictions(task, rows, answers)
+    assert raw["tags"] == tags[:5] and raw["offsets"][1] == [4, 7]
+    assert raw["entities"] == [
+        {"type": "P", "text": "ann lee", "score": 0.1875, "start": 0, "end": 7, "words": [0, 2]},
+        {"type": "L", "text": "rome", "score": 0.625, "start": 11, "end": 15, "words": [4, 5]},
+    ]
+    assert words == {
+        "words": ["rome", "x"],
+        "tags": ["I-P", "B-P"],
+        "scores": [0.75, 0.875],
+        "entities": [
+            {"type": "P", "text": "rome", "score": 0.75, "words": [0, 1]},
+            {"type": "P", "text": "x", "score": 0.875, "words": [1, 2]},
+        ],
+    }

@@ -23,6 +23,9 @@ class Sentence(NamedTuple):
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
     lines: tuple[int, ...]  # of each word in the file, from 1
+    # Of a raw text that was split into words:
+    text: str | None = None
+    offsets: tuple[tuple[int, int], ...] | None = None  # of each word, the characters [start, end) of the text
 
 
 Item = TypeVar("Item", covariant=True)

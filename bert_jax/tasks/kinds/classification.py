@@ -16,6 +16,7 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Example, LabelledRows, Split, TaskBatch, TaskRows
+from bert_jax.tasks.inputs import Record, texts_of
 from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.labels import check_label
 from bert_jax.tasks.metrics import classification_metrics, regression_metrics
@@ -34,6 +35,24 @@ class Classification(Kind):
         if reading.kind_of_file(path) != "table":
             raise UserError(f"{path} is a tagging file, but the task is {task.kind}. Use --config.task.kind=tagging")
         return reading.read_table(path, columns, label_required)
+
+    def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Example]:
+        """Texts, or pairs where the task is of pairs; where a checkpoint does not tell, as the first record is."""
+        columns = task.columns
+        names = [(columns.text, "text"), (columns.text_pair, "text_pair")]
+        needed = 2 if columns.text_pair else 1
+        if columns.text and not columns.text_pair:
+            names.pop()
+        items = []
+        for record in records:
+            first, *second = texts_of(source, record, names, needed)
+            items.append(Example(first, second[0] if second else None, None, record.line))
+            if bool(second) != (items[0].text_pair is not None):
+                raise UserError(
+                    f"{source} line {record.line} is {'a pair' if second else 'one text'}, line {items[0].line} is "
+                    f"{'one text' if second else 'a pair'}. Give texts or pairs, not both"
+                )
+        return Split(source, tuple(items), labelled=False)
 
     def complete(self, task: Task, train: Split[Example]) -> Task:
         """The task with the labels and metrics that its training file implies, where it names none.

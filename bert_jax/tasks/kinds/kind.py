@@ -5,7 +5,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bert_jax.command import UserError
 from bert_jax.tasks.example import Split, TaskRows
+from bert_jax.tasks.inputs import Record
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
@@ -33,9 +35,28 @@ class Kind(abc.ABC):
     def default_metrics(self, task: Task) -> tuple[str, ...]:
         """What a task that names no metrics is measured by; the first chooses between seeds."""
 
+    def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Any]:
+        """What a user wants predicted, as a split without labels (labelled=False): an item a record, in order.
+
+        A record is a plain line, whose tabs part the texts of an item, or a JSON object, whose fields are named as the
+        task's columns, or as here; others are passed over.
+
+        classification, regression  text, text_pair
+        tagging, spans              text, from which words are split; or tokens (and text, for offsets)
+        questions                   question, context, and an id where there is one
+        choices                     text or context, and choices: a list of texts
+
+        An item keeps what predictions needs to answer in the user's terms: the raw text, offsets, the id. Raises
+        UserError, with source and line, for what is missing, empty or no text (inputs.py has what kinds share).
+        """
+        raise UserError(f"{task.kind} tasks are predicted from files of their own form only. Name such a file")
+
     @abc.abstractmethod
     def encode(self, task: Task, split: Split[Any], tokenizer: Tokenizer) -> TaskRows:
-        """The rows of a split, which keep it. Raises UserError, with file and line, for an unknown label."""
+        """The rows of a split, which keep it. Raises UserError, with file and line, for an unknown label.
+
+        Where split.labelled is False no label of it is read, whatever its items hold.
+        """
 
     def counts(self, rows: TaskRows) -> dict[str, int]:
         """What is worth counting of a split beside examples, rows, tokens and cuts."""
@@ -51,4 +72,9 @@ class Kind(abc.ABC):
 
     @abc.abstractmethod
     def predictions(self, task: Task, rows: TaskRows, answers: Sequence[Any]) -> list[dict[str, Any]]:
-        """What is told of each item of a split, in order: JSON values, scores as probabilities where they are."""
+        """What predict tells of each item of a split, in order: an object of JSON values.
+
+        `label` and `score`, its probability (of a regression: the number); `scores` of all labels by name, which the
+        command tells only when asked; `words`, `tags`, `entities`, `spans`, `answer` ... with `start` and `end`,
+        characters of the raw text, where the item has one.
+        """

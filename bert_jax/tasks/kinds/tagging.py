@@ -5,17 +5,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int, Int32, Integer
+from jaxtyping import Array, Float, Float32, Int32, Integer
+from seqeval.metrics.sequence_labeling import get_entities
 
 from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows
+from bert_jax.tasks.inputs import Record, words_of
 from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.labels import check_label
 from bert_jax.tasks.metrics import tagging_metrics
@@ -37,6 +40,14 @@ class Tagging(Kind):
         if task.name == "ewt" or reading.kind_of_file(path) == "conllu":
             return reading.read_conllu(path, columns, label_required)
         return reading.read_conll(path, columns, label_required)
+
+    def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Sentence]:
+        """Sentences of the words that were given, or that texts split into."""
+        items = []
+        for record in records:
+            words, text, offsets = words_of(source, record, ("text",))
+            items.append(Sentence(words, None, (record.line,) * len(words), text, offsets))
+        return Split(source, tuple(items), labelled=False)
 
     def complete(self, task: Task, train: Split[Sentence]) -> Task:
         """The task with the labels and metrics that its training file implies, where it names none.
@@ -74,19 +85,35 @@ class Tagging(Kind):
     def objective(self, task: Task) -> TaskObjective:
         return TagObjective(task.classes)
 
-    def measure(self, task: Task, rows: TaskRows, answers: Sequence[Integer[np.ndarray, "T"]]) -> dict[str, float]:
-        """From the guessed tag id of each slot."""
+    def measure(self, task: Task, rows: TaskRows, answers: Sequence["TagAnswer"]) -> dict[str, float]:
+        """From the guessed tag of each slot."""
         assert isinstance(rows, TagRows)
         truth = rows.labels[rows.offsets[rows.word_rows] + rows.word_slots]
         return tagging_metrics(task.metrics, _sentences(task, rows, truth), guessed_tags(task, rows, answers))
 
-    def predictions(
-        self, task: Task, rows: TaskRows, answers: Sequence[Integer[np.ndarray, "T"]]
-    ) -> list[dict[str, Any]]:
-        """`words` and `tags` of each sentence."""
+    def predictions(self, task: Task, rows: TaskRows, answers: Sequence["TagAnswer"]) -> list[dict[str, Any]]:
+        """`words`, `tags` and the `scores` of these tags by sentence, `offsets` where it was a raw text; and `entities`
+        where tags mark them."""
         assert isinstance(rows, TagRows) and rows.split is not None
         guessed = guessed_tags(task, rows, answers)
-        return [{"words": list(item.words), "tags": tags} for item, tags in zip(rows.split.items, guessed, strict=True)]
+        places = zip(rows.word_rows, rows.word_slots, strict=True)
+        scores = np.array([answers[row].scores[slot] for row, slot in places], np.float64)
+        told = []
+        for item, tags, (start, end) in zip(rows.split.items, guessed, pairwise(rows.sentence_offsets), strict=True):
+            one = {"words": list(item.words), "tags": tags, "scores": scores[start:end].tolist()}
+            if item.offsets is not None:
+                one["offsets"] = [list(place) for place in item.offsets]
+            if marks_entities(task.labels):
+                one["entities"] = told_entities(item, tags, one["scores"])
+            told.append(one)
+        return told
+
+
+class TagAnswer(NamedTuple):
+    """What is guessed at each slot of a row."""
+
+    tags: Any  # i32[T]: ids
+    scores: Any  # f32[T]: their probabilities
 
 
 @dataclass(frozen=True)
@@ -107,9 +134,9 @@ class TagObjective(TaskObjective):
         loss, correct = classification_sums(outputs, batch.labels, batch.label_weights)
         return {"task_loss": loss, "task_correct": correct}
 
-    def answers(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Int[Array, "B T"]:
-        """The guessed tag id of each slot."""
-        return outputs.argmax(axis=-1).astype(jnp.int32)
+    def answers(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> TagAnswer:
+        """Of each slot [B, T]."""
+        return TagAnswer(outputs.argmax(axis=-1).astype(jnp.int32), jax.nn.softmax(outputs, axis=-1).max(axis=-1))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -124,10 +151,28 @@ class TagRows(WordRows):
         return np.where(taken.real, self.labels[taken.tokens], 0).astype(np.int32), weights.astype(np.float32)
 
 
-def guessed_tags(task: Task, rows: TagRows, answers: Sequence[Integer[np.ndarray, "T"]]) -> list[list[str]]:
-    """The tags of each sentence's words, from the guessed tag id of each slot of each row."""
+def guessed_tags(task: Task, rows: TagRows, answers: Sequence[TagAnswer]) -> list[list[str]]:
+    """The tags of each sentence's words, from the guessed tag of each slot of each row."""
     places = zip(rows.word_rows, rows.word_slots, strict=True)
-    return _sentences(task, rows, [int(answers[row][slot]) for row, slot in places])
+    return _sentences(task, rows, [int(answers[row].tags[slot]) for row, slot in places])
+
+
+def told_entities(sentence: Sentence, tags: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
+    """The entities of a sentence: `type`, `text`, `score`, `words` [first, last + 1), and `start` and `end`, characters
+    of the raw text, where there is one.
+
+    Tags are read as conlleval reads them (Tjong Kim Sang and De Meulder 2003): an I- that follows no entity of its type
+    begins one. The score is the mean of the words' probabilities.
+    """
+    found = []
+    for name, first, last in get_entities(list(tags)):
+        words = slice(first, last + 1)
+        one = {"type": name, "text": " ".join(sentence.words[words]), "score": float(np.mean(scores[words]))}
+        if sentence.text is not None and sentence.offsets is not None:
+            start, end = sentence.offsets[first][0], sentence.offsets[last][1]
+            one |= {"text": sentence.text[start:end], "start": start, "end": end}
+        found.append(one | {"words": [first, last + 1]})
+    return found
 
 
 def marks_entities(tags: Sequence[str] | set[str]) -> bool:

@@ -1,0 +1,132 @@
+"""What a user gives to predict, record by record: the texts and words in it, and every mistake told by its line."""
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_jax.command import UserError
+
+
+class Record(NamedTuple):
+    """One input: a line of plain text, or the object that a line of JSON holds."""
+
+    line: int  # in its file, from 1
+    content: str | Mapping[str, Any]
+
+
+class Words(NamedTuple):
+    """The words of a text, and where they lie in it."""
+
+    words: tuple[str, ...]
+    text: str | None  # None where words alone were given
+    offsets: tuple[tuple[int, int], ...] | None  # of each word, the characters [start, end) of the text
+
+
+def texts_of(source: Path, record: Record, names: Sequence[Sequence[str]], needed: int) -> list[str]:
+    """The texts that a record is made of: parted by tabs in a plain line, or the fields of these names.
+
+    names has, of each text, the names that its field may have; the first `needed` texts must be there. Raises UserError
+    for a text that is missing, empty or no text, and for a tab too many.
+    """
+    if isinstance(record.content, str):
+        texts: list[Any] = record.content.split("\t")
+        if not needed <= len(texts) <= len(names):
+            wanted = f"{needed}" if needed == len(names) else f"{needed} to {len(names)}"
+            raise UserError(
+                f"{source} line {record.line} holds {len(texts)} texts, parted by tabs; wanted {wanted}: "
+                f"{', '.join(choice[-1] for choice in names)}. Correct the line"
+            )
+    else:
+        found = [value_of(source, record, choice, required=place < needed) for place, choice in enumerate(names)]
+        texts = [value for value in found if value is not None]
+    return [checked_text(source, record.line, text) for text in texts]
+
+
+def value_of(source: Path, record: Record, names: Sequence[str], required: bool = True) -> Any:
+    """The value of the first of these fields that an object has; None where it has none. Empty names are passed over.
+
+    Raises UserError for a required field that is not there, or a plain line.
+    """
+    if isinstance(record.content, str):
+        raise UserError(
+            f"{source} line {record.line} is plain text, and {names[-1]!r} is wanted. Give JSON lines: {{...}}"
+        )
+    for name in names:
+        if name and record.content.get(name) is not None:
+            return record.content[name]
+    if not required:
+        return None
+    there = ", ".join(map(repr, record.content)) or "none"
+    wanted = " or ".join(repr(name) for name in dict.fromkeys(names) if name)
+    raise UserError(f"{source} line {record.line} has no field {wanted}; its fields are: {there}. Add or rename it")
+
+
+def checked_text(source: Path, line: int, text: Any) -> str:
+    """A text as it is. Raises UserError for one that is empty, no text, or not to be written as UTF-8."""
+    if not isinstance(text, str):
+        raise UserError(f"{source} line {line}: wanted a text in quotes, got {text!r:.60}")
+    if not text.strip():
+        raise UserError(f"{source} line {line} is empty. Write a text there, or remove the line")
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{source} line {line} holds half of a surrogate pair, which is no character") from None
+    return text
+
+
+def words_of(source: Path, record: Record, text_names: Sequence[str] = ("text",)) -> Words:
+    """The words of a record: those of its `tokens` or `words`, or those that its text splits into.
+
+    Given tokens are looked for in the text, in order, where there is a text too. Raises UserError as texts_of, and
+    for a token that is not in the text where it should be.
+    """
+    tokens = None
+    if not isinstance(record.content, str):
+        tokens = value_of(source, record, ("tokens", "words"), required=False)
+    if tokens is None:
+        (text,) = texts_of(source, record, [text_names], needed=1)
+        offsets = split_words(text)
+        return Words(tuple(text[start:end] for start, end in offsets), text, tuple(offsets))
+    if not isinstance(tokens, list) or not tokens:
+        raise UserError(f"{source} line {record.line}: tokens is {tokens!r:.60}; wanted a list of words")
+    words = tuple(checked_text(source, record.line, token) for token in tokens)
+    text = value_of(source, record, text_names, required=False)
+    if text is None:
+        return Words(words, None, None)
+    return Words(words, text, _located(source, record.line, words, checked_text(source, record.line, text)))
+
+
+def split_words(text: str) -> list[tuple[int, int]]:
+    """Where the words of a raw text lie, as [start, end) in characters.
+
+    White space parts words, and every character of Unicode's categories P (punctuation) and S (symbols) is a word of
+    its own, as treebanks and CoNLL files nearly have it. What they split or join by the rules of a language ("do n't",
+    "U.S.") takes a tokenizer of that language: give its words.
+    """
+    found: list[tuple[int, int]] = []
+    start = None
+    for place, character in enumerate(text):
+        mark = unicodedata.category(character)[0] in "PS"
+        if start is not None and (mark or character.isspace()):
+            found.append((start, place))
+            start = None
+        if mark:
+            found.append((place, place + 1))
+        elif start is None and not character.isspace():
+            start = place
+    if start is not None:
+        found.append((start, len(text)))
+    return found
+
+
+def _located(source: Path, line: int, words: Sequence[str], text: str) -> tuple[tuple[int, int], ...]:
+    found = []
+    end = 0
+    for word in words:
+        start = text.find(word, end)
+        if start < 0:
+            raise UserError(f"{source} line {line}: the token {word!r} is not in the text after character {end}")
+        end = start + len(word)
+        found.append((start, end))
+    return tuple(found)
