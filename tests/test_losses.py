@@ -1,9 +1,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from golden import IGNORED, REFRESH, read_arrays
 from scipy.special import log_expit, log_softmax
 
 from bert_jax.train.losses import (
+    ClassCosts,
     answer_sums,
     binary_sums,
     choice_sums,
@@ -95,3 +98,46 @@ def test_the_squared_errors_of_token_scores():
     scores, targets = np.array([[1.0, 2.0], [0.0, 3.0]], np.float32), np.array([[0.0, 9.0], [0.5, 1.0]], np.float32)
     weights = np.array([[1.0, 0.0], [1.0, 1.0]], np.float32)
     assert squared_error_sum(*map(jnp.array, (scores, targets, weights))) == 1 + 0.25 + 4
+
+
+@pytest.mark.parametrize("name", ["plain", "weighed", "smoothed", "both"])
+def test_weights_of_classes_and_a_smoothed_truth_are_those_of_torch(name):
+    golden = read_arrays("class_costs")
+    costs = ClassCosts(
+        weights=tuple(golden["class_weights"].tolist()) if name in ("weighed", "both") else (),
+        smoothing=0.1 if name in ("smoothed", "both") else 0.0,
+    )
+    labels = jnp.array(np.maximum(golden["labels"], 0))
+    weights = jnp.array(golden["labels"] != IGNORED, jnp.float32)
+
+    def mean(logits):
+        loss, _ = classification_sums(logits, labels, weights, costs)
+        return total_loss({"task_loss": loss}, {"task": costs.weigh(labels, weights).sum()})
+
+    loss, gradient = jax.value_and_grad(mean)(jnp.array(golden["logits"]))
+    np.testing.assert_allclose(loss, golden[f"{name}/loss"], rtol=1e-6, err_msg=REFRESH)
+    np.testing.assert_allclose(gradient, golden[f"{name}/gradient"], atol=1e-7, err_msg=REFRESH)
+
+
+def test_right_guesses_weigh_what_their_classes_do():
+    logits, labels = jnp.eye(3), jnp.array([0, 1, 0])
+    _, correct = classification_sums(logits, labels, jnp.ones(3), ClassCosts((0.25, 4.0, 1.0)))
+    assert correct == 0.25 + 4.0
+
+
+def test_a_count_below_one_divides_all_the_same():
+    assert total_loss({"task_loss": jnp.float32(0.5)}, {"task": jnp.float32(0.25)}) == 2
+
+
+def test_the_smoothed_choice_is_over_those_that_are_there():
+    scores, present = jnp.array([[1.0, 5.0, 2.0], [0.5, 0.1, 9.0]]), jnp.array([[1, 1, 1], [1, 1, 0]], bool)
+    labels, weights = jnp.array([1, 0]), jnp.array([1.0, 2.0])
+
+    def loss(scores):
+        return choice_sums(scores, present, labels, weights, smoothing=0.3)[0]
+
+    first, second = -log_softmax(np.array(scores[0])), -log_softmax(np.array(scores[1, :2]))
+    wanted = 0.7 * first[1] + 0.3 * first.mean() + 2 * (0.7 * second[0] + 0.3 * second.mean())
+    np.testing.assert_allclose(loss(scores), wanted, rtol=1e-6)
+    gradient = jax.grad(loss)(scores)
+    assert np.isfinite(gradient).all() and gradient[1, 2] == 0

@@ -9,6 +9,8 @@ or short row changes the gradient (law 3).
 """
 
 from bert_jax.train.losses.labels import (
+    PLAIN,
+    ClassCosts,
     answer_sums,
     binary_sums,
     chain_sums,
@@ -21,7 +23,9 @@ from bert_jax.train.losses.pretraining import CausalObjective, PretrainingObject
 from bert_jax.train.losses.terms import Objective, Sums, means, total_loss
 
 __all__ = [
+    "PLAIN",
     "CausalObjective",
+    "ClassCosts",
     "Objective",
     "PretrainingObjective",
     "Sums",

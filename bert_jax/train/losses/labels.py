@@ -2,7 +2,13 @@
 
 Logits are made float32; what weighs 0 adds nothing. `correct` is the weighted sum of right guesses, where a tie of the
 truth with another counts as right.
+
+Classes may differ in what they weigh, and the truth may be smoothed (ClassCosts): then losses, correct and the
+denominators (ClassCosts.weigh) are all of the classes' weights, so that their quotient is
+torch.nn.functional.cross_entropy(weight=, label_smoothing=), whose mean divides by the weights of the truths.
 """
+
+from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
@@ -16,16 +22,46 @@ IMPOSSIBLE = -1e30
 Scalar = Float[Array, ""]
 
 
+@dataclass(frozen=True)
+class ClassCosts:
+    """How the cost of a class departs from its plain cross-entropy.
+
+    weights    of the classes, in their order; empty: 1 each
+    smoothing  the truth is 1 - smoothing of its class and smoothing of the uniform distribution (Szegedy et al. 2016,
+               section 7)
+    """
+
+    weights: tuple[float, ...] = ()
+    smoothing: float = 0.0
+
+    def weigh(self, labels: Int[Array, "*shape"], weights: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
+        """Weights of what is labelled, times those of its classes."""
+        return weights * jnp.array(self.weights, jnp.float32)[labels] if self.weights else weights
+
+
+PLAIN = ClassCosts()
+
+
 def classification_sums(
-    logits: Float[Array, "*shape C"], labels: Int[Array, "*shape"], weights: Float[Array, "*shape"]
+    logits: Float[Array, "*shape C"],
+    labels: Int[Array, "*shape"],
+    weights: Float[Array, "*shape"],
+    costs: ClassCosts = PLAIN,
 ) -> tuple[Scalar, Scalar]:
     """Cross-entropy in nats, and correct: of classes, tags, tokens, span classes, relations."""
     logits = logits.astype(jnp.float32)
     picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     # The greatest logit is wanted by the softmax anyway; an argmax would be a second, slower pass over the classes.
     top = jax.lax.stop_gradient(logits).max(axis=-1)
-    losses = jax.nn.logsumexp(logits, axis=-1) - picked
-    return (losses * weights).sum(), ((picked >= top) * weights).sum()
+    total = jax.nn.logsumexp(logits, axis=-1)
+    weighed = costs.weigh(labels, weights)
+    loss = ((total - picked) * weighed).sum()
+    if costs.smoothing:
+        of_class = jnp.array(costs.weights or (1.0,) * logits.shape[-1], jnp.float32) / logits.shape[-1]
+        each = total[..., None] - logits
+        uniform = jnp.einsum("...c,c->...", each, of_class, precision=jax.lax.Precision.HIGHEST)
+        loss = (1 - costs.smoothing) * loss + costs.smoothing * (uniform * weights).sum()
+    return loss, ((picked >= top) * weighed).sum()
 
 
 def binary_sums(
@@ -44,13 +80,23 @@ def squared_error_sum(
 
 
 def choice_sums(
-    scores: Float[Array, "B S"], present: Bool[Array, "B S"], labels: Int[Array, "B"], weights: Float[Array, "B"]
+    scores: Float[Array, "B S"],
+    present: Bool[Array, "B S"],
+    labels: Int[Array, "B"],
+    weights: Float[Array, "B"],
+    smoothing: float = 0.0,
 ) -> tuple[Scalar, Scalar]:
     """Cross-entropy of the right one among the choices that are present, softmax over their scores, and correct.
 
-    Radford et al. 2018, section 3.3; Devlin et al. 2019, section 4.4 (SWAG).
+    Radford et al. 2018, section 3.3; Devlin et al. 2019, section 4.4 (SWAG). Smoothing is over those that are present.
     """
-    return classification_sums(jnp.where(present, scores, IMPOSSIBLE), labels, weights)
+    masked = jnp.where(present, scores.astype(jnp.float32), IMPOSSIBLE)
+    loss, correct = classification_sums(masked, labels, weights)
+    if smoothing:
+        each = jnp.where(present, jax.nn.logsumexp(masked, axis=-1, keepdims=True) - masked, 0)
+        uniform = each.sum(axis=-1) / jnp.maximum(present.sum(axis=-1), 1)
+        loss = (1 - smoothing) * loss + smoothing * (uniform * weights).sum()
+    return loss, correct
 
 
 def answer_sums(

@@ -28,7 +28,7 @@ class Objective(Protocol):
 
 def total_loss(sums: Sums, counts: Sums) -> Float[Array, ""]:
     """The loss that is descended: each term's sum over its count, added."""
-    return sum((sums[f"{term}_loss"] / jnp.maximum(count, 1.0) for term, count in counts.items()), jnp.float32(0))
+    return sum((sums[f"{term}_loss"] / _divisor(count) for term, count in counts.items()), jnp.float32(0))
 
 
 def means(sums: Sums, counts: Sums) -> Sums:
@@ -36,5 +36,10 @@ def means(sums: Sums, counts: Sums) -> Sums:
     metrics = {"loss": total_loss(sums, counts)}
     for name, value in sums.items():
         count = counts[name.split("_", 1)[0]]
-        metrics[name.replace("_correct", "_accuracy")] = jnp.where(count > 0, value / jnp.maximum(count, 1.0), jnp.nan)
+        metrics[name.replace("_correct", "_accuracy")] = jnp.where(count > 0, value / _divisor(count), jnp.nan)
     return metrics
+
+
+def _divisor(count: Float[Array, ""]) -> Float[Array, ""]:
+    """The count, which may be below 1 where classes are weighed; 1 where nothing counted."""
+    return jnp.where(count > 0, count, 1)
