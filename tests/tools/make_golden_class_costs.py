@@ -12,7 +12,12 @@ import torch
 
 FILE = Path(__file__).parent.parent / "testdata" / "class_costs.npz"
 CLASS_WEIGHTS = (0.5, 2.0, 1.0, 0.1, 3.0)
-SETTINGS = {"plain": (None, 0.0), "weighed": (CLASS_WEIGHTS, 0.0), "smoothed": (None, 0.1), "both": (CLASS_WEIGHTS, 0.1)}
+SETTINGS = {
+    "plain": (None, 0.0),
+    "weighed": (CLASS_WEIGHTS, 0.0),
+    "smoothed": (None, 0.1),
+    "both": (CLASS_WEIGHTS, 0.1),
+}
 
 
 def main() -> None:
