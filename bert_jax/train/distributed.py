@@ -40,6 +40,7 @@ _PATIENCE = 3
 _WORD_MILLISECONDS = 7 * 24 * 3600 * 1000
 # How long a failure may be that of another process, whose end the roll call is about to tell.
 _BLAME_SECONDS = 5.0
+_STDERR = 2  # the file descriptor, which C++ writes to as well
 
 _Value = TypeVar("_Value")
 
@@ -142,11 +143,11 @@ def _fail(peers: rollcall.Peers, error: BaseException) -> NoReturn:
         threading.Event().wait(_BLAME_SECONDS)
     with _last_words:
         if outcome is None:
-            traceback.print_exception(error)
-            outcome = 1, f"{type(error).__name__}: {error}"
+            code, message = 1, f"{type(error).__name__}: {error}"
+            _say_last("".join(traceback.format_exception(error)))
         else:
-            print(command.one_line(outcome[1]), file=sys.stderr)
-        code, message = outcome
+            code, message = outcome
+            _say_last(command.one_line(message), begun_by_others=code == EXIT_LOST)
         peers.announce(code, command.one_line(message).removeprefix("error: ")[:2000])
         _exit(code)
 
@@ -154,13 +155,32 @@ def _fail(peers: rollcall.Peers, error: BaseException) -> NoReturn:
 def _end(code: int, why: str) -> None:
     """Ends this process for another's reason; called in the roll call's thread while the main one may be waiting."""
     with _last_words:
-        print(command.one_line(f"error: {why}"), file=sys.stderr)
+        _say_last(command.one_line(f"error: {why}"), begun_by_others=code == EXIT_LOST)
         _exit(code)
+
+
+def _say_last(text: str, *, begun_by_others: bool = False) -> None:
+    """Writes to stderr, whole and as the last that ever gets there.
+
+    Threads of C++ (gRPC, gloo) write there too, at any time and in pieces, of connections that a process's end closes.
+    They have /dev/null from here on, and what they may have begun ends before the text.
+    """
+    sys.stderr.flush()
+    _write_last(f"{chr(10) * begun_by_others}{text.rstrip()}\n".encode())
+
+
+def _write_last(content: bytes) -> None:
+    """By system calls alone, so that a handler of signals may do so."""
+    shown = _STDERR
+    with contextlib.suppress(OSError):  # too many open files: then others may still write after it
+        shown = os.dup(_STDERR)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
+    with contextlib.suppress(OSError):  # nobody reads it
+        os.write(shown, content)
 
 
 def _exit(code: int) -> NoReturn:
     sys.stdout.flush()
-    sys.stderr.flush()
     os._exit(code)
 
 
@@ -171,14 +191,13 @@ def _tell_aborts(cluster: Cluster) -> None:
     handlers would only be noted. What the service writes comes before.
     """
     line = (
-        f"error: process {cluster.process_id} of {cluster.num_processes} was aborted, as the lines above say; if by "
+        f"\nerror: process {cluster.process_id} of {cluster.num_processes} was aborted, as the lines above say; if by "
         f"the coordination service, process 0 at {cluster.coordinator_address} has stopped. See its log, and run the "
         "same command on every host to go on\n"
     )
 
     def handle(_signal: int) -> None:
-        with contextlib.suppress(OSError):
-            os.write(2, line.encode())
+        _write_last(line.encode())
         os._exit(EXIT_LOST)
 
     global _abort_handler  # C keeps the address of it, and nothing else does
