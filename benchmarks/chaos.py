@@ -27,8 +27,9 @@ from typing import Any
 from benchmarks import common
 from bert_jax import command
 from bert_jax.command import UserError
-from bert_jax.train import checkpoint
 from bert_jax.train.metrics import read_metrics
+from bert_jax.train.parameters import read_params
+from bert_jax.train.workdir import CHECKPOINTS, latest_step
 from data_prep import build_examples, readers, train_tokenizer
 
 SAMPLE = str(common.REPOSITORY / "data_prep" / "sample" / "books" / "*.txt.xz")
@@ -139,7 +140,7 @@ class _Watched:
     def _unfinished(self) -> set[tuple[str, int]]:
         """Checkpoints that are half-written, by name and inode."""
         found = set()
-        for folder in (self._workdir / checkpoint.CHECKPOINTS).glob("*.orbax-checkpoint-tmp*"):
+        for folder in (self._workdir / CHECKPOINTS).glob("*.orbax-checkpoint-tmp*"):
             with contextlib.suppress(FileNotFoundError):  # it is whole now
                 found.add((folder.name, folder.stat().st_ino))
         return found
@@ -155,14 +156,14 @@ class _Watched:
 
 
 def _newest(workdir: Path) -> int:
-    return checkpoint.latest_step(workdir) or 0
+    return latest_step(workdir) or 0
 
 
 def compare(whole: Path, killed: Path) -> list[str]:
     """What differs between two finished workdirs beside the clock: nothing may."""
     differing = []
     for item in ("params", "optimizer"):
-        one, other = (checkpoint.read_params(workdir, item=item) for workdir in (whole, killed))
+        one, other = (read_params(workdir, item=item) for workdir in (whole, killed))
         if one.keys() != other.keys():
             differing.append(f"the names in {item}")
         differing += [f"{item}/{name}" for name in one if one[name].tobytes() != other[name].tobytes()]

@@ -25,9 +25,9 @@ from bert_jax import command, pretrain
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.data.shards import open_dataset
-from bert_jax.train import checkpoint
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.programs import keep_programs
+from bert_jax.train.workdir import CHECKPOINTS, latest_step
 from data_prep import build_examples, readers, train_tokenizer
 
 RECIPE = common.REPOSITORY / "configs" / "bert_tiny.py"
@@ -45,7 +45,7 @@ def first_step(data: Path, workdir: Path, preset: str) -> dict[str, float]:
             compiled.append(time.time())
 
     jax.monitoring.register_event_duration_secs_listener(note)
-    at = checkpoint.latest_step(workdir) or 0
+    at = latest_step(workdir) or 0
     began = time.time()
     pretrain.pretrain(_config(data, preset, at + 2), workdir)
     first = next(line["time"] for line in read_metrics(workdir) if line["step"] == at + 1)
@@ -81,8 +81,8 @@ def measure(input: str, preset: str) -> dict[str, Any]:
         pretrain.pretrain(_config(data, preset, 1), workdir)  # a checkpoint, and the programs in the cache
         found = []
         for share in SHARES:
-            checkpoints = workdir / checkpoint.CHECKPOINTS
-            newest = checkpoint.latest_step(workdir)
+            checkpoints = workdir / CHECKPOINTS
+            newest = latest_step(workdir)
             (checkpoints / str(newest)).rename(checkpoints / "moved")
             for other in checkpoint_steps(checkpoints):
                 (checkpoints / other).rename(work / f"left-{other}-{share}")

@@ -29,10 +29,13 @@ from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.source import TaskSource
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import checkpoint, distributed, trainer
+from bert_jax.train import distributed, trainer
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.metrics import METRICS_FILE
+from bert_jax.train.parameters import read_params, write_params
 from bert_jax.train.programs import keep_programs
+from bert_jax.train.restore import AVERAGE
+from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, latest_step, read_config, write_config
 
 DESCRIPTION = f"""Fine-tunes a checkpoint on a task: a named one, or files of your own.
 
@@ -150,7 +153,7 @@ def _check(config: FinetuneConfig, workdir: Path) -> None:
     several = any(workdir.glob("seed-*/config.json"))
     if len(config.seeds) == 1 and several:
         raise UserError(f"{workdir} holds runs of several seeds. Name another --workdir, or give all of their seeds")
-    if len(config.seeds) > 1 and (workdir / checkpoint.CONFIG_FILE).exists() and not several:
+    if len(config.seeds) > 1 and (workdir / CONFIG_FILE).exists() and not several:
         raise UserError(f"{workdir} holds a run of one seed. Name another --workdir for several")
 
 
@@ -250,22 +253,22 @@ def _keep_best(config: FinetuneConfig, workdir: Path, task: Task, by_seed: Mappi
 
     best = _seed_folder(config, workdir, max(config.seeds, key=score))
     note = workdir / BEST_FILE
-    step = checkpoint.latest_step(best) or 0
+    step = latest_step(best) or 0
     said = {"run": best.name, "step": step}
     if distributed.from_first(note.exists() and json.loads(note.read_text(encoding="utf-8")) == said):
         return
     if distributed.leads():
-        (workdir / checkpoint.CONFIG_FILE).unlink(missing_ok=True)  # comes last: without it nobody opens the folder
-        for old in (checkpoint.CHECKPOINTS, "tokenizer"):
+        (workdir / CONFIG_FILE).unlink(missing_ok=True)  # comes last: without it nobody opens the folder
+        for old in (CHECKPOINTS, "tokenizer"):
             shutil.rmtree(workdir / old, ignore_errors=True)
     distributed.from_first("removed")
     kept = config.optimizer.ema_decay > 0
-    average = checkpoint.read_params(best, item=checkpoint.AVERAGE) if kept else None
-    checkpoint.write_params(workdir, step, checkpoint.read_params(best), average)  # by all processes together
+    average = read_params(best, item=AVERAGE) if kept else None
+    write_params(workdir, step, read_params(best), average)  # by all processes together
     if distributed.leads():
         shutil.copytree(best / "tokenizer", workdir / "tokenizer")
         shutil.copy(best / METRICS_FILE, workdir / METRICS_FILE)
-        checkpoint.write_config(workdir, checkpoint.read_config(best))
+        write_config(workdir, read_config(best))
         write_json(note, said)
 
 

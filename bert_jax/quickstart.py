@@ -18,8 +18,8 @@ from bert_jax.config import TaskConfig
 from bert_jax.reporting.tagging import TaggingScore, score_tagger
 from bert_jax.reporting.unigram import UnigramGuess, unigram_guess
 from bert_jax.stages import RECORD, Stages
-from bert_jax.train import checkpoint
 from bert_jax.train.metrics import duration, read_metrics
+from bert_jax.train.workdir import latest_step
 
 DESCRIPTION = """Runs the main job on the text that comes with the code, in under 10 minutes on two cores.
 
@@ -127,11 +127,11 @@ def _kill_once(stages: Stages, arguments: Sequence[str]) -> None:
     workdir = Path(stages.path("pretrained"))
 
     def past_checkpoint() -> bool:
-        saved = checkpoint.latest_step(workdir)
+        saved = latest_step(workdir)
         return saved is not None and _last_step(workdir) > saved
 
     stages.run_and_kill(*arguments, when=past_checkpoint)
-    killed = {"step": _last_step(workdir), "checkpoint": checkpoint.latest_step(workdir), "time": time.time()}
+    killed = {"step": _last_step(workdir), "checkpoint": latest_step(workdir), "time": time.time()}
     stages.record["killed"] = killed
     stages.save()
     stages.console.print(f"killed (SIGKILL) at step {killed['step']}", style="bold red")

@@ -16,10 +16,9 @@ from bert_jax.reporting.curves import Reference, number, percent
 from bert_jax.reporting.guesses import guess_blanks
 from bert_jax.reporting.page import Tile
 from bert_jax.reporting.unigram import unigram_guess
-from bert_jax.train import checkpoint
-from bert_jax.train.checkpoint import WorkdirConfig
 from bert_jax.train.metrics import METRICS_FILE, duration, read_metrics
 from bert_jax.train.run import RESULT_FILE
+from bert_jax.train.workdir import WorkdirConfig, read_config
 
 REPORT = "report.html"
 BLANKS = 16  # sentences in the table of guesses
@@ -78,7 +77,7 @@ def main(arguments: Sequence[str]) -> None:
 def _read(workdir: Path) -> Run:
     if not workdir.is_dir():
         raise UserError(f"no workdir at {workdir}; name the --workdir of a pretraining or fine-tuning run")
-    config = checkpoint.read_config(workdir)
+    config = read_config(workdir)
     lines = read_metrics(workdir)
     if not lines:
         raise UserError(f"{workdir / METRICS_FILE} has no lines yet; the run logs its first after log_every steps")

@@ -11,6 +11,7 @@ from bert_jax.interop import source
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
 from bert_jax.train import checkpoint
+from bert_jax.train.workdir import CHECKPOINTS
 
 FACTORS = {0: 1.0, 5: 4.0, 9: 16.0}  # powers of two are exact; step 0 is what write_workdir leaves
 
@@ -29,7 +30,7 @@ def workdir(loaded, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
     source.write_workdir(loaded, folder)
     (folder / "result.json").write_text('{"eval_loss": 1.5}')
-    with checkpoint.Checkpoints(folder / checkpoint.CHECKPOINTS, keep=0) as checkpoints:
+    with checkpoint.Checkpoints(folder / CHECKPOINTS, keep=0) as checkpoints:
         for step, factor in FACTORS.items():
             average = unflatten(scaled(loaded, -factor)) if step == 9 else None
             checkpoints.save(step, unflatten(scaled(loaded, factor)), None, {}, average)

@@ -15,11 +15,9 @@ import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from bert_jax.command import UserError
-from bert_jax.config import ModelConfig
-from bert_jax.model.heads import Heads
-from bert_jax.train import checkpoint
-from bert_jax.train.checkpoint import Checkpoints, WorkdirConfig
+from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.integrity import fingerprint, read_or_explain
+from bert_jax.train.workdir import latest_step
 
 OPTIMIZER = optax.chain(optax.clip_by_global_norm(1.0), optax.scale_by_adam())
 
@@ -87,7 +85,7 @@ def test_keeps_the_newest_and_never_sees_an_unfinished_one(tmp_path):
         assert checkpoints.steps() == [20, 30]
     assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["20", "30"]
     (tmp_path / "checkpoints" / "40.orbax-checkpoint-tmp" / "params").mkdir(parents=True)
-    assert checkpoint.latest_step(tmp_path) == 30
+    assert latest_step(tmp_path) == 30
     with Checkpoints(tmp_path / "checkpoints", keep=2) as checkpoints:
         assert checkpoints.latest_step() == 30
     deadline = time.monotonic() + 30  # it is removed in the background
@@ -104,20 +102,13 @@ def test_saving_does_not_ask_when_to_stop_which_the_loop_alone_counts(tmp_path, 
     assert asked == []
 
 
-def test_params_are_read_without_the_optimizer_and_written_without_one(tmp_path):
-    flat = {"a/kernel": np.arange(6, dtype=np.float32).reshape(2, 3), "bias": np.ones(3, np.float32)}
-    checkpoint.write_params(tmp_path, 5, flat)
-    assert checkpoint.latest_step(tmp_path) == 5
-    read = checkpoint.read_params(tmp_path)
-    assert set(read) == set(flat) and all(isinstance(value, np.ndarray) for value in read.values())
-    for name, value in flat.items():
-        np.testing.assert_array_equal(read[name], value)
-    params = {"a": {"kernel": flat["a/kernel"]}, "bias": flat["bias"]}
-    with (
-        Checkpoints(tmp_path / "checkpoints", keep=1) as checkpoints,
-        pytest.raises(UserError, match="init_from"),
-    ):
-        checkpoints.restore(5, abstract(params), abstract(jax.eval_shape(OPTIMIZER.init, params)))
+def test_nothing_goes_on_from_parameters_alone(tmp_path):
+    params, optimizer_state = make_state()
+    with Checkpoints(tmp_path, keep=1) as checkpoints:
+        checkpoints.save(5, params, None, {})
+        checkpoints.wait()
+        with pytest.raises(UserError, match="init_from"):
+            checkpoints.restore(5, abstract(params), abstract(optimizer_state))
 
 
 @pytest.mark.parametrize(
@@ -193,16 +184,6 @@ def test_a_read_that_fails_for_the_machine_damns_no_checkpoint(error, tmp_path):
     assert found.value.errno == errno.EMFILE and found.value.filename == str(tmp_path / "3")
 
 
-def test_a_tensor_other_than_the_one_saved_is_found(tmp_path):
-    for workdir, value in (("one", 1.0), ("other", 2.0)):
-        checkpoint.write_params(tmp_path / workdir, 1, {"kernel": np.full(4, value, np.float32)})
-    params = tmp_path / "one" / "checkpoints" / "1" / "params"
-    shutil.rmtree(params)
-    shutil.copytree(tmp_path / "other" / "checkpoints" / "1" / "params", params)
-    with pytest.raises(UserError, match=r"damaged.*params/kernel does not have the content"):
-        checkpoint.read_params(tmp_path / "one")
-
-
 def test_the_fingerprint_is_one_number_on_the_host_on_one_device_and_sharded():
     generator = np.random.default_rng(0)
     for dtype, shape in ((np.float32, (16, 5, 3)), (np.int32, ()), (np.float16, (8,)), (bool, (16, 2))):
@@ -235,25 +216,6 @@ def test_no_room_on_the_disk_is_an_os_error_and_leaves_the_older_checkpoint_whol
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, handler)
     assert not [record for record in caplog.records if record.exc_info]
-
-
-def test_config_is_written_whole_and_read_back(tmp_path):
-    model = ModelConfig(vocab_size=100, layers=2, width=8, heads=2, feed_forward=16)
-    config = WorkdirConfig(model, Heads(mlm=True, next_sentence=True, pooler=True), training={"steps": 3})
-    checkpoint.write_config(tmp_path / "new", config)
-    assert checkpoint.read_config(tmp_path / "new") == config
-    assert [path.name for path in (tmp_path / "new").iterdir()] == ["config.json"]
-
-
-def test_a_missing_damaged_or_foreign_config_is_said(tmp_path):
-    with pytest.raises(UserError, match="not a workdir"):
-        checkpoint.read_config(tmp_path)
-    for text, message in (("{", "not valid JSON"), ('{"model_type": "bert"}', "does not hold the keys")):
-        (tmp_path / "config.json").write_text(text)
-        with pytest.raises(UserError, match=message):
-            checkpoint.read_config(tmp_path)
-    with pytest.raises(UserError, match="no checkpoint in"):
-        checkpoint.read_params(tmp_path)
 
 
 def break_file(path, how: str) -> None:

@@ -26,7 +26,10 @@ from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import evaluation, table
-from bert_jax.train import checkpoint, metrics, trainer
+from bert_jax.train import metrics, trainer
+from bert_jax.train.parameters import read_params
+from bert_jax.train.restore import AVERAGE, PARAMS
+from bert_jax.train.workdir import latest_step
 
 ROOT = Path(__file__).parent.parent
 
@@ -105,7 +108,7 @@ def test_tagging_learns_and_the_workdir_is_a_checkpoint_of_its_task(
     assert accuracy["std"] is None and accuracy["values"] == [accuracy["mean"]]
     assert result["counts"]["train"]["examples"] == 480 and result["counts"]["test"]["words"] > 300
     evaluated = [line["step"] for line in metrics.read_metrics(workdir) if "eval_accuracy" in line]
-    assert evaluated[0] == 20 and evaluated[-1] == checkpoint.latest_step(workdir)
+    assert evaluated[0] == 20 and evaluated[-1] == latest_step(workdir)
 
     loaded = source.open_checkpoint(workdir)
     assert loaded.heads == Heads(tags=17) and evaluation.task_of(loaded).labels[0] == "ADJ"
@@ -139,8 +142,8 @@ def test_several_seeds_are_summed_up_and_the_workdir_opens_as_the_best(
     assert "test.tsv has no labels" in capsys.readouterr().err
 
     best = int(np.argmax(accuracy["values"]))
-    for item in (checkpoint.PARAMS, checkpoint.AVERAGE):
-        one, other = (checkpoint.read_params(run, item=item) for run in (workdir, workdir / f"seed-{best}"))
+    for item in (PARAMS, AVERAGE):
+        one, other = (read_params(run, item=item) for run in (workdir, workdir / f"seed-{best}"))
         assert all((one[path] == other[path]).all() for path in other)
     assert result["metrics"]["ema_accuracy"]["mean"] > 0.7
     written = json.loads((workdir / "config.json").read_text())
@@ -172,7 +175,7 @@ def test_training_the_head_alone_leaves_the_rest_bit_for_bit(
     task = TaskConfig(train=reviews["train"], text="review", label="stars")
     result = finetune(config_of(start, task, steps=2, train_layers="head"), tmp_path / "head")
     assert result["metrics"] == {}
-    before, after = source.open_checkpoint(start).params, checkpoint.read_params(tmp_path / "head")
+    before, after = source.open_checkpoint(start).params, read_params(tmp_path / "head")
     same = {path for path in after if path in before and (after[path] == before[path]).all()}
     assert set(after) - same == {"classifier/dense/kernel", "classifier/dense/bias"}
 

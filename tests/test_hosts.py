@@ -14,7 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from bert_jax.train import checkpoint, metrics
+from bert_jax.train import metrics
+from bert_jax.train.parameters import read_params
+from bert_jax.train.workdir import latest_step
 
 pytestmark = pytest.mark.slow
 
@@ -113,7 +115,7 @@ def same_run(workdir: Path, alone: Path) -> None:
     results = [json.loads((folder / "result.json").read_text()) for folder in (workdir, alone)]
     for name in ("step", "tokens", "eval_loss", "eval_mlm_loss", "eval_mlm_accuracy", "eval_nsp_accuracy"):
         assert results[0][name] == pytest.approx(results[1][name], rel=1e-6), name
-    mine, wanted = checkpoint.read_params(workdir), checkpoint.read_params(alone)
+    mine, wanted = read_params(workdir), read_params(alone)
     for path, value in wanted.items():
         np.testing.assert_allclose(mine[path], value, rtol=1e-4, atol=1e-6, err_msg=path)
 
@@ -127,7 +129,7 @@ def test_two_then_one_then_four_processes_train_and_evaluate_as_one_does(shards,
         wait_for(started, lambda: "layers unrolled, attention" in started.said(0))  # noqa: B023 (called at once)
         started.processes[-1].send_signal(signal.SIGTERM)
         assert started.codes() == [143] * count
-        step = checkpoint.latest_step(workdir)
+        step = latest_step(workdir)
         assert f"SIGTERM: saved step {step} in" in started.said(0)
         for process in range(1, count):
             assert "pretraining" not in started.said(process) and not started.printed(process)
@@ -139,7 +141,7 @@ def test_two_then_one_then_four_processes_train_and_evaluate_as_one_does(shards,
 def test_when_one_is_killed_the_other_says_so_and_a_restart_goes_on(shards, alone, tmp_path, victim):
     arguments = recipe(shards, tmp_path / "run")
     started = Started("pretrain", arguments, 2, 1, tmp_path)
-    wait_for(started, lambda: (checkpoint.latest_step(tmp_path / "run") or 0) >= 8)
+    wait_for(started, lambda: (latest_step(tmp_path / "run") or 0) >= 8)
     started.processes[victim].kill()
     began = time.monotonic()
     codes = started.codes()
@@ -162,7 +164,7 @@ def test_a_damaged_newest_checkpoint_ends_both_and_is_out_of_the_way(shards, alo
     assert started.codes() == [75, 75]
     for process in (0, 1):
         assert f"checkpoint {steps / str(STEPS)} is damaged and was moved" in started.said(process).splitlines()[-1]
-    assert checkpoint.latest_step(tmp_path / "run") == STEPS - 4
+    assert latest_step(tmp_path / "run") == STEPS - 4
 
 
 def test_evaluation_by_two_processes_gives_the_figures_of_one(shards, alone, tmp_path):
@@ -187,7 +189,7 @@ def test_two_processes_fine_tune_seeds_and_keep_the_best(alone, tmp_path):
     one, two = (json.loads((tmp_path / name / "result.json").read_text()) for name in ("one", "two"))
     for name, wanted in one["metrics"].items():
         assert two["metrics"][name]["values"] == pytest.approx(wanted["values"], rel=1e-5), name
-    one, two = (checkpoint.read_params(tmp_path / name) for name in ("one", "two"))
+    one, two = (read_params(tmp_path / name) for name in ("one", "two"))
     for path, value in one.items():
         np.testing.assert_allclose(two[path], value, rtol=1e-4, atol=1e-6, err_msg=path)
 
@@ -199,7 +201,7 @@ def test_processes_that_were_not_started_alike_are_told_and_write_nothing(shards
     for process in (0, 1):
         last = started.said(process).splitlines()[-1]
         assert "process 1 differs from process 0 (optimizer.learning_rate: 0.001 there, 0.5 here)" in last
-    assert checkpoint.latest_step(tmp_path / "run") is None
+    assert latest_step(tmp_path / "run") is None
 
 
 def test_a_workdir_that_hosts_do_not_share_is_told(shards, tmp_path):

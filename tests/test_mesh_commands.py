@@ -9,7 +9,8 @@ import pytest
 from bert_jax import finetune, pretrain
 from bert_jax.embed import embed
 from bert_jax.evaluate import evaluate
-from bert_jax.train import checkpoint, metrics
+from bert_jax.train import metrics
+from bert_jax.train.workdir import latest_step
 
 ROOT = Path(__file__).parent.parent
 CUBE = ("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
@@ -68,5 +69,5 @@ def test_finetuning_on_a_mesh_measures_as_on_rows(shards_dir, tmp_path):
             ]
         )
         found.append(json.loads((tmp_path / name / "result.json").read_text())["metrics"]["task_loss"]["mean"])
-        assert checkpoint.latest_step(tmp_path / name) == 2
+        assert latest_step(tmp_path / name) == 2
     assert found[0] == pytest.approx(found[1], rel=1e-5)

@@ -20,7 +20,8 @@ from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.reading import BatchSchedule
 from bert_jax.data.shards import open_dataset
-from bert_jax.train import checkpoint, metrics, partitioning
+from bert_jax.train import metrics, partitioning
+from bert_jax.train.parameters import read_params
 from bert_jax.train.programs import later_batches
 from data_prep.build_examples import build
 
@@ -167,7 +168,7 @@ def flags_of(short: Path, workdir: Path, *overrides: str) -> list[str]:
 
 
 def assert_same_parameters(one: Path, other: Path) -> None:
-    first, second = checkpoint.read_params(one), checkpoint.read_params(other)
+    first, second = read_params(one), read_params(other)
     assert first.keys() == second.keys()
     for path, value in first.items():
         np.testing.assert_array_equal(value, second[path], err_msg=path)

@@ -14,7 +14,9 @@ import pytest
 
 from bert_jax import evaluate, pretrain, report
 from bert_jax.command import UserError
-from bert_jax.train import checkpoint, metrics
+from bert_jax.train import metrics
+from bert_jax.train.parameters import read_params
+from bert_jax.train.workdir import latest_step, read_config
 from data_prep.build_examples import build
 
 ROOT = Path(__file__).parent.parent
@@ -135,7 +137,7 @@ def test_static_masks_take_no_schedule(sample_text, vocab_dir, tmp_path):
 def test_pretraining_goes_on_from_any_checkpoint(trained, shards_dir, tmp_path):
     overrides = (f"--config.init_from={trained}", "--config.optimizer.learning_rate=0.0", "--config.steps=1")
     pretrain.main(arguments(shards_dir, tmp_path / "on", *overrides))
-    before, after = checkpoint.read_params(trained), checkpoint.read_params(tmp_path / "on")
+    before, after = read_params(trained), read_params(tmp_path / "on")
     for path, value in before.items():
         np.testing.assert_array_equal(after[path], value, err_msg=path)
 
@@ -181,7 +183,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(trained, shards_dir, tm
 def test_preset_checkpoint_takes_the_architecture_of_init_from(trained, shards_dir, tmp_path):
     overrides = (f"--config.init_from={trained}", "--config.model.preset=checkpoint", "--config.steps=1")
     pretrain.main(arguments(shards_dir, tmp_path / "run", *overrides))
-    assert checkpoint.read_config(tmp_path / "run").model == checkpoint.read_config(trained).model
+    assert read_config(tmp_path / "run").model == read_config(trained).model
 
 
 @pytest.mark.slow
@@ -192,7 +194,7 @@ def test_a_longer_context_goes_on_with_slower_rotations(shards_dir, tmp_path):
     stretched = ("--config.model.max_positions=128", "--config.model.rotary_base=160000")
     overrides = (f"--config.init_from={short}", "--config.model.preset=checkpoint", "--config.steps=1", *stretched)
     pretrain.main(arguments(shards_dir, tmp_path / "long", *overrides))
-    there = checkpoint.read_config(tmp_path / "long").model
+    there = read_config(tmp_path / "long").model
     assert (there.max_positions, there.rotary_base, there.layers) == (128, 160_000.0, 1)
     with pytest.raises(UserError, match="norm is post, the configuration wants pre"):
         pretrain.main(arguments(shards_dir, tmp_path / "other", *overrides, "--config.model.norm=pre"))
@@ -224,12 +226,12 @@ def test_killed_at_any_instant_and_run_again_it_ends_the_same(shards_dir, tmp_pa
     for kill_after in (5, 20, 35):
         process = subprocess.Popen(command("killed"), cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
         deadline = time.monotonic() + 120
-        while (checkpoint.latest_step(tmp_path / "killed") or 0) < kill_after and time.monotonic() < deadline:
+        while (latest_step(tmp_path / "killed") or 0) < kill_after and time.monotonic() < deadline:
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL)
         process.wait()
     subprocess.run(command("killed"), check=True, cwd=ROOT, env=environment, capture_output=True)
-    whole, killed = checkpoint.read_params(tmp_path / "whole"), checkpoint.read_params(tmp_path / "killed")
+    whole, killed = read_params(tmp_path / "whole"), read_params(tmp_path / "killed")
     for path, value in whole.items():
         np.testing.assert_array_equal(killed[path], value, err_msg=path)
     results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "killed")]

@@ -23,8 +23,8 @@ from bert_jax.reporting.blanks import Blank, Guess, readable
 from bert_jax.reporting.guesses import choose_slots, guess_blanks
 from bert_jax.reporting.page import blanks_table, settings, tiles
 from bert_jax.reporting.unigram import unigram_guess
-from bert_jax.train import checkpoint
-from bert_jax.train.checkpoint import WorkdirConfig
+from bert_jax.train.parameters import write_params
+from bert_jax.train.workdir import WorkdirConfig, read_config, write_config
 
 EVIL = "</script><script>alert(1)</script><b title='x\" onload=y'>&"
 
@@ -76,7 +76,7 @@ def make_workdir(
 ) -> Path:
     """A workdir that logged 20 lines, without checkpoints."""
     model = ModelConfig(vocab_size=1000, layers=2, width=32, heads=4, feed_forward=48, max_positions=64)
-    checkpoint.write_config(workdir, WorkdirConfig(model, Heads(mlm=True), kind, training, task))
+    write_config(workdir, WorkdirConfig(model, Heads(mlm=True), kind, training, task))
     lines = [json.dumps(metric_line(step)) for step in range(10, 210, 10)]
     (workdir / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if result is not None:
@@ -97,8 +97,8 @@ def pretrained(tmp_path: Path, shards_dir: Path, tiny_config: ModelConfig) -> Pa
         result={"step": 200, "seconds": 12.5, "tokens": 4321000, "eval_mlm_loss": 6.0, "eval_mlm_accuracy": 0.1818},
     )
     params = bert.init_params(model, heads, jax.random.key(0))
-    checkpoint.write_params(workdir, 200, {name: np.asarray(leaf) for name, leaf in paths.flatten(params).items()})
-    checkpoint.write_config(workdir, dataclasses.replace(checkpoint.read_config(workdir), model=model, heads=heads))
+    write_params(workdir, 200, {name: np.asarray(leaf) for name, leaf in paths.flatten(params).items()})
+    write_config(workdir, dataclasses.replace(read_config(workdir), model=model, heads=heads))
     tokenizer.save(workdir / "tokenizer")
     return workdir
 

@@ -13,7 +13,8 @@ from bert_jax.interop import huggingface, source
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
-from bert_jax.train import checkpoint
+from bert_jax.train.parameters import write_params
+from bert_jax.train.workdir import read_config, write_config
 
 
 @pytest.fixture
@@ -23,7 +24,7 @@ def loaded(tmp_path):
 
 def test_every_kind_of_checkpoint_opens_as_the_same_model(tmp_path, loaded):
     source.write_workdir(loaded, tmp_path / "workdir")
-    checkpoint.write_params(tmp_path / "workdir", 7, {path: value + 1 for path, value in loaded.params.items()})
+    write_params(tmp_path / "workdir", 7, {path: value + 1 for path, value in loaded.params.items()})
     (tmp_path / "workdir" / "result.json").write_text(json.dumps({"step": 7, "eval_loss": 1.25}))
     huggingface.write(loaded, tmp_path / "exported")
     for path in (tmp_path / "workdir" / "checkpoints" / "0", tmp_path / "exported"):
@@ -54,7 +55,7 @@ def test_what_is_no_checkpoint_is_said(tmp_path, loaded):
 
 def test_a_config_that_is_not_of_the_weights_names_the_parameter(tmp_path, loaded):
     source.write_workdir(loaded, tmp_path / "workdir")
-    config = checkpoint.read_config(tmp_path / "workdir")
+    config = read_config(tmp_path / "workdir")
     for model, heads, message in (
         (odd_config(feed_forward=32), PRETRAINING, "parameter encoder/layers/feed_forward/input/bias"),
         (
@@ -64,7 +65,7 @@ def test_a_config_that_is_not_of_the_weights_names_the_parameter(tmp_path, loade
         ),
         (odd_config(), Heads(mlm=True), "parameter next_sentence_head/dense/bias .* wants none"),
     ):
-        checkpoint.write_config(tmp_path / "workdir", dataclasses.replace(config, model=model, heads=heads))
+        write_config(tmp_path / "workdir", dataclasses.replace(config, model=model, heads=heads))
         with pytest.raises(UserError, match=message):
             source.open_checkpoint(tmp_path / "workdir")
 

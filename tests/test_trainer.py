@@ -16,9 +16,12 @@ from bert_jax.config import CheckpointConfig, EvalConfig, ModelOptions, Optimize
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.model import paths
-from bert_jax.train import checkpoint, metrics, trainer
+from bert_jax.train import metrics, trainer
 from bert_jax.train.evaluate import make_evaluator
 from bert_jax.train.losses import PretrainingObjective
+from bert_jax.train.parameters import read_params
+from bert_jax.train.restore import AVERAGE, PARAMS
+from bert_jax.train.workdir import latest_step
 
 CONFIG = TrainConfig(
     steps=6,
@@ -84,7 +87,7 @@ def run(dataset, tiny_config, tmp_path):
 
 
 def assert_same_item(one: Path, other: Path, item: str) -> None:
-    first, second = checkpoint.read_params(one, item=item), checkpoint.read_params(other, item=item)
+    first, second = read_params(one, item=item), read_params(other, item=item)
     assert first.keys() == second.keys()
     for path, value in first.items():
         np.testing.assert_array_equal(value, second[path], err_msg=path)
@@ -92,7 +95,7 @@ def assert_same_item(one: Path, other: Path, item: str) -> None:
 
 def assert_same_run(one: Path, other: Path) -> None:
     """The last checkpoints are equal bit for bit, and so are the logs but for the clock."""
-    assert_same_item(one, other, checkpoint.PARAMS)
+    assert_same_item(one, other, PARAMS)
 
     def log(workdir: Path) -> list[dict]:
         return [{k: v for k, v in line.items() if k not in TIMES} for line in metrics.read_metrics(workdir)]
@@ -106,11 +109,11 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(run):
     killed = run("killed", AVERAGED)
     with pytest.raises(Killed):
         trainer.fit(dataclasses.replace(killed, source=Interrupted(killed.source, 5, kill)))
-    assert checkpoint.latest_step(killed.workdir) in (2, 4)
+    assert latest_step(killed.workdir) in (2, 4)
     again = trainer.fit(killed)
     assert (again.step, again.tokens, again.evaluation) == (whole.step, whole.tokens, whole.evaluation)
     assert_same_run(run("whole").workdir, killed.workdir)
-    assert_same_item(run("whole").workdir, killed.workdir, checkpoint.AVERAGE)
+    assert_same_item(run("whole").workdir, killed.workdir, AVERAGE)
 
 
 @pytest.mark.slow
@@ -123,7 +126,7 @@ def test_muon_s_moments_come_back_and_a_run_may_begin_to_keep_an_average(run):
     averaged = dataclasses.replace(config.optimizer, ema_decay=0.9)
     again = dataclasses.replace(config, optimizer=averaged, allow_changes="optimizer.ema_decay")
     evaluation = trainer.fit(run("killed", again)).evaluation
-    assert_same_item(run("whole").workdir, killed.workdir, checkpoint.PARAMS)
+    assert_same_item(run("whole").workdir, killed.workdir, PARAMS)
     assert evaluation["ema_loss"] != evaluation["loss"]
 
 
@@ -135,7 +138,7 @@ def test_sigterm_saves_and_says_so_and_the_rest_follows(run):
     with pytest.raises(Stopped, match="run the same command to go on"):
         trainer.fit(dataclasses.replace(stopped, source=stop))
     assert signal.getsignal(signal.SIGTERM) is before
-    assert checkpoint.latest_step(stopped.workdir) is not None
+    assert latest_step(stopped.workdir) is not None
     trainer.fit(stopped)
     assert_same_run(run("whole").workdir, stopped.workdir)
 
@@ -178,7 +181,7 @@ def test_the_log_of_a_run_with_a_budget_repeats_it(run):
     assert all("loss" in line for line in lines)
     replayed = dataclasses.replace(clocked, budget_minutes=99.0, budget_replay=str(log))
     assert trainer.fit(run("replayed", replayed)).step == result.step
-    first, second = checkpoint.read_params(log.parent), checkpoint.read_params(run("replayed").workdir)
+    first, second = read_params(log.parent), read_params(run("replayed").workdir)
     for path, value in first.items():
         np.testing.assert_array_equal(value, second[path], err_msg=path)
 
@@ -253,7 +256,7 @@ def test_a_failed_evaluation_loses_nothing(run):
     failing = run("failing", config, evaluators=[broken])
     with pytest.raises(OSError, match="gone"):
         trainer.fit(failing)
-    assert checkpoint.latest_step(failing.workdir) == CONFIG.steps
+    assert latest_step(failing.workdir) == CONFIG.steps
     mended = trainer.fit(dataclasses.replace(failing, evaluators=run("failing").evaluators))
     assert metrics.read_metrics(failing.workdir)[-1]["eval_loss"] == pytest.approx(mended.evaluation["loss"])
 
@@ -264,7 +267,7 @@ def test_parameters_that_are_not_finite_are_never_saved(run):
     bad = dataclasses.replace(CONFIG, steps=40, log_every=40, optimizer=optimizer)
     with pytest.raises(UserError, match="the loss is"):
         trainer.fit(run("bad", bad))
-    assert checkpoint.latest_step(run("bad").workdir) is None
+    assert latest_step(run("bad").workdir) is None
 
 
 class Spoilt(Interrupted):
@@ -286,14 +289,14 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_last_checkpoint(r
     spoilt = dataclasses.replace(bad, source=Spoilt(bad.source, 3, 4))
     with pytest.raises(UserError, match=r"the loss is nan and .* at step 4; the last checkpoint is step 2 in"):
         trainer.fit(spoilt)
-    assert checkpoint.latest_step(bad.workdir) == 2
+    assert latest_step(bad.workdir) == 2
 
 
 def test_a_step_that_is_not_finite_is_not_saved_where_an_evaluation_was_to_follow(run):
     bad = run("bad", dataclasses.replace(CONFIG, eval=EvalConfig(every_steps=3)))
     with pytest.raises(UserError, match=r"at step 3; the last checkpoint is step 2 in"):
         trainer.fit(dataclasses.replace(bad, source=Spoilt(bad.source, 2)))
-    assert checkpoint.latest_step(bad.workdir) == 2
+    assert latest_step(bad.workdir) == 2
 
 
 @pytest.mark.slow
@@ -376,7 +379,7 @@ def test_a_line_of_progress_leaves_out_what_the_batches_do_not_have(capsys):
 def test_a_run_whose_newest_checkpoint_is_torn_comes_out_the_same(run, capsys):
     torn = run("torn")
     whole = trainer.fit(torn)
-    before = checkpoint.read_params(torn.workdir)
+    before = read_params(torn.workdir)
     for path in (torn.workdir / "checkpoints" / "6" / "optimizer").rglob("*"):
         if path.is_file():
             path.write_bytes(path.read_bytes()[:-3])
@@ -385,7 +388,7 @@ def test_a_run_whose_newest_checkpoint_is_torn_comes_out_the_same(run, capsys):
     assert "checkpoint 6 is damaged" in said and "going on from step 4" in said
     assert again.evaluation == whole.evaluation
     assert (torn.workdir / "checkpoints" / "damaged" / "6").is_dir()
-    for path, value in checkpoint.read_params(torn.workdir).items():
+    for path, value in read_params(torn.workdir).items():
         np.testing.assert_array_equal(value, before[path], err_msg=path)
 
 

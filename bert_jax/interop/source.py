@@ -21,8 +21,10 @@ from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import checkpoint, distributed
+from bert_jax.train import distributed
+from bert_jax.train.parameters import write_params
 from bert_jax.train.run import RESULT_FILE
+from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, WorkdirConfig, latest_step, read_config, write_config
 
 __all__ = ["InitialParams", "Loaded", "check_architecture", "initial_params", "open_checkpoint", "write_workdir"]
 
@@ -53,7 +55,7 @@ def open_checkpoint(path: str | Path, average: str = "") -> Loaded:
     if path.name.endswith(INCOMPLETE):
         raise UserError(f"{path} is half-written. Run the command that was writing it again")
     step = None
-    if path.absolute().parent.name == checkpoint.CHECKPOINTS and path.name.isdecimal():
+    if path.absolute().parent.name == CHECKPOINTS and path.name.isdecimal():
         path, step = path.absolute().parent.parent, int(path.name)
     if (path / stablehlo.DESCRIPTION_FILE).exists():
         raise UserError(f"{path} holds StableHLO programs, not a checkpoint. Name the one that they were made of")
@@ -110,28 +112,26 @@ def initial_params(loaded: Loaded, model: ModelConfig, heads: Heads, tokenizer: 
 def write_workdir(loaded: Loaded, directory: Path) -> None:
     """Writes a checkpoint as the workdir of a run that has not begun, step 0, parameters only."""
     directory.mkdir(parents=True, exist_ok=True)
-    checkpoint.write_params(directory, 0, loaded.params)
+    write_params(directory, 0, loaded.params)
     loaded.tokenizer.save(directory / "tokenizer")
     kind = "pretraining" if loaded.task is None else "finetuning"
-    checkpoint.write_config(
+    write_config(
         directory,
-        checkpoint.WorkdirConfig(
-            loaded.model, loaded.heads, kind, training=loaded.training, task=loaded.task, dtype=loaded.dtype
-        ),
+        WorkdirConfig(loaded.model, loaded.heads, kind, training=loaded.training, task=loaded.task, dtype=loaded.dtype),
     )
 
 
 def _is_workdir(path: Path) -> bool:
     """Whether config.json is one of ours; both kinds of folder have one."""
-    file = path / checkpoint.CONFIG_FILE
-    if not file.exists() and (path / checkpoint.CHECKPOINTS).is_dir():
-        raise UserError(f"{path} has checkpoints but no {checkpoint.CONFIG_FILE}. Name the workdir that they are of")
+    file = path / CONFIG_FILE
+    if not file.exists() and (path / CHECKPOINTS).is_dir():
+        raise UserError(f"{path} has checkpoints but no {CONFIG_FILE}. Name the workdir that they are of")
     return "model_type" not in read_json(file)
 
 
 def _open_workdir(workdir: Path, step: int | None, average: str) -> Loaded:
-    config = checkpoint.read_config(workdir)
-    if step is None and (step := checkpoint.latest_step(workdir)) is None:
+    config = read_config(workdir)
+    if step is None and (step := latest_step(workdir)) is None:
         raise UserError(f"no checkpoint in {workdir}: none was saved yet. Train, or name another folder")
     params = averaged.read_params(workdir, step, average)
     _check_params(params, config.model, config.heads, workdir)

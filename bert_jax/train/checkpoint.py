@@ -1,11 +1,4 @@
-"""Checkpoints: Orbax behind one file, and the config.json that says what a workdir holds.
-
-A workdir is
-
-    config.json             what was trained: WorkdirConfig
-    tokenizer/              bert_jax.tokenizer
-    checkpoints/STEP/       params, optimizer (absent in what convert and export write), average (where the run
-                            keeps one), meta
+"""The checkpoints of a workdir: Orbax behind one file.
 
 Orbax writes a step under a temporary name, in the background, and renames it at the end, so a half-written
 one is never seen. Beside the caller's meta each step keeps a fingerprint of every tensor, computed where the
@@ -19,26 +12,20 @@ import os
 import shutil
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import jax
-import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
-from bert_jax import config as config_lib
 from bert_jax.command import RunAgain, UserError
-from bert_jax.config import ModelConfig
-from bert_jax.files import read_json, write_json
-from bert_jax.model.heads import Heads
+from bert_jax.files import write_json
 from bert_jax.model.paths import unflatten
 from bert_jax.train import preservation
 from bert_jax.train.integrity import DamagedCheckpoint, describe, ignore_closed_loops, os_error_code, signature
-from bert_jax.train.restore import AVERAGE, META, OPTIMIZER, PARAMS, named_leaves, read_into, read_item, read_meta
+from bert_jax.train.restore import AVERAGE, META, OPTIMIZER, PARAMS, named_leaves, read_into, read_meta
 
-CONFIG_FILE, CHECKPOINTS = "config.json", "checkpoints"
 REMOVED = "removed"  # where steps that are no longer kept go, to be deleted
 DAMAGED = "damaged"  # where steps go that cannot be read
 BEST_FILE = "best.json"  # beside the steps: which of them is the best, by what
@@ -256,96 +243,6 @@ class Checkpoints:
                 step = "" if self._saving is None else str(self._saving)
                 raise OSError(code, os.strerror(code), str(self.directory / step)) from error
             raise
-
-
-@dataclass(frozen=True)
-class WorkdirConfig:
-    """What config.json of a workdir holds."""
-
-    model: ModelConfig
-    heads: Heads
-    kind: str = "pretraining"  # or finetuning
-    training: Mapping[str, Any] = field(default_factory=dict)  # the configuration of the run; empty after convert
-    task: Mapping[str, Any] | None = None  # fine-tuning: name, kind, labels
-    dtype: str = "float32"  # of the file that convert read
-
-
-def write_config(workdir: str | Path, config: WorkdirConfig) -> None:
-    """Writes WORKDIR/config.json, whole or not at all."""
-    values = {
-        "model": config_lib.to_dict(config.model),
-        "heads": config_lib.to_dict(config.heads),
-        "kind": config.kind,
-        "training": dict(config.training),
-        "task": None if config.task is None else dict(config.task),
-        "dtype": config.dtype,
-    }
-    target = Path(workdir) / CONFIG_FILE
-    target.parent.mkdir(parents=True, exist_ok=True)
-    write_json(target, values)
-
-
-def read_config(workdir: str | Path) -> WorkdirConfig:
-    """Reads WORKDIR/config.json. Raises UserError when it is missing, damaged or not one of ours."""
-    where = Path(workdir) / CONFIG_FILE
-    if not where.exists():
-        raise UserError(f"no {CONFIG_FILE} in {workdir}: not a workdir. Check the path")
-    values = read_json(where)
-    keys = set(WorkdirConfig.__dataclass_fields__)
-    if set(values) != keys:
-        raise UserError(f"{where} does not hold the keys {', '.join(sorted(keys))}: not a workdir of bert_jax")
-    return WorkdirConfig(
-        model=config_lib.load(ModelConfig, values["model"], f"{where}: model"),
-        heads=config_lib.load(Heads, values["heads"], f"{where}: heads"),
-        kind=values["kind"],
-        training=values["training"],
-        task=values["task"],
-        dtype=values["dtype"],
-    )
-
-
-def saved_steps(workdir: str | Path) -> list[int]:
-    """The whole checkpoints of a workdir, ascending."""
-    directory = Path(workdir).absolute() / CHECKPOINTS
-    return sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
-
-
-def latest_step(workdir: str | Path) -> int | None:
-    """The newest whole checkpoint of a workdir, None when there is none."""
-    return max(saved_steps(workdir), default=None)
-
-
-def read_params(workdir: str | Path, step: int | None = None, item: str = PARAMS) -> dict[str, np.ndarray]:
-    """The parameters of a step (None: the newest) by path, in host memory, verified, without the optimizer.
-
-    item is PARAMS, or AVERAGE for their moving average. Raises UserError when there is no such checkpoint, it has no
-    such item, or its files are damaged.
-    """
-    directory = Path(workdir).absolute() / CHECKPOINTS
-    if step is None and (step := latest_step(workdir)) is None:
-        raise UserError(f"no checkpoint in {directory}: none was saved yet. Train, or name another folder")
-    if not (directory / str(step)).is_dir():
-        raise UserError(f"no checkpoint of step {step} in {directory}. Name a step that is there, or the workdir")
-    saved = read_meta(directory / str(step))["tensors"].get(item)
-    if saved is None:
-        raise UserError(
-            f"checkpoint {directory / str(step)} has no moving average of its parameters: it is an export, or of a run "
-            "without --config.optimizer.ema_decay. Leave --average out, or average checkpoints: --average last:K"
-        )
-    nested = unflatten(dict.fromkeys(saved, ocp.RestoreArgs(restore_type=np.ndarray)))
-    return read_item(directory / str(step), item, saved, ocp.args.PyTreeRestore(restore_args=nested))
-
-
-def write_params(
-    workdir: str | Path, step: int, params: Mapping[str, np.ndarray], average: Mapping[str, np.ndarray] | None = None
-) -> None:
-    """Writes parameters by path, and their moving average if there is one, as a checkpoint without an optimizer.
-
-    Returns when it is on disk.
-    """
-    nested = None if average is None else unflatten(dict(average))
-    with Checkpoints(Path(workdir) / CHECKPOINTS, keep=0) as checkpoints:
-        checkpoints.save(step, unflatten(dict(params)), None, {}, nested)
 
 
 class _Manager(ocp.CheckpointManager):

@@ -21,6 +21,7 @@ from bert_jax.train.provenance import check_same
 from bert_jax.train.run import Run, runtime_of
 from bert_jax.train.state import TrainState
 from bert_jax.train.steps import Plan, initial_state
+from bert_jax.train.workdir import CONFIG_FILE, WorkdirConfig, write_config
 
 
 def plan_of(run: Run) -> Plan:
@@ -92,7 +93,7 @@ def write_workdir(run: Run) -> None:
     if distributed.leads():
         _write_workdir(run)
     distributed.from_first("written")
-    if not (run.workdir / checkpoint.CONFIG_FILE).exists():
+    if not (run.workdir / CONFIG_FILE).exists():
         raise UserError(
             f"process 0 wrote {run.workdir}, and process {jax.process_index()} does not see it: name a --workdir on a "
             "file system that all hosts share"
@@ -107,11 +108,11 @@ def _write_workdir(run: Run) -> None:
     if not folder.exists():
         with new_folder(folder) as unfinished:
             run.tokenizer.save(unfinished)
-    checkpoint.write_config(run.workdir, _workdir_config(run))
+    write_config(run.workdir, _workdir_config(run))
 
 
-def _workdir_config(run: Run) -> checkpoint.WorkdirConfig:
-    return checkpoint.WorkdirConfig(
+def _workdir_config(run: Run) -> WorkdirConfig:
+    return WorkdirConfig(
         model=run.model,
         heads=run.objective.heads,
         kind=run.kind,

@@ -28,6 +28,7 @@ from bert_jax.train.run import RESULT_FILE, Result, Run, Source, runtime_of
 from bert_jax.train.start import check_workdir, plan_of, start, write_workdir
 from bert_jax.train.state import TrainState
 from bert_jax.train.window import Window
+from bert_jax.train.workdir import CHECKPOINTS
 
 __all__ = ["RESULT_FILE", "Result", "Run", "Source", "fit", "runtime_of"]
 
@@ -61,7 +62,7 @@ def fit(run: Run) -> Result:
         keeping = {name: getattr(config.checkpoint, name) for name in ("keep", "keep_every", "best")}
         made_by = provenance(run)
         distributed.check_same(made_by["configuration"] | made_by["versions"], "start all with the same command")
-        with checkpoint.Checkpoints(run.workdir / checkpoint.CHECKPOINTS, **keeping) as checkpoints:
+        with checkpoint.Checkpoints(run.workdir / CHECKPOINTS, **keeping) as checkpoints:
             told = check_workdir(run, made_by, checkpoints)
             state, meta = start(run, plan, mesh, checkpoints)
             write_workdir(run)
