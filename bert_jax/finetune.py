@@ -76,7 +76,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Data:
-    """A task and its encoded splits; test only where it has labels."""
+    """A task and its encoded splits; those but train and dev only where they have labels."""
 
     task: Task
     rows: dict[str, TaskRows]
@@ -88,9 +88,10 @@ def finetune(
 ) -> dict[str, Any]:
     """Trains once for each of config.seeds and returns what result.json holds.
 
-    Keys: task, seeds, metrics {name: {mean, std, values}} (the dev metrics under their names, those of a labelled
-    test file after `test_`; std is the sample deviation, None for one seed), counts by split. With one seed WORKDIR
-    is the run; with several each has WORKDIR/seed-K, and WORKDIR opens as the best by the task's first dev metric.
+    Keys: task, seeds, metrics {name: {mean, std, values}} (the dev metrics under their names, those of another
+    labelled split after its own, as `test_`; std is the sample deviation, None for one seed), counts by split. With
+    one seed WORKDIR is the run; with several each has WORKDIR/seed-K, and WORKDIR opens as the best by the task's
+    first dev metric.
     An empty init_from trains config.model from scratch, which takes a tokenizer. Raises UserError for a mistake in
     the configuration, the files or the checkpoint, and Stopped after SIGTERM.
     """
@@ -99,7 +100,9 @@ def finetune(
     workdir = Path(workdir)
     _check(config, workdir)
     task, files = table.resolve(config.task)
-    splits = {name: table.read(task, path, label_required=name != "test") for name, path in files.items()}
+    splits = {
+        name: table.read(task, path, label_required=name.startswith(("train", "dev"))) for name, path in files.items()
+    }
     task = kind_of(task).complete(task, splits["train"])
     start = _open_start(config, tokenizer)
     if start.loaded and task.kind != "tagging" and not config.task.pooling:
@@ -217,9 +220,10 @@ def _run_seed(
     if result.stop_asked and seed != config.seeds[-1]:
         raise Stopped(f"SIGTERM: {folder} is done, seeds after it are not; run the same command to go on")
     metrics = dict(result.evaluation)
-    if "test" in data.rows:
-        measured = evaluation.measure(data.task, start.model, settings, result.params, data.rows["test"])
-        metrics |= {f"test_{name}": value for name, value in measured.items()}
+    for split in [name for name in data.rows if name not in ("train", "dev")]:
+        task = table.metrics_of(data.task, split)
+        measured = evaluation.measure(task, start.model, settings, result.params, data.rows[split])
+        metrics |= {f"{evaluation.metric_prefix(split)}{name}": value for name, value in measured.items()}
     return metrics
 
 

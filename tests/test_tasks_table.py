@@ -34,13 +34,48 @@ GLUE_FILES = {
         "index\tsentence1\tsentence2\tlabel\n0\tNo weapons found.\tWeapons found.\tnot_entailment\n",
         "index\tsentence1\tsentence2\n0\tMangla was summoned.\tShukla is related.\n",
     ),
+    "qqp": (
+        'id\tqid1\tqid2\tquestion1\tquestion2\tis_duplicate\n1\t2\t3\tHow does it "end"?\tDoes it end?\t0\n',
+        "id\tquestion1\tquestion2\n0\tWould it work?\tDoes it?\n",
+    ),
+    "qnli": (
+        "index\tquestion\tsentence\tlabel\n0\tWhen did it start?\tIt was late.\tnot_entailment\n",
+        "index\tquestion\tsentence\n0\tWhat came?\tA law.\n",
+    ),
+    "wnli": (
+        "index\tsentence1\tsentence2\tlabel\n0\tI stuck a pin through it.\tThe pin had a hole.\t1\n",
+        "index\tsentence1\tsentence2\n0\tMaude and Dora saw the trains.\tThe trains were seen.\n",
+    ),
 }
+MNLI_HEADER = (
+    "index\tpromptID\tpairID\tgenre\tsentence1_binary_parse\tsentence2_binary_parse\tsentence1_parse\t"
+    "sentence2_parse\tsentence1\tsentence2"
+)
+MNLI_LINE = "0\t31193\t31193n\tgovernment\t( a )\t( b )\t(ROOT a)\t(ROOT b)\tProduct and geography.\tBoth are."
+# The published layout: one annotation in train, five in dev, none in test; the diagnostic set lies beside MNLI.
+MNLI_FILES = {
+    "MNLI/train.tsv": f"{MNLI_HEADER}\tlabel1\tgold_label\n{MNLI_LINE}\tneutral\tneutral\n",
+    **{
+        f"MNLI/dev_{genres}.tsv": f"{MNLI_HEADER}\tlabel1\tlabel2\tlabel3\tlabel4\tlabel5\tgold_label\n{MNLI_LINE}\t"
+        + "neutral\tentailment\tneutral\tneutral\tneutral\tneutral\n"
+        for genres in ("matched", "mismatched")
+    },
+    **{f"MNLI/test_{genres}.tsv": f"{MNLI_HEADER}\n{MNLI_LINE}\n" for genres in ("matched", "mismatched")},
+    "diagnostic/diagnostic.tsv": "index\tsentence1\tsentence2\n0\tThe cat sat.\tIt sat.\n",
+}
+DIAGNOSTIC = (
+    "Lexical Semantics\tPredicate-Argument Structure\tLogic\tKnowledge\tDomain\tPremise\tHypothesis\tLabel\n"
+    "\t\tNegation\t\tArtificial\tThe cat sat.\tThe cat did not sit.\tcontradiction\n"
+)
 EXPECTED = {
     "sst2": ("hide new secretions from the parental units ", None, "0"),
     "cola": ("Our friends won't buy this analysis.", None, "1"),
     "mrpc": ('He called " it " so .', "He said so .", "1"),
     "stsb": ("A plane is taking off.", "An air plane is taking off.", "5.000"),
     "rte": ("No weapons found.", "Weapons found.", "not_entailment"),
+    "qqp": ('How does it "end"?', "Does it end?", "0"),
+    "qnli": ("When did it start?", "It was late.", "not_entailment"),
+    "wnli": ("I stuck a pin through it.", "The pin had a hole.", "1"),
 }
 # Published sizes; CoNLL-2003 and EWT in sentences (Tjong Kim Sang and De Meulder 2003; UD releases).
 PUBLISHED = {
@@ -57,7 +92,7 @@ PUBLISHED = {
 @pytest.mark.parametrize("name", GLUE_FILES)
 @pytest.mark.parametrize("inside", ["glue", "."])
 def test_a_glue_folder_is_read_in_its_published_layout(tmp_path: Path, name: str, inside: str) -> None:
-    folder = tmp_path / inside / table.TASKS[name].folder
+    folder = tmp_path / inside / table.TASKS[name].folders[0]
     folder.mkdir(parents=True)
     for split in ("train", "dev"):
         (folder / f"{split}.tsv").write_text(GLUE_FILES[name][0])
@@ -69,6 +104,45 @@ def test_a_glue_folder_is_read_in_its_published_layout(tmp_path: Path, name: str
         assert train.items[0][:3] == EXPECTED[name]
         assert train.labelled and not test.labelled
         assert kind_of(task).complete(task, train) == task  # labels and metrics are fixed
+
+
+@pytest.fixture
+def mnli(tmp_path: Path) -> Path:
+    for name, text in MNLI_FILES.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+def test_mnli_has_matched_and_mismatched_files_and_the_diagnostic_set(mnli: Path) -> None:
+    task, files = table.resolve(TaskConfig(name="mnli", data_dir=str(mnli)))
+    assert list(files) == ["train", "dev", "dev_mismatched", "test", "test_mismatched", "ax"]
+    for split, path in files.items():
+        found = table.read(task, path, label_required=split.startswith(("train", "dev")))
+        assert found.labelled == split.startswith(("train", "dev"))
+        pair = ("The cat sat.", "It sat.") if split == "ax" else ("Product and geography.", "Both are.")
+        assert found.items[0][:3] == (*pair, "neutral" if found.labelled else None)
+
+
+def test_the_labelled_diagnostic_set_is_taken_before_the_bare_one_and_has_its_own_metric(mnli: Path) -> None:
+    (mnli / "diagnostic" / "diagnostic-full.tsv").write_text(DIAGNOSTIC)
+    task, files = table.resolve(TaskConfig(name="mnli", data_dir=str(mnli)))
+    found = table.read(task, files["ax"], label_required=False)
+    assert found.items[0][:3] == ("The cat sat.", "The cat did not sit.", "contradiction")
+    assert table.metrics_of(task, "ax").metrics == ("matthews_correlation",)
+    assert table.metrics_of(task, "dev_mismatched") == task
+
+
+def test_a_named_task_takes_named_files_alone_where_no_folder_is_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BERT_JAX_DATA", str(tmp_path))
+    (tmp_path / "four.tsv").write_text(
+        "index\tsentence1\tsentence2\tgold_label\n0\tIt is.\tIt is not.\tcontradiction\n"
+    )
+    task, files = table.resolve(TaskConfig(name="mnli", train=str(tmp_path / "four.tsv"), dev="dev.tsv"))
+    assert list(files) == ["train", "dev"]
+    assert table.read(task, files["train"]).items == (("It is.", "It is not.", "contradiction", 2),)
 
 
 def test_the_bundled_treebank_is_the_default_of_ewt(monkeypatch: pytest.MonkeyPatch) -> None:

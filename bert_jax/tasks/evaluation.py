@@ -97,7 +97,7 @@ def measure(
 
 @dataclass(frozen=True)
 class Evaluation:
-    """metrics by name, those of a folder's test file with `test_` before them; counts by split."""
+    """metrics by name (metric_prefix of their split before them); counts by split."""
 
     metrics: dict[str, float]
     counts: dict[str, dict[str, int]]
@@ -106,7 +106,7 @@ class Evaluation:
 def evaluate(
     loaded: Loaded, data: str | Path, config: TrainConfig | None = None, columns: Columns | None = None
 ) -> Evaluation:
-    """Measures a fine-tuned checkpoint on a labelled file, or on the dev and labelled test files of a folder.
+    """Measures a fine-tuned checkpoint on a labelled file, or on all the labelled splits of a folder but train.
 
     The file has the columns of the files it was trained on unless columns names others (a Hugging Face folder does
     not tell its own). config says how to run (batch_size, compute_dtype).
@@ -128,9 +128,10 @@ def evaluate(
     for name, split in labelled.items():
         rows = kind_of(task).encode(task, split, loaded.tokenizer)
         sizes[name] = counts(rows, task, loaded.tokenizer)
-        prefix = "test_" if name == "test" else ""
-        measured = measure(task, loaded.model, config, params, rows)
-        metrics |= {f"{prefix}{metric}": value for metric, value in measured.items()}
+        measured = measure(
+            table.metrics_of(task, _split_of(task, name, split.path)), loaded.model, config, params, rows
+        )
+        metrics |= {f"{metric_prefix(name)}{metric}": value for metric, value in measured.items()}
     return Evaluation(metrics, sizes)
 
 
@@ -151,12 +152,23 @@ def task_of(loaded: Loaded) -> Task:
     )
 
 
+def metric_prefix(split: str) -> str:
+    """What stands before the metrics of a split: nothing for dev, else its name (`test_`, `dev_mismatched_`)."""
+    return "" if split in ("dev", "data") else f"{split}_"
+
+
+def _split_of(task: Task, name: str, path: Path) -> str:
+    """The split that a file is, where a file was named."""
+    return table.TASKS[task.name].split_of(path) if name == "data" and task.name in table.TASKS else name
+
+
 def _files(task: Task, data: Path) -> dict[str, Path]:
     """What to measure, by name."""
     if not data.is_dir():
         return {"data": data}
-    folder = table.find_folder(task.name, data, ("dev", "test")) if task.name in table.TASKS else data
-    found = {split: path for split in ("dev", "test") if (path := table.find_split(task.name, folder, split))}
+    splits = [split for split in table.splits_of(task.name) if split != "train"]
+    folder = table.find_folder(task.name, data, splits) if task.name in table.TASKS else data
+    found = {split: path for split in splits if (path := table.find_split(task.name, folder, split))}
     if not found:
         raise UserError(f"{folder} holds neither dev nor test of the task (as dev.tsv or dev.conllu). Name a file")
     return found

@@ -1,8 +1,8 @@
-"""The tasks known by name, where their files lie, and how a user's own files become a task."""
+"""Which task a configuration means, where the files of named tasks lie, and how they are read."""
 
 import os
-from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,110 +11,23 @@ from bert_jax.config import TaskConfig
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.named import TASKS, NamedTask
+from bert_jax.tasks.named.layout import COMPRESSED, SPLITS, plain_name
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 
-SPLITS = ("train", "dev", "test")
+__all__ = ["TASKS", "NamedTask", "find_folder", "find_split", "metrics_of", "read", "resolve", "splits_of"]
+
 BUNDLED_EWT = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "ewt"
-
-
-@dataclass(frozen=True)
-class NamedTask:
-    """A Task and the layout of its published files."""
-
-    task: Task
-    folder: str
-    files: dict[str, str]  # by split; a .xz or .gz may follow
-    test_columns: Columns | None = None  # where the test file has other columns than the others
-
-
-def _glue(folder: str, task: Task, test_columns: Columns | None = None) -> NamedTask:
-    return NamedTask(task, folder, {split: f"{split}.tsv" for split in SPLITS}, test_columns)
-
-
-# https://universaldependencies.org/u/pos
-UNIVERSAL_TAGS = (
-    *("ADJ", "ADP", "ADV", "AUX", "CCONJ", "DET", "INTJ", "NOUN", "NUM", "PART"),
-    *("PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X"),
-)
-
-# Layouts, labels and metrics of GLUE: Wang et al. 2019, table 1, and the files of gluebenchmark.com. The order of
-# RTE's labels is that of the Hugging Face `glue` data set, so that exported models agree.
-TASKS: dict[str, NamedTask] = {
-    "sst2": _glue(
-        "SST-2",
-        Task("sst2", "classification", ("0", "1"), metrics=("accuracy",), columns=Columns("sentence", "", "label")),
-    ),
-    "cola": _glue(
-        "CoLA",
-        Task(
-            "cola",
-            "classification",
-            ("0", "1"),
-            metrics=("matthews_correlation", "accuracy"),
-            columns=Columns("3", "", "1"),
-        ),
-        test_columns=Columns("sentence"),
-    ),
-    "mrpc": _glue(
-        "MRPC",
-        Task(
-            "mrpc",
-            "classification",
-            ("0", "1"),
-            metrics=("accuracy", "f1"),
-            columns=Columns("#1 String", "#2 String", "Quality"),
-        ),
-    ),
-    "stsb": _glue(
-        "STS-B",
-        Task(
-            "stsb",
-            "regression",
-            metrics=("pearson", "spearman"),
-            columns=Columns("sentence1", "sentence2", "score"),
-        ),
-    ),
-    "rte": _glue(
-        "RTE",
-        Task(
-            "rte",
-            "classification",
-            ("entailment", "not_entailment"),
-            metrics=("accuracy",),
-            columns=Columns("sentence1", "sentence2", "label"),
-        ),
-    ),
-    "ewt": NamedTask(
-        Task(
-            "ewt",
-            "tagging",
-            UNIVERSAL_TAGS,
-            metrics=("accuracy",),
-            columns=Columns("FORM", "", "UPOS"),
-        ),
-        "ud_english_ewt",
-        {split: f"en_ewt-ud-{split}.conllu" for split in SPLITS},
-    ),
-    # Tjong Kim Sang and De Meulder 2003; the order of the labels is that of the Hugging Face `conll2003` data set.
-    "conll2003": NamedTask(
-        Task(
-            "conll2003",
-            "tagging",
-            ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"),
-            metrics=("f1", "precision", "recall", "accuracy"),
-            columns=Columns("0", "", "-1"),
-        ),
-        "conll2003",
-        {"train": "eng.train", "dev": "eng.testa", "test": "eng.testb"},
-    ),
-}
+OWN_ENDINGS = (".tsv", ".csv", ".jsonl", ".parquet", ".conllu", ".conll")
 
 
 def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
     """The task that a configuration means, and the file of each split that is there.
 
-    Raises UserError for an unknown name, no task at all, columns given for a named task, or a missing file.
+    A named task's files are those of task.data_dir, or of $BERT_JAX_DATA; those that task.train, task.dev and
+    task.test name take their places. With task.train and no task.data_dir there are no others. Raises UserError for
+    an unknown name, no task at all, columns given for a named task, or a missing file.
     """
     if config.max_length < 8:
         raise UserError(f"task.max_length is {config.max_length}; use 8 or more")
@@ -130,7 +43,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
                     f"task.{key} is for files of your own; leave it out, or leave out task.name={config.name}"
                 )
         named = TASKS[config.name]
-        files = (_find_files(named, config) if len(given) < len(SPLITS) else {}) | given
+        files = _find_files(named, config, given) | given
         task = replace(named.task, max_length=config.max_length)
     elif config.train:
         kind = config.kind or ("classification" if reading.kind_of_file(Path(config.train)) == "table" else "tagging")
@@ -140,7 +53,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
     else:
         raise UserError(f"no task: give task.name ({', '.join(TASKS)}), or task.train with task.text and task.label")
     task = replace(task, **_options(config))
-    return task, {split: files[split] for split in SPLITS if split in files}
+    return task, {split: files[split] for split in splits_of(task.name) if split in files}
 
 
 def _options(config: TaskConfig) -> dict[str, Any]:
@@ -149,43 +62,58 @@ def _options(config: TaskConfig) -> dict[str, Any]:
     return {name: value for name in sorted(shared) if (value := getattr(config, name)) not in ("", None)}
 
 
+def splits_of(task_name: str) -> tuple[str, ...]:
+    """The splits that a task may have: train, dev, test, and what else a named one has."""
+    return tuple(TASKS[task_name].files) if task_name in TASKS else SPLITS
+
+
+def metrics_of(task: Task, split: str) -> Task:
+    """The task with the metrics of a split, where a named task measures it by others."""
+    metrics = TASKS[task.name].metrics.get(split) if task.name in TASKS else None
+    return replace(task, metrics=metrics) if metrics else task
+
+
 def read(task: Task, path: Path, label_required: bool = True) -> Split[Any]:
     """Reads a file of a task. Without label_required, one that has no labels is read too."""
     columns = task.columns
     named = TASKS.get(task.name)
-    if named and named.test_columns and path.name.startswith("test"):
-        columns = named.test_columns
+    if named and columns == named.task.columns:  # not named by the user
+        columns = named.columns.get(plain_name(path), columns)
+    if named and named.reader:
+        return named.reader(task, path, columns, label_required)
     return kind_of(task).read(task, path, columns, label_required)
 
 
 def find_split(task_name: str, folder: Path, split: str) -> Path | None:
     """The file of a split of a named task (or SPLIT.tsv, SPLIT.conllu ... of any other) in a folder, if it is there."""
-    names = [f"{split}.tsv", f"{split}.conllu", f"{split}.conll"]
-    if task_name in TASKS:
-        names.insert(0, TASKS[task_name].files[split])
+    named = TASKS.get(task_name)
+    names = [*(named.files[split] if named else ()), *(split + ending for ending in OWN_ENDINGS)]
     for name in names:
-        for ending in ("", ".xz", ".gz"):
+        for ending in COMPRESSED:
             if (folder / (name + ending)).is_file():
                 return folder / (name + ending)
     return None
 
 
 def find_folder(task_name: str, folder: Path, splits: Sequence[str] = ("train",)) -> Path:
-    """The folder that holds a file of these splits of a named task: itself, its FOLDER, or FOLDER in its glue/."""
-    name = TASKS[task_name].folder
-    tried = [folder / name, folder / "glue" / name, folder]
+    """The folder that holds a file of these splits of a named task: one of its folders in this one, or this one."""
+    named = TASKS[task_name]
+    tried = [*(folder / name for name in named.folders), folder]
     for candidate in tried:
         if any(find_split(task_name, candidate, split) for split in splits):
             return candidate
-    wanted = " or ".join(TASKS[task_name].files[split] for split in splits)
+    wanted = " or ".join(named.files[split][0] for split in splits)
     raise UserError(
         f"{wanted} of task {task_name} is in none of: {', '.join(map(str, tried))}. "
         "Name another folder (task.data_dir, or --data)"
     )
 
 
-def _find_files(named: NamedTask, config: TaskConfig) -> dict[str, Path]:
-    """Where the splits of a named task lie; the part of EWT that comes with the code when no folder is given."""
+def _find_files(named: NamedTask, config: TaskConfig, given: Mapping[str, Path]) -> dict[str, Path]:
+    """Where the splits that are not given lie; the part of EWT that comes with the code when no folder is given."""
+    wanted = [split for split in named.files if split not in given]
+    if not wanted or (config.train and not config.data_dir):
+        return {}
     if config.data_dir:
         root = Path(config.data_dir)
         if not root.is_dir():
@@ -196,7 +124,8 @@ def _find_files(named: NamedTask, config: TaskConfig) -> dict[str, Path]:
         root = Path(os.environ["BERT_JAX_DATA"])
     else:
         raise UserError(
-            f"task.data_dir is empty and BERT_JAX_DATA is not set: set either to the folder that holds {named.folder}/"
+            f"task.data_dir is empty and BERT_JAX_DATA is not set: set either to the folder that holds "
+            f"{named.folders[0]}/, or name files (task.train, task.dev)"
         )
-    folder = find_folder(config.name, root)
-    return {split: path for split in SPLITS if (path := find_split(config.name, folder, split))}
+    folder = find_folder(config.name, root, wanted if config.train else ["train"])
+    return {split: path for split in wanted if (path := find_split(config.name, folder, split))}

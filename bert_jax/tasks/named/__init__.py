@@ -1,0 +1,16 @@
+"""The tasks known by name: what each asks, and how its published files are laid out.
+
+layout     what there is to say of a named task
+glue       the nine tasks of GLUE, and its diagnostic set
+superglue  BoolQ, CB, RTE and WiC of SuperGLUE
+words      parts of speech (ewt) and entities (conll2003)
+"""
+
+from bert_jax.tasks.named.glue import GLUE
+from bert_jax.tasks.named.layout import NamedTask
+from bert_jax.tasks.named.superglue import SUPERGLUE
+from bert_jax.tasks.named.words import WORDS
+
+__all__ = ["TASKS", "NamedTask"]
+
+TASKS: dict[str, NamedTask] = {**GLUE, **SUPERGLUE, **WORDS}

@@ -1,0 +1,120 @@
+"""The nine tasks of GLUE, and its diagnostic set (AX), which the model of MNLI answers.
+
+Layouts and metrics: Wang et al. 2019, table 1, and the files of gluebenchmark.com. The order of labels is that of
+the Hugging Face `glue` data set, so that exported models agree.
+"""
+
+from bert_jax.tasks.named.layout import SPLITS, NamedTask
+from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.task import Task
+
+NLI_LABELS = ("entailment", "neutral", "contradiction")
+STORED_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
+
+
+def _glue(
+    name: str,
+    folder: str,
+    labels: tuple[str, ...],
+    metrics: tuple[str, ...],
+    columns: Columns,
+    stored_columns: Columns | None = None,
+    test_columns: Columns | None = None,
+    ragged_lines: bool = False,
+) -> NamedTask:
+    kind = "classification" if labels else "regression"
+    return NamedTask(
+        Task(name, kind, labels, metrics=metrics, columns=columns),
+        (folder, f"glue/{folder}", name, f"glue/{name}"),
+        {split: (f"{split}.tsv",) for split in SPLITS},
+        columns={} if test_columns is None else {"test.tsv": test_columns},
+        stored=f"glue/{name}",
+        stored_splits=STORED_SPLITS,
+        stored_columns=stored_columns or columns,
+        ragged_lines=ragged_lines,
+    )
+
+
+_SENTENCES = Columns("sentence1", "sentence2", "label")
+_QUESTIONS = Columns("question1", "question2", "is_duplicate")
+
+GLUE: dict[str, NamedTask] = {
+    "sst2": _glue("sst2", "SST-2", ("0", "1"), ("accuracy",), Columns("sentence", "", "label")),
+    "cola": _glue(
+        "cola",
+        "CoLA",
+        ("0", "1"),
+        ("matthews_correlation", "accuracy"),
+        Columns("3", "", "1"),
+        stored_columns=Columns("sentence", "", "label"),
+        test_columns=Columns("sentence"),
+    ),
+    "mrpc": _glue(
+        "mrpc",
+        "MRPC",
+        ("0", "1"),
+        ("accuracy", "f1"),
+        Columns("#1 String", "#2 String", "Quality"),
+        stored_columns=_SENTENCES,
+    ),
+    "stsb": _glue(
+        "stsb",
+        "STS-B",
+        (),
+        ("pearson", "spearman"),
+        Columns("sentence1", "sentence2", "score"),
+        stored_columns=_SENTENCES,
+    ),
+    # Some questions of the published training file hold line ends, which cut their lines in two.
+    "qqp": _glue(
+        "qqp",
+        "QQP",
+        ("0", "1"),
+        ("accuracy", "f1"),
+        _QUESTIONS,
+        stored_columns=Columns("question1", "question2", "label"),
+        ragged_lines=True,
+    ),
+    "mnli": NamedTask(
+        Task(
+            "mnli",
+            "classification",
+            NLI_LABELS,
+            metrics=("accuracy",),
+            columns=Columns("sentence1", "sentence2", "gold_label"),
+        ),
+        ("MNLI", "glue/MNLI", "mnli", "glue/mnli"),
+        {
+            "train": ("train.tsv",),
+            "dev": ("dev_matched.tsv",),
+            "dev_mismatched": ("dev_mismatched.tsv",),
+            "test": ("test_matched.tsv",),
+            "test_mismatched": ("test_mismatched.tsv",),
+            "ax": tuple(
+                f"{place}/{name}"
+                for name in ("diagnostic-full.tsv", "diagnostic.tsv")
+                for place in ("../diagnostic", "../AX", ".")
+            ),
+        },
+        columns={"diagnostic-full.tsv": Columns("Premise", "Hypothesis", "Label")},
+        metrics={"ax": ("matthews_correlation",)},
+        stored="glue/mnli",
+        stored_splits={
+            "train": "train",
+            "dev": "validation_matched",
+            "dev_mismatched": "validation_mismatched",
+            "test": "test_matched",
+            "test_mismatched": "test_mismatched",
+        },
+        stored_columns=Columns("premise", "hypothesis", "label"),
+    ),
+    "qnli": _glue(
+        "qnli",
+        "QNLI",
+        ("entailment", "not_entailment"),
+        ("accuracy",),
+        Columns("question", "sentence", "label"),
+    ),
+    "rte": _glue("rte", "RTE", ("entailment", "not_entailment"), ("accuracy",), _SENTENCES),
+    "wnli": _glue("wnli", "WNLI", ("0", "1"), ("accuracy",), _SENTENCES),
+}

@@ -1,0 +1,62 @@
+"""The files of the leaderboards: names, headers, the words that each benchmark wants, scores within their range."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bert_jax.command import UserError
+from bert_jax.tasks import submission
+from bert_jax.tasks.table import TASKS
+
+# What gluebenchmark.com asks for: a file a row of its table, by name.
+LEADERBOARD = ("SST-2", "CoLA", "MRPC", "STS-B", "QQP", "MNLI-m", "MNLI-mm", "QNLI", "RTE", "WNLI", "AX")
+
+
+def answers(*labels: str) -> list[dict]:
+    return [{"label": label, "score": 0.9} for label in labels]
+
+
+def test_every_file_of_the_leaderboard_has_a_task_that_makes_it() -> None:
+    tables = {name for name in submission.FILES.values() if name.endswith(".tsv")}
+    assert tables == {f"{name}.tsv" for name in LEADERBOARD}
+    for task_name, split in submission.FILES:
+        assert task_name == "copa" or split in TASKS[task_name].files
+
+
+def test_labels_are_written_as_the_published_files_write_them(tmp_path: Path) -> None:
+    path = submission.write_submission(TASKS["mnli"].task, "ax", answers("neutral", "entailment"), tmp_path / "new")
+    assert path == tmp_path / "new" / "AX.tsv"
+    assert path.read_text() == "index\tprediction\n0\tneutral\n1\tentailment\n"
+    path = submission.write_submission(TASKS["cola"].task, "test", answers("1", "0"), tmp_path)
+    assert path.read_text() == "index\tprediction\n0\t1\n1\t0\n"
+
+
+def test_scores_of_similarity_stay_within_their_range(tmp_path: Path) -> None:
+    told = [{"score": score} for score in (-0.3, 2.41739, 5.2)]
+    path = submission.write_submission(TASKS["stsb"].task, "test", told, tmp_path)
+    assert path.read_text() == "index\tprediction\n0\t0.000\n1\t2.417\n2\t5.000\n"
+
+
+def test_superglue_takes_an_object_a_line(tmp_path: Path) -> None:
+    path = submission.write_submission(TASKS["boolq"].task, "test", answers("true", "false"), tmp_path)
+    assert [json.loads(line) for line in path.read_text().splitlines()] == [
+        {"idx": 0, "label": "true"},
+        {"idx": 1, "label": "false"},
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "told", "message"),
+    [
+        ("rte", "dev", answers("entailment"), "no leaderboard takes dev of task rte; they take: cola"),
+        ("ewt", "test", answers("NOUN"), "no leaderboard takes test of task ewt"),
+        ("rte", "test", [], "no predictions for RTE.tsv"),
+    ],
+)
+def test_what_no_leaderboard_takes_is_told(
+    tmp_path: Path, name: str, split: str, told: list[dict], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        submission.write_submission(TASKS[name].task, split, told, tmp_path)
+    assert not list(tmp_path.iterdir())
