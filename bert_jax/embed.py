@@ -26,13 +26,12 @@ from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import texts as texts_lib
 from bert_jax.tasks.example import TaskBatch
+from bert_jax.tasks.source import LENGTHS
 from bert_jax.tasks.texts import EncodedTexts
 from bert_jax.train import partitioning
 
 LAYERS = ("embeddings", "last", "second_to_last", "sum_all", "sum_last_4", "concat_last_4", "mean_last_4")
 POOLS = ("none", "cls", "mean", "max", "words")
-# Rows are padded to the next of these, so that at most ten programs are compiled and little is padding.
-BUCKETS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 DESCRIPTION = f"""Writes the vectors of texts to a NumPy file.
 
@@ -219,7 +218,7 @@ def _batches(
     The last batch of a length has as many rows as it needs, rounded up to a power of two a device: two programs a
     length at most, and less than half of any batch is fillers.
     """
-    buckets = np.array([length for length in BUCKETS if length < most] + [most])
+    buckets = np.array([length for length in LENGTHS if length < most] + [most])
     bucket = buckets[np.searchsorted(buckets, lengths)]
     groups = {int(length): np.flatnonzero(bucket == length) for length in buckets}
     total = sum(-(-len(members) // batch_size) for members in groups.values())

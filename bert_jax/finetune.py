@@ -151,6 +151,8 @@ def _check(config: FinetuneConfig, workdir: Path) -> None:
         raise UserError(f"seeds is {config.seeds}; give one or more different numbers, as --config.seeds=0,1,2")
     if config.epochs <= 0 and config.steps <= 0 and config.budget_minutes <= 0:
         raise UserError(f"epochs is {config.epochs}; use more than 0, or set steps or budget_minutes")
+    if config.length_pool < 1:
+        raise UserError(f"length_pool is {config.length_pool}; use a number of steps, 1 for rows as they come")
     if config.eval.max_rows:
         raise UserError("eval.max_rows is for pretraining; a task's metrics are over whole files. Leave it out")
     several = any(workdir.glob("seed-*/config.json"))
@@ -199,7 +201,14 @@ def _run_seed(
     """Trains one seed (or goes on, or only measures what is trained already) and returns its final metrics."""
     settings = _settings(config, seed, data.rows["train"].count)
     batch_size = settings.eval.batch_size or settings.batch_size
-    source = TaskSource(data.rows["train"], batch_size=settings.batch_size, seed=seed, max_length=data.task.max_length)
+    source = TaskSource(
+        data.rows["train"],
+        batch_size=settings.batch_size,
+        seed=seed,
+        max_length=data.task.max_length,
+        pool=config.length_pool,
+        steps=settings.steps,
+    )
     evaluators = [evaluation.make_evaluator(data.task, data.rows["dev"], batch_size)] if "dev" in data.rows else []
     result = trainer.fit(
         trainer.Run(

@@ -160,7 +160,7 @@ def test_lengths_share_few_shapes_and_every_text_comes_once():
         assert len(indices) % 8 == 0 and len(real) > len(indices) / 2 - 8 and (lengths[real] <= length).all()
         seen += real.tolist()
         shapes.add((len(indices), length))
-    assert sorted(seen) == list(range(1000)) and len(shapes) <= 2 * len(command.BUCKETS)
+    assert sorted(seen) == list(range(1000)) and len(shapes) <= 2 * len(command.LENGTHS)
 
 
 def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):

@@ -25,8 +25,8 @@ def rows_of(count: int) -> TaskRows:
     )
 
 
-def source_of(rows: TaskRows, batch_size: int, seed: int = 0) -> TaskSource:
-    return TaskSource(rows, batch_size=batch_size, seed=seed, max_length=MAX_LENGTH)
+def source_of(rows: TaskRows, batch_size: int, seed: int = 0, **more: int) -> TaskSource:
+    return TaskSource(rows, batch_size=batch_size, seed=seed, max_length=MAX_LENGTH, **more)
 
 
 def test_a_batch_is_a_function_of_seed_and_step() -> None:
@@ -39,6 +39,40 @@ def test_a_batch_is_a_function_of_seed_and_step() -> None:
     assert any((one.indices(step) != other.indices(step)).any() for step in range(3))
     assert one.fingerprints == again.fingerprints != source_of(rows_of(24), 8).fingerprints
     assert one.rows_at(3) == len(one.batch(3).labels) == 8
+
+
+@given(
+    count=st.integers(1, 40),
+    batch_size=st.integers(1, 50),
+    pool=st.integers(2, 9),
+    over=st.integers(0, 20),
+    seed=st.integers(0, 99),
+)
+def test_a_pool_holds_the_rows_of_the_chain_by_length(
+    count: int, batch_size: int, pool: int, over: int, seed: int
+) -> None:
+    rows = rows_of(count)
+    steps = 2 * pool + over
+    plain = source_of(rows, batch_size, seed, steps=steps)
+    one, other = (source_of(rows, batch_size, number, pool=pool, steps=steps) for number in (seed, seed + 1))
+    for first in range(0, steps, pool):
+        inside = range(first, min(first + pool, steps))
+        drawn = [one.indices(step) for step in inside]
+        assert sorted(np.concatenate(drawn)) == sorted(np.concatenate([plain.indices(step) for step in inside]))
+        ranges = np.array([(rows.lengths[part].min(), rows.lengths[part].max()) for part in drawn])
+        order = np.lexsort(ranges.T[::-1])
+        assert (ranges[order][:-1, 1] <= ranges[order][1:, 0]).all()
+        if len({tuple(one) for one in ranges}) == len(ranges):  # another seed has its shortest rows at the same step
+            shortest = np.array([rows.lengths[other.indices(step)].min() for step in inside])
+            assert (np.diff(shortest[order]) >= 0).all()
+    np.testing.assert_array_equal(one.indices(steps + 3), one.indices(steps + 3))
+
+
+def test_batches_of_a_pool_come_in_no_order_of_length() -> None:
+    rows = rows_of(400)
+    source = source_of(rows, 4, pool=50)
+    longest = [rows.lengths[source.indices(step)].max() for step in range(50)]
+    assert abs(np.corrcoef(longest, np.arange(50))[0, 1]) < 0.4
 
 
 @given(count=st.integers(1, 40), batch_size=st.integers(1, 50), epochs=st.integers(1, 4))
@@ -69,7 +103,7 @@ def test_a_batch_is_padded_to_the_smallest_length_that_holds_it() -> None:
     for step in range(40):
         longest = rows.lengths[source.indices(step)].max()
         assert source.batch(step).input_ids.shape[1] == padded_length(int(longest), MAX_LENGTH)
-    assert {padded_length(length, MAX_LENGTH) for length in range(1, MAX_LENGTH + 1)} == {32, 64, 70}
+    assert {padded_length(length, MAX_LENGTH) for length in range(1, MAX_LENGTH + 1)} == {16, 32, 48, 64, 70}
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(23, 8), (3, 8), (16, 8)])

@@ -154,3 +154,4 @@ class FinetuneConfig(TrainConfig):
     epochs: float = 3.0
     train_layers: str = "all"  # all, head, last:k, no_embeddings
     batch_size: int = 32
+    length_pool: int = 32  # steps whose rows are grouped by length, so that little is padding; 1: as they come
