@@ -105,9 +105,9 @@ def finetune(
     }
     task = kind_of(task).complete(task, splits["train"])
     start = _open_start(config, tokenizer)
-    if start.loaded and task.kind != "tagging" and not config.task.pooling:
+    if start.loaded and task.pooled and not config.task.pooling:
         task = dataclasses.replace(task, pooling=start.loaded.heads.pooling)
-    if start.model.causal and task.kind != "tagging" and task.pooling == "cls":
+    if start.model.causal and task.pooled and task.pooling == "cls":
         raise UserError(
             "the model reads from left to right, so a text's first token knows nothing of the others; use "
             "--config.task.pooling=mean (or max, attention_dot, attention_additive)"

@@ -185,7 +185,7 @@ MISTAKES = {
         TaskConfig(name="rte", dev="a", train="a", test="a", pooling="first"),
         "task.pooling is 'first'",
     ),
-    "pooled tags": (TaskConfig(train="a.conllu", pooling="mean"), "tags are read from each token; leave it out"),
+    "pooled tags": (TaskConfig(train="a.conllu", pooling="mean"), "tagging reads each token; leave it out"),
     "no data folder": (TaskConfig(name="sst2"), r"BERT_JAX_DATA is not set.*SST-2"),
     "missing folder": (TaskConfig(name="sst2", data_dir="/nowhere/glue"), "no such folder: /nowhere/glue"),
     "no room": (TaskConfig(name="sst2", max_length=4), "task.max_length is 4; use 8 or more"),

@@ -143,6 +143,8 @@ class TaskConfig:
     max_length: int = 128
     # How a class or a score reads a text: cls, mean, max, attention_dot, attention_additive; empty: as init_from does.
     pooling: str = ""
+    class_weights: str = ""  # of the loss: balanced, or LABEL=WEIGHT,... (labels that are not named weigh 1)
+    label_smoothing: float = 0.0  # the share of the uniform distribution in the truth, as 0.1
 
 
 @dataclass(frozen=True)

@@ -47,12 +47,12 @@ def counts(rows: TaskRows, task: Task, tokenizer: Tokenizer) -> dict[str, int]:
 
 
 class Predictor:
-    """A model's answers on encoded rows."""
+    """A model's answers on encoded rows. Losses are plain (Task.measured), whatever the classes weigh in training."""
 
     def __init__(self, task: Task, model: ModelConfig, runtime: Runtime, mesh: Mesh) -> None:
         self._task = task
         self._mesh = mesh
-        self._answer = _compiled(kind_of(task).objective(task), model, runtime, mesh)
+        self._answer = _compiled(kind_of(task).objective(task.measured), model, runtime, mesh)
 
     def answers(self, params: Mapping[str, Any], rows: TaskRows, batch_size: int) -> tuple[list[Any], float]:
         """Of each row, in order, TaskObjective.answers; and the mean loss, NaN without labels."""
@@ -148,7 +148,7 @@ def task_of(loaded: Loaded) -> Task:
         task,
         max_length=max_length,
         metrics=task.metrics or kind_of(task).default_metrics(task),
-        pooling=task.pooling if task.kind == "tagging" else loaded.heads.pooling,  # others' layouts name no task
+        pooling=loaded.heads.pooling if task.pooled else task.pooling,  # others' layouts name no task
     )
 
 

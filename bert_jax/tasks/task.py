@@ -1,12 +1,14 @@
 """What a model is fine-tuned for: the part of a fine-tuned checkpoint's config.json under `task`."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from bert_jax.command import UserError
 from bert_jax.model.heads.choice import POOLINGS
 from bert_jax.tasks.reading import Columns
+from bert_jax.train.losses import ClassCosts
 
 KINDS = ("classification", "regression", "tagging")  # what there is of each stands in bert_jax/tasks/kinds
+POOLED = ("classification", "regression")  # read one vector of each text; the others read tokens
 
 
 @dataclass(frozen=True)
@@ -22,15 +24,39 @@ class Task:
     max_length: int = 128
     metrics: tuple[str, ...] = ()  # the first chooses between seeds; see bert_jax/tasks/metrics.py
     columns: Columns = field(default_factory=Columns)
-    pooling: str = "cls"  # how one vector is made of a text (bert_jax/model/heads/pooling.py); not for tagging
+    pooling: str = "cls"  # how one vector is made of a text (bert_jax/model/heads/pooling.py); for POOLED
+    class_weights: str = ""  # balanced, or LABEL=WEIGHT,...; empty: each class weighs 1 in the loss
+    class_weight_values: tuple[float, ...] = ()  # what came of it on the training file, by label id
+    label_smoothing: float = 0.0  # the share of the uniform distribution in the truth (Szegedy et al. 2016, section 7)
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise UserError(f"task.kind is {self.kind!r}; use {', '.join(KINDS)}")
         if self.pooling not in POOLINGS:
             raise UserError(f"task.pooling is {self.pooling!r}; use {', '.join(POOLINGS)}")
-        if self.pooling != "cls" and self.kind == "tagging":
-            raise UserError(f"task.pooling is {self.pooling!r}, but tags are read from each token; leave it out")
+        if self.pooling != "cls" and not self.pooled:
+            raise UserError(f"task.pooling is {self.pooling!r}, but {self.kind} reads each token; leave it out")
+        if self.class_weights and self.kind != "classification":
+            raise UserError(f"task.class_weights is for classification, not for {self.kind}; leave it out")
+        if not 0 <= self.label_smoothing < 1:
+            raise UserError(f"task.label_smoothing is {self.label_smoothing}; use 0 (none) or a share below 1, as 0.1")
+        if self.label_smoothing and self.kind != "classification":
+            raise UserError(f"task.label_smoothing is for classification, not for {self.kind}; leave it out")
+
+    @property
+    def pooled(self) -> bool:
+        """Whether one vector of each text is read, made by pooling, and not every token."""
+        return self.kind in POOLED
+
+    @property
+    def costs(self) -> ClassCosts:
+        """What the classes cost where it is learnt."""
+        return ClassCosts(self.class_weight_values, self.label_smoothing)
+
+    @property
+    def measured(self) -> "Task":
+        """The task as it is measured: plain cross-entropy, so that losses of runs with other costs compare."""
+        return replace(self, class_weights="", class_weight_values=(), label_smoothing=0.0)
 
     @property
     def classes(self) -> int:

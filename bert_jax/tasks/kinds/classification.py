@@ -18,14 +18,14 @@ from bert_jax.tasks import reading
 from bert_jax.tasks.example import Example, LabelledRows, Split, TaskBatch, TaskRows
 from bert_jax.tasks.inputs import Record, texts_of
 from bert_jax.tasks.kinds.kind import Kind
-from bert_jax.tasks.kinds.labels import check_label
+from bert_jax.tasks.kinds.labels import check_label, weigh_classes
 from bert_jax.tasks.metrics import classification_metrics, regression_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import Sums, classification_sums, squared_error_sum
+from bert_jax.train.losses import PLAIN, ClassCosts, Sums, classification_sums, squared_error_sum
 
 
 class Classification(Kind):
@@ -69,6 +69,7 @@ class Classification(Kind):
                     f"{task.columns.label!r} the right column? For numbers use --config.task.kind=regression"
                 )
             task = replace(task, labels=tuple(sorted(found, key=_label_order)))
+        task = weigh_classes(task, train, (example.label or "" for example in train.items))
         return replace(task, metrics=task.metrics or self.default_metrics(task))
 
     def default_metrics(self, task: Task) -> tuple[str, ...]:
@@ -91,7 +92,9 @@ class Classification(Kind):
         )
 
     def objective(self, task: Task) -> TaskObjective:
-        return ClassObjective(task.classes, regression=task.kind == "regression", pooling=task.pooling)
+        return ClassObjective(
+            task.classes, regression=task.kind == "regression", pooling=task.pooling, costs=task.costs
+        )
 
     def measure(self, task: Task, rows: TaskRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
         """From each row's logits f32[C] of classes, or its score (C = 1)."""
@@ -121,6 +124,7 @@ class ClassObjective(TaskObjective):
     classes: int
     regression: bool = False
     pooling: str = "cls"
+    costs: ClassCosts = PLAIN
 
     @property
     def heads(self) -> Heads:
@@ -136,8 +140,11 @@ class ClassObjective(TaskObjective):
     def sums_of(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Sums:
         if self.regression:
             return {"task_loss": squared_error_sum(outputs[:, 0], batch.labels, batch.label_weights)}
-        loss, correct = classification_sums(outputs, batch.labels, batch.label_weights)
+        loss, correct = classification_sums(outputs, batch.labels, batch.label_weights, self.costs)
         return {"task_loss": loss, "task_correct": correct}
+
+    def counts(self, batch: TaskBatch) -> Sums:
+        return {"task": self.costs.weigh(batch.labels, batch.label_weights).sum()}
 
 
 def _labels(

@@ -1,4 +1,9 @@
-"""Labels as files write them, to ids."""
+"""Labels as files write them: to ids, and to what their classes weigh in the loss."""
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
 
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Split
@@ -14,3 +19,37 @@ def check_label(task: Task, split: Split, line: int, label: str) -> int:
         f"{split.path} line {line}: label {label!r} is not one of the task's: {shown}. "
         "Correct the line or the column (task.label), or add the label to the training file"
     )
+
+
+def weigh_classes(task: Task, train: Split, labels: Iterable[str]) -> Task:
+    """The task with the class_weight_values that task.class_weights means, by the labels of its training file.
+
+    balanced: n / (K * count), for n labels of which K are different (scikit-learn's compute_class_weight; King and
+    Zeng 2001); a class that the file does not have weighs 1. Raises UserError for an unknown label or no weight.
+    """
+    if not task.class_weights:
+        return task
+    if task.class_weights == "balanced":
+        counts = Counter(labels)
+        weights = {label: counts.total() / (len(counts) * count) for label, count in counts.items()}
+    else:
+        weights = dict(_given_weight(task, train, part) for part in task.class_weights.split(","))
+    return replace(task, class_weight_values=tuple(weights.get(label, 1.0) for label in task.labels))
+
+
+def _given_weight(task: Task, train: Split, given: str) -> tuple[str, float]:
+    label, _, number = given.rpartition("=")
+    label = label.strip()
+    if label not in task.labels:
+        shown = ", ".join(task.labels[:20]) + (" ..." if len(task.labels) > 20 else "")
+        raise UserError(
+            f"task.class_weights names {label!r} in {given!r}, which is no label of {train.path}: {shown}. "
+            "Use balanced, or LABEL=WEIGHT,..."
+        )
+    try:
+        weight = float(number)
+    except ValueError:
+        weight = math.nan
+    if not 0 <= weight < math.inf:
+        raise UserError(f"task.class_weights has {given!r}, and {number!r} is no weight; use a number, 0 or more")
+    return label, weight

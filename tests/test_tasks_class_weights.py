@@ -1,0 +1,66 @@
+"""What classes weigh in the loss: by frequency or as given, in its denominator too, and not where it is measured."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from sklearn.utils.class_weight import compute_class_weight
+
+from bert_jax.command import UserError
+from bert_jax.tasks.example import Example, Split, TaskBatch
+from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.task import Task
+from bert_jax.train.losses import ClassCosts
+
+LABELS = ["b"] * 5 + ["a"] * 2 + ["c"]
+TRAIN = Split(Path("train.tsv"), tuple(Example("x", None, label, 2) for label in LABELS), labelled=True)
+TASK = Task("own", "classification", ("a", "b", "c", "d"))
+
+
+def weights_of(given: str) -> tuple[float, ...]:
+    task = replace(TASK, class_weights=given)
+    return kind_of(task).complete(task, TRAIN).class_weight_values
+
+
+def test_balanced_weights_are_those_of_scikit_learn_and_1_for_what_the_file_does_not_have() -> None:
+    wanted = compute_class_weight("balanced", classes=np.array(["a", "b", "c"]), y=np.array(LABELS))
+    np.testing.assert_allclose(weights_of("balanced"), [*wanted, 1.0], rtol=1e-12)
+
+
+def test_given_weights_go_by_label_and_the_others_weigh_1() -> None:
+    assert weights_of("c=3, a=0.5") == (0.5, 1.0, 3.0, 1.0)
+    assert weights_of("") == ()
+
+
+def test_a_label_may_hold_an_equals_sign() -> None:
+    task = replace(TASK, labels=("x=1", "y"), class_weights="x=1=2")
+    assert kind_of(task).complete(task, TRAIN).class_weight_values == (2.0, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"class_weights": "e=2"}, r"names 'e' in 'e=2', which is no label of train.tsv: a, b, c, d. Use balanced"),
+        ({"class_weights": "balance"}, r"names '' in 'balance'"),
+        ({"class_weights": "a=many"}, r"has 'a=many', and 'many' is no weight"),
+        ({"class_weights": "a=-1"}, r"'-1' is no weight; use a number, 0 or more"),
+        ({"label_smoothing": 1.0}, r"task.label_smoothing is 1.0; use 0 \(none\) or a share below 1"),
+        ({"label_smoothing": 0.1, "kind": "regression", "labels": ()}, "not for regression; leave it out"),
+        ({"class_weights": "balanced", "kind": "regression", "labels": ()}, "not for regression; leave it out"),
+    ],
+)
+def test_what_is_no_weight_and_no_share_is_told(options: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        task = replace(TASK, **options)
+        kind_of(task).complete(task, TRAIN)
+
+
+def test_the_denominator_is_the_weight_of_the_truths_and_measuring_is_plain() -> None:
+    task = replace(TASK, class_weight_values=(0.5, 2.0, 1.0, 1.0), class_weights="a=0.5,b=2", label_smoothing=0.1)
+    labels, weights = np.array([0, 1, 1, 0], np.int32), np.array([1, 1, 1, 0], np.float32)
+    batch = TaskBatch(*[np.zeros((4, 8), np.int32)] * 4, labels=labels, label_weights=weights)
+    assert kind_of(task).objective(task).counts(batch)["task"] == 0.5 + 2 + 2
+    plain = kind_of(task).objective(task.measured)
+    assert plain.counts(batch)["task"] == 3 and plain == kind_of(TASK).objective(TASK)
+    assert task.costs == ClassCosts((0.5, 2.0, 1.0, 1.0), 0.1) and task.measured.costs == ClassCosts()
