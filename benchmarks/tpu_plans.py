@@ -27,6 +27,8 @@ SLICES = {
     "tpu7x": "tpu7x:2x2x2",
 }  # 16 devices
 DEVICES = 16
+# The smallest that are let: with few devices or none to sum gradients with, what a chip itself does.
+SMALLEST = {"v5e": ("v5e:1x1", 1), "v4": ("v4:2x2x1", 4)}
 
 # Rows of a device at a time that fit the smallest memory and the larger ones; by size and slots.
 SMALL, LARGE = {"v5e"}, {"v4", "v5p", "v6e", "tpu7x"}
@@ -41,9 +43,10 @@ ACCUMULATED = 1  # microbatches: more share the optimizer's traffic, but sum the
 
 @dataclass(frozen=True)
 class Wanted:
-    """One plan: its file's name, and its arguments."""
+    """One plan: its file's name, what the page calls it, and its arguments."""
 
     name: str
+    title: str
     arguments: tuple[str, ...]
 
     @property
@@ -60,6 +63,10 @@ def wanted_plans() -> list[Wanted]:
             plans.append(
                 _plan(f"{kind}_{size}_{slots}", SLICES[kind], size, slots, each * DEVICES * ACCUMULATED, ACCUMULATED)
             )
+    for kind, (topology, devices) in SMALLEST.items():
+        for slots in (128, 512):
+            each = ROWS["base", slots][kind in LARGE]
+            plans.append(_plan(f"{kind}_{devices}_base_{slots}", topology, "base", slots, each * devices, ACCUMULATED))
     whole_pod = ("--config.mesh.fsdp=16",)
     plans.append(_plan("v5e_256_large_512", "v5e:16x16", "large", 512, 4096, 1, *whole_pod))
     return plans
@@ -70,7 +77,8 @@ def _plan(name: str, topology: str, size: str, slots: int, batch: int, parts: in
     arguments += [f"--config.batch_size={batch}", f"--config.microbatches={parts}"]
     # The kernel that keeps no scores has no dropout of them; short rows do well without it.
     arguments += ["--config.model.attention_dropout=0.0"] if slots > 128 else []
-    return Wanted(name, tuple(" ".join([*arguments, *more]).split()))
+    title = f"BERT-{size.capitalize()}, T={slots}"
+    return Wanted(name, title, tuple(" ".join([*arguments, *more]).split()))
 
 
 def make(plan: Wanted, folder: Path) -> None:
@@ -82,8 +90,10 @@ def make(plan: Wanted, folder: Path) -> None:
 
 def page_of(plans: Sequence[tuple[Wanted, dict[str, Any]]]) -> str:
     """The tables of docs/tpu_plan.md: what each plan says, and its line."""
-    head = "| plan | devices | rows a step | fits | a device | a step | MFU | without Pallas | tokens a second |"
-    rows = [head, "|---|---|---|---|---|---|---|---|---|"]
+    heads = "model, slice, rows a step, fits, memory of a device, a step, MFU, without Pallas, tokens a second".split(
+        ", "
+    )
+    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     rows += [f"| {' | '.join(_row(plan, found))} |" for plan, found in plans]
     return "\n".join([*rows, "", *(f"    {plan.line}" for plan, _ in plans), ""])
 
@@ -91,8 +101,8 @@ def page_of(plans: Sequence[tuple[Wanted, dict[str, Any]]]) -> str:
 def _row(plan: Wanted, found: dict[str, Any]) -> list[str]:
     memory = found["memory_bytes"]
     cells = [
-        plan.name.replace("_", " "),
-        f"{found['devices']}",
+        plan.title,
+        found["topology"],
         f"{found['batch_size']:,}",
         "yes" if found["fits"] else "no",
     ]
