@@ -90,10 +90,8 @@ def make(plan: Wanted, folder: Path) -> None:
 
 def page_of(plans: Sequence[tuple[Wanted, dict[str, Any]]]) -> str:
     """The tables of docs/tpu_plan.md: what each plan says, and its line."""
-    heads = "model, slice, rows a step, fits, memory of a device, a step, MFU, without Pallas, tokens a second".split(
-        ", "
-    )
-    rows = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    head = "| model | slice | rows a step | fits | a device | a step | MFU | without Pallas | tokens a second |"
+    rows = [head, "|---|---|---|---|---|---|---|---|---|"]
     rows += [f"| {' | '.join(_row(plan, found))} |" for plan, found in plans]
     return "\n".join([*rows, "", *(f"    {plan.line}" for plan, _ in plans), ""])
 
