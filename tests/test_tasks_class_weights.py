@@ -3,6 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from sklearn.utils.class_weight import compute_class_weight
@@ -58,8 +59,8 @@ def test_what_is_no_weight_and_no_share_is_told(options: dict, said: str) -> Non
 
 def test_the_denominator_is_the_weight_of_the_truths_and_measuring_is_plain() -> None:
     task = replace(TASK, class_weight_values=(0.5, 2.0, 1.0, 1.0), class_weights="a=0.5,b=2", label_smoothing=0.1)
-    labels, weights = np.array([0, 1, 1, 0], np.int32), np.array([1, 1, 1, 0], np.float32)
-    batch = TaskBatch(*[np.zeros((4, 8), np.int32)] * 4, labels=labels, label_weights=weights)
+    labels, weights = jnp.array([0, 1, 1, 0]), jnp.array([1.0, 1, 1, 0])
+    batch = TaskBatch(*[jnp.zeros((4, 8), jnp.int32)] * 4, labels=labels, label_weights=weights)
     assert kind_of(task).objective(task).counts(batch)["task"] == 0.5 + 2 + 2
     plain = kind_of(task).objective(task.measured)
     assert plain.counts(batch)["task"] == 3 and plain == kind_of(TASK).objective(TASK)

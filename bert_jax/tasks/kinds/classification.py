@@ -144,6 +144,8 @@ class ClassObjective(TaskObjective):
         return {"task_loss": loss, "task_correct": correct}
 
     def counts(self, batch: TaskBatch) -> Sums:
+        if self.regression:
+            return super().counts(batch)
         return {"task": self.costs.weigh(batch.labels, batch.label_weights).sum()}
 
 
