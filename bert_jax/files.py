@@ -7,7 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from bert_jax.command import UserError
 
@@ -16,7 +16,7 @@ MARKER = ".made_by_bert_jax"  # stands in what new_folder makes until that is wh
 
 
 def incomplete(directory: Path) -> Path:
-    """What a folder is called until it is whole."""
+    """What a folder (or a long file) is called until it is whole."""
     return directory.parent / (directory.name + INCOMPLETE)
 
 
@@ -99,6 +99,26 @@ def new_folder(directory: str | Path) -> Iterator[Path]:
         unfinished.rename(directory)
     except BaseException:
         _remove(unfinished)
+        raise
+
+
+@contextlib.contextmanager
+def new_file(path: Path) -> Iterator[IO[bytes]]:
+    """FILE.incomplete to write into, in order; it becomes FILE at the end, and goes when something is raised.
+
+    Raises UserError when FILE exists. What a killed run left of FILE.incomplete is written anew.
+    """
+    refuse_existing(path)
+    unfinished = incomplete(path)
+    unfinished.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with unfinished.open("wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        unfinished.rename(path)
+    except BaseException:
+        unfinished.unlink(missing_ok=True)
         raise
 
 

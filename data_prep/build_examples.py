@@ -15,10 +15,10 @@ from bert_jax import tokenizer as tokenizers
 from bert_jax.command import Stopped, UserError
 from bert_jax.data.manifest import PAIRS
 from bert_jax.files import incomplete, refuse_existing
+from bert_jax.progress import Reporter
 from data_prep import engines, flags, formats, telling
 from data_prep.job import Arguments, Job, Record
 from data_prep.objectives import fewest_documents
-from data_prep.progress import Reporter
 from data_prep.readers import Corpus, Reading, Source, find_sources
 from data_prep.readers.streams import COMPRESSED
 from data_prep.token_cache import TokenCache

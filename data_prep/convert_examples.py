@@ -12,9 +12,9 @@ from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
 from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, value_problem
 from bert_jax.files import new_folder, refuse_inside
+from bert_jax.progress import Reporter
 from data_prep import checksums, foreign, formats
 from data_prep.objectives import OBJECTIVES
-from data_prep.progress import Reporter
 
 DESCRIPTION = """\
 Writes shards in another format. The text is not needed again.

@@ -11,9 +11,9 @@ from bert_jax import command
 from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.files import new_folder, refuse_inside
+from bert_jax.progress import Reporter
 from bert_jax.stores import Place, is_remote
 from data_prep import checksums
-from data_prep.progress import Reporter
 
 _AT_ONCE = 8  # files under way; a store answers each after a while
 

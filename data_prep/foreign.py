@@ -13,6 +13,7 @@ from bert_jax.data.example import Rows
 from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, Part
 from bert_jax.data.shards import Corrupt
 from bert_jax.files import write_whole
+from bert_jax.progress import Reporter
 from bert_jax.tokenizer import Tokenizer
 from data_prep import formats, readers
 from data_prep.audit import row_problems
@@ -20,7 +21,6 @@ from data_prep.figures import Figures, pieces
 from data_prep.formats import tfrecord
 from data_prep.job import UNIGRAMS, versions
 from data_prep.lengths import summarise
-from data_prep.progress import Reporter
 from data_prep.units import EVAL_KEY_BIT
 
 _SHARD_SLOTS = 1 << 23  # ids of a shard: 16 MB

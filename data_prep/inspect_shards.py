@@ -12,12 +12,12 @@ from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
 from bert_jax.data.shards import Dataset, check_sizes, open_dataset
 from bert_jax.files import write_whole
+from bert_jax.progress import Reporter
 from bert_jax.tokenizer import Tokenizer
 from data_prep import formats
 from data_prep.audit import Verified, bytes_to_verify, tokenizer_of, verify
 from data_prep.figures import measure
 from data_prep.inspection_page import inspection_page
-from data_prep.progress import Reporter
 from data_prep.recount import recount, source_corpus
 from data_prep.shown import plain_text, shown_rows
 from data_prep.tables import label_names, tables

@@ -8,13 +8,13 @@ from pathlib import Path
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.files import new_folder
+from bert_jax.progress import Reporter
 from bert_jax.tokenization.byte_bpe import BytePairs
 from bert_jax.tokenization.library import Content
 from bert_jax.tokenization.pieces import SentencePieces
 from bert_jax.tokenization.wordpiece import Vocabulary
 from bert_jax.tokenizer import KINDS, Tokenizer
 from data_prep import byte_bpe, counting, readers, sampling, sentence_pieces, wordpiece
-from data_prep.progress import Reporter
 from data_prep.readers.corpus import patterns
 
 AS_IT_IS = readers.Reading()

@@ -4,8 +4,8 @@ import re
 
 import pytest
 
-from data_prep import progress
-from data_prep.progress import Reporter
+from bert_jax import progress
+from bert_jax.progress import Reporter
 
 LINE = r"counting words:  25\.0%  2\.50 MB/s  1,250 tokens/s  \d+ MB of memory  45 s left\n"
 

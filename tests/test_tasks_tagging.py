@@ -173,7 +173,7 @@ def test_entities_are_read_as_conlleval_reads_them_and_lie_in_the_raw_text(lette
     assert words == {
         "words": ["rome", "x"],
         "tags": ["I-P", "B-P"],
-        "scores": [0.75, 0.875],
+        "tag_scores": [0.75, 0.875],
         "entities": [
             {"type": "P", "text": "rome", "score": 0.75, "words": [0, 1]},
             {"type": "P", "text": "x", "score": 0.875, "words": [1, 2]},

@@ -92,7 +92,7 @@ class Tagging(Kind):
         return tagging_metrics(task.metrics, _sentences(task, rows, truth), guessed_tags(task, rows, answers))
 
     def predictions(self, task: Task, rows: TaskRows, answers: Sequence["TagAnswer"]) -> list[dict[str, Any]]:
-        """`words`, `tags` and the `scores` of these tags by sentence, `offsets` where it was a raw text; and `entities`
+        """`words`, `tags` and `tag_scores`, their probabilities; `offsets` of the words in a raw text; and `entities`
         where tags mark them."""
         assert isinstance(rows, TagRows) and rows.split is not None
         guessed = guessed_tags(task, rows, answers)
@@ -100,11 +100,11 @@ class Tagging(Kind):
         scores = np.array([answers[row].scores[slot] for row, slot in places], np.float64)
         told = []
         for item, tags, (start, end) in zip(rows.split.items, guessed, pairwise(rows.sentence_offsets), strict=True):
-            one = {"words": list(item.words), "tags": tags, "scores": scores[start:end].tolist()}
+            one = {"words": list(item.words), "tags": tags, "tag_scores": scores[start:end].tolist()}
             if item.offsets is not None:
                 one["offsets"] = [list(place) for place in item.offsets]
             if marks_entities(task.labels):
-                one["entities"] = told_entities(item, tags, one["scores"])
+                one["entities"] = told_entities(item, tags, one["tag_scores"])
             told.append(one)
         return told
 

@@ -1,0 +1,266 @@
+"""predict: one answer an input, in order, as the model gives it; streams, files, and what is refused."""
+
+import io
+import json
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from random_checkpoints import odd_config, random_checkpoint
+
+from bert_jax import predict as predict_lib
+from bert_jax.command import UserError
+from bert_jax.interop import source
+from bert_jax.interop.loaded import Loaded
+from bert_jax.model.heads import Heads
+from bert_jax.predict import predict
+from bert_jax.tasks import records
+
+CLASSES = {"name": "own", "kind": "classification", "labels": ["glad", "sad", "so so"], "max_length": 16}
+SCORE = {"name": "own", "kind": "regression", "labels": [], "max_length": 16}
+TAGS = {"name": "own", "kind": "tagging", "labels": ["O", "B-X", "I-X"], "max_length": 16}
+TEXTS = ["the cat sat", "a dog", "un want able river on the mat . the dog", "mat"]
+
+
+def model(tmp_path_factory: pytest.TempPathFactory, heads: Heads, task: dict) -> Loaded:
+    folder = tmp_path_factory.mktemp("vocabulary")
+    return random_checkpoint(folder, odd_config(layers=1), heads, task=task, origin="the checkpoint")
+
+
+@pytest.fixture(scope="module")
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return model(tmp_path_factory, Heads(pooler=True, classes=3), CLASSES)
+
+
+@pytest.fixture(scope="module")
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return model(tmp_path_factory, Heads(tags=3), TAGS)
+
+
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory: pytest.TempPathFactory, classifier: Loaded) -> Path:
+    folder = tmp_path_factory.mktemp("runs") / "moods"
+    source.write_workdir(classifier, folder)
+    return folder
+
+
+def same(got: list[dict[str, Any]], wanted: list[dict[str, Any]]) -> bool:
+    """Equal up to the rounding of floats."""
+    if len(got) != len(wanted):
+        return False
+    for left, right in zip(got, wanted, strict=True):
+        flat = [_flat(left), _flat(right)]
+        if flat[0].keys() != flat[1].keys():
+            return False
+        for name, value in flat[0].items():
+            close = isinstance(value, float) and value == pytest.approx(flat[1][name], rel=1e-5)
+            if not close and value != flat[1][name]:
+                return False
+    return True
+
+
+def _flat(value: Any, name: str = "") -> dict[str, Any]:
+    if isinstance(value, Mapping):
+        return {key: one for part in value for key, one in _flat(value[part], f"{name}.{part}").items()}
+    if isinstance(value, list):
+        return {key: one for place, part in enumerate(value) for key, one in _flat(part, f"{name}.{place}").items()}
+    return {name: value}
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def test_answers_are_in_order_whatever_the_batches(classifier: Loaded) -> None:
+    alone = [predict(classifier, [text], all_scores=True)[0] for text in TEXTS]
+    together = predict(classifier, TEXTS * 3, all_scores=True, batch_size=8)
+    assert same(together, alone * 3)
+    for told in alone:
+        assert sum(told["scores"].values()) == pytest.approx(1)
+        assert told["score"] == max(told["scores"].values()) == told["scores"][told["label"]]
+    assert len({told["score"] for told in alone}) == len(TEXTS)  # the texts matter
+    assert same(predict(classifier, TEXTS), [{key: told[key] for key in ("label", "score")} for told in alone])
+
+
+def test_objects_pairs_and_ids(classifier: Loaded) -> None:
+    objects = [{"id": "x7", "text": "the cat", "text_pair": "a dog"}, {"text": "a", "text_pair": "mat", "id": 2}]
+    told = predict(classifier, objects)
+    assert [one.pop("id") for one in told] == ["x7", 2]
+    assert same(told, predict(classifier, ["the cat\ta dog", "a\tmat"]))
+    assert not same(told, predict(classifier, ["the cat", "a"]))
+
+
+def test_a_score_is_the_number_that_the_head_gives(tmp_path_factory: pytest.TempPathFactory) -> None:
+    loaded = model(tmp_path_factory, Heads(pooler=True, classes=1), SCORE)
+    loaded.params["classifier/dense/kernel"][:] = 0  # then it is the bias
+    loaded.params["classifier/dense/bias"][:] = 3.75
+    assert predict(loaded, TEXTS) == [{"score": 3.75}] * len(TEXTS)
+
+
+def test_a_bad_input_is_told_by_its_line_or_in_its_place(classifier: Loaded) -> None:
+    given = ["the cat", " ", {"sentence": "a"}, "a dog"]
+    with pytest.raises(UserError, match="inputs line 2 is empty"):
+        predict(classifier, given)
+    told = predict(classifier, given, on_error="skip")
+    assert "line 2 is empty" in told[1]["error"] and "no field 'text'" in told[2]["error"]
+    assert same([told[0], told[3]], predict(classifier, ["the cat", "a dog"]))
+    assert predict(classifier, [" "], on_error="skip") == [{"error": told[1]["error"].replace("2", "1")}]
+
+
+def test_tags_of_raw_text_lie_in_it(tagger: Loaded) -> None:
+    text = "the (cat) sat, a dog"
+    (told,) = predict(tagger, [text])
+    assert told["words"] == ["the", "(", "cat", ")", "sat", ",", "a", "dog"]
+    assert [text[start:end] for start, end in told["offsets"]] == told["words"]
+    assert len(told["tags"]) == len(told["tag_scores"]) == 8 and min(told["tag_scores"]) > 1 / 3 - 1e-6
+    for entity in told["entities"]:
+        assert entity["text"] == text[entity["start"] : entity["end"]]
+    (given,) = predict(tagger, [{"tokens": told["words"]}])
+    assert same([given], [{"words": told["words"], "tags": told["tags"], "tag_scores": told["tag_scores"]} | given])
+    (blanks,) = predict(tagger, [" ".join(told["words"])], words=True)
+    assert blanks["tags"] == told["tags"]
+    assert predict(tagger, ["un-want"], words=True)[0]["words"] == ["un-want"]
+
+
+def run(*arguments: object) -> None:
+    predict_lib.main([str(argument) for argument in arguments])
+
+
+def test_files_of_every_form_give_the_same(workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    wanted = predict(workdir, TEXTS)
+    (tmp_path / "in.txt").write_text("\ufeff" + "\n".join(TEXTS) + "\n", encoding="utf-8")
+    (tmp_path / "in.jsonl").write_text("\n".join(json.dumps({"text": text}) for text in TEXTS), encoding="utf-8")
+    (tmp_path / "in.tsv").write_text("a\tb\n" + "\n".join(f"{text}\t?" for text in TEXTS) + "\n", encoding="utf-8")
+    for name, more in {"in.txt": [], "in.jsonl": [], "in.tsv": ["--text=a"]}.items():
+        output = tmp_path / f"{name}.out"
+        run("--checkpoint", workdir, "--input", tmp_path / name, "--output", output, *more)
+        assert same(lines_of(output), wanted)
+        assert not (tmp_path / f"{name}.out.incomplete").exists()
+    capsys.readouterr()
+    run("--checkpoint", workdir, "--input", tmp_path / "in.txt")
+    assert same([json.loads(line) for line in capsys.readouterr().out.splitlines()], wanted)
+    assert same(predict(workdir, tmp_path / "in.jsonl"), wanted)
+
+
+def test_output_is_whole_or_not_there(workdir: Path, tmp_path: Path) -> None:
+    (tmp_path / "in.jsonl").write_text('{"text": "a"}\n{"text": \n', encoding="utf-8")
+    arguments = ["--checkpoint", workdir, "--input", tmp_path / "in.jsonl", "--output", tmp_path / "out.jsonl"]
+    with pytest.raises(UserError, match=r"in\.jsonl line 2 is not JSON"):
+        run(*arguments)
+    assert [path.name for path in tmp_path.iterdir()] == ["in.jsonl"]
+    run(*arguments, "--on_error", "skip")
+    assert [sorted(line) for line in lines_of(tmp_path / "out.jsonl")] == [["label", "score"], ["error"]]
+    with pytest.raises(UserError, match="exists"):
+        run(*arguments)
+
+
+def test_what_is_cut_is_counted_and_said(workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "in.txt").write_text("mat\n" + "the cat " * 12 + "\n")
+    arguments = ["--checkpoint", workdir, "--input", tmp_path / "in.txt"]
+    run(*arguments)
+    assert "1 inputs were longer than 16 tokens and were cut (--max_length)" in capsys.readouterr().err
+    run(*arguments, "--max_length=24")
+    assert "1 inputs were longer than 24" in capsys.readouterr().err
+    with pytest.raises(UserError, match="--max_length is 30; use 8 to 24"):
+        run(*arguments, "--max_length=30")
+
+
+def test_a_pipe_is_answered_line_by_line(
+    workdir: Path, monkeypatch: pytest.MonkeyPatch, capsysbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Whoever writes a line and waits for its answer gets it."""
+    reading, writing = os.pipe()
+    answered = threading.Event()
+    written: list[bytes] = []
+
+    class Output(io.BytesIO):
+        def write(self, content: Any) -> int:
+            written.append(bytes(content))
+            return len(content)
+
+        def flush(self) -> None:
+            answered.set()
+
+    with os.fdopen(reading, "rb") as stdin, os.fdopen(writing, "wb") as pipe:
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stdin))
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(Output()))
+
+        def write() -> None:
+            for text in TEXTS:
+                answered.clear()
+                pipe.write(text.encode() + b"\n")
+                pipe.flush()
+                assert answered.wait(60)
+            pipe.close()
+
+        writer = threading.Thread(target=write)
+        writer.start()
+        run("--checkpoint", workdir, "--input", "-")
+        writer.join()
+    assert len(written) == len(TEXTS)
+    assert same([json.loads(line) for line in written], predict(workdir, TEXTS))
+
+
+def test_windows_hold_no_more_than_they_should() -> None:
+    def lines() -> Iterator[records.Line]:
+        yield from ((number, str(number)) for number in range(10))
+
+    assert [len(window) for window in records.windows(lines(), 4)] == [4, 4, 2]
+    ready = list(records.ready_windows(lines(), 4))
+    assert [line for window in ready for line in window] == list(lines()) and max(map(len, ready)) <= 4
+
+    def broken() -> Iterator[records.Line]:
+        yield 1, "fine"
+        raise UserError("line 2 is not UTF-8")
+
+    found = []
+    with pytest.raises(UserError, match="line 2"):
+        for window in records.ready_windows(broken(), 4):
+            found += window
+    assert found == [(1, "fine")]
+
+
+def test_the_form_of_standard_input_is_that_of_its_first_line() -> None:
+    lines = ['{"text": "a"}', '{"text": ', "[1]", "plain", ""]
+    assert [records.form_of_line(line) for line in lines] == ["jsonl", "text", "text", "text", "text"]
+    names = {"a.txt": "text", "a.jsonl.gz": "jsonl", "a": "text", "a.tsv": "task", "a.conllu.xz": "task"}
+    assert {name: records.form_of(Path(name)) for name in names} == names
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"form": "csv"}, "--form is 'csv'; use one of: auto, text, jsonl, task"),
+        ({"on_error": "stop"}, "--on_error is 'stop'; use fail or skip"),
+        ({"batch_size": 0}, "batch size is 0; use 1 or more"),
+    ],
+)
+def test_what_cannot_be_is_refused(classifier: Loaded, tmp_path: Path, arguments: dict, said: str) -> None:
+    (tmp_path / "in.txt").write_text("a\n")
+    with pytest.raises(UserError) as error:
+        predict(classifier, tmp_path / "in.txt", **arguments)
+    assert said in str(error.value)
+
+
+def test_a_checkpoint_that_was_not_fine_tuned_is_refused(tmp_path: Path) -> None:
+    loaded = random_checkpoint(tmp_path, odd_config(layers=1))
+    with pytest.raises(UserError, match="was not fine-tuned for a task"):
+        predict(loaded, ["a"])
+    with pytest.raises(UserError, match="give a list of texts"):
+        predict(loaded, "a")
+
+
+def test_probabilities_are_softmax_of_what_the_head_says(classifier: Loaded) -> None:
+    """By the head's bias alone, where its kernel is 0."""
+    params = dict(classifier.params)
+    params["classifier/dense/kernel"] = np.zeros_like(params["classifier/dense/kernel"])
+    params["classifier/dense/bias"] = np.log(np.array([0.2, 0.7, 0.1], np.float32))
+    loaded = Loaded(classifier.model, classifier.heads, params, classifier.tokenizer, classifier.task)
+    (told,) = predict(loaded, ["the cat"], all_scores=True)
+    assert told["label"] == "sad"
+    assert told["scores"] == pytest.approx({"glad": 0.2, "sad": 0.7, "so so": 0.1}, abs=1e-6)
