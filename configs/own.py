@@ -1,11 +1,15 @@
-"""A task of your own: texts or pairs in a TSV, or tagged words in CoNLL columns or CoNLL-U.
+"""A task of your own: texts or pairs in a table, or tagged words in CoNLL columns or CoNLL-U.
 
     python -m bert_jax.finetune --config configs/own.py --workdir runs/stars --config.init_from=CHECKPOINT \\
         --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=review --config.task.label=stars
 
-A TSV has one example a line, fields parted by one tab and never quoted (.xz and .gz are read too). task.text,
-task.text_pair and task.label name columns of the header line, or, when all are numbers from 0, columns of a file
-without a header. Labels are those of the training file; with --config.task.kind=regression they are numbers.
+What a table is, its ending says: .csv (quoted where needed, as RFC 4180 has it), .jsonl (an object a line), .parquet,
+tfds:NAME[:SPLIT] (data that TensorFlow Datasets has prepared, in TFDS_DATA_DIR); any other is a TSV, one example a
+line, fields parted by one tab and never quoted. Text may be compressed (.gz, .xz, .zst). task.text, task.text_pair and
+task.label name columns of the header line, or, when all are numbers from 0, columns of a TSV or CSV without a header.
+Labels are those of the training file; with --config.task.kind=regression they are numbers. In JSON lines, Parquet and
+prepared data a file whose labels are all null or -1 is unlabelled, and numbers become the names that the file gives
+its classes.
 
 A file that ends in .conllu, .conll, .iob, .iob2 or .bio (or any with --config.task.kind=tagging) holds tagged words:
 of CoNLL-U FORM and UPOS unless task.text and task.label name others (--config.task.label=XPOS), of columns the first

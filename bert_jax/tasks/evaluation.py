@@ -34,7 +34,10 @@ from bert_jax.train.steps import Plan
 
 
 def counts(rows: TaskRows, task: Task, tokenizer: Tokenizer) -> dict[str, int]:
-    """What a split holds: examples (sentences), rows, tokens, unknown_tokens, truncated, and what its kind counts."""
+    """What a split holds: examples (sentences), rows, tokens, unknown_tokens, truncated, and what its kind counts.
+
+    Where lines could not be read (Split.left_out), also how many.
+    """
     assert rows.split is not None
     found = {
         "examples": len(rows.split.items),
@@ -43,6 +46,8 @@ def counts(rows: TaskRows, task: Task, tokenizer: Tokenizer) -> dict[str, int]:
         "unknown_tokens": int((rows.input_ids == tokenizer.unk_id).sum()) if tokenizer.has_unknown else 0,
         "truncated": rows.truncated,
     }
+    if rows.split.left_out:
+        found["left_out"] = rows.split.left_out
     return found | kind_of(task).counts(rows)
 
 

@@ -38,6 +38,7 @@ class Split(Generic[Item]):
     path: Path
     items: tuple[Item, ...]
     labelled: bool
+    left_out: int = 0  # lines that could not be read, where a task's published files have such
 
 
 class TaskBatch(NamedTuple):

@@ -8,24 +8,28 @@ from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
+from bert_jax.data.prepared import open_prepared
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.named import TASKS, NamedTask
-from bert_jax.tasks.named.layout import COMPRESSED, SPLITS, plain_name
-from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.named.layout import SPLITS
+from bert_jax.tasks.reading import COMPRESSED, TFDS, Columns, is_stored, plain_name
 from bert_jax.tasks.task import Task
 
 __all__ = ["TASKS", "NamedTask", "find_folder", "find_split", "metrics_of", "read", "resolve", "splits_of"]
 
 BUNDLED_EWT = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "ewt"
 OWN_ENDINGS = (".tsv", ".csv", ".jsonl", ".parquet", ".conllu", ".conll")
+# How a split's only shard is called in a clone of a Hugging Face data set, and in what `datasets` writes.
+STORED_ENDINGS = ("-00000-of-00001.parquet", ".parquet", ".jsonl")
 
 
 def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
     """The task that a configuration means, and the file of each split that is there.
 
-    A named task's files are those of task.data_dir, or of $BERT_JAX_DATA; those that task.train, task.dev and
+    A named task's files are those of task.data_dir (a folder, or tfds: and the name of prepared data; nothing after
+    it: the task's own), or of $BERT_JAX_DATA; those that task.train, task.dev and
     task.test name take their places. With task.train and no task.data_dir there are no others. Raises UserError for
     an unknown name, no task at all, columns given for a named task, or a missing file.
     """
@@ -78,7 +82,8 @@ def read(task: Task, path: Path, label_required: bool = True) -> Split[Any]:
     columns = task.columns
     named = TASKS.get(task.name)
     if named and columns == named.task.columns:  # not named by the user
-        columns = named.columns.get(plain_name(path), columns)
+        stored = named.stored_columns if is_stored(path) else None
+        columns = stored or named.columns.get(plain_name(path), columns)
     if named and named.reader:
         return named.reader(task, path, columns, label_required)
     return kind_of(task).read(task, path, columns, label_required)
@@ -87,9 +92,12 @@ def read(task: Task, path: Path, label_required: bool = True) -> Split[Any]:
 def find_split(task_name: str, folder: Path, split: str) -> Path | None:
     """The file of a split of a named task (or SPLIT.tsv, SPLIT.conllu ... of any other) in a folder, if it is there."""
     named = TASKS.get(task_name)
-    names = [*(named.files[split] if named else ()), *(split + ending for ending in OWN_ENDINGS)]
+    names = [split + ending for ending in OWN_ENDINGS]
+    if named:
+        stored = named.stored_splits.get(split)
+        names = [*named.files[split], *(stored + ending for ending in STORED_ENDINGS if stored), *names]
     for name in names:
-        for ending in COMPRESSED:
+        for ending in ("", *COMPRESSED):
             if (folder / (name + ending)).is_file():
                 return folder / (name + ending)
     return None
@@ -114,6 +122,8 @@ def _find_files(named: NamedTask, config: TaskConfig, given: Mapping[str, Path])
     wanted = [split for split in named.files if split not in given]
     if not wanted or (config.train and not config.data_dir):
         return {}
+    if config.data_dir.startswith(TFDS):
+        return _find_prepared(named, config.data_dir.removeprefix(TFDS), wanted)
     if config.data_dir:
         root = Path(config.data_dir)
         if not root.is_dir():
@@ -129,3 +139,13 @@ def _find_files(named: NamedTask, config: TaskConfig, given: Mapping[str, Path])
         )
     folder = find_folder(config.name, root, wanted if config.train else ["train"])
     return {split: path for split in wanted if (path := find_split(config.name, folder, split))}
+
+
+def _find_prepared(named: NamedTask, name: str, wanted: Sequence[str]) -> dict[str, Path]:
+    """The splits of a named task that are prepared (bert_jax/data/prepared.py) under a name, or under its own."""
+    if not named.stored:
+        raise UserError(f"TensorFlow Datasets has no {named.task.name}; name a folder: --config.task.data_dir=DIR")
+    address = f"{TFDS}{name or named.stored}"
+    there = open_prepared(address)[0].info.splits
+    found = {split: named.stored_splits.get(split, split) for split in wanted}
+    return {split: Path(f"{address}:{stored}") for split, stored in found.items() if stored in there}

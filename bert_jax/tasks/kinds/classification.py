@@ -34,7 +34,7 @@ class Classification(Kind):
     def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Example]:
         if reading.kind_of_file(path) != "table":
             raise UserError(f"{path} is a tagging file, but the task is {task.kind}. Use --config.task.kind=tagging")
-        return reading.read_table(path, columns, label_required)
+        return reading.read_table(path, columns, label_required, task.labels)
 
     def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Example]:
         """Texts, or pairs where the task is of pairs; where a checkpoint does not tell, as the first record is."""

@@ -4,8 +4,12 @@ Layouts and metrics: Wang et al. 2019, table 1, and the files of gluebenchmark.c
 the Hugging Face `glue` data set, so that exported models agree.
 """
 
+from collections.abc import Callable
+from pathlib import Path
+
+from bert_jax.tasks.example import Example, Split
 from bert_jax.tasks.named.layout import SPLITS, NamedTask
-from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.reading import Columns, read_table
 from bert_jax.tasks.task import Task
 
 NLI_LABELS = ("entailment", "neutral", "contradiction")
@@ -20,7 +24,7 @@ def _glue(
     columns: Columns,
     stored_columns: Columns | None = None,
     test_columns: Columns | None = None,
-    ragged_lines: bool = False,
+    reader: Callable[[Task, Path, Columns, bool], Split[Example]] | None = None,
 ) -> NamedTask:
     kind = "classification" if labels else "regression"
     return NamedTask(
@@ -31,8 +35,12 @@ def _glue(
         stored=f"glue/{name}",
         stored_splits=STORED_SPLITS,
         stored_columns=stored_columns or columns,
-        ragged_lines=ragged_lines,
+        reader=reader,
     )
+
+
+def _read_ragged(task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Example]:
+    return read_table(path, columns, label_required, task.labels, ragged_lines=True)
 
 
 _SENTENCES = Columns("sentence1", "sentence2", "label")
@@ -73,7 +81,7 @@ GLUE: dict[str, NamedTask] = {
         ("accuracy", "f1"),
         _QUESTIONS,
         stored_columns=Columns("question1", "question2", "label"),
-        ragged_lines=True,
+        reader=_read_ragged,
     ),
     "mnli": NamedTask(
         Task(

@@ -6,11 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.tasks.example import Split
-from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.reading import Columns, plain_name
 from bert_jax.tasks.task import Task
 
 SPLITS = ("train", "dev", "test")
-COMPRESSED = ("", ".xz", ".gz", ".zst")
 
 
 @dataclass(frozen=True)
@@ -25,7 +24,6 @@ class NamedTask:
     | metrics | of splits that are measured by others than the task's |
     | stored | its name in TensorFlow Datasets and in Hugging Face's data sets, where it is there |
     | stored_splits, stored_columns | what they are called there |
-    | ragged_lines | lines with another number of fields are left out and counted, not refused |
     | reader | what reads its files in place of the kind's own reader: (task, path, columns, label_required) |
     """
 
@@ -37,7 +35,6 @@ class NamedTask:
     stored: str = ""
     stored_splits: Mapping[str, str] = field(default_factory=dict)
     stored_columns: Columns | None = None
-    ragged_lines: bool = False
     reader: Callable[[Task, Path, Columns, bool], Split[Any]] | None = None
 
     def split_of(self, path: Path) -> str:
@@ -45,8 +42,3 @@ class NamedTask:
         name = plain_name(path)
         found = (split for split, names in self.files.items() if name in [Path(one).name for one in names])
         return next(found, "")
-
-
-def plain_name(path: Path) -> str:
-    """A file's name without the ending of a compressed one."""
-    return path.name.removesuffix(path.suffix) if path.suffix in COMPRESSED[1:] else path.name

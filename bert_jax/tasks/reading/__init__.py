@@ -1,0 +1,33 @@
+"""Readers of a task's files, plain or compressed; every mistake is told with file and line.
+
+lines      lines of a text file, whatever it is compressed by; what kind of file a name means
+columns    which columns of a file hold what
+records    chosen columns of any table: one face over those below
+delimited  TSV (never quoted) and CSV (quoted)
+stored     JSON lines, Parquet, and prepared data of TensorFlow Datasets
+examples   texts and pairs of texts with a label, from records
+conll      words and tags: CoNLL columns and CoNLL-U
+"""
+
+from bert_jax.tasks.reading.columns import Column, Columns
+from bert_jax.tasks.reading.conll import read_conll, read_conllu
+from bert_jax.tasks.reading.examples import read_table
+from bert_jax.tasks.reading.lines import COMPRESSED, TFDS, kind_of_file, numbered_lines, plain_name
+from bert_jax.tasks.reading.records import Record, Records, is_stored, read_records
+
+__all__ = [
+    "COMPRESSED",
+    "TFDS",
+    "Column",
+    "Columns",
+    "Record",
+    "Records",
+    "is_stored",
+    "kind_of_file",
+    "numbered_lines",
+    "plain_name",
+    "read_conll",
+    "read_conllu",
+    "read_records",
+    "read_table",
+]

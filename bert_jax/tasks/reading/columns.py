@@ -1,0 +1,42 @@
+"""Which columns of a file hold what."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_jax.command import UserError
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Which columns of a file hold what: header names, or numbers from 0 (a negative number counts from the end)."""
+
+    text: str = ""
+    text_pair: str = ""
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that is asked of a file: its name there (or number), and the key under `task` by which it is named."""
+
+    name: str
+    role: str
+    required: bool = True
+
+
+def is_number(name: str) -> bool:
+    """Whether a column is named by its place."""
+    return name.removeprefix("-").isdigit()
+
+
+def has_column(names: list[str], width: int, column: str) -> bool:
+    """Whether a table of so many columns, called so where it has a header, has this one."""
+    return column in names or (is_number(column) and -width <= int(column) < width)
+
+
+def place_of(path: Path, names: list[str], width: int, column: str, role: str) -> int:
+    """The place of a column from 0. Raises UserError where it is not there."""
+    if not has_column(names, width, column):
+        known = f"its columns are: {', '.join(names)}" if names else f"it has columns 0 to {width - 1} and no header"
+        raise UserError(f"{path} has no column {column!r}; {known}. Change --config.task.{role}")
+    return names.index(column) if column in names else int(column) % width

@@ -1,0 +1,100 @@
+"""CoNLL columns and CoNLL-U."""
+
+from pathlib import Path
+
+from bert_jax.command import UserError
+from bert_jax.tasks.example import Sentence, Split
+from bert_jax.tasks.reading.columns import Columns, is_number
+from bert_jax.tasks.reading.lines import numbered_lines
+
+# The columns of CoNLL-U: https://universaldependencies.org/format.html
+CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
+# Marks the start of a document in the CoNLL-2003 files; no sentence of the task.
+DOCUMENT_MARK = "-DOCSTART-"
+
+
+def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+    """Reads CoNLL-U: words are FORM and tags UPOS unless columns name others.
+
+    Lines of multiword tokens (1-2) and empty nodes (1.1) are no words and are left out. Raises UserError for a line
+    without the ten columns, an unknown column name or a file without words.
+    """
+    word_column = _conllu_column(columns.text or "FORM", "text")
+    tag_column = _conllu_column(columns.label or "UPOS", "label")
+    groups: list[list[tuple[int, list[str]]]] = [[]]
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            groups.append([])
+        elif not line.startswith("#"):
+            fields = line.split("\t")
+            if len(fields) != len(CONLLU_COLUMNS):
+                raise UserError(
+                    f"{path} line {number} has {len(fields)} tab-separated fields; a word of CoNLL-U has "
+                    f"{len(CONLLU_COLUMNS)} (https://universaldependencies.org/format.html)"
+                )
+            if fields[0].isdigit():
+                groups[-1].append((number, fields))
+    return _sentences(path, groups, word_column, tag_column)
+
+
+def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+    """Reads CoNLL columns: a word a line, columns parted by tabs or else by spaces, a blank line between sentences.
+
+    Words are in column 0 and tags in the last unless columns give other numbers; -DOCSTART- lines are left out.
+    Without label_required a file of one column is read as unlabelled. Raises UserError for a line with another
+    number of columns than the first, a column that is not there or a file without words.
+    """
+    groups: list[list[tuple[int, list[str]]]] = [[]]
+    width = 0
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            groups.append([])
+            continue
+        fields = line.split("\t") if "\t" in line else line.split()
+        width = width or len(fields)
+        if len(fields) != width:
+            raise UserError(f"{path} line {number} has {len(fields)} columns, the first line has {width}")
+        if fields[0] != DOCUMENT_MARK:
+            groups[-1].append((number, fields))
+    word_column = _conll_column(path, columns.text or "0", width, "text") if width else 0
+    if width == 1 and not label_required:
+        return _sentences(path, groups, word_column, None)
+    tag_column = _conll_column(path, columns.label or "-1", width, "label") if width else 0
+    if width == 1:
+        raise UserError(f"{path} has one column; words and tags need two, parted by a tab or by spaces")
+    return _sentences(path, groups, word_column, tag_column)
+
+
+def _sentences(
+    path: Path, groups: list[list[tuple[int, list[str]]]], word_column: int, tag_column: int | None
+) -> Split[Sentence]:
+    items = tuple(
+        Sentence(
+            words=tuple(fields[word_column] for _, fields in group),
+            tags=None if tag_column is None else tuple(fields[tag_column] for _, fields in group),
+            lines=tuple(number for number, _ in group),
+        )
+        for group in groups
+        if group
+    )
+    if not items:
+        raise UserError(f"{path} holds no words. Give one word a line and a blank line between sentences")
+    return Split(path, items, tag_column is not None)
+
+
+def _conllu_column(column: str, role: str) -> int:
+    if column in CONLLU_COLUMNS:
+        return CONLLU_COLUMNS.index(column)
+    if is_number(column) and 0 <= int(column) < len(CONLLU_COLUMNS):
+        return int(column)
+    raise UserError(
+        f"CoNLL-U has no column {column!r}; its columns are: {', '.join(CONLLU_COLUMNS)}. Change --config.task.{role}"
+    )
+
+
+def _conll_column(path: Path, column: str, width: int, role: str) -> int:
+    if not is_number(column) or not -width <= int(column) < width:
+        raise UserError(
+            f"{path} has no column {column!r}; it has columns 0 to {width - 1}. Change --config.task.{role}"
+        )
+    return int(column) % width

@@ -1,0 +1,82 @@
+"""Texts and pairs of texts with a label, from any kind of table."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bert_jax.command import UserError
+from bert_jax.tasks.example import Example, Split
+from bert_jax.tasks.reading.columns import Column, Columns
+from bert_jax.tasks.reading.records import is_stored, read_records
+
+# What data sets put in the place of a label that is held back; JSON and Parquet may also have null.
+HELD_BACK = (None, -1, -1.0)
+
+
+def read_table(
+    path: Path, columns: Columns, label_required: bool, labels: Sequence[str] = (), ragged_lines: bool = False
+) -> Split[Example]:
+    """Reads texts, or pairs of texts, of a table (records.py) with their labels as texts.
+
+    In JSON, Parquet and prepared data a number may stand for a class: it becomes its name, or the label in its place
+    among `labels`, where these are known; true and false become `true` and `false`; a file whose labels are all null
+    or -1 is unlabelled; a text that is null is empty. Without label_required a file that lacks the label column is
+    read as unlabelled. Raises UserError for a column that is not named or not there, an example without a label, and
+    all that read_records refuses.
+    """
+    if not columns.text:
+        raise UserError(
+            f"task.text is not known: name the column of {path} that holds the text (a header name or a number)"
+        )
+    if label_required and not columns.label:
+        raise UserError(f"task.label is not known: name the column of {path} that holds the label")
+    wanted = [Column(columns.text, "text")]
+    if columns.text_pair:
+        wanted.append(Column(columns.text_pair, "text_pair"))
+    if columns.label:
+        wanted.append(Column(columns.label, "label", required=label_required))
+    found = read_records(path, wanted, ragged_lines)
+    labelled = bool(columns.label) and found.present[-1]
+    if labelled and is_stored(path):
+        labelled = any(record.values[-1] not in HELD_BACK for record in found.records)
+        if label_required and not labelled:
+            raise UserError(f"{path} has no labels: column {columns.label!r} holds null or -1 throughout")
+    items = tuple(
+        Example(
+            _text(path, line, columns.text, values[0]),
+            _text(path, line, columns.text_pair, values[1]) if columns.text_pair else None,
+            _label(path, line, values[-1], labels, found.class_names[-1]) if labelled else None,
+            line,
+        )
+        for line, values in found.records
+    )
+    return Split(path, items, labelled, found.left_out)
+
+
+def _text(path: Path, line: int, column: str, value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{path} line {line}: column {column!r} holds {value!r:.40} where a text was wanted")
+    return value
+
+
+def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequence[str]) -> str:
+    """A label as the files of text write it."""
+    if value is None:
+        raise UserError(f"{path} line {line} has no label, and others have. Leave the line out, or give it one")
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, bool):
+        written, number = str(value).lower(), int(value)
+    elif isinstance(value, int | float) and value == int(value):
+        number = int(value)
+        written = names[number] if 0 <= number < len(names) else str(number)
+        written = str(number) if str(number) in labels else written
+    elif isinstance(value, float):
+        return repr(value)
+    else:
+        raise UserError(f"{path} line {line}: {value!r:.40} is no label; wanted a text, a number, true or false")
+    if labels and written not in labels and 0 <= number < len(labels):
+        return labels[number]
+    return written

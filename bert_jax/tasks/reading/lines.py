@@ -1,0 +1,77 @@
+"""Lines of a text file, whatever it is compressed by; what kind of file a name means."""
+
+import gzip
+import io
+import lzma
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from bert_jax.command import UserError
+from bert_jax.stores import first_line
+
+COMPRESSED = (".gz", ".xz", ".zst")
+TFDS = "tfds:"
+
+
+def plain_name(path: Path) -> str:
+    """A file's name without the ending of a compressed one."""
+    return path.name.removesuffix(path.suffix) if path.suffix in COMPRESSED else path.name
+
+
+def kind_of_file(path: Path) -> str:
+    """`conllu`, `conll` or `table`, by the name's ending (that of a compressed file left out)."""
+    name = plain_name(path)
+    if name.endswith(".conllu"):
+        return "conllu"
+    return "conll" if name.endswith((".conll", ".iob", ".iob2", ".bio")) else "table"
+
+
+def check_file(path: Path) -> None:
+    """Raises UserError for a missing file and for a folder."""
+    if not path.exists():
+        raise UserError(f"no such file: {path}. Check task.train, task.dev, task.test or --data")
+    if path.is_dir():
+        raise UserError(f"{path} is a folder where a file was wanted. Name a file in it")
+
+
+def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a text file with their ends, and their numbers from 1.
+
+    Only a line feed ends a line (texts hold U+2028 and the like); a byte-order mark is dropped. Raises UserError
+    for a missing file, a folder, a broken compressed file or bytes that are not UTF-8.
+    """
+    check_file(path)
+    number = 0
+    try:
+        with _opened(path) as stream:
+            for number, line in enumerate(stream, start=1):
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path} line {number} is not UTF-8 ({error.reason}). Convert the file to UTF-8") from error
+    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+        raise UserError(f"{path} is cut short or damaged after line {number}: {error}. Fetch it again") from error
+    except OSError as error:
+        if path.suffix == ".zst" and error.errno is None:  # pyarrow has no other kind for a damaged one
+            what = first_line(error)
+            raise UserError(f"{path} is cut short or damaged after line {number}: {what}. Fetch it again") from error
+        raise
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """decoded_lines without their ends."""
+    for number, line in decoded_lines(path):
+        yield number, line.rstrip("\r\n")
+
+
+def _opened(path: Path) -> Any:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rb")
+    if path.suffix == ".xz":
+        return lzma.open(path, "rb")
+    if path.suffix == ".zst":
+        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path), "rb"), "zstd"))
+    return path.open("rb")

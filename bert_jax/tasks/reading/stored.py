@@ -1,0 +1,131 @@
+"""Values of their own types under names: JSON lines, Parquet, and prepared data of TensorFlow Datasets."""
+
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from bert_jax.command import UserError
+from bert_jax.data.prepared import open_prepared
+from bert_jax.stores import first_line
+from bert_jax.tasks.reading.columns import Column
+from bert_jax.tasks.reading.lines import check_file, numbered_lines
+
+# Line (or row) and values of each record, which columns are there, and the names of classes by column.
+Stored = tuple[list[tuple[int, tuple[Any, ...]]], tuple[bool, ...], tuple[tuple[str, ...], ...]]
+
+
+def json_records(path: Path, columns: Sequence[Column]) -> Stored:
+    """Of a file with a JSON object a line; blank lines are passed over, other fields left out.
+
+    A column is there when any object has it; then an object without it has None. Raises UserError for a line that is
+    no JSON object and for a required column that an object lacks.
+    """
+    rows = []
+    for number, line in numbered_lines(path):
+        if not line.strip():
+            continue
+        try:
+            found = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise UserError(f"{path} line {number} is not JSON ({first_line(error)}). Mend the line") from error
+        if not isinstance(found, dict):
+            raise UserError(f"{path} line {number} is no JSON object. Give an object with the columns as its keys")
+        for column in columns:
+            if column.required and column.name not in found:
+                _missing(f"{path} line {number}", column, found)
+        rows.append((number, tuple(found.get(column.name) for column in columns), found.keys()))
+    if not rows:
+        raise UserError(f"{path} is empty. Give a file with one example a line")
+    present = tuple(any(column.name in keys for _, _, keys in rows) for column in columns)
+    return [(number, values) for number, values, _ in rows], present, ((),) * len(columns)
+
+
+def parquet_records(path: Path, columns: Sequence[Column]) -> Stored:
+    """Of a Parquet file. Classes have names where Hugging Face's `datasets` wrote the file and its schema tells them.
+
+    Raises UserError for a file that is no Parquet or damaged, and for a required column that is not there.
+    """
+    check_file(path)
+    try:
+        schema = pq.read_schema(path)
+        present = _present(str(path), columns, schema.names)
+        read = [column.name for column, there in zip(columns, present, strict=True) if there]
+        table = pq.read_table(path, columns=sorted(set(read)))
+    except (pa.ArrowException, OSError) as error:
+        what = first_line(error)
+        raise UserError(f"{path} is no Parquet file, or damaged ({what}). Make or fetch it again") from error
+    features = _features(schema)
+    class_names = tuple(tuple(features.get(column.name, {}).get("names") or ()) for column in columns)
+    values = [
+        table.column(column.name).to_pylist() if there else [None] * table.num_rows
+        for column, there in zip(columns, present, strict=True)
+    ]
+    if not table.num_rows:
+        raise UserError(f"{path} has no rows. Give a file with one example a row")
+    return list(enumerate(zip(*values, strict=True), start=1)), present, class_names
+
+
+def prepared_records(address: str, columns: Sequence[Column]) -> Stored:
+    """Of a split that TensorFlow Datasets has prepared (bert_jax/data/prepared.py), read without TensorFlow.
+
+    Raises UserError for what is not prepared, damaged, and for a required column that is not there.
+    """
+    builder, split = open_prepared(address)
+    features = builder.info.features
+    present = _present(address, columns, list(features))
+    class_names = tuple(
+        tuple(getattr(features[column.name], "names", None) or ()) if there else ()
+        for column, there in zip(columns, present, strict=True)
+    )
+    try:
+        rows = [
+            (
+                number,
+                tuple(
+                    _plain(example[column.name]) if there else None
+                    for column, there in zip(columns, present, strict=True)
+                ),
+            )
+            for number, example in enumerate(builder.as_data_source(split), start=1)
+        ]
+    except Exception as error:  # TFDS has no kind of its own for a file that is gone or damaged
+        raise UserError(f"{address} cannot be read ({first_line(error)}). Prepare it again") from error
+    if not rows:
+        raise UserError(f"{address} has no examples. Name another split")
+    return rows, present, class_names
+
+
+def _present(where: str, columns: Sequence[Column], names: Iterable[str]) -> tuple[bool, ...]:
+    there = set(names)
+    for column in columns:
+        if column.required and column.name not in there:
+            _missing(where, column, names)
+    return tuple(column.name in there for column in columns)
+
+
+def _missing(where: str, column: Column, names: Iterable[str]) -> None:
+    raise UserError(
+        f"{where} has no column {column.name!r}; its columns are: {', '.join(names)}. "
+        f"Change --config.task.{column.role}"
+    )
+
+
+def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
+    """What `datasets` wrote of each column into the schema; nothing where it wrote nothing that is understood."""
+    try:
+        told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = told.get("info", {}).get("features", {})
+        return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
+    except (ValueError, AttributeError):
+        return {}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.decode()
+    return value.item() if isinstance(value, np.generic) else value

@@ -1,0 +1,269 @@
+"""Tables of every kind: what a record holds, labels that are numbers or held back, and which line a mistake is in."""
+
+import csv
+import gzip
+import io
+import json
+import lzma
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from array_record.python.array_record_module import ArrayRecordWriter
+
+from bert_jax.command import UserError
+from bert_jax.config import TaskConfig
+from bert_jax.tasks import reading, table
+from bert_jax.tasks.reading import Column, Columns
+
+OWN = Columns("text", "", "label")
+# Commas, quotes, tabs and line ends inside, a mark of byte order's own character, and what only splitlines ends.
+TEXTS = ["plain", "with, comma", 'so "quoted"', "two\nlines", "a\ttab", "one\u2028line", " spaces ", "", "über"]
+
+
+def own_rows() -> list[dict[str, str]]:
+    return [{"id": str(n), "text": text, "label": "yn"[n % 2]} for n, text in enumerate(TEXTS)]
+
+
+def write_csv(path: Path, rows: list[dict[str, str]], compress=bytes, mark: str = "") -> Path:
+    stream = io.StringIO(newline="")
+    writer = csv.DictWriter(stream, list(rows[0]))  # RFC 4180: quoted where needed, lines end in CR LF
+    writer.writeheader()
+    writer.writerows(rows)
+    path.write_bytes(compress((mark + stream.getvalue()).encode()))
+    return path
+
+
+def write_jsonl(path: Path, rows: list[dict], compress=bytes) -> Path:
+    path.write_bytes(compress("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()))
+    return path
+
+
+def write_parquet(path: Path, rows: list[dict], classes: list[str] | None = None) -> Path:
+    found = pa.Table.from_pylist(rows)
+    if classes:  # as `datasets` writes it
+        told = {"info": {"features": {"label": {"names": classes, "_type": "ClassLabel"}}}}
+        found = found.replace_schema_metadata({"huggingface": json.dumps(told)})
+    pq.write_table(found, path)
+    return path
+
+
+def zstd(content: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+COMPRESS = {"": bytes, ".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstd}
+
+
+@pytest.mark.parametrize("compression", COMPRESS)
+def test_csv_and_jsonl_read_alike_plain_and_compressed(tmp_path: Path, compression: str) -> None:
+    compress = COMPRESS[compression]
+    files = [
+        write_csv(tmp_path / f"a.csv{compression}", own_rows(), compress, "\ufeff"),
+        write_jsonl(tmp_path / f"a.jsonl{compression}", own_rows(), compress),
+    ]
+    for path in files:
+        split = reading.read_table(path, OWN, label_required=True)
+        assert [item.text for item in split.items] == TEXTS, path
+        assert [item.label for item in split.items] == [row["label"] for row in own_rows()]
+        assert split.labelled and split.left_out == 0
+
+
+def test_csv_equals_what_python_reads_of_it_and_tells_the_line_a_record_ends_on(tmp_path: Path) -> None:
+    path = write_csv(tmp_path / "a.csv", own_rows())
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        wanted = [(row["text"], reader.line_num) for row in reader]
+    split = reading.read_table(path, OWN, label_required=True)
+    assert [(item.text, item.line) for item in split.items] == wanted
+
+
+def test_parquet_reads_as_jsonl_does(tmp_path: Path) -> None:
+    rows = [{"text": text, "label": n % 3} for n, text in enumerate(TEXTS)]
+    stored = reading.read_table(write_parquet(tmp_path / "a.parquet", rows), OWN, label_required=True)
+    lines = reading.read_table(write_jsonl(tmp_path / "a.jsonl", rows), OWN, label_required=True)
+    assert stored.items == tuple(item._replace(line=n) for n, item in enumerate(lines.items, start=1))
+    assert [item.label for item in stored.items] == [str(n % 3) for n in range(len(TEXTS))]
+
+
+def labels_of(path: Path, labels: tuple[str, ...] = ()) -> list[str | None]:
+    return [item.label for item in reading.read_table(path, OWN, True, labels).items]
+
+
+def test_a_number_is_the_class_of_its_place_where_names_are_known(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
+    bare = write_parquet(tmp_path / "bare.parquet", rows)
+    named = write_parquet(tmp_path / "named.parquet", rows, ["bad", "good"])
+    assert labels_of(bare) == ["1", "0"]
+    assert labels_of(bare, ("no", "yes")) == ["yes", "no"]
+    assert labels_of(named) == ["good", "bad"]
+    assert labels_of(named, ("0", "1")) == ["1", "0"]
+    assert labels_of(named, ("no", "yes")) == ["yes", "no"]  # the file's own names are others
+    assert labels_of(write_jsonl(tmp_path / "b.jsonl", [{"text": "a", "label": True}])) == ["true"]
+    assert labels_of(tmp_path / "b.jsonl", ("0", "1")) == ["1"]
+    assert labels_of(write_jsonl(tmp_path / "f.jsonl", [{"text": "a", "label": 3.0}, {"text": "b", "label": 2.5}])) == [
+        "3",
+        "2.5",
+    ]
+    assert labels_of(write_jsonl(tmp_path / "m.jsonl", [{"text": "a", "label": -1}, {"text": "b", "label": 1}])) == [
+        "-1",
+        "1",
+    ]
+
+
+@pytest.mark.parametrize("held_back", [None, -1])
+def test_labels_that_are_held_back_are_none(tmp_path: Path, held_back: int | None) -> None:
+    rows = [{"text": "a", "label": held_back}, {"text": None, "label": held_back}]
+    path = write_jsonl(tmp_path / "test.jsonl", rows)
+    split = reading.read_table(path, OWN, label_required=False)
+    assert not split.labelled and split.items == (("a", None, None, 1), ("", None, None, 2))
+    with pytest.raises(UserError, match=r"test.jsonl has no labels: column 'label' holds null or -1 throughout"):
+        reading.read_table(path, OWN, label_required=True)
+    without = write_jsonl(tmp_path / "bare.jsonl", [{"text": "a"}])
+    assert not reading.read_table(without, OWN, label_required=False).labelled
+
+
+def test_records_hold_whatever_a_file_has(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"a": [1, 2], "b": {"c": 3}}, {"a": None}])
+    found = reading.read_records(
+        path, [Column("b", "text", required=False), Column("a", "label"), Column("z", "x", False)]
+    )
+    assert found.records == [(1, ({"c": 3}, [1, 2], None)), (2, (None, None, None))]
+    assert found.present == (True, True, False)
+
+
+def test_ragged_lines_are_left_out_and_counted_where_a_task_allows_them(tmp_path: Path) -> None:
+    path = tmp_path / "train.tsv"
+    path.write_text("text\tlabel\na\tx\nbroken\n\there\tx\nb\ty\n")
+    found = reading.read_table(path, OWN, True, ragged_lines=True)
+    assert [item.text for item in found.items] == ["a", "b"] and found.left_out == 2
+
+
+JSONL, CSV = "a.jsonl", "a.csv"
+MISTAKES = {
+    "not JSON": (JSONL, b'{"text": "a", "label": 1}\n{"text": \n', r"a.jsonl line 2 is not JSON"),
+    "no object": (JSONL, b'["a", 1]\n', "line 1 is no JSON object"),
+    "no such field": (
+        JSONL,
+        b'{"review": "a", "label": 1}\n',
+        "line 1 has no column 'text'; its columns are: review, label",
+    ),
+    "a label missing": (JSONL, b'{"text": "a", "label": 1}\n\n{"text": "b", "label": null}\n', "line 3 has no label"),
+    "label of no kind": (JSONL, b'{"text": "a", "label": [1]}\n', r"line 1: \[1\] is no label"),
+    "text of no kind": (JSONL, b'{"text": 7, "label": 1}\n', "line 1: column 'text' holds 7 where a text was wanted"),
+    "empty JSON": (JSONL, b"\n", "a.jsonl is empty"),
+    "ragged CSV": (CSV, b'text,label\n"a\nb",1\nc\n', "a.csv line 4 has 1 fields, the first line has 2.*quoted"),
+    "an open quote": (CSV, b'text,label\na,1\n"b,2\nc,3\n', "a.csv line 3 is not CSV"),
+    "text after a quote": (CSV, b'text,label\n"a"b,1\n', "a.csv line 2 is not CSV.*doubled"),
+    "no such column": (CSV, b"review,label\na,1\n", "no column 'text'; its columns are: review, label"),
+    "not Parquet": ("a.parquet", b"text,label\n", "a.parquet is no Parquet file, or damaged"),
+    "damaged zst": ("a.csv.zst", b"(\xb5/\xfd garbage", "a.csv.zst is cut short or damaged"),
+    "no such data": ("", b"", r"tfds:glue/mrpc: not prepared here .*TFDS_DATA_DIR"),
+}
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_told_with_file_and_line(tmp_path: Path, mistake: str) -> None:
+    name, content, message = MISTAKES[mistake]
+    path = tmp_path / name if name else Path("tfds:glue/mrpc")
+    if name:
+        path.write_bytes(content)
+    with pytest.raises(UserError, match=message) as caught:
+        reading.read_table(path, OWN, label_required=True)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_parquet_column_that_is_not_there_is_told(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", [{"review": "a", "stars": 1}])
+    with pytest.raises(UserError, match=r"a.parquet has no column 'text'; its columns are: review, stars. .*task.text"):
+        reading.read_table(path, OWN, label_required=True)
+
+
+def write_prepared(folder: Path, splits: dict[str, list[dict]], classes: list[str]) -> None:
+    """Pairs of glue/mrpc as TensorFlow Datasets prepares them with --file_format=array_record."""
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    folder.mkdir(parents=True)
+    template = tfds.core.ShardedFileTemplate(data_dir=folder, dataset_name="glue", filetype_suffix="array_record")
+    infos = []
+    for name, rows in splits.items():
+        info = tfds.core.SplitInfo(
+            name=name, shard_lengths=[len(rows)], num_bytes=1, filename_template=template.replace(split=name)
+        )
+        writer = ArrayRecordWriter(str(info.filepaths[0]), "group_size:1")
+        for row in rows:
+            example = tf_example_pb2.Example()
+            for key in ("sentence1", "sentence2"):
+                example.features.feature[key].bytes_list.value.append(row[key].encode())
+            for key in ("label", "idx"):
+                example.features.feature[key].int64_list.value.append(row[key])
+            writer.write(example.SerializeToString())
+        writer.close()
+        infos.append(info)
+    text = tfds.features.Text
+    features = {
+        "sentence1": text(),
+        "sentence2": text(),
+        "idx": np.int32,
+        "label": tfds.features.ClassLabel(names=classes),
+    }
+    identity = tfds.core.DatasetIdentity(
+        name="glue", config_name="mrpc", version=tfds.core.Version("2.0.0"), data_dir=str(folder), module_name=""
+    )
+    information = tfds.core.DatasetInfo(builder=identity, features=tfds.features.FeaturesDict(features))
+    information.set_file_format(tfds.core.FileFormat.ARRAY_RECORD)
+    information.set_splits(tfds.core.SplitDict(infos))
+    information.write_to_directory(folder)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_prepared_data_of_tensorflow_datasets_are_read_as_a_named_task_and_as_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"sentence1": f"über {n}", "sentence2": f"b {n}", "label": n % 2, "idx": n} for n in range(5)]
+    unlabelled = [row | {"label": -1} for row in rows]
+    classes = ["not_equivalent", "equivalent"]
+    write_prepared(tmp_path / "glue/mrpc/2.0.0", {"train": rows, "validation": rows[:3], "test": unlabelled}, classes)
+    monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
+    for data_dir in ("tfds:", "tfds:glue/mrpc", "tfds:glue/mrpc:2.0.0", f"tfds:{tmp_path}/glue/mrpc/2.0.0"):
+        task, files = table.resolve(TaskConfig(name="mrpc", data_dir=data_dir))
+        found = {split: table.read(task, path, label_required=split != "test") for split, path in files.items()}
+        assert {split: (len(part.items), part.labelled) for split, part in found.items()} == {
+            "train": (5, True),
+            "dev": (3, True),
+            "test": (5, False),
+        }
+        assert found["train"].items[1] == ("über 1", "b 1", "1", 2)  # by the task's labels
+    own = TaskConfig(train="tfds:glue/mrpc:train[:40%]", text="sentence1", label="label")
+    task, files = table.resolve(own)
+    assert [item.label for item in table.read(task, files["train"]).items] == classes  # by its own names
+    with pytest.raises(UserError, match=r"no column 'review'; its columns are: .*sentence1.*task.text"):
+        reading.read_table(files["train"], Columns("review", "", "label"), label_required=True)
+    with pytest.raises(UserError, match=r"no split dev; there is: .*validation"):
+        reading.read_table(Path("tfds:glue/mrpc:dev"), OWN, label_required=True)
+    with pytest.raises(UserError, match="TensorFlow Datasets has no ewt"):
+        table.resolve(TaskConfig(name="ewt", data_dir="tfds:"))
+
+
+def test_a_clone_of_a_hugging_face_data_set_is_found_by_its_own_names(tmp_path: Path) -> None:
+    folder = tmp_path / "glue" / "mnli"
+    folder.mkdir(parents=True)
+    for name in ("train", "validation_matched", "validation_mismatched", "test_matched"):
+        rows = [{"premise": "a", "hypothesis": name, "label": -1 if name.startswith("test") else 2, "idx": 0}]
+        write_parquet(folder / f"{name}-00000-of-00001.parquet", rows, ["entailment", "neutral", "contradiction"])
+    task, files = table.resolve(TaskConfig(name="mnli", data_dir=str(tmp_path)))
+    assert list(files) == ["train", "dev", "dev_mismatched", "test"]
+    found = [table.read(task, path, label_required=False).items[0] for path in files.values()]
+    assert [(item.text_pair, item.label) for item in found] == [
+        ("train", "contradiction"),
+        ("validation_matched", "contradiction"),
+        ("validation_mismatched", "contradiction"),
+        ("test_matched", None),
+    ]
