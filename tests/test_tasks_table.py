@@ -8,7 +8,7 @@ import pytest
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
 from bert_jax.tasks import table
-from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.kinds import kind_of, schemes
 
 # Two lines of each published file, headers where they have them; test files carry no labels.
 GLUE_FILES = {
@@ -222,11 +222,9 @@ def test_real_files_have_their_published_sizes(bert_jax_data: Path, name: str) -
 
 
 def test_conll_2003_holds_its_published_entities(bert_jax_data: Path) -> None:
-    from bert_jax.tasks.kinds.tagging import iob2
-
     task, files = table.resolve(TaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
     found = {
-        split: sum(tag.startswith("B-") for item in table.read(task, path).items for tag in iob2(item.tags))
+        split: sum(len(schemes.entities(item.tags)) for item in table.read(task, path).items)
         for split, path in files.items()
     }
     assert found == {"train": 23_499, "dev": 5_942, "test": 5_648}

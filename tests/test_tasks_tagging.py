@@ -1,21 +1,26 @@
 """Tagging: one guess for every word, entity tags, the baseline."""
 
+import itertools
 import math
 from dataclasses import replace
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import softmax
 from tokenizer_kinds import byte_pairs
 
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import baseline
-from bert_jax.tasks.example import Sentence, Split
+from bert_jax.tasks.example import Sentence, Split, TaskBatch
 from bert_jax.tasks.inputs import Record
-from bert_jax.tasks.kinds import tagging
 from bert_jax.tasks.kinds.tagging import TagAnswer, Tagging, TagRows
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
@@ -56,8 +61,102 @@ def test_the_tag_stands_on_the_first_piece_of_each_word(letters: Tokenizer) -> N
     batch = rows.batch(np.array([0, 1]), 8)
     assert letters.tokens(batch.input_ids[0]) == ["[CLS]", "c", "##a", "##t", "i", "##s", "[SEP]", "[PAD]"]
     assert batch.label_weights.tolist() == [[0, 1, 0, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
-    assert batch.labels[0, [1, 4]].tolist() == [2, 1]
-    assert batch.labels[1, 1] == 0
+    assert batch.labels.tags[0, [1, 4]].tolist() == [2, 1]
+    assert batch.labels.tags[1, 1] == 0
+    assert batch.labels.words.tolist() == [[0, 1, 1, 1, 2, 2, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
+
+
+def test_all_pieces_of_a_word_learn_its_tag(letters: Tokenizer) -> None:
+    task = replace(TASK, label_subwords="all")
+    rows = KIND.encode(task, split_of([("cat", "X"), ("is", "V")], [("a", "N")]), letters)
+    batch = rows.batch(np.array([0, 1]), 8)
+    assert batch.labels.tags[0].tolist() == [0, 2, 2, 2, 1, 1, 0, 0]
+    assert batch.label_weights.tolist() == [[0, 1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
+    unlabelled = KIND.encode(task, replace(rows.split, labelled=False), letters).batch(np.array([0]), 8)
+    assert not unlabelled.label_weights.any()
+    np.testing.assert_array_equal(unlabelled.labels.words, batch.labels.words[:1])
+
+
+def answers_of(task: Task, rows: TagRows, logits: np.ndarray, crf: dict | None = None) -> list[TagAnswer]:
+    """What the objective answers where the head says so; crf: the chain's parameters."""
+    objective, batch = KIND.objective(task), rows.batch(np.arange(rows.count), logits.shape[1])
+    model = ModelConfig(vocab_size=60, layers=1, width=8, heads=1, feed_forward=4, max_positions=16)
+    wanted = abstract_params(model, objective.heads)
+    params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), wanted) | ({"crf": crf} if crf else {})
+
+    @jax.jit
+    def answer(params: dict, logits: jax.Array, batch: TaskBatch) -> TagAnswer:
+        return objective.answers(bind(model, objective.heads, params, Runtime()), logits, batch)
+
+    found = jax.device_get(answer(params, logits.astype(np.float32), batch))
+    return [TagAnswer(*row) for row in zip(*found, strict=True)]
+
+
+@pytest.mark.parametrize("decode", ["first", "mean"])
+def test_a_word_is_decoded_from_its_first_piece_or_from_the_mean_of_all(letters: Tokenizer, decode: str) -> None:
+    task = replace(TASK, label_subwords="all", decode=decode)
+    rows = KIND.encode(task, split_of([("ab", "X"), ("c", "V")], [("def", "N")]), letters)
+    logits = np.random.default_rng(0).normal(size=(2, 8, 3))
+    shares = softmax(logits, axis=-1)
+    wanted = [shares[0, 1], shares[0, 3], shares[1, 1]]
+    if decode == "mean":
+        wanted = [shares[0, 1:3].mean(axis=0), shares[0, 3], shares[1, 1:4].mean(axis=0)]
+    told = KIND.predictions(task, rows, answers_of(task, rows, logits))
+    assert [tag for said in told for tag in said["tags"]] == [TASK.labels[word.argmax()] for word in wanted]
+    assert [score for said in told for score in said["tag_scores"]] == pytest.approx([word.max() for word in wanted])
+
+
+def test_a_chain_guesses_the_best_path_and_tells_its_marginals(letters: Tokenizer) -> None:
+    task = Task("own", "tagging", ("O", "B-X", "I-X"), max_length=12, metrics=("f1",), crf=True)
+    split = replace(split_of([("ab", "O"), ("c", "O"), ("de", "O")]), labelled=False)
+    rows = KIND.encode(task, split, letters)
+    draw = np.random.default_rng(2)
+    chain = {"transitions": draw.normal(size=(3, 3)), "start": draw.normal(size=3), "end": draw.normal(size=3)}
+    logits = draw.normal(size=(1, 12, 3))
+    scores = {}
+    for path in itertools.product(range(3), repeat=3):
+        moves = sum(chain["transitions"][pair] for pair in itertools.pairwise(path))
+        scores[path] = chain["start"][path[0]] + moves + chain["end"][path[-1]] + logits[0, [1, 3, 4], path].sum()
+    best = max(scores, key=scores.__getitem__)
+    crf = {name: value.astype(np.float32) for name, value in chain.items()}
+    (told,) = KIND.predictions(task, rows, answers_of(task, rows, logits, crf))
+    assert told["tags"] == [task.labels[tag] for tag in best]
+    total = sum(np.exp(score) for score in scores.values())
+    for place, (tag, score) in enumerate(zip(best, told["tag_scores"], strict=True)):
+        through = sum(np.exp(other) for path, other in scores.items() if path[place] == tag)
+        assert score == pytest.approx(through / total, rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"decode": "mean"}, "add --config.task.label_subwords=all"),
+        ({"crf": True, "label_subwords": "all"}, "first pieces; leave out task.label_subwords=all"),
+        ({"label_subwords": "last"}, "task.label_subwords is 'last'; use one of: first, all"),
+        ({"kind": "classification", "crf": True}, "are for tagging, not for classification"),
+    ],
+)
+def test_options_that_do_not_go_together_are_told(options: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        replace(TASK, **options)
+
+
+@pytest.mark.parametrize("labels", [("O", "B-X", "I-X"), ("O", "B-X", "I-X", "E-X", "S-X")])
+def test_a_file_in_another_scheme_is_learnt_in_that_of_the_labels(letters: Tokenizer, labels: tuple[str, ...]) -> None:
+    task = Task("own", "tagging", labels, max_length=16, metrics=("f1",))
+    files = [
+        ("I-X", "I-X", "O", "I-X", "B-X", "I-X"),
+        ("B-X", "I-X", "O", "B-X", "B-X", "I-X"),
+        ("B-X", "E-X", "O", "S-X", "B-X", "E-X"),
+    ]
+    found = []
+    for tags in files:
+        rows = KIND.encode(task, split_of(list(zip("abcdef", tags, strict=True))), letters)
+        found.append([task.labels[number] for number in rows.labels[rows.word_starts]])
+        assert KIND.counts(rows) == {"words": 6, "irregular_tags": 0}
+    assert found == [list(files[1] if len(labels) == 3 else files[2])] * 3
+    broken = KIND.encode(task, split_of([("a", "B-X"), ("b", "O"), ("c", "I-X"), ("d", "O")], [("e", "B-X")]), letters)
+    assert KIND.counts(broken)["irregular_tags"] == 1
 
 
 def test_words_of_byte_level_bpe_have_the_space_before_them(tmp_path: Path) -> None:
@@ -97,7 +196,7 @@ def test_every_word_is_guessed_exactly_once(letters: Tokenizer, texts: list[list
         room = max_length - 2
         assert size == min(len(pieces), room)
         assert batch.input_ids[row, slot : slot + min(len(pieces), room)].tolist() == list(pieces[:room])
-        assert batch.labels[row, slot] == len(word) % 3 and batch.label_weights[row, slot] == 1
+        assert batch.labels.tags[row, slot] == len(word) % 3 and batch.label_weights[row, slot] == 1
     truth = np.array([len(word) % 3 for word in flat])
     assert measure(TASK, rows, truth) == {"accuracy": 1.0}
     assert measure(TASK, rows, (truth + 1) % 3) == {"accuracy": 0.0}
@@ -107,16 +206,6 @@ def test_a_row_never_holds_words_of_two_sentences(letters: Tokenizer) -> None:
     rows = KIND.encode(TASK, split_of([("a", "X")] * 7, [("b", "X")]), letters)
     assert rows.lengths.tolist() == [8, 3, 3]
     assert rows.sentence_offsets.tolist() == [0, 7, 8]
-
-
-def test_iob1_becomes_iob2() -> None:
-    iob1 = ("I-ORG", "O", "I-PER", "I-PER", "B-PER", "I-LOC", "I-LOC", "O")
-    assert tagging.iob2(iob1) == ("B-ORG", "O", "B-PER", "I-PER", "B-PER", "B-LOC", "I-LOC", "O")
-
-
-def test_iob2_stays_as_it_is() -> None:
-    tags = ("B-ORG", "I-ORG", "O", "B-PER", "B-PER", "I-PER", "B-LOC")
-    assert tagging.iob2(tags) == tags == tagging.iob2(tagging.iob2(tags))
 
 
 def test_a_training_file_of_entities_closes_the_set_of_tags() -> None:

@@ -145,6 +145,9 @@ class TaskConfig:
     pooling: str = ""
     class_weights: str = ""  # of the loss: balanced, or LABEL=WEIGHT,... (labels that are not named weigh 1)
     label_smoothing: float = 0.0  # the share of the uniform distribution in the truth, as 0.1
+    label_subwords: str = ""  # which pieces of a word learn its tag: first, all; empty: first
+    decode: str = ""  # what a word's tag is read from: first (its first piece), mean (of all its pieces); empty: first
+    crf: bool = False  # tags of words depend on those beside them (a linear chain)
 
 
 @dataclass(frozen=True)

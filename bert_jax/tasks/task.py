@@ -28,6 +28,9 @@ class Task:
     class_weights: str = ""  # balanced, or LABEL=WEIGHT,...; empty: each class weighs 1 in the loss
     class_weight_values: tuple[float, ...] = ()  # what came of it on the training file, by label id
     label_smoothing: float = 0.0  # the share of the uniform distribution in the truth (Szegedy et al. 2016, section 7)
+    label_subwords: str = "first"  # which pieces of a word learn its tag: first, all (kinds/tagging.py)
+    decode: str = "first"  # what a word's tag is read from: its first piece, or the mean of all its pieces
+    crf: bool = False  # tags depend on those beside them
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -42,6 +45,17 @@ class Task:
             raise UserError(f"task.label_smoothing is {self.label_smoothing}; use 0 (none) or a share below 1, as 0.1")
         if self.label_smoothing and self.kind != "classification":
             raise UserError(f"task.label_smoothing is for classification, not for {self.kind}; leave it out")
+        _one_of("task.label_subwords", self.label_subwords, ("first", "all"))
+        _one_of("task.decode", self.decode, ("first", "mean"))
+        if self.decode == "mean" and self.label_subwords == "first":
+            raise UserError(
+                "task.decode=mean reads all pieces of a word, of which task.label_subwords=first trains the first "
+                "only; add --config.task.label_subwords=all"
+            )
+        if self.crf and self.label_subwords == "all":
+            raise UserError("task.crf runs over the words' first pieces; leave out task.label_subwords=all")
+        if self.kind != "tagging" and (self.crf, self.label_subwords, self.decode) != (False, "first", "first"):
+            raise UserError(f"task.label_subwords, task.decode and task.crf are for tagging, not for {self.kind}")
 
     @property
     def pooled(self) -> bool:
@@ -62,3 +76,8 @@ class Task:
     def classes(self) -> int:
         """Width of the head: 1 for regression."""
         return 1 if self.kind == "regression" else len(self.labels)
+
+
+def _one_of(field_name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(f"{field_name} is {value!r}; use one of: {', '.join(known)}")

@@ -39,6 +39,11 @@ class WordRows(TaskRows):
     word_sizes: Int64[np.ndarray, "W"]
     sentence_offsets: Int64[np.ndarray, "K"]
 
+    @property
+    def word_starts(self) -> Int64[np.ndarray, "W"]:
+        """Where each word starts in the N tokens."""
+        return self.offsets[self.word_rows] + self.word_slots
+
 
 def encode_words(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_length: int) -> EncodedWords:
     """One row a sentence, [CLS] pieces [SEP].

@@ -1,6 +1,6 @@
-"""Tags of words: encoding in windows, entity tags, loss, metrics."""
+"""Tags of words: which pieces learn them, how a word's tag is decoded, loss, metrics."""
 
-import re
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -10,15 +10,15 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int32, Integer
-from seqeval.metrics.sequence_labeling import get_entities
+from jaxtyping import Array, Float, Float32, Int, Int32, Integer
 
 from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
-from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows
+from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows, spans
 from bert_jax.tasks.inputs import Record, words_of
+from bert_jax.tasks.kinds import schemes
 from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.labels import check_label
 from bert_jax.tasks.metrics import tagging_metrics
@@ -27,14 +27,23 @@ from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.words import WordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import Sums, classification_sums
+from bert_jax.train.losses import Sums, chain_sums, classification_sums
 
-# Outside, or inside a typed entity: IOB1, IOB2 (BIO) and IOBES.
-ENTITY_TAG = re.compile(r"O|[BIES]-.+")
+HIGHEST = jax.lax.Precision.HIGHEST
 
 
 class Tagging(Kind):
-    """A tag for every word."""
+    """A tag for every word.
+
+    task.label_subwords  which pieces of a word learn its tag: `first` (Devlin et al. 2019, section 5.3) or `all`
+                         (Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Sequence Labeling")
+    task.decode          what a word's tag is read from: the distribution over tags at its first piece, or the `mean`
+                         of the distributions at all its pieces. Of probabilities, not of their logarithms: so does
+                         aggregation_strategy="average" of Hugging Face's pipeline, and an export then guesses the
+                         same; nor can one piece that is sure veto all the others
+    task.crf             whether the tags of a row are guessed together, by a linear chain over the words' first
+                         pieces (Lample et al. 2016)
+    """
 
     def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
         if task.name == "ewt" or reading.kind_of_file(path) == "conllu":
@@ -52,43 +61,58 @@ class Tagging(Kind):
     def complete(self, task: Task, train: Split[Sentence]) -> Task:
         """The task with the labels and metrics that its training file implies, where it names none.
 
-        Tags that all look like O, B-X, I-X mark entities: their set is closed (B-X and I-X for each type X) and they
-        are measured by entity. Raises UserError for fewer than two tags.
+        Tags that all look like O, B-X, I-X, E-X, S-X mark entities: their set is closed (all marks of the scheme for
+        each type X) and they are measured by entity. Raises UserError for fewer than two tags.
         """
         if not task.labels:
             found = {tag for sentence in train.items for tag in sentence.tags or ()}
             if len(found) < 2:
                 raise UserError(f"{train.path}: every tag is {found.pop()!r}; is task.label the right column?")
-            if marks_entities(found):
-                types = {tag[2:] for tag in found if tag != "O"}
-                found |= {"O"} | {f"{mark}-{name}" for name in types for mark in "BI"}
+            if schemes.marks_entities(found):
+                found = schemes.closed_set(found)
             task = replace(task, labels=tuple(sorted(found, key=lambda tag: (tag != "O", tag))))
         return replace(task, metrics=task.metrics or self.default_metrics(task))
 
     def default_metrics(self, task: Task) -> tuple[str, ...]:
         """What a task that names no metrics is measured by: entities where its tags mark them."""
-        return ("f1", "precision", "recall", "accuracy") if marks_entities(task.labels) else ("accuracy",)
+        return ("f1", "precision", "recall", "accuracy") if schemes.marks_entities(task.labels) else ("accuracy",)
 
     def encode(self, task: Task, split: Split[Sentence], tokenizer: Tokenizer) -> "TagRows":
-        """Rows of words (words.encode_words); the tag stands on the first piece of each word, other slots weigh 0."""
+        """Rows of words (words.encode_words); pieces that learn a tag weigh 1, other slots 0.
+
+        Entity tags are learnt in the scheme of the task's labels, in whichever the file is written; one that cannot
+        follow is read as conlleval reads it (schemes.entities), and counted.
+        """
         encoded = encode_words([sentence.words for sentence in split.items], tokenizer, task.max_length)
         labels, weights = np.zeros(len(encoded.input_ids), np.int32), np.zeros(len(encoded.input_ids), np.float32)
+        irregular = 0
         if split.labelled:
-            labels[encoded.starts] = _label_ids(task, split)
-            weights[encoded.starts] = 1
-        return TagRows(**encoded._asdict(), labels=labels, label_weights=weights, pad_id=tokenizer.pad_id, split=split)
+            learning = encoded.word_sizes if task.label_subwords == "all" else np.ones_like(encoded.word_sizes)
+            labels[spans(encoded.starts, learning)] = np.repeat(_label_ids(task, split), learning)
+            weights[spans(encoded.starts, learning)] = 1
+            if schemes.marks_entities(task.labels):
+                irregular = schemes.irregular_tags([sentence.tags or () for sentence in split.items])
+        return TagRows(
+            **encoded._asdict(),
+            labels=labels,
+            label_weights=weights,
+            irregular_tags=irregular,
+            pad_id=tokenizer.pad_id,
+            split=split,
+        )
 
     def counts(self, rows: TaskRows) -> dict[str, int]:
+        """words, and irregular_tags: how many cannot follow the one before them (schemes.irregular_tags)."""
         assert isinstance(rows, TagRows)
-        return {"words": len(rows.word_rows)}
+        return {"words": len(rows.word_rows), "irregular_tags": rows.irregular_tags}
 
     def objective(self, task: Task) -> TaskObjective:
-        return TagObjective(task.classes)
+        return TagObjective(task.classes, task.decode, task.crf)
 
     def measure(self, task: Task, rows: TaskRows, answers: Sequence["TagAnswer"]) -> dict[str, float]:
         """From the guessed tag of each slot."""
         assert isinstance(rows, TagRows)
-        truth = rows.labels[rows.offsets[rows.word_rows] + rows.word_slots]
+        truth = rows.labels[rows.word_starts]
         return tagging_metrics(task.metrics, _sentences(task, rows, truth), guessed_tags(task, rows, answers))
 
     def predictions(self, task: Task, rows: TaskRows, answers: Sequence["TagAnswer"]) -> list[dict[str, Any]]:
@@ -103,40 +127,61 @@ class Tagging(Kind):
             one = {"words": list(item.words), "tags": tags, "tag_scores": scores[start:end].tolist()}
             if item.offsets is not None:
                 one["offsets"] = [list(place) for place in item.offsets]
-            if marks_entities(task.labels):
+            if schemes.marks_entities(task.labels):
                 one["entities"] = told_entities(item, tags, one["tag_scores"])
             told.append(one)
         return told
 
 
+class TagLabels(NamedTuple):
+    """What TaskBatch.labels holds."""
+
+    tags: Any  # i32[B,T]
+    words: Any  # i32[B,T]: which word of its row a piece is of, from 1, labelled or not; 0: none
+
+
 class TagAnswer(NamedTuple):
-    """What is guessed at each slot of a row."""
+    """What is guessed of the word that starts in each slot of a row."""
 
     tags: Any  # i32[T]: ids
-    scores: Any  # f32[T]: their probabilities
+    scores: Any  # f32[T]: their probabilities; with a CRF, of all paths with this tag here
 
 
 @dataclass(frozen=True)
 class TagObjective(TaskObjective):
-    """Cross-entropy of the words' tags, each at the first piece of its word (Devlin et al. 2019, section 5.3)."""
+    """Cross-entropy of the tags of the pieces that learn one (Devlin et al. 2019, section 5.3).
+
+    With crf, minus the log-likelihood of the tags of a row's words (Lample et al. 2016, section 2.2).
+    """
 
     tags: int
+    decode: str = "first"
+    crf: bool = False
 
     @property
     def heads(self) -> Heads:
-        return Heads(tags=self.tags)
+        return Heads(tags=self.tags, crf=self.crf)
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T C"]:
         """Logits of tags by slot."""
         return model.tag_logits(model.encode(batch, dropout_key).last, dropout_key)
 
     def sums_of(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Sums:
-        loss, correct = classification_sums(outputs, batch.labels, batch.label_weights)
+        tags, weights = batch.labels.tags, batch.label_weights
+        if self.crf:
+            loss, correct = chain_sums(model.crf, outputs, tags, weights, batch.sequence_ids)
+        else:
+            loss, correct = classification_sums(outputs, tags, weights)
         return {"task_loss": loss, "task_correct": correct}
 
     def answers(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> TagAnswer:
         """Of each slot [B, T]."""
-        return TagAnswer(outputs.argmax(axis=-1).astype(jnp.int32), jax.nn.softmax(outputs, axis=-1).max(axis=-1))
+        if self.crf:
+            return _best_path(model, outputs, batch)
+        shares = jax.nn.softmax(outputs, axis=-1)
+        if self.decode == "mean":
+            shares = _word_means(shares, batch.labels.words)
+        return TagAnswer(shares.argmax(axis=-1).astype(jnp.int32), shares.max(axis=-1))
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -144,11 +189,22 @@ class TagRows(WordRows):
     """Rows of words with a tag each."""
 
     labels: Int32[np.ndarray, "N"]
-    label_weights: Float32[np.ndarray, "N"]  # 0: a slot that starts no word
+    label_weights: Float32[np.ndarray, "N"]  # 0: a slot that learns no tag
+    irregular_tags: int  # of the file
 
-    def truth(self, taken: Taken) -> tuple[Int32[np.ndarray, "B T"], Float32[np.ndarray, "B T"]]:
-        weights = np.where(taken.real, self.label_weights[taken.tokens], 0)
-        return np.where(taken.real, self.labels[taken.tokens], 0).astype(np.int32), weights.astype(np.float32)
+    @functools.cached_property
+    def token_words(self) -> Int32[np.ndarray, "N"]:
+        """Which word of its row each token is of, from 1; 0: none."""
+        numbers = np.arange(len(self.word_rows)) - np.searchsorted(self.word_rows, self.word_rows) + 1
+        words = np.zeros(len(self.input_ids), np.int32)
+        words[spans(self.word_starts, self.word_sizes)] = np.repeat(numbers, self.word_sizes)
+        return words
+
+    def truth(self, taken: Taken) -> tuple[TagLabels, Float32[np.ndarray, "B T"]]:
+        def at(values: np.ndarray) -> np.ndarray:
+            return np.where(taken.real, values[taken.tokens], 0).astype(values.dtype)
+
+        return TagLabels(at(self.labels), at(self.token_words)), at(self.label_weights)
 
 
 def guessed_tags(task: Task, rows: TagRows, answers: Sequence[TagAnswer]) -> list[list[str]]:
@@ -158,46 +214,48 @@ def guessed_tags(task: Task, rows: TagRows, answers: Sequence[TagAnswer]) -> lis
 
 
 def told_entities(sentence: Sentence, tags: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
-    """The entities of a sentence: `type`, `text`, `score`, `words` [first, last + 1), and `start` and `end`, characters
-    of the raw text, where there is one.
+    """The entities of a sentence: `type`, `text`, `score`, `words` [first, end), and `start` and `end`, characters of
+    the raw text, where there is one.
 
-    Tags are read as conlleval reads them (Tjong Kim Sang and De Meulder 2003): an I- that follows no entity of its type
-    begins one. The score is the mean of the words' probabilities.
+    The score is the mean of the words' probabilities.
     """
     found = []
-    for name, first, last in get_entities(list(tags)):
-        words = slice(first, last + 1)
+    for name, first, end_word in schemes.entities(tags):
+        words = slice(first, end_word)
         one = {"type": name, "text": " ".join(sentence.words[words]), "score": float(np.mean(scores[words]))}
         if sentence.text is not None and sentence.offsets is not None:
-            start, end = sentence.offsets[first][0], sentence.offsets[last][1]
+            start, end = sentence.offsets[first][0], sentence.offsets[end_word - 1][1]
             one |= {"text": sentence.text[start:end], "start": start, "end": end}
-        found.append(one | {"words": [first, last + 1]})
+        found.append(one | {"words": [first, end_word]})
     return found
 
 
-def marks_entities(tags: Sequence[str] | set[str]) -> bool:
-    """Whether tags mark entities (O, B-X, I-X ...) and are no plain classes."""
-    return any(tag != "O" for tag in tags) and all(ENTITY_TAG.fullmatch(tag) for tag in tags)
+def _best_path(model: Bert, logits: Float[Array, "B T C"], batch: TaskBatch) -> TagAnswer:
+    words = batch.labels.words
+    first_pieces = (words > 0) & (words != jnp.pad(words[:, :-1], ((0, 0), (1, 0))))
+
+    def log_partition(logits: Float[Array, "B T C"]) -> Float[Array, ""]:
+        return model.crf.log_partition(logits, first_pieces, batch.sequence_ids).sum()
+
+    path, _ = model.crf.decode(logits, first_pieces, batch.sequence_ids)
+    # The derivative of the log-partition by a tag's logit is the probability of the tag there.
+    marginals = jax.grad(log_partition)(logits)
+    return TagAnswer(path, jnp.take_along_axis(marginals, path[..., None], axis=-1)[..., 0])
 
 
-def iob2(tags: Sequence[str]) -> tuple[str, ...]:
-    """Entity tags with B- at the start of every entity; those that are in IOB2 already stay as they are.
-
-    IOB1 (CoNLL-2003) writes B- only between two entities of one type that touch; elsewhere an I-X that follows no
-    X starts an entity.
-    """
-    before = ("O", *tags)
-    return tuple(
-        f"B-{tag[2:]}" if tag.startswith("I-") and (last == "O" or last[2:] != tag[2:]) else tag
-        for last, tag in zip(before, tags, strict=False)
-    )
+def _word_means(shares: Float[Array, "B T C"], words: Int[Array, "B T"]) -> Float[Array, "B T C"]:
+    """In each slot the mean over all slots of the same word."""
+    same = (words[:, :, None] == words[:, None, :]).astype(shares.dtype)
+    return jnp.einsum("bts,bsc->btc", same, shares, precision=HIGHEST) / same.sum(axis=-1, keepdims=True)
 
 
 def _label_ids(task: Task, split: Split[Sentence]) -> list[int]:
-    entities = marks_entities(task.labels)
+    entity_tags, ends = schemes.marks_entities(task.labels), schemes.marks_ends(task.labels)
     ids = []
     for sentence in split.items:
-        tags = iob2(sentence.tags or ()) if entities else sentence.tags or ()
+        tags = sentence.tags or ()
+        if entity_tags and schemes.marks_entities(tags):
+            tags = schemes.tags_of(schemes.entities(tags), len(tags), ends)
         ids += [check_label(task, split, line, tag) for line, tag in zip(sentence.lines, tags, strict=True)]
     return ids
 

@@ -1,0 +1,72 @@
+"""Tags that mark entities: IOB1, IOB2 (BIO) and IOBES; the entities that they mark, and tags that cannot follow.
+
+What an entity is follows conlleval, the script of the CoNLL shared tasks (Tjong Kim Sang and De Meulder 2003), which
+reads any of the schemes, and any sequence of their tags: an I-X that follows no X begins an entity, too.
+"""
+
+import re
+from collections.abc import Collection, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+from seqeval.metrics.sequence_labeling import get_entities
+
+# Outside, or beginning, inside, ending or alone a typed entity.
+ENTITY_TAG = re.compile(r"O|[BIES]-.+")
+
+
+class Entity(NamedTuple):
+    """Words first to last - 1 of a sentence, of one type."""
+
+    label: str
+    first: int
+    last: int
+
+
+def marks_entities(tags: Collection[str]) -> bool:
+    """Whether tags mark entities (O, B-X, I-X ...) and are no plain classes."""
+    return any(tag != "O" for tag in tags) and all(ENTITY_TAG.fullmatch(tag) for tag in tags)
+
+
+def marks_ends(tags: Collection[str]) -> bool:
+    """Whether entity tags are IOBES: the last word of an entity is told from those before it."""
+    return any(tag.startswith(("E-", "S-")) for tag in tags)
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """The entities that a sentence's tags mark, by conlleval's rules (and S-X, which it does not know, alone)."""
+    return [Entity(label, first, last + 1) for label, first, last in get_entities(list(tags))]
+
+
+def tags_of(found: Sequence[Entity], words: int, ends: bool) -> tuple[str, ...]:
+    """IOB2 tags of entities that do not overlap, in a sentence of so many words; with ends, IOBES tags."""
+    tags = ["O"] * words
+    for label, first, last in found:
+        tags[first:last] = [f"I-{label}"] * (last - first)
+        tags[first] = f"B-{label}"
+        if ends:
+            tags[last - 1] = f"S-{label}" if last - first == 1 else f"E-{label}"
+    return tuple(tags)
+
+
+def closed_set(tags: Collection[str]) -> set[str]:
+    """All tags of the scheme for the types that these tags have: IOBES where one ends an entity, else IOB2."""
+    types = {tag[2:] for tag in tags if tag != "O"}
+    return {"O"} | {f"{mark}-{name}" for name in types for mark in ("BIES" if marks_ends(tags) else "BI")}
+
+
+def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
+    """How many tags of a file cannot follow the one before them (or end their sentence) in the file's scheme.
+
+    IOBES where a tag ends an entity; else IOB1 or IOB2, whichever the file breaks less often, since both are written
+    with the same tags: in IOB2 an I-X follows an X, in IOB1 a B-X does.
+    """
+    if marks_ends({tag for tags in sentences for tag in tags}):
+        return sum(_breaks_iobes(*pair) for tags in sentences for pair in pairwise(("O", *tags, "O")))
+    pairs = [pair for tags in sentences for pair in pairwise(("O", *tags))]
+    return min(sum(tag.startswith(mark) and last[2:] != tag[2:] for last, tag in pairs) for mark in ("I-", "B-"))
+
+
+def _breaks_iobes(last: str, tag: str) -> bool:
+    goes_on = last.startswith(("B-", "I-"))
+    return goes_on != tag.startswith(("I-", "E-")) or (goes_on and last[2:] != tag[2:])
