@@ -11,20 +11,18 @@ the model FLOPs utilization and the peak of device memory are given as well.
 
 import contextlib
 import functools
-import json
 import os
 import statistics
-import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from benchmarks import common
+from benchmarks.turns import Turn, alternate, peer_turn
 from bert_jax import command
 from bert_jax.config import ModelConfig, ModelOptions, OptimizerConfig
 from bert_jax.data.example import Batch, max_predictions
@@ -38,8 +36,6 @@ from bert_jax.train.losses import PretrainingObjective
 VOCAB_SIZE = 30522  # bert-base-uncased
 SIZES = ("tiny", "mini", "small", "medium", "base", "large")  # the presets that the peer has too
 MASK_RATE = 0.15
-
-Turn = Callable[[int], list[float]]  # runs that many steps, gives the seconds of each
 
 
 def random_batch(config: ModelConfig, batch_size: int, seq_len: int) -> Batch:
@@ -88,11 +84,8 @@ def our_turn(config: ModelConfig, runtime: Runtime, batch: Batch) -> Turn:
     return run
 
 
-@contextlib.contextmanager
-def peer_turn(
-    python: Path, config: ModelConfig, compute_dtype: str, batch_size: int, seq_len: int
-) -> Iterator[tuple[Turn, dict[str, Any]]]:
-    """The peer in a process of its own that waits while it is not its turn, and its versions."""
+def peer_line(python: Path, config: ModelConfig, compute_dtype: str, batch_size: int, seq_len: int) -> list[str]:
+    """How the peer is started."""
     values = {
         "layers": config.layers,
         "width": config.width,
@@ -105,34 +98,7 @@ def peer_turn(
         "seq_len": seq_len,
     }
     script = Path(__file__).with_name("step_peer.py")
-    line = [str(python), str(script), *(f"--{name}={value}" for name, value in values.items())]
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdin and process.stdout
-
-        def answer() -> Any:
-            assert process.stdout
-            if text := process.stdout.readline():
-                return json.loads(text)
-            raise command.UserError(f"the peer under {python} stopped; its own message is above")
-
-        def run(count: int) -> list[float]:
-            assert process.stdin
-            print(count, file=process.stdin, flush=True)
-            return answer()
-
-        yield run, answer()
-        process.stdin.close()
-
-
-def alternate(turns: Sequence[Turn], rounds: int, count: int, warmup: int) -> list[list[float]]:
-    """Seconds of every step of each, `rounds` turns of `count` steps, after `warmup` steps of each."""
-    seconds: list[list[float]] = [[] for _ in turns]
-    for turn in turns:
-        turn(warmup)
-    for _ in range(rounds):
-        for turn, found in zip(turns, seconds, strict=True):
-            found += turn(count)
-    return seconds
+    return [str(python), str(script), *(f"--{name}={value}" for name, value in values.items())]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -167,8 +133,8 @@ def main(arguments: Sequence[str]) -> None:
     versions: dict[str, str] = {}
     with contextlib.ExitStack() as stack:
         if flags.peer_python:
-            peer = peer_turn(flags.peer_python, config, dtype, flags.batch_size, flags.seq_len)
-            turn, found = stack.enter_context(peer)
+            line = peer_line(flags.peer_python, config, dtype, flags.batch_size, flags.seq_len)
+            turn, found = stack.enter_context(peer_turn(line))
             turns.append(turn)
             versions = {name: str(value) for name, value in found.items()}
         seconds = alternate(turns, flags.rounds, flags.steps, flags.warmup)

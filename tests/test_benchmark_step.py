@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from benchmarks import step
+from benchmarks import step, turns
 from bert_jax.config import ModelConfig
 from bert_jax.model.runtime import Runtime
 
@@ -20,7 +20,7 @@ def test_the_batch_masks_a_seventh_of_full_rows():
 def test_a_turn_takes_the_steps_asked_and_times_each():
     turn = step.our_turn(CONFIG, Runtime(), step.random_batch(CONFIG, 2, 8))
     assert all(seconds > 0 for seconds in turn(2))
-    assert [len(found) for found in step.alternate([turn], rounds=2, count=3, warmup=1)] == [6]
+    assert [len(found) for found in turns.alternate([turn], rounds=2, count=3, warmup=1)] == [6]
 
 
 def test_help_gives_a_command_to_copy(capsys):

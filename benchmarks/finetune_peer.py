@@ -1,0 +1,122 @@
+"""The peer of benchmarks/finetune.py: transformers fine-tunes a sequence classifier, padded by DataCollatorWithPadding.
+
+Started by benchmarks/finetune.py under a Python with torch and transformers. With --seeds=turns it reads a number of
+steps from each line of its input and answers with a JSON list of their seconds; else it trains once for each seed and
+prints the dev metrics of each as a JSON line.
+"""
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+from scipy import stats
+from sklearn import metrics
+
+
+class Side:
+    """A model, its optimizer and its data, as run_glue.py of transformers has them."""
+
+    def __init__(self, arguments: argparse.Namespace, seed: int) -> None:
+        transformers.set_seed(seed)
+        self.arguments = arguments
+        tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.model)
+        splits = json.loads(arguments.rows.read_text(encoding="utf-8"))
+        self.rows = {name: [self._encoded(tokenizer, row) for row in rows] for name, rows in splits.items()}
+        self.collate = transformers.DataCollatorWithPadding(tokenizer)
+        self.model = transformers.AutoModelForSequenceClassification.from_pretrained(
+            arguments.model, num_labels=arguments.labels
+        ).train()
+        unlike = ("bias", "LayerNorm.weight")
+        named = list(self.model.named_parameters())
+        groups = [
+            {"params": [value for name, value in named if not name.endswith(unlike)], "weight_decay": 0.01},
+            {"params": [value for name, value in named if name.endswith(unlike)], "weight_decay": 0.0},
+        ]
+        self.optimizer = torch.optim.AdamW(groups, lr=5e-5)
+        self.epoch = -(-len(self.rows["train"]) // arguments.batch_size)
+        total = round(self.epoch * arguments.epochs)
+        self.schedule = transformers.get_linear_schedule_with_warmup(self.optimizer, total // 10, total)
+        self.total = total
+        self.generator = np.random.default_rng(seed)
+
+    def _encoded(self, tokenizer: transformers.PreTrainedTokenizerBase, row: list) -> dict:
+        encoded = dict(tokenizer(row[0], row[1], truncation=True, max_length=self.arguments.max_length))
+        return encoded | {"labels": row[2]}
+
+    def batches(self) -> Iterator[dict]:
+        """Endless epochs in random order."""
+        rows, size = self.rows["train"], self.arguments.batch_size
+        while True:
+            order = self.generator.permutation(len(rows))
+            for start in range(0, len(rows), size):
+                yield self.collate([rows[index] for index in order[start : start + size]])
+
+    def step(self, batch: dict) -> None:
+        self.model(**batch).loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.schedule.step()
+        self.optimizer.zero_grad()
+
+    @torch.no_grad()
+    def scores(self) -> dict[str, float]:
+        self.model.eval()
+        outputs = []
+        for start in range(0, len(self.rows["dev"]), 64):
+            outputs.append(self.model(**self.collate(self.rows["dev"][start : start + 64])).logits.numpy())
+        guesses = np.concatenate(outputs)
+        truth = np.array([row["labels"] for row in self.rows["dev"]])
+        if self.arguments.labels == 1:
+            return {
+                "pearson": float(stats.pearsonr(truth, guesses[:, 0]).statistic),
+                "spearman": float(stats.spearmanr(truth, guesses[:, 0]).statistic),
+            }
+        chosen = guesses.argmax(axis=1)
+        return {
+            "accuracy": float(metrics.accuracy_score(truth, chosen)),
+            "f1": float(metrics.f1_score(truth, chosen)),
+            "matthews_correlation": float(metrics.matthews_corrcoef(truth, chosen)),
+        }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--rows", type=Path, required=True)
+    parser.add_argument("--seeds", required=True)
+    parser.add_argument("--epochs", type=float, required=True)
+    for name in ("labels", "batch_size", "max_length"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    arguments = parser.parse_args()
+    transformers.utils.logging.set_verbosity_error()
+    if arguments.seeds == "turns":
+        take_turns(Side(arguments, 0))
+        return
+    for seed in map(int, arguments.seeds.split(",")):
+        side = Side(arguments, seed)
+        for _, batch in zip(range(side.total), side.batches(), strict=False):
+            side.step(batch)
+        print(json.dumps(side.scores()), flush=True)
+
+
+def take_turns(side: Side) -> None:
+    versions = {"peer torch": torch.__version__, "peer transformers": transformers.__version__}
+    print(json.dumps(versions | {"peer threads": torch.get_num_threads()}), flush=True)
+    batches = side.batches()
+    for line in sys.stdin:
+        seconds = []
+        for _ in range(int(line)):
+            start = time.perf_counter()
+            side.step(next(batches))
+            seconds.append(time.perf_counter() - start)
+        print(json.dumps(seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Two sides that take turns on one machine, ours in this process and the peer in one of its own."""
+
+import contextlib
+import json
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from bert_jax import command
+
+Turn = Callable[[int], list[float]]  # runs that many steps, gives the seconds of each
+
+
+@contextlib.contextmanager
+def peer_turn(line: Sequence[str]) -> Iterator[tuple[Turn, dict[str, Any]]]:
+    """The peer's script, which waits while it is not its turn, and what it says of itself first (its versions).
+
+    It answers each line of its input, a number of steps, with a JSON list of their seconds.
+    """
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin and process.stdout
+
+        def answer() -> Any:
+            assert process.stdout
+            if text := process.stdout.readline():
+                return json.loads(text)
+            raise command.UserError(f"the peer under {line[0]} stopped; its own message is above")
+
+        def run(count: int) -> list[float]:
+            assert process.stdin
+            print(count, file=process.stdin, flush=True)
+            return answer()
+
+        yield run, answer()
+        process.stdin.close()
+
+
+def alternate(turns: Sequence[Turn], rounds: int, count: int, warmup: int) -> list[list[float]]:
+    """Seconds of every step of each, `rounds` turns of `count` steps, after `warmup` steps of each."""
+    seconds: list[list[float]] = [[] for _ in turns]
+    for turn in turns:
+        turn(warmup)
+    for _ in range(rounds):
+        for turn, found in zip(turns, seconds, strict=True):
+            found += turn(count)
+    return seconds
