@@ -132,7 +132,7 @@ class TaskConfig:
     """A task by name (bert_jax/tasks), or files and columns of the user's own."""
 
     name: str = ""
-    data_dir: str = ""  # the folder of a named task's files; empty: $BERT_JAX_DATA
+    data_dir: str = ""  # the folder of a named task's files, or tfds: and a name; empty: $BERT_JAX_DATA
     train: str = ""
     dev: str = ""
     test: str = ""
@@ -148,6 +148,7 @@ class TaskConfig:
     label_subwords: str = ""  # which pieces of a word learn its tag: first, all; empty: first
     decode: str = ""  # what a word's tag is read from: first (its first piece), mean (of all its pieces); empty: first
     crf: bool = False  # tags of words depend on those beside them (a linear chain)
+    submission: str = ""  # a folder for the files that the leaderboard of a named task takes; empty: none
 
 
 @dataclass(frozen=True)
