@@ -9,10 +9,11 @@ import pytest
 from sklearn.utils.class_weight import compute_class_weight
 
 from bert_jax.command import UserError
-from bert_jax.tasks.example import Example, Split, TaskBatch
+from bert_jax.tasks.example import Example, Sentence, Split, TaskBatch
 from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.kinds.tagging import TagLabels
 from bert_jax.tasks.task import Task
-from bert_jax.train.losses import ClassCosts
+from bert_jax.train.losses import ClassCosts, classification_sums
 
 LABELS = ["b"] * 5 + ["a"] * 2 + ["c"]
 TRAIN = Split(Path("train.tsv"), tuple(Example("x", None, label, 2) for label in LABELS), labelled=True)
@@ -49,12 +50,29 @@ def test_a_label_may_hold_an_equals_sign() -> None:
         ({"label_smoothing": 1.0}, r"task.label_smoothing is 1.0; use 0 \(none\) or a share below 1"),
         ({"label_smoothing": 0.1, "kind": "regression", "labels": ()}, "not for regression; leave it out"),
         ({"class_weights": "balanced", "kind": "regression", "labels": ()}, "not for regression; leave it out"),
+        ({"class_weights": "balanced", "kind": "tagging", "crf": True}, r"and task.crf has none; leave out one"),
     ],
 )
 def test_what_is_no_weight_and_no_share_is_told(options: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
         task = replace(TASK, **options)
         kind_of(task).complete(task, TRAIN)
+
+
+def test_tags_are_weighed_by_words_in_the_scheme_of_the_labels() -> None:
+    words = Sentence(("EU", "says", "Rome", "Paris"), ("I-ORG", "O", "I-LOC", "I-LOC"), (1, 2, 3, 4))
+    train = Split(Path("train.conll"), (words,), labelled=True)
+    task = Task("own", "tagging", ("O", "B-ORG", "B-LOC", "I-LOC"), class_weights="balanced", label_smoothing=0.1)
+    found = kind_of(task).complete(task, train)
+    assert found.class_weight_values == pytest.approx((4 / 3, 4 / 3, 4 / 3, 4 / 3))
+    objective = kind_of(found).objective(found)
+    labels = TagLabels(tags=jnp.array([[2, 0, 3]]), words=jnp.array([[0, 1, 2]]))
+    batch = TaskBatch(*[jnp.zeros((1, 3), jnp.int32)] * 4, labels=labels, label_weights=jnp.array([[1.0, 1, 0]]))
+    assert objective.counts(batch)["task"] == pytest.approx(8 / 3)
+    logits = jnp.array([[[0.0, 1, 2, 3]] * 3])
+    loss = objective.sums_of(None, logits, batch)["task_loss"]  # type: ignore[arg-type]
+    wanted = classification_sums(logits, labels.tags, batch.label_weights, ClassCosts((4 / 3,) * 4, 0.1))[0]
+    assert float(loss) == pytest.approx(float(wanted))
 
 
 def test_the_denominator_is_the_weight_of_the_truths_and_measuring_is_plain() -> None:

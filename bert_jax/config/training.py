@@ -139,7 +139,8 @@ class TaskConfig:
     text: str = ""  # column, by header name or number from 0
     text_pair: str = ""
     label: str = ""
-    kind: str = ""  # classification, regression, tagging
+    choices: str = ""  # of multiple choice: their columns, parted by commas, or one that holds a list
+    kind: str = ""  # classification, regression, choice, tagging
     max_length: int = 128
     # How a class or a score reads a text: cls, mean, max, attention_dot, attention_additive; empty: as init_from does.
     pooling: str = ""

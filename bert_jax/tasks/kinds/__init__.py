@@ -2,9 +2,11 @@
 
 kind            what a kind has to say of itself
 classification  a class, or a score (regression), of a text or a pair
+choice          the right one of several texts that may follow a context
 tagging         a tag for every word
 """
 
+from bert_jax.tasks.kinds.choice import Choice
 from bert_jax.tasks.kinds.classification import Classification
 from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.tagging import Tagging
@@ -15,6 +17,7 @@ __all__ = ["Kind", "kind_of"]
 _KINDS: dict[str, Kind] = {
     "classification": Classification(),
     "regression": Classification(),
+    "choice": Choice(),
     "tagging": Tagging(),
 }
 

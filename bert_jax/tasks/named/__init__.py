@@ -2,10 +2,12 @@
 
 layout     what there is to say of a named task
 glue       the nine tasks of GLUE, and its diagnostic set
+choices    SWAG, and COPA of SuperGLUE
 superglue  BoolQ, CB, RTE and WiC of SuperGLUE
 words      parts of speech (ewt) and entities (conll2003)
 """
 
+from bert_jax.tasks.named.choices import CHOICES
 from bert_jax.tasks.named.glue import GLUE
 from bert_jax.tasks.named.layout import NamedTask
 from bert_jax.tasks.named.superglue import SUPERGLUE
@@ -13,4 +15,4 @@ from bert_jax.tasks.named.words import WORDS
 
 __all__ = ["TASKS", "NamedTask"]
 
-TASKS: dict[str, NamedTask] = {**GLUE, **SUPERGLUE, **WORDS}
+TASKS: dict[str, NamedTask] = {**GLUE, **SUPERGLUE, **CHOICES, **WORDS}
