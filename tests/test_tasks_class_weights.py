@@ -60,18 +60,18 @@ def test_what_is_no_weight_and_no_share_is_told(options: dict, said: str) -> Non
 
 
 def test_tags_are_weighed_by_words_in_the_scheme_of_the_labels() -> None:
-    words = Sentence(("EU", "says", "Rome", "Paris"), ("I-ORG", "O", "I-LOC", "I-LOC"), (1, 2, 3, 4))
+    words = Sentence(("EU", "says", "Rome", "Paris", "!"), ("I-ORG", "O", "I-LOC", "B-LOC", "O"), (1, 2, 3, 4, 5))
     train = Split(Path("train.conll"), (words,), labelled=True)
     task = Task("own", "tagging", ("O", "B-ORG", "B-LOC", "I-LOC"), class_weights="balanced", label_smoothing=0.1)
     found = kind_of(task).complete(task, train)
-    assert found.class_weight_values == pytest.approx((4 / 3, 4 / 3, 4 / 3, 4 / 3))
+    assert found.class_weight_values == (5 / 6, 5 / 3, 5 / 6, 1.0)  # n / (3 * count); I-LOC is in the set only
     objective = kind_of(found).objective(found)
     labels = TagLabels(tags=jnp.array([[2, 0, 3]]), words=jnp.array([[0, 1, 2]]))
     batch = TaskBatch(*[jnp.zeros((1, 3), jnp.int32)] * 4, labels=labels, label_weights=jnp.array([[1.0, 1, 0]]))
-    assert objective.counts(batch)["task"] == pytest.approx(8 / 3)
+    assert objective.counts(batch)["task"] == pytest.approx(5 / 6 + 5 / 6)
     logits = jnp.array([[[0.0, 1, 2, 3]] * 3])
     loss = objective.sums_of(None, logits, batch)["task_loss"]  # type: ignore[arg-type]
-    wanted = classification_sums(logits, labels.tags, batch.label_weights, ClassCosts((4 / 3,) * 4, 0.1))[0]
+    wanted = classification_sums(logits, labels.tags, batch.label_weights, found.costs)[0]
     assert float(loss) == pytest.approx(float(wanted))
 
 
