@@ -20,7 +20,9 @@ from bert_jax.tasks.task import Task
 __all__ = ["TASKS", "NamedTask", "find_folder", "find_split", "metrics_of", "read", "resolve", "splits_of"]
 
 BUNDLED_EWT = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "ewt"
-OWN_ENDINGS = (".tsv", ".csv", ".jsonl", ".parquet", ".conllu", ".conll")
+# What a file of one's own is by default, by its form.
+KIND_OF_FILE = {"table": "classification", "squad": "question", "conllu": "tagging", "conll": "tagging"}
+OWN_ENDINGS = (".json", ".tsv", ".csv", ".jsonl", ".parquet", ".conllu", ".conll")
 # How a split's only shard is called in a clone of a Hugging Face data set, and in what `datasets` writes.
 STORED_ENDINGS = ("-00000-of-00001.parquet", ".parquet", ".jsonl")
 
@@ -41,7 +43,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
             raise UserError(
                 f"task.name is {config.name!r}; known: {', '.join(TASKS)}, or files by task.train, task.dev"
             )
-        for key in ("text", "text_pair", "label", "choices", "kind"):
+        for key in ("text", "text_pair", "label", "kind"):
             if getattr(config, key):
                 raise UserError(
                     f"task.{key} is for files of your own; leave it out, or leave out task.name={config.name}"
@@ -50,8 +52,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
         files = _find_files(named, config, given) | given
         task = replace(named.task, max_length=config.max_length)
     elif config.train:
-        words = reading.kind_of_file(Path(config.train)) != "table"
-        kind = config.kind or ("choice" if config.choices else "tagging" if words else "classification")
+        kind = config.kind or KIND_OF_FILE[reading.kind_of_file(Path(config.train))]
         columns = Columns(config.text, config.text_pair, config.label)
         task = Task("own", kind, max_length=config.max_length, columns=columns)
         files = given

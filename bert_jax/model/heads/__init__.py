@@ -12,7 +12,15 @@ from bert_jax.model.heads.chain import LinearChain
 from bert_jax.model.heads.choice import Heads, SpanHeads
 from bert_jax.model.heads.classification import ANSWER_ENDS, NEXT_SENTENCE_CLASSES, Classifier, Network
 from bert_jax.model.heads.pooling import AttentionPooling, Pooler, pool_sequences
-from bert_jax.model.heads.spans import SpanClassifier, SpanPairs, SpanVectors, choose_spans, possible_spans, take_spans
+from bert_jax.model.heads.spans import (
+    SpanClassifier,
+    SpanPairs,
+    SpanVectors,
+    ahead,
+    choose_spans,
+    possible_spans,
+    take_spans,
+)
 from bert_jax.model.heads.vocabulary import SPAN_PLACES, LanguageModel, MaskedLanguageModel, SpanBoundary
 
 __all__ = [
@@ -32,6 +40,7 @@ __all__ = [
     "SpanHeads",
     "SpanPairs",
     "SpanVectors",
+    "ahead",
     "choose_spans",
     "pool_sequences",
     "possible_spans",

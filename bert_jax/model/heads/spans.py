@@ -52,7 +52,7 @@ class SpanVectors(nnx.Module):
         if self.spans.boundaries == "networks":
             function = activation(self.activation)
             start, end = function(self.start(hidden)), function(self.end(hidden))
-        ends = _ahead(end, self.spans.length)
+        ends = ahead(end, self.spans.length)
         starts = jnp.broadcast_to(start[:, :, None], ends.shape)
         return jnp.concatenate([starts, ends, self._content(hidden, seeds)], axis=-1)
 
@@ -62,9 +62,9 @@ class SpanVectors(nnx.Module):
         if self.spans.content == "attention":
             scores = self.attention(hidden, seeds)[..., 0]
         inside = jnp.tril(jnp.ones((length, length), bool))  # by the span's length, the slots it has
-        weights = jax.nn.softmax(jnp.where(inside[None, None], _ahead(scores, length)[:, :, None], -jnp.inf), axis=-1)
+        weights = jax.nn.softmax(jnp.where(inside[None, None], ahead(scores, length)[:, :, None], -jnp.inf), axis=-1)
         return jnp.einsum(
-            "btlk,btkd->btld", weights.astype(hidden.dtype), _ahead(hidden, length), precision=self.runtime.precision
+            "btlk,btkd->btld", weights.astype(hidden.dtype), ahead(hidden, length), precision=self.runtime.precision
         )
 
 
@@ -96,7 +96,7 @@ class SpanPairs(Network):
 
 def possible_spans(sequence_ids: Int[Array, "B T"], length: int) -> Bool[Array, "B T K"]:
     """Which spans of up to `length` slots lie in one sequence, padding being none."""
-    return (_ahead(sequence_ids, length) == sequence_ids[:, :, None]) & (sequence_ids > 0)[:, :, None]
+    return (ahead(sequence_ids, length) == sequence_ids[:, :, None]) & (sequence_ids > 0)[:, :, None]
 
 
 def choose_spans(
@@ -120,7 +120,7 @@ def take_spans(
     return gather_slots(vectors.reshape(rows, slots * longest, width), starts * longest + lengths - 1)
 
 
-def _ahead(values: Array, count: int) -> Array:
+def ahead(values: Array, count: int) -> Array:
     """[B, T, ...] to [B, T, count, ...]: what stands 0, 1, ... slots behind each; zero behind the row."""
     length = values.shape[1]
     padded = jnp.pad(values, [(0, 0), (0, count - 1)] + [(0, 0)] * (values.ndim - 2))

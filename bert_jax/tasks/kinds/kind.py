@@ -1,7 +1,7 @@
 """What a kind of task has to say of itself."""
 
 import abc
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,10 +62,6 @@ class Kind(abc.ABC):
         """What is worth counting of a split beside examples, rows, tokens and cuts."""
         return {}
 
-    def remarks(self, task: Task, rows: TaskRows) -> list[str]:
-        """What a user should know of a split before it is used, a line each, beginning with its file."""
-        return []
-
     @abc.abstractmethod
     def objective(self, task: Task) -> TaskObjective:
         """What is learnt of a task whose labels are known."""
@@ -73,6 +69,10 @@ class Kind(abc.ABC):
     @abc.abstractmethod
     def measure(self, task: Task, rows: TaskRows, answers: Sequence[Any]) -> dict[str, float]:
         """The task's metrics of a labelled split, from the objective's answers for each of its rows, in order."""
+
+    def calibrated(self, task: Task, metrics: Mapping[str, float]) -> Task:
+        """The task with the thresholds that its metrics of a trained model's dev split tell; most kinds have none."""
+        return task
 
     @abc.abstractmethod
     def predictions(self, task: Task, rows: TaskRows, answers: Sequence[Any]) -> list[dict[str, Any]]:

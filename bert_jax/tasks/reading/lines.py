@@ -23,10 +23,12 @@ def plain_name(path: Path) -> str:
 
 
 def kind_of_file(path: Path) -> str:
-    """`conllu`, `conll` or `table`, by the name's ending (that of a compressed file left out)."""
+    """`conllu`, `conll`, `squad` (.json) or `table`, by the name's ending (that of a compressed file left out)."""
     name = plain_name(path)
     if name.endswith(".conllu"):
         return "conllu"
+    if name.endswith(".json"):
+        return "squad"
     return "conll" if name.endswith((".conll", ".iob", ".iob2", ".bio")) else "table"
 
 

@@ -9,7 +9,6 @@ or short row changes the gradient (law 3).
 """
 
 from bert_jax.train.losses.labels import (
-    IMPOSSIBLE,
     PLAIN,
     ClassCosts,
     answer_sums,
@@ -24,7 +23,6 @@ from bert_jax.train.losses.pretraining import CausalObjective, PretrainingObject
 from bert_jax.train.losses.terms import Objective, Sums, means, total_loss
 
 __all__ = [
-    "IMPOSSIBLE",
     "PLAIN",
     "CausalObjective",
     "ClassCosts",

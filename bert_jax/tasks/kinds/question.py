@@ -1,0 +1,123 @@
+"""Answers that are a part of a context (SQuAD): encoding in windows, loss, the best spans, metrics."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Array, Float
+
+from bert_jax.model.bert import Bert
+from bert_jax.model.heads import Heads
+from bert_jax.tasks.example import Split, TaskBatch, TaskRows
+from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.kinds.kind import Kind
+from bert_jax.tasks.objective import TaskObjective
+from bert_jax.tasks.questions.answers import Decoded, RowAnswers, best_spans, decode, told
+from bert_jax.tasks.questions.metrics import SQUAD1_METRICS, SQUAD2_METRICS, squad1_metrics, squad2_metrics
+from bert_jax.tasks.questions.reading import Question, question_of, read_questions, read_squad
+from bert_jax.tasks.questions.windows import QuestionRows, encode_questions
+from bert_jax.tasks.reading import Columns, kind_of_file
+from bert_jax.tasks.task import Task
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.train.losses import Sums, answer_sums
+
+# Where no dev file has told a better one: no answer where it is likelier than the best (run_squad.py's default).
+NULL_THRESHOLD = 0.5
+
+
+class QuestionAnswering(Kind):
+    """An answer to a question, as a part of its context; or, where the task says so, perhaps none."""
+
+    def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Question]:
+        """SQuAD's JSON where the name ends in .json, else a table of questions, contexts and answers."""
+        if kind_of_file(path) == "squad":
+            return read_squad(path, label_required)
+        return read_questions(path, columns, label_required)
+
+    def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Question]:
+        """A question and its context a record, and an id where there is one."""
+        found = tuple(question_of(source, record, task.columns) for record in records)
+        return Split(source, found, labelled=False)
+
+    def complete(self, task: Task, train: Split[Question]) -> Task:
+        """The task, with questions that have no answer where the training file has some."""
+        task = replace(task, unanswerable=task.unanswerable or _some_without(train))
+        return replace(task, metrics=task.metrics or self.default_metrics(task))
+
+    def default_metrics(self, task: Task) -> tuple[str, ...]:
+        return SQUAD2_METRICS if task.unanswerable else SQUAD1_METRICS
+
+    def encode(self, task: Task, split: Split[Question], tokenizer: Tokenizer) -> QuestionRows:
+        """A row a window (questions.windows). The truth is the first answer that is in the context."""
+        return QuestionRows(**encode_questions(task, split.items, split.labelled, tokenizer), split=split)
+
+    def counts(self, rows: TaskRows) -> dict[str, int]:
+        """unanswerable questions; answers_moved, answers_not_found (those questions are not learnt from)."""
+        assert isinstance(rows, QuestionRows) and rows.split is not None
+        without = sum(question.answers == () for question in rows.split.items)
+        return {"unanswerable": without, "answers_moved": rows.moved, "answers_not_found": rows.not_found}
+
+    def objective(self, task: Task) -> TaskObjective:
+        return QuestionObjective(task.n_best, task.max_answer_length)
+
+    def measure(self, task: Task, rows: TaskRows, answers: Sequence[RowAnswers]) -> dict[str, float]:
+        """The metrics of SQuAD 1.1, or of 2.0 where the task or the split has questions without an answer.
+
+        Of 2.0 at the task's threshold; where it has none yet, at the one that is best for this split.
+        """
+        assert isinstance(rows, QuestionRows) and rows.split is not None
+        decoded = decode(rows, answers, task.n_best)
+        questions: Sequence[Question] = rows.split.items
+        truths = [[answer.text for answer in question.answers or ()] for question in questions]
+        guesses = [one.text(question.context) for one, question in zip(decoded, questions, strict=True)]
+        if task.unanswerable:
+            names, threshold = task.metrics, task.null_threshold
+        elif _some_without(rows.split):
+            names, threshold = SQUAD2_METRICS, None
+        else:
+            return squad1_metrics(task.metrics, truths, guesses)
+        return squad2_metrics(names, truths, guesses, [one.no_answer for one in decoded], threshold)
+
+    def calibrated(self, task: Task, metrics: Mapping[str, float]) -> Task:
+        """With the threshold of no answer that is best in F1."""
+        return replace(task, null_threshold=metrics["best_f1_thresh"]) if task.unanswerable else task
+
+    def predictions(self, task: Task, rows: TaskRows, answers: Sequence[RowAnswers]) -> list[dict[str, Any]]:
+        """What answers.told tells of each question."""
+        assert isinstance(rows, QuestionRows) and rows.split is not None
+        threshold = NULL_THRESHOLD if task.null_threshold is None else task.null_threshold
+        decoded: list[Decoded] = decode(rows, answers, task.n_best)
+        return [
+            told(question, one, task.unanswerable, threshold)
+            for question, one in zip(rows.split.items, decoded, strict=True)
+        ]
+
+
+@dataclass(frozen=True)
+class QuestionObjective(TaskObjective):
+    """Cross-entropy of an answer's first slot and of its last (Devlin et al. 2019, sections 4.2 and 4.3)."""
+
+    n_best: int
+    max_answer_length: int
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(question=True)
+
+    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T 2"]:
+        """Logits of first and last slots."""
+        return model.answer_logits(model.encode(batch, dropout_key).last)
+
+    def sums_of(self, model: Bert, outputs: Float[Array, "B T 2"], batch: TaskBatch) -> Sums:
+        places = batch.labels
+        loss, correct = answer_sums(outputs, batch.sequence_ids > 0, places.first, places.last, batch.label_weights)
+        return {"task_loss": loss, "task_correct": correct}
+
+    def answers(self, model: Bert, outputs: Float[Array, "B T 2"], batch: TaskBatch) -> RowAnswers:
+        """The n_best spans of each row."""
+        return best_spans(outputs, batch.labels, self.n_best, self.max_answer_length)
+
+
+def _some_without(split: Split[Question]) -> bool:
+    return any(question.answers == () for question in split.items)

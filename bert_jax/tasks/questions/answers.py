@@ -1,0 +1,119 @@
+"""The best answers of a row, on the device, and of all rows of a question, on the host."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+from scipy.special import expit, softmax
+
+from bert_jax.model.heads import ahead, choose_spans
+from bert_jax.tasks.questions.reading import Question
+from bert_jax.tasks.questions.windows import Places, QuestionRows
+
+
+class RowAnswers(NamedTuple):
+    """The n best spans of a row, [n] or [B, n], best first, and its score of there being no answer, [] or [B]."""
+
+    firsts: Any  # i32, slots
+    lasts: Any  # i32
+    scores: Any  # f32: S.h of the first slot plus E.h of the last; -inf where a row has fewer spans
+    null: Any  # f32: the same of [CLS]
+
+
+class Span(NamedTuple):
+    """A part of a context: characters [start, end), and its score."""
+
+    start: int
+    end: int
+    score: float
+
+
+class Decoded(NamedTuple):
+    """What is known of a question's answer.
+
+    | field | |
+    |---|---|
+    | spans | the best, best first; none where a context has no pieces |
+    | shares | their probabilities, and after them that of no answer: the softmax over their scores |
+    | no_answer | the probability of no answer beside the best span alone: sigmoid(null - best); 1 without spans |
+    """
+
+    spans: tuple[Span, ...]
+    shares: tuple[float, ...]
+    no_answer: float
+
+    def text(self, context: str) -> str:
+        """The best span, as the context has it."""
+        return context[self.spans[0].start : self.spans[0].end] if self.spans else ""
+
+
+def best_spans(logits: Float[Array, "B T 2"], places: Places, count: int, longest: int) -> RowAnswers:
+    """The best of all spans of up to `longest` slots that lie in a window and begin where it has its pieces at best.
+
+    Exact, where run_squad.py pairs the 20 best firsts with the 20 best lasts. As there, one begins with the best
+    context, and may end elsewhere.
+    """
+    slots = jnp.arange(logits.shape[1])[None]
+    starts, ends = logits[..., 0], logits[..., 1]
+    scores = starts[:, :, None] + ahead(ends, longest)
+    begins = (places.best_begin[:, None] <= slots) & (slots < places.best_end[:, None])
+    inside = slots[:, :, None] + jnp.arange(longest)[None, None] < places.end[:, None, None]
+    firsts, lengths, there = choose_spans(scores, begins[:, :, None] & inside, count)
+    lasts = firsts + lengths - 1
+    found = jnp.take_along_axis(starts, firsts, axis=1) + jnp.take_along_axis(
+        ends, jnp.minimum(lasts, logits.shape[1] - 1), axis=1
+    )
+    return RowAnswers(firsts, lasts, jnp.where(there, found, -jnp.inf), starts[:, 0] + ends[:, 0])
+
+
+def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int) -> list[Decoded]:
+    """The `count` best spans of each question, over all of its rows, with characters of its context.
+
+    No answer is as likely as the row says that says it least (run_squad.py). A span without characters is none.
+    """
+    firsts, lasts, scores, null = (np.stack(part) for part in zip(*answers, strict=True))
+    pieces = rows.first_pieces - rows.places[:, Places._fields.index("begin")]
+    possible = np.isfinite(scores)
+    first_pieces = np.where(possible, pieces[:, None] + firsts, 0)
+    last_pieces = np.where(possible, pieces[:, None] + lasts, 0)
+    if len(rows.characters):
+        begins, ends = rows.characters[first_pieces, 0], rows.characters[last_pieces, 1]
+        scores = np.where(possible & (begins < ends), scores, -np.inf)
+    found = []
+    for start, stop in zip(rows.question_offsets[:-1], rows.question_offsets[1:], strict=True):
+        of_question = scores[start:stop].ravel()
+        order = np.argsort(-of_question, kind="stable")[:count]
+        order = order[np.isfinite(of_question[order])]
+        spans = tuple(
+            Span(int(begins[start:stop].flat[place]), int(ends[start:stop].flat[place]), float(of_question[place]))
+            for place in order
+        )
+        least = float(null[start:stop].min())
+        shares = softmax(np.array([*(span.score for span in spans), least], np.float64))
+        no_answer = float(expit(least - spans[0].score)) if spans else 1.0
+        found.append(Decoded(spans, tuple(shares.tolist()), no_answer))
+    return found
+
+
+def told(question: Question, decoded: Decoded, may_be_none: bool, threshold: float) -> dict[str, Any]:
+    """A question's answer as predictions tell it.
+
+    `id`, `answer`, `start` and `end` (characters of the context; None where there is no answer) and `score`, its
+    probability among the best spans; `no_answer_probability` where there may be none; `scores`: the best spans alike.
+    There is no answer where its probability is above the threshold.
+    """
+    shares = np.array(decoded.shares)
+    if not may_be_none and decoded.spans:
+        shares = shares[:-1] / shares[:-1].sum()
+    spans = [
+        {"answer": question.context[span.start : span.end], "score": float(share), "start": span.start, "end": span.end}
+        for span, share in zip(decoded.spans, shares, strict=False)
+    ]
+    nothing = {"answer": "", "score": float(shares[-1]), "start": None, "end": None}
+    none = not spans or (may_be_none and decoded.no_answer > threshold)
+    one: dict[str, Any] = {"id": question.id} | (nothing if none else spans[0])
+    if may_be_none:
+        one["no_answer_probability"] = decoded.no_answer
+    return one | {"scores": spans}

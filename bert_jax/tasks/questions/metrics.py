@@ -1,0 +1,133 @@
+"""Exact match and F1 of answers, as the official scripts have them, as shares of 1.
+
+SQuAD 1.1: evaluate-v1.1.py (Rajpurkar et al. 2016, section 6.1); SQuAD 2.0: evaluate-v2.0.py (Rajpurkar et al. 2018,
+section 4), whose names of metrics are kept.
+"""
+
+import re
+import string
+from collections import Counter
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+from jaxtyping import Bool, Float64
+
+from bert_jax.command import UserError
+
+SQUAD1_METRICS = ("f1", "exact_match")
+SQUAD2_METRICS = (
+    *("f1", "exact", "HasAns_f1", "HasAns_exact", "NoAns_f1", "NoAns_exact"),
+    *("best_f1", "best_f1_thresh", "best_exact", "best_exact_thresh"),
+)
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def compared_words(text: str) -> list[str]:
+    """The words of an answer that count: small letters, without ASCII's punctuation and English articles."""
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+
+
+def overlap(truth: Sequence[str], guess: Sequence[str]) -> float:
+    """F1 of the words that two answers share; 0 where they share none."""
+    shared = sum((Counter(truth) & Counter(guess)).values())
+    if not shared:
+        return 0.0
+    precision, recall = 1.0 * shared / len(guess), 1.0 * shared / len(truth)
+    return (2 * precision * recall) / (precision + recall)
+
+
+def squad1_metrics(names: Sequence[str], truths: Sequence[Sequence[str]], guesses: Sequence[str]) -> dict[str, float]:
+    """`exact_match` and `f1`: the best over a question's true answers, of which each has one or more."""
+    scores = [
+        _best(map(compared_words, truth), compared_words(guess)) for truth, guess in zip(truths, guesses, strict=True)
+    ]
+    exact, f1 = np.array(scores, np.float64).T
+    return _chosen(names, {"exact_match": _mean(exact), "f1": _mean(f1)})
+
+
+def squad2_metrics(
+    names: Sequence[str],
+    truths: Sequence[Sequence[str]],
+    guesses: Sequence[str],
+    no_answer: Sequence[float],
+    threshold: float | None,
+) -> dict[str, float]:
+    """SQUAD2_METRICS, where there may be no answer (no truths: the guess has to be none).
+
+    guesses are the best answers, none left out; one whose probability of no answer is above the threshold counts as
+    none. Without a threshold it is best_f1_thresh, the one best for this very split. A share of no questions is NaN.
+    """
+    answerable = np.array([bool(truth) for truth in truths])
+    scores = [_squad2_scores(truth, guess) for truth, guess in zip(truths, guesses, strict=True)]
+    exact, f1 = np.array(scores, np.float64).T
+    given = np.array([bool(guess) for guess in guesses])
+    probabilities = np.array(no_answer, np.float64)
+    best_exact = best_threshold(exact, probabilities, answerable, given)
+    best_f1 = best_threshold(f1, probabilities, answerable, given)
+    withheld = probabilities > (best_f1.threshold if threshold is None else threshold)
+    found = {
+        "best_exact": best_exact.score,
+        "best_exact_thresh": best_exact.threshold,
+        "best_f1": best_f1.score,
+        "best_f1_thresh": best_f1.threshold,
+    }
+    for name, raw in (("exact", exact), ("f1", f1)):
+        final = np.where(withheld, ~answerable, raw)
+        found |= {
+            name: _mean(final),
+            f"HasAns_{name}": _mean(final[answerable]),
+            f"NoAns_{name}": _mean(final[~answerable]),
+        }
+    return _chosen(names, found)
+
+
+class Best(NamedTuple):
+    """The best score that a threshold reaches, as a share of 1, and that threshold."""
+
+    score: float
+    threshold: float
+
+
+def best_threshold(
+    scores: Float64[np.ndarray, "Q"],
+    no_answer: Float64[np.ndarray, "Q"],
+    answerable: Bool[np.ndarray, "Q"],
+    given: Bool[np.ndarray, "Q"],
+) -> Best:
+    """The threshold of no_answer up to which answers are given, best in the sum of scores; `given`: the guess is no
+    empty text.
+
+    As the official script: questions are taken one by one, the surest first (of equals in the order of the file), the
+    first maximum counts, and where no answer at all is best the threshold is 0.
+    """
+    order = np.argsort(no_answer, kind="stable")
+    gains = np.where(answerable, scores, np.where(given, -1.0, 0.0))[order]
+    reached = np.cumsum(np.concatenate([[float((~answerable).sum())], gains]))
+    best = int(reached.argmax())
+    return Best(float(reached[best]) / len(scores), float(no_answer[order[best - 1]]) if best else 0.0)
+
+
+def _squad2_scores(truth: Sequence[str], guess: str) -> tuple[float, float]:
+    """Exact match and F1; answers without words that count are none, and two without any are equal."""
+    words = compared_words(guess)
+    truths = [found for text in truth if (found := compared_words(text))] or [[]]
+    exact, f1 = _best(truths, words)
+    return exact, f1 if words and truths[0] else exact
+
+
+def _best(truths: Sequence[list[str]] | map, guess: list[str]) -> tuple[float, float]:
+    scores = [(float(truth == guess), overlap(truth, guess)) for truth in truths]
+    return max(exact for exact, _ in scores), max(f1 for _, f1 in scores)
+
+
+def _mean(values: np.ndarray) -> float:
+    return float(values.mean()) if len(values) else float("nan")
+
+
+def _chosen(names: Sequence[str], found: dict[str, float]) -> dict[str, float]:
+    for name in names:
+        if name not in found:
+            raise UserError(f"no metric {name!r} of questions; there are: {', '.join(found)}")
+    return {name: found[name] for name in names}

@@ -1,0 +1,189 @@
+"""Questions, their contexts and answers: SQuAD's JSON (Rajpurkar et al. 2016, 2018), and records of any source."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from bert_jax.command import UserError
+from bert_jax.tasks.example import Split
+from bert_jax.tasks.inputs import Record, checked_text, texts_of
+from bert_jax.tasks.reading import Column, Columns, numbered_lines, read_records
+from bert_jax.tasks.reading.columns import is_number
+
+Part = TypeVar("Part")
+QUESTION_COLUMNS = ("question", "context", "answers")
+
+
+class Answer(NamedTuple):
+    """An answer as its file has it."""
+
+    text: str
+    start: int | None  # its first character in the context; None: not told
+
+
+class Question(NamedTuple):
+    """A question on a context, with its answers (None where the file has none; empty where there is none to find)."""
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[Answer, ...] | None
+    place: str  # in the file, for messages
+
+
+def read_squad(path: Path, label_required: bool) -> Split[Question]:
+    """Reads SQuAD's JSON: data, paragraphs with a context each, and qas (id, question, answers with text and
+    answer_start; is_impossible).
+
+    Raises UserError, with the place, for what is not of this form, an empty context, or questions of which only some
+    have answers.
+    """
+    try:
+        content = json.loads("\n".join(line for _, line in numbered_lines(path)))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path} line {error.lineno} is not JSON ({error.msg}). Mend the file") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path} holds no object; wanted the JSON of SQuAD: {{'data': [...]}}. Name such a file")
+    return _split(path, _questions(path, content), label_required)
+
+
+def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[Question]:
+    """Questions of a table (tasks.reading.records), one an example, as QUESTION_COLUMNS unless columns name others:
+    task.text is the question, task.text_pair the context, task.label the answers.
+
+    Answers are {"text": [...], "answer_start": [...]} as Hugging Face's data sets have them, a list of {"text",
+    "answer_start"} as SQuAD has it, a list of texts, or one text. Raises UserError, with the line, for what is of
+    another form, an empty question or context, and for questions of which only some have answers.
+    """
+    question, context, answers = _names(columns)
+    wanted = [
+        Column(question, "text"),
+        Column(context, "text_pair"),
+        Column(answers, "label", required=label_required),
+        *(Column(name, name, required=False) for name in ("id", "is_impossible") if not is_number(question)),
+    ]
+    found = read_records(path, wanted)
+    return _split(path, (_question(path, line, *values) for line, values in found.records), label_required)
+
+
+def question_of(source: Path, record: Record, columns: Columns) -> Question:
+    """The question, without answers, of what a user gives: an object with the columns of read_questions, or a plain
+    line of a question and its context, parted by a tab. Raises UserError, with the line, for what is missing."""
+    names = list(zip(_names(columns), QUESTION_COLUMNS, strict=True))[:2]
+    question, context = texts_of(source, record, names, needed=2)
+    given = None if isinstance(record.content, str) else record.content.get("id")
+    return _question(source, record.line, question, context, None, given)
+
+
+def locate(context: str, answer: Answer) -> tuple[int, int] | None:
+    """The characters [start, end) of an answer in its context, without white space around it.
+
+    Where it is not at its start, the nearest to it is taken (the first, without one); white space within the answer
+    matches any. None where it is nowhere.
+    """
+    text = answer.text.strip()
+    if not text:
+        return None
+    if answer.start is not None:
+        start = answer.start + len(answer.text) - len(answer.text.lstrip())
+        if start >= 0 and context.startswith(text, start):
+            return start, start + len(text)
+    found = [match.span() for match in re.finditer(r"\s+".join(map(re.escape, text.split())), context)]
+    return min(found, key=lambda span: abs(span[0] - (answer.start or 0)), default=None)
+
+
+def _names(columns: Columns) -> tuple[str, str, str]:
+    given = (columns.text, columns.text_pair, columns.label)
+    question, context, answers = (name or usual for name, usual in zip(given, QUESTION_COLUMNS, strict=True))
+    return question, context, answers
+
+
+def _question(
+    path: Path, line: int, question: Any, context: Any, answers: Any, name: Any = None, impossible: Any = None
+) -> Question:
+    place = f"line {line}"
+    return Question(
+        str(line if name is None else name),
+        checked_text(path, line, question),
+        checked_text(path, line, context),
+        () if impossible is True else None if answers is None else _answers(path, place, answers),
+        place,
+    )
+
+
+def _questions(path: Path, content: Mapping[str, Any]) -> Iterator[Question]:
+    number = 0
+    for title, article in enumerate(_part(path, "the file", content, "data", list)):
+        of_article = f"article {title}"
+        for paragraph in _part(path, of_article, article, "paragraphs", list):
+            context = _part(path, of_article, paragraph, "context", str)
+            if not context.strip():
+                raise UserError(f"{path}: {of_article} has an empty context. Write its text there, or remove it")
+            for entry in _part(path, of_article, paragraph, "qas", list):
+                number += 1
+                place = f"question {entry['id'] if isinstance(entry, dict) and 'id' in entry else number}"
+                question = _part(path, place, entry, "question", str)
+                _refuse_surrogates(path, place, question + context)
+                answers = None if entry.get("answers") is None else _answers(path, place, entry["answers"])
+                impossible = entry.get("is_impossible") is True
+                yield Question(str(entry.get("id", number)), question, context, () if impossible else answers, place)
+
+
+def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...]:
+    if isinstance(answers, str):
+        answers = [answers]
+    if isinstance(answers, dict) and "text" in answers:
+        texts, starts = _listed(answers["text"]), _listed(answers.get("answer_start"))
+        texts, starts = texts or [], [None] * len(texts or ()) if starts is None else starts
+        if not isinstance(texts, list) or not isinstance(starts, list) or len(starts) != len(texts):
+            raise UserError(f"{path} {place}: answers has not as many texts as answer_start. Correct it")
+        answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
+    if not isinstance(answers, list):
+        raise UserError(
+            f"{path} {place}: answers is {answers!r:.60}; wanted a list of {{'text', 'answer_start'}}. Correct it"
+        )
+    found = []
+    for answer in answers:
+        entry = {"text": answer} if isinstance(answer, str) else answer
+        text = _part(path, place, entry, "text", str)
+        start = entry.get("answer_start")
+        if start is not None and (not isinstance(start, int) or isinstance(start, bool)):
+            raise UserError(f"{path} {place}: answer_start is {start!r:.40}; wanted a number of characters. Correct it")
+        found.append(Answer(text, start))
+    return tuple(found)
+
+
+def _listed(values: Any) -> Any:
+    """A list as it is, and an array of prepared data as one."""
+    listed = values.tolist() if isinstance(values, np.ndarray) else values
+    return [one.decode() if isinstance(one, bytes) else one for one in listed] if isinstance(listed, list) else listed
+
+
+def _split(path: Path, found: Iterator[Question], label_required: bool) -> Split[Question]:
+    questions = tuple(found)
+    if not questions:
+        raise UserError(f"{path} holds no questions. Name another file")
+    without = [question for question in questions if question.answers is None]
+    if without and (label_required or len(without) < len(questions)):
+        raise UserError(
+            f"{path} {without[0].place} has no answers; where there is none to find, write an empty list: 'answers': []"
+        )
+    return Split(path, questions, labelled=not without)
+
+
+def _part(path: Path, place: str, holder: Any, key: str, kind: type[Part]) -> Part:
+    if isinstance(holder, dict) and isinstance(value := holder.get(key), kind):
+        return value
+    wanted = "a text" if kind is str else "a list"
+    raise UserError(f"{path}: {place} has no {key!r} ({wanted}), which the JSON of SQuAD has there. Correct the file")
+
+
+def _refuse_surrogates(path: Path, place: str, text: str) -> None:
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{path} {place} holds half of a surrogate pair, which is no character") from None

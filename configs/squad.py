@@ -1,0 +1,48 @@
+"""Answers that are a part of a text: squad1, squad2 (where some questions have none), or new_wiki.
+
+    python -m bert_jax.finetune --config configs/squad.py:task=squad1 --workdir runs/squad --config.init_from=CHECKPOINT
+
+squad1 reads train-v1.1.json and dev-v1.1.json, squad2 train-v2.0.json and dev-v2.0.json, new_wiki the questions of
+SQuADShifts on other Wikipedia articles (squadshifts_new_wiki.json) and dev-v1.1.json; .xz, .gz and .zst too. They are
+looked for in --config.task.data_dir, or in $BERT_JAX_DATA and its squad/. Files of your own, in SQuAD's JSON or with
+a question, a context and answers a line (.jsonl), are taken by configs/own.py with --config.task.kind=question.
+
+A long text is read in windows: task.max_length pieces each, with the question (cut to task.max_query_length), every
+task.doc_stride. Answers are parts of the text as it is written, of up to task.max_answer_length pieces. Of squad2 the
+threshold of no answer that is best in F1 on dev stays with the checkpoint.
+
+Hardware  any; by BERT-Base one accelerator, by small models a CPU
+Hours     published: about half an hour on a Cloud TPU, a few hours on a GPU (Devlin et al. 2019, section 3.2); not
+          measured by us
+Expected  published, on dev; not measured by us
+
+          | task   | metric           | Base        | Large       |
+          | squad1 | exact match / F1 | 80.8 / 88.5 | 84.1 / 90.9 |  Devlin et al. 2019, table 2
+          | squad2 | exact / F1       |             | 78.7 / 81.9 |  table 3
+
+Source    Devlin et al. 2019, section 4.2: batch 32, 3 epochs, 5e-5 (squad1); section 4.3: batch 48, 2 epochs, 5e-5
+          (squad2); windows and lengths as run_squad.py of google-research/bert
+"""
+
+import ml_collections
+
+from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig, recipe
+
+TASKS = ("squad1", "squad2", "new_wiki")
+
+
+def get_config(argument: str = "task=squad1") -> ml_collections.ConfigDict:
+    name = argument.removeprefix("task=")
+    if name not in TASKS:
+        raise UserError(
+            f"configs/squad.py:{argument}: no such task; use configs/squad.py:task=NAME, one of {', '.join(TASKS)}"
+        )
+    return recipe(
+        FinetuneConfig(
+            task=TaskConfig(name=name, max_length=384),
+            optimizer=OptimizerConfig(learning_rate=5e-5, warmup_steps=-1),  # -1: a tenth of the steps
+            batch_size=48 if name == "squad2" else 32,
+            epochs=2.0 if name == "squad2" else 3.0,
+        )
+    )

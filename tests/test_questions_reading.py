@@ -1,0 +1,166 @@
+"""Questions as files have them: SQuAD's JSON, records, and what is wrong with either."""
+
+import json
+import lzma
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_jax.command import UserError
+from bert_jax.tasks.example import Split
+from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.kinds.question import QuestionAnswering
+from bert_jax.tasks.questions.reading import Answer, Question, locate
+from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.task import Task
+
+KIND = QuestionAnswering()
+TASK = Task("own", "question")
+CONTEXT = "The bridge was built in 1905 by Ada."
+
+
+def read(path: Path, label_required: bool = True, columns: Columns | None = None) -> Split[Question]:
+    return KIND.read(TASK, path, columns or Columns(), label_required)
+
+
+def squad(path: Path, *questions: dict, context: str = CONTEXT) -> Path:
+    """Writes questions on a context as SQuAD's JSON."""
+    content = {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": context, "qas": questions}]}]}
+    path.write_text(json.dumps(content), encoding="utf-8")
+    return path
+
+
+def json_lines(path: Path, *records: object) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records), encoding="utf-8")
+    return path
+
+
+def test_squad_is_read_with_questions_that_have_no_answer(tmp_path):
+    path = squad(
+        tmp_path / "train.json",
+        {"id": "a", "question": "When?", "answers": [{"text": "1905", "answer_start": 24}]},
+        {"id": "b", "question": "Why?", "answers": [], "is_impossible": True},
+        {"id": "c", "question": "Who?", "answers": [{"text": "Ada", "answer_start": 32}], "is_impossible": True},
+    )
+    packed = tmp_path / "train.json.xz"
+    packed.write_bytes(lzma.compress(path.read_bytes()))
+    for file in (path, packed):
+        split = read(file)
+        assert [one.answers for one in split.items] == [(Answer("1905", 24),), (), ()] and split.labelled
+        assert split.items[1] == Question("b", "Why?", CONTEXT, (), "question b")
+    assert KIND.complete(TASK, split).unanswerable
+
+
+def test_questions_without_answers_are_read_where_no_labels_are_asked_for(tmp_path):
+    path = squad(tmp_path / "test.json", {"id": "a", "question": "When?"})
+    assert not read(path, label_required=False).labelled
+    with pytest.raises(UserError, match=r"test.json question a has no answers; .* 'answers': \[\]"):
+        read(path)
+    squad(path, {"id": "a", "question": "When?", "answers": []}, {"id": "b", "question": "Who?"})
+    with pytest.raises(UserError, match="question b has no answers"):
+        read(path, label_required=False)
+
+
+@pytest.mark.parametrize(
+    "answers, expected",
+    [
+        ({"text": ["1905", "in 1905"], "answer_start": [24, 21]}, (Answer("1905", 24), Answer("in 1905", 21))),
+        ({"text": [], "answer_start": []}, ()),
+        ([{"text": "1905", "answer_start": 24}], (Answer("1905", 24),)),
+        (["1905"], (Answer("1905", None),)),
+        ("1905", (Answer("1905", None),)),
+    ],
+)
+def test_answers_of_records_may_be_written_in_each_usual_way(tmp_path, answers, expected):
+    path = json_lines(tmp_path / "train.jsonl", {"id": 7, "question": "When?", "context": CONTEXT, "answers": answers})
+    assert read(path).items == (Question("7", "When?", CONTEXT, expected, "line 1"),)
+
+
+def test_records_have_the_columns_that_a_user_names(tmp_path):
+    path = json_lines(tmp_path / "train.jsonl", {"q": "When?", "passage": CONTEXT, "gold": "1905"})
+    (question,) = read(path, columns=Columns("q", "passage", "gold")).items
+    assert question == Question("1", "When?", CONTEXT, (Answer("1905", None),), "line 1")
+    with pytest.raises(UserError, match=r"line 1 has no column 'question'; its columns are: q, passage, gold"):
+        read(path)
+
+
+def test_what_is_to_be_predicted_is_a_record_or_a_line_of_two_texts():
+    records = [Record(1, f"When?\t{CONTEXT}"), Record(2, {"question": "Who?", "context": CONTEXT, "answers": ["Ada"]})]
+    split = KIND.parse(TASK, Path("input"), records)
+    assert [(one.id, one.question, one.answers) for one in split.items] == [("1", "When?", None), ("2", "Who?", None)]
+    assert not split.labelled
+    with pytest.raises(UserError, match="input line 3 holds 1 texts, parted by tabs; wanted 2: question, context"):
+        KIND.parse(TASK, Path("input"), [Record(3, "When?")])
+
+
+@pytest.mark.parametrize(
+    "text, said",
+    [
+        ("{", "line 1 is not JSON"),
+        ("[]", "holds no object; wanted the JSON of SQuAD"),
+        ("{}", r"the file has no 'data' \(a list\)"),
+        ('{"data": []}', "holds no questions"),
+        ('{"data": [{"paragraphs": [{"context": " ", "qas": []}]}]}', "article 0 has an empty context"),
+        ('{"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}', r"article 0 has no 'context' \(a text\)"),
+        ('{"data": [{"paragraphs": [{"context": "a", "qas": [{}]}]}]}', r"question 1 has no 'question' \(a text\)"),
+        ('{"data": [{"paragraphs": [{"context": "a", "qas": [7]}]}]}', r"question 1 has no 'question' \(a text\)"),
+        (
+            '{"data": [{"paragraphs": [{"context": "a", "qas": [{"question": "\\ud800"}]}]}]}',
+            "question 1 holds half of a surrogate pair",
+        ),
+        (
+            '{"data": [{"paragraphs": [{"context": "a", "qas": [{"question": "b", "answers": 3}]}]}]}',
+            "question 1: answers is 3; wanted a list",
+        ),
+        (
+            '{"data": [{"paragraphs": [{"context": "a", "qas": [{"question": "b", "answers": [{"text": "a", '
+            '"answer_start": "0"}]}]}]}]}',
+            "question 1: answer_start is '0'; wanted a number",
+        ),
+    ],
+)
+def test_what_is_not_squads_json_is_told_with_its_place(tmp_path, text, said):
+    path = tmp_path / "train.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError, match=rf"train\.json:? {said}") as told:
+        read(path)
+    assert "\n" not in str(told.value)
+
+
+def test_broken_lines_are_told_with_their_numbers(tmp_path):
+    path = tmp_path / "train.jsonl"
+    whole = json.dumps({"question": "When?", "context": CONTEXT, "answers": []})
+    for line, said in (("{", "line 2 is not JSON"), ("[1]", "line 2 is no JSON object")):
+        path.write_text(f"{whole}\n{line}\n")
+        with pytest.raises(UserError, match=rf"train\.jsonl {said}"):
+            read(path)
+    json_lines(path, {"question": " ", "context": CONTEXT, "answers": []})
+    with pytest.raises(UserError, match=r"train\.jsonl line 1 is empty"):
+        read(path)
+    json_lines(path, {"question": "a", "context": CONTEXT, "answers": {"text": ["b"], "answer_start": []}})
+    with pytest.raises(UserError, match="line 1: answers has not as many texts as answer_start"):
+        read(path)
+
+
+@given(st.text("ab \n", min_size=1, max_size=12), st.text("ab \n", min_size=1, max_size=3), st.integers(-2, 14))
+def test_an_answer_is_located_where_it_is_or_nearest(context, text, start):
+    found = locate(context, Answer(text, start))
+    stripped = text.strip()
+    if not stripped:
+        assert found is None
+        return
+    # White space within an answer matches any, so that lengths may differ.
+    same = [
+        (begin, end)
+        for begin in range(len(context))
+        for end in range(begin + 1, len(context) + 1)
+        if context[begin:end].split() == stripped.split() and context[begin:end].strip() == context[begin:end]
+    ]
+    if found is None:
+        assert not same
+    else:
+        assert found in same
+        if context.startswith(text, max(start, 0)) and start >= 0:
+            assert found[0] == start + len(text) - len(text.lstrip())
