@@ -3,7 +3,6 @@
 import functools
 import io
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,13 +23,13 @@ from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.states import LAYERS, States
 from bert_jax.tasks import texts as texts_lib
 from bert_jax.tasks.example import TaskBatch
 from bert_jax.tasks.source import LENGTHS
 from bert_jax.tasks.texts import EncodedTexts
 from bert_jax.train import partitioning
 
-LAYERS = ("embeddings", "last", "second_to_last", "sum_all", "sum_last_4", "concat_last_4", "mean_last_4")
 POOLS = ("none", "cls", "mean", "max", "words")
 
 DESCRIPTION = f"""Writes the vectors of texts to a NumPy file.
@@ -83,7 +82,7 @@ def embed(
         raise UserError(f"--max_length is {max_length}; use 5 to {limit} (the model's positions), or 0 for the most")
     if pool == "cls" and loaded.model.causal:
         raise UserError("--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none")
-    chosen = _Layers.parse(layers, loaded.model.layers)
+    chosen = States.parse(layers, loaded.model.layers)
     encoded = texts_lib.encode(texts, loaded.tokenizer, max_length or limit, by_word=pool == "words")
     if encoded.rows.truncated:
         _say(
@@ -130,42 +129,14 @@ def main(arguments: Sequence[str]) -> None:
     print(f"{output}: " + ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()))
 
 
-@dataclass(frozen=True)
-class _Layers:
-    """Which hidden states, 0 being the embeddings, and how they become one."""
-
-    indices: tuple[int, ...]
-    combine: str  # sum, mean or concat
-
-    @staticmethod
-    def parse(name: str, layers: int) -> "_Layers":
-        every = tuple(range(1, layers + 1))
-        if name.isdecimal() and int(name) <= layers:
-            return _Layers((int(name),), "sum")
-        if name.endswith("_last_4") and name in LAYERS and layers < 4:
-            raise UserError(f"--layers is {name}, but the model has {layers} layers. Use last, sum_all or a number")
-        table = {
-            "embeddings": _Layers((0,), "sum"),
-            "last": _Layers((layers,), "sum"),
-            "second_to_last": _Layers((layers - 1,), "sum"),
-            "sum_all": _Layers(every, "sum"),
-            "sum_last_4": _Layers(every[-4:], "sum"),
-            "mean_last_4": _Layers(every[-4:], "mean"),
-            "concat_last_4": _Layers(every[-4:], "concat"),
-        }
-        if name not in table:
-            raise UserError(f"--layers is {name!r}; use one of {', '.join(table)}, or a number from 0 to {layers}")
-        return table[name]
-
-
 def _run(
-    loaded: Loaded, encoded: EncodedTexts, chosen: _Layers, pool: str, batch_size: int, runtime: Runtime
+    loaded: Loaded, encoded: EncodedTexts, chosen: States, pool: str, batch_size: int, runtime: Runtime
 ) -> dict[str, np.ndarray]:
     rows = encoded.rows
     mesh = partitioning.make_mesh(MeshConfig())
     params = paths.unflatten(dict(loaded.params))
     params = jax.device_put(params, partitioning.shardings(mesh, params))
-    width = loaded.model.width * (len(chosen.indices) if chosen.combine == "concat" else 1)
+    width = chosen.width(loaded.model.width)
     outputs = {"none": len(rows.input_ids), "words": int(encoded.word_offsets[-1])}
     embeddings = np.full((outputs.get(pool, rows.count), width), np.nan, np.float32)
     for indices, length in _batches(rows.lengths, batch_size, mesh.size, loaded.model.max_positions):
@@ -187,21 +158,14 @@ def _vectors(
     config: ModelConfig,
     heads: Heads,
     runtime: Runtime,
-    chosen: _Layers,
+    chosen: States,
     pool: str,
     params: dict[str, Any],
     batch: TaskBatch,
 ) -> Float[Array, "B T W"] | Float[Array, "B W"]:
     """The combined layers, float32, pooled where a text has one vector."""
-    only_last = chosen.indices in ((0,), (config.layers,))
-    encoded = bind(config, heads, params, runtime).encode(batch, all_layers=not only_last)
-    states = {0: encoded.embeddings, config.layers: encoded.last}
-    if encoded.layers is not None:
-        states |= {depth + 1: encoded.layers[depth] for depth in range(config.layers)}
-    picked = [states[index].astype(jnp.float32) for index in chosen.indices]
-    hidden = jnp.concatenate(picked, axis=-1) if chosen.combine == "concat" else functools.reduce(jnp.add, picked)
-    if chosen.combine == "mean":
-        hidden /= len(picked)
+    encoded = bind(config, heads, params, runtime).encode(batch, all_layers=chosen.inner(config.layers))
+    hidden = chosen.of(encoded, config.layers)
     real = (batch.sequence_ids > 0)[..., None]
     if pool == "cls":
         return hidden[:, 0]

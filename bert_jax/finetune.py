@@ -23,8 +23,9 @@ from bert_jax.interop import source as interop
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
 from bert_jax.model.heads import Heads
-from bert_jax.tasks import evaluation, table
+from bert_jax.tasks import evaluation, submission, table
 from bert_jax.tasks.example import Split, TaskRows
+from bert_jax.tasks.finetuned import FineTuned
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.source import TaskSource
 from bert_jax.tasks.task import Task
@@ -47,6 +48,7 @@ DESCRIPTION = f"""Fine-tunes a checkpoint on a task: a named one, or files of yo
 CHECKPOINT is a workdir of pretraining or fine-tuning, a step in it, an export, or a Hugging Face folder.
 Named tasks: {", ".join(table.TASKS)}. Their files are found in --config.task.data_dir,
 or else in $BERT_JAX_DATA; a part of ewt comes with the code and is used unless data_dir is given.
+--config.task.submission=DIR writes what the leaderboards of GLUE and SuperGLUE take of a named task.
 Other keys: --config.seeds=0,1,2 (one run a seed, in WORKDIR/seed-K; WORKDIR then holds the best by dev),
 --config.epochs=3, --config.train_layers=all|head|last:K|no_embeddings, --config.task.max_length=128,
 --config.task.pooling=cls|mean|max|attention_dot|attention_additive (what a class reads; default: as CHECKPOINT has it),
@@ -67,11 +69,17 @@ class Start:
     tokenizer: Tokenizer
     loaded: Loaded | None  # None: from scratch
 
-    def initial_params(self, heads: Heads) -> dict[str, np.ndarray]:
+    def initial_params(self, heads: Heads, task: Task) -> dict[str, np.ndarray]:
         """Parameters by path; what is not among them is drawn afresh, by each seed otherwise."""
         if self.loaded is None:
             return {}
-        return interop.initial_params(self.loaded, self.model, heads, self.tokenizer).params
+        return interop.initial_params(self.loaded, self.model, heads, self.tokenizer, dataclasses.asdict(task)).params
+
+    def told(self) -> dict[str, Any] | None:
+        """What result.json says of it: its path, and the task that it was fine-tuned for; None: from scratch."""
+        if self.loaded is None:
+            return None
+        return {"path": self.loaded.origin, "task": self.loaded.task["name"] if self.loaded.task else None}
 
 
 @dataclass(frozen=True)
@@ -88,10 +96,10 @@ def finetune(
 ) -> dict[str, Any]:
     """Trains once for each of config.seeds and returns what result.json holds.
 
-    Keys: task, seeds, metrics {name: {mean, std, values}} (the dev metrics under their names, those of another
-    labelled split after its own, as `test_`; std is the sample deviation, None for one seed), counts by split. With
-    one seed WORKDIR is the run; with several each has WORKDIR/seed-K, and WORKDIR opens as the best by the task's
-    first dev metric.
+    Keys: task, start {path, task} (what it began from, and what that was fine-tuned for; None: from scratch), seeds,
+    metrics {name: {mean, std, values}} (the dev metrics under their names, those of another labelled split after its
+    own, as `test_`; std is the sample deviation, None for one seed), counts by split. With one seed WORKDIR is the run;
+    with several each has WORKDIR/seed-K, and WORKDIR opens as the best by the task's first dev metric.
     An empty init_from trains config.model from scratch, which takes a tokenizer. Raises UserError for a mistake in
     the configuration, the files or the checkpoint, and Stopped after SIGTERM.
     """
@@ -103,6 +111,8 @@ def finetune(
     splits = {
         name: table.read(task, path, label_required=name.startswith(("train", "dev"))) for name, path in files.items()
     }
+    if config.task.submission:
+        submission.check(task.name, files)
     task = kind_of(task).complete(task, splits["train"])
     start = _open_start(config, tokenizer)
     if start.loaded and task.pooled and not config.task.pooling:
@@ -113,18 +123,22 @@ def finetune(
             "--config.task.pooling=mean (or max, attention_dot, attention_additive)"
         )
     data = _encode(task, splits, start)
-    initial = start.initial_params(kind_of(data.task).objective(data.task).heads)
+    initial = start.initial_params(kind_of(data.task).objective(data.task).heads, data.task)
     by_seed = {
         seed: _run_seed(config, seed, _seed_folder(config, workdir, seed), start, data, initial)
         for seed in config.seeds
     }
-    result = _result(data, by_seed)
+    told = {"start": start.told()}
+    result = _result(data, by_seed) | told
     if len(config.seeds) > 1:
         _keep_best(config, workdir, data.task, by_seed)
     if distributed.leads():
         for seed, metrics in by_seed.items():
-            write_json(_seed_folder(config, workdir, seed) / trainer.RESULT_FILE, _result(data, {seed: metrics}))
+            write_json(_seed_folder(config, workdir, seed) / trainer.RESULT_FILE, _result(data, {seed: metrics}) | told)
         write_json(workdir / trainer.RESULT_FILE, result)
+    if config.task.submission:
+        model = FineTuned(interop.open_checkpoint(workdir), batch_size=config.batch_size)
+        submission.submit(model, splits, config.task.submission)
     return result
 
 
@@ -184,14 +198,16 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
             f"task.max_length is {task.max_length}, but the model has {start.model.max_positions} positions; "
             f"use --config.task.max_length={start.model.max_positions}"
         )
+    console = Console(stderr=True, soft_wrap=True, quiet=not distributed.leads())
     rows, counts = {}, {}
     for name, split in splits.items():
         if not split.labelled:
-            console = Console(stderr=True, soft_wrap=True, quiet=not distributed.leads())
-            console.print(f"{split.path} has no labels: not measured", markup=False)
+            console.print(f"{split.path} has no labels: not measured", markup=False, highlight=False)
             continue
         rows[name] = kind_of(task).encode(task, split, start.tokenizer)
         counts[name] = evaluation.counts(rows[name], task, start.tokenizer)
+        for line in evaluation.remarks(rows[name], table.metrics_of(task, name)):
+            console.print(line, markup=False, highlight=False)
     return Data(task, rows, counts)
 
 

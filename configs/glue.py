@@ -1,21 +1,34 @@
-"""Sentence classification and regression from a GLUE folder: sst2, cola, mrpc, stsb or rte.
+"""Classes and scores of texts and pairs, the nine tasks of GLUE: sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte or wnli.
 
     python -m bert_jax.finetune --config configs/glue.py:task=sst2 --workdir runs/sst2 --config.init_from=CHECKPOINT
 
-The files (SST-2/train.tsv and so on; .xz and .gz too) are looked for in --config.task.data_dir, or in $BERT_JAX_DATA
-and its glue/. --config.seeds=0,1,2,3,4 trains five times: the small tasks swing by points from seed to seed.
+The files (SST-2/train.tsv and so on; .xz, .gz and .zst too) are looked for in --config.task.data_dir, or in
+$BERT_JAX_DATA and its glue/. data_dir may also hold a clone of the Hugging Face data set, or be tfds: (what TensorFlow
+Datasets has prepared in TFDS_DATA_DIR). --config.task.train=FILE and --config.task.dev=FILE name files of the same
+layout, as the four columns of an MNLI subset. --config.seeds=5 trains five times: the small tasks swing by points from
+seed to seed. --config.task.submission=DIR also writes what the leaderboard takes (DIR/SST-2.tsv and so on).
+
+mnli is measured on dev_matched.tsv under plain names and on dev_mismatched.tsv as mismatched figures
+(dev_mismatched_accuracy). The diagnostic set (AX: diagnostic/diagnostic.tsv beside MNLI/) has no training files: the
+model of mnli answers it, and where it has its labels (diagnostic-full.tsv) it is measured (ax_matthews_correlation).
+RTE, MRPC and STS-B are often published from a start fine-tuned on MNLI: --config.init_from=runs/mnli does that, and
+result.json says so under `start`.
 
 Hardware  any; by BERT-Base one accelerator, by small models a CPU
 Hours     published: at most one on a Cloud TPU, a few on a GPU (Devlin et al. 2019, section 3.2); not measured by us
 Expected  published test scores of BERT-Base and BERT-Large (Devlin et al. 2019, table 1); not measured by us, and a
           score on dev is not the same number
 
-          | task | metric                | Base | Large |
-          | sst2 | accuracy              | 93.5 | 94.9 |
-          | cola | Matthews correlation  | 52.1 | 60.5 |
-          | mrpc | F1                    | 88.9 | 89.3 |
-          | stsb | Spearman correlation  | 85.8 | 86.5 |
-          | rte  | accuracy              | 66.4 | 70.1 |
+          | task | metric                          | Base       | Large      |
+          | sst2 | accuracy                        | 93.5       | 94.9       |
+          | cola | Matthews correlation            | 52.1       | 60.5       |
+          | mrpc | F1                              | 88.9       | 89.3       |
+          | stsb | Spearman correlation            | 85.8       | 86.5       |
+          | qqp  | F1                              | 71.2       | 72.1       |
+          | mnli | accuracy, matched / mismatched  | 84.6, 83.4 | 86.7, 85.9 |
+          | qnli | accuracy                        | 90.5       | 92.7       |
+          | rte  | accuracy                        | 66.4       | 70.1       |
+          | wnli | accuracy                        | left out there: the most frequent class has 65.1    |
 
 Source    Devlin et al. 2019, section 4.1: batch 32, 3 epochs, the best of the rates 5e-5, 4e-5, 3e-5 and 2e-5 by dev
           (here 3e-5; for another set --config.optimizer.learning_rate); dropout 0.1; Adam as in appendix A.2,
@@ -27,11 +40,13 @@ import ml_collections
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig, recipe
 
-TASKS = ("sst2", "cola", "mrpc", "stsb", "rte")
+TASKS = ("sst2", "cola", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 
 
 def get_config(argument: str = "task=sst2") -> ml_collections.ConfigDict:
     name = argument.removeprefix("task=")
+    if name == "ax":
+        raise UserError("configs/glue.py:ax has no training files: the model of configs/glue.py:task=mnli answers it")
     if name not in TASKS:
         raise UserError(
             f"configs/glue.py:{argument}: no such task; use configs/glue.py:task=NAME, one of {', '.join(TASKS)}"

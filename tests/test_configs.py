@@ -14,7 +14,14 @@ from bert_jax.train.losses import CausalObjective, PretrainingObjective
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted(path for path in ROOT.glob("configs/*.py") if path.name != "__init__.py")
-FINETUNING = {"glue": ":task=sst2", "own": "", "squad": ":task=squad2", "tagging": ":task=ewt"}
+FINETUNING = {
+    "choice": ":task=swag",
+    "glue": ":task=sst2",
+    "own": "",
+    "squad": ":task=squad2",
+    "superglue": ":task=wic",
+    "tagging": ":task=ewt",
+}
 
 # What a pretraining recipe takes, and the preset that it is for.
 PRETRAINING = {

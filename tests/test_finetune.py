@@ -180,6 +180,66 @@ def test_training_the_head_alone_leaves_the_rest_bit_for_bit(
     assert set(after) - same == {"classifier/dense/kernel", "classifier/dense/bias"}
 
 
+def write_nli(folder: Path) -> None:
+    """MNLI, its diagnostic set and RTE in the layouts of GLUE, a few lines each."""
+    draw = np.random.default_rng(0)
+    words = ["the house", "a man", "her letter", "the sea", "that day"]
+    splits = {"train": 48, "dev_matched": 12, "dev_mismatched": 12, "test_matched": 5, "test_mismatched": 6}
+    for name, count in splits.items():
+        lines = ["index\tsentence1\tsentence2" + ("" if name.startswith("test") else "\tgold_label")]
+        for index in range(count):
+            fields = [str(index), f"{draw.choice(words)} was dark", str(draw.choice(words))]
+            if not name.startswith("test"):
+                fields.append(("entailment", "neutral", "contradiction")[index % 3])
+            lines.append("\t".join(fields))
+        (folder / "MNLI").mkdir(parents=True, exist_ok=True)
+        (folder / "MNLI" / f"{name}.tsv").write_text("\n".join(lines) + "\n")
+    (folder / "diagnostic").mkdir()
+    pairs = ["the sea was dark\tthe sea\tentailment", "a man\tthat day\tneutral", "a man\ta house\tcontradiction"]
+    (folder / "diagnostic" / "diagnostic-full.tsv").write_text("\n".join(["Premise\tHypothesis\tLabel", *pairs]) + "\n")
+    (folder / "RTE").mkdir()
+    for name in ("train", "dev"):
+        lines = [f"{n}\tthe sea was dark\ta man\t{'not_' * (n % 2)}entailment" for n in range(8)]
+        text = "\n".join(["index\tsentence1\tsentence2\tlabel", *lines]) + "\n"
+        (folder / "RTE" / f"{name}.tsv").write_text(text)
+
+
+@pytest.mark.slow
+def test_mnli_is_measured_split_by_split_submitted_and_a_start_for_rte_that_the_result_states(
+    start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_nli(tmp_path / "glue")
+    task = TaskConfig(name="mnli", data_dir=str(tmp_path), submission=str(tmp_path / "leaderboard"))
+    result = finetune(config_of(start, task), tmp_path / "mnli")
+    names = set(result["metrics"])
+    assert {"accuracy", "dev_mismatched_accuracy", "ax_matthews_correlation"} <= names
+    assert not any(name.startswith("test") for name in names) and "ax_accuracy" not in names
+    assert result["start"] == {"path": str(start), "task": None}
+    assert set(result["counts"]) == {"train", "dev", "dev_mismatched", "ax"}
+    found = {path.name: path.read_text().splitlines() for path in (tmp_path / "leaderboard").iterdir()}
+    assert {name: len(lines) - 1 for name, lines in found.items()} == {"MNLI-m.tsv": 5, "MNLI-mm.tsv": 6, "AX.tsv": 3}
+    loaded = source.open_checkpoint(tmp_path / "mnli")
+    assert set(evaluation.evaluate(loaded, tmp_path).metrics) == names
+    alone = evaluation.evaluate(loaded, tmp_path / "glue/diagnostic/diagnostic-full.tsv").metrics
+    assert "matthews_correlation" in alone and "accuracy" not in alone
+
+    capsys.readouterr()
+    rte = config_of(tmp_path / "mnli", TaskConfig(name="rte", data_dir=str(tmp_path)), steps=1)
+    result = finetune(rte, tmp_path / "rte")
+    assert result["start"] == {"path": str(tmp_path / "mnli"), "task": "mnli"}
+    said = capsys.readouterr().err
+    assert "for its own task (mnli: entailment, neutral, contradiction), so drawn afresh: classifier/" in said
+
+
+def test_a_folder_for_the_leaderboard_of_a_task_that_none_takes_is_told(
+    start: Path, reviews: dict[str, str], tmp_path: Path
+) -> None:
+    task = TaskConfig(train=reviews["train"], text="review", label="stars", submission=str(tmp_path / "out"))
+    with pytest.raises(UserError, match=r"task.submission: task own has nothing that a leaderboard takes; .*boolq"):
+        finetune(config_of(start, task), tmp_path / "work")
+    assert not (tmp_path / "work").exists() and not (tmp_path / "out").exists()
+
+
 def test_steps_warmup_and_evaluation_follow_from_rows_and_epochs() -> None:
     config = FinetuneConfig(optimizer=OptimizerConfig(warmup_steps=-1), epochs=3.0, batch_size=32)
     settings = finetune_lib._settings(config, seed=7, rows=1001)
@@ -192,7 +252,9 @@ def test_steps_warmup_and_evaluation_follow_from_rows_and_epochs() -> None:
     assert finetune_lib._settings(by_clock, seed=7, rows=1001).steps == 0
 
 
-@pytest.mark.parametrize("recipe", ["glue.py:task=rte", "glue.py:stsb", "tagging.py:task=conll2003", "own.py"])
+@pytest.mark.parametrize(
+    "recipe", ["glue.py:task=rte", "glue.py:mnli", "superglue.py:task=cb", "tagging.py:task=conll2003", "own.py"]
+)
 def test_a_recipe_is_a_fine_tuning_configuration(recipe: str) -> None:
     from bert_jax import config as config_lib
 
@@ -201,7 +263,7 @@ def test_a_recipe_is_a_fine_tuning_configuration(recipe: str) -> None:
     assert (built.seeds, built.epochs, built.optimizer.warmup_steps) == ((3, 4), 2.0, -1)
 
 
-@pytest.mark.parametrize("recipe", ["glue.py:task=sst3", "tagging.py:task=pos"])
+@pytest.mark.parametrize("recipe", ["glue.py:task=sst3", "superglue.py:task=wsc", "tagging.py:task=pos"])
 def test_a_recipe_names_its_tasks(recipe: str) -> None:
     from bert_jax import config as config_lib
 

@@ -89,6 +89,19 @@ def test_a_head_for_another_number_of_classes_is_drawn_afresh(tmp_path):
     assert not kept.fresh and set(other.fresh) == {"classifier/dense/kernel", "classifier/dense/bias"}
 
 
+def test_a_head_for_other_labels_is_drawn_afresh_though_it_has_as_many(tmp_path, capsys):
+    loaded = random_checkpoint(tmp_path, odd_config(), Heads(pooler=True, classes=2))
+    task = {"name": "sst2", "kind": "classification", "labels": ["0", "1"]}
+    loaded = dataclasses.replace(loaded, task=task)
+    heads = Heads(pooler=True, classes=2)
+    same = source.initial_params(loaded, loaded.model, heads, loaded.tokenizer, task | {"labels": ("0", "1")})
+    assert not same.fresh
+    for change in ({"labels": ("1", "0")}, {"labels": ("no", "yes")}, {"kind": "choice"}):
+        other = source.initial_params(loaded, loaded.model, heads, loaded.tokenizer, task | change)
+        assert set(other.fresh) == {"classifier/dense/kernel", "classifier/dense/bias"}
+        assert "for its own task (sst2: 0, 1), so drawn afresh: classifier" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("field", source.ARCHITECTURE_FIELDS)
 def test_another_architecture_names_the_field(loaded, field):
     now = getattr(loaded.model, field)

@@ -9,8 +9,9 @@ import pytest
 from sklearn.utils.class_weight import compute_class_weight
 
 from bert_jax.command import UserError
-from bert_jax.tasks.example import Example, Split, TaskBatch
+from bert_jax.tasks.example import Example, Sentence, Split, TaskBatch
 from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.kinds.tagging import TagLabels
 from bert_jax.tasks.task import Task
 from bert_jax.train.losses import ClassCosts
 
@@ -49,12 +50,26 @@ def test_a_label_may_hold_an_equals_sign() -> None:
         ({"label_smoothing": 1.0}, r"task.label_smoothing is 1.0; use 0 \(none\) or a share below 1"),
         ({"label_smoothing": 0.1, "kind": "regression", "labels": ()}, "not for regression; leave it out"),
         ({"class_weights": "balanced", "kind": "regression", "labels": ()}, "not for regression; leave it out"),
+        ({"class_weights": "balanced", "kind": "tagging", "crf": True}, r"and task.crf has none; leave out one"),
     ],
 )
 def test_what_is_no_weight_and_no_share_is_told(options: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
         task = replace(TASK, **options)
         kind_of(task).complete(task, TRAIN)
+
+
+def test_tags_are_weighed_by_words_in_the_scheme_of_the_labels() -> None:
+    words = Sentence(("EU", "says", "Rome", "Paris", "!"), ("I-ORG", "O", "I-LOC", "B-LOC", "O"), (1, 2, 3, 4, 5))
+    train = Split(Path("train.conll"), (words,), labelled=True)
+    task = Task("own", "tagging", ("O", "B-ORG", "B-LOC", "I-LOC"), class_weights="balanced", label_smoothing=0.1)
+    found = kind_of(task).complete(task, train)
+    assert found.class_weight_values == (5 / 6, 5 / 3, 5 / 6, 1.0)  # n / (3 * count); I-LOC is in the set only
+    objective = kind_of(found).objective(found)
+    labels = TagLabels(tags=jnp.array([[2, 0, 3]]), words=jnp.array([[0, 1, 2]]))
+    batch = TaskBatch(*[jnp.zeros((1, 3), jnp.int32)] * 4, labels=labels, label_weights=jnp.array([[1.0, 1, 0]]))
+    assert objective.counts(batch)["task"] == pytest.approx(5 / 6 + 5 / 6)
+    assert objective.costs == ClassCosts(found.class_weight_values, 0.1)
 
 
 def test_the_denominator_is_the_weight_of_the_truths_and_measuring_is_plain() -> None:

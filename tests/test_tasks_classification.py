@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
-from bert_jax.tasks import pairs
+from bert_jax.tasks import evaluation, pairs
 from bert_jax.tasks.example import Example, Split
 from bert_jax.tasks.kinds.classification import Classification
 from bert_jax.tasks.task import Task
@@ -118,6 +118,36 @@ def test_a_score_that_is_no_number_is_told_with_file_and_line(letters: Tokenizer
     task = Task("own", "regression", max_length=12)
     with pytest.raises(UserError, match=f"train.tsv line 3: '{score}' is no number"):
         KIND.encode(task, split_of(("a", None, "2.5"), ("b", None, score)), letters)
+
+
+def test_empty_texts_are_counted_and_said(letters: Tokenizer) -> None:
+    rows = KIND.encode(TASK, split_of(("", "a", "yes"), ("a", " \t", "no"), ("a", "b", "no")), letters)
+    assert KIND.counts(rows) == {"empty_texts": 2} and rows.lengths.tolist() == [4, 4, 5]
+    assert evaluation.remarks(rows, TASK) == ["train.tsv: 2 of 3 examples have an empty text"]
+
+
+def test_what_was_cut_or_left_out_is_said(letters: Tokenizer) -> None:
+    long = " ".join("abcdefghijklmno")
+    split = replace(split_of((long, "a b", "yes"), ("a", "b", "no")), left_out=3)
+    assert evaluation.remarks(KIND.encode(TASK, split, letters), TASK) == [
+        "train.tsv: 3 lines have another number of fields, so are left out",
+        "train.tsv: 1 of 2 examples lost tokens to task.max_length=12",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "end"),
+    [(("matthews_correlation", "accuracy"), ", so matthews_correlation is undefined"), (("accuracy",), "")],
+)
+def test_labels_that_are_all_the_same_are_said_with_what_they_leave_undefined(
+    letters: Tokenizer, metrics: tuple[str, ...], end: str
+) -> None:
+    task = replace(TASK, metrics=metrics)
+    rows = KIND.encode(task, split_of(("a", "b", "no"), ("b", "c", "no")), letters)
+    assert KIND.remarks(task, rows) == [f"train.tsv: every label is 'no'{end}"]
+    measured = KIND.measure(task, rows, [np.array([1.0, 0.0]), np.array([0.0, 1.0])])
+    undefined = {name for name, value in measured.items() if np.isnan(value)}
+    assert undefined == ({"matthews_correlation"} if end else set())
 
 
 def test_scores_are_read_as_they_are(letters: Tokenizer) -> None:

@@ -1,5 +1,6 @@
 """The named tasks: layouts of their files, published sizes, and what a configuration may say."""
 
+import json
 import os
 from pathlib import Path
 
@@ -228,3 +229,88 @@ def test_conll_2003_holds_its_published_entities(bert_jax_data: Path) -> None:
         for split, path in files.items()
     }
     assert found == {"train": 23_499, "dev": 5_942, "test": 5_648}
+
+
+# As super.gluebenchmark.com gives them: an object a line, labels that are words, true or false; none in test files.
+SUPERGLUE_FILES = {
+    "boolq": ("BoolQ", {"question": "do iran and afghanistan speak the same language", "passage": "Persian."}, True),
+    "cb": ("CB", {"premise": "It was a complex language.", "hypothesis": "the language was peeled down"}, "neutral"),
+    "superglue_rte": ("RTE", {"premise": "No weapons.", "hypothesis": "Weapons found."}, "not_entailment"),
+    "wic": (
+        "WiC",
+        {
+            "word": "place",
+            "sentence1": "Do you want to come over to my place later?",
+            "sentence2": "A political system with no place for the less prominent groups.",
+            **{"start1": 31, "end1": 36, "start2": 27, "end2": 32, "version": 1.1},
+        },
+        False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", SUPERGLUE_FILES)
+@pytest.mark.parametrize("inside", ["superglue", "."])
+def test_a_superglue_folder_is_read_in_its_published_layout(tmp_path: Path, name: str, inside: str) -> None:
+    folder, example, label = SUPERGLUE_FILES[name]
+    place = tmp_path / inside / folder
+    place.mkdir(parents=True)
+    for file in ("train", "val", "test"):
+        told = example | {"idx": 0} | ({} if file == "test" else {"label": label})
+        (place / f"{file}.jsonl").write_text(json.dumps(told) + "\n")
+    task, files = table.resolve(TaskConfig(name=name, data_dir=str(tmp_path)))
+    assert list(files) == ["train", "dev", "test"]
+    train, test = table.read(task, files["train"]), table.read(task, files["test"], label_required=False)
+    assert train.items[0].label == (str(label).lower()) and train.items[0].label in task.labels
+    assert test.items[0][:2] == train.items[0][:2] and not test.labelled
+    texts = list(example.values())
+    if name == "wic":
+        texts = ["Do you want to come over to my * place * later?"]
+        texts.append("A political system with no * place * for the less prominent groups.")
+    assert list(train.items[0][:2]) == texts[:2]
+
+
+def test_a_marked_word_that_lies_nowhere_is_told_with_file_and_line(tmp_path: Path) -> None:
+    good = SUPERGLUE_FILES["wic"][1] | {"label": True}
+    path = tmp_path / "train.jsonl"
+    for change in ({"end1": 31}, {"start2": -1}, {"end2": 400}, {"start1": "31"}):
+        path.write_text(json.dumps(good) + "\n" + json.dumps(good | change) + "\n")
+        with pytest.raises(UserError, match=r"train.jsonl line 2: characters .* are no word of '(Do|A)"):
+            table.read(table.TASKS["wic"].task, path)
+
+
+# Names of classes by their numbers in the Hugging Face data sets `glue` and `super_glue`.
+HUGGING_FACE_LABELS = {
+    "mnli": ["entailment", "neutral", "contradiction"],
+    "qnli": ["entailment", "not_entailment"],
+    "rte": ["entailment", "not_entailment"],
+    "boolq": ["False", "True"],
+    "cb": ["entailment", "contradiction", "neutral"],
+    "superglue_rte": ["entailment", "not_entailment"],
+    "wic": ["False", "True"],
+}
+
+
+@pytest.mark.parametrize("name", HUGGING_FACE_LABELS)
+def test_labels_have_the_numbers_of_the_hugging_face_data(name: str) -> None:
+    assert list(table.TASKS[name].task.labels) == [label.lower() for label in HUGGING_FACE_LABELS[name]]
+
+
+# Rows of the files at hand that are parts of published sets, as their README counts them.
+@pytest.mark.parametrize(
+    ("name", "files", "rows"),
+    [
+        ("mnli", ("train_10k", "dev_matched"), (9_999, 9_815)),
+        ("qqp", ("train_subset", "dev_subset"), (22_869, 9_999)),
+    ],
+)
+def test_real_subsets_are_read_by_naming_their_files(
+    bert_jax_data: Path, name: str, files: tuple[str, str], rows: tuple[int, int]
+) -> None:
+    folder = bert_jax_data / "glue" / name.upper()
+    train, dev = (str(folder / f"{file}.tsv.xz") for file in files)
+    task, found = table.resolve(TaskConfig(name=name, train=train, dev=dev))
+    splits = [table.read(task, path) for path in found.values()]
+    assert tuple(len(split.items) for split in splits) == rows
+    for split in splits:
+        assert {item.label for item in split.items} == set(task.labels) and split.left_out == 0

@@ -132,14 +132,15 @@ class TaskConfig:
     """A task by name (bert_jax/tasks), or files and columns of the user's own."""
 
     name: str = ""
-    data_dir: str = ""  # the folder of a named task's files; empty: $BERT_JAX_DATA
+    data_dir: str = ""  # the folder of a named task's files, or tfds: and a name; empty: $BERT_JAX_DATA
     train: str = ""
     dev: str = ""
     test: str = ""
     text: str = ""  # column, by header name or number from 0
     text_pair: str = ""
     label: str = ""
-    kind: str = ""  # classification, regression, tagging, question
+    choices: str = ""  # of multiple choice: their columns, parted by commas, or one that holds a list
+    kind: str = ""  # classification, regression, choice, tagging, question
     max_length: int = 128
     # How a class or a score reads a text: cls, mean, max, attention_dot, attention_additive; empty: as init_from does.
     pooling: str = ""
@@ -148,6 +149,7 @@ class TaskConfig:
     label_subwords: str = ""  # which pieces of a word learn its tag: first, all; empty: first
     decode: str = ""  # what a word's tag is read from: first (its first piece), mean (of all its pieces); empty: first
     crf: bool = False  # tags of words depend on those beside them (a linear chain)
+    submission: str = ""  # a folder for the files that the leaderboard of a named task takes; empty: none
     max_query_length: int = 64  # what is kept of a question, in pieces
     doc_stride: int = 128  # from one window of a long context to the next, in pieces
     n_best: int = 20  # answers that are kept of a question

@@ -4,7 +4,7 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -30,6 +30,9 @@ __all__ = ["InitialParams", "Loaded", "check_architecture", "initial_params", "o
 
 # ModernBERT has one dense layer and norm before whichever head there is: fine-tuning goes on from that of pretraining.
 _BEFORE_HEADS = {"pooler/dense": "mlm_head/transform", "pooler/norm": "mlm_head/norm"}
+
+# What they say has a meaning by the labels of their task alone.
+_LABEL_HEADS = ("classifier", "tagger", "crf", "question_head", "span_classifier", "span_relations")
 
 
 class InitialParams(NamedTuple):
@@ -81,11 +84,14 @@ def check_architecture(got: ModelConfig, wanted: ModelConfig, origin: str = "the
             )
 
 
-def initial_params(loaded: Loaded, model: ModelConfig, heads: Heads, tokenizer: Tokenizer) -> InitialParams:
+def initial_params(
+    loaded: Loaded, model: ModelConfig, heads: Heads, tokenizer: Tokenizer, task: Mapping[str, Any] | None = None
+) -> InitialParams:
     """The parameters of a checkpoint that a run of this model, these heads and this tokenizer starts from.
 
     A head that the checkpoint lacks, or has for another number of classes, is drawn afresh, which one line on
-    stderr says. Raises UserError for another architecture or another tokenizer.
+    stderr says; so are all heads of labels where `task` (its `kind` and `labels`) is not what the checkpoint was
+    fine-tuned for. Raises UserError for another architecture or another tokenizer.
     """
     origin = loaded.origin or "the checkpoint"
     check_architecture(loaded.model, model, origin)
@@ -100,13 +106,25 @@ def initial_params(loaded: Loaded, model: ModelConfig, heads: Heads, tokenizer: 
         for folder, source in _BEFORE_HEADS.items():
             beside = {path: value for path, value in held.items() if path.startswith(source + paths.SEPARATOR)}
             held = {path.replace(source, folder): value for path, value in beside.items()} | held
+    why = "not in it"
+    if task and loaded.task and _learnt(task) != _learnt(loaded.task):
+        held = {path: value for path, value in held.items() if path.split(paths.SEPARATOR)[0] not in _LABEL_HEADS}
+        labels = ", ".join(loaded.task.get("labels") or ["scores"])
+        why = f"not in it, or for its own task ({loaded.task['name']}: {labels:.80})"
     found = {path: value for path, value in held.items() if path in wanted and wanted[path].shape == value.shape}
     fresh = tuple(path for path in wanted if path not in found)
     if fresh:
         Console(stderr=True, quiet=not distributed.leads()).print(
-            f"starting from {origin}; not in it, so drawn afresh: {', '.join(fresh)}", highlight=False, soft_wrap=True
+            f"starting from {origin}; {why}, so drawn afresh: {', '.join(fresh)}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
         )
     return InitialParams(found, fresh)
+
+
+def _learnt(task: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    return task["kind"], tuple(task.get("labels") or ())
 
 
 def write_workdir(loaded: Loaded, directory: Path) -> None:

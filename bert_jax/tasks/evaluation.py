@@ -51,6 +51,20 @@ def counts(rows: TaskRows, task: Task, tokenizer: Tokenizer) -> dict[str, int]:
     return found | kind_of(task).counts(rows)
 
 
+def remarks(rows: TaskRows, task: Task) -> list[str]:
+    """What a user should know of a split before it is used, a line each: what was cut or left out, and Kind.remarks."""
+    assert rows.split is not None
+    told = []
+    if rows.split.left_out:
+        told.append(f"{rows.split.path}: {rows.split.left_out} lines have another number of fields, so are left out")
+    if rows.truncated:
+        told.append(
+            f"{rows.split.path}: {rows.truncated} of {len(rows.split.items)} examples lost tokens to "
+            f"task.max_length={task.max_length}"
+        )
+    return told + kind_of(task).remarks(task, rows)
+
+
 class Predictor:
     """A model's answers on encoded rows. Losses are plain (Task.measured), whatever the classes weigh in training."""
 

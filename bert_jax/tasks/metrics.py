@@ -13,6 +13,9 @@ from sklearn import metrics
 
 from bert_jax.command import UserError
 
+# Of labels that are all the same they have no value.
+UNDEFINED_OF_ONE = ("matthews_correlation", "pearson", "spearman")
+
 
 def classification_metrics(
     names: Sequence[str], truth: Integer[np.ndarray, "R"], guess: Integer[np.ndarray, "R"]

@@ -4,14 +4,18 @@ GLUE: https://gluebenchmark.com/faq (a table of index and prediction); SuperGLUE
 (a JSON object a line). An index is the place of an example in the benchmark's own file, from 0.
 """
 
+import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.files import write_whole
+from bert_jax.tasks.example import Split
+from bert_jax.tasks.finetuned import FineTuned
 from bert_jax.tasks.task import Task
+from bert_jax.train import distributed
 
 STSB_RANGE = (0.0, 5.0)
 
@@ -32,6 +36,7 @@ FILES: dict[tuple[str, str], str] = {
     ("cb", "test"): "CB.jsonl",
     ("copa", "test"): "COPA.jsonl",
     ("superglue_rte", "test"): "RTE.jsonl",
+    ("wic", "test"): "WiC.jsonl",
 }
 
 
@@ -63,6 +68,30 @@ def write_submission(
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, ("\n".join(lines) + "\n").encode())
     return path
+
+
+def check(task_name: str, splits: Collection[str]) -> None:
+    """Raises UserError where none of these splits of a task is one that a leaderboard takes."""
+    if not any(file_name(task_name, split) for split in splits):
+        wanted = [split for name, split in FILES if name == task_name]
+        there = (
+            f"the files of: {', '.join(wanted)}" if wanted else f"a task of: {', '.join(sorted({t for t, _ in FILES}))}"
+        )
+        raise UserError(f"task.submission: task {task_name} has nothing that a leaderboard takes; it takes {there}")
+
+
+def submit(model: FineTuned, splits: Mapping[str, Split[Any]], directory: str | Path) -> list[Path]:
+    """Answers the splits that a leaderboard takes of a model's task and writes their files, whose paths it returns.
+
+    All processes answer, the first writes.
+    """
+    written = []
+    for split, content in splits.items():
+        if file_name(model.task.name, split):
+            predictions = model.predictions(model.encode(dataclasses.replace(content, labelled=False)))
+            if distributed.leads():
+                written.append(write_submission(model.task, split, predictions, directory))
+    return written
 
 
 def _answer(task: Task, told: Mapping[str, Any]) -> str:

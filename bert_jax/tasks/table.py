@@ -43,7 +43,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
             raise UserError(
                 f"task.name is {config.name!r}; known: {', '.join(TASKS)}, or files by task.train, task.dev"
             )
-        for key in ("text", "text_pair", "label", "kind"):
+        for key in ("text", "text_pair", "label", "choices", "kind"):
             if getattr(config, key):
                 raise UserError(
                     f"task.{key} is for files of your own; leave it out, or leave out task.name={config.name}"
@@ -52,7 +52,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
         files = _find_files(named, config, given) | given
         task = replace(named.task, max_length=config.max_length)
     elif config.train:
-        kind = config.kind or KIND_OF_FILE[reading.kind_of_file(Path(config.train))]
+        kind = config.kind or ("choice" if config.choices else KIND_OF_FILE[reading.kind_of_file(Path(config.train))])
         columns = Columns(config.text, config.text_pair, config.label)
         task = Task("own", kind, max_length=config.max_length, columns=columns)
         files = given

@@ -7,8 +7,8 @@ from bert_jax.model.heads.choice import POOLINGS
 from bert_jax.tasks.reading import Columns
 from bert_jax.train.losses import ClassCosts
 
-KINDS = ("classification", "regression", "tagging", "question")  # what there is of each stands in bert_jax/tasks/kinds
-POOLED = ("classification", "regression")  # read one vector of each text; the others read tokens
+KINDS = ("classification", "regression", "choice", "tagging", "question")  # bert_jax/tasks/kinds
+POOLED = ("classification", "regression", "choice")  # read one vector of each text; the others read tokens
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Task:
     metrics: tuple[str, ...] = ()  # the first chooses between seeds; see bert_jax/tasks/metrics.py
     columns: Columns = field(default_factory=Columns)
     pooling: str = "cls"  # how one vector is made of a text (bert_jax/model/heads/pooling.py); for POOLED
+    choices: str = ""  # the columns of the choices, parted by commas, or one that holds a list; for choice
     class_weights: str = ""  # balanced, or LABEL=WEIGHT,...; empty: each class weighs 1 in the loss
     class_weight_values: tuple[float, ...] = ()  # what came of it on the training file, by label id
     label_smoothing: float = 0.0  # the share of the uniform distribution in the truth (Szegedy et al. 2016, section 7)
@@ -45,12 +46,21 @@ class Task:
             raise UserError(f"task.pooling is {self.pooling!r}; use {', '.join(POOLINGS)}")
         if self.pooling != "cls" and not self.pooled:
             raise UserError(f"task.pooling is {self.pooling!r}, but {self.kind} reads each token; leave it out")
-        if self.class_weights and self.kind != "classification":
-            raise UserError(f"task.class_weights is for classification, not for {self.kind}; leave it out")
+        if self.class_weights and self.kind not in ("classification", "tagging"):
+            raise UserError(f"task.class_weights is for classification and tagging, not for {self.kind}; leave it out")
         if not 0 <= self.label_smoothing < 1:
             raise UserError(f"task.label_smoothing is {self.label_smoothing}; use 0 (none) or a share below 1, as 0.1")
-        if self.label_smoothing and self.kind != "classification":
-            raise UserError(f"task.label_smoothing is for classification, not for {self.kind}; leave it out")
+        if self.label_smoothing and self.kind not in ("classification", "choice", "tagging"):
+            raise UserError(
+                f"task.label_smoothing is for classification, choice and tagging, not for {self.kind}; leave it out"
+            )
+        if self.crf and (self.class_weights or self.label_smoothing):
+            raise UserError(
+                "task.class_weights and task.label_smoothing are of a cross-entropy by word, and task.crf has none; "
+                "leave out one or the other"
+            )
+        if self.choices and self.kind != "choice":
+            raise UserError(f"task.choices is for multiple choice, not for {self.kind}; leave it out")
         _one_of("task.label_subwords", self.label_subwords, ("first", "all"))
         _one_of("task.decode", self.decode, ("first", "mean"))
         if self.decode == "mean" and self.label_subwords == "first":
@@ -83,8 +93,8 @@ class Task:
 
     @property
     def classes(self) -> int:
-        """Width of the head: 1 for regression."""
-        return 1 if self.kind == "regression" else len(self.labels)
+        """Width of the head: 1 where it gives a number."""
+        return len(self.labels) if self.kind in ("classification", "tagging") else 1
 
 
 def _one_of(field_name: str, value: str, known: tuple[str, ...]) -> None:

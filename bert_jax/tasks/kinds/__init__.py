@@ -2,10 +2,12 @@
 
 kind            what a kind has to say of itself
 classification  a class, or a score (regression), of a text or a pair
+choice          the right one of several texts that may follow a context
 tagging         a tag for every word
 question        an answer that is a part of a context, or none
 """
 
+from bert_jax.tasks.kinds.choice import Choice
 from bert_jax.tasks.kinds.classification import Classification
 from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.question import QuestionAnswering
@@ -17,6 +19,7 @@ __all__ = ["Kind", "kind_of"]
 _KINDS: dict[str, Kind] = {
     "classification": Classification(),
     "regression": Classification(),
+    "choice": Choice(),
     "tagging": Tagging(),
     "question": QuestionAnswering(),
 }

@@ -16,10 +16,10 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Example, LabelledRows, Split, TaskBatch, TaskRows
-from bert_jax.tasks.inputs import Record, texts_of
+from bert_jax.tasks.inputs import Record, texts_of, value_of
 from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.labels import check_label, weigh_classes
-from bert_jax.tasks.metrics import classification_metrics, regression_metrics
+from bert_jax.tasks.metrics import UNDEFINED_OF_ONE, classification_metrics, regression_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
@@ -47,6 +47,9 @@ class Classification(Kind):
         items = []
         for record in records:
             first, *second = texts_of(source, record, names, needed)
+            if columns.marks and not isinstance(record.content, str):
+                borders = [value_of(source, record, (name,)) for name in columns.marks]
+                first, *second = reading.mark_words(source, record.line, (first, *second), borders)
             items.append(Example(first, second[0] if second else None, None, record.line))
             if bool(second) != (items[0].text_pair is not None):
                 raise UserError(
@@ -91,6 +94,23 @@ class Classification(Kind):
         return LabelledRows(
             **encoded._asdict(), labels=labels, label_weights=weights, pad_id=tokenizer.pad_id, split=split
         )
+
+    def counts(self, rows: TaskRows) -> dict[str, int]:
+        """Texts that are empty or white space, of a pair either."""
+        assert rows.split is not None
+        return {"empty_texts": sum(_is_empty(example) for example in rows.split.items)}
+
+    def remarks(self, task: Task, rows: TaskRows) -> list[str]:
+        """Empty texts, and labels that are all the same."""
+        assert isinstance(rows, LabelledRows) and rows.split is not None
+        told = []
+        if empty := self.counts(rows)["empty_texts"]:
+            told.append(f"{rows.split.path}: {empty} of {rows.count} examples have an empty text")
+        if rows.split.labelled and (rows.labels == rows.labels[0]).all():
+            undefined = [name for name in task.metrics if name in UNDEFINED_OF_ONE]
+            what = f", so {' and '.join(undefined)} is undefined" if undefined else ""
+            told.append(f"{rows.split.path}: every label is {rows.split.items[0].label!r}{what}")
+        return told
 
     def objective(self, task: Task) -> TaskObjective:
         return ClassObjective(
@@ -170,6 +190,10 @@ def _score(task: Task, split: Split, line: int, label: str) -> float:
     if not math.isfinite(value):
         raise UserError(f"{split.path} line {line}: {label!r} is no number, and the task is a regression")
     return value
+
+
+def _is_empty(example: Example) -> bool:
+    return not example.text.strip() or (example.text_pair is not None and not example.text_pair.strip())
 
 
 def _label_order(label: str) -> tuple[float, str]:

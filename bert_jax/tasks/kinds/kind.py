@@ -62,6 +62,10 @@ class Kind(abc.ABC):
         """What is worth counting of a split beside examples, rows, tokens and cuts."""
         return {}
 
+    def remarks(self, task: Task, rows: TaskRows) -> list[str]:
+        """What a user should know of a split before it is used, a line each, beginning with its file."""
+        return []
+
     @abc.abstractmethod
     def objective(self, task: Task) -> TaskObjective:
         """What is learnt of a task whose labels are known."""

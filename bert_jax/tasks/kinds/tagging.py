@@ -20,14 +20,14 @@ from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows, 
 from bert_jax.tasks.inputs import Record, words_of
 from bert_jax.tasks.kinds import schemes
 from bert_jax.tasks.kinds.kind import Kind
-from bert_jax.tasks.kinds.labels import check_label
+from bert_jax.tasks.kinds.labels import check_label, weigh_classes
 from bert_jax.tasks.metrics import tagging_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.words import WordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import Sums, chain_sums, classification_sums
+from bert_jax.train.losses import PLAIN, ClassCosts, Sums, chain_sums, classification_sums
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -71,6 +71,8 @@ class Tagging(Kind):
             if schemes.marks_entities(found):
                 found = schemes.closed_set(found)
             task = replace(task, labels=tuple(sorted(found, key=lambda tag: (tag != "O", tag))))
+        if task.class_weights:  # by words, however many pieces of each learn its tag
+            task = weigh_classes(task, train, (task.labels[number] for number in _label_ids(task, train)))
         return replace(task, metrics=task.metrics or self.default_metrics(task))
 
     def default_metrics(self, task: Task) -> tuple[str, ...]:
@@ -107,7 +109,7 @@ class Tagging(Kind):
         return {"words": len(rows.word_rows), "irregular_tags": rows.irregular_tags}
 
     def objective(self, task: Task) -> TaskObjective:
-        return TagObjective(task.classes, task.decode, task.crf)
+        return TagObjective(task.classes, task.decode, task.crf, task.costs)
 
     def measure(self, task: Task, rows: TaskRows, answers: Sequence["TagAnswer"]) -> dict[str, float]:
         """From the guessed tag of each slot."""
@@ -157,6 +159,7 @@ class TagObjective(TaskObjective):
     tags: int
     decode: str = "first"
     crf: bool = False
+    costs: ClassCosts = PLAIN
 
     @property
     def heads(self) -> Heads:
@@ -171,8 +174,11 @@ class TagObjective(TaskObjective):
         if self.crf:
             loss, correct = chain_sums(model.crf, outputs, tags, weights, batch.sequence_ids)
         else:
-            loss, correct = classification_sums(outputs, tags, weights)
+            loss, correct = classification_sums(outputs, tags, weights, self.costs)
         return {"task_loss": loss, "task_correct": correct}
+
+    def counts(self, batch: TaskBatch) -> Sums:
+        return {"task": self.costs.weigh(batch.labels.tags, batch.label_weights).sum()}
 
     def answers(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> TagAnswer:
         """Of each slot [B, T]."""

@@ -2,11 +2,13 @@
 
 layout     what there is to say of a named task
 glue       the nine tasks of GLUE, and its diagnostic set
+choices    SWAG, and COPA of SuperGLUE
 superglue  BoolQ, CB, RTE and WiC of SuperGLUE
 squad      SQuAD 1.1 and 2.0
 words      parts of speech (ewt) and entities (conll2003)
 """
 
+from bert_jax.tasks.named.choices import CHOICES
 from bert_jax.tasks.named.glue import GLUE
 from bert_jax.tasks.named.layout import NamedTask
 from bert_jax.tasks.named.squad import SQUAD
@@ -15,4 +17,4 @@ from bert_jax.tasks.named.words import WORDS
 
 __all__ = ["TASKS", "NamedTask"]
 
-TASKS: dict[str, NamedTask] = {**GLUE, **SUPERGLUE, **SQUAD, **WORDS}
+TASKS: dict[str, NamedTask] = {**GLUE, **SUPERGLUE, **CHOICES, **SQUAD, **WORDS}

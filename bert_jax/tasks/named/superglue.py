@@ -62,4 +62,14 @@ SUPERGLUE: dict[str, NamedTask] = {
         ),
         "RTE",
     ),
+    "wic": _superglue(
+        Task(
+            "wic",
+            "classification",
+            ("false", "true"),
+            metrics=("accuracy",),
+            columns=Columns("sentence1", "sentence2", "label", marks=("start1", "end1", "start2", "end2")),
+        ),
+        "WiC",
+    ),
 }

@@ -5,6 +5,7 @@ columns    which columns of a file hold what
 records    chosen columns of any table: one face over those below
 delimited  TSV (never quoted) and CSV (quoted)
 stored     JSON lines, Parquet, and prepared data of TensorFlow Datasets
+marks      the word of a text that a task asks about
 examples   texts and pairs of texts with a label, from records
 conll      words and tags: CoNLL columns and CoNLL-U
 """
@@ -13,6 +14,7 @@ from bert_jax.tasks.reading.columns import Column, Columns
 from bert_jax.tasks.reading.conll import read_conll, read_conllu
 from bert_jax.tasks.reading.examples import read_table
 from bert_jax.tasks.reading.lines import COMPRESSED, TFDS, kind_of_file, numbered_lines, plain_name
+from bert_jax.tasks.reading.marks import mark_words
 from bert_jax.tasks.reading.records import Record, Records, is_stored, read_records
 
 __all__ = [
@@ -24,6 +26,7 @@ __all__ = [
     "Records",
     "is_stored",
     "kind_of_file",
+    "mark_words",
     "numbered_lines",
     "plain_name",
     "read_conll",

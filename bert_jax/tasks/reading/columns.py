@@ -8,11 +8,16 @@ from bert_jax.command import UserError
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a file hold what: header names, or numbers from 0 (a negative number counts from the end)."""
+    """Which columns of a file hold what: header names, or numbers from 0 (a negative number counts from the end).
+
+    marks are for a task that asks about a word of each text (marks.py): the column of its first character and that of
+    the one behind its last, of the text and then of text_pair.
+    """
 
     text: str = ""
     text_pair: str = ""
     label: str = ""
+    marks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

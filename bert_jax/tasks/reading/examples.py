@@ -7,6 +7,7 @@ from typing import Any
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Example, Split
 from bert_jax.tasks.reading.columns import Column, Columns
+from bert_jax.tasks.reading.marks import mark_words
 from bert_jax.tasks.reading.records import is_stored, read_records
 
 # What data sets put in the place of a label that is held back; JSON and Parquet may also have null.
@@ -33,6 +34,8 @@ def read_table(
     wanted = [Column(columns.text, "text")]
     if columns.text_pair:
         wanted.append(Column(columns.text_pair, "text_pair"))
+    texts = len(wanted)
+    wanted += [Column(name, "columns.marks") for name in columns.marks]
     if columns.label:
         wanted.append(Column(columns.label, "label", required=label_required))
     found = read_records(path, wanted, ragged_lines)
@@ -41,16 +44,14 @@ def read_table(
         labelled = any(record.values[-1] not in HELD_BACK for record in found.records)
         if label_required and not labelled:
             raise UserError(f"{path} has no labels: column {columns.label!r} holds null or -1 throughout")
-    items = tuple(
-        Example(
-            _text(path, line, columns.text, values[0]),
-            _text(path, line, columns.text_pair, values[1]) if columns.text_pair else None,
-            _label(path, line, values[-1], labels, found.class_names[-1]) if labelled else None,
-            line,
-        )
-        for line, values in found.records
-    )
-    return Split(path, items, labelled, found.left_out)
+    items = []
+    for line, values in found.records:
+        first, *second = (_text(path, line, wanted[place].name, values[place]) for place in range(texts))
+        if columns.marks:
+            first, *second = mark_words(path, line, (first, *second), values[texts : texts + len(columns.marks)])
+        label = _label(path, line, values[-1], labels, found.class_names[-1]) if labelled else None
+        items.append(Example(first, second[0] if second else None, label, line))
+    return Split(path, tuple(items), labelled, found.left_out)
 
 
 def _text(path: Path, line: int, column: str, value: Any) -> str:

@@ -9,6 +9,7 @@ or short row changes the gradient (law 3).
 """
 
 from bert_jax.train.losses.labels import (
+    IMPOSSIBLE,
     PLAIN,
     ClassCosts,
     answer_sums,
@@ -23,6 +24,7 @@ from bert_jax.train.losses.pretraining import CausalObjective, PretrainingObject
 from bert_jax.train.losses.terms import Objective, Sums, means, total_loss
 
 __all__ = [
+    "IMPOSSIBLE",
     "PLAIN",
     "CausalObjective",
     "ClassCosts",

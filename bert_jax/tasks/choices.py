@@ -1,0 +1,158 @@
+"""Items of multiple choice, and the tables that they are read from."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from bert_jax.command import UserError
+from bert_jax.tasks import inputs
+from bert_jax.tasks.example import Split
+from bert_jax.tasks.reading import Column, Columns, is_stored, read_records
+from bert_jax.tasks.reading.examples import HELD_BACK
+from bert_jax.tasks.task import Task
+
+CHOICES = "choices"  # the column of a list, where task.choices names none
+# What the premise of a COPA item is followed by, as its authors print it (Roemmele et al. 2011, figure 1).
+COPA_QUESTIONS = {"cause": "What was the CAUSE of this?", "effect": "What happened as a RESULT?"}
+
+
+class MultipleChoice(NamedTuple):
+    """A context, what all choices start with, and the choices: two or more, an empty text being none."""
+
+    context: str
+    start: str
+    choices: tuple[str, ...]
+    label: str | None  # as written: a place from 0, a letter from A, or the text of the right one; None without
+    line: int  # in the file, from 1
+
+
+def read_choices(path: Path, columns: Columns, choices: str, label_required: bool) -> Split[MultipleChoice]:
+    """Reads items of a table (reading.read_records): context, start and label from the columns text, text_pair, label.
+
+    choices names the columns of the choices, parted by commas, or one column that holds a list of texts (JSON lines
+    and Parquet; `choices` by default). Of several columns an empty one is no choice. A file without the label column,
+    or whose labels are all null or -1, is read as unlabelled unless label_required. Raises UserError, with file and
+    line, for columns that are not there and for an item of fewer than two choices.
+    """
+    if not columns.text:
+        raise UserError(
+            f"task.text is not known: name the column of {path} that holds the context (--config.task.text)"
+        )
+    if label_required and not columns.label:
+        raise UserError(f"task.label is not known: name the column of {path} that tells the right choice")
+    names = choice_columns(choices)
+    if len(names) == 1 and not is_stored(path):
+        raise UserError(
+            f"{path} is a table of fields, and task.choices names one column, {names[0]!r}. Name those of all choices: "
+            "--config.task.choices=A,B,C"
+        )
+    wanted = [Column(columns.text, "text"), *(Column(name, "choices") for name in names)]
+    if columns.text_pair:
+        wanted.append(Column(columns.text_pair, "text_pair"))
+    if columns.label:
+        wanted.append(Column(columns.label, "label", required=label_required))
+    found = read_records(path, wanted)
+    labelled = bool(columns.label) and found.present[-1]
+    labelled = labelled and any(record.values[-1] not in HELD_BACK for record in found.records)
+    if label_required and not labelled:
+        raise UserError(f"{path} has no labels: column {columns.label!r} holds null or -1 throughout")
+    items = []
+    for line, values in found.records:
+        start = values[1 + len(names)] if columns.text_pair else ""
+        items.append(
+            MultipleChoice(
+                context=_text(path, line, values[0]),
+                start=_text(path, line, start),
+                choices=checked_choices(path, line, values[1 : 1 + len(names)]),
+                label=_label(path, line, values[-1]) if labelled else None,
+                line=line,
+            )
+        )
+    return Split(path, tuple(items), labelled)
+
+
+def read_copa(task: Task, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
+    """Reads COPA as SuperGLUE has it: the column text_pair says which of COPA_QUESTIONS the premise is asked."""
+    split = read_choices(path, columns, task.choices, label_required)
+    items = tuple(
+        item._replace(context=copa_context(path, item.line, item.context, item.start), start="") for item in split.items
+    )
+    return Split(path, items, split.labelled)
+
+
+def copa_context(source: Path, line: int, premise: str, asked: str) -> str:
+    """A premise and its question. Raises UserError for one that is neither of the two."""
+    if asked not in COPA_QUESTIONS:
+        raise UserError(f"{source} line {line}: question is {asked!r}; wanted {' or '.join(COPA_QUESTIONS)}")
+    return f"{premise} {COPA_QUESTIONS[asked]}"
+
+
+def item_of(task: Task, source: Path, record: inputs.Record) -> MultipleChoice:
+    """What a user wants predicted: the parts of a line parted by tabs, context first, or the fields of an object.
+
+    Fields are named as the task's columns, or text (or context), start and choices.
+    """
+    columns, line = task.columns, record.line
+    if isinstance(record.content, str):
+        context, *texts = (inputs.checked_text(source, line, text) for text in record.content.split("\t"))
+        return MultipleChoice(context, "", checked_choices(source, line, texts), None, line)
+    names = choice_columns(task.choices)
+    listed = inputs.value_of(source, record, (names[0], CHOICES) if len(names) == 1 else (CHOICES,), required=False)
+    texts = [listed] if listed is not None else [inputs.value_of(source, record, (name,)) for name in names]
+    context = inputs.checked_text(source, line, inputs.value_of(source, record, (columns.text, "text", "context")))
+    start = inputs.value_of(source, record, (columns.text_pair, "start"), required=False)
+    choices = checked_choices(source, line, texts)
+    if task.name == "copa" and start is not None:
+        return MultipleChoice(copa_context(source, line, context, start), "", choices, None, line)
+    return MultipleChoice(context, _text(source, line, start), choices, None, line)
+
+
+def choice_columns(choices: str) -> list[str]:
+    """The columns that task.choices names."""
+    return [name.strip() for name in choices.split(",")] if choices else [CHOICES]
+
+
+def checked_choices(source: Path, line: int, values: Sequence[Any]) -> tuple[str, ...]:
+    """The choices of an item, from the values of their columns or the list in the only one."""
+    if len(values) == 1:
+        values = values[0] if isinstance(values[0], list) else []
+        if not all(isinstance(value, str) and value.strip() for value in values):
+            raise UserError(
+                f"{source} line {line}: choices are {values!r:.60}; wanted a list of texts, none of them empty"
+            )
+    choices = tuple(_text(source, line, value) for value in values)
+    if sum(bool(text) for text in choices) < 2:
+        raise UserError(f"{source} line {line} has fewer than two choices (task.choices). Give it two or more")
+    return choices
+
+
+def right_choice(source: Path, item: MultipleChoice) -> int:
+    """The place of the right choice. Raises UserError, with file and line, for a label that is none of them."""
+    label, place = item.label or "", -1
+    if re.fullmatch("[0-9]+", label):
+        place = int(label)
+    elif re.fullmatch("[A-Z]", label):
+        place = ord(label) - ord("A")
+    elif item.choices.count(label) == 1:
+        place = item.choices.index(label)
+    if not 0 <= place < len(item.choices) or not item.choices[place]:
+        raise UserError(
+            f"{source} line {item.line}: label {label!r} is none of its {sum(map(bool, item.choices))} choices; wanted "
+            "a place from 0, a letter from A, or the choice's text. Correct the line or the column (task.label)"
+        )
+    return place
+
+
+def _text(source: Path, line: int, value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise UserError(f"{source} line {line} holds {value!r:.40} where a text was wanted. Write it in quotes")
+    return value.strip()
+
+
+def _label(path: Path, line: int, value: Any) -> str:
+    if value is None or isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
+        raise UserError(f"{path} line {line}: {value!r:.40} is no label; wanted the right choice's place from 0")
+    return str(int(value)) if isinstance(value, float) and value == int(value) else str(value).strip()

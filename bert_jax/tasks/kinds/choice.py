@@ -1,0 +1,184 @@
+"""Multiple choice: which of the texts that may follow a context is right."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Float32, Int32, Int64, Integer
+from scipy.special import softmax
+
+from bert_jax.model.bert import Bert
+from bert_jax.model.heads import Heads
+from bert_jax.tasks.choices import MultipleChoice, item_of, read_choices, right_choice
+from bert_jax.tasks.example import Split, TaskBatch, TaskRows
+from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.kinds.kind import Kind
+from bert_jax.tasks.metrics import classification_metrics
+from bert_jax.tasks.objective import TaskObjective
+from bert_jax.tasks.pairs import encode_pairs
+from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.task import Task
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.train.losses import IMPOSSIBLE, Sums, choice_sums
+
+
+class Choice(Kind):
+    """One right choice among two or more, each read with the context (Devlin et al. 2019, section 4.4).
+
+    A row is an item: its choices are S sequences [CLS] context [SEP] start choice [SEP] of task.max_length slots at
+    most, side by side, and the objective gives each to the encoder as a row of its own. S is that of the split's item
+    with the most choices.
+    """
+
+    def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
+        return read_choices(path, columns, task.choices, label_required)
+
+    def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[MultipleChoice]:
+        """Items of JSON objects, or of lines: the context, a tab, and the choices, parted by tabs."""
+        return Split(source, tuple(item_of(task, source, record) for record in records), labelled=False)
+
+    def complete(self, task: Task, train: Split[MultipleChoice]) -> Task:
+        """The task with its metric; a choice's place says nothing, so there are no labels."""
+        return replace(task, metrics=task.metrics or self.default_metrics(task))
+
+    def default_metrics(self, task: Task) -> tuple[str, ...]:
+        return ("accuracy",)
+
+    def encode(self, task: Task, split: Split[MultipleChoice], tokenizer: Tokenizer) -> "ChoiceRows":
+        """A row an item. Over task.max_length the longer of context and choice is cut (pairs.truncated_lengths).
+
+        `truncated` counts choices, each with its own cut. Raises UserError, with file and line, for a label that
+        is none of the item's choices.
+        """
+        places = [
+            (row, place) for row, item in enumerate(split.items) for place, text in enumerate(item.choices) if text
+        ]
+        encoded = encode_pairs(
+            [split.items[row].context for row, _ in places],
+            [f"{split.items[row].start} {split.items[row].choices[place]}".lstrip() for row, place in places],
+            tokenizer,
+            task.max_length,
+        )
+        shape = len(split.items), max(len(item.choices) for item in split.items)
+        lengths, first_lengths = np.zeros(shape, np.int64), np.zeros(shape, np.int32)
+        where = tuple(np.array(places).T)
+        lengths[where], first_lengths[where] = np.diff(encoded.offsets), encoded.first_lengths
+        labels = np.zeros(len(split.items), np.int32)
+        if split.labelled:
+            labels[:] = [right_choice(split.path, item) for item in split.items]
+        return ChoiceRows(
+            input_ids=encoded.input_ids,
+            offsets=np.concatenate([[0], np.cumsum(lengths.sum(axis=1))]),
+            first_lengths=first_lengths,
+            choice_lengths=lengths,
+            labels=labels,
+            label_weights=np.full(len(split.items), float(split.labelled), np.float32),
+            pad_id=tokenizer.pad_id,
+            truncated=encoded.truncated,
+            split=split,
+        )
+
+    def counts(self, rows: TaskRows) -> dict[str, int]:
+        """choices: those of all items."""
+        assert isinstance(rows, ChoiceRows)
+        return {"choices": int((rows.choice_lengths > 0).sum())}
+
+    def objective(self, task: Task) -> TaskObjective:
+        return ChoiceObjective(pooling=task.pooling, smoothing=task.label_smoothing)
+
+    def measure(self, task: Task, rows: TaskRows, answers: Sequence[Float[np.ndarray, "K"]]) -> dict[str, float]:
+        """From the scores of each item's choices."""
+        assert isinstance(rows, ChoiceRows)
+        return classification_metrics(task.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
+
+    def predictions(
+        self, task: Task, rows: TaskRows, answers: Sequence[Float[np.ndarray, "K"]]
+    ) -> list[dict[str, Any]]:
+        """`label`, the choice's place from 0; `choice`, its text; `score`, its probability; `scores` by place."""
+        assert rows.split is not None
+        told = []
+        for item, scores in zip(rows.split.items, answers, strict=True):
+            shares = softmax(scores[: len(item.choices)].astype(np.float64))
+            best = int(shares.argmax())
+            known = {str(place): float(shares[place]) for place, text in enumerate(item.choices) if text}
+            told.append({"label": best, "choice": item.choices[best], "score": float(shares[best]), "scores": known})
+        return told
+
+
+class ChoiceLabels(NamedTuple):
+    """What TaskBatch.labels holds."""
+
+    right: Any  # i32[B]
+    present: Any  # bool[B,S]; S parts the row's slots
+
+
+@dataclass(frozen=True)
+class ChoiceObjective(TaskObjective):
+    """Cross-entropy of the right choice, softmax over the scores of those that are there."""
+
+    pooling: str = "cls"
+    smoothing: float = 0.0
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(pooling=self.pooling, pooler=True, choices=True)
+
+    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B S"]:
+        """The score of each choice; IMPOSSIBLE where there is none."""
+        present = batch.labels.present
+        rows, count = present.shape
+        # The axis of rows is the outer one, so that each device keeps its own.
+        ids, segments, numbers, positions = (leaf.reshape(rows * count, -1) for leaf in batch[:4])
+        sequences = TaskBatch(ids, segments, (numbers > 0).astype(jnp.int32), positions, None, None)
+        hidden = model.encode(sequences, dropout_key).last
+        first_slot = jnp.zeros((rows * count, 1), jnp.int32)
+        vectors = model.sequence_vectors(hidden, sequences.sequence_ids, first_slot)
+        scores = model.choice_logits(vectors, dropout_key)[:, 0]
+        return jnp.where(present, scores.reshape(rows, count), IMPOSSIBLE)
+
+    def sums_of(self, model: Bert, outputs: Float[Array, "B S"], batch: TaskBatch) -> Sums:
+        labels = batch.labels
+        loss, correct = choice_sums(outputs, labels.present, labels.right, batch.label_weights, self.smoothing)
+        return {"task_loss": loss, "task_correct": correct}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class ChoiceRows(TaskRows):
+    """Rows of S choices, one after another; a choice that is not there has no token."""
+
+    first_lengths: Int32[np.ndarray, "R S"]  # tokens of the context, with [CLS] and its [SEP]
+    choice_lengths: Int64[np.ndarray, "R S"]
+    labels: Int32[np.ndarray, "R"]  # the right one's place
+    label_weights: Float32[np.ndarray, "R"]
+
+    @property
+    def lengths(self) -> Int64[np.ndarray, "R"]:
+        """Tokens of each row's longest choice: what a batch is padded to."""
+        return self.choice_lengths.max(axis=1)
+
+    def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:
+        """The rows of these indices, [B, S * length]: each choice padded to length slots."""
+        filler = indices < 0
+        rows = np.where(filler, 0, indices)
+        lengths = np.where(filler[:, None], 0, self.choice_lengths[rows])
+        starts = self.offsets[rows][:, None] + np.cumsum(lengths, axis=1) - lengths
+        slots = np.arange(length)
+        real = slots < lengths[..., None]
+        tokens = np.where(real, starts[..., None] + slots, 0)
+        segments = real & (slots >= self.first_lengths[rows][..., None])
+        numbers = np.arange(1, lengths.shape[1] + 1)[:, None]
+
+        def row(values: np.ndarray) -> Int32[np.ndarray, "B K"]:
+            return values.reshape(len(rows), -1).astype(np.int32)
+
+        return TaskBatch(
+            input_ids=row(np.where(real, self.input_ids[tokens], self.pad_id)),
+            segment_ids=row(segments),
+            sequence_ids=row(np.where(real, numbers, 0)),
+            positions=row(np.where(real, slots, 0)),
+            labels=ChoiceLabels(right=self.labels[rows], present=lengths > 0),
+            label_weights=np.where(filler, 0, self.label_weights[rows]).astype(np.float32),
+        )

@@ -1,0 +1,294 @@
+"""Multiple choice: files, rows of several sequences, scores equal to the reference's, and what must not change them."""
+
+import functools
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from golden import assert_close, open_golden, task_batch
+from scipy.special import log_softmax
+
+from bert_jax import tokenizer as tokenizer_lib
+from bert_jax.command import UserError
+from bert_jax.config import MeshConfig, ModelConfig, TaskConfig
+from bert_jax.model import paths
+from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks import table
+from bert_jax.tasks.choices import MultipleChoice
+from bert_jax.tasks.example import Split, TaskBatch
+from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.kinds.choice import Choice, ChoiceLabels, ChoiceRows
+from bert_jax.tasks.task import Task
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.train import partitioning
+from bert_jax.train.losses import IMPOSSIBLE, total_loss
+
+KIND = Choice()
+TASK = Task("own", "choice", max_length=12, metrics=("accuracy",))
+MODEL = ModelConfig(vocab_size=60, layers=1, width=16, heads=2, feed_forward=24, max_positions=16)
+ITEMS = [
+    ("a b", "", ("c", "d e f", "g"), "1"),
+    ("h i j k", "l", ("m n", "o"), "A"),
+    ("p", "q", ("r", "", "s t"), "s t"),
+]
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A vocabulary in which every letter is a piece."""
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
+    path.write_text("\n".join([*special, *alphabet, *(f"##{letter}" for letter in alphabet)]) + "\n")
+    return tokenizer_lib.load(path, lowercase=True)
+
+
+def split_of(items: list) -> Split[MultipleChoice]:
+    return Split(Path("train.jsonl"), tuple(MultipleChoice(*item, line) for line, item in enumerate(items, 1)), True)
+
+
+@pytest.fixture(scope="module")
+def rows(letters: Tokenizer) -> ChoiceRows:
+    return KIND.encode(TASK, split_of(ITEMS), letters)
+
+
+@functools.cache
+def params() -> dict:
+    """Large enough that choices differ, drawn by numpy: initialising by jax takes longer than the test."""
+    draw = np.random.default_rng(1)
+    abstract = abstract_params(MODEL, KIND.objective(TASK).heads)
+    return jax.tree.map(lambda leaf: draw.normal(0, 0.3, leaf.shape).astype(np.float32), abstract)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def scores_of(task: Task, params: dict, batch: TaskBatch) -> jax.Array:
+    objective = KIND.objective(task)
+    return objective.outputs(bind(MODEL, objective.heads, params, Runtime()), batch, None)
+
+
+@jax.jit
+def gradient(params: dict, batch: TaskBatch) -> tuple[jax.Array, dict]:
+    objective = KIND.objective(TASK)
+
+    def loss(params: dict) -> jax.Array:
+        model = bind(MODEL, objective.heads, params, Runtime())
+        return total_loss(objective.sums(model, batch, None), objective.counts(batch))
+
+    return jax.value_and_grad(loss)(params)
+
+
+def test_a_row_holds_a_sequence_for_each_choice(letters: Tokenizer, rows: ChoiceRows) -> None:
+    batch = rows.batch(np.array([1, 2, -1]), 10)
+    assert batch.input_ids.shape == (3, 3 * 10)
+    first, second, third = batch.input_ids[0].reshape(3, 10)
+    assert letters.tokens(first) == ["[CLS]", *"hijk", "[SEP]", *"lmn", "[SEP]"]
+    assert letters.tokens(second) == ["[CLS]", *"hijk", "[SEP]", *"lo", "[SEP]", "[PAD]"]
+    assert letters.tokens(third) == ["[PAD]"] * 10
+    assert batch.segment_ids[0].reshape(3, 10)[1].tolist() == [0] * 6 + [1] * 3 + [0]
+    assert batch.positions[0].reshape(3, 10)[1].tolist() == [*range(9), 0]
+    assert batch.sequence_ids[0].reshape(3, 10).max(axis=1).tolist() == [1, 2, 0]
+    assert letters.tokens(batch.input_ids[1].reshape(3, 10)[2]) == [
+        "[CLS]",
+        "p",
+        "[SEP]",
+        *"qst",
+        "[SEP]",
+        *["[PAD]"] * 3,
+    ]
+    assert batch.labels.present.tolist() == [[True, True, False], [True, False, True], [False] * 3]
+    assert batch.labels.right[:2].tolist() == [0, 2] and batch.label_weights.tolist() == [1, 1, 0]
+    assert rows.lengths.tolist() == [8, 10, 7] and KIND.counts(rows) == {"choices": 7}
+
+
+def test_max_length_is_of_one_choice_and_cuts_the_longer_part(letters: Tokenizer) -> None:
+    rows = KIND.encode(replace(TASK, max_length=8), split_of(ITEMS), letters)
+    assert rows.lengths.max() == 8 and rows.truncated == 2
+    assert letters.tokens(rows.batch(np.array([1]), 8).input_ids[0, :8]) == ["[CLS]", *"hij", "[SEP]", *"lm", "[SEP]"]
+
+
+def test_scores_and_loss_are_those_of_berts_published_head(tmp_path: Path) -> None:
+    golden = open_golden("bert_choices", tmp_path)
+    count, choices, length = golden.arrays["inputs/input_ids"].shape
+    plain = task_batch({name: array.reshape(-1, length) for name, array in golden.arrays.items() if array.ndim == 3})
+    numbers = np.tile(np.arange(1, choices + 1), count)[:, None]
+    side_by_side = [
+        leaf.reshape(count, -1).astype(np.int32)
+        for leaf in plain._replace(sequence_ids=plain.sequence_ids * numbers)[:4]
+    ]
+    labels = ChoiceLabels(golden.arrays["inputs/labels"].astype(np.int32), np.ones((count, choices), bool))
+    batch = TaskBatch(*side_by_side, labels, np.ones(count, np.float32))
+    loaded, objective = golden.loaded, KIND.objective(TASK)
+    assert loaded.heads == objective.heads
+
+    @jax.jit
+    def run(params: dict, batch: TaskBatch) -> tuple:
+        model = bind(loaded.model, loaded.heads, params, Runtime())
+        outputs = objective.outputs(model, batch, None)
+        return outputs, total_loss(objective.sums_of(model, outputs, batch), objective.counts(batch))
+
+    scores, loss = run(paths.unflatten(dict(loaded.params)), batch)
+    assert_close(scores, golden.output("logits"), "logits")
+    assert_close(loss, golden.output("loss"), "loss")
+
+
+def test_the_loss_is_over_the_choices_that_are_there(rows: ChoiceRows) -> None:
+    batch = rows.batch(np.array([0, 1, 2]), 10)
+    scores = np.asarray(scores_of(TASK, params(), batch))
+    assert (scores[~batch.labels.present] == np.float32(IMPOSSIBLE)).all()
+    known = [scores[row][batch.labels.present[row]] for row in range(3)]
+    wanted = [-log_softmax(known[0])[1], -log_softmax(known[1])[0], -log_softmax(known[2])[1]]
+    assert float(gradient(params(), batch)[0]) == pytest.approx(np.mean(wanted), rel=1e-5)
+
+
+def test_padding_and_fillers_change_neither_loss_nor_gradient(rows: ChoiceRows) -> None:
+    plain, padded = rows.batch(np.array([0, 1, 2]), 10), rows.batch(np.array([0, 1, 2, -1, -1]), 16)
+    for left, right in zip(
+        jax.tree.leaves(gradient(params(), plain)), jax.tree.leaves(gradient(params(), padded)), strict=True
+    ):
+        np.testing.assert_allclose(left, right, atol=2e-6)
+
+
+@pytest.mark.parametrize("pooling", ["cls", "mean"])
+def test_choices_in_another_order_have_the_same_scores(letters: Tokenizer, pooling: str) -> None:
+    task, order = replace(TASK, pooling=pooling), [2, 0, 1]
+    moved = [(*item[:2], tuple(item[2][place] for place in order), "0") for item in (ITEMS[0], ITEMS[2])]
+    first = KIND.encode(task, split_of([ITEMS[0], ITEMS[2]]), letters).batch(np.array([0, 1]), 12)
+    second = KIND.encode(task, split_of([(*moved[0][:3], "0"), moved[1]]), letters).batch(np.array([0, 1]), 12)
+    before, after = scores_of(task, params(), first), scores_of(task, params(), second)
+    np.testing.assert_allclose(np.asarray(before)[:, order], after, atol=1e-6)
+    assert np.ptp(np.asarray(before)[0]) > 1e-3
+
+
+def test_each_device_keeps_its_own_items(rows: ChoiceRows) -> None:
+    """Rows become sequences without a device asking another, and the loss is that of one device."""
+    batch = rows.batch(np.array([0, 1, 2, 0, 1, 2, 1, 2]), 12)
+    mesh = partitioning.make_mesh(MeshConfig())
+    with jax.set_mesh(mesh):
+        placed, held = partitioning.place(batch, 8, mesh), partitioning.put(params(), mesh)
+        compiled = gradient.lower(held, placed).compile()
+        loss, _ = compiled(held, placed)
+    talk = "all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter"
+    assert set(re.findall(rf"= .* ({talk})(?:-start)?\(", compiled.as_text())) == {"all-reduce"}
+    assert float(loss) == pytest.approx(float(gradient(params(), batch)[0]), rel=1e-5)
+
+
+def test_answers_are_measured_and_told(rows: ChoiceRows) -> None:
+    answers = [np.array([0.0, 1.0, -1.0]), np.array([0.0, 1.0, IMPOSSIBLE]), np.array([2.0, IMPOSSIBLE, 3.0])]
+    assert KIND.measure(TASK, rows, answers) == {"accuracy": pytest.approx(2 / 3)}
+    told = KIND.predictions(TASK, rows, answers)
+    assert [(one["label"], one["choice"]) for one in told] == [(1, "d e f"), (1, "o"), (2, "s t")]
+    assert told[2]["scores"] == pytest.approx({"0": 1 / (1 + np.e), "2": np.e / (1 + np.e)})
+    assert told[2]["score"] == told[2]["scores"]["2"]
+
+
+SWAG = """,video-id,fold-ind,startphrase,sent1,sent2,gold-source,ending0,ending1,ending2,ending3,label
+0,anetv_jkn6,3416,A drum. A drum line,"A drum line, of ""six"".",A drum line,gold,passes by.,has heard.,arrives,turns,2
+"""
+COPA = [
+    {"premise": "It rained.", "choice1": "I got wet.", "choice2": "I ate.", "question": "effect", "label": 0, "idx": 0},
+    {"premise": "I fell.", "choice1": "I ate.", "choice2": "I slipped.", "question": "cause", "label": 1, "idx": 1},
+]
+
+
+def json_lines(path: Path, records: list[dict]) -> Path:
+    path.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return path
+
+
+def test_swag_is_read_as_published(tmp_path: Path) -> None:
+    folder = tmp_path / "swag"
+    folder.mkdir()
+    (folder / "train.csv").write_text(SWAG)
+    (folder / "val.csv").write_text(SWAG)
+    (folder / "test.csv").write_text("\n".join(line.rpartition(",")[0] for line in SWAG.splitlines()) + "\n")
+    task, files = table.resolve(TaskConfig(name="swag", data_dir=str(tmp_path)))
+    assert list(files) == ["train", "dev", "test"] and task.kind == "choice"
+    (item,) = table.read(task, files["dev"]).items
+    endings = ("passes by.", "has heard.", "arrives", "turns")
+    assert item == MultipleChoice('A drum line, of "six".', "A drum line", endings, "2", 2)
+    test = table.read(task, files["test"], label_required=False)
+    assert not test.labelled and test.items[0].choices == endings
+
+
+def test_copa_asks_for_the_cause_or_the_effect(tmp_path: Path) -> None:
+    folder = tmp_path / "COPA"
+    folder.mkdir()
+    for name, records in (("train", COPA), ("val", COPA), ("test", [record | {"label": None} for record in COPA])):
+        json_lines(folder / f"{name}.jsonl", records)
+    task, files = table.resolve(TaskConfig(name="copa", data_dir=str(tmp_path)))
+    split = table.read(task, files["train"])
+    assert [item.context for item in split.items] == [
+        "It rained. What happened as a RESULT?",
+        "I fell. What was the CAUSE of this?",
+    ]
+    assert split.items[1] == KIND.parse(task, Path("in"), [Record(2, COPA[1])]).items[0]._replace(label="1")
+    assert not table.read(task, files["test"], label_required=False).labelled
+    with pytest.raises(UserError, match=r"bad.jsonl line 1: question is 'why'; wanted cause or effect"):
+        table.read(task, json_lines(tmp_path / "bad.jsonl", [COPA[0] | {"question": "why"}]))
+
+
+def own(path: Path, **columns: str) -> Split[MultipleChoice]:
+    task, files = table.resolve(TaskConfig(train=str(path), text="context", label="right", **columns))
+    assert task.kind == "choice"
+    return table.read(task, files["train"])
+
+
+def test_own_items_have_a_list_of_choices_or_columns_of_them(tmp_path: Path, letters: Tokenizer) -> None:
+    listed = json_lines(
+        tmp_path / "own.jsonl",
+        [
+            {"context": "a", "options": ["b", "c", "d"], "right": 2},
+            {"context": "a", "options": ["b", "c"], "right": "B"},
+            {"context": "a", "options": ["b", "c"], "right": "b"},
+        ],
+    )
+    split = own(listed, choices="options")
+    assert KIND.encode(TASK, split, letters).labels.tolist() == [2, 1, 0]
+    columns = tmp_path / "own.tsv"
+    columns.write_text("context\tone\ttwo\tthree\tright\na\tb\tc\t\t1\na\tb\tc\td\t2\n")
+    split = own(columns, choices="one,two,three")
+    assert split.items[0].choices == ("b", "c", "")
+    assert KIND.encode(TASK, split, letters).choice_lengths.tolist() == [[5, 5, 0], [5, 5, 5]]
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"options": ["b"]}, "line 1 has fewer than two choices"),
+        ({"options": ["b", ""]}, "line 1: choices are .* a list of texts, none of them empty"),
+        ({"options": "b"}, "line 1 has fewer than two choices"),
+        ({"right": None}, "own.jsonl has no labels"),
+        ({"right": [1]}, r"line 1: \[1\] is no label; wanted the right choice's place from 0"),
+        ({"context": 3}, "line 1 holds 3 where a text was wanted"),
+        ({"right": 2}, "line 1: label '2' is none of its 2 choices; wanted a place from 0, a letter"),
+        ({"right": "z"}, "line 1: label 'z' is none of its 2 choices"),
+    ],
+)
+def test_what_is_no_item_is_told_with_file_and_line(
+    tmp_path: Path, letters: Tokenizer, record: dict, said: str
+) -> None:
+    whole = {"context": "a", "options": ["b", "c"], "right": 0} | record
+    with pytest.raises(UserError, match=said):
+        KIND.encode(TASK, own(json_lines(tmp_path / "own.jsonl", [whole]), choices="options"), letters)
+
+
+def test_a_table_of_fields_wants_the_columns_of_all_choices(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("context,choices,right\na,b,0\n")
+    with pytest.raises(UserError, match=r"task.choices names one column, 'choices'. Name those of all choices"):
+        own(path, kind="choice")
+    with pytest.raises(UserError, match=r"task.choices is for multiple choice, not for regression"):
+        own(path, choices="a,b", kind="regression")
+
+
+def test_what_is_to_be_predicted_is_a_line_of_parts_or_an_object() -> None:
+    records = [Record(1, "a b\tc\td"), Record(2, {"context": "a b", "choices": ["c", "d"]})]
+    first, second = KIND.parse(TASK, Path("in"), records).items
+    assert first == second._replace(line=1) == MultipleChoice("a b", "", ("c", "d"), None, 1)
+    with pytest.raises(UserError, match="in line 1 has fewer than two choices"):
+        KIND.parse(TASK, Path("in"), [Record(1, "a b\tc")])
