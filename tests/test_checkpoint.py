@@ -309,6 +309,24 @@ def test_every_kth_and_the_best_stay_beside_the_newest(tmp_path, metric, best):
     }
 
 
+def test_the_best_is_known_after_a_restart_where_it_was_measured_after_it_was_saved(tmp_path):
+    """As where SIGTERM cuts off an evaluation, which is made when the run goes on."""
+    state = make_state()
+    with Checkpoints(tmp_path, keep=1, best="eval_loss") as checkpoints:
+        checkpoints.save(10, *state, {})
+        checkpoints.wait()
+        checkpoints.measured(10, {"loss": 1.0})
+    with Checkpoints(tmp_path, keep=1, best="eval_loss") as checkpoints:
+        assert not checkpoints.best.beaten_by({"loss": 1.5})
+        checkpoints.save(20, *state, {"evaluation": {"loss": 2.0}})
+        checkpoints.save(30, *state, {"evaluation": {"loss": 3.0}})
+        checkpoints.wait()
+        assert checkpoints.steps() == [10, 30]
+    assert json.loads((tmp_path / "best.json").read_text())["step"] == 10
+    with Checkpoints(tmp_path, keep=1, best="eval_accuracy") as checkpoints:  # which was not measured at all
+        assert checkpoints.best.values == {}
+
+
 @pytest.mark.parametrize(
     ("keeping", "message"),
     [

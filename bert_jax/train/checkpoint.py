@@ -20,7 +20,7 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from bert_jax.command import RunAgain, UserError
-from bert_jax.files import write_json
+from bert_jax.files import read_json, write_json
 from bert_jax.model.paths import unflatten
 from bert_jax.train import preservation
 from bert_jax.train.integrity import DamagedCheckpoint, describe, ignore_closed_loops, os_error_code, signature
@@ -69,6 +69,8 @@ class Checkpoints:
             for step in self.steps():
                 with contextlib.suppress(DamagedCheckpoint):  # no candidate then
                     self.best.note(step, self.meta(step).get(EVALUATION, {}))
+            if (file := self.directory / BEST_FILE).exists():  # may know of a step that was measured once it was saved
+                self.best.recall(read_json(file), self.steps())
 
     def save(
         self,
@@ -103,6 +105,12 @@ class Checkpoints:
         self._saving = step
         with self._disk_explained():
             self._manager.save(step, args=composite, force=True)
+
+    def measured(self, step: int, evaluation: Mapping[str, float]) -> None:
+        """Takes over what was measured at a step that was saved before that; where it makes it the best, for good."""
+        if self.best:
+            self.best.note(step, evaluation)
+            self._write_best()
 
     def steps(self) -> list[int]:
         """The steps that are whole, ascending; not one that is still being written."""
@@ -181,11 +189,13 @@ class Checkpoints:
         """Until the last save is on disk. Raises what made it fail, as `save` says."""
         with self._disk_explained():
             self._manager.wait_until_finished()
-        if self._saving is not None and self.best and jax.process_index() == 0:
-            best = self.best.among(self.steps())
-            if best is not None:
-                write_json(self.directory / BEST_FILE, self.best.described(best))
+        if self._saving is not None:
+            self._write_best()
         self._saving = None
+
+    def _write_best(self) -> None:
+        if self.best and jax.process_index() == 0 and (best := self.best.among(self.steps())) is not None:
+            write_json(self.directory / BEST_FILE, self.best.described(best))
 
     def close(self) -> None:
         """Waits, then frees the background threads."""

@@ -64,6 +64,11 @@ class Best:
         better = "lower" if lower_is_better(self.metric) else "higher"
         return {"step": step, "metric": self.metric, "value": self.values[step], "better": better}
 
+    def recall(self, described: Mapping[str, Any], steps: Sequence[int]) -> None:
+        """Takes over what best.json says, where it is by this metric and of one of these steps."""
+        if described.get("metric") == self.metric and described.get("step") in steps:
+            self.values.setdefault(described["step"], described["value"])
+
 
 def policy(keep: int, keep_every: int, best: Best | None) -> Any:
     """Orbax preservation: the newest `keep` steps (0: all), the multiples of `keep_every` (0: none), the best.

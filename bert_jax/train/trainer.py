@@ -276,8 +276,7 @@ class _Loop:
         if step == self.saved_step:
             self.checkpoints.wait()
             if distributed.from_first(self.checkpoints.latest_step()) == step:
-                if self.checkpoints.best:  # measured since, where SIGTERM had cut that off
-                    self.checkpoints.best.note(step, self._evaluation(step))
+                self.checkpoints.measured(step, self._evaluation(step))  # since then, where SIGTERM had cut that off
                 return
         with self.window.paused():  # every flag up to this step is read then, or there is nothing to save
             meta = self._meta(step) | {"unlogged": unlogged}
