@@ -27,7 +27,7 @@ from bert_jax.tasks import evaluation, submission, table
 from bert_jax.tasks.example import Split, TaskRows
 from bert_jax.tasks.finetuned import FineTuned
 from bert_jax.tasks.kinds import kind_of
-from bert_jax.tasks.source import TaskSource
+from bert_jax.tasks.source import TaskSource, fingerprint
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed, trainer
@@ -237,6 +237,7 @@ def _run_seed(
             kind="finetuning",
             description=f"{data.task.name} seed {seed}",
             evaluators=evaluators,
+            held_out={"task.dev": fingerprint(data.rows["dev"])} if evaluators else {},
             initial_params=initial,
             train_layers=config.train_layers,
             task=dataclasses.asdict(data.task),

@@ -26,7 +26,6 @@ from bert_jax.files import write_json
 from bert_jax.interop import source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
-from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed, partitioning, trainer
 from bert_jax.train.evaluate import Evaluator, Rows, make_evaluator
 from bert_jax.train.host_memory import keep_freed_memory
@@ -99,6 +98,11 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
         )
     batches = _batch_schedule(config)
     train = PhasedLoader(phases, tokenizer, batches=batches, seed=config.seed, rates=_mask_rates(config.data))
+    rows = config.eval.batch_size or min(batches.rows)  # of a batch that is measured
+    measured = [
+        None if part is None else PretrainingLoader(part, tokenizer, batch_size=rows, seed=config.seed)
+        for part in held_out
+    ]
     initial = {} if loaded is None else source.initial_params(loaded, model, objective.heads, tokenizer).params
     result = trainer.fit(
         trainer.Run(
@@ -110,7 +114,12 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
             tokenizer=tokenizer,
             kind="pretraining",
             description=f"pretraining {config.model.preset}",
-            evaluators=[_evaluator(config, batches, train, held_out, tokenizer)] if any(held_out) else [],
+            evaluators=[_evaluator(config, train, measured, rows)] if any(held_out) else [],
+            held_out={
+                phase.held_out_key: loader.fingerprint
+                for phase, loader in zip(phases, measured, strict=True)
+                if loader is not None
+            },
             initial_params=initial,
         )
     )
@@ -214,18 +223,9 @@ def _local(folder: str, config: PretrainDataConfig, parts: Sequence[Part]) -> st
 
 
 def _evaluator(
-    config: PretrainConfig,
-    batches: BatchSchedule,
-    train: PhasedLoader,
-    held_out: Sequence[Dataset | None],
-    tokenizer: Tokenizer,
+    config: PretrainConfig, train: PhasedLoader, loaders: Sequence[PretrainingLoader | None], wanted: int
 ) -> Callable[[Plan, Mesh], Evaluator]:
-    """Measures the held-out rows of the phase that the last step was of, in the smallest batches of training."""
-    wanted = config.eval.batch_size or min(batches.rows)
-    loaders = [
-        None if part is None else PretrainingLoader(part, tokenizer, batch_size=wanted, seed=config.seed)
-        for part in held_out
-    ]
+    """Measures the held-out rows of the phase that the last step was of, in batches of about so many rows."""
 
     def make(plan: Plan, mesh: Mesh) -> Evaluator:
         size = partitioning.whole_rows(wanted, mesh)

@@ -128,6 +128,28 @@ def test_data_are_told_apart_by_content_and_not_by_path(make, shards_dir):
     assert "another run: data.train: fingerprint " in said and said.endswith("allow_changes=data.train")
 
 
+def test_held_out_data_are_told_apart_too_where_a_checkpoint_knows_of_any(make):
+    before, other = {"data.eval": "1" * 64}, {"data.eval": "2" * 64}
+    said = refusal(provenance(make(held_out=before)), make(held_out=other))
+    assert "another run: data.eval: fingerprint 1111" in said and said.endswith("allow_changes=data.eval")
+    assert told(provenance(make()), make(held_out=other)) == []  # of an earlier version, or nothing was held out
+    [line] = told(
+        provenance(make(held_out=before)), make(PretrainConfig(allow_changes="data.eval"), held_out=other)
+    )  # and nothing of batches
+    assert line.startswith("changed from here on: data.eval: ")
+
+
+def test_the_size_of_a_batch_is_free_beside_a_schedule(make):
+    def scheduled(batch_size: int, schedule: str) -> Run:
+        return make(PretrainConfig(batch_size=batch_size, batch_schedule=schedule))
+
+    assert told(provenance(scheduled(8, "0:16")), scheduled(16, "0:16")) == []
+    assert "batch_schedule: 0:16 -> 0:8. " in refusal(provenance(scheduled(8, "0:16")), scheduled(16, "0:8"))
+    assert "batch_schedule: none -> 0:16; batch_size: 8 -> 16" in refusal(
+        provenance(make(PretrainConfig(batch_size=8))), scheduled(16, "0:16")
+    )
+
+
 def test_phases_are_told_by_their_steps(make):
     said = refusal(provenance(make(starts=(90,))), make(starts=(80,)))
     assert "data.phases.80: none -> fingerprint " in said and "data.phases.90: fingerprint " in said

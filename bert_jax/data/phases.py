@@ -26,6 +26,11 @@ class Phase(NamedTuple):
         """What of the configuration names the shards."""
         return f"data.phases.{self.first}" if self.first else "data.train"
 
+    @property
+    def held_out_key(self) -> str:
+        """The same of what is measured while it runs."""
+        return f"data.eval.{self.first}" if self.first else "data.eval"
+
 
 def parse_phases(train: str, phases: str) -> list[tuple[int, str]]:
     """First steps and folders, those of data.train first. Raises UserError for another form than STEP:DIR,STEP:DIR."""

@@ -42,7 +42,7 @@ class TaskSource:
         self._pool = pool
         self._steps = steps
         self._sorted = functools.lru_cache(maxsize=2)(self._sort)  # the batches of a pool are asked for in turn
-        self.fingerprints = {"task": _fingerprint(rows)}
+        self.fingerprints = {"task": fingerprint(rows)}
         self.changes = (0,)
 
     def rows_at(self, step: int) -> int:
@@ -90,7 +90,8 @@ def evaluation_batches(
         yield indices, rows.batch(indices, length)
 
 
-def _fingerprint(rows: TaskRows) -> str:
+def fingerprint(rows: TaskRows) -> str:
+    """Says which rows these are, and how they are encoded."""
     digest = hashlib.sha256()
     for _, array in sorted(rows.arrays().items()):
         digest.update(np.ascontiguousarray(array).tobytes())

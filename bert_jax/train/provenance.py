@@ -25,12 +25,12 @@ FINGERPRINT_DIGITS = 16
 PACKAGES = ("bert_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 ALL = "all"
 
-# Keys, or what they begin with, that change no number of the run (eval: but for what is measured of it).
+# Keys, or what they begin with, that change no number of the run (eval: but for how much of it is measured).
 FREE = (
     *("log_every", "profile", "checkpoint", "eval", "mesh", "data.prefetch", "data.cache_dir", "seeds"),
     *("allow_changes", "on_nonfinite", "skip_at_most"),
 )
-# They name files: the fingerprints of what was read stand in their place. data.eval changes only what is measured.
+# They name files: the fingerprints of what was read stand in their place.
 PATHS = (
     "data.train",
     "data.phases",
@@ -44,8 +44,9 @@ PATHS = (
 )
 # When a run ends. The learning rate follows from how much of the run is done, so a change is told.
 ENDS = ("steps", "budget_minutes", "budget_replay", "epochs")
-# What a step's batch depends on (law 1).
+# What a step's batch depends on (law 1), but for what is only measured.
 BATCHES = ("batch_size", "batch_schedule", "seed", "data", "task")
+HELD_OUT = ("data.eval", "task.dev")
 
 
 def provenance(run: Run) -> dict[str, Any]:
@@ -55,7 +56,7 @@ def provenance(run: Run) -> dict[str, Any]:
         "compute_dtype": runtime_of(run.config).compute_dtype,  # not auto: what that is depends on the device
         "train_layers": run.train_layers,
         "init_from": _fingerprint(run.initial_params),
-        **{key: f"fingerprint {value[:FINGERPRINT_DIGITS]}" for key, value in run.source.fingerprints.items()},
+        **{key: f"fingerprint {value[:FINGERPRINT_DIGITS]}" for key, value in _fingerprints(run).items()},
         **_flat({"model": to_dict(run.model), "heads": to_dict(run.objective.heads)}),
     }
     return {"configuration": json.loads(json.dumps(kept)), "versions": _versions()}
@@ -79,7 +80,8 @@ def check_same(run: Run, here: Mapping[str, Any], there: Mapping[str, Any] | Non
     before = {key: value for key, value in _defaults(run).items() if key in now} | there["configuration"]
     keys = sorted({*before, *now})
     allowed = _allowed(run.config.allow_changes, keys)
-    changed = [key for key in keys if before.get(key) != now.get(key) and not _begins(key, FREE)]
+    free = (*FREE, *_unused(before, now), *(key for key in run.held_out if key not in before))
+    changed = [key for key in keys if before.get(key) != now.get(key) and not _begins(key, free)]
     said = {key: f"{key}: {_shown(before.get(key))} -> {_shown(now.get(key))}" for key in changed}
     # Of fine-tuning, warmup is a share of the steps unless it is given.
     ends = (*ENDS, "optimizer.warmup_steps") if run.kind == "finetuning" else ENDS
@@ -90,7 +92,7 @@ def check_same(run: Run, here: Mapping[str, Any], there: Mapping[str, Any] | Non
             f"another --workdir, or allow it to change from here on: --config.allow_changes={','.join(refused)}"
         )
     lines = [f"changed from here on: {line}" for line in said.values()]
-    if any(_begins(key, BATCHES) for key in changed):
+    if any(_begins(key, BATCHES) and not _begins(key, HELD_OUT) for key in changed):
         lines.append("batches are from here on those of a run that had this configuration from its first step")
     versions = [
         f"{name} {there['versions'].get(name)} -> {version}"
@@ -98,6 +100,16 @@ def check_same(run: Run, here: Mapping[str, Any], there: Mapping[str, Any] | Non
         if there["versions"].get(name) != version
     ]
     return lines + ([f"other versions from here on: {'; '.join(versions)}"] if versions else [])
+
+
+def _fingerprints(run: Run) -> dict[str, str]:
+    return {**run.source.fingerprints, **run.held_out}
+
+
+def _unused(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    """What has no effect beside another key."""
+    scheduled = bool(before.get("batch_schedule")) and bool(now.get("batch_schedule"))
+    return ("batch_size",) if scheduled else ()
 
 
 def _allowed(names: str, known: Iterable[str]) -> tuple[str, ...]:
