@@ -23,21 +23,26 @@ STEPS = 500_000
 
 
 def get_config(size: str = "base") -> ml_collections.ConfigDict:
+    return published("roberta", size, STEPS)
+
+
+def published(family: str, size: str, steps: int) -> ml_collections.ConfigDict:
+    """The recipe of a size of RoBERTa, or of one of its family that differs in architecture and steps alone."""
     if size not in SIZES:
-        raise UserError(f"configs/roberta.py:{size}: no such size; use one of: {', '.join(SIZES)}")
+        raise UserError(f"configs/{family}.py:{size}: no such size; use one of: {', '.join(SIZES)}")
     rate, warmup = SIZES[size]
     return recipe(
         PretrainConfig(
-            model=ModelOptions(preset=f"roberta_{size}"),
+            model=ModelOptions(preset=f"{family}_{size}"),
             optimizer=OptimizerConfig(
                 learning_rate=rate,
                 warmup_steps=0,
-                warmup_share=warmup / STEPS,
+                warmup_share=warmup / steps,
                 beta2=0.98,
                 decays=".*=0.01",  # fairseq's Adam knows no exception: biases and norms decay too
                 clip_norm=0.0,
             ),
             batch_size=8192,
-            steps=STEPS,
+            steps=steps,
         )
     )

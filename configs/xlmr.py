@@ -15,29 +15,10 @@ Source    Conneau et al. 2020, section 3: 1.5 M updates of 8,192 sequences. The 
 
 import ml_collections
 
-from bert_jax.command import UserError
-from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+from configs import roberta
 
-SIZES = {"base": (6e-4, 24_000), "large": (4e-4, 30_000)}  # peak rate, warmup steps
 STEPS = 1_500_000
 
 
 def get_config(size: str = "base") -> ml_collections.ConfigDict:
-    if size not in SIZES:
-        raise UserError(f"configs/xlmr.py:{size}: no such size; use one of: {', '.join(SIZES)}")
-    rate, warmup = SIZES[size]
-    return recipe(
-        PretrainConfig(
-            model=ModelOptions(preset=f"xlmr_{size}"),
-            optimizer=OptimizerConfig(
-                learning_rate=rate,
-                warmup_steps=0,
-                warmup_share=warmup / STEPS,
-                beta2=0.98,
-                decays=".*=0.01",  # fairseq's Adam knows no exception: biases and norms decay too
-                clip_norm=0.0,
-            ),
-            batch_size=8192,
-            steps=STEPS,
-        )
-    )
+    return roberta.published("xlmr", size, STEPS)
