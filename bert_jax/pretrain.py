@@ -45,10 +45,10 @@ architecture). --config.data.mask_rate=0.2 sets the rate of dynamic masks, --con
 changes it at steps; so does --config.batch_schedule=0:256,10000:512 with the rows of a batch, and
 --config.data.phases=900000:DIR with the shards (of another length: 128, then 512). --config.span_boundary=true
 predicts masked spans from their boundaries too (SpanBERT). --config.optimizer.name=adamw|lamb|muon|stable_adamw,
---config.optimizer.schedule=linear|cosine|wsd|constant, --config.optimizer.ema_decay=0.999 (a moving average of the
-parameters): docs/recipes.md, section 6. Any part of the architecture is a key, as --config.model.norm=pre. Run the
-same command again after any stop: it goes on from the newest checkpoint of the workdir. See the result with:
-python -m bert_jax.report WORKDIR
+--config.optimizer.schedule=linear|cosine|wsd|constant|inverse_sqrt, --config.optimizer.ema_decay=0.999 (a moving
+average of the parameters): docs/recipes.md, section 6. Any part of the architecture is a key, as
+--config.model.norm=pre. Run the same command again after any stop: it goes on from the newest checkpoint of the
+workdir. See the result with: python -m bert_jax.report WORKDIR
 """
 
 

@@ -2,9 +2,8 @@
 
     python -m bert_jax.pretrain --config configs/transformer.py --workdir runs/encoder --config.data.train=SHARDS
 
-SHARDS are of `build_examples --objective single --seq_len 128`; the model knows no segments. Optimizer, warmup, peak
-rate and tokens a step are those of the paper's translation; the rate falls linearly here, there by the inverse square
-root of the step.
+SHARDS are of `build_examples --objective single --seq_len 128`; the model knows no segments. Optimizer, warmup,
+peak rate, its fall by the inverse square root of the step, and tokens a step are those of the paper's translation.
 
 Hardware  published, for translation: 8 P100; not run by us
 Hours     published, for translation: 12
@@ -25,6 +24,7 @@ def get_config() -> ml_collections.ConfigDict:
             optimizer=OptimizerConfig(
                 learning_rate=(512 * 4_000) ** -0.5,
                 warmup_steps=4_000,
+                schedule="inverse_sqrt",
                 beta2=0.98,
                 epsilon=1e-9,
                 weight_decay=0.0,

@@ -140,6 +140,22 @@ def test_schedules_are_their_closed_forms(name):
     np.testing.assert_allclose(rates, 3 * (0.1 + 0.9 * SCHEDULES[name](x)), rtol=1e-5, atol=1e-6)
 
 
+def test_the_inverse_square_root_is_the_first_transformer_s():
+    """Vaswani et al. 2017, equation 3, by steps; and by shares of the run, where step 80,000 is its end."""
+    step = np.array([1, 10, 3_999, 4_000, 4_001, 16_000, 80_000])
+    wanted = 512**-0.5 * np.minimum(step**-0.5, step * 4_000.0**-1.5)
+    config = OptimizerConfig(learning_rate=(512 * 4_000) ** -0.5, warmup_steps=4_000, schedule="inverse_sqrt")
+    by_steps = [optim.learning_rate(config, jnp.int32(number - 1), jnp.float32(0.5)) for number in step]
+    np.testing.assert_allclose(by_steps, wanted, rtol=1e-6)
+    by_share = dataclasses.replace(config, warmup_steps=0, warmup_share=4_000 / 80_000)
+    np.testing.assert_allclose(rates_at(by_share, step / 80_000), wanted, rtol=1e-5)
+
+
+def test_the_inverse_square_root_of_no_warmup_is_refused():
+    with pytest.raises(UserError, match=r"inverse_sqrt falls by .*--config\.optimizer\.warmup_steps"):
+        optim.build(OptimizerConfig(warmup_steps=0, schedule="inverse_sqrt"), {})
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_after_a_warmup_by_share_the_schedule_runs_over_what_is_left(name):

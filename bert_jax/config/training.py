@@ -39,7 +39,7 @@ class OptimizerConfig:
     learning_rate: float = 1e-4  # the peak
     warmup_steps: int = 10_000
     warmup_share: float = 0.0  # of the run, in place of steps; the schedule then runs over what is left of the run
-    schedule: str = "linear"  # linear, cosine, wsd (flat, then a fall as 1 - sqrt), constant
+    schedule: str = "linear"  # linear, cosine, wsd (flat, then a fall as 1 - sqrt), constant, inverse_sqrt
     decay_share: float = 0.1  # of the run: wsd's fall
     final_share: float = 0.0  # of the peak: where the schedule ends
     beta1: float = 0.9

@@ -26,24 +26,31 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float
     wsd       1 until the last decay_share of the run, then 1 - sqrt(x), x the share of that which is done (Hu et al.
               2024, section 4; the fall as of Haegele et al. 2024, section 3)
     constant  1
+    inverse_sqrt  sqrt(w / s) after s steps, w of them of warmup, or after so many shares of the run (Vaswani et al.
+              2017, section 5.3, whose peak is (d_model w)^-0.5): it depends on no end, and falls towards final_share
     """
     if config.warmup_share > 0:
         ramp = fraction / config.warmup_share
         done = jnp.clip((fraction - config.warmup_share) / (1.0 - config.warmup_share), 0.0, 1.0)
     else:
         ramp, done = (step + 1) / max(config.warmup_steps, 1), fraction
-    if config.schedule == "wsd":
+    if config.schedule == INVERSE_SQRT:
+        done = jnp.maximum(ramp, 1.0)
+    elif config.schedule == "wsd":
         done = jnp.clip((fraction - (1.0 - config.decay_share)) / config.decay_share, 0.0, 1.0)
     level = config.final_share + (1.0 - config.final_share) * SHAPES[config.schedule](done)
     return (config.learning_rate * jnp.clip(jnp.minimum(ramp, level), 0.0, 1.0)).astype(jnp.float32)
 
 
-# From 1 down to 0, by the share of the schedule that is done.
+INVERSE_SQRT = "inverse_sqrt"
+
+# From 1 down to 0, by the share of the schedule that is done; inverse_sqrt by how often the warmup has gone by.
 SHAPES: dict[str, Callable[[Float[Array, ""]], Float[Array, ""]]] = {
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: 0.5 * (1.0 + jnp.cos(jnp.pi * done)),
     "wsd": lambda done: 1.0 - jnp.sqrt(done),
     "constant": jnp.ones_like,
+    INVERSE_SQRT: lambda done: done**-0.5,
 }
 
 
@@ -61,6 +68,11 @@ def check_schedule(config: OptimizerConfig) -> None:
     for name, fits, wanted in ranges:
         if not fits:
             raise UserError(f"optimizer.{name} is {getattr(config, name)}; use {wanted}")
+    if config.schedule == INVERSE_SQRT and config.warmup_share <= 0 and config.warmup_steps <= 0:
+        raise UserError(
+            "optimizer.schedule=inverse_sqrt falls by how often the warmup has gone by, and there is none; set "
+            "--config.optimizer.warmup_steps, or warmup_share"
+        )
     if config.warmup_share > 0 and config.warmup_steps > 0:
         raise UserError(
             f"optimizer.warmup_steps is {config.warmup_steps} and optimizer.warmup_share {config.warmup_share}; "
