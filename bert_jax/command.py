@@ -1,7 +1,8 @@
 """The border between a person at a terminal and the library: flags in, exit codes out.
 
 Exit codes are a contract: 0 success; 2 the user's mistake, told in one line that says what was wrong, where, and
-what to change; 75 another process of the run died, run it again; 143 saved and stopped by SIGTERM.
+what to change; 75 the same command, run again, goes on: another process of the run died, or its newest checkpoint was
+damaged and is out of the way; 130 interrupted from the keyboard; 143 saved and stopped by SIGTERM.
 Importing this module touches no device and imports no jax.
 """
 
@@ -13,7 +14,8 @@ from typing import NoReturn
 
 EXIT_USER_ERROR = 2
 EXIT_STOPPED = 128 + 15  # what a shell reports for a process ended by SIGTERM
-EXIT_LOST = 75  # another process of the run died: EX_TEMPFAIL of BSD's sysexits.h, worth another try
+EXIT_LOST = 75  # EX_TEMPFAIL of BSD's sysexits.h: worth another try
+EXIT_INTERRUPTED = 128 + 2  # what a shell reports for a process ended by SIGINT
 
 
 class UserError(Exception):
@@ -74,7 +76,7 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
         case RunAgain():
             return EXIT_LOST, f"error: {error}"
         case KeyboardInterrupt():
-            return 130, "interrupted"
+            return EXIT_INTERRUPTED, "interrupted"
         case OSError() if explained := explain_os_error(error):
             return EXIT_USER_ERROR, f"error: {explained}"
     return None

@@ -1,5 +1,6 @@
 """Measures a checkpoint on held-out shards, or a fine-tuned one on labelled files."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -10,7 +11,7 @@ import jax
 
 from bert_jax import command
 from bert_jax.command import UserError
-from bert_jax.config import TrainConfig
+from bert_jax.config import MeshConfig, TrainConfig
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.interop import averaged, source
@@ -32,8 +33,11 @@ DESCRIPTION = """Measures a checkpoint.
 --checkpoint is a workdir, a step in it, an export, or a Hugging Face folder. --data is the output of
 data_prep.build_examples (its eval/ is measured; name DIR/train to measure that), or a file (or folder) of the task
 that the checkpoint was fine-tuned for. Prints the metrics as one JSON line. Each row counts once; masks of held-out
-rows are the same at every measurement, so figures compare between checkpoints.
+rows are the same at every measurement, so figures compare between checkpoints. Rows are spread over all devices;
+--mesh.fsdp and --mesh.tensor cut the parameters, too, for a model that one device does not hold.
 """
+
+MESH_FLAG = "--mesh"
 
 
 def evaluate(
@@ -45,15 +49,18 @@ def evaluate(
     max_rows: int = 0,
     columns: Columns | None = None,
     average: str = "",
+    mesh: MeshConfig | None = None,
 ) -> dict[str, Any]:
     """Metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, `nsp_accuracy` ..., or those of the checkpoint's task.
 
     A metric that is undefined (a correlation with a constant) is None. columns are those of a task's file, where the
-    checkpoint does not know them; average is as in source.open_checkpoint. Raises UserError for a checkpoint without
-    the head that the data asks for, or of another tokenizer than theirs.
+    checkpoint does not know them; average is as in source.open_checkpoint; rows lie over all devices unless mesh says
+    otherwise. Raises UserError for a checkpoint without the head that the data asks for, or of another tokenizer than
+    theirs, and for a mesh that it or the devices do not divide over.
     """
     loaded = source.open_checkpoint(checkpoint, average)
-    config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype)
+    config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
+    partitioning.check_model(loaded.model, partitioning.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
     if loaded.task:
         found = evaluation.evaluate(loaded, data, config, columns)
         defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
@@ -99,6 +106,10 @@ def main(arguments: Sequence[str]) -> None:
     for column in ("text", "text_pair", "label"):
         what = f"the {column} column of a task's file, by name or number (default: as the checkpoint was trained)"
         parser.add_argument(f"--{column}", default="", help=what)
+    on = parser.add_argument_group("devices on each axis of the mesh (docs/scaling.md)")
+    for axis, default in dataclasses.asdict(MeshConfig()).items():
+        what = f"default: {default}" if default > 0 else "default: -1, what the others leave"
+        on.add_argument(f"{MESH_FLAG}.{axis}", type=int, default=default, metavar="N", help=what)
     distributed.add_flags(parser)
     known = parser.parse_args(list(arguments))
     columns = Columns(known.text, known.text_pair, known.label)
@@ -111,6 +122,7 @@ def main(arguments: Sequence[str]) -> None:
             max_rows=known.max_rows,
             columns=columns if columns != Columns() else None,
             average=known.average,
+            mesh=MeshConfig(**{axis: getattr(known, f"mesh.{axis}") for axis in partitioning.AXES}),
         )
         if distributed.leads():
             print(json.dumps(result))

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax import finetune, pretrain
+from bert_jax.config import MeshConfig
 from bert_jax.embed import embed
 from bert_jax.evaluate import evaluate
 from bert_jax.train import metrics
@@ -41,8 +42,9 @@ def test_pretraining_on_a_mesh_goes_on_on_another_and_its_checkpoint_serves_ever
     lines = [metrics.read_metrics(tmp_path / name) for name in ("rows", "cube")]
     np.testing.assert_allclose(*([line["loss"] for line in part] for part in lines), rtol=1e-6)
     assert cube["eval_loss"] == pytest.approx(rows["eval_loss"], rel=1e-6)
-    again = evaluate(tmp_path / "cube", shards_dir, batch_size=16)
-    assert again["loss"] == pytest.approx(cube["eval_loss"], rel=1e-6)
+    for mesh in (MeshConfig(), MeshConfig(fsdp=2, tensor=2)):
+        again = evaluate(tmp_path / "cube", shards_dir, batch_size=16, mesh=mesh)
+        assert again["loss"] == pytest.approx(cube["eval_loss"], rel=1e-6)
     vectors = [embed(tmp_path / name, ["a book", "two books"])["embeddings"] for name in ("rows", "cube")]
     np.testing.assert_allclose(*vectors, atol=1e-3)  # a step of Adam may go either way where a gradient is noise
 

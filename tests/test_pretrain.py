@@ -78,6 +78,16 @@ def test_the_evaluate_command_measures_what_the_run_measured(trained, shards_dir
         assert measured[name] == pytest.approx(result[f"eval_{name}"], rel=1e-5)
 
 
+def test_a_mesh_that_evaluate_cannot_lay_is_told_by_its_own_flag(trained, shards_dir):
+    flags = [f"--checkpoint={trained}", f"--data={shards_dir}"]
+    for mesh, said in (
+        (["--mesh.tensor=3"], r"use --mesh\.data=-1, and fsdp and tensor whose product divides 8"),
+        (["--mesh.tensor=4"], r"attention heads do not divide over mesh\.tensor=4; use --mesh\.tensor=2"),
+    ):
+        with pytest.raises(UserError, match=said):
+            evaluate.main([*flags, *mesh])
+
+
 @pytest.mark.slow
 def test_spans_are_trained_by_a_schedule_that_a_run_keeps(sample_text, vocab_dir, tmp_path):
     shards = tmp_path / "shards"

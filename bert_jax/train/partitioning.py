@@ -27,6 +27,7 @@ from bert_jax.train import rules
 
 DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")  # outermost first: what talks least is furthest apart
 ROWS = (DATA, FSDP)  # the axes that a batch's rows lie over
+FLAG = "--config.mesh"  # what MeshConfig is set by, where a command takes recipes
 
 Axes = tuple[str | tuple[str, ...] | EllipsisType | None, ...]  # an axis of the mesh for each of an array's; ...: some
 
@@ -55,26 +56,26 @@ ACTIVATION_RULES: dict[str, Axes] = {
 }
 
 
-def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None) -> Mesh:
+def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None, flag: str = FLAG) -> Mesh:
     """Devices (None: all there are; those of a jax.experimental.topologies will do) on the axes of config.
 
     Devices of several TPU slices, or of several GPU machines, talk slower to each other than within one: `data` is
-    outermost and spans them. Raises UserError where the sizes do not fill the devices, or the slices do not divide
-    mesh.data.
+    outermost and spans them. Raises UserError, which names `flag`, where the sizes do not fill the devices, or the
+    slices do not divide mesh.data.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = axis_sizes(config, len(devices))
-    return Mesh(lay_out(sizes, devices), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    sizes = axis_sizes(config, len(devices), flag)
+    return Mesh(lay_out(sizes, devices, flag), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def lay_out(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+def lay_out(sizes: tuple[int, ...], devices: Sequence[Any], flag: str = FLAG) -> np.ndarray:
     """Devices as an array of those sizes, neighbours on a later axis being closer to each other; the first spans the
     slices. Raises UserError where it cannot."""
     slices = len({getattr(device, "slice_index", None) for device in devices})
     if sizes[0] % slices:
         raise UserError(
             f"mesh.data={sizes[0]} does not divide over {slices} slices (groups of devices with a slower network "
-            "between them), which only mesh.data may span; use --config.mesh.data=-1, and fsdp and tensor whose "
+            f"between them), which only mesh.data may span; use {flag}.data=-1, and fsdp and tensor whose "
             f"product divides the {len(devices) // slices} devices of a slice"
         )
     if slices > 1:
@@ -83,21 +84,21 @@ def lay_out(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
     return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
 
 
-def axis_sizes(config: MeshConfig, devices: int) -> tuple[int, ...]:
+def axis_sizes(config: MeshConfig, devices: int, flag: str = FLAG) -> tuple[int, ...]:
     """How many devices each axis has. Raises UserError where that does not come to all of them."""
     sizes = [config.data, config.fsdp, config.tensor]
     for name, size in zip(AXES, sizes, strict=True):
         if size < 1 and size != -1:
             raise UserError(f"mesh.{name} is {size}; use 1 or more, or -1 for what the other axes leave")
     if sizes.count(-1) > 1:
-        raise UserError("several axes of mesh are -1, and one only can take what is left: --config.mesh.data=-1")
+        raise UserError(f"several axes of mesh are -1, and one only can take what is left: {flag}.data=-1")
     given = math.prod(size for size in sizes if size != -1)
     said = " x ".join(f"mesh.{name}={size}" for name, size in zip(AXES, sizes, strict=True))
     if devices % given or (-1 not in sizes and given != devices):
         inner = math.prod(size for size in sizes[1:] if size != -1)
-        advice = "--config.mesh.data=-1"
+        advice = f"{flag}.data=-1"
         if devices % inner:
-            advice = f"--config.mesh.data=-1, and fsdp and tensor whose product divides {devices}"
+            advice = f"{flag}.data=-1, and fsdp and tensor whose product divides {devices}"
         raise UserError(f"{said} does not come to the {devices} devices that there are; use {advice}")
     return tuple(devices // given if size == -1 else size for size in sizes)
 
@@ -125,8 +126,8 @@ def check_batch(batch_size: int, microbatches: int, mesh: Mesh, key: str = "batc
         )
 
 
-def check_model(model: ModelConfig, mesh: Mesh) -> None:
-    """Raises UserError where an axis of the mesh does not divide what it cuts of the layers' matrices."""
+def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG) -> None:
+    """Raises UserError, which names `flag`, where an axis of the mesh does not divide what it cuts of the layers."""
     cut = (
         ("attention heads", model.heads, TENSOR),
         ("inner units of the feed-forward", model.feed_forward, TENSOR),
@@ -138,7 +139,7 @@ def check_model(model: ModelConfig, mesh: Mesh) -> None:
             better = math.gcd(*(other for _, other, of in cut if of == axis), mesh.shape[axis])
             raise UserError(
                 f"the model's {count} {what} do not divide over mesh.{axis}={mesh.shape[axis]}; "
-                f"use --config.mesh.{axis}={better}"
+                f"use {flag}.{axis}={better}"
             )
 
 
