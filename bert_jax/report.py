@@ -13,8 +13,10 @@ from bert_jax.command import UserError
 from bert_jax.files import write_whole
 from bert_jax.reporting import curves, page
 from bert_jax.reporting.curves import Reference, number, percent
+from bert_jax.reporting.finetuning import outcome_sections
 from bert_jax.reporting.guesses import guess_blanks
 from bert_jax.reporting.page import Tile
+from bert_jax.reporting.seeds import read_runs, seed_charts
 from bert_jax.reporting.unigram import unigram_guess
 from bert_jax.train.metrics import METRICS_FILE, duration, read_metrics
 from bert_jax.train.run import RESULT_FILE
@@ -22,14 +24,17 @@ from bert_jax.train.workdir import WorkdirConfig, read_config
 
 REPORT = "report.html"
 BLANKS = 16  # sentences in the table of guesses
+EXAMPLES = 5000  # of a dev file: a minute or so on two cores
 
 DESCRIPTION = """Draws a run as one HTML file, WORKDIR/report.html, which needs no network and no other file.
 
   python -m bert_jax.report runs/tiny
 
-In it: the results, curves (losses, accuracies, learning rate, throughput, waiting and padding), for pretraining a
-table of masked held-out sentences with the model's five likeliest guesses and the truth, for fine-tuning the metrics
-by seed, and the whole configuration. A run that goes on, or was killed, can be drawn too: what there is so far.
+In it: the results, curves (losses, accuracies, learning rate, throughput, waiting and padding), the whole
+configuration; for pretraining a table of masked held-out sentences with the model's five likeliest guesses and the
+truth; for fine-tuning the metrics and curves by seed, and what the model says of its dev file, anew: classes or tags
+that it confuses, how sure it is and how right, entities found and missed, its worst examples. A run that goes on, or
+was killed, can be drawn too: what there is so far.
 """
 
 
@@ -43,10 +48,11 @@ class Run:
     result: dict[str, Any] | None
 
 
-def report(workdir: str | Path) -> Path:
+def report(workdir: str | Path, examples: int = EXAMPLES) -> Path:
     """Writes WORKDIR/report.html and returns its path.
 
-    Raises UserError for a folder that is not the workdir of a run, or one that has logged nothing yet.
+    Of a fine-tuned run's dev file it looks at no more than so many examples. Raises UserError for a folder that is not
+    the workdir of a run, or one that has logged nothing yet.
     """
     run = _read(Path(workdir))
     pretraining = run.config.kind == "pretraining"
@@ -54,6 +60,8 @@ def report(workdir: str | Path) -> Path:
     sections = [
         page.tiles(_pretraining_tiles(run, guessing) if pretraining else _task_tiles(run)),
         "" if pretraining else _task_tables(run),
+        *(() if pretraining else outcome_sections(run.workdir, run.config, examples)),
+        _seed_section(run),
         page.section(
             "Curves",
             page.chart_grid(curves.charts(run.lines, guessing.references)),
@@ -71,7 +79,12 @@ def report(workdir: str | Path) -> Path:
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.report", DESCRIPTION)
     parser.add_argument("workdir", metavar="WORKDIR", help="the folder of a pretraining or fine-tuning run")
-    print(report(parser.parse_args(list(arguments)).workdir))
+    what = f"of a fine-tuned run, look at so many examples of its dev file at most (default: {EXAMPLES:,})"
+    parser.add_argument("--examples", type=int, default=EXAMPLES, metavar="N", help=what)
+    options = parser.parse_args(list(arguments))
+    if options.examples < 1:
+        raise UserError(f"--examples is {options.examples}; use 1 or more")
+    print(report(options.workdir, options.examples))
 
 
 def _read(workdir: Path) -> Run:
@@ -203,6 +216,15 @@ def _task_tables(run: Run) -> str:
     return page.section("Metrics", page.table(["metric", "mean", "deviation", *seeds], shown)) + page.section(
         "Files", page.table(["split", *(name.replace("_", " ") for name in names)], held)
     )
+
+
+def _seed_section(run: Run) -> str:
+    """The curves of all runs, where there are several."""
+    runs = read_runs(run.workdir)
+    if len(runs) < 2:
+        return ""
+    note = "Each run's own; below are those of the run that WORKDIR opens as, the best by dev."
+    return page.section("Curves by seed", page.chart_grid(seed_charts(runs)), note)
 
 
 def _settings(config: WorkdirConfig) -> dict[str, Mapping[str, Any]]:

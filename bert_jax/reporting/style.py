@@ -104,6 +104,29 @@ mark.kept { box-shadow: inset 0 0 0 1.5px var(--color-2); }
 .guesses .right i { background: var(--right); }
 .guesses span { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
 .guesses em { font-style: normal; text-align: right; font-variant-numeric: tabular-nums; }
+.panel {
+  margin: 0; max-width: 460px; background: var(--card); border: 1px solid var(--edge); border-radius: 10px;
+  padding: .9rem 1rem .6rem; break-inside: avoid;
+}
+.panel svg { display: block; width: 100%; height: auto; margin-top: .4rem; }
+svg .gap { fill: var(--color-1); opacity: .45; } svg .strip { fill: var(--axis); }
+svg .points circle { fill-opacity: .45; }
+.pair { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 420px), 1fr)); gap: 1.5rem 2.5rem; }
+.pair > div { min-width: 0; }
+table.matrix { width: auto; border-collapse: separate; border-spacing: 2px; font-variant-numeric: tabular-nums; }
+.matrix th, .matrix td { border: 0; padding: .3rem .5rem; }
+.matrix tbody th { text-align: right; white-space: nowrap; }
+.matrix td { min-width: 2.6rem; text-align: right; border-radius: 4px; background: var(--card); }
+.matrix .hit { background: color-mix(in srgb, var(--color-0) calc(var(--share) * 100%), var(--card)); }
+.matrix .miss { background: color-mix(in srgb, var(--color-1) calc(var(--share) * 100%), var(--card)); }
+.matrix .dark { color: var(--ground); }
+.matrix .corner { font-weight: 400; color: var(--faint); white-space: nowrap; vertical-align: bottom; }
+.matrix .turned { vertical-align: bottom; text-align: right; white-space: nowrap; }
+.stacked { display: grid; gap: 1.25rem; } .stacked > div { min-width: 0; }
+.worst h3 span { font-weight: 400; }
+.worst .beside { display: grid; grid-template-columns: 1fr minmax(15rem, 24rem); gap: 0 1.5rem; align-items: center; }
+.worst .beside p:only-child { grid-column: 1 / -1; }
+.worst mark { background: var(--color-1); } .worst mark.found { background: var(--right); }
 .missed { color: var(--faint); font-size: .85rem; padding-left: .4rem; }
 .settings { columns: 2 26rem; column-gap: 2.5rem; }
 .settings table { break-inside: avoid; margin-bottom: 1.5rem; }
@@ -115,6 +138,7 @@ mark.kept { box-shadow: inset 0 0 0 1.5px var(--color-2); }
 .settings td:first-child { color: var(--soft); width: 45%; }
 footer { margin-top: 3rem; color: var(--faint); font-size: .85rem; }
 @media (max-width: 700px) {
+  .worst .beside { grid-template-columns: 1fr; }
   body { padding: 1.25rem .9rem 3rem; } h1 { font-size: 1.6rem; }
   .blanks thead { display: none; }
   .blanks tr { display: block; border-bottom: 1px solid var(--edge); padding: .6rem 0; }

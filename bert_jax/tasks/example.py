@@ -80,6 +80,10 @@ class TaskRows:
         """Tokens of each row."""
         return np.diff(self.offsets)
 
+    def items(self) -> Int64[np.ndarray, "R"]:
+        """Which item of the split each row is of; a row an item, unless a kind cuts items in several."""
+        return np.arange(self.count)
+
     def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:
         """The rows of these indices, padded to length slots; index -1 gives a filler row of weight 0."""
         taken = self.take(indices, length)

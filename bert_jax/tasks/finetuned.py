@@ -1,22 +1,29 @@
 """A fine-tuned model at work: what it says of splits without labels, or of labelled ones for a report."""
 
 import dataclasses
+import functools
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
+from jaxtyping import Array, Float, Float64
 
 from bert_jax.command import UserError
-from bert_jax.config import ModelOptions, TrainConfig
+from bert_jax.config import ModelConfig, ModelOptions, TrainConfig
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
-from bert_jax.model.bert import abstract_params
+from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import evaluation
-from bert_jax.tasks.example import Split, TaskRows
+from bert_jax.tasks.example import Split, TaskBatch, TaskRows
 from bert_jax.tasks.inputs import Record
 from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.source import evaluation_batches
 from bert_jax.train import partitioning
 from bert_jax.train.run import runtime_of
 
@@ -49,8 +56,11 @@ class FineTuned:
         self._mesh = partitioning.make_mesh(config.mesh)
         partitioning.whole_rows(batch_size, self._mesh)  # refuses a batch of none
         self.batch_size = batch_size
-        self._predictor = evaluation.Predictor(self.task, loaded.model, runtime_of(config), self._mesh)
-        wanted = paths.flatten(abstract_params(loaded.model, self.kind.objective(self.task).heads))
+        runtime = runtime_of(config)
+        objective = self.kind.objective(self.task.measured)
+        self._predictor = evaluation.Predictor(self.task, loaded.model, runtime, self._mesh)
+        self._forward = objective, loaded.model, runtime
+        wanted = paths.flatten(abstract_params(loaded.model, objective.heads))
         params = paths.unflatten({path: loaded.params[path] for path in wanted})
         self._params = partitioning.put(params, self._mesh)
 
@@ -68,6 +78,38 @@ class FineTuned:
         with jax.set_mesh(self._mesh):
             return self._predictor.answers(self._params, rows, size)[0]
 
+    def outcomes(self, rows: TaskRows) -> tuple[list[Any], Float64[np.ndarray, "K"]]:
+        """Of labelled rows: answers, and the loss of each item, a mean over its labels, NaN where it has none."""
+        size = partitioning.whole_rows(self.batch_size, self._mesh)
+        answers: list[Any] = [None] * rows.count
+        sums = np.zeros((2, rows.count))
+        with jax.set_mesh(self._mesh):
+            for indices, batch in evaluation_batches(rows, size, self.task.max_length):
+                placed = partitioning.place(batch, size, self._mesh)
+                found, *parts = jax.device_get(_outcomes(*self._forward, self._params, placed))
+                for place, index in enumerate(indices):
+                    if index >= 0:
+                        answers[index] = jax.tree.map(operator.itemgetter(place), found)
+                sums[:, indices[indices >= 0]] = np.stack(parts)[:, indices >= 0]
+        assert rows.split is not None
+        total, count = (np.bincount(rows.items(), part, len(rows.split.items)) for part in sums)
+        return answers, np.divide(total, count, out=np.full(len(count), np.nan), where=count > 0)
+
     def predictions(self, rows: TaskRows) -> list[dict[str, Any]]:
         """Kind.predictions of each item of the split that the rows were made of, in order."""
         return self.kind.predictions(self.task, rows, self.answers(rows))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _outcomes(
+    objective: TaskObjective, model: ModelConfig, runtime: Runtime, params: dict[str, Any], batch: TaskBatch
+) -> tuple[Any, Float[Array, "B"], Float[Array, "B"]]:
+    """Of each row what it is answered from, the loss, summed, and the count that divides it."""
+    bound = bind(model, objective.heads, params, runtime)
+    outputs = objective.outputs(bound, batch, None)
+
+    def of_row(outputs: Any, row: TaskBatch) -> tuple[Array, Array]:
+        alone, one = jax.tree.map(lambda leaf: leaf[None], (outputs, row))
+        return objective.sums_of(bound, alone, one)["task_loss"], objective.counts(one)["task"]
+
+    return objective.answers(bound, outputs, batch), *jax.vmap(of_row)(outputs, batch)

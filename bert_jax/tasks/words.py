@@ -44,6 +44,11 @@ class WordRows(TaskRows):
         """Where each word starts in the N tokens."""
         return self.offsets[self.word_rows] + self.word_slots
 
+    def items(self) -> Int64[np.ndarray, "R"]:
+        """Which sentence each row is of."""
+        sentences = np.repeat(np.arange(len(self.sentence_offsets) - 1), np.diff(self.sentence_offsets))
+        return sentences[np.searchsorted(self.word_rows, np.arange(self.count))]  # by the first word of the row
+
 
 def encode_words(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_length: int) -> EncodedWords:
     """One row a sentence, [CLS] pieces [SEP].

@@ -1,0 +1,191 @@
+"""What a report shows of a fine-tuned model, by kind: what it confuses, how sure it is, its worst examples."""
+
+from collections import Counter
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.command import UserError
+from bert_jax.reporting import classes, entities, page, panel
+from bert_jax.reporting.curves import number, percent
+from bert_jax.reporting.entities import OUTCOMES, RIGHT, SPURIOUS, Span
+from bert_jax.reporting.mistakes import Example, example_list, marked, matrix, shortened
+from bert_jax.reporting.outcomes import Outcomes, dev_outcomes
+from bert_jax.reporting.page import Bar
+from bert_jax.tasks.example import LabelledRows
+from bert_jax.tasks.kinds import schemes
+from bert_jax.tasks.kinds.tagging import TagRows
+from bert_jax.train.workdir import WorkdirConfig
+
+WORST = 12  # examples
+MOST_CLASSES = 20  # in a matrix; beyond that the most frequent confusions are listed
+BESIDE = 6  # classes of a matrix that leaves room for a table
+MOST_CONFUSED = 15
+BARS = 3  # of the likeliest labels
+
+
+def outcome_sections(workdir: Path, config: WorkdirConfig, most: int) -> list[str]:
+    """Sections on up to `most` examples of the dev file; one that says why there are none where it is gone."""
+    try:
+        found = dev_outcomes(workdir, config, most)
+    except UserError as error:
+        return [page.section("What it gets wrong", "", f"Not shown: {error}.")]
+    draw = _BY_KIND.get(found.task.kind)
+    return draw(found) if draw else []
+
+
+def _classification(found: Outcomes) -> list[str]:
+    assert isinstance(found.rows, LabelledRows)
+    names, truth = found.task.labels, found.rows.labels.astype(int)
+    shares = np.array([[told["scores"][name] for name in names] for told in found.predictions])
+    guess = shares.argmax(axis=1)
+    counts = classes.confusion(truth, guess, len(names))
+    calibration = classes.calibrate(shares.max(axis=1), guess == truth)
+    sure = float(shares.max(axis=1).mean())
+    note = (
+        f"On {found.said}: it is {percent(sure)} sure on average and right in "
+        f"{percent(float((guess == truth).mean()))}; the expected calibration error is {percent(calibration.error)} "
+        f"({classes.BINS} bins). Orange is the gap between how sure it is and how often it is right."
+    )
+    examples = []
+    for item in found.worst(WORST):
+        likeliest = np.argsort(-shares[item])[:BARS]
+        kept = likeliest if truth[item] in likeliest else [*likeliest[:-1], truth[item]]
+        bars = [
+            Bar(names[label], shares[item, label], percent(shares[item, label]), label == truth[item]) for label in kept
+        ]
+        example = found.items[item]
+        heading = f"{names[truth[item]]}, taken for {names[guess[item]]}"
+        if guess[item] == truth[item]:
+            heading = f"{names[truth[item]]}, hardly"
+        examples.append(Example(heading, f"line {example.line}", _texts(example), tuple(bars)))
+    return [
+        page.section("Who is taken for whom", _confusions(counts, names), f"On {found.said}."),
+        page.section("How sure, and how right", f'<div class="charts">{panel.reliability(calibration)}</div>', note),
+        _worst(example_list(examples)),
+    ]
+
+
+def _regression(found: Outcomes) -> list[str]:
+    assert isinstance(found.rows, LabelledRows)
+    truth = found.rows.labels.astype(float)
+    guess = np.array([told["score"] for told in found.predictions])
+    names = [f"line {item.line}" for item in found.items]
+    off = guess - truth
+    note = (
+        f"On {found.said}: off by {number(float(np.abs(off).mean()))} on average, by {number(float(off.mean()))} with "
+        "its sign."
+    )
+    examples = [
+        Example(
+            f"{number(truth[item])}, guessed {number(guess[item])}",
+            f"line {found.items[item].line}",
+            _texts(found.items[item]),
+        )
+        for item in found.worst(WORST)
+    ]
+    chart = f'<div class="charts">{panel.scatter(truth, guess, names)}</div>'
+    return [page.section("Truth and guess", chart, note), _worst(example_list(examples))]
+
+
+def _tagging(found: Outcomes) -> list[str]:
+    rows = found.rows
+    assert isinstance(rows, TagRows)
+    names = found.task.labels
+    ids = {name: index for index, name in enumerate(names)}
+    truth = rows.labels[rows.word_starts].astype(int)
+    guess = np.array([ids[tag] for told in found.predictions for tag in told["tags"]])
+    counts = classes.confusion(truth, guess, len(names))
+    true_tags = [[names[tag] for tag in truth[start:end]] for start, end in pairwise(rows.sentence_offsets)]
+    sections = []
+    if schemes.marks_entities(names):
+        judged = [
+            entities.judge(_spans(true), _spans(told["tags"]))
+            for true, told in zip(true_tags, found.predictions, strict=True)
+        ]
+        sections.append(entity_section(found, [one for sentence in judged for one in sentence]))
+    examples = []
+    for item in found.worst(WORST):
+        told, true = found.predictions[item], true_tags[item]
+        shown = [
+            page.text(word) if tag == wanted else marked(word, f"{tag}, not {wanted}")
+            for word, tag, wanted in zip(told["words"], told["tags"], true, strict=True)
+        ]
+        wrong = sum(tag != wanted for tag, wanted in zip(told["tags"], true, strict=True))
+        sentence = found.items[item]
+        heading = f"{wrong} of {len(true)} words wrong"
+        examples.append(Example(heading, f"lines {sentence.lines[0]}-{sentence.lines[-1]}", " ".join(shown)))
+    note = f"Words of {found.said}."
+    return [
+        *sections,
+        page.section("Which tag is taken for which", _confusions(counts, names), note),
+        _worst(example_list(examples)),
+    ]
+
+
+def entity_section(found: Outcomes, judged: list[tuple[str, Span]]) -> str:
+    """By type, what became of each true entity, and how many were guessed where there is none."""
+    counts = entities.count_outcomes(judged)
+    rows = []
+    for name, each in [*counts.items(), ("all", sum(counts.values(), start=Counter()))]:
+        true = sum(each[outcome] for outcome in OUTCOMES if outcome != SPURIOUS)
+        recall = percent(each[RIGHT] / true) if true else "-"
+        rows.append([name, f"{true:,}", recall, *(f"{each[outcome]:,}" for outcome in OUTCOMES)])
+    table = page.table(["type", "true", "found", *OUTCOMES], rows)
+    note = (
+        f"On {found.said}. Wrong border: a guess of the type overlaps it; wrong type: another was guessed for its very "
+        "words; missed: nothing was guessed there; spurious: guessed where there is none."
+    )
+    return page.section("Entities", table, note)
+
+
+def _spans(tags: list[str]) -> list[Span]:
+    """By the rules of conlleval."""
+    return [Span(*entity) for entity in schemes.entities(tags)]
+
+
+def _confusions(counts: np.ndarray, names: tuple[str, ...]) -> str:
+    """A matrix, or of many classes a list; and how well each class is found."""
+    seen = [index for index in range(len(names)) if counts[index].any() or counts[:, index].any()]
+    counts, shown = counts[np.ix_(seen, seen)], [names[index] for index in seen]
+    scores = classes.class_scores(counts)
+    table = page.table(
+        ["class", "true", "precision", "recall", "F1"],
+        [[name, f"{counts[index].sum():,}", *map(percent, _row(scores, index))] for index, name in enumerate(shown)],
+    )
+    if len(shown) <= MOST_CLASSES:
+        beside = "pair" if len(shown) <= BESIDE else "stacked"
+        return f'<div class="{beside}">{matrix(counts, shown)}{table}</div>'
+    confused = page.table(
+        ["truth", "taken for", "times", "of the truth"],
+        [
+            [a, b, f"{count:,}", percent(share)]
+            for a, b, count, share in classes.most_confused(counts, shown, MOST_CONFUSED)
+        ],
+    )
+    return f'<div class="pair">{confused}{table}</div>'
+
+
+def _row(scores: classes.ClassScores, index: int) -> tuple[float, float, float]:
+    return float(scores.precision[index]), float(scores.recall[index]), float(scores.f1[index])
+
+
+def _texts(example) -> str:
+    pair = "" if example.text_pair is None else f"<br><b>B</b>{page.text(shortened(example.text_pair))}"
+    mark = "<b>A</b>" if pair else ""
+    return f"{mark}{page.text(shortened(example.text))}{pair}"
+
+
+def _worst(cards: str) -> str:
+    return page.section(
+        "Worst examples", cards, "Those of the greatest loss, the greatest first: often the file is wrong."
+    )
+
+
+_BY_KIND: dict[str, Callable[[Outcomes], list[str]]] = {
+    "classification": _classification,
+    "regression": _regression,
+    "tagging": _tagging,
+}

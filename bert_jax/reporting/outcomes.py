@@ -1,0 +1,72 @@
+"""What a fine-tuned run says of its dev file, beside the truth: computed anew from the checkpoint and the file."""
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Float64
+
+from bert_jax import config as config_lib
+from bert_jax.command import UserError
+from bert_jax.config import TaskConfig
+from bert_jax.interop import source
+from bert_jax.tasks import table
+from bert_jax.tasks.example import TaskRows
+from bert_jax.tasks.finetuned import FineTuned
+from bert_jax.tasks.task import Task
+from bert_jax.train.workdir import WorkdirConfig
+
+
+@dataclass(frozen=True, eq=False)
+class Outcomes:
+    """Items of the dev file, the answers of the model, and how well they fit."""
+
+    task: Task
+    path: Path
+    rows: TaskRows
+    answers: Sequence[Any]  # TaskObjective.answers of each row
+    predictions: Sequence[dict[str, Any]]  # of each item
+    losses: Float64[np.ndarray, "K"]  # of each item; NaN where it has no label
+    total: int  # items of the file, of which these are some or all
+
+    @property
+    def items(self) -> Sequence[Any]:
+        """The items, in the order of the file."""
+        assert self.rows.split is not None
+        return self.rows.split.items
+
+    @property
+    def said(self) -> str:
+        """Of what these are the outcomes, for a note."""
+        some = "all" if len(self.items) == self.total else f"{len(self.items):,}, evenly spread, of the"
+        return f"{some} {self.total:,} examples of {self.path.name}"
+
+    def worst(self, count: int) -> list[int]:
+        """The items of the greatest loss, the greatest first."""
+        known = np.where(np.isnan(self.losses), -np.inf, self.losses)
+        return [int(item) for item in np.argsort(-known, kind="stable")[:count] if np.isfinite(known[item])]
+
+
+def dev_outcomes(workdir: Path, config: WorkdirConfig, most: int) -> Outcomes:
+    """The outcomes on up to `most` items of the dev file that a workdir's configuration names.
+
+    Raises UserError where there is no such file, or not any more, and for a checkpoint that cannot be opened.
+    """
+    loaded = source.open_checkpoint(workdir)
+    named = config_lib.load(TaskConfig, dict(config.training.get("task") or {}), "task")
+    _, files = table.resolve(named)
+    if "dev" not in files:
+        raise UserError("the task has no dev file (--config.task.dev)")
+    model = FineTuned(loaded)
+    split = table.read(model.task, files["dev"])
+    total = len(split.items)
+    if total > most:
+        kept = np.unique(np.linspace(0, total - 1, most).astype(int))
+        split = dataclasses.replace(split, items=tuple(split.items[index] for index in kept))
+    rows = model.encode(split)
+    answers, losses = model.outcomes(rows)
+    told = model.kind.predictions(model.task, rows, answers)
+    return Outcomes(model.task, files["dev"], rows, answers, told, losses, total)

@@ -1,0 +1,183 @@
+"""The pages of fine-tuned runs: figures against other code's or by hand, and pages that say what is not there."""
+
+import dataclasses
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from random_checkpoints import WORDS, odd_config, random_checkpoint
+from seqeval.metrics import classification_report
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from bert_jax.config import FinetuneConfig, TaskConfig
+from bert_jax.files import write_json
+from bert_jax.interop import source
+from bert_jax.model.heads import Heads
+from bert_jax.report import report
+from bert_jax.reporting import classes, entities, panel, seeds
+from bert_jax.reporting.entities import Span, judge
+from bert_jax.reporting.finetuning import outcome_sections
+from bert_jax.reporting.mistakes import matrix, shortened
+from bert_jax.reporting.outcomes import dev_outcomes
+from bert_jax.tasks import table
+from bert_jax.tasks.kinds import kind_of
+from bert_jax.train import workdir as workdir_lib
+
+
+def test_confusions_and_class_scores_are_scikit_learns() -> None:
+    draw = np.random.default_rng(0)
+    truth, guess = draw.integers(0, 4, 300), draw.integers(0, 3, 300)  # class 3 is never guessed
+    counts = classes.confusion(truth, guess, 5)
+    np.testing.assert_array_equal(counts, confusion_matrix(truth, guess, labels=range(5)))
+    wanted = precision_recall_fscore_support(truth, guess, labels=range(5), zero_division=0)
+    np.testing.assert_allclose(dataclasses.astuple(classes.class_scores(counts)), wanted[:3])
+    names = list("abcde")
+    listed = classes.most_confused(counts, names, 3)
+    assert [count for *_, count, _ in listed] == sorted((counts * (1 - np.eye(5, dtype=int))).ravel())[:-4:-1]
+    assert listed[0][2] == counts[names.index(listed[0][0]), names.index(listed[0][1])]
+
+
+def test_the_calibration_error_is_that_of_its_definition() -> None:
+    draw = np.random.default_rng(1)
+    confidence, right = draw.uniform(0.3, 1, 400), draw.random(400) < 0.6
+    found = classes.calibrate(confidence, right)
+    error = 0.0
+    for bin in range(classes.BINS):
+        inside = (confidence > bin / classes.BINS) & (confidence <= (bin + 1) / classes.BINS)
+        assert found.counts[bin] == inside.sum()
+        if inside.any():
+            error += inside.sum() / 400 * abs(right[inside].mean() - confidence[inside].mean())
+    assert found.error == pytest.approx(error)
+    sure = classes.calibrate(np.ones(8), np.array([True] * 6 + [False] * 2))
+    assert sure.error == pytest.approx(0.25) and sure.counts[-1] == 8
+    assert "nan" not in panel.reliability(sure) and "25.0%" in panel.reliability(sure)
+
+
+TAGS = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, max_size=12)
+
+
+@given(st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=5))
+def test_right_and_true_entities_are_counted_as_seqeval_counts_them(pairs: list[tuple[list[str], list[str]]]) -> None:
+    from bert_jax.reporting.finetuning import _spans
+
+    sentences = [(true[: len(guess)], guess[: len(true)]) for true, guess in pairs]
+    judged = [one for true, guess in sentences for one in judge(_spans(true), _spans(guess))]
+    counts = entities.count_outcomes(judged)
+    guessed = [span for _, guess in sentences for span in _spans(guess)]
+    if not any(outcome != entities.SPURIOUS for outcome, _ in judged):
+        return
+    wanted = classification_report(*zip(*sentences, strict=True), output_dict=True, zero_division=0)
+    for name, each in counts.items():
+        true = sum(each.values()) - each[entities.SPURIOUS]
+        if true:
+            assert true == wanted[name]["support"]
+            assert each[entities.RIGHT] / true == pytest.approx(wanted[name]["recall"])
+    assert sum(each[entities.SPURIOUS] for each in counts.values()) <= len(guessed)
+
+
+def test_how_an_entity_goes_wrong() -> None:
+    truth = [Span("P", 0, 2), Span("P", 4, 6), Span("L", 8, 9), Span("L", 11, 13), Span("O", 20, 21)]
+    guess = [Span("P", 0, 2), Span("P", 5, 6), Span("P", 8, 9), Span("P", 12, 14), Span("L", 30, 31)]
+    outcomes = [outcome for outcome, _ in judge(truth, guess)]
+    assert outcomes == ["right", "wrong border", "wrong type", "wrong type and border", "missed", "spurious"]
+
+
+def test_runs_share_a_chart_and_many_are_spanned(tmp_path: Path) -> None:
+    for run in [f"seed-{seed}" for seed in (0, 2, 10)] + ["rate-5e-05/seed-1", "rate-0.0001/seed-1"]:
+        (tmp_path / run).mkdir(parents=True)
+        value = 0.1 * len(run)
+        lines = [{"step": step, "task_loss": value, "eval_accuracy": value if step == 2 else None} for step in (1, 2)]
+        (tmp_path / run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    runs = seeds.read_runs(tmp_path)
+    assert list(runs) == ["seed 0", "seed 2", "seed 10", "rate 5e-05, seed 1", "rate 0.0001, seed 1"]
+    accuracy, loss = seeds.seed_charts({name: runs[name] for name in list(runs)[:3]})
+    assert (accuracy.title, loss.title) == ("Accuracy, held out", "Training loss")
+    assert [series.name for series in accuracy.series] == ["seed 0", "seed 2", "seed 10"]
+    assert accuracy.series[2].values.tolist() == pytest.approx([0.7])
+    spanned = seeds.seed_charts(runs)[1].series
+    assert [series.name for series in spanned] == ["mean of 5 runs", "highest", "lowest"]
+    assert [series.values[0] for series in spanned] == pytest.approx([1.08, 1.8, 0.6])
+
+
+def test_what_is_shown_is_escaped_and_cut() -> None:
+    page = matrix(np.array([[3, 1], [0, 0]]), ["<a>", "b"])
+    assert "<a>" not in page and "&lt;a&gt; taken for b: 1, 25.0% of 4" in page
+    assert shortened("x" * 700).endswith("x…") and len(shortened("x" * 700)) == 600
+    points = panel.scatter(np.array([1.0, 1.0]), np.array([1.0, 1.0]), ["<b>", "c"])
+    assert "<b>" not in points and "nan" not in points
+
+
+def workdir(folder: Path, kind: str, lines: list[str], name: str, **task: Any) -> Path:
+    """A workdir as fine-tuning leaves it, with random parameters, and the dev file beside it."""
+    (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    named = TaskConfig(train=str(folder / name), dev=str(folder / name), kind=kind, max_length=16, **task)
+    resolved, files = table.resolve(named)
+    resolved = kind_of(resolved).complete(resolved, table.read(resolved, files["dev"]))
+    heads = kind_of(resolved).objective(resolved).heads
+    training = json.loads(json.dumps(dataclasses.asdict(FinetuneConfig(task=named))))
+    loaded = random_checkpoint(folder / "vocabulary", odd_config(layers=1), heads, task=dataclasses.asdict(resolved))
+    assert isinstance(heads, Heads)
+    source.write_workdir(dataclasses.replace(loaded, training=training), folder / "run")
+    lines = [json.dumps({"step": step, "loss": 1.0, "task_loss": 1.0, "eval_accuracy": 0.5}) for step in (1, 2)]
+    (folder / "run" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    metrics = {"accuracy": {"mean": 0.5, "std": None, "values": [0.5]}}
+    result = {"task": "own", "seeds": [0], "metrics": metrics, "counts": {"dev": {"examples": len(lines)}}}
+    write_json(folder / "run" / "result.json", result)
+    return folder / "run"
+
+
+def rows_of(kind: str) -> tuple[list[str], str, dict[str, str]]:
+    draw = np.random.default_rng(0)
+    texts = [" ".join(draw.choice(WORDS[:8], 5)) for _ in range(20)]
+    if kind == "tagging":
+        tags = ["O", "B-X", "I-X", "B-Y"]
+        lines = [f"{word}\t{draw.choice(tags)}" if word else "" for text in texts for word in [*text.split(), ""]]
+        return lines, "dev.conll", {}
+    labels = [
+        f"{draw.normal():.3f}" if kind == "regression" else "<good>" if draw.random() < 0.5 else "bad" for _ in texts
+    ]
+    lines = ["review\tstars", *(f"{text}\t{label}" for text, label in zip(texts, labels, strict=True))]
+    return lines, "dev.tsv", {"text": "review", "label": "stars"}
+
+
+def by_hand(loss_of: str, found: Any) -> list[float]:
+    """The loss of each item from what is told of it."""
+    if loss_of == "regression":
+        return [(told["score"] - label) ** 2 for told, label in zip(found.predictions, found.rows.labels, strict=True)]
+    names = found.task.labels
+    truth = [names[label] for label in found.rows.labels]
+    return [-math.log(told["scores"][label]) for told, label in zip(found.predictions, truth, strict=True)]
+
+
+@pytest.mark.parametrize("kind", ["classification", pytest.param("regression", marks=pytest.mark.slow), "tagging"])
+def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
+    lines, name, columns = rows_of(kind)
+    run = workdir(tmp_path, kind, lines, name, **columns)
+    config = workdir_lib.read_config(run)
+    found = dev_outcomes(run, config, most=12)
+    assert (found.total, len(found.items), len(found.losses)) == (20, 12, 12)
+    if kind != "tagging":
+        assert found.losses == pytest.approx(by_hand(kind, found), rel=1e-4)
+    worst = found.worst(3)
+    assert sorted(found.losses)[:-4:-1] == [found.losses[item] for item in worst]
+
+    written = report(run).read_text(encoding="utf-8")
+    wanted = {
+        "classification": ["Who is taken for whom", "expected calibration error", "&lt;good&gt;"],
+        "regression": ["Truth and guess", "off by"],
+        "tagging": ["Entities", "Which tag is taken for which", "spurious", "words wrong"],
+    }[kind]
+    for said in [*wanted, "Worst examples", "all 20 examples of"]:
+        assert said in written, said
+    assert "<good>" not in written and "nan" not in re.sub(r"<style>.*?</style>|<script>.*?</script>", "", written)
+
+    (tmp_path / name).unlink()
+    (section,) = outcome_sections(run, config, 100)
+    assert "Not shown" in section and name in section
+    assert "Not shown" in report(run).read_text(encoding="utf-8")
