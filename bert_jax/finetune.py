@@ -59,6 +59,7 @@ Other keys: --config.seeds=0,1,2 (one run a seed, in WORKDIR/seed-K; WORKDIR the
 # --warmup_proportion is 0.1 by default, over a tenth of fine-tuning.
 WARMUP_SHARE = 0.1
 BEST_FILE = "best_seed.json"
+PADDED_TABLE = 128  # rows that a published table of tokens may have beyond its vocabulary
 
 
 @dataclass(frozen=True)
@@ -176,6 +177,10 @@ def _check(config: FinetuneConfig, workdir: Path) -> None:
         raise UserError(f"{workdir} holds a run of one seed. Name another --workdir for several")
 
 
+def _say(line: str) -> None:
+    Console(stderr=True, soft_wrap=True, quiet=not distributed.leads()).print(line, markup=False, highlight=False)
+
+
 def _open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
     if config.init_from:
         loaded = interop.open_checkpoint(config.init_from, config.init_average)
@@ -185,6 +190,11 @@ def _open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
                 raise UserError(
                     f"model.{name} is {value}, but {config.init_from} has {getattr(loaded.model, name)}; leave it out"
                 )
+        if loaded.model.vocab_size - loaded.tokenizer.vocab_size > PADDED_TABLE:
+            _say(
+                f"{config.init_from} has {loaded.model.vocab_size} rows of tokens, but its tokenizer knows "
+                f"{loaded.tokenizer.vocab_size}: is it that of another model?"
+            )
         model = sizes.with_options(loaded.model, config.model)
         return Start(model, loaded.tokenizer, loaded)
     if tokenizer is None:
@@ -198,16 +208,15 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
             f"task.max_length is {task.max_length}, but the model has {start.model.max_positions} positions; "
             f"use --config.task.max_length={start.model.max_positions}"
         )
-    console = Console(stderr=True, soft_wrap=True, quiet=not distributed.leads())
     rows, counts = {}, {}
     for name, split in splits.items():
         if not split.labelled:
-            console.print(f"{split.path} has no labels: not measured", markup=False, highlight=False)
+            _say(f"{split.path} has no labels: not measured")
             continue
         rows[name] = kind_of(task).encode(task, split, start.tokenizer)
         counts[name] = evaluation.counts(rows[name], task, start.tokenizer)
         for line in evaluation.remarks(rows[name], table.metrics_of(task, name)):
-            console.print(line, markup=False, highlight=False)
+            _say(line)
     return Data(task, rows, counts)
 
 

@@ -27,7 +27,7 @@ DESCRIPTION = """Says what a fine-tuned checkpoint makes of texts, one JSON line
   python -m bert_jax.predict --checkpoint runs/mrpc --input pairs.jsonl --all_scores
 
 CHECKPOINT is a workdir of bert_jax.finetune, a step in it, an export, or a Hugging Face folder with a task's head.
---input, UTF-8, plain, .gz or .xz, or - for standard input:
+--input, UTF-8, plain, .gz, .xz or .zst, or - for standard input:
   .txt    one input a line; a tab parts the texts of one (a pair; question and context)
   .jsonl  one object a line: text, text_pair; tokens; question, context; choices; or the names of the task's columns
   else    a file as those the model was trained on (.tsv with its columns, .conll, .conllu, .json ...)

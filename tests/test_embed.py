@@ -211,8 +211,8 @@ def test_texts_are_read_plain_or_compressed_and_what_is_no_text_is_said(tmp_path
     for name, content, message in (
         ("empty", b"", "is empty"),
         ("latin", b"na\xefve", "not UTF-8"),
-        ("torn.gz", gzip.compress(b"text" * 99)[:-9], "damaged or cut off"),
-        ("torn.xz", lzma.compress(b"text" * 99)[:-9], "damaged or cut off"),
+        ("torn.gz", gzip.compress(b"text" * 99)[:-9], "cut short or damaged"),
+        ("torn.xz", lzma.compress(b"text" * 99)[:-9], "cut short or damaged"),
     ):
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=message):

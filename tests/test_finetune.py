@@ -231,6 +231,18 @@ def test_mnli_is_measured_split_by_split_submitted_and_a_start_for_rte_that_the_
     assert "for its own task (mnli: entailment, neutral, contradiction), so drawn afresh: classifier/" in said
 
 
+def test_a_tokenizer_that_knows_far_less_than_the_model_has_is_said_to(
+    start: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = source.open_checkpoint(start)
+    for more, said in ((100, False), (1000, True)):
+        model = dataclasses.replace(loaded.model, vocab_size=loaded.tokenizer.vocab_size + more)
+        other = dataclasses.replace(loaded, model=model)
+        monkeypatch.setattr(source, "open_checkpoint", lambda *_, other=other: other)
+        finetune_lib._open_start(config_of(start, TaskConfig()), None)
+        assert ("is it that of another model?" in capsys.readouterr().err) == said
+
+
 def test_a_folder_for_the_leaderboard_of_a_task_that_none_takes_is_told(
     start: Path, reviews: dict[str, str], tmp_path: Path
 ) -> None:

@@ -90,6 +90,10 @@ PUBLISHED = {
 }
 
 
+# Training examples with a label.
+POSITIVE = {"sst2": ("1", 37_569), "cola": ("1", 6_023), "mrpc": ("1", 2_474), "rte": ("entailment", 1_249)}
+
+
 @pytest.mark.parametrize("name", GLUE_FILES)
 @pytest.mark.parametrize("inside", ["glue", "."])
 def test_a_glue_folder_is_read_in_its_published_layout(tmp_path: Path, name: str, inside: str) -> None:
@@ -220,6 +224,7 @@ def test_real_files_have_their_published_sizes(bert_jax_data: Path, name: str) -
     assert splits["test"].labelled == (task.kind == "tagging")
     if task.kind == "classification":
         assert {item.label for item in splits["train"].items} == set(task.labels)
+        assert sum(item.label == POSITIVE[name][0] for item in splits["train"].items) == POSITIVE[name][1]
 
 
 def test_conll_2003_holds_its_published_entities(bert_jax_data: Path) -> None:
@@ -314,3 +319,5 @@ def test_real_subsets_are_read_by_naming_their_files(
     assert tuple(len(split.items) for split in splits) == rows
     for split in splits:
         assert {item.label for item in split.items} == set(task.labels) and split.left_out == 0
+    if name == "mnli":
+        assert [sum(item.label == label for item in splits[1].items) for label in task.labels] == [3_479, 3_123, 3_213]

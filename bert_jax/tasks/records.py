@@ -9,6 +9,7 @@ from typing import IO
 
 from bert_jax.command import UserError
 from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.reading import plain_name
 
 FORMS = ("auto", "text", "jsonl", "task")
 STDIN = Path("standard input")  # in messages
@@ -19,9 +20,8 @@ Line = tuple[int, str]  # its number, from 1, and what it holds
 
 def form_of(path: Path) -> str:
     """`text` (a line an input), `jsonl` (an object a line) or `task` (files as those it was trained on), by the name's
-    ending, a .gz or .xz left out."""
-    name = path.with_suffix("") if path.suffix in (".gz", ".xz") else path
-    return LINES.get(name.suffix, "task")
+    ending, that of a compressed file left out."""
+    return LINES.get(Path(plain_name(path)).suffix, "task")
 
 
 def form_of_line(text: str) -> str:

@@ -1,12 +1,8 @@
 """Texts without labels: one a line, a tab parting the two of a pair."""
 
-import gzip
-import io
-import lzma
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from jaxtyping import Int64
@@ -14,6 +10,7 @@ from jaxtyping import Int64
 from bert_jax.command import UserError
 from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.pairs import truncated_lengths
+from bert_jax.tasks.reading import numbered_lines
 from bert_jax.tokenizer import Tokenizer
 
 
@@ -27,15 +24,8 @@ class EncodedTexts:
 
 
 def read_texts(path: str | Path) -> list[str]:
-    """The lines of a text file, plain, .gz or .xz. Raises UserError when it is empty, damaged or not UTF-8."""
-    path = Path(path)
-    try:
-        with _open_text(path) as file:
-            texts = [line.rstrip("\r\n") for line in file]
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
-        raise UserError(f"{path} is damaged or cut off ({error}). Compress it again") from error
-    except UnicodeDecodeError as error:
-        raise UserError(f"{path} is not UTF-8 ({error.reason} at byte {error.start}). Convert it") from error
+    """The lines of a text file, as it lies or compressed. Raises UserError when it is empty, damaged or not UTF-8."""
+    texts = [line for _, line in numbered_lines(Path(path))]
     if not texts:
         raise UserError(f"{path} is empty; it takes one text a line")
     return texts
@@ -83,8 +73,3 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer, max_length: int, by_word:
 def _joined(begin: list[int], parts: Sequence[np.ndarray], end: list[int]) -> np.ndarray:
     ended = [np.concatenate([part.astype(np.int64), end]) for part in parts]
     return np.concatenate([np.array(begin, np.int64), *ended])
-
-
-def _open_text(path: Path) -> io.TextIOWrapper:
-    opener: Any = {".gz": gzip.open, ".xz": lzma.open}.get(path.suffix, open)
-    return opener(path, "rt", encoding="utf-8", newline="\n")

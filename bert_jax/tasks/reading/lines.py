@@ -35,7 +35,7 @@ def kind_of_file(path: Path) -> str:
 def check_file(path: Path) -> None:
     """Raises UserError for a missing file and for a folder."""
     if not path.exists():
-        raise UserError(f"no such file: {path}. Check task.train, task.dev, task.test or --data")
+        raise UserError(f"no such file: {path}. Check its name and folder")
     if path.is_dir():
         raise UserError(f"{path} is a folder where a file was wanted. Name a file in it")
 
