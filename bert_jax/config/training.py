@@ -140,7 +140,7 @@ class TaskConfig:
     text_pair: str = ""
     label: str = ""
     choices: str = ""  # of multiple choice: their columns, parted by commas, or one that holds a list
-    kind: str = ""  # classification, regression, choice, tagging, question
+    kind: str = ""  # classification, regression, choice, tagging, token_regression, question
     max_length: int = 128
     # How a class or a score reads a text: cls, mean, max, attention_dot, attention_additive; empty: as init_from does.
     pooling: str = ""

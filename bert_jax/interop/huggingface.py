@@ -166,6 +166,11 @@ def _say(line: str) -> None:
 
 def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:
     """The task of a fine-tuned model, with the keys of bert_jax/tasks/table.py that the layout knows of."""
+    ours = values.get(TASK_FIELD)
+    if heads.choices:
+        known = isinstance(ours, dict) and ours.get("kind") == "choice" and _is_task(ours, 0)
+        plain = {"name": "own", "kind": "choice", "labels": [], "max_length": min(128, model.max_positions)}
+        return ours if known else plain
     outputs = heads.classes or heads.tags
     if not outputs:
         return None
@@ -177,11 +182,12 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
         raise UserError(f"{directory / CONFIG_FILE}: id2label is {labelled!r}; wanted a label for each output")
     if set(labelled) != {str(index) for index in range(outputs)}:
         raise UserError(f"{directory / CONFIG_FILE}: id2label has {len(labelled)} labels, the classifier {outputs}")
-    kind = "tagging" if heads.tags else "regression" if outputs == 1 else "classification"
-    ours = values.get(TASK_FIELD)
+    kind = "tagging" if heads.tags else "classification"
+    if outputs == 1:
+        kind = "token_regression" if heads.tags else "regression"
     if isinstance(ours, dict) and ours.get("kind") == kind and _is_task(ours, outputs):
         return ours
-    labels = [] if kind == "regression" else [str(labelled[str(index)]) for index in range(outputs)]
+    labels = [] if outputs == 1 else [str(labelled[str(index)]) for index in range(outputs)]
     return {"name": "own", "kind": kind, "labels": labels, "max_length": min(128, model.max_positions)}
 
 
@@ -250,7 +256,7 @@ def _write_config(loaded: Loaded, family: Family, architecture: str) -> dict[str
         labels = known if len(known) == outputs else [f"LABEL_{index}" for index in range(outputs)]
         values["id2label"] = {str(index): label for index, label in enumerate(labels)}
         values["label2id"] = {label: index for index, label in enumerate(labels)}
-    if loaded.task and (loaded.heads.classes or loaded.heads.tags):
+    if loaded.task and (loaded.heads.classes or loaded.heads.tags or loaded.heads.choices):
         values[TASK_FIELD] = dict(loaded.task)
     if loaded.heads.classes:
         values["problem_type"] = "regression" if loaded.heads.classes == 1 else "single_label_classification"

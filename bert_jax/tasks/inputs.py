@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_jax.command import UserError
+from bert_jax.tasks.example import Sentence, Split
 
 
 class Record(NamedTuple):
@@ -95,6 +96,15 @@ def words_of(source: Path, record: Record, text_names: Sequence[str] = ("text",)
     if text is None:
         return Words(words, None, None)
     return Words(words, text, _located(source, record.line, words, checked_text(source, record.line, text)))
+
+
+def sentences_of(source: Path, records: Sequence[Record]) -> Split[Sentence]:
+    """Sentences without labels of the words that were given, or that texts split into (words_of)."""
+    items = []
+    for record in records:
+        words, text, offsets = words_of(source, record, ("text",))
+        items.append(Sentence(words, None, (record.line,) * len(words), text, offsets))
+    return Split(source, tuple(items), labelled=False)
 
 
 def split_words(text: str) -> list[tuple[int, int]]:

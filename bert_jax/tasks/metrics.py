@@ -38,11 +38,12 @@ def classification_metrics(
 def regression_metrics(
     names: Sequence[str], truth: Float[np.ndarray, "R"], guess: Float[np.ndarray, "R"]
 ) -> dict[str, float]:
-    """`pearson` and `spearman` correlation of scores; undefined where truth or guesses are all the same."""
+    """`pearson` and `spearman` correlation of scores, undefined where truth or guesses are all the same; `mse`."""
     undefined = _constant(truth) or _constant(guess)
     found = {
         "pearson": lambda: math.nan if undefined else stats.pearsonr(truth, guess).statistic,
         "spearman": lambda: math.nan if undefined else stats.spearmanr(truth, guess).statistic,
+        "mse": lambda: metrics.mean_squared_error(truth, guess),
     }
     return _chosen(names, found)
 

@@ -7,7 +7,7 @@ from bert_jax.model.heads.choice import POOLINGS
 from bert_jax.tasks.reading import Columns
 from bert_jax.train.losses import ClassCosts
 
-KINDS = ("classification", "regression", "choice", "tagging", "question")  # bert_jax/tasks/kinds
+KINDS = ("classification", "regression", "choice", "tagging", "token_regression", "question")  # tasks/kinds
 POOLED = ("classification", "regression", "choice")  # read one vector of each text; the others read tokens
 
 

@@ -1,10 +1,11 @@
 """The kinds of tasks: a file each, and one table of them.
 
-kind            what a kind has to say of itself
-classification  a class, or a score (regression), of a text or a pair
-choice          the right one of several texts that may follow a context
-tagging         a tag for every word
-question        an answer that is a part of a context, or none
+kind              what a kind has to say of itself
+classification    a class, or a score (regression), of a text or a pair
+choice            the right one of several texts that may follow a context
+tagging           a tag for every word
+token_regression  a number for every word
+question          an answer that is a part of a context, or none
 """
 
 from bert_jax.tasks.kinds.choice import Choice
@@ -12,6 +13,7 @@ from bert_jax.tasks.kinds.classification import Classification
 from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.question import QuestionAnswering
 from bert_jax.tasks.kinds.tagging import Tagging
+from bert_jax.tasks.kinds.token_regression import TokenRegression
 from bert_jax.tasks.task import Task
 
 __all__ = ["Kind", "kind_of"]
@@ -21,6 +23,7 @@ _KINDS: dict[str, Kind] = {
     "regression": Classification(),
     "choice": Choice(),
     "tagging": Tagging(),
+    "token_regression": TokenRegression(),
     "question": QuestionAnswering(),
 }
 

@@ -17,7 +17,7 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows, spans
-from bert_jax.tasks.inputs import Record, words_of
+from bert_jax.tasks.inputs import Record, sentences_of
 from bert_jax.tasks.kinds import schemes
 from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.labels import check_label, weigh_classes
@@ -46,17 +46,15 @@ class Tagging(Kind):
     """
 
     def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+        if reading.is_stored(path):
+            return reading.read_word_lists(path, columns, label_required)
         if task.name == "ewt" or reading.kind_of_file(path) == "conllu":
             return reading.read_conllu(path, columns, label_required)
         return reading.read_conll(path, columns, label_required)
 
     def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Sentence]:
         """Sentences of the words that were given, or that texts split into."""
-        items = []
-        for record in records:
-            words, text, offsets = words_of(source, record, ("text",))
-            items.append(Sentence(words, None, (record.line,) * len(words), text, offsets))
-        return Split(source, tuple(items), labelled=False)
+        return sentences_of(source, records)
 
     def complete(self, task: Task, train: Split[Sentence]) -> Task:
         """The task with the labels and metrics that its training file implies, where it names none.

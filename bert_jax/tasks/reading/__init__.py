@@ -8,12 +8,14 @@ stored     JSON lines, Parquet, and prepared data of TensorFlow Datasets
 marks      the word of a text that a task asks about
 examples   texts and pairs of texts with a label, from records
 conll      words and tags: CoNLL columns and CoNLL-U
+lists      words and what is said of them, as lists
 """
 
 from bert_jax.tasks.reading.columns import Column, Columns
 from bert_jax.tasks.reading.conll import read_conll, read_conllu
 from bert_jax.tasks.reading.examples import read_table
 from bert_jax.tasks.reading.lines import COMPRESSED, TFDS, kind_of_file, numbered_lines, plain_name
+from bert_jax.tasks.reading.lists import read_word_lists
 from bert_jax.tasks.reading.marks import mark_words
 from bert_jax.tasks.reading.records import Record, Records, is_stored, read_records
 
@@ -33,4 +35,5 @@ __all__ = [
     "read_conllu",
     "read_records",
     "read_table",
+    "read_word_lists",
 ]

@@ -1,0 +1,149 @@
+"""A number for every word: reading times, prominence, importance ..."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from jaxtyping import Array, Float, Float32
+
+from bert_jax.command import UserError
+from bert_jax.model.bert import Bert
+from bert_jax.model.heads import Heads
+from bert_jax.tasks import reading
+from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows
+from bert_jax.tasks.inputs import Record, sentences_of
+from bert_jax.tasks.kinds.kind import Kind
+from bert_jax.tasks.metrics import regression_metrics
+from bert_jax.tasks.objective import TaskObjective
+from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.task import Task
+from bert_jax.tasks.words import WordRows, encode_words
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.train.losses import Sums, squared_error_sum
+
+# What stands where a word has no number: it is read, and weighs nothing. JSON's null comes here as an empty text.
+MISSING = ("", "-", "_", "null", "NA", "nan", "NaN")
+
+
+class TokenRegression(Kind):
+    """A number for every word, learnt and guessed at its first piece."""
+
+    def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+        """CoNLL columns, CoNLL-U (whose column of numbers task.label must name), or lists in JSON lines or Parquet."""
+        if reading.is_stored(path):
+            return reading.read_word_lists(path, columns, label_required)
+        if reading.kind_of_file(path) != "conllu":
+            return reading.read_conll(path, columns, label_required)
+        if not columns.label:
+            raise UserError(f"task.label is not known: name the column of {path} that holds the numbers, as MISC")
+        return reading.read_conllu(path, columns, label_required)
+
+    def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Sentence]:
+        """Sentences of the words that were given, or that texts split into."""
+        return sentences_of(source, records)
+
+    def complete(self, task: Task, train: Split[Sentence]) -> Task:
+        return replace(task, metrics=task.metrics or self.default_metrics(task))
+
+    def default_metrics(self, task: Task) -> tuple[str, ...]:
+        return ("pearson", "spearman", "mse")
+
+    def encode(self, task: Task, split: Split[Sentence], tokenizer: Tokenizer) -> "NumberRows":
+        """Rows of words (words.encode_words); the number stands on the first piece, all other slots weigh 0.
+
+        Raises UserError, with file and line, for what is neither a number nor one of MISSING.
+        """
+        encoded = encode_words([sentence.words for sentence in split.items], tokenizer, task.max_length)
+        labels, weights = np.zeros(len(encoded.input_ids), np.float32), np.zeros(len(encoded.input_ids), np.float32)
+        if split.labelled:
+            numbers = _numbers(split)
+            labels[encoded.starts] = np.nan_to_num(numbers)
+            weights[encoded.starts] = ~np.isnan(numbers)
+        return NumberRows(
+            **encoded._asdict(), labels=labels, label_weights=weights, pad_id=tokenizer.pad_id, split=split
+        )
+
+    def counts(self, rows: TaskRows) -> dict[str, int]:
+        """words, and how many of them have a number."""
+        assert isinstance(rows, NumberRows)
+        return {"words": len(rows.word_rows), "words_with_number": int(rows.label_weights.sum())}
+
+    def objective(self, task: Task) -> TaskObjective:
+        return NumberObjective()
+
+    def measure(self, task: Task, rows: TaskRows, answers: Sequence[Float[np.ndarray, "T"]]) -> dict[str, float]:
+        """Over the words of all sentences that have a number, from the guess at each slot."""
+        assert isinstance(rows, NumberRows)
+        known = rows.label_weights[rows.word_starts] > 0
+        truth = rows.labels[rows.word_starts]
+        return regression_metrics(task.metrics, truth[known], _guesses(rows, answers)[known])
+
+    def predictions(
+        self, task: Task, rows: TaskRows, answers: Sequence[Float[np.ndarray, "T"]]
+    ) -> list[dict[str, Any]]:
+        """`words` and their `numbers` by sentence; `offsets` where it was a raw text."""
+        assert isinstance(rows, NumberRows) and rows.split is not None
+        guesses, told = _guesses(rows, answers), []
+        for item, (start, end) in zip(rows.split.items, pairwise(rows.sentence_offsets), strict=True):
+            one = {"words": list(item.words), "numbers": [float(guess) for guess in guesses[start:end]]}
+            if item.offsets is not None:
+                one["offsets"] = [list(place) for place in item.offsets]
+            told.append(one)
+        return told
+
+
+@dataclass(frozen=True)
+class NumberObjective(TaskObjective):
+    """The squared error of the words' numbers, each at the first piece of its word."""
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(tags=1)
+
+    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T"]:
+        """The number of each slot."""
+        return model.tag_logits(model.encode(batch, dropout_key).last, dropout_key)[..., 0]
+
+    def sums_of(self, model: Bert, outputs: Float[Array, "B T"], batch: TaskBatch) -> Sums:
+        return {"task_loss": squared_error_sum(outputs, batch.labels, batch.label_weights)}
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class NumberRows(WordRows):
+    """Rows of words with a number each."""
+
+    labels: Float32[np.ndarray, "N"]
+    label_weights: Float32[np.ndarray, "N"]  # 0: no first piece, or a word without a number
+
+    def truth(self, taken: Taken) -> tuple[Float32[np.ndarray, "B T"], Float32[np.ndarray, "B T"]]:
+        weights = np.where(taken.real, self.label_weights[taken.tokens], 0)
+        return np.where(taken.real, self.labels[taken.tokens], 0).astype(np.float32), weights.astype(np.float32)
+
+
+def _guesses(rows: NumberRows, answers: Sequence[Float[np.ndarray, "T"]]) -> Float32[np.ndarray, "W"]:
+    places = zip(rows.word_rows, rows.word_slots, strict=True)
+    return np.array([answers[row][slot] for row, slot in places], np.float32)
+
+
+def _numbers(split: Split[Sentence]) -> Float32[np.ndarray, "W"]:
+    """The number of each word, NaN where it has none."""
+    found = []
+    for sentence in split.items:
+        for line, written in zip(sentence.lines, sentence.tags or (), strict=True):
+            try:
+                number = math.nan if written in MISSING else float(written)
+            except ValueError:
+                number = math.inf
+            if math.isinf(number):
+                raise UserError(
+                    f"{split.path} line {line}: {written!r} is no number, and the task is a token_regression. "
+                    "Write - where a word has none, or correct the column (task.label)"
+                )
+            found.append(number)
+    if all(math.isnan(number) for number in found):
+        raise UserError(f"{split.path} has no number at all. Correct the column (task.label)")
+    return np.array(found, np.float32)

@@ -1,0 +1,120 @@
+"""A number for every word: files with gaps, where numbers stand, and metrics over the words that have one."""
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from bert_jax import tokenizer as tokenizer_lib
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig, TaskConfig
+from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks import table
+from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.kinds.token_regression import NumberRows, TokenRegression
+from bert_jax.tasks.task import Task
+from bert_jax.tokenizer import Tokenizer
+
+KIND = TokenRegression()
+TASK = Task("own", "token_regression", max_length=8, metrics=("pearson", "spearman", "mse"))
+CONLL = "cat\t1.5\nis\t-\na\t-2\n\nbe\t0.25\nab\t_\n"
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A vocabulary in which every letter is a piece."""
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
+    path.write_text("\n".join([*special, *alphabet, *(f"##{letter}" for letter in alphabet)]) + "\n")
+    return tokenizer_lib.load(path, lowercase=True)
+
+
+def rows_of(path: Path, tokenizer: Tokenizer) -> NumberRows:
+    task, files = table.resolve(TaskConfig(train=str(path), kind="token_regression", max_length=8))
+    return KIND.encode(task, table.read(task, files["train"]), tokenizer)
+
+
+@pytest.fixture
+def rows(tmp_path: Path, letters: Tokenizer) -> NumberRows:
+    path = tmp_path / "train.conll"
+    path.write_text(CONLL)
+    return rows_of(path, letters)
+
+
+def test_numbers_stand_on_first_pieces_and_what_is_missing_weighs_nothing(rows: NumberRows) -> None:
+    batch = rows.batch(np.array([0, 1, -1]), 8)
+    assert batch.labels.tolist()[0] == [0, 1.5, 0, 0, 0, 0, -2, 0]  # [CLS] c ##a ##t i ##s a [SEP]
+    assert batch.labels.tolist()[1] == [0, 0.25, 0, 0, 0, 0, 0, 0]  # [CLS] b ##e a ##b [SEP]
+    assert batch.label_weights.tolist() == [[0, 1, 0, 0, 0, 0, 1, 0], [0, 1, *[0] * 6], [0] * 8]
+    assert KIND.counts(rows) == {"words": 5, "words_with_number": 3}
+
+
+def test_lists_in_json_lines_are_the_same_sentences(tmp_path: Path, rows: NumberRows, letters: Tokenizer) -> None:
+    path = tmp_path / "train.jsonl"
+    sentences = [(["cat", "is", "a"], [1.5, None, -2]), (["be", "ab"], [0.25, None])]
+    path.write_text("".join(json.dumps({"tokens": words, "labels": labels}) + "\n" for words, labels in sentences))
+    for name, array in rows_of(path, letters).arrays().items():
+        np.testing.assert_array_equal(array, getattr(rows, name))
+
+
+def test_the_loss_is_the_mean_square_over_words_with_a_number(rows: NumberRows) -> None:
+    model = ModelConfig(vocab_size=60, layers=1, width=16, heads=2, feed_forward=24, max_positions=16)
+    objective, draw = KIND.objective(TASK), np.random.default_rng(0)
+    abstract = abstract_params(model, objective.heads)
+    params = jax.tree.map(lambda leaf: draw.normal(0, 0.3, leaf.shape).astype(np.float32), abstract)
+
+    @jax.jit
+    def run(params: dict, batch: object) -> tuple:
+        bound = bind(model, objective.heads, params, Runtime())
+        outputs = objective.outputs(bound, batch, None)
+        return outputs, objective.sums_of(bound, outputs, batch)["task_loss"], objective.counts(batch)["task"]
+
+    outputs, loss, count = run(params, jax.tree.map(jnp.asarray, rows.batch(np.array([0, 1, -1]), 8)))
+    guesses = np.asarray(outputs)[[0, 0, 1], [1, 6, 1]]
+    assert count == 3
+    assert float(loss) == pytest.approx(((guesses - [1.5, -2, 0.25]) ** 2).sum(), rel=1e-5)
+
+
+def test_metrics_are_over_words_that_have_a_number_and_answers_are_of_all(rows: NumberRows) -> None:
+    answers = [np.arange(8, dtype=np.float32) * factor for factor in (1, -3)]
+    truth, guess = [1.5, -2, 0.25], [1, 6, -3]
+    found = KIND.measure(TASK, rows, answers)
+    assert found["pearson"] == pytest.approx(stats.pearsonr(truth, guess).statistic)
+    assert found["spearman"] == pytest.approx(-0.5) and found["mse"] == pytest.approx((0.25 + 64 + 3.25**2) / 3)
+    told = KIND.predictions(TASK, rows, answers)
+    assert told == [
+        {"words": ["cat", "is", "a"], "numbers": [1.0, 4.0, 6.0]},
+        {"words": ["be", "ab"], "numbers": [-3.0, -9.0]},
+    ]
+
+
+def test_raw_text_is_answered_with_places(letters: Tokenizer) -> None:
+    rows = KIND.encode(TASK, KIND.parse(TASK, Path("in"), [Record(1, "a cat.")]), letters)
+    (told,) = KIND.predictions(TASK, rows, [np.arange(8, dtype=np.float32)] * rows.count)
+    assert (told["words"], told["offsets"]) == (["a", "cat", "."], [[0, 1], [2, 5], [5, 6]])
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("a.conll", "cat\tmany\n", r"a.conll line 1: 'many' is no number, and the task is a token_regression"),
+        ("a.conll", "cat\tinf\n", "line 1: 'inf' is no number"),
+        ("a.conll", "cat\t-\n", "a.conll has no number at all"),
+        ("a.conllu", "1\tcat" + "\t_" * 8 + "\n", "task.label is not known: name the column"),
+        ("a.jsonl", '{"tokens": ["a", "b"], "labels": [1]}\n', "line 1 has 1 labels for 2 words in labels"),
+        ("a.jsonl", '{"tokens": ["a"], "labels": 1}\n', "line 1 has no list of labels"),
+        ("a.jsonl", '{"tokens": "a", "labels": [1]}\n', "line 1: tokens is 'a'; wanted a list of words"),
+    ],
+)
+def test_what_is_no_number_is_told_with_file_and_line(
+    tmp_path: Path, letters: Tokenizer, name: str, text: str, said: str
+) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=said):
+        rows_of(tmp_path / name, letters)
