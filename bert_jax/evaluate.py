@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from rich.console import Console
 
 from bert_jax import command
 from bert_jax.command import UserError
@@ -63,6 +64,9 @@ def evaluate(
     partitioning.check_model(loaded.model, partitioning.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
     if loaded.task:
         found = evaluation.evaluate(loaded, data, config, columns)
+        console = Console(stderr=True, soft_wrap=True, quiet=not distributed.leads())
+        for line in found.remarks:
+            console.print(line, markup=False, highlight=False)
         defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
         return {**defined, "counts": found.counts}
     return _evaluate_shards(loaded, Path(data), config, max_rows)

@@ -1,5 +1,6 @@
 """The named tasks: layouts of their files, published sizes, and what a configuration may say."""
 
+import dataclasses
 import json
 import os
 from pathlib import Path
@@ -7,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from bert_jax.command import UserError
-from bert_jax.config import TaskConfig
+from bert_jax.config import TaskConfig, load
 from bert_jax.tasks import table
 from bert_jax.tasks.kinds import kind_of, schemes
+from bert_jax.tasks.task import Task
 
 # Two lines of each published file, headers where they have them; test files carry no labels.
 GLUE_FILES = {
@@ -275,10 +277,21 @@ def test_a_superglue_folder_is_read_in_its_published_layout(tmp_path: Path, name
     assert list(train.items[0][:2]) == texts[:2]
 
 
+def test_words_of_ones_own_pairs_are_marked_too_and_a_checkpoint_keeps_their_columns(tmp_path: Path) -> None:
+    path = tmp_path / "own.csv"
+    path.write_text("a,b,from,to,other,end,same\nthe bank,a bank,4,8,2,6,yes\n")
+    config = TaskConfig(train=str(path), text="a", text_pair="b", label="same", marks="from,to, other,end")
+    task, files = table.resolve(config)
+    assert table.read(task, files["train"]).items == (("the * bank *", "a * bank *", "yes", 2),)
+    assert load(Task, json.loads(json.dumps(dataclasses.asdict(task))), "task") == task
+    with pytest.raises(UserError, match=r"task.marks is 'from,to'; give 4 columns"):
+        table.resolve(dataclasses.replace(config, marks="from,to"))
+
+
 def test_a_marked_word_that_lies_nowhere_is_told_with_file_and_line(tmp_path: Path) -> None:
     good = SUPERGLUE_FILES["wic"][1] | {"label": True}
     path = tmp_path / "train.jsonl"
-    for change in ({"end1": 31}, {"start2": -1}, {"end2": 400}, {"start1": "31"}):
+    for change in ({"end1": 31}, {"start2": -1}, {"end2": 400}, {"start1": "x"}):
         path.write_text(json.dumps(good) + "\n" + json.dumps(good | change) + "\n")
         with pytest.raises(UserError, match=r"train.jsonl line 2: characters .* are no word of '(Do|A)"):
             table.read(table.TASKS["wic"].task, path)

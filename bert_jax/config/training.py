@@ -139,6 +139,7 @@ class TaskConfig:
     text: str = ""  # column, by header name or number from 0
     text_pair: str = ""
     label: str = ""
+    marks: str = ""  # where a word of each text is asked about: columns of its first character and its end, a,b,...
     choices: str = ""  # of multiple choice: their columns, parted by commas, or one that holds a list
     kind: str = ""  # classification, regression, choice, tagging, token_regression, question
     max_length: int = 128

@@ -116,10 +116,11 @@ def measure(
 
 @dataclass(frozen=True)
 class Evaluation:
-    """metrics by name (metric_prefix of their split before them); counts by split."""
+    """metrics by name (metric_prefix of their split before them); counts by split; remarks of all of them."""
 
     metrics: dict[str, float]
     counts: dict[str, dict[str, int]]
+    remarks: tuple[str, ...] = ()
 
 
 def evaluate(
@@ -144,14 +145,15 @@ def evaluate(
     params = partitioning.put(params, partitioning.make_mesh(config.mesh))
     metrics: dict[str, float] = {}
     sizes: dict[str, dict[str, int]] = {}
+    told: list[str] = []
     for name, split in labelled.items():
         rows = kind_of(task).encode(task, split, loaded.tokenizer)
         sizes[name] = counts(rows, task, loaded.tokenizer)
-        measured = measure(
-            table.metrics_of(task, _split_of(task, name, split.path)), loaded.model, config, params, rows
-        )
+        split_task = table.metrics_of(task, _split_of(task, name, split.path))
+        measured = measure(split_task, loaded.model, config, params, rows)
         metrics |= {f"{metric_prefix(name)}{metric}": value for metric, value in measured.items()}
-    return Evaluation(metrics, sizes)
+        told += remarks(rows, split_task)
+    return Evaluation(metrics, sizes, tuple(told))
 
 
 def task_of(loaded: Loaded) -> Task:

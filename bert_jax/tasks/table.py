@@ -43,7 +43,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
             raise UserError(
                 f"task.name is {config.name!r}; known: {', '.join(TASKS)}, or files by task.train, task.dev"
             )
-        for key in ("text", "text_pair", "label", "choices", "kind"):
+        for key in ("text", "text_pair", "label", "choices", "marks", "kind"):
             if getattr(config, key):
                 raise UserError(
                     f"task.{key} is for files of your own; leave it out, or leave out task.name={config.name}"
@@ -53,7 +53,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
         task = replace(named.task, max_length=config.max_length)
     elif config.train:
         kind = config.kind or ("choice" if config.choices else KIND_OF_FILE[reading.kind_of_file(Path(config.train))])
-        columns = Columns(config.text, config.text_pair, config.label)
+        columns = Columns(config.text, config.text_pair, config.label, _marks(config))
         task = Task("own", kind, max_length=config.max_length, columns=columns)
         files = given
     else:
@@ -66,6 +66,17 @@ def _options(config: TaskConfig) -> dict[str, Any]:
     """What a configuration sets of the options that a Task has under the same name; empty: as the task has it."""
     shared = {field.name for field in fields(config)} & {field.name for field in fields(Task)} - {"name", "kind"}
     return {name: value for name in sorted(shared) if (value := getattr(config, name)) not in ("", None)}
+
+
+def _marks(config: TaskConfig) -> tuple[str, ...]:
+    marks = tuple(name.strip() for name in config.marks.split(",")) if config.marks else ()
+    wanted = 4 if config.text_pair else 2
+    if marks and len(marks) != wanted:
+        raise UserError(
+            f"task.marks is {config.marks!r}; give {wanted} columns, parted by commas: the first character of a word "
+            "and the one behind its last, for each text"
+        )
+    return marks
 
 
 def splits_of(task_name: str) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ PATHS = (
     "task.train",
     "task.dev",
     "task.test",
+    "task.submission",
 )
 # When a run ends. The learning rate follows from how much of the run is done, so a change is told.
 ENDS = ("steps", "budget_minutes", "budget_replay", "epochs")

@@ -35,7 +35,7 @@ def read_table(
     if columns.text_pair:
         wanted.append(Column(columns.text_pair, "text_pair"))
     texts = len(wanted)
-    wanted += [Column(name, "columns.marks") for name in columns.marks]
+    wanted += [Column(name, "marks") for name in columns.marks]
     if columns.label:
         wanted.append(Column(columns.label, "label", required=label_required))
     found = read_records(path, wanted, ragged_lines)

@@ -18,7 +18,8 @@ def mark_words(path: Path, line: int, texts: Sequence[str], borders: Sequence[An
     Raises UserError, with file and line, for borders that are no place in the text.
     """
     marked = []
-    for text, start, end in zip(texts, borders[::2], borders[1::2], strict=True):
+    places = [int(value) if isinstance(value, str) and value.isdecimal() else value for value in borders]
+    for text, start, end in zip(texts, places[::2], places[1::2], strict=True):
         if not (isinstance(start, int) and isinstance(end, int) and 0 <= start < end <= len(text)):
             raise UserError(
                 f"{path} line {line}: characters {start!r} to {end!r} are no word of {text!r:.60}, which has "
