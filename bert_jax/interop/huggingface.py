@@ -26,6 +26,9 @@ from bert_jax.interop.weights import WEIGHTS_FILE, Weights, narrowed, refuse_pic
 from bert_jax.model.heads import Heads
 
 CONFIG_FILE = "config.json"
+LABELLED = ("classification", "tagging")
+# Of a task that a folder does not tell of; of questions as run_squad.py of google-research/bert.
+MAX_LENGTHS = {"question": 384}
 TASK_FIELD = "bert_jax_task"  # ours, which transformers carries along: columns, metrics and lengths of a task
 
 
@@ -165,30 +168,34 @@ def _say(line: str) -> None:
 
 
 def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:
-    """The task of a fine-tuned model, with the keys of bert_jax/tasks/table.py that the layout knows of."""
-    ours = values.get(TASK_FIELD)
-    if heads.choices:
-        known = isinstance(ours, dict) and ours.get("kind") == "choice" and _is_task(ours, 0)
-        plain = {"name": "own", "kind": "choice", "labels": [], "max_length": min(128, model.max_positions)}
-        return ours if known else plain
-    outputs = heads.classes or heads.tags
-    if not outputs:
+    """The task of a fine-tuned model, with the keys of bert_jax/tasks/task.py that the layout knows of."""
+    kind = _kind(heads)
+    if not kind:
         return None
+    outputs = heads.classes or heads.tags
     problem = values.get("problem_type")
     if heads.classes and problem not in (None, "regression" if outputs == 1 else "single_label_classification"):
         raise UserError(f"{directory / CONFIG_FILE}: problem_type is {problem!r} with {outputs} outputs: unknown here")
     labelled = values.get("id2label") or {str(index): f"LABEL_{index}" for index in range(outputs)}
     if not isinstance(labelled, dict):
         raise UserError(f"{directory / CONFIG_FILE}: id2label is {labelled!r}; wanted a label for each output")
-    if set(labelled) != {str(index) for index in range(outputs)}:
+    if outputs and set(labelled) != {str(index) for index in range(outputs)}:
         raise UserError(f"{directory / CONFIG_FILE}: id2label has {len(labelled)} labels, the classifier {outputs}")
-    kind = "tagging" if heads.tags else "classification"
-    if outputs == 1:
-        kind = "token_regression" if heads.tags else "regression"
+    ours = values.get(TASK_FIELD)
     if isinstance(ours, dict) and ours.get("kind") == kind and _is_task(ours, outputs):
         return ours
-    labels = [] if outputs == 1 else [str(labelled[str(index)]) for index in range(outputs)]
-    return {"name": "own", "kind": kind, "labels": labels, "max_length": min(128, model.max_positions)}
+    labels = [str(labelled[str(index)]) for index in range(outputs)] if kind in LABELLED else []
+    longest = MAX_LENGTHS.get(kind, 128)
+    return {"name": "own", "kind": kind, "labels": labels, "max_length": min(longest, model.max_positions)}
+
+
+def _kind(heads: Heads) -> str:
+    """The kind of task that a model's heads are of; empty where they are of none."""
+    if heads.classes:
+        return "regression" if heads.classes == 1 else "classification"
+    if heads.tags:
+        return "token_regression" if heads.tags == 1 else "tagging"
+    return "question" if heads.question else "choice" if heads.choices else ""
 
 
 def _is_task(ours: Mapping[str, Any], outputs: int) -> bool:
@@ -256,7 +263,7 @@ def _write_config(loaded: Loaded, family: Family, architecture: str) -> dict[str
         labels = known if len(known) == outputs else [f"LABEL_{index}" for index in range(outputs)]
         values["id2label"] = {str(index): label for index, label in enumerate(labels)}
         values["label2id"] = {label: index for index, label in enumerate(labels)}
-    if loaded.task and (loaded.heads.classes or loaded.heads.tags or loaded.heads.choices):
+    if loaded.task and _kind(loaded.heads):
         values[TASK_FIELD] = dict(loaded.task)
     if loaded.heads.classes:
         values["problem_type"] = "regression" if loaded.heads.classes == 1 else "single_label_classification"
