@@ -265,7 +265,7 @@ def _run_seed(
 
 def _calibrated(data: Data, folder: Path, metrics: Mapping[str, float]) -> Task:
     """The task with the thresholds that the metrics of dev tell, which its run's config.json then has too."""
-    task = kind_of(data.task).calibrated(data.task, metrics) if "dev" in data.rows else data.task
+    task = kind_of(data.task).calibrated(data.task, metrics if "dev" in data.rows else {})
     if task != data.task and distributed.leads():
         write_config(folder, dataclasses.replace(read_config(folder), task=dataclasses.asdict(task)))
     return task

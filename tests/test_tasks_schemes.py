@@ -14,8 +14,9 @@ from seqeval import scheme as strict
 
 from bert_jax.config import TaskConfig
 from bert_jax.tasks import table
+from bert_jax.tasks.example import Span
 from bert_jax.tasks.kinds import schemes
-from bert_jax.tasks.kinds.schemes import Entity, entities, irregular_tags, tags_of
+from bert_jax.tasks.kinds.schemes import entities, irregular_tags, tags_of
 from bert_jax.tasks.metrics import tagging_metrics
 
 ENTITY_METRICS = ("precision", "recall", "f1")
@@ -23,9 +24,9 @@ BIO = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, m
 IOBES = st.lists(st.sampled_from(["O", *(f"{m}-{t}" for m in "BIES" for t in "XY")]), min_size=1, max_size=9)
 
 
-def strictly(tags: list[str], scheme: type) -> list[Entity]:
+def strictly(tags: list[str], scheme: type) -> list[Span]:
     """The entities that seqeval's strict reader of a scheme finds."""
-    return [Entity(found.tag, found.start, found.end) for found in strict.Tokens(tags, scheme).entities]
+    return [Span(found.tag, found.start, found.end) for found in strict.Tokens(tags, scheme).entities]
 
 
 @settings(deadline=None)

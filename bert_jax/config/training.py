@@ -141,7 +141,8 @@ class TaskConfig:
     label: str = ""
     marks: str = ""  # where a word of each text is asked about: columns of its first character and its end, a,b,...
     choices: str = ""  # of multiple choice: their columns, parted by commas, or one that holds a list
-    kind: str = ""  # classification, regression, choice, tagging, token_regression, question
+    # classification, regression, choice, tagging, token_regression, question, spans, span_pairs
+    kind: str = ""
     max_length: int = 128
     # How a class or a score reads a text: cls, mean, max, attention_dot, attention_additive; empty: as init_from does.
     pooling: str = ""
@@ -150,6 +151,10 @@ class TaskConfig:
     label_subwords: str = ""  # which pieces of a word learn its tag: first, all; empty: first
     decode: str = ""  # what a word's tag is read from: first (its first piece), mean (of all its pieces); empty: first
     crf: bool = False  # tags of words depend on those beside them (a linear chain)
+    max_span: int = 0  # of spans: the words of the longest that is looked for; 0: as the training file's, at most 12
+    span_scores: str = ""  # of spans: binary (yes or no to each type), classes (one of them, or none); empty: binary
+    threshold: float = 0.0  # the probability from which a span is one; 0: what is best on dev
+    relations_between: str = ""  # of span_pairs: predicted spans (learnt, too), or given ones; empty: predicted
     submission: str = ""  # a folder for the files that the leaderboard of a named task takes; empty: none
     max_query_length: int = 64  # what is kept of a question, in pieces
     doc_stride: int = 128  # from one window of a long context to the next, in pieces

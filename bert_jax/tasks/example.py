@@ -28,6 +28,34 @@ class Sentence(NamedTuple):
     offsets: tuple[tuple[int, int], ...] | None = None  # of each word, the characters [start, end) of the text
 
 
+class Span(NamedTuple):
+    """The words first to end - 1 of a sentence, of one type."""
+
+    label: str
+    first: int
+    end: int
+
+
+class Relation(NamedTuple):
+    """How one of a sentence's spans relates to another, both by their places among them."""
+
+    label: str
+    head: int
+    tail: int
+
+
+class SpannedSentence(NamedTuple):
+    """The words of a sentence, the spans among them, which may overlap, and how these relate; none where not known."""
+
+    words: tuple[str, ...]
+    spans: tuple[Span, ...]
+    relations: tuple[Relation, ...]
+    line: int  # in the file, from 1
+    # Of a raw text that was split into words:
+    text: str | None = None
+    offsets: tuple[tuple[int, int], ...] | None = None  # of each word, the characters [start, end) of the text
+
+
 Item = TypeVar("Item", covariant=True)
 
 

@@ -1,7 +1,7 @@
 """The metrics of the tasks, by scikit-learn, scipy and seqeval. A metric that is undefined is NaN, never a guess."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from jaxtyping import Float, Integer
@@ -64,6 +64,19 @@ def tagging_metrics(
         "recall": lambda: entity_recall(truth, guess, zero_division=0),
         "f1": lambda: entity_f1(truth, guess, zero_division=0),
     }
+    return _chosen(names, found)
+
+
+def found_metrics(names: Sequence[str], counted: Mapping[str, tuple[int, int, int]]) -> dict[str, float]:
+    """`precision`, `recall` and `f1` after each prefix, from how many were rightly found, found, and there.
+
+    A share of nothing is 0.
+    """
+    found = {}
+    for prefix, (hits, guessed, there) in counted.items():
+        found[f"{prefix}precision"] = lambda hits=hits, of=guessed: hits / of if of else 0.0
+        found[f"{prefix}recall"] = lambda hits=hits, of=there: hits / of if of else 0.0
+        found[f"{prefix}f1"] = lambda hits=hits, of=guessed + there: 2 * hits / of if of else 0.0
     return _chosen(names, found)
 
 

@@ -7,7 +7,10 @@ from bert_jax.model.heads.choice import POOLINGS
 from bert_jax.tasks.reading import Columns
 from bert_jax.train.losses import ClassCosts
 
-KINDS = ("classification", "regression", "choice", "tagging", "token_regression", "question")  # tasks/kinds
+KINDS = (  # bert_jax/tasks/kinds
+    *("classification", "regression", "choice", "tagging", "token_regression", "question"),
+    *("spans", "span_pairs"),
+)
 POOLED = ("classification", "regression", "choice")  # read one vector of each text; the others read tokens
 
 
@@ -38,6 +41,11 @@ class Task:
     max_answer_length: int = 30  # in pieces
     unanswerable: bool = False  # whether questions may have no answer (SQuAD 2.0)
     null_threshold: float | None = None  # such a question's probability of none is above it; None: not calibrated yet
+    max_span: int = 0  # words of the longest span that is looked for; 0: until the training file was read
+    span_scores: str = "binary"  # yes or no to each type of a span, or one of its classes, of which one is none
+    threshold: float = 0.0  # the probability from which a span is one; 0: until it is calibrated on dev
+    relations_between: str = "predicted"  # spans (learnt, too), or given ones
+    relation_labels: tuple[str, ...] = ()  # by id - 1
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
@@ -70,6 +78,13 @@ class Task:
             )
         if self.crf and self.label_subwords == "all":
             raise UserError("task.crf runs over the words' first pieces; leave out task.label_subwords=all")
+        _one_of("task.span_scores", self.span_scores, ("binary", "classes"))
+        _one_of("task.relations_between", self.relations_between, ("predicted", "given"))
+        if self.max_span < 0 or not 0 <= self.threshold < 1:
+            raise UserError(
+                f"task.max_span is {self.max_span} and task.threshold {self.threshold}; use words, 0 or more, and a "
+                "probability below 1 (0: what the training file has; what is best on dev)"
+            )
         if self.kind != "tagging" and (self.crf, self.label_subwords, self.decode) != (False, "first", "first"):
             raise UserError(f"task.label_subwords, task.decode and task.crf are for tagging, not for {self.kind}")
         for name in ("max_query_length", "doc_stride", "n_best", "max_answer_length"):
@@ -80,6 +95,11 @@ class Task:
     def pooled(self) -> bool:
         """Whether one vector of each text is read, made by pooling, and not every token."""
         return self.kind in POOLED
+
+    @property
+    def pairs_are_given(self) -> bool:
+        """Whether the spans between which relations are looked for are part of the input."""
+        return self.kind == "span_pairs" and self.relations_between == "given"
 
     @property
     def costs(self) -> ClassCosts:

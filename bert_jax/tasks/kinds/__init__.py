@@ -6,12 +6,14 @@ choice            the right one of several texts that may follow a context
 tagging           a tag for every word
 token_regression  a number for every word
 question          an answer that is a part of a context, or none
+spans             spans of words, which may nest, and how they relate (span_rows, span_objective, span_guesses)
 """
 
 from bert_jax.tasks.kinds.choice import Choice
 from bert_jax.tasks.kinds.classification import Classification
 from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.question import QuestionAnswering
+from bert_jax.tasks.kinds.spans import Spans
 from bert_jax.tasks.kinds.tagging import Tagging
 from bert_jax.tasks.kinds.token_regression import TokenRegression
 from bert_jax.tasks.task import Task
@@ -25,6 +27,8 @@ _KINDS: dict[str, Kind] = {
     "tagging": Tagging(),
     "token_regression": TokenRegression(),
     "question": QuestionAnswering(),
+    "spans": Spans(),
+    "span_pairs": Spans(),
 }
 
 

@@ -75,7 +75,7 @@ class Kind(abc.ABC):
         """The task's metrics of a labelled split, from the objective's answers for each of its rows, in order."""
 
     def calibrated(self, task: Task, metrics: Mapping[str, float]) -> Task:
-        """The task with the thresholds that its metrics of a trained model's dev split tell; most kinds have none."""
+        """The task with the thresholds that a trained model's metrics on dev tell; they are empty without a dev."""
         return task
 
     @abc.abstractmethod

@@ -81,7 +81,8 @@ class QuestionAnswering(Kind):
 
     def calibrated(self, task: Task, metrics: Mapping[str, float]) -> Task:
         """With the threshold of no answer that is best in F1."""
-        return replace(task, null_threshold=metrics["best_f1_thresh"]) if task.unanswerable else task
+        threshold = metrics.get("best_f1_thresh")
+        return replace(task, null_threshold=threshold) if task.unanswerable and threshold is not None else task
 
     def predictions(self, task: Task, rows: TaskRows, answers: Sequence[RowAnswers]) -> list[dict[str, Any]]:
         """What answers.told tells of each question."""

@@ -7,20 +7,13 @@ reads any of the schemes, and any sequence of their tags: an I-X that follows no
 import re
 from collections.abc import Collection, Sequence
 from itertools import pairwise
-from typing import NamedTuple
 
 from seqeval.metrics.sequence_labeling import get_entities
 
+from bert_jax.tasks.example import Span
+
 # Outside, or beginning, inside, ending or alone a typed entity.
 ENTITY_TAG = re.compile(r"O|[BIES]-.+")
-
-
-class Entity(NamedTuple):
-    """Words first to last - 1 of a sentence, of one type."""
-
-    label: str
-    first: int
-    last: int
 
 
 def marks_entities(tags: Collection[str]) -> bool:
@@ -33,12 +26,12 @@ def marks_ends(tags: Collection[str]) -> bool:
     return any(tag.startswith(("E-", "S-")) for tag in tags)
 
 
-def entities(tags: Sequence[str]) -> list[Entity]:
+def entities(tags: Sequence[str]) -> list[Span]:
     """The entities that a sentence's tags mark, by conlleval's rules (and S-X, which it does not know, alone)."""
-    return [Entity(label, first, last + 1) for label, first, last in get_entities(list(tags))]
+    return [Span(label, first, last + 1) for label, first, last in get_entities(list(tags))]
 
 
-def tags_of(found: Sequence[Entity], words: int, ends: bool) -> tuple[str, ...]:
+def tags_of(found: Sequence[Span], words: int, ends: bool) -> tuple[str, ...]:
     """IOB2 tags of entities that do not overlap, in a sentence of so many words; with ends, IOBES tags."""
     tags = ["O"] * words
     for label, first, last in found:

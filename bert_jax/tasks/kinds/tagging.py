@@ -106,6 +106,16 @@ class Tagging(Kind):
         assert isinstance(rows, TagRows)
         return {"words": len(rows.word_rows), "irregular_tags": rows.irregular_tags}
 
+    def remarks(self, task: Task, rows: TaskRows) -> list[str]:
+        """Tags that cannot follow the one before them, where there are any."""
+        assert isinstance(rows, TagRows) and rows.split is not None
+        if not rows.irregular_tags:
+            return []
+        return [
+            f"{rows.split.path}: {rows.irregular_tags} tags cannot follow the one before them (as I-X after O); they "
+            "are read as conlleval reads them, an I-X then beginning an entity"
+        ]
+
     def objective(self, task: Task) -> TaskObjective:
         return TagObjective(task.classes, task.decode, task.crf, task.costs)
 

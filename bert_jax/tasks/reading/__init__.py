@@ -9,6 +9,7 @@ marks      the word of a text that a task asks about
 examples   texts and pairs of texts with a label, from records
 conll      words and tags: CoNLL columns and CoNLL-U
 lists      words and what is said of them, as lists
+spans      words, spans among them and relations between these, from records
 """
 
 from bert_jax.tasks.reading.columns import Column, Columns
@@ -18,6 +19,7 @@ from bert_jax.tasks.reading.lines import COMPRESSED, TFDS, kind_of_file, numbere
 from bert_jax.tasks.reading.lists import read_word_lists
 from bert_jax.tasks.reading.marks import mark_words
 from bert_jax.tasks.reading.records import Record, Records, is_stored, read_records
+from bert_jax.tasks.reading.spans import checked_spans, read_spans
 
 __all__ = [
     "COMPRESSED",
@@ -26,6 +28,7 @@ __all__ = [
     "Columns",
     "Record",
     "Records",
+    "checked_spans",
     "is_stored",
     "kind_of_file",
     "mark_words",
@@ -34,6 +37,7 @@ __all__ = [
     "read_conll",
     "read_conllu",
     "read_records",
+    "read_spans",
     "read_table",
     "read_word_lists",
 ]

@@ -1,0 +1,134 @@
+"""What is learnt of spans: which types each has, and how two of them relate."""
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from bert_jax.model.bert import Bert
+from bert_jax.model.heads import Heads, SpanHeads, choose_spans, possible_spans, take_spans
+from bert_jax.model.layer import gather_slots
+from bert_jax.tasks.example import TaskBatch
+from bert_jax.tasks.kinds.span_rows import PAIRED
+from bert_jax.tasks.objective import TaskObjective
+from bert_jax.train.losses import Sums, binary_sums, classification_sums, span_sums
+
+# Spans of a row that may be guesses, for each of its words: a tree over n words has fewer than 2n.
+CANDIDATES = 2
+
+
+class SpanOutputs(NamedTuple):
+    """What the heads say; W words a row, spans of up to K words, vectors of G = 3D."""
+
+    vectors: Any  # f32[B,W,K,G]
+    logits: Any  # f32[B,W,K,C], class 0 being none unless C are yes or no; None where spans are given
+    relations: Any  # f32[B,P,P,1+Q] between the batch's paired spans, class 0 being none; None without relations
+
+
+class SpanAnswer(NamedTuple):
+    """What a row's spans and relations are decoded from.
+
+    | field | dtype, shape | |
+    |---|---|---|
+    | places | i32[2W] | the best of all spans with a type, best first: (word * K + length - 1) * C + type |
+    | scores | f32[2W] | their probabilities; 0 for what is no span |
+    | pair_firsts, pair_lengths | i32[P] | the spans between which relations were asked for; length 0: none |
+    | relations, relation_scores | i32, f32 [P,P] | from a row's span to a column's: 0 none, else the relation's id + 1;
+      and its probability |
+
+    None for what the task has not.
+    """
+
+    places: Any
+    scores: Any
+    pair_firsts: Any
+    pair_lengths: Any
+    relations: Any
+    relation_scores: Any
+
+
+@dataclass(frozen=True)
+class SpanObjective(TaskObjective):
+    """Cross-entropy over all spans of up to `length` words, and over all pairs of a row's true spans.
+
+    Spans: Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Fine-tuning for Span-Based Applications";
+    a span that is none weighs as much as one that is. A span's vector is made of the hidden states of its words' first
+    pieces. With binary scores the terms of a span's types are added. Relations: trained between true spans and asked
+    of guessed ones (Zhong and Chen 2021, section 3.2), from the vectors of Luan et al. 2018; a term of their own.
+    """
+
+    length: int
+    types: int
+    binary: bool
+    relations: int  # 0: none are looked for
+    given: bool  # spans are part of the input
+
+    @property
+    def heads(self) -> Heads:
+        classes = 0 if self.given else self.types + (not self.binary)
+        relations = self.relations + 1 if self.relations else 0
+        return Heads(spans=SpanHeads(self.length, classes=classes, relations=relations))
+
+    def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> SpanOutputs:
+        labels = batch.labels
+        hidden = gather_slots(model.encode(batch, dropout_key).last, labels.word_slots)
+        vectors = model.span_vectors(hidden, dropout_key)
+        logits = None if self.given else model.span_logits(vectors, dropout_key)
+        relations = None
+        if self.relations:
+            paired = take_spans(vectors, labels.pair_firsts, jnp.maximum(labels.pair_lengths, 1))
+            relations = model.relation_logits(paired, dropout_key)
+        return SpanOutputs(vectors, logits, relations)
+
+    def sums_of(self, model: Bert, outputs: SpanOutputs, batch: TaskBatch) -> Sums:
+        labels, weights = batch.labels, batch.label_weights
+        sums: Sums = {}
+        if not self.given:
+            if self.binary:
+                by_type = jnp.broadcast_to(weights[..., None], outputs.logits.shape)
+                loss, _ = binary_sums(outputs.logits, labels.types, by_type)
+                right = ((outputs.logits >= 0) == (labels.types > 0)).all(axis=-1)
+                sums |= {"task_loss": loss, "task_correct": (right * weights).sum()}
+            else:
+                loss, correct = span_sums(outputs.logits, labels.types, weights)
+                sums |= {"task_loss": loss, "task_correct": correct}
+        if self.relations:
+            loss, correct = classification_sums(outputs.relations, labels.relations, labels.relation_weights)
+            name = "task" if self.given else "relation"
+            sums |= {f"{name}_loss": loss, f"{name}_correct": correct}
+        return sums
+
+    def counts(self, batch: TaskBatch) -> Sums:
+        """`task`, the spans, and `relation`, the pairs; where spans are given, `task` is the pairs."""
+        if self.given:
+            return {"task": batch.labels.relation_weights.sum()}
+        spans = {"task": batch.label_weights.sum()}
+        return spans | ({"relation": batch.labels.relation_weights.sum()} if self.relations else {})
+
+    def answers(self, model: Bert, outputs: SpanOutputs, batch: TaskBatch) -> SpanAnswer:
+        labels = batch.labels
+        if self.given:
+            return SpanAnswer(None, None, labels.pair_firsts, labels.pair_lengths, *_best(outputs.relations))
+        possible = possible_spans(labels.words, self.length)
+        shares = jnp.where(possible[..., None], self._shares(outputs.logits), 0)
+        flat = shares.reshape(shares.shape[0], -1)
+        scores, places = jax.lax.top_k(flat, min(CANDIDATES * labels.words.shape[1], flat.shape[1]))
+        if not self.relations:
+            return SpanAnswer(places, scores, None, None, None, None)
+        firsts, lengths, there = choose_spans(shares.max(axis=-1), possible, PAIRED)
+        relations = model.relation_logits(take_spans(outputs.vectors, firsts, lengths))
+        return SpanAnswer(places, scores, firsts, jnp.where(there, lengths, 0), *_best(relations))
+
+    def _shares(self, logits: Float[Array, "B W K C"]) -> Float[Array, "B W K S"]:
+        """The probability of each of S types; of classes the best one's only, so that a span has one type."""
+        if self.binary:
+            return jax.nn.sigmoid(logits)
+        shares = jax.nn.softmax(logits, axis=-1)[..., 1:]
+        return jnp.where(shares >= shares.max(axis=-1, keepdims=True), shares, 0)
+
+
+def _best(logits: Float[Array, "B P P C"]) -> tuple[Array, Array]:
+    shares = jax.nn.softmax(logits, axis=-1)
+    return shares.argmax(axis=-1).astype(jnp.int32), shares.max(axis=-1)

@@ -1,0 +1,70 @@
+"""Sentences with spans and relations from JSON lines; every mistake told with its line."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bert_jax.command import UserError
+from bert_jax.tasks.example import Relation, Span
+from bert_jax.tasks.reading import Columns, read_spans
+
+GOOD = {
+    "tokens": ["Bank", "of", "China", "hired", "Ann"],
+    "spans": [{"start": 0, "end": 3, "label": "ORG"}, {"start": 2, "end": 3, "label": "LOC"}, {"start": 4, "end": 5}],
+    "relations": [{"head": 2, "tail": 0, "label": "works_for"}],
+}
+
+
+def written(folder: Path, *objects: Any) -> Path:
+    path = folder / "train.jsonl"
+    path.write_text("".join(json.dumps(one) + "\n" for one in objects))
+    return path
+
+
+def test_spans_nest_and_relations_are_between_them(tmp_path: Path) -> None:
+    split = read_spans(written(tmp_path, GOOD, {"tokens": ["No"], "spans": []}), Columns(), True, relations=False)
+    first, second = split.items
+    assert first.spans == (Span("ORG", 0, 3), Span("LOC", 2, 3), Span("", 4, 5))
+    assert first.relations == (Relation("works_for", 2, 0),)
+    assert second.spans == () and second.line == 2 and split.labelled
+
+
+def test_a_file_without_what_is_asked_for_is_not_labelled(tmp_path: Path) -> None:
+    path = written(tmp_path, {"tokens": ["a"], "spans": [{"start": 0, "end": 1, "label": "X"}]})
+    assert read_spans(path, Columns(), False, relations=False).labelled
+    assert not read_spans(path, Columns(), False, relations=True).labelled
+    with pytest.raises(UserError, match="has no column 'relations'"):
+        read_spans(path, Columns(), True, relations=True)
+    renamed = written(tmp_path, {"words": ["a"], "entities": []})
+    assert read_spans(renamed, Columns("words", "", "entities"), True, relations=False).items[0].words == ("a",)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"tokens": []}, r"tokens is \[\]; wanted a list of words"),
+        ({"tokens": ["a", ""]}, "wanted a list of words, each a text that is not empty"),
+        ({"spans": "x"}, "spans is 'x'; wanted a list of spans"),
+        ({"spans": [3]}, r"spans\[0\] is 3; wanted an object like"),
+        ({"spans": [{"start": 0, "end": True, "label": "X"}]}, r"spans\[0\] is .*words from 0, the end exclusive"),
+        (
+            {"spans": [{"start": 2, "end": 2, "label": "X"}]},
+            "goes from word 2 to 2, but the sentence has words",
+        ),
+        ({"spans": [{"start": 2, "end": 6, "label": "X"}]}, r"goes from word 2 to 6"),
+        ({"relations": [{"head": 0, "tail": 3, "label": "r"}]}, r"relations\[0\] is from span 0 to 3; wanted two"),
+        ({"relations": [{"head": 0, "tail": 0, "label": "r"}]}, "wanted two different ones of the line's 3 spans"),
+        ({"relations": [{"head": 0, "tail": 1}]}, "wanted an object like"),
+        ({"relations": 4}, "relations is 4; wanted a list of relations"),
+    ],
+)
+def test_a_mistake_is_told_with_its_line(tmp_path: Path, change: dict, said: str) -> None:
+    with pytest.raises(UserError, match=rf"train.jsonl line 2: .*{said}"):
+        read_spans(written(tmp_path, GOOD, GOOD | change), Columns(), True, relations=True)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"train.tsv: spans are read from .jsonl or .parquet"):
+        read_spans(tmp_path / "train.tsv", Columns(), True, relations=False)

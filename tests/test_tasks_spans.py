@@ -1,0 +1,278 @@
+"""Spans and pairs of them: targets, scores and thresholds against loops, and what must not change the loss."""
+
+import functools
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bert_jax import tokenizer as tokenizer_lib
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks.example import Relation, Span, SpannedSentence, Split, TaskBatch
+from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.kinds.span_guesses import best_threshold
+from bert_jax.tasks.kinds.span_objective import SpanAnswer
+from bert_jax.tasks.kinds.span_rows import SpanRows
+from bert_jax.tasks.kinds.spans import Spans
+from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.task import Task
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.train.losses import means
+
+KIND = Spans()
+TASK = Task("own", "spans", ("X", "Y"), max_length=16, metrics=("f1", "precision", "recall"), max_span=3)
+PAIRS = replace(
+    TASK, kind="span_pairs", relation_labels=("r", "s"), metrics=("relation_f1", "relation_recall", "f1"), threshold=0.5
+)
+MODEL = ModelConfig(vocab_size=60, layers=1, width=16, heads=2, feed_forward=16, max_positions=32)
+
+
+@pytest.fixture(scope="module")
+def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    """A vocabulary in which every letter is a piece."""
+    alphabet = "abcdefghijklmnopqrstuvwxyz"
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    path = tmp_path_factory.mktemp("letters") / "vocab.txt"
+    path.write_text("\n".join([*special, *alphabet, *(f"##{letter}" for letter in alphabet)]) + "\n")
+    return tokenizer_lib.load(path, lowercase=True)
+
+
+def split_of(*items: tuple[str, list[Span], list[Relation]], labelled: bool = True) -> Split[SpannedSentence]:
+    sentences = (SpannedSentence(tuple(words.split()), tuple(spans), tuple(relations), line)
+                 for line, (words, spans, relations) in enumerate(items, start=1))  # fmt: skip
+    return Split(Path("train.jsonl"), tuple(sentences), labelled)
+
+
+NESTED = split_of(
+    ("ab c de f", [Span("X", 0, 3), Span("Y", 1, 2), Span("Y", 0, 3), Span("X", 3, 4)], [Relation("s", 1, 3)]),
+    ("g h", [], []),
+    ("i jk l", [Span("Y", 0, 1), Span("X", 0, 3)], [Relation("r", 0, 1), Relation("r", 1, 0)]),
+)
+
+
+@pytest.mark.parametrize("scores", ["binary", "classes"])
+def test_each_span_of_a_row_learns_its_types_and_all_others_that_they_are_none(letters: Tokenizer, scores: str) -> None:
+    task = replace(TASK, span_scores=scores)
+    rows = KIND.encode(task, NESTED, letters)
+    batch = rows.batch(np.array([2, 0, -1]), 12)
+    assert batch.labels.word_slots[1, :5].tolist() == [1, 3, 4, 6, 0]
+    for place, item in ((0, NESTED.items[2]), (1, NESTED.items[0]), (2, None)):
+        for first in range(10):
+            for length in range(1, 4):
+                inside = item is not None and first + length <= len(item.words)
+                assert batch.label_weights[place, first, length - 1] == inside
+                types = {span.label for span in (item.spans if item else ()) if span[1:] == (first, first + length)}
+                said = batch.labels.types[place, first, length - 1]
+                if scores == "binary":
+                    assert said.tolist() == [label in types for label in task.labels]
+                else:
+                    assert (said == 0) == (not types) and (said == 0 or task.labels[said - 1] in types)
+
+
+def test_relations_are_learnt_between_the_true_spans_of_a_row(letters: Tokenizer) -> None:
+    rows = KIND.encode(PAIRS, NESTED, letters)
+    batch = rows.batch(np.array([0, 1, 2]), 12)
+    assert batch.labels.pair_firsts[0].tolist() == [0, 1, 0, 3] and batch.labels.pair_lengths[2].tolist() == [
+        1,
+        3,
+        0,
+        0,
+    ]
+    assert batch.labels.relations[0].sum() == batch.labels.relations[0, 1, 3] == 2
+    assert batch.labels.relations[2, 0, 1] == batch.labels.relations[2, 1, 0] == 1
+    assert batch.labels.relation_weights.sum(axis=(1, 2)).tolist() == [12, 0, 2]
+
+
+def test_what_rows_cannot_hold_is_counted_and_still_measured(letters: Tokenizer) -> None:
+    long = split_of(
+        ("a b c d e f g h", [Span("X", 0, 4), Span("X", 5, 7), Span("Y", 4, 5)], [Relation("r", 1, 2)]),
+    )
+    task = replace(PAIRS, max_length=8)  # a row holds six of its words
+    rows = KIND.encode(task, long, letters)
+    counts = {"words": 8, "spans": 1, "spans_too_long": 1, "spans_cut": 1, "relations": 0, "relations_lost": 1}
+    assert KIND.counts(rows) == counts
+    found = KIND.measure(task, rows, [answer(task, rows, 0, {(4, 1, 1): 0.9}), answer(task, rows, 1, {})])
+    assert found == {"relation_f1": 0, "relation_recall": 0, "f1": pytest.approx(2 / 4)}
+
+
+def test_an_unknown_type_is_told_with_its_line(letters: Tokenizer) -> None:
+    with pytest.raises(UserError, match=r"train.jsonl line 1: label 'Z' is not one of the task's: 'X', 'Y'"):
+        KIND.encode(TASK, split_of(("a", [Span("Z", 0, 1)], [])), letters)
+
+
+def answer(
+    task: Task, rows: SpanRows, row: int, spans: dict[tuple[int, int, int], float], related: dict | None = None
+) -> SpanAnswer:
+    """That a row has these spans, by first word, length and type; and relations between those by their places."""
+    width = 24
+    best = sorted(spans, key=spans.__getitem__, reverse=True)
+    places = np.zeros(width, np.int32)
+    scores = np.zeros(width, np.float32)
+    pairs, relations = np.zeros((2, width), np.int32), np.zeros((width, width), np.int32)
+    for number, (first, length, kind) in enumerate(best):
+        places[number] = (first * task.max_span + length - 1) * len(task.labels) + kind
+        scores[number] = spans[first, length, kind]
+        pairs[:, number] = first, length
+    for (head, tail), kind in (related or {}).items():
+        relations[head, tail] = kind
+    return SpanAnswer(places, scores, *pairs, relations, np.full(relations.shape, 0.75, np.float32))
+
+
+@settings(deadline=None, max_examples=50)
+@given(
+    guesses=st.tuples(
+        *(
+            st.dictionaries(
+                st.tuples(st.integers(0, 3), st.integers(1, 3), st.integers(0, 1)),
+                st.sampled_from([0.1, 0.3, 0.5, 0.8]),
+                max_size=2 * len(item.words),
+            )
+            for item in NESTED.items
+        )
+    )
+)
+def test_spans_are_measured_as_sets_at_the_best_threshold(letters: Tokenizer, guesses: tuple[dict, ...]) -> None:
+    rows = KIND.encode(TASK, NESTED, letters)
+    truth = {(number, span) for number, item in enumerate(NESTED.items) for span in item.spans}
+    answers = [answer(TASK, rows, row, guess) for row, guess in enumerate(guesses)]
+    by_threshold = {}
+    for threshold in (0.05, 0.2, 0.4, 0.6, 0.9):
+        said = {
+            (row, Span(TASK.labels[kind], first, first + length))
+            for row, guess in enumerate(guesses)
+            for (first, length, kind), score in guess.items()
+            if score >= threshold
+        }
+        hits = len(said & truth)
+        f1 = 2 * hits / (len(said) + len(truth))
+        by_threshold[threshold] = [f1, hits / len(said) if said else 0, hits / len(truth)]
+        found = KIND.measure(replace(TASK, threshold=threshold), rows, answers)
+        assert list(found.values()) == pytest.approx(by_threshold[threshold])
+    best = KIND.measure(TASK, rows, answers)
+    assert best["f1"] == pytest.approx(max(f1 for f1, _, _ in by_threshold.values()))
+    task = KIND.calibrated(TASK, best)
+    assert KIND.measure(task, rows, answers) == {name: best[name] for name in TASK.metrics}
+    assert KIND.calibrated(TASK, {}).threshold == 0.5 and KIND.calibrated(task, {}) == task
+
+
+@settings(deadline=None)
+@given(
+    pairs=st.lists(st.tuples(st.sampled_from(np.linspace(0.05, 0.95, 7).tolist()), st.booleans()), max_size=12),
+    missed=st.integers(0, 3),
+)
+def test_the_calibrated_threshold_is_the_best_of_all(pairs: list[tuple[float, bool]], missed: int) -> None:
+    scores, true = np.array([pair[0] for pair in pairs], float), np.array([pair[1] for pair in pairs], bool)
+    total = int(true.sum()) + missed
+
+    def f1(threshold: float) -> float:
+        kept = scores >= threshold
+        return 2 * true[kept].sum() / max(1, kept.sum() + total)
+
+    found = best_threshold(scores, true, total)
+    assert 0 < found < 1
+    assert f1(found) == max(map(f1, [found, *np.linspace(0, 1, 50)]))
+
+
+def test_a_relation_is_right_with_its_spans_their_types_and_its_label(letters: Tokenizer) -> None:
+    rows = KIND.encode(PAIRS, NESTED, letters)
+    answers = [
+        # Right; and a relation to a span below the threshold, which is no guess.
+        answer(PAIRS, rows, 0, {(1, 1, 1): 0.9, (3, 1, 0): 0.8, (0, 1, 0): 0.3}, {(0, 1): 2, (1, 2): 1}),
+        answer(PAIRS, rows, 1, {}),
+        # The second one's head has another type: two guesses, of which one is right.
+        answer(PAIRS, rows, 2, {(0, 1, 1): 0.9, (0, 3, 0): 0.8, (0, 1, 0): 0.7}, {(0, 1): 1}),
+    ]
+    found = KIND.measure(PAIRS, rows, answers)
+    assert found == pytest.approx({"relation_f1": 2 * 2 / (3 + 3), "relation_recall": 2 / 3, "f1": 2 * 4 / (5 + 6)})
+    told = KIND.predictions(PAIRS, rows, answers)
+    assert told[0]["spans"][0] == {"type": "Y", "text": "c", "score": pytest.approx(0.9), "words": [1, 2]}
+    assert told[0]["relations"] == [{"type": "s", "head": 0, "tail": 1, "score": 0.75}]
+    assert told[1] == {"words": ["g", "h"], "spans": [], "relations": []}
+
+
+def test_given_spans_are_read_from_what_is_predicted_and_answered_by_their_places(letters: Tokenizer) -> None:
+    task = replace(PAIRS, relations_between="given", metrics=("relation_f1",), labels=())
+    given_spans = [{"start": 0, "end": 2}, {"start": 1, "end": 2, "label": "any"}]
+    split = KIND.parse(task, Path("in"), [Record(1, {"text": "ann lee", "spans": given_spans})])
+    rows = KIND.encode(task, split, letters)
+    batch = rows.batch(np.array([0]), 16)
+    assert batch.labels.pair_lengths.tolist() == [[2, 1]] and not batch.label_weights.any()
+    relations = np.array([[0, 2], [0, 0]], np.int32)
+    said = SpanAnswer(None, None, batch.labels.pair_firsts[0], batch.labels.pair_lengths[0], relations, relations / 2.0)
+    (told,) = KIND.predictions(task, rows, [said])
+    assert told["spans"][1] == {"type": "any", "text": "lee", "score": 1.0, "start": 4, "end": 7, "words": [1, 2]}
+    assert told["relations"] == [{"type": "s", "head": 0, "tail": 1, "score": 1.0}]
+    with pytest.raises(UserError, match="in line 1 has no field 'spans'"):
+        KIND.parse(task, Path("in"), [Record(1, {"text": "ann lee"})])
+
+
+def test_a_training_file_says_types_relations_and_the_longest_span() -> None:
+    bare = replace(PAIRS, labels=(), relation_labels=(), max_span=0, metrics=(), threshold=0.0)
+    found = KIND.complete(bare, NESTED)
+    assert (found.labels, found.relation_labels, found.max_span) == (("X", "Y"), ("r", "s"), 3)
+    assert found.metrics == ("relation_f1", "relation_precision", "relation_recall", "f1", "precision", "recall")
+    with pytest.raises(UserError, match=r"train.jsonl has no relations"):
+        KIND.complete(bare, split_of(("a", [Span("X", 0, 1)], [])))
+
+
+def test_a_file_of_entity_tags_is_one_of_flat_spans(tmp_path: Path) -> None:
+    path = tmp_path / "train.conll"
+    path.write_text("EU I-ORG\nsays O\n\nAnn B-PER\nLee I-PER\nEve B-PER\n")
+    split = KIND.read(TASK, path, Columns(), True)
+    assert [item.spans for item in split.items] == [(Span("ORG", 0, 1),), (Span("PER", 0, 2), Span("PER", 2, 3))]
+    with pytest.raises(UserError, match="holds tags and no relations"):
+        KIND.read(PAIRS, path, Columns(), True)
+
+
+VARIANTS = {
+    "binary": PAIRS,
+    "classes": replace(TASK, span_scores="classes"),
+    "given": replace(PAIRS, relations_between="given", metrics=("relation_f1",)),
+}
+
+
+@functools.cache
+def params_of(name: str) -> dict:
+    draw = np.random.default_rng(1)
+    wanted = abstract_params(MODEL, kind_of(VARIANTS[name]).objective(VARIANTS[name]).heads)
+    return jax.tree.map(lambda leaf: draw.normal(0, 0.3, leaf.shape).astype(np.float32), wanted)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def computed(name: str, params: dict, batch: TaskBatch) -> tuple:
+    objective = kind_of(VARIANTS[name]).objective(VARIANTS[name])
+    model = bind(MODEL, objective.heads, params, Runtime())
+    outputs = objective.outputs(model, batch, None)
+    sums, counts = objective.sums_of(model, outputs, batch), objective.counts(batch)
+    answers = objective.answers(model, outputs, batch)
+    return sums, counts, means(sums, counts), outputs._replace(vectors=None), answers
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_padding_and_fillers_change_neither_loss_nor_answers(letters: Tokenizer, name: str) -> None:
+    task = VARIANTS[name]
+    rows = KIND.encode(task, NESTED, letters)
+    found = [jax.device_get(computed(name, params_of(name), rows.batch(np.array(order), length)))
+             for order, length in (([0, 1, 2], 10), ([0, 1, 2, -1], 16))]  # fmt: skip
+    (sums, counts, metrics, outputs, answers), (*more, _, more_answers) = found
+    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-4), [sums, counts, metrics], more)
+    assert set(metrics) >= {"loss", "task_loss", "task_accuracy"}
+    measured = [
+        KIND.measure(replace(task, threshold=0.3), rows, [jax.tree.map(lambda leaf, row=row: leaf[row], said)
+                                                          for row in range(3)])
+        for said in (answers, more_answers)
+    ]  # fmt: skip
+    assert measured[0] == measured[1]
+    if name == "classes":
+        truth = rows.batch(np.arange(3), 10)
+        shares = jax.nn.log_softmax(outputs.logits, axis=-1)
+        picked = np.take_along_axis(np.asarray(shares), truth.labels.types[..., None], axis=-1)[..., 0]
+        assert sums["task_loss"] == pytest.approx(-(picked * truth.label_weights).sum(), rel=1e-4)
