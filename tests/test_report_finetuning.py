@@ -25,6 +25,7 @@ from bert_jax.reporting.entities import Span, judge
 from bert_jax.reporting.finetuning import outcome_sections
 from bert_jax.reporting.mistakes import matrix, shortened
 from bert_jax.reporting.outcomes import dev_outcomes
+from bert_jax.reporting.questions import question_word
 from bert_jax.tasks import table
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.train import workdir as workdir_lib
@@ -132,6 +133,9 @@ def workdir(folder: Path, kind: str, lines: list[str], name: str, **task: Any) -
     return folder / "run"
 
 
+OTHERS = ("regression", "token_regression", "question", "choice")
+
+
 def rows_of(kind: str) -> tuple[list[str], str, dict[str, str]]:
     draw = np.random.default_rng(0)
     texts = [" ".join(draw.choice(WORDS[:8], 5)) for _ in range(20)]
@@ -139,6 +143,23 @@ def rows_of(kind: str) -> tuple[list[str], str, dict[str, str]]:
         tags = ["O", "B-X", "I-X", "B-Y"]
         lines = [f"{word}\t{draw.choice(tags)}" if word else "" for text in texts for word in [*text.split(), ""]]
         return lines, "dev.conll", {}
+    if kind == "token_regression":
+        lines = [f"{word}\t{draw.normal():.2f}" if word else "" for text in texts for word in [*text.split(), ""]]
+        return lines, "dev.conll", {}
+    if kind == "question":
+        questions = [
+            {
+                "id": str(n),
+                "question": f"{draw.choice(['what', 'who'])} {text}?",
+                "context": text,
+                "answers": {"text": [text.split()[1]], "answer_start": [text.index(text.split()[1])]},
+            }
+            for n, text in enumerate(texts)
+        ]
+        return [json.dumps(question) for question in questions], "dev.jsonl", {}
+    if kind == "choice":
+        items = [{"text": text, "choices": [text[:5], "a <b>"], "label": int(draw.integers(2))} for text in texts]
+        return [json.dumps(item) for item in items], "dev.jsonl", {"text": "text", "label": "label"}
     labels = [
         f"{draw.normal():.3f}" if kind == "regression" else "<good>" if draw.random() < 0.5 else "bad" for _ in texts
     ]
@@ -155,14 +176,17 @@ def by_hand(loss_of: str, found: Any) -> list[float]:
     return [-math.log(told["scores"][label]) for told, label in zip(found.predictions, truth, strict=True)]
 
 
-@pytest.mark.parametrize("kind", ["classification", pytest.param("regression", marks=pytest.mark.slow), "tagging"])
+@pytest.mark.parametrize(
+    "kind",
+    ["classification", "tagging", *(pytest.param(kind, marks=pytest.mark.slow) for kind in OTHERS)],
+)
 def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
     lines, name, columns = rows_of(kind)
     run = workdir(tmp_path, kind, lines, name, **columns)
     config = workdir_lib.read_config(run)
     found = dev_outcomes(run, config, most=12)
     assert (found.total, len(found.items), len(found.losses)) == (20, 12, 12)
-    if kind != "tagging":
+    if kind in ("classification", "regression"):
         assert found.losses == pytest.approx(by_hand(kind, found), rel=1e-4)
     worst = found.worst(3)
     assert sorted(found.losses)[:-4:-1] == [found.losses[item] for item in worst]
@@ -171,13 +195,23 @@ def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
     wanted = {
         "classification": ["Who is taken for whom", "expected calibration error", "&lt;good&gt;"],
         "regression": ["Truth and guess", "off by"],
+        "token_regression": ["Truth and guess", "off by"],
+        "question": ["Which questions it answers", "exactly right"],
+        "choice": ["How sure, and how right", "a &lt;b&gt;"],
         "tagging": ["Entities", "Which tag is taken for which", "spurious", "words wrong"],
     }[kind]
     for said in [*wanted, "Worst examples", "all 20 examples of"]:
         assert said in written, said
-    assert "<good>" not in written and "nan" not in re.sub(r"<style>.*?</style>|<script>.*?</script>", "", written)
+    assert "<good>" not in written and not re.search(
+        r"\bnan\b", re.sub(r"<style>.*?</style>|<script>.*?</script>", "", written, flags=re.S)
+    )
 
     (tmp_path / name).unlink()
     (section,) = outcome_sections(run, config, 100)
     assert "Not shown" in section and name in section
     assert "Not shown" in report(run).read_text(encoding="utf-8")
+
+
+def test_questions_are_told_apart_by_their_word() -> None:
+    asked = {"In what year?": "what", "How many are there?": "how many", "Somewhat who's": "who", "Name it.": "other"}
+    assert {question: question_word(question) for question in asked} == asked

@@ -14,9 +14,11 @@ from bert_jax.reporting.entities import OUTCOMES, RIGHT, SPURIOUS, Span
 from bert_jax.reporting.mistakes import Example, example_list, marked, matrix, shortened
 from bert_jax.reporting.outcomes import Outcomes, dev_outcomes
 from bert_jax.reporting.page import Bar
+from bert_jax.reporting.questions import question_examples, question_sections
 from bert_jax.tasks.example import LabelledRows
 from bert_jax.tasks.kinds import schemes
 from bert_jax.tasks.kinds.tagging import TagRows
+from bert_jax.tasks.kinds.token_regression import NumberRows
 from bert_jax.train.workdir import WorkdirConfig
 
 WORST = 12  # examples
@@ -125,6 +127,62 @@ def _tagging(found: Outcomes) -> list[str]:
     ]
 
 
+def _question(found: Outcomes) -> list[str]:
+    return [*question_sections(found), _worst(example_list(question_examples(found, found.worst(WORST))))]
+
+
+def _choice(found: Outcomes) -> list[str]:
+    truth = np.array([int(label) for label in found.rows.arrays()["labels"]])
+    shares = [list(told["scores"].values()) for told in found.predictions]
+    right = np.array([told["label"] == label for told, label in zip(found.predictions, truth, strict=True)])
+    calibration = classes.calibrate(np.array([max(one) for one in shares]), right)
+    note = (
+        f"On {found.said}: right in {percent(float(right.mean()))}; the expected calibration error is "
+        f"{percent(calibration.error)} ({classes.BINS} bins)."
+    )
+    examples = []
+    for item in found.worst(WORST):
+        one, told = found.items[item], found.predictions[item]
+        bars = [
+            Bar(shortened(one.choices[int(place)], 60), share, percent(share), int(place) == truth[item])
+            for place, share in told["scores"].items()
+        ]
+        content = page.text(shortened(f"{one.context} {one.start}".strip()))
+        examples.append(
+            Example("" if told["label"] != truth[item] else "right, hardly", f"line {one.line}", content, tuple(bars))
+        )
+    chart = f'<div class="charts">{panel.reliability(calibration)}</div>'
+    return [page.section("How sure, and how right", chart, note), _worst(example_list(examples))]
+
+
+def _token_regression(found: Outcomes) -> list[str]:
+    rows = found.rows
+    assert isinstance(rows, NumberRows)
+    known = rows.label_weights[rows.word_starts] > 0
+    truth = rows.labels[rows.word_starts].astype(float)
+    guess = np.array([number for told in found.predictions for number in told["numbers"]])
+    words = [word for item in found.items for word in item.words]
+    off = (guess - truth)[known]
+    note = f"Words of {found.said}: off by {number(float(np.abs(off).mean()))} on average."
+    chart = panel.scatter(truth[known], guess[known], [word for word, kept in zip(words, known, strict=True) if kept])
+    examples = []
+    for item in found.worst(WORST):
+        start, end = rows.sentence_offsets[item], rows.sentence_offsets[item + 1]
+        shown = [
+            page.text(words[word])
+            + (f" <small>{number(guess[word])}, not {number(truth[word])}</small>" if known[word] else "")
+            for word in range(start, end)
+        ]
+        mean = float(np.abs(guess[start:end] - truth[start:end])[known[start:end]].mean())
+        examples.append(
+            Example(f"off by {number(mean)} on average", f"line {found.items[item].lines[0]}", " ".join(shown))
+        )
+    return [
+        page.section("Truth and guess", f'<div class="charts">{chart}</div>', note),
+        _worst(example_list(examples)),
+    ]
+
+
 def entity_section(found: Outcomes, judged: list[tuple[str, Span]]) -> str:
     """By type, what became of each true entity, and how many were guessed where there is none."""
     counts = entities.count_outcomes(judged)
@@ -188,4 +246,7 @@ _BY_KIND: dict[str, Callable[[Outcomes], list[str]]] = {
     "classification": _classification,
     "regression": _regression,
     "tagging": _tagging,
+    "token_regression": _token_regression,
+    "question": _question,
+    "choice": _choice,
 }

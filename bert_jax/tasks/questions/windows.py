@@ -45,6 +45,10 @@ class QuestionRows(TaskRows):
     moved: int  # answers that are not where the file has them, but elsewhere
     not_found: int  # questions none of whose answers is in the context
 
+    def items(self) -> Int64[np.ndarray, "R"]:
+        """Which question each row is of."""
+        return np.repeat(np.arange(len(self.question_offsets) - 1), np.diff(self.question_offsets))
+
     def truth(self, taken: Taken) -> tuple[Places, Float32[np.ndarray, "B"]]:
         places = Places(*np.ascontiguousarray(self.places[taken.rows].T))
         return places, np.where(taken.filler, 0, self.label_weights[taken.rows]).astype(np.float32)
