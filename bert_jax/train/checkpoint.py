@@ -11,7 +11,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -110,7 +110,7 @@ class Checkpoints:
         """Takes over what was measured at a step that was saved before that; where it makes it the best, for good."""
         if self.best:
             self.best.note(step, evaluation)
-            self._write_best()
+            self.write_best()
 
     def steps(self) -> list[int]:
         """The steps that are whole, ascending; not one that is still being written."""
@@ -132,15 +132,20 @@ class Checkpoints:
         return None
 
     def restore_newest(
-        self, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None
+        self,
+        params: PyTree,
+        optimizer_state: PyTree,
+        average: PyTree | None = None,
+        among: Collection[int] | None = None,
     ) -> tuple[int, Restored] | None:
-        """The newest step that is whole, and its number; None when nothing was saved. See `restore`.
+        """The newest step (of those in `among`, if given) that is whole, and its number; None when there is none.
 
+        See `restore` for the arguments.
         Damaged ones before it are moved to damaged/, which a line on stderr says. Raises UserError, and moves nothing,
         when all are damaged.
         """
         damaged: dict[int, str] = {}
-        for step in reversed(self.steps()):
+        for step in reversed(self.steps() if among is None else sorted(among)):
             try:
                 restored = self.restore(step, params, optimizer_state, average)
             except DamagedCheckpoint as error:
@@ -190,10 +195,11 @@ class Checkpoints:
         with self._disk_explained():
             self._manager.wait_until_finished()
         if self._saving is not None:
-            self._write_best()
+            self.write_best()
         self._saving = None
 
-    def _write_best(self) -> None:
+    def write_best(self) -> None:
+        """Has best.json name the best of the steps that are whole."""
         if self.best and jax.process_index() == 0 and (best := self.best.among(self.steps())) is not None:
             write_json(self.directory / BEST_FILE, self.best.described(best))
 

@@ -55,6 +55,7 @@ class Run:
     held_out: Mapping[str, str] = field(default_factory=dict)  # as source.fingerprints, of what evaluators measure
     initial_params: dict[str, np.ndarray] = field(default_factory=dict)  # by path; what is absent is drawn afresh
     train_layers: str = "all"
+    early_stop: int = 0  # evaluations without a better config.checkpoint.best after which it ends; 0: never
     task: dict[str, Any] | None = None  # what a fine-tuned checkpoint must say of its labels
 
 
@@ -65,6 +66,7 @@ class Result:
     tokens: int
     evaluation: dict[str, float]
     params: dict[str, Any]
+    kept: int  # the step that evaluation and params are of: the last, or the best of a run with early_stop
     stop_asked: bool = False  # SIGTERM came when the last step was done: nothing more is to be begun
 
 

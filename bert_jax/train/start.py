@@ -3,7 +3,7 @@
 """
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import jax
@@ -46,8 +46,17 @@ def _fresh(run: Run, abstract: dict[str, Any]) -> frozenset[str]:
     return frozenset(paths.flatten(abstract)) - frozenset(run.initial_params) if run.initial_params else frozenset()
 
 
-def start(run: Run, plan: Plan, mesh: Mesh, checkpoints: checkpoint.Checkpoints) -> tuple[TrainState, dict[str, Any]]:
-    """The state to go on from and its checkpoint's meta, or a first state and no meta."""
+def start(
+    run: Run,
+    plan: Plan,
+    mesh: Mesh,
+    checkpoints: checkpoint.Checkpoints,
+    among: Collection[int] | None = None,
+) -> tuple[TrainState, dict[str, Any]]:
+    """The state to go on from and its checkpoint's meta, or a first state and no meta.
+
+    It goes on from the newest checkpoint, or the newest of some, which may be none.
+    """
 
     def draw(key: jax.Array) -> TrainState:
         return initial_state(plan, bert.init_params(run.model, run.objective.heads, key))
@@ -55,7 +64,7 @@ def start(run: Run, plan: Plan, mesh: Mesh, checkpoints: checkpoint.Checkpoints)
     key = jax.random.key(run.config.seed, impl=run.config.prng)
     abstract = partitioning.with_shardings(mesh, jax.eval_shape(draw, key))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-    found = checkpoints.restore_newest(abstract.params, abstract.optimizer_state, abstract.average)
+    found = checkpoints.restore_newest(abstract.params, abstract.optimizer_state, abstract.average, among)
     if found is not None:
         newest, restored = found
         step = partitioning.put_as(np.array(newest, np.int32), shardings.step)

@@ -45,9 +45,15 @@ def initial_state(plan: Plan, params: dict[str, Any]) -> TrainState:
 
 
 def train_step(
-    plan: Plan, state: TrainState, batch: Any, fraction: Float[Array, ""], key: PRNGKeyArray
+    plan: Plan,
+    state: TrainState,
+    batch: Any,
+    fraction: Float[Array, ""],
+    key: PRNGKeyArray,
+    peak: Float[Array, ""] | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """Descends once on a global batch. fraction is the share of the run done before this step; key is the run's.
+    """Descends once on a global batch. fraction is the share of the run done before this step; key is the run's; peak
+    takes the place of optimizer.learning_rate.
 
     Dropout follows from (key, step, microbatch); the same arguments give the same result, bit for bit. Where the loss
     or the gradient is not finite, the step counts (`finite` 0 among the metrics, one more in `skipped`) but parameters,
@@ -57,7 +63,7 @@ def train_step(
     counts = plan.objective.counts(batch)
     gradients, sums = _accumulate(plan, state.params, batch, counts, dropout_key)
     gradients = optim.without_frozen(gradients, plan.factors)
-    rate = optim.learning_rate(plan.optimizer_config, state.step, fraction)
+    rate = optim.learning_rate(plan.optimizer_config, state.step, fraction, peak)
     metrics = means(sums, counts) | {
         "learning_rate": rate,
         "gradient_norm": optax.tree.norm(gradients),
@@ -65,7 +71,7 @@ def train_step(
     }
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
     following = _descend(plan, state, gradients, rate)
-    following = _unless(finite, following, state._replace(step=state.step + 1, skipped=state.skipped + 1))
+    following = choose(finite, following, state._replace(skipped=state.skipped + 1))._replace(step=state.step + 1)
     return following, metrics | {"finite": finite, "skipped": following.skipped}
 
 
@@ -94,7 +100,7 @@ def _descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Flo
     return TrainState(step, params, optimizer_state, average, state.skipped)
 
 
-def _unless(good: Bool[Array, ""], following: TrainState, kept: TrainState) -> TrainState:
+def choose(good: Bool[Array, ""], following: TrainState, kept: TrainState) -> TrainState:
     """A choice element by element, which XLA fuses into the update: no pass over memory of its own."""
     return jax.tree.map(lambda new, old: jnp.where(good, new, old), following, kept)
 

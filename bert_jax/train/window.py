@@ -17,16 +17,22 @@ class Window:
     """Collects the metrics of steps. A step's are fetched once the next is under way, so the device never waits."""
 
     def __init__(
-        self, model: ModelConfig, saved: Mapping[str, Any], check: Callable[[int, Mapping[str, Any]], bool]
+        self,
+        model: ModelConfig,
+        saved: Mapping[str, Any],
+        check: Callable[[int, Mapping[str, Any]], bool],
+        member: int | None = None,
     ) -> None:
         """saved is an earlier window's `state`, or empty: a line that a restart cuts in two still is one mean.
 
-        check is told each step's metrics, and says whether they count in the means (train/finite.py).
+        check is told each step's metrics, and says whether they count in the means (train/finite.py). Where metrics
+        are those of several members, [K], the window is of one.
         """
         self.tokens = int(saved.get("all_tokens", 0))  # real tokens since the run began
         self._model = model
         self._peak = peak_flops()
         self._check = check
+        self._member = member
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._waited = 0.0
         self._sums: dict[str, float] = {}
@@ -45,10 +51,10 @@ class Window:
 
     def add(self, step: int, batch: Any, metrics: dict[str, jax.Array]) -> None:
         """Notes a step that has been dispatched, and fetches the one before it."""
-        rows, length = batch.input_ids.shape
+        rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
         masked = getattr(batch, "masked_positions", None)
         self._slots += rows * length
-        self._flops += training_flops(self._model, rows, length, 0 if masked is None else masked.shape[1])
+        self._flops += training_flops(self._model, rows, length, 0 if masked is None else masked.shape[-1])
         pending, self._pending = self._pending, (step, metrics)
         self._fetch(pending)
 
@@ -100,7 +106,10 @@ class Window:
     def _fetch(self, pending: tuple[int, dict[str, jax.Array]] | None) -> None:
         if pending is None:
             return
-        values = {name: value.item() for name, value in jax.device_get(pending[1]).items()}
+        found = jax.device_get(pending[1])  # of several members' windows the first alone waits: arrays keep it
+        values = {
+            name: (value if self._member is None else value[self._member]).item() for name, value in found.items()
+        }
         self.tokens += int(values["tokens"])
         counts = self._check(pending[0], values)
         self._steps += counts

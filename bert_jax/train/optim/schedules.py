@@ -12,9 +12,12 @@ from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
 
 
-def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float[Array, ""]) -> Float[Array, ""]:
+def learning_rate(
+    config: OptimizerConfig, step: Int[Array, ""], fraction: Float[Array, ""], peak: Float[Array, ""] | None = None
+) -> Float[Array, ""]:
     """The peak times the smaller of a ramp and a schedule, which ends at config.final_share of the peak.
 
+    The peak is config.learning_rate unless one is given.
     With warmup_steps the ramp is (step + 1) / warmup_steps and the schedule runs from the run's beginning, as in
     google-research/bert, optimization.py. That one replaces the first steps by the ramp, which begins with a step at
     rate 0; the smaller of the two leaves no jump at the ramp's end, and this ramp begins a step further on. With
@@ -39,7 +42,8 @@ def learning_rate(config: OptimizerConfig, step: Int[Array, ""], fraction: Float
     elif config.schedule == "wsd":
         done = jnp.clip((fraction - (1.0 - config.decay_share)) / config.decay_share, 0.0, 1.0)
     level = config.final_share + (1.0 - config.final_share) * SHAPES[config.schedule](done)
-    return (config.learning_rate * jnp.clip(jnp.minimum(ramp, level), 0.0, 1.0)).astype(jnp.float32)
+    highest = config.learning_rate if peak is None else peak
+    return (highest * jnp.clip(jnp.minimum(ramp, level), 0.0, 1.0)).astype(jnp.float32)
 
 
 INVERSE_SQRT = "inverse_sqrt"

@@ -1,0 +1,71 @@
+"""Early stopping: a run ends when what is measured of it has not become better for a while."""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from bert_jax.command import UserError
+from bert_jax.files import read_json
+from bert_jax.train.checkpoint import BEST_FILE
+from bert_jax.train.preservation import PREFIX, Best, lower_is_better
+from bert_jax.train.workdir import CHECKPOINTS, latest_step, read_config, saved_steps
+
+
+class EarlyStop:
+    """Counts evaluations since the best one (Goodfellow et al. 2016, algorithm 7.1, whose p is `patience`).
+
+    `step` and `evaluation` are those of the best so far, the earliest of equals; step is None until a measurement of
+    the metric was finite. One that is not counts as no better.
+    """
+
+    def __init__(self, patience: int, best: Best, saved: Mapping[str, Any], first: int) -> None:
+        """best says the metric, and what was measured before a checkpoint of this class's `state`, which is saved."""
+        self.patience = patience
+        self._metric, self._sign = best.metric, 1.0 if lower_is_better(best.metric) else -1.0
+        earlier = best.among([step for step in best.values if step <= first])
+        self.step: int | None = saved.get("step", earlier)
+        self.value: float = saved.get("value", best.values.get(earlier, math.nan) if earlier is not None else math.nan)
+        self.evaluation: dict[str, float] = dict(saved.get("evaluation", {}))
+        self.waited: int = saved.get("waited", 0)
+        if self.step is not None:
+            best.values[self.step] = self.value  # so that it stays, though SIGTERM came before its step was measured
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the run is to end."""
+        return self.waited >= self.patience
+
+    def note(self, step: int, evaluation: Mapping[str, float]) -> None:
+        """Takes over what was measured at a step; to be called once for each, in order."""
+        value = evaluation.get(self._metric.removeprefix(PREFIX), math.nan)
+        if math.isfinite(value) and (self.step is None or self._sign * value < self._sign * self.value):
+            self.step, self.value, self.evaluation, self.waited = step, float(value), dict(evaluation), 0
+        else:
+            self.waited += 1
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, as JSON values."""
+        if self.step is None:
+            return {"waited": self.waited}
+        return {"step": self.step, "value": self.value, "evaluation": self.evaluation, "waited": self.waited}
+
+
+def check(patience: int, best: str) -> None:
+    """Raises UserError for a patience that is none, or a run that does not know its best."""
+    if patience < 0:
+        raise UserError(f"early_stop is {patience}; use a number of evaluations, or 0 to train to the end")
+    if patience and not best:
+        raise UserError(
+            f"early_stop={patience}, but nothing says what is better. Name a metric: --config.checkpoint.best"
+        )
+
+
+def kept_step(workdir: str | Path) -> int | None:
+    """The step that a workdir stands for: the best of a run with early_stop, else the newest; None without any."""
+    newest = latest_step(workdir)
+    note = Path(workdir) / CHECKPOINTS / BEST_FILE
+    if newest is None or not read_config(workdir).training.get("early_stop") or not note.exists():
+        return newest
+    step = read_json(note).get("step")
+    return step if step in saved_steps(workdir) else newest
