@@ -25,7 +25,8 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
-from bert_jax.tasks import evaluation, table
+from bert_jax.tasks import evaluation, table, trials
+from bert_jax.tasks.trials import Trial
 from bert_jax.train import metrics, trainer
 from bert_jax.train.parameters import read_params
 from bert_jax.train.restore import AVERAGE, PARAMS
@@ -256,14 +257,18 @@ def test_a_folder_for_the_leaderboard_of_a_task_that_none_takes_is_told(
 
 def test_steps_warmup_and_evaluation_follow_from_rows_and_epochs() -> None:
     config = FinetuneConfig(optimizer=OptimizerConfig(warmup_steps=-1), epochs=3.0, batch_size=32)
-    settings = finetune_lib._settings(config, seed=7, rows=1001)
+
+    def settings_of(config: FinetuneConfig) -> FinetuneConfig:
+        return trials.settings(config, Trial(7, 1e-4), table.TASKS["rte"].task, rows=1001, measured=True)
+
+    settings = settings_of(config)
     assert (settings.seed, settings.steps, settings.eval.every_steps) == (7, 94, 32)
     assert settings.optimizer.warmup_steps == 10
     given = dataclasses.replace(config, steps=5, optimizer=OptimizerConfig(warmup_steps=2))
-    settings = finetune_lib._settings(given, seed=7, rows=1001)
+    settings = settings_of(given)
     assert (settings.steps, settings.optimizer.warmup_steps) == (5, 2)
     by_clock = dataclasses.replace(config, budget_minutes=1.0)
-    assert finetune_lib._settings(by_clock, seed=7, rows=1001).steps == 0
+    assert settings_of(by_clock).steps == 0
 
 
 @pytest.mark.parametrize(
@@ -295,7 +300,12 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
 MISTAKES = {
     "more slots than positions": ({"task": {"max_length": 128}}, "task.max_length is 128.*64 positions.*max_length=64"),
     "a seed twice": ({"seeds": (1, 1)}, "different numbers"),
-    "no seed": ({"seeds": ()}, "one or more"),
+    "no seed": ({"seeds": ()}, "give how many, as --config.seeds=5"),
+    "a seed for their number": ({"seeds": (1234,)}, "for that one seed alone give --config.seed=1234"),
+    "a rate twice": ({"learning_rates": "1e-4,1e-4"}, "learning_rates is '1e-4,1e-4'; give different numbers over 0"),
+    "no rate": ({"learning_rates": "fast"}, "learning_rates is 'fast'"),
+    "half together": ({"run_together": "maybe"}, "run_together is 'maybe'; use auto, yes, no"),
+    "negative patience": ({"early_stop": -1}, "early_stop is -1"),
     "nothing to do": ({"epochs": 0.0}, "epochs is 0.0"),
     "unknown layers": ({"train_layers": "lowest"}, "train_layers is 'lowest'"),
     "other positions": ({"model": ModelOptions(max_positions=512)}, "max_positions is 512.*has 64"),

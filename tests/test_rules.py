@@ -80,7 +80,19 @@ def test_no_embeddings_freezes_just_those(params):
     }
 
 
-@pytest.mark.parametrize("words", ["last:0", "last:3", "last:x", "some"])
+def test_stages_go_from_the_head_down_layer_by_layer(params):
+    """Stage 0 is `head`, stage K `last:K`, and at last all learns: each by the rule of its own."""
+    stages = paths.flatten(rules.stages(params))
+    for stage, words in enumerate(("head", "last:1", "last:2")):
+        factors = paths.flatten(rules.trainable(words, params))
+        for path, begins in stages.items():
+            np.testing.assert_array_equal(*np.broadcast_arrays(begins <= stage, factors[path] != 0), err_msg=path)
+    assert max(np.max(begins) for begins in stages.values()) == 3
+    assert not np.any(paths.flatten(rules.stages(params, frozenset({"pooler/dense/kernel"})))["pooler/dense/kernel"])
+    assert [rules.gradual_epochs(words) for words in ("gradual", "gradual:0.5", "last:2")] == [1.0, 0.5, None]
+
+
+@pytest.mark.parametrize("words", ["last:0", "last:3", "last:x", "some", "gradual:", "gradual:0", "gradual:soon"])
 def test_what_cannot_be_trained_is_refused(params, words):
     with pytest.raises(UserError, match="train_layers"):
         rules.trainable(words, params)

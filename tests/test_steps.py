@@ -153,6 +153,22 @@ def test_frozen_parameters_do_not_move(model, params):
     assert not np.array_equal(after[kernel][1], before[kernel][1])
 
 
+def test_what_is_unfrozen_follows_from_the_step_without_compiling_anew(model, params):
+    """Of two layers: the head, two steps later the upper layer, then the lower, then the embeddings."""
+    plan = make_plan(model, unfreezing=optim.Unfreezing(rules.stages(params), every=2))
+    step = jax.jit(functools.partial(steps.train_step, plan))
+    before, batch = paths.flatten(params), jax.tree.map(jnp.asarray, random_batch(model.vocab_size))
+    for number, words in {1: "head", 2: "last:1", 5: "last:2", 6: "all"}.items():
+        state = steps.initial_state(plan, params)._replace(step=jnp.int32(number))
+        after, _ = step(state, batch, jnp.float32(0), jax.random.key(0))
+        learns = paths.flatten(rules.trainable(words, params) or jax.tree.map(lambda _: np.ones(()), params))
+        for path, value in paths.flatten(after.params).items():
+            for old, new, factor in zip(*np.broadcast_arrays(before[path], value, learns[path]), strict=True):
+                assert np.array_equal(old, new) or np.any(factor), f"{path} moved at step {number}"
+            assert not np.array_equal(before[path], value) or not np.any(learns[path]), f"{path} stood at step {number}"
+    assert step._cache_size() == 1
+
+
 def test_the_padding_of_the_vocabulary_stays_zero(tiny_config, params):
     state, _ = step_once(make_plan(tiny_config), params, random_batch(tiny_config.vocab_size))
     table = state.params["embeddings"]["token"]["table"]

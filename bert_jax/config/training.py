@@ -167,8 +167,12 @@ class FinetuneConfig(TrainConfig):
     # Devlin et al. 2019, appendix A.3, tried 2e-5 to 5e-5; a warmup of -1 is a tenth of the steps.
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=3e-5, warmup_steps=-1))
     task: TaskConfig = field(default_factory=TaskConfig)
-    seeds: tuple[int, ...] = (0,)
+    seeds: tuple[int, ...] = (0,)  # one number: how many, from `seed` on; several: the seeds themselves
+    learning_rates: str = ""  # a sweep, each with each seed: 2e-5,3e-5,5e-5; empty: optimizer.learning_rate
+    run_together: str = "auto"  # all these runs in one program: yes, no; auto: on an accelerator that holds them
+    early_stop: int = 0  # evaluations without a better first dev metric (or checkpoint.best) that end a run; 0: none
     epochs: float = 3.0
-    train_layers: str = "all"  # all, head, last:k, no_embeddings
+    # all, head, last:k, no_embeddings; gradual: the head first, one more layer each epoch; gradual:EPOCHS for each.
+    train_layers: str = "all"
     batch_size: int = 32
     length_pool: int = 32  # steps whose rows are grouped by length, so that little is padding; 1: as they come

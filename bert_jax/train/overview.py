@@ -23,7 +23,8 @@ def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
     for path, value in paths.flatten(params).items():
         shape = " x ".join(map(str, value.shape))
         decay = _range(decays[path])
-        rows.append((path, shape, str(value.dtype), _sharding(value), decay, _learns(factors.get(path, np.ones(())))))
+        learns = _learns(factors.get(path, np.ones(()))) + _begins(plan, path)
+        rows.append((path, shape, str(value.dtype), _sharding(value), decay, learns))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     total = sum(value.size for value in jax.tree.leaves(params))
@@ -68,6 +69,14 @@ def _learns(factor: Any) -> str:
     if not learning:
         return "no"
     return f"last {learning}" if np.all(np.ravel(factor)[-learning:]) else f"{learning} of {np.size(factor)}"
+
+
+def _begins(plan: Plan, path: str) -> str:
+    """From which step on it learns, or the layers of a stack, where that is not the first."""
+    if plan.unfreezing is None:
+        return ""
+    steps = np.unique(plan.unfreezing.every * paths.flatten(plan.unfreezing.stages)[path])
+    return f" from step {' to '.join(f'{step:.0f}' for step in steps[[0, -1]][: len(steps)])}" if steps.any() else ""
 
 
 def _range(values: Any) -> str:

@@ -28,7 +28,7 @@ ALL = "all"
 # Keys, or what they begin with, that change no number of the run (eval: but for how much of it is measured).
 FREE = (
     *("log_every", "profile", "checkpoint", "eval", "mesh", "data.prefetch", "data.cache_dir", "seeds"),
-    *("allow_changes", "on_nonfinite", "skip_at_most"),
+    *("learning_rates", "run_together", "allow_changes", "on_nonfinite", "skip_at_most"),
 )
 # They name files: the fingerprints of what was read stand in their place.
 PATHS = (
@@ -44,7 +44,7 @@ PATHS = (
     "task.submission",
 )
 # When a run ends. The learning rate follows from how much of the run is done, so a change is told.
-ENDS = ("steps", "budget_minutes", "budget_replay", "epochs")
+ENDS = ("steps", "budget_minutes", "budget_replay", "epochs", "early_stop")
 # What a step's batch depends on (law 1), but for what is only measured.
 BATCHES = ("batch_size", "batch_schedule", "seed", "data", "task")
 HELD_OUT = ("data.eval", "task.dev")

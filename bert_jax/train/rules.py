@@ -83,14 +83,43 @@ def parse(text: str, key: str, params: dict[str, Any]) -> Numbers:
 def trainable(train_layers: str, params: dict[str, Any], fresh: frozenset[str] = frozenset()) -> dict[str, Any] | None:
     """Which parameters learn: a tree of float32 factors 0 or 1 (as per_layer gives), None for all.
 
-    train_layers: `all`; `head` (what stands outside embeddings, encoder and pooler); `last:K` (the head, the pooler
-    and the last K layers); `no_embeddings`. fresh are paths that learn in any case. Raises UserError for anything
-    else, or for K over the model's layers.
+    train_layers: `all`, and `gradual` (see stages); `head` (what stands outside embeddings, encoder and pooler);
+    `last:K` (the head, the pooler and the last K layers); `no_embeddings`. fresh are paths that learn in any case.
+    Raises UserError for anything else, or for K over the model's layers.
     """
-    if train_layers == "all":
+    if train_layers == "all" or gradual_epochs(train_layers) is not None:
         return None
     factors = paths.flatten(per_layer(((_frozen(train_layers, layers_of(params)), 0.0), (r".*", 1.0)), params))
     return paths.unflatten({path: np.float32(1) if path in fresh else factors[path] for path in factors})
+
+
+def gradual_epochs(train_layers: str) -> float | None:
+    """The epochs from one layer to the next of train_layers `gradual` (1) or `gradual:EPOCHS`; None of any other.
+
+    Raises UserError for a number of epochs that is none.
+    """
+    kind, colon, epochs = train_layers.partition(":")
+    if kind != "gradual":
+        return None
+    try:
+        found = float(epochs) if colon else 1.0
+    except ValueError:
+        found = 0.0
+    if not 0.0 < found < float("inf"):
+        raise UserError(f"train_layers is {train_layers!r}; use gradual, or gradual:EPOCHS as gradual:0.5")
+    return found
+
+
+def stages(params: dict[str, Any], fresh: frozenset[str] = frozenset()) -> dict[str, Any]:
+    """When a parameter begins to learn in gradual unfreezing (Howard and Ruder 2018, section 3.3), as per_layer gives.
+
+    At stage 0 what `head` lets learn, and fresh paths, do; at stage K what `last:K` does; and at last the embeddings.
+    """
+    layers = layers_of(params)
+    by_layer = tuple((rf"^{STACK}{layer}/", float(layers - layer)) for layer in range(layers))
+    bottom = (r"^embeddings/|^encoder/relative_bias/", layers + 1.0)
+    found = paths.flatten(per_layer((bottom, *by_layer, (r"^(encoder|pooler)/", 1.0), (r".*", 0.0)), params))
+    return paths.unflatten({path: np.float32(0) if path in fresh else found[path] for path in found})
 
 
 def _frozen(train_layers: str, layers: int) -> str:
@@ -101,7 +130,9 @@ def _frozen(train_layers: str, layers: int) -> str:
         return r"^embeddings/"
     match = re.fullmatch(r"last:(\d+)", train_layers)
     if not match:
-        raise UserError(f"train_layers is {train_layers!r}; use all, head, last:K or no_embeddings")
+        raise UserError(
+            f"train_layers is {train_layers!r}; use all, head, last:K, no_embeddings, gradual or gradual:EPOCHS"
+        )
     if not 0 < (last := int(match[1])) <= layers:
         raise UserError(
             f"train_layers is {train_layers!r}, but the model has {layers} layers; use last:1 to last:{layers}"

@@ -55,6 +55,7 @@ class Run:
     held_out: Mapping[str, str] = field(default_factory=dict)  # as source.fingerprints, of what evaluators measure
     initial_params: dict[str, np.ndarray] = field(default_factory=dict)  # by path; what is absent is drawn afresh
     train_layers: str = "all"
+    unfreeze_every: int = 0  # steps from one layer to the next, of train_layers gradual
     early_stop: int = 0  # evaluations without a better config.checkpoint.best after which it ends; 0: never
     task: dict[str, Any] | None = None  # what a fine-tuned checkpoint must say of its labels
 

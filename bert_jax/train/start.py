@@ -28,6 +28,8 @@ def plan_of(run: Run) -> Plan:
     """The plan of a run's steps."""
     config = run.config
     abstract = bert.abstract_params(run.model, run.objective.heads)
+    fresh = _fresh(run, abstract)
+    gradual = rules.gradual_epochs(run.train_layers) is not None
     return Plan(
         model=run.model,
         runtime=runtime_of(config),
@@ -35,9 +37,8 @@ def plan_of(run: Run) -> Plan:
         optimizer_config=config.optimizer,
         optimizer=optim.build(config.optimizer, abstract),
         microbatches=config.microbatches,
-        factors=optim.rate_factors(
-            config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh=_fresh(run, abstract))
-        ),
+        factors=optim.rate_factors(config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh)),
+        unfreezing=optim.Unfreezing(rules.stages(abstract, fresh), run.unfreeze_every) if gradual else None,
     )
 
 

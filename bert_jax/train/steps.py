@@ -35,6 +35,7 @@ class Plan(Forward):
     optimizer: optax.GradientTransformation
     microbatches: int = 1
     factors: dict[str, Any] | None = None  # of the rate, by parameter (optim.rate_factors); None: 1 for all
+    unfreezing: optim.Unfreezing | None = None  # which of them are 0 at first; None: none
 
 
 def initial_state(plan: Plan, params: dict[str, Any]) -> TrainState:
@@ -94,7 +95,8 @@ def evaluation_step(plan: Forward, params: dict[str, Any], batch: Any) -> tuple[
 def _descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Float[Array, ""]) -> TrainState:
     """The state one update on."""
     direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, state.params)
-    params = optim.apply_updates(state.params, direction, rate, plan.factors)
+    factors = optim.factors_at(plan.factors, plan.unfreezing, state.step)
+    params = optim.apply_updates(state.params, direction, rate, factors)
     step = state.step + 1
     average = optim.next_average(plan.optimizer_config.ema_decay, step, state.average, params)
     return TrainState(step, params, optimizer_state, average, state.skipped)

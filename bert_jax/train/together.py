@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, PRNGKeyArray
+from jaxtyping import Array, Bool, Float, Key
 
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
@@ -157,7 +157,7 @@ def members_step(
     state: TrainState,
     batch: Any,
     fraction: Float[Array, ""],
-    keys: PRNGKeyArray,
+    keys: Key[Array, "K"],
     peaks: Float[Array, "K"],
     running: Bool[Array, "K"],
 ) -> tuple[TrainState, dict[str, Array]]:

@@ -109,9 +109,7 @@ def _begin(run: Run, members: int, opened: contextlib.ExitStack) -> Begun:
     # Members go back to a step that all have, and are killed while some have saved the next one.
     keep = max(config.keep, 2) if members > 1 and config.keep else config.keep
     checkpoints = opened.enter_context(
-        checkpoint.Checkpoints(
-            run.workdir / CHECKPOINTS, keep=keep, keep_every=config.keep_every, best=config.best
-        )
+        checkpoint.Checkpoints(run.workdir / CHECKPOINTS, keep=keep, keep_every=config.keep_every, best=config.best)
     )
     return Begun(run, made_by, checkpoints, check_workdir(run, made_by, checkpoints))
 

@@ -15,14 +15,16 @@ Everything is a function of arrays, so it runs on any mesh: what is cut over dev
 
 from bert_jax.train.optim.averages import first_average, next_average
 from bert_jax.train.optim.chains import build
-from bert_jax.train.optim.factors import decays, rate_factors, without_frozen
+from bert_jax.train.optim.factors import Unfreezing, decays, factors_at, rate_factors, without_frozen
 from bert_jax.train.optim.schedules import learning_rate
 from bert_jax.train.optim.updates import apply_updates
 
 __all__ = [
+    "Unfreezing",
     "apply_updates",
     "build",
     "decays",
+    "factors_at",
     "first_average",
     "learning_rate",
     "next_average",

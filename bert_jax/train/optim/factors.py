@@ -1,10 +1,12 @@
 """What each parameter has of its own: a factor of the learning rate, and a weight decay. Both by the rules of paths."""
 
+from dataclasses import dataclass
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
 from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig
@@ -32,6 +34,35 @@ def rate_factors(
         return None
     product: dict[str, Any] = jax.tree.map(lambda *factors: np.prod(np.broadcast_arrays(*factors), axis=0), *trees)
     return product
+
+
+@dataclass(frozen=True, eq=False)
+class Unfreezing:
+    """Gradual unfreezing: what has a stage of rules.stages begins to learn after that many times `every` steps."""
+
+    stages: dict[str, Any]
+    every: int
+
+    def __post_init__(self) -> None:
+        if self.every < 1:
+            raise ValueError(f"unfreezing takes a number of steps from one layer to the next, not {self.every}")
+
+
+def factors_at(
+    factors: dict[str, Any] | None, unfreezing: Unfreezing | None, step: Int[Array, ""]
+) -> dict[str, Any] | None:
+    """The factors of the rate at a step, 0 for what does not learn yet.
+
+    What does not learn yet has gradients and moments like all else, only no update: moments that began at zero when it
+    was unfrozen, beside a count of steps that did not, would make its first steps three times as long.
+    """
+    if unfreezing is None:
+        return factors
+    stage = step // unfreezing.every
+    learns = jax.tree.map(lambda begins: (begins <= stage).astype(jnp.float32), unfreezing.stages)
+    if factors is None:
+        return learns
+    return jax.tree.map(lambda factor, open_now: factor * open_now, factors, learns)
 
 
 def decays(config: OptimizerConfig, params: dict[str, Any]) -> dict[str, Any]:

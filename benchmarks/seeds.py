@@ -1,0 +1,120 @@
+"""Several seeds of a fine-tuning in one program, against the same in turn: examples a second.
+
+    BERT_JAX_DATA=DATA python -m benchmarks.seeds --checkpoint CHECKPOINT
+    BERT_JAX_DATA=DATA python -m benchmarks.seeds --checkpoint CHECKPOINT --task rte --seeds 3 --steps 40
+
+The runs are those that bert_jax.finetune makes, with its batches and its steps; evaluation and saving are the same
+either way, and are left out. The two take turns on the same steps, and a step of one is a step of all seeds.
+"""
+
+import argparse
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks import common
+from benchmarks.turns import Turn, alternate
+from bert_jax import command, finetune
+from bert_jax import config as config_lib
+from bert_jax.config import FinetuneConfig
+from bert_jax.train import partitioning, together
+from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.host_memory import keep_freed_memory
+from bert_jax.train.run import Run, Source
+from bert_jax.train.start import plan_of
+
+RECIPE = common.REPOSITORY / "configs" / "glue.py"
+ROUNDS, WARMUP = 4, 1
+
+
+def turn_of(groups: Sequence[Sequence[Run]], sources: Sequence[Source], folder: Path, steps: int) -> Turn:
+    """Steps of each group of runs, one after the other; the runs of a group are one program."""
+    mesh = partitioning.make_mesh(groups[0][0].config.mesh)
+    advance: list[Callable[[Any], Any]] = []
+    for number, runs in enumerate(groups):
+        plan = plan_of(runs[0])
+        with contextlib.ExitStack() as opened:
+            begun = [
+                together.Begun(run, {}, opened.enter_context(Checkpoints(folder / f"{number}-{place}", keep=1)), [])
+                for place, run in enumerate(runs)
+            ]
+            state = together.joined(begun, together.start_all(begun, plan, mesh))
+        step = together.jitted(plan, mesh, state, len(runs))
+        advance.append(stepping(step, state, together.arguments(runs, [True] * len(runs), mesh)))
+    batches = [
+        [partitioning.place(source.batch(step), source.rows_at(step), mesh) for source in sources]
+        for step in range(steps)
+    ]
+    for first in {batch[0].input_ids.shape: batch for batch in batches}.values():  # of each length, which compiles
+        jax.block_until_ready([step(batch) for step, batch in zip(advance, first, strict=True)])
+    order = iter(batches)
+
+    def run(count: int) -> list[float]:
+        seconds = []
+        for _ in range(count):
+            began = time.perf_counter()
+            jax.block_until_ready([step(batch) for step, batch in zip(advance, next(order), strict=True)])
+            seconds.append(time.perf_counter() - began)
+        return seconds
+
+    return run
+
+
+def stepping(step: Any, state: Any, arguments: tuple[Any, ...]) -> Callable[[Any], Any]:
+    """A function of a batch that advances a state which it keeps, and returns the metrics."""
+
+    def advance(batch: Any) -> Any:
+        nonlocal state
+        state, metrics = step(state, batch, np.float32(0), *arguments)
+        return metrics
+
+    return advance
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--checkpoint", required=True, help="what is fine-tuned, as config.init_from")
+    parser.add_argument("--task", default="mrpc", help="of configs/glue.py; its files are found in BERT_JAX_DATA")
+    parser.add_argument("--seeds", type=int, default=5, help="how many")
+    parser.add_argument("--steps", type=int, default=24, help="that are measured, of each seed")
+    known = parser.parse_args(list(arguments))
+    if common.shared_data() is None:
+        raise command.UserError("BERT_JAX_DATA is not set; it names the folder that holds the task's files")
+    keep_freed_memory()
+    overrides = [f"--config.init_from={known.checkpoint}", f"--config.seeds={known.seeds}"]
+    config = config_lib.load(FinetuneConfig, config_lib.read_flags(f"{RECIPE}:task={known.task}", overrides))
+    count = -(-known.steps // ROUNDS)
+    steps = WARMUP + ROUNDS * count
+    with tempfile.TemporaryDirectory() as name, jax.set_mesh(partitioning.make_mesh(config.mesh)):
+        _, _, by_trial = finetune.prepare(config, Path(name) / "runs")
+        runs = list(by_trial.values())
+        as_one = turn_of([runs], [together.source_of(runs)], Path(name) / "together", steps)
+        in_turn = turn_of([[run] for run in runs], [run.source for run in runs], Path(name) / "turns", steps)
+        seconds = alternate([as_one, in_turn], ROUNDS, count, WARMUP)
+    rates = [len(runs) * config.batch_size * len(found) / sum(found) for found in seconds]
+    common.emit(
+        "seeds_together",
+        rates[0],
+        "examples/s",
+        "the same seeds in turn",
+        rates[1],
+        {
+            "task": known.task,
+            "seeds": len(runs),
+            "steps": ROUNDS * count,
+            "batch_size": config.batch_size,
+            "model": {name: getattr(runs[0].model, name) for name in ("layers", "width", "vocab_size")},
+            "device": jax.devices()[0].device_kind,
+            "devices": jax.device_count(),
+        },
+    )
+
+
+if __name__ == "__main__":
+    command.run(main)

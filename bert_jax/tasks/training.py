@@ -1,0 +1,60 @@
+"""Training the runs of a fine-tuning, in one program or in turn, and measuring what came of each."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+
+from bert_jax.command import Stopped
+from bert_jax.config import FinetuneConfig
+from bert_jax.model import paths
+from bert_jax.model.bert import abstract_params
+from bert_jax.tasks import evaluation, table, trials
+from bert_jax.tasks.example import TaskRows
+from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.task import Task
+from bert_jax.tasks.trials import Trial
+from bert_jax.train import distributed, trainer
+from bert_jax.train.workdir import read_config, write_config
+
+
+def train(
+    config: FinetuneConfig, task: Task, rows: Mapping[str, TaskRows], runs: Mapping[Trial, trainer.Run]
+) -> tuple[dict[Trial, dict[str, float]], dict[Trial, int]]:
+    """Trains all runs (or goes on, or only measures what is trained already); rows are those of each split.
+
+    Returns their final metrics, and the steps that their parameters are of. Raises what trainer.fit does, and Stopped
+    after SIGTERM where not all is done.
+    """
+    run = next(iter(runs.values()))
+    parameters = sum(leaf.size for leaf in paths.flatten(abstract_params(run.model, run.objective.heads)).values())
+    metrics: dict[Trial, dict[str, float]] = {}
+    steps: dict[Trial, int] = {}
+    if trials.run_together(config, len(runs), parameters):
+        for trial, result in zip(runs, trainer.fit_together(list(runs.values())), strict=True):
+            metrics[trial], steps[trial] = _measured(task, rows, runs[trial], result), result.kept
+        return metrics, steps
+    for trial, run in runs.items():
+        result = trainer.fit(run)
+        if result.stop_asked and trial != list(runs)[-1]:
+            raise Stopped(f"SIGTERM: {run.workdir} is done, seeds after it are not; run the same command to go on")
+        metrics[trial], steps[trial] = _measured(task, rows, run, result), result.kept
+    return metrics, steps
+
+
+def _measured(task: Task, rows: Mapping[str, TaskRows], run: trainer.Run, result: trainer.Result) -> dict[str, float]:
+    """What was measured of dev, and what is of all splits but that and train."""
+    metrics = dict(result.evaluation)
+    calibrated = _calibrated(task, run.workdir, metrics if "dev" in rows else {})
+    for split in [name for name in rows if name not in ("train", "dev")]:
+        of_split = table.metrics_of(calibrated, split)
+        found = evaluation.measure(of_split, run.model, run.config, result.params, rows[split])
+        metrics |= {f"{evaluation.metric_prefix(split)}{name}": value for name, value in found.items()}
+    return metrics
+
+
+def _calibrated(task: Task, folder: Path, metrics: Mapping[str, float]) -> Task:
+    """The task with the thresholds that the metrics of dev tell, which its run's config.json then has too."""
+    calibrated = kind_of(task).calibrated(task, metrics)
+    if calibrated != task and distributed.leads():
+        write_config(folder, dataclasses.replace(read_config(folder), task=dataclasses.asdict(calibrated)))
+    return calibrated

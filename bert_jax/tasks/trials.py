@@ -1,0 +1,179 @@
+"""The runs of one fine-tuning, a seed each, or a seed and a rate each: how each is configured, and its rows."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig
+from bert_jax.tasks.example import TaskBatch, TaskRows
+from bert_jax.tasks.source import TaskSource, padded_length
+from bert_jax.tasks.task import Task
+from bert_jax.train import rules, together
+from bert_jax.train.preservation import PREFIX
+
+# Devlin et al. 2019 ramp up over 10,000 steps of pretraining; google-research/bert's run_classifier.py, whose
+# --warmup_proportion is 0.1 by default, over a tenth of fine-tuning.
+WARMUP_SHARE = 0.1
+MOST_SEEDS = 100  # of a count: who gives more means a seed
+TOGETHER = ("auto", "yes", "no")
+# Parameters, their gradients and two moments; activations come to that, so not all of the memory is for them.
+_COPIES = 4
+_SHARE_OF_MEMORY = 0.7
+_WHERE = ("config.json", "seed-*/config.json", "rate-*/seed-*/config.json")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: its seed, the peak of its learning rate, and where it lies in the workdir (empty: it is the workdir)."""
+
+    seed: int
+    learning_rate: float
+    folder: str = ""
+
+
+def trials_of(config: FinetuneConfig) -> list[Trial]:
+    """The runs that a configuration asks for, rate by rate.
+
+    Raises UserError for seeds or rates that are none, or given twice.
+    """
+    seeds, rates = seeds_of(config), rates_of(config)
+    if not rates:
+        rate = config.optimizer.learning_rate
+        return [Trial(seed, rate, f"seed-{seed}" if len(seeds) > 1 else "") for seed in seeds]
+    return [Trial(seed, rate, f"rate-{rate:g}/seed-{seed}") for rate in rates for seed in seeds]
+
+
+def seeds_of(config: FinetuneConfig) -> tuple[int, ...]:
+    """Several numbers are the seeds; one is how many, from config.seed on, and 0 is one, too."""
+    given = config.seeds
+    if not given or len(set(given)) < len(given) or min(given) < 0:
+        raise UserError(
+            f"seeds is {given}; give how many, as --config.seeds=5, or several different numbers from 0 on, as "
+            "--config.seeds=0,1,2"
+        )
+    if len(given) > 1:
+        return given
+    if given[0] > MOST_SEEDS:
+        raise UserError(
+            f"seeds is {given[0]}, which is how many there are to be, {MOST_SEEDS} at most; "
+            f"for that one seed alone give --config.seed={given[0]}"
+        )
+    return tuple(range(config.seed, config.seed + max(given[0], 1)))
+
+
+def rates_of(config: FinetuneConfig) -> tuple[float, ...]:
+    """The peaks of a sweep of learning rates; none for optimizer.learning_rate alone."""
+    if not config.learning_rates:
+        return ()
+    try:
+        rates = tuple(float(rate) for rate in config.learning_rates.split(","))
+    except ValueError:
+        rates = ()
+    if not rates or len(set(rates)) < len(rates) or not all(0 < rate < math.inf for rate in rates):
+        raise UserError(
+            f"learning_rates is {config.learning_rates!r}; give different numbers over 0, as "
+            '--config.learning_rates="2e-5,3e-5,5e-5"'
+        )
+    return rates
+
+
+def check(config: FinetuneConfig, workdir: Path) -> None:
+    """Raises UserError for keys out of their range, and for a workdir that holds trials of another kind."""
+    found = trials_of(config)
+    if config.run_together not in TOGETHER:
+        raise UserError(f"run_together is {config.run_together!r}; use {', '.join(TOGETHER)}")
+    if config.early_stop < 0:
+        raise UserError(f"early_stop is {config.early_stop}; use a number of evaluations, 0 to train to the end")
+    kinds = ("a run of one seed", "runs of several seeds", "runs of several learning rates")
+    wanted = len(Path(found[0].folder).parts)
+    # What lies deeper counts first: WORKDIR/config.json is also that of the best of several.
+    there = next((depth for depth in (2, 1, 0) if any(workdir.glob(_WHERE[depth]))), wanted)
+    if there != wanted:
+        others = ("", ", or give all of their seeds", ", or give all of their learning_rates")[there]
+        raise UserError(f"{workdir} holds {kinds[there]}. Name another --workdir for {kinds[wanted]}{others}")
+
+
+def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measured: bool) -> FinetuneConfig:
+    """The configuration of one trial's run, with steps, warmup and evaluation in steps; what it would be alone.
+
+    rows are those of its training file; measured says whether there is a dev file. Raises UserError for an early stop
+    without one.
+    """
+    if config.early_stop and not measured:
+        raise UserError(
+            f"early_stop={config.early_stop}, but there is no dev file to measure. Name one by --config.task.dev, or "
+            "leave out early_stop"
+        )
+    epoch = math.ceil(rows / config.batch_size)
+    length = config.steps or math.ceil(rows * config.epochs / config.batch_size)
+    warmup = config.optimizer.warmup_steps
+    if warmup < 0:
+        warmup = 0 if config.optimizer.warmup_share > 0 else math.ceil(WARMUP_SHARE * length)
+    best = config.checkpoint.best or (PREFIX + task.metrics[0] if config.early_stop else "")
+    return dataclasses.replace(
+        config,
+        seed=trial.seed,
+        seeds=(0,),
+        learning_rates="",
+        steps=config.steps if config.budget_minutes > 0 else length,
+        optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup, learning_rate=trial.learning_rate),
+        eval=dataclasses.replace(config.eval, every_steps=config.eval.every_steps or epoch),
+        checkpoint=dataclasses.replace(config.checkpoint, best=best),
+    )
+
+
+def unfreeze_every(config: FinetuneConfig, rows: int) -> int:
+    """The steps from one layer to the next of train_layers gradual; 0 for any other."""
+    epochs = rules.gradual_epochs(config.train_layers)
+    return 0 if epochs is None else max(1, round(epochs * rows / config.batch_size))
+
+
+def run_together(config: FinetuneConfig, trials: int, parameters: int) -> bool:
+    """Whether so many trials, of a model of so many parameters, are one program: as config.run_together says.
+
+    auto: on an accelerator, where nothing refuses it and what they hold fits in the memory of a device. On a CPU one
+    run fills the cores.
+    """
+    if trials == 1 or config.run_together != "auto":
+        return trials > 1 and config.run_together == "yes"
+    memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
+    fits = trials * parameters * 4 * (_COPIES + (config.optimizer.ema_decay > 0)) < _SHARE_OF_MEMORY * memory
+    return jax.default_backend() != "cpu" and not together.refusal(config) and fits
+
+
+def sources_of(
+    rows: TaskRows, seeds: Sequence[int], make: Callable[[int], TaskSource], max_length: int
+) -> dict[int, "TrialSource"]:
+    """The batches of each seed's run. make gives a seed's TaskSource.
+
+    A step's batches are as long as the longest of them all, so that the runs can be one program; and also where they
+    are not, so that the masks of attention's dropout, which depend on that length, are the same.
+    """
+    every = {seed: make(seed) for seed in seeds}
+
+    @functools.lru_cache(maxsize=64)
+    def length(step: int) -> int:
+        longest = max(int(rows.lengths[source.indices(step)].max()) for source in every.values())
+        return padded_length(longest, max_length)
+
+    return {seed: TrialSource(rows, source, length) for seed, source in every.items()}
+
+
+class TrialSource:
+    """The batches of a TaskSource, padded to a length that `length` gives for a step."""
+
+    def __init__(self, rows: TaskRows, source: TaskSource, length: Callable[[int], int]) -> None:
+        self._rows, self._source, self._length = rows, source, length
+        self.fingerprints, self.changes, self.rows_at = source.fingerprints, source.changes, source.rows_at
+
+    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> TaskBatch:
+        """The global batch of a step, or only those of its rows."""
+        indices = self._source.indices(step)
+        return self._rows.batch(indices if rows is None else indices[rows], self._length(step))

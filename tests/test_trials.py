@@ -1,0 +1,208 @@
+"""Which runs a fine-tuning is made of, what comes of them, and that together they come out as in turn."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import test_finetune
+
+from bert_jax import config as config_lib
+from bert_jax.command import UserError
+from bert_jax.config import CheckpointConfig, EvalConfig, FinetuneConfig, MeshConfig, ModelOptions, TaskConfig
+from bert_jax.finetune import finetune
+from bert_jax.interop import source
+from bert_jax.tasks import evaluation, outcome, published, table, trials
+from bert_jax.tasks.trials import Trial
+from bert_jax.train import metrics, together
+from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.early_stop import EarlyStop, kept_step
+from bert_jax.train.parameters import read_params
+from bert_jax.train.preservation import Best
+from bert_jax.train.workdir import saved_steps
+
+start, reviews = test_finetune.start, test_finetune.reviews  # fixtures
+TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
+
+
+@pytest.mark.parametrize(
+    ("given", "seed", "found"),
+    [((0,), 0, (0,)), ((1,), 0, (0,)), ((5,), 0, (0, 1, 2, 3, 4)), ((0, 1, 2), 0, (0, 1, 2)), ((7, 3), 5, (7, 3))]
+    + [((0,), 42, (42,)), ((2,), 42, (42, 43))],
+)
+def test_one_number_is_how_many_seeds_and_several_are_the_seeds(given, seed, found):
+    assert trials.seeds_of(FinetuneConfig(seeds=given, seed=seed)) == found
+
+
+def test_the_flags_say_how_many_seeds_and_which_rates():
+    recipe = str(test_finetune.ROOT / "configs" / "glue.py:task=rte")
+    for flag, seeds in (("5", (0, 1, 2, 3, 4)), ("0,1,2", (0, 1, 2)), ("(3,4)", (3, 4))):
+        given = [f"--config.seeds={flag}", "--config.learning_rates=2e-5,3e-5,5e-5"]
+        config = config_lib.load(FinetuneConfig, config_lib.read_flags(recipe, given))
+        assert trials.seeds_of(config) == seeds and trials.rates_of(config) == (2e-5, 3e-5, 5e-5)
+        assert len(trials.trials_of(config)) == 3 * len(seeds)
+
+
+def test_a_sweep_crosses_rates_and_seeds():
+    config = FinetuneConfig(seeds=(2,), learning_rates="2e-5, 1e-4")
+    assert trials.trials_of(config) == [
+        Trial(0, 2e-5, "rate-2e-05/seed-0"),
+        Trial(1, 2e-5, "rate-2e-05/seed-1"),
+        Trial(0, 1e-4, "rate-0.0001/seed-0"),
+        Trial(1, 1e-4, "rate-0.0001/seed-1"),
+    ]
+    assert trials.trials_of(FinetuneConfig(seeds=(2,)))[1] == Trial(1, 3e-5, "seed-1")
+    one = trials.settings(config, trials.trials_of(config)[3], table.TASKS["rte"].task, 96, measured=True)
+    assert (one.seed, one.optimizer.learning_rate, one.learning_rates) == (1, 1e-4, "")
+    assert trials.trials_of(one) == [Trial(1, 1e-4)]  # config.json of a trial is that of the same run alone
+
+
+def test_the_best_is_of_the_rate_that_is_best_on_average():
+    scores = {(0, 1.0): 0.9, (1, 1.0): 0.1, (0, 2.0): 0.6, (1, 2.0): 0.7, (0, 3.0): np.nan, (1, 3.0): 1.0}
+    by_trial = {Trial(seed, rate, f"{rate}/{seed}"): {"f1": value} for (seed, rate), value in scores.items()}
+    found = outcome.result("mrpc", "f1", by_trial, dict.fromkeys(by_trial, 3), {"train": {"rows": 1}})
+    assert found["best"] == {"seed": 1, "learning_rate": 2.0, "run": "2.0/1", "metric": "f1", "value": 0.7}
+    assert (found["seeds"], found["steps"]) == ([0, 1], [3, 3])
+    assert found["metrics"]["f1"]["mean"] == pytest.approx(0.65)
+    assert found["metrics"]["f1"]["std"] == pytest.approx(np.std([0.6, 0.7], ddof=1))
+    assert [each["metrics"]["f1"]["mean"] for each in found["learning_rates"]] == [0.5, pytest.approx(0.65), None]
+    sweep, shown = outcome.tables(found)
+    assert shown.caption == f"another model: published figures of {published.MODEL}"
+    assert [list(column.cells) for column in shown.columns][-1] == ["0.8900"]
+    assert list(sweep.columns[1].cells) == ["0.5000", "0.6500", "-"]
+
+
+def test_published_figures_are_of_tasks_and_metrics_that_are_known():
+    for name, figures in published.FIGURES.items():
+        assert set(figures) <= set(table.TASKS[name].task.metrics), name
+
+
+def test_a_run_stops_after_so_many_evaluations_without_a_better_one():
+    values = [0.5, 0.7, 0.7, 0.6, 0.8, float("nan"), 0.8, 0.1]
+    stop = EarlyStop(3, Best("eval_f1", {}), {}, first=0)
+    for number, value in enumerate(values, 1):
+        assert not stop.stopped
+        stop.note(10 * number, {"f1": value})
+        stop = EarlyStop(3, Best("eval_f1", {}), json.loads(json.dumps(stop.state())), first=10 * number)  # a restart
+    assert stop.stopped and (stop.step, stop.value, stop.evaluation) == (50, 0.8, {"f1": 0.8})
+    lower = EarlyStop(1, Best("eval_loss", {10: 2.0, 20: 1.5, 30: 0.1}), {}, first=20)  # it goes on from step 20
+    lower.note(30, {"loss": 1.6})
+    assert (lower.step, lower.stopped) == (20, True)
+
+
+def test_what_cannot_be_one_program_is_refused_and_auto_leaves_it():
+    config = FinetuneConfig()
+    assert together.refusal(config) == ""
+    assert "mesh.fsdp" in together.refusal(dataclasses.replace(config, mesh=MeshConfig(fsdp=2)))
+    assert "prng=rbg" in together.refusal(dataclasses.replace(config, prng="rbg"))
+    assert not trials.run_together(config, trials=5, parameters=10)  # on a CPU
+    assert trials.run_together(dataclasses.replace(config, run_together="yes"), trials=5, parameters=10)
+
+
+def test_layouts_of_seeds_and_of_rates_do_not_share_a_workdir(tmp_path):
+    (tmp_path / "rate-0.1" / "seed-0").mkdir(parents=True)
+    (tmp_path / "rate-0.1" / "seed-0" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="holds runs of several learning rates"):
+        trials.check(FinetuneConfig(seeds=(2,)), tmp_path)
+    trials.check(FinetuneConfig(learning_rates="0.1"), tmp_path)
+
+
+class Killed(Exception):
+    """Stands for the process's end."""
+
+
+def log(workdir: Path) -> list[dict]:
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in metrics.read_metrics(workdir)]
+
+
+def assert_close(one: Path, other: Path, tolerance: float) -> None:
+    first, second = read_params(one), read_params(other)
+    for path, value in first.items():
+        np.testing.assert_allclose(value, second[path], rtol=0, atol=tolerance, err_msg=path)
+
+
+@pytest.fixture
+def config(start, reviews):
+    """Three seeds of eleven steps, with dropout of every kind, measured and saved often."""
+    task = TaskConfig(train=reviews["train"], dev=reviews["dev"], text="review", text_pair="pair", label="stars")
+    return test_finetune.config_of(
+        start,
+        task,
+        seeds=(3,),
+        steps=11,
+        model=ModelOptions(dropout=0.1, attention_dropout=0.1),
+        eval=EvalConfig(every_steps=3),
+        checkpoint=CheckpointConfig(every_steps=4, keep=1),
+        run_together="yes",
+    )
+
+
+@pytest.mark.slow
+def test_seeds_together_come_out_as_in_turn_and_killed_ones_go_on_bit_for_bit(config, tmp_path, monkeypatch):
+    """The tolerance: parameters to 1e-5 after steps of a rate of 5e-3, metrics to 1e-5."""
+    whole, killed, turns = tmp_path / "whole", tmp_path / "killed", tmp_path / "turns"
+    result = finetune(config, whole)
+    in_turn = finetune(dataclasses.replace(config, run_together="no"), turns)
+    assert result["seeds"] == [0, 1, 2] and result["steps"] == [11, 11, 11]
+    for name, found in result["metrics"].items():
+        assert found["values"] == pytest.approx(in_turn["metrics"][name]["values"], abs=1e-5), name
+    losses = [[line["loss"] for line in log(whole / f"seed-{seed}")] for seed in range(3)]
+    assert losses[0] != losses[1]
+    for seed in range(3):
+        assert_close(whole / f"seed-{seed}", turns / f"seed-{seed}", 1e-5)
+        assert losses[seed] == pytest.approx([line["loss"] for line in log(turns / f"seed-{seed}")], abs=1e-5)
+    assert_close(whole, whole / result["best"]["run"], 0)
+    assert finetune(config, whole) == result
+
+    batch, save = together.StackedSource.batch, Checkpoints.save
+
+    def killed_before_step_7(self, step, rows=None):
+        if step == 7:
+            raise Killed
+        return batch(self, step, rows)
+
+    def killed_while_the_second_saves_step_8(self, step, *rest):
+        if step == 8 and "seed-1" in str(self.directory):
+            raise Killed
+        return save(self, step, *rest)
+
+    for target, patched in ((together.StackedSource, killed_before_step_7), (Checkpoints, None)):
+        with monkeypatch.context() as patch:
+            if patched:
+                patch.setattr(target, "batch", patched)
+            else:
+                patch.setattr(target, "save", killed_while_the_second_saves_step_8)
+            with pytest.raises(Killed):
+                finetune(config, killed)
+    assert [max(saved_steps(killed / f"seed-{seed}")) for seed in range(3)] == [8, 4, 4]
+    assert finetune(config, killed) == result
+    for seed in range(3):
+        assert_close(whole / f"seed-{seed}", killed / f"seed-{seed}", 0)
+        assert log(whole / f"seed-{seed}") == log(killed / f"seed-{seed}")
+
+
+@pytest.mark.slow
+def test_an_early_stop_keeps_the_best_and_members_that_stopped_wait_for_the_others(config, reviews, tmp_path):
+    config = dataclasses.replace(
+        config, early_stop=1, steps=24, eval=EvalConfig(every_steps=2), learning_rates="1e-3,2e-2"
+    )
+    both, turns = tmp_path / "together", tmp_path / "turns"
+    result = finetune(config, both)
+    assert finetune(config, both) == result
+    stopped = set()
+    for trial in trials.trials_of(config):
+        folder = both / trial.folder
+        measured = {line["step"]: line["eval_accuracy"] for line in log(folder) if "eval_accuracy" in line}
+        steps = sorted(measured)
+        best = max(steps, key=lambda step: (measured[step], -step))
+        assert kept_step(folder) == best
+        assert steps[-1] == 24 or (steps[-2] == best and measured[steps[-1]] <= measured[best])
+        stopped.add(steps[-1])
+        found = evaluation.evaluate(source.open_checkpoint(folder), reviews["dev"]).metrics
+        assert found["accuracy"] == pytest.approx(measured[best])
+    assert len(stopped) > 1  # members of one program ended at different steps
+    in_turn = finetune(dataclasses.replace(config, run_together="no"), turns)
+    assert [each["steps"] for each in in_turn["learning_rates"]] == [each["steps"] for each in result["learning_rates"]]
+    assert in_turn["best"] == pytest.approx(result["best"])
+    assert source.open_checkpoint(both).step == kept_step(both / result["best"]["run"])
