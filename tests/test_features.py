@@ -1,0 +1,137 @@
+"""Features of a frozen model: the vectors that embed gives, heads that learn from them, and the table."""
+
+import dataclasses
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from random_checkpoints import odd_config, random_checkpoint
+from rich.console import Console
+
+from bert_jax import features as command
+from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig, TaskConfig
+from bert_jax.embed import embed
+from bert_jax.features import features, result_table
+from bert_jax.interop.loaded import Loaded
+from bert_jax.model.heads import Heads
+from bert_jax.tasks import table
+from bert_jax.tasks.frozen import WordVectors, word_vectors
+from bert_jax.tasks.frozen_heads import HeadOptions, train_head
+from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.kinds.tagging import TagRows
+
+WORDS = {"the": "O", "a": "O", "cat": "B-X", "dog": "B-X", "river": "B-Y", "sat": "O", "on": "O", "mat": "B-X"}
+LINEAR = HeadOptions(head="linear", epochs=4, batch_size=8, learning_rate=1e-2)
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    return random_checkpoint(tmp_path_factory.mktemp("vocabulary"), odd_config(layers=4), Heads(pooler=True))
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
+    """Sentences whose tags follow from the word."""
+    folder, draw = tmp_path_factory.mktemp("tags"), np.random.default_rng(0)
+    for split, count in (("train", 60), ("dev", 12), ("test", 12)):
+        sentences = [draw.choice(list(WORDS), draw.integers(2, 9)) for _ in range(count)]
+        text = "\n\n".join("\n".join(f"{word}\t{WORDS[word]}" for word in sentence) for sentence in sentences)
+        (folder / f"{split}.conll").write_text(text + "\n")
+    files = {split: str(folder / f"{split}.conll") for split in ("train", "dev", "test")}
+    return FinetuneConfig(task=TaskConfig(**files, max_length=24))
+
+
+def encoded(loaded: Loaded, config: FinetuneConfig) -> tuple[dict[str, TagRows], list[str]]:
+    task, files = table.resolve(config.task)
+    read = {split: table.read(task, path) for split, path in files.items()}
+    task = kind_of(task).complete(task, read["train"])
+    rows = {split: kind_of(task).encode(task, one, loaded.tokenizer) for split, one in read.items()}
+    return rows, [" ".join(sentence.words) for sentence in read["dev"].items]  # type: ignore[return-value]
+
+
+def test_the_vector_of_a_word_is_that_of_its_first_piece(
+    loaded: Loaded, config: FinetuneConfig, tmp_path: Path
+) -> None:
+    rows, texts = encoded(loaded, config)
+    names = ["embeddings", "concat_last_4", "2"]
+    found = word_vectors(
+        loaded, {"dev": rows["dev"]}, names, tmp_path, max_length=24, batch_size=8, dtype="float32", quiet=True
+    )
+    for name in names:
+        whole = embed(loaded, texts, layers=name, pool="none")["embeddings"]
+        got = found[name]["dev"]
+        np.testing.assert_allclose(got.vectors, whole[rows["dev"].word_starts], atol=2e-5)
+        np.testing.assert_array_equal(got.labels, rows["dev"].labels[rows["dev"].word_starts])
+
+
+def dataset(sentences: int, seed: int, before: bool) -> WordVectors:
+    """Vectors of two dimensions whose sign is the tag, their own or that of the word before (of the first: 0)."""
+    draw = np.random.default_rng(seed)
+    sizes = draw.integers(1, 12, sentences)
+    vectors = draw.normal(size=(sizes.sum(), 2)).astype(np.float16)
+    labels = (vectors[:, 0] > 0).astype(np.int32)
+    offsets = np.concatenate([[0], np.cumsum(sizes)])
+    if before:
+        labels = np.roll(labels, 1)
+        labels[offsets[:-1]] = 0
+    return WordVectors(vectors, labels, offsets)
+
+
+def accuracy(options: HeadOptions, before: bool, seed: int = 0) -> tuple[float, np.ndarray]:
+    splits = {"train": dataset(200, 1, before), "dev": dataset(30, 2, before), "test": dataset(30, 3, before)}
+    trained = train_head(splits, 2, options, seed, lambda guess: float((guess == splits["dev"].labels).mean()))
+    assert 1 <= trained.epoch <= options.epochs and set(trained.guesses) == {"dev", "test"}
+    return float((trained.guesses["test"] == splits["test"].labels).mean()), trained.guesses["dev"]
+
+
+def test_a_linear_head_learns_what_the_vectors_tell_and_nothing_of_the_words_beside() -> None:
+    options = dataclasses.replace(LINEAR, learning_rate=0.1)
+    share, guesses = accuracy(options, before=False)
+    assert share > 0.95
+    np.testing.assert_array_equal(accuracy(options, before=False)[1], guesses)
+    assert accuracy(options, before=True)[0] < 0.75
+
+
+@pytest.mark.slow
+def test_a_bilstm_learns_from_the_words_beside() -> None:
+    share, _ = accuracy(HeadOptions(hidden=8, batch_size=16, learning_rate=0.02, epochs=12), before=True)
+    assert share > 0.9
+
+
+def test_the_table_has_each_layer_by_seed_beside_the_published_figures(loaded: Loaded, config: FinetuneConfig) -> None:
+    result = features(loaded, config, layers="all", options=dataclasses.replace(LINEAR, epochs=1), seeds=2)
+    assert list(result["layers"]) == list(command.LAYERS)
+    assert result["layers"]["concat_last_4"]["width"] == 4 * loaded.model.width
+    one = result["layers"]["last"]["test"]["f1"]
+    assert len(one["values"]) == 2 and one["mean"] == pytest.approx(np.mean(one["values"]))
+    assert one["std"] == pytest.approx(np.std(one["values"], ddof=1))
+    assert json.loads(json.dumps(result)) == result and result["counts"]["train"]["examples"] == 60
+    shown = io.StringIO()
+    Console(width=120, file=shown).print(result_table(result | {"task": "conll2003"}, "f1"))
+    assert "another model's" in shown.getvalue() and "96.1" in shown.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"layers": "middle"}, "--layers is 'middle'; use one of"),
+        ({"layers": ","}, "--layers is ','; use all, or names"),
+        ({"seeds": 0}, "--seeds is 0"),
+        ({"dtype": "int8"}, "--feature_dtype is 'int8'; use float16 or float32"),
+    ],
+)
+def test_what_cannot_be_is_refused(loaded: Loaded, config: FinetuneConfig, arguments: dict, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        features(loaded, config, **arguments)
+
+
+def test_a_head_stops_by_a_dev_file_of_tags(loaded: Loaded, config: FinetuneConfig) -> None:
+    with pytest.raises(UserError, match="there is no dev file"):
+        features(loaded, dataclasses.replace(config, task=dataclasses.replace(config.task, dev="")))
+    with pytest.raises(UserError, match="features are of words"):
+        features(loaded, FinetuneConfig(task=TaskConfig(train="a.tsv", text="a", label="b")))
+    with pytest.raises(UserError, match="--head is 'crf'; use linear or bilstm"):
+        HeadOptions(head="crf")
