@@ -15,6 +15,9 @@ A file that ends in .conllu, .conll, .iob, .iob2 or .bio (or any with --config.t
 of CoNLL-U FORM and UPOS unless task.text and task.label name others (--config.task.label=XPOS), of columns the first
 and the last unless they give numbers. Tags like B-PER and I-PER are measured by whole entities.
 
+SQuAD's JSON (.json) holds questions whose answer is a part of a text, as do tables of question, context and answers
+with --config.task.kind=question; see configs/squad.py for what can be set.
+
 Hardware  any; by BERT-Base one accelerator, by small models a CPU
 Hours     not measured by us
 Expected  depends on the data

@@ -23,7 +23,7 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
-from bert_jax.tasks import texts
+from bert_jax.tasks import evaluation, texts
 
 LABELS = {"name": "moods", "kind": "classification", "labels": ["glad", "sad", "so so"]}
 TAGS = {"name": "tags", "kind": "tagging", "labels": ["A", "B", "C", "D"]}
@@ -252,6 +252,16 @@ def test_a_regression_is_known_again(tmp_path):
     assert values["problem_type"] == "regression" and values["id2label"] == {"0": "LABEL_0"}
     again = huggingface.read(tmp_path / "out").task
     assert again is not None and again["kind"] == "regression" and again["labels"] == []
+
+
+def test_the_threshold_of_no_answer_is_known_again_and_others_models_answer_always(tmp_path):
+    task = {"name": "squad2", "kind": "question", "labels": [], "unanswerable": True, "null_threshold": 0.25}
+    loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(question=True), task=task)
+    huggingface.write(loaded, tmp_path / "out")
+    assert evaluation.task_of(huggingface.read(tmp_path / "out")).null_threshold == 0.25
+    change_config(tmp_path / "out", bert_jax_task=None)
+    foreign = evaluation.task_of(huggingface.read(tmp_path / "out"))
+    assert (foreign.kind, foreign.unanswerable, foreign.metrics) == ("question", False, ("f1", "exact_match"))
 
 
 def test_a_pickle_is_refused_with_the_reason_and_the_way_to_convert(tmp_path):

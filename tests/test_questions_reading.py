@@ -4,11 +4,16 @@ import json
 import lzma
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.command import UserError
+from bert_jax.config import TaskConfig
+from bert_jax.tasks import table
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.inputs import Record
 from bert_jax.tasks.kinds.question import QuestionAnswering
@@ -84,6 +89,52 @@ def test_records_have_the_columns_that_a_user_names(tmp_path):
     assert question == Question("1", "When?", CONTEXT, (Answer("1905", None),), "line 1")
     with pytest.raises(UserError, match=r"line 1 has no column 'question'; its columns are: q, passage, gold"):
         read(path)
+
+
+def test_parquet_as_hugging_faces_data_sets_have_it_is_read_as_a_named_task(tmp_path):
+    rows = [
+        {"id": "a", "question": "When?", "context": CONTEXT, "answers": {"text": ["1905"], "answer_start": [24]}},
+        {"id": "b", "question": "Why?", "context": CONTEXT, "answers": {"text": [], "answer_start": []}},
+    ]
+    for split in ("train", "validation"):
+        pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{split}-00000-of-00001.parquet")
+    task, files = table.resolve(TaskConfig(name="squad2", data_dir=str(tmp_path), max_length=384))
+    assert [one.answers for one in table.read(task, files["dev"]).items] == [(Answer("1905", 24),), ()]
+    assert task.unanswerable and task.max_length == 384
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_prepared_data_of_tensorflow_datasets_are_read(tmp_path):
+    import tensorflow_datasets as tfds
+    from array_record.python.array_record_module import ArrayRecordWriter
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    text = tfds.features.Text()
+    answers = tfds.features.Sequence({"text": text, "answer_start": np.int32})
+    features = {"id": text, "context": text, "question": text, "answers": answers}
+    template = tfds.core.ShardedFileTemplate(
+        data_dir=tmp_path, dataset_name="squad", filetype_suffix="array_record", split="train"
+    )
+    info = tfds.core.SplitInfo(name="train", shard_lengths=[2], num_bytes=1, filename_template=template)
+    writer = ArrayRecordWriter(str(info.filepaths[0]), "group_size:1")
+    for question, texts, starts in (("When?", ["1905", "in 1905"], [24, 21]), ("Why?", [], [])):
+        example = tf_example_pb2.Example()
+        values = {"id": ["x"], "context": [CONTEXT], "question": [question], "answers/text": texts}
+        for key, value in values.items():
+            example.features.feature[key].bytes_list.value.extend(one.encode() for one in value)
+        example.features.feature["answers/answer_start"].int64_list.value.extend(starts)
+        writer.write(example.SerializeToString())
+    writer.close()
+    identity = tfds.core.DatasetIdentity(
+        name="squad", config_name="v2.0", version=tfds.core.Version("3.0.0"), data_dir=str(tmp_path), module_name=""
+    )
+    information = tfds.core.DatasetInfo(builder=identity, features=tfds.features.FeaturesDict(features))
+    information.set_file_format(tfds.core.FileFormat.ARRAY_RECORD)
+    information.set_splits(tfds.core.SplitDict([info]))
+    information.write_to_directory(tmp_path)
+    split = read(Path(f"tfds:{tmp_path}"))
+    assert [one.answers for one in split.items] == [(Answer("1905", 24), Answer("in 1905", 21)), ()]
 
 
 def test_what_is_to_be_predicted_is_a_record_or_a_line_of_two_texts():

@@ -60,7 +60,8 @@ def _average_sentence(average: str) -> str:
 def _task_section(loaded: Loaded) -> list[str]:
     if loaded.task is None:
         return []
-    labels = ", ".join(f"`{label}`" for label in loaded.task["labels"]) or "a number"
+    unlabelled = "a part of the context" if loaded.task["kind"] == "question" else "a number"
+    labels = ", ".join(f"`{label}`" for label in loaded.task["labels"]) or unlabelled
     return ["## Task", f"{loaded.task['name']} ({loaded.task['kind']}). Answers: {labels}."]
 
 

@@ -158,9 +158,11 @@ def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...]:
 
 
 def _listed(values: Any) -> Any:
-    """A list as it is, and an array of prepared data as one."""
-    listed = values.tolist() if isinstance(values, np.ndarray) else values
-    return [one.decode() if isinstance(one, bytes) else one for one in listed] if isinstance(listed, list) else listed
+    """A list as JSON has it, of one of prepared data, whose texts are bytes and whose numbers are numpy's."""
+    if not isinstance(values, list):
+        return values
+    plain = (one.item() if isinstance(one, np.generic) else one for one in values)
+    return [one.decode() if isinstance(one, bytes) else one for one in plain]
 
 
 def _split(path: Path, found: Iterator[Question], label_required: bool) -> Split[Question]:
