@@ -1,10 +1,22 @@
-"""A tag for every word: ewt (parts of speech, UD English EWT) or conll2003 (named entities).
+"""A tag for every word: ewt (parts of speech, UD English EWT), conll2003 (named entities), or columns of your own.
 
     python -m bert_jax.finetune --config configs/tagging.py:task=ewt --workdir runs/ewt --config.init_from=CHECKPOINT
 
 ewt takes the part of the treebank that comes with the code (data_prep/sample/ewt); for the whole of it set
 --config.task.data_dir to the folder that holds ud_english_ewt/. conll2003 is looked for in --config.task.data_dir, or
-in $BERT_JAX_DATA/conll2003 (eng.train, eng.testa, eng.testb; IOB1 or IOB2).
+in $BERT_JAX_DATA/conll2003 (eng.train, eng.testa, eng.testb; IOB1 or IOB2). Of your own:
+
+    python -m bert_jax.finetune --config configs/tagging.py:task=own --workdir runs/own --config.init_from=CHECKPOINT \\
+        --config.task.train=train.conll --config.task.dev=dev.conll --config.task.text=0 --config.task.label=-1
+
+Entity tags may be IOB1, IOB2 or IOBES; those that cannot follow the one before them are counted and said.
+
+--config.task.label_subwords=all  a word's tag is learnt on all of its pieces, and not on the first only
+--config.task.decode=mean         and guessed from the mean of their distributions (with label_subwords=all)
+--config.task.crf=True            tags depend on those beside them, in training and in the path that is guessed
+
+A small model wants a higher rate than BERT-Base: for one of 6 layers and width 384, as all-MiniLM-L6-v2, try
+--config.optimizer.learning_rate=3e-4.
 
 Hardware  any; by BERT-Base one accelerator, by small models a CPU
 Hours     not measured by us
@@ -13,7 +25,9 @@ Expected  ewt: not measured by us, and no figure is published for the bundled pa
           bert_jax.tasks.baseline.most_frequent_tag_baseline)
           conll2003: published F1 of BERT-Base and BERT-Large, dev 96.4 and 96.6, test 92.4 and 92.8 (Devlin et al.
           2019, table 7: cased, with document context, which is not used here); not measured by us
-Source    Devlin et al. 2019, section 5.3 and appendix A.3: the tag on the first piece of a word, no CRF
+          own: depends on the data
+Source    Devlin et al. 2019, section 5.3 and appendix A.3: the tag on the first piece of a word, no CRF; tags on all
+          pieces: Jurafsky and Martin, Speech and Language Processing, 3rd edition; CRF: Lample et al. 2016
 """
 
 import ml_collections
@@ -21,7 +35,7 @@ import ml_collections
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig, recipe
 
-TASKS = ("ewt", "conll2003")
+TASKS = ("ewt", "conll2003", "own")
 
 
 def get_config(argument: str = "task=ewt") -> ml_collections.ConfigDict:
@@ -32,7 +46,7 @@ def get_config(argument: str = "task=ewt") -> ml_collections.ConfigDict:
         )
     return recipe(
         FinetuneConfig(
-            task=TaskConfig(name=name, max_length=128),
+            task=TaskConfig(name=name) if name != "own" else TaskConfig(kind="tagging"),
             optimizer=OptimizerConfig(learning_rate=5e-5, warmup_steps=-1),  # -1: a tenth of the steps
             batch_size=32,
             epochs=3.0,

@@ -19,6 +19,7 @@ FINETUNING = {
     "glue": ":task=sst2",
     "own": "",
     "squad": ":task=squad2",
+    "spans": ":kind=span_pairs",
     "superglue": ":task=wic",
     "tagging": ":task=ewt",
 }
