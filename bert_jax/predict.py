@@ -13,11 +13,14 @@ from bert_jax.command import UserError
 from bert_jax.files import new_file
 from bert_jax.interop import averaged, source
 from bert_jax.interop.loaded import Loaded
-from bert_jax.tasks import records
+from bert_jax.tasks import records, submission
 from bert_jax.tasks.answering import Answering, Counts
 from bert_jax.tasks.finetuned import FineTuned
+from bert_jax.tasks.named import TASKS
 from bert_jax.tasks.reading import Columns
 
+BENCHMARKS = {"glue": ".tsv", "superglue": ".jsonl"}  # and how the files are called that they take
+FORMATS = ("lines", *BENCHMARKS)
 DIGITS = 7  # of a float32
 
 DESCRIPTION = """Says what a fine-tuned checkpoint makes of texts, one JSON line an input, in their order.
@@ -33,10 +36,13 @@ CHECKPOINT is a workdir of bert_jax.finetune, a step in it, an export, or a Hugg
   else    a file as those the model was trained on (.tsv with its columns, .conll, .conllu, .json ...)
 --form text, jsonl or task says it where the name does not. Standard input is JSON where its first line is.
 
-A class has label and score (its probability); a regression score; a tagger words, tags and tag_scores, and entities
-with type, text, score, start and end: characters of the raw text [start, end). Raw text is split into words by white
-space, and every punctuation mark or symbol is a word; --words takes lines whose blanks part the words already. An `id`
-in an object is told with its answer. Lines come out as soon as they are known; --output appears whole or not at all.
+What is told: of a class label and score (its probability); of a regression score; of a tagger words, tags, tag_scores
+and entities with type, text, score, start and end; of numbers by word words and numbers; of a question answer, score,
+start and end; of choices label (its place), choice and score. start and end are characters [start, end) of the raw
+text. Raw text is split into words by white space, and every punctuation mark or symbol is a word; --words takes lines
+whose blanks part the words already. An `id` in an object is told with its answer.
+Lines come out as soon as they are known; --output appears whole or not at all. --format glue (superglue) writes what
+the leaderboard takes of --input, the benchmark's own file of a split, into the folder --output.
 """
 
 
@@ -81,6 +87,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--checkpoint", required=True, help="what was fine-tuned")
     parser.add_argument("--input", required=True, metavar="FILE", help="the texts; - for standard input")
     parser.add_argument("--output", default="", metavar="FILE", help="the file to make (default: standard output)")
+    what = f"lines (default), or the file that a leaderboard takes: {', '.join(BENCHMARKS)}; --output is then a folder"
+    parser.add_argument("--format", default="lines", help=what)
     parser.add_argument("--form", default="auto", help=f"of the input: {', '.join(records.FORMS)} (default: auto)")
     parser.add_argument("--words", action="store_true", help="lines of text are words, parted by blanks")
     parser.add_argument("--all_scores", action="store_true", help="tell the probabilities of all labels")
@@ -94,7 +102,9 @@ def main(arguments: Sequence[str]) -> None:
         parser.add_argument(f"--{column}", default="", help=what)
     options = parser.parse_args(list(arguments))
     columns = Columns(options.text, options.text_pair)
-    with _output(options.output) as output:
+    if options.format not in FORMATS:
+        raise UserError(f"--format is {options.format!r}; use one of: {', '.join(FORMATS)}")
+    with _output("" if options.format in BENCHMARKS else options.output) as output:
         loaded = source.open_checkpoint(options.checkpoint, options.average)
         model = FineTuned(
             loaded,
@@ -104,6 +114,9 @@ def main(arguments: Sequence[str]) -> None:
             columns=columns if columns != Columns() else None,
         )
         answering = Answering(model, options.words, options.all_scores, options.on_error)
+        if options.format in BENCHMARKS:
+            print(_submit(answering, model, Path(options.input), options.output, options.format))
+            return
         if options.input == "-":
             found = answering.of_stream(sys.stdin.buffer, options.form)
         else:
@@ -112,6 +125,21 @@ def main(arguments: Sequence[str]) -> None:
             output.write("".join(map(_line, window)).encode())
             output.flush()
     _tell(answering.counts, model.task.max_length)
+
+
+def _submit(answering: Answering, model: FineTuned, path: Path, output: str, benchmark: str) -> Path:
+    """Answers the benchmark's own file of a split and writes what its leaderboard takes."""
+    if not output:
+        raise UserError(f"--format is {benchmark}: name the folder of its files by --output")
+    task = model.task
+    split = TASKS[task.name].split_of(path) if task.name in TASKS else ""
+    if not submission.file_name(task.name, split).endswith(BENCHMARKS[benchmark]):
+        raise UserError(
+            f"{benchmark} takes nothing of {path.name} and task {task.name}. Name the unlabelled file of one of its "
+            "tasks, called as the benchmark calls it, or leave out --format"
+        )
+    told = [one for window in answering.of_file(path, "task", quiet=False) for one in window]
+    return submission.write_submission(task, split, told, output)
 
 
 def _line(told: dict[str, Any]) -> str:

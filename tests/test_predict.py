@@ -1,5 +1,6 @@
 """predict: one answer an input, in order, as the model gives it; streams, files, and what is refused."""
 
+import dataclasses
 import io
 import json
 import os
@@ -264,3 +265,68 @@ def test_probabilities_are_softmax_of_what_the_head_says(classifier: Loaded) -> 
     (told,) = predict(loaded, ["the cat"], all_scores=True)
     assert told["label"] == "sad"
     assert told["scores"] == pytest.approx({"glad": 0.2, "sad": 0.7, "so so": 0.1}, abs=1e-6)
+
+
+def test_the_file_that_a_leaderboard_takes(classifier: Loaded, tmp_path: Path) -> None:
+    labels = {"labels": ["entailment", "neutral", "contradiction"]}
+    task = {"name": "mnli", "kind": "classification", "max_length": 16} | labels
+    task["columns"] = {"text": "sentence1", "text_pair": "sentence2", "label": "gold_label"}
+    source.write_workdir(dataclasses.replace(classifier, task=task), tmp_path / "mnli")
+    pairs = [("the cat", "a dog"), ("mat", "river"), ("sat", "the")]
+    lines = ["index\tsentence1\tsentence2", *(f"{n}\t{a}\t{b}" for n, (a, b) in enumerate(pairs))]
+    for name in ("test_mismatched.tsv", "mine.tsv"):
+        (tmp_path / name).write_text("\n".join(lines) + "\n")
+    arguments = ["--checkpoint", tmp_path / "mnli", "--output", tmp_path / "out", "--format"]
+    run(*arguments, "glue", "--input", tmp_path / "test_mismatched.tsv")
+    told = predict(tmp_path / "mnli", ["\t".join(pair) for pair in pairs])
+    wanted = ["index\tprediction", *(f"{n}\t{one['label']}" for n, one in enumerate(told))]
+    assert (tmp_path / "out" / "MNLI-mm.tsv").read_text().splitlines() == wanted
+    for benchmark, name in (("superglue", "test_mismatched.tsv"), ("glue", "mine.tsv")):
+        with pytest.raises(UserError, match=f"{benchmark} takes nothing of {name} and task mnli"):
+            run(*arguments, benchmark, "--input", tmp_path / name)
+    with pytest.raises(UserError, match="name the folder"):
+        run("--checkpoint", tmp_path / "mnli", "--input", tmp_path / "mine.tsv", "--format=glue")
+
+
+QUESTION = {"name": "own", "kind": "question", "labels": [], "max_length": 24}
+NUMBERS = {"name": "own", "kind": "token_regression", "labels": [], "max_length": 16}
+CHOICES = {"name": "own", "kind": "choice", "labels": [], "max_length": 16}
+ASKED = {"question": "the cat", "context": "a dog sat on the mat ."}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("heads", "task", "line", "told", "bad"),
+    [
+        (Heads(question=True), QUESTION, ASKED, ["answer", "end", "id", "score", "start"], {"question": "a"}),
+        (Heads(tags=1), NUMBERS, {"text": "the cat"}, ["numbers", "offsets", "words"], {"text": ""}),
+        (
+            Heads(pooler=True, choices=True),
+            CHOICES,
+            {"text": "a", "choices": ["the cat", "mat"]},
+            ["choice", "label", "score"],
+            {"text": "a", "choices": "the cat"},
+        ),
+    ],
+    ids=["question", "token_regression", "choice"],
+)
+def test_every_kind_is_told_by_the_command(
+    heads: Heads,
+    task: dict,
+    line: dict,
+    told: list[str],
+    bad: dict,
+    tmp_path_factory: pytest.TempPathFactory,
+    tmp_path: Path,
+) -> None:
+    loaded = model(tmp_path_factory, heads, task)
+    source.write_workdir(loaded, tmp_path / "run")
+    (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n" + json.dumps(bad) + "\n")
+    arguments = ["--checkpoint", tmp_path / "run", "--input", tmp_path / "in.jsonl"]
+    run(*arguments, "--output", tmp_path / "out.jsonl", "--on_error=skip")
+    good, refused = lines_of(tmp_path / "out.jsonl")
+    assert sorted(good) == told and "line 2" in refused["error"]
+    if "answer" in good:
+        assert good["answer"] == line["context"][good["start"] : good["end"]]
+    with pytest.raises(UserError, match=r"in\.jsonl line 2"):
+        run(*arguments)
