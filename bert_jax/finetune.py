@@ -118,7 +118,8 @@ def finetune(
         write_json(workdir / trainer.RESULT_FILE, result)
     if config.task.submission:
         model = FineTuned(interop.open_checkpoint(workdir), batch_size=config.batch_size)
-        submission.submit(model, data.splits, config.task.submission)
+        for path in submission.submit(model, data.splits, config.task.submission):
+            _say(f"for the leaderboard: {path}")
     return result
 
 

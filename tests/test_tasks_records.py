@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import lzma
+import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -116,8 +117,8 @@ def test_a_number_is_the_class_of_its_place_where_names_are_known(tmp_path: Path
     ]
 
 
-@pytest.mark.parametrize("held_back", [None, -1])
-def test_labels_that_are_held_back_are_none(tmp_path: Path, held_back: int | None) -> None:
+@pytest.mark.parametrize("held_back", [None, -1, float("nan")])
+def test_labels_that_are_held_back_are_none(tmp_path: Path, held_back: float | None) -> None:
     rows = [{"text": "a", "label": held_back}, {"text": None, "label": held_back}]
     path = write_jsonl(tmp_path / "test.jsonl", rows)
     split = reading.read_table(path, OWN, label_required=False)
@@ -154,6 +155,11 @@ MISTAKES = {
         "line 1 has no column 'text'; its columns are: review, label",
     ),
     "a label missing": (JSONL, b'{"text": "a", "label": 1}\n\n{"text": "b", "label": null}\n', "line 3 has no label"),
+    "a label that is no number": (
+        JSONL,
+        b'{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n',
+        "line 2 has no label",
+    ),
     "label of no kind": (JSONL, b'{"text": "a", "label": [1]}\n', r"line 1: \[1\] is no label"),
     "text of no kind": (JSONL, b'{"text": 7, "label": 1}\n', "line 1: column 'text' holds 7 where a text was wanted"),
     "empty JSON": (JSONL, b"\n", "a.jsonl is empty"),
@@ -267,3 +273,28 @@ def test_a_clone_of_a_hugging_face_data_set_is_found_by_its_own_names(tmp_path: 
         ("validation_mismatched", "contradiction"),
         ("test_matched", None),
     ]
+
+
+# What Hugging Face's `datasets` writes of a data set with named classes, in each of its forms.
+WRITE = """
+import json, sys
+from datasets import ClassLabel, Dataset, Features, Value
+texts = json.loads(sys.argv[2])
+classes = ClassLabel(names=["bad", "good"])
+features = Features({"text": Value("string"), "label": classes, "idx": Value("int32")})
+columns = {"text": texts, "label": [n % 2 for n in range(len(texts))], "idx": list(range(len(texts)))}
+data = Dataset.from_dict(columns, features=features)
+data.to_parquet(sys.argv[1] + "/a.parquet"), data.to_json(sys.argv[1] + "/a.jsonl"), data.to_csv(sys.argv[1] + "/a.csv")
+"""
+
+
+@pytest.mark.slow
+def test_what_hugging_face_data_sets_write_is_read_as_they_hold_it(tmp_path: Path, peer_python: str) -> None:
+    if subprocess.run([peer_python, "-c", "import datasets"], capture_output=True).returncode:
+        pytest.skip("that Python has no datasets")
+    ran = subprocess.run([peer_python, "-c", WRITE, str(tmp_path), json.dumps(TEXTS)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    for ending, names in ((".parquet", ["bad", "good"]), (".jsonl", ["0", "1"]), (".csv", ["0", "1"])):
+        found = reading.read_table(tmp_path / f"a{ending}", OWN, label_required=True).items
+        assert [item.text for item in found] == TEXTS, ending
+        assert [item.label for item in found] == [names[n % 2] for n in range(len(TEXTS))]

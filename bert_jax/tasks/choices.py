@@ -9,7 +9,7 @@ from bert_jax.command import UserError
 from bert_jax.tasks import inputs
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.reading import Column, Columns, is_stored, read_records
-from bert_jax.tasks.reading.examples import HELD_BACK
+from bert_jax.tasks.reading.examples import is_held_back
 from bert_jax.tasks.task import Task
 
 CHOICES = "choices"  # the column of a list, where task.choices names none
@@ -54,7 +54,7 @@ def read_choices(path: Path, columns: Columns, choices: str, label_required: boo
         wanted.append(Column(columns.label, "label", required=label_required))
     found = read_records(path, wanted)
     labelled = bool(columns.label) and found.present[-1]
-    labelled = labelled and any(record.values[-1] not in HELD_BACK for record in found.records)
+    labelled = labelled and not all(is_held_back(record.values[-1]) for record in found.records)
     if label_required and not labelled:
         raise UserError(f"{path} has no labels: column {columns.label!r} holds null or -1 throughout")
     items = []

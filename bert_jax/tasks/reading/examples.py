@@ -1,5 +1,6 @@
 """Texts and pairs of texts with a label, from any kind of table."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,9 +10,6 @@ from bert_jax.tasks.example import Example, Split
 from bert_jax.tasks.reading.columns import Column, Columns
 from bert_jax.tasks.reading.marks import mark_words
 from bert_jax.tasks.reading.records import is_stored, read_records
-
-# What data sets put in the place of a label that is held back; JSON and Parquet may also have null.
-HELD_BACK = (None, -1, -1.0)
 
 
 def read_table(
@@ -41,7 +39,7 @@ def read_table(
     found = read_records(path, wanted, ragged_lines)
     labelled = bool(columns.label) and found.present[-1]
     if labelled and is_stored(path):
-        labelled = any(record.values[-1] not in HELD_BACK for record in found.records)
+        labelled = not all(is_held_back(record.values[-1]) for record in found.records)
         if label_required and not labelled:
             raise UserError(f"{path} has no labels: column {columns.label!r} holds null or -1 throughout")
     items = []
@@ -54,6 +52,15 @@ def read_table(
     return Split(path, tuple(items), labelled, found.left_out)
 
 
+def is_held_back(label: Any) -> bool:
+    """Whether a label is null, NaN or -1, which data sets put in the place of one that is not told."""
+    return _is_missing(label) or label == -1
+
+
+def _is_missing(value: Any) -> bool:
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
 def _text(path: Path, line: int, column: str, value: Any) -> str:
     if value is None:
         return ""
@@ -64,13 +71,13 @@ def _text(path: Path, line: int, column: str, value: Any) -> str:
 
 def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequence[str]) -> str:
     """A label as the files of text write it."""
-    if value is None:
+    if _is_missing(value):
         raise UserError(f"{path} line {line} has no label, and others have. Leave the line out, or give it one")
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, bool):
         written, number = str(value).lower(), int(value)
-    elif isinstance(value, int | float) and value == int(value):
+    elif isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         number = int(value)
         written = names[number] if 0 <= number < len(names) else str(number)
         written = str(number) if str(number) in labels else written
