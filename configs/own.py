@@ -18,6 +18,9 @@ and the last unless they give numbers. Tags like B-PER and I-PER are measured by
 SQuAD's JSON (.json) holds questions whose answer is a part of a text, as do tables of question, context and answers
 with --config.task.kind=question; see configs/squad.py for what can be set.
 
+With --config.task.kind=token_regression the label of a word is a number; - or _ stands where it has none. Words may
+also be lists in JSON lines, {"tokens": [...], "labels": [...]}. Items of multiple choice: configs/choice.py.
+
 Hardware  any; by BERT-Base one accelerator, by small models a CPU
 Hours     not measured by us
 Expected  depends on the data

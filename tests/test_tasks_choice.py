@@ -14,7 +14,8 @@ from scipy.special import log_softmax
 
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
-from bert_jax.config import MeshConfig, ModelConfig, TaskConfig
+from bert_jax.config import FinetuneConfig, MeshConfig, ModelConfig, ModelOptions, OptimizerConfig, TaskConfig
+from bert_jax.finetune import finetune
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
@@ -292,3 +293,28 @@ def test_what_is_to_be_predicted_is_a_line_of_parts_or_an_object() -> None:
     assert first == second._replace(line=1) == MultipleChoice("a b", "", ("c", "d"), None, 1)
     with pytest.raises(UserError, match="in line 1 has fewer than two choices"):
         KIND.parse(TASK, Path("in"), [Record(1, "a b\tc")])
+
+
+@pytest.mark.slow
+def test_it_learns_from_scratch(tmp_path: Path, letters: Tokenizer) -> None:
+    """The right choice is the one that ends in a vowel."""
+    draw = np.random.default_rng(0)
+    for name, count in (("train", 256), ("dev", 64)):
+        records = []
+        for _ in range(count):
+            right = int(draw.integers(3))
+            words = [" ".join(draw.choice(list("bcdfghjk"), 3)) for _ in range(3)]
+            words[right] = " ".join([words[right][:3], str(draw.choice(list("aeiou")))])
+            records.append({"context": "x y", "choices": words, "right": right})
+        json_lines(tmp_path / f"{name}.jsonl", records)
+    files = {name: str(tmp_path / f"{name}.jsonl") for name in ("train", "dev")}
+    config = FinetuneConfig(
+        model=ModelOptions(layers=1, width=32, heads=2, feed_forward=64, max_positions=16, dropout=0.0),
+        task=TaskConfig(**files, kind="choice", text="context", label="right", max_length=16),
+        optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=-1),
+        batch_size=16,
+        epochs=3.0,
+    )
+    result = finetune(config, tmp_path / "run", tokenizer=letters)
+    assert result["metrics"]["accuracy"]["mean"] > 0.9  # a third by chance
+    assert result["counts"]["train"]["choices"] == 3 * 256
