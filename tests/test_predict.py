@@ -18,7 +18,7 @@ from bert_jax import predict as predict_lib
 from bert_jax.command import UserError
 from bert_jax.interop import source
 from bert_jax.interop.loaded import Loaded
-from bert_jax.model.heads import Heads
+from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.predict import predict
 from bert_jax.tasks import records
 
@@ -291,6 +291,7 @@ def test_the_file_that_a_leaderboard_takes(classifier: Loaded, tmp_path: Path) -
 QUESTION = {"name": "own", "kind": "question", "labels": [], "max_length": 24}
 NUMBERS = {"name": "own", "kind": "token_regression", "labels": [], "max_length": 16}
 CHOICES = {"name": "own", "kind": "choice", "labels": [], "max_length": 16}
+SPANS = {"name": "own", "kind": "spans", "labels": ["X"], "max_length": 16, "max_span": 3, "threshold": 0.01}
 ASKED = {"question": "the cat", "context": "a dog sat on the mat ."}
 
 
@@ -300,6 +301,7 @@ ASKED = {"question": "the cat", "context": "a dog sat on the mat ."}
     [
         (Heads(question=True), QUESTION, ASKED, ["answer", "end", "id", "score", "start"], {"question": "a"}),
         (Heads(tags=1), NUMBERS, {"text": "the cat"}, ["numbers", "offsets", "words"], {"text": ""}),
+        (Heads(spans=SpanHeads(length=3, classes=1)), SPANS, {"text": "the cat"}, ["spans", "words"], {"text": " "}),
         (
             Heads(pooler=True, choices=True),
             CHOICES,
@@ -308,7 +310,7 @@ ASKED = {"question": "the cat", "context": "a dog sat on the mat ."}
             {"text": "a", "choices": "the cat"},
         ),
     ],
-    ids=["question", "token_regression", "choice"],
+    ids=["question", "token_regression", "spans", "choice"],
 )
 def test_every_kind_is_told_by_the_command(
     heads: Heads,
@@ -328,5 +330,7 @@ def test_every_kind_is_told_by_the_command(
     assert sorted(good) == told and "line 2" in refused["error"]
     if "answer" in good:
         assert good["answer"] == line["context"][good["start"] : good["end"]]
+    for span in good.get("spans", ()):
+        assert span["text"] == line["text"][span["start"] : span["end"]]
     with pytest.raises(UserError, match=r"in\.jsonl line 2"):
         run(*arguments)

@@ -21,12 +21,13 @@ from bert_jax.interop import source
 from bert_jax.model.heads import Heads
 from bert_jax.report import report
 from bert_jax.reporting import classes, entities, panel, seeds
-from bert_jax.reporting.entities import Span, judge
+from bert_jax.reporting.entities import judge
 from bert_jax.reporting.finetuning import outcome_sections
 from bert_jax.reporting.mistakes import matrix, shortened
 from bert_jax.reporting.outcomes import dev_outcomes
 from bert_jax.reporting.questions import question_word
 from bert_jax.tasks import table
+from bert_jax.tasks.example import Span
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.train import workdir as workdir_lib
 
@@ -133,7 +134,7 @@ def workdir(folder: Path, kind: str, lines: list[str], name: str, **task: Any) -
     return folder / "run"
 
 
-OTHERS = ("regression", "token_regression", "question", "choice")
+OTHERS = ("regression", "token_regression", "question", "choice", "span_pairs")
 
 
 def rows_of(kind: str) -> tuple[list[str], str, dict[str, str]]:
@@ -157,6 +158,16 @@ def rows_of(kind: str) -> tuple[list[str], str, dict[str, str]]:
             for n, text in enumerate(texts)
         ]
         return [json.dumps(question) for question in questions], "dev.jsonl", {}
+    if kind == "span_pairs":
+        items = [
+            {
+                "tokens": text.split(),
+                "spans": [{"start": 0, "end": 3, "label": "<X>"}, {"start": 1, "end": 2, "label": "Y"}],
+                "relations": [{"label": "r", "head": 0, "tail": 1}],
+            }
+            for text in texts
+        ]
+        return [json.dumps(item) for item in items], "dev.jsonl", {}
     if kind == "choice":
         items = [{"text": text, "choices": [text[:5], "a <b>"], "label": int(draw.integers(2))} for text in texts]
         return [json.dumps(item) for item in items], "dev.jsonl", {"text": "text", "label": "label"}
@@ -197,6 +208,7 @@ def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
         "regression": ["Truth and guess", "off by"],
         "token_regression": ["Truth and guess", "off by"],
         "question": ["Which questions it answers", "exactly right"],
+        "span_pairs": ["Entities", "Relations", "&lt;X&gt;"],
         "choice": ["How sure, and how right", "a &lt;b&gt;"],
         "tagging": ["Entities", "Which tag is taken for which", "spurious", "words wrong"],
     }[kind]

@@ -2,19 +2,12 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+
+from bert_jax.tasks.example import Span
 
 RIGHT, TYPE, BORDER, BOTH = "right", "wrong type", "wrong border", "wrong type and border"
 MISSED, SPURIOUS = "missed", "spurious"
 OUTCOMES = (RIGHT, TYPE, BORDER, BOTH, MISSED, SPURIOUS)
-
-
-class Span(NamedTuple):
-    """A typed span: words, or characters, [start, end)."""
-
-    type: str
-    start: int
-    end: int
 
 
 def judge(truth: Sequence[Span], guess: Sequence[Span]) -> list[tuple[str, Span]]:
@@ -33,7 +26,7 @@ def judge(truth: Sequence[Span], guess: Sequence[Span]) -> list[tuple[str, Span]
             outcome = RIGHT
         elif any(other[1:] == span[1:] for other in near):
             outcome = TYPE
-        elif any(other.type == span.type for other in near):
+        elif any(other.label == span.label for other in near):
             outcome = BORDER
         else:
             outcome = BOTH if near else MISSED
@@ -45,9 +38,9 @@ def count_outcomes(judged: Iterable[tuple[str, Span]]) -> dict[str, Counter[str]
     """By type, how often each of OUTCOMES came about."""
     counts: dict[str, Counter[str]] = {}
     for outcome, span in judged:
-        counts.setdefault(span.type, Counter())[outcome] += 1
+        counts.setdefault(span.label, Counter())[outcome] += 1
     return dict(sorted(counts.items()))
 
 
 def _overlap(left: Span, right: Span) -> bool:
-    return left.start < right.end and right.start < left.end
+    return left.first < right.end and right.first < left.end

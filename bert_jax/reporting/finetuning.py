@@ -1,7 +1,7 @@
 """What a report shows of a fine-tuned model, by kind: what it confuses, how sure it is, its worst examples."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,12 +10,12 @@ import numpy as np
 from bert_jax.command import UserError
 from bert_jax.reporting import classes, entities, page, panel
 from bert_jax.reporting.curves import number, percent
-from bert_jax.reporting.entities import OUTCOMES, RIGHT, SPURIOUS, Span
+from bert_jax.reporting.entities import OUTCOMES, RIGHT, SPURIOUS
 from bert_jax.reporting.mistakes import Example, example_list, marked, matrix, shortened
 from bert_jax.reporting.outcomes import Outcomes, dev_outcomes
 from bert_jax.reporting.page import Bar
 from bert_jax.reporting.questions import question_examples, question_sections
-from bert_jax.tasks.example import LabelledRows
+from bert_jax.tasks.example import LabelledRows, Span
 from bert_jax.tasks.kinds import schemes
 from bert_jax.tasks.kinds.tagging import TagRows
 from bert_jax.tasks.kinds.token_regression import NumberRows
@@ -183,6 +183,36 @@ def _token_regression(found: Outcomes) -> list[str]:
     ]
 
 
+def _spanned(found: Outcomes) -> list[str]:
+    judged, related, examples = [], [], {}
+    for item, (sentence, told) in enumerate(zip(found.items, found.predictions, strict=True)):
+        guess = [Span(span["type"], *span["words"]) for span in told["spans"]]
+        judged.append(entities.judge(sentence.spans, guess))
+        examples[item] = _span_example(sentence.words, f"line {sentence.line}", judged[-1])
+        true = {(one.label, sentence.spans[one.head], sentence.spans[one.tail]) for one in sentence.relations}
+        guessed = {(one["type"], guess[one["head"]], guess[one["tail"]]) for one in told.get("relations", ())}
+        related += [(RIGHT if one in guessed else entities.MISSED, one[0]) for one in sorted(true)]
+        related += [(SPURIOUS, one[0]) for one in sorted(guessed - true)]
+    sections = []
+    if not found.task.pairs_are_given:
+        sections.append(entity_section(found, [one for sentence in judged for one in sentence]))
+    if related:
+        counts = {name: Counter(outcome for outcome, label in related if label == name) for _, name in sorted(related)}
+        kinds = (RIGHT, entities.MISSED, SPURIOUS)
+        rows = [[name, *(f"{each[outcome]:,}" for outcome in kinds)] for name, each in sorted(counts.items())]
+        note = f"On {found.said}. Right: the type and both spans are."
+        sections.append(page.section("Relations", page.table(["type", *kinds], rows), note))
+    return [*sections, _worst(example_list(examples[item] for item in found.worst(WORST)))]
+
+
+def _span_example(words: Sequence[str], place: str, judged: Sequence[tuple[str, Span]]) -> Example:
+    """The sentence, and below it each of its spans that went wrong."""
+    wrong = [(outcome, span) for outcome, span in judged if outcome != RIGHT]
+    listed = " ".join(marked(" ".join(words[span.first : span.end]), f"{span.label}, {how}") for how, span in wrong)
+    heading = f"{len(wrong)} of {len(judged)} spans wrong"
+    return Example(heading, place, page.text(shortened(" ".join(words))) + (f"<br>{listed}" if listed else ""))
+
+
 def entity_section(found: Outcomes, judged: list[tuple[str, Span]]) -> str:
     """By type, what became of each true entity, and how many were guessed where there is none."""
     counts = entities.count_outcomes(judged)
@@ -246,6 +276,8 @@ _BY_KIND: dict[str, Callable[[Outcomes], list[str]]] = {
     "classification": _classification,
     "regression": _regression,
     "tagging": _tagging,
+    "spans": _spanned,
+    "span_pairs": _spanned,
     "token_regression": _token_regression,
     "question": _question,
     "choice": _choice,

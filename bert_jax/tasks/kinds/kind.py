@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bert_jax.command import UserError
 from bert_jax.tasks.example import Split, TaskRows
 from bert_jax.tasks.inputs import Record
 from bert_jax.tasks.objective import TaskObjective
@@ -35,6 +34,7 @@ class Kind(abc.ABC):
     def default_metrics(self, task: Task) -> tuple[str, ...]:
         """What a task that names no metrics is measured by; the first chooses between seeds."""
 
+    @abc.abstractmethod
     def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Any]:
         """What a user wants predicted, as a split without labels (labelled=False): an item a record, in order.
 
@@ -49,7 +49,6 @@ class Kind(abc.ABC):
         An item keeps what predictions needs to answer in the user's terms: the raw text, offsets, the id. Raises
         UserError, with source and line, for what is missing, empty or no text (inputs.py has what kinds share).
         """
-        raise UserError(f"{task.kind} tasks are predicted from files of their own form only. Name such a file")
 
     @abc.abstractmethod
     def encode(self, task: Task, split: Split[Any], tokenizer: Tokenizer) -> TaskRows:
