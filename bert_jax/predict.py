@@ -38,9 +38,10 @@ CHECKPOINT is a workdir of bert_jax.finetune, a step in it, an export, or a Hugg
 
 What is told: of a class label and score (its probability); of a regression score; of a tagger words, tags, tag_scores
 and entities with type, text, score, start and end; of numbers by word words and numbers; of a question answer, score,
-start and end; of spans words, spans and relations; of choices label (its place), choice and score. start and end are characters [start, end) of the raw
-text. Raw text is split into words by white space, and every punctuation mark or symbol is a word; --words takes lines
-whose blanks part the words already. An `id` in an object is told with its answer.
+start and end; of spans words, spans and relations; of choices label (its place), choice and score.
+start and end are characters [start, end) of the raw text. Raw text is split into words by white space, and every
+punctuation mark or symbol is a word; --words takes lines whose blanks part the words already. An `id` in an object is
+told with its answer.
 Lines come out as soon as they are known; --output appears whole or not at all. --format glue (superglue) writes what
 the leaderboard takes of --input, the benchmark's own file of a split, into the folder --output.
 """
