@@ -16,9 +16,8 @@ CHOICES: dict[str, NamedTask] = {
             columns=Columns("sent1", "sent2", "label"),
             choices="ending0,ending1,ending2,ending3",
         ),
-        ("swag", "SWAG", "swagaf/data", "swagaf"),
+        ("swag", "SWAG", "swagaf/data", "swagaf", "swag/regular"),
         {"train": ("train.csv",), "dev": ("val.csv",), "test": ("test.csv",)},
-        stored="swag/regular",
         stored_splits=STORED_SPLITS,
     ),
     "copa": NamedTask(
