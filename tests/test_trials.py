@@ -100,6 +100,15 @@ def test_what_cannot_be_one_program_is_refused_and_auto_leaves_it():
     assert trials.run_together(dataclasses.replace(config, run_together="yes"), trials=5, parameters=10)
 
 
+def test_an_early_stop_takes_a_dev_file_and_watches_its_first_metric():
+    config, task = FinetuneConfig(early_stop=2), table.TASKS["cola"].task
+    with pytest.raises(UserError, match=r"early_stop=2, but there is no dev file .* --config\.task\.dev"):
+        trials.settings(config, Trial(0, 1e-5), task, 96, measured=False)
+    assert trials.settings(config, Trial(0, 1e-5), task, 96, measured=True).checkpoint.best == (
+        "eval_matthews_correlation"
+    )
+
+
 def test_layouts_of_seeds_and_of_rates_do_not_share_a_workdir(tmp_path):
     (tmp_path / "rate-0.1" / "seed-0").mkdir(parents=True)
     (tmp_path / "rate-0.1" / "seed-0" / "config.json").write_text("{}")

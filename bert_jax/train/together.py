@@ -4,6 +4,7 @@ On an accelerator a few small models side by side cost little more than one; on 
 is gained. The arithmetic of a member is what it is alone, but for the order of the sums within a product.
 """
 
+import contextlib
 import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +18,15 @@ from jaxtyping import Array, Bool, Float, Key
 
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
-from bert_jax.train import partitioning, steps
+from bert_jax.train import distributed, partitioning, steps
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.clock import Clock
+from bert_jax.train.overview import parameter_table
+from bert_jax.train.provenance import provenance
 from bert_jax.train.run import Run, Source
-from bert_jax.train.start import start
+from bert_jax.train.start import check_workdir, start
 from bert_jax.train.state import TrainState
+from bert_jax.train.workdir import CHECKPOINTS
 
 
 class StackedSource:
@@ -76,27 +80,43 @@ def source_of(runs: Sequence[Run]) -> Source:
     return StackedSource([run.source for run in runs])
 
 
+def begin(run: Run, members: int, opened: contextlib.ExitStack) -> Begun:
+    """Opens a run's checkpoints; raises UserError where they are another's."""
+    made_by = provenance(run)
+    distributed.check_same(made_by["configuration"] | made_by["versions"], "start all with the same command")
+    config = run.config.checkpoint
+    # Members go back to a step that all have, and are killed while some have saved the next one.
+    keep = max(config.keep, 2) if members > 1 and config.keep else config.keep
+    checkpoints = opened.enter_context(
+        Checkpoints(run.workdir / CHECKPOINTS, keep=keep, keep_every=config.keep_every, best=config.best)
+    )
+    return Begun(run, made_by, checkpoints, check_workdir(run, made_by, checkpoints))
+
+
 def start_all(begun: Sequence[Begun], plan: steps.Plan, mesh: Mesh) -> list[TrainState]:
     """The state that each run goes on from (start.start), and its meta and step, which are noted there.
 
     Those that have not ended begin at one step: the newest of which all have a whole checkpoint, or the first.
     """
     found: dict[int, TrainState] = {}
+    alone = len(begun) == 1
 
-    def begin(number: int, among: Collection[int] | None) -> int:
+    def read(number: int, among: Collection[int] | None) -> int:
         each = begun[number]
         found[number], each.meta = start(each.run, plan, mesh, each.checkpoints, among)
         each.first = int(found[number].step)
         return each.first
 
     for number, each in enumerate(begun):
-        each.ended = _has_ended(each, alone=len(begun) == 1)
-        if each.ended or len(begun) == 1:
-            begin(number, None)
+        newest = each.checkpoints.newest_meta() or {}
+        if alone or _has_ended(each.run, newest, alone):
+            each.ended = read(number, None) == newest.get("step") and _has_ended(each.run, each.meta, alone)
+        if not alone and not each.ended:  # of one whose last checkpoint is damaged nothing is kept, either
+            found.pop(number, None)
     going_on = [number for number in range(len(begun)) if number not in found]
     common = set.intersection(*(set(begun[number].checkpoints.steps()) for number in going_on)) if going_on else set()
     while behind := [number for number in going_on if number not in found]:
-        at = begin(behind[0], common)
+        at = read(behind[0], common)
         common = {step for step in common if step <= at}
         for number in going_on:  # where one's checkpoint was damaged, all go back to the one before
             if number in found and begun[number].first > at:
@@ -104,14 +124,13 @@ def start_all(begun: Sequence[Begun], plan: steps.Plan, mesh: Mesh) -> list[Trai
     return [found[number] for number in range(len(begun))]
 
 
-def _has_ended(begun: Begun, alone: bool) -> bool:
-    """Whether a run's newest checkpoint is its last. One alone ends by its clock in the loop, as it may go on there."""
-    meta = begun.checkpoints.newest_meta()
+def _has_ended(run: Run, meta: Mapping[str, Any], alone: bool) -> bool:
+    """Whether a checkpoint of that meta is its run's last. One alone ends by its clock, in the loop."""
     if not meta or meta.get("unlogged"):
         return False
-    if meta.get("early_stop", {}).get("waited", 0) >= begun.run.early_stop > 0:
+    if meta.get("early_stop", {}).get("waited", 0) >= run.early_stop > 0:
         return True
-    return not alone and clock_of(begun.run, meta).read(meta["step"]) >= 1.0
+    return not alone and clock_of(run, meta).read(meta["step"]) >= 1.0
 
 
 def clock_of(run: Run, meta: Mapping[str, Any]) -> Clock:
@@ -141,6 +160,17 @@ def joined(begun: Sequence[Begun], states: list[TrainState]) -> TrainState:
         return whole
 
     return TrainState(step, *jax.tree.map(stack, *[tuple(state)[1:] for state in states]))
+
+
+def overview(begun: Sequence[Begun], states: Sequence[TrainState], plan: steps.Plan) -> list[str]:
+    """Where each run begins, and what is trained where one begins at its beginning."""
+    lines: list[str] = []
+    for each in begun:
+        if each.meta:
+            what = "nothing is left to do" if each.ended else "going on"
+            lines += [f"{what} from step {each.first} of {each.run.workdir}", *each.told]
+    fresh = [state for each, state in zip(begun, states, strict=True) if not each.meta]
+    return lines + (parameter_table(fresh[0].params, plan) if fresh else [])
 
 
 def jitted(plan: steps.Plan, mesh: Mesh, state: TrainState, members: int) -> Any:

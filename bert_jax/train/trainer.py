@@ -15,21 +15,19 @@ from bert_jax.command import Stopped, UserError
 from bert_jax.data.prefetch import Prefetched, prefetch
 from bert_jax.files import is_remote
 from bert_jax.model import attention
-from bert_jax.train import checkpoint, distributed, early_stop, partitioning, preservation, steps, together
+from bert_jax.train import distributed, early_stop, partitioning, preservation, steps, together
 from bert_jax.train.clock import check_end
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.interruption import Interrupted, Interruption
 from bert_jax.train.member import Member
 from bert_jax.train.metrics import ProgressLine
-from bert_jax.train.overview import parameter_table, share_of_a_device
+from bert_jax.train.overview import share_of_a_device
 from bert_jax.train.profiler import Profiler
 from bert_jax.train.programs import later_batches
-from bert_jax.train.provenance import provenance
 from bert_jax.train.run import RESULT_FILE, Result, Run, Source, runtime_of
-from bert_jax.train.start import check_workdir, plan_of, write_workdir
+from bert_jax.train.start import plan_of, write_workdir
 from bert_jax.train.state import TrainState
 from bert_jax.train.together import Begun
-from bert_jax.train.workdir import CHECKPOINTS
 
 __all__ = ["RESULT_FILE", "Result", "Run", "Source", "fit", "fit_together", "runtime_of"]
 
@@ -59,9 +57,9 @@ def fit_together(runs: Sequence[Run]) -> list[Result]:
             attention.kernels(plan.model, plan.runtime, _slots(source, step))
         evaluators = [make(plan, mesh) for make in run.evaluators]
         preservation.check_best(run.config, measured=bool(run.evaluators))
-        begun = [_begin(each, len(runs), opened) for each in runs]
+        begun = [together.begin(each, len(runs), opened) for each in runs]
         states = together.start_all(begun, plan, mesh)
-        overview = _overview(begun, states, plan)
+        overview = together.overview(begun, states, plan)
         state = together.joined(begun, states)
         for each in runs:
             write_workdir(each)
@@ -99,30 +97,6 @@ def _checked_mesh(runs: Sequence[Run], source: Source) -> Mesh:
         partitioning.check_batch(rows, config.microbatches, mesh, key)
     partitioning.check_model(run.model, mesh)
     return mesh
-
-
-def _begin(run: Run, members: int, opened: contextlib.ExitStack) -> Begun:
-    """Opens a run's checkpoints; raises UserError where they are another's."""
-    made_by = provenance(run)
-    distributed.check_same(made_by["configuration"] | made_by["versions"], "start all with the same command")
-    config = run.config.checkpoint
-    # Members go back to a step that all have, and are killed while some have saved the next one.
-    keep = max(config.keep, 2) if members > 1 and config.keep else config.keep
-    checkpoints = opened.enter_context(
-        checkpoint.Checkpoints(run.workdir / CHECKPOINTS, keep=keep, keep_every=config.keep_every, best=config.best)
-    )
-    return Begun(run, made_by, checkpoints, check_workdir(run, made_by, checkpoints))
-
-
-def _overview(begun: Sequence[Begun], states: Sequence[TrainState], plan: steps.Plan) -> list[str]:
-    """Where each run begins, and what is trained where one begins at its beginning."""
-    lines: list[str] = []
-    for each in begun:
-        if each.meta:
-            what = "nothing is left to do" if each.ended else "going on"
-            lines += [f"{what} from step {each.first} of {each.run.workdir}", *each.told]
-    fresh = [state for each, state in zip(begun, states, strict=True) if not each.meta]
-    return lines + (parameter_table(fresh[0].params, plan) if fresh else [])
 
 
 class _Loop:
