@@ -89,6 +89,7 @@ def config_of(start: Path, task: TaskConfig, **changes: object) -> FinetuneConfi
         optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=-1),
         batch_size=16,
         epochs=1.0,
+        length_pool=1,  # good is shorter than dark: batches of like length would be batches of one label
         log_every=5,
         init_from=str(start),
     )

@@ -144,6 +144,7 @@ def config(start, reviews):
         eval=EvalConfig(every_steps=3),
         checkpoint=CheckpointConfig(every_steps=4, keep=1),
         run_together="yes",
+        length_pool=32,
     )
 
 
