@@ -30,8 +30,8 @@ DEVICES = 16
 # The smallest that are let: with few devices or none to sum gradients with, what a chip itself does.
 SMALLEST = {"v5e": ("v5e:1x1", 1), "v4": ("v4:2x2x1", 4)}
 
-# Rows of a device at a time that fit the smallest memory and the larger ones; by size and slots.
-SMALL, LARGE = {"v5e"}, {"v4", "v5p", "v6e", "tpu7x"}
+# Rows of a device at a time, of kinds that do best with few and of those with more memory; by size and slots.
+SMALL, LARGE = {"v4", "v5e"}, {"v5p", "v6e", "tpu7x"}
 ROWS = {
     ("base", 128): (128, 256),
     ("base", 512): (32, 64),

@@ -144,4 +144,5 @@ def test_a_real_plan(tmp_path):
     values = json.loads(file.read_text(encoding="utf-8"))
     assert values["fits"] and values["devices"] == 4
     assert 0 < values["mfu"] < 1
-    assert any(one["kind"] == "all-reduce" for one in values["collectives"])
+    # Of the token table's gradient, one part is summed over the devices beside other work (train/compiler.py).
+    assert any(one["kind"] == "all-reduce" and one["overlapped_bytes"] > 0 for one in values["collectives"])

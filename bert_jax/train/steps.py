@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 from bert_jax.config import ModelConfig, OptimizerConfig
 from bert_jax.model.bert import bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import optim, partitioning
+from bert_jax.train import compiler, optim, partitioning
 from bert_jax.train.losses import Objective, Sums, means, total_loss
 from bert_jax.train.state import TrainState
 
@@ -83,7 +83,9 @@ def jitted(plan: Plan, mesh: Mesh, state: TrainState) -> Any:
     """
     lies = jax.tree.map(lambda leaf: leaf.sharding, state)
     shardings = (lies, partitioning.replicated(mesh))
-    return jax.jit(functools.partial(train_step, plan), donate_argnums=0, out_shardings=shardings)
+    options = compiler.options(mesh)
+    step = functools.partial(train_step, plan)
+    return jax.jit(step, donate_argnums=0, out_shardings=shardings, compiler_options=options)
 
 
 def evaluation_step(plan: Forward, params: dict[str, Any], batch: Any) -> tuple[Sums, Sums]:

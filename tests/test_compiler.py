@@ -1,0 +1,34 @@
+"""XLA's options for a step are those of the devices that it is compiled for, where there are others to talk to."""
+
+from dataclasses import dataclass
+
+import jax
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from bert_jax.train import compiler
+
+
+@dataclass(frozen=True)
+class Device:
+    id: int
+    device_kind: str
+    platform: str = "tpu"
+    process_index: int = 0
+
+
+def mesh_of(kind: str, devices: int) -> Mesh:
+    return Mesh(np.array([Device(number, kind) for number in range(devices)], dtype=object), ("data",))
+
+
+@pytest.mark.parametrize("kind", ["TPU v4", "TPU v5 lite"])
+def test_sums_of_gradients_go_on_beside_products(kind):
+    options = compiler.options(mesh_of(kind, 4))
+    assert options is not None and options["xla_enable_async_all_reduce"] == "true"
+
+
+def test_one_device_and_other_kinds_keep_the_defaults():
+    assert compiler.options(mesh_of("TPU v5 lite", 1)) is None
+    assert compiler.options(mesh_of("TPU v6 lite", 4)) is None
+    assert compiler.options(Mesh(np.array(jax.devices()), ("data",))) is None
