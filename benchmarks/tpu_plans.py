@@ -30,8 +30,6 @@ DEVICES = 16
 # The smallest that are let: with few devices or none to sum gradients with, what a chip itself does.
 SMALLEST = {"v5e": ("v5e:1x1", 1), "v4": ("v4:2x2x1", 4)}
 
-SCANNED = {"v4"}  # compiling its two cores takes twice as long as others, of an unrolled step a quarter of an hour
-
 # Rows of a device at a time, of kinds that do best with few and of those with more memory; by size and slots.
 SMALL, LARGE = {"v4", "v5e"}, {"v5p", "v6e", "tpu7x"}
 ROWS = {
@@ -68,9 +66,7 @@ def wanted_plans() -> list[Wanted]:
     for kind, (topology, devices) in SMALLEST.items():
         for slots in (128, 512):
             each = ROWS["base", slots][kind in LARGE]
-            more = ("--config.model.layer_loop=scan",) if kind in SCANNED else ()
-            name = f"{kind}_{devices}_base_{slots}"
-            plans.append(_plan(name, topology, "base", slots, each * devices, ACCUMULATED, *more))
+            plans.append(_plan(f"{kind}_{devices}_base_{slots}", topology, "base", slots, each * devices, ACCUMULATED))
     whole_pod = ("--config.mesh.fsdp=16",)
     plans.append(_plan("v5e_256_large_512", "v5e:16x16", "large", 512, 4096, 1, *whole_pod))
     return plans
