@@ -1,5 +1,6 @@
 """Nested spans and relations are learnt end to end; the threshold of dev is kept and used."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 
 from bert_jax import tokenizer as tokenizer_lib
-from bert_jax.config import FinetuneConfig, ModelOptions, OptimizerConfig, TaskConfig
+from bert_jax.config import EvalConfig, FinetuneConfig, ModelOptions, OptimizerConfig, TaskConfig
 from bert_jax.evaluate import evaluate
 from bert_jax.finetune import finetune
 from bert_jax.predict import predict
@@ -24,8 +25,8 @@ def letters(tmp_path: Path) -> Tokenizer:
 
 
 def bracketed(draw: np.random.Generator) -> dict:
-    """A sentence in which ( ... ) is a GROUP and [ x ] in it an ITEM, which is part of the group."""
-    words, spans, relations = [], [], []
+    """A sentence in which ( ... ) is a GROUP and [ x ] in it an ITEM, which belongs to every group of the sentence."""
+    words, spans = [], []
     for _ in range(draw.integers(1, 3)):
         words += draw.choice(list("abcd"), draw.integers(0, 2)).tolist()
         start = len(words)
@@ -34,7 +35,10 @@ def bracketed(draw: np.random.Generator) -> dict:
             {"start": start, "end": start + 6, "label": "GROUP"},
             {"start": start + 2, "end": start + 5, "label": "ITEM"},
         ]
-        relations.append({"head": len(spans) - 1, "tail": len(spans) - 2, "label": "part"})
+    relations = [
+        {"head": head, "tail": tail, "label": "part"}
+        for head, tail in itertools.product(range(1, len(spans), 2), range(0, len(spans), 2))
+    ]
     return {"tokens": words, "spans": spans, "relations": relations}
 
 
@@ -49,7 +53,8 @@ def test_nested_spans_and_their_relations_are_learnt(tmp_path: Path, letters: To
         task=TaskConfig(kind="span_pairs", max_length=32, **files),
         optimizer=OptimizerConfig(learning_rate=5e-3, warmup_steps=10),
         batch_size=32,
-        epochs=7.0,
+        epochs=8.0,
+        eval=EvalConfig(every_steps=1000),  # at the end only
     )
     result = finetune(config, tmp_path / "run", letters)
     found = {name: metric["mean"] for name, metric in result["metrics"].items()}
