@@ -19,7 +19,7 @@ quickstart: $(VENV)/installed
 	$(BIN)/python -m bert_jax.quickstart --output $(QUICKSTART)
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile -q --durations=15
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder -q --durations=15
 
 slow: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -m slow -q --durations=10

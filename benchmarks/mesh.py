@@ -47,7 +47,8 @@ def abstract_batch(mesh: Any, batch_size: int, seq_len: int) -> Batch:
 
 def count(model: ModelConfig, shape: tuple[int, ...], batch_size: int, seq_len: int) -> dict[str, Any]:
     """Collectives of a step on a mesh of that shape, and the bytes of state that a device holds."""
-    mesh = partitioning.make_mesh(MeshConfig(*shape), jax.devices()[: math.prod(shape)])
+    data, fsdp, tensor = shape
+    mesh = partitioning.make_mesh(MeshConfig(data, fsdp, tensor), jax.devices()[: math.prod(shape)])
     partitioning.check_model(model, mesh)
     partitioning.check_batch(batch_size, 1, mesh)
     objective, config = PretrainingObjective(), OptimizerConfig()

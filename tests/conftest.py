@@ -40,6 +40,16 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
 
 
+# Files whose tests take longest, so that no worker begins one while the others have nothing left to do.
+LONGEST = ("test_trainer", "test_finetune", "test_steps", "test_pretrain", "test_build_examples", "test_checkpoint")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first; workers take files in this order (--no-loadscope-reorder)."""
+    places = {name: place for place, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: places.get(item.path.stem, len(places)))
+
+
 @pytest.fixture(scope="session")
 def sample_text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A text file of twelve documents, each the beginning of a chapter of the sample."""

@@ -4,9 +4,13 @@ from dataclasses import dataclass
 
 import jax
 import numpy as np
+import optax
 from jax.sharding import Mesh
 
-from bert_jax.train import compiler
+from bert_jax.config import OptimizerConfig
+from bert_jax.model.runtime import Runtime
+from bert_jax.train import compiler, steps
+from bert_jax.train.losses import PretrainingObjective
 
 
 @dataclass(frozen=True)
@@ -30,3 +34,16 @@ def test_one_device_and_other_kinds_keep_the_defaults():
     assert compiler.options(mesh_of("TPU v5 lite", 1)) is None
     assert compiler.options(mesh_of("TPU v6 lite", 4)) is None
     assert compiler.options(Mesh(np.array(jax.devices()), ("data",))) is None
+
+
+def test_the_options_are_left_out_without_overlap(monkeypatch, tiny_config):
+    asked = []
+    monkeypatch.setattr(compiler, "options", asked.append)
+    mesh = Mesh(np.array(jax.devices()), ("data",))
+    for overlap in (False, True):
+        plan = steps.Plan(
+            tiny_config, Runtime(), PretrainingObjective(), OptimizerConfig(), optax.identity(),
+            overlap=overlap,
+        )  # fmt: skip
+        steps.jitted(plan, mesh, steps.initial_state(plan, {"kernel": jax.device_put(np.zeros(2))}))
+        assert asked == [mesh] * overlap

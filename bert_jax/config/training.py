@@ -62,6 +62,7 @@ class MeshConfig:
     data: int = -1  # rows of a batch; parameters are whole on each
     fsdp: int = 1  # rows, and parts of the parameters and of the optimizer's state
     tensor: int = 1  # attention heads, inner units of the feed-forward, the vocabulary
+    overlap: bool = True  # sums of gradients beside products, where XLA has to be told so (train/compiler.py)
 
 
 @dataclass(frozen=True)

@@ -85,6 +85,7 @@ class Step:
             optimizer_config=config.optimizer,
             optimizer=optim.build(config.optimizer, abstract),
             microbatches=config.microbatches,
+            overlap=config.mesh.overlap,
             factors=optim.rate_factors(config.optimizer, abstract, None),
         )
         return cls(config, topology, rows, model, plan, mesh)

@@ -37,6 +37,7 @@ def plan_of(run: Run) -> Plan:
         optimizer_config=config.optimizer,
         optimizer=optim.build(config.optimizer, abstract),
         microbatches=config.microbatches,
+        overlap=config.mesh.overlap,
         factors=optim.rate_factors(config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh)),
         unfreezing=optim.Unfreezing(rules.stages(abstract, fresh), run.unfreeze_every) if gradual else None,
     )

@@ -35,6 +35,7 @@ class Plan(Forward):
     optimizer: optax.GradientTransformation
     microbatches: int = 1
     factors: dict[str, Any] | None = None  # of the rate, by parameter (optim.rate_factors); None: 1 for all
+    overlap: bool = True  # mesh.overlap
     unfreezing: optim.Unfreezing | None = None  # which of them are 0 at first; None: none
 
 
@@ -83,7 +84,7 @@ def jitted(plan: Plan, mesh: Mesh, state: TrainState) -> Any:
     """
     lies = jax.tree.map(lambda leaf: leaf.sharding, state)
     shardings = (lies, partitioning.replicated(mesh))
-    options = compiler.options(mesh)
+    options = compiler.options(mesh) if plan.overlap else None
     step = functools.partial(train_step, plan)
     return jax.jit(step, donate_argnums=0, out_shardings=shardings, compiler_options=options)
 
