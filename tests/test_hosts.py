@@ -60,9 +60,9 @@ class Started:
         return (self._out / f"{process}.err").read_text()
 
     def printed(self, process: int) -> list[str]:
-        """What it printed, without what gloo does, whose threads write over each other's line ends."""
+        """The JSON lines that it printed; gloo's threads write between, over each other's lines."""
         lines = (self._out / f"{process}.out").read_text().splitlines()
-        return [line for line in lines if line and not line.startswith("[Gloo]")]
+        return [line[line.index("{") :] for line in lines if "{" in line]
 
     def all_well(self) -> "Started":
         assert self.codes() == [0] * len(self.processes), [self.said(n) for n in range(len(self.processes))]
