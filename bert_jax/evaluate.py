@@ -1,6 +1,5 @@
 """Measures a checkpoint on held-out shards, or a fine-tuned one on labelled files."""
 
-import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -111,7 +110,8 @@ def main(arguments: Sequence[str]) -> None:
         what = f"the {column} column of a task's file, by name or number (default: as the checkpoint was trained)"
         parser.add_argument(f"--{column}", default="", help=what)
     on = parser.add_argument_group("devices on each axis of the mesh (docs/scaling.md)")
-    for axis, default in dataclasses.asdict(MeshConfig()).items():
+    for axis in partitioning.AXES:
+        default = getattr(MeshConfig(), axis)
         what = f"default: {default}" if default > 0 else "default: -1, what the others leave"
         on.add_argument(f"{MESH_FLAG}.{axis}", type=int, default=default, metavar="N", help=what)
     distributed.add_flags(parser)
