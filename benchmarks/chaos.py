@@ -67,7 +67,7 @@ def shards(directory: Path) -> Path:
     return directory / "shards"
 
 
-def arguments(data: Path, workdir: Path, steps: int, save_every: int) -> list[str]:
+def arguments(data: Path, workdir: Path, steps: int, save_every: int, more: Sequence[str] = ()) -> list[str]:
     return [
         f"--config={RECIPE}",
         f"--workdir={workdir}",
@@ -78,6 +78,7 @@ def arguments(data: Path, workdir: Path, steps: int, save_every: int) -> list[st
         f"--config.checkpoint.every_steps={save_every}",
         "--config.checkpoint.keep=3",
         "--config.eval.max_rows=64",
+        *more,
     ]
 
 
@@ -179,11 +180,14 @@ def compare(whole: Path, killed: Path) -> list[str]:
     return differing
 
 
-def fixed(data: Path, work: Path, kills: int, steps: int, seed: int) -> dict[str, Any]:
-    """The command on one device, killed `kills` times; figures by name, `differing` among them."""
+def fixed(data: Path, work: Path, kills: int, steps: int, seed: int, more: Sequence[str] = ()) -> dict[str, Any]:
+    """The command on one device, killed `kills` times; figures by name, `differing` among them.
+
+    more are further arguments of the command.
+    """
 
     def start(name: str) -> list[subprocess.Popen[bytes]]:
-        line = [sys.executable, "-m", "bert_jax.pretrain", *arguments(data, work / name, steps, SAVE_EVERY)]
+        line = [sys.executable, "-m", "bert_jax.pretrain", *arguments(data, work / name, steps, SAVE_EVERY, more)]
         return [_process(line, 1, work)]
 
     began = time.monotonic()
@@ -203,14 +207,20 @@ def fixed(data: Path, work: Path, kills: int, steps: int, seed: int) -> dict[str
 
 
 def elastic(
-    data: Path, work: Path, kills: int, steps: int, seed: int, shapes: Sequence[tuple[int, int]]
+    data: Path,
+    work: Path,
+    kills: int,
+    steps: int,
+    seed: int,
+    shapes: Sequence[tuple[int, int]],
+    more: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The command on changing numbers of devices and processes; figures by name."""
+    """The command on changing numbers of devices and processes; figures by name. more as in `fixed`."""
 
     def start(name: str, shape: tuple[int, int]) -> list[subprocess.Popen[bytes]]:
         devices, processes = shape
         log = work / f"{name}-batches"
-        made = arguments(data, work / name, steps, ELASTIC_SAVE_EVERY)
+        made = arguments(data, work / name, steps, ELASTIC_SAVE_EVERY, more)
         line = [sys.executable, "-m", "benchmarks.chaos_worker", str(log), *made]
         port = f"--coordinator_address=127.0.0.1:{_free_port()}"
         others = [
@@ -257,7 +267,8 @@ def read_hashes(folder: Path) -> Iterator[tuple[tuple[int, int], str]]:
 
 def _process(line: Sequence[str], devices: int, work: Path) -> subprocess.Popen[bytes]:
     environment = dict(os.environ, JAX_PLATFORMS="cpu")
-    environment["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={devices}"
+    given = os.environ.get("XLA_FLAGS", "")
+    environment["XLA_FLAGS"] = f"{given} --xla_force_host_platform_device_count={devices}"
     environment["PYTHONPATH"] = str(common.REPOSITORY)
     with (work / "log.txt").open("ab") as log:
         return subprocess.Popen(line, cwd=work, env=environment, stdout=log, stderr=log)

@@ -9,7 +9,11 @@ import random
 import sys
 from pathlib import Path
 
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8"
+# Programs that run a few times are mostly compiled: without LLVM's passes that takes half the time. Tests that train
+# for long, or want the code that users run, start processes of their own without these flags.
+os.environ["XLA_FLAGS"] = (
+    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
+)
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 CACHE = Path(__file__).parent.parent / ".cache"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE / "jax"))
@@ -31,13 +35,6 @@ ROOT = Path(__file__).parent.parent
 SAMPLE = ROOT / "data_prep" / "sample"
 SAMPLE_DOCUMENTS = 12
 SAMPLE_CHARACTERS = 6000  # of each document
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    """Programs that run once or twice are mostly compiled: without LLVM's passes that takes half the time. The tests
-    marked slow train, and want the code that users run."""
-    if "slow" not in config.option.markexpr or "not slow" in config.option.markexpr:
-        os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
 
 
 # Files whose tests take longest, so that no worker begins one while the others have nothing left to do.

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tiny_runs import RECIPE, ROOT, TINY
 
 from bert_jax import finetune, pretrain
 from bert_jax.config import MeshConfig
@@ -13,16 +14,16 @@ from bert_jax.evaluate import evaluate
 from bert_jax.train import metrics
 from bert_jax.train.workdir import latest_step
 
-ROOT = Path(__file__).parent.parent
 CUBE = ("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
 
 
 def pretrained(shards: Path, workdir: Path, *overrides: str) -> dict:
     pretrain.main(
         [
-            f"--config={ROOT}/configs/bert_tiny.py",
+            f"--config={RECIPE}",
             f"--workdir={workdir}",
             f"--config.data.train={shards}",
+            *TINY,
             "--config.batch_size=16",
             "--config.steps=4",
             "--config.log_every=2",
@@ -32,35 +33,44 @@ def pretrained(shards: Path, workdir: Path, *overrides: str) -> dict:
     return json.loads((workdir / "result.json").read_text())
 
 
+@pytest.fixture(scope="module")
+def rows(shards_dir, tmp_path_factory) -> Path:
+    """A workdir of a run whose devices have rows each."""
+    workdir = tmp_path_factory.mktemp("rows") / "run"
+    pretrained(shards_dir, workdir)
+    return workdir
+
+
 @pytest.mark.slow
-def test_pretraining_on_a_mesh_goes_on_on_another_and_its_checkpoint_serves_every_command(shards_dir, tmp_path, capfd):
-    rows = pretrained(shards_dir, tmp_path / "rows")
+def test_pretraining_on_a_mesh_goes_on_on_another_and_its_checkpoint_serves_every_command(
+    rows, shards_dir, tmp_path, capfd
+):
     pretrained(shards_dir, tmp_path / "cube", "--config.steps=2", *CUBE)
     told = capfd.readouterr().err
     assert "'fsdp': 2, 'tensor': 2" in told and "largest tensor that is whole on each" in told
     cube = pretrained(shards_dir, tmp_path / "cube", "--config.mesh.data=1", "--config.mesh.fsdp=8")
-    lines = [metrics.read_metrics(tmp_path / name) for name in ("rows", "cube")]
+    lines = [metrics.read_metrics(workdir) for workdir in (rows, tmp_path / "cube")]
     np.testing.assert_allclose(*([line["loss"] for line in part] for part in lines), rtol=1e-6)
-    assert cube["eval_loss"] == pytest.approx(rows["eval_loss"], rel=1e-6)
+    wanted = json.loads((rows / "result.json").read_text())["eval_loss"]
+    assert cube["eval_loss"] == pytest.approx(wanted, rel=1e-6)
     for mesh in (MeshConfig(), MeshConfig(fsdp=2, tensor=2)):
         again = evaluate(tmp_path / "cube", shards_dir, batch_size=16, mesh=mesh)
         assert again["loss"] == pytest.approx(cube["eval_loss"], rel=1e-6)
-    vectors = [embed(tmp_path / name, ["a book", "two books"])["embeddings"] for name in ("rows", "cube")]
+    vectors = [embed(workdir, ["a book", "two books"])["embeddings"] for workdir in (rows, tmp_path / "cube")]
     np.testing.assert_allclose(*vectors, atol=1e-3)  # a step of Adam may go either way where a gradient is noise
 
 
 @pytest.mark.slow
-def test_finetuning_on_a_mesh_measures_as_on_rows(shards_dir, tmp_path):
+def test_finetuning_on_a_mesh_measures_as_on_rows(rows, tmp_path):
     for name, text in (("train", "good\t1\nbad\t0\n" * 8), ("dev", "good\t1\nbad\t0\n")):
         (tmp_path / f"{name}.tsv").write_text("text\tlabel\n" + text)
-    pretrained(shards_dir, tmp_path / "start", "--config.steps=1")
     found = []
     for name, mesh in (("rows", ()), ("cube", CUBE)):
         finetune.main(
             [
                 f"--config={ROOT}/configs/own.py",
                 f"--workdir={tmp_path / name}",
-                f"--config.init_from={tmp_path / 'start'}",
+                f"--config.init_from={rows}",
                 f"--config.task.train={tmp_path / 'train.tsv'}",
                 f"--config.task.dev={tmp_path / 'dev.tsv'}",
                 "--config.task.text=text",

@@ -66,27 +66,26 @@ def step_on(shape: tuple[int, ...], plan: steps.Plan) -> tuple[Any, dict[str, An
     """The state and the metrics after a step on so many devices, and the program."""
     mesh = partitioning.make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])
     partitioning.check_model(plan.model, mesh)
-
-    def draw(key: jax.Array) -> Any:
-        return steps.initial_state(plan, bert.init_params(plan.model, plan.objective.heads, key))
-
+    first = first_state(plan)
     with jax.set_mesh(mesh):
-        abstract = partitioning.with_shardings(mesh, jax.eval_shape(draw, jax.random.key(1)))
-        shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
-        state = jax.tree.map(jax.device_put, first_state(plan), shardings)
+        shardings = partitioning.shardings(mesh, first)
+        state = jax.tree.map(jax.device_put, first, shardings)
         batch = partitioning.place(packed_rows(), ROWS, mesh)
         arguments = (batch, jnp.float32(0), jax.device_put(jax.random.key(0), partitioning.replicated(mesh)))
-        lowered = steps.jitted(plan, mesh, state).lower(state, *arguments)
-        program = lowered.compile(compiler_options={"xla_backend_optimization_level": "0"})  # half the time
+        program = steps.jitted(plan, mesh, state).lower(state, *arguments).compile()
         state, metrics = program(state, *arguments)
     assert jax.tree.map(lambda leaf: leaf.sharding, state) == shardings
     return state, jax.device_get(metrics), program
 
 
 def first_state(plan: steps.Plan) -> Any:
-    """The state before the first step, in host memory."""
-    params = bert.init_params(plan.model, plan.objective.heads, jax.random.key(1))
-    return jax.device_get(steps.initial_state(plan, params))
+    """The state before the first step, in host memory; drawn there, since programs that draw take long to compile."""
+    generator = np.random.default_rng(1)
+    params = {}
+    for path, leaf in paths.flatten(bert.abstract_params(plan.model, plan.objective.heads)).items():
+        drawn = generator.normal(float(path.endswith("scale")), 0.02, leaf.shape)
+        params[path] = drawn.astype(leaf.dtype)
+    return jax.device_get(steps.initial_state(plan, paths.unflatten(params)))
 
 
 @functools.cache

@@ -1,12 +1,7 @@
 """The command, from recipe to result.json, and its users' mistakes."""
 
 import json
-import os
 import shutil
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +11,7 @@ from bert_jax import evaluate, pretrain, report
 from bert_jax.command import UserError
 from bert_jax.train import metrics
 from bert_jax.train.parameters import read_params
-from bert_jax.train.workdir import latest_step, read_config
+from bert_jax.train.workdir import read_config
 from data_prep.build_examples import build
 
 ROOT = Path(__file__).parent.parent
@@ -221,30 +216,3 @@ def test_shards_of_another_tokenizer_are_refused(shards_dir, tmp_path):
     train_tokenizer.train([text], copy / "tokenizer", vocab_size=60, lowercase=True)
     with pytest.raises(UserError, match="tokenizer"):
         pretrain.main(arguments(copy, tmp_path / "run"))
-
-
-@pytest.mark.slow
-def test_killed_at_any_instant_and_run_again_it_ends_the_same(shards_dir, tmp_path):
-    """SIGKILL, wherever it falls: three times, then to the end; equal bit for bit to a run that was left alone."""
-    environment = dict(os.environ, XLA_FLAGS="")
-
-    def command(name: str) -> list[str]:
-        overrides = ("--config.steps=60", "--config.checkpoint.every_steps=5", "--config.eval.max_rows=16")
-        return [sys.executable, "-m", "bert_jax.pretrain", *arguments(shards_dir, tmp_path / name, *overrides)]
-
-    subprocess.run(command("whole"), check=True, cwd=ROOT, env=environment, capture_output=True)
-    for kill_after in (5, 20, 35):
-        process = subprocess.Popen(command("killed"), cwd=ROOT, env=environment, stderr=subprocess.DEVNULL)
-        deadline = time.monotonic() + 120
-        while (latest_step(tmp_path / "killed") or 0) < kill_after and time.monotonic() < deadline:
-            time.sleep(0.01)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    subprocess.run(command("killed"), check=True, cwd=ROOT, env=environment, capture_output=True)
-    whole, killed = read_params(tmp_path / "whole"), read_params(tmp_path / "killed")
-    for path, value in whole.items():
-        np.testing.assert_array_equal(killed[path], value, err_msg=path)
-    results = [json.loads((tmp_path / name / "result.json").read_text()) for name in ("whole", "killed")]
-    for result in results:
-        del result["seconds"]
-    assert results[0] == results[1]
