@@ -39,7 +39,7 @@ from bert_jax.model import paths
 from bert_jax.model.bert import init_params
 from bert_jax.tasks import table
 from bert_jax.tasks.kinds import kind_of
-from bert_jax.tasks.source import TaskSource, padded_length
+from bert_jax.tasks.source import TaskSource
 from bert_jax.train import optim, partitioning, steps, trainer
 from bert_jax.train.host_memory import keep_freed_memory
 
@@ -94,7 +94,7 @@ def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
         return seconds
 
     indices = np.arange(config.batch_size)
-    lengths = sorted({padded_length(int(length), task.max_length) for length in rows.lengths})
+    lengths = sorted({source.padded(int(length)) for length in rows.lengths})
     compiling = sum(step(rows.batch(indices, length)) for length in lengths)
     return run, compiling
 

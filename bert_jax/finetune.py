@@ -240,7 +240,7 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
         pool=config.length_pool,
         steps=next(iter(every.values())).steps,
     )
-    sources = trials.sources_of(rows, trials.seeds_of(config), lambda seed: source(seed=seed), length)
+    sources = trials.sources_of(rows, trials.seeds_of(config), lambda seed: source(seed=seed))
     return {
         trial: trainer.Run(
             config=settings,

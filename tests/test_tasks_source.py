@@ -1,12 +1,14 @@
 """Batches of fine-tuning: functions of the step, every row as often as any other, few shapes."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.tasks.example import LabelledRows, TaskRows, spans
-from bert_jax.tasks.source import TaskSource, evaluation_batches, padded_length
+from bert_jax.tasks.source import SHAPES, TaskSource, best_lengths, evaluation_batches, padded_length
 
 MAX_LENGTH = 70
 
@@ -100,10 +102,30 @@ def test_a_slice_of_rows_is_that_slice_of_the_whole_batch() -> None:
 def test_a_batch_is_padded_to_the_smallest_length_that_holds_it() -> None:
     rows = rows_of(60)
     source = source_of(rows, 3)
+    lengths = best_lengths(rows.lengths, MAX_LENGTH)
+    assert len(lengths) == SHAPES and lengths[-1] == MAX_LENGTH
     for step in range(40):
         longest = rows.lengths[source.indices(step)].max()
-        assert source.batch(step).input_ids.shape[1] == padded_length(int(longest), MAX_LENGTH)
+        assert source.batch(step).input_ids.shape[1] == min(length for length in lengths if length >= longest)
     assert {padded_length(length, MAX_LENGTH) for length in range(1, MAX_LENGTH + 1)} == {16, 32, 48, 64, 70}
+
+
+@given(
+    lengths=st.lists(st.integers(1, 100), min_size=1, max_size=30).map(np.array),
+    max_length=st.sampled_from([100, 104, 77]),
+    shapes=st.integers(1, 4),
+)
+def test_no_other_choice_of_lengths_has_less_padding(lengths: np.ndarray, max_length: int, shapes: int) -> None:
+    lengths = np.minimum(lengths, max_length)
+    found = best_lengths(lengths, max_length, shapes)
+
+    def slots(chosen: tuple[int, ...]) -> int:
+        return sum(min(size for size in chosen if size >= length) for length in lengths)
+
+    sizes = sorted({min(-(-int(length) // 8) * 8, max_length) for length in lengths})
+    every = ((*some, sizes[-1]) for count in range(shapes) for some in itertools.combinations(sizes[:-1], count))
+    assert sorted(set(found)) == list(found) and set(found) <= set(sizes) and len(found) <= shapes
+    assert slots(found) == min(map(slots, every))
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(23, 8), (3, 8), (16, 8)])

@@ -11,8 +11,11 @@ from bert_jax.data import hashing
 from bert_jax.data.permutation import permute
 from bert_jax.tasks.example import TaskBatch, TaskRows
 
-# Rows are padded to the next of these, so that at most so many programs are compiled and little is padding.
+# What is measured or answered is padded to the next of these, whatever the file: each is compiled once.
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+
+# What is learnt from, to so many lengths at most, multiples of STEP that are chosen for the file.
+SHAPES, STEP = 6, 8
 
 
 def padded_length(longest: int, max_length: int) -> int:
@@ -22,6 +25,29 @@ def padded_length(longest: int, max_length: int) -> int:
     return min(next(fitting, -(-longest // step) * step), max_length)
 
 
+def best_lengths(lengths: Int64[np.ndarray, "N"], max_length: int, shapes: int = SHAPES) -> tuple[int, ...]:
+    """The lengths, at most so many, that rows are padded to with the fewest slots in all; ascending.
+
+    Each is a multiple of STEP, or max_length. Exact, by dynamic programming over the histogram: the best choice for the
+    rows up to some length ends there, and is the best of one length fewer up to some shorter length before that.
+    """
+    rounded = np.minimum(-(-lengths // STEP) * STEP, max_length)
+    sizes, counts = np.unique(rounded, return_counts=True)
+    before = np.concatenate([[0], np.cumsum(counts)])
+    slots = np.concatenate([[0.0], np.full(len(sizes), np.inf)])  # of the rows of the first i sizes, in so many lengths
+    cuts: list[np.ndarray] = []  # where the last of them begins
+    for _ in range(min(shapes, len(sizes))):
+        costs = slots + (before[:, None] - before) * np.concatenate([[0], sizes])[:, None]
+        costs[np.triu_indices(len(slots))] = np.inf
+        cuts.append(costs.argmin(axis=1))
+        slots = costs.min(axis=1)
+    end, chosen = len(sizes), []
+    for cut in reversed(cuts):
+        chosen.append(int(sizes[end - 1]))
+        end = int(cut[end])
+    return tuple(reversed(chosen))
+
+
 class TaskSource:
     """The training batches of a task: law 1 of docs/architecture.md over epochs of seeded permutations.
 
@@ -29,7 +55,7 @@ class TaskSource:
     them; no tail is dropped. Within a pool rows of like length share a batch, and the batches come in an order that is
     the same for every seed, so that runs of several seeds have batches of like length at each step. A pool of 1 takes
     rows as they come. `steps`, where they are known, end the last pool, so that no row of the last epoch is left out.
-    A batch is padded to the smallest length that holds its longest row.
+    A batch is padded to the smallest of `best_lengths` that holds its longest row.
     """
 
     def __init__(
@@ -38,7 +64,7 @@ class TaskSource:
         self._rows = rows
         self._batch_size = batch_size
         self._seed = seed
-        self._max_length = max_length
+        self._lengths = best_lengths(rows.lengths, max_length)
         self._pool = pool
         self._steps = steps
         self._sorted = functools.lru_cache(maxsize=2)(self._sort)  # the batches of a pool are asked for in turn
@@ -59,8 +85,15 @@ class TaskSource:
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> TaskBatch:
         """The global batch of a step, or only those of its rows, padded as the whole batch is."""
         indices = self.indices(step)
-        length = padded_length(int(self._rows.lengths[indices].max()), self._max_length)
-        return self._rows.batch(indices if rows is None else indices[rows], length)
+        return self._rows.batch(indices if rows is None else indices[rows], self.padded(self.longest(step)))
+
+    def longest(self, step: int) -> int:
+        """The tokens of the longest row of a step."""
+        return int(self._rows.lengths[self.indices(step)].max())
+
+    def padded(self, longest: int) -> int:
+        """What a batch is padded to whose longest row has so many tokens."""
+        return next(length for length in self._lengths if length >= longest)
 
     def _bounds(self, step: int) -> tuple[int, int]:
         """The first step of a step's pool, and how many steps it has."""

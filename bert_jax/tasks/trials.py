@@ -13,7 +13,7 @@ import numpy as np
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig
 from bert_jax.tasks.example import TaskBatch, TaskRows
-from bert_jax.tasks.source import TaskSource, padded_length
+from bert_jax.tasks.source import TaskSource
 from bert_jax.tasks.task import Task
 from bert_jax.train import rules, together
 from bert_jax.train.preservation import PREFIX
@@ -148,9 +148,7 @@ def run_together(config: FinetuneConfig, trials: int, parameters: int) -> bool:
     return jax.default_backend() != "cpu" and not together.refusal(config) and fits
 
 
-def sources_of(
-    rows: TaskRows, seeds: Sequence[int], make: Callable[[int], TaskSource], max_length: int
-) -> dict[int, "TrialSource"]:
+def sources_of(rows: TaskRows, seeds: Sequence[int], make: Callable[[int], TaskSource]) -> dict[int, "TrialSource"]:
     """The batches of each seed's run. make gives a seed's TaskSource.
 
     A step's batches are as long as the longest of them all, so that the runs can be one program; and also where they
@@ -160,8 +158,7 @@ def sources_of(
 
     @functools.lru_cache(maxsize=64)
     def length(step: int) -> int:
-        longest = max(int(rows.lengths[source.indices(step)].max()) for source in every.values())
-        return padded_length(longest, max_length)
+        return max(source.padded(source.longest(step)) for source in every.values())
 
     return {seed: TrialSource(rows, source, length) for seed, source in every.items()}
 
