@@ -8,8 +8,8 @@ tfds:NAME[:SPLIT] (data that TensorFlow Datasets has prepared, in TFDS_DATA_DIR)
 line, fields parted by one tab and never quoted. Text may be compressed (.gz, .xz, .zst). task.text, task.text_pair and
 task.label name columns of the header line, or, when all are numbers from 0, columns of a TSV or CSV without a header.
 Labels are those of the training file; with --config.task.kind=regression they are numbers. In JSON lines, Parquet and
-prepared data a file whose labels are all null or -1 is unlabelled, and numbers become the names that the file gives
-its classes.
+prepared data numbers become the names that the file gives its classes. A file whose labels are all empty (there also
+null or -1) is unlabelled.
 
 A file that ends in .conllu, .conll, .iob, .iob2 or .bio (or any with --config.task.kind=tagging) holds tagged words:
 of CoNLL-U FORM and UPOS unless task.text and task.label name others (--config.task.label=XPOS), of columns the first

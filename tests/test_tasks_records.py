@@ -17,7 +17,9 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
 from bert_jax.tasks import reading, table
+from bert_jax.tasks.kinds.classification import Classification
 from bert_jax.tasks.reading import Column, Columns
+from bert_jax.tasks.task import Task
 
 OWN = Columns("text", "", "label")
 # Commas, quotes, tabs and line ends inside, a mark of byte order's own character, and what only splitlines ends.
@@ -117,13 +119,48 @@ def test_a_number_is_the_class_of_its_place_where_names_are_known(tmp_path: Path
     ]
 
 
+def test_a_number_is_never_the_place_of_another_number(tmp_path: Path) -> None:
+    stars = write_jsonl(tmp_path / "stars.jsonl", [{"text": "a", "label": 0}, {"text": "b", "label": 4}])
+    assert labels_of(stars, ("1", "2", "4", "5")) == ["0", "4"]  # 0 was not seen in training: to be told
+    rows = [{"text": "a", "label": 0}, {"text": "b", "label": 1}]
+    named = write_parquet(tmp_path / "named.parquet", rows, ["1", "2"])
+    assert labels_of(named, ("1", "2")) == labels_of(named) == ["1", "2"]
+
+
+def test_the_order_of_the_classes_that_a_file_names_is_kept(tmp_path: Path) -> None:
+    rows = [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
+    train = reading.read_table(write_parquet(tmp_path / "a.parquet", rows, ["World", "Sports", "Business"]), OWN, True)
+    task = Classification().complete(Task("own", "classification"), train)
+    assert task.labels == ("World", "Sports", "Business")
+    assert labels_of(write_jsonl(tmp_path / "b.jsonl", rows), task.labels) == ["Sports", "World"]
+
+
+@pytest.mark.parametrize("ending", ["tsv", "csv", "jsonl"])
+def test_an_empty_label_is_none(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"a.{ending}"
+    between = {"tsv": "\t", "csv": ","}.get(ending, "")
+
+    def write(*labels: str) -> None:
+        rows = [{"text": "a", "label": label} for label in labels]
+        lines = [between.join(row.values()) for row in rows] if between else [json.dumps(row) for row in rows]
+        path.write_text("\n".join([f"text{between}label", *lines][not between :]) + "\n")
+
+    write("x", " ", "y")
+    with pytest.raises(UserError, match=rf"a.{ending} line {2 + bool(between)} has no label, and others have"):
+        reading.read_table(path, OWN, label_required=True)
+    write("", " ")
+    assert not reading.read_table(path, OWN, label_required=False).labelled
+    with pytest.raises(UserError, match="has no labels: column 'label' is empty, null or -1 throughout"):
+        reading.read_table(path, OWN, label_required=True)
+
+
 @pytest.mark.parametrize("held_back", [None, -1, float("nan")])
 def test_labels_that_are_held_back_are_none(tmp_path: Path, held_back: float | None) -> None:
     rows = [{"text": "a", "label": held_back}, {"text": None, "label": held_back}]
     path = write_jsonl(tmp_path / "test.jsonl", rows)
     split = reading.read_table(path, OWN, label_required=False)
     assert not split.labelled and split.items == (("a", None, None, 1), ("", None, None, 2))
-    with pytest.raises(UserError, match=r"test.jsonl has no labels: column 'label' holds null or -1 throughout"):
+    with pytest.raises(UserError, match=r"test.jsonl has no labels: column 'label' is empty, null or -1 throughout"):
         reading.read_table(path, OWN, label_required=True)
     without = write_jsonl(tmp_path / "bare.jsonl", [{"text": "a"}])
     assert not reading.read_table(without, OWN, label_required=False).labelled

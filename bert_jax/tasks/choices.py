@@ -32,8 +32,8 @@ def read_choices(path: Path, columns: Columns, choices: str, label_required: boo
 
     choices names the columns of the choices, parted by commas, or one column that holds a list of texts (JSON lines
     and Parquet; `choices` by default). Of several columns an empty one is no choice. A file without the label column,
-    or whose labels are all null or -1, is read as unlabelled unless label_required. Raises UserError, with file and
-    line, for columns that are not there and for an item of fewer than two choices.
+    or whose labels are all empty, null or -1, is read as unlabelled unless label_required. Raises UserError, with file
+    and line, for columns that are not there and for an item of fewer than two choices.
     """
     if not columns.text:
         raise UserError(
@@ -56,7 +56,7 @@ def read_choices(path: Path, columns: Columns, choices: str, label_required: boo
     labelled = bool(columns.label) and found.present[-1]
     labelled = labelled and not all(is_held_back(record.values[-1]) for record in found.records)
     if label_required and not labelled:
-        raise UserError(f"{path} has no labels: column {columns.label!r} holds null or -1 throughout")
+        raise UserError(f"{path} has no labels: column {columns.label!r} is empty, null or -1 throughout")
     items = []
     for line, values in found.records:
         start = values[1 + len(names)] if columns.text_pair else ""

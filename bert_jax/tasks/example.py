@@ -67,6 +67,7 @@ class Split(Generic[Item]):
     items: tuple[Item, ...]
     labelled: bool
     left_out: int = 0  # lines that could not be read, where a task's published files have such
+    class_names: tuple[str, ...] = ()  # by number, where the file gives its classes names
 
 
 class TaskBatch(NamedTuple):

@@ -61,7 +61,8 @@ class Classification(Kind):
     def complete(self, task: Task, train: Split[Example]) -> Task:
         """The task with the labels and metrics that its training file implies, where it names none.
 
-        Labels are sorted, as numbers where all are whole numbers. Raises UserError for fewer than two.
+        Labels are in the order of the classes that the file names, or else sorted, whole numbers first and as numbers.
+        Raises UserError for fewer than two.
         """
         if task.kind == "classification" and not task.labels:
             found = {example.label or "" for example in train.items}
@@ -72,7 +73,8 @@ class Classification(Kind):
                     f"{train.path}: {len(found)} different labels in {len(train.items)} lines; is task.label "
                     f"{task.columns.label!r} the right column? For numbers use --config.task.kind=regression"
                 )
-            task = replace(task, labels=tuple(sorted(found, key=_label_order)))
+            named = found <= set(train.class_names)
+            task = replace(task, labels=train.class_names if named else tuple(sorted(found, key=_label_order)))
         task = weigh_classes(task, train, (example.label or "" for example in train.items))
         return replace(task, metrics=task.metrics or self.default_metrics(task))
 

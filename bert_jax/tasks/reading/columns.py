@@ -31,7 +31,7 @@ class Column:
 
 def is_number(name: str) -> bool:
     """Whether a column is named by its place."""
-    return name.removeprefix("-").isdigit()
+    return name.removeprefix("-").isdecimal()
 
 
 def has_column(names: list[str], width: int, column: str) -> bool:

@@ -9,7 +9,7 @@ from bert_jax.command import UserError
 from bert_jax.tasks.example import Example, Split
 from bert_jax.tasks.reading.columns import Column, Columns
 from bert_jax.tasks.reading.marks import mark_words
-from bert_jax.tasks.reading.records import is_stored, read_records
+from bert_jax.tasks.reading.records import read_records
 
 
 def read_table(
@@ -18,10 +18,10 @@ def read_table(
     """Reads texts, or pairs of texts, of a table (records.py) with their labels as texts.
 
     In JSON, Parquet and prepared data a number may stand for a class: it becomes its name, or the label in its place
-    among `labels`, where these are known; true and false become `true` and `false`; a file whose labels are all null
-    or -1 is unlabelled; a text that is null is empty. Without label_required a file that lacks the label column is
-    read as unlabelled. Raises UserError for a column that is not named or not there, an example without a label, and
-    all that read_records refuses.
+    among `labels`, where these are known and no numbers themselves; true and false become `true` and `false`; a text
+    that is null is empty. A file whose labels are all empty, or null or -1 there, is unlabelled, and without
+    label_required so is one that lacks the label column. Raises UserError for a column that is not named or not there,
+    an example without a label, and all that read_records refuses.
     """
     if not columns.text:
         raise UserError(
@@ -38,10 +38,10 @@ def read_table(
         wanted.append(Column(columns.label, "label", required=label_required))
     found = read_records(path, wanted, ragged_lines)
     labelled = bool(columns.label) and found.present[-1]
-    if labelled and is_stored(path):
+    if labelled:
         labelled = not all(is_held_back(record.values[-1]) for record in found.records)
         if label_required and not labelled:
-            raise UserError(f"{path} has no labels: column {columns.label!r} holds null or -1 throughout")
+            raise UserError(f"{path} has no labels: column {columns.label!r} is empty, null or -1 throughout")
     items = []
     for line, values in found.records:
         first, *second = (_text(path, line, wanted[place].name, values[place]) for place in range(texts))
@@ -49,15 +49,17 @@ def read_table(
             first, *second = mark_words(path, line, (first, *second), values[texts : texts + len(columns.marks)])
         label = _label(path, line, values[-1], labels, found.class_names[-1]) if labelled else None
         items.append(Example(first, second[0] if second else None, label, line))
-    return Split(path, tuple(items), labelled, found.left_out)
+    return Split(path, tuple(items), labelled, found.left_out, found.class_names[-1] if labelled else ())
 
 
 def is_held_back(label: Any) -> bool:
-    """Whether a label is null, NaN or -1, which data sets put in the place of one that is not told."""
+    """Whether a label is empty, null, NaN or -1, which data sets put in the place of one that is not told."""
     return _is_missing(label) or label == -1
 
 
 def _is_missing(value: Any) -> bool:
+    if isinstance(value, str):
+        return not value.strip()
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
@@ -80,11 +82,13 @@ def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequ
     elif isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
         number = int(value)
         written = names[number] if 0 <= number < len(names) else str(number)
-        written = str(number) if str(number) in labels else written
     elif isinstance(value, float):
         return repr(value)
     else:
         raise UserError(f"{path} line {line}: {value!r:.40} is no label; wanted a text, a number, true or false")
-    if labels and written not in labels and 0 <= number < len(labels):
-        return labels[number]
-    return written
+    if written in labels:
+        return written
+    if str(number) in labels:
+        return str(number)
+    numbered = any(label.removeprefix("-").isdecimal() for label in labels)
+    return labels[number] if not numbered and 0 <= number < len(labels) else written
