@@ -113,7 +113,7 @@ def test_a_label_that_is_not_in_the_set_is_told_with_file_and_line(letters: Toke
         KIND.encode(TASK, split_of(("a", None, "yes"), ("b", None, "perhaps")), letters)
 
 
-@pytest.mark.parametrize("score", ["", "nan", "high", "inf"])
+@pytest.mark.parametrize("score", ["", "nan", "high", "inf", "1e39"])
 def test_a_score_that_is_no_number_is_told_with_file_and_line(letters: Tokenizer, score: str) -> None:
     task = Task("own", "regression", max_length=12)
     with pytest.raises(UserError, match=f"train.tsv line 3: '{score}' is no number"):

@@ -118,6 +118,8 @@ MISTAKES = {
     "no label asked for": (TABLE, Columns("text"), "text\tstars\na\tb\n", "task.label is not known"),
     "no text asked for": (TABLE, Columns(), "text\tstars\na\tb\n", "task.text is not known"),
     "number too high": (TABLE, Columns("0", "", "2"), "a\tb\n", "no column '2'.*columns 0 to 1"),
+    "number of another kind": (TABLE, Columns("0", "", "²"), "a\tb\n", "no column '²'; its columns are: a, b"),
+    "two columns of one name": (TABLE, NAMED, "text\tlabel\tlabel\na\tb\tc\n", "has 2 columns called 'label'. Rename"),
     "ragged table": (TABLE, NAMED, "text\tlabel\na\tb\nc\n", "line 3 has 1 fields, the first line has 2"),
     "not UTF-8": (TABLE, NAMED, b"text\tlabel\na\tb\n\xe9\tb\n", "line 3 is not UTF-8"),
     "ragged conllu": (reading.read_conllu, Columns(), "# x\n1\tI\tPRON\n", "line 2 has 3 tab-separated fields"),

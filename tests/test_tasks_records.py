@@ -86,6 +86,12 @@ def test_csv_equals_what_python_reads_of_it_and_tells_the_line_a_record_ends_on(
     assert [(item.text, item.line) for item in split.items] == wanted
 
 
+def test_a_text_of_csv_may_be_a_book(tmp_path: Path) -> None:
+    book = "a word, " * 50_000
+    path = write_csv(tmp_path / "a.csv", [{"text": book, "label": "y"}])
+    assert reading.read_table(path, OWN, label_required=True).items[0].text == book
+
+
 def test_parquet_reads_as_jsonl_does(tmp_path: Path) -> None:
     rows = [{"text": text, "label": n % 3} for n, text in enumerate(TEXTS)]
     stored = reading.read_table(write_parquet(tmp_path / "a.parquet", rows), OWN, label_required=True)

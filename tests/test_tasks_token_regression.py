@@ -118,3 +118,13 @@ def test_what_is_no_number_is_told_with_file_and_line(
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=said):
         rows_of(tmp_path / name, letters)
+
+
+def test_numbers_that_are_all_the_same_are_said_to_leave_correlations_undefined(
+    tmp_path: Path, rows: NumberRows, letters: Tokenizer
+) -> None:
+    assert KIND.remarks(TASK, rows) == []
+    path = tmp_path / "dev.conll"
+    path.write_text("cat\t1.5\nis\t-\na\t1.5\n")
+    said = f"{path}: every number is 1.5, so pearson and spearman are undefined"
+    assert KIND.remarks(TASK, rows_of(path, letters)) == [said]

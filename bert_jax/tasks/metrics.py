@@ -13,6 +13,7 @@ from sklearn import metrics
 
 from bert_jax.command import UserError
 
+LARGEST = float(np.finfo(np.float32).max)  # that a number to be learnt may be
 # Of labels that are all the same they have no value.
 UNDEFINED_OF_ONE = ("matthews_correlation", "pearson", "spearman")
 

@@ -19,7 +19,7 @@ from bert_jax.tasks.example import Example, LabelledRows, Split, TaskBatch, Task
 from bert_jax.tasks.inputs import Record, texts_of, value_of
 from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.labels import check_label, weigh_classes
-from bert_jax.tasks.metrics import UNDEFINED_OF_ONE, classification_metrics, regression_metrics
+from bert_jax.tasks.metrics import LARGEST, UNDEFINED_OF_ONE, classification_metrics, regression_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
@@ -189,7 +189,7 @@ def _score(task: Task, split: Split, line: int, label: str) -> float:
         value = float(label)
     except ValueError:
         value = math.nan
-    if not math.isfinite(value):
+    if not abs(value) <= LARGEST:
         raise UserError(f"{split.path} line {line}: {label!r} is no number, and the task is a regression")
     return value
 

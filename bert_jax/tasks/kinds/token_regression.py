@@ -17,7 +17,7 @@ from bert_jax.tasks import reading
 from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows
 from bert_jax.tasks.inputs import Record, sentences_of
 from bert_jax.tasks.kinds.kind import Kind
-from bert_jax.tasks.metrics import regression_metrics
+from bert_jax.tasks.metrics import LARGEST, UNDEFINED_OF_ONE, regression_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
@@ -71,6 +71,15 @@ class TokenRegression(Kind):
         """words, and how many of them have a number."""
         assert isinstance(rows, NumberRows)
         return {"words": len(rows.word_rows), "words_with_number": int(rows.label_weights.sum())}
+
+    def remarks(self, task: Task, rows: TaskRows) -> list[str]:
+        """Numbers that are all the same."""
+        assert isinstance(rows, NumberRows) and rows.split is not None
+        numbers = rows.labels[rows.label_weights > 0]
+        undefined = [name for name in task.metrics if name in UNDEFINED_OF_ONE]
+        if not rows.split.labelled or np.ptp(numbers) > 0 or not undefined:
+            return []
+        return [f"{rows.split.path}: every number is {numbers[0]:g}, so {' and '.join(undefined)} are undefined"]
 
     def objective(self, task: Task) -> TaskObjective:
         return NumberObjective()
@@ -138,7 +147,7 @@ def _numbers(split: Split[Sentence]) -> Float32[np.ndarray, "W"]:
                 number = math.nan if written in MISSING else float(written)
             except ValueError:
                 number = math.inf
-            if math.isinf(number):
+            if abs(number) > LARGEST:
                 raise UserError(
                     f"{split.path} line {line}: {written!r} is no number, and the task is a token_regression. "
                     "Write - where a word has none, or correct the column (task.label)"

@@ -40,8 +40,10 @@ def has_column(names: list[str], width: int, column: str) -> bool:
 
 
 def place_of(path: Path, names: list[str], width: int, column: str, role: str) -> int:
-    """The place of a column from 0. Raises UserError where it is not there."""
+    """The place of a column from 0. Raises UserError where it is not there, or there twice."""
     if not has_column(names, width, column):
         known = f"its columns are: {', '.join(names)}" if names else f"it has columns 0 to {width - 1} and no header"
         raise UserError(f"{path} has no column {column!r}; {known}. Change --config.task.{role}")
+    if names.count(column) > 1:
+        raise UserError(f"{path} has {names.count(column)} columns called {column!r}. Rename all of them but one")
     return names.index(column) if column in names else int(column) % width

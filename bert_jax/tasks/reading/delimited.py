@@ -8,6 +8,8 @@ from bert_jax.command import UserError
 from bert_jax.tasks.reading.columns import Column, has_column, is_number, place_of
 from bert_jax.tasks.reading.lines import decoded_lines, numbered_lines
 
+LONGEST_FIELD = 2**31 - 1  # of the csv module, which refuses fields of 128 KiB unless it is told
+
 Rows = list[tuple[int, tuple[str | None, ...]]]
 
 
@@ -24,6 +26,7 @@ def csv_records(path: Path, columns: Sequence[Column], ragged_lines: bool) -> tu
 
 
 def _csv_rows(path: Path, advice: str) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(LONGEST_FIELD)
     reader = csv.reader((line for _, line in decoded_lines(path)), strict=True)
     while True:
         before = reader.line_num
