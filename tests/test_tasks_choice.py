@@ -103,13 +103,19 @@ def test_a_row_holds_a_sequence_for_each_choice(letters: Tokenizer, rows: Choice
     ]
     assert batch.labels.present.tolist() == [[True, True, False], [True, False, True], [False] * 3]
     assert batch.labels.right[:2].tolist() == [0, 2] and batch.label_weights.tolist() == [1, 1, 0]
-    assert rows.lengths.tolist() == [8, 10, 7] and KIND.counts(rows) == {"choices": 7}
+    assert rows.lengths.tolist() == [8, 10, 7] and KIND.counts(rows) == {"choices": 7, "empty_texts": 0}
 
 
 def test_max_length_is_of_one_choice_and_cuts_the_longer_part(letters: Tokenizer) -> None:
     rows = KIND.encode(replace(TASK, max_length=8), split_of(ITEMS), letters)
-    assert rows.lengths.max() == 8 and rows.truncated == 2
+    assert rows.lengths.max() == 8 and rows.truncated == 1  # of both choices of an item
     assert letters.tokens(rows.batch(np.array([1]), 8).input_ids[0, :8]) == ["[CLS]", *"hij", "[SEP]", *"lm", "[SEP]"]
+
+
+def test_an_empty_context_is_counted_and_said(letters: Tokenizer) -> None:
+    rows = KIND.encode(TASK, split_of([(" ", "", ("b", "c"), "0"), ITEMS[0]]), letters)
+    assert KIND.counts(rows) == {"choices": 5, "empty_texts": 1}
+    assert KIND.remarks(TASK, rows) == ["train.jsonl: 1 of 2 items have an empty context"]
 
 
 def test_scores_and_loss_are_those_of_berts_published_head(tmp_path: Path) -> None:

@@ -238,6 +238,16 @@ def test_conll_2003_holds_its_published_entities(bert_jax_data: Path) -> None:
     assert found == {"train": 23_499, "dev": 5_942, "test": 5_648}
 
 
+def test_broken_lines_of_qqp_are_left_out_of_what_is_learnt_and_never_of_what_is_answered(tmp_path: Path) -> None:
+    labelled, unlabelled = GLUE_FILES["qqp"]
+    path = tmp_path / "test.tsv"
+    path.write_text(labelled + "1\t2\t3\tHow\nis it?\tWhy?\t0\n")
+    assert table.read(table.TASKS["qqp"].task, path).left_out == 2
+    path.write_text(unlabelled + "1\tHow\nis it?\tWhy?\n")
+    with pytest.raises(UserError, match=r"test.tsv line 3 has 2 fields, the first line has 3"):
+        table.read(table.TASKS["qqp"].task, path, label_required=False)
+
+
 # As super.gluebenchmark.com gives them: an object a line, labels that are words, true or false; none in test files.
 SUPERGLUE_FILES = {
     "boolq": ("BoolQ", {"question": "do iran and afghanistan speak the same language", "passage": "Persian."}, True),

@@ -14,7 +14,7 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import table
+from bert_jax.tasks import evaluation, table
 from bert_jax.tasks.inputs import Record
 from bert_jax.tasks.kinds.token_regression import NumberRows, TokenRegression
 from bert_jax.tasks.task import Task
@@ -128,3 +128,10 @@ def test_numbers_that_are_all_the_same_are_said_to_leave_correlations_undefined(
     path.write_text("cat\t1.5\nis\t-\na\t1.5\n")
     said = f"{path}: every number is 1.5, so pearson and spearman are undefined"
     assert KIND.remarks(TASK, rows_of(path, letters)) == [said]
+
+
+def test_words_that_are_cut_are_said_to_be_words(tmp_path: Path, letters: Tokenizer) -> None:
+    path = tmp_path / "train.conll"
+    path.write_text("abcdefgh\t1\nabcdefghi\t2\n")
+    told = evaluation.remarks(rows_of(path, letters), TASK)
+    assert told == [f"{path}: 2 words lost tokens to task.max_length=8"]  # of one sentence

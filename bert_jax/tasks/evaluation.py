@@ -26,6 +26,7 @@ from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.source import evaluation_batches
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.words import WordRows
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning, trainer
 from bert_jax.train.evaluate import Evaluator
@@ -58,10 +59,8 @@ def remarks(rows: TaskRows, task: Task) -> list[str]:
     if rows.split.left_out:
         told.append(f"{rows.split.path}: {rows.split.left_out} lines have another number of fields, so are left out")
     if rows.truncated:
-        told.append(
-            f"{rows.split.path}: {rows.truncated} of {len(rows.split.items)} examples lost tokens to "
-            f"task.max_length={task.max_length}"
-        )
+        what = "words" if isinstance(rows, WordRows) else f"of {len(rows.split.items)} examples"
+        told.append(f"{rows.split.path}: {rows.truncated} {what} lost tokens to task.max_length={task.max_length}")
     return told + kind_of(task).remarks(task, rows)
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32, Int64
+from jaxtyping import Bool, Int32, Int64
 
 from bert_jax.tasks.example import spans
 from bert_jax.tokenizer import Tokenizer
@@ -16,7 +16,7 @@ class EncodedPairs(NamedTuple):
     input_ids: Int32[np.ndarray, "N"]
     offsets: Int64[np.ndarray, "R+1"]
     first_lengths: Int32[np.ndarray, "R"]
-    truncated: int  # rows that lost tokens
+    cut: Bool[np.ndarray, "R"]  # which rows lost tokens
 
 
 def encode_pairs(
@@ -36,7 +36,7 @@ def encode_pairs(
     input_ids[spans(offsets[:-1] + 1, kept[0])] = first[spans(first_offsets[:-1], kept[0])]
     input_ids[spans(offsets[:-1] + first_lengths, kept[1])] = second[spans(second_offsets[:-1], kept[1])]
     cut = (kept[0] < wanted[0]) | (kept[1] < wanted[1])
-    return EncodedPairs(input_ids, offsets, first_lengths.astype(np.int32), int(cut.sum()))
+    return EncodedPairs(input_ids, offsets, first_lengths.astype(np.int32), cut)
 
 
 def truncated_lengths(

@@ -50,7 +50,7 @@ class Choice(Kind):
     def encode(self, task: Task, split: Split[MultipleChoice], tokenizer: Tokenizer) -> "ChoiceRows":
         """A row an item. Over task.max_length the longer of context and choice is cut (pairs.truncated_lengths).
 
-        `truncated` counts choices, each with its own cut. Raises UserError, with file and line, for a label that
+        Each choice has its own cut; `truncated` counts items. Raises UserError, with file and line, for a label that
         is none of the item's choices.
         """
         places = [
@@ -77,14 +77,21 @@ class Choice(Kind):
             labels=labels,
             label_weights=np.full(len(split.items), float(split.labelled), np.float32),
             pad_id=tokenizer.pad_id,
-            truncated=encoded.truncated,
+            truncated=len({row for (row, _), cut in zip(places, encoded.cut, strict=True) if cut}),
             split=split,
         )
 
     def counts(self, rows: TaskRows) -> dict[str, int]:
-        """choices: those of all items."""
-        assert isinstance(rows, ChoiceRows)
-        return {"choices": int((rows.choice_lengths > 0).sum())}
+        """choices: those of all items; empty_texts: contexts of nothing but white space."""
+        assert isinstance(rows, ChoiceRows) and rows.split is not None
+        empty = sum(not item.context.strip() for item in rows.split.items)
+        return {"choices": int((rows.choice_lengths > 0).sum()), "empty_texts": empty}
+
+    def remarks(self, task: Task, rows: TaskRows) -> list[str]:
+        """Empty contexts."""
+        assert rows.split is not None
+        empty = self.counts(rows)["empty_texts"]
+        return [f"{rows.split.path}: {empty} of {rows.count} items have an empty context"] if empty else []
 
     def objective(self, task: Task) -> TaskObjective:
         return ChoiceObjective(pooling=task.pooling, smoothing=task.label_smoothing)

@@ -94,7 +94,14 @@ class Classification(Kind):
         encoded = encode_pairs([example.text for example in split.items], seconds, tokenizer, task.max_length)
         labels, weights = _labels(task, split)
         return LabelledRows(
-            **encoded._asdict(), labels=labels, label_weights=weights, pad_id=tokenizer.pad_id, split=split
+            input_ids=encoded.input_ids,
+            offsets=encoded.offsets,
+            first_lengths=encoded.first_lengths,
+            labels=labels,
+            label_weights=weights,
+            pad_id=tokenizer.pad_id,
+            truncated=int(encoded.cut.sum()),
+            split=split,
         )
 
     def counts(self, rows: TaskRows) -> dict[str, int]:

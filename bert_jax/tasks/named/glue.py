@@ -40,7 +40,10 @@ def _glue(
 
 
 def _read_ragged(task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Example]:
-    return read_table(path, columns, label_required, task.labels, ragged_lines=True)
+    split = read_table(path, columns, label_required, task.labels, ragged_lines=True)
+    if split.left_out and not split.labelled:  # each line is answered, in its place
+        return read_table(path, columns, label_required, task.labels)
+    return split
 
 
 _SENTENCES = Columns("sentence1", "sentence2", "label")
