@@ -193,10 +193,11 @@ def _task_tiles(run: Run) -> list[Tile]:
     tiles = []
     for name, metric in metrics.items():
         if not name.endswith("loss") and metric["mean"] is not None:
-            deviation = "" if metric["std"] is None else f"deviation {percent(metric['std'])} over seeds"
+            show = curves.show_of(name)
+            deviation = "" if metric["std"] is None else f"deviation {show(metric['std'])} over seeds"
             split = "test" if name.startswith("test_") else "dev"
             tiles.append(
-                Tile(percent(metric["mean"]), f"{curves.title_of(name.removeprefix('test_'))}, {split}", deviation)
+                Tile(show(metric["mean"]), f"{curves.title_of(name.removeprefix('test_'))}, {split}", deviation)
             )
     return tiles + _effort_tiles(run)
 

@@ -20,7 +20,7 @@ from bert_jax.files import write_json
 from bert_jax.interop import source
 from bert_jax.model.heads import Heads
 from bert_jax.report import report
-from bert_jax.reporting import classes, entities, panel, seeds
+from bert_jax.reporting import classes, curves, entities, panel, seeds
 from bert_jax.reporting.entities import judge
 from bert_jax.reporting.finetuning import outcome_sections
 from bert_jax.reporting.mistakes import matrix, shortened
@@ -105,6 +105,14 @@ def test_runs_share_a_chart_and_many_are_spanned(tmp_path: Path) -> None:
     spanned = seeds.seed_charts(runs)[1].series
     assert [series.name for series in spanned] == ["mean of 5 runs", "highest", "lowest"]
     assert [series.values[0] for series in spanned] == pytest.approx([1.08, 1.8, 0.6])
+
+
+def test_an_error_is_no_percentage() -> None:
+    lines = [{"step": step, "task_loss": 1.0, "eval_mse": 2500.0, "eval_pearson": 0.5} for step in (1, 2)]
+    both = [*curves.charts(lines, {}), *seeds.seed_charts({"seed 0": lines, "seed 1": lines})]
+    shown = {chart.title: chart.show(chart.series[0].values[-1]) for chart in both}
+    assert shown["Mse"] == shown["Mse, held out"] == "2,500"
+    assert shown["Pearson"] == shown["Pearson, held out"] == "50.0%"
 
 
 def test_what_is_shown_is_escaped_and_cut() -> None:

@@ -89,6 +89,9 @@ def test_a_run_stops_after_so_many_evaluations_without_a_better_one():
     lower = EarlyStop(1, Best("eval_loss", {10: 2.0, 20: 1.5, 30: 0.1}), {}, first=20)  # it goes on from step 20
     lower.note(30, {"loss": 1.6})
     assert (lower.step, lower.stopped) == (20, True)
+    error = EarlyStop(1, Best("eval_mse", {10: 9.0, 20: 4.0}), {}, first=20)
+    error.note(30, {"mse": 16.0})
+    assert (error.step, error.value, error.stopped) == (20, 4.0, True)
 
 
 def test_what_cannot_be_one_program_is_refused_and_auto_leaves_it():

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
+from bert_jax.train.preservation import lower_is_better
+
 TRAINING, HELD_OUT = "training", "held out"
 # A chart is some 450 pixels wide; more points than these are averaged in buckets of equal length.
 MOST_POINTS = 300
@@ -79,6 +81,11 @@ def number(value: int | float) -> str:
     return f"{value:.4g}"
 
 
+def show_of(metric: str) -> Format:
+    """How a metric's values are written: those that are shares of 1 as a percentage, losses and errors as they are."""
+    return number if lower_is_better(metric) else percent
+
+
 def charts(lines: Sequence[Mapping[str, Any]], references: Mapping[str, Reference]) -> list[Chart]:
     """The charts of a run, in reading order; one is left out where the run logged nothing for it.
 
@@ -115,8 +122,8 @@ def _metric_chart(lines: Sequence[Mapping[str, Any]], name: str, references: Map
         return None
     metric = name.removeprefix("eval_")
     compared = (references[metric],) if metric in references else ()
-    show = number if is_loss else percent
-    return Chart(title_of(metric), "nats" if is_loss else "", kept, show, from_zero=not is_loss, references=compared)
+    unit, show = "nats" if is_loss else "", show_of(metric)
+    return Chart(title_of(metric), unit, kept, show, from_zero=not is_loss, references=compared)
 
 
 def title_of(metric: str) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.reporting.curves import Chart, Series, number, percent, title_of
+from bert_jax.reporting.curves import Chart, Series, show_of, title_of
 from bert_jax.train.metrics import METRICS_FILE, read_metrics
 
 COLOURS = 4  # of reporting/style.py: more runs than that are told by their highest, mean and lowest
@@ -38,9 +38,8 @@ def seed_charts(runs: Mapping[str, Lines]) -> list[Chart]:
         series = [Series(run, *_arrays(points)) for run, points in found.items()]
         loss = name.endswith("loss")
         title = "Training loss" if name == "task_loss" else f"{title_of(name.removeprefix('eval_'))}, held out"
-        show = number if loss else percent
         kept = tuple(series) if len(series) <= COLOURS else _spanned(found)
-        charts.append(Chart(title, "nats" if loss else "", kept, show, from_zero=False))
+        charts.append(Chart(title, "nats" if loss else "", kept, show_of(name), from_zero=False))
     return charts
 
 

@@ -10,13 +10,13 @@ from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
 
 PREFIX = "eval_"  # what the logs call a held-out metric; the evaluation itself says `loss`
-_LOWER_IS_BETTER = ("loss", "perplexity")
+_LOWER_IS_BETTER = ("loss", "perplexity", "mse")
 
 policies = ocp.checkpoint_managers
 
 
 def lower_is_better(metric: str) -> bool:
-    """Losses and perplexities fall as a model learns; every other metric here (accuracy, F1, correlation) rises."""
+    """Losses, perplexities and errors fall as a model learns; other metrics (accuracy, F1, correlation) rise."""
     return any(word in metric for word in _LOWER_IS_BETTER)
 
 
