@@ -18,6 +18,7 @@ from bert_jax.tasks.answering import Answering, Counts
 from bert_jax.tasks.finetuned import FineTuned
 from bert_jax.tasks.named import TASKS
 from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.task import Task
 
 BENCHMARKS = {"glue": ".tsv", "superglue": ".jsonl"}  # and how the files are called that they take
 FORMATS = ("lines", *BENCHMARKS)
@@ -125,7 +126,7 @@ def main(arguments: Sequence[str]) -> None:
         for window in found:
             output.write("".join(map(_line, window)).encode())
             output.flush()
-    _tell(answering.counts, model.task.max_length)
+    _tell(answering.counts, model.task)
 
 
 def _submit(answering: Answering, model: FineTuned, path: Path, output: str, benchmark: str) -> Path:
@@ -169,10 +170,12 @@ def _output(path: str) -> Iterator[IO[bytes]]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _tell(counts: Counts, max_length: int) -> None:
+def _tell(counts: Counts, task: Task) -> None:
     if counts.cut:
+        option = "--max_length" if counts.cut_option == "max_length" else f"task.{counts.cut_option}"
+        limit = getattr(task, counts.cut_option)
         print(
-            f"{counts.cut:,} {counts.what_is_cut} were longer than {max_length} tokens and were cut (--max_length)",
+            f"{counts.cut:,} {counts.what_is_cut} were longer than {limit} tokens and were cut ({option})",
             file=sys.stderr,
         )
     if counts.refused:

@@ -11,6 +11,7 @@ from tokenizer_kinds import byte_pairs
 
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
+from bert_jax.tasks import evaluation
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.kinds.question import QuestionAnswering
 from bert_jax.tasks.questions.reading import Answer, Question
@@ -70,6 +71,7 @@ def test_a_row_is_a_question_and_a_window_of_its_context(letters):
     split = split_of(("ab?c", "abc defghi jk", (Answer("hi", 8),)))
     rows = KIND.encode(TASK, split, letters)
     assert rows.count == 3 and rows.truncated == 1
+    assert evaluation.remarks(rows, TASK) == ["train.jsonl: 1 questions lost tokens to task.max_query_length=3"]
     batch = rows.batch(np.arange(3), 12)
     words = letters.tokens(batch.input_ids[1])
     assert words == ["[CLS]", "a", "##b", "?", "[SEP]", "d", "##e", "##f", "##g", "##h", "##i", "[SEP]"]

@@ -18,7 +18,7 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import baseline
+from bert_jax.tasks import baseline, evaluation
 from bert_jax.tasks.example import Sentence, Split, TaskBatch
 from bert_jax.tasks.inputs import Record
 from bert_jax.tasks.kinds.tagging import TagAnswer, Tagging, TagRows
@@ -176,6 +176,8 @@ def test_only_a_word_longer_than_a_row_is_cut(letters: Tokenizer) -> None:
     rows = KIND.encode(TASK, split_of([("abcdefghij", "X"), ("k", "V")]), letters)
     assert letters.tokens(rows.input_ids[:8]) == ["[CLS]", "a", *(f"##{letter}" for letter in "bcdef"), "[SEP]"]
     assert rows.lengths.tolist() == [8, 3] and rows.truncated == 1
+    (said,) = evaluation.remarks(rows, TASK)
+    assert said.endswith(": 1 words lost tokens to task.max_length=8")
 
 
 words = st.text("abcdefg\x00", min_size=1, max_size=9)

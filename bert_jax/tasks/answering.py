@@ -15,7 +15,6 @@ from bert_jax.tasks.example import Split
 from bert_jax.tasks.finetuned import FineTuned
 from bert_jax.tasks.inputs import Record
 from bert_jax.tasks.records import STDIN
-from bert_jax.tasks.words import WordRows
 
 ON_ERROR = ("fail", "skip")
 GIVEN = Path("inputs")  # in messages
@@ -28,8 +27,9 @@ class Counts:
 
     inputs: int = 0
     refused: int = 0  # told as {"error": ...}
-    cut: int = 0  # longer than max_length
+    cut: int = 0  # longer than what cut_option of the task says
     what_is_cut: str = "inputs"
+    cut_option: str = "max_length"
 
 
 class Answering:
@@ -118,7 +118,7 @@ class Answering:
         rows = self._model.encode(dataclasses.replace(split, labelled=False))
         self.counts.inputs += len(split.items)
         self.counts.cut += rows.truncated
-        self.counts.what_is_cut = "words" if isinstance(rows, WordRows) else "inputs"
+        self.counts.what_is_cut, self.counts.cut_option = rows.cut_part or "inputs", rows.cut_option
         found = self._model.predictions(rows)
         hidden = () if self._all_scores else ("scores",)
         return [{name: value for name, value in told.items() if name not in hidden} for told in found]

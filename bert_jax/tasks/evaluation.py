@@ -26,7 +26,6 @@ from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.source import evaluation_batches
 from bert_jax.tasks.task import Task
-from bert_jax.tasks.words import WordRows
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning, trainer
 from bert_jax.train.evaluate import Evaluator
@@ -59,8 +58,9 @@ def remarks(rows: TaskRows, task: Task) -> list[str]:
     if rows.split.left_out:
         told.append(f"{rows.split.path}: {rows.split.left_out} lines have another number of fields, so are left out")
     if rows.truncated:
-        what = "words" if isinstance(rows, WordRows) else f"of {len(rows.split.items)} examples"
-        told.append(f"{rows.split.path}: {rows.truncated} {what} lost tokens to task.max_length={task.max_length}")
+        what = rows.cut_part or f"of {len(rows.split.items)} examples"
+        limit = f"task.{rows.cut_option}={getattr(task, rows.cut_option)}"
+        told.append(f"{rows.split.path}: {rows.truncated} {what} lost tokens to {limit}")
     return told + kind_of(task).remarks(task, rows)
 
 

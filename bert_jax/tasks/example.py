@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 import numpy as np
 from jaxtyping import Bool, Float32, Int32, Int64, Integer, Shaped
@@ -92,11 +92,14 @@ class TaskBatch(NamedTuple):
 class TaskRows:
     """Encoded rows, R of them, their N tokens one after another without padding. A kind of task adds its truth."""
 
+    cut_part: ClassVar[str] = ""  # what `truncated` counts, where these are parts of items
+    cut_option: ClassVar[str] = "max_length"  # the option of Task that says how many tokens are left
+
     input_ids: Int32[np.ndarray, "N"]
     first_lengths: Int32[np.ndarray, "R"]  # tokens of segment A, with [CLS] and its [SEP]
     offsets: Int64[np.ndarray, "R+1"]  # row r holds the tokens offsets[r]:offsets[r + 1]
     pad_id: int
-    truncated: int  # items that lost tokens to max_length
+    truncated: int  # items, or parts of them (cut_part), that lost tokens
     split: Split[Any] | None = None  # what was encoded
 
     @property

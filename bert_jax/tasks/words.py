@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Int32, Int64, Integer
@@ -33,6 +33,8 @@ class EncodedWords(NamedTuple):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WordRows(TaskRows):
     """Rows of words. A kind adds what is true of them."""
+
+    cut_part: ClassVar[str] = "words"
 
     word_rows: Int64[np.ndarray, "W"]
     word_slots: Int64[np.ndarray, "W"]

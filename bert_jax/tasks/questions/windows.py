@@ -7,7 +7,7 @@ the windows that a piece lies in, one has it at best: where it has the most cont
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from jaxtyping import Float32, Int32, Int64
@@ -36,6 +36,9 @@ class Places(NamedTuple):
 @dataclass(frozen=True, eq=False, kw_only=True)
 class QuestionRows(TaskRows):
     """Rows of questions, those of one question one after another; K - 1 questions, P pieces of all contexts."""
+
+    cut_part: ClassVar[str] = "questions"
+    cut_option: ClassVar[str] = "max_query_length"
 
     places: Int32[np.ndarray, "R 6"]  # Places
     label_weights: Float32[np.ndarray, "R"]  # 0: the answer is not known
