@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.command import UserError
-from bert_jax.tasks.example import Split
+from bert_jax.tasks.example import Span, Split
 from bert_jax.tasks.inputs import Record, split_words
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.reading import Columns
@@ -80,12 +80,39 @@ def test_words_of_text_and_given_words_keep_their_places() -> None:
     assert (bare.words, bare.text, bare.offsets) == (("a", "b-c"), None, None)
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("I \u2764\ufe0fNY", ["I", "\u2764\ufe0f", "NY"]),
+        ("\U0001f468\u200d\U0001f469 \ufe0f", ["\U0001f468\u200d", "\U0001f469", "\ufe0f"]),
+        ("cafe\u0301 =\u0338.", ["cafe\u0301", "=\u0338", "."]),
+    ],
+)
+def test_what_combines_with_a_symbol_stays_with_it(text: str, words: list[str]) -> None:
+    assert [text[start:end] for start, end in split_words(text)] == words
+
+
+def test_words_are_taken_from_the_column_that_the_task_learnt_from() -> None:
+    task = Task("own", "tagging", ("O", "B-X"), columns=Columns("forms", "", "ner"))
+    objects = [{"forms": ["a", "b"], "tokens": ["c"]}, {"tokens": ["c"]}, {"forms": "a b"}, {"text": "a b"}]
+    assert [item.words for item in parse(task, *objects).items] == [("a", "b"), ("c",), ("a", "b"), ("a", "b")]
+    called_text = Task("own", "token_regression", columns=Columns("text", "", "labels"))
+    (words, line) = parse(called_text, {"text": ["a", "b"]}, {"tokens": ["a", "b"], "text": "a b"}).items
+    assert (words.words, words.offsets) == (("a", "b"), None) and line.offsets == ((0, 1), (2, 3))
+    pairs = Task("own", "span_pairs", ("X",), relations_between="given", columns=Columns("forms", "", "entities"))
+    (item,) = parse(pairs, {"forms": ["a", "b"], "entities": [{"start": 0, "end": 2, "label": "X"}]}).items
+    assert item.words == ("a", "b") and item.spans == (Span("X", 0, 2),)
+
+
 @given(st.text())
 def test_splitting_keeps_all_but_white_space_and_marks_stand_alone(text: str) -> None:
     words = [text[start:end] for start, end in split_words(text)]
     assert "".join(words) == "".join(text.split())
-    for word in words:
-        assert len(word) == 1 or not any(unicodedata.category(character)[0] in "PS" for character in word)
+    kinds = [[unicodedata.category(character)[0] for character in word] for word in words]
+    for word, (first, *others) in zip(words, kinds, strict=True):
+        assert not {"P", "S"} & set(others)
+        joined = [kind == "M" or character == "\u200d" for character, kind in zip(word[1:], others, strict=True)]
+        assert first not in "PS" or all(joined)
     for before, after in zip(split_words(text), split_words(text)[1:], strict=False):
-        marks = any(unicodedata.category(character)[0] in "PS" for character in text[before[1] - 1 : after[0] + 1])
+        marks = any(unicodedata.category(text[place])[0] in "PS" for place in (before[0], after[0]))
         assert before[1] < after[0] or marks  # nothing else parts words

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Sentence, Split
 
+JOINER = "\u200d"  # between the parts of an emoji
+
 
 class Record(NamedTuple):
     """One input: a line of plain text, or the object that a line of JSON holds."""
@@ -76,33 +78,35 @@ def checked_text(source: Path, line: int, text: Any) -> str:
     return text
 
 
-def words_of(source: Path, record: Record, text_names: Sequence[str] = ("text",)) -> Words:
-    """The words of a record: those of its `tokens` or `words`, or those that its text splits into.
+def words_of(source: Path, record: Record, column: str = "") -> Words:
+    """The words of a record: the list in its `column`, `tokens` or `words`, or what its text splits into.
 
     Given tokens are looked for in the text, in order, where there is a text too. Raises UserError as texts_of, and
     for a token that is not in the text where it should be.
     """
     tokens = None
     if not isinstance(record.content, str):
-        tokens = value_of(source, record, ("tokens", "words"), required=False)
+        tokens = record.content.get(column) if column else None
+        if not isinstance(tokens, list):
+            tokens = value_of(source, record, ("tokens", "words"), required=False)
     if tokens is None:
-        (text,) = texts_of(source, record, [text_names], needed=1)
+        (text,) = texts_of(source, record, [(column, "text")], needed=1)
         offsets = split_words(text)
         return Words(tuple(text[start:end] for start, end in offsets), text, tuple(offsets))
     if not isinstance(tokens, list) or not tokens:
         raise UserError(f"{source} line {record.line}: tokens is {tokens!r:.60}; wanted a list of words")
     words = tuple(checked_text(source, record.line, token) for token in tokens)
-    text = value_of(source, record, text_names, required=False)
-    if text is None:
+    text = value_of(source, record, ("text",), required=False)
+    if text is None or text is tokens:
         return Words(words, None, None)
     return Words(words, text, _located(source, record.line, words, checked_text(source, record.line, text)))
 
 
-def sentences_of(source: Path, records: Sequence[Record]) -> Split[Sentence]:
+def sentences_of(source: Path, records: Sequence[Record], column: str) -> Split[Sentence]:
     """Sentences without labels of the words that were given, or that texts split into (words_of)."""
     items = []
     for record in records:
-        words, text, offsets = words_of(source, record, ("text",))
+        words, text, offsets = words_of(source, record, column)
         items.append(Sentence(words, None, (record.line,) * len(words), text, offsets))
     return Split(source, tuple(items), labelled=False)
 
@@ -111,13 +115,18 @@ def split_words(text: str) -> list[tuple[int, int]]:
     """Where the words of a raw text lie, as [start, end) in characters.
 
     White space parts words, and every character of Unicode's categories P (punctuation) and S (symbols) is a word of
-    its own, as treebanks and CoNLL files nearly have it. What they split or join by the rules of a language ("do n't",
-    "U.S.") takes a tokenizer of that language: give its words.
+    its own, as treebanks and CoNLL files nearly have it, together with the combining characters (category M, as the
+    variation selector of an emoji) and the joiner behind it. What they split or join by the rules of a language
+    ("do n't", "U.S.") takes a tokenizer of that language: give its words.
     """
     found: list[tuple[int, int]] = []
     start = None
     for place, character in enumerate(text):
-        mark = unicodedata.category(character)[0] in "PS"
+        category = unicodedata.category(character)[0]
+        if start is None and found and found[-1][1] == place and (category == "M" or character == JOINER):
+            found[-1] = (found[-1][0], place + 1)
+            continue
+        mark = category in "PS"
         if start is not None and (mark or character.isspace()):
             found.append((start, place))
             start = None

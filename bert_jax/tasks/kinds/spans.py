@@ -54,11 +54,11 @@ class Spans(Kind):
         """Sentences of the words that were given, or that texts split into; with `spans` where these are given."""
         items = []
         for record in records:
-            words, text, offsets = words_of(source, record)
+            words, text, offsets = words_of(source, record, task.columns.text)
             spans: tuple[Span, ...] = ()
             if task.pairs_are_given:
-                where = f"{source} line {record.line}: spans"
-                spans = reading.checked_spans(where, value_of(source, record, ("spans",)), len(words))
+                where, names = f"{source} line {record.line}: spans", (task.columns.label, "spans")
+                spans = reading.checked_spans(where, value_of(source, record, names), len(words))
             items.append(SpannedSentence(words, spans, (), record.line, text, offsets))
         return Split(source, tuple(items), labelled=False)
 

@@ -54,7 +54,7 @@ class Tagging(Kind):
 
     def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Sentence]:
         """Sentences of the words that were given, or that texts split into."""
-        return sentences_of(source, records)
+        return sentences_of(source, records, task.columns.text)
 
     def complete(self, task: Task, train: Split[Sentence]) -> Task:
         """The task with the labels and metrics that its training file implies, where it names none.

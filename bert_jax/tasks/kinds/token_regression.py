@@ -44,7 +44,7 @@ class TokenRegression(Kind):
 
     def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Sentence]:
         """Sentences of the words that were given, or that texts split into."""
-        return sentences_of(source, records)
+        return sentences_of(source, records, task.columns.text)
 
     def complete(self, task: Task, train: Split[Sentence]) -> Task:
         return replace(task, metrics=task.metrics or self.default_metrics(task))
