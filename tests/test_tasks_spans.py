@@ -214,6 +214,21 @@ def test_given_spans_are_read_from_what_is_predicted_and_answered_by_their_place
         KIND.parse(task, Path("in"), [Record(1, {"text": "ann lee"})])
 
 
+def test_given_spans_of_the_same_words_are_related_once(letters: Tokenizer) -> None:
+    task = replace(PAIRS, relations_between="given", metrics=("relation_precision",))
+    spans = [Span("X", 0, 1), Span("Y", 0, 1), Span("X", 1, 2)]
+    rows = KIND.encode(task, split_of(("a b", spans, [Relation("r", 0, 2), Relation("r", 1, 2)])), letters)
+    related = np.array([[0, 0, 1], [0, 0, 1], [0, 0, 0]], np.int32)
+    scores = np.full((3, 3), 0.9, np.float32)
+    answer = SpanAnswer(None, None, rows.firsts, rows.lengths_in_words, related, scores)
+    (told,) = KIND.predictions(task, rows, [answer])
+    assert [(one["head"], one["tail"]) for one in told["relations"]] == [(0, 2), (1, 2)]
+    itself = answer._replace(relations=np.array([[0, 1, 0], [0, 0, 0], [0, 0, 0]], np.int32))
+    (told,) = KIND.predictions(task, rows, [itself])
+    assert [(one["head"], one["tail"]) for one in told["relations"]] == [(0, 1), (1, 0)]
+    assert KIND.measure(task, rows, [answer]) == {"relation_precision": 1.0}
+
+
 def test_a_training_file_says_types_relations_and_the_longest_span() -> None:
     bare = replace(PAIRS, labels=(), relation_labels=(), max_span=0, metrics=(), threshold=0.0)
     found = KIND.complete(bare, NESTED)

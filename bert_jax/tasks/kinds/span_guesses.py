@@ -1,5 +1,6 @@
 """Spans and relations as answers guess them, beside those that are true."""
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -93,13 +94,16 @@ def guessed_spans(task: Task, rows: SpanRows, found: Candidates) -> list[dict[Sp
 def guessed_relations(
     task: Task, rows: SpanRows, answers: Sequence[SpanAnswer], spans: Sequence[Sequence[Span]]
 ) -> list[GuessedRelation]:
-    """Relations between these spans of each sentence: all that the answers have between spans of their words."""
+    """Relations between these spans of each sentence: all that the answers have between spans of their words, once.
+
+    Given spans may share their words, and an answer is then of all of them.
+    """
     sentences, before = sentence_of_rows(rows)
     by_words: list[dict[tuple[int, int], list[Span]]] = [{} for _ in spans]
     for sentence, of_sentence in enumerate(spans):
         for span in of_sentence:
             by_words[sentence].setdefault((span.first, span.end), []).append(span)
-    found = []
+    found: dict[tuple[int, str, Span, Span], float] = {}
     for row, answer in enumerate(answers):
         sentence, start = int(sentences[row]), int(before[row])
         firsts = answer.pair_firsts + start
@@ -111,8 +115,10 @@ def guessed_relations(
             if head != tail:
                 label = task.relation_labels[answer.relations[head, tail] - 1]
                 score = float(answer.relation_scores[head, tail])
-                found += [GuessedRelation(sentence, label, a, b, score) for a in paired[head] for b in paired[tail]]
-    return found
+                for a, b in itertools.product(paired[head], paired[tail]):
+                    if a != b:
+                        found.setdefault((sentence, label, a, b), score)
+    return [GuessedRelation(*ends, score) for ends, score in found.items()]
 
 
 def _key(
