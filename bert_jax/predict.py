@@ -93,7 +93,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--format", default="lines", help=what)
     parser.add_argument("--form", default="auto", help=f"of the input: {', '.join(records.FORMS)} (default: auto)")
     parser.add_argument("--words", action="store_true", help="lines of text are words, parted by blanks")
-    parser.add_argument("--all_scores", action="store_true", help="tell the probabilities of all labels")
+    all_scores = "tell those of all classes or choices, or a question's n_best answers; other kinds have none"
+    parser.add_argument("--all_scores", action="store_true", help=all_scores)
     parser.add_argument("--on_error", default="fail", help="at a bad input: fail, or skip (default: fail)")
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="rows a batch (default: 32)")
     parser.add_argument("--max_length", type=int, default=0, metavar="N", help="tokens (default: as in fine-tuning)")

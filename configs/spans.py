@@ -11,7 +11,7 @@ Files are JSON lines (or Parquet) with `tokens` and `spans`, and for pairs `rela
      "relations": [{"head": 2, "tail": 0, "label": "works_for"}]}
 
 start and end are words from 0, end exclusive; head and tail are places in spans. Flat spans come from CoNLL columns of
-entity tags, too (--config.task.train=eng.train --config.task.kind=spans, for a file named .conll).
+entity tags, too: files that end in .conll, .iob, .iob2 or .bio (--config.task.train=train.conll).
 
 --config.task.max_span=8          the words of the longest span that is looked for; the longest of the training file,
                                   at most 12. Cost and memory grow with it

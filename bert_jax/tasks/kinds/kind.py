@@ -81,7 +81,7 @@ class Kind(abc.ABC):
     def predictions(self, task: Task, rows: TaskRows, answers: Sequence[Any]) -> list[dict[str, Any]]:
         """What predict tells of each item of a split, in order: an object of JSON values.
 
-        `label` and `score`, its probability (of a regression: the number); `scores` of all labels by name, which the
-        command tells only when asked; `words`, `tags`, `entities`, `spans`, `answer` ... with `start` and `end`,
-        characters of the raw text, where the item has one.
+        `label` and `score`, its probability (of a regression: the number); `scores` of all labels by name, or
+        the best answers of a question, which the command tells only when asked; `words`, `tags`, `entities`, `spans`,
+        `answer` ... with `start` and `end`, characters of the raw text, where the item has one.
         """
