@@ -86,10 +86,15 @@ def test_a_run_stops_after_so_many_evaluations_without_a_better_one():
         stop.note(10 * number, {"f1": value})
         stop = EarlyStop(3, Best("eval_f1", {}), json.loads(json.dumps(stop.state())), first=10 * number)  # a restart
     assert stop.stopped and (stop.step, stop.value, stop.evaluation) == (50, 0.8, {"f1": 0.8})
-    lower = EarlyStop(1, Best("eval_loss", {10: 2.0, 20: 1.5, 30: 0.1}), {}, first=20)  # it goes on from step 20
-    lower.note(30, {"loss": 1.6})
-    assert (lower.step, lower.stopped) == (20, True)
-    error = EarlyStop(1, Best("eval_mse", {10: 9.0, 20: 4.0}), {}, first=20)
+    # Step 20 is of a run that had no early stop until then, or one by a metric that rises.
+    measured = {10: {"loss": 2.0}, 20: {"loss": 1.5, "f1": 0.1}, 25: {}, 30: {"loss": 0.1}}
+    for before in ({}, {"metric": "eval_f1", "step": 10, "value": 0.9, "evaluation": {"f1": 0.9}, "waited": 1}):
+        best = Best("eval_loss", {10: 2.0, 20: 1.5, 30: 0.1})
+        lower = EarlyStop(1, best, before, first=25, evaluations=measured)
+        assert not lower.stopped and best.values[10] == 2.0
+        lower.note(30, {"loss": 1.6})
+        assert (lower.step, lower.evaluation, lower.stopped) == (20, measured[20], True)
+    error = EarlyStop(1, Best("eval_mse", {10: 9.0, 20: 4.0}), {}, first=20, evaluations={20: {"mse": 4.0}})
     error.note(30, {"mse": 16.0})
     assert (error.step, error.value, error.stopped) == (20, 4.0, True)
 

@@ -66,9 +66,8 @@ class Checkpoints:
         self._saving: int | None = None
         self._remove_old()
         if self.best:
-            for step in self.steps():
-                with contextlib.suppress(DamagedCheckpoint):  # no candidate then
-                    self.best.note(step, self.meta(step).get(EVALUATION, {}))
+            for step, evaluation in self.evaluations().items():
+                self.best.note(step, evaluation)
             if (file := self.directory / BEST_FILE).exists():  # may know of a step that was measured once it was saved
                 self.best.recall(read_json(file), self.steps())
 
@@ -123,6 +122,14 @@ class Checkpoints:
     def meta(self, step: int) -> dict[str, Any]:
         """What was said of a step when it was saved. Raises DamagedCheckpoint."""
         return read_meta(self.directory / str(step))["meta"]
+
+    def evaluations(self) -> dict[int, dict[str, float]]:
+        """What was measured at each step before it was saved; not of those whose meta is damaged."""
+        found = {}
+        for step in self.steps():
+            with contextlib.suppress(DamagedCheckpoint):
+                found[step] = self.meta(step).get(EVALUATION, {})
+        return found
 
     def newest_meta(self) -> dict[str, Any] | None:
         """What was said of the newest step of which that can still be read; None when there is none."""

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from bert_jax.command import UserError
@@ -19,15 +20,32 @@ class EarlyStop:
     the metric was finite. One that is not counts as no better.
     """
 
-    def __init__(self, patience: int, best: Best, saved: Mapping[str, Any], first: int) -> None:
-        """best says the metric, and what was measured before a checkpoint of this class's `state`, which is saved."""
+    def __init__(
+        self,
+        patience: int,
+        best: Best,
+        saved: Mapping[str, Any],
+        first: int,
+        evaluations: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
+    ) -> None:
+        """A run that begins, or goes on from step `first`.
+
+        best is its metric; saved this class's `state` in the checkpoint that it goes on from; evaluations what was
+        measured at the steps that are there, of which the best counts where the run had no early stop until now, or
+        one by another metric.
+        """
         self.patience = patience
         self._metric, self._sign = best.metric, 1.0 if lower_is_better(best.metric) else -1.0
-        earlier = best.among([step for step in best.values if step <= first])
-        self.step: int | None = saved.get("step", earlier)
-        self.value: float = saved.get("value", best.values.get(earlier, math.nan) if earlier is not None else math.nan)
+        if saved.get("metric", best.metric) != best.metric:
+            saved = {}
+        self.step: int | None = saved.get("step")
+        self.value: float = saved.get("value", math.nan)
         self.evaluation: dict[str, float] = dict(saved.get("evaluation", {}))
         self.waited: int = saved.get("waited", 0)
+        earlier = best.among([step for step, found in evaluations.items() if step <= first and found])
+        if not saved and earlier is not None:
+            self.step, self.value = earlier, best.values[earlier]
+            self.evaluation = dict(evaluations[earlier])
         if self.step is not None:
             best.values[self.step] = self.value  # so that it stays, though SIGTERM came before its step was measured
 
@@ -46,9 +64,10 @@ class EarlyStop:
 
     def state(self) -> dict[str, Any]:
         """What a checkpoint keeps, as JSON values."""
+        said = {"metric": self._metric, "waited": self.waited}
         if self.step is None:
-            return {"waited": self.waited}
-        return {"step": self.step, "value": self.value, "evaluation": self.evaluation, "waited": self.waited}
+            return said
+        return said | {"step": self.step, "value": self.value, "evaluation": self.evaluation}
 
 
 def check(patience: int, best: str) -> None:

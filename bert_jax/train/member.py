@@ -56,7 +56,8 @@ class Member:
         self.window = Window(run.model, meta.get("window", {}), self._finite, place)
         self._early: EarlyStop | None = None
         if run.early_stop and self._checkpoints.best:
-            self._early = EarlyStop(run.early_stop, self._checkpoints.best, meta.get("early_stop", {}), first)
+            saved, evaluations = meta.get("early_stop", {}), self._checkpoints.evaluations()
+            self._early = EarlyStop(run.early_stop, self._checkpoints.best, saved, first, evaluations)
 
     @property
     def stops_early(self) -> bool:
