@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from bert_jax.command import UserError
-from bert_jax.config import CheckpointConfig, MeshConfig, ModelOptions, OptimizerConfig, PretrainConfig
+from bert_jax.config import CheckpointConfig, FinetuneConfig, MeshConfig, ModelOptions, OptimizerConfig, PretrainConfig
 from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.reading import BatchSchedule
 from bert_jax.data.shards import open_dataset
@@ -82,6 +82,17 @@ def test_a_warmup_that_follows_from_the_steps_moves_with_them_in_fine_tuning(mak
         "changed from here on: optimizer.warmup_steps: 10 -> 20",
         "changed from here on: steps: 100 -> 200",
     ]
+
+
+def test_batches_of_like_length_depend_on_the_end_of_the_run_which_is_told(make):
+    now_those = "batches are from here on those of a run that had this configuration from its first step"
+    for pool, said in ((1, False), (8, True)):
+        before, after = (FinetuneConfig(steps=steps, length_pool=pool) for steps in (100, 200))
+        lines = told(provenance(make(before, kind="finetuning")), make(after, kind="finetuning"))
+        assert (now_those in lines) == said
+    other = FinetuneConfig(steps=100, length_pool=1, allow_changes="length_pool")
+    before = FinetuneConfig(steps=100, length_pool=8)
+    assert now_those in told(provenance(make(before, kind="finetuning")), make(other, kind="finetuning"))
 
 
 def test_each_difference_is_listed_with_the_flag_that_allows_it(make):

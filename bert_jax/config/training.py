@@ -165,7 +165,7 @@ class TaskConfig:
 
 @dataclass(frozen=True)
 class FinetuneConfig(TrainConfig):
-    # Devlin et al. 2019, appendix A.3, tried 2e-5 to 5e-5; a warmup of -1 is a tenth of the steps.
+    # Devlin et al. 2019, appendix A.3, tried 2e-5 to 5e-5; a warmup of -1 is a tenth of the run.
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=3e-5, warmup_steps=-1))
     task: TaskConfig = field(default_factory=TaskConfig)
     seeds: tuple[int, ...] = (0,)  # one number: how many, from `seed` on; several: the seeds themselves

@@ -113,9 +113,11 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
         )
     epoch = math.ceil(rows / config.batch_size)
     length = config.steps or math.ceil(rows * config.epochs / config.batch_size)
-    warmup = config.optimizer.warmup_steps
+    warmup, share = config.optimizer.warmup_steps, config.optimizer.warmup_share
     if warmup < 0:
-        warmup = 0 if config.optimizer.warmup_share > 0 else math.ceil(WARMUP_SHARE * length)
+        if share <= 0 and config.budget_minutes > 0:  # how many steps there will be is not known
+            share = WARMUP_SHARE
+        warmup = 0 if share > 0 else math.ceil(WARMUP_SHARE * length)
     best = config.checkpoint.best or (PREFIX + task.metrics[0] if config.early_stop else "")
     return dataclasses.replace(
         config,
@@ -123,7 +125,9 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
         seeds=(0,),
         learning_rates="",
         steps=config.steps if config.budget_minutes > 0 else length,
-        optimizer=dataclasses.replace(config.optimizer, warmup_steps=warmup, learning_rate=trial.learning_rate),
+        optimizer=dataclasses.replace(
+            config.optimizer, warmup_steps=warmup, warmup_share=share, learning_rate=trial.learning_rate
+        ),
         eval=dataclasses.replace(config.eval, every_steps=config.eval.every_steps or epoch),
         checkpoint=dataclasses.replace(config.checkpoint, best=best),
     )

@@ -46,7 +46,7 @@ PATHS = (
 # When a run ends. The learning rate follows from how much of the run is done, so a change is told.
 ENDS = ("steps", "budget_minutes", "budget_replay", "epochs", "early_stop")
 # What a step's batch depends on (law 1), but for what is only measured.
-BATCHES = ("batch_size", "batch_schedule", "seed", "data", "task")
+BATCHES = ("batch_size", "batch_schedule", "length_pool", "seed", "data", "task")
 HELD_OUT = ("data.eval", "task.dev")
 
 
@@ -84,8 +84,8 @@ def check_same(run: Run, here: Mapping[str, Any], there: Mapping[str, Any] | Non
     free = (*FREE, *_unused(before, now), *(key for key in run.held_out if key not in before))
     changed = [key for key in keys if before.get(key) != now.get(key) and not _begins(key, free)]
     said = {key: f"{key}: {_shown(before.get(key))} -> {_shown(now.get(key))}" for key in changed}
-    # Of fine-tuning, warmup is a share of the steps unless it is given.
-    ends = (*ENDS, "optimizer.warmup_steps") if run.kind == "finetuning" else ENDS
+    # Of fine-tuning, warmup is a share of the run unless it is given.
+    ends = (*ENDS, "optimizer.warmup_steps", "optimizer.warmup_share") if run.kind == "finetuning" else ENDS
     refused = [key for key in changed if key not in ends and not _begins(key, allowed) and ALL not in allowed]
     if refused:
         raise UserError(
@@ -93,7 +93,9 @@ def check_same(run: Run, here: Mapping[str, Any], there: Mapping[str, Any] | Non
             f"another --workdir, or allow it to change from here on: --config.allow_changes={','.join(refused)}"
         )
     lines = [f"changed from here on: {line}" for line in said.values()]
-    if any(_begins(key, BATCHES) and not _begins(key, HELD_OUT) for key in changed):
+    # The last steps that share a pool of rows of like length are those before the end (tasks/source.py).
+    batches = (*BATCHES, "steps") if now.get("length_pool", 1) > 1 else BATCHES
+    if any(_begins(key, batches) and not _begins(key, HELD_OUT) for key in changed):
         lines.append("batches are from here on those of a run that had this configuration from its first step")
     versions = [
         f"{name} {there['versions'].get(name)} -> {version}"
