@@ -16,6 +16,7 @@ from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelConfig
+from bert_jax.data.reading import check_batch_size
 from bert_jax.files import write_json
 from bert_jax.interop import source as interop
 from bert_jax.interop.loaded import Loaded
@@ -96,8 +97,8 @@ def finetune(
     metrics {name: {mean, std, values}} (the dev metrics under their names, those of another labelled split after its
     own, as `test_`; std is the sample deviation, None for one seed), steps (that of the parameters kept, by seed),
     counts by split; of several runs the best, of several rates learning_rates. With one seed WORKDIR is the run; with
-    several each has WORKDIR/seed-K (in a sweep WORKDIR/rate-R/seed-K), and WORKDIR opens as the best by the task's
-    first dev metric.
+    several each has WORKDIR/seed-K (in a sweep, of one rate too, WORKDIR/rate-R/seed-K), and WORKDIR opens as the best
+    by the task's first dev metric.
     An empty init_from trains config.model from scratch, which takes a tokenizer. Raises UserError for a mistake in
     the configuration, the files or the checkpoint, and Stopped after SIGTERM.
     """
@@ -108,8 +109,8 @@ def finetune(
     by_trial, steps = training.train(config, data.task, data.rows, runs)
     chosen_by, told = data.task.metrics[0], {"start": start.told()}
     result = outcome.result(data.task.name, chosen_by, by_trial, steps, data.counts) | told
-    if len(by_trial) > 1:
-        best = outcome.best(by_trial, chosen_by)
+    best = outcome.best(by_trial, chosen_by)
+    if best.folder:
         outcome.keep_best(workdir, best, averaged=config.optimizer.ema_decay > 0)
     if distributed.leads():
         for trial, metrics in by_trial.items():
@@ -169,6 +170,7 @@ def main(arguments: Sequence[str]) -> None:
 def _check(config: FinetuneConfig, workdir: Path) -> None:
     if config.epochs <= 0 and config.steps <= 0 and config.budget_minutes <= 0:
         raise UserError(f"epochs is {config.epochs}; use more than 0, or set steps or budget_minutes")
+    check_batch_size(config.batch_size)
     if config.length_pool < 1:
         raise UserError(f"length_pool is {config.length_pool}; use a number of steps, 1 for rows as they come")
     if config.eval.max_rows:

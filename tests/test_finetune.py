@@ -25,7 +25,7 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
-from bert_jax.tasks import evaluation, table, trials
+from bert_jax.tasks import evaluation, outcome, table, training, trials
 from bert_jax.tasks.trials import Trial
 from bert_jax.train import metrics, trainer
 from bert_jax.train.parameters import read_params
@@ -269,7 +269,8 @@ def test_steps_warmup_and_evaluation_follow_from_rows_and_epochs() -> None:
     settings = settings_of(given)
     assert (settings.steps, settings.optimizer.warmup_steps) == (5, 2)
     by_clock = dataclasses.replace(config, budget_minutes=1.0)
-    assert settings_of(by_clock).steps == 0
+    settings = settings_of(by_clock)
+    assert (settings.steps, settings.optimizer.warmup_steps, settings.optimizer.warmup_share) == (0, 0, 0.1)
 
 
 @pytest.mark.parametrize(
@@ -307,6 +308,7 @@ MISTAKES = {
     "no rate": ({"learning_rates": "fast"}, "learning_rates is 'fast'"),
     "half together": ({"run_together": "maybe"}, "run_together is 'maybe'; use auto, yes, no"),
     "negative patience": ({"early_stop": -1}, "early_stop is -1"),
+    "no rows in a batch": ({"batch_size": 0}, "batch_size 0: a batch has at least one row"),
     "nothing to do": ({"epochs": 0.0}, "epochs is 0.0"),
     "unknown layers": ({"train_layers": "lowest"}, "train_layers is 'lowest'"),
     "other positions": ({"model": ModelOptions(max_positions=512)}, "max_positions is 512.*has 64"),
@@ -350,6 +352,38 @@ def test_one_seed_and_several_do_not_share_a_workdir(start: Path, reviews: dict[
         finetune(config_of(start, task, seeds=(0, 1)), tmp_path / "one")
     with pytest.raises(UserError, match="holds runs of several seeds"):
         finetune(config_of(start, task), tmp_path / "several")
+
+
+def test_a_sweep_of_one_rate_opens_as_its_run(
+    start: Path, reviews: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = []
+    monkeypatch.setattr(
+        training, "train", lambda *given: ({one: {"accuracy": 0.5} for one in given[3]}, dict.fromkeys(given[3], 6))
+    )
+    monkeypatch.setattr(outcome, "keep_best", lambda workdir, trial, averaged: kept.append(trial.folder))
+    task = TaskConfig(train=reviews["train"], text="review", label="stars")
+    (tmp_path / "sweep/rate-0.001/seed-0").mkdir(parents=True)
+    finetune(config_of(start, task, learning_rates="1e-3"), tmp_path / "sweep")
+    finetune(config_of(start, task), tmp_path)
+    assert kept == ["rate-0.001/seed-0"]
+
+
+def test_what_a_workdir_opens_as_is_made_again_where_that_was_cut_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "seed-0").mkdir()
+    (tmp_path / outcome.BEST_FILE).write_text('{"run": "seed-0", "step": 6}')
+    (tmp_path / "config.json").write_text("{}")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(outcome, "read_params", killed)
+    monkeypatch.setattr(outcome, "kept_step", lambda folder: 6 if folder.name == "seed-0" else 7)
+    for seed in (1, 0):  # the best was another for a while
+        with pytest.raises(KeyboardInterrupt):
+            outcome.keep_best(tmp_path, Trial(seed, 1e-3, f"seed-{seed}"), averaged=False)
 
 
 def test_a_pretrained_checkpoint_has_no_task_to_evaluate(start: Path, reviews: dict[str, str]) -> None:

@@ -98,6 +98,7 @@ def keep_best(workdir: Path, trial: Trial, averaged: bool) -> None:
     if distributed.from_first(note.exists() and json.loads(note.read_text(encoding="utf-8")) == said):
         return
     if distributed.leads():
+        note.unlink(missing_ok=True)  # of what is removed now, for we may be killed before another is there
         (workdir / CONFIG_FILE).unlink(missing_ok=True)  # comes last: without it nobody opens the folder
         for old in (CHECKPOINTS, "tokenizer"):
             shutil.rmtree(workdir / old, ignore_errors=True)
