@@ -1,14 +1,20 @@
 """Readers: what a line becomes, and which line a mistake is in."""
 
 import gzip
+import json
 import lzma
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from bert_jax.command import UserError
 from bert_jax.tasks import reading
-from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.reading import Columns, stored
+from bert_jax.tasks.task import Task
 
 CONLLU = """\
 # newdoc id = email
@@ -164,3 +170,40 @@ def test_a_missing_file_and_a_folder_are_said_to_be(tmp_path: Path) -> None:
 )
 def test_the_ending_tells_the_kind(name: str, kind: str) -> None:
     assert reading.kind_of_file(Path("folder.conllu") / name) == kind
+
+
+@pytest.mark.parametrize("listed", ["Sequence", "List"])  # as datasets 2 and 3, and as datasets 4 writes it
+def test_numbers_of_tags_become_the_names_that_a_parquet_file_gives_them(tmp_path: Path, listed: str) -> None:
+    tags = {"feature": {"names": ["O", "B-X"], "_type": "ClassLabel"}, "_type": listed}
+    table = pa.table({"tokens": [["a", "b"], ["c"]], "ner_tags": [[0, 1], [0]]})
+    schema = {"huggingface": json.dumps({"info": {"features": {"ner_tags": tags}}})}
+    pq.write_table(table.replace_schema_metadata(schema), tmp_path / "a.parquet")
+    split = reading.read_word_lists(tmp_path / "a.parquet", Columns(label="ner_tags"), True)
+    assert [item.tags for item in split.items] == [("O", "B-X"), ("O",)]
+
+
+def test_lists_of_prepared_data_are_those_of_json() -> None:
+    example = {"tokens": [b"caf\xc3\xa9", b"b"], "tags": [np.int64(0), np.float32(0.5)], "more": {"text": [b"c"]}}
+    assert stored._plain(example) == {"tokens": ["café", "b"], "tags": [0, 0.5], "more": {"text": ["c"]}}
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("tagging", "a\tN\nb\t\n", "line 2: a word has no tag"),
+        ("spans", "a\tO\nb\t\n", "line 2: the tag marks no entity"),
+        ("spans", "a\tDET\nb\tNOUN\n", "line 1: the tag marks no entity"),
+    ],
+)
+def test_a_tag_that_is_none_is_a_mistake(tmp_path: Path, kind: str, text: str, said: str) -> None:
+    task, path = Task("own", kind), write(tmp_path / "a.conll", text)
+    with pytest.raises(UserError, match=said):
+        kind_of(task).read(task, path, Columns(), True)
+
+
+def test_a_file_without_any_tag_is_unlabelled(tmp_path: Path) -> None:
+    task, path = Task("own", "tagging"), write(tmp_path / "a.conll", "a\t\n\nb\t\n")
+    split = kind_of(task).read(task, path, Columns(), False)
+    assert not split.labelled and [item.words for item in split.items] == [("a",), ("b",)]
+    with pytest.raises(UserError, match="line 1: a word has no tag"):
+        kind_of(task).read(task, path, Columns(), True)

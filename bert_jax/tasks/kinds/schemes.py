@@ -5,12 +5,12 @@ reads any of the schemes, and any sequence of their tags: an I-X that follows no
 """
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 
 from seqeval.metrics.sequence_labeling import get_entities
 
-from bert_jax.tasks.example import Span
+from bert_jax.tasks.example import Sentence, Span, Split
 
 # Outside, or beginning, inside, ending or alone a typed entity.
 ENTITY_TAG = re.compile(r"O|[BIES]-.+")
@@ -19,6 +19,12 @@ ENTITY_TAG = re.compile(r"O|[BIES]-.+")
 def marks_entities(tags: Collection[str]) -> bool:
     """Whether tags mark entities (O, B-X, I-X ...) and are no plain classes."""
     return any(tag != "O" for tag in tags) and all(ENTITY_TAG.fullmatch(tag) for tag in tags)
+
+
+def first_line(split: Split[Sentence], chosen: Callable[[str], bool]) -> int | None:
+    """The line of the first tag of a file that is chosen; None where none is."""
+    tags = ((tag, line) for item in split.items for tag, line in zip(item.tags or (), item.lines, strict=False))
+    return next((line for tag, line in tags if chosen(tag)), None)
 
 
 def marks_ends(tags: Collection[str]) -> bool:

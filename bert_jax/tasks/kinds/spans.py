@@ -48,6 +48,11 @@ class Spans(Kind):
         if pairs:
             raise UserError(f"{path} holds tags and no relations. Give a .jsonl with tokens, spans and relations")
         found = reading.read_conll(path, columns, label_required)
+        if (line := schemes.first_line(found, lambda tag: not schemes.ENTITY_TAG.fullmatch(tag))) is not None:
+            raise UserError(
+                f"{path} line {line}: the tag marks no entity; wanted O, or B-, I-, E- or S- and a type. "
+                "Correct it, or the column (task.label)"
+            )
         return Split(path, tuple(map(_spans_of_tags, found.items)), found.labelled)
 
     def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[SpannedSentence]:

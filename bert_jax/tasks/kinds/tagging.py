@@ -46,11 +46,23 @@ class Tagging(Kind):
     """
 
     def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+        """CoNLL-U, CoNLL columns, or lists in JSON lines, Parquet and prepared data.
+
+        Without label_required a file whose tags are all empty or _ is read as unlabelled. Raises UserError, with the
+        line, for a word alone that has no tag.
+        """
         if reading.is_stored(path):
-            return reading.read_word_lists(path, columns, label_required)
-        if task.name == "ewt" or reading.kind_of_file(path) == "conllu":
-            return reading.read_conllu(path, columns, label_required)
-        return reading.read_conll(path, columns, label_required)
+            read = reading.read_word_lists
+        elif task.name == "ewt" or reading.kind_of_file(path) == "conllu":
+            read = reading.read_conllu
+        else:
+            read = reading.read_conll
+        split = read(path, columns, label_required)
+        if not label_required and {tag for item in split.items for tag in item.tags or ()} <= {"", "_"}:
+            return replace(split, labelled=False)
+        if (line := schemes.first_line(split, lambda tag: not tag)) is not None:
+            raise UserError(f"{path} line {line}: a word has no tag, and others have. Give it one, as O")
+        return split
 
     def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Sentence]:
         """Sentences of the words that were given, or that texts split into."""

@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.inputs import Record, checked_text, texts_of
@@ -137,7 +135,7 @@ def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...]:
     if isinstance(answers, str):
         answers = [answers]
     if isinstance(answers, dict) and "text" in answers:
-        texts, starts = _listed(answers["text"]), _listed(answers.get("answer_start"))
+        texts, starts = answers["text"], answers.get("answer_start")
         texts, starts = texts or [], [None] * len(texts or ()) if starts is None else starts
         if not isinstance(texts, list) or not isinstance(starts, list) or len(starts) != len(texts):
             raise UserError(f"{path} {place}: answers has not as many texts as answer_start. Correct it")
@@ -155,14 +153,6 @@ def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...]:
             raise UserError(f"{path} {place}: answer_start is {start!r:.40}; wanted a number of characters. Correct it")
         found.append(Answer(text, start))
     return tuple(found)
-
-
-def _listed(values: Any) -> Any:
-    """A list as JSON has it, of one of prepared data, whose texts are bytes and whose numbers are numpy's."""
-    if not isinstance(values, list):
-        return values
-    plain = (one.item() if isinstance(one, np.generic) else one for one in values)
-    return [one.decode() if isinstance(one, bytes) else one for one in plain]
 
 
 def _split(path: Path, found: Iterator[Question], label_required: bool) -> Split[Question]:

@@ -46,7 +46,8 @@ def json_records(path: Path, columns: Sequence[Column]) -> Stored:
 
 
 def parquet_records(path: Path, columns: Sequence[Column]) -> Stored:
-    """Of a Parquet file. Classes have names where Hugging Face's `datasets` wrote the file and its schema tells them.
+    """Of a Parquet file. Classes, alone or in lists, have names where the schema that `datasets` of Hugging Face wrote
+    tells them.
 
     Raises UserError for a file that is no Parquet or damaged, and for a required column that is not there.
     """
@@ -60,7 +61,7 @@ def parquet_records(path: Path, columns: Sequence[Column]) -> Stored:
         what = first_line(error)
         raise UserError(f"{path} is no Parquet file, or damaged ({what}). Make or fetch it again") from error
     features = _features(schema)
-    class_names = tuple(tuple(features.get(column.name, {}).get("names") or ()) for column in columns)
+    class_names = tuple(_class_names(features.get(column.name)) for column in columns)
     values = [
         table.column(column.name).to_pylist() if there else [None] * table.num_rows
         for column, there in zip(columns, present, strict=True)
@@ -125,7 +126,19 @@ def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
         return {}
 
 
+def _class_names(feature: Any) -> tuple[str, ...]:
+    """Of a column of classes, or of lists of them."""
+    if not isinstance(feature, dict):
+        return ()
+    return tuple(feature.get("names") or _class_names(feature.get("feature")))
+
+
 def _plain(value: Any) -> Any:
+    """A value as JSON would have it."""
     if isinstance(value, bytes):
         return value.decode()
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return {name: _plain(one) for name, one in value.items()}
     return value.item() if isinstance(value, np.generic) else value
