@@ -12,7 +12,7 @@ import safetensors.numpy
 import tokenizers
 from exporting import assert_transformers_agrees
 from random_checkpoints import PRETRAINING, assert_same_tensors, odd_config, random_checkpoint
-from tokenizer_kinds import make
+from tokenizer_kinds import byte_pairs, make
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
@@ -24,6 +24,10 @@ from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import evaluation, texts
+from bert_jax.tasks.example import Split
+from bert_jax.tasks.kinds.question import QuestionAnswering
+from bert_jax.tasks.questions.reading import Question
+from bert_jax.tasks.task import Task
 
 LABELS = {"name": "moods", "kind": "classification", "labels": ["glad", "sad", "so so"]}
 TAGS = {"name": "tags", "kind": "tagging", "labels": ["A", "B", "C", "D"]}
@@ -140,6 +144,21 @@ def test_the_exported_tokenizer_makes_the_rows_of_the_model(tmp_path, sample_tex
         assert "token_type_ids" in said["model_input_names"]
     else:
         assert said["tokenizer_class"] in ("BertTokenizer", "AlbertTokenizer")
+
+
+@pytest.mark.parametrize("types", [1, 2])
+def test_the_exported_tokenizer_of_a_model_of_questions_makes_their_rows(tmp_path, types):
+    words = tokenizer.load(byte_pairs(tmp_path / "vocabulary", []))
+    model = odd_config(vocab_size=words.vocab_size, layers=1, segment_types=types)
+    loaded = random_checkpoint(tmp_path / "other", model, Heads(question=True))
+    huggingface.write(dataclasses.replace(loaded, tokenizer=words), tmp_path / "out")
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
+    theirs = library.encode("ab", "a cd")
+    split = Split(Path("in"), (Question("0", "ab", "a cd", None, "line 1"),), labelled=False)
+    rows = QuestionAnswering().encode(Task("own", "question"), split, words)
+    assert theirs.ids == rows.input_ids.tolist() and theirs.tokens.count("</s>") == 3
+    segments = rows.batch(np.array([0]), len(theirs.ids)).segment_ids[0]
+    assert theirs.type_ids == (segments * (types - 1)).tolist()
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
