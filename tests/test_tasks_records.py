@@ -303,19 +303,21 @@ def test_prepared_data_of_tensorflow_datasets_are_read_as_a_named_task_and_as_on
 
 def test_a_clone_of_a_hugging_face_data_set_is_found_by_its_own_names(tmp_path: Path) -> None:
     folder = tmp_path / "glue" / "mnli"
-    folder.mkdir(parents=True)
-    for name in ("train", "validation_matched", "validation_mismatched", "test_matched"):
-        rows = [{"premise": "a", "hypothesis": name, "label": -1 if name.startswith("test") else 2, "idx": 0}]
+    for name in ("train", "validation_matched", "validation_mismatched", "test_matched", "../ax/test"):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        rows = [{"premise": "a", "hypothesis": name, "label": -1 if "test" in name else 2, "idx": 0}]
         write_parquet(folder / f"{name}-00000-of-00001.parquet", rows, ["entailment", "neutral", "contradiction"])
     task, files = table.resolve(TaskConfig(name="mnli", data_dir=str(tmp_path)))
-    assert list(files) == ["train", "dev", "dev_mismatched", "test"]
+    assert list(files) == ["train", "dev", "dev_mismatched", "test", "ax"]
     found = [table.read(task, path, label_required=False).items[0] for path in files.values()]
     assert [(item.text_pair, item.label) for item in found] == [
         ("train", "contradiction"),
         ("validation_matched", "contradiction"),
         ("validation_mismatched", "contradiction"),
         ("test_matched", None),
+        ("../ax/test", None),
     ]
+    assert table.TASKS["mnli"].split_of(files["ax"]) == "ax"
 
 
 # What Hugging Face's `datasets` writes of a data set with named classes, in each of its forms.

@@ -101,10 +101,13 @@ GLUE: dict[str, NamedTask] = {
             "dev_mismatched": ("dev_mismatched.tsv",),
             "test": ("test_matched.tsv",),
             "test_mismatched": ("test_mismatched.tsv",),
-            "ax": tuple(
-                f"{place}/{name}"
-                for name in ("diagnostic-full.tsv", "diagnostic.tsv")
-                for place in ("../diagnostic", "../AX", ".")
+            "ax": (
+                *(
+                    f"{place}/{name}"
+                    for name in ("diagnostic-full.tsv", "diagnostic.tsv")
+                    for place in ("../diagnostic", "../AX", ".")
+                ),
+                "../ax/test-00000-of-00001.parquet",  # of the Hugging Face data set; held back are its labels
             ),
         },
         columns={"diagnostic-full.tsv": Columns("Premise", "Hypothesis", "Label")},
