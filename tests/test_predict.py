@@ -21,6 +21,7 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.predict import predict
 from bert_jax.tasks import records
+from bert_jax.tasks.reading import Columns
 
 CLASSES = {"name": "own", "kind": "classification", "labels": ["glad", "sad", "so so"], "max_length": 16}
 SCORE = {"name": "own", "kind": "regression", "labels": [], "max_length": 16}
@@ -146,6 +147,16 @@ def test_files_of_every_form_give_the_same(workdir: Path, tmp_path: Path, capsys
     run("--checkpoint", workdir, "--input", tmp_path / "in.txt")
     assert same([json.loads(line) for line in capsys.readouterr().out.splitlines()], wanted)
     assert same(predict(workdir, tmp_path / "in.jsonl"), wanted)
+
+
+def test_a_column_of_another_name_leaves_the_others_as_they_were(classifier: Loaded, tmp_path: Path) -> None:
+    pairs = dataclasses.replace(classifier, task=CLASSES | {"columns": {"text": "a", "text_pair": "b", "label": "c"}})
+    wanted = predict(pairs, [f"{text}\tmat" for text in TEXTS])
+    path = tmp_path / "in.tsv"
+    path.write_text("other\tb\tc\n" + "\n".join(f"{text}\tmat\t{text[6:9]}" for text in TEXTS), encoding="utf-8")
+    assert same(predict(pairs, path, columns=Columns("other")), wanted)
+    path.write_text("\n".join(f"{text}\tmat" for text in TEXTS), encoding="utf-8")
+    assert same(predict(pairs, path, columns=Columns("0", "1")), wanted)  # and no header
 
 
 def test_output_is_whole_or_not_there(workdir: Path, tmp_path: Path) -> None:

@@ -160,6 +160,18 @@ def test_an_empty_label_is_none(tmp_path: Path, ending: str) -> None:
         reading.read_table(path, OWN, label_required=True)
 
 
+def test_what_is_only_to_be_answered_needs_no_label(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [{"text": "a", "label": None}, {"text": "b", "label": 1}])
+    found = reading.read_table(path, OWN, label_required=False)
+    assert found.labelled and [item.label for item in found.items] == [None, "1"]
+
+
+def test_columns_that_are_not_named_are_those_of_the_task() -> None:
+    task = Columns("a", "b", "same", ("1", "2", "3", "4"))
+    assert Columns("question").filled(task) == Columns("question", "b", "same", ("1", "2", "3", "4"))
+    assert Columns().filled(task) == task and task.filled(OWN) == task
+
+
 @pytest.mark.parametrize("held_back", [None, -1, float("nan")])
 def test_labels_that_are_held_back_are_none(tmp_path: Path, held_back: float | None) -> None:
     rows = [{"text": "a", "label": held_back}, {"text": None, "label": held_back}]

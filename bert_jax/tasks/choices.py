@@ -9,7 +9,7 @@ from bert_jax.command import UserError
 from bert_jax.tasks import inputs
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.reading import Column, Columns, is_stored, read_records
-from bert_jax.tasks.reading.examples import is_held_back
+from bert_jax.tasks.reading.examples import is_held_back, is_missing
 from bert_jax.tasks.task import Task
 
 CHOICES = "choices"  # the column of a list, where task.choices names none
@@ -60,12 +60,13 @@ def read_choices(path: Path, columns: Columns, choices: str, label_required: boo
     items = []
     for line, values in found.records:
         start = values[1 + len(names)] if columns.text_pair else ""
+        unknown = not labelled or (not label_required and is_missing(values[-1]))
         items.append(
             MultipleChoice(
                 context=_text(path, line, values[0]),
                 start=_text(path, line, start),
                 choices=checked_choices(path, line, values[1 : 1 + len(names)]),
-                label=_label(path, line, values[-1]) if labelled else None,
+                label=None if unknown else _label(path, line, values[-1]),
                 line=line,
             )
         )

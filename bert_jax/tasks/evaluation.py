@@ -127,14 +127,14 @@ def evaluate(
 ) -> Evaluation:
     """Measures a fine-tuned checkpoint on a labelled file, or on all the labelled splits of a folder but train.
 
-    The file has the columns of the files it was trained on unless columns names others (a Hugging Face folder does
+    The file has the columns of the files it was trained on where columns names no others (a Hugging Face folder does
     not tell its own). config says how to run (batch_size, compute_dtype).
     Raises UserError for a checkpoint that was not fine-tuned, a label it does not know, and a folder without such
     files.
     """
     config = config or TrainConfig(batch_size=32)
     task = task_of(loaded)
-    task = dataclasses.replace(task, columns=columns or task.columns)
+    task = dataclasses.replace(task, columns=(columns or task.columns).filled(task.columns))
     found = {name: table.read(task, path, label_required=False) for name, path in _files(task, Path(data)).items()}
     labelled = {split: content for split, content in found.items() if content.labelled}
     if not labelled:

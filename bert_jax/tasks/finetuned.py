@@ -31,7 +31,7 @@ from bert_jax.train.run import runtime_of
 class FineTuned:
     """A checkpoint of a task, its parameters on all devices.
 
-    task is that of the checkpoint, with other columns where they are given, and rows of up to max_length tokens (0: as
+    task is that of the checkpoint, with other columns where they are named, and rows of up to max_length tokens (0: as
     it was trained with). Raises UserError for a checkpoint that was not fine-tuned, and a max_length that the model
     does not have.
     """
@@ -48,7 +48,11 @@ class FineTuned:
         task = evaluation.task_of(loaded)
         if max_length and not 8 <= max_length <= loaded.model.max_positions:
             raise UserError(f"--max_length is {max_length}; use 8 to {loaded.model.max_positions} (the positions)")
-        self.task = dataclasses.replace(task, columns=columns or task.columns, max_length=max_length or task.max_length)
+        if columns:  # of labels none is asked for, so that a table without a header may be named by numbers alone
+            task = dataclasses.replace(
+                task, columns=dataclasses.replace(columns.filled(task.columns), label=columns.label)
+            )
+        self.task = dataclasses.replace(task, max_length=max_length or task.max_length)
         self.kind = kind_of(self.task)
         self.tokenizer = loaded.tokenizer
         # A program a length is compiled, so a loop that compiles fast.

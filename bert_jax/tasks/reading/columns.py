@@ -1,6 +1,6 @@
 """Which columns of a file hold what."""
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 
 from bert_jax.command import UserError
@@ -18,6 +18,10 @@ class Columns:
     text_pair: str = ""
     label: str = ""
     marks: tuple[str, ...] = ()
+
+    def filled(self, default: "Columns") -> "Columns":
+        """These, and those of default where none is named."""
+        return Columns(*(mine or other for mine, other in zip(astuple(self), astuple(default), strict=True)))
 
 
 @dataclass(frozen=True)

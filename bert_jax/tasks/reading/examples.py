@@ -20,8 +20,9 @@ def read_table(
     In JSON, Parquet and prepared data a number may stand for a class: it becomes its name, or the label in its place
     among `labels`, where these are known and no numbers themselves; true and false become `true` and `false`; a text
     that is null is empty. A file whose labels are all empty, or null or -1 there, is unlabelled, and without
-    label_required so is one that lacks the label column. Raises UserError for a column that is not named or not there,
-    an example without a label, and all that read_records refuses.
+    label_required so is one that lacks the label column; then an example may lack its own, too. Raises UserError for a
+    column that is not named or not there, an example without a label that is required, and all that read_records
+    refuses.
     """
     if not columns.text:
         raise UserError(
@@ -47,20 +48,22 @@ def read_table(
         first, *second = (_text(path, line, wanted[place].name, values[place]) for place in range(texts))
         if columns.marks:
             first, *second = mark_words(path, line, (first, *second), values[texts : texts + len(columns.marks)])
-        label = _label(path, line, values[-1], labels, found.class_names[-1]) if labelled else None
+        unknown = not labelled or (not label_required and is_missing(values[-1]))
+        label = None if unknown else _label(path, line, values[-1], labels, found.class_names[-1])
         items.append(Example(first, second[0] if second else None, label, line))
     return Split(path, tuple(items), labelled, found.left_out, found.class_names[-1] if labelled else ())
 
 
 def is_held_back(label: Any) -> bool:
     """Whether a label is empty, null, NaN or -1, which data sets put in the place of one that is not told."""
-    return _is_missing(label) or label == -1
+    return is_missing(label) or label == -1
 
 
-def _is_missing(value: Any) -> bool:
-    if isinstance(value, str):
-        return not value.strip()
-    return value is None or (isinstance(value, float) and math.isnan(value))
+def is_missing(label: Any) -> bool:
+    """Whether a label is empty, null or NaN."""
+    if isinstance(label, str):
+        return not label.strip()
+    return label is None or (isinstance(label, float) and math.isnan(label))
 
 
 def _text(path: Path, line: int, column: str, value: Any) -> str:
@@ -73,7 +76,7 @@ def _text(path: Path, line: int, column: str, value: Any) -> str:
 
 def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequence[str]) -> str:
     """A label as the files of text write it."""
-    if _is_missing(value):
+    if is_missing(value):
         raise UserError(f"{path} line {line} has no label, and others have. Leave the line out, or give it one")
     if isinstance(value, str):
         return value.strip()
