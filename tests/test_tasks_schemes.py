@@ -14,14 +14,17 @@ from seqeval import scheme as strict
 
 from bert_jax.config import TaskConfig
 from bert_jax.tasks import table
-from bert_jax.tasks.example import Span
-from bert_jax.tasks.kinds import schemes
+from bert_jax.tasks.example import Sentence, Span, Split
+from bert_jax.tasks.kinds import kind_of, schemes, tagging
 from bert_jax.tasks.kinds.schemes import entities, irregular_tags, tags_of
 from bert_jax.tasks.metrics import tagging_metrics
+from bert_jax.tasks.task import Task
 
 ENTITY_METRICS = ("precision", "recall", "f1")
 BIO = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, max_size=9)
 IOBES = st.lists(st.sampled_from(["O", *(f"{m}-{t}" for m in "BIES" for t in "XY")]), min_size=1, max_size=9)
+
+BARE_IOBES = st.lists(st.lists(st.sampled_from("OBIES"), min_size=1, max_size=9), min_size=2, max_size=2)
 
 
 def strictly(tags: list[str], scheme: type) -> list[Span]:
@@ -67,6 +70,36 @@ def test_tags_of_iobes_are_regular_where_a_strict_reader_finds_all_that_conlleva
 )
 def test_tags_that_cannot_follow_are_counted(sentences: list[list[str]], count: int) -> None:
     assert irregular_tags(sentences) == count
+
+
+@settings(deadline=None)
+@given(st.lists(st.lists(st.sampled_from("OBI"), min_size=1, max_size=9), min_size=2, max_size=2) | BARE_IOBES)
+def test_tags_without_types_are_those_of_one_type(sentences: list[list[str]]) -> None:
+    typed = [[tag if tag == "O" else f"{tag}-X" for tag in tags] for tags in sentences]
+    found, wanted = list(map(entities, sentences)), list(map(entities, typed))
+    assert [[span._replace(label="X") for span in spans] for spans in found] == wanted
+    assert {span.label for spans in found for span in spans} <= {"_"}
+    assert irregular_tags(sentences) == irregular_tags(typed)
+    for ends in (False, True):
+        rewritten = [tags_of(spans, 9, ends) for spans in found]
+        assert list(map(entities, rewritten)) == found and {tag for tags in rewritten for tag in tags} <= set("OBIES")
+    lengths = min(map(len, sentences))
+    truth, guess = ([tags[:lengths]] for tags in sentences)
+    wanted_truth, wanted_guess = ([tags[:lengths]] for tags in typed)
+    assert tagging_metrics(ENTITY_METRICS, truth, guess) == tagging_metrics(ENTITY_METRICS, wanted_truth, wanted_guess)
+
+
+def test_tags_without_types_mark_entities_where_they_can() -> None:
+    assert schemes.marks_entities({"O", "B", "I"}) and schemes.marks_entities({"O", "I"})
+    for classes in ({"B", "I"}, {"O", "S"}, {"O", "B", "M", "E"}, {"I", "E"}):
+        assert not schemes.marks_entities(classes)
+    assert schemes.closed_set({"O", "I"}) == {"O", "B", "I"}
+    assert schemes.closed_set({"O", "B", "E"}) == set("OBIES")
+    task, path = Task("own", "tagging", max_length=8), Path("train.conll")
+    split = Split(path, (Sentence(("a", "b"), ("I", "I"), (1, 2)), Sentence(("c", "d"), ("O", "I"), (4, 5))), True)
+    task = kind_of(task).complete(task, split)
+    assert task.labels == ("O", "B", "I") and task.metrics[0] == "f1"
+    assert tagging._label_ids(task, split) == [1, 2, 0, 1]  # IOB1 learnt as IOB2, of a sentence without O, too
 
 
 def test_a_set_of_tags_is_closed_in_its_scheme() -> None:

@@ -1,7 +1,8 @@
 """Tags that mark entities: IOB1, IOB2 (BIO) and IOBES; the entities that they mark, and tags that cannot follow.
 
 What an entity is follows conlleval, the script of the CoNLL shared tasks (Tjong Kim Sang and De Meulder 2003), which
-reads any of the schemes, and any sequence of their tags: an I-X that follows no X begins an entity, too.
+reads any of the schemes, and any sequence of their tags: an I-X that follows no X begins an entity, too. Where there is
+one type of entity only, files may leave it out (B, I, O): it is then called UNTYPED.
 """
 
 import re
@@ -12,12 +13,19 @@ from seqeval.metrics.sequence_labeling import get_entities
 
 from bert_jax.tasks.example import Sentence, Span, Split
 
-# Outside, or beginning, inside, ending or alone a typed entity.
-ENTITY_TAG = re.compile(r"O|[BIES]-.+")
+# Outside, or beginning, inside, ending or alone an entity, typed or not.
+ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
+UNTYPED = "_"  # as seqeval has it
 
 
 def marks_entities(tags: Collection[str]) -> bool:
-    """Whether tags mark entities (O, B-X, I-X ...) and are no plain classes."""
+    """Whether tags mark entities (O, B-X, I-X ...) and are no plain classes.
+
+    Those without types do where they hold O, and B or I: other sets of such letters are of classes.
+    """
+    bare = any(len(tag) == 1 for tag in tags if tag != "O")
+    if bare and not ("O" in tags and {"B", "I"} & set(tags)):
+        return False
     return any(tag != "O" for tag in tags) and all(ENTITY_TAG.fullmatch(tag) for tag in tags)
 
 
@@ -29,7 +37,7 @@ def first_line(split: Split[Sentence], chosen: Callable[[str], bool]) -> int | N
 
 def marks_ends(tags: Collection[str]) -> bool:
     """Whether entity tags are IOBES: the last word of an entity is told from those before it."""
-    return any(tag.startswith(("E-", "S-")) for tag in tags)
+    return any(tag[:1] in ("E", "S") for tag in tags)
 
 
 def entities(tags: Sequence[str]) -> list[Span]:
@@ -41,17 +49,17 @@ def tags_of(found: Sequence[Span], words: int, ends: bool) -> tuple[str, ...]:
     """IOB2 tags of entities that do not overlap, in a sentence of so many words; with ends, IOBES tags."""
     tags = ["O"] * words
     for label, first, last in found:
-        tags[first:last] = [f"I-{label}"] * (last - first)
-        tags[first] = f"B-{label}"
+        tags[first:last] = [_tag("I", label)] * (last - first)
+        tags[first] = _tag("B", label)
         if ends:
-            tags[last - 1] = f"S-{label}" if last - first == 1 else f"E-{label}"
+            tags[last - 1] = _tag("S" if last - first == 1 else "E", label)
     return tuple(tags)
 
 
 def closed_set(tags: Collection[str]) -> set[str]:
     """All tags of the scheme for the types that these tags have: IOBES where one ends an entity, else IOB2."""
-    types = {tag[2:] for tag in tags if tag != "O"}
-    return {"O"} | {f"{mark}-{name}" for name in types for mark in ("BIES" if marks_ends(tags) else "BI")}
+    types = {tag[2:] or UNTYPED for tag in tags if tag != "O"}
+    return {"O"} | {_tag(mark, name) for name in types for mark in ("BIES" if marks_ends(tags) else "BI")}
 
 
 def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
@@ -63,9 +71,14 @@ def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
     if marks_ends({tag for tags in sentences for tag in tags}):
         return sum(_breaks_iobes(*pair) for tags in sentences for pair in pairwise(("O", *tags, "O")))
     pairs = [pair for tags in sentences for pair in pairwise(("O", *tags))]
-    return min(sum(tag.startswith(mark) and last[2:] != tag[2:] for last, tag in pairs) for mark in ("I-", "B-"))
+    breaks = [tag for last, tag in pairs if last == "O" or last[2:] != tag[2:]]
+    return min(sum(tag[0] == mark for tag in breaks) for mark in "IB")
 
 
 def _breaks_iobes(last: str, tag: str) -> bool:
-    goes_on = last.startswith(("B-", "I-"))
-    return goes_on != tag.startswith(("I-", "E-")) or (goes_on and last[2:] != tag[2:])
+    goes_on = last[0] in "BI"
+    return goes_on != (tag[0] in "IE") or (goes_on and last[2:] != tag[2:])
+
+
+def _tag(mark: str, label: str) -> str:
+    return mark if label == UNTYPED else f"{mark}-{label}"

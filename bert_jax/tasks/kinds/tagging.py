@@ -280,7 +280,7 @@ def _label_ids(task: Task, split: Split[Sentence]) -> list[int]:
     ids = []
     for sentence in split.items:
         tags = sentence.tags or ()
-        if entity_tags and schemes.marks_entities(tags):
+        if entity_tags and all(map(schemes.ENTITY_TAG.fullmatch, tags)):
             tags = schemes.tags_of(schemes.entities(tags), len(tags), ends)
         ids += [check_label(task, split, line, tag) for line, tag in zip(sentence.lines, tags, strict=True)]
     return ids
