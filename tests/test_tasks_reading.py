@@ -108,6 +108,11 @@ def test_conll_columns_may_be_parted_by_tabs(tmp_path: Path) -> None:
     assert (split.items[0].words, split.items[0].tags) == (("New York", "is"), ("O", "X"))
 
 
+def test_a_space_that_does_not_break_is_part_of_a_word(tmp_path: Path) -> None:
+    split = reading.read_conll(write(tmp_path / "a.conll", "10\u00a0000  O \n\u3000 O\n"), Columns(), True)
+    assert split.items[0].words == ("10\u00a0000", "\u3000") and split.items[0].tags == ("O", "O")
+
+
 def test_a_conll_file_of_words_alone_is_unlabelled(tmp_path: Path) -> None:
     path = write(tmp_path / "a.conll", "New\nYork\n")
     assert not reading.read_conll(path, Columns(), label_required=False).labelled

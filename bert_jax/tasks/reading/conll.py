@@ -50,7 +50,7 @@ def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sent
         if not line.strip():
             groups.append([])
             continue
-        fields = line.split("\t") if "\t" in line else line.split()
+        fields = line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
         width = width or len(fields)
         if len(fields) != width:
             raise UserError(f"{path} line {number} has {len(fields)} columns, the first line has {width}")
