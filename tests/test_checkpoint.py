@@ -309,6 +309,22 @@ def test_every_kth_and_the_best_stay_beside_the_newest(tmp_path, metric, best):
     }
 
 
+def test_what_is_made_anew_replaces_later_checkpoints_once_the_first_of_it_is_saved(tmp_path):
+    state = make_state()
+    with Checkpoints(tmp_path, keep=3, best="eval_loss") as checkpoints:
+        for step in (10, 20, 30):
+            checkpoints.save(step, *state, {"evaluation": {"loss": 30.0 - step}})
+    with Checkpoints(tmp_path, keep=3, best="eval_loss") as checkpoints:
+        assert checkpoints.replace_after(30) == []
+        assert checkpoints.replace_after(10) == [20, 30] and checkpoints.steps() == [10, 20, 30]
+        assert checkpoints.best.beaten_by({"loss": 19.0})
+        checkpoints.save(30, *state, {"evaluation": {"loss": 19.0}})
+        checkpoints.wait()
+        assert checkpoints.steps() == [10, 30]
+        assert checkpoints.meta(30) == {"evaluation": {"loss": 19.0}}
+    assert json.loads((tmp_path / "best.json").read_text())["value"] == 19.0
+
+
 def test_the_best_is_known_after_a_restart_where_it_was_measured_after_it_was_saved(tmp_path):
     """As where SIGTERM cuts off an evaluation, which is made when the run goes on."""
     state = make_state()

@@ -157,7 +157,7 @@ def config(start, reviews):
 
 
 @pytest.mark.slow
-def test_seeds_together_come_out_as_in_turn_and_killed_ones_go_on_bit_for_bit(config, tmp_path, monkeypatch):
+def test_seeds_together_come_out_as_in_turn_and_killed_ones_go_on_bit_for_bit(config, tmp_path, monkeypatch, capsys):
     """The tolerance: parameters to 1e-5 after steps of a rate of 5e-3, metrics to 1e-5."""
     whole, killed, turns = tmp_path / "whole", tmp_path / "killed", tmp_path / "turns"
     result = finetune(config, whole)
@@ -195,6 +195,7 @@ def test_seeds_together_come_out_as_in_turn_and_killed_ones_go_on_bit_for_bit(co
                 finetune(config, killed)
     assert [max(saved_steps(killed / f"seed-{seed}")) for seed in range(3)] == [8, 4, 4]
     assert finetune(config, killed) == result
+    assert f"{killed / 'seed-0'} goes back from step 8 to step 4" in capsys.readouterr().err.replace("\n", " ")
     for seed in range(3):
         assert_close(whole / f"seed-{seed}", killed / f"seed-{seed}", 0)
         assert log(whole / f"seed-{seed}") == log(killed / f"seed-{seed}")

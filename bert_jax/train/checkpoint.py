@@ -64,6 +64,7 @@ class Checkpoints:
             ),
         )
         self._saving: int | None = None
+        self._replaced: list[int] = []
         self._remove_old()
         if self.best:
             for step, evaluation in self.evaluations().items():
@@ -86,6 +87,8 @@ class Checkpoints:
         A failure of the save before is raised here or by wait: OSError for a full disk, naming the step, the older
         checkpoints whole.
         """
+        while self._replaced:
+            self._manager.delete(self._replaced.pop())  # the newest first, so that those that stand are of one run
         if step in self._manager.all_steps():
             return
         trees = {PARAMS: params, OPTIMIZER: optimizer_state, AVERAGE: average}
@@ -110,6 +113,14 @@ class Checkpoints:
         if self.best:
             self.best.note(step, evaluation)
             self.write_best()
+
+    def replace_after(self, step: int) -> list[int]:
+        """Has the next save delete the checkpoints of later steps, none of which is the best any more; returns them."""
+        self._replaced = [each for each in self.steps() if each > step]
+        if self.best:
+            for each in self._replaced:
+                self.best.values.pop(each, None)
+        return list(self._replaced)
 
     def steps(self) -> list[int]:
         """The steps that are whole, ascending; not one that is still being written."""

@@ -70,6 +70,17 @@ class Begun:
     first: int = 0  # the step that it goes on from
     ended: bool = False  # before the others, or with all of them: it only keeps its place
 
+    def goes_back(self) -> None:
+        """Has the checkpoints after the step that it goes on from make room for those that are made anew, and says so.
+
+        Left there, they would be taken for those, though the end of the run may have changed.
+        """
+        if later := self.checkpoints.replace_after(self.first):
+            self.told.append(
+                f"{self.run.workdir} goes back from step {max(later)} to step {self.first}: what is trained together "
+                "goes on from a step that all have saved; --config.run_together=no goes on with each for itself"
+            )
+
 
 def source_of(runs: Sequence[Run]) -> Source:
     """The batches of all runs. Raises UserError for runs that cannot be one program."""
@@ -121,6 +132,8 @@ def start_all(begun: Sequence[Begun], plan: steps.Plan, mesh: Mesh) -> list[Trai
         for number in going_on:  # where one's checkpoint was damaged, all go back to the one before
             if number in found and begun[number].first > at:
                 del found[number]
+    for number in going_on:
+        begun[number].goes_back()
     return [found[number] for number in range(len(begun))]
 
 
@@ -168,7 +181,8 @@ def overview(begun: Sequence[Begun], states: Sequence[TrainState], plan: steps.P
     for each in begun:
         if each.meta:
             what = "nothing is left to do" if each.ended else "going on"
-            lines += [f"{what} from step {each.first} of {each.run.workdir}", *each.told]
+            lines.append(f"{what} from step {each.first} of {each.run.workdir}")
+        lines += each.told
     fresh = [state for each, state in zip(begun, states, strict=True) if not each.meta]
     return lines + (parameter_table(fresh[0].params, plan) if fresh else [])
 
