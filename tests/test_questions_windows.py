@@ -132,6 +132,10 @@ def test_an_answer_elsewhere_is_found_and_counted_and_one_that_is_nowhere_is_not
     assert [covered(rows, question) for question in range(5)] == [["ab"], ["cd"], [], [], ["ab  cd"]]
     assert rows.places[0, 0] == 3 and rows.label_weights.tolist() == [1, 1, 0, 1, 1]
     assert KIND.counts(rows) == {"unanswerable": 1, "answers_moved": 1, "answers_not_found": 1}
+    assert KIND.remarks(TASK, rows) == [
+        "train.jsonl: 1 answers are not at their answer_start; the nearest like them is taken",
+        "train.jsonl: of 1 of 5 questions no answer is in the context; they are not learnt from",
+    ]
 
 
 def test_without_labels_nothing_weighs(letters):

@@ -58,6 +58,19 @@ class QuestionAnswering(Kind):
         without = sum(question.answers == () for question in rows.split.items)
         return {"unanswerable": without, "answers_moved": rows.moved, "answers_not_found": rows.not_found}
 
+    def remarks(self, task: Task, rows: TaskRows) -> list[str]:
+        """Answers that are not where the file has them, or nowhere in their contexts, where there are any."""
+        assert isinstance(rows, QuestionRows) and rows.split is not None
+        path, told = rows.split.path, []
+        if rows.moved:
+            told.append(f"{path}: {rows.moved} answers are not at their answer_start; the nearest like them is taken")
+        if rows.not_found:
+            told.append(
+                f"{path}: of {rows.not_found} of {len(rows.split.items)} questions no answer is in the context; "
+                "they are not learnt from"
+            )
+        return told
+
     def objective(self, task: Task) -> TaskObjective:
         return QuestionObjective(task.n_best, task.max_answer_length)
 
