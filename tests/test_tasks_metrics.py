@@ -48,7 +48,8 @@ def test_without_a_guessed_entity_the_entity_metrics_are_zero() -> None:
 
 def test_what_is_undefined_is_nan() -> None:
     ones, mixed = np.ones(4, np.int32), np.array([0, 1, 0, 1])
-    assert math.isnan(classification_metrics(("matthews_correlation",), mixed, ones)["matthews_correlation"])
+    assert math.isnan(classification_metrics(("matthews_correlation",), ones, mixed)["matthews_correlation"])
+    assert classification_metrics(("matthews_correlation",), mixed, ones)["matthews_correlation"] == 0
     assert math.isnan(classification_metrics(("f1",), ones * 0, ones * 0)["f1"])
     flat = regression_metrics(("pearson", "spearman"), mixed.astype(np.float32), ones.astype(np.float32))
     assert all(math.isnan(value) for value in flat.values())

@@ -23,15 +23,14 @@ def classification_metrics(
 ) -> dict[str, float]:
     """`accuracy`, `f1` (of class 1, as GLUE has it for MRPC), `macro_f1`, `matthews_correlation` of class ids.
 
-    matthews_correlation is undefined where truth or guesses are all of one class; f1 where class 1 is in neither.
+    matthews_correlation is undefined where the truth is all of one class, and 0 where only the guesses are, as
+    scikit-learn has it; f1 is undefined where class 1 is in neither.
     """
     found = {
         "accuracy": lambda: metrics.accuracy_score(truth, guess),
         "f1": lambda: metrics.f1_score(truth, guess, labels=[1], average="macro", zero_division=np.nan),
         "macro_f1": lambda: metrics.f1_score(truth, guess, average="macro", zero_division=0),
-        "matthews_correlation": lambda: (
-            math.nan if _constant(truth) or _constant(guess) else metrics.matthews_corrcoef(truth, guess)
-        ),
+        "matthews_correlation": lambda: math.nan if _constant(truth) else metrics.matthews_corrcoef(truth, guess),
     }
     return _chosen(names, found)
 
