@@ -212,3 +212,5 @@ def test_a_file_without_any_tag_is_unlabelled(tmp_path: Path) -> None:
     assert not split.labelled and [item.words for item in split.items] == [("a",), ("b",)]
     with pytest.raises(UserError, match="line 1: a word has no tag"):
         kind_of(task).read(task, path, Columns(), True)
+    some = write(tmp_path / "some.conll", "a\tN\n\nb\t\n")  # whose tags predict does not read
+    assert [item.words for item in kind_of(task).read(task, some, Columns(), False).items] == [("a",), ("b",)]

@@ -49,7 +49,7 @@ class Tagging(Kind):
         """CoNLL-U, CoNLL columns, or lists in JSON lines, Parquet and prepared data.
 
         Without label_required a file whose tags are all empty or _ is read as unlabelled. Raises UserError, with the
-        line, for a word alone that has no tag.
+        line, for a word without a tag that is required.
         """
         if reading.is_stored(path):
             read = reading.read_word_lists
@@ -58,8 +58,9 @@ class Tagging(Kind):
         else:
             read = reading.read_conll
         split = read(path, columns, label_required)
-        if not label_required and {tag for item in split.items for tag in item.tags or ()} <= {"", "_"}:
-            return replace(split, labelled=False)
+        if not label_required:
+            known = schemes.first_line(split, lambda tag: tag not in ("", "_")) is not None
+            return replace(split, labelled=split.labelled and known)
         if (line := schemes.first_line(split, lambda tag: not tag)) is not None:
             raise UserError(f"{path} line {line}: a word has no tag, and others have. Give it one, as O")
         return split
