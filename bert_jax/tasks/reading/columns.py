@@ -33,6 +33,14 @@ class Column:
     required: bool = True
 
 
+def advice(role: str) -> str:
+    """What to do about a column that is not there."""
+    return (
+        f"Name another by --config.task.{role} (of predict and evaluate: --{role}); a named task takes the columns "
+        "of its published files alone"
+    )
+
+
 def is_number(name: str) -> bool:
     """Whether a column is named by its place."""
     return name.removeprefix("-").isdecimal()
@@ -47,7 +55,7 @@ def place_of(path: Path, names: list[str], width: int, column: str, role: str) -
     """The place of a column from 0. Raises UserError where it is not there, or there twice."""
     if not has_column(names, width, column):
         known = f"its columns are: {', '.join(names)}" if names else f"it has columns 0 to {width - 1} and no header"
-        raise UserError(f"{path} has no column {column!r}; {known}. Change --config.task.{role}")
+        raise UserError(f"{path} has no column {column!r}; {known}. {advice(role)}")
     if names.count(column) > 1:
         raise UserError(f"{path} has {names.count(column)} columns called {column!r}. Rename all of them but one")
     return names.index(column) if column in names else int(column) % width

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Sentence, Split
-from bert_jax.tasks.reading.columns import Columns, is_number
+from bert_jax.tasks.reading.columns import Columns, advice, is_number
 from bert_jax.tasks.reading.lines import numbered_lines
 
 # The columns of CoNLL-U: https://universaldependencies.org/format.html
@@ -87,14 +87,10 @@ def _conllu_column(column: str, role: str) -> int:
         return CONLLU_COLUMNS.index(column)
     if is_number(column) and 0 <= int(column) < len(CONLLU_COLUMNS):
         return int(column)
-    raise UserError(
-        f"CoNLL-U has no column {column!r}; its columns are: {', '.join(CONLLU_COLUMNS)}. Change --config.task.{role}"
-    )
+    raise UserError(f"CoNLL-U has no column {column!r}; its columns are: {', '.join(CONLLU_COLUMNS)}. {advice(role)}")
 
 
 def _conll_column(path: Path, column: str, width: int, role: str) -> int:
     if not is_number(column) or not -width <= int(column) < width:
-        raise UserError(
-            f"{path} has no column {column!r}; it has columns 0 to {width - 1}. Change --config.task.{role}"
-        )
+        raise UserError(f"{path} has no column {column!r}; it has columns 0 to {width - 1}. {advice(role)}")
     return int(column) % width

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 from bert_jax.command import UserError
 from bert_jax.data.prepared import open_prepared
 from bert_jax.stores import first_line
-from bert_jax.tasks.reading.columns import Column
+from bert_jax.tasks.reading.columns import Column, advice
 from bert_jax.tasks.reading.lines import check_file, numbered_lines
 
 # Line (or row) and values of each record, which columns are there, and the names of classes by column.
@@ -111,8 +111,7 @@ def _present(where: str, columns: Sequence[Column], names: Iterable[str]) -> tup
 
 def _missing(where: str, column: Column, names: Iterable[str]) -> None:
     raise UserError(
-        f"{where} has no column {column.name!r}; its columns are: {', '.join(names)}. "
-        f"Change --config.task.{column.role}"
+        f"{where} has no column {column.name!r}; its columns are: {', '.join(names)}. {advice(column.role)}"
     )
 
 
