@@ -95,3 +95,9 @@ def test_a_missing_key_is_named():
 def test_an_architecture_that_there_cannot_be_names_the_field(tiny_config, field, value, said):
     with pytest.raises(UserError, match=re.escape(said)):
         dataclasses.replace(tiny_config, **{field: value})
+
+
+@pytest.mark.parametrize("seed", [-1, 2**32, 2**80])
+def test_a_seed_that_jax_would_take_for_another_is_refused(seed):
+    with pytest.raises(UserError, match=rf"config.seed is {seed}; use a whole number from 0 to 4294967295"):
+        PretrainConfig(seed=seed)

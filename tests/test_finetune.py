@@ -302,6 +302,7 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
 MISTAKES = {
     "more slots than positions": ({"task": {"max_length": 128}}, "task.max_length is 128.*64 positions.*max_length=64"),
     "a seed twice": ({"seeds": (1, 1)}, "different numbers"),
+    "a seed that stands for another": ({"seeds": (1, 2**32)}, "different numbers from 0 to 4294967295"),
     "no seed": ({"seeds": ()}, "give how many, as --config.seeds=5"),
     "a seed for their number": ({"seeds": (1234,)}, "for that one seed alone give --config.seed=1234"),
     "a rate twice": ({"learning_rates": "1e-4,1e-4"}, "learning_rates is '1e-4,1e-4'; give different numbers over 0"),

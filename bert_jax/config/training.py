@@ -7,6 +7,7 @@ from bert_jax.config.model import ModelOptions
 
 ON_NONFINITE = ("stop", "skip")
 PRNGS = ("threefry2x32", "rbg")
+SEEDS = 2**32  # jax.random.key takes the lower 32 bits of a seed: beyond them another one's parameters would be drawn
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if self.init_average and not self.init_from:
             raise UserError(f"init_average is {self.init_average!r}, but init_from is not set; leave it out")
+        if not 0 <= self.seed < SEEDS:
+            raise UserError(f"config.seed is {self.seed}; use a whole number from 0 to {SEEDS - 1}")
         if self.prng not in PRNGS:
             raise UserError(f"config.prng is {self.prng!r}; use one of: {', '.join(PRNGS)}")
         if self.on_nonfinite not in ON_NONFINITE:

@@ -12,6 +12,7 @@ import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig
+from bert_jax.config.training import SEEDS
 from bert_jax.tasks.example import TaskBatch, TaskRows
 from bert_jax.tasks.source import TaskSource
 from bert_jax.tasks.task import Task
@@ -53,10 +54,10 @@ def trials_of(config: FinetuneConfig) -> list[Trial]:
 def seeds_of(config: FinetuneConfig) -> tuple[int, ...]:
     """Several numbers are the seeds; one is how many, from config.seed on, and 0 is one, too."""
     given = config.seeds
-    if not given or len(set(given)) < len(given) or min(given) < 0:
+    if not given or len(set(given)) < len(given) or not all(0 <= seed < SEEDS for seed in given):
         raise UserError(
-            f"seeds is {given}; give how many, as --config.seeds=5, or several different numbers from 0 on, as "
-            "--config.seeds=0,1,2"
+            f"seeds is {given}; give how many, as --config.seeds=5, or several different numbers from 0 to "
+            f"{SEEDS - 1}, as --config.seeds=0,1,2"
         )
     if len(given) > 1:
         return given
