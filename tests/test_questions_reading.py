@@ -76,6 +76,7 @@ def test_questions_without_answers_are_read_where_no_labels_are_asked_for(tmp_pa
         ([{"text": "1905", "answer_start": 24}], (Answer("1905", 24),)),
         (["1905"], (Answer("1905", None),)),
         ("1905", (Answer("1905", None),)),
+        (" ", ()),
     ],
 )
 def test_answers_of_records_may_be_written_in_each_usual_way(tmp_path, answers, expected):

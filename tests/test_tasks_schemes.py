@@ -89,6 +89,34 @@ def test_tags_without_types_are_those_of_one_type(sentences: list[list[str]]) ->
     assert tagging_metrics(ENTITY_METRICS, truth, guess) == tagging_metrics(ENTITY_METRICS, wanted_truth, wanted_guess)
 
 
+@settings(deadline=None)
+@given(
+    tags=st.lists(
+        st.sampled_from(["O", *(f"{mark}-{name}" for mark in "BILU" for name in "XY")]), min_size=1, max_size=9
+    )
+)
+def test_bilou_is_iobes_by_other_letters(tags: list[str]) -> None:
+    split = Split(Path("train.conll"), (Sentence(tuple("w" * len(tags)), tuple(tags), (1,)),), True)
+    (found,) = schemes.with_usual_letters(split).items
+    assert found.tags is not None and strictly(list(found.tags), strict.IOBES) == strictly(tags, strict.BILOU)
+    if not {tag[0] for tag in tags} & set("LU"):
+        assert found.tags == tuple(tags)
+
+
+def test_bmes_is_iobes_and_classes_stay_as_they_are() -> None:
+    for tags, wanted in [
+        (("B-X", "M-X", "E-X", "S-Y"), ("B-X", "I-X", "E-X", "S-Y")),
+        (("B", "M", "E"), ("B", "M", "E")),
+        (("L-X", "NOUN"), ("L-X", "NOUN")),
+        (("M-X", "L-X"), ("M-X", "L-X")),
+    ]:
+        split = Split(
+            Path("train.conll"), (Sentence(tuple("w" * len(tags)), tags, (1,)), Sentence(("a",), None, ())), True
+        )
+        first, second = schemes.with_usual_letters(split).items
+        assert first.tags == wanted and second.tags is None
+
+
 def test_tags_without_types_mark_entities_where_they_can() -> None:
     assert schemes.marks_entities({"O", "B", "I"}) and schemes.marks_entities({"O", "I"})
     for classes in ({"B", "I"}, {"O", "S"}, {"O", "B", "M", "E"}, {"I", "E"}):

@@ -1,4 +1,4 @@
-"""Tags that mark entities: IOB1, IOB2 (BIO) and IOBES; the entities that they mark, and tags that cannot follow.
+"""Tags that mark entities: IOB1, IOB2 (BIO), IOBES; the entities that they mark, and tags that cannot follow.
 
 What an entity is follows conlleval, the script of the CoNLL shared tasks (Tjong Kim Sang and De Meulder 2003), which
 reads any of the schemes, and any sequence of their tags: an I-X that follows no X begins an entity, too. Where there is
@@ -7,6 +7,7 @@ one type of entity only, files may leave it out (B, I, O): it is then called UNT
 
 import re
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 from seqeval.metrics.sequence_labeling import get_entities
@@ -16,6 +17,19 @@ from bert_jax.tasks.example import Sentence, Span, Split
 # Outside, or beginning, inside, ending or alone an entity, typed or not.
 ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
 UNTYPED = "_"  # as seqeval has it
+# IOBES under other letters (last, unit; middle), of typed tags.
+_OTHER_LETTERS = (re.compile(r"O|[BILU]-.+"), re.compile(r"O|[BMES]-.+"))
+_USUAL = {"L": "E", "U": "S", "M": "I"}
+
+
+def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
+    """The file, of BILOU or BMES tags with IOBES's letters; any other as it is."""
+    tags = {tag for item in split.items for tag in item.tags or ()}
+    if not any(tag[:1] in _USUAL for tag in tags) or not any(all(map(one.fullmatch, tags)) for one in _OTHER_LETTERS):
+        return split
+    usual = {tag: _USUAL.get(tag[0], tag[0]) + tag[1:] for tag in tags}
+    items = (item._replace(tags=item.tags and tuple(usual[tag] for tag in item.tags)) for item in split.items)
+    return replace(split, items=tuple(items))
 
 
 def marks_entities(tags: Collection[str]) -> bool:

@@ -47,7 +47,7 @@ class Spans(Kind):
             return reading.read_spans(path, columns, label_required or task.pairs_are_given, pairs)
         if pairs:
             raise UserError(f"{path} holds tags and no relations. Give a .jsonl with tokens, spans and relations")
-        found = reading.read_conll(path, columns, label_required)
+        found = schemes.with_usual_letters(reading.read_conll(path, columns, label_required))
         if (line := schemes.first_line(found, lambda tag: not schemes.ENTITY_TAG.fullmatch(tag))) is not None:
             raise UserError(
                 f"{path} line {line}: the tag marks no entity; wanted O, or B-, I-, E- or S- and a type. "

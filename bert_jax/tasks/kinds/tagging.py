@@ -48,7 +48,8 @@ class Tagging(Kind):
     def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
         """CoNLL-U, CoNLL columns, or lists in JSON lines, Parquet and prepared data.
 
-        Without label_required a file whose tags are all empty or _ is read as unlabelled. Raises UserError, with the
+        BILOU and BMES are read as IOBES. Without label_required a file whose tags are all empty or _ is read as
+        unlabelled. Raises UserError, with the
         line, for a word without a tag that is required.
         """
         if reading.is_stored(path):
@@ -57,7 +58,7 @@ class Tagging(Kind):
             read = reading.read_conllu
         else:
             read = reading.read_conll
-        split = read(path, columns, label_required)
+        split = schemes.with_usual_letters(read(path, columns, label_required))
         if not label_required:
             known = schemes.first_line(split, lambda tag: tag not in ("", "_")) is not None
             return replace(split, labelled=split.labelled and known)

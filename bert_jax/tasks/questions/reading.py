@@ -54,8 +54,9 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
     task.text is the question, task.text_pair the context, task.label the answers.
 
     Answers are {"text": [...], "answer_start": [...]} as Hugging Face's data sets have them, a list of {"text",
-    "answer_start"} as SQuAD has it, a list of texts, or one text. Raises UserError, with the line, for what is of
-    another form, an empty question or context, and for questions of which only some have answers.
+    "answer_start"} as SQuAD has it, a list of texts, or one text; an empty list or text says that there is none. Raises
+    UserError, with the line, for what is of another form, an empty question or context, and for questions of which only
+    some have answers.
     """
     question, context, answers = _names(columns)
     wanted = [
@@ -133,7 +134,7 @@ def _questions(path: Path, content: Mapping[str, Any]) -> Iterator[Question]:
 
 def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...]:
     if isinstance(answers, str):
-        answers = [answers]
+        answers = [answers] if answers.strip() else []
     if isinstance(answers, dict) and "text" in answers:
         texts, starts = answers["text"], answers.get("answer_start")
         texts, starts = texts or [], [None] * len(texts or ()) if starts is None else starts
