@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float
 
-from bert_jax.train.preservation import lower_is_better
+from bert_jax.train.held_out import lower_is_better
 
 TRAINING, HELD_OUT = "training", "held out"
 # A chart is some 450 pixels wide; more points than these are averaged in buckets of equal length.

@@ -17,7 +17,7 @@ from bert_jax.tasks.example import TaskBatch, TaskRows
 from bert_jax.tasks.source import TaskSource
 from bert_jax.tasks.task import Task
 from bert_jax.train import rules, together
-from bert_jax.train.preservation import PREFIX
+from bert_jax.train.held_out import PREFIX
 
 # Devlin et al. 2019 ramp up over 10,000 steps of pretraining; google-research/bert's run_classifier.py, whose
 # --warmup_proportion is 0.1 by default, over a tenth of fine-tuning.

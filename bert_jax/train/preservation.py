@@ -8,16 +8,9 @@ import orbax.checkpoint as ocp
 
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
-
-PREFIX = "eval_"  # what the logs call a held-out metric; the evaluation itself says `loss`
-_LOWER_IS_BETTER = ("loss", "perplexity", "mse")
+from bert_jax.train.held_out import PREFIX, lower_is_better
 
 policies = ocp.checkpoint_managers
-
-
-def lower_is_better(metric: str) -> bool:
-    """Losses, perplexities and errors fall as a model learns; other metrics (accuracy, F1, correlation) rise."""
-    return any(word in metric for word in _LOWER_IS_BETTER)
 
 
 class Best:
