@@ -9,9 +9,11 @@ RUNS/NAME; a run that was cut off goes on, and one that is done is read. What ca
 benchmarks/results/finetuning, a file a task; those that are there already are not made again.
 """
 
+import itertools
 import json
 import os
 import shlex
+import statistics
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -104,13 +106,36 @@ def make(wanted: Wanted, model: Path, runs: Path) -> dict[str, Any]:
     subprocess.run([sys.executable, *arguments], cwd=common.REPOSITORY, check=True, stdout=subprocess.DEVNULL)
     result = json.loads((workdir / "result.json").read_text(encoding="utf-8"))
     result["start"] = {**result["start"], "path": "all-MiniLM-L6-v2"}
-    about = {"machine": common.machine(), "versions": common.versions(), "commit": common.commit()}
+    about = {
+        "minutes_a_seed": minutes_a_seed(workdir),
+        "machine": common.machine(),
+        "versions": common.versions(),
+        "commit": common.commit(),
+    }
     return {"name": wanted.name, "command": wanted.line, "note": wanted.note, **result, **about}
+
+
+def minutes_a_seed(workdir: Path) -> float:
+    """Minutes of training, at the pace of the lower quartile of its log lines.
+
+    Lines that waited for a run to be taken up again, or for other work on the machine, are not of that quarter.
+    """
+    logs = sorted(workdir.glob("seed-*/metrics.jsonl")) or [workdir / "metrics.jsonl"]
+    seconds, steps = [], 0
+    for log in logs:
+        lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+        seconds += [
+            (later["time"] - before["time"]) / (later["step"] - before["step"])
+            for before, later in itertools.pairwise(lines)
+            if later["step"] > before["step"]
+        ]
+        steps += lines[-1]["step"]
+    return round(statistics.quantiles(seconds, n=4)[0] * steps / len(logs) / 60, 1)
 
 
 def page_of(found: Sequence[tuple[Wanted, Mapping[str, Any]]]) -> str:
     """The table of docs/recipes.md: each score by seed, what the same task was published with, its line."""
-    rows = ["| task | metric | dev | by seed | test | BERT-Base, cased, dev | |", "|---|---|---|---|---|---|---|"]
+    rows = ["| task | metric | dev | by seed | test | BERT-Base, cased, dev | minutes a seed | |", "|---" * 8 + "|"]
     for wanted, result in found:
         for name in wanted.metrics:
             rows.append(f"| {' | '.join(_row(wanted, name, result))} |")
@@ -128,6 +153,7 @@ def _row(wanted: Wanted, name: str, result: Mapping[str, Any]) -> list[str]:
         ", ".join(f"{100 * value:.1f}" for value in metrics[name]["values"]),
         _mean(test) if test else "-",
         f"{100 * of_others:.1f}" if of_others is not None else "-",
+        f"{result['minutes_a_seed']:g}",
         wanted.note,
     ]
 

@@ -133,7 +133,8 @@ def test_initial_biases_are_zero_scales_one_and_vocabulary_padding_zero():
     np.testing.assert_array_equal(init_params(CONFIG, Heads(), KEY)["embeddings"]["token"]["table"][61:], 0)
 
 
-def test_padding_changes_no_real_output(params):
+@pytest.mark.parametrize("config", [CONFIG, DROPPING])
+def test_padding_changes_no_real_output(params, config):
     batch, longer = padded_batch(), padded_batch(slots=20)
     noise = jax.random.randint(KEY, (3, 20), 0, 2)
     padding = longer.sequence_ids == 0
@@ -143,7 +144,8 @@ def test_padding_changes_no_real_output(params):
         positions=jnp.where(padding, noise, longer.positions),
     )
     real = np.asarray(batch.sequence_ids > 0)
-    np.testing.assert_allclose(encode(params, longer)[:, :13][real], encode(params, batch)[real], atol=1e-5)
+    one, other = (encode(params, each, jax.random.key(1), config) for each in (batch, longer))
+    np.testing.assert_allclose(other[:, :13][real], one[real], atol=1e-5)
 
 
 def test_a_slot_of_padding_or_of_another_sequence_has_no_gradient(params):

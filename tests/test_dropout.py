@@ -77,6 +77,15 @@ def test_the_mask_is_a_function_of_the_index_in_the_row_whatever_the_shape():
     np.testing.assert_array_equal(keep_mask(seeds[1:2], (1, 120), 0.3), whole[1:2])
 
 
+def test_the_mask_of_slots_knows_nothing_of_the_length_that_a_row_is_padded_to():
+    seeds = row_seeds(jax.random.key(9), (), 3)
+    long = np.asarray(keep_mask(seeds, (3, 4, 48, 48), 0.3, slot_axes=2))
+    short = np.asarray(keep_mask(seeds, (3, 4, 16, 16), 0.3, slot_axes=2))
+    np.testing.assert_array_equal(short, long[:, :, :16, :16])
+    for first, second in ((long[:, 0], long[:, 1]), (long[:, :, 0], long[:, :, 1]), (long[..., 0], long[..., 1])):
+        assert abs(z_of_correlation(first.astype(float), second.astype(float), 0.3)) < LIMIT
+
+
 def test_a_sharded_array_gets_the_mask_of_the_whole_one():
     mesh = jax.make_mesh((4, 2), ("data", "tensor"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
     x = jnp.ones((8, 6, 10))

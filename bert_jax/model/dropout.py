@@ -13,6 +13,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 SEED_WORDS = 2
+# Axes of slots are at least so long in the count of elements. With 256 heads a row has 2^32 of them.
+LEAST_SLOTS = 4096
 
 
 def row_seeds(key: PRNGKeyArray, shape: tuple[int, ...], rows: int) -> UInt32[Array, "*shape B 2"]:
@@ -20,25 +22,30 @@ def row_seeds(key: PRNGKeyArray, shape: tuple[int, ...], rows: int) -> UInt32[Ar
     return jax.random.bits(key, (*shape, rows, SEED_WORDS), jnp.uint32)
 
 
-def dropout(x: Float[Array, "B *shape"], rate: float, seeds: UInt32[Array, "B 2"] | None) -> Float[Array, "B *shape"]:
+def dropout(
+    x: Float[Array, "B *shape"], rate: float, seeds: UInt32[Array, "B 2"] | None, *, slot_axes: int = 0
+) -> Float[Array, "B *shape"]:
     """Zeroes elements with probability `rate`, scales the others by 1 / (1 - rate) (Srivastava et al. 2014).
 
-    Nothing happens when rate is 0 or seeds is None (evaluation).
+    Nothing happens when rate is 0 or seeds is None (evaluation). `slot_axes` is as in keep_mask.
     """
-    return x if seeds is None or rate == 0 else _dropout(x, seeds, rate)
+    return x if seeds is None or rate == 0 else _dropout(x, seeds, rate, slot_axes)
 
 
-def keep_mask(seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], rate: float) -> Bool[Array, "B *shape"]:
+def keep_mask(
+    seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], rate: float, slot_axes: int = 0
+) -> Bool[Array, "B *shape"]:
     """True with probability 1 - rate (to 2^-32), for an array of `shape`, whose first axis is the seeds'.
 
-    A word of the seed enters before each of two rounds of fmix32, the 32-bit finalizer of MurmurHash3
+    The last `slot_axes` axes are slots of a row: an element has the same mask whatever length, up to LEAST_SLOTS, the
+    row is padded to. A word of the seed enters before each of two rounds of fmix32, the 32-bit finalizer of MurmurHash3
     (A. Appleby, public domain). Rows have up to 2^32 elements.
     """
     index = jnp.zeros(shape, jnp.uint32)
     stride = 1
     for axis in range(len(shape) - 1, 0, -1):
         index += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride % 2**32)
-        stride *= shape[axis]
+        stride *= max(shape[axis], LEAST_SLOTS) if axis >= len(shape) - slot_axes else shape[axis]
     first, second = (jax.lax.broadcast_in_dim(seeds[:, word], shape, (0,)) for word in range(SEED_WORDS))
     bits = _mix(_mix(index ^ first) ^ second)
     return bits >= jnp.uint32(round(rate * 2**32))
@@ -50,17 +57,17 @@ def _mix(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     return bits ^ (bits >> 16)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _dropout(x: Array, seeds: Array, rate: float) -> Array:
-    return jnp.where(keep_mask(seeds, x.shape, rate), x * (1.0 / (1.0 - rate)), 0).astype(x.dtype)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _dropout(x: Array, seeds: Array, rate: float, slot_axes: int) -> Array:
+    return jnp.where(keep_mask(seeds, x.shape, rate, slot_axes), x * (1.0 / (1.0 - rate)), 0).astype(x.dtype)
 
 
-def _forward(x: Array, seeds: Array, rate: float) -> tuple[Array, Array]:
-    return _dropout(x, seeds, rate), seeds
+def _forward(x: Array, seeds: Array, rate: float, slot_axes: int) -> tuple[Array, Array]:
+    return _dropout(x, seeds, rate, slot_axes), seeds
 
 
-def _backward(rate: float, seeds: Array, gradient: Array) -> tuple[Array, None]:
-    return _dropout(gradient, seeds, rate), None
+def _backward(rate: float, slot_axes: int, seeds: Array, gradient: Array) -> tuple[Array, None]:
+    return _dropout(gradient, seeds, rate, slot_axes), None
 
 
 _dropout.defvjp(_forward, _backward)

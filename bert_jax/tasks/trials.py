@@ -156,8 +156,7 @@ def run_together(config: FinetuneConfig, trials: int, parameters: int) -> bool:
 def sources_of(rows: TaskRows, seeds: Sequence[int], make: Callable[[int], TaskSource]) -> dict[int, "TrialSource"]:
     """The batches of each seed's run. make gives a seed's TaskSource.
 
-    A step's batches are as long as the longest of them all, so that the runs can be one program; and also where they
-    are not, so that the masks of attention's dropout, which depend on that length, are the same.
+    A step's batches are as long as the longest of them all, so that the runs can be one program.
     """
     every = {seed: make(seed) for seed in seeds}
 
