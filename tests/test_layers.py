@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy.stats import norm
 
-from bert_jax.model.activations import gelu, gelu_again
+from bert_jax.model.activations import activation
 from bert_jax.model.layers import (
     Dense,
     LayerNorm,
@@ -23,8 +23,9 @@ from bert_jax.model.runtime import Runtime
 KEY = jax.random.key(0)
 
 
-@pytest.mark.parametrize("gelu", [gelu, gelu_again])
-def test_gelu_and_its_slope_are_those_of_the_normal_distribution(gelu):
+@pytest.mark.parametrize("again", [False, True])
+def test_gelu_and_its_slope_are_those_of_the_normal_distribution(again):
+    gelu = activation("gelu", again=again)
     x = np.linspace(-6, 6, 241, dtype=np.float32)
     np.testing.assert_allclose(gelu(jnp.asarray(x)), x * norm.cdf(x), atol=1e-6)
     slope = jax.vmap(jax.grad(gelu))(jnp.asarray(x))

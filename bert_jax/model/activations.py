@@ -1,74 +1,94 @@
 """What stands between the two products of a feed-forward layer, by name."""
 
+import functools
 import math
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array
+
+_DENSITY_AT_0 = 1.0 / math.sqrt(2.0 * math.pi)
 
 
-def activation(name: str) -> Callable[[Array], Array]:
-    """The function that `model.activation` names (config.MODEL_CHOICES); elementwise, in the dtype of its argument."""
-    return _BY_NAME[name]
+@functools.cache  # modules of equal configuration hold the same function, and are equal to jit
+def activation(name: str, *, again: bool = False) -> Callable[[Array], Array]:
+    """The function that `model.activation` names (config.MODEL_CHOICES); elementwise, in the dtype of its argument.
 
+    gelu          x times the normal distribution function of x, exactly: BERT's
+    gelu_tanh     GELU by a tanh, as google-research/bert (since 2019) and GPT-2 compute it
+    gelu_sigmoid  GELU by a sigmoid: x sigmoid(1.702 x)
+    relu          max(x, 0)
 
-def gelu_tanh(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """GELU by a tanh (Hendrycks and Gimpel 2016, section 2), as google-research/bert and GPT-2 compute it."""
-    return jax.nn.gelu(x.astype(jnp.float32), approximate=True).astype(x.dtype)
-
-
-def gelu_sigmoid(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """GELU by a sigmoid: x sigmoid(1.702 x) (Hendrycks and Gimpel 2016, section 2)."""
-    wide = x.astype(jnp.float32)
-    return (wide * jax.nn.sigmoid(1.702 * wide)).astype(x.dtype)
-
-
-@jax.custom_vjp
-def gelu(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """x times the normal distribution function of x, exactly (Hendrycks and Gimpel 2016): BERT's activation.
-
-    In float32 inside. The backward pass keeps x alone and computes the distribution function again; autodiff
-    would keep three arrays.
+    GELUs are those of Hendrycks and Gimpel 2016, section 2; in float32 inside, and their backward pass keeps x alone,
+    where autodiff would keep three arrays. `again`: for what jax.checkpoint computes again, which by itself sees to
+    that.
     """
-    wide = x.astype(jnp.float32)
-    return (wide * _normal_distribution(wide)).astype(x.dtype)
+    if name == "relu":
+        return jax.nn.relu
+    return _lean(*_BY_NAME[name], again)
+
+
+def _lean(value: Callable[[Array], Array], slope: Callable[[Array], Array], again: bool) -> Callable[[Array], Array]:
+    """A function of its value and slope in float32, of which the backward pass keeps the argument."""
+
+    @jax.custom_vjp
+    def function(x: Array) -> Array:
+        return value(x.astype(jnp.float32)).astype(x.dtype)
+
+    def forward(x: Array) -> tuple[Array, Array]:
+        return function(x), x
+
+    def backward(x: Array, gradient: Array) -> tuple[Array]:
+        # Behind a barrier XLA cannot keep what the forward pass computed. The gradient is left free, to be fused with
+        # the product that makes it.
+        wide = (x if again else jax.lax.optimization_barrier(x)).astype(jnp.float32)
+        return ((gradient.astype(jnp.float32) * slope(wide)).astype(x.dtype),)
+
+    function.defvjp(forward, backward)
+    return function
+
+
+def _gelu(x: Array) -> Array:
+    return x * _normal_distribution(x)
+
+
+def _gelu_slope(x: Array) -> Array:
+    return _normal_distribution(x) + x * (jnp.exp(-0.5 * jnp.square(x)) * _DENSITY_AT_0)
 
 
 def _normal_distribution(x: Array) -> Array:
     return 0.5 * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
-def _gelu_forward(x: Array) -> tuple[Array, Array]:
-    return gelu(x), x
+_CUBIC = 0.044715
 
 
-def _gelu_backward(x: Array, gradient: Array) -> tuple[Array]:
-    # Else XLA keeps the forward pass's distribution after all. The gradient is left free, to be fused with its product.
-    return _gelu_again_backward(jax.lax.optimization_barrier(x), gradient)
+def _gelu_tanh(x: Array) -> Array:
+    return jax.nn.gelu(x, approximate=True)
 
 
-def _gelu_again_backward(x: Array, gradient: Array) -> tuple[Array]:
-    wide = x.astype(jnp.float32)
-    density = jnp.exp(-0.5 * jnp.square(wide)) * (1.0 / math.sqrt(2.0 * math.pi))
-    slope = _normal_distribution(wide) + wide * density
-    return ((gradient.astype(jnp.float32) * slope).astype(x.dtype),)
+def _gelu_tanh_slope(x: Array) -> Array:
+    square = jnp.square(x)
+    tanh = jnp.tanh(2.0 * _DENSITY_AT_0 * (x + _CUBIC * x * square))
+    inner = 2.0 * _DENSITY_AT_0 * (1.0 + 3.0 * _CUBIC * square)
+    return 0.5 * (1.0 + tanh) + 0.5 * x * (1.0 - jnp.square(tanh)) * inner
 
 
-gelu.defvjp(_gelu_forward, _gelu_backward)
+_LOGISTIC = 1.702
 
 
-@jax.custom_vjp
-def gelu_again(x: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-    """gelu for what jax.checkpoint computes again: that keeps the forward pass's values out by itself."""
-    return gelu(x)
+def _gelu_sigmoid(x: Array) -> Array:
+    return x * jax.nn.sigmoid(_LOGISTIC * x)
 
 
-gelu_again.defvjp(_gelu_forward, _gelu_again_backward)
+def _gelu_sigmoid_slope(x: Array) -> Array:
+    share = jax.nn.sigmoid(_LOGISTIC * x)
+    return share * (1.0 + _LOGISTIC * x * (1.0 - share))
 
-_BY_NAME: dict[str, Callable[[Array], Array]] = {
-    "gelu": gelu,
-    "gelu_tanh": gelu_tanh,
-    "gelu_sigmoid": gelu_sigmoid,
-    "relu": jax.nn.relu,
+
+_BY_NAME: dict[str, tuple[Callable[[Array], Array], Callable[[Array], Array]]] = {
+    "gelu": (_gelu, _gelu_slope),
+    "gelu_tanh": (_gelu_tanh, _gelu_tanh_slope),
+    "gelu_sigmoid": (_gelu_sigmoid, _gelu_sigmoid_slope),
 }

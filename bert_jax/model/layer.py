@@ -8,7 +8,7 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.activations import activation, gelu_again
+from bert_jax.model.activations import activation
 from bert_jax.model.attention import Places, SelfAttention
 from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import Dense, LayerNorm, Shape, child_key
@@ -45,12 +45,10 @@ class FeedForward(nnx.Module):
         inner = (2, config.feed_forward) if config.gated else (config.feed_forward,)
         self.input = dense("input", (config.width,), inner, config.initializer_range)
         self.output = dense("output", (config.feed_forward,), (config.width,), config.residual_deviation)
-        self.activation = activation(config.activation)
         self.gated = config.gated
         self.placement = runtime.placement
         self.on_tpu, self.unrolled = runtime.on_tpu, runtime.unrolled(config.layers)
-        if self.on_tpu and config.activation == "gelu":
-            self.activation = gelu_again
+        self.activation = activation(config.activation, again=self.on_tpu)
 
     def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         inner = self.placement.constrain("inner", self.input(hidden))
