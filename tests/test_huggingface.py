@@ -144,6 +144,7 @@ def test_the_exported_tokenizer_makes_the_rows_of_the_model(tmp_path, sample_tex
         assert "token_type_ids" in said["model_input_names"]
     else:
         assert said["tokenizer_class"] in ("BertTokenizer", "AlbertTokenizer")
+    assert theirs.ids.count(words.sep_id) == 1 + (2 if kind in ("bpe", "unigram", "sentencepiece_bpe") else 1)
 
 
 @pytest.mark.parametrize("types", [1, 2])

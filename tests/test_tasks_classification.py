@@ -5,12 +5,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizer_kinds import byte_pairs
 
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
-from bert_jax.tasks import evaluation, pairs
+from bert_jax.tasks import evaluation, pairs, texts
 from bert_jax.tasks.example import Example, Split
 from bert_jax.tasks.kinds.classification import Classification
 from bert_jax.tasks.task import Task
@@ -98,6 +100,21 @@ def test_cut_examples_are_counted_and_keep_both_separators(letters: Tokenizer) -
     batch = rows.batch(np.array([0, 2]), 12)
     assert letters.tokens(batch.input_ids[0]) == ["[CLS]", *"abcdefg", "[SEP]", "a", "b", "[SEP]"]
     assert ((batch.input_ids == letters.sep_id).sum(axis=1) == 2).all()
+
+
+def test_pairs_are_parted_and_cut_as_the_library_has_it_with_roberta_s_vocabulary(tmp_path: Path) -> None:
+    words = tokenizer_lib.load(byte_pairs(tmp_path / "vocabulary", ["a b"]))
+    words.save(tmp_path / "saved")
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
+    library.enable_truncation(max_length=12, strategy="longest_first")
+    examples = [("ab", "a c"), ("a b c d e f g h", "a"), ("b", "c d e f g h a b c"), ("a" * 9, "c" * 9), ("abc", "")]
+    rows = KIND.encode(TASK, split_of(*((first, second, "no") for first, second in examples)), words)
+    for row, (first, second) in enumerate(examples):
+        ids = rows.input_ids[rows.offsets[row] : rows.offsets[row + 1]].tolist()
+        assert ids == library.encode(first, second).ids
+        assert ids[: rows.first_lengths[row]][-2:] == [words.sep_id] * 2 and ids.count(words.sep_id) == 3
+    with_tabs = ["\t".join(example) for example in examples]
+    np.testing.assert_array_equal(texts.encode(with_tabs, words, 12, by_word=False).rows.input_ids, rows.input_ids)
 
 
 def test_labels_come_from_the_training_file_in_order() -> None:

@@ -75,23 +75,21 @@ def write(loaded: Loaded, directory: str | Path) -> None:
     with new_folder(directory) as unfinished:
         values = _write_config(loaded, family, architecture) | {"dtype": dtype}
         (unfinished / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        separators = loaded.tokenizer.pair_separators if loaded.heads.question else 1
-        _save_tokenizer(loaded.tokenizer, unfinished, separators, types=loaded.model.segment_types > 1)
+        _save_tokenizer(loaded.tokenizer, unfinished, types=loaded.model.segment_types > 1)
         parameters = sum(tensor.size for tensor in tensors.values())
         card = model_card.text(loaded, family, architecture, parameters)
         (unfinished / "README.md").write_text(card, encoding="utf-8")
         save(tensors, unfinished / WEIGHTS_FILE)
 
 
-def _save_tokenizer(words: tokenizer.Tokenizer, directory: Path, separators: int, types: bool) -> None:
+def _save_tokenizer(words: tokenizer.Tokenizer, directory: Path, types: bool) -> None:
     """The tokenizer's files, of which transformers makes rows as this model knows them.
 
-    That is one separator between two texts, whatever the vocabulary (but between question and context those that it
-    was published with, as tasks/questions/windows.py has it), and token types where the model has them: transformers'
-    own classes for RoBERTa's and XLM-R's vocabularies put two separators, and give no types.
+    That is with token types where the model has them: transformers' own classes give none for RoBERTa's and XLM-R's
+    vocabularies (those of two separators), and always for the others.
     """
     words.save(directory)
-    if words.pair_separators == 1 and types:
+    if types == (words.pair_separators == 1):
         return
     file = directory / "tokenizer.json"
     library = tokenizers.Tokenizer.from_file(str(file))
@@ -99,7 +97,7 @@ def _save_tokenizer(words: tokenizer.Tokenizer, directory: Path, separators: int
     second = 1 if types else 0
     template = processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {' '.join([f'{sep}:0'] * separators)} $B:{second} {sep}:{second}",
+        pair=f"{cls}:0 $A:0 {' '.join([f'{sep}:0'] * words.pair_separators)} $B:{second} {sep}:{second}",
         special_tokens=[(cls, words.cls_id), (sep, words.sep_id)],
     )
     trim = [processors.ByteLevel(trim_offsets=True)] if words.kind == "bpe" else []

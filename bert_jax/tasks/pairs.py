@@ -1,4 +1,7 @@
-"""Texts and pairs of texts as rows: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] with b in segment 1."""
+"""Texts and pairs of texts as rows: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] with b in segment 1.
+
+Between a and b are as many [SEP] as the vocabulary was published with (Tokenizer.pair_separators).
+"""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -26,8 +29,9 @@ def encode_pairs(
     first, first_offsets = tokenizer.encode_many(texts)
     second, second_offsets = tokenizer.encode_many([""] * len(texts) if seconds is None else seconds)
     wanted = np.diff(first_offsets), np.diff(second_offsets)
-    kept = truncated_lengths(*wanted, max_length - (2 if seconds is None else 3))
-    first_lengths = kept[0] + 2
+    separators = 1 if seconds is None else tokenizer.pair_separators
+    kept = truncated_lengths(*wanted, max_length - 1 - separators - (seconds is not None))
+    first_lengths = kept[0] + 1 + separators
     offsets = np.concatenate([[0], np.cumsum(first_lengths + (0 if seconds is None else kept[1] + 1))])
 
     # Whatever is neither [CLS] nor a piece is a [SEP].

@@ -34,8 +34,9 @@ def read_texts(path: str | Path) -> list[str]:
 def encode(texts: Sequence[str], tokenizer: Tokenizer, max_length: int, by_word: bool) -> EncodedTexts:
     """[CLS] a [SEP], or [CLS] a [SEP] b [SEP] where a tab parts two texts; a text over max_length loses its end.
 
-    With by_word the words (what white space parts) are encoded apart, so that each token's is known; without, a
-    whole text counts as one. Raises UserError for a text with two tabs.
+    Between two texts are Tokenizer.pair_separators of [SEP]. With by_word the words (what white space parts) are
+    encoded apart, so that each token's is known; without, a whole text counts as one. Raises UserError for a text with
+    two tabs.
     """
     pairs = [text.split("\t") for text in texts]
     for line, parts in enumerate(pairs, start=1):
@@ -48,9 +49,10 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer, max_length: int, by_word:
     bounds = offsets[np.concatenate([[0], counts.ravel().cumsum()])]  # of the pieces of each text's two parts
     lengths = np.diff(bounds).reshape(-1, 2)
     paired = np.array([len(parts) > 1 for parts in units])
+    separators = tokenizer.pair_separators
     kept = np.where(
         paired[:, None],
-        np.stack(truncated_lengths(lengths[:, 0], lengths[:, 1], max_length - 3), axis=1),
+        np.stack(truncated_lengths(lengths[:, 0], lengths[:, 1], max_length - 2 - separators), axis=1),
         np.minimum(lengths, max_length - 2),
     )
     rows, words = [], []
@@ -58,18 +60,20 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer, max_length: int, by_word:
         spans = [slice(bounds[2 * row], bounds[2 * row] + first)]
         if paired[row]:
             spans.append(slice(bounds[2 * row + 1], bounds[2 * row + 1] + second))
-        rows.append(_joined([tokenizer.cls_id], [ids[span] for span in spans], [tokenizer.sep_id]))
-        words.append(_joined([-1], [unit_of_piece[span] for span in spans], [-1]))
+        rows.append(_joined(tokenizer.cls_id, [ids[span] for span in spans], [tokenizer.sep_id], separators))
+        words.append(_joined(-1, [unit_of_piece[span] for span in spans], [-1], separators))
     encoded = TaskRows(
         input_ids=np.concatenate(rows).astype(np.int32),
         offsets=np.cumsum([0, *map(len, rows)], dtype=np.int64),
-        first_lengths=(kept[:, 0] + 2).astype(np.int32),
+        first_lengths=(kept[:, 0] + 1 + np.where(paired, separators, 1)).astype(np.int32),
         pad_id=tokenizer.pad_id,
         truncated=int((kept < lengths).any(axis=1).sum()),
     )
     return EncodedTexts(encoded, np.concatenate(words), np.cumsum([0, *counts.sum(axis=1)], dtype=np.int64))
 
 
-def _joined(begin: list[int], parts: Sequence[np.ndarray], end: list[int]) -> np.ndarray:
-    ended = [np.concatenate([part.astype(np.int64), end]) for part in parts]
-    return np.concatenate([np.array(begin, np.int64), *ended])
+def _joined(begin: int, parts: Sequence[np.ndarray], end: list[int], between: int) -> np.ndarray:
+    """A row: what it begins with, its parts, an end after the last and so many between two."""
+    behind = [*[end * between] * (len(parts) - 1), end]
+    ended = [np.concatenate([part, after]) for part, after in zip(parts, behind, strict=True)]
+    return np.concatenate([[begin], *ended]).astype(np.int64)

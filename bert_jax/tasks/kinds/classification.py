@@ -87,7 +87,8 @@ class Classification(Kind):
     def encode(self, task: Task, split: Split[Example], tokenizer: Tokenizer) -> TaskRows:
         """One row an example: [CLS] text [SEP], or [CLS] text [SEP] pair [SEP] with the pair in segment 1.
 
-        Over task.max_length the longer of the two is cut, piece by piece, from its end (pairs.truncated_lengths).
+        Some vocabularies part the two by two separators (pairs.py). Over task.max_length the longer of the two is cut,
+        piece by piece, from its end (pairs.truncated_lengths).
         """
         paired = split.items[0].text_pair is not None
         seconds = [example.text_pair or "" for example in split.items] if paired else None
