@@ -46,6 +46,7 @@ def test_a_label_may_hold_an_equals_sign() -> None:
         ({"class_weights": "e=2"}, r"names 'e' in 'e=2', which is no label of train.tsv: a, b, c, d. Use balanced"),
         ({"class_weights": "balance"}, r"names '' in 'balance'"),
         ({"class_weights": "a=many"}, r"has 'a=many', and 'many' is no weight"),
+        ({"class_weights": "a=0,b=0,c=0,d=0"}, r"leaves no class to learn; give one more than 0"),
         ({"class_weights": "a=-1"}, r"'-1' is no weight; use a number, 0 or more"),
         ({"label_smoothing": 1.0}, r"task.label_smoothing is 1.0; use 0 \(none\) or a share below 1"),
         ({"label_smoothing": 0.1, "kind": "regression", "labels": ()}, "not for regression; leave it out"),

@@ -203,6 +203,11 @@ def test_ragged_lines_are_left_out_and_counted_where_a_task_allows_them(tmp_path
 JSONL, CSV = "a.jsonl", "a.csv"
 MISTAKES = {
     "not JSON": (JSONL, b'{"text": "a", "label": 1}\n{"text": \n', r"a.jsonl line 2 is not JSON"),
+    "half a pair": (
+        JSONL,
+        b'{"text": "\\ud83d\\ude00 \\\\ud83d", "label": 1}\n{"text": "\\uD83d", "label": 1}\n',
+        r"a.jsonl line 2 holds half of a surrogate pair",
+    ),
     "no object": (JSONL, b'["a", 1]\n', "line 1 is no JSON object"),
     "no such field": (
         JSONL,

@@ -29,7 +29,8 @@ def weigh_classes(task: Task, train: Split, labels: Iterable[str]) -> Task:
     """The task with the class_weight_values that task.class_weights means, by the labels of its training file.
 
     balanced: n / (K * count), for n labels of which K are different (scikit-learn's compute_class_weight; King and
-    Zeng 2001); a class that the file does not have weighs 1. Raises UserError for an unknown label or no weight.
+    Zeng 2001); a class that the file does not have weighs 1. Raises UserError for an unknown label, no weight, or
+    weights of 0 alone.
     """
     if not task.class_weights:
         return task
@@ -38,7 +39,10 @@ def weigh_classes(task: Task, train: Split, labels: Iterable[str]) -> Task:
         weights = {label: counts.total() / (len(counts) * count) for label, count in counts.items()}
     else:
         weights = dict(_given_weight(task, train, part) for part in task.class_weights.split(","))
-    return replace(task, class_weight_values=tuple(weights.get(label, 1.0) for label in task.labels))
+    values = tuple(weights.get(label, 1.0) for label in task.labels)
+    if not any(values):
+        raise UserError(f"task.class_weights {task.class_weights!r} leaves no class to learn; give one more than 0")
+    return replace(task, class_weight_values=values)
 
 
 def _given_weight(task: Task, train: Split, given: str) -> tuple[str, float]:
