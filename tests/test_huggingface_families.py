@@ -79,9 +79,11 @@ def test_a_model_without_segments_gets_rows_without_token_types(tmp_path):
         huggingface.write(loaded, tmp_path / f"{kind}_out")
         library = tokenizers.Tokenizer.from_file(str(tmp_path / f"{kind}_out" / "tokenizer.json"))
         pair = library.encode("a cat", "the mat")
-        assert not any(pair.type_ids) and pair.ids.count(loaded.tokenizer.sep_id) == 2
+        words = loaded.tokenizer
+        assert not any(pair.type_ids) and pair.ids.count(words.sep_id) == 1 + words.pair_separators
         settings = json.loads((tmp_path / f"{kind}_out" / "tokenizer_config.json").read_text())
-        assert settings["model_input_names"] == ["input_ids", "attention_mask"]
+        if settings["tokenizer_class"] != "RobertaTokenizer":  # which makes none by itself
+            assert settings["model_input_names"] == ["input_ids", "attention_mask"]
 
 
 def test_published_roberta_files_may_hold_more(tmp_path, capsys):
