@@ -16,7 +16,7 @@ def activation(name: str, *, again: bool = False) -> Callable[[Array], Array]:
     """The function that `model.activation` names (config.MODEL_CHOICES); elementwise, in the dtype of its argument.
 
     gelu          x times the normal distribution function of x, exactly: BERT's
-    gelu_tanh     GELU by a tanh, as google-research/bert (since 2019) and GPT-2 compute it
+    gelu_tanh     GELU by a tanh, as google-research/bert and GPT-2 compute it
     gelu_sigmoid  GELU by a sigmoid: x sigmoid(1.702 x)
     relu          max(x, 0)
 
