@@ -71,11 +71,18 @@ def checked_text(source: Path, line: int, text: Any) -> str:
         raise UserError(f"{source} line {line}: wanted a text in quotes, got {text!r:.60}")
     if not text.strip():
         raise UserError(f"{source} line {line} is empty. Write a text there, or remove the line")
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError(f"{source} line {line} holds half of a surrogate pair, which is no character") from None
+    if not is_unicode(text):
+        raise UserError(f"{source} line {line} holds half of a surrogate pair, which is no character")
     return text
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can write a text: what was escaped in JSON may hold half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def words_of(source: Path, record: Record, column: str = "") -> Words:

@@ -49,8 +49,7 @@ class Tagging(Kind):
         """CoNLL-U, CoNLL columns, or lists in JSON lines, Parquet and prepared data.
 
         BILOU and BMES are read as IOBES. Without label_required a file whose tags are all empty or _ is read as
-        unlabelled. Raises UserError, with the
-        line, for a word without a tag that is required.
+        unlabelled. Raises UserError, with the line, for a word without a tag that is required.
         """
         if reading.is_stored(path):
             read = reading.read_word_lists

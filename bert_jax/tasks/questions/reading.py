@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Split
-from bert_jax.tasks.inputs import Record, checked_text, texts_of
+from bert_jax.tasks.inputs import Record, checked_text, is_unicode, texts_of
 from bert_jax.tasks.reading import Column, Columns, numbered_lines, read_records
 from bert_jax.tasks.reading.columns import is_number
 
@@ -126,7 +126,8 @@ def _questions(path: Path, content: Mapping[str, Any]) -> Iterator[Question]:
                 number += 1
                 place = f"question {entry['id'] if isinstance(entry, dict) and 'id' in entry else number}"
                 question = _part(path, place, entry, "question", str)
-                _refuse_surrogates(path, place, question + context)
+                if not is_unicode(question + context):
+                    raise UserError(f"{path} {place} holds half of a surrogate pair, which is no character")
                 answers = None if entry.get("answers") is None else _answers(path, place, entry["answers"])
                 impossible = entry.get("is_impossible") is True
                 yield Question(str(entry.get("id", number)), question, context, () if impossible else answers, place)
@@ -173,10 +174,3 @@ def _part(path: Path, place: str, holder: Any, key: str, kind: type[Part]) -> Pa
         return value
     wanted = "a text" if kind is str else "a list"
     raise UserError(f"{path}: {place} has no {key!r} ({wanted}), which the JSON of SQuAD has there. Correct the file")
-
-
-def _refuse_surrogates(path: Path, place: str, text: str) -> None:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        raise UserError(f"{path} {place} holds half of a surrogate pair, which is no character") from None

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 from bert_jax.command import UserError
 from bert_jax.data.prepared import open_prepared
 from bert_jax.stores import first_line
+from bert_jax.tasks.inputs import is_unicode
 from bert_jax.tasks.reading.columns import Column, advice
 from bert_jax.tasks.reading.lines import check_file, numbered_lines
 
@@ -35,7 +36,7 @@ def json_records(path: Path, columns: Sequence[Column]) -> Stored:
             raise UserError(f"{path} line {number} is not JSON ({first_line(error)}). Mend the line") from error
         if not isinstance(found, dict):
             raise UserError(f"{path} line {number} is no JSON object. Give an object with the columns as its keys")
-        if "\\ud" in line.lower() and not _is_unicode(found):
+        if "\\ud" in line.lower() and not is_unicode(json.dumps(found, ensure_ascii=False)):
             raise UserError(
                 f"{path} line {number} holds half of a surrogate pair, which is no character. Mend the line"
             )
@@ -103,15 +104,6 @@ def prepared_records(address: str, columns: Sequence[Column]) -> Stored:
     if not rows:
         raise UserError(f"{address} has no examples. Name another split")
     return rows, present, class_names
-
-
-def _is_unicode(value: Any) -> bool:
-    """Whether UTF-8 can write all texts of a JSON value: an escape may be half of a surrogate pair."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _present(where: str, columns: Sequence[Column], names: Iterable[str]) -> tuple[bool, ...]:
