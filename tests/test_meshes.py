@@ -28,12 +28,13 @@ CHANGES: dict[str, Any] = {
     "dropout": 0.1,
     "attention_dropout": 0.1,
 }
-MESHES = {"2x4x1": (2, 4, 1), "1x8x1": (1, 8, 1), "2x2x2": (2, 2, 2), "2x1x4": (2, 1, 4)}
+MESHES = {"8x1x1": (8, 1, 1), "2x4x1": (2, 4, 1), "1x8x1": (1, 8, 1), "2x2x2": (2, 2, 2), "2x1x4": (2, 1, 4)}
 CASES = [
     ("bert", "2x4x1", {}),
     ("bert", "2x2x2", {}),
     ("bert", "2x2x2", {"loop": "unrolled"}),
     ("bert", "2x2x2", {"microbatches": 2}),
+    ("bert", "8x1x1", {"microbatches": 2}),
     ("modernbert", "1x8x1", {}),
     ("modernbert", "2x2x2", {}),
     ("buckets", "2x1x4", {}),

@@ -12,6 +12,7 @@ from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.data.example import Batch
 from bert_jax.model import bert, paths
 from bert_jax.model.runtime import Runtime
+from bert_jax.planning import hlo
 from bert_jax.train import optim, partitioning, rules, steps
 from bert_jax.train.losses import PretrainingObjective
 
@@ -104,6 +105,26 @@ def test_dropout_is_the_same_on_any_mesh(tiny_config, params):
         spread = jax.device_put(params, partitioning.shardings(mesh, params))
         _, together = step_once(plan, spread, partitioning.place(batch, ROWS, mesh))
     np.testing.assert_allclose(together["loss"], alone["loss"], rtol=1e-6)
+
+
+def test_over_data_alone_the_gradients_of_microbatches_are_summed_once(tiny_config, params):
+    """And dropout's masks are those of one device."""
+    batch = random_batch(tiny_config.vocab_size)
+    plan = dataclasses.replace(make_plan(tiny_config, microbatches=2), runtime=Runtime(placement=partitioning.OnMesh()))
+    alone, alone_metrics = step_once(plan, params, batch)
+    mesh = partitioning.make_mesh(MeshConfig())
+    with jax.set_mesh(mesh):
+        spread = jax.device_put(params, partitioning.shardings(mesh, params))
+        placed = partitioning.place(batch, ROWS, mesh)
+        arguments = (steps.initial_state(plan, spread), placed, jnp.float32(0.0), jax.random.key(0))
+        program = jax.jit(functools.partial(steps.train_step, plan)).lower(*arguments).compile()
+        together, metrics = program(*arguments)
+    np.testing.assert_allclose(metrics["loss"], alone_metrics["loss"], rtol=1e-6)
+    assert_close(together.optimizer_state[1].mu, alone.optimizer_state[1].mu, 1e-7)
+    runs = hlo.parse(program.as_text()).runs()
+    summed = sum(times * one.bytes for one, times in runs if one.opcode == "all-reduce")
+    parameters = 4 * sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert parameters <= summed < 1.01 * parameters
 
 
 def test_loss_is_the_sum_of_two_means_over_the_whole_batch(model, params):

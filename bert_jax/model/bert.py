@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
@@ -92,6 +92,7 @@ class Bert(nnx.Module):
             self.span_relations = part(SpanPairs, "span_relations", heads.spans.relations)
         self.config = config
         self.heads = heads
+        self.runtime = runtime
 
     def encode(
         self,
@@ -167,7 +168,7 @@ class Bert(nnx.Module):
         self, vectors: Float[Array, "B S D"], dropout_key: PRNGKeyArray | None = None
     ) -> Float[Array, "B S C"]:
         """Logits of a sequence's class (or its regression, C = 1)."""
-        return self.classifier(vectors, _seeds(dropout_key, "classifier", vectors.shape[0]))
+        return self.classifier(vectors, self._seeds(dropout_key, "classifier", vectors.shape[0]))
 
     def choice_logits(
         self, vectors: Float[Array, "B S D"], dropout_key: PRNGKeyArray | None = None
@@ -179,7 +180,7 @@ class Bert(nnx.Module):
         self, hidden: Float[Array, "B T D"], dropout_key: PRNGKeyArray | None = None
     ) -> Float[Array, "B T C"]:
         """Logits of every token's tag (or its regression, C = 1)."""
-        return self.tagger(self._token_vectors(hidden), _seeds(dropout_key, "tagger", hidden.shape[0]))
+        return self.tagger(self._token_vectors(hidden), self._seeds(dropout_key, "tagger", hidden.shape[0]))
 
     def answer_logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T 2"]:
         """Logits of an answer's first slot and of its last: S.h and E.h (Devlin et al. 2019, section 4.2)."""
@@ -189,19 +190,19 @@ class Bert(nnx.Module):
         self, hidden: Float[Array, "B T D"], dropout_key: PRNGKeyArray | None = None
     ) -> Float[Array, "B T K G"]:
         """A vector for each span of up to heads.spans.length slots (heads/spans.py)."""
-        return self.spans(hidden, _seeds(dropout_key, "spans", hidden.shape[0]))
+        return self.spans(hidden, self._seeds(dropout_key, "spans", hidden.shape[0]))
 
     def span_logits(
         self, vectors: Float[Array, "B T K G"], dropout_key: PRNGKeyArray | None = None
     ) -> Float[Array, "B T K C"]:
         """Logits of each span's class, or of its being one at all (C = 1)."""
-        return self.span_classifier(vectors, _seeds(dropout_key, "span_classifier", vectors.shape[0]))
+        return self.span_classifier(vectors, self._seeds(dropout_key, "span_classifier", vectors.shape[0]))
 
     def relation_logits(
         self, vectors: Float[Array, "B P G"], dropout_key: PRNGKeyArray | None = None
     ) -> Float[Array, "B P P C"]:
         """Logits of how each of P spans relates to each, from their span_vectors (heads.take_spans)."""
-        return self.span_relations(vectors, _seeds(dropout_key, "span_relations", vectors.shape[0]))
+        return self.span_relations(vectors, self._seeds(dropout_key, "span_relations", vectors.shape[0]))
 
     def _token_vectors(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         return self.pooler(hidden) if self.transforms_tokens else hidden
@@ -217,8 +218,13 @@ class Bert(nnx.Module):
                 f"rows of {length} slots do not fit the model's {self.config.max_positions} positions; "
                 f"use shorter rows, or a model with max_positions of {length} or more"
             )
-        seeds = _seeds(dropout_key, "embeddings", rows)
+        seeds = self._seeds(dropout_key, "embeddings", rows)
         return self.embeddings(batch.input_ids, batch.segment_ids, batch.positions, seeds)
+
+    def _seeds(self, dropout_key: PRNGKeyArray | None, name: str, rows: int) -> UInt32[Array, "B 2"] | None:
+        if dropout_key is None:
+            return None
+        return row_seeds(child_key(dropout_key, name), (), rows, self.runtime.placement)
 
 
 def init_params(config: ModelConfig, heads: Heads, key: PRNGKeyArray) -> dict[str, Any]:
@@ -260,7 +266,3 @@ def _check(got: dict[str, Any], wanted: dict[str, Any]) -> None:
 @functools.cache
 def _structure(config: ModelConfig, heads: Heads, runtime: Runtime) -> tuple[nnx.GraphDef, nnx.State]:
     return jax.eval_shape(lambda key: nnx.split(Bert(config, heads=heads, runtime=runtime, key=key)), jax.random.key(0))
-
-
-def _seeds(dropout_key: PRNGKeyArray | None, name: str, rows: int) -> Array | None:
-    return None if dropout_key is None else row_seeds(child_key(dropout_key, name), (), rows)

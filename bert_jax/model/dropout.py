@@ -12,14 +12,20 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
+from bert_jax.model.placement import ALONE, Placement
+
 SEED_WORDS = 2
 # Axes of slots are at least so long in the count of elements. With 256 heads a row has 2^32 of them.
 LEAST_SLOTS = 4096
 
 
-def row_seeds(key: PRNGKeyArray, shape: tuple[int, ...], rows: int) -> UInt32[Array, "*shape B 2"]:
-    """Seeds for `rows` rows of each of `shape` dropout sites."""
-    return jax.random.bits(key, (*shape, rows, SEED_WORDS), jnp.uint32)
+def row_seeds(
+    key: PRNGKeyArray, shape: tuple[int, ...], rows: int, placement: Placement = ALONE
+) -> UInt32[Array, "*shape B 2"]:
+    """Seeds for `rows` rows of each of `shape` dropout sites: those rows of the batch that the placement says."""
+    first, every = placement.row_numbers(rows)
+    seeds = jax.random.bits(key, (*shape, every, SEED_WORDS), jnp.uint32)
+    return jax.lax.dynamic_slice_in_dim(seeds, first, rows, axis=len(shape)) if every > rows else seeds
 
 
 def dropout(

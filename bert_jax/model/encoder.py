@@ -81,7 +81,8 @@ class Encoder(nnx.Module):
 
     def _stacked(self, rows: int, dropout_key: PRNGKeyArray | None) -> tuple:
         """What a layer needs, stacked: its parameters and its dropout seeds."""
-        seeds = None if dropout_key is None else row_seeds(dropout_key, (self.config.layers, SITES), rows)
+        sites = (self.config.layers, SITES)
+        seeds = None if dropout_key is None else row_seeds(dropout_key, sites, rows, self.runtime.placement)
         return nnx.split(self.layers)[1], seeds
 
     def _layer(self, state: nnx.State) -> EncoderLayer:

@@ -50,6 +50,15 @@ class Placement:
         what it gives lies as the first of them."""
         return kernel
 
+    def by_rows(self, sums: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of a batch and more that gives sums over the batch's rows. What comes of it does the same, and may
+        do so part by part of the rows, where `row_numbers` says which part it is, to add the parts up once."""
+        return sums
+
+    def row_numbers(self, rows: int) -> tuple[int | Array, int]:
+        """Where some rows of a batch that are computed with begin in it, and how many it has in all."""
+        return 0, rows
+
     @property
     def cuts_kernels(self) -> bool:
         """Whether by_part cuts."""
@@ -59,3 +68,6 @@ class Placement:
     def cuts_layers(self) -> bool:
         """Whether heads and inner units lie on several devices."""
         return False
+
+
+ALONE = Placement()

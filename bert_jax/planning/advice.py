@@ -73,7 +73,7 @@ def _to_be_faster(found: "Estimate") -> list[str]:
     if time.exposed_collectives > WORTH * time.total:
         lines.append(
             f"{time.exposed_collectives / time.total:.0%} of the time is communication that nothing overlaps: more "
-            "rows a device, or fewer devices"
+            f"rows a device, {'more microbatches, ' if partitioning.sums_once(step.mesh) else ''}or fewer devices"
         )
     if "einsum" in found.kernels and model.attention_dropout > 0 and model.relative == "none":
         scores = found.step.config.batch_size * model.heads * step.rows.seq_len**2 * model.layers

@@ -113,31 +113,38 @@ def choose(good: Bool[Array, ""], following: TrainState, kept: TrainState) -> Tr
 def _accumulate(
     plan: Plan, params: dict[str, Any], batch: Any, counts: Sums, dropout_key: Array
 ) -> tuple[dict[str, Any], Sums]:
-    """Gradient of the global loss, and the sums, over the microbatches of a batch."""
+    """Gradient of the global loss, and the sums, over the microbatches of a batch.
 
-    def loss(params: dict[str, Any], part: Any, key: Array) -> tuple[Float[Array, ""], Sums]:
+    Of several microbatches the gradients are summed over `data` once (Placement.by_rows), not each.
+    """
+
+    def loss(params: dict[str, Any], part: Any, counts: Sums, key: Array) -> tuple[Float[Array, ""], Sums]:
         model = bind(plan.model, plan.objective.heads, params, plan.runtime)
         sums = plan.objective.sums(model, part, key)
         return total_loss(sums, counts), sums
 
-    def gradient(params: dict[str, Any], part: Any, key: Array) -> tuple[dict[str, Any], Sums]:
-        gradients, sums = jax.grad(loss, has_aux=True)(params, part, key)
+    def gradient(params: dict[str, Any], part: Any, counts: Sums, key: Array) -> tuple[dict[str, Any], Sums]:
+        gradients, sums = jax.grad(loss, has_aux=True)(params, part, counts, key)
         return partitioning.constrain_params(gradients), sums
 
     if plan.microbatches == 1:
-        return gradient(params, batch, dropout_key)
+        return gradient(params, batch, counts, dropout_key)
 
     def split(
         leaf: Array,
     ) -> Array:  # [B, ...] to [A, B/A, ...], every A-th row, so that each device keeps its rows
         return leaf.reshape(-1, plan.microbatches, *leaf.shape[1:]).swapaxes(0, 1)
 
-    def add(total: Any, numbered: tuple[Array, Any]) -> tuple[Any, None]:
-        number, part = numbered
-        return jax.tree.map(jnp.add, total, gradient(params, part, jax.random.fold_in(dropout_key, number))), None
+    def over_parts(batch: Any, params: dict[str, Any], counts: Sums, key: Array) -> tuple[dict[str, Any], Sums]:
+        def add(total: Any, numbered: tuple[Array, Any]) -> tuple[Any, None]:
+            number, part = numbered
+            found = gradient(params, part, counts, jax.random.fold_in(key, number))
+            return jax.tree.map(jnp.add, total, found), None
 
-    parts = jax.tree.map(split, batch)
-    shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda leaf: leaf[0], parts), dropout_key)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
-    total, _ = jax.lax.scan(add, zeros, (jnp.arange(plan.microbatches), parts))
-    return total
+        parts = jax.tree.map(split, batch)
+        shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda leaf: leaf[0], parts), counts, key)
+        zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        total, _ = jax.lax.scan(add, zeros, (jnp.arange(plan.microbatches), parts))
+        return total
+
+    return plan.runtime.placement.by_rows(over_parts)(batch, params, counts, dropout_key)
