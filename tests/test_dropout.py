@@ -70,11 +70,24 @@ def test_rows_sites_and_steps_are_independent():
     assert np.abs(z[~np.eye(48, dtype=bool)]).max() < LIMIT  # 1 128 pairs: one false alarm in 1 500
 
 
-def test_the_mask_is_a_function_of_the_index_in_the_row_whatever_the_shape():
+def test_lines_are_independent_of_their_neighbours_at_every_offset():
+    kept = masks(11, (4, 512, 1024), 0.1).astype(np.float64)
+    for distance in (1, 2, 3, 64, 128, 511):
+        for offset in (0, 1, 2, 7, 128, 512):
+            near, far = kept[:, :-distance], np.roll(kept[:, distance:], offset, axis=2)
+            assert abs(z_of_correlation(near, far, 0.1)) < LIMIT
+    lines = kept[0] - 0.9
+    z = (lines @ lines.T)[~np.eye(512, dtype=bool)] / (0.09 * math.sqrt(kept.shape[2]))
+    assert np.abs(z).max() < 5.5  # 130,816 pairs: one false alarm in 200
+    assert abs(z.std() - 1) < 0.01
+
+
+def test_the_mask_of_a_line_depends_on_its_number_in_the_row_whatever_the_shape():
     seeds = row_seeds(jax.random.key(6), (), 3)
-    whole = keep_mask(seeds, (3, 4 * 5 * 6), 0.3)
-    np.testing.assert_array_equal(keep_mask(seeds, (3, 4, 5, 6), 0.3).reshape(3, -1), whole)
-    np.testing.assert_array_equal(keep_mask(seeds[1:2], (1, 120), 0.3), whole[1:2])
+    whole = keep_mask(seeds, (3, 4 * 5, 6), 0.3)
+    np.testing.assert_array_equal(keep_mask(seeds, (3, 4, 5, 6), 0.3).reshape(3, 20, 6), whole)
+    np.testing.assert_array_equal(keep_mask(seeds, (3, 7, 6), 0.3), whole[:, :7])
+    np.testing.assert_array_equal(keep_mask(seeds[1:2], (1, 20, 6), 0.3), whole[1:2])
 
 
 def test_the_mask_of_slots_knows_nothing_of_the_length_that_a_row_is_padded_to():
@@ -115,3 +128,10 @@ def test_nothing_happens_without_seeds_or_at_rate_zero():
 def test_the_dtype_is_kept():
     seeds = row_seeds(jax.random.key(10), (), 2)
     assert dropout(jnp.ones((2, 8), jnp.bfloat16), 0.1, seeds).dtype == jnp.bfloat16
+
+
+def test_what_is_kept_is_scaled_exactly_in_bfloat16_too():
+    seeds = row_seeds(jax.random.key(12), (), 4)
+    x = jnp.linspace(-3, 3, 4 * 64, dtype=jnp.bfloat16).reshape(4, 64)
+    wide = dropout(x.astype(jnp.float32), 0.1, seeds)
+    np.testing.assert_array_equal(dropout(x, 0.1, seeds), wide.astype(jnp.bfloat16))

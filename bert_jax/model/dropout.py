@@ -44,28 +44,49 @@ def keep_mask(
     """True with probability 1 - rate (to 2^-32), for an array of `shape`, whose first axis is the seeds'.
 
     The last `slot_axes` axes are slots of a row: an element has the same mask whatever length, up to LEAST_SLOTS, the
-    row is padded to. A word of the seed enters before each of two rounds of fmix32, the 32-bit finalizer of MurmurHash3
-    (A. Appleby, public domain). Rows have up to 2^32 elements.
+    row is padded to. Rows have up to 2^32 elements.
+
+    Two words for each line of the last axis come of fmix32 twice over, the 32-bit finalizer of MurmurHash3 (A. Appleby,
+    public domain), each a word of the seed before. Within a line it is fmix32 once, of the index, with the second word
+    between its products: an element costs half of what the lines' words would, had each its own.
     """
-    index = jnp.zeros(shape, jnp.uint32)
+    first, second = jax.lax.optimization_barrier(_line_words(seeds, shape, slot_axes))  # XLA would compute them again
+    index = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
+    bits = _first_half(index ^ first[..., None]) ^ second[..., None]
+    return bits * jnp.uint32(_SECOND) >= jnp.uint32(round(rate * 2**32))
+
+
+def _line_words(
+    seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], slot_axes: int
+) -> tuple[UInt32[Array, "B ..."], UInt32[Array, "B ..."]]:
+    """Two for each line of the last axis of keep_mask's shape."""
+    lines = shape[:-1]
+    number = jnp.zeros(lines, jnp.uint32)
     stride = 1
-    for axis in range(len(shape) - 1, 0, -1):
-        index += jax.lax.broadcasted_iota(jnp.uint32, shape, axis) * jnp.uint32(stride % 2**32)
-        stride *= max(shape[axis], LEAST_SLOTS) if axis >= len(shape) - slot_axes else shape[axis]
-    first, second = (jax.lax.broadcast_in_dim(seeds[:, word], shape, (0,)) for word in range(SEED_WORDS))
-    bits = _mix(_mix(index ^ first) ^ second)
-    return bits >= jnp.uint32(round(rate * 2**32))
+    for axis in range(len(lines) - 1, 0, -1):
+        number += jax.lax.broadcasted_iota(jnp.uint32, lines, axis) * jnp.uint32(stride % 2**32)
+        stride *= max(lines[axis], LEAST_SLOTS) if axis >= len(shape) - slot_axes else lines[axis]
+    one, other = (jax.lax.broadcast_in_dim(seeds[:, word], lines, (0,)) for word in range(SEED_WORDS))
+    return _mix(_mix(number ^ one) ^ other), _mix(_mix(number ^ other) ^ one)
+
+
+_FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35  # the factors of fmix32
+
+
+def _first_half(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    bits = (bits ^ (bits >> 16)) * jnp.uint32(_FIRST)
+    return bits ^ (bits >> 13)
 
 
 def _mix(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
-    bits = (bits ^ (bits >> 16)) * jnp.uint32(0x85EBCA6B)
-    bits = (bits ^ (bits >> 13)) * jnp.uint32(0xC2B2AE35)
+    bits = _first_half(bits) * jnp.uint32(_SECOND)
     return bits ^ (bits >> 16)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _dropout(x: Array, seeds: Array, rate: float, slot_axes: int) -> Array:
-    return jnp.where(keep_mask(seeds, x.shape, rate, slot_axes), x * (1.0 / (1.0 - rate)), 0).astype(x.dtype)
+    scaled = x.astype(jnp.float32) * (1.0 / (1.0 - rate))  # which in bfloat16 would be another number: 1.109, not 1.111
+    return jnp.where(keep_mask(seeds, x.shape, rate, slot_axes), scaled, 0).astype(x.dtype)
 
 
 def _forward(x: Array, seeds: Array, rate: float, slot_axes: int) -> tuple[Array, Array]:
