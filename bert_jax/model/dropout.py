@@ -46,9 +46,9 @@ def keep_mask(
     The last `slot_axes` axes are slots of a row: an element has the same mask whatever length, up to LEAST_SLOTS, the
     row is padded to. Rows have up to 2^32 elements.
 
-    Two words for each line of the last axis come of fmix32 twice over, the 32-bit finalizer of MurmurHash3 (A. Appleby,
-    public domain), each a word of the seed before. Within a line it is fmix32 once, of the index, with the second word
-    between its products: an element costs half of what the lines' words would, had each its own.
+    Each line of the last axis has two words, both of two rounds of fmix32 (the 32-bit finalizer of MurmurHash3, A.
+    Appleby, public domain) over the line's number, with a word of the seed before each round. An element takes one
+    round more, of its index in the line: the line's first word enters before it, the second between its two products.
     """
     first, second = jax.lax.optimization_barrier(_line_words(seeds, shape, slot_axes))  # XLA would compute them again
     index = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
