@@ -130,6 +130,6 @@ def peer_python() -> str:
     """A Python with torch and transformers: this one, or that of BERT_JAX_PEER_PYTHON; else a skip."""
     if importlib.util.find_spec("torch") and importlib.util.find_spec("transformers"):
         return sys.executable
-    if "BERT_JAX_PEER_PYTHON" not in os.environ:
+    if not os.environ.get("BERT_JAX_PEER_PYTHON"):
         pytest.skip("torch and transformers are not installed, and BERT_JAX_PEER_PYTHON names no Python that has them")
     return os.environ["BERT_JAX_PEER_PYTHON"]
