@@ -61,10 +61,7 @@ def _normal_distribution(x: Array) -> Array:
     return 0.5 * (1.0 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
-_CUBIC = 0.044715
-
-
-_LINEAR = 2.0 * _DENSITY_AT_0
+_CUBIC, _LINEAR = 0.044715, 2.0 * _DENSITY_AT_0
 
 
 def _gelu_tanh(x: Array) -> Array:
