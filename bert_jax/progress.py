@@ -4,10 +4,12 @@ import sys
 import time
 from collections.abc import Sequence
 from types import TracebackType
+from typing import TYPE_CHECKING
 
 import psutil
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 _SECONDS_BETWEEN_LINES = 15.0
 _SECONDS_BETWEEN_UPDATES = 0.5
@@ -29,15 +31,7 @@ class Reporter:
         self._process = psutil.Process()
         self._bar: Progress | None = None
         if not quiet and sys.stderr.isatty():
-            self._bar = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                TaskProgressColumn(),
-                TextColumn("{task.fields[told]}"),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
+            self._bar = _new_bar()
             self._task = self._bar.add_task(job, total=self._total, told="")
 
     def __enter__(self) -> "Reporter":
@@ -83,6 +77,15 @@ class Reporter:
             except psutil.Error:
                 continue
         return total
+
+
+def _new_bar() -> "Progress":
+    # Where there is no terminal, programs start without the half of a tenth of a second that this import takes.
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+    told = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[told]}")
+    return Progress(*told, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
 
 
 def _short(rate: float) -> str:

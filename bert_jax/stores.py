@@ -9,11 +9,12 @@ import datetime
 import functools
 import os
 from collections.abc import Iterator
-from typing import cast
-
-from pyarrow import fs
+from typing import TYPE_CHECKING, cast
 
 from bert_jax.command import UserError
+
+if TYPE_CHECKING:  # at run time imported where a store is opened: it has the stores' own libraries in it
+    from pyarrow import fs
 
 REMOTE = ("gs://", "s3://")
 BLOCK = 1 << 22  # of a file, read at once
@@ -24,7 +25,7 @@ def is_remote(path: str) -> bool:
     return path.startswith(REMOTE)
 
 
-def open_store(path: str) -> tuple[fs.FileSystem, str]:
+def open_store(path: str) -> "tuple[fs.FileSystem, str]":
     """The store of a gs:// or s3:// address, and the path in it. Raises UserError for one without a bucket."""
     bucket = path[5:].split("/", 1)[0]
     if not bucket:
@@ -33,7 +34,9 @@ def open_store(path: str) -> tuple[fs.FileSystem, str]:
 
 
 @functools.lru_cache
-def _store(scheme: str, bucket: str) -> fs.FileSystem:
+def _store(scheme: str, bucket: str) -> "fs.FileSystem":
+    from pyarrow import fs
+
     if scheme == "gs://":
         return fs.GcsFileSystem(retry_time_limit=_PATIENCE)
     if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
@@ -48,6 +51,8 @@ class Place:
     """A folder, or what a store has under an address. Raises UserError for what the store refuses."""
 
     def __init__(self, address: str) -> None:
+        from pyarrow import fs
+
         self.address = address.rstrip("/")
         if is_remote(address):
             self._store, path = open_store(address)
@@ -57,6 +62,8 @@ class Place:
 
     def files(self, within: str = "") -> set[str]:
         """The names of all files, or of those in one folder."""
+        from pyarrow import fs
+
         with self._explained(within):
             selector = fs.FileSelector(f"{self._path}/{within}".rstrip("/"), allow_not_found=True, recursive=True)
             found = [info.path for info in self._store.get_file_info(selector) if info.is_file]

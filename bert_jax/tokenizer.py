@@ -14,7 +14,7 @@ from jaxtyping import Bool, Int64, Integer, UInt
 
 from bert_jax.command import UserError
 from bert_jax.files import read_json
-from bert_jax.tokenization import byte_bpe, pieces, wordpiece
+from bert_jax.tokenization import byte_bpe, wordpiece
 from bert_jax.tokenization.cache import ChunkCache
 from bert_jax.tokenization.library import Content, Roles, id_dtype, read_settings, refuse_surrogates
 
@@ -227,6 +227,8 @@ def _main_file(folder: Path) -> Path:
 
 def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> Content:
     if file.suffix == ".model":
+        from bert_jax.tokenization import pieces  # SentencePiece and protobuf: a third of a program's start
+
         return pieces.from_model(file, settings, lowercase)
     if file.name == "merges.txt":
         raise UserError("half of a byte-level BPE tokenizer. Give vocab.json, which lies beside it, or the folder")
@@ -247,5 +249,7 @@ def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> 
     if kind == "BPE":
         return byte_bpe.from_json(content, settings, lowercase)
     if kind == "Unigram":
+        from bert_jax.tokenization import pieces
+
         return pieces.from_json(content, settings, lowercase)
     raise UserError(f"its model is {kind}. WordPiece, BPE and Unigram are supported")

@@ -16,14 +16,13 @@ from bert_jax.command import Stopped, UserError
 from bert_jax.data.manifest import PAIRS
 from bert_jax.files import incomplete, refuse_existing
 from bert_jax.progress import Reporter
-from data_prep import engines, flags, formats, telling
+from data_prep import engines, flags, formats, telling, worker
 from data_prep.job import Arguments, Job, Record
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source, find_sources
 from data_prep.readers.streams import COMPRESSED
 from data_prep.token_cache import TokenCache
 from data_prep.units import Cut, Splitter, Unit, UnusableCorpus
-from data_prep.worker import build_unit
 
 SHORT_SEQ_PROB = 0.1  # google-research/bert, create_pretraining_data.py
 MB = 1_000_000
@@ -82,6 +81,7 @@ def build(
     sources = _without(find_sources(str(input), flags.weights(weights)), incomplete(output))
     corpus = Corpus(sources, Reading(text_field, document, on_error))
     loaded = tokenizers.load(tokenizer, lowercase)
+    worker.keep(loaded)
     if short_seq_prob is None:
         # Packing makes short sequences of its own (recut.py), and more of them would not fill rows of few sequences.
         short_seq_prob = SHORT_SEQ_PROB if objective in PAIRS and pack == 1 else 0.0
@@ -155,7 +155,7 @@ def _run(
     if resumed and not quiet:
         print(f"going on in {job.directory}: {resumed} units are finished", file=sys.stderr)
     with Reporter("building examples", corpus.total_bytes, ("MB", "M tokens"), quiet) as reporter:
-        work = functools.partial(build_unit, arguments, cache)
+        work = functools.partial(worker.build_unit, arguments, cache)
         for record in engines.run(engine, work, unfinished(), workers, directory=job.directory, options=engine_options):
             records.append(record)
             tokens += record.counts["source_tokens"]

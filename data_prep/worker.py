@@ -1,6 +1,5 @@
 """What one task of data preparation does: a unit's text to shards of rows."""
 
-import functools
 import random
 from pathlib import Path
 
@@ -88,7 +87,17 @@ def _rows(
     return fill_rows(found, keys, packed, seq_len, most, tokenizer)
 
 
-@functools.lru_cache(maxsize=1)
+_tokenizers: dict[str, Tokenizer] = {}  # by its hash; one a process, so that its cache of words lives as long
+
+
+def keep(tokenizer: Tokenizer) -> None:
+    """Has the units of this process use a tokenizer that is loaded already, unless they have an equal one."""
+    if tokenizer.content_hash not in _tokenizers:
+        _tokenizers.clear()
+        _tokenizers[tokenizer.content_hash] = tokenizer
+
+
 def _tokenizer(path: Path, content_hash: str) -> Tokenizer:
-    """One a process, so that its cache of words lives as long; by its hash too, for a later job may use the path."""
-    return tokenizers.load(path)
+    if content_hash not in _tokenizers:
+        keep(tokenizers.load(path))
+    return _tokenizers[content_hash]

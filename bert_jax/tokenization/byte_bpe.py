@@ -4,8 +4,6 @@ The files that keep it: tokenizer.json of the `tokenizers` library, vocab.json w
 """
 
 import dataclasses
-import hashlib
-import json
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,9 +23,11 @@ from bert_jax.tokenization.library import (
     Roles,
     added_tokens,
     check_added_ids,
+    hash_of,
     id_dtype,
     named_roles,
     refuse_contradiction,
+    tokens_beside,
     tokens_by_id,
 )
 
@@ -77,8 +77,7 @@ class BytePairs:
         return 2 if self.roles.sep_token == ROBERTA_ROLES.sep_token else 1
 
     def all_tokens(self) -> tuple[str, ...]:
-        known = set(self.tokens)
-        return self.tokens + tuple(token.content for token in self.added if token.content not in known)
+        return self.tokens + tokens_beside(self.tokens, self.added)
 
     def special_ids(self) -> tuple[int, ...]:
         special = {token.content for token in self.added if token.special} | set(self.roles)
@@ -91,8 +90,7 @@ class BytePairs:
         return token_text(token).removeprefix(" ")
 
     def content_hash(self) -> str:
-        content = json.dumps({"kind": self.kind} | dataclasses.asdict(self), sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()
+        return hash_of(self)
 
     def engine(self) -> BytePairEngine:
         return BytePairEngine(

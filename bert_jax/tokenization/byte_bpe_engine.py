@@ -71,12 +71,17 @@ class BytePairEngine(LibraryEngine):
         firsts = [" " + text.split(" ", 1)[0] if text[:1] != " " else text[1:].split(" ", 1)[0] for text in texts]
         return Parted("\n".join(texts), None if self._add_prefix_space else firsts, apart=apart)
 
-    def words(self, key: str) -> list[str]:
-        text = _chunk(key)
-        if not (self._ascii_cuts and text.isascii()):
-            return [key]
-        cuts: list[str] = _ASCII_CUTS.findall(text)
-        return [_key(cut) for cut in cuts] if sum(map(len, cuts)) == len(text) else [key]
+    def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
+        if not self._ascii_cuts:
+            return {}
+        words = {}
+        for key in keys:
+            if key.isascii():
+                text = _chunk(key)
+                cuts: list[str] = _ASCII_CUTS.findall(text)
+                if len(cuts) > 1 and sum(map(len, cuts)) == len(text):
+                    words[key] = [_key(cut) for cut in cuts]
+        return words
 
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
         return self.library_ids(self._chunk_library, [_chunk(key) for key in keys])

@@ -1,7 +1,10 @@
 """What kinds of tokenizer share: the parts special tokens play, what a kind has to say, the `tokenizers` library."""
 
 import dataclasses
+import functools
+import hashlib
 import itertools
+import json
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +109,11 @@ class LibraryEngine:
         self._id_dtype = dtype
         self._library = build()
         self._library.encode_special_tokens = True  # "[MASK]" in a text is text
-        self._special_library = build()
+        self._build = build
+
+    @functools.cached_property
+    def _special_library(self) -> tokenizers.Tokenizer:
+        return self._build()
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         return self.library_ids(self._library, texts)
@@ -172,6 +179,20 @@ def tokens_by_id(vocabulary: Mapping[str, int]) -> tuple[str, ...]:
     if sorted(by_id) != list(range(len(vocabulary))):
         raise UserError("its ids do not run from 0 without gaps. Give a tokenizer of contiguous ids")
     return tuple(by_id[index] for index in range(len(by_id)))
+
+
+def tokens_beside(tokens: tuple[str, ...], added: Sequence[AddedToken]) -> tuple[str, ...]:
+    """The added tokens that a model's own tokens lack, in their order."""
+    present = {token.content for token in added}.intersection(tokens)
+    return tuple(token.content for token in added if token.content not in present)
+
+
+def hash_of(content: Any) -> str:
+    """sha256, hexadecimal, over the kind and the fields of a dataclass that is a tokenizer's content."""
+    # Not asdict of the whole, which copies every token.
+    fields = {field.name: getattr(content, field.name) for field in dataclasses.fields(content)}
+    fields["added"] = [dataclasses.asdict(token) for token in content.added]
+    return hashlib.sha256(json.dumps({"kind": content.kind} | fields, sort_keys=True).encode()).hexdigest()
 
 
 def added_tokens(content: Mapping[str, Any]) -> tuple[AddedToken, ...]:

@@ -91,8 +91,8 @@ class SentencePieceEngine:
             texts = ["" if place in apart else text for place, text in enumerate(texts)]
         return Parted(replaced(lines(texts), self._spaces), apart=apart)
 
-    def words(self, key: str) -> list[str]:
-        return [key]
+    def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
+        return {}
 
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
         return self.encode(keys)

@@ -5,8 +5,8 @@ Formats: vocab.txt of google-research/bert (a token a line, the line number is t
 """
 
 import dataclasses
-import hashlib
-import json
+import string
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,10 +22,13 @@ from bert_jax.tokenization.library import (
     AddedToken,
     added_tokens,
     check_added_ids,
+    hash_of,
     id_dtype,
     refuse_contradiction,
+    tokens_beside,
     tokens_by_id,
 )
+from bert_jax.tokenization.longest_match import LongestMatch
 from bert_jax.tokenization.wordpiece_engine import WordPieceEngine
 
 # Of BERT, in the order in which our own vocabularies hold them (ids 0 to 4).
@@ -49,11 +52,11 @@ class Vocabulary:
     added: tuple[AddedToken, ...] = tuple(AddedToken(token) for token in SPECIAL_TOKENS)
 
     def __post_init__(self) -> None:
-        first: dict[str, int] = {}
-        for index, token in enumerate(self.tokens):
-            if first.setdefault(token, index) != index:
-                raise UserError(f"token {token!r} comes twice, as id {first[token]} and {index}. Mend the vocabulary")
-        if missing := [token for token in SPECIAL_TOKENS if token not in first]:
+        if len(set(self.tokens)) < len(self.tokens):
+            token, _ = Counter(self.tokens).most_common(1)[0]
+            first, second, *_ = (index for index, found in enumerate(self.tokens) if found == token)
+            raise UserError(f"token {token!r} comes twice, as id {first} and {second}. Mend the vocabulary")
+        if missing := [token for token in SPECIAL_TOKENS if token not in self.tokens]:
             raise UserError(f"no {', '.join(missing)} in the vocabulary. Is it one of BERT? Add a line for each")
 
     kind = "wordpiece"
@@ -62,8 +65,7 @@ class Vocabulary:
 
     def all_tokens(self) -> tuple[str, ...]:
         """Every token by id: those of the model, then the added ones that the model has not."""
-        known = set(self.tokens)
-        return self.tokens + tuple(token.content for token in self.added if token.content not in known)
+        return self.tokens + tokens_beside(self.tokens, self.added)
 
     def special_ids(self) -> tuple[int, ...]:
         """The ids of the special tokens, ascending."""
@@ -76,8 +78,7 @@ class Vocabulary:
 
     def content_hash(self) -> str:
         """sha256, hexadecimal."""
-        content = json.dumps({"kind": "wordpiece"} | dataclasses.asdict(self), sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()
+        return hash_of(self)
 
     def is_inside(self, token: str) -> bool:
         return token.startswith(self.continuation_prefix)
@@ -93,6 +94,19 @@ class Vocabulary:
             lowercase=self.lowercase,
             clean_text=self.clean_text,
             has_text_tokens=self.has_text_tokens(),
+            longest_match=self._longest_match,
+        )
+
+    def _longest_match(self) -> LongestMatch:
+        """The same ids for words of ASCII that normalising leaves as they are."""
+        letters = string.ascii_lowercase if self.lowercase else string.ascii_letters
+        return LongestMatch(
+            self.tokens,
+            prefix=self.continuation_prefix,
+            characters=letters + string.digits,
+            longest=self.max_word_length,
+            unknown_id=self.tokens.index(UNK),
+            dtype=id_dtype(len(self.all_tokens())),
         )
 
     def write(self, directory: Path) -> None:

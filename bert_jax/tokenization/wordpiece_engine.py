@@ -1,15 +1,17 @@
 """WordPiece at work (Schuster and Nakajima 2012; as in Devlin et al. 2019), by the `tokenizers` library.
 
-Only some of the places where the library parts text are known here: its white space and some punctuation; and that it
-makes the capitals of ASCII small.
+Only some of the places where the library parts text are known here: its white space and some punctuation; that it
+makes the capitals of ASCII small; and that it leaves other letters and the digits of ASCII as they are.
 """
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import tokenizers
 
 from bert_jax.tokenization.cache import Parted
 from bert_jax.tokenization.library import LibraryEngine
+from bert_jax.tokenization.longest_match import LongestMatch
 
 # str.split parts at these, the library does not: its clean-up drops them first, as other control characters.
 _DROPPED_SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
@@ -21,7 +23,10 @@ _CLEANED = _SPACES | dict.fromkeys(_DROPPED_SEPARATORS, "")
 
 
 class WordPieceEngine(LibraryEngine):
-    """The library's WordPiece, and that words end at white space and at punctuation."""
+    """The library's WordPiece, and that words end at white space and at punctuation.
+
+    Words of letters and digits of ASCII, most of a text's, go to `longest_match` instead.
+    """
 
     def __init__(
         self,
@@ -31,8 +36,10 @@ class WordPieceEngine(LibraryEngine):
         lowercase: bool,
         clean_text: bool,
         has_text_tokens: bool,
+        longest_match: Callable[[], LongestMatch],
     ) -> None:
         super().__init__(build, dtype)
+        self._build_longest_match = longest_match
         self._lowercase = lowercase
         self._clean_text = clean_text
         self._has_text_tokens = has_text_tokens
@@ -43,11 +50,17 @@ class WordPieceEngine(LibraryEngine):
         block = replaced(lines(texts), _CLEANED if self._clean_text else _SPACES)
         return Parted(block, marks=True, fold=self._lowercase)
 
-    def words(self, key: str) -> list[str]:
-        return [key]
+    def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
+        return {}
 
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
-        return self.encode(keys)
+        found = self._longest_match.encode(keys)
+        others = iter(self.encode([key for key, ids in zip(keys, found, strict=True) if ids is None]))
+        return [next(others) if ids is None else ids for ids in found]
+
+    @functools.cached_property
+    def _longest_match(self) -> LongestMatch:
+        return self._build_longest_match()
 
 
 def split_chunks(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from bert_jax.command import UserError
-from data_prep.engines import beam, local, ray
+from data_prep.engines import local
 from data_prep.engines.elsewhere import Work
 from data_prep.job import Record
 from data_prep.units import Unit
@@ -30,5 +30,10 @@ def run(
         if options.strip():
             raise UserError("--engine_options is for --engine beam and ray; the local engine has none")
         return local.run(work, units, workers, directory)
-    engine = {"beam": beam, "ray": ray}[name]
-    return engine.run(work, units, workers, directory, options)
+    if name == "beam":
+        from data_prep.engines import beam
+
+        return beam.run(work, units, workers, directory, options)
+    from data_prep.engines import ray
+
+    return ray.run(work, units, workers, directory, options)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from array_record.python import array_record_module
 from jaxtyping import Shaped, UInt8
 
 from bert_jax.data.example import Rows
@@ -42,6 +41,8 @@ _ABOUT = {
 
 def write(path: Path, rows: Rows) -> dict[str, Any]:
     """Writes rows as one ArrayRecord file, whole or not at all. Raises OSError when the disk is full or the like."""
+    from array_record.python import array_record_module
+
     unfinished = path.with_name(path.name + ".tmp")
     try:
         writer = array_record_module.ArrayRecordWriter(str(unfinished), _OPTIONS)
@@ -137,6 +138,8 @@ def _encode(columns: Mapping[str, Shaped[np.ndarray, "R *n"]]) -> list[bytes]:
 
 
 def _records(path: Path, length: int) -> UInt8[np.ndarray, "R n"]:
+    from array_record.python import array_record_module
+
     if not path.exists():  # the library's error has no type of its own
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     try:

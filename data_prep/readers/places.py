@@ -12,7 +12,6 @@ import re
 from typing import Any, NamedTuple, Protocol, cast, runtime_checkable
 
 import pyarrow as pa
-from pyarrow import fs
 
 from bert_jax.command import UserError
 from bert_jax.stores import first_line, is_remote, open_store
@@ -79,6 +78,8 @@ def _local(path: str) -> Found:
 
 
 def _remote_matches(pattern: str) -> list[Found]:
+    from pyarrow import fs
+
     scheme = pattern[:5]
     store, path = open_store(pattern)
     path = path.rstrip("/")
