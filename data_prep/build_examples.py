@@ -18,6 +18,7 @@ from bert_jax.files import incomplete, refuse_existing
 from bert_jax.progress import Reporter
 from data_prep import engines, flags, formats, telling, worker
 from data_prep.job import Arguments, Job, Record
+from data_prep.memory import keep_freed
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source, find_sources
 from data_prep.readers.streams import COMPRESSED
@@ -78,6 +79,7 @@ def build(
         raise UserError(f"--short_seq_prob is for --objective {' and '.join(PAIRS)}; {objective} makes none short")
     output = Path(os.path.abspath(output))
     refuse_existing(output)
+    engines.begin(engine, workers)
     sources = _without(find_sources(str(input), flags.weights(weights)), incomplete(output))
     corpus = Corpus(sources, Reading(text_field, document, on_error))
     loaded = tokenizers.load(tokenizer, lowercase)
@@ -188,9 +190,9 @@ def _without(sources: Sequence[Source], folder: Path) -> tuple[Source, ...]:
 
 
 def _default_unit_bytes(sources: Sequence[Source]) -> int:
-    """A 32nd of the corpus, from 1 to 8 MB: enough units to share out, enough documents for a random segment."""
+    """A 16th of the corpus, from 1 to 8 MB: enough units to share out, each long enough that its own cost is small."""
     text_bytes = sum(source.bytes * (3 if source.path.endswith(COMPRESSED) else 1) for source in sources)
-    return min(max(text_bytes // 32, MB), 8 * MB)
+    return min(max(text_bytes // 16, MB), 8 * MB)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -203,6 +205,7 @@ def main(arguments: Sequence[str]) -> None:
         )
 
     before = signal.signal(signal.SIGTERM, stop)
+    keep_freed()
     try:
         build(**keywords, quiet=False)
     finally:

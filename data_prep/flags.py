@@ -92,7 +92,7 @@ def parse(arguments: Sequence[str]) -> dict[str, Any]:
     add("--engine", default="local", help="where units run: local, beam or ray (docs/engines.md); default local")
     add("--engine_options", default="", metavar="FLAGS", help="of beam or ray, as '--runner=FlinkRunner'")
     add("--workers", type=int, default=0, metavar="N", help="processes; default 0: one a core (ray: of the cluster)")
-    add("--unit_mb", type=float, default=0.0, help="MB of text a work unit; default 0: a 32nd of the text, from 1 to 8")
+    add("--unit_mb", type=float, default=0.0, help="MB of text a work unit; default 0: a 16th of the text, from 1 to 8")
     add("--token_cache", metavar="DIR", help="keeps tokens for a later job on the same text, as of another --seq_len")
     add("--token_cache_gb", type=float, default=50.0, help="most GB that DIR may hold (2.2 bytes a token); default 50")
     add("--seed", type=int, default=0, help="of pairs and masks; default 0")

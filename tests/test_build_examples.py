@@ -353,8 +353,8 @@ def test_another_job_is_refused_and_sigterm_stops_with_143(arguments: dict, runn
 
 
 def test_killed_worker_ends_the_job_in_one_line(arguments: dict, running: subprocess.Popen) -> None:
-    victims = [child for child in psutil.Process(running.pid).children() if "spawn_main" in " ".join(child.cmdline())]
-    victims[0].send_signal(signal.SIGKILL)
+    servers = [child for child in psutil.Process(running.pid).children() if "forkserver" in " ".join(child.cmdline())]
+    servers[0].children()[0].send_signal(signal.SIGKILL)
     _, told = running.communicate(timeout=60)
     assert running.returncode == command.EXIT_USER_ERROR
     assert "a worker process was killed" in told.strip().splitlines()[-1]

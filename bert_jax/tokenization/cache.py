@@ -19,7 +19,7 @@ CACHE_CHUNKS = 300_000
 # Longer chunks (sentences of unspaced scripts, URLs) seldom come twice, and would make the size unbounded.
 CACHED_CHUNK_LENGTH = 40
 # Characters of text looked up together: the more, the fewer of its chunks are distinct.
-BLOCK_CHARACTERS = 1 << 21
+BLOCK_CHARACTERS = 1 << 22
 
 _SPACE, _NEWLINE = b" ", b"\n"
 _MARKS = b"!\"#$%&'()*+,-./:;<=>?@[\\]^_`{|}~"

@@ -24,7 +24,13 @@ class _Spelling(NamedTuple):
     columns: UInt8[np.ndarray, "n"]  # of all of them, with a 0 behind each
     begins: Int64[np.ndarray, "m"]  # of each text
     ends: Int64[np.ndarray, "m"]
-    ours: Bool[np.ndarray, "m"]  # whether it has a character, and none without a column
+
+    def ours(self) -> Bool[np.ndarray, "m"]:
+        """Which texts have a character, and none without a column."""
+        before = np.cumsum(self.columns == 0)
+        return (
+            (self.begins < self.ends) & (before[self.begins] == before[self.ends - 1]) & (self.columns[self.begins] > 0)
+        )
 
 
 class LongestMatch:
@@ -43,10 +49,12 @@ class LongestMatch:
         # 0 for what is none of the characters: nothing goes on there.
         self._columns = bytes(characters.find(chr(byte)) + 1 for byte in range(256))
         self._longest, self._unknown_id, self._dtype = longest, unknown_id, dtype
-        inside = [index for index, token in enumerate(tokens) if token.startswith(prefix)]
-        spelling = self._spell([*tokens, *(tokens[index][len(prefix) :] for index in inside)])
+        whole = self._spell(tokens)
+        inside = np.flatnonzero(np.fromiter((token.startswith(prefix) for token in tokens), bool, len(tokens)))
+        begins = np.concatenate([whole.begins, whole.begins[inside] + len(prefix.encode())])
+        spelling = _Spelling(whole.columns, begins, np.concatenate([whole.ends, whole.ends[inside]]))
         roots = np.repeat([_BEGIN, _INSIDE], [len(tokens), len(inside)])
-        ids = np.concatenate([np.arange(len(tokens)), np.array(inside, np.int64)])
+        ids = np.concatenate([np.arange(len(tokens)), inside])
         self._table, self._token = _trie(spelling, len(characters) + 1, roots, ids)
 
     def encode(self, words: Sequence[str]) -> list[bytes | None]:
@@ -55,7 +63,7 @@ class LongestMatch:
         Raises UnicodeEncodeError for a lone surrogate.
         """
         spelling = self._spell(words)
-        ours = spelling.ours & (spelling.ends - spelling.begins <= self._longest)
+        ours = spelling.ours() & (spelling.ends - spelling.begins <= self._longest)
         owners, ids = self._walk(spelling, np.flatnonzero(ours))
         bounds = (np.searchsorted(owners, np.arange(len(words) + 1)) * np.dtype(self._dtype).itemsize).tolist()
         joined = ids.astype(self._dtype).tobytes()
@@ -66,11 +74,7 @@ class LongestMatch:
         columns = np.frombuffer(b"\0".join([*encoded, b""]).translate(self._columns), np.uint8)
         lengths = np.fromiter(map(len, encoded), np.int64, len(encoded))
         ends = np.cumsum(lengths + 1) - 1
-        none = columns == 0
-        none[ends] = False
-        ours = lengths > 0
-        ours[np.searchsorted(ends, np.flatnonzero(none))] = False
-        return _Spelling(columns, ends - lengths, ends, ours)
+        return _Spelling(columns, ends - lengths, ends)
 
     def _walk(
         self, spelling: _Spelling, word: Int64[np.ndarray, "k"]
@@ -121,7 +125,8 @@ def _trie(
     width        how many columns there are
     roots, ids   of each token that is spelt, the place where it begins and its number
     """
-    columns, begins, ends, ours = spelling
+    columns, begins, ends = spelling
+    ours = spelling.ours()
     place, at, end, ids = roots[ours], begins[ours], ends[ours], ids[ours]
     reading, ended = np.arange(len(ids)), np.zeros(len(ids), np.int64)  # the tokens that go on; where each has ended
     rows, first, last = [], 0, _INSIDE + 1  # the places that they are at: a level of the tries

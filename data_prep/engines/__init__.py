@@ -17,6 +17,12 @@ from data_prep.units import Unit
 NAMES = ("local", "beam", "ray")
 
 
+def begin(name: str, workers: int) -> None:
+    """Starts what takes its time, before `run` is called with the same."""
+    if name == "local":
+        local.begin(workers)
+
+
 def run(
     name: str, work: Work, units: Iterable[Unit], workers: int, *, directory: Path, options: str = ""
 ) -> Iterator[Record]:

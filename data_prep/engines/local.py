@@ -8,12 +8,25 @@ import threading
 from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import forkserver
 from pathlib import Path
 
 from bert_jax.command import UserError
-from data_prep.engines.elsewhere import KILLED, Work
+from data_prep.engines.elsewhere import KILLED, Work, pack_unit, unpack_unit
 from data_prep.job import Record
+from data_prep.memory import keep_freed
 from data_prep.units import Unit
+
+# What workers import. They are forked from a process that has imported it and done nothing else: it has no threads of
+# ours, no open files and no locks, and unlike a fork of the caller's process is safe whatever that one runs.
+_PRELOADED = ["data_prep.worker", "data_prep.engines", "data_prep.flags", "data_prep.telling", "pyarrow.compute"]
+
+
+def begin(workers: int) -> None:
+    """Has what the workers of `run` import be imported while the caller goes on."""
+    if (workers or cores()) > 1:
+        multiprocessing.set_forkserver_preload(_PRELOADED)
+        forkserver.ensure_running()
 
 
 def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Iterator[Record]:
@@ -23,15 +36,16 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Ite
     anything raises, units that have begun are finished first. Raises UserError when the system kills a worker.
     """
     workers = workers or cores()
-    do = functools.partial(work, directory)
     if workers == 1:
-        yield from map(do, units)
+        yield from map(functools.partial(work, directory), units)
         return
-    pool = ProcessPoolExecutor(workers, mp_context=multiprocessing.get_context("spawn"), initializer=_start_worker)
+    begin(workers)
+    context = multiprocessing.get_context("forkserver")
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
     pending: set[Future[Record]] = set()
     try:
         for unit in units:
-            pending.add(pool.submit(do, unit))
+            pending.add(pool.submit(_do_packed, work, directory, pack_unit(unit)))
             if len(pending) > workers:
                 done, pending = wait(pending, return_when=FIRST_COMPLETED)
                 yield from (future.result() for future in done)
@@ -44,6 +58,11 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Ite
         pool.shutdown(wait=True, cancel_futures=True)
 
 
+def _do_packed(work: Work, directory: Path, packed: bytes) -> Record:
+    """A unit that came through a pipe in one piece, which takes half the time of its documents one by one."""
+    return work(directory, unpack_unit(packed))
+
+
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -51,6 +70,7 @@ def cores() -> int:
 
 def _start_worker() -> None:
     """Leaves Ctrl-C to the parent, and ends this process when the parent is gone, however it went."""
+    keep_freed()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None

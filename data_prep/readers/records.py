@@ -6,7 +6,6 @@ import tempfile
 from typing import cast
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from data_prep.readers.places import Stream, first_line, open_file
 from data_prep.readers.refusal import Item, Items, Refusal, check
@@ -87,6 +86,8 @@ def _opened(path: str) -> Stream:
 def _parquet_rows(file: Stream, path: str, field: str, on_read: OnRead) -> Items:
     stored = file.seek(0, 2)
     file.seek(0)
+    import pyarrow.parquet as pq  # brings the libraries of object stores in
+
     with pq.ParquetFile(file, buffer_size=_PAGES_BYTES, page_checksum_verification=True) as table:
         schema = table.schema_arrow
         if schema.names.count(field) != 1 or _value_type(schema.field(field).type) not in _TEXT_TYPES:
