@@ -1,5 +1,6 @@
 """What every benchmark prints and measures alike: one JSON line, versions, commit, peak memory of a job."""
 
+import contextlib
 import importlib.metadata
 import json
 import os
@@ -85,21 +86,25 @@ def shared_data() -> Path | None:
     return Path(folder).absolute() if folder else None
 
 
-class PeakMemory:
-    """Samples the resident memory of a process and all its descendants, summed, while the `with` block runs.
+class ProcessTree:
+    """Samples a process and all its descendants while the `with` block runs.
 
-    Pages shared between processes (libraries) count once in each, so the figure is an upper bound.
+    peak_bytes       the most resident memory, summed; pages shared between processes (libraries) count once in each,
+                     so the figure is an upper bound
+    peak_processes   how many processes they were then
+    cpu_seconds      of all of them, up to the last sample of each
     """
 
     def __init__(self, pid: int | None = None, every_seconds: float = 0.05) -> None:
         self.peak_bytes = 0
         self.peak_processes = 0
+        self._cpu_seconds: dict[int, float] = {}
         self._root = psutil.Process(pid)
         self._every_seconds = every_seconds
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
-    def __enter__(self) -> "PeakMemory":
+    def __enter__(self) -> "ProcessTree":
         self._thread.start()
         return self
 
@@ -112,27 +117,27 @@ class PeakMemory:
         self._ended.set()
         self._thread.join()
 
+    @property
+    def cpu_seconds(self) -> float:
+        return sum(self._cpu_seconds.values())
+
     def _watch(self) -> None:
         while not self._ended.wait(self._every_seconds):
-            total, processes = tree_memory(self._root)
+            total, processes = 0, 0
+            for process in self._tree():
+                with contextlib.suppress(psutil.Error), process.oneshot():
+                    used = process.cpu_times()
+                    self._cpu_seconds[process.pid] = used.user + used.system
+                    total += process.memory_info().rss
+                    processes += 1
             if total > self.peak_bytes:
                 self.peak_bytes, self.peak_processes = total, processes
 
-
-def tree_memory(root: psutil.Process) -> tuple[int, int]:
-    """Resident bytes of a process and its descendants, and how many processes they are, now."""
-    total, processes = 0, 0
-    try:
-        tree = [root, *root.children(recursive=True)]
-    except psutil.Error:
-        return 0, 0
-    for process in tree:
+    def _tree(self) -> list[psutil.Process]:
         try:
-            total += process.memory_info().rss
-            processes += 1
+            return [self._root, *self._root.children(recursive=True)]
         except psutil.Error:
-            continue
-    return total, processes
+            return []
 
 
 def _processor() -> str:

@@ -27,7 +27,6 @@ Ours and the peers are held to --workers cores. Nothing else should run on the m
 import argparse
 import json
 import os
-import resource
 import shutil
 import statistics
 import subprocess
@@ -41,7 +40,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import psutil
 
-from benchmarks.common import REPOSITORY, PeakMemory, emit, shared_data
+from benchmarks.common import REPOSITORY, ProcessTree, emit, shared_data
 from benchmarks.corpus import write_mixture, write_sentences
 from bert_jax.data.shards import read_manifest
 from data_prep import readers
@@ -88,10 +87,10 @@ class Prepared(NamedTuple):
 def timed(command: list[str], folder: Path, environment: Mapping[str, str] | None = None) -> Timed:
     """Runs a command to its end and measures it. Raises CalledProcessError, with what it said, when it fails."""
     with (folder / "log.txt").open("w+") as log:
-        started, cpu_before = time.monotonic(), children_cpu()
+        started = time.monotonic()
         process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment or variables())
         try:
-            with PeakMemory(process.pid) as memory:
+            with ProcessTree(process.pid) as tree:
                 status = process.wait()
         finally:
             if process.poll() is None:
@@ -100,13 +99,7 @@ def timed(command: list[str], folder: Path, environment: Mapping[str, str] | Non
         if status:
             log.seek(0)
             raise subprocess.CalledProcessError(status, command, log.read()[-2000:])
-    return Timed(seconds, children_cpu() - cpu_before, memory.peak_bytes, memory.peak_processes)
-
-
-def children_cpu() -> float:
-    """CPU seconds of all child processes that have ended, and theirs."""
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    return Timed(seconds, tree.cpu_seconds, tree.peak_bytes, tree.peak_processes)
 
 
 def variables() -> dict[str, str]:
