@@ -1,5 +1,6 @@
 """What needs neither Beam nor Ray; test_engine_beam.py and test_engine_ray.py run those."""
 
+import importlib
 import io
 import sys
 import tarfile
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from bert_jax.command import UserError
 from data_prep import build_examples, engines, flags
+from data_prep.engines import local
 from data_prep.engines.elsewhere import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
 from data_prep.engines.exchange import Exchange
 from data_prep.job import Record, unit_folder
@@ -28,6 +30,12 @@ def test_missing_package_names_the_extra(monkeypatch, tmp_path: Path, engine: st
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(UserError, match=rf"pip install 'bert_jax\[{engine}\]'"):
         list(engines.run(engine, _never, [], 1, directory=tmp_path))
+
+
+@pytest.mark.parametrize("name", local._PRELOADED)
+def test_what_workers_are_forked_with_is_there(name: str) -> None:
+    """The fork server passes over what it cannot import; and warns of a command's own module."""
+    assert importlib.import_module(name) and name != "data_prep.build_examples"
 
 
 def test_options_are_checked(tmp_path: Path) -> None:

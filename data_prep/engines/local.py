@@ -69,7 +69,7 @@ def cores() -> int:
 
 
 def _start_worker() -> None:
-    """Leaves Ctrl-C to the parent, and ends this process when the parent is gone, however it went."""
+    """Keeps memory for the next unit, leaves Ctrl-C to the parent, and ends when that is gone, however it went."""
     keep_freed()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
