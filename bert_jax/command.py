@@ -59,7 +59,8 @@ class Parser(argparse.ArgumentParser):
 
 def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
     """Runs a command's main on the command line and turns what it raises into an exit code."""
-    end_at_once()
+    # Without a last search of all objects for cycles a process ends some 50 ms sooner.
+    atexit.register(gc.freeze)
     try:
         main(sys.argv[1:])
     except BaseException as error:
@@ -67,11 +68,6 @@ def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
             raise
         _stop(*ended)
     sys.exit(0)
-
-
-def end_at_once() -> None:
-    """Has this process end without a last search of all objects for cycles, which takes a tenth of a second."""
-    atexit.register(gc.freeze)
 
 
 def outcome(error: BaseException) -> tuple[int, str] | None:

@@ -80,7 +80,7 @@ class Reporter:
 
 
 def _new_bar() -> "Progress":
-    # Where there is no terminal, programs start without the half of a tenth of a second that this import takes.
+    # Some 50 ms, which programs without a terminal need not wait.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 

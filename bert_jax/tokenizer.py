@@ -227,7 +227,7 @@ def _main_file(folder: Path) -> Path:
 
 def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> Content:
     if file.suffix == ".model":
-        from bert_jax.tokenization import pieces  # SentencePiece and protobuf: a third of a program's start
+        from bert_jax.tokenization import pieces  # brings SentencePiece and protobuf in, which other kinds do not need
 
         return pieces.from_model(file, settings, lowercase)
     if file.name == "merges.txt":

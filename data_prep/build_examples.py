@@ -83,7 +83,6 @@ def build(
     sources = _without(find_sources(str(input), flags.weights(weights)), incomplete(output))
     corpus = Corpus(sources, Reading(text_field, document, on_error))
     loaded = tokenizers.load(tokenizer, lowercase)
-    worker.keep(loaded)
     if short_seq_prob is None:
         # Packing makes short sequences of its own (recut.py), and more of them would not fill rows of few sequences.
         short_seq_prob = SHORT_SEQ_PROB if objective in PAIRS and pack == 1 else 0.0
@@ -125,6 +124,7 @@ def _run(
 ) -> dict[str, Any]:
     """Splits, skips what is finished, sends the rest to the engine, and finishes the folder."""
     arguments = job.arguments
+    worker.keep(job.directory, job.tokenizer)
     cut = Cut(arguments.unit_bytes, arguments.eval_fraction, fewest_documents(arguments.objective))
     splitter = Splitter(cut, arguments.dedup)
     records: list[Record] = []

@@ -11,8 +11,8 @@ _LARGE_BYTES = 1 << 25  # the most that the library would come to by itself
 def keep_freed() -> None:
     """Has memory that a unit frees stay with the process, for the next one to use.
 
-    By default it goes back to the system and comes again page by page, set to 0: 150,000 pages in a job of 50 MB, a
-    tenth of its time.
+    By default it goes back to the system and comes again page by page, set to 0: 150,000 pages in a job of 50 MB, an
+    eighth of its time (counted by hand).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:

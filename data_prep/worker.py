@@ -27,7 +27,7 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
     Any process may do any unit: the result is a function of the arguments and the unit. `directory` is the job's;
     a cache of tokens saves the tokenizer's work and changes nothing.
     """
-    tokenizer = _tokenizer(directory / "tokenizer", arguments.tokenizer_hash)
+    tokenizer = _tokenizer(directory, arguments.tokenizer_hash)
     masker = Masker(tokenizer, arguments.rule, arguments.seed)
     encoded = encode(tokenizer, unit, cache)
     counts = {
@@ -87,17 +87,19 @@ def _rows(
     return fill_rows(found, keys, packed, seq_len, most, tokenizer)
 
 
-_tokenizers: dict[str, Tokenizer] = {}  # by its hash; one a process, so that its cache of words lives as long
+_kept: dict[Path, Tokenizer] = {}  # one a process, so that its cache of words lives as long
 
 
-def keep(tokenizer: Tokenizer) -> None:
-    """Has the units of this process use a tokenizer that is loaded already, unless they have an equal one."""
-    if tokenizer.content_hash not in _tokenizers:
-        _tokenizers.clear()
-        _tokenizers[tokenizer.content_hash] = tokenizer
+def keep(directory: Path, tokenizer: Tokenizer) -> None:
+    """Has the units that this process does of the job in a folder use a tokenizer that is loaded already."""
+    # By the job, for a tokenizer is not for two threads that each run one.
+    _kept.clear()
+    _kept[directory] = tokenizer
 
 
-def _tokenizer(path: Path, content_hash: str) -> Tokenizer:
-    if content_hash not in _tokenizers:
-        keep(tokenizers.load(path))
-    return _tokenizers[content_hash]
+def _tokenizer(directory: Path, content_hash: str) -> Tokenizer:
+    tokenizer = _kept.get(directory)
+    if tokenizer is None or tokenizer.content_hash != content_hash:  # a later job may have the folder of an earlier one
+        tokenizer = tokenizers.load(directory / "tokenizer")
+        keep(directory, tokenizer)
+    return tokenizer

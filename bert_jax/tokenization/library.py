@@ -191,8 +191,8 @@ def hash_of(content: Any) -> str:
     """sha256, hexadecimal, over the kind and the fields of a dataclass that is a tokenizer's content."""
     # Not asdict of the whole, which copies every token.
     fields = {field.name: getattr(content, field.name) for field in dataclasses.fields(content)}
-    fields["added"] = [dataclasses.asdict(token) for token in content.added]
-    return hashlib.sha256(json.dumps({"kind": content.kind} | fields, sort_keys=True).encode()).hexdigest()
+    told = json.dumps({"kind": content.kind} | fields, sort_keys=True, default=dataclasses.asdict)
+    return hashlib.sha256(told.encode()).hexdigest()
 
 
 def added_tokens(content: Mapping[str, Any]) -> tuple[AddedToken, ...]:

@@ -2,8 +2,8 @@
 
 From the left, a word's next piece is the longest token that the rest of it begins with; where there is none, the whole
 word is unknown. The tokens are two tries in one table, one of those that begin a word and one of the insides, and all
-words walk it in step. google-research/bert, WordpieceTokenizer, is the rule; the `tokenizers` library, which looks up
-one shortening after another, takes seven times as long.
+words walk it in step. google-research/bert, WordpieceTokenizer, is the rule; the `tokenizers` library looks up one
+shortening after another.
 """
 
 import itertools
