@@ -18,7 +18,8 @@ and takes some four minutes on two cores, three of them the second peer's. The s
   data_prep_disk          bytes of shards a token of the rows
   data_prep_exponent      of the time, as a power of the text's size, for one worker and for --workers; in its settings
                           also without the seconds that a job on a single page takes, mostly imports of each process
-  data_prep_workers       how many times as fast --workers processes are as one, on the longest of the texts
+  data_prep_workers       how many times as fast --workers processes are as one, on the longest of the texts; beside it
+                          as many jobs of one worker side by side, which share nothing: what the machine's cores give
   data_prep_workers_stored  the same on the first files of --text as they are stored (.xz)
 
 Ours and the peers are held to --workers cores. Nothing else should run on the machine.
@@ -33,9 +34,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import psutil
@@ -52,54 +53,80 @@ PAGE_MB = 0.02
 MB = 1e6
 
 
-class Timed(NamedTuple):
-    seconds: float
+class Watched(NamedTuple):
+    """What a run takes of the machine, by samples, which take a share of the processors themselves."""
+
     cpu_seconds: float  # of all processes: what a busy machine changes least
     peak_bytes: int
     processes: int
 
+    def told(self) -> dict[str, Any]:
+        return {
+            "cpu_seconds": round(self.cpu_seconds, 2),
+            "peak_mb": round(self.peak_bytes / MB),
+            "processes": self.processes,
+        }
+
 
 class Prepared(NamedTuple):
-    """A run of ours, and what it wrote."""
+    """A run of ours, timed and not watched, and what it wrote."""
 
-    run: Timed
+    seconds: float
     counts: Mapping[str, Any]  # of the manifest
     shard_bytes: int
 
     @property
     def speed(self) -> float:
         """Tokens of the text a second."""
-        return self.counts["source_tokens"] / self.run.seconds
+        return self.counts["source_tokens"] / self.seconds
 
     def told(self) -> dict[str, Any]:
         return {
-            "seconds": round(self.run.seconds, 2),
-            "cpu_seconds": round(self.run.cpu_seconds, 2),
+            "seconds": round(self.seconds, 2),
             "tokens": self.counts["source_tokens"],
             "rows": self.counts["rows"],
-            "peak_mb": round(self.run.peak_bytes / MB),
-            "processes": self.run.processes,
             "output_mb": round(self.shard_bytes / MB, 2),
             "bytes_a_token": round(self.shard_bytes / self.counts["tokens"], 3),
         }
 
 
-def timed(command: list[str], folder: Path, environment: Mapping[str, str] | None = None) -> Timed:
-    """Runs a command to its end and measures it. Raises CalledProcessError, with what it said, when it fails."""
+def timed(commands: Sequence[Sequence[str]], folder: Path) -> float:
+    """Seconds until commands, begun at once, have all ended. Raises CalledProcessError, with what they said."""
     with (folder / "log.txt").open("w+") as log:
         started = time.monotonic()
-        process = subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=environment or variables())
+        processes = [_start(command, folder, log) for command in commands]
+        for process in processes:
+            process.wait()
+        seconds = time.monotonic() - started
+        for process in processes:
+            _check(process, log)
+    return seconds
+
+
+def watched(command: Sequence[str], folder: Path) -> tuple[float, Watched]:
+    """Runs a command to its end and samples it; also says how many seconds it took beside that."""
+    with (folder / "log.txt").open("w+") as log:
+        started = time.monotonic()
+        process = _start(command, folder, log)
         try:
             with ProcessTree(process.pid) as tree:
-                status = process.wait()
+                process.wait()
         finally:
             if process.poll() is None:
                 process.kill()
         seconds = time.monotonic() - started
-        if status:
-            log.seek(0)
-            raise subprocess.CalledProcessError(status, command, log.read()[-2000:])
-    return Timed(seconds, tree.cpu_seconds, tree.peak_bytes, tree.peak_processes)
+        _check(process, log)
+    return seconds, Watched(tree.cpu_seconds, tree.peak_bytes, tree.peak_processes)
+
+
+def _start(command: Sequence[str], folder: Path, log: TextIO) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=variables())
+
+
+def _check(process: subprocess.Popen[bytes], log: TextIO) -> None:
+    if process.returncode:
+        log.seek(0)
+        raise subprocess.CalledProcessError(process.returncode, process.args, log.read()[-2000:])
 
 
 def variables() -> dict[str, str]:
@@ -109,10 +136,18 @@ def variables() -> dict[str, str]:
 def prepare(text: Path | str, arguments: argparse.Namespace, workers: int, folder: Path) -> Prepared:
     """Runs our command on a text; what it writes is looked at and removed."""
     output = folder / "ours"
-    run = timed(our_command(text, output, arguments, workers), folder)
+    seconds = timed([our_command(text, output, arguments, workers)], folder)
     manifest = read_manifest(output)
     shutil.rmtree(output)
-    return Prepared(run, manifest["counts"], sum(shard["bytes"] for shard in manifest["shards"]))
+    return Prepared(seconds, manifest["counts"], sum(shard["bytes"] for shard in manifest["shards"]))
+
+
+def watch(text: Path | str, arguments: argparse.Namespace, workers: int, folder: Path) -> Watched:
+    """Our command on a text, for its memory and the processors' time."""
+    output = folder / "ours"
+    _, found = watched(our_command(text, output, arguments, workers), folder)
+    shutil.rmtree(output)
+    return found
 
 
 def our_command(text: Path | str, output: Path, arguments: argparse.Namespace, workers: int) -> list[str]:
@@ -171,6 +206,7 @@ def speed(arguments: argparse.Namespace, folder: Path) -> None:
         "masking": arguments.masking,
         "workers": arguments.workers,
         "runs": [one.told() for one in ours],
+        "watched": watch(text, arguments, arguments.workers, folder).told(),
     }
     peer = "tokenizers encode_batch_fast, no files written"
     told = settings | {"peer_runs": [round(one) for one in encoder], "load_average": load_average()}
@@ -181,17 +217,17 @@ def speed(arguments: argparse.Namespace, folder: Path) -> None:
         versions = google_versions(arguments.peer_python)
         script, vocabulary = arguments.peer_script.absolute(), arguments.vocabulary
         command = google_command(arguments.peer_python.absolute(), script, folder, cut, vocabulary, arguments.seq_len)
-        run = timed(command, folder)
+        # One process of two cores: what samples it is in nobody's way.
+        seconds, found = watched(command, folder)
         told = settings | {
             "sentences": sentences,
-            "peer_seconds": round(run.seconds, 2),
-            "peer_cpu_seconds": round(run.cpu_seconds, 2),
-            "peer_peak_mb": round(run.peak_bytes / MB),
+            "peer_seconds": round(seconds, 2),
+            "peer_watched": found.told(),
             "load_average": load_average(),
         }
         google = "google-research/bert create_pretraining_data.py"
         tokens = ours[0].counts["source_tokens"]
-        emit("data_prep_nsp_google", value, "tokens/s", google, tokens / run.seconds, told, versions)
+        emit("data_prep_nsp_google", value, "tokens/s", google, tokens / seconds, told, versions)
 
 
 def scaling(arguments: argparse.Namespace, folder: Path) -> None:
@@ -199,26 +235,30 @@ def scaling(arguments: argparse.Namespace, folder: Path) -> None:
     paths = readers.expand(arguments.text)
     texts = [folder / f"text_{number}.txt" for number in range(len(arguments.sizes))]
     sizes = [write_mixture(paths, megabytes, text) for megabytes, text in zip(arguments.sizes, texts, strict=True)]
-    best = fastest(list(map(str, texts)), arguments, folder)
+    apart: list[float] = []
+    best = fastest(
+        list(map(str, texts)), arguments, folder, lambda: apart.append(side_by_side(texts[-1], arguments, folder))
+    )
+    taken = {workers: [watch(text, arguments, workers, folder) for text in texts] for workers in best}
     settings = {"seq_len": arguments.seq_len, "masking": arguments.masking, "repeats": arguments.repeats}
-    runs = best[arguments.workers]
-    table = [{"text_mb": round(size / MB, 1)} | one.told() for size, one in zip(sizes, runs, strict=True)]
-    memory = max(one.run.peak_bytes for one in runs) / MB
+    runs = zip(sizes, best[arguments.workers], taken[arguments.workers], strict=True)
+    table = [{"text_mb": round(size / MB, 1)} | one.told() | found.told() for size, one, found in runs]
+    memory = max(found.peak_bytes for found in taken[arguments.workers]) / MB
     told = settings | {"workers": arguments.workers}
     emit("data_prep_memory", memory, "MB", None, None, told | {"runs": table}, lower_is_better=True)
     names = [f"{size / MB:.0f} MB" for size in sizes]
-    disk = [one.shard_bytes / one.counts["tokens"] for one in runs]
+    disk = [one.shard_bytes / one.counts["tokens"] for one in best[arguments.workers]]
     each = {name: round(one, 3) for name, one in zip(names, disk, strict=True)}
     emit("data_prep_disk", max(disk), "bytes/token", None, None, told | each, lower_is_better=True)
 
     write_mixture(paths, PAGE_MB, texts[0])
-    starts = {workers: one.run.seconds for workers, (one,) in fastest([str(texts[0])], arguments, folder).items()}
+    starts = {workers: one.seconds for workers, (one,) in fastest([str(texts[0])], arguments, folder).items()}
     for workers, prepared in best.items():
-        seconds = np.array([one.run.seconds for one in prepared])
+        seconds = np.array([one.seconds for one in prepared])
         told = settings | {
             "workers": workers,
             "seconds": {name: round(one, 2) for name, one in zip(names, seconds.tolist(), strict=True)},
-            "cpu_seconds": {name: round(one.run.cpu_seconds, 2) for name, one in zip(names, prepared, strict=True)},
+            "cpu_seconds": {name: round(one.cpu_seconds, 2) for name, one in zip(names, taken[workers], strict=True)},
             "start_seconds": round(starts[workers], 2),
             "exponent_without_start": round(exponent(sizes, seconds - starts[workers]), 4),
             "load_average": load_average(),
@@ -226,18 +266,21 @@ def scaling(arguments: argparse.Namespace, folder: Path) -> None:
         emit("data_prep_exponent", exponent(sizes, seconds), "power of the size", None, None, told)
 
     pairs = zip(names, best[1], best[arguments.workers], strict=True)
-    ratios = {name: round(one.run.seconds / many.run.seconds, 3) for name, one, many in pairs}
+    ratios = {name: round(one.seconds / many.seconds, 3) for name, one, many in pairs}
     told = settings | {"workers": arguments.workers, "by_size": ratios, "load_average": load_average()}
-    emit("data_prep_workers", ratios[names[-1]], "times", None, None, told)
+    of_cores = arguments.workers * best[1][-1].seconds / min(apart)
+    emit("data_prep_workers", ratios[names[-1]], "times", "separate jobs at once", of_cores, told)
     stored = paths[: arguments.workers_files]
     found = fastest([",".join(map(str, stored))], arguments, folder)
-    by_workers = {workers: round(one.run.seconds, 2) for workers, (one,) in found.items()}
+    by_workers = {workers: round(one.seconds, 2) for workers, (one,) in found.items()}
     told = settings | {"files": [path.name for path in stored], "seconds_by_workers": by_workers}
     ratio = by_workers[1] / by_workers[arguments.workers]
     emit("data_prep_workers_stored", ratio, "times", None, None, told | {"load_average": load_average()})
 
 
-def fastest(texts: Sequence[str], arguments: argparse.Namespace, folder: Path) -> dict[int, list[Prepared]]:
+def fastest(
+    texts: Sequence[str], arguments: argparse.Namespace, folder: Path, in_each_turn: Callable[[], None] = lambda: None
+) -> dict[int, list[Prepared]]:
     """Of each text the fastest of --repeats runs by one worker, and by --workers.
 
     In turns over all of them, so that a machine whose speed changes is as kind to each.
@@ -247,8 +290,18 @@ def fastest(texts: Sequence[str], arguments: argparse.Namespace, folder: Path) -
         for workers in sorted({1, arguments.workers}):
             runs = [prepare(text, arguments, workers, folder) for text in texts]
             pairs = zip(best.get(workers, runs), runs, strict=True)
-            best[workers] = [min(pair, key=lambda one: one.run.seconds) for pair in pairs]
+            best[workers] = [min(pair, key=lambda one: one.seconds) for pair in pairs]
+        in_each_turn()
     return best
+
+
+def side_by_side(text: Path, arguments: argparse.Namespace, folder: Path) -> float:
+    """Seconds until as many jobs as there are workers, of one worker each, have all ended on the same text."""
+    outputs = [folder / f"apart_{number}" for number in range(arguments.workers)]
+    seconds = timed([our_command(text, output, arguments, 1) for output in outputs], folder)
+    for output in outputs:
+        shutil.rmtree(output)
+    return seconds
 
 
 def exponent(sizes: Sequence[int], seconds: Sequence[float] | np.ndarray) -> float:

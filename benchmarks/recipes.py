@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import REPOSITORY, emit, shared_data
-from benchmarks.data_prep import hold_to_cores, load_average, timed
+from benchmarks.data_prep import hold_to_cores, load_average, watched
 from bert_jax.data.shards import read_manifest
 from bert_jax.tokenizer import load as load_tokenizer
 from data_prep import readers
@@ -70,14 +70,13 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[list[
         output = words[words.index("--output") + 1]
         if arguments.only in output:
             real = on_real_text(words, arguments.text, arguments.languages)
-            run = timed([sys.executable, "-m", *real], folder)
+            seconds, found = watched([sys.executable, "-m", *real], folder)
             yield (
                 words,
                 {
                     "text_mb": round(text_bytes / MB, 2),
-                    "seconds": round(run.seconds, 2),
-                    "cpu_seconds": round(run.cpu_seconds, 2),
-                    "peak_mb": round(run.peak_bytes / MB),
+                    "seconds": round(seconds, 2),
+                    **found.told(),
                     **written(folder / output),
                     "load_average": load_average(),
                 },

@@ -294,15 +294,23 @@ def test_static_masks_are_those_of_epoch_zero(arguments: dict, built: Path, mask
     np.testing.assert_array_equal(static.masked_counts, masked.counts)
 
 
+def others(process: subprocess.Popen) -> list[psutil.Process]:
+    """The workers beside the job's own process, which does units as well."""
+    servers = [child for child in psutil.Process(process.pid).children() if "forkserver" in " ".join(child.cmdline())]
+    return [worker for server in servers for worker in server.children()]
+
+
 @pytest.fixture
 def running(arguments: dict) -> Iterator[subprocess.Popen]:
-    """The job in two workers and a process of its own, some of its sixty units in: what is left takes a while."""
+    """The job with two workers, some of its 240 units in and both at work: what is left takes a while."""
     text = arguments["output"].with_name("text.txt")
-    text.write_text("\n\n".join([Path(arguments["input"]).read_text(encoding="utf-8")] * 2), encoding="utf-8")
+    text.write_text("\n\n".join([Path(arguments["input"]).read_text(encoding="utf-8")] * 8), encoding="utf-8")
     arguments |= {"unit_mb": 0.01, "input": str(text)}
     process = subprocess.Popen(command_line(arguments | {"workers": 2}), cwd=ROOT, stderr=subprocess.PIPE, text=True)
     try:
-        wait_for(lambda: finished_units(arguments["output"]) >= 3 or process.poll() is not None)
+        wait_for(
+            lambda: (finished_units(arguments["output"]) >= 3 and bool(others(process))) or process.poll() is not None
+        )
         assert process.poll() is None, process.communicate()[1]
         yield process
     finally:
@@ -353,8 +361,7 @@ def test_another_job_is_refused_and_sigterm_stops_with_143(arguments: dict, runn
 
 
 def test_killed_worker_ends_the_job_in_one_line(arguments: dict, running: subprocess.Popen) -> None:
-    servers = [child for child in psutil.Process(running.pid).children() if "forkserver" in " ".join(child.cmdline())]
-    servers[0].children()[0].send_signal(signal.SIGKILL)
+    others(running)[0].send_signal(signal.SIGKILL)
     _, told = running.communicate(timeout=60)
     assert running.returncode == command.EXIT_USER_ERROR
     assert "a worker process was killed" in told.strip().splitlines()[-1]

@@ -1,9 +1,12 @@
 """What needs neither Beam nor Ray; test_engine_beam.py and test_engine_ray.py run those."""
 
+import functools
 import importlib
 import io
+import os
 import sys
 import tarfile
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -36,6 +39,61 @@ def test_missing_package_names_the_extra(monkeypatch, tmp_path: Path, engine: st
 def test_what_workers_are_forked_with_is_there(name: str) -> None:
     """The fork server passes over what it cannot import; and warns of a command's own module."""
     assert importlib.import_module(name) and name != "data_prep.build_examples"
+
+
+def _units(count: int) -> list[Unit]:
+    return [Unit("train", number, (b"text",), "") for number in range(count)]
+
+
+def _slowly(seconds: float, directory: Path, unit: Unit) -> Record:
+    """Says in the folder who has done a unit, and in its counts, too."""
+    time.sleep(seconds)
+    (directory / f"{unit.name} {os.getpid()}").touch(exist_ok=False)
+    return Record(unit.name, "", {"process": os.getpid()}, {}, [])
+
+
+def _fails_away_from(process: int, directory: Path, unit: Unit) -> Record:
+    record = _slowly(0.05, directory, unit)
+    if os.getpid() != process:
+        raise UserError(f"{unit.name} is bad")
+    return record
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 40])
+def test_each_unit_is_done_once(tmp_path: Path, count: int, workers: int) -> None:
+    units = _units(count)
+    records = list(local.run(functools.partial(_slowly, 0.001), units, workers, tmp_path))
+    assert sorted(record.name for record in records) == [unit.name for unit in units]
+    assert len(list(tmp_path.iterdir())) == count
+    if count < 2:
+        assert all(record.counts["process"] == os.getpid() for record in records), "no process for what one can do"
+
+
+def test_units_are_shared_with_processes_beside_this_one(tmp_path: Path) -> None:
+    done = [one.counts["process"] for one in local.run(functools.partial(_slowly, 0.05), _units(30), 3, tmp_path)]
+    assert os.getpid() in done and len(set(done)) > 1
+
+
+def test_what_a_unit_raises_elsewhere_is_raised_here(tmp_path: Path) -> None:
+    """After the units that have begun, so that nothing writes into the folder any more."""
+    switch_interval = sys.getswitchinterval()
+    with pytest.raises(UserError, match=r"^train-\d+ is bad$"):
+        list(local.run(functools.partial(_fails_away_from, os.getpid()), _units(30), 2, tmp_path))
+    done = len(list(tmp_path.iterdir()))
+    assert 0 < done < 30
+    time.sleep(0.2)
+    assert len(list(tmp_path.iterdir())) == done and sys.getswitchinterval() == switch_interval
+
+
+def test_caller_that_stops_early_leaves_no_unit_half_done(tmp_path: Path) -> None:
+    records = local.run(functools.partial(_slowly, 0.02), _units(30), 2, tmp_path)
+    next(records)
+    records.close()
+    done = len(list(tmp_path.iterdir()))
+    assert 0 < done < 30
+    time.sleep(0.2)
+    assert len(list(tmp_path.iterdir())) == done
 
 
 def test_options_are_checked(tmp_path: Path) -> None:

@@ -1,18 +1,12 @@
 """Keeps freed host memory in the process: on a CPU the buffers of a step are then not faulted in again each step."""
 
-import ctypes
 import importlib.metadata
 import importlib.util
 import os
-import platform
 
-# glibc's malloc.h, mallopt(3); -1 never trims. Linux's mman-common.h, madvise(2).
-M_TRIM_THRESHOLD, M_MMAP_MAX, M_ARENA_MAX = -1, -4, -8
-NEVER = -1
-MADV_HUGEPAGE = 14
+from bert_jax import glibc
 
-_SETTINGS = ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, NEVER), (M_ARENA_MAX, 1))
-_HUGE_PAGE = 1 << 21
+_SETTINGS = {glibc.M_MMAP_MAX: 0, glibc.M_TRIM_THRESHOLD: glibc.NEVER, glibc.M_ARENA_MAX: 1}
 # With less memory than this nothing is kept: the holes of a heap that never shrinks can double what a process holds.
 _LEAST_MEMORY = 6 << 30
 
@@ -35,24 +29,11 @@ def keep_freed_memory() -> bool:
     Returns False, and does nothing, with an accelerator (whose host threads would wait for one heap), with another C
     library, or with less than 6 GiB of memory.
     """
-    if not trains_on_cpu() or platform.system() != "Linux" or platform.libc_ver()[0] != "glibc":
+    library = glibc.load()
+    if not trains_on_cpu() or library is None:
         return False
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if memory < _LEAST_MEMORY:
+    if memory < _LEAST_MEMORY or not glibc.set_malloc(library, _SETTINGS):
         return False
-    libc = ctypes.CDLL(None)
-    if not all(libc.mallopt(name, value) for name, value in _SETTINGS):
-        return False
-    _back_by_huge_pages(libc, memory // 2)
+    glibc.back_by_huge_pages(library, memory // 2)
     return True
-
-
-def _back_by_huge_pages(libc: ctypes.CDLL, size: int) -> None:
-    """Grows the heap by `size` bytes, which costs addresses but no memory until they are touched, as huge pages."""
-    libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
-    libc.free.argtypes = [ctypes.c_void_p]
-    libc.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    if block := libc.malloc(size):  # refused where addresses are rationed (ulimit -v); small pages serve too
-        start = -(-block // _HUGE_PAGE) * _HUGE_PAGE
-        libc.madvise(start, block + size - start, MADV_HUGEPAGE)
-        libc.free(block)

@@ -1,12 +1,15 @@
-"""Units on this machine: in this process, or in a pool of processes."""
+"""Units on this machine: in this process, and in a pool of others beside it."""
 
+import contextlib
 import functools
+import itertools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver
 from pathlib import Path
@@ -21,6 +24,10 @@ from data_prep.units import Unit
 # ours, no open files and no locks, and unlike a fork of the caller's process is safe whatever that one runs.
 _PRELOADED = ["data_prep.worker", "data_prep.engines", "data_prep.flags", "data_prep.telling", "pyarrow.compute"]
 
+# How long a thread may be kept waiting for another one's Python, at most. By default it is 5 ms, and there are several
+# turns between a unit that another process has done and the next one that it gets.
+_TURN_SECONDS = 0.0005
+
 
 def begin(workers: int) -> None:
     """Has what the workers of `run` import be imported while the caller goes on."""
@@ -30,36 +37,65 @@ def begin(workers: int) -> None:
 
 
 def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Iterator[Record]:
-    """Runs units in this process for one worker, else in a pool of processes; 0 is one for each core.
+    """Runs units in this process, and in a pool of workers - 1 others; 0 workers are one for each core.
 
-    At most workers + 1 units are under way, so memory does not grow with the corpus. When the caller stops early, or
-    anything raises, units that have begun are finished first. Raises UserError when the system kills a worker.
+    Each of the others is given a unit to do and one to go on with, and while they have that, this process does units
+    itself. So memory does not grow with the corpus, and at the end all have something to do until less than a unit is
+    left. When the caller stops early, or anything raises, units that others have begun are finished first. Raises
+    UserError when the system kills a worker.
     """
-    workers = workers or cores()
-    if workers == 1:
-        yield from map(functools.partial(work, directory), units)
+    others = (workers or cores()) - 1
+    units = iter(units)
+    first = list(itertools.islice(units, 2))
+    if not others or len(first) < 2:
+        yield from map(functools.partial(work, directory), itertools.chain(first, units))
         return
     begin(workers)
     context = multiprocessing.get_context("forkserver")
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
-    pending: set[Future[Record]] = set()
+    with (
+        _quick_turns(),
+        ProcessPoolExecutor(others, mp_context=context, initializer=_start_worker) as pool,
+        # A thread waits for each process of the pool. A unit that no thread has begun can be taken back.
+        ThreadPoolExecutor(others) as waiting,
+    ):
+        pending: dict[Future[Record], Unit] = {}
+        try:
+            for unit in itertools.chain(first, units):
+                for future in [future for future in pending if future.done()]:
+                    del pending[future]
+                    yield future.result()
+                if len(pending) < 2 * others:
+                    pending[waiting.submit(_do_there, pool, work, directory, unit)] = unit
+                else:
+                    yield work(directory, unit)
+            for future, unit in reversed(list(pending.items())):
+                if future.cancel():
+                    del pending[future]
+                    yield work(directory, unit)
+            yield from (future.result() for future in as_completed(pending))
+        except BrokenProcessPool:
+            raise UserError(f"{KILLED}, with fewer --workers") from None
+        finally:
+            waiting.shutdown(wait=True, cancel_futures=True)
+
+
+@contextlib.contextmanager
+def _quick_turns() -> Iterator[None]:
+    """Lets threads that hand units on have their turn soon while this process does a unit of its own."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_TURN_SECONDS)
     try:
-        for unit in units:
-            pending.add(pool.submit(_do_packed, work, directory, pack_unit(unit)))
-            if len(pending) > workers:
-                done, pending = wait(pending, return_when=FIRST_COMPLETED)
-                yield from (future.result() for future in done)
-        while pending:
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            yield from (future.result() for future in done)
-    except BrokenProcessPool:
-        raise UserError(f"{KILLED}, with fewer --workers") from None
+        yield
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        sys.setswitchinterval(before)
+
+
+def _do_there(pool: ProcessPoolExecutor, work: Work, directory: Path, unit: Unit) -> Record:
+    """Has the pool do a unit. It goes through a pipe in one piece, which is less work than its documents one by one."""
+    return pool.submit(_do_packed, work, directory, pack_unit(unit)).result()
 
 
 def _do_packed(work: Work, directory: Path, packed: bytes) -> Record:
-    """A unit that came through a pipe in one piece, which takes less work than its documents one by one."""
     return work(directory, unpack_unit(packed))
 
 
