@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -46,9 +47,11 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Ite
     """
     others = (workers or cores()) - 1
     units = iter(units)
-    first = list(itertools.islice(units, 2))
-    if not others or len(first) < 2:
-        yield from map(functools.partial(work, directory), itertools.chain(first, units))
+    first = deque(itertools.islice(units, 2 if others else 0))
+    nothing_to_share = len(first) < 2
+    units = itertools.chain(_emptying(first), units)
+    if nothing_to_share:
+        yield from map(functools.partial(work, directory), units)
         return
     begin(workers)
     context = multiprocessing.get_context("forkserver")
@@ -60,7 +63,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Ite
     ):
         pending: dict[Future[Record], Unit] = {}
         try:
-            for unit in itertools.chain(first, units):
+            for unit in units:
                 for future in [future for future in pending if future.done()]:
                     del pending[future]
                     yield future.result()
@@ -77,6 +80,12 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Ite
             raise UserError(f"{KILLED}, with fewer --workers") from None
         finally:
             waiting.shutdown(wait=True, cancel_futures=True)
+
+
+def _emptying(units: deque[Unit]) -> Iterator[Unit]:
+    """What is in it, which is then not held any more."""
+    while units:
+        yield units.popleft()
 
 
 @contextlib.contextmanager
