@@ -1,7 +1,8 @@
 """CRC-32C, which TensorFlow puts behind everything that it writes, of buffers of any size by numpy."""
 
 import numpy as np
-from jaxtyping import Shaped, UInt8, UInt32
+
+from bert_jax.array_types import Shaped, UInt8, UInt32
 
 # The generator of CRC-32C (Castagnoli 1993), bits reversed: RFC 3720, appendix B.4.
 _CASTAGNOLI = 0x82F63B78

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int64, Integer, UInt
 
+from bert_jax.array_types import Bool, Int64, Integer, UInt
 from bert_jax.command import UserError
 from bert_jax.files import read_json
 from bert_jax.tokenization import byte_bpe, wordpiece

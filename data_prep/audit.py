@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import numpy as np
-from jaxtyping import Int64, UInt64
 
+from bert_jax.array_types import Int64, UInt64
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import COUNTED, MANIFEST, PAIRS, PARTS, Part, read_manifest, read_unigram_counts

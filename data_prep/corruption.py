@@ -11,8 +11,8 @@ token's place in the sequence, by counter-based hashing, as masks are (law 2).
 """
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt64
 
+from bert_jax.array_types import Bool, Int64, UInt64
 from bert_jax.data import hashing
 from data_prep.objectives import Spans
 

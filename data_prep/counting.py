@@ -20,8 +20,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import UInt64
 
+from bert_jax.array_types import UInt64
 from bert_jax.data import hashing
 
 # Distinct chunks held at once; see the figures in data_prep.train_tokenizer's help.

@@ -1,7 +1,8 @@
 """A set of the documents seen so far, in 12 to 24 bytes each."""
 
 import numpy as np
-from jaxtyping import UInt64
+
+from bert_jax.array_types import UInt64
 
 _FIRST_SLOTS = 1 << 12
 _SPARE_SLOTS = 1 << 10  # behind the last one, for what does not fit before it

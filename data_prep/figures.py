@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int, Int64, Integer
 
+from bert_jax.array_types import Int, Int64, Integer
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import Part, read_unigram_counts
 from bert_jax.data.masking import Masker, MaskingRule

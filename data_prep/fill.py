@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import numpy as np
-from jaxtyping import UInt64
 
+from bert_jax.array_types import UInt64
 from bert_jax.data.example import Rows
 from bert_jax.data.masking import Masker
 from bert_jax.tokenizer import Tokenizer

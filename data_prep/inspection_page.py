@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
 
+from bert_jax.array_types import Int64
 from bert_jax.data.manifest import Part
 from bert_jax.data.shards import Dataset
 from bert_jax.reporting import page

@@ -22,8 +22,8 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
 
+from bert_jax.array_types import Int64
 from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, Part

@@ -3,7 +3,8 @@
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
+
+from bert_jax.array_types import Int64
 
 _BINS = 32
 

@@ -14,8 +14,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt
 
+from bert_jax.array_types import Bool, Int64, UInt
 from bert_jax.data.manifest import PAIRS
 from data_prep.pairing import (
     Pair,

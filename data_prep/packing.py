@@ -11,7 +11,8 @@ are cut to fill rooms (recut.py) come last for this reason: each row keeps a pla
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64
+
+from bert_jax.array_types import Bool, Int64
 
 # So many rows, each with sequences of these lengths.
 Group = tuple[int, tuple[int, ...]]

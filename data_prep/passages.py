@@ -4,7 +4,8 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Int64
+
+from bert_jax.array_types import Int64
 
 
 def sentence_passages(

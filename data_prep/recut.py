@@ -12,8 +12,8 @@ from bisect import bisect_right
 from collections.abc import Callable
 
 import numpy as np
-from jaxtyping import Bool, Int64
 
+from bert_jax.array_types import Bool, Int64
 from data_prep.packing import rooms
 from data_prep.pairing import Pair
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-from jaxtyping import Integer
 
+from bert_jax.array_types import Integer
 from bert_jax.data.example import Rows
 from bert_jax.tokenizer import Tokenizer
 

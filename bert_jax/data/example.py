@@ -3,7 +3,8 @@
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Int, UInt, UInt64
+
+from bert_jax.array_types import Int, UInt, UInt64
 
 
 class Rows(NamedTuple):

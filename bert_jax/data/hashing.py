@@ -7,7 +7,8 @@ OOPSLA; the constants are David Stafford's variant 13), vectorised by numpy. All
 import hashlib
 
 import numpy as np
-from jaxtyping import Integer, UInt32, UInt64
+
+from bert_jax.array_types import Integer, UInt32, UInt64
 
 GAMMA = np.uint64(0x9E3779B97F4A7C15)  # 2**64 / golden ratio, odd: SplitMix64's increment
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)

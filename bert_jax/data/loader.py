@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Int32, Int64
 
+from bert_jax.array_types import Int32, Int64
 from bert_jax.command import UserError
 from bert_jax.data import hashing, permutation
 from bert_jax.data.example import Batch, Rows, max_predictions

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from jaxtyping import Int64
 
+from bert_jax.array_types import Int64
 from bert_jax.command import UserError
 from bert_jax.files import INCOMPLETE, incomplete, is_remote, read_json
 

@@ -3,8 +3,8 @@
 import math
 
 import numpy as np
-from jaxtyping import Int64, UInt64
 
+from bert_jax.array_types import Int64, UInt64
 from bert_jax.data import hashing
 
 # Twice the four of Luby and Rackoff (1988). With four, neighbours of 97 rows stay visibly related, with six no longer

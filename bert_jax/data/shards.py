@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Int64
 
 from bert_jax import tokenizer as tokenizers
+from bert_jax.array_types import Int64
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import MANIFEST, PAIRS, PARTS, Part, read_manifest, read_unigram_counts
@@ -293,7 +293,9 @@ def layout_problem(rows: Rows, count: int, manifest: Mapping[str, Any]) -> str |
 
 
 def _arrow(values: np.ndarray) -> pa.Array:
-    flat = pa.array(values.reshape(-1))
+    # Not pa.array(): that asks numpy.ma, which takes longer to import than the column to write.
+    kind = pa.from_numpy_dtype(values.dtype)
+    flat = pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)])
     if values.ndim == 1:
         return flat
     item = pa.field("item", flat.type, nullable=False)

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float, Int64, Integer
+
+from bert_jax.array_types import Bool, Float, Int64, Integer
 
 BINS = 15  # Guo et al. 2017, section 4
 

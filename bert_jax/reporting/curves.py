@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float
 
+from bert_jax.array_types import Float
 from bert_jax.train.held_out import lower_is_better
 
 TRAINING, HELD_OUT = "training", "held out"

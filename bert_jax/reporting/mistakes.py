@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int64
 
+from bert_jax.array_types import Int64
 from bert_jax.reporting.curves import percent
 from bert_jax.reporting.page import Bar, bar_list, text
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Float64
 
 from bert_jax import config as config_lib
+from bert_jax.array_types import Float64
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
 from bert_jax.interop import source

@@ -4,8 +4,8 @@ import html
 from collections.abc import Sequence
 
 import numpy as np
-from jaxtyping import Float
 
+from bert_jax.array_types import Float
 from bert_jax.reporting.classes import Calibration
 from bert_jax.reporting.curves import number, percent
 from bert_jax.reporting.plot import Scale, ticks

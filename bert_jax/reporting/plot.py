@@ -9,8 +9,8 @@ import math
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Float
 
+from bert_jax.array_types import Float
 from bert_jax.reporting.curves import Chart, Reference, number
 
 WIDTH, HEIGHT = 520, 250

@@ -1,8 +1,8 @@
 """What a report shows of a model that answers questions: which kinds of questions it answers, and the worst answers."""
 
 import numpy as np
-from jaxtyping import Float
 
+from bert_jax.array_types import Float
 from bert_jax.reporting import page
 from bert_jax.reporting.curves import percent
 from bert_jax.reporting.mistakes import Example, marked, shortened

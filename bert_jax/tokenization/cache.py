@@ -11,7 +11,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import pyarrow as pa
-from jaxtyping import Int64, Integer, UInt
+
+from bert_jax.array_types import Int64, Integer, UInt
 
 # Entries, each about 200 bytes (key, ids, dictionary slot): 60 MB. In two halves, so that filling up loses what was
 # not asked for lately and nothing else.

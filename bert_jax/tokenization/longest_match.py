@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64, UInt8
+
+from bert_jax.array_types import Bool, Int32, Int64, UInt8
 
 # Places in the table: no token goes on so; nothing read yet, at the beginning of a word and inside of one.
 _NOWHERE, _BEGIN, _INSIDE = range(3)

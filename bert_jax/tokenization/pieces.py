@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Int64
 from tokenizers import normalizers
 
+from bert_jax.array_types import Int64
 from bert_jax.command import UserError
 from bert_jax.files import write_json
 from bert_jax.tokenization.library import (

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import sentencepiece
 import tokenizers
-from jaxtyping import Int64
 from tokenizers import models, normalizers, pre_tokenizers
 
+from bert_jax.array_types import Int64
 from bert_jax.tokenization.cache import Parted
 from bert_jax.tokenization.library import refuse_surrogates
 from bert_jax.tokenization.wordpiece_engine import lines, replaced

@@ -7,11 +7,11 @@ from typing import Any
 import sentencepiece
 import tokenizers
 from google.protobuf.message import DecodeError
-from jaxtyping import Int64
 from numpy import ndarray
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from bert_jax.array_types import Int64
 from bert_jax.command import UserError
 from bert_jax.tokenization.library import ROBERTA_ROLES, Roles, added_tokens
 

@@ -9,8 +9,8 @@ Features are written in the order of their names, as protocol buffers' determini
 from collections.abc import Mapping
 
 import numpy as np
-from jaxtyping import Float32, Integer, Shaped
 
+from bert_jax.array_types import Float32, Integer, Shaped
 from data_prep.formats.ragged import Ragged, concatenate, fixed, varints
 
 _FIRST, _SECOND = b"\x0a", b"\x12"  # fields 1 and 2 that hold a length and so many bytes

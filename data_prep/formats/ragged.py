@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Integer, Shaped, UInt8, UInt32
 
+from bert_jax.array_types import Bool, Integer, Shaped, UInt8, UInt32
 from bert_jax.checksum import TABLE
 
 _LOWEST_INITIALISED = 4  # bytes: the register that starts as all ones

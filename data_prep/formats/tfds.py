@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Shaped, UInt8
 
+from bert_jax.array_types import Shaped, UInt8
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import PARTS
 from bert_jax.data.shards import Corrupt, columns_of

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from jaxtyping import Float32, Int64, UInt32
 
+from bert_jax.array_types import Float32, Int64, UInt32
 from bert_jax.data.example import Rows
 from bert_jax.data.shards import Corrupt, columns_of
 from bert_jax.files import write_whole

@@ -3,8 +3,8 @@
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-from jaxtyping import Bool, Float64, Int32, Int64
 
+from bert_jax.array_types import Bool, Float64, Int32, Int64
 from bert_jax.data import hashing
 from bert_jax.data.example import Rows
 from bert_jax.data.masking import reorder

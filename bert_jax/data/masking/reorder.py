@@ -4,8 +4,8 @@ masked are shuffled, and predicted in their true order."""
 import itertools
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64, UInt64
 
+from bert_jax.array_types import Bool, Int32, Int64, UInt64
 from bert_jax.data import hashing
 from bert_jax.data.masking.sequences import Order, Sequences, Words
 

@@ -1,8 +1,8 @@
 """What stands in the place of a chosen token."""
 
 import numpy as np
-from jaxtyping import Int32, Int64, Integer, UInt32, UInt64
 
+from bert_jax.array_types import Int32, Int64, Integer, UInt32, UInt64
 from bert_jax.command import UserError
 from bert_jax.data import hashing
 from bert_jax.data.masking.rule import MaskingRule

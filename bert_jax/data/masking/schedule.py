@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float64, Int64
 
+from bert_jax.array_types import Float64, Int64
 from bert_jax.data import stepwise
 from bert_jax.data.masking.rule import check_rate
 

@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt, UInt8, UInt64
 
+from bert_jax.array_types import Bool, Int64, UInt, UInt8, UInt64
 from bert_jax.data.example import Rows
 
 # What a token is to the masker.

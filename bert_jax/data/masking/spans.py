@@ -3,8 +3,8 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64, Integer, UInt64
 
+from bert_jax.array_types import Bool, Int32, Int64, Integer, UInt64
 from bert_jax.data import hashing
 from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.masking.sequences import Order, Sequences, Words

@@ -3,7 +3,8 @@
 from typing import NamedTuple
 
 import numpy as np
-from jaxtyping import Int32
+
+from bert_jax.array_types import Int32
 
 
 class SpanTargets(NamedTuple):

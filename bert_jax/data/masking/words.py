@@ -1,8 +1,8 @@
 """Choosing words one by one: units token and word."""
 
 import numpy as np
-from jaxtyping import Bool, Int64, UInt
 
+from bert_jax.array_types import Bool, Int64, UInt
 from bert_jax.data.masking.sequences import Order, Words, mark
 
 # Words looked at together once the easy ones are taken; any number gives the same masks.

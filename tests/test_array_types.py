@@ -1,0 +1,29 @@
+"""Signatures are checked here, and cost nobody else an import."""
+
+import subprocess
+import sys
+
+import jaxtyping
+import numpy as np
+
+from bert_jax import array_types
+
+PROGRAM = """
+import sys
+import numpy as np
+from bert_jax import array_types
+for name in array_types.__all__:
+    assert getattr(array_types, name)[np.ndarray, "B T"] is np.ndarray, name
+assert "jaxtyping" not in sys.modules
+"""
+
+
+def test_types_are_those_of_jaxtyping_where_it_checks() -> None:
+    for name in array_types.__all__:
+        assert getattr(array_types, name) is getattr(jaxtyping, name)
+    row = array_types.UInt8[np.ndarray, "T"]
+    assert isinstance(np.zeros(3, np.uint8), row) and not isinstance(np.zeros((3, 3), np.uint8), row)
+
+
+def test_types_are_numpys_where_nothing_checks() -> None:
+    subprocess.run([sys.executable, "-c", PROGRAM], check=True)
