@@ -26,6 +26,7 @@ Ours and the peers are held to --workers cores. Nothing else should run on the m
 """
 
 import argparse
+import contextlib
 import json
 import os
 import shutil
@@ -34,9 +35,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
@@ -92,41 +93,37 @@ class Prepared(NamedTuple):
 
 def timed(commands: Sequence[Sequence[str]], folder: Path) -> float:
     """Seconds until commands, begun at once, have all ended. Raises CalledProcessError, with what they said."""
-    with (folder / "log.txt").open("w+") as log:
-        started = time.monotonic()
-        processes = [_start(command, folder, log) for command in commands]
+    started = time.monotonic()
+    with _running(commands, folder) as processes:
         for process in processes:
             process.wait()
-        seconds = time.monotonic() - started
-        for process in processes:
-            _check(process, log)
-    return seconds
+        return time.monotonic() - started
 
 
 def watched(command: Sequence[str], folder: Path) -> tuple[float, Watched]:
     """Runs a command to its end and samples it; also says how many seconds it took beside that."""
-    with (folder / "log.txt").open("w+") as log:
-        started = time.monotonic()
-        process = _start(command, folder, log)
-        try:
-            with ProcessTree(process.pid) as tree:
-                process.wait()
-        finally:
-            if process.poll() is None:
-                process.kill()
+    started = time.monotonic()
+    with _running([command], folder) as (process,), ProcessTree(process.pid) as tree:
+        process.wait()
         seconds = time.monotonic() - started
-        _check(process, log)
     return seconds, Watched(tree.cpu_seconds, tree.peak_bytes, tree.peak_processes)
 
 
-def _start(command: Sequence[str], folder: Path, log: TextIO) -> subprocess.Popen[bytes]:
-    return subprocess.Popen(command, cwd=folder, stdout=log, stderr=log, env=variables())
-
-
-def _check(process: subprocess.Popen[bytes], log: TextIO) -> None:
-    if process.returncode:
-        log.seek(0)
-        raise subprocess.CalledProcessError(process.returncode, process.args, log.read()[-2000:])
+@contextlib.contextmanager
+def _running(commands: Sequence[Sequence[str]], folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Commands side by side; none outlives the block, and each must have ended well."""
+    with (folder / "log.txt").open("w+") as log:
+        processes = [subprocess.Popen(one, cwd=folder, stdout=log, stderr=log, env=variables()) for one in commands]
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+        for process in processes:
+            if process.returncode:
+                log.seek(0)
+                raise subprocess.CalledProcessError(process.returncode, process.args, log.read()[-2000:])
 
 
 def variables() -> dict[str, str]:
