@@ -173,6 +173,20 @@ def test_why_one_stops_is_told_by_all(port):
             assert channel.get(timeout=5) == (2, "process 1 of 3 has stopped: no such file")
 
 
+def test_a_process_that_stops_as_soon_as_it_watches_is_heard(port, monkeypatch):
+    run = threading.Thread.run
+
+    def run_late(thread: threading.Thread) -> None:
+        time.sleep(0.05)
+        run(thread)
+
+    monkeypatch.setattr(threading.Thread, "run", run_late)
+    with peers(port, 2) as found:
+        told = watched(found, heartbeat=60.0)
+        die(found[1])  # before its thread has begun
+        assert told[0].get(timeout=5)[0] == EXIT_LOST
+
+
 def test_those_who_have_ended_well_stop_nobody(port):
     with peers(port, 3) as found:
         told = watched(found, heartbeat=0.6)

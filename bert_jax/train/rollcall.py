@@ -45,8 +45,12 @@ class Peers:
 
         A process that is silent for heartbeat_timeout seconds counts as stopped.
         """
+        selector = selectors.DefaultSelector()
+        for process, peer in self._connections.items():
+            selector.register(peer.socket, selectors.EVENT_READ, process)
+            peer.heard = time.monotonic()
         self._thread = threading.Thread(
-            target=self._watch, args=(heartbeat_timeout, on_stop), name="rollcall", daemon=True
+            target=self._watch, args=(selector, heartbeat_timeout, on_stop), name="rollcall", daemon=True
         )
         self._thread.start()
 
@@ -77,13 +81,10 @@ class Peers:
                 break
             time.sleep(0.02)
 
-    def _watch(self, heartbeat_timeout: float, on_stop: Stop) -> None:
+    def _watch(self, selector: selectors.BaseSelector, heartbeat_timeout: float, on_stop: Stop) -> None:
         interval = heartbeat_timeout / 5
         next_sign = 0.0
-        with selectors.DefaultSelector() as selector:
-            for process, peer in self._connections.items():
-                selector.register(peer.socket, selectors.EVENT_READ, process)
-                peer.heard = time.monotonic()
+        with selector:
             while not self._closing.is_set():
                 if time.monotonic() >= next_sign:
                     self._tell({"alive": self.process})
