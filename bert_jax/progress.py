@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING
 
-import psutil
-
 if TYPE_CHECKING:
     from rich.progress import Progress
 
@@ -27,10 +25,11 @@ class Reporter:
         self._total = max(total, 1)
         self._rates = rates
         self._quiet = quiet
-        self._started = self._last_line = self._last_update = time.monotonic()
-        self._process = psutil.Process()
+        self._started = self._last_shown = time.monotonic()
+        self._interval = _SECONDS_BETWEEN_LINES
         self._bar: Progress | None = None
         if not quiet and sys.stderr.isatty():
+            self._interval = _SECONDS_BETWEEN_UPDATES
             self._bar = _new_bar()
             self._task = self._bar.add_task(job, total=self._total, told="")
 
@@ -54,29 +53,31 @@ class Reporter:
     def update(self, done: int | float, *amounts: int | float) -> None:
         """Takes note of how much of the total is done, and of the amounts so far; cheap enough for every document."""
         now = time.monotonic()
-        if self._quiet or now - self._last_update < _SECONDS_BETWEEN_UPDATES:
+        if self._quiet or now - self._last_shown < self._interval:
             return
-        self._last_update = now
+        self._last_shown = now
         seconds = max(now - self._started, 1e-3)
         speeds = (f"{_short(amount / seconds)} {name}/s" for name, amount in zip(self._rates, amounts, strict=True))
-        told = "  ".join([*speeds, f"{self._memory() / 1e6:.0f} MB of memory"])
+        told = "  ".join([*speeds, f"{_memory() / 1e6:.0f} MB of memory"])
         if self._bar:
             self._bar.update(self._task, completed=done, told=told)
-        elif now - self._last_line >= _SECONDS_BETWEEN_LINES:
-            self._last_line = now
+        else:
             share = min(done / self._total, 1.0)
             left = f"{seconds * (1 - share) / share:.0f} s left" if share else "no telling how long"
             print(f"{self._job}: {share:6.1%}  {told}  {left}", file=sys.stderr, flush=True)
 
-    def _memory(self) -> int:
-        """Resident bytes of this process and its workers, now."""
-        total = 0
-        for process in [self._process, *self._process.children(recursive=True)]:
-            try:
-                total += process.memory_info().rss
-            except psutil.Error:
-                continue
-        return total
+
+def _memory() -> int:
+    """Resident bytes of this process and its workers, now."""
+    import psutil  # some 8 ms, which a short job need not wait
+
+    here, total = psutil.Process(), 0
+    for process in [here, *here.children(recursive=True)]:
+        try:
+            total += process.memory_info().rss
+        except psutil.Error:
+            continue
+    return total
 
 
 def _new_bar() -> "Progress":

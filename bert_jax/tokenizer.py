@@ -14,7 +14,7 @@ import numpy as np
 from bert_jax.array_types import Bool, Int64, Integer, UInt
 from bert_jax.command import UserError
 from bert_jax.files import read_json
-from bert_jax.tokenization import byte_bpe, wordpiece
+from bert_jax.tokenization import wordpiece
 from bert_jax.tokenization.cache import ChunkCache
 from bert_jax.tokenization.library import Content, Roles, id_dtype, read_settings, refuse_surrogates
 
@@ -165,6 +165,7 @@ class Tokenizer:
         directory = Path(directory)
         directory.mkdir(parents=True, exist_ok=True)
         self._content.write(directory)
+        (directory / "tokenizer.json").write_text(self._engine.to_json(), encoding="utf-8")
 
 
 def load(path: str | Path, lowercase: bool | None = None) -> Tokenizer:
@@ -236,6 +237,8 @@ def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> 
         return wordpiece.from_lines(file, settings, lowercase)
     content = read_json(file)
     if file.name == "vocab.json":
+        from bert_jax.tokenization import byte_bpe
+
         return byte_bpe.from_files(content, file.parent / "merges.txt", settings, lowercase)
     model = content.get("model") or {}
     if not model:
@@ -247,6 +250,8 @@ def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> 
     if kind == "WordPiece":
         return wordpiece.from_json(content, settings, lowercase)
     if kind == "BPE":
+        from bert_jax.tokenization import byte_bpe
+
         return byte_bpe.from_json(content, settings, lowercase)
     if kind == "Unigram":
         from bert_jax.tokenization import pieces

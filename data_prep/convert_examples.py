@@ -93,7 +93,7 @@ def _convert_ours(directory: Path, output: Path, format: str, quiet: bool) -> di
             done += shard["rows"]
             reporter.update(done, done)
         manifest |= {"format": format, "shards": written}
-        formats.FORMATS[format].finish(folder, manifest)
+        formats.FORMATS[format]().finish(folder, manifest)
         checksums.write_with_manifest(folder, manifest)
     return manifest
 

@@ -74,7 +74,7 @@ def convert(
     buffer = io.BytesIO()
     np.save(buffer, figures["train"].ordinary_unigrams)
     write_whole(folder / UNIGRAMS, buffer.getvalue())
-    formats.FORMATS[format].finish(folder, manifest)
+    formats.FORMATS[format]().finish(folder, manifest)
     return manifest
 
 

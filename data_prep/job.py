@@ -192,7 +192,7 @@ class Job:
         write_whole(self.directory / UNIGRAMS, buffer.getvalue())
         lengths = {part: counts[vocab_size:] for part, counts in counted.items()}
         manifest = _manifest(self.arguments, self.tokenizer, records, skipped, lengths)
-        formats.FORMATS[self.arguments.format].finish(self.directory, manifest)
+        formats.FORMATS[self.arguments.format]().finish(self.directory, manifest)
         self._remove_strays({shard["name"] for shard in manifest["shards"]})
         checksums.write_with_manifest(self.directory, manifest)
         self.directory.rename(self.output)

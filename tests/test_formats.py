@@ -120,14 +120,14 @@ def test_workers_and_a_death_at_the_end_give_the_same_bytes(
 ) -> None:
     """Two processes; the job dies when the folder was made ready and its manifest was not there, and goes on."""
     options: dict[str, Any] = BUILDS["static"] | {"format": format, "eval_fraction": 0.3, "unit_mb": 0.03, "workers": 2}
-    whole = formats.FORMATS[format]
+    whole = formats.FORMATS[format]()
 
     def dying(directory: Path, manifest: dict[str, Any]) -> None:
         whole.finish(directory, manifest)
         raise OSError("the machine is gone")
 
     with monkeypatch.context() as patched:
-        patched.setitem(formats.FORMATS, format, whole._replace(finish=dying))
+        patched.setitem(formats.FORMATS, format, lambda: whole._replace(finish=dying))
         with pytest.raises(OSError, match="gone"):
             build(str(sample_text), vocab_dir, tmp_path / "out", 64, **options)
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.incomplete" / "manifest.json").exists()
@@ -143,7 +143,7 @@ def test_units_without_rows_leave_no_gap_in_a_tfds_folder(outputs: Path, tmp_pat
     (tmp_path / "train").mkdir()
     manifest["shards"] = [formats.write("tfds", tmp_path, f"train/shard-{number:05d}", rows) for number in (2, 5)]
     (tmp_path / "train" / "shard-00000.array_record").write_bytes(b"of a run before")
-    formats.FORMATS["tfds"].finish(tmp_path, manifest)
+    formats.FORMATS["tfds"]().finish(tmp_path, manifest)
     assert [shard["name"] for shard in manifest["shards"]] == [f"train/shard-0000{n}.array_record" for n in (0, 1)]
     assert [shard["stem"] for shard in manifest["shards"]] == ["train/shard-00002", "train/shard-00005"]
     source = tfds.builder_from_directory(tmp_path).as_data_source("train")
@@ -224,7 +224,7 @@ def test_ids_over_16_bits_are_stored_as_tensorflow_can_read_them(outputs: Path, 
     )
     (tmp_path / "train").mkdir()
     manifest["shards"] = [formats.write("tfds", tmp_path, "train/shard-00000", rows)]
-    formats.FORMATS["tfds"].finish(tmp_path, manifest)
+    formats.FORMATS["tfds"]().finish(tmp_path, manifest)
     example = tfds.builder_from_directory(tmp_path).as_data_source("train")[3]
     assert example["input_ids"].dtype == np.int32
     np.testing.assert_array_equal(example["input_ids"], rows.input_ids[3])

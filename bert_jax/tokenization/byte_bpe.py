@@ -104,7 +104,7 @@ class BytePairs:
         )
 
     def write(self, directory: Path) -> None:
-        """Writes vocab.json, merges.txt, tokenizer.json, tokenizer_config.json and special_tokens_map.json."""
+        """Writes vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json."""
         roberta = self.roles == ROBERTA_ROLES and not self.normalizers and not self.ignore_merges
         further = [token.content for token in self.added if token.special and token.content not in self.roles]
         special: dict[str, Any] = {"bos_token": self.roles.cls_token, "eos_token": self.roles.sep_token}
@@ -117,7 +117,6 @@ class BytePairs:
         merges = "".join(f"{left} {right}\n" for left, right in self.merges)
         write_json(directory / "vocab.json", {token: index for index, token in enumerate(self.tokens)})
         (directory / "merges.txt").write_text(f"{MERGES_HEADER}\n{merges}", encoding="utf-8")
-        (directory / "tokenizer.json").write_text(self.build().to_str(pretty=True), encoding="utf-8")
         write_json(directory / "tokenizer_config.json", config | special)
         write_json(directory / "special_tokens_map.json", special)
 

@@ -12,6 +12,12 @@ from typing import NamedTuple, Protocol, runtime_checkable
 import numpy as np
 import pyarrow as pa
 
+try:
+    # pyarrow.compute wraps and documents each function there is when it is imported: some 20 ms.
+    from pyarrow._compute import call_function
+except ImportError:
+    from pyarrow.compute import call_function
+
 from bert_jax.array_types import Int64, Integer, UInt
 
 # Entries, each about 200 bytes (key, ids, dictionary slot): 60 MB. In two halves, so that filling up loses what was
@@ -199,7 +205,7 @@ def _distinct(parted: Parted) -> tuple[np.ndarray, list[str], Int64[np.ndarray, 
     offsets[:-1] = places - np.cumsum(gap, dtype=np.int32)[places]
     offsets[-1] = len(kept)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(kept)]
-    chunks = pa.Array.from_buffers(pa.utf8(), len(places), buffers).dictionary_encode()
+    chunks = call_function("dictionary_encode", [pa.Array.from_buffers(pa.utf8(), len(places), buffers)])
     return np.array(chunks.indices), chunks.dictionary.to_pylist(), bounds
 
 

@@ -62,6 +62,9 @@ class Engine(Codec, Protocol):
     def decode(self, ids: list[int]) -> str:
         """Readable text, special tokens kept."""
 
+    def to_json(self) -> str:
+        """What tokenizer.json holds, by which the `tokenizers` library does the same, or nearly."""
+
 
 @runtime_checkable
 class Content(Protocol):
@@ -99,7 +102,7 @@ class Content(Protocol):
     def engine(self) -> Engine: ...
 
     def write(self, directory: Path) -> None:
-        """Writes the files of a Hugging Face folder into one that is there."""
+        """Writes the files of a Hugging Face folder into one that is there, but for tokenizer.json."""
 
 
 class LibraryEngine:
@@ -127,6 +130,9 @@ class LibraryEngine:
 
     def decode(self, ids: list[int]) -> str:
         return str(self._library.decode(ids, skip_special_tokens=False))
+
+    def to_json(self) -> str:
+        return str(self._library.to_str(pretty=True))
 
     def library_ids(self, library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[bytes]:
         """The ids of each text, as bytes: one call for many texts, as a call costs more than a word."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tokenizers
 from tokenizers import normalizers
 
 from bert_jax.array_types import Int64
@@ -178,10 +179,11 @@ class SentencePieces:
             ascii_normalizer=self._normalize_ascii,
             chunks=words and within_words and spec.add_dummy_prefix and spec.remove_extra_whitespaces,
             rules=spec.precompiled_charsmap,
+            build=self.build,
         )
 
     def write(self, directory: Path) -> None:
-        """Writes the model, tokenizer.json, tokenizer_config.json and special_tokens_map.json."""
+        """Writes the model, tokenizer_config.json and special_tokens_map.json."""
         special = {"bos_token": self.roles.cls_token, "eos_token": self.roles.sep_token} | self.roles._asdict()
         # What transformers' own classes make again of the vocabulary alone.
         unigram = self.kind == "unigram" and not self.parsed.trainer_spec.byte_fallback
@@ -192,10 +194,12 @@ class SentencePieces:
             config = {"tokenizer_class": "AlbertTokenizer"}
         settings = {"do_lower_case": self.do_lower_case, "keep_accents": not self.strip_accents}
         (directory / (XLM_R_FILE if self.fairseq else ALBERT_FILE)).write_bytes(self.model)
-        library = library_of(self.parsed, self.all_tokens(), self.own_ids(), self.roles, self.normalizer())
-        (directory / "tokenizer.json").write_text(library.to_str(pretty=True), encoding="utf-8")
         write_json(directory / "tokenizer_config.json", config | settings | special)
         write_json(directory / "special_tokens_map.json", special)
+
+    def build(self) -> tokenizers.Tokenizer:
+        """A tokenizer of the `tokenizers` library that does nearly the same."""
+        return library_of(self.parsed, self.all_tokens(), self.own_ids(), self.roles, self.normalizer())
 
     def _normalize_ascii(self, text: str) -> str:
         """The normalizer on ASCII text, where it is this little, and ten times faster."""

@@ -38,6 +38,7 @@ class SentencePieceEngine:
     tokens      every token by our id, of which those that the model has not are special
     normalizer  of the `tokenizers` library, before the model's own; None for none
     chunks      whether words may be encoded one by one, as far as pieces and settings go
+    build       makes a tokenizer of the `tokenizers` library that does nearly the same
 
     BPE merges within words only, so its words are remembered. Unigram's best path is a sum in float32 over the
     whole text, so that of two ways to cut a word that are equally good the words before decide ("00" "0" or "0"
@@ -56,6 +57,7 @@ class SentencePieceEngine:
         ascii_normalizer: Callable[[str], str],
         chunks: bool,
         rules: bytes,
+        build: Callable[[], tokenizers.Tokenizer],
     ) -> None:
         self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._ids: np.ndarray = ids.astype(dtype)
@@ -66,6 +68,7 @@ class SentencePieceEngine:
         self._special_pattern = re.compile(f"({'|'.join(map(re.escape, by_length))})")
         self._normalizer = normalizer
         self._ascii_normalizer = ascii_normalizer
+        self._build = build
         self._chunks = chunks and hashlib.sha256(rules).hexdigest() in _RULES_WITHIN_CHUNKS
         spaces = [space for space in _WHITE_SPACE if self._model.normalize(f"a{space}b") == f"{SPACE}a{SPACE}b"]
         self._spaces = dict.fromkeys((space for space in spaces if space not in " \n"), " ")
@@ -135,6 +138,9 @@ class SentencePieceEngine:
                 run = []
             text += "" if index is None else self._tokens[index]
         return text
+
+    def to_json(self) -> str:
+        return str(self._build().to_str(pretty=True))
 
     def _prepared(self, texts: Sequence[str]) -> list[str]:
         """The texts as the model takes them."""

@@ -110,7 +110,7 @@ class Vocabulary:
         )
 
     def write(self, directory: Path) -> None:
-        """Writes vocab.txt, tokenizer.json, tokenizer_config.json and special_tokens_map.json."""
+        """Writes vocab.txt, tokenizer_config.json and special_tokens_map.json."""
         further = [token.content for token in self.added if token.special and token.content not in SPECIAL_TOKENS]
         special = SPECIAL_TOKENS._asdict() | ({"additional_special_tokens": further} if further else {})
         config = {
@@ -120,7 +120,6 @@ class Vocabulary:
             "tokenize_chinese_chars": self.split_chinese,
         }
         (directory / "vocab.txt").write_text("".join(token + "\n" for token in self.tokens), encoding="utf-8")
-        (directory / "tokenizer.json").write_text(self.build().to_str(pretty=True), encoding="utf-8")
         write_json(directory / "tokenizer_config.json", config | special)
         write_json(directory / "special_tokens_map.json", special)
 

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.shards import read_shard, write_shard
-from data_prep.formats import tfds, tfrecord
 
 ReadShard = Callable[[Path], Rows]
 
@@ -31,11 +30,24 @@ def _write_arrow(path: Path, rows: Rows) -> dict[str, Any]:
     return dict(write_shard(path, rows)._asdict())
 
 
-FORMATS = {
-    "arrow": Format(".arrow", _write_arrow, lambda manifest: read_shard, lambda directory, manifest: None),
-    "tfds": Format(tfds.UNNUMBERED, tfds.write, tfds.reader, tfds.finish),
-    "tfrecord": Format(".tfrecord", tfrecord.write, tfrecord.reader, lambda directory, manifest: None),
-}
+def _arrow() -> Format:
+    return Format(".arrow", _write_arrow, lambda manifest: read_shard, lambda directory, manifest: None)
+
+
+def _tfds() -> Format:
+    from data_prep.formats import tfds
+
+    return Format(tfds.UNNUMBERED, tfds.write, tfds.reader, tfds.finish)
+
+
+def _tfrecord() -> Format:
+    from data_prep.formats import tfrecord
+
+    return Format(".tfrecord", tfrecord.write, tfrecord.reader, lambda directory, manifest: None)
+
+
+# Each is imported where it is asked for.
+FORMATS: dict[str, Callable[[], Format]] = {"arrow": _arrow, "tfds": _tfds, "tfrecord": _tfrecord}
 
 
 def check(format: str, masking: str, pack: int) -> None:
@@ -50,7 +62,7 @@ def check(format: str, masking: str, pack: int) -> None:
 
 def write(format: str, directory: Path, stem: str, rows: Rows) -> dict[str, Any]:
     """Writes the shard directory/stem (a part and a name, as train/shard-00000), and returns its manifest entry."""
-    suffix, write_rows, _, _ = FORMATS[format]
+    suffix, write_rows, _, _ = FORMATS[format]()
     return {"name": stem + suffix} | write_rows(directory / (stem + suffix), rows)
 
 
@@ -59,4 +71,4 @@ def reader(manifest: Mapping[str, Any]) -> ReadShard:
     if manifest["format"] not in FORMATS:
         there = ", ".join(FORMATS)
         raise UserError(f"shards of format {manifest['format']!r} are not read here; there is: {there}")
-    return FORMATS[manifest["format"]].reader(manifest)
+    return FORMATS[manifest["format"]]().reader(manifest)
