@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.common import REPOSITORY, emit, shared_data
-from benchmarks.data_prep import hold_to_cores, load_average, watched
+from benchmarks.data_prep_runs import hold_to_cores, load_average, watched
 from bert_jax.data.shards import read_manifest
 from bert_jax.tokenizer import load as load_tokenizer
 from data_prep import readers

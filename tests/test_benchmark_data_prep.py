@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from benchmarks.corpus import write_mixture, write_sentences
-from benchmarks.data_prep import exponent
+from benchmarks.data_prep_growth import exponent, order
 from data_prep import readers
 from data_prep.sentences import document_sentences
 
@@ -53,6 +53,12 @@ def test_sentences_are_those_of_the_splitter(tmp_path: Path, sample_text: Path) 
 def test_exponent_of_a_power_law_is_found(power: float) -> None:
     sizes = [50, 200, 300]
     np.testing.assert_allclose(exponent(sizes, 3.0 * np.array(sizes) ** power), power)
+
+
+def test_short_texts_run_more_often_and_all_over_a_turn() -> None:
+    assert order([50, 200, 300]) == [0, 0, 1, 2, 0]
+    assert order([10, 10]) == [0, 1]
+    assert order([1, 8]) == [0, 0, 1, 0, 0]
 
 
 @pytest.mark.slow

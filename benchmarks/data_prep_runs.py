@@ -1,0 +1,130 @@
+"""Runs of the data-preparation command for benchmarks: timed, or watched for what they take of the machine."""
+
+import argparse
+import contextlib
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import psutil
+
+from benchmarks.common import REPOSITORY, ProcessTree
+from bert_jax.data.shards import read_manifest
+
+MB = 1e6
+
+
+class Watched(NamedTuple):
+    """What a run takes of the machine, by samples, which take a share of the processors themselves."""
+
+    cpu_seconds: float  # of all processes: what a busy machine changes least
+    peak_bytes: int
+    processes: int
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "cpu_seconds": round(self.cpu_seconds, 2),
+            "peak_mb": round(self.peak_bytes / MB),
+            "processes": self.processes,
+        }
+
+
+class Prepared(NamedTuple):
+    """A run of ours, timed and not watched, and what it wrote."""
+
+    seconds: float
+    counts: Mapping[str, Any]  # of the manifest
+    shard_bytes: int
+
+    @property
+    def speed(self) -> float:
+        """Tokens of the text a second."""
+        return self.counts["source_tokens"] / self.seconds
+
+    def told(self) -> dict[str, Any]:
+        return {
+            "seconds": round(self.seconds, 2),
+            "tokens": self.counts["source_tokens"],
+            "rows": self.counts["rows"],
+            "output_mb": round(self.shard_bytes / MB, 2),
+            "bytes_a_token": round(self.shard_bytes / self.counts["tokens"], 3),
+        }
+
+
+def timed(commands: Sequence[Sequence[str]], folder: Path) -> float:
+    """Seconds until commands, begun at once, have all ended. Raises CalledProcessError, with what they said."""
+    started = time.monotonic()
+    with _running(commands, folder) as processes:
+        for process in processes:
+            process.wait()
+        return time.monotonic() - started
+
+
+def watched(command: Sequence[str], folder: Path) -> tuple[float, Watched]:
+    """Runs a command to its end and samples it; also says how many seconds it took beside that."""
+    started = time.monotonic()
+    with _running([command], folder) as (process,), ProcessTree(process.pid) as tree:
+        process.wait()
+        seconds = time.monotonic() - started
+    return seconds, Watched(tree.cpu_seconds, tree.peak_bytes, tree.peak_processes)
+
+
+@contextlib.contextmanager
+def _running(commands: Sequence[Sequence[str]], folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Commands side by side; none outlives the block, and each must have ended well."""
+    with (folder / "log.txt").open("w+") as log:
+        processes = [subprocess.Popen(one, cwd=folder, stdout=log, stderr=log, env=variables()) for one in commands]
+        try:
+            yield processes
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+        for process in processes:
+            if process.returncode:
+                log.seek(0)
+                raise subprocess.CalledProcessError(process.returncode, process.args, log.read()[-2000:])
+
+
+def variables() -> dict[str, str]:
+    return os.environ | {"PYTHONPATH": str(REPOSITORY), "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def prepare(text: Path | str, arguments: argparse.Namespace, workers: int, folder: Path) -> Prepared:
+    """Runs our command on a text; what it writes is looked at and removed."""
+    output = folder / "ours"
+    seconds = timed([our_command(text, output, arguments, workers)], folder)
+    manifest = read_manifest(output)
+    shutil.rmtree(output)
+    return Prepared(seconds, manifest["counts"], sum(shard["bytes"] for shard in manifest["shards"]))
+
+
+def watch(text: Path | str, arguments: argparse.Namespace, workers: int, folder: Path) -> Watched:
+    """Our command on a text, for its memory and the processors' time."""
+    output = folder / "ours"
+    _, found = watched(our_command(text, output, arguments, workers), folder)
+    shutil.rmtree(output)
+    return found
+
+
+def our_command(text: Path | str, output: Path, arguments: argparse.Namespace, workers: int) -> list[str]:
+    return [
+        *(sys.executable, "-m", "data_prep.build_examples", "--objective=nsp", f"--masking={arguments.masking}"),
+        *(f"--input={text}", f"--tokenizer={arguments.vocabulary}", f"--output={output}"),
+        *(f"--seq_len={arguments.seq_len}", f"--workers={workers}"),
+    ]
+
+
+def load_average() -> list[float]:
+    return [round(load, 2) for load in psutil.getloadavg()]
+
+
+def hold_to_cores(count: int) -> None:
+    """Keeps this process, and all that it starts, on so many cores."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])
