@@ -1,4 +1,4 @@
-"""How data preparation grows: time, memory and disk with the text, and speed with the workers (benchmarks.data_prep)."""
+"""How data preparation grows: time, memory and disk with the text, speed with the workers (benchmarks.data_prep)."""
 
 import argparse
 import shutil
