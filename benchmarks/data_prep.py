@@ -17,13 +17,13 @@ and takes some four minutes on two cores, three of them the second peer's. The s
   data_prep_memory        the highest peak of memory, summed over all processes (pages they share count in each)
   data_prep_disk          bytes of shards a token of the rows
   data_prep_exponent      of the time, as a power of the text's size, for one worker and for --workers; in its settings
-                          also by turn, and without the seconds of a job on a single page, mostly imports
+                          also without the seconds of a job on a single page, mostly imports
   data_prep_workers       how many times as fast --workers processes are as one, on the longest of the texts; beside it
                           as many jobs of one worker side by side, which share nothing: what the machine's cores give
   data_prep_workers_stored  the same on the first files of --text as they are stored (.xz)
 
-Times are medians of the runs, which are made in turns over all texts. Ours and the peers are held to --workers cores.
-Nothing else should run on the machine.
+Runs are made in turns over all texts, and what is compared is compared within a turn: figures are medians of the turns',
+all of which are in the settings. Ours and the peers are held to --workers cores. Nothing else should run on the machine.
 """
 
 import argparse

@@ -14,7 +14,8 @@ from benchmarks.data_prep_runs import MB, Prepared, load_average, our_command, p
 from data_prep import readers
 
 PAGE_MB = 0.02
-Turn = list[list[Prepared]]  # of each text, its runs one after another
+# By how many workers: of each text its runs in a turn over all of them, one after another.
+Turn = dict[int, list[list[Prepared]]]
 
 
 def scaling(arguments: argparse.Namespace, folder: Path) -> None:
@@ -24,8 +25,8 @@ def scaling(arguments: argparse.Namespace, folder: Path) -> None:
     sizes = [write_mixture(paths, megabytes, text) for megabytes, text in zip(arguments.sizes, texts, strict=True)]
     turns, apart = in_turns(texts, sizes, arguments, folder)
     middle = {
-        workers: [median([run for one in found for run in one[place]]) for place in range(len(texts))]
-        for workers, found in turns.items()
+        workers: [median([run for one in turns for run in one[workers][place]]) for place in range(len(texts))]
+        for workers in turns[0]
     }
     taken = {workers: [watch(text, arguments, workers, folder) for text in texts] for workers in middle}
     settings = {"seq_len": arguments.seq_len, "masking": arguments.masking, "repeats": arguments.repeats}
@@ -43,41 +44,43 @@ def scaling(arguments: argparse.Namespace, folder: Path) -> None:
     starts = by_workers(str(texts[0]), arguments, folder)
     for workers, prepared in middle.items():
         seconds = np.array([one.seconds for one in prepared])
+        by_turn = [exponent(sizes, [median(runs).seconds for runs in one[workers]]) for one in turns]
         told = settings | {
             "workers": workers,
+            "by_turn": by_turn,
             "seconds": {name: round(one, 2) for name, one in zip(names, seconds.tolist(), strict=True)},
             "cpu_seconds": {name: round(one.cpu_seconds, 2) for name, one in zip(names, taken[workers], strict=True)},
-            "by_turn": [exponent(sizes, [median(runs).seconds for runs in one]) for one in turns[workers]],
+            "of_all_turns": exponent(sizes, seconds.tolist()),
             "start_seconds": round(starts[workers], 2),
             "exponent_without_start": exponent(sizes, (seconds - starts[workers]).tolist()),
             "load_average": load_average(),
         }
-        emit("data_prep_exponent", exponent(sizes, seconds.tolist()), "power of the size", None, None, told)
+        emit("data_prep_exponent", statistics.median(by_turn), "power of the size", None, None, told)
 
-    pairs = zip(names, middle[1], middle[arguments.workers], strict=True)
-    ratios = {name: round(one.seconds / many.seconds, 3) for name, one, many in pairs}
-    told = settings | {"workers": arguments.workers, "by_size": ratios, "load_average": load_average()}
-    of_cores = arguments.workers * middle[1][-1].seconds / statistics.median(apart)
-    emit("data_prep_workers", ratios[names[-1]], "times", "separate jobs at once", of_cores, told)
+    ratios = {name: [ratio(one, place, arguments.workers) for one in turns] for place, name in enumerate(names)}
+    told = settings | {"workers": arguments.workers, "by_turn": ratios, "load_average": load_average()}
+    pairs = zip(turns, apart, strict=True)
+    of_cores = statistics.median(arguments.workers * median(one[1][-1]).seconds / beside for one, beside in pairs)
+    emit("data_prep_workers", statistics.median(ratios[names[-1]]), "times", "separate jobs at once", of_cores, told)
     stored = paths[: arguments.workers_files]
     seconds_by = by_workers(",".join(map(str, stored)), arguments, folder)
     told = settings | {"files": [path.name for path in stored], "seconds_by_workers": seconds_by}
-    ratio = seconds_by[1] / seconds_by[arguments.workers]
-    emit("data_prep_workers_stored", ratio, "times", None, None, told | {"load_average": load_average()})
+    times = seconds_by[1] / seconds_by[arguments.workers]
+    emit("data_prep_workers_stored", times, "times", None, None, told | {"load_average": load_average()})
 
 
 def in_turns(
     texts: Sequence[Path], sizes: Sequence[int], arguments: argparse.Namespace, folder: Path
-) -> tuple[dict[int, list[Turn]], list[float]]:
-    """Turns by how many workers; and seconds of separate jobs side by side on the last text, once a turn."""
-    turns: dict[int, list[Turn]] = {workers: [] for workers in sorted({1, arguments.workers})}
+) -> tuple[list[Turn], list[float]]:
+    """Turns over the texts; and after each the seconds of separate jobs side by side on the last text."""
+    turns: list[Turn] = []
     apart: list[float] = []
     for _ in range(arguments.repeats):
-        for workers, found in turns.items():
-            runs: Turn = [[] for _ in texts]
-            for place in order(sizes):
+        turn: Turn = {workers: [[] for _ in texts] for workers in sorted({1, arguments.workers})}
+        for place in order(sizes):
+            for workers, runs in turn.items():
                 runs[place].append(prepare(texts[place], arguments, workers, folder))
-            found.append(runs)
+        turns.append(turn)
         apart.append(side_by_side(texts[-1], arguments, folder))
     return turns, apart
 
@@ -92,6 +95,11 @@ def order(sizes: Sequence[int]) -> list[int]:
 def median(runs: Sequence[Prepared]) -> Prepared:
     """Runs of one text as one, of their median time."""
     return runs[0]._replace(seconds=statistics.median(one.seconds for one in runs))
+
+
+def ratio(turn: Turn, place: int, workers: int) -> float:
+    """How many times as fast so many workers were as one, on a text, in a turn."""
+    return round(median(turn[1][place]).seconds / median(turn[workers][place]).seconds, 3)
 
 
 def by_workers(text: str, arguments: argparse.Namespace, folder: Path) -> dict[int, float]:
