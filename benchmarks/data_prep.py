@@ -22,8 +22,8 @@ and takes some four minutes on two cores, three of them the second peer's. The s
                           as many jobs of one worker side by side, which share nothing: what the machine's cores give
   data_prep_workers_stored  the same on the first files of --text as they are stored (.xz)
 
-Runs are made in turns over all texts, and what is compared is compared within a turn: figures are medians of the turns',
-all of which are in the settings. Ours and the peers are held to --workers cores. Nothing else should run on the machine.
+Runs are made in turns over all texts, and what is compared is compared within a turn: figures are medians over turns,
+which are in the settings one by one. Ours and the peers are held to --workers cores. Nothing else should run there.
 """
 
 import argparse
