@@ -41,8 +41,8 @@ def test_what_workers_are_forked_with_is_there(name: str) -> None:
     assert importlib.import_module(name) and name != "data_prep.build_examples"
 
 
-def _units(count: int) -> list[Unit]:
-    return [Unit("train", number, (b"text",), "") for number in range(count)]
+def _units(count: int, size: int = 4) -> list[Unit]:
+    return [Unit("train", number, (b"x" * size,), "") for number in range(count)]
 
 
 def _slowly(seconds: float, directory: Path, unit: Unit) -> Record:
@@ -66,8 +66,13 @@ def test_each_unit_is_done_once(tmp_path: Path, count: int, workers: int) -> Non
     records = list(local.run(functools.partial(_slowly, 0.001), units, workers, tmp_path))
     assert sorted(record.name for record in records) == [unit.name for unit in units]
     assert len(list(tmp_path.iterdir())) == count
-    if count < 2:
+    if count < 3:
         assert all(record.counts["process"] == os.getpid() for record in records), "no process for what one can do"
+
+
+def test_two_large_units_are_shared(tmp_path: Path) -> None:
+    units = _units(2, size=local._WORTH_A_PROCESS)
+    assert len({one.counts["process"] for one in local.run(functools.partial(_slowly, 0.05), units, 2, tmp_path)}) == 2
 
 
 def test_units_are_shared_with_processes_beside_this_one(tmp_path: Path) -> None:

@@ -29,6 +29,9 @@ _PRELOADED = ["data_prep.worker", "data_prep.engines", "data_prep.flags", "data_
 # turns between a unit that another process has done and the next one that it gets.
 _TURN_SECONDS = 0.0005
 
+# Bytes of text that take as long as the start of another process; of two units such a small one is not sent away.
+_WORTH_A_PROCESS = 1_000_000
+
 
 def begin(workers: int) -> None:
     """Has what the workers of `run` import be imported while the caller goes on."""
@@ -48,7 +51,9 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Ite
     others = (workers or cores()) - 1
     units = iter(units)
     first = deque(itertools.islice(units, 2 if others else 0))
-    nothing_to_share = len(first) < 2
+    small = any(sum(map(len, unit.documents)) < _WORTH_A_PROCESS for unit in first)
+    first.extend(itertools.islice(units, 1 if small else 0))
+    nothing_to_share = len(first) < (3 if small else 2)
     units = itertools.chain(_emptying(first), units)
     if nothing_to_share:
         yield from map(functools.partial(work, directory), units)
