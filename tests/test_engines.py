@@ -1,9 +1,12 @@
 """What needs neither Beam nor Ray; test_engine_beam.py and test_engine_ray.py run those."""
 
 import functools
+import gc
 import importlib
 import io
 import os
+import random
+import signal
 import sys
 import tarfile
 import time
@@ -17,7 +20,7 @@ from hypothesis import strategies as st
 
 from bert_jax.command import UserError
 from data_prep import build_examples, engines, flags
-from data_prep.engines import local
+from data_prep.engines import elsewhere, local
 from data_prep.engines.elsewhere import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
 from data_prep.engines.exchange import Exchange
 from data_prep.job import Record, unit_folder
@@ -162,3 +165,31 @@ def test_exchange(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
     with pytest.raises(UserError, match="--exchange nowhere://x"):
         Exchange("nowhere://x")
+
+
+def test_no_interrupt_is_lost_while_what_a_unit_gave_is_unpacked(tmp_path: Path) -> None:
+    """As Ctrl-C comes: at any moment."""
+    for name, size in (("shard.arrow", 100_000), ("unit.json", 400)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    packed = elsewhere._pack(tmp_path, tmp_path.iterdir())
+    generator = random.Random(0)
+    came = 0
+
+    def interrupt(*_: object) -> None:
+        nonlocal came
+        came += 1
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, interrupt)
+    gc.disable()  # what other tests left, and jax's own hook there, may drop one
+    try:
+        for number in range(400):
+            with pytest.raises(KeyboardInterrupt):
+                signal.setitimer(signal.ITIMER_REAL, generator.uniform(1e-4, 2e-3))
+                while came == number:
+                    elsewhere._unpack(packed)
+    finally:
+        gc.enable()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert came == 400
