@@ -1,7 +1,7 @@
 """The array types in signatures of what runs without jax: jaxtyping's, wherever something checks them.
 
 That is a type checker, and the tests' import hook, which has imported jaxtyping before. To everybody else they are
-numpy's array alone: jaxtyping takes 40 ms to import, in each process, of the 340 that a small job takes in all.
+numpy's array alone: jaxtyping takes 40 ms to import, in each process, beside the 270 that a small job takes.
 """
 
 import sys

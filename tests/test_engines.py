@@ -189,7 +189,7 @@ def test_no_interrupt_is_lost_while_what_a_unit_gave_is_unpacked(tmp_path: Path)
                 while came == number:
                     elsewhere._unpack(packed)
     finally:
-        gc.enable()
         signal.setitimer(signal.ITIMER_REAL, 0)
+        gc.enable()
         signal.signal(signal.SIGALRM, before)
     assert came == 400
