@@ -251,6 +251,30 @@ def test_a_parquet_column_that_is_not_there_is_told(tmp_path: Path) -> None:
         reading.read_table(path, OWN, label_required=True)
 
 
+def test_the_first_of_several_parquet_files_stands_for_them_all(tmp_path: Path) -> None:
+    rows = [{"text": str(number), "label": number % 2, "pair": "b"} for number in range(7)]
+    shards = [tmp_path / f"train-{number:05d}-of-00003.parquet" for number in range(3)]
+    for shard, part in zip(shards, (rows[:3], [], rows[3:]), strict=True):
+        pq.write_table(pa.Table.from_pylist(part, pq.read_schema(shards[0]) if shard != shards[0] else None), shard)
+    write_parquet(tmp_path / "whole.parquet", rows)
+    whole = reading.read_table(tmp_path / "whole.parquet", OWN, label_required=True)
+    found = reading.read_table(shards[0], OWN, label_required=True)
+    assert found.items == whole.items and len(found.items) == 7
+    assert [item.line for item in found.items] == list(range(1, 8))
+    assert len(reading.read_table(shards[2], OWN, label_required=True).items) == 4  # named itself, it is itself
+    assert table.find_split("own", tmp_path, "train") == shards[0]
+
+    write_parquet(shards[2], rows[3:], ["bad", "good"])
+    with pytest.raises(UserError, match=r"00002-of-00003.parquet names its classes otherwise than train-00000-of"):
+        reading.read_table(shards[0], OWN, label_required=True)
+    write_parquet(shards[2], [{"review": "a", "label": 1}])
+    with pytest.raises(UserError, match=r"00002-of-00003.parquet has no column 'text'"):
+        reading.read_table(shards[0], OWN, label_required=True)
+    shards[2].unlink()
+    with pytest.raises(UserError, match=r"no such file: .*train-00002-of-00003.parquet"):
+        reading.read_table(shards[0], OWN, label_required=True)
+
+
 def write_prepared(folder: Path, splits: dict[str, list[dict]], classes: list[str]) -> None:
     """Pairs of glue/mrpc as TensorFlow Datasets prepares them with --file_format=array_record."""
     import tensorflow_datasets as tfds
@@ -323,10 +347,15 @@ def test_a_clone_of_a_hugging_face_data_set_is_found_by_its_own_names(tmp_path: 
     for name in ("train", "validation_matched", "validation_mismatched", "test_matched", "../ax/test"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         rows = [{"premise": "a", "hypothesis": name, "label": -1 if "test" in name else 2, "idx": 0}]
-        write_parquet(folder / f"{name}-00000-of-00001.parquet", rows, ["entailment", "neutral", "contradiction"])
+        parts = 2 if name == "train" else 1
+        for part in range(parts):
+            file = folder / f"{name}-{part:05d}-of-{parts:05d}.parquet"
+            write_parquet(file, rows, ["entailment", "neutral", "contradiction"])
     task, files = table.resolve(TaskConfig(name="mnli", data_dir=str(tmp_path)))
     assert list(files) == ["train", "dev", "dev_mismatched", "test", "ax"]
-    found = [table.read(task, path, label_required=False).items[0] for path in files.values()]
+    splits = [table.read(task, path, label_required=False).items for path in files.values()]
+    assert [len(items) for items in splits] == [2, 1, 1, 1, 1]
+    found = [items[0] for items in splits]
     assert [(item.text_pair, item.label) for item in found] == [
         ("train", "contradiction"),
         ("validation_matched", "contradiction"),

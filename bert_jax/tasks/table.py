@@ -23,8 +23,10 @@ BUNDLED_EWT = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "ew
 # What a file of one's own is by default, by its form.
 KIND_OF_FILE = {"table": "classification", "squad": "question", "conllu": "tagging", "conll": "tagging"}
 OWN_ENDINGS = (".json", ".tsv", ".csv", ".jsonl", ".parquet", ".conllu", ".conll")
-# How a split's only shard is called in a clone of a Hugging Face data set, and in what `datasets` writes.
-STORED_ENDINGS = ("-00000-of-00001.parquet", ".parquet", ".jsonl")
+# What a split's first file of however many is called in a clone of a Hugging Face data set, and its only one in what
+# `datasets` writes.
+FIRST_SHARD = "-00000-of-?????.parquet"
+STORED_ENDINGS = (".parquet", ".jsonl")
 
 
 def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
@@ -105,15 +107,20 @@ def read(task: Task, path: Path, label_required: bool = True) -> Split[Any]:
 def find_split(task_name: str, folder: Path, split: str) -> Path | None:
     """The file of a split of a named task (or SPLIT.tsv, SPLIT.conllu ... of any other) in a folder, if it is there."""
     named = TASKS.get(task_name)
-    names = [split + ending for ending in OWN_ENDINGS]
+    names = [*(split + ending for ending in OWN_ENDINGS), *_first_shards(folder, split)]
     if named:
         stored = named.stored_splits.get(split)
-        names = [*named.files[split], *(stored + ending for ending in STORED_ENDINGS if stored), *names]
+        others = [*_first_shards(folder, stored), *(stored + ending for ending in STORED_ENDINGS)] if stored else []
+        names = [*named.files[split], *others, *names]
     for name in names:
         for ending in ("", *COMPRESSED):
             if (folder / (name + ending)).is_file():
                 return folder / (name + ending)
     return None
+
+
+def _first_shards(folder: Path, name: str) -> list[str]:
+    return sorted(path.name for path in folder.glob(name + FIRST_SHARD))
 
 
 def find_folder(task_name: str, folder: Path, splits: Sequence[str] = ("train",)) -> Path:
