@@ -64,7 +64,7 @@ def report(workdir: str | Path, examples: int = EXAMPLES) -> Path:
         _seed_section(run),
         page.section(
             "Curves",
-            page.chart_grid(curves.charts(run.lines, guessing.references)),
+            page.chart_grid(curves.charts(run.lines, guessing.references, _loss_unit(run))),
             "Bold: a running mean, where a curve is noisy. Move a pointer over a chart to read it.",
         ),
         guessing.section,
@@ -225,7 +225,12 @@ def _seed_section(run: Run) -> str:
     if len(runs) < 2:
         return ""
     note = "Each run's own; below are those of the run that WORKDIR opens as, the best by dev."
-    return page.section("Curves by seed", page.chart_grid(seed_charts(runs)), note)
+    return page.section("Curves by seed", page.chart_grid(seed_charts(runs, _loss_unit(run))), note)
+
+
+def _loss_unit(run: Run) -> str:
+    """Losses are cross-entropies, but those of numbers: the mean of their errors, squared."""
+    return "squared error" if (run.config.task or {}).get("kind", "").endswith("regression") else curves.NATS
 
 
 def _settings(config: WorkdirConfig) -> dict[str, Mapping[str, Any]]:

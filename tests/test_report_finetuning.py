@@ -113,6 +113,7 @@ def test_an_error_is_no_percentage() -> None:
     shown = {chart.title: chart.show(chart.series[0].values[-1]) for chart in both}
     assert shown["Mse"] == shown["Mse, held out"] == "2,500"
     assert shown["Pearson"] == shown["Pearson, held out"] == "50.0%"
+    assert {chart.unit for chart in both if "loss" in chart.title.lower()} == {"nats"}
 
 
 def test_what_is_shown_is_escaped_and_cut() -> None:
@@ -222,6 +223,9 @@ def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
     }[kind]
     for said in [*wanted, "Worst examples", "all 20 examples of"]:
         assert said in written, said
+    assert ("squared error" in written) == kind.endswith("regression") and ("nats" in written) != (
+        "squared error" in written
+    )
     assert "<good>" not in written and not re.search(
         r"\bnan\b", re.sub(r"<style>.*?</style>|<script>.*?</script>", "", written, flags=re.S)
     )

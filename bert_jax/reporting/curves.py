@@ -11,6 +11,7 @@ from bert_jax.array_types import Float
 from bert_jax.train.held_out import lower_is_better
 
 TRAINING, HELD_OUT = "training", "held out"
+NATS = "nats"
 # A chart is some 450 pixels wide; more points than these are averaged in buckets of equal length.
 MOST_POINTS = 300
 # Noisy curves of more points than this get a running mean over a SMOOTHING-th of the run.
@@ -86,7 +87,9 @@ def show_of(metric: str) -> Format:
     return number if lower_is_better(metric) else percent
 
 
-def charts(lines: Sequence[Mapping[str, Any]], references: Mapping[str, Reference]) -> list[Chart]:
+def charts(
+    lines: Sequence[Mapping[str, Any]], references: Mapping[str, Reference], loss_unit: str = NATS
+) -> list[Chart]:
     """The charts of a run, in reading order; one is left out where the run logged nothing for it.
 
     references come by the name of the metric they belong to, as mlm_accuracy.
@@ -98,7 +101,7 @@ def charts(lines: Sequence[Mapping[str, Any]], references: Mapping[str, Referenc
     for name in sorted(names, key=_reading_order):
         if name.startswith("eval_") and _training_name(name) in names:
             continue  # drawn with the training curve
-        if (chart := _metric_chart(lines, name, references)) is not None:
+        if (chart := _metric_chart(lines, name, references, loss_unit)) is not None:
             found.append(chart)
     found.append(_plain_chart(lines, "Learning rate", "", {"learning rate": "learning_rate"}, number))
     found.append(_plain_chart(lines, "Gradient norm", "", {"before clipping": "gradient_norm"}, number))
@@ -110,7 +113,9 @@ def charts(lines: Sequence[Mapping[str, Any]], references: Mapping[str, Referenc
     return [chart for chart in found if chart.series]
 
 
-def _metric_chart(lines: Sequence[Mapping[str, Any]], name: str, references: Mapping[str, Reference]) -> Chart | None:
+def _metric_chart(
+    lines: Sequence[Mapping[str, Any]], name: str, references: Mapping[str, Reference], loss_unit: str
+) -> Chart | None:
     """The chart of a loss, an accuracy or a held-out metric, or None for a name that is none of these."""
     is_loss = name.endswith("loss")
     if not (is_loss or name.endswith("accuracy") or name.startswith("eval_")):
@@ -122,7 +127,7 @@ def _metric_chart(lines: Sequence[Mapping[str, Any]], name: str, references: Map
         return None
     metric = name.removeprefix("eval_")
     compared = (references[metric],) if metric in references else ()
-    unit, show = "nats" if is_loss else "", show_of(metric)
+    unit, show = loss_unit if is_loss else "", show_of(metric)
     return Chart(title_of(metric), unit, kept, show, from_zero=not is_loss, references=compared)
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.reporting.curves import Chart, Series, show_of, title_of
+from bert_jax.reporting.curves import NATS, Chart, Series, show_of, title_of
 from bert_jax.train.metrics import METRICS_FILE, read_metrics
 
 COLOURS = 4  # of reporting/style.py: more runs than that are told by their highest, mean and lowest
@@ -25,7 +25,7 @@ def read_runs(workdir: Path) -> dict[str, Lines]:
     return found
 
 
-def seed_charts(runs: Mapping[str, Lines]) -> list[Chart]:
+def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]:
     """A chart for each held-out metric, and one for the loss of training: a curve a run; of many, what they span."""
     names = list(dict.fromkeys(name for lines in runs.values() for line in lines for name in line))
     wanted = [name for name in names if name.startswith("eval_")] + ["task_loss"] * ("task_loss" in names)
@@ -39,7 +39,7 @@ def seed_charts(runs: Mapping[str, Lines]) -> list[Chart]:
         loss = name.endswith("loss")
         title = "Training loss" if name == "task_loss" else f"{title_of(name.removeprefix('eval_'))}, held out"
         kept = tuple(series) if len(series) <= COLOURS else _spanned(found)
-        charts.append(Chart(title, "nats" if loss else "", kept, show_of(name), from_zero=False))
+        charts.append(Chart(title, loss_unit if loss else "", kept, show_of(name), from_zero=False))
     return charts
 
 
