@@ -254,6 +254,7 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
             kind="finetuning",
             description=f"{data.task.name} {trial.folder or f'seed {trial.seed}'}",
             evaluators=evaluators,
+            measured=kind_of(data.task).metric_names(data.task),
             held_out={"task.dev": fingerprint(data.rows["dev"])} if evaluators else {},
             initial_params=initial,
             train_layers=config.train_layers,

@@ -29,7 +29,7 @@ from bert_jax.model import sizes
 from bert_jax.train import distributed, partitioning, trainer
 from bert_jax.train.evaluate import Evaluator, Rows, make_evaluator
 from bert_jax.train.host_memory import keep_freed_memory
-from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective
+from bert_jax.train.losses import CausalObjective, PretrainingObjective
 from bert_jax.train.programs import keep_programs
 from bert_jax.train.steps import Plan
 
@@ -115,6 +115,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
             kind="pretraining",
             description=f"pretraining {config.model.preset}",
             evaluators=[_evaluator(config, train, measured, rows)] if any(held_out) else [],
+            measured=objective.metric_names,
             held_out={
                 phase.held_out_key: loader.fingerprint
                 for phase, loader in zip(phases, measured, strict=True)
@@ -151,7 +152,9 @@ def _architecture(config: PretrainConfig, vocab_size: int, loaded: Loaded | None
     return sizes.with_options(loaded.model, config.model)
 
 
-def _objective(config: PretrainConfig, model: ModelConfig, datasets: Sequence[Dataset]) -> Objective:
+def _objective(
+    config: PretrainConfig, model: ModelConfig, datasets: Sequence[Dataset]
+) -> PretrainingObjective | CausalObjective:
     """What the model learns: what fits its attention, the recipe and the shards."""
     if config.objective not in OBJECTIVES:
         raise UserError(f"config.objective is {config.objective!r}; use one of: {', '.join(OBJECTIVES)}")

@@ -11,6 +11,7 @@ from bert_jax import finetune as finetune_lib
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import Stopped, UserError
 from bert_jax.config import (
+    CheckpointConfig,
     EvalConfig,
     FinetuneConfig,
     ModelConfig,
@@ -315,6 +316,7 @@ MISTAKES = {
     "other positions": ({"model": ModelOptions(max_positions=512)}, "max_positions is 512.*has 64"),
     "part of the dev rows": ({"eval": EvalConfig(max_rows=10)}, "eval.max_rows is for pretraining"),
     "no checkpoint": ({"init_from": "/nowhere/start"}, "no checkpoint at /nowhere/start"),
+    "a metric that is none": ({"checkpoint": CheckpointConfig(best="eval_f2")}, "'eval_f2', which .* one of: eval_acc"),
     "no such column": ({"task": {"text": "body"}}, "no column 'body'; its columns are: review"),
 }
 
@@ -436,3 +438,6 @@ def test_the_threshold_of_no_answer_is_found_on_dev_and_stays_with_the_checkpoin
         assert found.metrics[name] == pytest.approx(metric["values"][0], abs=1e-6), name
     assert finetune(config, tmp_path / "run") == result  # measured again, not trained
     assert evaluation.task_of(source.open_checkpoint(tmp_path / "run")).null_threshold == threshold
+    given = dataclasses.replace(config, task=dataclasses.replace(config.task, null_threshold=0.0))
+    assert finetune(given, tmp_path / "run")["metrics"]["NoAns_exact"]["values"] == [1.0]  # nothing is ever answered
+    assert evaluation.task_of(source.open_checkpoint(tmp_path / "run")).null_threshold == 0.0

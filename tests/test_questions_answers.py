@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_questions_windows import TASK, letters, split_of  # noqa: F401 (a fixture)
 
+from bert_jax.command import UserError
 from bert_jax.tasks.kinds.question import QuestionAnswering
 from bert_jax.tasks.questions.answers import RowAnswers, best_spans, decode
 from bert_jax.tasks.questions.metrics import SQUAD2_METRICS
@@ -101,6 +102,12 @@ def test_metrics_and_predictions_of_questions_that_may_have_no_answer(letters): 
     assert told[1]["start"] is None and told[1]["score"] == told[1]["no_answer_probability"] == pytest.approx(sure[1])
     assert told[2]["scores"] == [{"answer": "c", "score": pytest.approx(1 - sure[2]), "start": 2, "end": 3}]
     assert KIND.calibrated(TASK, {"f1": 1.0}) == TASK
+    settled = replace(task, null_threshold=0.5)
+    assert KIND.calibrated(settled, KIND.measure(settled, rows, answers)) == settled
+    assert set(KIND.metric_names(TASK)) >= {"exact_match", "exact", "task_loss"}
+    for kind, threshold in (("question", 1.5), ("classification", 0.5)):
+        with pytest.raises(UserError, match=rf"task.null_threshold is {threshold}; use a probability"):
+            replace(TASK, kind=kind, null_threshold=threshold)
 
 
 def test_a_model_of_answers_always_is_measured_on_questions_without_by_the_rules_of_2(letters):  # noqa: F811

@@ -397,10 +397,18 @@ def test_a_run_whose_newest_checkpoint_is_torn_comes_out_the_same(run, capsys):
     [
         ({}, r"nothing is measured before the end. Set --config\.eval\.every_steps"),
         ({"evaluators": []}, "no held-out part"),
+        (
+            {"measured": ("mlm_loss",), "eval": EvalConfig(every_steps=2)},
+            "'eval_loss', which is not measured here; use one of: eval_mlm_loss, eval_ema_mlm_loss",
+        ),
     ],
 )
 def test_a_best_checkpoint_of_a_run_that_measures_none_is_refused(run, changes, message):
-    wrong = run("wrong", dataclasses.replace(CONFIG, checkpoint=CheckpointConfig(best="eval_loss")), **changes)
+    evaluation = changes.get("eval", CONFIG.eval)
+    averaged = dataclasses.replace(CONFIG.optimizer, ema_decay=0.9)
+    best = CheckpointConfig(best="eval_loss")
+    config = dataclasses.replace(CONFIG, checkpoint=best, eval=evaluation, optimizer=averaged)
+    wrong = run("wrong", config, **{key: value for key, value in changes.items() if key != "eval"})
     with pytest.raises(UserError, match=message):
         trainer.fit(wrong)
     assert not wrong.workdir.exists()

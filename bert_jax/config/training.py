@@ -164,6 +164,8 @@ class TaskConfig:
     doc_stride: int = 128  # from one window of a long context to the next, in pieces
     n_best: int = 20  # answers that are kept of a question
     max_answer_length: int = 30  # in pieces
+    # Of questions that may have no answer: its probability, 0 to 1, above which there is none; unset: best on dev.
+    null_threshold: float | None = None
 
 
 @dataclass(frozen=True)

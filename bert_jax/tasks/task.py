@@ -85,6 +85,11 @@ class Task:
                 f"task.max_span is {self.max_span} and task.threshold {self.threshold}; use words, 0 or more, and a "
                 "probability below 1 (0: what the training file has; what is best on dev)"
             )
+        if self.null_threshold is not None and (self.kind != "question" or not 0 <= self.null_threshold <= 1):
+            raise UserError(
+                f"task.null_threshold is {self.null_threshold}; use a probability, 0 to 1, for questions, or leave it "
+                "out for what is best on dev"
+            )
         if self.kind != "tagging" and (self.crf, self.label_subwords, self.decode) != (False, "first", "first"):
             raise UserError(f"task.label_subwords, task.decode and task.crf are for tagging, not for {self.kind}")
         for name in ("max_query_length", "doc_stride", "n_best", "max_answer_length"):

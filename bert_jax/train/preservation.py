@@ -1,7 +1,7 @@
 """Which checkpoints stay: the newest, every k-th step, and the best by a held-out metric."""
 
 import math
-from collections.abc import Mapping, MutableMapping, Sequence
+from collections.abc import Collection, Mapping, MutableMapping, Sequence
 from typing import Any
 
 import orbax.checkpoint as ocp
@@ -31,10 +31,10 @@ class Best:
         if math.isfinite(value):
             self.values[step] = float(value)
 
-    def check_among(self, evaluation: Mapping[str, float]) -> None:
-        """Raises UserError when the metric is none of those that were measured."""
-        if self.metric.removeprefix(PREFIX) not in evaluation:
-            names = ", ".join(PREFIX + name for name in evaluation)
+    def check_among(self, measured: Collection[str]) -> None:
+        """Raises UserError when the metric is none of those that are measured."""
+        if self.metric.removeprefix(PREFIX) not in measured:
+            names = ", ".join(PREFIX + name for name in measured)
             raise UserError(f"checkpoint.best is {self.metric!r}, which is not measured here; use one of: {names}")
 
     def beaten_by(self, evaluation: Mapping[str, float]) -> bool:
@@ -80,11 +80,14 @@ def policy(keep: int, keep_every: int, best: Best | None) -> Any:
     return policies.AnyPreservationPolicy(parts)
 
 
-def check_best(config: TrainConfig, measured: bool) -> None:
-    """Raises UserError when the best checkpoint is wanted of a run that measures none on its way."""
+def check_best(config: TrainConfig, evaluated: bool, measured: Sequence[str]) -> None:
+    """Raises UserError when the best checkpoint is wanted of a run that measures none, or not by that metric.
+
+    measured are the names of what is, where they are known before it is; none where they are not.
+    """
     if not config.checkpoint.best:
         return
-    if not measured:
+    if not evaluated:
         raise UserError(
             f"checkpoint.best={config.checkpoint.best}, but the data has no held-out part to measure. Name one by "
             "--config.data.eval, or leave out checkpoint.best"
@@ -94,3 +97,6 @@ def check_best(config: TrainConfig, measured: bool) -> None:
             f"checkpoint.best={config.checkpoint.best}, but nothing is measured before the end. "
             "Set --config.eval.every_steps"
         )
+    if measured:
+        averages = [f"ema_{name}" for name in measured if config.optimizer.ema_decay > 0]
+        Best(config.checkpoint.best, {}).check_among([*measured, *averages])

@@ -29,6 +29,7 @@ ALL = "all"
 FREE = (
     *("log_every", "profile", "checkpoint", "eval", "mesh", "data.prefetch", "data.cache_dir", "seeds"),
     *("learning_rates", "run_together", "allow_changes", "on_nonfinite", "skip_at_most"),
+    "task.null_threshold",
 )
 # They name files: the fingerprints of what was read stand in their place.
 PATHS = (

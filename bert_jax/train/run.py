@@ -52,6 +52,7 @@ class Run:
     kind: str  # "pretraining" or "finetuning"
     description: str = "training"
     evaluators: Sequence[Callable[[Plan, Mesh], Evaluator]] = ()
+    measured: tuple[str, ...] = ()  # the names of what evaluators measure; none: they are known once it is measured
     held_out: Mapping[str, str] = field(default_factory=dict)  # as source.fingerprints, of what evaluators measure
     initial_params: dict[str, np.ndarray] = field(default_factory=dict)  # by path; what is absent is drawn afresh
     train_layers: str = "all"

@@ -56,7 +56,7 @@ def fit_together(runs: Sequence[Run]) -> list[Result]:
         for step in source.changes:  # refuses a kernel that cannot run before anything is written
             attention.kernels(plan.model, plan.runtime, _slots(source, step))
         evaluators = [make(plan, mesh) for make in run.evaluators]
-        preservation.check_best(run.config, measured=bool(run.evaluators))
+        preservation.check_best(run.config, bool(run.evaluators), run.measured)
         begun = [together.begin(each, len(runs), opened) for each in runs]
         states = together.start_all(begun, plan, mesh)
         overview = together.overview(begun, states, plan)

@@ -92,10 +92,16 @@ class QuestionAnswering(Kind):
             return squad1_metrics(task.metrics, truths, guesses)
         return squad2_metrics(names, truths, guesses, [one.no_answer for one in decoded], threshold)
 
+    def metric_names(self, task: Task) -> tuple[str, ...]:
+        """Those of SQuAD 2.0 too, for the file measured may have questions without an answer where train has none."""
+        return tuple(dict.fromkeys((*super().metric_names(task), *SQUAD2_METRICS)))
+
     def calibrated(self, task: Task, metrics: Mapping[str, float]) -> Task:
-        """With the threshold of no answer that is best in F1."""
+        """With the threshold of no answer that is best in F1, where none is given."""
         threshold = metrics.get("best_f1_thresh")
-        return replace(task, null_threshold=threshold) if task.unanswerable and threshold is not None else task
+        if not task.unanswerable or task.null_threshold is not None or threshold is None:
+            return task
+        return replace(task, null_threshold=threshold)
 
     def predictions(self, task: Task, rows: TaskRows, answers: Sequence[RowAnswers]) -> list[dict[str, Any]]:
         """What answers.told tells of each question."""

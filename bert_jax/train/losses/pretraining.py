@@ -41,6 +41,12 @@ class PretrainingObjective:
             pooler=self.next_sentence,
         )
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of what is measured by it."""
+        terms = ("mlm", *("nsp",) * self.next_sentence, *("sbo",) * self.span_boundary)
+        return _metrics(terms)
+
     def counts(self, batch: Batch) -> Sums:
         labelled = batch.next_sentence_weight.sum() if self.next_sentence else jnp.zeros(())
         counts = {"mlm": batch.masked_weights.sum(), "nsp": labelled}
@@ -89,6 +95,11 @@ class CausalObjective:
     def heads(self) -> Heads:
         return Heads(lm=True)
 
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of what is measured by it."""
+        return _metrics(("lm",))
+
     def counts(self, batch: Batch) -> Sums:
         return {"lm": _continues(batch.sequence_ids).sum()}
 
@@ -97,6 +108,10 @@ class CausalObjective:
         hidden = model.encode(batch._replace(input_ids=text), dropout_key).last
         loss, correct = _token_sums(model, hidden[:, :-1], text[:, 1:], _continues(batch.sequence_ids))
         return {"lm_loss": loss, "lm_correct": correct}
+
+
+def _metrics(terms: tuple[str, ...]) -> tuple[str, ...]:
+    return ("loss", *(f"{term}_{name}" for term in terms for name in ("loss", "accuracy")))
 
 
 def _token_sums(
