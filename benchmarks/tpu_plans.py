@@ -100,8 +100,9 @@ def make(plan: Wanted, folder: Path) -> None:
 
 def page_of(plans: Sequence[tuple[Wanted, dict[str, Any]]]) -> str:
     """The tables of docs/tpu_plan.md: what each plan says, and its line."""
-    head = "| model | slice | rows a step | fits | a device | a step | MFU | without Pallas | tokens a second |"
-    rows = [head, "|---|---|---|---|---|---|---|---|---|"]
+    columns = ["model", "slice", "rows a step", "fits", "a device", "a step", "MFU"]
+    columns += ["without Pallas", "at best", "tokens a second"]
+    rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     rows += [f"| {' | '.join(_row(plan, found))} |" for plan, found in plans]
     return "\n".join([*rows, "", *(f"    {plan.line}" for plan, _ in plans), ""])
 
@@ -116,12 +117,13 @@ def _row(plan: Wanted, found: dict[str, Any]) -> list[str]:
     ]
     cells.append(f"{memory['total'] / 2**30:.1f} of {memory['available'] / 2**30:.1f} GiB")
     if not found["fits"]:
-        return [*cells, "-", "-", "-", "-"]
+        return [*cells, "-", "-", "-", "-", "-"]
     bare = f"{found['mfu_without_pallas']:.1%}" if found["flops"]["pallas"] else "-"
     speed = [
         f"{found['step_seconds'] * 1e3:,.0f} ms",
         f"{found['mfu']:.1%}",
         bare,
+        f"{found['mfu_at_most']:.0%}" if "mfu_at_most" in found else "-",
         f"{found['tokens_per_second']:,.0f}",
     ]
     return [*cells, *speed]

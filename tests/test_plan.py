@@ -22,6 +22,7 @@ from bert_jax.planning.cycles import StepTime
 from bert_jax.planning.estimate import Estimate, _notes
 from bert_jax.planning.flops import Flops, of_jaxpr
 from bert_jax.planning.page import page_of
+from bert_jax.planning.roofline import Roofline
 from bert_jax.planning.step import Rows, Step
 from bert_jax.planning.text import lines_of
 from bert_jax.planning.topology import Topology
@@ -43,7 +44,8 @@ def step():
 def found(step, memory, **changes):
     time = None if not memory.fits else StepTime({"products": 3e-3, "copies": 1e-3}, 1e-3, 1e-3, 0)
     collectives = [] if time is None else [Collective("all-reduce", 8, 7.0, 4e6, 1e6)]
-    made = Estimate(step, memory, Flops(2e12, 1e11), 2e12, time, collectives, ["einsum"], ["a note"], [])
+    least = None if time is None else Roofline(arithmetic=1.27e-3, memory=2e-3, traffic=1.638e9)
+    made = Estimate(step, memory, Flops(2e12, 1e11), 2e12, time, least, collectives, ["einsum"], ["a note"], [])
     return dataclasses.replace(made, **changes)
 
 
@@ -94,6 +96,8 @@ def test_a_plan_as_text_page_and_json(step):
     assert values["memory_bytes"]["total"] == 5 * GIB and values["mfu"] == pytest.approx(mfu)
     assert values["step_seconds"] == pytest.approx(sum(values["step_seconds_by_kind"].values()))
     assert values["step_seconds_without_pallas"] == pytest.approx(5e-3)
+    assert "MFU 63%: arithmetic at the peak takes 1.27 ms, 1.6 GB to and from memory 2.00 ms" in text
+    assert "at best MFU 63%" in page and values["mfu_at_most"] == pytest.approx(3 * mfu)
 
 
 def test_a_batch_that_grows_is_told_to_be_planned_by_its_sizes(step):
@@ -143,6 +147,6 @@ def test_a_real_plan(tmp_path):
     subprocess.run(line, cwd=ROOT, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
     values = json.loads(file.read_text(encoding="utf-8"))
     assert values["fits"] and values["devices"] == 4
-    assert 0 < values["mfu"] < 1
+    assert 0 < values["mfu"] < values["mfu_at_most"] < 1
     # Of the token table's gradient, one part is summed over the devices beside other work (train/compiler.py).
     assert any(one["kind"] == "all-reduce" and one["overlapped_bytes"] > 0 for one in values["collectives"])

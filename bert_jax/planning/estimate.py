@@ -11,6 +11,7 @@ from bert_jax.planning.collectives import Collective, collectives, exposed_secon
 from bert_jax.planning.compiled import SWITCHED_OFF, Compiled, Memory, compile_step
 from bert_jax.planning.cycles import StepTime, kernel_efficiency, step_time
 from bert_jax.planning.flops import Flops
+from bert_jax.planning.roofline import Roofline, roofline
 from bert_jax.planning.step import Rows, Step
 from bert_jax.planning.topology import Topology
 from bert_jax.train import metrics
@@ -25,6 +26,7 @@ class Estimate:
     flops: Flops
     model_flops: float
     time: StepTime | None
+    roofline: Roofline | None  # as time
     collectives: list[Collective]
     kernels: list[str]
     notes: list[str]
@@ -34,6 +36,11 @@ class Estimate:
     def mfu(self) -> float | None:
         """The model's FLOPs over what the devices could do in the time of a step."""
         return None if self.time is None else self._mfu(self.time.total)
+
+    @property
+    def mfu_at_most(self) -> float | None:
+        """That of a step which takes no longer than its arithmetic and its memory want."""
+        return None if self.roofline is None else self._mfu(self.roofline.least)
 
     def _mfu(self, seconds: float) -> float:
         topology = self.step.topology
@@ -62,6 +69,8 @@ class Estimate:
             "step_seconds_by_kind": time and self.seconds_by_kind(),
             "mfu": self.mfu,
             "mfu_without_pallas": time and self._mfu(time.without_pallas),
+            "mfu_at_most": self.mfu_at_most,
+            "roofline": self.roofline and dataclasses.asdict(self.roofline),
             "tokens_per_second": self.tokens_per_second,
             "kernel_efficiency": kernel_efficiency(chip, self._head_width),
             "attention": self.kernels,
@@ -90,7 +99,7 @@ def estimate(config: PretrainConfig, topology: Topology, rows: Rows) -> Estimate
     step = Step.of(config, topology, rows)
     compiled = compile_step(step)
     chip, devices, model = topology.chip, len(topology.devices), step.model
-    time, found = None, []
+    time, least, found = None, None, []
     if compiled.program is not None:
         found = collectives(compiled.program, devices)
         time = step_time(
@@ -100,12 +109,14 @@ def estimate(config: PretrainConfig, topology: Topology, rows: Rows) -> Estimate
             head_width=model.width // model.heads,
             exposed_collectives=exposed_seconds(found, topology),
         )
+        least = roofline(compiled.program, chip, compiled.flops, devices, model.width // model.heads)
     partial = Estimate(
         step=step,
         memory=compiled.memory,
         flops=compiled.flops,
         model_flops=metrics.training_flops(model, config.batch_size, rows.seq_len, rows.predictions),
         time=time,
+        roofline=least,
         collectives=found,
         kernels=kernels(model, step.plan.runtime, rows.seq_len),
         notes=_notes(step, compiled, time),

@@ -6,13 +6,14 @@ compiler writes beside a loop, or as the loop's condition says, which for a scan
 
 import math
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.\-]+) (?:\(.*\) -> .*)?\{$")
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*)$")
 _OPCODE = re.compile(r"\s*([\w\-]+)\(")
-_ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\]")
+_ARRAY = re.compile(r"\b([a-z]+\d*(?:e\d+m\d+\w*)?)\[([\d,]*)\](\{[^}]*\})?")
+_NAME = re.compile(r"%([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _CONDITION = re.compile(r"\bcondition=%?([\w.\-]+)")
@@ -24,7 +25,8 @@ _BITS = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a computation. `shape` is its result's as written; `called` are computations that it runs."""
+    """One line of a computation. `shape` is its result's as written; `called` are computations that it runs;
+    `operands` the lines of the same computation whose results it takes."""
 
     name: str
     opcode: str
@@ -32,6 +34,7 @@ class Instruction:
     text: str
     called: tuple[str, ...]
     trips: int | None  # of a loop, where the compiler says how many
+    operands: tuple["Instruction", ...] = field(default=(), compare=False, repr=False)
 
     @property
     def cycles(self) -> int | None:
@@ -96,21 +99,21 @@ def parse(text: str) -> Program:
     """The computations of HLO text as `compiled.as_text()` gives it. Raises ValueError for text without an ENTRY."""
     computations: dict[str, tuple[Instruction, ...]] = {}
     entry, name = "", ""
-    body: list[Instruction] = []
+    body: dict[str, Instruction] = {}
     for line in text.splitlines():
         if not line.startswith(" ") and (match := _COMPUTATION.match(line)):
-            name, body = match[2], []
+            name, body = match[2], {}
             entry = name if match[1] else entry
         elif line.startswith("}") and not line.startswith("}}"):  # that ends a kernel's metadata, on lines of its own
-            computations[name] = tuple(body)
-        elif name and (instruction := _instruction(line)):
-            body.append(instruction)
+            computations[name] = tuple(body.values())
+        elif name and (instruction := _instruction(line, body)):
+            body[instruction.name] = instruction
     if not entry:
         raise ValueError("no ENTRY computation in the text of the program")
     return Program(entry, computations)
 
 
-def _instruction(line: str) -> Instruction | None:
+def _instruction(line: str, before: Mapping[str, Instruction]) -> Instruction | None:
     match = _INSTRUCTION.match(line)
     if not match:
         return None
@@ -122,7 +125,19 @@ def _instruction(line: str) -> Instruction | None:
     if branches := _BRANCHES.search(rest):
         called += tuple(part.strip().lstrip("%") for part in branches[1].split(","))
     trips = _TRIPS.search(rest)
-    return Instruction(match[1], opcode[1], shape, rest, called, int(trips[1]) if trips else None)
+    named = _NAME.findall(_in_brackets(rest, opcode.end() - 1)) if "%" in rest else ()
+    operands = tuple(before[name] for name in named if name in before)
+    return Instruction(match[1], opcode[1], shape, rest.lstrip(), called, int(trips[1]) if trips else None, operands)
+
+
+def _in_brackets(text: str, start: int) -> str:
+    """From an opening bracket to the one that closes it."""
+    depth = 0
+    for place in range(start, len(text)):
+        depth += (text[place] == "(") - (text[place] == ")")
+        if not depth:
+            return text[start : place + 1]
+    return text[start:]
 
 
 def _split_shape(text: str) -> tuple[str, str]:
@@ -130,17 +145,24 @@ def _split_shape(text: str) -> tuple[str, str]:
     if not text.startswith("("):
         shape, _, rest = text.partition(" ")
         return shape, rest
-    depth = 0
-    for place, letter in enumerate(text):
-        depth += (letter == "(") - (letter == ")")
-        if not depth:
-            return text[: place + 1], text[place + 1 :]
-    return text, ""
+    shape = _in_brackets(text, 0)
+    return shape, text[len(shape) :]
 
 
 def shape_bytes(shape: str) -> int:
     """Bytes of a shape as HLO writes it, of all parts of a tuple; layouts and their padding left out."""
-    return sum(_element_bytes(kind) * _elements(sizes) for kind, sizes in _ARRAY.findall(shape))
+    return sum(size for size, _ in arrays_of(shape))
+
+
+def memory_bytes(shape: str) -> int:
+    """Of those parts of a shape that lie in the device's memory: whose layout names no other memory space, S(n)."""
+    return sum(size for size, there in arrays_of(shape) if there)
+
+
+def arrays_of(shape: str) -> list[tuple[int, bool]]:
+    """The bytes of each array of a shape, and whether it lies in the device's memory."""
+    found = _ARRAY.findall(shape)
+    return [(_element_bytes(kind) * _elements(sizes), "S(" not in layout) for kind, sizes, layout in found]
 
 
 def _elements(sizes: str) -> int:

@@ -2,7 +2,7 @@
 
 from bert_jax.planning.advice import gib
 from bert_jax.planning.estimate import Estimate
-from bert_jax.planning.text import headline, milliseconds
+from bert_jax.planning.text import at_best, headline, milliseconds
 from bert_jax.reporting.page import Bar, Tile, bar_list, page, section, table, text, tiles
 
 
@@ -13,7 +13,11 @@ def page_of(found: Estimate) -> str:
     header = f"<p>{text(headline(found))}</p>"
     sections = [tiles(_tiles(found)), section("Memory of a device", _memory(found))]
     if found.time is not None:
-        note = "The compiler's cycles over the clock, loop bodies as often as they run."
+        assert found.roofline is not None
+        note = (
+            "The compiler's cycles over the clock, loop bodies as often as they run. However it is compiled, a step "
+            f"takes {milliseconds(found.roofline.least)} or more, so at best {at_best(found)}."
+        )
         sections.append(section("Time of a step", _time(found), note))
     if found.collectives:
         sections.append(section("Collectives of a step", _talk(found)))

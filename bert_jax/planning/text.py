@@ -62,8 +62,20 @@ def _time(found: Estimate) -> list[str]:
     rows.append(("total", f"{milliseconds(found.time.total):>12}"))
     if found.time.pallas:
         rows.append(("without Pallas", f"{milliseconds(found.time.without_pallas):>12}"))
+    assert found.roofline is not None and found.mfu_at_most is not None
+    rows.append(("at best", f"{milliseconds(found.roofline.least):>12}  {at_best(found)}"))
     work = f"{found.flops.total:.4g} FLOPs a step on all devices, {found.model_flops:.4g} of them the model's"
     return ["", "time of a step", *_columns(rows), f"  {work}; {found.tokens_per_second:,.0f} tokens a second"]
+
+
+def at_best(found: Estimate) -> str:
+    """What keeps a step from being faster, however it is compiled."""
+    assert found.roofline is not None
+    least = found.roofline
+    return (
+        f"MFU {found.mfu_at_most:.0%}: arithmetic at the peak takes {milliseconds(least.arithmetic)}, "
+        f"{least.traffic / 1e9:,.1f} GB to and from memory {milliseconds(least.memory)}"
+    )
 
 
 def _talk(found: Estimate) -> list[str]:

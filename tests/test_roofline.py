@@ -1,0 +1,112 @@
+"""What a program moves to and from memory: as XLA counts it, and where memory spaces part the two, by hand."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from bert_jax.planning import hlo
+from bert_jax.planning.chips import CHIPS
+from bert_jax.planning.flops import Flops
+from bert_jax.planning.roofline import moved, roofline
+
+SQUARE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+V6E = CHIPS["v6e"]
+
+
+def a_product(a, b):
+    return jnp.tanh(a @ b) + a
+
+
+def a_slice(a, b):
+    return jax.lax.dynamic_slice(a, (3, 0), (5, 64)) * 2 + b[:5]
+
+
+def an_update_in_place(a, b):
+    return jax.lax.dynamic_update_slice(a, b[:4] * 2, (7, 0))
+
+
+def a_sum_of_what_is_sorted(a, b):
+    return jnp.sort(a, axis=0).sum(axis=1) + b[0]
+
+
+@pytest.mark.parametrize("work", [a_product, a_slice, an_update_in_place, a_sum_of_what_is_sorted])
+def test_what_is_moved_is_what_xla_counts(work):
+    compiled = jax.jit(work).lower(SQUARE, SQUARE).compile()
+    program = hlo.parse(compiled.as_text())
+    found = sum(times * moved(program, one) for one, times in program.runs())
+    assert found == compiled.cost_analysis()["bytes accessed"] > 0
+
+
+# What only TPUs' compiler writes: S(1) is the memory beside the matrix units. A row is 1,024 bytes.
+ON_TPU = """HloModule m
+
+%negated (p: f32[1000,256]) -> (f32[1000,256], f32[1000,256]) {
+  %p = f32[1000,256]{1,0} parameter(0)
+  %n = f32[1000,256]{1,0} negate(%p)
+  ROOT %both = (f32[1000,256]{1,0}, f32[1000,256]{1,0}) tuple(%n, %p)
+}
+
+%rows (all: f32[1000,256], at: s32[]) -> f32[10,256] {
+  %all = f32[1000,256]{1,0} parameter(0)
+  %at = s32[]{:S(6)} parameter(1)
+  %flat = f32[1000,256]{1,0} bitcast(%all)
+  ROOT %cut = f32[10,256]{1,0} dynamic-slice(%flat, %at, %at), dynamic_slice_sizes={10,256}
+}
+
+%around (q: f32[1000,256], r: s32[]) -> f32[10,256] {
+  %q = f32[1000,256]{1,0} parameter(0)
+  %r = s32[]{:S(6)} parameter(1)
+  %inner = f32[10,256]{1,0} fusion(%q, %r), kind=kLoop, calls=%rows
+  ROOT %minus = f32[10,256]{1,0} negate(%inner)
+}
+
+%added (into: f32[1000,256], where: s32[10], what: f32[10,256]) -> f32[1000,256] {
+  %into = f32[1000,256]{1,0} parameter(0)
+  %where = s32[10]{0} parameter(1)
+  %what = f32[10,256]{1,0} parameter(2)
+  %sums = f32[1000,256]{1,0} scatter(%into, %where, %what), to_apply=%add
+  ROOT %same = f32[1000,256]{1,0} bitcast(%sums)
+}
+
+ENTRY %main (x: f32[1000,256], at.1: s32[], where.1: s32[10]) -> f32[1000,256] {
+  %x = f32[1000,256]{1,0:T(8,128)} parameter(0)
+  %at.1 = s32[]{:S(6)} parameter(1)
+  %where.1 = s32[10]{0} parameter(2)
+  %near = (f32[1000,256]{1,0:T(8,128)S(1)}, f32[1000,256]{1,0:T(8,128)}) fusion(%x), kind=kLoop, calls=%negated
+  %first = f32[1000,256]{1,0:T(8,128)S(1)} get-tuple-element(%near), index=0
+  %sliced = f32[10,256]{1,0} fusion(%x, %at.1), kind=kLoop, calls=%around
+  %fetched = (f32[1000,256]{1,0:S(1)}, f32[1000,256]{1,0}, u32[]{:S(2)}) copy-start(%x)
+  %fetched.done = f32[1000,256]{1,0:S(1)} copy-done(%fetched)
+  %part = ((f32[1000,256]{1,0}), f32[20,256]{1,0:S(1)}, s32[]{:S(2)}) slice-start(%x), slice={[0:20], [0:256]}
+  %part.done = f32[20,256]{1,0:S(1)} slice-done(%part)
+  %marker = f32[1000,256]{1,0:S(1)} custom-call(%first), custom_call_target="ConcatBitcast"
+  %kernel = f32[1000,256]{1,0} custom-call(%first, %x), custom_call_target="tpu_custom_call"
+  %looked = f32[10,256]{1,0:S(1)} gather(%x, %where.1), offset_dims={1}
+  ROOT %summed = f32[1000,256]{1,0} fusion(%x, %where.1, %sliced), kind=kLoop, calls=%added
+}
+"""
+ROW = 1024
+MOVED = {
+    "near": 2000 * ROW,  # read once, and one of two results written
+    "sliced": 20 * ROW,  # of an array that only a fusion within it slices
+    "fetched": 1000 * ROW,
+    "part.done": 20 * ROW,
+    "kernel": 2000 * ROW,
+    "looked": 10 * ROW,
+    "summed": 20 * ROW + 40,  # in place: rows read and written, and their numbers
+}
+
+
+def test_memory_beside_the_matrix_units_moves_for_nothing():
+    program = hlo.parse(ON_TPU)
+    found = {one.name: moved(program, one) for one, _ in program.runs()}
+    assert {name: size for name, size in found.items() if size} == MOVED
+
+
+def test_the_slower_of_arithmetic_and_memory_is_the_least():
+    program = hlo.parse(ON_TPU)
+    traffic = sum(MOVED.values())
+    least = roofline(program, V6E, Flops(xla=3e9, pallas=1e9), devices=2, head_width=64)
+    assert least.traffic == traffic and least.memory == pytest.approx(traffic / V6E.memory_bandwidth)
+    assert least.arithmetic == pytest.approx((1.5e9 + 4 * 0.5e9) / V6E.peak_flops)  # a fourth of a unit 256 wide
+    assert least.least == max(least.arithmetic, least.memory)
