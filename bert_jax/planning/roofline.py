@@ -53,15 +53,20 @@ def moved(program: Program, instruction: Instruction) -> int:
     if opcode in _PARTS:
         part = operands[_PARTS[opcode]]
         return memory_bytes(part.shape) + _part(operands[0], part)
-    if opcode != "fusion":
+    body = _body(program, instruction)
+    if not body:
         return written + sum(memory_bytes(one.shape) for one in operands)
-    body = program.computations[instruction.called[0]]
     read = (
         min(memory_bytes(operand.shape), _read(program, body, place, shape_bytes(operand.shape)))
         for place, operand in enumerate(operands)
         if memory_bytes(operand.shape)
     )
     return _written(body[-1], instruction) + sum(read)
+
+
+def _body(program: Program, instruction: Instruction) -> tuple[Instruction, ...]:
+    """The instructions of a fusion, none of any other."""
+    return program.computations.get(instruction.called[0], ()) if instruction.opcode == "fusion" else ()
 
 
 def _part(whole: Instruction, part: Instruction) -> int:
@@ -86,7 +91,7 @@ def _used(program: Program, body: tuple[Instruction, ...], array: Instruction, w
             elif user.opcode in _SAME:
                 total += _used(program, body, user, whole)
             elif user.opcode == "fusion":
-                total += _read(program, program.computations[user.called[0]], place, whole)
+                total += _read(program, _body(program, user), place, whole)
             elif user.opcode not in _PARTS or place:
                 return whole
     return min(total, whole)
