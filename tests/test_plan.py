@@ -147,6 +147,6 @@ def test_a_real_plan(tmp_path):
     subprocess.run(line, cwd=ROOT, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
     values = json.loads(file.read_text(encoding="utf-8"))
     assert values["fits"] and values["devices"] == 4
-    assert 0 < values["mfu"] < values["mfu_at_most"] < 1
+    assert 0 < values["mfu"] < 1 and values["mfu"] < values["mfu_at_most"]
     # Of the token table's gradient, one part is summed over the devices beside other work (train/compiler.py).
     assert any(one["kind"] == "all-reduce" and one["overlapped_bytes"] > 0 for one in values["collectives"])
