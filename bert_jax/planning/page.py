@@ -15,8 +15,8 @@ def page_of(found: Estimate) -> str:
     if found.time is not None:
         assert found.roofline is not None
         note = (
-            "The compiler's cycles over the clock, loop bodies as often as they run. However it is compiled, a step "
-            f"takes {milliseconds(found.roofline.least)} or more, so at best {at_best(found)}."
+            "The compiler's cycles over the clock, loop bodies as often as they run. However well this program is run, "
+            f"a step takes {milliseconds(found.roofline.least)} or more, so at best {at_best(found)}."
         )
         sections.append(section("Time of a step", _time(found), note))
     if found.collectives:

@@ -1,5 +1,5 @@
-"""The least time that a step can take on a device, however well the compiler runs it (the roofline of Williams et al.
-2009): its arithmetic at the peak, or what it moves to and from memory at the bandwidth, whichever takes longer.
+"""The least time that a compiled program can take on a device, the roofline of Williams et al. 2009: its arithmetic at
+the peak, or what it moves to and from memory at the bandwidth, whichever takes longer.
 
 Each instruction reads what it is given once and writes its result once; what lies beside the matrix units (a memory
 space other than 0 in the layout) moves for nothing. Of an array that a fusion only slices, or writes a part of in
@@ -32,7 +32,7 @@ class Roofline:
 
 
 def roofline(program: Program, chip: Chip, flops: Flops, devices: int, head_width: int) -> Roofline:
-    """Of a step with so many FLOPs on all devices; kernels' count at what matrix units can do with heads so wide."""
+    """Of a step with so many FLOPs on all devices; kernels count at what matrix units can do with heads so wide."""
     unit = min(1.0, head_width / chip.unit)
     work = (flops.xla + flops.pallas / unit) / devices
     traffic = sum(times * moved(program, instruction) for instruction, times in program.runs())

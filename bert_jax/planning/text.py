@@ -69,7 +69,7 @@ def _time(found: Estimate) -> list[str]:
 
 
 def at_best(found: Estimate) -> str:
-    """What keeps a step from being faster, however it is compiled."""
+    """What keeps the program from being faster, however well it is run."""
     assert found.roofline is not None
     least = found.roofline
     return (
