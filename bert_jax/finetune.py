@@ -250,6 +250,7 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
             objective=kind_of(data.task).objective(data.task),
             source=sources[trial.seed],
             workdir=workdir / trial.folder,
+            summed_up_in=workdir,
             tokenizer=start.tokenizer,
             kind="finetuning",
             description=f"{data.task.name} {trial.folder or f'seed {trial.seed}'}",

@@ -156,6 +156,12 @@ def test_several_seeds_are_summed_up_and_the_workdir_opens_as_the_best(
     assert found.metrics["accuracy"] == pytest.approx(max(accuracy["values"]))
     assert finetune(config, workdir) == result
     assert json.loads((workdir / "seed-1" / "result.json").read_text())["seeds"] == [1]
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer, "fit", lambda run: dataclasses.replace(fit(run), stop_asked=True))
+        with pytest.raises(Stopped, match="seed-2 is done"):
+            finetune(dataclasses.replace(config, seeds=(2, 3)), workdir)
+    assert not (workdir / "result.json").exists()  # of seeds 0 and 1, whose own are still so
+    assert (workdir / "seed-1" / "result.json").exists()
 
 
 @pytest.mark.slow

@@ -59,6 +59,12 @@ class Run:
     unfreeze_every: int = 0  # steps from one layer to the next, of train_layers gradual
     early_stop: int = 0  # evaluations without a better config.checkpoint.best after which it ends; 0: never
     task: dict[str, Any] | None = None  # what a fine-tuned checkpoint must say of its labels
+    summed_up_in: Path | None = None  # the workdir whose result is that of all seeds and rates, of which this is one
+
+    def forget_result(self) -> None:
+        """Removes what was said of the run when it had ended, which is no longer so."""
+        for folder in filter(None, (self.workdir, self.summed_up_in)):
+            (folder / RESULT_FILE).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)

@@ -155,8 +155,8 @@ class _Loop:
                 if step == self.first and self.interruption.asked:
                     self._save_and_stop(step, state)  # before the step is compiled, which cannot be interrupted
                 if step == self.first and distributed.leads():
-                    for member in self.running:  # what it said is no longer so
-                        (member.run.workdir / RESULT_FILE).unlink(missing_ok=True)
+                    for member in self.running:
+                        member.run.forget_result()
                 batch = next(self.batches)
                 if step > self.first and step in self.source.changes:
                     rows, slots = _shape(batch)
