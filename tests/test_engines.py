@@ -83,6 +83,26 @@ def test_units_are_shared_with_processes_beside_this_one(tmp_path: Path) -> None
     assert os.getpid() in done and len(set(done)) > 1
 
 
+def _waits_for_the_long_one(here: int, long: str, directory: Path, unit: Unit) -> Record:
+    """In process `here`, goes on once another one has begun the long unit."""
+    if unit.name == long:
+        (directory / "begun").touch()
+    until = time.monotonic() + 60
+    while os.getpid() == here and unit.name > long and not (directory / "begun").exists():
+        assert time.monotonic() < until, "nobody begins the long unit"
+        time.sleep(0.005)
+    return _slowly(0.005, directory, unit)
+
+
+def test_the_process_that_hands_units_on_takes_no_long_one(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(local, "_LONG", 100)
+    units = _units(20)
+    units[6] = units[6]._replace(documents=(b"x" * 100,))
+    work = functools.partial(_waits_for_the_long_one, os.getpid(), units[6].name)
+    done_by = {one.name: one.counts["process"] for one in local.run(work, units, 2, tmp_path)}
+    assert done_by[units[6].name] != os.getpid() and os.getpid() in done_by.values()
+
+
 def test_what_a_unit_raises_elsewhere_is_raised_here(tmp_path: Path) -> None:
     """After the units that have begun, so that nothing writes into the folder any more."""
     switch_interval = sys.getswitchinterval()

@@ -32,6 +32,10 @@ _TURN_SECONDS = 0.0005
 # Bytes of text that take as long as the start of another process; of two units such a small one is not sent away.
 _WORTH_A_PROCESS = 1_000_000
 
+# Bytes of text that keep a process for so long that those beside it run out of units: twice what units have unless a
+# document is longer than that, or --unit_mb says so. The process that hands units on does not take one.
+_LONG = 16_000_000
+
 
 def begin(workers: int) -> None:
     """Has what the workers of `run` import be imported while the caller goes on."""
@@ -44,14 +48,14 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Ite
     """Runs units in this process, and in a pool of workers - 1 others; 0 workers are one for each core.
 
     Each of the others is given a unit to do and one to go on with, and while they have that, this process does units
-    itself. So memory does not grow with the corpus, and at the end all have something to do until less than a unit is
-    left. When the caller stops early, or anything raises, units that others have begun are finished first. Raises
-    UserError when the system kills a worker.
+    itself, but for the first long one: that waits for one of the others. So memory does not grow with the corpus, and
+    at the end all have something to do until less than a unit is left. When the caller stops early, or anything raises,
+    units that others have begun are finished first. Raises UserError when the system kills a worker.
     """
     others = (workers or cores()) - 1
     units = iter(units)
     first = deque(itertools.islice(units, 2 if others else 0))
-    small = any(sum(map(len, unit.documents)) < _WORTH_A_PROCESS for unit in first)
+    small = any(_bytes(unit) < _WORTH_A_PROCESS for unit in first)
     first.extend(itertools.islice(units, 1 if small else 0))
     nothing_to_share = len(first) < (3 if small else 2)
     units = itertools.chain(_emptying(first), units)
@@ -72,7 +76,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Ite
                 for future in [future for future in pending if future.done()]:
                     del pending[future]
                     yield future.result()
-                if len(pending) < 2 * others:
+                if len(pending) < 2 * others + (_bytes(unit) >= _LONG):
                     pending[waiting.submit(_do_there, pool, work, directory, unit)] = unit
                 else:
                     yield work(directory, unit)
@@ -85,6 +89,10 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Ite
             raise UserError(f"{KILLED}, with fewer --workers") from None
         finally:
             waiting.shutdown(wait=True, cancel_futures=True)
+
+
+def _bytes(unit: Unit) -> int:
+    return sum(map(len, unit.documents))
 
 
 def _emptying(units: deque[Unit]) -> Iterator[Unit]:
