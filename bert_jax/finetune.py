@@ -130,6 +130,9 @@ def prepare(
     """What finetune begins from, the task's encoded rows, and the run of each seed and rate. Nothing is written."""
     _check(config, workdir)
     task, files = table.resolve(config.task)
+    for path in files.values():
+        for line in evaluation.told_of_files(path):
+            _say(line)
     splits = {
         name: table.read(task, path, label_required=name.startswith(("train", "dev"))) for name, path in files.items()
     }

@@ -6,6 +6,7 @@ import io
 import json
 import lzma
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
-from bert_jax.tasks import reading, table
+from bert_jax.tasks import evaluation, reading, table
 from bert_jax.tasks.kinds.classification import Classification
 from bert_jax.tasks.reading import Column, Columns
 from bert_jax.tasks.task import Task
@@ -251,28 +252,66 @@ def test_a_parquet_column_that_is_not_there_is_told(tmp_path: Path) -> None:
         reading.read_table(path, OWN, label_required=True)
 
 
-def test_the_first_of_several_parquet_files_stands_for_them_all(tmp_path: Path) -> None:
-    rows = [{"text": str(number), "label": number % 2, "pair": "b"} for number in range(7)]
-    shards = [tmp_path / f"train-{number:05d}-of-00003.parquet" for number in range(3)]
+def write_shards(folder: Path, rows: list[dict], digits: Sequence[str] = ("", "", "")) -> list[Path]:
+    """Three files, the second without rows."""
+    shards = [folder / f"train-{number:05d}-of-00003{each}.parquet" for number, each in enumerate(digits)]
     for shard, part in zip(shards, (rows[:3], [], rows[3:]), strict=True):
-        pq.write_table(pa.Table.from_pylist(part, pq.read_schema(shards[0]) if shard != shards[0] else None), shard)
-    write_parquet(tmp_path / "whole.parquet", rows)
-    whole = reading.read_table(tmp_path / "whole.parquet", OWN, label_required=True)
+        pq.write_table(pa.Table.from_pylist(part, pa.Table.from_pylist(rows).schema), shard)
+    return shards
+
+
+SEVEN = [{"text": str(number), "label": number % 2, "pair": "b"} for number in range(7)]
+
+
+@pytest.mark.parametrize("digits", [("", "", ""), ("-0123456789abcdef", "-fedcba9876543210", "-00000000aaaaaaaa")])
+def test_the_first_of_several_parquet_files_stands_for_them_all(tmp_path: Path, digits: tuple[str, ...]) -> None:
+    shards = write_shards(tmp_path, SEVEN, digits)
+    whole = reading.read_table(write_parquet(tmp_path / "whole.parquet", SEVEN), OWN, label_required=True)
     found = reading.read_table(shards[0], OWN, label_required=True)
     assert found.items == whole.items and len(found.items) == 7
     assert [item.line for item in found.items] == list(range(1, 8))
     assert len(reading.read_table(shards[2], OWN, label_required=True).items) == 4  # named itself, it is itself
     assert table.find_split("own", tmp_path, "train") == shards[0]
+    assert evaluation.told_of_files(shards[0]) == [f"{shards[0]}: all 3 files of its name, whose rows are counted on"]
+    assert not evaluation.told_of_files(shards[2])
+    shards[1].rename(tmp_path / "elsewhere.parquet")
+    with pytest.raises(UserError, match=r"no such file: .*train-00001-of-00003.*.parquet"):
+        reading.read_table(shards[0], OWN, label_required=True)
 
-    write_parquet(shards[2], rows[3:], ["bad", "good"])
-    with pytest.raises(UserError, match=r"00002-of-00003.parquet names its classes otherwise than train-00000-of"):
-        reading.read_table(shards[0], OWN, label_required=True)
-    write_parquet(shards[2], [{"review": "a", "label": 1}])
-    with pytest.raises(UserError, match=r"00002-of-00003.parquet has no column 'text'"):
-        reading.read_table(shards[0], OWN, label_required=True)
-    shards[2].unlink()
-    with pytest.raises(UserError, match=r"no such file: .*train-00002-of-00003.parquet"):
-        reading.read_table(shards[0], OWN, label_required=True)
+
+@pytest.mark.parametrize(
+    "rows, classes, said",
+    [
+        (SEVEN, ["bad", "good"], r"00002-of-00003.parquet names its classes otherwise than train-00000-of"),
+        ([{"review": "a", "label": 1}], None, r"00002-of-00003.parquet has no column 'text'; its columns are: review"),
+        ([{"text": "a"}], None, r"00002-of-00003.parquet has no column 'label', and train-00000-of-00003.parquet has"),
+    ],
+)
+def test_parquet_files_that_are_not_of_one_data_set_are_told(
+    tmp_path: Path, rows: list[dict], classes: list[str] | None, said: str
+) -> None:
+    shards = write_shards(tmp_path, SEVEN)
+    write_parquet(shards[2], rows, classes)
+    with pytest.raises(UserError, match=said):
+        reading.read_table(shards[0], OWN, label_required=False)
+
+
+def test_parquet_files_of_two_data_sets_are_told_not_chosen_from(tmp_path: Path) -> None:
+    write_shards(tmp_path, SEVEN)
+    write_parquet(tmp_path / "train-00000-of-00001.parquet", SEVEN)
+    with pytest.raises(UserError, match=r"train-00000-of-00001.parquet and train-00000-of-00003.parquet are there"):
+        table.find_split("own", tmp_path, "train")
+    for digits in ("-0123456789abcdef", "-fedcba9876543210"):
+        write_parquet(tmp_path / f"dev-00001-of-00002{digits}.parquet", SEVEN)
+    with pytest.raises(UserError, match=r"dev-00001-of-00002-0123456789abcdef.parquet and dev-.* are there"):
+        reading.files_of(tmp_path / "dev-00000-of-00002-0123456789abcdef.parquet")
+
+
+def test_a_split_that_is_part_of_another_one_is_refused(tmp_path: Path) -> None:
+    first, _, last = map(str, write_shards(tmp_path, SEVEN))
+    with pytest.raises(UserError, match=r"stands for all 3 files of its name, and dev is one of them: train-00002-of"):
+        table.resolve(TaskConfig(train=first, dev=last, text="text", label="label"))
+    table.resolve(TaskConfig(train=last, dev=first.replace("train-00000", "train-00001"), text="text", label="label"))
 
 
 def write_prepared(folder: Path, splits: dict[str, list[dict]], classes: list[str]) -> None:

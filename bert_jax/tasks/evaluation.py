@@ -19,7 +19,7 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import table
+from bert_jax.tasks import reading, table
 from bert_jax.tasks.example import TaskBatch, TaskRows
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.objective import TaskObjective
@@ -49,6 +49,12 @@ def counts(rows: TaskRows, task: Task, tokenizer: Tokenizer) -> dict[str, int]:
     if rows.split.left_out:
         found["left_out"] = rows.split.left_out
     return found | kind_of(task).counts(rows)
+
+
+def told_of_files(path: Path) -> list[str]:
+    """What a user should know before a split is read, a line each: that it is more than the file that was named."""
+    count = len(reading.files_of(path))
+    return [f"{path}: all {count} files of its name, whose rows are counted on"] if count > 1 else []
 
 
 def remarks(rows: TaskRows, task: Task) -> list[str]:
@@ -151,7 +157,7 @@ def evaluate(
         split_task = table.metrics_of(task, _split_of(task, name, split.path))
         measured = measure(split_task, loaded.model, config, params, rows)
         metrics |= {f"{metric_prefix(name)}{metric}": value for metric, value in measured.items()}
-        told += remarks(rows, split_task)
+        told += told_of_files(split.path) + remarks(rows, split_task)
     return Evaluation(metrics, sizes, tuple(told))
 
 

@@ -23,9 +23,6 @@ BUNDLED_EWT = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "ew
 # What a file of one's own is by default, by its form.
 KIND_OF_FILE = {"table": "classification", "squad": "question", "conllu": "tagging", "conll": "tagging"}
 OWN_ENDINGS = (".json", ".tsv", ".csv", ".jsonl", ".parquet", ".conllu", ".conll")
-# What a split's first file of however many is called in a clone of a Hugging Face data set, and its only one in what
-# `datasets` writes.
-FIRST_SHARD = "-00000-of-?????.parquet"
 STORED_ENDINGS = (".parquet", ".jsonl")
 
 
@@ -35,7 +32,7 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
     A named task's files are those of task.data_dir (a folder, or tfds: and the name of prepared data; nothing after
     it: the task's own), or of $BERT_JAX_DATA; those that task.train, task.dev and
     task.test name take their places. With task.train and no task.data_dir there are no others. Raises UserError for
-    an unknown name, no task at all, columns given for a named task, or a missing file.
+    an unknown name, no task at all, columns given for a named task, a missing file, or one that is of two splits.
     """
     if config.max_length < 8:
         raise UserError(f"task.max_length is {config.max_length}; use 8 or more")
@@ -61,7 +58,9 @@ def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
     else:
         raise UserError(f"no task: give task.name ({', '.join(TASKS)}), or task.train with task.text and task.label")
     task = replace(task, **_options(config))
-    return task, {split: files[split] for split in splits_of(task.name) if split in files}
+    files = {split: files[split] for split in splits_of(task.name) if split in files}
+    reading.check_apart(files)
+    return task, files
 
 
 def _options(config: TaskConfig) -> dict[str, Any]:
@@ -107,20 +106,17 @@ def read(task: Task, path: Path, label_required: bool = True) -> Split[Any]:
 def find_split(task_name: str, folder: Path, split: str) -> Path | None:
     """The file of a split of a named task (or SPLIT.tsv, SPLIT.conllu ... of any other) in a folder, if it is there."""
     named = TASKS.get(task_name)
-    names = [*(split + ending for ending in OWN_ENDINGS), *_first_shards(folder, split)]
+    names = [split + ending for ending in OWN_ENDINGS]
+    called = [split]  # of several files
     if named:
         stored = named.stored_splits.get(split)
-        others = [*_first_shards(folder, stored), *(stored + ending for ending in STORED_ENDINGS)] if stored else []
-        names = [*named.files[split], *others, *names]
+        names = [*named.files[split], *(stored + ending for ending in STORED_ENDINGS if stored), *names]
+        called = [stored, split] if stored else called
     for name in names:
         for ending in ("", *COMPRESSED):
             if (folder / (name + ending)).is_file():
                 return folder / (name + ending)
-    return None
-
-
-def _first_shards(folder: Path, name: str) -> list[str]:
-    return sorted(path.name for path in folder.glob(name + FIRST_SHARD))
+    return next((path for name in called if (path := reading.first_file(folder, name))), None)
 
 
 def find_folder(task_name: str, folder: Path, splits: Sequence[str] = ("train",)) -> Path:

@@ -5,6 +5,7 @@ columns    which columns of a file hold what
 records    chosen columns of any table: one face over those below
 delimited  TSV (never quoted) and CSV (quoted)
 stored     JSON lines, Parquet, and prepared data of TensorFlow Datasets
+shards     several Parquet files under the first one's name
 marks      the word of a text that a task asks about
 examples   texts and pairs of texts with a label, from records
 conll      words and tags: CoNLL columns and CoNLL-U
@@ -19,6 +20,7 @@ from bert_jax.tasks.reading.lines import COMPRESSED, TFDS, kind_of_file, numbere
 from bert_jax.tasks.reading.lists import read_word_lists
 from bert_jax.tasks.reading.marks import mark_words
 from bert_jax.tasks.reading.records import Record, Records, is_stored, read_records
+from bert_jax.tasks.reading.shards import check_apart, files_of, first_file
 from bert_jax.tasks.reading.spans import checked_spans, read_spans
 
 __all__ = [
@@ -28,7 +30,10 @@ __all__ = [
     "Columns",
     "Record",
     "Records",
+    "check_apart",
     "checked_spans",
+    "files_of",
+    "first_file",
     "is_stored",
     "kind_of_file",
     "mark_words",

@@ -1,8 +1,6 @@
 """Values of their own types under names: JSON lines, Parquet, and prepared data of TensorFlow Datasets."""
 
-import itertools
 import json
-import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +15,7 @@ from bert_jax.stores import first_line
 from bert_jax.tasks.inputs import is_unicode
 from bert_jax.tasks.reading.columns import Column, advice
 from bert_jax.tasks.reading.lines import check_file, numbered_lines
-
-# The first of several files that are one, as `datasets` names them.
-_FIRST_SHARD = re.compile(r"-00000-of-(\d{5})(?=\.parquet$)")
+from bert_jax.tasks.reading.shards import files_of
 
 # Line (or row) and values of each record, which columns are there, and the names of classes by column.
 Stored = tuple[list[tuple[int, tuple[Any, ...]]], tuple[bool, ...], tuple[tuple[str, ...], ...]]
@@ -56,30 +52,34 @@ def json_records(path: Path, columns: Sequence[Column]) -> Stored:
 
 
 def parquet_records(path: Path, columns: Sequence[Column]) -> Stored:
-    """Of a Parquet file; the first of several, as NAME-00000-of-00003.parquet, stands for them all, whose rows are
-    counted on from one to the next. Classes, alone or in lists, have names where the schema that `datasets` of Hugging
-    Face wrote tells them.
+    """Of a Parquet file, or of several that the first one stands for (shards.py), whose rows are counted on from one to
+    the next. Classes, alone or in lists, have names where the schema that `datasets` of Hugging Face wrote tells them.
 
-    A column is there when any of the files has it. Raises UserError for a file that is missing, no Parquet or damaged,
-    for a required column that it lacks, and for classes named otherwise than in the first.
+    Raises UserError for a file that is missing, no Parquet or damaged, for a required column that it lacks, and for one
+    with other columns than the first, or other names of classes.
     """
-    parts = [_parquet_part(part, columns) for part in _shards(path)]
-    rows = [values for values, _, _ in parts]
-    class_names = parts[0][2]
-    for part, (_, _, names) in zip(_shards(path), parts, strict=True):
+    files = files_of(path)
+    for file in files:
+        check_file(file)
+    (first, present, class_names), *others = (_parquet_rows(file, columns) for file in files)
+    rows = list(first)
+    for file, (more, there, names) in zip(files[1:], others, strict=True):
+        for column, here, before in zip(columns, there, present, strict=True):
+            if here != before:
+                one, other = (file, path) if before else (path, file)
+                raise UserError(f"{one} has no column {column.name!r}, and {other.name} has. Fetch or make both again")
         if names != class_names:
-            raise UserError(f"{part} names its classes otherwise than {path.name}. Fetch or make both again")
-    present = tuple(any(there) for there in zip(*(there for _, there, _ in parts), strict=True))
-    if not any(rows):
+            raise UserError(f"{file} names its classes otherwise than {path.name}. Fetch or make both again")
+        rows += more
+    if not rows:
         raise UserError(f"{path} has no rows. Give a file with one example a row")
-    return list(enumerate(itertools.chain.from_iterable(rows), start=1)), present, class_names
+    return list(enumerate(rows, start=1)), present, class_names
 
 
-def _parquet_part(
+def _parquet_rows(
     path: Path, columns: Sequence[Column]
 ) -> tuple[list[tuple[Any, ...]], tuple[bool, ...], tuple[tuple[str, ...], ...]]:
     """The rows of one file, which columns it has, and the names of their classes."""
-    check_file(path)
     try:
         schema = pq.read_schema(path)
         present = _present(str(path), columns, schema.names)
@@ -95,15 +95,6 @@ def _parquet_part(
     features = _features(schema)
     names = tuple(_class_names(features.get(column.name)) for column in columns)
     return list(zip(*values, strict=True)), present, names
-
-
-def _shards(path: Path) -> list[Path]:
-    """The files that a first shard stands for, in order; any other file alone."""
-    match = _FIRST_SHARD.search(path.name)
-    if not match:
-        return [path]
-    count = match[1]
-    return [path, *(path.with_name(path.name.replace(match[0], f"-{n:05d}-of-{count}")) for n in range(1, int(count)))]
 
 
 def prepared_records(address: str, columns: Sequence[Column]) -> Stored:
