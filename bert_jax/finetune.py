@@ -229,8 +229,10 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
     rows, length = data.rows["train"], data.task.max_length
     initial = start.initial_params(_heads(data.task), data.task)
     evaluators = []
+    measured: tuple[str, ...] = ()
     if "dev" in data.rows:
         size = config.eval.batch_size or config.batch_size
+        measured = kind_of(data.task).metric_names(data.task, data.splits["dev"])
         evaluators.append(evaluation.make_evaluator(data.task, data.rows["dev"], size))
 
     every = {
@@ -258,7 +260,7 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
             kind="finetuning",
             description=f"{data.task.name} {trial.folder or f'seed {trial.seed}'}",
             evaluators=evaluators,
-            measured=kind_of(data.task).metric_names(data.task),
+            measured=measured,
             held_out={"task.dev": fingerprint(data.rows["dev"])} if evaluators else {},
             initial_params=initial,
             train_layers=config.train_layers,

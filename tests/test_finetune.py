@@ -447,3 +447,6 @@ def test_the_threshold_of_no_answer_is_found_on_dev_and_stays_with_the_checkpoin
     given = dataclasses.replace(config, task=dataclasses.replace(config.task, null_threshold=0.0))
     assert finetune(given, tmp_path / "run")["metrics"]["NoAns_exact"]["values"] == [1.0]  # nothing is ever answered
     assert evaluation.task_of(source.open_checkpoint(tmp_path / "run")).null_threshold == 0.0
+    chosen = dataclasses.replace(given, steps=3, checkpoint=CheckpointConfig(best="eval_f1"))
+    with pytest.raises(UserError, match=r"is of another run: task.null_threshold: none -> 0.0\. "):
+        finetune(chosen, tmp_path / "run")  # its f1 was measured at another one

@@ -104,7 +104,11 @@ def test_metrics_and_predictions_of_questions_that_may_have_no_answer(letters): 
     assert KIND.calibrated(TASK, {"f1": 1.0}) == TASK
     settled = replace(task, null_threshold=0.5)
     assert KIND.calibrated(settled, KIND.measure(settled, rows, answers)) == settled
-    assert set(KIND.metric_names(TASK)) >= {"exact_match", "exact", "task_loss"}
+    squad1 = KIND.complete(TASK, split_of(("a", "b", (Answer("b", 0),))))
+    assert KIND.metric_names(squad1, split) == (*SQUAD2_METRICS, "task_loss") == KIND.metric_names(settled, split)
+    assert "exact_match" in KIND.metric_names(squad1, split_of(("a", "b", (Answer("b", 0),))))
+    with pytest.raises(UserError, match=r"null_threshold is 0.5, but every question of .* has an answer"):
+        KIND.complete(replace(TASK, null_threshold=0.5), split_of(("a", "b", (Answer("b", 0),))))
     for kind, threshold in (("question", 1.5), ("classification", 0.5)):
         with pytest.raises(UserError, match=rf"task.null_threshold is {threshold}; use a probability"):
             replace(TASK, kind=kind, null_threshold=threshold)

@@ -40,7 +40,7 @@ class Task:
     n_best: int = 20  # answers that are kept of a question
     max_answer_length: int = 30  # in pieces
     unanswerable: bool = False  # whether questions may have no answer (SQuAD 2.0)
-    null_threshold: float | None = None  # such a question's probability of none is above it; None: not calibrated yet
+    null_threshold: float | None = None  # such a question's probability of none is above it; None: as on dev
     max_span: int = 0  # words of the longest span that is looked for; 0: until the training file was read
     span_scores: str = "binary"  # yes or no to each type of a span, or one of its classes, of which one is none
     threshold: float = 0.0  # the probability from which a span is one; 0: until it is calibrated on dev

@@ -29,8 +29,9 @@ ALL = "all"
 FREE = (
     *("log_every", "profile", "checkpoint", "eval", "mesh", "data.prefetch", "data.cache_dir", "seeds"),
     *("learning_rates", "run_together", "allow_changes", "on_nonfinite", "skip_at_most"),
-    "task.null_threshold",
 )
+# What is measured depends on it, so that it is free where nothing is chosen by what was measured.
+MEASURED_AT = "task.null_threshold"
 # They name files: the fingerprints of what was read stand in their place.
 PATHS = (
     "data.train",
@@ -48,7 +49,7 @@ PATHS = (
 ENDS = ("steps", "budget_minutes", "budget_replay", "epochs", "early_stop")
 # What a step's batch depends on (law 1), but for what is only measured.
 BATCHES = ("batch_size", "batch_schedule", "length_pool", "seed", "data", "task")
-HELD_OUT = ("data.eval", "task.dev")
+HELD_OUT = ("data.eval", "task.dev", MEASURED_AT)
 
 
 def provenance(run: Run) -> dict[str, Any]:
@@ -111,9 +112,10 @@ def _fingerprints(run: Run) -> dict[str, str]:
 
 
 def _unused(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
-    """What has no effect beside another key."""
+    """What has no effect beside another key, or without one."""
     scheduled = bool(before.get("batch_schedule")) and bool(now.get("batch_schedule"))
-    return ("batch_size",) if scheduled else ()
+    chosen = bool(now.get("checkpoint.best"))
+    return (*(("batch_size",) if scheduled else ()), *(() if chosen else (MEASURED_AT,)))
 
 
 def _allowed(names: str, known: Iterable[str]) -> tuple[str, ...]:

@@ -73,8 +73,8 @@ class Kind(abc.ABC):
     def measure(self, task: Task, rows: TaskRows, answers: Sequence[Any]) -> dict[str, float]:
         """The task's metrics of a labelled split, from the objective's answers for each of its rows, in order."""
 
-    def metric_names(self, task: Task) -> tuple[str, ...]:
-        """The names of what is measured in training of a task whose metrics are known, by which one may choose."""
+    def metric_names(self, task: Task, dev: Split[Any]) -> tuple[str, ...]:
+        """The names of what is measured of dev in training, by which one may choose; the task's metrics are known."""
         return (*task.metrics, "task_loss")
 
     def calibrated(self, task: Task, metrics: Mapping[str, float]) -> Task:

@@ -7,6 +7,7 @@ from typing import Any
 
 from jaxtyping import Array, Float
 
+from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.tasks.example import Split, TaskBatch, TaskRows
@@ -41,8 +42,16 @@ class QuestionAnswering(Kind):
         return Split(source, found, labelled=False)
 
     def complete(self, task: Task, train: Split[Question]) -> Task:
-        """The task, with questions that have no answer where the training file has some."""
+        """The task, with questions that have no answer where the training file has some.
+
+        Raises UserError for a threshold of no answer where it has none.
+        """
         task = replace(task, unanswerable=task.unanswerable or _some_without(train))
+        if task.null_threshold is not None and not task.unanswerable:
+            raise UserError(
+                f"task.null_threshold is {task.null_threshold}, but every question of {train.path} has an answer, so "
+                "that the model learns to give one always. Leave it out"
+            )
         return replace(task, metrics=task.metrics or self.default_metrics(task))
 
     def default_metrics(self, task: Task) -> tuple[str, ...]:
@@ -92,9 +101,10 @@ class QuestionAnswering(Kind):
             return squad1_metrics(task.metrics, truths, guesses)
         return squad2_metrics(names, truths, guesses, [one.no_answer for one in decoded], threshold)
 
-    def metric_names(self, task: Task) -> tuple[str, ...]:
-        """Those of SQuAD 2.0 too, for the file measured may have questions without an answer where train has none."""
-        return tuple(dict.fromkeys((*super().metric_names(task), *SQUAD2_METRICS)))
+    def metric_names(self, task: Task, dev: Split[Question]) -> tuple[str, ...]:
+        """Those of SQuAD 2.0 where dev has questions without an answer, though train may have none."""
+        measured = SQUAD2_METRICS if not task.unanswerable and _some_without(dev) else task.metrics
+        return super().metric_names(replace(task, metrics=measured), dev)
 
     def calibrated(self, task: Task, metrics: Mapping[str, float]) -> Task:
         """With the threshold of no answer that is best in F1, where none is given."""
