@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "tokenizers")
+PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "tokenizers")
 
 
 def emit(

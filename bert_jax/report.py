@@ -229,7 +229,7 @@ def _seed_section(run: Run) -> str:
 
 
 def _loss_unit(run: Run) -> str:
-    """Losses are cross-entropies, but those of numbers: the mean of their errors, squared."""
+    """Losses are cross-entropies, but those of numbers: the mean of their squared errors."""
     return "squared error" if (run.config.task or {}).get("kind", "").endswith("regression") else curves.NATS
 
 

@@ -103,6 +103,48 @@ def test_memory_beside_the_matrix_units_moves_for_nothing():
     assert {name: size for name, size in found.items() if size} == MOVED
 
 
+# What the compiler writes of collectives: by themselves, started and ended, and spread over fusions.
+ON_SEVERAL = """HloModule m
+
+%send (p.1: bf16[64,64]) -> (bf16[64,64], bf16[1024,64]) {
+  %p.1 = bf16[64,64]{1,0} parameter(0)
+  %all-gather.1 = bf16[1024,64]{1,0} all-gather(%p.1), channel_id=3, dimensions={0}
+  ROOT %s = (bf16[64,64]{1,0}, bf16[1024,64]{1,0}) custom-call(%all-gather.1), custom_call_target="AsyncCollectiveStart"
+}
+
+%meanwhile (p.2: bf16[64,64], w.2: f32[32]) -> (f32[32], bf16[1024,64]) {
+  %p.2 = bf16[64,64]{1,0} parameter(0)
+  %w.2 = f32[32]{0} parameter(1)
+  %all-gather.2 = bf16[1024,64]{1,0} all-gather(%p.2), channel_id=3, dimensions={0}
+  %n.2 = f32[32]{0} negate(%w.2)
+  ROOT %m = (f32[32]{0}, bf16[1024,64]{1,0}) tuple(%n.2, %all-gather.2)
+}
+
+%receive (p.3: bf16[64,64]) -> bf16[1024,64] {
+  %p.3 = bf16[64,64]{1,0} parameter(0)
+  %all-gather.3 = bf16[1024,64]{1,0} all-gather(%p.3), channel_id=3, dimensions={0}
+  ROOT %r = bf16[1024,64]{1,0} custom-call(%p.3, %all-gather.3), custom_call_target="AsyncCollectiveDone"
+}
+
+ENTRY %main (x: bf16[64,64], w: f32[32]) -> bf16[1024,64] {
+  %x = bf16[64,64]{1,0} parameter(0)
+  %w = f32[32]{0} parameter(1)
+  %summed = bf16[64,64]{1,0} all-reduce(%x), channel_id=1, to_apply=%add
+  %gathering = (bf16[64,64]{1,0}, bf16[1024,64]{1,0}) all-gather-start(%x), channel_id=2, dimensions={0}
+  %gathered = bf16[1024,64]{1,0} all-gather-done(%gathering)
+  %sent = (bf16[64,64]{1,0}, bf16[1024,64]{1,0}) fusion(%x), kind=kLoop, calls=%send
+  %work = (f32[32]{0}, bf16[1024,64]{1,0}) fusion(%x, %w), kind=kLoop, calls=%meanwhile
+  ROOT %received = bf16[1024,64]{1,0} fusion(%x), kind=kLoop, calls=%receive
+}
+"""
+
+
+def test_collectives_move_nothing_of_the_least_and_what_runs_beside_them_does():
+    program = hlo.parse(ON_SEVERAL)
+    found = {one.name: moved(program, one) for one, _ in program.runs()}
+    assert {name: size for name, size in found.items() if size} == {"work": 2 * 32 * 4}
+
+
 def test_the_slower_of_arithmetic_and_memory_is_the_least():
     program = hlo.parse(ON_TPU)
     traffic = sum(MOVED.values())

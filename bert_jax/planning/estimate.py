@@ -109,7 +109,9 @@ def estimate(config: PretrainConfig, topology: Topology, rows: Rows) -> Estimate
             head_width=model.width // model.heads,
             exposed_collectives=exposed_seconds(found, topology),
         )
-        least = roofline(compiled.program, chip, compiled.flops, devices, model.width // model.heads)
+        whole = not (model.causal or model.window)  # masks leave out no block of a kernel's grid
+        least_work = dataclasses.replace(compiled.flops, pallas=compiled.flops.pallas * whole)
+        least = roofline(compiled.program, chip, least_work, devices, model.width // model.heads)
     partial = Estimate(
         step=step,
         memory=compiled.memory,

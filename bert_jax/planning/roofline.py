@@ -3,17 +3,20 @@ the peak, or what it moves to and from memory at the bandwidth, whichever takes 
 
 Each instruction reads what it is given once and writes its result once; what lies beside the matrix units (a memory
 space other than 0 in the layout) moves for nothing. Of an array that a fusion only slices, or writes a part of in
-place, that part counts. Padding of layouts is left out.
+place, that part counts. Left out, so that it stays the least: padding of layouts, collectives, also where a fusion
+holds one, and kernels whose masks leave out blocks, for which ones is not in the program.
 """
 
 from dataclasses import dataclass
 
 from bert_jax.planning.chips import Chip
-from bert_jax.planning.cycles import FREE, PALLAS
+from bert_jax.planning.collectives import DONE, START
+from bert_jax.planning.cycles import COLLECTIVES, FREE, PALLAS
 from bert_jax.planning.flops import Flops
 from bert_jax.planning.hlo import Instruction, Program, arrays_of, memory_bytes, shape_bytes
 
 _SLICES = ("slice", "dynamic-slice", "gather")
+_SLICED = ("slice-done", "dynamic-slice-done")  # of an array that the instruction before was given
 _SAME = ("bitcast", "reshape")
 _PARTS = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is written into a part of the first
 
@@ -40,13 +43,15 @@ def roofline(program: Program, chip: Chip, flops: Flops, devices: int, head_widt
 
 
 def moved(program: Program, instruction: Instruction) -> int:
-    """Bytes that an instruction reads from the device's memory and writes to it, at least."""
+    """Bytes that an instruction reads from the device's memory and writes to it, at least; none of a collective."""
     opcode, operands, written = instruction.opcode, instruction.operands, memory_bytes(instruction.shape)
     if opcode == "copy-start":  # a tuple of both ends
         return written
-    if opcode == "slice-done":
+    if opcode in _SLICED:
         return written + _part(operands[0].operands[0], instruction)
-    if opcode in FREE or opcode.endswith("-done") or (opcode == "custom-call" and PALLAS not in instruction.text):
+    if opcode in FREE or opcode.endswith(("-start", "-done")) or _is_collective(instruction):
+        return 0
+    if opcode == "custom-call" and PALLAS not in instruction.text:
         return 0
     if opcode in _SLICES:
         return written + _part(operands[0], instruction)
@@ -62,6 +67,12 @@ def moved(program: Program, instruction: Instruction) -> int:
         if memory_bytes(operand.shape)
     )
     return _written(body[-1], instruction) + sum(read)
+
+
+def _is_collective(instruction: Instruction) -> bool:
+    """Whether it sends, or starts or ends that within a fusion."""
+    target = instruction.text.partition('custom_call_target="')[2].partition('"')[0]
+    return instruction.opcode in COLLECTIVES or target in (START, DONE)
 
 
 def _body(program: Program, instruction: Instruction) -> tuple[Instruction, ...]:
@@ -84,7 +95,7 @@ def _used(program: Program, body: tuple[Instruction, ...], array: Instruction, w
     total = 0
     for user in body:
         for place, operand in enumerate(user.operands):
-            if operand is not array:
+            if operand is not array or _is_collective(user):
                 continue
             if user.opcode in _SLICES and place == 0:
                 total += shape_bytes(user.shape)
@@ -99,6 +110,8 @@ def _used(program: Program, body: tuple[Instruction, ...], array: Instruction, w
 
 def _written(root: Instruction, fusion: Instruction) -> int:
     """Bytes of a fusion's results that it writes to memory."""
+    if _is_collective(root):
+        return 0
     parts = arrays_of(fusion.shape)
     results = root.operands if root.opcode == "tuple" else (root,)
     if len(results) != len(parts):
@@ -107,6 +120,8 @@ def _written(root: Instruction, fusion: Instruction) -> int:
 
 
 def _changed(result: Instruction, size: int) -> int:
-    while result.opcode in _SAME:
+    while result.opcode in (*_SAME, "get-tuple-element"):
         result = result.operands[0]
+    if _is_collective(result):
+        return 0
     return shape_bytes(result.operands[_PARTS[result.opcode]].shape) if result.opcode in _PARTS else size
