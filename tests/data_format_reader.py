@@ -44,7 +44,8 @@ class Output:
         self.special = {token["id"] for token in library["added_tokens"] if token["special"]}
         roles = json.loads((directory / "tokenizer" / "special_tokens_map.json").read_bytes())
         self.mask = next(t["id"] for t in library["added_tokens"] if t["content"] == _text_of(roles["mask_token"]))
-        self.inside = _insides(library) - self.special
+        sentence_piece = any((directory / "tokenizer").glob("*.model"))
+        self.inside = _insides(library, sentence_piece) - self.special
         self.ordinary = [
             index for index in range(self.manifest["tokenizer"]["vocab_size"]) if index not in self.special
         ]
@@ -84,17 +85,21 @@ def _text_of(token: Any) -> str:
     return token if isinstance(token, str) else token["content"]
 
 
-def _insides(library: dict[str, Any]) -> set[int]:
+def _insides(library: dict[str, Any], sentence_piece: bool) -> set[int]:
     """The ids that go on with a word, by the marks of the vocabulary."""
     model = library["model"]
     if isinstance(model["vocab"], list):  # Unigram: pieces with their scores
         tokens = {index: piece for index, (piece, _) in enumerate(model["vocab"])}
     else:
         tokens = {index: token for token, index in model["vocab"].items()}
+    tokens |= {token["id"]: token["content"] for token in library["added_tokens"]}
+    if sentence_piece:
+        return {index for index, token in tokens.items() if not token.startswith("▁")}
     if model["type"] == "WordPiece":
-        return {index for index, token in tokens.items() if token.startswith("##")}
-    byte_level = "ByteLevel" in json.dumps([library["pre_tokenizer"], library["decoder"]])
-    begins = ("Ġ", "ĉ", "Ċ", "ċ", "Č", "č") if byte_level else "▁"
+        prefix = model["continuing_subword_prefix"]
+        return {index for index, token in tokens.items() if token.startswith(prefix)}
+    assert model["type"] == "BPE", model["type"]
+    begins = tuple("ĠĉĊċČč \t\n\v\f\r")
     return {index for index, token in tokens.items() if not token.startswith(begins)}
 
 
@@ -303,8 +308,8 @@ def _out_of_order(
             continue
         if chosen.isdisjoint(trigram) and not any(p in found for p in trigram):
             number = 6 * (mix((shuffle + place * GOLDEN) % WORD) >> 32) >> 32
-            moved = list(itertools.permutations(trigram))[number]
-            found |= {p: (ids[source], ids[p]) for p, source in zip(trigram, moved, strict=True)}
+            moved = list(itertools.permutations(range(3)))[number]
+            found |= {place + j: (ids[place + moved[j]], ids[place + j]) for j in range(3)}
     return found
 
 
@@ -330,11 +335,12 @@ def _run(
     else:
         weights = [(1 - rule["span_p"]) ** (size - 1) for size in range(1, rule["span_max"] + 1)]
     drawn = 1 + sum(value >= round(sum(weights[: i + 1]) / sum(weights) * 2**32) for i in range(len(weights) - 1))
-    run: list[int] = []
+    cut: list[list[int]] = []
     for word in words[begin : min(room, begin + drawn)]:
-        if len(chosen) + len(run) + len(word) > budget:
+        if len(chosen) + sum(map(len, cut)) + len(word) > budget:
             break
-        if chosen & set(word):
-            return [] if rule["unit"] == "ngram" else run
-        run += word
-    return run
+        cut.append(word)
+    free = list(itertools.takewhile(chosen.isdisjoint, cut))
+    if rule["unit"] == "ngram" and len(free) < len(cut):
+        return []
+    return [slot for word in free for slot in word]

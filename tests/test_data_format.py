@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -149,15 +150,47 @@ def test_every_file_of_an_output_is_documented(output: reader.Output) -> None:
             assert path.name in tree, path.name
 
 
-def test_numbers_in_the_manifest_are_json_that_any_language_reads(output: reader.Output) -> None:
-    """No NaN or infinity, and no integer over 2**53."""
-    text = (output.directory / "manifest.json").read_text(encoding="utf-8")
+# The integers of a manifest that may be above 2**53, and what they are below.
+WIDE = {"seed": 2**63, "first_sequence_key": 2**64}
+
+
+def assert_json_that_any_language_reads(directory: Path) -> dict[str, int]:
+    """No NaN or infinity, and no integer over 2**53 but the documented ones, whose largest values are returned."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
-    def small(digits: str) -> int:
-        assert abs(int(digits)) <= 2**53
-        return int(digits)
+    manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"), parse_constant=refuse)
+    wide: dict[str, int] = {}
+    for key, number in integers(manifest):
+        if abs(number) > 2**53:
+            assert 0 <= number < WIDE[key], (key, number)
+            wide[key] = max(number, wide.get(key, 0))
+    return wide
 
-    json.loads(text, parse_constant=refuse, parse_int=small)
+
+def integers(value: Any, key: str = "") -> Iterator[tuple[str, int]]:
+    """The integers in a JSON value, each with the key that is the nearest above it."""
+    if isinstance(value, dict):
+        for name, one in value.items():
+            yield from integers(one, name)
+    elif isinstance(value, list):
+        for one in value:
+            yield from integers(one, key)
+    elif isinstance(value, int):
+        yield key, value
+
+
+def test_numbers_in_the_manifest_are_json_that_any_language_reads(output: reader.Output) -> None:
+    assert not assert_json_that_any_language_reads(output.directory)
+
+
+@pytest.mark.parametrize("format", ["arrow", "tfds", "tfrecord"])
+def test_only_the_seed_and_the_keys_of_tfrecord_take_more_than_53_bits(
+    sample_text: Path, vocab_dir: Path, tmp_path: Path, format: str
+) -> None:
+    options: dict[str, Any] = {"masking": "static", "eval_fraction": 0.25, "workers": 1}
+    build(str(sample_text), vocab_dir, tmp_path / "out", 48, format=format, seed=2**63 - 1, **options)
+    wide = assert_json_that_any_language_reads(tmp_path / "out")
+    keys = {"first_sequence_key": 2**63} if format == "tfrecord" else {}
+    assert wide == {"seed": 2**63 - 1} | keys
