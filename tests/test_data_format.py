@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import data_format_reader as reader
+import numpy as np
 import pytest
 import tokenizer_kinds
 
 from bert_jax.data.example import Rows
 from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
 from bert_jax.data.shards import open_dataset
+from bert_jax.tokenizer import load
 from data_prep.build_examples import build
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "data_format.md").read_text(encoding="utf-8")
@@ -84,6 +86,12 @@ def test_reader_from_the_documentation_gives_the_loaders_batches(output: reader.
         assert batch.masked_positions[number].tolist() == sorted(predicted) + filler
         assert batch.masked_ids[number].tolist() == [predicted[slot] for slot in sorted(predicted)] + filler
         assert batch.masked_weights[number].tolist() == [1.0] * len(predicted) + filler
+
+
+def test_special_tokens_and_insides_of_words_are_those_of_the_tokenizer(output: reader.Output) -> None:
+    tokenizer = load(output.directory / "tokenizer")
+    assert output.special == set(tokenizer.special_ids)
+    assert output.inside == set(np.flatnonzero(tokenizer.continuation).tolist())
 
 
 def test_static_masks_are_those_of_the_documentation(output: reader.Output) -> None:
