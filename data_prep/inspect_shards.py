@@ -17,7 +17,7 @@ from bert_jax.tokenizer import Tokenizer
 from data_prep import formats
 from data_prep.audit import Verified, bytes_to_verify, tokenizer_of, verify
 from data_prep.figures import measure
-from data_prep.inspection_page import inspection_page
+from data_prep.inspection_page import check_page, inspection_page
 from data_prep.recount import recount, source_corpus
 from data_prep.shown import plain_text, shown_rows
 from data_prep.tables import label_names, tables
@@ -118,6 +118,8 @@ def main(arguments: Sequence[str]) -> None:
     if given.show < 0:
         raise UserError(f"--show {given.show}; it must be at least 0")
     directory, parts = parts_of(Path(given.directory).absolute())
+    if given.html:
+        check_page(given.html.absolute(), directory)
     console = Console(width=None if Console().is_terminal else _WIDTH)
     if given.verify or given.html or not given.show:
         found = inspect(directory, parts, given.verify, quiet=False)

@@ -1,5 +1,6 @@
 """What inspect_shards --html writes: the figures of an output, and some of its rows, as one HTML file."""
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,14 @@ from typing import Any
 import numpy as np
 
 from bert_jax.array_types import Int64
-from bert_jax.data.manifest import Part
+from bert_jax.command import UserError
+from bert_jax.data.manifest import MANIFEST, Part
 from bert_jax.data.shards import Dataset
 from bert_jax.reporting import page
 from bert_jax.reporting.curves import Chart, Series, number, percent
 from bert_jax.reporting.page import Bar, Tile
 from bert_jax.tokenizer import Tokenizer
-from data_prep import formats
+from data_prep import checksums, formats
 from data_prep.audit import Verified
 from data_prep.figures import NO_LABEL, Figures, binned, masked, masker_of
 from data_prep.shown import Piece, Shown, shown_rows
@@ -22,6 +24,8 @@ from data_prep.tables import about, document_counts, label_names, replaced, top_
 _EXAMPLES = 6
 _BINS = 32
 _TOKENS = 20
+_HEAD, _FOOTER = "<!DOCTYPE html>", "Drawn by data_prep.inspect_shards from "
+_TAIL = 1 << 16  # bytes that hold the footer and the script behind it
 
 
 def inspection_page(directory: Path, found: Verified, verified: bool) -> str:
@@ -43,9 +47,30 @@ def inspection_page(directory: Path, found: Verified, verified: bool) -> str:
         ),
         page.section("Commonest tokens", _tokens(figures, tokenizer), "Of the text, special tokens apart."),
         page.section("How it was made", page.settings(_settings(directory, manifest))),
-        f"<footer>Drawn by data_prep.inspect_shards from {page.text(directory)}.</footer>",
+        f"<footer>{_FOOTER}{page.text(directory)}.</footer>",
     ]
     return page.page(directory.name, header, sections)
+
+
+def check_page(target: Path, directory: Path) -> None:
+    """Raises UserError for a page that would lie in a finished output, or in place of what is no such page."""
+    place = Path(os.path.realpath(target.parent)) / target.name
+    inspected = Path(os.path.realpath(directory))
+    for folder in (place, *place.parents):
+        whole = folder == inspected or (folder / checksums.SUMS).exists()
+        if whole and (folder / MANIFEST).exists():
+            raise UserError(f"--html {target} is inside of {folder}, which never changes. Name a file beside it")
+    if os.path.lexists(place) and not _is_page(place):
+        raise UserError(f"--html {target} exists, and is no page of inspect_shards. Name another file, or remove it")
+
+
+def _is_page(path: Path) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        head = file.read(len(_HEAD))
+        file.seek(max(path.stat().st_size - _TAIL, 0))
+        return head == _HEAD.encode() and f"<footer>{_FOOTER}".encode() in file.read()
 
 
 def _kind(manifest: Mapping[str, Any]) -> str:

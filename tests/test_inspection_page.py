@@ -56,7 +56,7 @@ def output(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPath
 
 
 def drawn(directory: Path, *flags: str) -> str:
-    target = directory.parent / "page.html"
+    target = inspect_shards.parts_of(directory)[0].parent / "page.html"
     inspect_shards.main([str(directory), "--html", str(target), *flags])
     return target.read_text(encoding="utf-8")
 
@@ -112,6 +112,35 @@ def test_page_of_a_damaged_shard_is_not_drawn(output: Path, tmp_path: Path) -> N
     with pytest.raises(UserError, match="no manifest"):
         inspect_shards.main([str(tmp_path), "--html", str(tmp_path / "page.html")])
     assert not (tmp_path / "page.html").exists()
+
+
+@pytest.mark.parametrize("inside", ["manifest.json", "train/page.html", "page.html", "", "link/page.html"])
+def test_page_in_a_finished_output_is_refused(output: Path, tmp_path: Path, inside: str) -> None:
+    """Also in another one than the page is of, and by a link."""
+    (tmp_path / "link").symlink_to(output / "train")
+    target = tmp_path / inside if inside.startswith("link") else output / inside
+    before = sorted(output.rglob("*")), (output / "manifest.json").read_bytes()
+    (tmp_path / "other").mkdir()
+    for directory in (output, output / "eval", tmp_path / "other"):
+        with pytest.raises(UserError, match=r"--html .* is inside of .*, which never changes"):
+            inspect_shards.main([str(directory), "--html", str(target)])
+    assert (sorted(output.rglob("*")), (output / "manifest.json").read_bytes()) == before
+
+
+def test_page_is_drawn_over_a_page_and_nothing_else(output: Path, tmp_path: Path) -> None:
+    target = tmp_path / "page.html"
+    inspect_shards.main([str(output / "eval"), "--html", str(target)])
+    drawn_before = target.read_bytes()
+    inspect_shards.main([str(output), "--html", str(target)])
+    assert target.read_bytes() != drawn_before
+    (tmp_path / "link").symlink_to(target)
+    for name, content in {"corpus.txt": "text", "empty": "", "other.html": "<!DOCTYPE html>\n<p>mine</p>"}.items():
+        (tmp_path / name).write_text(content)
+    for name in ("corpus.txt", "empty", "other.html", "link"):
+        before = (tmp_path / name).read_bytes()
+        with pytest.raises(UserError, match=rf"--html .*{name} exists, and is no page of inspect_shards"):
+            inspect_shards.main([str(output), "--html", str(tmp_path / name)])
+        assert (tmp_path / name).read_bytes() == before
 
 
 def test_bars_stand_where_their_values_are() -> None:
