@@ -120,7 +120,8 @@ def main(arguments: Sequence[str]) -> None:
     directory, parts = parts_of(Path(given.directory).absolute())
     if given.html:
         check_page(given.html.absolute(), directory)
-    console = Console(width=None if Console().is_terminal else _WIDTH)
+    # Paths, tokens and texts are shown as they are: brackets are no markup, and :cat: is no emoji.
+    console = Console(width=None if Console().is_terminal else _WIDTH, markup=False, emoji=False)
     if given.verify or given.html or not given.show:
         found = inspect(directory, parts, given.verify, quiet=False)
         if given.verify or not given.html:
@@ -137,7 +138,7 @@ def main(arguments: Sequence[str]) -> None:
     if given.show:
         dataset = open_dataset(directory, parts[0], formats.reader)
         for text in readable_rows(dataset, dataset.tokenizer(), given.show):
-            console.print(text, markup=False, highlight=False, soft_wrap=True)
+            console.print(text, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""What inspect_shards prints: what an output is, what became of the documents, and what the rows hold."""
+"""What inspect_shards prints: what an output is, what became of the documents, and what the rows hold.
+
+Names and tokens come from outside: the tables are for a console without markup.
+"""
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,8 +10,8 @@ from typing import Any
 
 import numpy as np
 from rich.bar import Bar
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from bert_jax.data.manifest import Part
 from bert_jax.data.masking import MaskingRule
@@ -109,7 +112,7 @@ def _counts(manifest: Mapping[str, Any], figures: Mapping[Part, Figures], tokeni
     for name, shares in {
         "slots filled": [found.filled_share for found in figures.values()],
         "predicted, of tokens": [found.predicted / max(found.tokens, 1) for found in figures.values()],
-        escape(f"{tokenizer.roles.unk_token}, of the text"): [
+        f"{tokenizer.roles.unk_token}, of the text": [
             found.unknown / max(found.text_tokens, 1) for found in figures.values()
         ],
     }.items():
@@ -133,7 +136,7 @@ def _lengths(part: Part, manifest: Mapping[str, Any], figures: Figures) -> Table
     _add_bars(table, binned(figures.lengths, _BINS))
     if len(figures.packed) > 2:
         table.add_section()
-        table.add_row("[dim]in a row[/]", "[dim]rows[/]")
+        table.add_row(Text("in a row", "dim"), Text("rows", "dim"))
         _add_bars(table, binned(figures.packed, _BINS))
     return table
 
@@ -149,7 +152,7 @@ def _masks(part: Part, manifest: Mapping[str, Any], figures: Figures, tokenizer:
     drawn = "" if manifest["masking"]["kind"] == "static" else ", as epoch 0 draws them"
     total = max(figures.predicted, 1)
     told = ", ".join(f"{name} {count / total:.1%}" for name, count in replaced(figures, tokenizer))
-    table = Table(title=escape(f"{part}: masks{drawn} ({told})"), title_justify="left")
+    table = Table(title=f"{part}: masks{drawn} ({told})", title_justify="left")
     table.add_column("predictions")
     table.add_column("sequences", justify="right")
     table.add_column("", width=_BAR)
@@ -158,7 +161,7 @@ def _masks(part: Part, manifest: Mapping[str, Any], figures: Figures, tokenizer:
         table.add_row("none", f"{figures.predictions[0]:,}")
     table.add_section()
     words = "tokens" if manifest["masking"]["unit"] == "token" else "words"
-    table.add_row(f"[dim]{words} side by side[/]", "[dim]runs[/]")
+    table.add_row(Text(f"{words} side by side", "dim"), Text("runs", "dim"))
     _add_bars(table, binned(_trimmed(figures.runs), _RUNS))
     return table
 
@@ -171,7 +174,7 @@ def _tokens(figures: Mapping[Part, Figures], tokenizer: Tokenizer) -> Table:
         table.add_column("count", justify="right")
         table.add_column("share", justify="right")
     for line in itertools.zip_longest(*tops):
-        told = (("", "", "") if top is None else (escape(top[0]), f"{top[1]:,}", f"{top[2]:.2%}") for top in line)
+        told = (("", "", "") if top is None else (top[0], f"{top[1]:,}", f"{top[2]:.2%}") for top in line)
         table.add_row(*itertools.chain.from_iterable(told))
     return table
 

@@ -320,6 +320,18 @@ def test_command_prints_figures(shards_dir: Path, capsys: pytest.CaptureFixture[
         assert field in told
 
 
+def test_brackets_in_names_are_shown_as_they_are(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    name = "[bold]a[/x]:cat:"
+    Path(name).parent.mkdir()
+    output.rename(name)
+    inspect_shards.main([name, "--verify", "--html", f"{name}.html", "--show", "1"])
+    told = "".join(capsys.readouterr().out.split())  # a long title of a table is wrapped
+    assert told.count(name) == 3 and "([MASK]" in told and "[dim]" not in told
+
+
 def test_command_shows_a_part_and_verifies(shards_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inspect_shards.main([str(shards_dir / "train"), "--show", "2", "--verify"])
     told = capsys.readouterr().out
