@@ -1,5 +1,7 @@
 """Looks into what build_examples wrote: figures, rows a person can read, a page, and a check of every byte."""
 
+import io
+import sys
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -120,6 +122,9 @@ def main(arguments: Sequence[str]) -> None:
     directory, parts = parts_of(Path(given.directory).absolute())
     if given.html:
         check_page(given.html.absolute(), directory)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # What the terminal's encoding has not is shown as \u20ac, and a byte of a path that is no text as \udcff.
+        sys.stdout.reconfigure(errors="backslashreplace")
     # Paths, tokens and texts are shown as they are: brackets are no markup, and :cat: is no emoji.
     console = Console(width=None if Console().is_terminal else _WIDTH, markup=False, emoji=False)
     if given.verify or given.html or not given.show:
@@ -133,7 +138,8 @@ def main(arguments: Sequence[str]) -> None:
         if given.source:
             console.print(f"{_recounted(directory, found)} documents of the text are accounted for", soft_wrap=True)
         if given.html:
-            write_whole(given.html.absolute(), inspection_page(directory, found, given.verify).encode())
+            page = inspection_page(directory, found, given.verify)
+            write_whole(given.html.absolute(), page.encode(errors="backslashreplace"))
             console.print(str(given.html), soft_wrap=True, highlight=False)
     if given.show:
         dataset = open_dataset(directory, parts[0], formats.reader)

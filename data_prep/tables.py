@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 from rich.bar import Bar
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.segment import Segment
 from rich.table import Table
 from rich.text import Text
 
@@ -196,8 +198,18 @@ def _trimmed(counts: np.ndarray) -> np.ndarray:
     return counts[: int(np.flatnonzero(counts).max(initial=1)) + 1]
 
 
+class _Bar(Bar):
+    """A bar that a terminal of any encoding can show."""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.ascii_only:
+            yield Segment("#" * round(self.end / self.size * _BAR))
+        else:
+            yield from super().__rich_console__(console, options)
+
+
 def _add_bars(table: Table, bins: list[tuple[int, int, int]]) -> None:
     most = max(count for _, _, count in bins)
     for first, last, count in bins:
         name = str(first) if first == last else f"{first}-{last}"
-        table.add_row(name, f"{count:,}", Bar(max(most, 1), 0, count, width=_BAR))
+        table.add_row(name, f"{count:,}", _Bar(max(most, 1), 0, count, width=_BAR))

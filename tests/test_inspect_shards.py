@@ -1,3 +1,4 @@
+import io
 import json
 import random
 import shutil
@@ -330,6 +331,22 @@ def test_brackets_in_names_are_shown_as_they_are(
     inspect_shards.main([name, "--verify", "--html", f"{name}.html", "--show", "1"])
     told = "".join(capsys.readouterr().out.split())  # a long title of a table is wrapped
     assert told.count(name) == 3 and "([MASK]" in told and "[dim]" not in told
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_what_the_terminal_cannot_show_is_escaped(
+    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
+) -> None:
+    """A euro sign in a name, and bars."""
+    name = tmp_path / "a€"
+    output.rename(name)
+    written = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding))
+    inspect_shards.main([str(name)])
+    sys.stdout.flush()
+    told = written.getvalue().decode(encoding)
+    assert ("a€\n" if encoding == "utf-8" else "a\\u20ac\n") in told.replace(" ", "")
+    assert ("#####" if encoding != "utf-8" else "\u2588" * 5) in told and "\\u2588" not in told
 
 
 def test_command_shows_a_part_and_verifies(shards_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
