@@ -56,6 +56,7 @@ def inspect(directory: Path, parts: Sequence[Part] = PARTS, verified: bool = Fal
 
     Raises UserError for a folder that is no finished output, and for the first file that is not as it should be.
     """
+    manifest = read_manifest(directory)  # before all files of what may be any folder are looked for
     if verified:
         with Reporter("verifying", bytes_to_verify(directory), ["MB"], quiet) as reporter:
             done = 0
@@ -67,7 +68,6 @@ def inspect(directory: Path, parts: Sequence[Part] = PARTS, verified: bool = Fal
 
             found = verify(directory, read)
         return found._replace(figures={part: found.figures[part] for part in parts})
-    manifest = read_manifest(directory)
     check_sizes(directory, manifest["shards"])
     tokenizer = tokenizer_of(directory, manifest)
     figures = {}

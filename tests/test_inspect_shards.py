@@ -388,9 +388,13 @@ def test_verify_says_nothing_on_an_stderr_that_is_no_terminal(
     assert capsys.readouterr().err == ""
 
 
-def test_folder_that_is_no_output_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [[], ["--verify"], ["--show", "1"]])
+def test_folder_that_is_no_output_is_told_before_it_is_searched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    monkeypatch.setattr(checksums, "files", lambda folder: pytest.fail(f"searched {folder}"))
     with pytest.raises(UserError, match=r"no manifest\.json"):
-        inspect_shards.main([str(tmp_path)])
+        inspect_shards.main([str(tmp_path), *flags])
 
 
 def test_command_tells_damage_in_one_line_with_exit_code_2(output: Path) -> None:
