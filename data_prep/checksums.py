@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from bert_jax.command import UserError
-from bert_jax.data.manifest import MANIFEST
+from bert_jax.data.manifest import MANIFEST, PARTS
 from bert_jax.files import MARKER, write_whole
 
 SUMS = "SHA256SUMS"
@@ -64,8 +65,7 @@ def parse(content: bytes, place: str) -> dict[str, str]:
 def damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], None]) -> dict[str, str]:
     """What is wrong with the files of an output, by name; reads every byte, and tells `on_read` how many.
 
-    A file that the list has not is damage in a folder (train, eval, ...), where a reader might take it for a part of
-    the whole; beside the manifest it may be anybody's note.
+    What the list has not is damage too: a reader might take it for a part of the whole.
     """
     found = files(directory)
     problems: dict[str, str] = {}
@@ -74,7 +74,7 @@ def damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], 
             problems[name] = f"it is missing, and {SUMS} lists it"
         elif sha256(directory / name, on_read) != digest:
             problems[name] = f"its sha256 is not that of {SUMS}"
-    problems |= {name: f"{SUMS} does not list it" for name in sorted(found - set(listed)) if "/" in name}
+    problems |= dict.fromkeys(_strays(directory, listed), f"{SUMS} does not list it")
     if MANIFEST not in listed:
         problems.setdefault(SUMS, f"it does not list {MANIFEST}")
     return problems
@@ -82,8 +82,26 @@ def damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], 
 
 def files(directory: Path) -> set[str]:
     """The files that the list is of: all but itself, and what its writer keeps there until it is whole."""
-    names = {path.relative_to(directory).as_posix() for path in directory.rglob("*") if path.is_file()}
-    return {name for name in names if name not in (SUMS, MARKER) and not name.startswith("job/")}
+    return {name for name, path in _paths(directory) if path.is_file()}
+
+
+def _strays(directory: Path, listed: Mapping[str, str]) -> list[str]:
+    """What is in an output and not in its list: files, pipes, links, and empty folders but of a part without rows."""
+
+    def known(name: str, path: Path) -> bool:
+        if path.is_dir() and not path.is_symlink():
+            return name in PARTS or bool(os.listdir(path))
+        return name in listed
+
+    return sorted(name for name, path in _paths(directory) if not known(name, path))
+
+
+def _paths(directory: Path) -> Iterator[tuple[str, Path]]:
+    """All that is in an output, by name, but for the list and what its writer keeps there until it is whole."""
+    for path in directory.rglob("*"):
+        name = path.relative_to(directory).as_posix()
+        if name not in (SUMS, MARKER) and name.split("/")[0] != "job":
+            yield name, path
 
 
 def sha256(path: Path, on_read: Callable[[int], None] = lambda size: None) -> str:

@@ -1,5 +1,6 @@
 import io
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -131,11 +132,6 @@ def test_list_of_hashes_is_that_of_sha256sum(output: Path) -> None:
     assert listed == {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()} - {
         checksums.SUMS
     }
-
-
-def test_note_beside_the_manifest_is_no_damage(output: Path) -> None:
-    (output / "notes.html").write_text("mine")
-    verify(output)
 
 
 def test_every_damaged_shard_is_counted(output: Path) -> None:
@@ -274,10 +270,32 @@ def test_vocab_txt_that_is_not_the_tokenizers_is_detected(output: Path, change) 
         verify(output)
 
 
-def test_file_that_is_in_no_manifest_is_told(output: Path) -> None:
-    (output / "train" / "shard-99999.arrow").write_bytes(b"stray")
-    with pytest.raises(UserError, match=r"shard-99999\.arrow: SHA256SUMS does not list it"):
+@pytest.mark.parametrize("name", ["train/shard-99999.arrow", "notes.html", "tokenizer/x", "more/shard.arrow"])
+@pytest.mark.parametrize("kind", ["file", "pipe", "dangling", "link", "folder"])
+def test_what_the_list_has_not_is_told(output: Path, name: str, kind: str) -> None:
+    """A folder that holds something is told by that."""
+    path = output / name
+    path.parent.mkdir(exist_ok=True)
+    match kind:
+        case "file":
+            path.write_bytes(b"stray")
+        case "pipe":
+            os.mkfifo(path)
+        case "folder":
+            path.mkdir()
+        case _:
+            path.symlink_to(output.parent / ("nothing" if kind == "dangling" else ""))
+    with pytest.raises(UserError, match=rf"{path}: SHA256SUMS does not list it;"):
         verify(output)
+
+
+def test_part_without_rows_may_be_a_folder_or_none(sample_text: Path, vocab_dir: Path, tmp_path: Path) -> None:
+    """A copy by way of an object store has no empty folder."""
+    output = tmp_path / "out"
+    build(str(sample_text), vocab_dir, output, 64, eval_fraction=0.0, workers=1)
+    verify(output)
+    (output / "eval").rmdir()
+    verify(output)
 
 
 def test_other_tokenizer_is_told(output: Path) -> None:
