@@ -208,6 +208,12 @@ class _Counter:
                         f"{directory / MANIFEST} says {said[name]} {name} in {part}, the shards hold {counted}; "
                         "build the examples again"
                     )
+            share = round(figures.filled_share, 6)
+            if said.get("filled", share) != share:
+                raise UserError(
+                    f"{directory / MANIFEST} says that {said['filled']} of the slots of {part} are filled, and {share} "
+                    "are; build the examples again"
+                )
             if said.get("lengths", summarise(figures.lengths)) != summarise(figures.lengths):
                 raise UserError(
                     f"the lengths of {part} in {directory / MANIFEST} are not those of the shards; build again"

@@ -16,7 +16,7 @@ from data_prep.units import Cut, Splitter
 
 def source_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:
     """The corpus that an output was made of. Raises UserError when it is not there any more, or not the same files."""
-    if "reading" not in manifest:
+    if not {"reading", "skipped_reading", "unit_bytes", "eval_fraction"} <= manifest.keys():
         raise UserError(f"{directory} was made of rows, not of text; leave out --source")
     sources = []
     for source in manifest["sources"]:
@@ -30,7 +30,7 @@ def source_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:
                     f"{path} has {os.stat(path).st_size} bytes, and {source['bytes']} when {directory} was made of it; "
                     "build the examples again, or leave out --source"
                 )
-        sources.append(Source(path, source["bytes"], float(source["weight"]), folder))
+        sources.append(Source(path, source["bytes"], float(source.get("weight", 1.0)), folder))
     reading = manifest["reading"]
     return Corpus(tuple(sources), Reading(reading["text_field"], reading["document"], on_error="skip"))
 

@@ -199,6 +199,12 @@ def test_counts_that_are_not_true_are_detected(output: Path) -> None:
         verify(output)
 
 
+def test_share_of_filled_slots_that_is_not_true_is_detected(output: Path) -> None:
+    change_manifest(output, lambda manifest: manifest["parts"]["train"].update(filled=0.5))
+    with pytest.raises(UserError, match=r"says that 0\.5 of the slots of train are filled, and 0\.\d+ are"):
+        verify(output)
+
+
 @pytest.mark.parametrize("name", ["documents", "rows"])
 def test_counts_that_are_not_the_sum_of_the_parts_are_detected(output: Path, name: str) -> None:
     change_manifest(output, lambda manifest: manifest["counts"].update({name: manifest["counts"][name] + 1}))

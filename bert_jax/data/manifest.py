@@ -1,11 +1,12 @@
 """The manifest of a build_examples output (docs/data_format.md), and the unigram counts beside it."""
 
 import json
+import math
 import re
 import tokenize
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -25,23 +26,58 @@ PARTS: tuple[Part, ...] = ("train", "eval")
 
 _NAME = re.compile(r"((train|eval)/)?\w[\w.-]*")
 _AGAIN = "copy the folder again, or build the examples again"
-_COUNTS: dict[str, type] = {name: int for name in COUNTED if name != "used"} | {"skipped": dict}
+
+
+class _Number(NamedTuple):
+    """A number from `least` to `most`, both included."""
+
+    kind: type[int] | type[float]
+    least: float
+    most: float
+
+
+class _Each(NamedTuple):
+    """An object of any keys, and what each value is."""
+
+    inner: Any
+
+
+class _Maybe(NamedTuple):
+    """A value that the first outputs, and imported ones, have not."""
+
+    inner: Any
+
+
+_COUNT = _Number(int, 0, 2**63 - 1)  # numpy's int64
+_SHARE = _Number(float, 0, 1)
+_WIDTH = _Number(int, 1, 65535)  # places in a row are uint16
+_COUNTS: dict[str, Any] = {name: _COUNT for name in COUNTED if name != "used"} | {
+    "used": _Maybe(_COUNT),
+    "skipped": _Each(_COUNT),
+}
 # What every reader may count on: the kind of each value, and of each element of a list.
 _LAYOUT = {
     "format": str,
     "imported": bool,
     "objective": str,
-    "seq_len": int,
-    "pack": int,
-    "masking": {"kind": str, "unit": str, "rate": (int, float), "max_predictions": int},
-    "tokenizer": {"hash": str, "vocab_size": int, "lowercase": bool},
-    "seed": int,
-    "dupe_factor": int,
-    "sources": [{"path": str, "bytes": int}],
+    "seq_len": _WIDTH,
+    "pack": _WIDTH,
+    "masking": {"kind": str, "unit": str, "rate": _SHARE, "max_predictions": _Number(int, 0, 65535)},
+    "tokenizer": {"hash": str, "vocab_size": _Number(int, 1, 2**32), "lowercase": bool},
+    "seed": _COUNT,
+    "dupe_factor": _Number(int, 1, 1000),
+    "eval_fraction": _Maybe(_Number(float, 0, math.nextafter(1, 0))),
+    "short_seq_prob": _Maybe(_SHARE),
+    "corruption": _Maybe(dict.fromkeys(("delete_rate", "insert_rate"), _Number(float, 0, 0.5))),
+    "unit_bytes": _Maybe(_Number(int, 1, 2**63 - 1)),
+    "sources": [{"path": str, "bytes": _COUNT, "weight": _Maybe(_Number(float, math.nextafter(0, 1), 1000))}],
+    "reading": _Maybe({"document": str, "text_field": str, "dedup": bool}),
     "counts": _COUNTS,
-    "parts": dict.fromkeys(PARTS, _COUNTS),
+    "skipped_reading": _Maybe(_Each(_COUNT)),
+    "parts": dict.fromkeys(PARTS, _COUNTS | {"filled": _Maybe(_SHARE)}),
     "unigram_counts": str,
-    "shards": [{"name": str, "rows": int, "bytes": int, "sha256": str}],
+    # Sequence keys give the place in a work unit 32 bits.
+    "shards": [{"name": str, "rows": _Number(int, 0, 2**32), "bytes": _COUNT, "sha256": str}],
 }
 
 
@@ -113,19 +149,27 @@ def read_unigram_counts(directory: Path, manifest: Mapping[str, Any]) -> Int64[n
 
 def _problem(value: Any, layout: Any, where: str) -> str | None:
     """What of a value is missing or of another kind than the layout says, or None."""
-    if isinstance(layout, dict):
-        if not isinstance(value, dict):
-            return f"{where} is no object"
-        for key, inner in layout.items():
-            name = f"{where}.{key}" if where else key
-            if key not in value:
-                return f"no {name}"
-            if problem := _problem(value[key], inner, name):
-                return problem
-        return None
-    if isinstance(layout, list):
-        if not isinstance(value, list):
-            return f"{where} is no list"
-        problems = (_problem(element, layout[0], f"{where}[{i}]") for i, element in enumerate(value))
-        return next((problem for problem in problems if problem), None)
+    match layout:
+        case _Maybe(inner):
+            return _problem(value, inner, where)
+        case _Number(kind, least, most):
+            number = isinstance(value, int if kind is int else int | float) and not isinstance(value, bool)
+            return None if number and least <= value <= most else f"{where} is {value!r}"
+        case dict() | _Each():
+            if not isinstance(value, dict):
+                return f"{where} is no object"
+            inner = dict.fromkeys(value, layout.inner) if isinstance(layout, _Each) else layout
+            for key, wanted in inner.items():
+                name = f"{where}.{key}" if where else key
+                if key in value:
+                    if problem := _problem(value[key], wanted, name):
+                        return problem
+                elif not isinstance(wanted, _Maybe):
+                    return f"no {name}"
+            return None
+        case list():
+            if not isinstance(value, list):
+                return f"{where} is no list"
+            problems = (_problem(element, layout[0], f"{where}[{i}]") for i, element in enumerate(value))
+            return next((problem for problem in problems if problem), None)
     return None if isinstance(value, layout) else f"{where} is {value!r}"
