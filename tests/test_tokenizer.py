@@ -230,6 +230,22 @@ def test_casing_comes_from_the_config_then_the_flag_then_the_vocabulary(tmp_path
         tokenizer.load(capitals, lowercase=False)
 
 
+@pytest.mark.parametrize("name", ["do_lower_case", "strip_accents", "tokenize_chinese_chars"])
+def test_switch_that_is_neither_on_nor_off_is_refused(tmp_path, vocab_dir, name):
+    shutil.copy(vocab_dir / "vocab.txt", tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({name: None}))
+    tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({name: "yes"}))
+    with pytest.raises(UserError, match=rf"{name} is 'yes' in tokenizer_config\.json"):
+        tokenizer.load(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    content = json.loads((vocab_dir / "tokenizer.json").read_text(encoding="utf-8"))
+    content["normalizer"] |= {"lowercase": "yes", "strip_accents": "yes", "handle_chinese_chars": "yes"}
+    (tmp_path / "tokenizer.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match="its normalizer's lowercase is 'yes'"):
+        tokenizer.load(tmp_path)
+
+
 def test_added_tokens_are_honoured(tmp_path):
     added = [*(AddedToken(token) for token in SPECIAL), AddedToken("<name>"), AddedToken("new york", special=False)]
     ours = tokenizer.Tokenizer(Vocabulary((*SPECIAL, "new", "york", "a"), True, True, added=tuple(added)))

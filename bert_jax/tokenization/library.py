@@ -17,6 +17,8 @@ from bert_jax.command import UserError
 from bert_jax.files import read_json
 from bert_jax.tokenization.cache import Codec
 
+# What tokenizer_config.json of `transformers` says by true or false.
+_SWITCHES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space")
 # Chunks given to the library in one call.
 LIBRARY_CHUNKS = 20_000
 
@@ -171,11 +173,18 @@ def refuse_surrogates(texts: Iterable[str]) -> None:
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """special_tokens_map.json and, above it, tokenizer_config.json of a folder; what is not there says nothing."""
+    """special_tokens_map.json and, above it, tokenizer_config.json of a folder; what is not there says nothing.
+
+    Raises UserError for a switch that is neither on nor off.
+    """
     files = (directory / name for name in ("special_tokens_map.json", "tokenizer_config.json"))
     settings: dict[str, Any] = {}
     for file in files:
-        settings |= read_json(file) if file.exists() else {}
+        found = read_json(file) if file.exists() else {}
+        for name in _SWITCHES:
+            if not isinstance(value := found.get(name), bool | None):
+                raise UserError(f"{name} is {value!r} in {file.name} beside it. Write true or false there")
+        settings |= found
     return settings
 
 

@@ -52,6 +52,9 @@ class Vocabulary:
     added: tuple[AddedToken, ...] = tuple(AddedToken(token) for token in SPECIAL_TOKENS)
 
     def __post_init__(self) -> None:
+        for name in ("lowercase", "strip_accents", "split_chinese", "clean_text"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise UserError(f"its normalizer's {name} is {value!r}. Write true or false there")
         if len(set(self.tokens)) < len(self.tokens):
             token, _ = Counter(self.tokens).most_common(1)[0]
             first, second, *_ = (index for index, found in enumerate(self.tokens) if found == token)
