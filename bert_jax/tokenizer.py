@@ -179,6 +179,8 @@ def load(path: str | Path, lowercase: bool | None = None) -> Tokenizer:
     UserError for a missing or broken file, missing special tokens, another kind of tokenizer, and an argument
     that contradicts the files.
     """
+    if not str(path):  # to pathlib this is the current folder
+        raise UserError("the tokenizer's path is empty. Give a tokenizer folder or one of its files, such as vocab.txt")
     return Tokenizer(read(Path(path), lowercase))
 
 

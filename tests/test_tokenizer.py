@@ -282,6 +282,19 @@ def test_files_that_lack_a_field_are_refused_with_its_name(tmp_path, vocab_dir, 
         tokenizer.load(tmp_path)
 
 
+def test_empty_path_is_not_the_current_folder(vocab_dir, monkeypatch):
+    monkeypatch.chdir(vocab_dir)
+    with pytest.raises(UserError, match="path is empty"):
+        tokenizer.load("")
+
+
+def test_byte_order_mark_before_a_vocabulary_is_no_part_of_it(tmp_path):
+    for name, encoding in (("plain.txt", "utf-8"), ("marked.txt", "utf-8-sig")):
+        (tmp_path / name).write_text("\n".join([*SPECIAL, "the", "\ufeff"]) + "\n", encoding=encoding)
+    plain, marked = (tokenizer.load(tmp_path / name) for name in ("plain.txt", "marked.txt"))
+    assert plain.content_hash == marked.content_hash and plain.id_of("\ufeff") == 6
+
+
 def test_broken_vocabularies_are_refused_with_the_file(tmp_path, vocab_dir):
     with pytest.raises(UserError, match=r"no tokenizer at .*absent"):
         tokenizer.load(tmp_path / "absent")
@@ -293,6 +306,9 @@ def test_broken_vocabularies_are_refused_with_the_file(tmp_path, vocab_dir):
         tokenizer.load(path)
     path.write_text("\n".join([*SPECIAL, "the", "of", "the"]))
     with pytest.raises(UserError, match="'the' comes twice, as id 5 and 7"):
+        tokenizer.load(path)
+    path.write_text("\n".join([*SPECIAL, "the", "", "of"]) + "\n")
+    with pytest.raises(UserError, match="line 7 is empty"):
         tokenizer.load(path)
     path.write_bytes(b"[PAD]\n\xff\xfe\n")
     with pytest.raises(UserError, match="not UTF-8 at byte 6"):

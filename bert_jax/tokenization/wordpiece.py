@@ -52,9 +52,6 @@ class Vocabulary:
     added: tuple[AddedToken, ...] = tuple(AddedToken(token) for token in SPECIAL_TOKENS)
 
     def __post_init__(self) -> None:
-        for name in ("lowercase", "strip_accents", "split_chinese", "clean_text"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise UserError(f"its normalizer's {name} is {value!r}. Write true or false there")
         if len(set(self.tokens)) < len(self.tokens):
             token, _ = Counter(self.tokens).most_common(1)[0]
             first, second, *_ = (index for index, found in enumerate(self.tokens) if found == token)
@@ -164,6 +161,10 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
             f"it normalises by {normalizer.get('type')} and splits by {splitter.get('type')}. "
             "Only BertNormalizer with BertPreTokenizer is supported now"
         )
+    for name in ("lowercase", "strip_accents", "handle_chinese_chars", "clean_text"):
+        wanted = bool | None if name == "strip_accents" else bool  # null: as lowercase
+        if not isinstance(normalizer[name], wanted):
+            raise UserError(f"its normalizer's {name} is {normalizer[name]!r}. Write true or false there")
     if model.get("unk_token") != UNK:
         raise UserError(f"its unknown token is {model.get('unk_token')!r}. Only {UNK} is supported now")
     stated = _first(config.get("do_lower_case"), normalizer["lowercase"])
@@ -186,12 +187,14 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
 def from_lines(file: Path, config: Mapping[str, Any], lowercase: bool | None) -> Vocabulary:
     """Of a vocab.txt. Without a setting or an argument, a vocabulary without capitals is for lower-cased text."""
     try:
-        lines = file.read_bytes().decode("utf-8").split("\n")
+        lines = file.read_bytes().decode("utf-8").removeprefix("\ufeff").split("\n")  # a byte order mark is no token's
     except UnicodeDecodeError as error:
         raise UserError(f"not UTF-8 at byte {error.start}. Is it a vocab.txt of a token a line?") from None
     if lines[-1] == "":
         lines.pop()
     tokens = tuple(line.removesuffix("\r") for line in lines)
+    if "" in tokens:
+        raise UserError(f"line {tokens.index('') + 1} is empty. Each holds a token: fetch or make the vocabulary again")
     stated = config.get("do_lower_case")
     refuse_contradiction(lowercase, stated)
     chosen = _first(stated, lowercase, not has_capitals(tokens))
