@@ -2,11 +2,17 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from bert_jax.data.manifest import PAIRS, read_unigram_counts
+from bert_jax.tokenizer import Tokenizer
 from data_prep.job import Job, Record
 from data_prep.token_cache import TokenCache
 from data_prep.units import Splitter
+
+# So much tells a vocabulary of another language, script or case from rare words.
+_MUCH_UNKNOWN = 0.2
 
 
 def told(skipped: Mapping[str, int]) -> str:
@@ -37,7 +43,27 @@ def tell(job: Job, manifest: dict[str, Any], splitter: Splitter, tokens: int, se
         lines.append(_no_eval(splitter, job.arguments.eval_fraction))
     if skipped := manifest["counts"]["skipped"]:
         lines.append(f"skipped: {told(skipped)}")
+    if (share := unknown_share(job.output, manifest, job.tokenizer)) > _MUCH_UNKNOWN:
+        lines.append(
+            f"warning: {share:.0%} of the text is {job.tokenizer.roles.unk_token}: "
+            "is --tokenizer of this text's language, and of its case?"
+        )
     print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def unknown_share(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> float:
+    """The share of [UNK] in the text of train: what is neither an ordinary token nor [CLS] or [SEP].
+
+    With full_sentences, which has a [SEP] between most documents, that share or a little less.
+    """
+    if not tokenizer.has_unknown:
+        return 0.0
+    train, objective = manifest["parts"]["train"], manifest["objective"]
+    marks = train["sequences"] * (3 if objective in PAIRS else 2)
+    if objective == "full_sentences":
+        marks += train["used"] * manifest["dupe_factor"]
+    text = max(train["tokens"] - marks, 1)
+    return max(text - int(read_unigram_counts(output, manifest).sum()), 0) / text
 
 
 def tell_of_cache(cache: TokenCache, tokenizer_hash: str, records: Sequence[Record]) -> None:
