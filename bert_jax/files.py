@@ -1,6 +1,8 @@
 """Files and folders that are either complete or absent, whenever the process or the machine stops (law 7)."""
 
 import contextlib
+import errno
+import fcntl
 import json
 import os
 import shutil
@@ -77,49 +79,89 @@ def refuse_inside(output: Path, folder: Path) -> None:
         raise UserError(f"output {output} is inside of {folder}. Name another --output, beside it")
 
 
+def lock(path: Path, mode: str = "ab") -> IO[bytes]:
+    """Opens the file that one job at a time has open; it is free again when that is closed or its process is gone.
+
+    Raises UserError while another job has it, or has just moved or removed it.
+    """
+    try:
+        with contextlib.ExitStack() as closing:
+            file = closing.enter_context(path.open(mode))
+            _flock(file)
+            if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
+                raise FileNotFoundError
+            closing.pop_all()
+    except (BlockingIOError, FileNotFoundError):
+        unfinished = next((folder for folder in (path, *path.parents) if folder.name.endswith(INCOMPLETE)), path)
+        raise UserError(f"another job is writing {unfinished}; wait for it, or give another --output") from None
+    return file
+
+
+def _flock(file: IO[bytes]) -> None:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        # A file system without locks (Lustre, as it is often mounted): who has one keeps its jobs apart.
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+            raise
+
+
 @contextlib.contextmanager
 def new_folder(directory: str | Path) -> Iterator[Path]:
     """DIR.incomplete to write into; it becomes DIR at the end, and goes when something is raised.
 
-    Raises UserError when DIR exists, or DIR.incomplete does and is not what a killed run of this function left, which
-    is written anew.
+    Raises UserError when DIR exists, another job is writing it, or DIR.incomplete is there and not what a killed run of
+    this function left, which is written anew.
     """
     directory = Path(directory)
     refuse_existing(directory)
     unfinished = incomplete(directory)
-    if (unfinished / MARKER).exists():
-        shutil.rmtree(unfinished)
-    if unfinished.exists():
-        raise UserError(f"{unfinished} is in the way; move or remove it, or name another --output")
-    unfinished.mkdir(parents=True)
+    marker = unfinished / MARKER
+    in_the_way = UserError(f"{unfinished} is in the way; move or remove it, or name another --output")
     try:
-        (unfinished / MARKER).touch()
-        yield unfinished
-        (unfinished / MARKER).unlink()
-        unfinished.rename(directory)
-    except BaseException:
-        _remove(unfinished)
-        raise
+        unfinished.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise in_the_way from None
+    left = os.listdir(unfinished)
+    if left and MARKER not in left:
+        raise in_the_way
+    # Where a marker was and is no more, a job has just ended, and none is to come into what it made.
+    with lock(marker, "r+b" if left else "ab"):
+        try:
+            refuse_existing(directory)  # the job that held the lock may just have ended
+            for path in unfinished.iterdir():
+                if path != marker:
+                    shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            yield unfinished
+            marker.unlink()
+            unfinished.rename(directory)
+        except BaseException:
+            _remove(unfinished)
+            raise
 
 
 @contextlib.contextmanager
 def new_file(path: Path) -> Iterator[IO[bytes]]:
     """FILE.incomplete to write into, in order; it becomes FILE at the end, and goes when something is raised.
 
-    Raises UserError when FILE exists. What a killed run left of FILE.incomplete is written anew.
+    Raises UserError when FILE exists or another job is writing it. What a killed run left of FILE.incomplete is written
+    anew.
     """
     refuse_existing(path)
     unfinished = incomplete(path)
     unfinished.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        with unfinished.open("wb") as file:
+    with lock(unfinished) as file:
+        try:
+            refuse_existing(path)  # the job that held the lock may just have ended
+            file.seek(0)
+            file.truncate()
             yield file
             file.flush()
             os.fsync(file.fileno())
-        unfinished.rename(path)
-    except BaseException:
-        unfinished.unlink(missing_ok=True)
-        raise
+            unfinished.rename(path)
+        except BaseException:
+            unfinished.unlink(missing_ok=True)
+            raise
 
 
 def _remove(folder: Path) -> None:

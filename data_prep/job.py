@@ -7,7 +7,6 @@ DIR.incomplete/tokenizer, train, eval, manifest.json, unigram_counts.npy, SHA256
 """
 
 import dataclasses
-import fcntl
 import importlib.metadata
 import io
 import json
@@ -19,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, Part
 from bert_jax.data.masking import MaskingRule, Split
-from bert_jax.files import incomplete, refuse_existing, write_whole
+from bert_jax.files import incomplete, lock, refuse_existing, write_whole
 from bert_jax.tokenizer import Tokenizer
 from data_prep import checksums, formats
 from data_prep.lengths import summarise
@@ -127,7 +126,7 @@ class Job:
         self.directory = incomplete(output)
         self.arguments = arguments
         self.tokenizer = tokenizer
-        self._lock: io.TextIOWrapper | None = None
+        self._lock: IO[bytes] | None = None
 
     def __enter__(self) -> "Job":
         refuse_existing(self.output)
@@ -135,12 +134,7 @@ class Job:
             raise UserError(f"{self.directory} is in the way and no job of ours; move it, or give another --output")
         for folder in (unit_folder(self.directory), *(self.directory / part for part in PARTS)):
             folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.directory / "job" / "lock").open("a")
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._lock.close()
-            raise UserError(f"another job is writing {self.directory}; wait for it, or give another --output") from None
+        self._lock = lock(self.directory / "job" / "lock")
         try:
             refuse_existing(self.output)  # the job that held the lock may just have ended
             self._check_arguments()

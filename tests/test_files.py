@@ -1,0 +1,114 @@
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from building import ROOT
+
+from bert_jax.command import UserError
+from bert_jax.files import incomplete, new_file, new_folder
+
+
+def names(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+def test_second_writer_of_a_folder_is_refused_and_the_first_one_ends_whole(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "one").touch()
+        with (
+            pytest.raises(UserError, match=r"another job is writing .*out\.incomplete; wait"),
+            new_folder(tmp_path / "out"),
+        ):
+            pass
+        (folder / "two").touch()
+    assert names(tmp_path) == {"out", "out/one", "out/two"}
+
+
+def test_second_writer_of_a_file_is_refused_and_the_first_one_ends_whole(tmp_path: Path) -> None:
+    with new_file(tmp_path / "out") as file:
+        file.write(b"one")
+        with pytest.raises(UserError, match=r"another job is writing .*out\.incomplete"), new_file(tmp_path / "out"):
+            pass
+        file.write(b"two")
+    assert names(tmp_path) == {"out"} and (tmp_path / "out").read_bytes() == b"onetwo"
+
+
+@pytest.mark.parametrize("writer", ["new_folder", "new_file"])
+def test_what_a_killed_writer_left_is_written_anew(tmp_path: Path, writer: str) -> None:
+    """The lock dies with its process; while that is only stopped, it holds."""
+    output = tmp_path / "out"
+    left = incomplete(output) / "left" if writer == "new_folder" else incomplete(output)
+    code = (
+        "import sys, time, pathlib; from bert_jax import files; output = pathlib.Path(sys.argv[1])\n"
+        f"with files.{writer}(output) as new:\n"
+        "    if isinstance(new, pathlib.Path): (new / 'left').mkdir(); (new / 'left' / 'file').touch()\n"
+        "    else: new.write(b'a longer content'); new.flush()\n"
+        "    print('there', flush=True); time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, output], cwd=ROOT, stdout=subprocess.PIPE)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == b"there\n"
+        process.send_signal(signal.SIGSTOP)
+        with pytest.raises(UserError, match="another job is writing"):
+            write(output, writer)
+        assert left.exists()
+    finally:
+        process.kill()
+        process.communicate()
+    write(output, writer)
+    assert names(tmp_path) == ({"out", "out/new"} if writer == "new_folder" else {"out"})
+
+
+def write(output: Path, writer: str) -> None:
+    if writer == "new_folder":
+        with new_folder(output) as folder:
+            (folder / "new").touch()
+    else:
+        with new_file(output) as file:
+            file.write(b"new")
+        assert output.read_bytes() == b"new"
+
+
+def test_empty_folder_of_a_writer_killed_at_once_is_used(tmp_path: Path) -> None:
+    (tmp_path / "out.incomplete").mkdir()
+    write(tmp_path / "out", "new_folder")
+    assert names(tmp_path) == {"out", "out/new"}
+
+
+def test_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "out.incomplete").write_text("mine")
+    with pytest.raises(UserError, match="in the way"):
+        write(tmp_path / "out", "new_folder")
+    assert (tmp_path / "out.incomplete").read_text() == "mine"
+
+
+def test_of_many_writers_at_once_one_makes_the_folder(tmp_path: Path) -> None:
+    """All begin at the same moment, again and again: never is a folder mixed, or lost by one that ended well."""
+    code = (
+        "import os, sys, time, pathlib; from bert_jax import command, files\n"
+        "while not os.path.exists(sys.argv[1] + '/go'): time.sleep(0.0001)\n"
+        "for number in range(100):\n"
+        "    try:\n"
+        "        with files.new_folder(f'{sys.argv[1]}/{number}') as folder:\n"
+        "            [(folder / f'{sys.argv[2]}-{each}').touch() for each in range(5)]\n"
+        "        print(number)\n"
+        "    except command.UserError: pass"
+    )
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, tmp_path, name], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        for name in "abc"
+    ]
+    (tmp_path / "go").touch()
+    ended = [writer.communicate(timeout=120) for writer in writers]
+    assert not any(told for _, told in ended), ended
+    for name, (made, _) in zip("abc", ended, strict=True):
+        for number in made.split():
+            assert names(tmp_path / number.decode()) == {f"{name}-{each}" for each in range(5)}
+    (tmp_path / "go").unlink()
+    assert set(os.listdir(tmp_path)) == {str(number) for number in range(100)}
+    assert sum(len(made.split()) for made, _ in ended) == 100
