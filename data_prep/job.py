@@ -7,6 +7,7 @@ DIR.incomplete/tokenizer, train, eval, manifest.json, unigram_counts.npy, SHA256
 """
 
 import dataclasses
+import hashlib
 import importlib.metadata
 import io
 import json
@@ -27,7 +28,7 @@ from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, Part
 from bert_jax.data.masking import MaskingRule, Split
-from bert_jax.files import incomplete, lock, refuse_existing, write_whole
+from bert_jax.files import incomplete, lock, read_json, refuse_existing, write_whole
 from bert_jax.tokenizer import Tokenizer
 from data_prep import checksums, formats
 from data_prep.lengths import summarise
@@ -90,6 +91,7 @@ class Record(NamedTuple):
     counts: dict[str, int]  # COUNTED
     skipped: dict[str, int]  # documents, by reason
     shards: list[dict[str, Any]]  # name, rows, bytes, sha256: as in the manifest
+    counted: str = ""  # sha256 of NAME.npy, when that is written
 
     @property
     def part(self) -> Part:
@@ -102,15 +104,18 @@ def unit_folder(directory: Path) -> Path:
 
 def write_record(
     directory: Path, record: Record, unigrams: Int64[np.ndarray, "V"], lengths: Int64[np.ndarray, "n"]
-) -> None:
-    """Marks a unit as finished: its shards are on disk already.
+) -> Record:
+    """Marks a unit as finished: its shards are on disk already. Returns the record as it is written.
 
     unigrams, lengths  how often each id stands in its rows, and how many of its sequences have 0, 1, ..., T slots
     """
     buffer = io.BytesIO()
     np.save(buffer, np.concatenate([unigrams, lengths]))
-    write_whole(unit_folder(directory) / f"{record.name}.npy", buffer.getvalue())
+    counted = buffer.getvalue()
+    write_whole(unit_folder(directory) / f"{record.name}.npy", counted)
+    record = record._replace(counted=hashlib.sha256(counted).hexdigest())
     write_whole(unit_folder(directory) / f"{record.name}.json", json.dumps(record._asdict()).encode())
+    return record
 
 
 class Job:
@@ -158,18 +163,19 @@ class Job:
         return len(list(unit_folder(self.directory).glob("*.json")))
 
     def finished(self, unit: Unit) -> Record | None:
-        """The record of a unit that an earlier run finished on the same text, with its shards in place."""
+        """The record of a unit that an earlier run finished on the same text, with all that it wrote as it was."""
+        noted = unit_folder(self.directory) / f"{unit.name}.json"
         try:
-            content = json.loads((unit_folder(self.directory) / f"{unit.name}.json").read_text(encoding="utf-8"))
-            record = Record(**content)
-        except FileNotFoundError:
-            return None
-        in_place = record.text_hash == unit.text_hash and all(
-            (self.directory / shard["name"]).exists()
-            and os.stat(self.directory / shard["name"]).st_size == shard["bytes"]
-            for shard in record.shards
-        )
-        return record if in_place else None
+            record = Record(**json.loads(noted.read_text(encoding="utf-8")))
+            wanted = {self.directory / shard["name"]: shard["sha256"] for shard in record.shards}
+            wanted[noted.with_suffix(".npy")] = record.counted
+            # Names and sizes are no proof: a machine that lost its power may have kept them alone.
+            whole = record.text_hash == unit.text_hash and all(
+                checksums.sha256(path) == digest for path, digest in wanted.items()
+            )
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
+            return None  # damaged, or of another version: done again
+        return record if whole else None
 
     def finish(self, records: Iterable[Record], skipped: Counter[str]) -> dict[str, Any]:
         """Writes the unigram counts and then the manifest, and gives the folder its name. Returns the manifest.
@@ -197,10 +203,15 @@ class Job:
     def _check_arguments(self) -> None:
         path = self.directory / "job" / "arguments.json"
         wanted = self.arguments.to_json()
-        if not path.exists() or not self.finished_units():
+        if not self.finished_units():
             write_whole(path, json.dumps(wanted, indent=1).encode())
             return
-        begun = json.loads(path.read_text(encoding="utf-8"))
+        try:
+            begun = read_json(path)
+        except UserError:
+            raise UserError(
+                f"missing or damaged {path}, which says how the job was begun; remove {self.directory} to begin anew"
+            ) from None
         differing = [name for name in wanted if begun.get(name) != wanted[name]]
         if differing:
             told = ", ".join(

@@ -62,8 +62,7 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
         shards.append(formats.write(arguments.format, directory, stem, rows))
     unigrams[list(tokenizer.special_ids)] = 0
     record = Record(unit.name, unit.text_hash, counts, skipped, shards)
-    write_record(directory, record, unigrams, lengths)
-    return record
+    return write_record(directory, record, unigrams, lengths)
 
 
 def _rows(

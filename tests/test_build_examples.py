@@ -344,6 +344,64 @@ def test_job_killed_in_the_middle_ends_with_the_same_bytes(arguments: dict, runn
     assert contents(arguments["output"]) == contents(arguments["output"].with_name("fresh"))
 
 
+def unfinished(arguments: dict) -> Path:
+    """The folder of a job that failed at the end of its input; told to skip that, it goes on."""
+    text = arguments["output"].with_name("text.txt")
+    text.write_bytes(Path(arguments["input"]).read_bytes() + b"\n\nbad \xff")
+    arguments |= {"input": str(text), "unit_mb": 0.01}
+    with pytest.raises(UserError, match="not UTF-8"):
+        build(**arguments)
+    assert finished_units(arguments["output"]) >= 3
+    arguments |= {"on_error": "skip"}
+    return arguments["output"].with_name("out.incomplete")
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_units_that_are_not_what_their_records_say_are_done_again(arguments: dict) -> None:
+    """And no others. A power cut leaves such files: of the right size with other bytes, empty, or none at all."""
+    folder = unfinished(arguments)
+    records = sorted((folder / "job" / "units").glob("train-*.json"))
+    shards = [folder / json.loads(record.read_text())["shards"][0]["name"] for record in records]
+    damages = [
+        lambda record, shard: flip(shard),
+        lambda record, shard: os.truncate(record, 0),
+        lambda record, shard: os.truncate(record, 30),
+        lambda record, shard: record.write_text("{}"),
+        lambda record, shard: record.write_text("[]"),
+        lambda record, shard: os.truncate(record.with_suffix(".npy"), 30),
+        lambda record, shard: flip(record.with_suffix(".npy")),
+        lambda record, shard: record.with_suffix(".npy").unlink(),
+        lambda record, shard: shard.unlink(),
+    ]
+    assert len(records) > len(damages)
+    written = [shard.stat().st_mtime_ns for shard in shards]
+    for damage, record, shard in zip(damages, records, shards, strict=False):
+        damage(record, shard)
+    build(**arguments)
+    now = [(arguments["output"] / shard.relative_to(folder)).stat().st_mtime_ns for shard in shards]
+    again = [before != after for before, after in zip(written, now, strict=True)]
+    assert again == [number < len(damages) for number in range(len(records))]
+    build(**arguments | {"output": arguments["output"].with_name("fresh")})
+    assert contents(arguments["output"]) == contents(arguments["output"].with_name("fresh"))
+
+
+@pytest.mark.parametrize("damage", ['{"seq', "[]", "", None])
+def test_damaged_arguments_of_a_job_are_refused_in_one_line(arguments: dict, damage: str | None) -> None:
+    folder = unfinished(arguments)
+    kept, before = folder / "job" / "arguments.json", finished_units(arguments["output"])
+    kept.unlink() if damage is None else kept.write_text(damage)
+    with pytest.raises(UserError, match=r"damaged .*arguments\.json.*; remove .*out\.incomplete to begin") as caught:
+        build(**arguments)
+    assert "\n" not in str(caught.value) and finished_units(arguments["output"]) == before
+    shutil.rmtree(folder)
+    build(**arguments)
+
+
 def test_another_job_is_refused_and_sigterm_stops_with_143(arguments: dict, running: subprocess.Popen) -> None:
     running.send_signal(signal.SIGSTOP)
     try:
