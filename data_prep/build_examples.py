@@ -17,7 +17,7 @@ from bert_jax.data.manifest import PAIRS
 from bert_jax.files import incomplete, refuse_existing
 from bert_jax.progress import Reporter
 from data_prep import engines, flags, formats, telling, worker
-from data_prep.job import Arguments, Job, Record
+from data_prep.job import Arguments, Job, Record, finished_units
 from data_prep.memory import keep_freed
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source, find_sources
@@ -153,7 +153,7 @@ def _run(
             tell()
             yield document
 
-    resumed = job.finished_units()
+    resumed = finished_units(job.directory)
     if resumed and not quiet:
         print(f"going on in {job.directory}: {resumed} units are finished", file=sys.stderr)
     with Reporter("building examples", corpus.total_bytes, ("MB", "M tokens"), quiet) as reporter:
@@ -199,15 +199,19 @@ def main(arguments: Sequence[str]) -> None:
     keywords = flags.parse(arguments)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        raise Stopped(
-            f"stopped by SIGTERM; finished units are kept in {incomplete(Path(keywords['output']))}: "
-            "run the same command again to go on"
-        )
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # stopping is under way, and another one would tear it
+        raise Stopped("stopped by SIGTERM")
 
     before = signal.signal(signal.SIGTERM, stop)
     keep_freed()
     try:
         build(**keywords, quiet=False)
+    except Stopped as stopped:
+        directory = incomplete(Path(keywords["output"]))
+        if finished_units(directory):
+            kept = f"finished units are kept in {directory}: run the same command again to go on"
+            raise Stopped(f"{stopped}; {kept}") from None
+        raise
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -102,6 +102,10 @@ def unit_folder(directory: Path) -> Path:
     return directory / "job" / "units"
 
 
+def finished_units(directory: Path) -> int:
+    return len(list(unit_folder(directory).glob("*.json")))
+
+
 def write_record(
     directory: Path, record: Record, unigrams: Int64[np.ndarray, "V"], lengths: Int64[np.ndarray, "n"]
 ) -> Record:
@@ -159,9 +163,6 @@ class Job:
             shutil.rmtree(unit_folder(self.directory), ignore_errors=True)
         self._leave()
 
-    def finished_units(self) -> int:
-        return len(list(unit_folder(self.directory).glob("*.json")))
-
     def finished(self, unit: Unit) -> Record | None:
         """The record of a unit that an earlier run finished on the same text, with all that it wrote as it was."""
         noted = unit_folder(self.directory) / f"{unit.name}.json"
@@ -203,7 +204,7 @@ class Job:
     def _check_arguments(self) -> None:
         path = self.directory / "job" / "arguments.json"
         wanted = self.arguments.to_json()
-        if not self.finished_units():
+        if not finished_units(self.directory):
             write_whole(path, json.dumps(wanted, indent=1).encode())
             return
         try:
@@ -231,7 +232,7 @@ class Job:
                     path.unlink()
 
     def _leave(self) -> None:
-        if self.directory.exists() and not self.finished_units():
+        if self.directory.exists() and not finished_units(self.directory):
             shutil.rmtree(self.directory, ignore_errors=True)
         if self._lock is not None:
             self._lock.close()

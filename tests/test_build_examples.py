@@ -418,6 +418,30 @@ def test_another_job_is_refused_and_sigterm_stops_with_143(arguments: dict, runn
     verify(arguments["output"])
 
 
+@pytest.mark.parametrize("kept", [True, False])
+def test_sigterm_says_that_units_are_kept_where_some_are_and_more_of_it_change_nothing(
+    arguments: dict, monkeypatch: pytest.MonkeyPatch, kept: bool
+) -> None:
+    if kept:
+        unfinished(arguments)
+    ended = []
+
+    def stopped(**keywords: object) -> None:
+        try:
+            signal.raise_signal(signal.SIGTERM)
+        finally:
+            signal.raise_signal(signal.SIGTERM)  # as what stops is cleaned up
+            ended.append(keywords)
+
+    monkeypatch.setattr(build_examples, "build", stopped)
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(command.Stopped) as caught:
+        build_examples.main(command_line(arguments)[3:])
+    assert ended and signal.getsignal(signal.SIGTERM) == before
+    assert str(caught.value).startswith("stopped by SIGTERM")
+    assert ("out.incomplete: run the same command again" in str(caught.value)) == kept
+
+
 def test_killed_worker_ends_the_job_in_one_line(arguments: dict, running: subprocess.Popen) -> None:
     others(running)[0].send_signal(signal.SIGKILL)
     _, told = running.communicate(timeout=60)
