@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +60,23 @@ def parse(content: bytes, place: str) -> dict[str, str]:
     if outside := [name for name in names if name.startswith("/") or ".." in name.split("/")]:
         raise UserError(f"damaged {place}: {outside[0]} is not in the folder; copy it again from where it was made")
     return names
+
+
+def must_list(listed: Mapping[str, str], names: Iterable[str], place: str) -> None:
+    """Raises UserError, naming the place of a list, for the first name that it has not."""
+    for name in names:
+        if name not in listed:
+            raise UserError(f"damaged {place}: it does not list {name}; copy the folder again")
+
+
+def checked(blocks: Iterable[bytes], wanted: str, place: str) -> Iterator[bytes]:
+    """The same blocks. Raises UserError, naming the place they are from, after those that have another hash."""
+    digest = hashlib.sha256()
+    for block in blocks:
+        digest.update(block)
+        yield block
+    if digest.hexdigest() != wanted:
+        raise UserError(f"damaged {place}: its sha256 is not that of {SUMS}; copy or build the input again")
 
 
 def damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], None]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 import hashlib
 import os
-import shutil
+from collections import deque
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
 from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, value_problem
 from bert_jax.files import new_folder, refuse_inside
 from bert_jax.progress import Reporter
+from bert_jax.stores import Place
 from data_prep import checksums, foreign, formats
 from data_prep.objectives import OBJECTIVES
 
@@ -70,11 +71,19 @@ def _convert_ours(directory: Path, output: Path, format: str, quiet: bool) -> di
     formats.check(format, manifest["masking"]["kind"], manifest["pack"])
     check_sizes(directory, manifest["shards"])
     read = formats.reader(manifest)
+    listed = checksums.read(directory)
+    shards = [shard["name"] for shard in manifest["shards"]]
+    checksums.must_list(listed, [MANIFEST, manifest["unigram_counts"], *shards], str(directory / checksums.SUMS))
     written: list[dict[str, Any]] = []
     rates = ("rows",)
     with new_folder(output) as folder, Reporter("converting", manifest["counts"]["rows"], rates, quiet) as reporter:
-        shutil.copytree(directory / "tokenizer", folder / "tokenizer")
-        shutil.copy(directory / manifest["unigram_counts"], folder)
+        source, target = Place(str(directory)), Place(str(folder))
+        for name in sorted(set(listed) - set(shards)):
+            blocks = checksums.checked(source.blocks(name), listed[name], f"{directory}/{name}")
+            if name.startswith("tokenizer/") or name == manifest["unigram_counts"]:
+                target.write(name, blocks)
+            else:  # of the manifest and of the format: made anew, of what is checked here
+                deque(blocks, maxlen=0)
         for part in PARTS:
             (folder / part).mkdir()
         done = 0
@@ -82,8 +91,8 @@ def _convert_ours(directory: Path, output: Path, format: str, quiet: bool) -> di
             path = directory / shard["name"]
             try:
                 with path.open("rb") as file:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != shard["sha256"]:
-                        raise Corrupt("its sha256 is not that of the manifest")
+                    if hashlib.file_digest(file, "sha256").hexdigest() != listed[shard["name"]]:
+                        raise Corrupt(f"its sha256 is not that of {checksums.SUMS}")
                 rows = read(path)
             except Corrupt as error:
                 raise UserError(f"damaged shard {path}: {error}; copy the folder again") from error

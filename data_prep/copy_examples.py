@@ -1,7 +1,6 @@
 """An output to or from an object store: every byte checked on the way, the manifest last."""
 
 import contextlib
-import hashlib
 import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -40,8 +39,7 @@ def copy(input: str, output: str, *, quiet: bool = True) -> int:
     source = Place(input)
     listed = checksums.parse(source.read(checksums.SUMS), f"{input}/{checksums.SUMS}")
     sizes = {name: source.size(name) for name in [*listed, checksums.SUMS]}
-    if MANIFEST not in listed:
-        raise UserError(f"damaged {input}/{checksums.SUMS}: it does not list {MANIFEST}; copy the folder again")
+    checksums.must_list(listed, [MANIFEST], f"{input}/{checksums.SUMS}")
     with _target(output, set(sizes)) as target, Reporter("copying", sum(sizes.values()), ["MB"], quiet) as reporter:
         done = 0
         # The manifest says that all is there.
@@ -70,21 +68,18 @@ def _target(output: str, names: set[str]) -> Iterator[Place]:
 
 
 def _copy_file(source: Place, target: Place, name: str, wanted: str | None) -> int:
-    digest, size = hashlib.sha256(), 0
+    size = 0
+    blocks = source.blocks(name)
+    if wanted is not None:
+        blocks = checksums.checked(blocks, wanted, f"{source.address}/{name}")
 
-    def hashed() -> Iterator[bytes]:
+    def counted() -> Iterator[bytes]:
         nonlocal size
-        for block in source.blocks(name):
-            digest.update(block)
+        for block in blocks:
             size += len(block)
             yield block
-        if wanted is not None and digest.hexdigest() != wanted:
-            raise UserError(
-                f"damaged {source.address}/{name}: its sha256 is not that of {checksums.SUMS}; "
-                "copy or build the input again"
-            )
 
-    target.write(name, hashed())
+    target.write(name, counted())
     if (stored := target.size(name)) != size:
         raise UserError(f"{target.address}/{name} has {stored} bytes where {size} were written; copy again")
     return size

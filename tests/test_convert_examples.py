@@ -1,13 +1,18 @@
 import gzip
 import json
+import os
 import shutil
+import subprocess
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from building import ROOT
 
 from bert_jax import tokenizer as tokenizers
-from bert_jax.command import UserError
+from bert_jax.command import EXIT_USER_ERROR, UserError
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from data_prep import convert_examples, inspect_shards
@@ -55,6 +60,50 @@ def test_training_on_an_import_gives_the_batches_of_the_arrow_twin(outputs: dict
     for step in (0, 1, 50):
         for one, other in zip(*(loader.batch(step) for loader in loaders), strict=True):
             np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [
+        (lambda folder: os.truncate(folder / "unigram_counts.npy", 60), r"damaged .*unigram_counts\.npy: its sha256"),
+        (lambda folder: os.truncate(folder / "SHA256SUMS", 0), r"damaged .*SHA256SUMS: line 1"),
+        (lambda folder: (folder / "SHA256SUMS").unlink(), r"(missing .*SHA256SUMS|SHA256SUMS is missing)"),
+        (lambda folder: (folder / "tokenizer" / "tokenizer.json").unlink(), r"tokenizer\.json is missing"),
+        (lambda folder: append(folder / "manifest.json"), r"damaged .*manifest\.json: its sha256"),
+        (lambda folder: append(folder / "tokenizer" / "vocab.txt"), r"damaged .*vocab\.txt: its sha256"),
+        (lambda folder: without(folder / "SHA256SUMS", "unigram"), r"SHA256SUMS: it does not list unigram_counts\.npy"),
+        (lambda folder: without(folder / "SHA256SUMS", "shard-00000"), r"SHA256SUMS: it does not list .*shard-00000"),
+    ],
+)
+def test_damaged_input_is_refused_and_gives_no_output(
+    outputs: dict[str, Path], tmp_path: Path, damage: Callable[[Path], object], told: str
+) -> None:
+    """New hashes over damaged files would hide the damage for good. Copying refuses what is not whole as well."""
+    shutil.copytree(outputs["arrow"], tmp_path / "in")
+    damage(tmp_path / "in")
+    with pytest.raises(UserError, match=told) as caught:
+        convert(tmp_path / "in", tmp_path / "out", format="tfds")
+    assert "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def append(path: Path) -> None:
+    path.write_bytes(path.read_bytes() + b"\n")
+
+
+def without(path: Path, word: str) -> None:
+    path.write_text("".join(line for line in path.read_text().splitlines(keepends=True) if word not in line))
+
+
+def test_full_disk_names_the_output(outputs: dict[str, Path], tmp_path: Path) -> None:
+    """A real failure of the operating system: whatever file is larger than files may be."""
+    for blocks in (1, 64):
+        limited = ["bash", "-c", f'ulimit -f {blocks}; exec "$@"', "bash", sys.executable]
+        flags = [f"--input={outputs['arrow']}", f"--output={tmp_path / 'out'}", "--format=tfds"]
+        command = [*limited, "-m", "data_prep.convert_examples", *flags]
+        ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+        assert ended.returncode == EXIT_USER_ERROR and len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+        assert f"{tmp_path / 'out'}.incomplete/" in ended.stderr and not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
