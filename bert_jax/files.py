@@ -93,8 +93,12 @@ def lock(path: Path, mode: str = "ab") -> IO[bytes]:
             closing.pop_all()
     except (BlockingIOError, FileNotFoundError):
         unfinished = next((folder for folder in (path, *path.parents) if folder.name.endswith(INCOMPLETE)), path)
-        raise UserError(f"another job is writing {unfinished}; wait for it, or give another --output") from None
+        raise _taken(unfinished) from None
     return file
+
+
+def _taken(unfinished: Path) -> UserError:
+    return UserError(f"another job is writing {unfinished}; wait for it, or give another --output")
 
 
 def _flock(file: IO[bytes]) -> None:
@@ -120,9 +124,11 @@ def new_folder(directory: str | Path) -> Iterator[Path]:
     in_the_way = UserError(f"{unfinished} is in the way; move or remove it, or name another --output")
     try:
         unfinished.mkdir(parents=True, exist_ok=True)
+        left = os.listdir(unfinished)
     except FileExistsError:
         raise in_the_way from None
-    left = os.listdir(unfinished)
+    except FileNotFoundError:
+        raise _taken(unfinished) from None
     if left and MARKER not in left:
         raise in_the_way
     # Where a marker was and is no more, a job has just ended, and none is to come into what it made.
@@ -135,7 +141,9 @@ def new_folder(directory: str | Path) -> Iterator[Path]:
             yield unfinished
             marker.unlink()
             unfinished.rename(directory)
-        except BaseException:
+        except BaseException as error:
+            if isinstance(error, OSError):
+                error.filename = error.filename or str(directory)  # a full disk is told without
             _remove(unfinished)
             raise
 

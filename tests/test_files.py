@@ -1,3 +1,4 @@
+import errno
 import os
 import signal
 import subprocess
@@ -7,7 +8,7 @@ from pathlib import Path
 import pytest
 from building import ROOT
 
-from bert_jax.command import UserError
+from bert_jax.command import UserError, explain_os_error
 from bert_jax.files import incomplete, new_file, new_folder
 
 
@@ -112,3 +113,9 @@ def test_of_many_writers_at_once_one_makes_the_folder(tmp_path: Path) -> None:
     (tmp_path / "go").unlink()
     assert set(os.listdir(tmp_path)) == {str(number) for number in range(100)}
     assert sum(len(made.split()) for made, _ in ended) == 100
+
+
+def test_full_disk_without_a_name_is_told_of_the_folder(tmp_path: Path) -> None:
+    with pytest.raises(OSError) as caught, new_folder(tmp_path / "out"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert str(tmp_path / "out") in str(explain_os_error(caught.value)) and not names(tmp_path)
