@@ -1,22 +1,17 @@
 """The bytes of a stored file, decompressed: .gz, .xz, .zst or plain, in blocks."""
 
 import contextlib
-import gzip
-import lzma
-import zlib
 from collections.abc import Callable, Iterator
 from pathlib import PurePath
-from typing import IO, cast
-
-import pyarrow as pa
 
 from bert_jax.command import explain_os_error
+from bert_jax.compressed import DAMAGE, decompressed
+from bert_jax.compressed import SUFFIXES as COMPRESSED
 from data_prep.readers.places import Stream, first_line, is_remote, open_stream
 from data_prep.readers.refusal import Refusal
 
 # Read sizes: large enough that the cost of a call vanishes, small enough to count for nothing in memory.
 BLOCK_BYTES = 1 << 20
-COMPRESSED = (".gz", ".xz", ".zst")
 NOT_READ = (".bz2", ".zip", ".7z", ".rar", ".lz4", ".br", ".tar", ".tgz")
 
 OnRead = Callable[[int], None]
@@ -45,7 +40,7 @@ def blocks(path: str, on_read: OnRead = nothing) -> Iterator[bytes]:
     try:
         with contextlib.closing(open_stream(path)) as stored:
             position = 0
-            with contextlib.closing(_decompressed(stored, compression)) as opened:
+            with contextlib.closing(_opened(stored, compression)) as opened:
                 while block := opened.read(BLOCK_BYTES):
                     yield block
                     on_read(stored.tell() - position)
@@ -56,7 +51,7 @@ def blocks(path: str, on_read: OnRead = nothing) -> Iterator[bytes]:
     except IsADirectoryError:
         advice = f"Name its files, for example '{path}/*.txt'"
         raise Refusal("folder", path, "a folder where a file was wanted", advice) from None
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+    except DAMAGE as error:
         raise damaged(path, "truncated" if isinstance(error, EOFError) else first_line(error)) from None
     except OSError as error:
         # pyarrow says so when a .zst is damaged, and when a store fails.
@@ -74,11 +69,5 @@ def unreadable(path: str, error: OSError) -> Refusal:
     return Refusal("unreadable_file", path, f"cannot be read ({what.rstrip('.')})", "Mend that")
 
 
-def _decompressed(stored: Stream, compression: str) -> Stream:
-    if compression == ".xz":
-        return lzma.LZMAFile(cast(IO[bytes], stored), format=lzma.FORMAT_XZ)
-    if compression == ".gz":
-        return cast(Stream, gzip.GzipFile(fileobj=stored))
-    if compression == ".zst":
-        return cast(Stream, pa.CompressedInputStream(stored, "zstd"))
-    return stored
+def _opened(stored: Stream, compression: str) -> Stream:
+    return decompressed(stored, compression) if compression else stored

@@ -1,19 +1,14 @@
 """Lines of a text file, whatever it is compressed by; what kind of file a name means."""
 
-import gzip
-import io
-import lzma
-import zlib
 from collections.abc import Iterator
+from io import BufferedReader
 from pathlib import Path
-from typing import Any
-
-import pyarrow as pa
 
 from bert_jax.command import UserError
+from bert_jax.compressed import DAMAGE, decompressed
+from bert_jax.compressed import SUFFIXES as COMPRESSED
 from bert_jax.stores import first_line
 
-COMPRESSED = (".gz", ".xz", ".zst")
 TFDS = "tfds:"
 
 
@@ -54,7 +49,7 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} line {number} is not UTF-8 ({error.reason}). Convert the file to UTF-8") from error
-    except (EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error) as error:
+    except DAMAGE as error:
         raise UserError(f"{path} is cut short or damaged after line {number}: {error}. Fetch it again") from error
     except OSError as error:
         if path.suffix == ".zst" and error.errno is None:  # pyarrow has no other kind for a damaged one
@@ -69,11 +64,6 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         yield number, line.rstrip("\r\n")
 
 
-def _opened(path: Path) -> Any:
-    if path.suffix == ".gz":
-        return gzip.open(path, "rb")
-    if path.suffix == ".xz":
-        return lzma.open(path, "rb")
-    if path.suffix == ".zst":
-        return io.BufferedReader(pa.CompressedInputStream(pa.OSFile(str(path), "rb"), "zstd"))
-    return path.open("rb")
+def _opened(path: Path) -> BufferedReader:
+    stored = path.open("rb")
+    return decompressed(stored, path.suffix) if path.suffix in COMPRESSED else stored

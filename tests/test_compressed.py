@@ -1,0 +1,122 @@
+"""Compressed files of several streams: all of what they hold, or an error, and never a part without one."""
+
+import gzip
+import io
+import itertools
+import lzma
+import random
+import shutil
+import subprocess
+import tracemalloc
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bert_jax.compressed import DAMAGE, SUFFIXES, decompressed
+
+COMPRESS = {
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda content: pa.Codec("zstd").compress(content, asbytes=True),
+}
+
+
+class Shorter(io.BytesIO):
+    """A file that gives a few bytes at a time, as a store may."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        return super().read(min(size or 7, 7))
+
+
+def content(stored: bytes, suffix: str, file: type[io.BytesIO] = io.BytesIO, size: int = -1) -> bytes | None:
+    """What a file holds; None where it is damaged."""
+    with decompressed(file(stored), suffix, 1 if size > 0 else 1 << 16) as opened:
+        try:
+            return b"".join(iter(lambda: opened.read(size), b""))
+        except DAMAGE:
+            return None
+        except OSError as error:
+            assert suffix == ".zst" and error.errno is None
+            return None
+
+
+def content_by_xz(stored: bytes) -> bytes | None:
+    run = subprocess.run(["xz", "-dc"], input=stored, capture_output=True)
+    return None if run.returncode else run.stdout
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+@pytest.mark.parametrize("file, size", [(io.BytesIO, -1), (io.BytesIO, 3), (Shorter, 1000)])
+def test_streams_one_after_another_are_all_read(suffix, file, size):
+    pieces = [b"", b"one ", b"two " * 40_000, b"", b"three"]
+    stored = b"".join(map(COMPRESS[suffix], pieces))
+    assert content(stored, suffix, file, size) == b"".join(pieces)
+
+
+@pytest.mark.skipif(shutil.which("xz") is None, reason="xz is what this is compared with")
+@pytest.mark.parametrize("padding", [*itertools.product([0, 3, 4, 1 << 17], repeat=3)], ids=str)
+def test_padding_of_xz_is_taken_where_the_xz_tool_takes_it(padding):
+    first, between, last = (bytes(size) for size in padding)
+    stored = first + lzma.compress(b"one ") + between + lzma.compress(b"two") + last
+    assert content(stored, ".xz") == content_by_xz(stored)
+    assert (content(stored, ".xz") == b"one two") == (padding[0] == padding[1] % 4 == padding[2] % 4 == 0)
+
+
+@pytest.mark.skipif(shutil.which("xz") is None, reason="xz is what this is compared with")
+@given(st.integers(0, 1 << 32))
+def test_damaged_xz_is_found_where_the_xz_tool_finds_it(seed):
+    generator = random.Random(seed)
+    stored = bytearray()
+    for _ in range(generator.randint(1, 3)):
+        stored += lzma.compress(generator.randbytes(generator.randint(0, 9)) * 9)
+        stored += bytes(generator.choice([0, 0, 1, 4, 8]))
+    match generator.randrange(4):
+        case 0:
+            stored[generator.randrange(len(stored))] ^= 1 << generator.randrange(8)
+        case 1:
+            del stored[generator.randrange(1, len(stored)) :]
+        case 2:
+            stored += generator.randbytes(generator.randint(1, 9))
+    assert content(bytes(stored), ".xz") == content_by_xz(stored), bytes(stored).hex()
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+def test_any_flipped_byte_of_a_later_stream_is_told_or_changes_nothing(suffix):
+    """As in the header of a .gz, which says when it was made, or in a setting of .xz that the text does not come to."""
+    first, second = (COMPRESS[suffix](text * 9) for text in (b"one ", b"two "))
+    told = 0
+    for place in range(len(second)):
+        for flip in (1, 0x80, 0xFF):
+            flipped = bytearray(second)
+            flipped[place] ^= flip
+            found = content(first + flipped, suffix)
+            assert found in (None, b"one " * 9 + b"two " * 9), (place, flip)
+            told += found is None
+    assert told > 0.6 * 3 * len(second)
+    for size in range(1, len(second)):
+        assert content(first + second[:size], suffix) is None, size
+
+
+def test_padding_and_garbage_of_gz_are_as_python_has_them():
+    first, second = gzip.compress(b"one "), gzip.compress(b"two")
+    for stored in (b"", first + bytes(5) + second + bytes(70_000), first + b"garbage", bytes(4) + first, first[:5]):
+        try:
+            wanted = gzip.decompress(stored)
+        except (OSError, EOFError):
+            wanted = None
+        assert content(stored, ".gz") == wanted
+
+
+@pytest.mark.parametrize("suffix", SUFFIXES)
+def test_memory_is_that_of_a_block(suffix):
+    stored = COMPRESS[suffix](bytes(1 << 26))
+    tracemalloc.start()
+    try:
+        with decompressed(io.BytesIO(stored), suffix) as opened:
+            assert sum(len(block) for block in iter(lambda: opened.read(1 << 20), b"")) == 1 << 26
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1 << 24, f"{peak} bytes, of which the dictionary of .xz takes 8 MiB"
