@@ -1,18 +1,22 @@
 """Files and documents: what is read, and what is said of what cannot be."""
 
+import contextlib
 import gzip
 import lzma
+import random
 import re
 import tracemalloc
+import zlib
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.command import UserError
 from data_prep.readers import Reading, Refusal, documents, expand, read, streams, text
+from data_prep.readers.refusal import check
 
 TEXT = "one\ntwo\n\n \t\nthrée\n\n\nfour"
 DOCUMENTS = ["one\ntwo", "thrée", "four"]
@@ -176,6 +180,64 @@ def test_truncated_compressed_file_is_named_and_what_came_before_is_read(tmp_pat
     path.write_bytes(b"this is no compressed file")
     with pytest.raises(UserError, match="damaged file"):
         list(documents(path))
+
+
+def up_to_damage(stored: bytes, suffix: str) -> bytes:
+    """What a decompressor gives that is fed single bytes and asked for single bytes."""
+    found = bytearray()
+    with contextlib.suppress(lzma.LZMAError, zlib.error):
+        while stored:
+            stream = lzma.LZMADecompressor() if suffix == ".xz" else zlib.decompressobj(31)
+            while stored and not stream.eof:
+                found += stream.decompress(stored[:1], 1)
+                stored = stored[1:]
+                while piece := b"" if stream.eof else stream.decompress(getattr(stream, "unconsumed_tail", b""), 1):
+                    found += piece
+    return bytes(found)
+
+
+@pytest.mark.parametrize("suffix, compress", DAMAGED)
+@settings(max_examples=40)
+@given(seed=st.integers(0, 1 << 32))
+def test_all_that_comes_before_damage_is_read_in_blocks_of_any_size(tmp_path_factory, suffix, compress, seed):
+    generator = random.Random(seed)
+    path = tmp_path_factory.getbasetemp() / f"harmed.txt{suffix}"
+    first, second = ("".join(generator.choices("abc\n", k=generator.randint(0, 999))).encode() for _ in range(2))
+    stored = bytearray(compress(first + b"\n\n") + compress(second))
+    if generator.random() < 0.5:
+        del stored[generator.randrange(1, len(stored)) :]
+    else:
+        stored[generator.randrange(len(stored))] ^= 1 << generator.randrange(8)
+    path.write_bytes(stored)
+    found = []
+    for size in (1, generator.randint(2, 99), 1 << 20):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(streams, "BLOCK_BYTES", size)
+            found.append([item if isinstance(item, bytes) else item.reason for item in read(str(path))])
+    assert found[0] == found[1] == found[2]
+    if suffix != ".zst" and found[0][-1:] == ["damaged_file"]:
+        text, ends = up_to_damage(bytes(stored), suffix), b"\n\n"
+        assert found[0][:-1] == [
+            item if isinstance(item, bytes) else item.reason
+            for part in text.split(ends)[:-1]
+            if part.strip(b"\n")
+            for item in [check(part.strip(b"\n"), "")]
+        ]
+
+
+@pytest.mark.parametrize("suffix, compress", DAMAGED)
+def test_no_document_before_the_damage_of_a_large_file_is_lost(tmp_path, monkeypatch, suffix, compress):
+    """Here decompressors read far ahead. The second stream is the damage, all of the first is fine."""
+    generator = random.Random(0)
+    texts = [generator.randbytes(600).hex() for _ in range(2_000)]
+    path = tmp_path / f"large.txt{suffix}"
+    path.write_bytes(compress("".join(f"{text}\n\n" for text in texts).encode()) + compress(b"cut short")[:8])
+    assert path.stat().st_size > 1_000_000
+    for size in (1 << 16, 1 << 18):
+        monkeypatch.setattr(streams, "BLOCK_BYTES", size)
+        *found, refusal = read(str(path))
+        assert refusal.reason == "damaged_file" and len(found) == len(texts)
+    assert found == [text.encode() for text in texts]
 
 
 def test_missing_file_folder_and_other_formats_are_refused(tmp_path):
