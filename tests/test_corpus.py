@@ -4,6 +4,7 @@ import gzip
 import hashlib
 import json
 import lzma
+import os
 import random
 import re
 import subprocess
@@ -244,6 +245,27 @@ def test_a_line_of_200_mb_takes_no_such_memory_and_one_line_to_tell(tmp_path, sa
     assert skipped.returncode == 0, skipped.stderr
     assert "skipped: 1 document_too_long" in skipped.stderr
     assert int(skipped.stdout) < 500_000, f"{skipped.stdout} KB"
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet", "a.txt.gz"])
+def test_pipes_and_devices_are_refused_and_not_waited_for(tmp_path, name):
+    os.mkfifo(tmp_path / name)
+    (tmp_path / f"link_{name}").symlink_to("/dev/zero")
+    (tmp_path / "b.txt").write_text("one")
+    with pytest.raises(UserError, match=rf"{re.escape(name)}: pipes and devices are not read\. .* name that"):
+        corpus(f"{tmp_path}/*")
+    read = corpus(f"{tmp_path}/*", on_error="skip")
+    assert list(read.documents()) == ["one"] and read.refused == {"unreadable_file": 2}
+
+
+def test_standard_input_is_read_from_a_file_and_not_from_a_pipe(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n\ntwo")
+    code = "from data_prep.readers import documents; print(list(documents('/dev/stdin')))"
+    with open(tmp_path / "a.txt") as file:
+        run = subprocess.run([sys.executable, "-c", code], stdin=file, capture_output=True, text=True)
+    assert run.stdout == "['one', 'two']\n"
+    run = subprocess.run([sys.executable, "-c", code], input="one\n\ntwo", capture_output=True, text=True)
+    assert "/dev/stdin: pipes and devices are not read" in run.stderr
 
 
 def test_weights_are_copies_in_later_passes(tmp_path):

@@ -46,6 +46,8 @@ def read(path: str, reading: Reading = Reading(), on_read: OnRead = nothing) -> 
     """The documents of one source as UTF-8, each one a Refusal where it cannot be used."""
     if path.startswith(tfds.PREFIX):
         return tfds.documents(path, reading.text_field, on_read)
+    if places.is_special(path):
+        return iter([_special(path)])
     kind = streams.suffixes(path)[0]
     if kind in JSON_SUFFIXES:
         return records.jsonl_documents(path, reading.text_field, on_read)
@@ -105,7 +107,7 @@ def _sources(pattern: str, weight: float) -> list[Source]:
 class Corpus:
     """Reads sources in order, in as many passes as the greatest weight takes; after that, says what it refused.
 
-    Raises UserError for a folder among the sources, unless reading.on_error is skip.
+    Raises UserError for a folder or a pipe among the sources, unless reading.on_error is skip.
     """
 
     sources: tuple[Source, ...]
@@ -120,6 +122,8 @@ class Corpus:
             for source in self.sources:
                 if source.folder:
                     raise _folder(source.path)
+                if places.is_special(source.path):
+                    raise _special(source.path)
 
     def documents(self) -> Iterator[str]:
         """The documents of all passes. Raises as `texts` does."""
@@ -172,6 +176,10 @@ class Corpus:
 
 def _folder(path: str) -> Refusal:
     return Refusal("folder", path, "a folder where a file was wanted", f"Name its files, for example '{path}/*.txt'")
+
+
+def _special(path: str) -> Refusal:
+    return Refusal("unreadable_file", path, "pipes and devices are not read", "Write the text to a file and name that")
 
 
 def _chosen(document: bytes, share: float) -> bool:

@@ -115,6 +115,11 @@ def glob_expression(pattern: str) -> re.Pattern[str]:
     return re.compile(expression)
 
 
+def is_special(path: str) -> bool:
+    """Whether a path leads to a pipe, a device or a socket: one that ends late or never, and cannot be read again."""
+    return not is_remote(path) and os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+
+
 def open_stream(path: str) -> Stream:
     """A stored file as a stream of bytes, read once from its beginning. Raises OSError."""
     if is_remote(path):
