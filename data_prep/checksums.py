@@ -82,7 +82,8 @@ def checked(blocks: Iterable[bytes], wanted: str, place: str) -> Iterator[bytes]
 def damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], None]) -> dict[str, str]:
     """What is wrong with the files of an output, by name; reads every byte, and tells `on_read` how many.
 
-    What the list has not is damage too: a reader might take it for a part of the whole.
+    What the list has not is damage in a folder (train, eval, ...), where a reader might take it for a part of the
+    whole; a file beside the manifest may be anybody's note.
     """
     found = files(directory)
     problems: dict[str, str] = {}
@@ -103,12 +104,14 @@ def files(directory: Path) -> set[str]:
 
 
 def _strays(directory: Path, listed: Mapping[str, str]) -> list[str]:
-    """What is in an output and not in its list: files, pipes, links, and empty folders but of a part without rows."""
+    """What is in an output and not in its list: pipes, links, empty folders but of a part without rows, and files but
+    those beside the manifest.
+    """
 
     def known(name: str, path: Path) -> bool:
         if path.is_dir() and not path.is_symlink():
             return name in PARTS or bool(os.listdir(path))
-        return name in listed
+        return name in listed or ("/" not in name and path.is_file() and not path.is_symlink())
 
     return sorted(name for name, path in _paths(directory) if not known(name, path))
 

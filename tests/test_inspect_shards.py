@@ -1,4 +1,5 @@
 import io
+import itertools
 import json
 import os
 import random
@@ -132,6 +133,11 @@ def test_list_of_hashes_is_that_of_sha256sum(output: Path) -> None:
     assert listed == {path.relative_to(output).as_posix() for path in output.rglob("*") if path.is_file()} - {
         checksums.SUMS
     }
+
+
+def test_note_beside_the_manifest_is_no_damage(output: Path) -> None:
+    (output / "notes.html").write_text("mine")
+    verify(output)
 
 
 def test_every_damaged_shard_is_counted(output: Path) -> None:
@@ -276,8 +282,16 @@ def test_vocab_txt_that_is_not_the_tokenizers_is_detected(output: Path, change) 
         verify(output)
 
 
-@pytest.mark.parametrize("name", ["train/shard-99999.arrow", "notes.html", "tokenizer/x", "more/shard.arrow"])
-@pytest.mark.parametrize("kind", ["file", "pipe", "dangling", "link", "folder"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *itertools.product(
+            ["train/shard-99999.arrow", "tokenizer/x", "more/shard.arrow"],
+            ["file", "pipe", "dangling", "link", "folder"],
+        ),
+        *(("notes", kind) for kind in ("pipe", "dangling", "link", "folder")),
+    ],
+)
 def test_what_the_list_has_not_is_told(output: Path, name: str, kind: str) -> None:
     """A folder that holds something is told by that."""
     path = output / name
