@@ -7,6 +7,7 @@ import io
 import os
 import random
 import signal
+import subprocess
 import sys
 import tarfile
 import time
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
-from building import contents
+from building import ROOT, contents
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -219,3 +220,22 @@ def test_no_interrupt_is_lost_while_what_a_unit_gave_is_unpacked(tmp_path: Path)
         gc.enable()
         signal.signal(signal.SIGALRM, before)
     assert came == 400
+
+
+def test_ctrl_c_while_workers_are_imported_for_shows_no_traceback() -> None:
+    """It comes to the process that they are forked from as well, which has no handler yet; the caller is told of it."""
+    code = (
+        "import os, signal, time, concurrent.futures, multiprocessing\n"
+        "from multiprocessing import forkserver\n"
+        "from data_prep.engines import local\n"
+        "signal.signal(signal.SIGINT, lambda *_: print('told', flush=True))\n"
+        "local.begin(2)\n"
+        "server = forkserver._forkserver._forkserver_pid\n"
+        "for _ in range(20): os.kill(server, signal.SIGINT); time.sleep(0.02)\n"
+        "assert os.waitpid(server, os.WNOHANG) == (0, 0), 'it is gone'\n"
+        "signal.raise_signal(signal.SIGINT)\n"
+        "context = multiprocessing.get_context('forkserver')\n"
+        "with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool: pool.submit(os.getpid).result()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert (ended.stderr, ended.stdout, ended.returncode) == ("", "told\n", 0)

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing import forkserver
+from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 from bert_jax.command import UserError
@@ -41,7 +41,13 @@ def begin(workers: int) -> None:
     """Has what the workers of `run` import be imported while the caller goes on."""
     if (workers or cores()) > 1:
         multiprocessing.set_forkserver_preload(_PRELOADED)
-        forkserver.ensure_running()
+        resource_tracker.ensure_running()  # which unblocks SIGINT when it starts
+        # The server has no handler while it imports, and would show a traceback at Ctrl-C. What comes meanwhile waits.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            forkserver.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Iterator[Record]:
