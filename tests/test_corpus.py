@@ -247,6 +247,48 @@ def test_a_line_of_200_mb_takes_no_such_memory_and_one_line_to_tell(tmp_path, sa
     assert int(skipped.stdout) < 500_000, f"{skipped.stdout} KB"
 
 
+TOLD = {
+    "a.txt": [
+        (gzip.compress(b"x"), "It looks compressed: end the file's name in .gz"),
+        (lzma.compress(b"x"), "It looks compressed: end the file's name in .xz"),
+        (zstd(b"x"), "It looks compressed: end the file's name in .zst"),
+        ("one\n\ntwo".encode("utf-16"), "It looks like UTF-16: convert"),
+        ("one\n\ntwo".encode("utf-16-le"), "It looks like UTF-16: convert"),
+        (b"a text with\0 one", "a NUL character (column 12). Remove it"),
+        (b"a text with\x1f one", "U+001F (column 12). Remove it"),
+    ],
+    "a.jsonl": [
+        ('{"text": "x"}'.encode("utf-16"), "It looks like UTF-16: convert"),
+        (b'{"n": ' + b"9" * 5000 + b"}", "JSON with a number that is too long"),
+        (b"[" * 100_000 + b"]" * 100_000, "JSON that is nested too deep"),
+        (b'{"text": x}', "not JSON ("),
+        (b'{"text": null}', "no text in 'text', which holds null."),
+        (b'{"text": 1.5}', "no text in 'text', which holds a number."),
+        (b'{"text": [1]}', "no text in 'text', which holds a list."),
+    ],
+}
+
+
+@pytest.mark.parametrize("name, content, told", [(name, *case) for name, cases in TOLD.items() for case in cases])
+def test_what_is_said_of_what_cannot_be_used_is_so(tmp_path, name, content, told):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(UserError, match=re.escape(told)):
+        list(corpus(tmp_path / name).documents())
+
+
+def test_columns_of_one_name_nulls_and_addresses_of_other_kinds_are_told(tmp_path):
+    texts = pa.array(["one", None])
+    pq.write_table(pa.table([texts, texts], names=["text", "text"]), tmp_path / "a.parquet")
+    with pytest.raises(UserError, match="2 columns are called 'text'"):
+        list(corpus(tmp_path / "a.parquet").documents())
+    write_parquet(tmp_path / "a.parquet", texts)
+    with pytest.raises(UserError, match="row 2: no text in 'text', which holds null"):
+        list(corpus(tmp_path / "a.parquet").documents())
+    for address in ("https://a.org/b.txt", f"file://{tmp_path}/a.parquet"):
+        with pytest.raises(UserError, match=r"is not read\. Give local paths, gs://, s3:// or tfds:NAME"):
+            corpus(address)
+
+
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl", "a.parquet", "a.txt.gz"])
 def test_pipes_and_devices_are_refused_and_not_waited_for(tmp_path, name):
     os.mkfifo(tmp_path / name)

@@ -97,6 +97,8 @@ def _sources(pattern: str, weight: float) -> list[Source]:
     if pattern.startswith(tfds.PREFIX):
         return [Source(pattern, tfds.size(pattern), weight)]
     matches = places.matches(pattern)
+    if not matches and "://" in pattern:
+        raise UserError(f"--input {pattern!r} is not read. Give local paths, gs://, s3:// or tfds:NAME")
     if not matches:
         raise UserError(f"--input {pattern!r} matches no file. Check the path, and quote the pattern")
     any_name = set(pattern.rpartition("/")[2]) == {"*"}

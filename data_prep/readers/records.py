@@ -15,6 +15,7 @@ from data_prep.readers.text import too_long, whole_lines
 _BATCH_ROWS = 64
 _PAGES_BYTES = 1 << 20  # of a column chunk that are read together
 _TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
+_JSON_KINDS = {int: "number", float: "number", bool: "truth value", list: "list", dict: "JSON object"}
 
 
 def jsonl_documents(path: str, field: str, on_read: OnRead = nothing) -> Items:
@@ -40,9 +41,15 @@ def _json_document(line: bytes, field: str, where: str) -> Item:
         record = json.loads(line.decode())
     except UnicodeDecodeError:
         return check(line, where)
-    except (ValueError, RecursionError) as error:
+    except RecursionError:
+        return Refusal("not_json", where, "JSON that is nested too deep to be read", "Mend the line")
+    except json.JSONDecodeError as error:
         return Refusal("not_json", where, f"not JSON ({first_line(error)})", "Mend the line")
+    except ValueError:  # of int()
+        return Refusal("not_json", where, "JSON with a number that is too long to be read", "Mend the line")
     text = record.get(field) if isinstance(record, dict) else None
+    if isinstance(record, dict) and field in record and not isinstance(text, str):
+        return _not_text(where, field, "null" if text is None else f"a {_JSON_KINDS[type(text)]}")
     if not isinstance(text, str):
         return _no_text(where, "a JSON object", field, list(record) if isinstance(record, dict) else [])
     try:
@@ -90,7 +97,10 @@ def _parquet_rows(file: Stream, path: str, field: str, on_read: OnRead) -> Items
 
     with pq.ParquetFile(file, buffer_size=_PAGES_BYTES, page_checksum_verification=True) as table:
         schema = table.schema_arrow
-        if schema.names.count(field) != 1 or _value_type(schema.field(field).type) not in _TEXT_TYPES:
+        if schema.names.count(field) > 1:
+            what = f"{schema.names.count(field)} columns are called {field!r}"
+            raise Refusal("no_text_column", path, what, "Rename them, give another --text_field")
+        if field not in schema.names or _value_type(schema.field(field).type) not in _TEXT_TYPES:
             told = ", ".join(f"{name} ({kind})" for name, kind in zip(schema.names, schema.types, strict=True))
             raise Refusal(
                 "no_text_column", path, f"no text column {field!r}; there is: {told[:200]}", "Give --text_field"
@@ -100,7 +110,7 @@ def _parquet_rows(file: Stream, path: str, field: str, on_read: OnRead) -> Items
             for text in _texts(batch.column(0)):
                 number += 1
                 where = f"{path}, row {number}"
-                yield _no_text(where, "a row", field, []) if text is None else check(text, where)
+                yield _not_text(where, field, "null") if text is None else check(text, where)
             on_read(stored * number // rows - stored * (number - batch.num_rows) // rows)
 
 
@@ -113,6 +123,11 @@ def _texts(column: pa.Array) -> list[bytes | None]:
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return cast(list[bytes | None], column.cast(pa.large_binary()).to_pylist())
+
+
+def _not_text(where: str, field: str, there: str) -> Refusal:
+    what = f"no text in {field!r}, which holds {there}"
+    return Refusal("no_text_field", where, what, "Mend the record, give another --text_field")
 
 
 def _no_text(where: str, kind: str, field: str, there: list[str]) -> Refusal:

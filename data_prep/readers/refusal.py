@@ -28,6 +28,8 @@ _SKIP = "or give --on_error skip"
 # dashes and quotes in much real text (Windows-1252 read as Latin-1), and tokenizers drop it.
 _CONTROLS = bytes([*range(9), *range(14, 32), 127])
 _CONTROL = re.compile(b"[" + re.escape(_CONTROLS) + b"]")
+# RFC 1952; the .xz file format, 2.1.1.1; RFC 8878.
+_MAGIC = {b"\x1f\x8b": ".gz", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
 
 
 class Refusal(UserError):
@@ -54,8 +56,8 @@ def check(text: bytes, where: str, first_line: int | None = None) -> Item:
         place, column = _place(text, found.start(), where, first_line)
         if character := text[found.start()]:
             what = f"a control character, U+{character:04X} ({column})"
-            return Refusal("control_character", place, what, "Remove it")
-        return Refusal("nul_character", place, f"a NUL character ({column})", "Remove it")
+            return Refusal("control_character", place, what, _advice(text, "Remove it"))
+        return Refusal("nul_character", place, f"a NUL character ({column})", _advice(text, "Remove it"))
     if text.isascii():
         return text
     try:
@@ -63,8 +65,18 @@ def check(text: bytes, where: str, first_line: int | None = None) -> Item:
     except UnicodeDecodeError as error:
         place, column = _place(text, error.start, where, first_line)
         what = f"not UTF-8 (byte 0x{text[error.start]:02x} in {column})"
-        return Refusal("invalid_utf8", place, what, "Convert the file, for example with iconv -t UTF-8")
+        return Refusal("invalid_utf8", place, what, _advice(text, "Convert the file, for example with iconv -t UTF-8"))
     return text
+
+
+def _advice(text: bytes, other: str) -> str:
+    """What to do about bytes that are no text: for those of other kinds of files, what that is."""
+    for magic, suffix in _MAGIC.items():
+        if text.startswith(magic):
+            return f"It looks compressed: end the file's name in {suffix}"
+    if text.startswith((b"\xff\xfe", b"\xfe\xff")) or text.count(0) > len(text) // 3:
+        return "It looks like UTF-16: convert the file, for example with iconv -f UTF-16 -t UTF-8"
+    return other
 
 
 def _place(text: bytes, offset: int, where: str, first_line: int | None) -> tuple[str, str]:
