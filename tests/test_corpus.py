@@ -113,7 +113,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[str, bytes | None, str]]:
         "damaged_file gz": ("x.gz", gzip.compress(b"text\n\n" * 999)[:-9], r"x\.gz: damaged file \(truncated\)"),
         "damaged_file zst": ("x.zst", zstd(b"text\n\n" * 999)[:-9], r"x\.zst: damaged file \(truncated"),
         "not_json": ("x.jsonl", b'{"text": "a"}\n{"text": \n', r"x\.jsonl, line 2: not JSON"),
-        "not_json deep": ("x.jsonl", b"[" * 100_000, r"x\.jsonl, line 1: not JSON"),
+        "not_json deep": ("x.jsonl", b"[" * 100_000, r"x\.jsonl, line 1: nested too deep"),
         "no_text_field": ("x.jsonl", b'{"text": "a"}\n{}\n', r"x\.jsonl, line 2: no text in 'text'"),
         "invalid_utf8 json": ("x.jsonl", b'{"text": "\\ud800"}\n', r"x\.jsonl, line 1: half of a surrogate pair"),
         "no_text_column": ("x.parquet", parquet, r"x\.parquet: no text column 'text'; there is: id \(int64\), other"),
@@ -260,7 +260,7 @@ TOLD = {
     "a.jsonl": [
         ('{"text": "x"}'.encode("utf-16"), "It looks like UTF-16: convert"),
         (b'{"n": ' + b"9" * 5000 + b"}", "JSON with a number that is too long"),
-        (b"[" * 100_000 + b"]" * 100_000, "JSON that is nested too deep"),
+        (b"[" * 100_000 + b"]" * 100_000, "nested too deep to be read as JSON"),
         (b'{"text": x}', "not JSON ("),
         (b'{"text": null}', "no text in 'text', which holds null."),
         (b'{"text": 1.5}', "no text in 'text', which holds a number."),

@@ -42,7 +42,7 @@ def _json_document(line: bytes, field: str, where: str) -> Item:
     except UnicodeDecodeError:
         return check(line, where)
     except RecursionError:
-        return Refusal("not_json", where, "JSON that is nested too deep to be read", "Mend the line")
+        return Refusal("not_json", where, "nested too deep to be read as JSON", "Mend the line")
     except json.JSONDecodeError as error:
         return Refusal("not_json", where, f"not JSON ({first_line(error)})", "Mend the line")
     except ValueError:  # of int()
