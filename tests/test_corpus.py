@@ -198,6 +198,16 @@ def test_a_job_inside_its_input_does_not_read_what_it_left(tmp_path, sample_text
     assert [source["path"] for source in manifest["sources"]] == [str(tmp_path / "a.txt")]
 
 
+def test_a_finished_output_among_the_input_is_no_text(tmp_path, sample_text, vocab_dir):
+    (tmp_path / "a.txt").write_bytes(sample_text.read_bytes())
+    arguments = {"input": f"{tmp_path}/**/*.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1}
+    build(**arguments, output=tmp_path / "out")
+    with pytest.raises(UserError, match=r"\*\*/\*.txt' names .*out/tokenizer/vocab.txt, a file of .*/out, which"):
+        build(**arguments, output=tmp_path / "again")
+    (tmp_path / "out" / "note.txt").write_text("A note of mine.")
+    assert [source.path for source in find_sources(f"{tmp_path}/out/*.txt")] == [f"{tmp_path}/out/note.txt"]
+
+
 def test_a_job_does_not_go_on_by_another_rule_for_sentences(tmp_path, sample_text, vocab_dir):
     (tmp_path / "a.txt").write_bytes(sample_text.read_bytes() + b"\n\nbad \xff")
     arguments = {"input": tmp_path / "a.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1, "unit_mb": 0.01}

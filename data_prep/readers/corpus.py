@@ -1,15 +1,19 @@
 """The whole corpus of a job: its files with their weights, and their documents in order, refused ones counted."""
 
 import fractions
+import functools
 import hashlib
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 
 from bert_jax.command import UserError
+from bert_jax.data.manifest import MANIFEST
+from data_prep import checksums
 from data_prep.readers import places, records, streams, text, tfds
 from data_prep.readers.refusal import Items, Refusal
 from data_prep.readers.streams import OnRead, nothing
@@ -62,8 +66,8 @@ def find_sources(pattern: str, weights: Sequence[float] = ()) -> tuple[Source, .
     """The sorted sources of a pattern, or of several parted by commas, each pattern with its weight (1 by default).
 
     A file comes once, whichever patterns and links name it. A folder comes along only where it was asked for: by its
-    name, or by a pattern that ends in more than stars. Raises UserError for a pattern that matches nothing, and for
-    weights that do not fit the patterns.
+    name, or by a pattern that ends in more than stars. Raises UserError for a pattern that matches nothing or a file of
+    a finished output, as its vocab.txt, and for weights that do not fit the patterns.
     """
     parts = patterns(pattern)
     if weights and len(weights) != len(parts):
@@ -72,11 +76,17 @@ def find_sources(pattern: str, weights: Sequence[float] = ()) -> tuple[Source, .
         raise UserError(
             f"--weights {','.join(f'{weight:g}' for weight in weights)}; each must be above 0, at most 1000"
         )
+    is_output = functools.cache(_is_output)  # for the time of this search
     found: dict[str, Source] = {}  # by what is at the end of links and dots
     for part, weight in zip(parts, weights or [1.0] * len(parts), strict=True):
         for source in _sources(part, weight):
             named = source.path
             real = named if places.is_remote(named) or named.startswith(tfds.PREFIX) else os.path.realpath(named)
+            if output := _output_of(real, is_output):
+                raise UserError(
+                    f"--input {part!r} names {named}, a file of {output}, which build_examples made. Name the text "
+                    "alone, or move that elsewhere"
+                )
             before = found.setdefault(real, source)
             if before.weight != weight:
                 raise UserError(
@@ -188,3 +198,20 @@ def _chosen(document: bytes, share: float) -> bool:
     """Whether a document is in a share of all: by its hash, and not by the half of it that chooses for eval."""
     digest = hashlib.blake2b(document, digest_size=16).digest()
     return int.from_bytes(digest[8:]) < math.floor(fractions.Fraction(share) * (1 << 64))
+
+
+def _output_of(path: str, is_output: Callable[[str], bool]) -> str:
+    """The finished output that lists a local file as its own; empty for none."""
+    folder = os.path.dirname(path)
+    while folder.startswith("/"):
+        if is_output(folder):
+            own = os.path.relpath(path, folder) in checksums.read(Path(folder))
+            return folder if own else ""
+        if folder == os.path.dirname(folder):
+            break
+        folder = os.path.dirname(folder)
+    return ""
+
+
+def _is_output(folder: str) -> bool:
+    return all(os.path.exists(f"{folder}/{name}") for name in (MANIFEST, checksums.SUMS))
