@@ -10,6 +10,7 @@ import argparse
 import atexit
 import errno
 import gc
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -61,6 +62,8 @@ def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
     """Runs a command's main on the command line and turns what it raises into an exit code."""
     # Without a last search of all objects for cycles a process ends some 50 ms sooner.
     atexit.register(gc.freeze)
+    if sys.stderr is None:  # closed by who called
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process is there)
     try:
         main(sys.argv[1:])
     except BaseException as error:

@@ -61,7 +61,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def refuse_existing(output: Path) -> None:
-    """Raises UserError if an output is there already (nothing is written over), or is called as an unfinished one."""
+    """Raises UserError if an output is there already (nothing is written over), is called as an unfinished one, or by
+    bytes that are no text, under which Arrow finds no file.
+    """
+    try:
+        str(output).encode()
+    except UnicodeEncodeError:
+        raise UserError(f"output {output!r} is not UTF-8. Name another --output") from None
     if output.name.endswith(INCOMPLETE):
         raise UserError(f"output {output} ends in {INCOMPLETE}, the name of unfinished ones. Name another --output")
     if is_remote(output):

@@ -1,4 +1,5 @@
 import errno
+import shlex
 import subprocess
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 from bert_jax.command import explain_os_error
 
 PROGRAM = """
-import os, errno
+import os, errno, sys
 from bert_jax import command
 def main(arguments):
     parser = command.Parser("tests", "A test.")
@@ -51,6 +52,12 @@ def test_exit_codes_and_one_line(arguments, code, said):
 def test_failures_of_the_system_name_the_file(name):
     explained = explain_os_error(OSError(getattr(errno, name), "x", "/some/file"))
     assert explained is not None and "/some/file" in explained
+
+
+def test_a_command_whose_standard_error_is_closed_does_its_work():
+    quoted = shlex.join([sys.executable, "-c", PROGRAM.replace("print(parsed", "sys.stderr.write('x'); print(parsed")])
+    ended = subprocess.run(f"{quoted} --nolowercase 2>&-", shell=True, capture_output=True, text=True)
+    assert (ended.returncode, ended.stdout) == (0, "False\n")
 
 
 def test_switches_are_three_valued():

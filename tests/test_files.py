@@ -9,7 +9,7 @@ import pytest
 from building import ROOT
 
 from bert_jax.command import UserError, explain_os_error
-from bert_jax.files import incomplete, new_file, new_folder
+from bert_jax.files import incomplete, new_file, new_folder, refuse_existing
 
 
 def names(folder: Path) -> set[str]:
@@ -119,3 +119,8 @@ def test_full_disk_without_a_name_is_told_of_the_folder(tmp_path: Path) -> None:
     with pytest.raises(OSError) as caught, new_folder(tmp_path / "out"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert str(tmp_path / "out") in str(explain_os_error(caught.value)) and not names(tmp_path)
+
+
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is not UTF-8"):
+        refuse_existing(tmp_path / os.fsdecode(b"out\xff"))
