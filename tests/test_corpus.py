@@ -23,7 +23,7 @@ from bert_jax.command import UserError
 from data_prep.audit import verify
 from data_prep.build_examples import build
 from data_prep.dedup import Seen
-from data_prep.readers import Corpus, Reading, find_sources
+from data_prep.readers import Corpus, Reading, find_sources, places
 from data_prep.readers.corpus import _chosen
 from data_prep.units import Cut, Splitter
 
@@ -284,6 +284,12 @@ def test_what_is_said_of_what_cannot_be_used_is_so(tmp_path, name, content, told
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(told)):
         list(corpus(tmp_path / name).documents())
+
+
+def test_a_store_without_such_a_file_is_no_other_kind_of_address(monkeypatch):
+    monkeypatch.setattr(places, "matches", lambda pattern: [])
+    with pytest.raises(UserError, match=r"--input 'gs://bucket/none\*\.txt' matches no file"):
+        find_sources("gs://bucket/none*.txt")
 
 
 def test_columns_of_one_name_nulls_and_addresses_of_other_kinds_are_told(tmp_path):

@@ -107,7 +107,7 @@ def _sources(pattern: str, weight: float) -> list[Source]:
     if pattern.startswith(tfds.PREFIX):
         return [Source(pattern, tfds.size(pattern), weight)]
     matches = places.matches(pattern)
-    if not matches and "://" in pattern:
+    if not matches and "://" in pattern and not places.is_remote(pattern):
         raise UserError(f"--input {pattern!r} is not read. Give local paths, gs://, s3:// or tfds:NAME")
     if not matches:
         raise UserError(f"--input {pattern!r} matches no file. Check the path, and quote the pattern")
