@@ -279,7 +279,9 @@ TOLD = {
 }
 
 
-@pytest.mark.parametrize("name, content, told", [(name, *case) for name, cases in TOLD.items() for case in cases])
+@pytest.mark.parametrize(
+    "name, content, told", [pytest.param(name, *case, id=case[1]) for name, cases in TOLD.items() for case in cases]
+)
 def test_what_is_said_of_what_cannot_be_used_is_so(tmp_path, name, content, told):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(told)):
