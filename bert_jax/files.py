@@ -111,8 +111,8 @@ def _flock(file: IO[bytes]) -> None:
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # A file system without locks (Lustre, as it is often mounted): who has one keeps its jobs apart.
-        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP):
+        # A file system without locks (Lustre and NFS, as they are often mounted): who has one keeps its jobs apart.
+        if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
             raise
 
 

@@ -1,4 +1,5 @@
 import errno
+import fcntl
 import os
 import signal
 import subprocess
@@ -124,3 +125,19 @@ def test_full_disk_without_a_name_is_told_of_the_folder(tmp_path: Path) -> None:
 def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not UTF-8"):
         refuse_existing(tmp_path / os.fsdecode(b"out\xff"))
+
+
+@pytest.mark.parametrize("name", ["ENOSYS", "EOPNOTSUPP", "ENOLCK"])
+def test_a_file_system_without_locks_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """As `mount -o noflock` of Lustre and NFS without its lock daemon answer."""
+
+    def flock(file: object, operation: int) -> None:
+        raise OSError(getattr(errno, name), "no locks")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with new_folder(tmp_path / "out") as folder:
+        (folder / "a").touch()
+    assert names(tmp_path / "out") == {"a"}
+    monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "a broken disk")))
+    with pytest.raises(OSError, match="a broken disk"), new_folder(tmp_path / "other"):
+        pass
