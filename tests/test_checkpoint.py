@@ -135,6 +135,7 @@ def test_another_structure_shape_or_dtype_names_the_tensor(tmp_path, change, mes
             checkpoints.restore(1, abstract(change(params)), abstract(optimizer_state))
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_goes_unnoticed_and_the_one_before_is_named(tmp_path):
     params, optimizer_state = make_state()
     wanted = abstract(params), abstract(optimizer_state)

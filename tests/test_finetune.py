@@ -97,6 +97,7 @@ def config_of(start: Path, task: TaskConfig, **changes: object) -> FinetuneConfi
     return dataclasses.replace(built, **changes)
 
 
+@pytest.mark.slow
 def test_tagging_learns_and_the_workdir_is_a_checkpoint_of_its_task(
     start: Path, treebank: dict[str, str], tmp_path: Path
 ) -> None:
@@ -425,6 +426,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {split: str(folder / f"{split}.json") for split in ("train", "dev")}
 
 
+@pytest.mark.slow
 def test_the_threshold_of_no_answer_is_found_on_dev_and_stays_with_the_checkpoint(
     start: Path, questions: dict[str, str], tmp_path: Path
 ) -> None:

@@ -130,6 +130,7 @@ def test_muon_s_moments_come_back_and_a_run_may_begin_to_keep_an_average(run):
     assert evaluation["ema_loss"] != evaluation["loss"]
 
 
+@pytest.mark.slow
 def test_sigterm_saves_and_says_so_and_the_rest_follows(run):
     trainer.fit(run("whole"))
     stopped = run("stopped")
@@ -192,6 +193,7 @@ def test_a_finished_run_is_left_as_it_is(run):
     assert (again.step, again.evaluation) == (first.step, first.evaluation)
 
 
+@pytest.mark.slow
 def test_a_refused_run_changes_nothing_and_an_allowed_one_goes_on(run, capsys):
     trainer.fit(run("taken"))
     before = (run("taken").workdir / "config.json").read_bytes()
