@@ -67,7 +67,7 @@ def refuse_existing(output: Path) -> None:
     try:
         str(output).encode()
     except UnicodeEncodeError:
-        raise UserError(f"output {output!r} is not UTF-8. Name another --output") from None
+        raise UserError(f"output {str(output)!r} is not UTF-8. Name another --output") from None
     if output.name.endswith(INCOMPLETE):
         raise UserError(f"output {output} ends in {INCOMPLETE}, the name of unfinished ones. Name another --output")
     if is_remote(output):

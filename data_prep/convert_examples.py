@@ -1,6 +1,5 @@
 """Shards in another format: ours in any of the formats, or TFRecord files that the original scripts wrote."""
 
-import hashlib
 import os
 from collections import deque
 from collections.abc import Sequence
@@ -90,9 +89,8 @@ def _convert_ours(directory: Path, output: Path, format: str, quiet: bool) -> di
         for shard in manifest["shards"]:
             path = directory / shard["name"]
             try:
-                with path.open("rb") as file:
-                    if hashlib.file_digest(file, "sha256").hexdigest() != listed[shard["name"]]:
-                        raise Corrupt(f"its sha256 is not that of {checksums.SUMS}")
+                if checksums.sha256(path) != listed[shard["name"]]:
+                    raise Corrupt(f"its sha256 is not that of {checksums.SUMS}")
                 rows = read(path)
             except Corrupt as error:
                 raise UserError(f"damaged shard {path}: {error}; copy the folder again") from error

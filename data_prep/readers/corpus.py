@@ -200,18 +200,13 @@ def _chosen(document: bytes, share: float) -> bool:
     return int.from_bytes(digest[8:]) < math.floor(fractions.Fraction(share) * (1 << 64))
 
 
-def _output_of(path: str, is_output: Callable[[str], bool]) -> str:
-    """The finished output that lists a local file as its own; empty for none."""
-    folder = os.path.dirname(path)
-    while folder.startswith("/"):
-        if is_output(folder):
-            own = os.path.relpath(path, folder) in checksums.read(Path(folder))
-            return folder if own else ""
-        if folder == os.path.dirname(folder):
-            break
-        folder = os.path.dirname(folder)
-    return ""
+def _output_of(path: str, is_output: Callable[[Path], bool]) -> str:
+    """The finished output that lists a local file, an absolute path, as its own; empty for none."""
+    around = Path(path).parents if os.path.isabs(path) else ()
+    folder = next(filter(is_output, around), None)
+    own = folder is not None and Path(path).relative_to(folder).as_posix() in checksums.read(folder)
+    return str(folder) if own else ""
 
 
-def _is_output(folder: str) -> bool:
-    return all(os.path.exists(f"{folder}/{name}") for name in (MANIFEST, checksums.SUMS))
+def _is_output(folder: Path) -> bool:
+    return (folder / MANIFEST).exists() and (folder / checksums.SUMS).exists()
