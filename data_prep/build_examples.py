@@ -16,14 +16,14 @@ from bert_jax.command import Stopped, UserError
 from bert_jax.data.manifest import PAIRS
 from bert_jax.files import incomplete, refuse_existing
 from bert_jax.progress import Reporter
-from data_prep import engines, flags, formats, telling, worker
-from data_prep.job import Arguments, Job, Record, finished_units
+from data_prep import engines, flags, formats, summary, worker
+from data_prep.job import Arguments, Job, UnitRecord, finished_units
 from data_prep.memory import keep_freed
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source, find_sources
 from data_prep.readers.streams import COMPRESSED
 from data_prep.token_cache import TokenCache
-from data_prep.units import Cut, Splitter, Unit, UnusableCorpus
+from data_prep.units import Cut, Unit, UnitSplitter, UnusableCorpus
 
 SHORT_SEQ_PROB = 0.1  # google-research/bert, create_pretraining_data.py
 MB = 1_000_000
@@ -84,7 +84,8 @@ def build(
     corpus = Corpus(sources, Reading(text_field, document, on_error))
     loaded = tokenizers.load(tokenizer, lowercase)
     if short_seq_prob is None:
-        # Packing makes short sequences of its own (recut.py), and more of them would not fill rows of few sequences.
+        # Packing makes short sequences of its own (split_for_packing.py). More of them would not fill rows that hold
+        # few sequences.
         short_seq_prob = SHORT_SEQ_PROB if objective in PAIRS and pack == 1 else 0.0
     arguments = Arguments(
         objective=objective,
@@ -126,8 +127,8 @@ def _run(
     arguments = job.arguments
     worker.keep(job.directory, job.tokenizer)
     cut = Cut(arguments.unit_bytes, arguments.eval_fraction, fewest_documents(arguments.objective))
-    splitter = Splitter(cut, arguments.dedup)
-    records: list[Record] = []
+    splitter = UnitSplitter(cut, arguments.dedup)
+    records: list[UnitRecord] = []
     tokens = done = 0
 
     def tell() -> None:
@@ -164,12 +165,12 @@ def _run(
             done += record.counts["documents"]
             tell()
         if not any(record.counts["rows"] for record in records if record.part == "train"):
-            raise UnusableCorpus(telling.nothing(records))
+            raise UnusableCorpus(summary.nothing(records))
         manifest = job.finish(records, corpus.refused + splitter.skipped)
     if not quiet:
-        telling.tell(job, manifest, splitter, tokens, reporter.seconds())
+        summary.tell(job, manifest, splitter, tokens, reporter.seconds())
         if cache is not None:
-            telling.tell_of_cache(cache, arguments.tokenizer_hash, records)
+            summary.tell_of_cache(cache, arguments.tokenizer_hash, records)
     return manifest
 
 
@@ -180,7 +181,7 @@ def _check_masking(arguments: Arguments) -> None:
 
 
 def _with_skipped(error: UnusableCorpus, skipped: Counter[str]) -> UnusableCorpus:
-    return UnusableCorpus(f"{error}; skipped: {telling.told(skipped)}") if skipped else error
+    return UnusableCorpus(f"{error}; skipped: {summary.told(skipped)}") if skipped else error
 
 
 def _without(sources: Sequence[Source], folder: Path) -> tuple[Source, ...]:

@@ -31,7 +31,7 @@ _WRITTEN = {byte: 0x100 + index for index, byte in enumerate(sorted(set(range(0x
 BYTES = sorted(chr(_WRITTEN.get(byte, byte)) for byte in range(0x100))
 
 
-class Splitter:
+class ByteSplitter:
     """Words of GPT-2's rule, written byte by byte. White space that parts words is not counted by itself."""
 
     def __init__(self, lowercase: bool = False) -> None:

@@ -13,7 +13,7 @@ from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, value_pro
 from bert_jax.files import new_folder, refuse_inside
 from bert_jax.progress import Reporter
 from bert_jax.stores import Place
-from data_prep import checksums, foreign, formats
+from data_prep import checksums, formats, import_tfrecord
 from data_prep.objectives import OBJECTIVES
 
 DESCRIPTION = """\
@@ -60,7 +60,7 @@ def convert(
     formats.check(format, "static", 1)
     with new_folder(output) as folder:
         patterns: dict[Part, str | None] = {"train": str(input), "eval": eval_input}
-        manifest = foreign.convert(patterns, tokenizer, lowercase, objective, folder, format, quiet)
+        manifest = import_tfrecord.convert(patterns, tokenizer, lowercase, objective, folder, format, quiet)
         checksums.write_with_manifest(folder, manifest)
     return manifest
 

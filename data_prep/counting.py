@@ -44,7 +44,7 @@ _WORD = "\n"  # begins the key of what is a word already; no chunk holds a line 
 
 
 @runtime_checkable
-class Splitter(Protocol):
+class WordSplitter(Protocol):
     """What a kind of vocabulary takes for a word."""
 
     def chunks(self, text: str) -> list[str]:
@@ -64,7 +64,7 @@ class ChunkCounter:
     thinned      how often the counts had to be thinned
     """
 
-    def __init__(self, splitter: Splitter, max_chunks: int = MAX_CHUNKS) -> None:
+    def __init__(self, splitter: WordSplitter, max_chunks: int = MAX_CHUNKS) -> None:
         self._splitter = splitter
         self._max_chunks = max_chunks
         self.counts: dict[str, int] = {}
@@ -111,7 +111,7 @@ class ChunkCounter:
         return {chunk: count for chunk, count in zip(self.counts, rounded.tolist(), strict=True) if count}
 
 
-def count_words(chunks: Mapping[str, int], splitter: Splitter) -> dict[str, int]:
+def count_words(chunks: Mapping[str, int], splitter: WordSplitter) -> dict[str, int]:
     """How often each word occurs, from the counts of chunks."""
     counts: Counter[str] = Counter()
     for chunk, count in chunks.items():

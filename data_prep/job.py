@@ -83,7 +83,7 @@ class Arguments:
         return json.loads(json.dumps(dataclasses.asdict(self)))
 
 
-class Record(NamedTuple):
+class UnitRecord(NamedTuple):
     """What a finished unit gave. Its number and part are in its name and its shards' names."""
 
     name: str  # "train-00000"
@@ -107,8 +107,8 @@ def finished_units(directory: Path) -> int:
 
 
 def write_record(
-    directory: Path, record: Record, unigrams: Int64[np.ndarray, "V"], lengths: Int64[np.ndarray, "n"]
-) -> Record:
+    directory: Path, record: UnitRecord, unigrams: Int64[np.ndarray, "V"], lengths: Int64[np.ndarray, "n"]
+) -> UnitRecord:
     """Marks a unit as finished: its shards are on disk already. Returns the record as it is written.
 
     unigrams, lengths  how often each id stands in its rows, and how many of its sequences have 0, 1, ..., T slots
@@ -163,11 +163,11 @@ class Job:
             shutil.rmtree(unit_folder(self.directory), ignore_errors=True)
         self._leave()
 
-    def finished(self, unit: Unit) -> Record | None:
+    def finished(self, unit: Unit) -> UnitRecord | None:
         """The record of a unit that an earlier run finished on the same text, with all that it wrote as it was."""
         noted = unit_folder(self.directory) / f"{unit.name}.json"
         try:
-            record = Record(**json.loads(noted.read_text(encoding="utf-8")))
+            record = UnitRecord(**json.loads(noted.read_text(encoding="utf-8")))
             wanted = {self.directory / shard["name"]: shard["sha256"] for shard in record.shards}
             wanted[noted.with_suffix(".npy")] = record.counted
             # Names and sizes are no proof: a machine that lost its power may have kept them alone.
@@ -178,7 +178,7 @@ class Job:
             return None  # damaged, or of another version: done again
         return record if whole else None
 
-    def finish(self, records: Iterable[Record], skipped: Counter[str]) -> dict[str, Any]:
+    def finish(self, records: Iterable[UnitRecord], skipped: Counter[str]) -> dict[str, Any]:
         """Writes the unigram counts and then the manifest, and gives the folder its name. Returns the manifest.
 
         skipped   documents that came into no unit, by reason
@@ -247,7 +247,7 @@ def versions() -> dict[str, str]:
 def _manifest(
     arguments: Arguments,
     tokenizer: Tokenizer,
-    records: list[Record],
+    records: list[UnitRecord],
     skipped: Counter[str],
     lengths: Mapping[Part, Int64[np.ndarray, "n"]],
 ) -> dict[str, Any]:
@@ -296,7 +296,7 @@ def _manifest(
     }
 
 
-def _sum_counts(records: Iterable[Record]) -> dict[str, Any]:
+def _sum_counts(records: Iterable[UnitRecord]) -> dict[str, Any]:
     total: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
     skipped: Counter[str] = Counter()
     for record in records:

@@ -25,7 +25,7 @@ from data_prep.pairing import (
     sentence_order_piece,
 )
 from data_prep.passages import blocks, sentence_passages
-from data_prep.recut import fill_rooms
+from data_prep.split_for_packing import fill_rooms
 
 OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences", "single")
 

@@ -5,7 +5,7 @@ length are alike, so whole groups of rows are filled at once: the work grows wit
 and only sorting with the number of sequences.
 
 Where a row holds few sequences at most, the shortest would come to rows of their own that they cannot fill. Those that
-are cut to fill rooms (recut.py) come last for this reason: each row keeps a place for one.
+are cut to fill rooms (split_for_packing.py) come last for this reason: each row keeps a place for one.
 """
 
 from typing import NamedTuple

@@ -10,8 +10,8 @@ from bert_jax.data.manifest import MANIFEST, PARTS
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source
 from data_prep.readers.places import is_remote
-from data_prep.readers.tfds import PREFIX
-from data_prep.units import Cut, Splitter
+from data_prep.readers.tfds_corpus import PREFIX
+from data_prep.units import Cut, UnitSplitter
 
 
 def source_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:
@@ -41,7 +41,7 @@ def recount(directory: Path, manifest: Mapping[str, Any], corpus: Corpus, on_doc
     Raises UserError naming the first count of the manifest that the text does not give. Calls `on_document` for each.
     """
     cut = Cut(manifest["unit_bytes"], manifest["eval_fraction"], fewest_documents(manifest["objective"]))
-    splitter = Splitter(cut, manifest["reading"]["dedup"])
+    splitter = UnitSplitter(cut, manifest["reading"]["dedup"])
     found = dict.fromkeys(PARTS, 0)
 
     def told() -> Any:

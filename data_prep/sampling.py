@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from data_prep.counting import MAX_CHUNKS, ChunkCounter, Splitter
+from data_prep.counting import MAX_CHUNKS, ChunkCounter, WordSplitter
 
 # Factors are fractions of whole numbers, so that no rounding of a power depends on the machine.
 DENOMINATOR = 1000
@@ -32,7 +32,7 @@ def factors(characters: Sequence[int], alpha: float) -> list[int]:
 
 
 def count_chunks(
-    languages: Iterable[tuple[str, Iterable[str]]], splitter: Splitter, alpha: float, max_chunks: int = MAX_CHUNKS
+    languages: Iterable[tuple[str, Iterable[str]]], splitter: WordSplitter, alpha: float, max_chunks: int = MAX_CHUNKS
 ) -> tuple[dict[str, int], list[Share]]:
     """The counts of chunks over languages, given as names and documents, and the shares of those with any text.
 

@@ -35,7 +35,7 @@ _TRAIN = "import json, sys, sentencepiece; sentencepiece.SentencePieceTrainer.tr
 _CONTROL = dict.fromkeys([*range(0x20), 0x7F])
 
 
-class Splitter:
+class SentencePieceSplitter:
     """Words as chunks between white spaces, with SentencePiece's mark of the beginning; the library does the rest.
 
     A chunk keeps the punctuation beside it: the library's Unigram takes for a candidate what is part of two chunks.
@@ -59,7 +59,7 @@ def learn(
     character_coverage: float = counting.CHARACTER_COVERAGE,
     on_share: Callable[[float], None] = lambda share: None,
 ) -> bytes:
-    """The model, as the library's protocol buffer, from the counts of words as `Splitter` has them.
+    """The model, as the library's protocol buffer, from the counts of words as `SentencePieceSplitter` has them.
 
     Fewer pieces than `vocab_size` when the text gives no more. `on_share` is told, now and then, about what share is
     done. Raises UserError when the characters alone do not fit, and when the library fails.

@@ -163,10 +163,10 @@ def _languages(pattern: str) -> list[str]:
     return parts if len(parts) > 1 else [source.path for source in readers.find_sources(pattern)]
 
 
-def _splitter(kind: str, lowercase: bool) -> counting.Splitter:
+def _splitter(kind: str, lowercase: bool) -> counting.WordSplitter:
     if kind == "wordpiece":
-        return wordpiece.Splitter(lowercase)
-    return byte_bpe.Splitter(lowercase) if kind == "bpe" else sentence_pieces.Splitter()
+        return wordpiece.WordPieceSplitter(lowercase)
+    return byte_bpe.ByteSplitter(lowercase) if kind == "bpe" else sentence_pieces.SentencePieceSplitter()
 
 
 def _learn(
@@ -200,7 +200,11 @@ def _learn(
 
 
 def _count(
-    corpora: dict[str, readers.Corpus], splitter: counting.Splitter, alpha: float | None, max_words: int, quiet: bool
+    corpora: dict[str, readers.Corpus],
+    splitter: counting.WordSplitter,
+    alpha: float | None,
+    max_words: int,
+    quiet: bool,
 ) -> dict[str, int]:
     """The counts of words. Prints the shares of languages, and says on stderr what was refused."""
     total = sum(corpus.total_bytes for corpus in corpora.values())

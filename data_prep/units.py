@@ -52,7 +52,7 @@ class Cut(NamedTuple):
 
 
 @dataclass
-class Splitter:
+class UnitSplitter:
     """Iterates over the units of a stream of documents; after that, `moved_to_train` says what was not as asked.
 
     A unit ends with the document that fills it, and holds two documents at least: a last one of a single document

@@ -34,7 +34,7 @@ MIN_FREQUENCY = 2
 _SEPARATORS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 
 
-class Splitter:
+class WordPieceSplitter:
     """Words as the tokenizer has them: normalised, and parted at punctuation and ideographs, by the library."""
 
     def __init__(self, lowercase: bool) -> None:

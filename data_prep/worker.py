@@ -13,15 +13,15 @@ from data_prep import formats
 from data_prep.corruption import corrupt, room_for
 from data_prep.encoding import encode
 from data_prep.fill import count_predictions, fill_rows, mask_rows
-from data_prep.job import Arguments, Record, write_record
+from data_prep.job import Arguments, UnitRecord, write_record
 from data_prep.objectives import Encoded, segments_of, spans, usable
 from data_prep.packing import pack
-from data_prep.recut import sequence_lengths
+from data_prep.split_for_packing import sequence_lengths
 from data_prep.token_cache import TokenCache
 from data_prep.units import Unit
 
 
-def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, unit: Unit) -> Record:
+def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, unit: Unit) -> UnitRecord:
     """Writes a unit's shards, one for each of the dupe_factor pairings, and then its record.
 
     Any process may do any unit: the result is a function of the arguments and the unit. `directory` is the job's;
@@ -61,7 +61,7 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
         stem = f"{unit.part}/shard-{unit.number * arguments.dupe_factor + dupe:05d}"
         shards.append(formats.write(arguments.format, directory, stem, rows))
     unigrams[list(tokenizer.special_ids)] = 0
-    record = Record(unit.name, unit.text_hash, counts, skipped, shards)
+    record = UnitRecord(unit.name, unit.text_hash, counts, skipped, shards)
     return write_record(directory, record, unigrams, lengths)
 
 

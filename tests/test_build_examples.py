@@ -28,7 +28,7 @@ from data_prep.build_examples import build
 from data_prep.encoding import encode
 from data_prep.objectives import OBJECTIVES
 from data_prep.sentences import document_sentences
-from data_prep.units import Cut, Splitter
+from data_prep.units import Cut, UnitSplitter
 
 
 def plain(corpus: Path, vocab_dir: Path, output: Path) -> dict:
@@ -117,7 +117,7 @@ def documents_of(directory: Path, arguments: dict) -> dict[int, list[bytes]]:
     """The ids of each document, by the unit number that sequence keys hold."""
     manifest = json.loads((directory / "manifest.json").read_text())
     loaded = tokenizers.load(directory / "tokenizer")
-    splitter = Splitter(Cut(manifest["unit_bytes"], manifest["eval_fraction"], 2))
+    splitter = UnitSplitter(Cut(manifest["unit_bytes"], manifest["eval_fraction"], 2))
     found = {}
     for unit in splitter.split(readers.documents(arguments["input"])):
         ids, offsets, documents, _ = encode(loaded, unit)
@@ -596,7 +596,7 @@ def test_units_hold_two_documents_and_every_document_once() -> None:
     for seed in range(30):
         generator = random.Random(seed)
         texts = [f"{i} " + "x" * generator.randrange(1, 400) for i in range(generator.randrange(2, 40))]
-        splitter = Splitter(Cut(generator.randrange(100, 900), 0.3, 2))
+        splitter = UnitSplitter(Cut(generator.randrange(100, 900), 0.3, 2))
         units = list(splitter.split(texts))
         assert sorted(text for unit in units for text in unit.documents) == sorted(text.encode() for text in texts)
         assert all(len(unit.documents) >= 2 for unit in units)

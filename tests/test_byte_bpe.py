@@ -14,7 +14,7 @@ from data_prep.byte_bpe import MASK, SPECIAL_TOKENS
 
 
 def word_counts(documents):
-    splitter = byte_bpe.Splitter()
+    splitter = byte_bpe.ByteSplitter()
     counter = counting.ChunkCounter(splitter)
     counter.add(documents)
     return counting.count_words(counter.counts, splitter)

@@ -25,7 +25,7 @@ from data_prep.build_examples import build
 from data_prep.dedup import Seen
 from data_prep.readers import Corpus, Reading, find_sources, places
 from data_prep.readers.corpus import _chosen
-from data_prep.units import Cut, Splitter
+from data_prep.units import Cut, UnitSplitter
 
 TEXTS = ["One.\nTwo.", "¿Qué? Sí.", "三。四。", "a\r\nb \u2028 c"]
 
@@ -356,7 +356,7 @@ def test_weights_are_copies_in_later_passes(tmp_path):
 def test_copies_share_a_part_and_never_a_unit(eval_fraction):
     texts = [f"document {number} " * (1 + number % 7) for number in range(300)]
     for unit_bytes in (1, 500, 10**9):
-        splitter = Splitter(Cut(unit_bytes, eval_fraction, 2))
+        splitter = UnitSplitter(Cut(unit_bytes, eval_fraction, 2))
         units = list(splitter.split([*texts, None, *texts, None, *texts[:50]]))
         assert all(len(set(unit.documents)) == len(unit.documents) >= 2 for unit in units)
         parts = {text: {unit.part for unit in units if text.encode() in unit.documents} for text in texts}
@@ -366,7 +366,7 @@ def test_copies_share_a_part_and_never_a_unit(eval_fraction):
 
 def test_duplicates_are_skipped_within_a_pass_only():
     stream = ["a", "b", "a", "c", "b", "a", None, "a", "b", "a"]
-    splitter = Splitter(Cut(10**9, 0.0, 1), dedup=True)
+    splitter = UnitSplitter(Cut(10**9, 0.0, 1), dedup=True)
     units = list(splitter.split(stream))
     assert [unit.documents for unit in units] == [(b"a", b"b", b"c"), (b"a", b"b")]
     assert splitter.skipped == {"duplicate": 4} and splitter.documents == 5

@@ -21,7 +21,7 @@ class Plain:
         return windows(chunk)
 
 
-SPLITTERS = [wordpiece.Splitter(lowercase=False), byte_bpe.Splitter()]
+SPLITTERS = [wordpiece.WordPieceSplitter(lowercase=False), byte_bpe.ByteSplitter()]
 THAI = "ภาษาไทยเป็นภาษาที่มีระดับเสียงของคำแน่นอนหรือวรรณยุกต์เช่นเดียวกับภาษาจีน"
 CHINESE = "汉语是分析语有声调文字系统汉字是一种意音文字兼具表意和表音功能"
 
@@ -73,9 +73,9 @@ def test_unspaced_scripts_stay_small_and_do_not_vanish(splitter):
     assert counter.thinned > 3
     found: Counter[str] = Counter()
     for word, count in count_words(counter.counts, splitter).items():
-        for letter in word.removeprefix("##") if isinstance(splitter, wordpiece.Splitter) else word:
+        for letter in word.removeprefix("##") if isinstance(splitter, wordpiece.WordPieceSplitter) else word:
             found[letter] += count
-    if isinstance(splitter, byte_bpe.Splitter):
+    if isinstance(splitter, byte_bpe.ByteSplitter):
         written = Counter()
         for letter, count in characters.items():
             for byte in byte_bpe.written_bytes(letter):

@@ -21,14 +21,14 @@ from hypothesis import strategies as st
 
 from bert_jax.command import UserError
 from data_prep import build_examples, engines, flags
-from data_prep.engines import elsewhere, local
-from data_prep.engines.elsewhere import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
+from data_prep.engines import local, remote
 from data_prep.engines.exchange import Exchange
-from data_prep.job import Record, unit_folder
+from data_prep.engines.remote import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
+from data_prep.job import UnitRecord, unit_folder
 from data_prep.units import Unit
 
 
-def _never(directory: Path, unit: Unit) -> Record:
+def _never(directory: Path, unit: Unit) -> UnitRecord:
     raise AssertionError("no unit was given")
 
 
@@ -49,14 +49,14 @@ def _units(count: int, size: int = 4) -> list[Unit]:
     return [Unit("train", number, (b"x" * size,), "") for number in range(count)]
 
 
-def _slowly(seconds: float, directory: Path, unit: Unit) -> Record:
+def _slowly(seconds: float, directory: Path, unit: Unit) -> UnitRecord:
     """Says in the folder who has done a unit, and in its counts, too."""
     time.sleep(seconds)
     (directory / f"{unit.name} {os.getpid()}").touch(exist_ok=False)
-    return Record(unit.name, "", {"process": os.getpid()}, {}, [])
+    return UnitRecord(unit.name, "", {"process": os.getpid()}, {}, [])
 
 
-def _fails_away_from(process: int, directory: Path, unit: Unit) -> Record:
+def _fails_away_from(process: int, directory: Path, unit: Unit) -> UnitRecord:
     record = _slowly(0.05, directory, unit)
     if os.getpid() != process:
         raise UserError(f"{unit.name} is bad")
@@ -84,7 +84,7 @@ def test_units_are_shared_with_processes_beside_this_one(tmp_path: Path) -> None
     assert os.getpid() in done and len(set(done)) > 1
 
 
-def _waits_for_the_long_one(here: int, long: str, directory: Path, unit: Unit) -> Record:
+def _waits_for_the_long_one(here: int, long: str, directory: Path, unit: Unit) -> UnitRecord:
     """In process `here`, goes on once another one has begun the long unit."""
     if unit.name == long:
         (directory / "begun").touch()
@@ -145,7 +145,7 @@ def test_packed_unit_comes_back(part, number: int, documents: list[bytes], text_
 def test_units_done_elsewhere_give_the_same_folder(monkeypatch, corpus: Path, vocab_dir: Path, tmp_path: Path) -> None:
     """What workers pack and the job's process puts in place is what build_unit writes into the folder itself."""
 
-    def elsewhere(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Iterator[Record]:
+    def run_remotely(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Iterator[UnitRecord]:
         tokenizer = pack_tokenizer(directory)
         for unit in units:
             packed = do_unit(work, str(tmp_path), lambda: tokenizer, unpack_unit(pack_unit(unit)))
@@ -153,7 +153,7 @@ def test_units_done_elsewhere_give_the_same_folder(monkeypatch, corpus: Path, vo
 
     options = {"eval_fraction": 0.1, "unit_mb": 0.05, "workers": 1, "masking": "static", "dupe_factor": 2}
     build_examples.build(corpus, vocab_dir, tmp_path / "here", 64, **options)
-    monkeypatch.setattr(engines.local, "run", elsewhere)
+    monkeypatch.setattr(engines.local, "run", run_remotely)
     build_examples.build(corpus, vocab_dir, tmp_path / "away", 64, **options)
     assert contents(tmp_path / "away") == contents(tmp_path / "here")
 
@@ -192,7 +192,7 @@ def test_no_interrupt_is_lost_while_what_a_unit_gave_is_unpacked(tmp_path: Path)
     """As Ctrl-C comes: at any moment."""
     for name, size in (("shard.arrow", 100_000), ("unit.json", 400)):
         (tmp_path / name).write_bytes(b"x" * size)
-    packed = elsewhere._pack(tmp_path, tmp_path.iterdir())
+    packed = remote._pack(tmp_path, tmp_path.iterdir())
     generator = random.Random(0)
     came = 0
 
@@ -207,7 +207,7 @@ def test_no_interrupt_is_lost_while_what_a_unit_gave_is_unpacked(tmp_path: Path)
         number = came
         signal.setitimer(signal.ITIMER_REAL, generator.uniform(1e-4, 2e-3))
         while came == number:
-            elsewhere._unpack(packed)
+            remote._unpack(packed)
 
     before = signal.signal(signal.SIGALRM, interrupt)
     gc.disable()  # what other tests left, and jax's own hook there, may drop one

@@ -197,7 +197,7 @@ def test_sigterm_is_no_damage_of_tfds_records(tmp_path, monkeypatch):
 
     write_tfds(tmp_path / "words" / "1.0.0", ["A document."])
     corpus = Corpus(find_sources(f"tfds:{tmp_path}/words/1.0.0"), Reading(on_error="skip"))
-    monkeypatch.setattr("data_prep.readers.tfds.check", stop)
+    monkeypatch.setattr("data_prep.readers.tfds_corpus.check", stop)
     with pytest.raises(Stopped):
         list(corpus.documents())
 

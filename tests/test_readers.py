@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.command import UserError
-from data_prep.readers import Reading, Refusal, documents, expand, read, streams, text
+from data_prep.readers import Reading, Refusal, documents, expand, plain_text, read, streams
 from data_prep.readers.refusal import check
 
 TEXT = "one\ntwo\n\n \t\nthrée\n\n\nfour"
@@ -87,7 +87,7 @@ def test_blocks_cut_anywhere_give_the_documents_of_the_definition(tmp_path_facto
 
 
 def test_every_white_space_that_python_knows_makes_a_blank_line():
-    blank = re.compile(rb"(?:" + text._SPACE + rb")")
+    blank = re.compile(rb"(?:" + plain_text._SPACE + rb")")
     for code in range(0x110000):
         if chr(code).isspace() and chr(code) != "\n":
             assert blank.fullmatch(chr(code).encode()), hex(code)
@@ -145,7 +145,7 @@ def test_what_is_no_text_names_file_and_line_and_the_rest_is_read(tmp_path, cont
 
 @pytest.mark.parametrize("suffix, compress", COMPRESSIONS)
 def test_a_line_or_a_document_that_never_ends_is_dropped_as_it_is_read(tmp_path, monkeypatch, suffix, compress):
-    monkeypatch.setattr(text, "MAX_DOCUMENT_BYTES", 1 << 20)
+    monkeypatch.setattr(plain_text, "MAX_DOCUMENT_BYTES", 1 << 20)
     monkeypatch.setattr(streams, "BLOCK_BYTES", 1 << 16)
     path = tmp_path / f"long.txt{suffix}"
     endless = [b"word " * 400_000, b"line\n" * 400_000]

@@ -13,7 +13,7 @@ KINDS = list(sentence_pieces.MODEL_TYPES)
 
 
 def word_counts(documents):
-    splitter = sentence_pieces.Splitter()
+    splitter = sentence_pieces.SentencePieceSplitter()
     counter = counting.ChunkCounter(splitter)
     counter.add(documents)
     return counting.count_words(counter.counts, splitter)
@@ -53,7 +53,7 @@ def test_order_of_the_words_decides_nothing(kind, sample_text):
 
 
 def test_words_begin_with_the_mark_and_windows_do_not():
-    splitter = sentence_pieces.Splitter()
+    splitter = sentence_pieces.SentencePieceSplitter()
     assert list(splitter.words("word")) == ["\u2581word"]
     first, *others = splitter.words("ก" * 90)
     assert first == "\u2581" + "ก" * 30 and others == ["ก" * 30] * 2

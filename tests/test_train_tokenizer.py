@@ -58,7 +58,7 @@ def brute_force(word_counts: dict[str, int], vocab_size: int, min_frequency: int
 
 
 def word_counts(text: Path, lowercase: bool = True) -> dict[str, int]:
-    splitter = wordpiece.Splitter(lowercase)
+    splitter = wordpiece.WordPieceSplitter(lowercase)
     counter = counting.ChunkCounter(splitter)
     counter.add(readers.documents(text))
     return counting.count_words(counter.counts, splitter)

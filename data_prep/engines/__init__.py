@@ -10,8 +10,8 @@ from pathlib import Path
 
 from bert_jax.command import UserError
 from data_prep.engines import local
-from data_prep.engines.elsewhere import Work
-from data_prep.job import Record
+from data_prep.engines.remote import Work
+from data_prep.job import UnitRecord
 from data_prep.units import Unit
 
 NAMES = ("local", "beam", "ray")
@@ -25,7 +25,7 @@ def begin(name: str, workers: int) -> None:
 
 def run(
     name: str, work: Work, units: Iterable[Unit], workers: int, *, directory: Path, options: str = ""
-) -> Iterator[Record]:
+) -> Iterator[UnitRecord]:
     """Runs the units of the job whose folder is `directory` on one of NAMES.
 
     workers is the number of processes, 0 for what is there; options are flags of the engine's own, in one string.

@@ -19,10 +19,10 @@ from typing import Any
 
 from bert_jax.command import Parser, UserError
 from data_prep.engines import beam_pipeline
-from data_prep.engines.elsewhere import KEPT, Work, missing, pack_tokenizer, pack_unit, put_in_place, split_options
 from data_prep.engines.exchange import Exchange
 from data_prep.engines.local import cores
-from data_prep.job import Record
+from data_prep.engines.remote import KEPT, Work, missing, pack_tokenizer, pack_unit, put_in_place, split_options
+from data_prep.job import UnitRecord
 from data_prep.units import Unit
 
 # Listing a bucket costs a request.
@@ -30,7 +30,7 @@ _SECONDS_BETWEEN_LOOKS, _SECONDS_BETWEEN_FAR_LOOKS = 0.3, 5.0
 _SECONDS_TO_STOP = 30.0
 
 
-def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, options: str) -> Iterator[Record]:
+def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, options: str) -> Iterator[UnitRecord]:
     """Runs units in one Beam pipeline; workers are the processes of DirectRunner, 0 one for each core.
 
     options   pipeline options (--runner=DataflowRunner --project=...), and --exchange=FOLDER for the text and the

@@ -10,8 +10,8 @@ from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from bert_jax.command import UserError, explain_os_error
-from data_prep.engines.elsewhere import KILLED, Work, do_unit, unpack_unit
 from data_prep.engines.exchange import Exchange
+from data_prep.engines.remote import KILLED, Work, do_unit, unpack_unit
 
 # In the exchange.
 UNITS, RESULTS, TOKENIZER = "units", "results", "tokenizer.tar"

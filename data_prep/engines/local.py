@@ -16,14 +16,14 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 from bert_jax.command import UserError
-from data_prep.engines.elsewhere import KILLED, Work, pack_unit, unpack_unit
-from data_prep.job import Record
+from data_prep.engines.remote import KILLED, Work, pack_unit, unpack_unit
+from data_prep.job import UnitRecord
 from data_prep.memory import keep_freed
 from data_prep.units import Unit
 
 # What workers import. They are forked from a process that has imported it and done nothing else: it has no threads of
 # ours, no open files and no locks, and unlike a fork of the caller's process is safe whatever that one runs.
-_PRELOADED = ["data_prep.worker", "data_prep.engines", "data_prep.flags", "data_prep.telling"]
+_PRELOADED = ["data_prep.worker", "data_prep.engines", "data_prep.flags", "data_prep.summary"]
 
 # How long a thread may be kept waiting for another one's Python, at most. By default it is 5 ms, and there are several
 # turns between a unit that another process has done and the next one that it gets.
@@ -50,7 +50,7 @@ def begin(workers: int) -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Iterator[Record]:
+def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Iterator[UnitRecord]:
     """Runs units in this process, and in a pool of workers - 1 others; 0 workers are one for each core.
 
     Each of the others is given a unit to do and one to go on with, and while they have that, this process does units
@@ -76,7 +76,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Ite
         # A thread waits for each process of the pool. A unit that no thread has begun can be taken back.
         ThreadPoolExecutor(others) as waiting,
     ):
-        pending: dict[Future[Record], Unit] = {}
+        pending: dict[Future[UnitRecord], Unit] = {}
         try:
             for unit in units:
                 for future in [future for future in pending if future.done()]:
@@ -118,12 +118,12 @@ def _quick_turns() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def _do_there(pool: ProcessPoolExecutor, work: Work, directory: Path, unit: Unit) -> Record:
+def _do_there(pool: ProcessPoolExecutor, work: Work, directory: Path, unit: Unit) -> UnitRecord:
     """Has the pool do a unit. It goes through a pipe in one piece, which is less work than its documents one by one."""
     return pool.submit(_do_packed, work, directory, pack_unit(unit)).result()
 
 
-def _do_packed(work: Work, directory: Path, packed: bytes) -> Record:
+def _do_packed(work: Work, directory: Path, packed: bytes) -> UnitRecord:
     return work(directory, unpack_unit(packed))
 
 

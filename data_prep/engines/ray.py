@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_jax.command import Parser, UserError
-from data_prep.engines.elsewhere import KEPT, Work, do_unit, missing, pack_tokenizer, put_in_place, split_options
-from data_prep.job import Record
+from data_prep.engines.remote import KEPT, Work, do_unit, missing, pack_tokenizer, put_in_place, split_options
+from data_prep.job import UnitRecord
 from data_prep.units import Unit
 
 # How often a unit is tried again after its worker or node was lost.
@@ -33,7 +33,7 @@ class _Job(NamedTuple):
     tokenizer: bytes
 
 
-def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, options: str) -> Iterator[Record]:
+def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, options: str) -> Iterator[UnitRecord]:
     """Runs units as Ray tasks of one core each; 0 workers are as many as the cluster has cores, also while it grows.
 
     At most one unit more than workers is under way; Ray's object store holds their text and what they gave. Raises
@@ -51,7 +51,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
         _connect(ray, given.address, workers)
     pending: list[Any] = []
 
-    def finished() -> Record:
+    def finished() -> UnitRecord:
         done: list[Any] = []
         while not done:
             signals.check()

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST
 from data_prep import checksums
-from data_prep.readers import places, records, streams, text, tfds
+from data_prep.readers import json_and_parquet, places, plain_text, streams, tfds_corpus
 from data_prep.readers.refusal import Items, Refusal
 from data_prep.readers.streams import OnRead, nothing
 
@@ -48,18 +48,18 @@ class Reading:
 
 def read(path: str, reading: Reading = Reading(), on_read: OnRead = nothing) -> Items:
     """The documents of one source as UTF-8, each one a Refusal where it cannot be used."""
-    if path.startswith(tfds.PREFIX):
-        return tfds.documents(path, reading.text_field, on_read)
+    if path.startswith(tfds_corpus.PREFIX):
+        return tfds_corpus.documents(path, reading.text_field, on_read)
     if places.is_special(path):
         return iter([_special(path)])
     kind = streams.suffixes(path)[0]
     if kind in JSON_SUFFIXES:
-        return records.jsonl_documents(path, reading.text_field, on_read)
+        return json_and_parquet.jsonl_documents(path, reading.text_field, on_read)
     if kind == ".parquet":
-        return records.parquet_documents(path, reading.text_field, on_read)
+        return json_and_parquet.parquet_documents(path, reading.text_field, on_read)
     if reading.document == "file":
-        return text.file_document(path, on_read)
-    return text.text_documents(path, on_read)
+        return plain_text.file_document(path, on_read)
+    return plain_text.text_documents(path, on_read)
 
 
 def find_sources(pattern: str, weights: Sequence[float] = ()) -> tuple[Source, ...]:
@@ -81,7 +81,7 @@ def find_sources(pattern: str, weights: Sequence[float] = ()) -> tuple[Source, .
     for part, weight in zip(parts, weights or [1.0] * len(parts), strict=True):
         for source in _sources(part, weight):
             named = source.path
-            real = named if places.is_remote(named) or named.startswith(tfds.PREFIX) else os.path.realpath(named)
+            real = named if places.is_remote(named) or named.startswith(tfds_corpus.PREFIX) else os.path.realpath(named)
             if output := _output_of(real, is_output):
                 raise UserError(
                     f"--input {part!r} names {named}, a file of {output}, which build_examples made. Name the text "
@@ -104,8 +104,8 @@ def patterns(pattern: str) -> list[str]:
 
 
 def _sources(pattern: str, weight: float) -> list[Source]:
-    if pattern.startswith(tfds.PREFIX):
-        return [Source(pattern, tfds.size(pattern), weight)]
+    if pattern.startswith(tfds_corpus.PREFIX):
+        return [Source(pattern, tfds_corpus.size(pattern), weight)]
     matches = places.matches(pattern)
     if not matches and "://" in pattern and not places.is_remote(pattern):
         raise UserError(f"--input {pattern!r} is not read. Give local paths, gs://, s3:// or tfds:NAME")

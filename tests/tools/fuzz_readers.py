@@ -25,7 +25,7 @@ from bert_jax.command import UserError
 from data_prep.build_examples import build
 from data_prep.readers import Corpus, Reading, find_sources
 from data_prep.sentences import document_sentences
-from data_prep.units import Cut, Splitter, UnusableCorpus
+from data_prep.units import Cut, UnitSplitter, UnusableCorpus
 
 TEXTS = [
     "Mr. Smith went to the U.S. in 1914. He stayed there.\nA second line, with «quotes» and so on...",
@@ -115,7 +115,9 @@ def documents_by_line(name: str, content: bytes) -> int | None:
 def check(path: Path, generator: random.Random) -> Counter[str]:
     """Reads one file both ways. Returns what was refused, by reason, and how many documents were used."""
     skipping = Corpus(find_sources(str(path)), Reading(on_error="skip"))
-    splitter = Splitter(Cut(generator.choice((50, 10**6)), generator.choice((0.0, 0.3)), 1), generator.random() < 0.5)
+    splitter = UnitSplitter(
+        Cut(generator.choice((50, 10**6)), generator.choice((0.0, 0.3)), 1), generator.random() < 0.5
+    )
     with contextlib.suppress(UnusableCorpus):
         units = list(splitter.split(skipping.texts()))
         documents = [document for unit in units for document in unit.documents]

@@ -19,11 +19,11 @@ from pathlib import Path
 from bert_jax.command import UserError
 from bert_jax.data.manifest import PARTS
 from bert_jax.files import write_whole
-from data_prep.job import Record, unit_folder
+from data_prep.job import UnitRecord, unit_folder
 from data_prep.units import Unit
 
 # Does a unit, in the folder of its job (data_prep.job).
-Work = Callable[[Path, Unit], Record]
+Work = Callable[[Path, Unit], UnitRecord]
 
 KEPT = "the units finished so far are kept: run the same command again"
 KILLED = f"a worker process was killed, perhaps for want of memory; {KEPT}"
@@ -83,13 +83,13 @@ def do_unit(work: Work, job: str, tokenizer: Callable[[], bytes], unit: Unit) ->
             return _pack(folder, written)
 
 
-def put_in_place(directory: Path, packed: bytes) -> Record:
+def put_in_place(directory: Path, packed: bytes) -> UnitRecord:
     """Writes what a unit gave into the job's folder, its record last, and returns that."""
     files = _unpack(packed)
     (name,) = (path for path in files if path.parent == unit_folder(Path()) and path.suffix == ".json")
     for path in sorted(files, key=lambda path: path == name):
         write_whole(directory / path, files[path])
-    return Record(**json.loads(files[name]))
+    return UnitRecord(**json.loads(files[name]))
 
 
 @contextlib.contextmanager

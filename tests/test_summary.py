@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from bert_jax import tokenizer
-from data_prep import build_examples, telling
+from data_prep import build_examples, summary
 from data_prep.figures import measure
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -26,7 +26,7 @@ def test_share_of_unknown_tokens_is_that_of_the_rows(sample_text: Path, tmp_path
     )
     loaded = tokenizer.load(output / "tokenizer")
     found = measure(output, "train", manifest, loaded, lambda rows: None)
-    share = telling.unknown_share(output, manifest, loaded)
+    share = summary.unknown_share(output, manifest, loaded)
     assert 0.5 < share < 1
     assert share == pytest.approx(found.unknown / found.text_tokens, abs=0.001 if objective == "full_sentences" else 0)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from bert_jax.data.manifest import PAIRS, read_unigram_counts
 from bert_jax.tokenizer import Tokenizer
-from data_prep.job import Job, Record
+from data_prep.job import Job, UnitRecord
 from data_prep.token_cache import TokenCache
-from data_prep.units import Splitter
+from data_prep.units import UnitSplitter
 
 # So much tells a vocabulary of another language, script or case from rare words.
 _MUCH_UNKNOWN = 0.2
@@ -19,7 +19,7 @@ def told(skipped: Mapping[str, int]) -> str:
     return ", ".join(f"{count} {reason}" for reason, count in skipped.items())
 
 
-def nothing(records: Sequence[Record]) -> str:
+def nothing(records: Sequence[UnitRecord]) -> str:
     skipped = {reason for record in records for reason in record.skipped}
     if "no_other_document" in skipped:
         return (
@@ -31,7 +31,7 @@ def nothing(records: Sequence[Record]) -> str:
     return "no document of --input has a token: the tokenizer drops all its characters. Check --input and --tokenizer"
 
 
-def tell(job: Job, manifest: dict[str, Any], splitter: Splitter, tokens: int, seconds: float) -> None:
+def tell(job: Job, manifest: dict[str, Any], splitter: UnitSplitter, tokens: int, seconds: float) -> None:
     """One paragraph at the end, on stderr."""
     train, held_out = manifest["parts"]["train"], manifest["parts"]["eval"]
     lines = [
@@ -66,14 +66,14 @@ def unknown_share(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenize
     return max(text - int(read_unigram_counts(output, manifest).sum()), 0) / text
 
 
-def tell_of_cache(cache: TokenCache, tokenizer_hash: str, records: Sequence[Record]) -> None:
+def tell_of_cache(cache: TokenCache, tokenizer_hash: str, records: Sequence[UnitRecord]) -> None:
     held = sum(cache.holds(tokenizer_hash, record.text_hash) for record in records)
     line = f"{cache.directory} holds the tokens of {held} of {len(records)} units"
     more = "" if held == len(records) else "; it is full: raise --token_cache_gb, or remove what is of no more use"
     print(line + more, file=sys.stderr, flush=True)
 
 
-def _no_eval(splitter: Splitter, eval_fraction: float) -> str:
+def _no_eval(splitter: UnitSplitter, eval_fraction: float) -> str:
     """Why no document is held out, and what would change it."""
     moved, fewest = splitter.moved_to_train, splitter.cut.fewest
     if splitter.documents < 2 * fewest:

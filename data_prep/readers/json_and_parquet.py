@@ -8,9 +8,9 @@ from typing import cast
 import pyarrow as pa
 
 from data_prep.readers.places import Stream, first_line, open_file
+from data_prep.readers.plain_text import too_long, whole_lines
 from data_prep.readers.refusal import Item, Items, Refusal, check
 from data_prep.readers.streams import OnRead, blocks, damaged, nothing, suffixes, unreadable
-from data_prep.readers.text import too_long, whole_lines
 
 _BATCH_ROWS = 64
 _PAGES_BYTES = 1 << 20  # of a column chunk that are read together
