@@ -37,9 +37,9 @@ from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
 from bert_jax.interop import source as interop
 from bert_jax.model import paths
 from bert_jax.model.bert import init_params
-from bert_jax.tasks import table
+from bert_jax.tasks import registry
 from bert_jax.tasks.kinds import kind_of
-from bert_jax.tasks.source import TaskSource
+from bert_jax.tasks.task_source import TaskSource
 from bert_jax.train import optim, partitioning, steps, trainer
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.programs import keep_programs
@@ -65,9 +65,9 @@ def settings_of(task: str, model: Path, seeds: Sequence[int], epochs: float) -> 
 
 def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
     """The trainer's step over the task's batches, made as it goes; and the seconds that compiling took."""
-    task, files = table.resolve(config.task)
+    task, files = registry.resolve(config.task)
     loaded = interop.open_checkpoint(config.init_from)
-    rows = kind_of(task).encode(task, table.read(task, files["train"]), loaded.tokenizer)
+    rows = kind_of(task).encode(task, registry.read(task, files["train"]), loaded.tokenizer)
     objective = kind_of(task).objective(task)
     mesh = partitioning.make_mesh(config.mesh)
     source = TaskSource(rows, batch_size=config.batch_size, seed=0, max_length=task.max_length, pool=config.length_pool)
@@ -172,10 +172,10 @@ def peer_scores(flags: Any, config: FinetuneConfig) -> list[Mapping[str, float]]
 
 def peer_line(flags: Any, config: FinetuneConfig, seeds: str) -> list[str]:
     """How the peer is started: with the rows as our readers read them, in a file."""
-    task, files = table.resolve(config.task)
+    task, files = registry.resolve(config.task)
     rows = {}
     for split in ("train", "dev"):
-        found = table.read(task, files[split])
+        found = registry.read(task, files[split])
         labels = [
             float(item.label) if task.kind == "regression" else task.labels.index(item.label) for item in found.items
         ]

@@ -26,7 +26,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.model.states import LAYERS, States
 from bert_jax.tasks import texts as texts_lib
 from bert_jax.tasks.example import TaskBatch
-from bert_jax.tasks.source import LENGTHS
+from bert_jax.tasks.task_source import LENGTHS
 from bert_jax.tasks.texts import EncodedTexts
 from bert_jax.train import partitioning
 

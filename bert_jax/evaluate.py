@@ -18,7 +18,7 @@ from bert_jax.interop import averaged, source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
-from bert_jax.tasks import evaluation
+from bert_jax.tasks import measurement
 from bert_jax.tasks.reading import Columns
 from bert_jax.train import distributed, partitioning, trainer
 from bert_jax.train.evaluate import make_evaluator
@@ -62,7 +62,7 @@ def evaluate(
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
     partitioning.check_model(loaded.model, partitioning.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
     if loaded.task:
-        found = evaluation.evaluate(loaded, data, config, columns)
+        found = measurement.evaluate(loaded, data, config, columns)
         console = Console(stderr=True, soft_wrap=True, quiet=not distributed.leads())
         for line in found.remarks:
             console.print(line, markup=False, highlight=False)

@@ -21,12 +21,12 @@ from bert_jax.interop import averaged, source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model.states import LAYERS
 from bert_jax.progress import Reporter
-from bert_jax.tasks import evaluation, table
-from bert_jax.tasks.frozen import DTYPES, bytes_needed, word_vectors
+from bert_jax.tasks import measurement, registry
 from bert_jax.tasks.frozen_heads import HeadOptions, train_head
+from bert_jax.tasks.frozen_vectors import DTYPES, bytes_needed, word_vectors
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.kinds.tagging import TagRows
-from bert_jax.tasks.metrics import tagging_metrics
+from bert_jax.tasks.metric_functions import tagging_metrics
 from bert_jax.tasks.task import Task
 
 # Devlin et al. 2019, table 7: dev F1 on CoNLL-2003 by features of BERT-Base cased.
@@ -41,7 +41,7 @@ PUBLISHED = {
 
 DESCRIPTION = f"""Trains a small head on a tagging task over the vectors of a model that stays as it is, by layer.
 
-  python -m bert_jax.features --checkpoint CHECKPOINT --config configs/tagging.py:task=conll2003 --output table.json
+  python -m bert_jax.features --checkpoint CHECKPOINT --config configs/tagging.py:task=conll2003 --output registry.json
   python -m bert_jax.features --checkpoint CHECKPOINT --config configs/tagging.py:task=ewt --layers last,4 --head linear
 
 The vector of a word is that of its first piece. --layers: all, or names parted by commas:
@@ -186,7 +186,7 @@ def main(arguments: Sequence[str]) -> None:
 def _splits(
     loaded: Loaded, config: FinetuneConfig, max_sentences: int
 ) -> tuple[Task, dict[str, TagRows], dict[str, dict[str, int]]]:
-    task, files = table.resolve(config.task)
+    task, files = registry.resolve(config.task)
     if task.kind != "tagging":
         raise UserError(f"task.kind is {task.kind!r}; features are of words: use a tagging task, as configs/tagging.py")
     if "dev" not in files:
@@ -196,7 +196,7 @@ def _splits(
             f"task.max_length is {task.max_length}, but the model has {loaded.model.max_positions} positions; "
             f"use --config.task.max_length={loaded.model.max_positions}"
         )
-    read = {name: table.read(task, path, label_required=name != "test") for name, path in files.items()}
+    read = {name: registry.read(task, path, label_required=name != "test") for name, path in files.items()}
     task = kind_of(task).complete(task, read["train"])
     rows: dict[str, TagRows] = {}
     counts = {}
@@ -206,7 +206,7 @@ def _splits(
         cut = dataclasses.replace(split, items=split.items[: max_sentences or None])
         encoded = kind_of(task).encode(task, cut, loaded.tokenizer)
         assert isinstance(encoded, TagRows)
-        rows[name], counts[name] = encoded, evaluation.counts(encoded, task, loaded.tokenizer)
+        rows[name], counts[name] = encoded, measurement.counts(encoded, task, loaded.tokenizer)
     return task, rows, counts
 
 

@@ -22,13 +22,13 @@ from bert_jax.interop import source as interop
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
 from bert_jax.model.heads import Heads
-from bert_jax.tasks import evaluation, outcome, submission, table, training, trials
+from bert_jax.tasks import measurement, registry, results, submission, sweep, training
 from bert_jax.tasks.example import Split, TaskRows
 from bert_jax.tasks.finetuned import FineTuned
 from bert_jax.tasks.kinds import kind_of
-from bert_jax.tasks.source import TaskSource, fingerprint
+from bert_jax.tasks.sweep import Trial
 from bert_jax.tasks.task import Task
-from bert_jax.tasks.trials import Trial
+from bert_jax.tasks.task_source import TaskSource, fingerprint
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed, trainer
 from bert_jax.train.host_memory import keep_freed_memory
@@ -42,7 +42,7 @@ DESCRIPTION = f"""Fine-tunes a checkpoint on a task: a named one, or files of yo
       --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=review --config.task.label=stars
 
 CHECKPOINT is a workdir of pretraining or fine-tuning, a step in it, an export, or a Hugging Face folder.
-Named tasks: {", ".join(table.TASKS)}. Their files are found in --config.task.data_dir,
+Named tasks: {", ".join(registry.TASKS)}. Their files are found in --config.task.data_dir,
 or else in $BERT_JAX_DATA; a part of ewt comes with the code and is used unless data_dir is given.
 --config.task.submission=DIR writes what the leaderboards of GLUE and SuperGLUE take of a named task.
 Other keys: --config.seeds=5 (five runs, seeds 0 to 4, in WORKDIR/seed-K; WORKDIR then holds the best by dev; several
@@ -108,13 +108,13 @@ def finetune(
     start, data, runs = prepare(config, workdir, tokenizer)
     by_trial, steps = training.train(config, data.task, data.rows, runs)
     chosen_by, told = data.task.metrics[0], {"start": start.told()}
-    result = outcome.result(data.task.name, chosen_by, by_trial, steps, data.counts) | told
-    best = outcome.best(by_trial, chosen_by)
+    result = results.result(data.task.name, chosen_by, by_trial, steps, data.counts) | told
+    best = results.best(by_trial, chosen_by)
     if best.folder:
-        outcome.keep_best(workdir, best, averaged=config.optimizer.ema_decay > 0)
+        results.keep_best(workdir, best, averaged=config.optimizer.ema_decay > 0)
     if distributed.leads():
         for trial, metrics in by_trial.items():
-            own = outcome.result(data.task.name, chosen_by, {trial: metrics}, steps, data.counts)
+            own = results.result(data.task.name, chosen_by, {trial: metrics}, steps, data.counts)
             write_json(workdir / trial.folder / trainer.RESULT_FILE, own | told)
         write_json(workdir / trainer.RESULT_FILE, result)
     if config.task.submission:
@@ -129,12 +129,13 @@ def prepare(
 ) -> tuple[Start, Data, dict[Trial, trainer.Run]]:
     """What finetune begins from, the task's encoded rows, and the run of each seed and rate. Nothing is written."""
     _check(config, workdir)
-    task, files = table.resolve(config.task)
+    task, files = registry.resolve(config.task)
     for path in files.values():
-        for line in evaluation.told_of_files(path):
+        for line in measurement.told_of_files(path):
             _say(line)
     splits = {
-        name: table.read(task, path, label_required=name.startswith(("train", "dev"))) for name, path in files.items()
+        name: registry.read(task, path, label_required=name.startswith(("train", "dev")))
+        for name, path in files.items()
     }
     if config.task.submission:
         submission.check(task.name, files)
@@ -165,7 +166,7 @@ def main(arguments: Sequence[str]) -> None:
     with distributed.processes(known):
         result = finetune(config, known.workdir)
         if distributed.leads():
-            for table_of in outcome.tables(result):
+            for table_of in results.tables(result):
                 Console(stderr=True).print(table_of)
             print(json.dumps(result))
 
@@ -178,7 +179,7 @@ def _check(config: FinetuneConfig, workdir: Path) -> None:
         raise UserError(f"length_pool is {config.length_pool}; use a number of steps, 1 for rows as they come")
     if config.eval.max_rows:
         raise UserError("eval.max_rows is for pretraining; a task's metrics are over whole files. Leave it out")
-    trials.check(config, workdir)
+    sweep.check(config, workdir)
 
 
 def _say(line: str) -> None:
@@ -218,8 +219,8 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
             _say(f"{split.path} has no labels: not measured")
             continue
         rows[name] = kind_of(task).encode(task, split, start.tokenizer)
-        counts[name] = evaluation.counts(rows[name], task, start.tokenizer)
-        for line in evaluation.remarks(rows[name], table.metrics_of(task, name)):
+        counts[name] = measurement.counts(rows[name], task, start.tokenizer)
+        for line in measurement.remarks(rows[name], registry.metrics_of(task, name)):
             _say(line)
     return Data(task, dict(splits), rows, counts)
 
@@ -233,11 +234,11 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
     if "dev" in data.rows:
         size = config.eval.batch_size or config.batch_size
         measured = kind_of(data.task).metric_names(data.task, data.splits["dev"])
-        evaluators.append(evaluation.make_evaluator(data.task, data.rows["dev"], size))
+        evaluators.append(measurement.make_evaluator(data.task, data.rows["dev"], size))
 
     every = {
-        trial: trials.settings(config, trial, data.task, rows.count, measured=bool(evaluators))
-        for trial in trials.trials_of(config)
+        trial: sweep.settings(config, trial, data.task, rows.count, measured=bool(evaluators))
+        for trial in sweep.trials_of(config)
     }
     source = functools.partial(
         TaskSource,
@@ -247,7 +248,7 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
         pool=config.length_pool,
         steps=next(iter(every.values())).steps,
     )
-    sources = trials.sources_of(rows, trials.seeds_of(config), lambda seed: source(seed=seed))
+    sources = sweep.sources_of(rows, sweep.seeds_of(config), lambda seed: source(seed=seed))
     return {
         trial: trainer.Run(
             config=settings,
@@ -264,7 +265,7 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
             held_out={"task.dev": fingerprint(data.rows["dev"])} if evaluators else {},
             initial_params=initial,
             train_layers=config.train_layers,
-            unfreeze_every=trials.unfreeze_every(config, rows.count),
+            unfreeze_every=sweep.unfreeze_every(config, rows.count),
             early_stop=config.early_stop,
             task=dataclasses.asdict(data.task),
         )

@@ -13,10 +13,10 @@ from bert_jax.command import UserError
 from bert_jax.files import new_file
 from bert_jax.interop import averaged, source
 from bert_jax.interop.loaded import Loaded
-from bert_jax.tasks import records, submission
-from bert_jax.tasks.answering import Answering, Counts
+from bert_jax.tasks import input_lines, submission
 from bert_jax.tasks.finetuned import FineTuned
 from bert_jax.tasks.named import TASKS
+from bert_jax.tasks.predictor import Answering, Counts
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 
@@ -91,7 +91,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--output", default="", metavar="FILE", help="the file to make (default: standard output)")
     what = f"lines (default), or the file that a leaderboard takes: {', '.join(BENCHMARKS)}; --output is then a folder"
     parser.add_argument("--format", default="lines", help=what)
-    parser.add_argument("--form", default="auto", help=f"of the input: {', '.join(records.FORMS)} (default: auto)")
+    parser.add_argument("--form", default="auto", help=f"of the input: {', '.join(input_lines.FORMS)} (default: auto)")
     parser.add_argument("--words", action="store_true", help="lines of text are words, parted by blanks")
     all_scores = "tell those of all classes or choices, or a question's n_best answers; other kinds have none"
     parser.add_argument("--all_scores", action="store_true", help=all_scores)

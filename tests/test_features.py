@@ -17,9 +17,9 @@ from bert_jax.embed import embed
 from bert_jax.features import features, result_table
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model.heads import Heads
-from bert_jax.tasks import table
-from bert_jax.tasks.frozen import WordVectors, word_vectors
+from bert_jax.tasks import registry
 from bert_jax.tasks.frozen_heads import HeadOptions, train_head
+from bert_jax.tasks.frozen_vectors import WordVectors, word_vectors
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.kinds.tagging import TagRows
 
@@ -45,8 +45,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
 
 
 def encoded(loaded: Loaded, config: FinetuneConfig) -> tuple[dict[str, TagRows], list[str]]:
-    task, files = table.resolve(config.task)
-    read = {split: table.read(task, path) for split, path in files.items()}
+    task, files = registry.resolve(config.task)
+    read = {split: registry.read(task, path) for split, path in files.items()}
     task = kind_of(task).complete(task, read["train"])
     rows = {split: kind_of(task).encode(task, one, loaded.tokenizer) for split, one in read.items()}
     return rows, [" ".join(sentence.words) for sentence in read["dev"].items]  # type: ignore[return-value]

@@ -26,8 +26,8 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
-from bert_jax.tasks import evaluation, outcome, table, training, trials
-from bert_jax.tasks.trials import Trial
+from bert_jax.tasks import measurement, registry, results, sweep, training
+from bert_jax.tasks.sweep import Trial
 from bert_jax.train import metrics, trainer
 from bert_jax.train.parameters import read_params
 from bert_jax.train.restore import AVERAGE, PARAMS
@@ -57,10 +57,10 @@ def start(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path, tiny_config
 def treebank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The first sentences of each part of the bundled treebank, as CoNLL-U."""
     folder = tmp_path_factory.mktemp("treebank")
-    task, files = table.resolve(TaskConfig(name="ewt"))
+    task, files = registry.resolve(TaskConfig(name="ewt"))
     for split, count in (("train", 480), ("dev", 60), ("test", 60)):
         lines = []
-        for sentence in table.read(task, files[split]).items[:count]:
+        for sentence in registry.read(task, files[split]).items[:count]:
             pairs = zip(sentence.words, sentence.tags or (), strict=True)
             lines += ["\t".join([str(n), word, "_", tag, *"______"]) for n, (word, tag) in enumerate(pairs, 1)]
             lines.append("")
@@ -115,8 +115,8 @@ def test_tagging_learns_and_the_workdir_is_a_checkpoint_of_its_task(
     assert evaluated[0] == 20 and evaluated[-1] == latest_step(workdir)
 
     loaded = source.open_checkpoint(workdir)
-    assert loaded.heads == Heads(tags=17) and evaluation.task_of(loaded).labels[0] == "ADJ"
-    assert evaluation.evaluate(loaded, treebank["dev"]).metrics["accuracy"] == pytest.approx(accuracy["mean"])
+    assert loaded.heads == Heads(tags=17) and measurement.task_of(loaded).labels[0] == "ADJ"
+    assert measurement.evaluate(loaded, treebank["dev"]).metrics["accuracy"] == pytest.approx(accuracy["mean"])
     assert finetune(config, workdir) == result  # nothing is left to do, and nothing changes
 
 
@@ -153,7 +153,7 @@ def test_several_seeds_are_summed_up_and_the_workdir_opens_as_the_best(
     written = json.loads((workdir / "config.json").read_text())
     assert written["kind"] == "finetuning" and written["heads"]["classes"] == 2
     assert written["task"]["name"] == "own" and written["task"]["labels"] == ["no", "yes"]
-    found = evaluation.evaluate(source.open_checkpoint(workdir), Path(reviews["dev"]).parent)
+    found = measurement.evaluate(source.open_checkpoint(workdir), Path(reviews["dev"]).parent)
     assert found.metrics["accuracy"] == pytest.approx(max(accuracy["values"]))
     assert finetune(config, workdir) == result
     assert json.loads((workdir / "seed-1" / "result.json").read_text())["seeds"] == [1]
@@ -173,7 +173,7 @@ def test_a_regression_is_measured_by_correlations(start: Path, reviews: dict[str
     assert result["metrics"]["pearson"]["mean"] > 0.5
     loaded = source.open_checkpoint(tmp_path / "own")
     assert loaded.heads == Heads(pooling="attention_additive", pooler=True, classes=1)
-    found = evaluation.evaluate(loaded, reviews["dev"], TrainConfig(batch_size=16)).metrics
+    found = measurement.evaluate(loaded, reviews["dev"], TrainConfig(batch_size=16)).metrics
     assert found["pearson"] == pytest.approx(result["metrics"]["pearson"]["mean"])
     assert {"pearson", "spearman", "task_loss"} == set(result["metrics"])
 
@@ -231,8 +231,8 @@ def test_mnli_is_measured_split_by_split_submitted_and_a_start_for_rte_that_the_
     found = {path.name: path.read_text().splitlines() for path in (tmp_path / "leaderboard").iterdir()}
     assert {name: len(lines) - 1 for name, lines in found.items()} == {"MNLI-m.tsv": 5, "MNLI-mm.tsv": 6, "AX.tsv": 3}
     loaded = source.open_checkpoint(tmp_path / "mnli")
-    assert set(evaluation.evaluate(loaded, tmp_path).metrics) == names
-    alone = evaluation.evaluate(loaded, tmp_path / "glue/diagnostic/diagnostic-full.tsv").metrics
+    assert set(measurement.evaluate(loaded, tmp_path).metrics) == names
+    alone = measurement.evaluate(loaded, tmp_path / "glue/diagnostic/diagnostic-full.tsv").metrics
     assert "matthews_correlation" in alone and "accuracy" not in alone
 
     capsys.readouterr()
@@ -268,7 +268,7 @@ def test_steps_warmup_and_evaluation_follow_from_rows_and_epochs() -> None:
     config = FinetuneConfig(optimizer=OptimizerConfig(warmup_steps=-1), epochs=3.0, batch_size=32)
 
     def settings_of(config: FinetuneConfig) -> FinetuneConfig:
-        return trials.settings(config, Trial(7, 1e-4), table.TASKS["rte"].task, rows=1001, measured=True)
+        return sweep.settings(config, Trial(7, 1e-4), registry.TASKS["rte"].task, rows=1001, measured=True)
 
     settings = settings_of(config)
     assert (settings.seed, settings.steps, settings.eval.every_steps) == (7, 94, 32)
@@ -371,7 +371,7 @@ def test_a_sweep_of_one_rate_opens_as_its_run(
     monkeypatch.setattr(
         training, "train", lambda *given: ({one: {"accuracy": 0.5} for one in given[3]}, dict.fromkeys(given[3], 6))
     )
-    monkeypatch.setattr(outcome, "keep_best", lambda workdir, trial, averaged: kept.append(trial.folder))
+    monkeypatch.setattr(results, "keep_best", lambda workdir, trial, averaged: kept.append(trial.folder))
     task = TaskConfig(train=reviews["train"], text="review", label="stars")
     (tmp_path / "sweep/rate-0.001/seed-0").mkdir(parents=True)
     finetune(config_of(start, task, learning_rates="1e-3"), tmp_path / "sweep")
@@ -383,22 +383,22 @@ def test_what_a_workdir_opens_as_is_made_again_where_that_was_cut_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "seed-0").mkdir()
-    (tmp_path / outcome.BEST_FILE).write_text('{"run": "seed-0", "step": 6}')
+    (tmp_path / results.BEST_FILE).write_text('{"run": "seed-0", "step": 6}')
     (tmp_path / "config.json").write_text("{}")
 
     def killed(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(outcome, "read_params", killed)
-    monkeypatch.setattr(outcome, "kept_step", lambda folder: 6 if folder.name == "seed-0" else 7)
+    monkeypatch.setattr(results, "read_params", killed)
+    monkeypatch.setattr(results, "kept_step", lambda folder: 6 if folder.name == "seed-0" else 7)
     for seed in (1, 0):  # the best was another for a while
         with pytest.raises(KeyboardInterrupt):
-            outcome.keep_best(tmp_path, Trial(seed, 1e-3, f"seed-{seed}"), averaged=False)
+            results.keep_best(tmp_path, Trial(seed, 1e-3, f"seed-{seed}"), averaged=False)
 
 
 def test_a_pretrained_checkpoint_has_no_task_to_evaluate(start: Path, reviews: dict[str, str]) -> None:
     with pytest.raises(UserError, match="was not fine-tuned for a task"):
-        evaluation.evaluate(source.open_checkpoint(start), reviews["dev"])
+        measurement.evaluate(source.open_checkpoint(start), reviews["dev"])
 
 
 @pytest.fixture(scope="module")
@@ -440,15 +440,15 @@ def test_the_threshold_of_no_answer_is_found_on_dev_and_stays_with_the_checkpoin
     assert result["counts"]["dev"]["unanswerable"] == 4 and result["counts"]["dev"]["answers_not_found"] == 0
     threshold = result["metrics"]["best_f1_thresh"]["values"][0]
     loaded = source.open_checkpoint(tmp_path / "run")
-    assert evaluation.task_of(loaded).null_threshold == threshold and loaded.heads == Heads(question=True)
-    found = evaluation.evaluate(loaded, questions["dev"], TrainConfig(batch_size=8))
+    assert measurement.task_of(loaded).null_threshold == threshold and loaded.heads == Heads(question=True)
+    found = measurement.evaluate(loaded, questions["dev"], TrainConfig(batch_size=8))
     for name, metric in result["metrics"].items():
         assert found.metrics[name] == pytest.approx(metric["values"][0], abs=1e-6), name
     assert finetune(config, tmp_path / "run") == result  # measured again, not trained
-    assert evaluation.task_of(source.open_checkpoint(tmp_path / "run")).null_threshold == threshold
+    assert measurement.task_of(source.open_checkpoint(tmp_path / "run")).null_threshold == threshold
     given = dataclasses.replace(config, task=dataclasses.replace(config.task, null_threshold=0.0))
     assert finetune(given, tmp_path / "run")["metrics"]["NoAns_exact"]["values"] == [1.0]  # nothing is ever answered
-    assert evaluation.task_of(source.open_checkpoint(tmp_path / "run")).null_threshold == 0.0
+    assert measurement.task_of(source.open_checkpoint(tmp_path / "run")).null_threshold == 0.0
     chosen = dataclasses.replace(given, steps=3, checkpoint=CheckpointConfig(best="eval_f1"))
     with pytest.raises(UserError, match=r"is of another run: task.null_threshold: none -> 0.0\. "):
         finetune(chosen, tmp_path / "run")  # its f1 was measured at another one

@@ -23,10 +23,10 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
-from bert_jax.tasks import evaluation, texts
+from bert_jax.tasks import measurement, texts
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.kinds.question import QuestionAnswering
-from bert_jax.tasks.questions.reading import Question
+from bert_jax.tasks.kinds.question_files import Question
 from bert_jax.tasks.task import Task
 
 LABELS = {"name": "moods", "kind": "classification", "labels": ["glad", "sad", "so so"]}
@@ -278,9 +278,9 @@ def test_the_threshold_of_no_answer_is_known_again_and_others_models_answer_alwa
     task = {"name": "squad2", "kind": "question", "labels": [], "unanswerable": True, "null_threshold": 0.25}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(question=True), task=task)
     huggingface.write(loaded, tmp_path / "out")
-    assert evaluation.task_of(huggingface.read(tmp_path / "out")).null_threshold == 0.25
+    assert measurement.task_of(huggingface.read(tmp_path / "out")).null_threshold == 0.25
     change_config(tmp_path / "out", bert_jax_task=None)
-    foreign = evaluation.task_of(huggingface.read(tmp_path / "out"))
+    foreign = measurement.task_of(huggingface.read(tmp_path / "out"))
     assert (foreign.kind, foreign.unanswerable, foreign.metrics) == ("question", False, ("f1", "exact_match"))
 
 

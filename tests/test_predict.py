@@ -20,7 +20,7 @@ from bert_jax.interop import source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.predict import predict
-from bert_jax.tasks import records
+from bert_jax.tasks import input_lines
 from bert_jax.tasks.reading import Columns
 
 CLASSES = {"name": "own", "kind": "classification", "labels": ["glad", "sad", "so so"], "max_length": 16}
@@ -219,29 +219,29 @@ def test_a_pipe_is_answered_line_by_line(
 
 
 def test_windows_hold_no_more_than_they_should() -> None:
-    def lines() -> Iterator[records.Line]:
+    def lines() -> Iterator[input_lines.Line]:
         yield from ((number, str(number)) for number in range(10))
 
-    assert [len(window) for window in records.windows(lines(), 4)] == [4, 4, 2]
-    ready = list(records.ready_windows(lines(), 4))
+    assert [len(window) for window in input_lines.windows(lines(), 4)] == [4, 4, 2]
+    ready = list(input_lines.ready_windows(lines(), 4))
     assert [line for window in ready for line in window] == list(lines()) and max(map(len, ready)) <= 4
 
-    def broken() -> Iterator[records.Line]:
+    def broken() -> Iterator[input_lines.Line]:
         yield 1, "fine"
         raise UserError("line 2 is not UTF-8")
 
     found = []
     with pytest.raises(UserError, match="line 2"):
-        for window in records.ready_windows(broken(), 4):
+        for window in input_lines.ready_windows(broken(), 4):
             found += window
     assert found == [(1, "fine")]
 
 
 def test_the_form_of_standard_input_is_that_of_its_first_line() -> None:
     lines = ['{"text": "a"}', '{"text": ', "[1]", "plain", ""]
-    assert [records.form_of_line(line) for line in lines] == ["jsonl", "text", "text", "text", "text"]
+    assert [input_lines.form_of_line(line) for line in lines] == ["jsonl", "text", "text", "text", "text"]
     names = {"a.txt": "text", "a.jsonl.gz": "jsonl", "a": "text", "a.tsv": "task", "a.conllu.xz": "task"}
-    assert {name: records.form_of(Path(name)) for name in names} == names
+    assert {name: input_lines.form_of(Path(name)) for name in names} == names
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ from bert_jax.reporting.finetuning import outcome_sections
 from bert_jax.reporting.mistakes import matrix, shortened
 from bert_jax.reporting.outcomes import dev_outcomes
 from bert_jax.reporting.questions import question_word
-from bert_jax.tasks import table
+from bert_jax.tasks import registry
 from bert_jax.tasks.example import Span
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.train import workdir as workdir_lib
@@ -128,8 +128,8 @@ def workdir(folder: Path, kind: str, lines: list[str], name: str, **task: Any) -
     """A workdir as fine-tuning leaves it, with random parameters, and the dev file beside it."""
     (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     named = TaskConfig(train=str(folder / name), dev=str(folder / name), kind=kind, max_length=16, **task)
-    resolved, files = table.resolve(named)
-    resolved = kind_of(resolved).complete(resolved, table.read(resolved, files["dev"]))
+    resolved, files = registry.resolve(named)
+    resolved = kind_of(resolved).complete(resolved, registry.read(resolved, files["dev"]))
     heads = kind_of(resolved).objective(resolved).heads
     training = json.loads(json.dumps(dataclasses.asdict(FinetuneConfig(task=named))))
     loaded = random_checkpoint(folder / "vocabulary", odd_config(layers=1), heads, task=dataclasses.asdict(resolved))

@@ -19,11 +19,11 @@ from bert_jax.finetune import finetune
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import table
-from bert_jax.tasks.choices import MultipleChoice
+from bert_jax.tasks import registry
 from bert_jax.tasks.example import Split, TaskBatch
-from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.choice import Choice, ChoiceLabels, ChoiceRows
+from bert_jax.tasks.kinds.choice_items import MultipleChoice
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning
@@ -213,12 +213,12 @@ def test_swag_is_read_as_published(tmp_path: Path) -> None:
     (folder / "train.csv").write_text(SWAG)
     (folder / "val.csv").write_text(SWAG)
     (folder / "test.csv").write_text("\n".join(line.rpartition(",")[0] for line in SWAG.splitlines()) + "\n")
-    task, files = table.resolve(TaskConfig(name="swag", data_dir=str(tmp_path)))
+    task, files = registry.resolve(TaskConfig(name="swag", data_dir=str(tmp_path)))
     assert list(files) == ["train", "dev", "test"] and task.kind == "choice"
-    (item,) = table.read(task, files["dev"]).items
+    (item,) = registry.read(task, files["dev"]).items
     endings = ("passes by.", "has heard.", "arrives", "turns")
     assert item == MultipleChoice('A drum line, of "six".', "A drum line", endings, "2", 2)
-    test = table.read(task, files["test"], label_required=False)
+    test = registry.read(task, files["test"], label_required=False)
     assert not test.labelled and test.items[0].choices == endings
 
 
@@ -227,22 +227,22 @@ def test_copa_asks_for_the_cause_or_the_effect(tmp_path: Path) -> None:
     folder.mkdir()
     for name, records in (("train", COPA), ("val", COPA), ("test", [record | {"label": None} for record in COPA])):
         json_lines(folder / f"{name}.jsonl", records)
-    task, files = table.resolve(TaskConfig(name="copa", data_dir=str(tmp_path)))
-    split = table.read(task, files["train"])
+    task, files = registry.resolve(TaskConfig(name="copa", data_dir=str(tmp_path)))
+    split = registry.read(task, files["train"])
     assert [item.context for item in split.items] == [
         "It rained. What happened as a RESULT?",
         "I fell. What was the CAUSE of this?",
     ]
-    assert split.items[1] == KIND.parse(task, Path("in"), [Record(2, COPA[1])]).items[0]._replace(label="1")
-    assert not table.read(task, files["test"], label_required=False).labelled
+    assert split.items[1] == KIND.parse(task, Path("in"), [InputRecord(2, COPA[1])]).items[0]._replace(label="1")
+    assert not registry.read(task, files["test"], label_required=False).labelled
     with pytest.raises(UserError, match=r"bad.jsonl line 1: question is 'why'; wanted cause or effect"):
-        table.read(task, json_lines(tmp_path / "bad.jsonl", [COPA[0] | {"question": "why"}]))
+        registry.read(task, json_lines(tmp_path / "bad.jsonl", [COPA[0] | {"question": "why"}]))
 
 
 def own(path: Path, **columns: str) -> Split[MultipleChoice]:
-    task, files = table.resolve(TaskConfig(train=str(path), text="context", label="right", **columns))
+    task, files = registry.resolve(TaskConfig(train=str(path), text="context", label="right", **columns))
     assert task.kind == "choice"
-    return table.read(task, files["train"])
+    return registry.read(task, files["train"])
 
 
 def test_own_items_have_a_list_of_choices_or_columns_of_them(tmp_path: Path, letters: Tokenizer) -> None:
@@ -294,11 +294,11 @@ def test_a_table_of_fields_wants_the_columns_of_all_choices(tmp_path: Path) -> N
 
 
 def test_what_is_to_be_predicted_is_a_line_of_parts_or_an_object() -> None:
-    records = [Record(1, "a b\tc\td"), Record(2, {"context": "a b", "choices": ["c", "d"]})]
+    records = [InputRecord(1, "a b\tc\td"), InputRecord(2, {"context": "a b", "choices": ["c", "d"]})]
     first, second = KIND.parse(TASK, Path("in"), records).items
     assert first == second._replace(line=1) == MultipleChoice("a b", "", ("c", "d"), None, 1)
     with pytest.raises(UserError, match="in line 1 has fewer than two choices"):
-        KIND.parse(TASK, Path("in"), [Record(1, "a b\tc")])
+        KIND.parse(TASK, Path("in"), [InputRecord(1, "a b\tc")])
 
 
 @pytest.mark.slow

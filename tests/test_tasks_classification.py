@@ -12,7 +12,7 @@ from tokenizer_kinds import byte_pairs
 
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
-from bert_jax.tasks import evaluation, pairs, texts
+from bert_jax.tasks import measurement, pairs, texts
 from bert_jax.tasks.example import Example, Split
 from bert_jax.tasks.kinds.classification import Classification
 from bert_jax.tasks.task import Task
@@ -140,13 +140,13 @@ def test_a_score_that_is_no_number_is_told_with_file_and_line(letters: Tokenizer
 def test_empty_texts_are_counted_and_said(letters: Tokenizer) -> None:
     rows = KIND.encode(TASK, split_of(("", "a", "yes"), ("a", " \t", "no"), ("a", "b", "no")), letters)
     assert KIND.counts(rows) == {"empty_texts": 2} and rows.lengths.tolist() == [4, 4, 5]
-    assert evaluation.remarks(rows, TASK) == ["train.tsv: 2 of 3 examples have an empty text"]
+    assert measurement.remarks(rows, TASK) == ["train.tsv: 2 of 3 examples have an empty text"]
 
 
 def test_what_was_cut_or_left_out_is_said(letters: Tokenizer) -> None:
     long = " ".join("abcdefghijklmno")
     split = replace(split_of((long, "a b", "yes"), ("a", "b", "no")), left_out=3)
-    assert evaluation.remarks(KIND.encode(TASK, split, letters), TASK) == [
+    assert measurement.remarks(KIND.encode(TASK, split, letters), TASK) == [
         "train.tsv: 3 lines have another number of fields, so are left out",
         "train.tsv: 1 of 2 examples lost tokens to task.max_length=12",
     ]

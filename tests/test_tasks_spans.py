@@ -16,12 +16,12 @@ from bert_jax.config import ModelConfig
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import Relation, Span, SpannedSentence, Split, TaskBatch
-from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds import kind_of
-from bert_jax.tasks.kinds.span_guesses import best_threshold
+from bert_jax.tasks.kinds.span import Spans
+from bert_jax.tasks.kinds.span_decoding import best_threshold
 from bert_jax.tasks.kinds.span_objective import SpanAnswer
 from bert_jax.tasks.kinds.span_rows import SpanRows
-from bert_jax.tasks.kinds.spans import Spans
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
@@ -201,7 +201,7 @@ def test_a_relation_is_right_with_its_spans_their_types_and_its_label(letters: T
 def test_given_spans_are_read_from_what_is_predicted_and_answered_by_their_places(letters: Tokenizer) -> None:
     task = replace(PAIRS, relations_between="given", metrics=("relation_f1",), labels=())
     given_spans = [{"start": 0, "end": 2}, {"start": 1, "end": 2, "label": "any"}]
-    split = KIND.parse(task, Path("in"), [Record(1, {"text": "ann lee", "spans": given_spans})])
+    split = KIND.parse(task, Path("in"), [InputRecord(1, {"text": "ann lee", "spans": given_spans})])
     rows = KIND.encode(task, split, letters)
     batch = rows.batch(np.array([0]), 16)
     assert batch.labels.pair_lengths.tolist() == [[2, 1]] and not batch.label_weights.any()
@@ -211,7 +211,7 @@ def test_given_spans_are_read_from_what_is_predicted_and_answered_by_their_place
     assert told["spans"][1] == {"type": "any", "text": "lee", "score": 1.0, "start": 4, "end": 7, "words": [1, 2]}
     assert told["relations"] == [{"type": "s", "head": 0, "tail": 1, "score": 1.0}]
     with pytest.raises(UserError, match="in line 1 has no field 'spans'"):
-        KIND.parse(task, Path("in"), [Record(1, {"text": "ann lee"})])
+        KIND.parse(task, Path("in"), [InputRecord(1, {"text": "ann lee"})])
 
 
 def test_given_spans_of_the_same_words_are_related_once(letters: Tokenizer) -> None:

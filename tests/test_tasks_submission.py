@@ -7,7 +7,7 @@ import pytest
 
 from bert_jax.command import UserError
 from bert_jax.tasks import submission
-from bert_jax.tasks.table import TASKS
+from bert_jax.tasks.registry import TASKS
 
 # What gluebenchmark.com asks for: a file a row of its table, by name.
 LEADERBOARD = ("SST-2", "CoLA", "MRPC", "STS-B", "QQP", "MNLI-m", "MNLI-mm", "QNLI", "RTE", "WNLI", "AX")

@@ -18,9 +18,9 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import baseline, evaluation
+from bert_jax.tasks import baseline, measurement
 from bert_jax.tasks.example import Sentence, Split, TaskBatch
-from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.tagging import TagAnswer, Tagging, TagRows
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
@@ -176,7 +176,7 @@ def test_only_a_word_longer_than_a_row_is_cut(letters: Tokenizer) -> None:
     rows = KIND.encode(TASK, split_of([("abcdefghij", "X"), ("k", "V")]), letters)
     assert letters.tokens(rows.input_ids[:8]) == ["[CLS]", "a", *(f"##{letter}" for letter in "bcdef"), "[SEP]"]
     assert rows.lengths.tolist() == [8, 3] and rows.truncated == 1
-    (said,) = evaluation.remarks(rows, TASK)
+    (said,) = measurement.remarks(rows, TASK)
     assert said.endswith(": 1 words lost tokens to task.max_length=8")
 
 
@@ -249,7 +249,7 @@ def test_the_baseline_takes_the_most_frequent_tag_of_the_word_and_of_all() -> No
 
 def test_entities_are_read_as_conlleval_reads_them_and_lie_in_the_raw_text(letters: Tokenizer) -> None:
     task = Task("own", "tagging", ("O", "B-P", "I-P", "B-L", "I-L"), max_length=16)
-    split = KIND.parse(task, Path("in"), [Record(1, "ann lee,of rome"), Record(2, {"tokens": ["rome", "x"]})])
+    split = KIND.parse(task, Path("in"), [InputRecord(1, "ann lee,of rome"), InputRecord(2, {"tokens": ["rome", "x"]})])
     rows = KIND.encode(task, split, letters)
     tags = ["B-P", "I-P", "O", "O", "I-L", "I-P", "B-P"]  # an I- that follows no entity of its type begins one
     answers = [TagAnswer(np.zeros(16, np.int32), np.zeros(16, np.float32)) for _ in range(rows.count)]

@@ -14,8 +14,8 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import evaluation, table
-from bert_jax.tasks.inputs import Record
+from bert_jax.tasks import measurement, registry
+from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.token_regression import NumberRows, TokenRegression
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
@@ -36,8 +36,8 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 
 def rows_of(path: Path, tokenizer: Tokenizer) -> NumberRows:
-    task, files = table.resolve(TaskConfig(train=str(path), kind="token_regression", max_length=8))
-    return KIND.encode(task, table.read(task, files["train"]), tokenizer)
+    task, files = registry.resolve(TaskConfig(train=str(path), kind="token_regression", max_length=8))
+    return KIND.encode(task, registry.read(task, files["train"]), tokenizer)
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def test_metrics_are_over_words_that_have_a_number_and_answers_are_of_all(rows: 
 
 
 def test_raw_text_is_answered_with_places(letters: Tokenizer) -> None:
-    rows = KIND.encode(TASK, KIND.parse(TASK, Path("in"), [Record(1, "a cat.")]), letters)
+    rows = KIND.encode(TASK, KIND.parse(TASK, Path("in"), [InputRecord(1, "a cat.")]), letters)
     (told,) = KIND.predictions(TASK, rows, [np.arange(8, dtype=np.float32)] * rows.count)
     assert (told["words"], told["offsets"]) == (["a", "cat", "."], [[0, 1], [2, 5], [5, 6]])
 
@@ -133,5 +133,5 @@ def test_numbers_that_are_all_the_same_are_said_to_leave_correlations_undefined(
 def test_words_that_are_cut_are_said_to_be_words(tmp_path: Path, letters: Tokenizer) -> None:
     path = tmp_path / "train.conll"
     path.write_text("abcdefgh\t1\nabcdefghi\t2\n")
-    told = evaluation.remarks(rows_of(path, letters), TASK)
+    told = measurement.remarks(rows_of(path, letters), TASK)
     assert told == [f"{path}: 2 words lost tokens to task.max_length=8"]  # of one sentence

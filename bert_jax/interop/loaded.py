@@ -21,7 +21,7 @@ class Loaded:
     heads: Heads
     params: Mapping[str, np.ndarray]
     tokenizer: Tokenizer
-    task: Mapping[str, Any] | None = None  # of a fine-tuned model: name, kind, labels ... (bert_jax/tasks/table.py)
+    task: Mapping[str, Any] | None = None  # of a fine-tuned model: name, kind, labels ... (bert_jax/tasks/registry.py)
     step: int = 0
     dtype: str = "float32"  # of the file that the parameters come from; they are float32 here in any case
     # For messages and the model card; empty where unknown:

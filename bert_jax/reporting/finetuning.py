@@ -16,7 +16,7 @@ from bert_jax.reporting.outcomes import Outcomes, dev_outcomes
 from bert_jax.reporting.page import Bar
 from bert_jax.reporting.questions import question_examples, question_sections
 from bert_jax.tasks.example import LabelledRows, Span
-from bert_jax.tasks.kinds import schemes
+from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.tagging import TagRows
 from bert_jax.tasks.kinds.token_regression import NumberRows
 from bert_jax.train.workdir import WorkdirConfig
@@ -102,7 +102,7 @@ def _tagging(found: Outcomes) -> list[str]:
     counts = classes.confusion(truth, guess, len(names))
     true_tags = [[names[tag] for tag in truth[start:end]] for start, end in pairwise(rows.sentence_offsets)]
     sections = []
-    if schemes.marks_entities(names):
+    if tagging_schemes.marks_entities(names):
         judged = [
             entities.judge(_spans(true), _spans(told["tags"]))
             for true, told in zip(true_tags, found.predictions, strict=True)
@@ -231,7 +231,7 @@ def entity_section(found: Outcomes, judged: list[tuple[str, Span]]) -> str:
 
 def _spans(tags: list[str]) -> list[Span]:
     """By the rules of conlleval."""
-    return [Span(*entity) for entity in schemes.entities(tags)]
+    return [Span(*entity) for entity in tagging_schemes.entities(tags)]
 
 
 def _confusions(counts: np.ndarray, names: tuple[str, ...]) -> str:

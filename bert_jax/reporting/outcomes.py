@@ -13,7 +13,7 @@ from bert_jax.array_types import Float64
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
 from bert_jax.interop import source
-from bert_jax.tasks import table
+from bert_jax.tasks import registry
 from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.finetuned import FineTuned
 from bert_jax.tasks.task import Task
@@ -57,11 +57,11 @@ def dev_outcomes(workdir: Path, config: WorkdirConfig, most: int) -> Outcomes:
     """
     loaded = source.open_checkpoint(workdir)
     named = config_lib.load(TaskConfig, dict(config.training.get("task") or {}), "task")
-    _, files = table.resolve(named)
+    _, files = registry.resolve(named)
     if "dev" not in files:
         raise UserError("the task has no dev file (--config.task.dev)")
     model = FineTuned(loaded)
-    split = table.read(model.task, files["dev"])
+    split = registry.read(model.task, files["dev"])
     total = len(split.items)
     if total > most:
         kept = np.unique(np.linspace(0, total - 1, most).astype(int))

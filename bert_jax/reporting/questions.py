@@ -7,8 +7,8 @@ from bert_jax.reporting import page
 from bert_jax.reporting.curves import percent
 from bert_jax.reporting.mistakes import Example, marked, shortened
 from bert_jax.reporting.outcomes import Outcomes
-from bert_jax.tasks.questions.metrics import squad1_metrics
-from bert_jax.tasks.questions.reading import Question
+from bert_jax.tasks.kinds.question_files import Question
+from bert_jax.tasks.kinds.question_metrics import squad1_metrics
 
 QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how many", "how much", "how", "whose", "whom")
 AROUND = 160  # characters of a context on each side of an answer

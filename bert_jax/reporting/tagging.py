@@ -10,7 +10,7 @@ import numpy as np
 from bert_jax.config import TaskConfig, TrainConfig
 from bert_jax.interop import source
 from bert_jax.model import paths
-from bert_jax.tasks import evaluation, table
+from bert_jax.tasks import measurement, registry
 from bert_jax.tasks.baseline import Baseline, most_frequent_tag_baseline
 from bert_jax.tasks.example import Sentence, Split
 from bert_jax.tasks.kinds.tagging import Tagging, guessed_tags
@@ -31,17 +31,17 @@ def score_tagger(checkpoint: str | Path, config: TaskConfig) -> TaggingScore:
 
     Raises UserError for a checkpoint that is not a tagger, and files that are missing or have no tags.
     """
-    named, files = table.resolve(config)
-    train, test = (cast(Split[Sentence], table.read(named, files[split])) for split in ("train", "test"))
+    named, files = registry.resolve(config)
+    train, test = (cast(Split[Sentence], registry.read(named, files[split])) for split in ("train", "test"))
     loaded = source.open_checkpoint(checkpoint)
-    task = evaluation.task_of(loaded)
+    task = measurement.task_of(loaded)
     rows = Tagging().encode(task, test, loaded.tokenizer)
     settings = TrainConfig(batch_size=32)
     mesh = partitioning.make_mesh(settings.mesh)
     with jax.set_mesh(mesh):
         params = paths.unflatten(dict(loaded.params))
         params = jax.device_put(params, partitioning.shardings(mesh, params))
-        predictor = evaluation.Predictor(task, loaded.model, trainer.runtime_of(settings), mesh)
+        predictor = measurement.Predictor(task, loaded.model, trainer.runtime_of(settings), mesh)
         answers, _ = predictor.answers(params, rows, settings.batch_size)
 
     known = {word for sentence in train.items for word in sentence.words}

@@ -17,13 +17,13 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import evaluation
+from bert_jax.tasks import measurement
 from bert_jax.tasks.example import Split, TaskBatch, TaskRows
-from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.source import evaluation_batches
+from bert_jax.tasks.task_source import evaluation_batches
 from bert_jax.train import partitioning
 from bert_jax.train.run import runtime_of
 
@@ -45,7 +45,7 @@ class FineTuned:
         compute_dtype: str = "auto",
         columns: Columns | None = None,
     ) -> None:
-        task = evaluation.task_of(loaded)
+        task = measurement.task_of(loaded)
         if max_length and not 8 <= max_length <= loaded.model.max_positions:
             raise UserError(f"--max_length is {max_length}; use 8 to {loaded.model.max_positions} (the positions)")
         if columns:  # of labels none is asked for, so that a table without a header may be named by numbers alone
@@ -62,13 +62,13 @@ class FineTuned:
         self.batch_size = batch_size
         runtime = runtime_of(config)
         objective = self.kind.objective(self.task.measured)
-        self._predictor = evaluation.Predictor(self.task, loaded.model, runtime, self._mesh)
+        self._predictor = measurement.Predictor(self.task, loaded.model, runtime, self._mesh)
         self._forward = objective, loaded.model, runtime
         wanted = paths.flatten(abstract_params(loaded.model, objective.heads))
         params = paths.unflatten({path: loaded.params[path] for path in wanted})
         self._params = partitioning.put(params, self._mesh)
 
-    def parse(self, source: Path, records: Sequence[Record]) -> Split[Any]:
+    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Any]:
         """Kind.parse."""
         return self.kind.parse(self.task, source, records)
 

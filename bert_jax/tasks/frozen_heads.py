@@ -14,7 +14,7 @@ from jaxtyping import Array, Float, Int, Int32, Int64
 
 from bert_jax.command import UserError
 from bert_jax.tasks.example import spans
-from bert_jax.tasks.frozen import WordVectors
+from bert_jax.tasks.frozen_vectors import WordVectors
 from bert_jax.train.losses import classification_sums
 
 HEADS = ("linear", "bilstm")

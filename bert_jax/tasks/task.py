@@ -25,7 +25,7 @@ class Task:
     kind: str  # one of KINDS
     labels: tuple[str, ...] = ()  # by id; empty for regression, and until the training file was read
     max_length: int = 128
-    metrics: tuple[str, ...] = ()  # the first chooses between seeds; see bert_jax/tasks/metrics.py
+    metrics: tuple[str, ...] = ()  # the first chooses between seeds; see bert_jax/tasks/metric_functions.py
     columns: Columns = field(default_factory=Columns)
     pooling: str = "cls"  # how one vector is made of a text (bert_jax/model/heads/pooling.py); for POOLED
     choices: str = ""  # the columns of the choices, parted by commas, or one that holds a list; for choice

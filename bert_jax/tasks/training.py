@@ -8,11 +8,11 @@ from bert_jax.command import Stopped
 from bert_jax.config import FinetuneConfig
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
-from bert_jax.tasks import evaluation, table, trials
+from bert_jax.tasks import measurement, registry, sweep
 from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.sweep import Trial
 from bert_jax.tasks.task import Task
-from bert_jax.tasks.trials import Trial
 from bert_jax.train import distributed, trainer
 from bert_jax.train.workdir import read_config, write_config
 
@@ -29,7 +29,7 @@ def train(
     parameters = sum(leaf.size for leaf in paths.flatten(abstract_params(run.model, run.objective.heads)).values())
     metrics: dict[Trial, dict[str, float]] = {}
     steps: dict[Trial, int] = {}
-    if trials.run_together(config, len(runs), parameters):
+    if sweep.run_together(config, len(runs), parameters):
         for trial, result in zip(runs, trainer.fit_together(list(runs.values())), strict=True):
             metrics[trial], steps[trial] = _measured(task, rows, runs[trial], result), result.kept
         return metrics, steps
@@ -46,9 +46,9 @@ def _measured(task: Task, rows: Mapping[str, TaskRows], run: trainer.Run, result
     metrics = dict(result.evaluation)
     calibrated = _calibrated(task, run.workdir, metrics if "dev" in rows else {})
     for split in [name for name in rows if name not in ("train", "dev")]:
-        of_split = table.metrics_of(calibrated, split)
-        found = evaluation.measure(of_split, run.model, run.config, result.params, rows[split])
-        metrics |= {f"{evaluation.metric_prefix(split)}{name}": value for name, value in found.items()}
+        of_split = registry.metrics_of(calibrated, split)
+        found = measurement.measure(of_split, run.model, run.config, result.params, rows[split])
+        metrics |= {f"{measurement.metric_prefix(split)}{name}": value for name, value in found.items()}
     return metrics
 
 

@@ -13,7 +13,7 @@ from bert_jax.tasks.kinds.choice import Choice
 from bert_jax.tasks.kinds.classification import Classification
 from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.question import QuestionAnswering
-from bert_jax.tasks.kinds.spans import Spans
+from bert_jax.tasks.kinds.span import Spans
 from bert_jax.tasks.kinds.tagging import Tagging
 from bert_jax.tasks.kinds.token_regression import TokenRegression
 from bert_jax.tasks.task import Task

@@ -12,11 +12,11 @@ from scipy.special import softmax
 
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
-from bert_jax.tasks.choices import MultipleChoice, item_of, read_choices, right_choice
 from bert_jax.tasks.example import Split, TaskBatch, TaskRows
-from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.input_records import InputRecord
+from bert_jax.tasks.kinds.choice_items import MultipleChoice, item_of, read_choices, right_choice
 from bert_jax.tasks.kinds.kind import Kind
-from bert_jax.tasks.metrics import classification_metrics
+from bert_jax.tasks.metric_functions import classification_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
@@ -36,7 +36,7 @@ class Choice(Kind):
     def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
         return read_choices(path, columns, task.choices, label_required)
 
-    def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[MultipleChoice]:
+    def parse(self, task: Task, source: Path, records: Sequence[InputRecord]) -> Split[MultipleChoice]:
         """Items of JSON objects, or of lines: the context, a tab, and the choices, parted by tabs."""
         return Split(source, tuple(item_of(task, source, record) for record in records), labelled=False)
 

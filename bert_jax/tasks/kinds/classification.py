@@ -16,10 +16,10 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Example, LabelledRows, Split, TaskBatch, TaskRows
-from bert_jax.tasks.inputs import Record, texts_of, value_of
+from bert_jax.tasks.input_records import InputRecord, texts_of, value_of
 from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.labels import check_label, weigh_classes
-from bert_jax.tasks.metrics import LARGEST, UNDEFINED_OF_ONE, classification_metrics, regression_metrics
+from bert_jax.tasks.metric_functions import LARGEST, UNDEFINED_OF_ONE, classification_metrics, regression_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
@@ -37,7 +37,7 @@ class Classification(Kind):
             raise UserError(f"{path} is a {other} file, but the task is {task.kind}. Use --config.task.kind={other}")
         return reading.read_table(path, columns, label_required, task.labels)
 
-    def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Example]:
+    def parse(self, task: Task, source: Path, records: Sequence[InputRecord]) -> Split[Example]:
         """Texts, or pairs where the task is of pairs; where a checkpoint does not tell, as the first record is."""
         columns = task.columns
         names = [(columns.text, "text"), (columns.text_pair, "text_pair")]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.tasks.example import Split, TaskRows
-from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
@@ -35,7 +35,7 @@ class Kind(abc.ABC):
         """What a task that names no metrics is measured by; the first chooses between seeds."""
 
     @abc.abstractmethod
-    def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Any]:
+    def parse(self, task: Task, source: Path, records: Sequence[InputRecord]) -> Split[Any]:
         """What a user wants predicted, as a split without labels (labelled=False): an item a record, in order.
 
         A record is a plain line, whose tabs part the texts of an item, or a JSON object, whose fields are named as the

@@ -11,13 +11,13 @@ from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.tasks.example import Split, TaskBatch, TaskRows
-from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.kind import Kind
+from bert_jax.tasks.kinds.question_answers import Decoded, RowAnswers, best_spans, decode, told
+from bert_jax.tasks.kinds.question_files import Question, question_of, read_questions, read_squad
+from bert_jax.tasks.kinds.question_metrics import SQUAD1_METRICS, SQUAD2_METRICS, squad1_metrics, squad2_metrics
+from bert_jax.tasks.kinds.question_windows import QuestionRows, encode_questions
 from bert_jax.tasks.objective import TaskObjective
-from bert_jax.tasks.questions.answers import Decoded, RowAnswers, best_spans, decode, told
-from bert_jax.tasks.questions.metrics import SQUAD1_METRICS, SQUAD2_METRICS, squad1_metrics, squad2_metrics
-from bert_jax.tasks.questions.reading import Question, question_of, read_questions, read_squad
-from bert_jax.tasks.questions.windows import QuestionRows, encode_questions
 from bert_jax.tasks.reading import Columns, kind_of_file
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
@@ -36,7 +36,7 @@ class QuestionAnswering(Kind):
             return read_squad(path, label_required)
         return read_questions(path, columns, label_required)
 
-    def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Question]:
+    def parse(self, task: Task, source: Path, records: Sequence[InputRecord]) -> Split[Question]:
         """A question and its context a record, and an id where there is one."""
         found = tuple(question_of(source, record, task.columns) for record in records)
         return Split(source, found, labelled=False)

@@ -9,7 +9,7 @@ from jaxtyping import Float32, Int32, Int64
 from bert_jax.tasks.example import SpannedSentence, Split, Taken
 from bert_jax.tasks.kinds.labels import check_label
 from bert_jax.tasks.task import Task
-from bert_jax.tasks.words import WordRows, encode_words
+from bert_jax.tasks.word_rows import WordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
 
 # Spans of a row that relations are asked of, at most: a pair's vector is wide, and there are as many as the square.

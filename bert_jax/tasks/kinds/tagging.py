@@ -17,15 +17,15 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows, spans
-from bert_jax.tasks.inputs import Record, sentences_of
-from bert_jax.tasks.kinds import schemes
+from bert_jax.tasks.input_records import InputRecord, sentences_of
+from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.labels import check_label, weigh_classes
-from bert_jax.tasks.metrics import tagging_metrics
+from bert_jax.tasks.metric_functions import tagging_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
-from bert_jax.tasks.words import WordRows, encode_words
+from bert_jax.tasks.word_rows import WordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.losses import PLAIN, ClassCosts, Sums, chain_sums, classification_sums
 
@@ -57,15 +57,15 @@ class Tagging(Kind):
             read = reading.read_conllu
         else:
             read = reading.read_conll
-        split = schemes.with_usual_letters(read(path, columns, label_required))
+        split = tagging_schemes.with_usual_letters(read(path, columns, label_required))
         if not label_required:
-            known = schemes.first_line(split, lambda tag: tag not in ("", "_")) is not None
+            known = tagging_schemes.first_line(split, lambda tag: tag not in ("", "_")) is not None
             return replace(split, labelled=split.labelled and known)
-        if (line := schemes.first_line(split, lambda tag: not tag)) is not None:
+        if (line := tagging_schemes.first_line(split, lambda tag: not tag)) is not None:
             raise UserError(f"{path} line {line}: a word has no tag, and others have. Give it one, as O")
         return split
 
-    def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Sentence]:
+    def parse(self, task: Task, source: Path, records: Sequence[InputRecord]) -> Split[Sentence]:
         """Sentences of the words that were given, or that texts split into."""
         return sentences_of(source, records, task.columns.text)
 
@@ -79,8 +79,8 @@ class Tagging(Kind):
             found = {tag for sentence in train.items for tag in sentence.tags or ()}
             if len(found) < 2:
                 raise UserError(f"{train.path}: every tag is {found.pop()!r}; is task.label the right column?")
-            if schemes.marks_entities(found):
-                found = schemes.closed_set(found)
+            if tagging_schemes.marks_entities(found):
+                found = tagging_schemes.closed_set(found)
             task = replace(task, labels=tuple(sorted(found, key=lambda tag: (tag != "O", tag))))
         if task.class_weights:  # by words, however many pieces of each learn its tag
             task = weigh_classes(task, train, (task.labels[number] for number in _label_ids(task, train)))
@@ -88,13 +88,15 @@ class Tagging(Kind):
 
     def default_metrics(self, task: Task) -> tuple[str, ...]:
         """What a task that names no metrics is measured by: entities where its tags mark them."""
-        return ("f1", "precision", "recall", "accuracy") if schemes.marks_entities(task.labels) else ("accuracy",)
+        return (
+            ("f1", "precision", "recall", "accuracy") if tagging_schemes.marks_entities(task.labels) else ("accuracy",)
+        )
 
     def encode(self, task: Task, split: Split[Sentence], tokenizer: Tokenizer) -> "TagRows":
         """Rows of words (words.encode_words); pieces that learn a tag weigh 1, other slots 0.
 
         Entity tags are learnt in the scheme of the task's labels, in whichever the file is written; one that cannot
-        follow is read as conlleval reads it (schemes.entities), and counted.
+        follow is read as conlleval reads it (tagging_schemes.entities), and counted.
         """
         encoded = encode_words([sentence.words for sentence in split.items], tokenizer, task.max_length)
         labels, weights = np.zeros(len(encoded.input_ids), np.int32), np.zeros(len(encoded.input_ids), np.float32)
@@ -103,8 +105,8 @@ class Tagging(Kind):
             learning = encoded.word_sizes if task.label_subwords == "all" else np.ones_like(encoded.word_sizes)
             labels[spans(encoded.starts, learning)] = np.repeat(_label_ids(task, split), learning)
             weights[spans(encoded.starts, learning)] = 1
-            if schemes.marks_entities(task.labels):
-                irregular = schemes.irregular_tags([sentence.tags or () for sentence in split.items])
+            if tagging_schemes.marks_entities(task.labels):
+                irregular = tagging_schemes.irregular_tags([sentence.tags or () for sentence in split.items])
         return TagRows(
             **encoded._asdict(),
             labels=labels,
@@ -115,7 +117,7 @@ class Tagging(Kind):
         )
 
     def counts(self, rows: TaskRows) -> dict[str, int]:
-        """words, and irregular_tags: how many cannot follow the one before them (schemes.irregular_tags)."""
+        """words, and irregular_tags: how many cannot follow the one before them (tagging_schemes.irregular_tags)."""
         assert isinstance(rows, TagRows)
         return {"words": len(rows.word_rows), "irregular_tags": rows.irregular_tags}
 
@@ -150,7 +152,7 @@ class Tagging(Kind):
             one = {"words": list(item.words), "tags": tags, "tag_scores": scores[start:end].tolist()}
             if item.offsets is not None:
                 one["offsets"] = [list(place) for place in item.offsets]
-            if schemes.marks_entities(task.labels):
+            if tagging_schemes.marks_entities(task.labels):
                 one["entities"] = told_entities(item, tags, one["tag_scores"])
             told.append(one)
         return told
@@ -247,7 +249,7 @@ def told_entities(sentence: Sentence, tags: Sequence[str], scores: Sequence[floa
     The score is the mean of the words' probabilities.
     """
     found = []
-    for name, first, end_word in schemes.entities(tags):
+    for name, first, end_word in tagging_schemes.entities(tags):
         words = slice(first, end_word)
         one = {"type": name, "text": " ".join(sentence.words[words]), "score": float(np.mean(scores[words]))}
         if sentence.text is not None and sentence.offsets is not None:
@@ -277,12 +279,12 @@ def _word_means(shares: Float[Array, "B T C"], words: Int[Array, "B T"]) -> Floa
 
 
 def _label_ids(task: Task, split: Split[Sentence]) -> list[int]:
-    entity_tags, ends = schemes.marks_entities(task.labels), schemes.marks_ends(task.labels)
+    entity_tags, ends = tagging_schemes.marks_entities(task.labels), tagging_schemes.marks_ends(task.labels)
     ids = []
     for sentence in split.items:
         tags = sentence.tags or ()
-        if entity_tags and all(map(schemes.ENTITY_TAG.fullmatch, tags)):
-            tags = schemes.tags_of(schemes.entities(tags), len(tags), ends)
+        if entity_tags and all(map(tagging_schemes.ENTITY_TAG.fullmatch, tags)):
+            tags = tagging_schemes.tags_of(tagging_schemes.entities(tags), len(tags), ends)
         ids += [check_label(task, split, line, tag) for line, tag in zip(sentence.lines, tags, strict=True)]
     return ids
 

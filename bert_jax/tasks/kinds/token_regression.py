@@ -15,13 +15,13 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows
-from bert_jax.tasks.inputs import Record, sentences_of
+from bert_jax.tasks.input_records import InputRecord, sentences_of
 from bert_jax.tasks.kinds.kind import Kind
-from bert_jax.tasks.metrics import LARGEST, UNDEFINED_OF_ONE, regression_metrics
+from bert_jax.tasks.metric_functions import LARGEST, UNDEFINED_OF_ONE, regression_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
-from bert_jax.tasks.words import WordRows, encode_words
+from bert_jax.tasks.word_rows import WordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.losses import Sums, squared_error_sum
 
@@ -42,7 +42,7 @@ class TokenRegression(Kind):
             raise UserError(f"task.label is not known: name the column of {path} that holds the numbers, as MISC")
         return reading.read_conllu(path, columns, label_required)
 
-    def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[Sentence]:
+    def parse(self, task: Task, source: Path, records: Sequence[InputRecord]) -> Split[Sentence]:
         """Sentences of the words that were given, or that texts split into."""
         return sentences_of(source, records, task.columns.text)
 

@@ -8,12 +8,12 @@ squad      SQuAD 1.1 and 2.0
 words      parts of speech (ewt) and entities (conll2003)
 """
 
-from bert_jax.tasks.named.choices import CHOICES
+from bert_jax.tasks.named.choice import CHOICES
 from bert_jax.tasks.named.glue import GLUE
 from bert_jax.tasks.named.layout import NamedTask
 from bert_jax.tasks.named.squad import SQUAD
 from bert_jax.tasks.named.superglue import SUPERGLUE
-from bert_jax.tasks.named.words import WORDS
+from bert_jax.tasks.named.tagging import WORDS
 
 __all__ = ["TASKS", "NamedTask"]
 

@@ -1,7 +1,7 @@
 """SQuAD 1.1 and 2.0 (Rajpurkar et al. 2016, 2018), and the dev set of 1.1 with other questions to learn from."""
 
+from bert_jax.tasks.kinds.question_metrics import SQUAD1_METRICS, SQUAD2_METRICS
 from bert_jax.tasks.named.layout import NamedTask
-from bert_jax.tasks.questions.metrics import SQUAD1_METRICS, SQUAD2_METRICS
 from bert_jax.tasks.task import Task
 
 FOLDERS = ("squad", "SQuAD")

@@ -5,7 +5,7 @@ from pathlib import Path
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Sentence, Split
 from bert_jax.tasks.reading.columns import Columns, advice, is_number
-from bert_jax.tasks.reading.lines import numbered_lines
+from bert_jax.tasks.reading.text_lines import numbered_lines
 
 # The columns of CoNLL-U: https://universaldependencies.org/format.html
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")

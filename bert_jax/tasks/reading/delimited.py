@@ -6,7 +6,7 @@ from pathlib import Path
 
 from bert_jax.command import UserError
 from bert_jax.tasks.reading.columns import Column, has_column, is_number, place_of
-from bert_jax.tasks.reading.lines import decoded_lines, numbered_lines
+from bert_jax.tasks.reading.text_lines import decoded_lines, numbered_lines
 
 LONGEST_FIELD = 2**31 - 1  # of the csv module, which refuses fields of 128 KiB unless it is told
 

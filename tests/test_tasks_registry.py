@@ -9,8 +9,8 @@ import pytest
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig, load
-from bert_jax.tasks import table
-from bert_jax.tasks.kinds import kind_of, schemes
+from bert_jax.tasks import registry
+from bert_jax.tasks.kinds import kind_of, tagging_schemes
 from bert_jax.tasks.task import Task
 
 # Two lines of each published file, headers where they have them; test files carry no labels.
@@ -99,15 +99,15 @@ POSITIVE = {"sst2": ("1", 37_569), "cola": ("1", 6_023), "mrpc": ("1", 2_474), "
 @pytest.mark.parametrize("name", GLUE_FILES)
 @pytest.mark.parametrize("inside", ["glue", "."])
 def test_a_glue_folder_is_read_in_its_published_layout(tmp_path: Path, name: str, inside: str) -> None:
-    folder = tmp_path / inside / table.TASKS[name].folders[0]
+    folder = tmp_path / inside / registry.TASKS[name].folders[0]
     folder.mkdir(parents=True)
     for split in ("train", "dev"):
         (folder / f"{split}.tsv").write_text(GLUE_FILES[name][0])
     (folder / "test.tsv").write_text(GLUE_FILES[name][1])
     for data_dir in (tmp_path, folder):
-        task, files = table.resolve(TaskConfig(name=name, data_dir=str(data_dir)))
+        task, files = registry.resolve(TaskConfig(name=name, data_dir=str(data_dir)))
         assert list(files) == ["train", "dev", "test"]
-        train, test = table.read(task, files["train"]), table.read(task, files["test"], label_required=False)
+        train, test = registry.read(task, files["train"]), registry.read(task, files["test"], label_required=False)
         assert train.items[0][:3] == EXPECTED[name]
         assert train.labelled and not test.labelled
         assert kind_of(task).complete(task, train) == task  # labels and metrics are fixed
@@ -122,10 +122,10 @@ def mnli(tmp_path: Path) -> Path:
 
 
 def test_mnli_has_matched_and_mismatched_files_and_the_diagnostic_set(mnli: Path) -> None:
-    task, files = table.resolve(TaskConfig(name="mnli", data_dir=str(mnli)))
+    task, files = registry.resolve(TaskConfig(name="mnli", data_dir=str(mnli)))
     assert list(files) == ["train", "dev", "dev_mismatched", "test", "test_mismatched", "ax"]
     for split, path in files.items():
-        found = table.read(task, path, label_required=split.startswith(("train", "dev")))
+        found = registry.read(task, path, label_required=split.startswith(("train", "dev")))
         assert found.labelled == split.startswith(("train", "dev"))
         pair = ("The cat sat.", "It sat.") if split == "ax" else ("Product and geography.", "Both are.")
         assert found.items[0][:3] == (*pair, "neutral" if found.labelled else None)
@@ -133,11 +133,11 @@ def test_mnli_has_matched_and_mismatched_files_and_the_diagnostic_set(mnli: Path
 
 def test_the_labelled_diagnostic_set_is_taken_before_the_bare_one_and_has_its_own_metric(mnli: Path) -> None:
     (mnli / "diagnostic" / "diagnostic-full.tsv").write_text(DIAGNOSTIC)
-    task, files = table.resolve(TaskConfig(name="mnli", data_dir=str(mnli)))
-    found = table.read(task, files["ax"], label_required=False)
+    task, files = registry.resolve(TaskConfig(name="mnli", data_dir=str(mnli)))
+    found = registry.read(task, files["ax"], label_required=False)
     assert found.items[0][:3] == ("The cat sat.", "The cat did not sit.", "contradiction")
-    assert table.metrics_of(task, "ax").metrics == ("matthews_correlation",)
-    assert table.metrics_of(task, "dev_mismatched") == task
+    assert registry.metrics_of(task, "ax").metrics == ("matthews_correlation",)
+    assert registry.metrics_of(task, "dev_mismatched") == task
 
 
 def test_a_named_task_takes_named_files_alone_where_no_folder_is_given(
@@ -147,23 +147,23 @@ def test_a_named_task_takes_named_files_alone_where_no_folder_is_given(
     (tmp_path / "four.tsv").write_text(
         "index\tsentence1\tsentence2\tgold_label\n0\tIt is.\tIt is not.\tcontradiction\n"
     )
-    task, files = table.resolve(TaskConfig(name="mnli", train=str(tmp_path / "four.tsv"), dev="dev.tsv"))
+    task, files = registry.resolve(TaskConfig(name="mnli", train=str(tmp_path / "four.tsv"), dev="dev.tsv"))
     assert list(files) == ["train", "dev"]
-    assert table.read(task, files["train"]).items == (("It is.", "It is not.", "contradiction", 2),)
+    assert registry.read(task, files["train"]).items == (("It is.", "It is not.", "contradiction", 2),)
 
 
 def test_the_bundled_treebank_is_the_default_of_ewt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BERT_JAX_DATA", raising=False)
-    task, files = table.resolve(TaskConfig(name="ewt"))
+    task, files = registry.resolve(TaskConfig(name="ewt"))
     for path in files.values():
-        tags = {tag for item in table.read(task, path).items for tag in item.tags}
+        tags = {tag for item in registry.read(task, path).items for tag in item.tags}
         assert tags <= set(task.labels) and len(tags) > 10
     assert len(files) == 3
 
 
 def test_own_files_need_no_name(tmp_path: Path) -> None:
     config = TaskConfig(train="a.tsv", dev="b.tsv", text="review", label="stars", max_length=64)
-    task, files = table.resolve(config)
+    task, files = registry.resolve(config)
     assert (task.kind, task.columns.text, task.columns.label, task.max_length) == (
         "classification",
         "review",
@@ -171,15 +171,15 @@ def test_own_files_need_no_name(tmp_path: Path) -> None:
         64,
     )
     assert files == {"train": Path("a.tsv"), "dev": Path("b.tsv")}
-    assert table.resolve(TaskConfig(train="a.conllu.xz"))[0].kind == "tagging"
-    assert table.resolve(TaskConfig(train="a.tsv", kind="regression"))[0].kind == "regression"
+    assert registry.resolve(TaskConfig(train="a.conllu.xz"))[0].kind == "tagging"
+    assert registry.resolve(TaskConfig(train="a.tsv", kind="regression"))[0].kind == "regression"
 
 
 def test_a_named_task_may_have_another_file_for_a_split(tmp_path: Path) -> None:
     folder = tmp_path / "RTE"
     folder.mkdir()
     (folder / "train.tsv").write_text(GLUE_FILES["rte"][0])
-    _, files = table.resolve(TaskConfig(name="rte", data_dir=str(tmp_path), dev="mine.tsv"))
+    _, files = registry.resolve(TaskConfig(name="rte", data_dir=str(tmp_path), dev="mine.tsv"))
     assert files == {"train": folder / "train.tsv", "dev": Path("mine.tsv")}
 
 
@@ -204,24 +204,24 @@ def test_a_mistake_is_told(monkeypatch: pytest.MonkeyPatch, mistake: str) -> Non
     monkeypatch.delenv("BERT_JAX_DATA", raising=False)
     config, message = MISTAKES[mistake]
     with pytest.raises(UserError, match=message):
-        table.resolve(config)
+        registry.resolve(config)
 
 
 def test_a_folder_without_the_task_is_told_with_the_places_tried(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train.tsv of task cola is in none of: .*CoLA.*task.data_dir"):
-        table.resolve(TaskConfig(name="cola", data_dir=str(tmp_path)))
+        registry.resolve(TaskConfig(name="cola", data_dir=str(tmp_path)))
 
 
 def test_a_tagging_file_is_no_classification() -> None:
-    task, files = table.resolve(TaskConfig(train="a.conllu", kind="classification", text="0", label="1"))
+    task, files = registry.resolve(TaskConfig(train="a.conllu", kind="classification", text="0", label="1"))
     with pytest.raises(UserError, match=r"a.conllu is a tagging file"):
-        table.read(task, files["train"])
+        registry.read(task, files["train"])
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_real_files_have_their_published_sizes(bert_jax_data: Path, name: str) -> None:
-    task, files = table.resolve(TaskConfig(name=name, data_dir=os.fspath(bert_jax_data)))
-    splits = {split: table.read(task, path, label_required=split != "test") for split, path in files.items()}
+    task, files = registry.resolve(TaskConfig(name=name, data_dir=os.fspath(bert_jax_data)))
+    splits = {split: registry.read(task, path, label_required=split != "test") for split, path in files.items()}
     assert tuple(len(split.items) for split in splits.values()) == PUBLISHED[name]
     assert splits["test"].labelled == (task.kind == "tagging")
     if task.kind == "classification":
@@ -230,9 +230,9 @@ def test_real_files_have_their_published_sizes(bert_jax_data: Path, name: str) -
 
 
 def test_conll_2003_holds_its_published_entities(bert_jax_data: Path) -> None:
-    task, files = table.resolve(TaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
+    task, files = registry.resolve(TaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
     found = {
-        split: sum(len(schemes.entities(item.tags)) for item in table.read(task, path).items)
+        split: sum(len(tagging_schemes.entities(item.tags)) for item in registry.read(task, path).items)
         for split, path in files.items()
     }
     assert found == {"train": 23_499, "dev": 5_942, "test": 5_648}
@@ -242,10 +242,10 @@ def test_broken_lines_of_qqp_are_left_out_of_what_is_learnt_and_never_of_what_is
     labelled, unlabelled = GLUE_FILES["qqp"]
     path = tmp_path / "test.tsv"
     path.write_text(labelled + "1\t2\t3\tHow\nis it?\tWhy?\t0\n")
-    assert table.read(table.TASKS["qqp"].task, path).left_out == 2
+    assert registry.read(registry.TASKS["qqp"].task, path).left_out == 2
     path.write_text(unlabelled + "1\tHow\nis it?\tWhy?\n")
     with pytest.raises(UserError, match=r"test.tsv line 3 has 2 fields, the first line has 3"):
-        table.read(table.TASKS["qqp"].task, path, label_required=False)
+        registry.read(registry.TASKS["qqp"].task, path, label_required=False)
 
 
 # As super.gluebenchmark.com gives them: an object a line, labels that are words, true or false; none in test files.
@@ -275,9 +275,9 @@ def test_a_superglue_folder_is_read_in_its_published_layout(tmp_path: Path, name
     for file in ("train", "val", "test"):
         told = example | {"idx": 0} | ({} if file == "test" else {"label": label})
         (place / f"{file}.jsonl").write_text(json.dumps(told) + "\n")
-    task, files = table.resolve(TaskConfig(name=name, data_dir=str(tmp_path)))
+    task, files = registry.resolve(TaskConfig(name=name, data_dir=str(tmp_path)))
     assert list(files) == ["train", "dev", "test"]
-    train, test = table.read(task, files["train"]), table.read(task, files["test"], label_required=False)
+    train, test = registry.read(task, files["train"]), registry.read(task, files["test"], label_required=False)
     assert train.items[0].label == (str(label).lower()) and train.items[0].label in task.labels
     assert test.items[0][:2] == train.items[0][:2] and not test.labelled
     texts = list(example.values())
@@ -291,11 +291,11 @@ def test_words_of_ones_own_pairs_are_marked_too_and_a_checkpoint_keeps_their_col
     path = tmp_path / "own.csv"
     path.write_text("a,b,from,to,other,end,same\nthe bank,a bank,4,8,2,6,yes\n")
     config = TaskConfig(train=str(path), text="a", text_pair="b", label="same", marks="from,to, other,end")
-    task, files = table.resolve(config)
-    assert table.read(task, files["train"]).items == (("the * bank *", "a * bank *", "yes", 2),)
+    task, files = registry.resolve(config)
+    assert registry.read(task, files["train"]).items == (("the * bank *", "a * bank *", "yes", 2),)
     assert load(Task, json.loads(json.dumps(dataclasses.asdict(task))), "task") == task
     with pytest.raises(UserError, match=r"task.marks is 'from,to'; give 4 columns"):
-        table.resolve(dataclasses.replace(config, marks="from,to"))
+        registry.resolve(dataclasses.replace(config, marks="from,to"))
 
 
 def test_a_marked_word_that_lies_nowhere_is_told_with_file_and_line(tmp_path: Path) -> None:
@@ -304,7 +304,7 @@ def test_a_marked_word_that_lies_nowhere_is_told_with_file_and_line(tmp_path: Pa
     for change in ({"end1": 31}, {"start2": -1}, {"end2": 400}, {"start1": "x"}):
         path.write_text(json.dumps(good) + "\n" + json.dumps(good | change) + "\n")
         with pytest.raises(UserError, match=r"train.jsonl line 2: characters .* are no word of '(Do|A)"):
-            table.read(table.TASKS["wic"].task, path)
+            registry.read(registry.TASKS["wic"].task, path)
 
 
 # Names of classes by their numbers in the Hugging Face data sets `glue` and `super_glue`.
@@ -321,7 +321,7 @@ HUGGING_FACE_LABELS = {
 
 @pytest.mark.parametrize("name", HUGGING_FACE_LABELS)
 def test_labels_have_the_numbers_of_the_hugging_face_data(name: str) -> None:
-    assert list(table.TASKS[name].task.labels) == [label.lower() for label in HUGGING_FACE_LABELS[name]]
+    assert list(registry.TASKS[name].task.labels) == [label.lower() for label in HUGGING_FACE_LABELS[name]]
 
 
 # Rows of the files at hand that are parts of published sets, as their README counts them.
@@ -337,8 +337,8 @@ def test_real_subsets_are_read_by_naming_their_files(
 ) -> None:
     folder = bert_jax_data / "glue" / name.upper()
     train, dev = (str(folder / f"{file}.tsv.xz") for file in files)
-    task, found = table.resolve(TaskConfig(name=name, train=train, dev=dev))
-    splits = [table.read(task, path) for path in found.values()]
+    task, found = registry.resolve(TaskConfig(name=name, train=train, dev=dev))
+    splits = [registry.read(task, path) for path in found.values()]
     assert tuple(len(split.items) for split in splits) == rows
     for split in splits:
         assert {item.label for item in split.items} == set(task.labels) and split.left_out == 0

@@ -17,7 +17,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
-from bert_jax.tasks import evaluation, reading, table
+from bert_jax.tasks import measurement, reading, registry
 from bert_jax.tasks.kinds.classification import Classification
 from bert_jax.tasks.reading import Column, Columns
 from bert_jax.tasks.task import Task
@@ -271,9 +271,9 @@ def test_the_first_of_several_parquet_files_stands_for_them_all(tmp_path: Path, 
     assert found.items == whole.items and len(found.items) == 7
     assert [item.line for item in found.items] == list(range(1, 8))
     assert len(reading.read_table(shards[2], OWN, label_required=True).items) == 4  # named itself, it is itself
-    assert table.find_split("own", tmp_path, "train") == shards[0]
-    assert evaluation.told_of_files(shards[0]) == [f"{shards[0]}: all 3 files of its name, whose rows are counted on"]
-    assert not evaluation.told_of_files(shards[2])
+    assert registry.find_split("own", tmp_path, "train") == shards[0]
+    assert measurement.told_of_files(shards[0]) == [f"{shards[0]}: all 3 files of its name, whose rows are counted on"]
+    assert not measurement.told_of_files(shards[2])
     shards[1].rename(tmp_path / "elsewhere.parquet")
     with pytest.raises(UserError, match=r"no such file: .*train-00001-of-00003.*.parquet"):
         reading.read_table(shards[0], OWN, label_required=True)
@@ -300,7 +300,7 @@ def test_parquet_files_of_two_data_sets_are_told_not_chosen_from(tmp_path: Path)
     write_shards(tmp_path, SEVEN)
     write_parquet(tmp_path / "train-00000-of-00001.parquet", SEVEN)
     with pytest.raises(UserError, match=r"train-00000-of-00001.parquet and train-00000-of-00003.parquet are there"):
-        table.find_split("own", tmp_path, "train")
+        registry.find_split("own", tmp_path, "train")
     for digits in ("-0123456789abcdef", "-fedcba9876543210"):
         write_parquet(tmp_path / f"dev-00001-of-00002{digits}.parquet", SEVEN)
     with pytest.raises(UserError, match=r"dev-00001-of-00002-0123456789abcdef.parquet and dev-.* are there"):
@@ -310,8 +310,10 @@ def test_parquet_files_of_two_data_sets_are_told_not_chosen_from(tmp_path: Path)
 def test_a_split_that_is_part_of_another_one_is_refused(tmp_path: Path) -> None:
     first, _, last = map(str, write_shards(tmp_path, SEVEN))
     with pytest.raises(UserError, match=r"stands for all 3 files of its name, and dev is one of them: train-00002-of"):
-        table.resolve(TaskConfig(train=first, dev=last, text="text", label="label"))
-    table.resolve(TaskConfig(train=last, dev=first.replace("train-00000", "train-00001"), text="text", label="label"))
+        registry.resolve(TaskConfig(train=first, dev=last, text="text", label="label"))
+    registry.resolve(
+        TaskConfig(train=last, dev=first.replace("train-00000", "train-00001"), text="text", label="label")
+    )
 
 
 def write_prepared(folder: Path, splits: dict[str, list[dict]], classes: list[str]) -> None:
@@ -362,8 +364,8 @@ def test_prepared_data_of_tensorflow_datasets_are_read_as_a_named_task_and_as_on
     write_prepared(tmp_path / "glue/mrpc/2.0.0", {"train": rows, "validation": rows[:3], "test": unlabelled}, classes)
     monkeypatch.setattr("tensorflow_datasets.core.constants.DATA_DIR", str(tmp_path))
     for data_dir in ("tfds:", "tfds:glue/mrpc", "tfds:glue/mrpc:2.0.0", f"tfds:{tmp_path}/glue/mrpc/2.0.0"):
-        task, files = table.resolve(TaskConfig(name="mrpc", data_dir=data_dir))
-        found = {split: table.read(task, path, label_required=split != "test") for split, path in files.items()}
+        task, files = registry.resolve(TaskConfig(name="mrpc", data_dir=data_dir))
+        found = {split: registry.read(task, path, label_required=split != "test") for split, path in files.items()}
         assert {split: (len(part.items), part.labelled) for split, part in found.items()} == {
             "train": (5, True),
             "dev": (3, True),
@@ -371,14 +373,14 @@ def test_prepared_data_of_tensorflow_datasets_are_read_as_a_named_task_and_as_on
         }
         assert found["train"].items[1] == ("über 1", "b 1", "1", 2)  # by the task's labels
     own = TaskConfig(train="tfds:glue/mrpc:train[:40%]", text="sentence1", label="label")
-    task, files = table.resolve(own)
-    assert [item.label for item in table.read(task, files["train"]).items] == classes  # by its own names
+    task, files = registry.resolve(own)
+    assert [item.label for item in registry.read(task, files["train"]).items] == classes  # by its own names
     with pytest.raises(UserError, match=r"no column 'review'; its columns are: .*sentence1.*task.text"):
         reading.read_table(files["train"], Columns("review", "", "label"), label_required=True)
     with pytest.raises(UserError, match=r"no split dev; there is: .*validation"):
         reading.read_table(Path("tfds:glue/mrpc:dev"), OWN, label_required=True)
     with pytest.raises(UserError, match="TensorFlow Datasets has no ewt"):
-        table.resolve(TaskConfig(name="ewt", data_dir="tfds:"))
+        registry.resolve(TaskConfig(name="ewt", data_dir="tfds:"))
 
 
 def test_a_clone_of_a_hugging_face_data_set_is_found_by_its_own_names(tmp_path: Path) -> None:
@@ -390,9 +392,9 @@ def test_a_clone_of_a_hugging_face_data_set_is_found_by_its_own_names(tmp_path: 
         for part in range(parts):
             file = folder / f"{name}-{part:05d}-of-{parts:05d}.parquet"
             write_parquet(file, rows, ["entailment", "neutral", "contradiction"])
-    task, files = table.resolve(TaskConfig(name="mnli", data_dir=str(tmp_path)))
+    task, files = registry.resolve(TaskConfig(name="mnli", data_dir=str(tmp_path)))
     assert list(files) == ["train", "dev", "dev_mismatched", "test", "ax"]
-    splits = [table.read(task, path, label_required=False).items for path in files.values()]
+    splits = [registry.read(task, path, label_required=False).items for path in files.values()]
     assert [len(items) for items in splits] == [2, 1, 1, 1, 1]
     found = [items[0] for items in splits]
     assert [(item.text_pair, item.label) for item in found] == [
@@ -402,7 +404,7 @@ def test_a_clone_of_a_hugging_face_data_set_is_found_by_its_own_names(tmp_path: 
         ("test_matched", None),
         ("../ax/test", None),
     ]
-    assert table.TASKS["mnli"].split_of(files["ax"]) == "ax"
+    assert registry.TASKS["mnli"].split_of(files["ax"]) == "ax"
 
 
 # What Hugging Face's `datasets` writes of a data set with named classes, in each of its forms.

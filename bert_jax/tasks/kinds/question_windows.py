@@ -14,12 +14,12 @@ from jaxtyping import Float32, Int32, Int64
 
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Taken, TaskRows
-from bert_jax.tasks.questions.reading import Question, locate
+from bert_jax.tasks.kinds.question_files import Question, locate
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 
 
-class Places(NamedTuple):
+class AnswerSpan(NamedTuple):
     """What is known of a row, as slots of it: i32[R] or [B] each; ends are exclusive but for last.
 
     A row that does not hold the whole answer has first and last 0, which is [CLS].
@@ -40,7 +40,7 @@ class QuestionRows(TaskRows):
     cut_part: ClassVar[str] = "questions"
     cut_option: ClassVar[str] = "max_query_length"
 
-    places: Int32[np.ndarray, "R 6"]  # Places
+    places: Int32[np.ndarray, "R 6"]  # AnswerSpan
     label_weights: Float32[np.ndarray, "R"]  # 0: the answer is not known
     question_offsets: Int64[np.ndarray, "K"]  # question q has the rows question_offsets[q]:question_offsets[q + 1]
     first_pieces: Int64[np.ndarray, "R"]  # which of the P pieces the window begins with
@@ -52,8 +52,8 @@ class QuestionRows(TaskRows):
         """Which question each row is of."""
         return np.repeat(np.arange(len(self.question_offsets) - 1), np.diff(self.question_offsets))
 
-    def truth(self, taken: Taken) -> tuple[Places, Float32[np.ndarray, "B"]]:
-        places = Places(*np.ascontiguousarray(self.places[taken.rows].T))
+    def truth(self, taken: Taken) -> tuple[AnswerSpan, Float32[np.ndarray, "B"]]:
+        places = AnswerSpan(*np.ascontiguousarray(self.places[taken.rows].T))
         return places, np.where(taken.filler, 0, self.label_weights[taken.rows]).astype(np.float32)
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Span, Split
-from bert_jax.tasks.inputs import Record, split_words
+from bert_jax.tasks.input_records import InputRecord, split_words
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
@@ -23,7 +23,7 @@ TAGS = Task("own", "tagging", ("O", "B-X", "I-X"))
 
 
 def parse(task: Task, *contents: Any) -> Split[Any]:
-    records = [Record(line, content) for line, content in enumerate(contents, start=1)]
+    records = [InputRecord(line, content) for line, content in enumerate(contents, start=1)]
     return kind_of(task).parse(task, SOURCE, records)
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Relation, Span
-from bert_jax.tasks.reading import Columns, read_spans
+from bert_jax.tasks.kinds.span_files import read_spans
+from bert_jax.tasks.reading import Columns
 
 GOOD = {
     "tokens": ["Bank", "of", "China", "hired", "Ann"],

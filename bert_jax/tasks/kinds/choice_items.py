@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_jax.command import UserError
-from bert_jax.tasks import inputs
+from bert_jax.tasks import input_records
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.reading import Column, Columns, is_stored, read_records
-from bert_jax.tasks.reading.examples import is_held_back, is_missing
+from bert_jax.tasks.reading.labelled_texts import is_held_back, is_missing
 from bert_jax.tasks.task import Task
 
 CHOICES = "choices"  # the column of a list, where task.choices names none
@@ -89,20 +89,24 @@ def copa_context(source: Path, line: int, premise: str, asked: str) -> str:
     return f"{premise} {COPA_QUESTIONS[asked]}"
 
 
-def item_of(task: Task, source: Path, record: inputs.Record) -> MultipleChoice:
+def item_of(task: Task, source: Path, record: input_records.InputRecord) -> MultipleChoice:
     """What a user wants predicted: the parts of a line parted by tabs, context first, or the fields of an object.
 
     Fields are named as the task's columns, or text (or context), start and choices.
     """
     columns, line = task.columns, record.line
     if isinstance(record.content, str):
-        context, *texts = (inputs.checked_text(source, line, text) for text in record.content.split("\t"))
+        context, *texts = (input_records.checked_text(source, line, text) for text in record.content.split("\t"))
         return MultipleChoice(context, "", checked_choices(source, line, texts), None, line)
     names = choice_columns(task.choices)
-    listed = inputs.value_of(source, record, (names[0], CHOICES) if len(names) == 1 else (CHOICES,), required=False)
-    texts = [listed] if listed is not None else [inputs.value_of(source, record, (name,)) for name in names]
-    context = inputs.checked_text(source, line, inputs.value_of(source, record, (columns.text, "text", "context")))
-    start = inputs.value_of(source, record, (columns.text_pair, "start"), required=False)
+    listed = input_records.value_of(
+        source, record, (names[0], CHOICES) if len(names) == 1 else (CHOICES,), required=False
+    )
+    texts = [listed] if listed is not None else [input_records.value_of(source, record, (name,)) for name in names]
+    context = input_records.checked_text(
+        source, line, input_records.value_of(source, record, (columns.text, "text", "context"))
+    )
+    start = input_records.value_of(source, record, (columns.text_pair, "start"), required=False)
     choices = checked_choices(source, line, texts)
     if task.name == "copa" and start is not None:
         return MultipleChoice(copa_context(source, line, context, start), "", choices, None, line)

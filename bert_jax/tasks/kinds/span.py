@@ -8,19 +8,20 @@ from typing import Any
 from bert_jax.command import UserError
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Sentence, Span, SpannedSentence, Split, TaskRows
-from bert_jax.tasks.inputs import Record, value_of, words_of
-from bert_jax.tasks.kinds import schemes
+from bert_jax.tasks.input_records import InputRecord, value_of, words_of
+from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.kind import Kind
-from bert_jax.tasks.kinds.span_guesses import (
+from bert_jax.tasks.kinds.span_decoding import (
     best_threshold,
     candidates,
     guessed_relations,
     guessed_spans,
     right,
 )
+from bert_jax.tasks.kinds.span_files import checked_spans, read_spans
 from bert_jax.tasks.kinds.span_objective import SpanAnswer, SpanObjective
 from bert_jax.tasks.kinds.span_rows import PAIRED, SpanRows, encode_spans
-from bert_jax.tasks.metrics import found_metrics
+from bert_jax.tasks.metric_functions import found_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
@@ -41,21 +42,23 @@ class Spans(Kind):
     """
 
     def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[SpannedSentence]:
-        """JSON lines or Parquet (reading.read_spans); or CoNLL columns of entity tags, whose spans are flat."""
+        """JSON lines or Parquet (read_spans); or CoNLL columns of entity tags, whose spans are flat."""
         pairs = task.kind == "span_pairs"
         if reading.kind_of_file(path) == "table":
-            return reading.read_spans(path, columns, label_required or task.pairs_are_given, pairs)
+            return read_spans(path, columns, label_required or task.pairs_are_given, pairs)
         if pairs:
             raise UserError(f"{path} holds tags and no relations. Give a .jsonl with tokens, spans and relations")
-        found = schemes.with_usual_letters(reading.read_conll(path, columns, label_required))
-        if (line := schemes.first_line(found, lambda tag: not schemes.ENTITY_TAG.fullmatch(tag))) is not None:
+        found = tagging_schemes.with_usual_letters(reading.read_conll(path, columns, label_required))
+        if (
+            line := tagging_schemes.first_line(found, lambda tag: not tagging_schemes.ENTITY_TAG.fullmatch(tag))
+        ) is not None:
             raise UserError(
                 f"{path} line {line}: the tag marks no entity; wanted O, or B-, I-, E- or S- and a type. "
                 "Correct it, or the column (task.label)"
             )
         return Split(path, tuple(map(_spans_of_tags, found.items)), found.labelled)
 
-    def parse(self, task: Task, source: Path, records: Sequence[Record]) -> Split[SpannedSentence]:
+    def parse(self, task: Task, source: Path, records: Sequence[InputRecord]) -> Split[SpannedSentence]:
         """Sentences of the words that were given, or that texts split into; with `spans` where these are given."""
         items = []
         for record in records:
@@ -63,7 +66,7 @@ class Spans(Kind):
             spans: tuple[Span, ...] = ()
             if task.pairs_are_given:
                 where, names = f"{source} line {record.line}: spans", (task.columns.label, "spans")
-                spans = reading.checked_spans(where, value_of(source, record, names), len(words))
+                spans = checked_spans(where, value_of(source, record, names), len(words))
             items.append(SpannedSentence(words, spans, (), record.line, text, offsets))
         return Split(source, tuple(items), labelled=False)
 
@@ -190,5 +193,5 @@ def _told(item: SpannedSentence, span: Span, score: float) -> dict[str, Any]:
 
 
 def _spans_of_tags(sentence: Sentence) -> SpannedSentence:
-    spans = tuple(schemes.entities(sentence.tags or ()))
+    spans = tuple(tagging_schemes.entities(sentence.tags or ()))
     return SpannedSentence(sentence.words, spans, (), sentence.lines[0])

@@ -14,8 +14,8 @@ from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig
 from bert_jax.config.training import SEEDS
 from bert_jax.tasks.example import TaskBatch, TaskRows
-from bert_jax.tasks.source import TaskSource
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.task_source import TaskSource
 from bert_jax.train import rules, together
 from bert_jax.train.held_out import PREFIX
 

@@ -7,7 +7,7 @@ from typing import Any
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Relation, Span, SpannedSentence, Split
 from bert_jax.tasks.reading.columns import Column, Columns
-from bert_jax.tasks.reading.records import is_stored, read_records
+from bert_jax.tasks.reading.tables import is_stored, read_records
 
 SPAN = 'an object like {"start": 0, "end": 2, "label": "PER"}: words from 0, the end exclusive'
 RELATION = 'an object like {"head": 0, "tail": 1, "label": "works_for"}: places in spans, from 0'

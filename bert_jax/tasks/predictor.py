@@ -10,11 +10,11 @@ from typing import IO, Any
 
 from bert_jax.command import UserError
 from bert_jax.progress import Reporter
-from bert_jax.tasks import reading, records, table
+from bert_jax.tasks import input_lines, reading, registry
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.finetuned import FineTuned
-from bert_jax.tasks.inputs import Record
-from bert_jax.tasks.records import STDIN
+from bert_jax.tasks.input_lines import STDIN
+from bert_jax.tasks.input_records import InputRecord
 
 ON_ERROR = ("fail", "skip")
 GIVEN = Path("inputs")  # in messages
@@ -47,14 +47,14 @@ class Answering:
 
     def of_file(self, path: Path, form: str, quiet: bool = True) -> Iterator[list[dict[str, Any]]]:
         """Of a file, in windows; progress is told on stderr."""
-        form = records.form_of(path) if _checked_form(form) == "auto" else form
+        form = input_lines.form_of(path) if _checked_form(form) == "auto" else form
         if form == "task":
-            split = table.read(self._model.task, path, label_required=False)
+            split = registry.read(self._model.task, path, label_required=False)
             total = len(split.items)
             found = (self.of_split(part) for part in _parts(split, self.window))
         else:
             total = sum(1 for _ in reading.numbered_lines(path))
-            lines = records.windows(reading.numbered_lines(path), self.window)
+            lines = input_lines.windows(reading.numbered_lines(path), self.window)
             found = (self.of_lines(path, window, form) for window in lines)
         if not total:
             raise UserError(f"{path} is empty. Give a file with an input a line")
@@ -68,38 +68,42 @@ class Answering:
         if _checked_form(form) == "task":
             raise UserError("--form is task, and standard input holds lines: use text or jsonl, or name a file")
         waits = not stat.S_ISREG(os.fstat(stream.fileno()).st_mode)  # a pipe or a terminal
-        lines = records.stream_lines(stream)
-        for window in records.ready_windows(lines, self.window) if waits else records.windows(lines, self.window):
-            form = records.form_of_line(window[0][1]) if form == "auto" else form
+        lines = input_lines.stream_lines(stream)
+        for window in (
+            input_lines.ready_windows(lines, self.window) if waits else input_lines.windows(lines, self.window)
+        ):
+            form = input_lines.form_of_line(window[0][1]) if form == "auto" else form
             yield self.of_lines(STDIN, window, form)
 
-    def of_lines(self, path: Path, lines: Sequence[records.Line], form: str) -> list[dict[str, Any]]:
+    def of_lines(self, path: Path, lines: Sequence[input_lines.Line], form: str) -> list[dict[str, Any]]:
         """Of some lines."""
-        return self.of_records(path, [self._tried(records.record_of, path, line, form, self._words) for line in lines])
+        return self.of_records(
+            path, [self._tried(input_lines.record_of, path, line, form, self._words) for line in lines]
+        )
 
     def of_given(self, given: Sequence[str | Mapping[str, Any]], first: int) -> list[dict[str, Any]]:
         """Of a caller's own texts and objects, numbered from `first`."""
-        read: list[Record | UserError] = []
+        read: list[InputRecord | UserError] = []
         for number, content in enumerate(given, start=first):
             if isinstance(content, str):
-                read.append(records.record_of(GIVEN, (number, content), "text", self._words))
+                read.append(input_lines.record_of(GIVEN, (number, content), "text", self._words))
             else:
-                read.append(Record(number, content))
+                read.append(InputRecord(number, content))
         return self.of_records(GIVEN, read)
 
-    def of_records(self, path: Path, read: Sequence[Record | UserError]) -> list[dict[str, Any]]:
+    def of_records(self, path: Path, read: Sequence[InputRecord | UserError]) -> list[dict[str, Any]]:
         """Of records, and of what was no record."""
         if self._skip:
             read = [one if isinstance(one, UserError) else self._tried(self._checked, path, one) for one in read]
-        good = [one for one in read if isinstance(one, Record)]
+        good = [one for one in read if isinstance(one, InputRecord)]
         answers = iter(self.of_split(self._model.parse(path, good)) if good else ())
         return [self._refused(one) if isinstance(one, UserError) else _named(one, next(answers)) for one in read]
 
-    def _checked(self, path: Path, record: Record) -> Record:
+    def _checked(self, path: Path, record: InputRecord) -> InputRecord:
         self._model.parse(path, [record])
         return record
 
-    def _tried(self, function: Callable[..., Record], *arguments: Any) -> Record | UserError:
+    def _tried(self, function: Callable[..., InputRecord], *arguments: Any) -> InputRecord | UserError:
         """What the function gives, or what it raises, which is raised unless bad inputs are skipped."""
         try:
             return function(*arguments)
@@ -129,13 +133,13 @@ def _parts(split: Split[Any], size: int) -> Iterator[Split[Any]]:
         yield dataclasses.replace(split, items=split.items[first : first + size])
 
 
-def _named(record: Record, told: dict[str, Any]) -> dict[str, Any]:
+def _named(record: InputRecord, told: dict[str, Any]) -> dict[str, Any]:
     """With the id that the input has."""
     named = isinstance(record.content, Mapping) and "id" in record.content
     return {"id": record.content["id"], **told} if named else told  # type: ignore[index]
 
 
 def _checked_form(form: str) -> str:
-    if form not in records.FORMS:
-        raise UserError(f"--form is {form!r}; use one of: {', '.join(records.FORMS)}")
+    if form not in input_lines.FORMS:
+        raise UserError(f"--form is {form!r}; use one of: {', '.join(input_lines.FORMS)}")
     return form

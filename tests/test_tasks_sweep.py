@@ -13,8 +13,8 @@ from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig, EvalConfig, FinetuneConfig, MeshConfig, ModelOptions, TaskConfig
 from bert_jax.finetune import finetune
 from bert_jax.interop import source
-from bert_jax.tasks import evaluation, outcome, published, table, trials
-from bert_jax.tasks.trials import Trial
+from bert_jax.tasks import measurement, published, registry, results, sweep
+from bert_jax.tasks.sweep import Trial
 from bert_jax.train import metrics, together
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.early_stop import EarlyStop, kept_step
@@ -32,7 +32,7 @@ TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb"
     + [((0,), 42, (42,)), ((2,), 42, (42, 43))],
 )
 def test_one_number_is_how_many_seeds_and_several_are_the_seeds(given, seed, found):
-    assert trials.seeds_of(FinetuneConfig(seeds=given, seed=seed)) == found
+    assert sweep.seeds_of(FinetuneConfig(seeds=given, seed=seed)) == found
 
 
 def test_the_flags_say_how_many_seeds_and_which_rates():
@@ -40,34 +40,34 @@ def test_the_flags_say_how_many_seeds_and_which_rates():
     for flag, seeds in (("5", (0, 1, 2, 3, 4)), ("0,1,2", (0, 1, 2)), ("(3,4)", (3, 4))):
         given = [f"--config.seeds={flag}", "--config.learning_rates=2e-5,3e-5,5e-5"]
         config = config_lib.load(FinetuneConfig, config_lib.read_flags(recipe, given))
-        assert trials.seeds_of(config) == seeds and trials.rates_of(config) == (2e-5, 3e-5, 5e-5)
-        assert len(trials.trials_of(config)) == 3 * len(seeds)
+        assert sweep.seeds_of(config) == seeds and sweep.rates_of(config) == (2e-5, 3e-5, 5e-5)
+        assert len(sweep.trials_of(config)) == 3 * len(seeds)
 
 
 def test_a_sweep_crosses_rates_and_seeds():
     config = FinetuneConfig(seeds=(2,), learning_rates="2e-5, 1e-4")
-    assert trials.trials_of(config) == [
+    assert sweep.trials_of(config) == [
         Trial(0, 2e-5, "rate-2e-05/seed-0"),
         Trial(1, 2e-5, "rate-2e-05/seed-1"),
         Trial(0, 1e-4, "rate-0.0001/seed-0"),
         Trial(1, 1e-4, "rate-0.0001/seed-1"),
     ]
-    assert trials.trials_of(FinetuneConfig(seeds=(2,)))[1] == Trial(1, 3e-5, "seed-1")
-    one = trials.settings(config, trials.trials_of(config)[3], table.TASKS["rte"].task, 96, measured=True)
+    assert sweep.trials_of(FinetuneConfig(seeds=(2,)))[1] == Trial(1, 3e-5, "seed-1")
+    one = sweep.settings(config, sweep.trials_of(config)[3], registry.TASKS["rte"].task, 96, measured=True)
     assert (one.seed, one.optimizer.learning_rate, one.learning_rates) == (1, 1e-4, "")
-    assert trials.trials_of(one) == [Trial(1, 1e-4)]  # config.json of a trial is that of the same run alone
+    assert sweep.trials_of(one) == [Trial(1, 1e-4)]  # config.json of a trial is that of the same run alone
 
 
 def test_the_best_is_of_the_rate_that_is_best_on_average():
     scores = {(0, 1.0): 0.9, (1, 1.0): 0.1, (0, 2.0): 0.6, (1, 2.0): 0.7, (0, 3.0): np.nan, (1, 3.0): 1.0}
     by_trial = {Trial(seed, rate, f"{rate}/{seed}"): {"f1": value} for (seed, rate), value in scores.items()}
-    found = outcome.result("mrpc", "f1", by_trial, dict.fromkeys(by_trial, 3), {"train": {"rows": 1}})
+    found = results.result("mrpc", "f1", by_trial, dict.fromkeys(by_trial, 3), {"train": {"rows": 1}})
     assert found["best"] == {"seed": 1, "learning_rate": 2.0, "run": "2.0/1", "metric": "f1", "value": 0.7}
     assert (found["seeds"], found["steps"]) == ([0, 1], [3, 3])
     assert found["metrics"]["f1"]["mean"] == pytest.approx(0.65)
     assert found["metrics"]["f1"]["std"] == pytest.approx(np.std([0.6, 0.7], ddof=1))
     assert [each["metrics"]["f1"]["mean"] for each in found["learning_rates"]] == [0.5, pytest.approx(0.65), None]
-    sweep, shown = outcome.tables(found)
+    sweep, shown = results.tables(found)
     assert shown.caption == f"another model: published figures of {published.MODEL}"
     assert [list(column.cells) for column in shown.columns][-1] == ["0.8900"]
     assert list(sweep.columns[1].cells) == ["0.5000", "0.6500", "-"]
@@ -75,7 +75,7 @@ def test_the_best_is_of_the_rate_that_is_best_on_average():
 
 def test_published_figures_are_of_tasks_and_metrics_that_are_known():
     for name, figures in published.FIGURES.items():
-        assert set(figures) <= set(table.TASKS[name].task.metrics), name
+        assert set(figures) <= set(registry.TASKS[name].task.metrics), name
 
 
 def test_a_run_stops_after_so_many_evaluations_without_a_better_one():
@@ -104,15 +104,15 @@ def test_what_cannot_be_one_program_is_refused_and_auto_leaves_it():
     assert together.refusal(config) == ""
     assert "mesh.fsdp" in together.refusal(dataclasses.replace(config, mesh=MeshConfig(fsdp=2)))
     assert "prng=rbg" in together.refusal(dataclasses.replace(config, prng="rbg"))
-    assert not trials.run_together(config, trials=5, parameters=10)  # on a CPU
-    assert trials.run_together(dataclasses.replace(config, run_together="yes"), trials=5, parameters=10)
+    assert not sweep.run_together(config, trials=5, parameters=10)  # on a CPU
+    assert sweep.run_together(dataclasses.replace(config, run_together="yes"), trials=5, parameters=10)
 
 
 def test_an_early_stop_takes_a_dev_file_and_watches_its_first_metric():
-    config, task = FinetuneConfig(early_stop=2), table.TASKS["cola"].task
+    config, task = FinetuneConfig(early_stop=2), registry.TASKS["cola"].task
     with pytest.raises(UserError, match=r"early_stop=2, but there is no dev file .* --config\.task\.dev"):
-        trials.settings(config, Trial(0, 1e-5), task, 96, measured=False)
-    assert trials.settings(config, Trial(0, 1e-5), task, 96, measured=True).checkpoint.best == (
+        sweep.settings(config, Trial(0, 1e-5), task, 96, measured=False)
+    assert sweep.settings(config, Trial(0, 1e-5), task, 96, measured=True).checkpoint.best == (
         "eval_matthews_correlation"
     )
 
@@ -121,8 +121,8 @@ def test_layouts_of_seeds_and_of_rates_do_not_share_a_workdir(tmp_path):
     (tmp_path / "rate-0.1" / "seed-0").mkdir(parents=True)
     (tmp_path / "rate-0.1" / "seed-0" / "config.json").write_text("{}")
     with pytest.raises(UserError, match="holds runs of several learning rates"):
-        trials.check(FinetuneConfig(seeds=(2,)), tmp_path)
-    trials.check(FinetuneConfig(learning_rates="0.1"), tmp_path)
+        sweep.check(FinetuneConfig(seeds=(2,)), tmp_path)
+    sweep.check(FinetuneConfig(learning_rates="0.1"), tmp_path)
 
 
 class Killed(Exception):
@@ -210,7 +210,7 @@ def test_an_early_stop_keeps_the_best_and_members_that_stopped_wait_for_the_othe
     result = finetune(config, both)
     assert finetune(config, both) == result
     stopped = set()
-    for trial in trials.trials_of(config):
+    for trial in sweep.trials_of(config):
         folder = both / trial.folder
         measured = {line["step"]: line["eval_accuracy"] for line in log(folder) if "eval_accuracy" in line}
         steps = sorted(measured)
@@ -218,7 +218,7 @@ def test_an_early_stop_keeps_the_best_and_members_that_stopped_wait_for_the_othe
         assert kept_step(folder) == best
         assert steps[-1] == 24 or (steps[-2] == best and measured[steps[-1]] <= measured[best])
         stopped.add(steps[-1])
-        found = evaluation.evaluate(source.open_checkpoint(folder), reviews["dev"]).metrics
+        found = measurement.evaluate(source.open_checkpoint(folder), reviews["dev"]).metrics
         assert found["accuracy"] == pytest.approx(measured[best])
     assert len(stopped) > 1  # members of one program ended at different steps
     in_turn = finetune(dataclasses.replace(config, run_together="no"), turns)

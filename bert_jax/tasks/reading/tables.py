@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 
 from bert_jax.tasks.reading.columns import Column
 from bert_jax.tasks.reading.delimited import csv_records, tsv_records
-from bert_jax.tasks.reading.lines import TFDS, plain_name
-from bert_jax.tasks.reading.stored import json_records, parquet_records, prepared_records
+from bert_jax.tasks.reading.text_lines import TFDS, plain_name
+from bert_jax.tasks.reading.typed_tables import json_records, parquet_records, prepared_records
 
 
-class Record(NamedTuple):
+class TableRow(NamedTuple):
     """What a table holds of one example: a value for each column asked for, None where there is none."""
 
     line: int  # of the file, from 1; in Parquet and prepared data the row, from 1
     values: tuple[Any, ...]  # texts from TSV and CSV; whatever the file has elsewhere
 
 
-class Records(NamedTuple):
+class Table(NamedTuple):
     """The records of a file, and what it says of their columns."""
 
-    records: list[Record]
+    records: list[TableRow]
     present: tuple[bool, ...]  # which of the columns asked for are there
     class_names: tuple[tuple[str, ...], ...]  # of each column, where its numbers stand for names
     left_out: int = 0  # lines with another number of fields
@@ -36,7 +36,7 @@ def is_stored(path: Path) -> bool:
     return str(path).startswith(TFDS) or plain_name(path).endswith((".jsonl", ".ndjson", ".parquet"))
 
 
-def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = False) -> Records:
+def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = False) -> Table:
     """The columns of a file, of every example in order.
 
     TSV and CSV have a header, unless every column is named by a number. With ragged_lines a line of TSV with another
@@ -53,5 +53,5 @@ def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = Fal
     else:
         read = csv_records if name.endswith(".csv") else tsv_records
         rows, present, left_out = read(path, columns, ragged_lines)
-        return Records([Record(*row) for row in rows], present, ((),) * len(columns), left_out)
-    return Records([Record(*row) for row in rows], present, class_names)
+        return Table([TableRow(*row) for row in rows], present, ((),) * len(columns), left_out)
+    return Table([TableRow(*row) for row in rows], present, class_names)

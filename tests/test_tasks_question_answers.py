@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_questions_windows import TASK, letters, split_of  # noqa: F401 (a fixture)
+from test_tasks_question_windows import TASK, letters, split_of  # noqa: F401 (a fixture)
 
 from bert_jax.command import UserError
 from bert_jax.tasks.kinds.question import QuestionAnswering
-from bert_jax.tasks.questions.answers import RowAnswers, best_spans, decode
-from bert_jax.tasks.questions.metrics import SQUAD2_METRICS
-from bert_jax.tasks.questions.reading import Answer
-from bert_jax.tasks.questions.windows import Places, QuestionRows
+from bert_jax.tasks.kinds.question_answers import RowAnswers, best_spans, decode
+from bert_jax.tasks.kinds.question_files import Answer
+from bert_jax.tasks.kinds.question_metrics import SQUAD2_METRICS
+from bert_jax.tasks.kinds.question_windows import AnswerSpan, QuestionRows
 
 KIND = QuestionAnswering()
 
@@ -29,7 +29,9 @@ def answers_of(rows: QuestionRows, logits: np.ndarray, count: int = 8, longest: 
     assert rows.count <= ROWS
     indices = np.concatenate([np.arange(rows.count), np.full(ROWS - rows.count, -1)])
     batch = rows.batch(indices, logits.shape[1])
-    found = jax.device_get(_best(jnp.asarray(logits[indices]), Places(*map(jnp.asarray, batch.labels)), count, longest))
+    found = jax.device_get(
+        _best(jnp.asarray(logits[indices]), AnswerSpan(*map(jnp.asarray, batch.labels)), count, longest)
+    )
     return [RowAnswers(*(part[row] for part in found)) for row in range(rows.count)]
 
 
@@ -37,7 +39,7 @@ def all_spans(rows: QuestionRows, logits: np.ndarray, longest: int) -> list[tupl
     """Every span of every window of the first question: score, and characters, best first."""
     found = []
     for row in range(rows.question_offsets[1]):
-        places = Places(*rows.places[row].tolist())
+        places = AnswerSpan(*rows.places[row].tolist())
         for first in range(places.best_begin, places.best_end):
             for last in range(first, min(first + longest, places.end)):
                 pieces = rows.first_pieces[row] - places.begin

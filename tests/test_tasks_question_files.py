@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
-from bert_jax.tasks import table
+from bert_jax.tasks import registry
 from bert_jax.tasks.example import Split
-from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.question import QuestionAnswering
-from bert_jax.tasks.questions.reading import Answer, Question, locate
+from bert_jax.tasks.kinds.question_files import Answer, Question, locate
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 
@@ -99,8 +99,8 @@ def test_parquet_as_hugging_faces_data_sets_have_it_is_read_as_a_named_task(tmp_
     ]
     for split in ("train", "validation"):
         pq.write_table(pa.Table.from_pylist(rows), tmp_path / f"{split}-00000-of-00001.parquet")
-    task, files = table.resolve(TaskConfig(name="squad2", data_dir=str(tmp_path), max_length=384))
-    assert [one.answers for one in table.read(task, files["dev"]).items] == [(Answer("1905", 24),), ()]
+    task, files = registry.resolve(TaskConfig(name="squad2", data_dir=str(tmp_path), max_length=384))
+    assert [one.answers for one in registry.read(task, files["dev"]).items] == [(Answer("1905", 24),), ()]
     assert task.unanswerable and task.max_length == 384
 
 
@@ -139,12 +139,15 @@ def test_prepared_data_of_tensorflow_datasets_are_read(tmp_path):
 
 
 def test_what_is_to_be_predicted_is_a_record_or_a_line_of_two_texts():
-    records = [Record(1, f"When?\t{CONTEXT}"), Record(2, {"question": "Who?", "context": CONTEXT, "answers": ["Ada"]})]
+    records = [
+        InputRecord(1, f"When?\t{CONTEXT}"),
+        InputRecord(2, {"question": "Who?", "context": CONTEXT, "answers": ["Ada"]}),
+    ]
     split = KIND.parse(TASK, Path("input"), records)
     assert [(one.id, one.question, one.answers) for one in split.items] == [("1", "When?", None), ("2", "Who?", None)]
     assert not split.labelled
     with pytest.raises(UserError, match="input line 3 holds 1 texts, parted by tabs; wanted 2: question, context"):
-        KIND.parse(TASK, Path("input"), [Record(3, "When?")])
+        KIND.parse(TASK, Path("input"), [InputRecord(3, "When?")])
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO
 
 from bert_jax.command import UserError
-from bert_jax.tasks.inputs import Record
+from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.reading import plain_name
 
 FORMS = ("auto", "text", "jsonl", "task")
@@ -41,18 +41,18 @@ def stream_lines(stream: IO[bytes]) -> Iterator[Line]:
             raise UserError(f"{STDIN} line {number} is not UTF-8 ({error.reason}). Convert it") from error
 
 
-def record_of(source: Path, line: Line, form: str, words: bool = False) -> Record:
-    """A line as a Record; with `words`, a plain line is words parted by blanks. Raises UserError for bad JSON."""
+def record_of(source: Path, line: Line, form: str, words: bool = False) -> InputRecord:
+    """A line as a InputRecord; with `words`, a plain line is words parted by blanks. Raises UserError for bad JSON."""
     number, text = line
     if form == "text":
-        return Record(number, {"tokens": text.split(), "text": text} if words and text.split() else text)
+        return InputRecord(number, {"tokens": text.split(), "text": text} if words and text.split() else text)
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise UserError(f"{source} line {number} is not JSON ({error}). Write one object a line") from None
     if not isinstance(found, Mapping):
         raise UserError(f"{source} line {number} is {text:.40}, no JSON object. Write {{...}} on each line")
-    return Record(number, found)
+    return InputRecord(number, found)
 
 
 def windows(lines: Iterable[Line], size: int) -> Iterator[list[Line]]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Split
-from bert_jax.tasks.inputs import Record, checked_text, is_unicode, texts_of
+from bert_jax.tasks.input_records import InputRecord, checked_text, is_unicode, texts_of
 from bert_jax.tasks.reading import Column, Columns, numbered_lines, read_records
 from bert_jax.tasks.reading.columns import is_number
 
@@ -69,7 +69,7 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
     return _split(path, (_question(path, line, *values) for line, values in found.records), label_required)
 
 
-def question_of(source: Path, record: Record, columns: Columns) -> Question:
+def question_of(source: Path, record: InputRecord, columns: Columns) -> Question:
     """The question, without answers, of what a user gives: an object with the columns of read_questions, or a plain
     line of a question and its context, parted by a tab. Raises UserError, with the line, for what is missing."""
     names = list(zip(_names(columns), QUESTION_COLUMNS, strict=True))[:2]

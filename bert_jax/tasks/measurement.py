@@ -19,13 +19,13 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks import reading, table
+from bert_jax.tasks import reading, registry
 from bert_jax.tasks.example import TaskBatch, TaskRows
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.source import evaluation_batches
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.task_source import evaluation_batches
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning, trainer
 from bert_jax.train.evaluate import Evaluator
@@ -141,7 +141,7 @@ def evaluate(
     config = config or TrainConfig(batch_size=32)
     task = task_of(loaded)
     task = dataclasses.replace(task, columns=(columns or task.columns).filled(task.columns))
-    found = {name: table.read(task, path, label_required=False) for name, path in _files(task, Path(data)).items()}
+    found = {name: registry.read(task, path, label_required=False) for name, path in _files(task, Path(data)).items()}
     labelled = {split: content for split, content in found.items() if content.labelled}
     if not labelled:
         raise UserError(f"{data} has no labels (column {task.columns.label!r}); evaluation needs them")
@@ -154,7 +154,7 @@ def evaluate(
     for name, split in labelled.items():
         rows = kind_of(task).encode(task, split, loaded.tokenizer)
         sizes[name] = counts(rows, task, loaded.tokenizer)
-        split_task = table.metrics_of(task, _split_of(task, name, split.path))
+        split_task = registry.metrics_of(task, _split_of(task, name, split.path))
         measured = measure(split_task, loaded.model, config, params, rows)
         metrics |= {f"{metric_prefix(name)}{metric}": value for metric, value in measured.items()}
         told += told_of_files(split.path) + remarks(rows, split_task)
@@ -185,16 +185,16 @@ def metric_prefix(split: str) -> str:
 
 def _split_of(task: Task, name: str, path: Path) -> str:
     """The split that a file is, where a file was named."""
-    return table.TASKS[task.name].split_of(path) if name == "data" and task.name in table.TASKS else name
+    return registry.TASKS[task.name].split_of(path) if name == "data" and task.name in registry.TASKS else name
 
 
 def _files(task: Task, data: Path) -> dict[str, Path]:
     """What to measure, by name."""
     if not data.is_dir():
         return {"data": data}
-    splits = [split for split in table.splits_of(task.name) if split != "train"]
-    folder = table.find_folder(task.name, data, splits) if task.name in table.TASKS else data
-    found = {split: path for split in splits if (path := table.find_split(task.name, folder, split))}
+    splits = [split for split in registry.splits_of(task.name) if split != "train"]
+    folder = registry.find_folder(task.name, data, splits) if task.name in registry.TASKS else data
+    found = {split: path for split in splits if (path := registry.find_split(task.name, folder, split))}
     if not found:
         raise UserError(f"{folder} holds neither dev nor test of the task (as dev.tsv or dev.conllu). Name a file")
     return found

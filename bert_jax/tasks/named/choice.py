@@ -1,6 +1,6 @@
 """SWAG (Zellers et al. 2018), as https://github.com/rowanz/swagaf lays it out, and COPA as SuperGLUE gives it."""
 
-from bert_jax.tasks.choices import read_copa
+from bert_jax.tasks.kinds.choice_items import read_copa
 from bert_jax.tasks.named.layout import NamedTask
 from bert_jax.tasks.named.superglue import FILES, STORED_SPLITS, superglue_folders
 from bert_jax.tasks.reading import Columns

@@ -7,7 +7,7 @@ from typing import Any
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Sentence, Split
 from bert_jax.tasks.reading.columns import Column, Columns
-from bert_jax.tasks.reading.records import read_records
+from bert_jax.tasks.reading.tables import read_records
 
 
 def read_word_lists(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from bert_jax.command import UserError
-from bert_jax.tasks.metrics import classification_metrics, regression_metrics, tagging_metrics
+from bert_jax.tasks.metric_functions import classification_metrics, regression_metrics, tagging_metrics
 
 TRUTH = np.array([1, 1, 1, 1, 0, 0, 0, 1])
 GUESS = np.array([1, 1, 0, 1, 0, 1, 0, 0])

@@ -21,7 +21,7 @@ from bert_jax.model.states import States
 from bert_jax.progress import Reporter
 from bert_jax.tasks.example import TaskBatch, spans
 from bert_jax.tasks.kinds.tagging import TagRows
-from bert_jax.tasks.source import evaluation_batches
+from bert_jax.tasks.task_source import evaluation_batches
 from bert_jax.train import partitioning
 
 DTYPES = ("float16", "float32")

@@ -11,11 +11,11 @@ from tokenizer_kinds import byte_pairs
 
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
-from bert_jax.tasks import evaluation
+from bert_jax.tasks import measurement
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.kinds.question import QuestionAnswering
-from bert_jax.tasks.questions.reading import Answer, Question
-from bert_jax.tasks.questions.windows import Places, QuestionRows, windows_of
+from bert_jax.tasks.kinds.question_files import Answer, Question
+from bert_jax.tasks.kinds.question_windows import AnswerSpan, QuestionRows, windows_of
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 
@@ -71,7 +71,7 @@ def test_a_row_is_a_question_and_a_window_of_its_context(letters):
     split = split_of(("ab?c", "abc defghi jk", (Answer("hi", 8),)))
     rows = KIND.encode(TASK, split, letters)
     assert rows.count == 3 and rows.truncated == 1
-    assert evaluation.remarks(rows, TASK) == ["train.jsonl: 1 questions lost tokens to task.max_query_length=3"]
+    assert measurement.remarks(rows, TASK) == ["train.jsonl: 1 questions lost tokens to task.max_query_length=3"]
     batch = rows.batch(np.arange(3), 12)
     words = letters.tokens(batch.input_ids[1])
     assert words == ["[CLS]", "a", "##b", "?", "[SEP]", "d", "##e", "##f", "##g", "##h", "##i", "[SEP]"]
@@ -93,7 +93,7 @@ def covered(rows: QuestionRows, question: int) -> list[str]:
     """What the truth of each row covers of the context."""
     found = []
     for row in range(rows.question_offsets[question], rows.question_offsets[question + 1]):
-        places = Places(*rows.places[row])
+        places = AnswerSpan(*rows.places[row])
         if places.first:
             pieces = rows.first_pieces[row] - places.begin
             start = rows.characters[pieces + places.first, 0]

@@ -11,7 +11,7 @@ from bert_jax.tasks.example import Sentence, Split
 JOINER = "\u200d"  # between the parts of an emoji
 
 
-class Record(NamedTuple):
+class InputRecord(NamedTuple):
     """One input: a line of plain text, or the object that a line of JSON holds."""
 
     line: int  # in its file, from 1
@@ -26,7 +26,7 @@ class Words(NamedTuple):
     offsets: tuple[tuple[int, int], ...] | None  # of each word, the characters [start, end) of the text
 
 
-def texts_of(source: Path, record: Record, names: Sequence[Sequence[str]], needed: int) -> list[str]:
+def texts_of(source: Path, record: InputRecord, names: Sequence[Sequence[str]], needed: int) -> list[str]:
     """The texts that a record is made of: parted by tabs in a plain line, or the fields of these names.
 
     names has, of each text, the names that its field may have; the first `needed` texts must be there. Raises UserError
@@ -46,7 +46,7 @@ def texts_of(source: Path, record: Record, names: Sequence[Sequence[str]], neede
     return [checked_text(source, record.line, text) for text in texts]
 
 
-def value_of(source: Path, record: Record, names: Sequence[str], required: bool = True) -> Any:
+def value_of(source: Path, record: InputRecord, names: Sequence[str], required: bool = True) -> Any:
     """The value of the first of these fields that an object has; None where it has none. Empty names are passed over.
 
     Raises UserError for a required field that is not there, or a plain line.
@@ -85,7 +85,7 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def words_of(source: Path, record: Record, column: str = "") -> Words:
+def words_of(source: Path, record: InputRecord, column: str = "") -> Words:
     """The words of a record: the list in its `column`, `tokens` or `words`, or what its text splits into.
 
     Given tokens are looked for in the text, in order, where there is a text too. Raises UserError as texts_of, and
@@ -109,7 +109,7 @@ def words_of(source: Path, record: Record, column: str = "") -> Words:
     return Words(words, text, _located(source, record.line, words, checked_text(source, record.line, text)))
 
 
-def sentences_of(source: Path, records: Sequence[Record], column: str) -> Split[Sentence]:
+def sentences_of(source: Path, records: Sequence[InputRecord], column: str) -> Split[Sentence]:
     """Sentences without labels of the words that were given, or that texts split into (words_of)."""
     items = []
     for record in records:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.command import UserError
-from bert_jax.tasks.questions.metrics import (
+from bert_jax.tasks.kinds.question_metrics import (
     SQUAD2_METRICS,
     best_threshold,
     compared_words,

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 from bert_jax.command import UserError
 from bert_jax.data.prepared import open_prepared
 from bert_jax.stores import first_line
-from bert_jax.tasks.inputs import is_unicode
+from bert_jax.tasks.input_records import is_unicode
 from bert_jax.tasks.reading.columns import Column, advice
-from bert_jax.tasks.reading.lines import check_file, numbered_lines
-from bert_jax.tasks.reading.shards import files_of
+from bert_jax.tasks.reading.parquet_parts import files_of
+from bert_jax.tasks.reading.text_lines import check_file, numbered_lines
 
 # Line (or row) and values of each record, which columns are there, and the names of classes by column.
 Stored = tuple[list[tuple[int, tuple[Any, ...]]], tuple[bool, ...], tuple[tuple[str, ...], ...]]
@@ -52,8 +52,9 @@ def json_records(path: Path, columns: Sequence[Column]) -> Stored:
 
 
 def parquet_records(path: Path, columns: Sequence[Column]) -> Stored:
-    """Of a Parquet file, or of several that the first one stands for (shards.py), whose rows are counted on from one to
-    the next. Classes, alone or in lists, have names where the schema that `datasets` of Hugging Face wrote tells them.
+    """The rows of a Parquet file, or of the several files that the first one names (parquet_parts.py).
+
+    Rows are numbered through all files. Classes, alone or in lists, have names where the schema that `datasets` of Hugging Face wrote tells them.
 
     Raises UserError for a file that is missing, no Parquet or damaged, for a required column that it lacks, and for one
     with other columns than the first, or other names of classes.

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from bert_jax.files import write_json
 from bert_jax.tasks import published
-from bert_jax.tasks.trials import Trial
+from bert_jax.tasks.sweep import Trial
 from bert_jax.train import distributed
 from bert_jax.train.early_stop import kept_step
 from bert_jax.train.held_out import lower_is_better

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from seqeval import scheme as strict
 
 from bert_jax.config import TaskConfig
-from bert_jax.tasks import table
+from bert_jax.tasks import registry
 from bert_jax.tasks.example import Sentence, Span, Split
-from bert_jax.tasks.kinds import kind_of, schemes, tagging
-from bert_jax.tasks.kinds.schemes import entities, irregular_tags, tags_of
-from bert_jax.tasks.metrics import tagging_metrics
+from bert_jax.tasks.kinds import kind_of, tagging, tagging_schemes
+from bert_jax.tasks.kinds.tagging_schemes import entities, irregular_tags, tags_of
+from bert_jax.tasks.metric_functions import tagging_metrics
 from bert_jax.tasks.task import Task
 
 ENTITY_METRICS = ("precision", "recall", "f1")
@@ -40,7 +40,7 @@ def test_rewritten_tags_mark_the_same_entities_and_all_follow(tags: list[str]) -
         rewritten = list(tags_of(found, len(tags), ends))
         assert entities(rewritten) == found == strictly(rewritten, scheme)
         assert irregular_tags([rewritten]) == 0
-        assert schemes.marks_ends(rewritten) == (ends and bool(found))
+        assert tagging_schemes.marks_ends(rewritten) == (ends and bool(found))
 
 
 @settings(deadline=None)
@@ -53,7 +53,7 @@ def test_tags_of_bio_are_regular_where_a_strict_reader_finds_all_that_conlleval_
 @settings(deadline=None)
 @given(tags=IOBES)
 def test_tags_of_iobes_are_regular_where_a_strict_reader_finds_all_that_conlleval_finds(tags: list[str]) -> None:
-    if schemes.marks_ends(tags):
+    if tagging_schemes.marks_ends(tags):
         assert (irregular_tags([tags]) == 0) == (strictly(tags, strict.IOBES) == entities(tags))
 
 
@@ -97,7 +97,7 @@ def test_tags_without_types_are_those_of_one_type(sentences: list[list[str]]) ->
 )
 def test_bilou_is_iobes_by_other_letters(tags: list[str]) -> None:
     split = Split(Path("train.conll"), (Sentence(tuple("w" * len(tags)), tuple(tags), (1,)),), True)
-    (found,) = schemes.with_usual_letters(split).items
+    (found,) = tagging_schemes.with_usual_letters(split).items
     assert found.tags is not None and strictly(list(found.tags), strict.IOBES) == strictly(tags, strict.BILOU)
     if not {tag[0] for tag in tags} & set("LU"):
         assert found.tags == tuple(tags)
@@ -113,16 +113,16 @@ def test_bmes_is_iobes_and_classes_stay_as_they_are() -> None:
         split = Split(
             Path("train.conll"), (Sentence(tuple("w" * len(tags)), tags, (1,)), Sentence(("a",), None, ())), True
         )
-        first, second = schemes.with_usual_letters(split).items
+        first, second = tagging_schemes.with_usual_letters(split).items
         assert first.tags == wanted and second.tags is None
 
 
 def test_tags_without_types_mark_entities_where_they_can() -> None:
-    assert schemes.marks_entities({"O", "B", "I"}) and schemes.marks_entities({"O", "I"})
+    assert tagging_schemes.marks_entities({"O", "B", "I"}) and tagging_schemes.marks_entities({"O", "I"})
     for classes in ({"B", "I"}, {"O", "S"}, {"O", "B", "M", "E"}, {"I", "E"}):
-        assert not schemes.marks_entities(classes)
-    assert schemes.closed_set({"O", "I"}) == {"O", "B", "I"}
-    assert schemes.closed_set({"O", "B", "E"}) == set("OBIES")
+        assert not tagging_schemes.marks_entities(classes)
+    assert tagging_schemes.closed_set({"O", "I"}) == {"O", "B", "I"}
+    assert tagging_schemes.closed_set({"O", "B", "E"}) == set("OBIES")
     task, path = Task("own", "tagging", max_length=8), Path("train.conll")
     split = Split(path, (Sentence(("a", "b"), ("I", "I"), (1, 2)), Sentence(("c", "d"), ("O", "I"), (4, 5))), True)
     task = kind_of(task).complete(task, split)
@@ -131,9 +131,9 @@ def test_tags_without_types_mark_entities_where_they_can() -> None:
 
 
 def test_a_set_of_tags_is_closed_in_its_scheme() -> None:
-    assert schemes.closed_set({"I-X"}) == {"O", "B-X", "I-X"}
-    assert schemes.closed_set({"S-X", "O"}) == {"O", "B-X", "I-X", "E-X", "S-X"}
-    assert not schemes.marks_entities({"O"}) and not schemes.marks_entities({"B-X", "NOUN"})
+    assert tagging_schemes.closed_set({"I-X"}) == {"O", "B-X", "I-X"}
+    assert tagging_schemes.closed_set({"S-X", "O"}) == {"O", "B-X", "I-X", "E-X", "S-X"}
+    assert not tagging_schemes.marks_entities({"O"}) and not tagging_schemes.marks_entities({"B-X", "NOUN"})
 
 
 @settings(deadline=None)
@@ -191,12 +191,12 @@ def test_scores_of_any_tags_are_the_official_ones(official: Path, seed: int) -> 
 @pytest.mark.slow
 def test_scores_of_guesses_on_conll_2003_are_the_official_ones(official: Path, bert_jax_data: Path) -> None:
     """Each word by its most frequent tag of the training file: guesses with many tags that cannot follow."""
-    task, files = table.resolve(TaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
+    task, files = registry.resolve(TaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
     counts: dict[str, Counter] = {}
-    for sentence in table.read(task, files["train"]).items:
+    for sentence in registry.read(task, files["train"]).items:
         for word, tag in zip(sentence.words, sentence.tags, strict=True):
             counts.setdefault(word, Counter())[tag] += 1
-    test = table.read(task, files["test"]).items
+    test = registry.read(task, files["test"]).items
     truth = [list(item.tags) for item in test]
     guess = [[counts[word].most_common(1)[0][0] if word in counts else "O" for word in item.words] for item in test]
     names = (*ENTITY_METRICS, "accuracy")

@@ -9,13 +9,13 @@ from bert_jax.command import UserError
 from bert_jax.tasks.example import Example, Split
 from bert_jax.tasks.reading.columns import Column, Columns
 from bert_jax.tasks.reading.marks import mark_words
-from bert_jax.tasks.reading.records import read_records
+from bert_jax.tasks.reading.tables import read_records
 
 
 def read_table(
     path: Path, columns: Columns, label_required: bool, labels: Sequence[str] = (), ragged_lines: bool = False
 ) -> Split[Example]:
-    """Reads texts, or pairs of texts, of a table (records.py) with their labels as texts.
+    """Reads texts, or pairs of texts, of a table (tables.py) with their labels as texts.
 
     In JSON, Parquet and prepared data a number may stand for a class: it becomes its name, or the label in its place
     among `labels`, where these are known and no numbers themselves; true and false become `true` and `false`; a text

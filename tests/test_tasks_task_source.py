@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.tasks.example import LabelledRows, TaskRows, spans
-from bert_jax.tasks.source import SHAPES, TaskSource, best_lengths, evaluation_batches, padded_length
+from bert_jax.tasks.task_source import SHAPES, TaskSource, best_lengths, evaluation_batches, padded_length
 
 MAX_LENGTH = 70
 

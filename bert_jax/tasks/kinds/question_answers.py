@@ -9,8 +9,8 @@ from jaxtyping import Array, Float
 from scipy.special import expit, softmax
 
 from bert_jax.model.heads import ahead, choose_spans
-from bert_jax.tasks.questions.reading import Question
-from bert_jax.tasks.questions.windows import Places, QuestionRows
+from bert_jax.tasks.kinds.question_files import Question
+from bert_jax.tasks.kinds.question_windows import AnswerSpan, QuestionRows
 
 
 class RowAnswers(NamedTuple):
@@ -49,7 +49,7 @@ class Decoded(NamedTuple):
         return context[self.spans[0].start : self.spans[0].end] if self.spans else ""
 
 
-def best_spans(logits: Float[Array, "B T 2"], places: Places, count: int, longest: int) -> RowAnswers:
+def best_spans(logits: Float[Array, "B T 2"], places: AnswerSpan, count: int, longest: int) -> RowAnswers:
     """The best of all spans of up to `longest` slots that lie in a window and begin where it has its pieces at best.
 
     Exact, where run_squad.py pairs the 20 best firsts with the 20 best lasts. As there, one begins with the best
@@ -74,7 +74,7 @@ def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int) -> lis
     No answer is as likely as the row says that says it least (run_squad.py). A span without characters is none.
     """
     firsts, lasts, scores, null = (np.stack(part) for part in zip(*answers, strict=True))
-    pieces = rows.first_pieces - rows.places[:, Places._fields.index("begin")]
+    pieces = rows.first_pieces - rows.places[:, AnswerSpan._fields.index("begin")]
     possible = np.isfinite(scores)
     first_pieces = np.where(possible, pieces[:, None] + firsts, 0)
     last_pieces = np.where(possible, pieces[:, None] + lasts, 0)
