@@ -1,9 +1,11 @@
 """The peer of benchmarks/finetune.py: transformers fine-tunes a sequence classifier, padded by DataCollatorWithPadding.
 
-Started by benchmarks/finetune.py under a Python with torch and transformers. With --seeds=turns it reads a number of
-steps from each line of its input and answers with a JSON list of their seconds; else it trains once for each seed and
-prints the dev metrics of each as a JSON line.
+benchmarks/finetune.py starts it under a Python that has torch and transformers, which are imported only when they are
+used. With --seeds=turns it reads a number of steps from each line of its input and answers with a JSON list of their
+seconds. Otherwise it trains once for each seed and prints the dev metrics of each run as a JSON line.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
@@ -11,18 +13,23 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
-import transformers
 from scipy import stats
 from sklearn import metrics
 
+if TYPE_CHECKING:
+    import transformers
 
-class Side:
-    """A model, its optimizer and its data, as run_glue.py of transformers has them."""
+
+class PeerTrainer:
+    """A model, its optimizer and its data, set up as in run_glue.py of transformers."""
 
     def __init__(self, arguments: argparse.Namespace, seed: int) -> None:
+        import torch
+        import transformers
+
         transformers.set_seed(seed)
         self.arguments = arguments
         tokenizer = transformers.AutoTokenizer.from_pretrained(arguments.model)
@@ -32,11 +39,11 @@ class Side:
         self.model = transformers.AutoModelForSequenceClassification.from_pretrained(
             arguments.model, num_labels=arguments.labels
         ).train()
-        unlike = ("bias", "LayerNorm.weight")
+        without_decay = ("bias", "LayerNorm.weight")
         named = list(self.model.named_parameters())
         groups = [
-            {"params": [value for name, value in named if not name.endswith(unlike)], "weight_decay": 0.01},
-            {"params": [value for name, value in named if name.endswith(unlike)], "weight_decay": 0.0},
+            {"params": [value for name, value in named if not name.endswith(without_decay)], "weight_decay": 0.01},
+            {"params": [value for name, value in named if name.endswith(without_decay)], "weight_decay": 0.0},
         ]
         self.optimizer = torch.optim.AdamW(groups, lr=5e-5)
         self.epoch = -(-len(self.rows["train"]) // arguments.batch_size)
@@ -58,30 +65,36 @@ class Side:
                 yield self.collate([rows[index] for index in order[start : start + size]])
 
     def step(self, batch: dict) -> None:
+        """One update of the parameters."""
+        import torch
+
         self.model(**batch).loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
         self.schedule.step()
         self.optimizer.zero_grad()
 
-    @torch.no_grad()
     def scores(self) -> dict[str, float]:
+        """The metrics of the dev set."""
+        import torch
+
         self.model.eval()
         outputs = []
-        for start in range(0, len(self.rows["dev"]), 64):
-            outputs.append(self.model(**self.collate(self.rows["dev"][start : start + 64])).logits.numpy())
-        guesses = np.concatenate(outputs)
-        truth = np.array([row["labels"] for row in self.rows["dev"]])
+        with torch.no_grad():
+            for start in range(0, len(self.rows["dev"]), 64):
+                outputs.append(self.model(**self.collate(self.rows["dev"][start : start + 64])).logits.numpy())
+        logits = np.concatenate(outputs)
+        labels = np.array([row["labels"] for row in self.rows["dev"]])
         if self.arguments.labels == 1:
             return {
-                "pearson": float(stats.pearsonr(truth, guesses[:, 0]).statistic),
-                "spearman": float(stats.spearmanr(truth, guesses[:, 0]).statistic),
+                "pearson": float(stats.pearsonr(labels, logits[:, 0]).statistic),
+                "spearman": float(stats.spearmanr(labels, logits[:, 0]).statistic),
             }
-        chosen = guesses.argmax(axis=1)
+        predictions = logits.argmax(axis=1)
         return {
-            "accuracy": float(metrics.accuracy_score(truth, chosen)),
-            "f1": float(metrics.f1_score(truth, chosen)),
-            "matthews_correlation": float(metrics.matthews_corrcoef(truth, chosen)),
+            "accuracy": float(metrics.accuracy_score(labels, predictions)),
+            "f1": float(metrics.f1_score(labels, predictions)),
+            "matthews_correlation": float(metrics.matthews_corrcoef(labels, predictions)),
         }
 
 
@@ -94,26 +107,32 @@ def main() -> None:
     for name in ("labels", "batch_size", "max_length"):
         parser.add_argument(f"--{name}", type=int, required=True)
     arguments = parser.parse_args()
+    import transformers
+
     transformers.utils.logging.set_verbosity_error()
     if arguments.seeds == "turns":
-        take_turns(Side(arguments, 0))
+        take_turns(PeerTrainer(arguments, 0))
         return
     for seed in map(int, arguments.seeds.split(",")):
-        side = Side(arguments, seed)
-        for _, batch in zip(range(side.total), side.batches(), strict=False):
-            side.step(batch)
-        print(json.dumps(side.scores()), flush=True)
+        trainer = PeerTrainer(arguments, seed)
+        for _, batch in zip(range(trainer.total), trainer.batches(), strict=False):
+            trainer.step(batch)
+        print(json.dumps(trainer.scores()), flush=True)
 
 
-def take_turns(side: Side) -> None:
+def take_turns(trainer: PeerTrainer) -> None:
+    """Trains as many steps as each line of the input says, and prints the seconds of each step."""
+    import torch
+    import transformers
+
     versions = {"peer torch": torch.__version__, "peer transformers": transformers.__version__}
     print(json.dumps(versions | {"peer threads": torch.get_num_threads()}), flush=True)
-    batches = side.batches()
+    batches = trainer.batches()
     for line in sys.stdin:
         seconds = []
         for _ in range(int(line)):
             start = time.perf_counter()
-            side.step(next(batches))
+            trainer.step(next(batches))
             seconds.append(time.perf_counter() - start)
         print(json.dumps(seconds), flush=True)
 

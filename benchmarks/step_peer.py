@@ -1,19 +1,26 @@
 """The peer of benchmarks/step.py: a training step of transformers' BertForPreTraining, on the GPU if there is one.
 
-Started by benchmarks/step.py under a Python with torch and transformers. It reads a number of steps from each line of
-its input and answers with a JSON list of their seconds, so that the two take turns on one machine.
+benchmarks/step.py starts it under a Python that has torch and transformers, which are imported only when they are
+used. It reads a number of steps from each line of its input and answers with a JSON list of their seconds, so that the
+two programs take turns on one machine.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
 import sys
 import time
+from typing import TYPE_CHECKING
 
-import torch
-import transformers
+if TYPE_CHECKING:
+    import torch
 
 
 def main() -> None:
+    import torch
+    import transformers
+
     parser = argparse.ArgumentParser()
     for name in ("layers", "width", "heads", "vocab_size", "batch_size", "seq_len"):
         parser.add_argument(f"--{name}", type=int, required=True)
@@ -35,7 +42,7 @@ def main() -> None:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = transformers.BertForPreTraining(config).train().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    inputs = {name: value.to(device) for name, value in inputs_of(arguments).items()}
+    inputs = {name: value.to(device) for name, value in random_inputs(arguments).items()}
     half = arguments.compute_dtype == "bfloat16"
 
     def step() -> None:
@@ -59,8 +66,10 @@ def main() -> None:
         print(json.dumps(seconds), flush=True)
 
 
-def inputs_of(arguments: argparse.Namespace) -> dict[str, torch.Tensor]:
-    """Random full rows; 15% of the slots have a label."""
+def random_inputs(arguments: argparse.Namespace) -> dict[str, torch.Tensor]:
+    """Random rows without padding; 15% of the positions have a label."""
+    import torch
+
     ids = torch.randint(1000, arguments.vocab_size, (arguments.batch_size, arguments.seq_len))
     segments = torch.zeros_like(ids)
     segments[:, arguments.seq_len // 2 :] = 1

@@ -16,7 +16,7 @@ from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelConfig
-from bert_jax.data.reading import check_batch_size
+from bert_jax.data.batch_schedule import check_batch_size
 from bert_jax.files import write_json
 from bert_jax.interop import source as interop
 from bert_jax.interop.loaded import Loaded

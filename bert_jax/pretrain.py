@@ -14,13 +14,13 @@ from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, PretrainConfig, PretrainDataConfig
+from bert_jax.data.batch_schedule import BatchSchedule
 from bert_jax.data.cache import local_copy
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.manifest import PARTS, Part
 from bert_jax.data.masking import RateSchedule
 from bert_jax.data.phases import Phase, PhasedLoader, parse_phases
-from bert_jax.data.reading import BatchSchedule
 from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.files import write_json
 from bert_jax.interop import source

@@ -15,8 +15,8 @@ from bert_jax.array_types import Bool, Int64, Integer, UInt
 from bert_jax.command import UserError
 from bert_jax.files import read_json
 from bert_jax.tokenization import wordpiece
-from bert_jax.tokenization.cache import ChunkCache
-from bert_jax.tokenization.library import Content, Roles, id_dtype, read_settings, refuse_surrogates
+from bert_jax.tokenization.chunk_cache import ChunkCache
+from bert_jax.tokenization.tokenizer_spec import Roles, TokenizerSpec, id_dtype, read_settings, refuse_surrogates
 
 # What the kinds are called.
 KINDS = {
@@ -54,7 +54,7 @@ class Tokenizer:
     id_dtype                   uint16 where every id fits, else uint32
     """
 
-    def __init__(self, content: Content) -> None:
+    def __init__(self, content: TokenizerSpec) -> None:
         self._content = content
         self._tokens = content.all_tokens()
         self._ids = {token: index for index, token in enumerate(self._tokens)}
@@ -71,7 +71,7 @@ class Tokenizer:
         self.id_dtype = id_dtype(self.vocab_size)
         self._cache = ChunkCache(self._engine, self.id_dtype)
 
-    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[Content]]:
+    def __reduce__(self) -> tuple[type["Tokenizer"], tuple[TokenizerSpec]]:
         return Tokenizer, (self._content,)
 
     @functools.cached_property
@@ -184,7 +184,7 @@ def load(path: str | Path, lowercase: bool | None = None) -> Tokenizer:
     return Tokenizer(read(Path(path), lowercase))
 
 
-def read(path: Path, lowercase: bool | None = None) -> Content:
+def read(path: Path, lowercase: bool | None = None) -> TokenizerSpec:
     """What decides the ids of the tokenizer at a path; see `load`."""
     if not path.exists():
         raise UserError(f"no tokenizer at {path}. Give a tokenizer folder or one of its files, such as vocab.txt")
@@ -204,7 +204,7 @@ def read(path: Path, lowercase: bool | None = None) -> Content:
         raise UserError(f"tokenizer {file}: {lacks}. Fetch or save the tokenizer again") from error
 
 
-def _refuse_other_ids(content: Content, library: dict[str, Any]) -> None:
+def _refuse_other_ids(content: TokenizerSpec, library: dict[str, Any]) -> None:
     """Raises UserError where the tokenizer.json beside a SentencePiece model numbers its special or added tokens
     otherwise: words that a user added, or another family's numbering (CamemBERT's)."""
     ids = {token: index for index, token in enumerate(content.all_tokens())}
@@ -228,11 +228,13 @@ def _main_file(folder: Path) -> Path:
     )
 
 
-def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> Content:
+def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> TokenizerSpec:
     if file.suffix == ".model":
-        from bert_jax.tokenization import pieces  # brings SentencePiece and protobuf in, which other kinds do not need
+        from bert_jax.tokenization import (
+            sentencepiece_model,  # brings SentencePiece and protobuf in, which other kinds do not need
+        )
 
-        return pieces.from_model(file, settings, lowercase)
+        return sentencepiece_model.from_model(file, settings, lowercase)
     if file.name == "merges.txt":
         raise UserError("half of a byte-level BPE tokenizer. Give vocab.json, which lies beside it, or the folder")
     if file.suffix != ".json":
@@ -256,7 +258,7 @@ def _read_file(file: Path, settings: dict[str, Any], lowercase: bool | None) -> 
 
         return byte_bpe.from_json(content, settings, lowercase)
     if kind == "Unigram":
-        from bert_jax.tokenization import pieces
+        from bert_jax.tokenization import sentencepiece_model
 
-        return pieces.from_json(content, settings, lowercase)
+        return sentencepiece_model.from_json(content, settings, lowercase)
     raise UserError(f"its model is {kind}. WordPiece, BPE and Unigram are supported")

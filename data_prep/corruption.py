@@ -86,7 +86,7 @@ def _corrupt(
     noisy = np.repeat(ids, copies)
     last = np.cumsum(copies)
     ordinary_ids = np.flatnonzero(ordinary)
-    drawn = hashing.below(words[inserted].astype(np.uint32), ordinary_ids.size)
+    drawn = hashing.bounded(words[inserted].astype(np.uint32), ordinary_ids.size)
     noisy[last[inserted] - 1] = ordinary_ids[drawn]
     new_ends = last[ends - 1]
     new_bounds = np.stack([np.concatenate([[0], new_ends[:-1]]), new_ends], axis=1).reshape(len(keys), -1)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from bert_jax.command import Parser, UserError
-from bert_jax.data.masking import UNITS, Split
+from bert_jax.data.masking import UNITS, ReplacementShares
 from data_prep import engines
 from data_prep.objectives import OBJECTIVES
 
@@ -127,10 +127,10 @@ def check_choices(objective: str, masking: str, mask_unit: str, engine: str) -> 
             raise UserError(f"--{flag} {value} is not here; there is: {', '.join(known)}")
 
 
-def split(given: str | Sequence[float]) -> Split:
+def split(given: str | Sequence[float]) -> ReplacementShares:
     """Three shares, or a text of them as 0.8,0.1,0.1. MaskingRule looks at their values."""
     try:
-        return Split(*map(float, given.split(",") if isinstance(given, str) else given))
+        return ReplacementShares(*map(float, given.split(",") if isinstance(given, str) else given))
     except (TypeError, ValueError):
         raise UserError(f"--mask_split {given}; it is three shares that sum to 1, as 0.8,0.1,0.1") from None
 

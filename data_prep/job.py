@@ -27,7 +27,7 @@ from bert_jax.array_types import Int64
 from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, Part
-from bert_jax.data.masking import MaskingRule, Split
+from bert_jax.data.masking import MaskingRule, ReplacementShares
 from bert_jax.files import incomplete, lock, read_json, refuse_existing, write_whole
 from bert_jax.tokenizer import Tokenizer
 from data_prep import checksums, formats
@@ -72,7 +72,11 @@ class Arguments:
     @property
     def rule(self) -> MaskingRule:
         return MaskingRule(
-            self.mask_unit, float(self.mask_rate), Split(*self.mask_split), self.random_tokens, float(self.reorder_rate)
+            self.mask_unit,
+            float(self.mask_rate),
+            ReplacementShares(*self.mask_split),
+            self.random_tokens,
+            float(self.reorder_rate),
         )
 
     @property

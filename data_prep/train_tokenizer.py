@@ -9,10 +9,10 @@ from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.files import new_folder
 from bert_jax.progress import Reporter
-from bert_jax.tokenization.byte_bpe import BytePairs
-from bert_jax.tokenization.library import Content
-from bert_jax.tokenization.pieces import SentencePieces
-from bert_jax.tokenization.wordpiece import Vocabulary
+from bert_jax.tokenization.byte_bpe import ByteBPESpec
+from bert_jax.tokenization.sentencepiece_model import SentencePieceSpec
+from bert_jax.tokenization.tokenizer_spec import TokenizerSpec
+from bert_jax.tokenization.wordpiece import WordPieceSpec
 from bert_jax.tokenizer import KINDS, Tokenizer
 from data_prep import byte_bpe, counting, readers, sampling, sentence_pieces, wordpiece
 from data_prep.readers.corpus import patterns
@@ -171,7 +171,7 @@ def _splitter(kind: str, lowercase: bool) -> counting.WordSplitter:
 
 def _learn(
     kind: str, words: dict[str, int], vocab_size: int, lowercase: bool, character_coverage: float, reporter: Reporter
-) -> Content:
+) -> TokenizerSpec:
     """The vocabulary of a kind."""
     first: list[int] = []
 
@@ -183,11 +183,11 @@ def _learn(
 
     if kind == "wordpiece":
         tokens = wordpiece.learn(words, vocab_size, character_coverage=character_coverage, on_token=told)
-        return Vocabulary(tuple(tokens), lowercase=lowercase, strip_accents=lowercase)
+        return WordPieceSpec(tuple(tokens), lowercase=lowercase, strip_accents=lowercase)
     if kind == "bpe":
         tokens, merges = byte_bpe.learn(words, vocab_size, on_token=told)
-        return BytePairs(tuple(tokens), tuple(merges), normalizers=byte_bpe.LOWERCASE if lowercase else ())
-    return SentencePieces(
+        return ByteBPESpec(tuple(tokens), tuple(merges), normalizers=byte_bpe.LOWERCASE if lowercase else ())
+    return SentencePieceSpec(
         sentence_pieces.learn(
             words,
             vocab_size,

@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 
 from bert_jax.command import UserError
-from bert_jax.tokenization.wordpiece import SPECIAL_TOKENS, Vocabulary
+from bert_jax.tokenization.wordpiece import SPECIAL_TOKENS, WordPieceSpec
 from bert_jax.tokenization.wordpiece_engine import split_chunks
 from data_prep import counting
 from data_prep.merges import Merges
@@ -38,7 +38,7 @@ class WordPieceSplitter:
     """Words as the tokenizer has them: normalised, and parted at punctuation and ideographs, by the library."""
 
     def __init__(self, lowercase: bool) -> None:
-        self._library = Vocabulary(SPECIAL_TOKENS, lowercase=lowercase, strip_accents=lowercase).build()
+        self._library = WordPieceSpec(SPECIAL_TOKENS, lowercase=lowercase, strip_accents=lowercase).build()
         self._normalize = self._library.normalizer.normalize_str
         self._split = self._library.pre_tokenizer.pre_tokenize_str
 

@@ -103,11 +103,11 @@ def test_tfds_splits_can_be_cut(outputs: Path) -> None:
 
 def test_tfrecord_holds_what_the_rows_spell_out(outputs: Path) -> None:
     """The fields as google-research/bert documents them, from the batches a model would train on."""
-    from bert_jax.data.loader import layout
+    from bert_jax.data.loader import token_layout
 
     rows = all_rows(outputs / "static_arrow", "train")
     examples = tfrecord.to_examples(rows)
-    where = layout(rows)
+    where = token_layout(rows)
     np.testing.assert_array_equal(examples.input_mask, where.sequence_ids)
     np.testing.assert_array_equal(examples.segment_ids, where.segment_ids)
     assert examples.masked_lm_weights.sum() == rows.masked_counts.sum()
@@ -239,14 +239,14 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 folder, wanted = Path(sys.argv[1]), np.load(sys.argv[2])
-layout = {
+token_layout = {
     name: tf.io.FixedLenFeature(wanted[name].shape[1:], tf.as_dtype(wanted[name].dtype))
     for name in wanted if name.startswith(("input_", "segment_ids", "masked_lm", "next"))
 }
 files = sorted(str(path) for path in (folder / "static_tfrecord" / "train").iterdir())
 records = tf.data.TFRecordDataset(files).batch(10_000)
-parsed = tf.io.parse_example(next(iter(records)), layout)
-for name in layout:
+parsed = tf.io.parse_example(next(iter(records)), token_layout)
+for name in token_layout:
     np.testing.assert_array_equal(parsed[name].numpy(), wanted[name], err_msg=name)
 
 raw = tfds.decode.DeserializeMethod.RAW_BYTES

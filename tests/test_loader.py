@@ -15,7 +15,7 @@ from bert_jax.command import UserError
 from bert_jax.data import loader, shards
 from bert_jax.data.example import Batch, Rows, max_predictions
 from bert_jax.data.loader import PretrainingLoader
-from bert_jax.data.masking import Masker, MaskingRule, RateSchedule, Split
+from bert_jax.data.masking import Masker, MaskingRule, RateSchedule, ReplacementShares
 
 CLS, SEP = 2, 3
 
@@ -114,7 +114,7 @@ def test_fields_are_the_batch_of_the_design():
 @pytest.mark.parametrize("pack", [1, 3])
 def test_layout_spells_out_the_lengths(pack):
     rows = packed_rows(24, pack=pack)
-    where = loader.layout(rows)
+    where = loader.token_layout(rows)
     for row in range(24):
         sequence_ids, segment_ids, positions, starts = [], [], [], []
         for s, (length, first) in enumerate(
@@ -211,7 +211,7 @@ def test_a_fingerprint_tells_masks_apart():
         return PretrainingLoader(Table(rows, False, rule), Facts(), batch_size=8, seed=7).fingerprint
 
     rules = [WORDS, MaskingRule("span"), MaskingRule("word", 0.2), MaskingRule("word", random="unigram")]
-    rules += [MaskingRule("word", split=Split(0.5, 0.4, 0.1))]
+    rules += [MaskingRule("word", split=ReplacementShares(0.5, 0.4, 0.1))]
     assert len(set(map(fingerprint, rules))) == len(rules)
     facts = ["rows", Facts.content_hash, "word", 0.15]  # what it was made of before there was a choice
     assert fingerprint(WORDS) == hashlib.sha256(json.dumps(facts).encode()).hexdigest()

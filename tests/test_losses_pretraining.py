@@ -14,7 +14,7 @@ from tiny_batches import lay, random_sequence
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.data.example import Batch
-from bert_jax.data.masking.targets import span_targets
+from bert_jax.data.masking.span_boundaries import span_targets
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime

@@ -10,8 +10,8 @@ from masking_reference import CLS, FIRST_WHOLE, SEP, VOCABULARY, Facts, Sequence
 from scipy import stats
 
 from bert_jax.command import UserError
-from bert_jax.data.example import SHORTEST, max_predictions
-from bert_jax.data.masking import Masker, MaskingRule, RateSchedule, Split
+from bert_jax.data.example import SHORTEST_SEQUENCE, max_predictions
+from bert_jax.data.masking import Masker, MaskingRule, RateSchedule, ReplacementShares
 
 FALSE_ALARM = 1e-6
 
@@ -24,12 +24,13 @@ def budget(rate: float, slots: int) -> int:
 def test_no_packing_overflows_its_row(rate):
     """By dynamic programming over every packing of up to 8 sequences into up to 48 slots."""
     slots = 48
-    budgets = np.array([budget(rate, length) for length in range(SHORTEST, slots + 1)])
+    budgets = np.array([budget(rate, length) for length in range(SHORTEST_SEQUENCE, slots + 1)])
     most = np.zeros(slots + 1, int)  # of any number of sequences so far, in so many slots
     for pack in range(1, 9):
         more = most.copy()
         for total in range(slots + 1):
-            rest = most[: max(0, total + 1 - SHORTEST)][::-1]  # what is left for the others, the last one growing
+            # What the other sequences can predict in the positions that a growing last one leaves them.
+            rest = most[: max(0, total + 1 - SHORTEST_SEQUENCE)][::-1]
             more[total] = max(more[total], (rest + budgets[: len(rest)]).max(initial=0))
         most = np.maximum.accumulate(more)
         for total in range(8, slots + 1):
@@ -61,7 +62,7 @@ def test_rows_of_one_sequence_have_the_room_they_always_had():
 
 
 def test_a_rule_goes_through_the_manifest():
-    rule = MaskingRule("word", 0.2, Split(0.5, 0.25, 0.25), "unigram", 0.05)
+    rule = MaskingRule("word", 0.2, ReplacementShares(0.5, 0.25, 0.25), "unigram", 0.05)
     assert MaskingRule.from_manifest(json.loads(json.dumps(rule.to_manifest()))) == rule
 
 
@@ -90,7 +91,7 @@ def test_a_damaged_manifest_is_told(damage):
 @pytest.mark.parametrize("split", [(0.8, 0.1, 0.2), (1.1, -0.1, 0.0), (0.0, 0.0, 0.0), (float("nan"), 0.5, 0.5)])
 def test_shares_that_do_not_sum_to_one_are_refused(split):
     with pytest.raises(UserError, match="three shares that sum to 1"):
-        MaskingRule(split=Split(*split))
+        MaskingRule(split=ReplacementShares(*split))
 
 
 def test_a_schedule_holds_each_rate_until_the_next_step():
@@ -127,7 +128,7 @@ def test_random_tokens_come_as_often_as_in_the_text():
     counts[FIRST_WHOLE + 3] = 0
     counts[:FIRST_WHOLE] = 10**9  # special tokens are never drawn, whatever their counts
     rows = random_rows(3000, 128)
-    rule = MaskingRule("token", split=Split(0.0, 1.0, 0.0), random="unigram")
+    rule = MaskingRule("token", split=ReplacementShares(0.0, 1.0, 0.0), random="unigram")
     masked = Masker(Facts(), rule, 0, counts).apply(rows, np.zeros(3000, int), 19)
     drawn = np.take_along_axis(masked.input_ids, masked.positions, axis=1)
     histogram = np.bincount(drawn.reshape(-1), minlength=VOCABULARY)
@@ -140,7 +141,7 @@ def test_random_tokens_come_as_often_as_in_the_text():
 
 
 def test_random_tokens_by_frequency_need_the_counts():
-    rule = MaskingRule("token", split=Split(0.0, 1.0, 0.0), random="unigram")
+    rule = MaskingRule("token", split=ReplacementShares(0.0, 1.0, 0.0), random="unigram")
     rows = random_rows(3, 16)
     assert Masker(Facts(), rule, 0).count(rows, np.zeros(3, int)).tolist() == [2, 2, 2]
     with pytest.raises(ValueError, match="need the unigram counts"):

@@ -10,9 +10,9 @@ import pytest
 from masking_reference import CLS, FIRST_WHOLE, MASK, PAD, SEP, Sequence, apply, pack_rows, random_rows, words_of
 from scipy import stats
 
-from bert_jax.data.loader import layout
+from bert_jax.data.loader import token_layout
 from bert_jax.data.masking import MaskingRule, span_targets
-from bert_jax.data.masking.spans import Lengths
+from bert_jax.data.masking.run_selection import RunLengths
 
 FALSE_ALARM = 1e-6
 DRAWS = 200_000
@@ -20,7 +20,7 @@ DRAWS = 200_000
 
 def draw(unit: str, room: int) -> np.ndarray:
     values = np.random.default_rng(0).integers(0, 2**32, DRAWS).astype(np.uint64)
-    return Lengths(MaskingRule(unit)).draw(values, np.full(DRAWS, room))
+    return RunLengths(MaskingRule(unit)).draw(values, np.full(DRAWS, room))
 
 
 def spans_of(positions: list[int]) -> list[list[int]]:
@@ -120,7 +120,7 @@ def test_targets_are_the_slots_around_a_span_and_the_place_in_it():
     for epoch in range(50):
         rows = pack_rows([packed, packed[:1]], 30, 3)
         masked = apply(rows, "span", rate=0.4, epoch=epoch)
-        targets = span_targets(masked.positions, masked.counts, layout(rows).sequence_ids)
+        targets = span_targets(masked.positions, masked.counts, token_layout(rows).sequence_ids)
         for row in range(2):
             positions = masked.positions[row, : masked.counts[row]].tolist()
             wanted = [
@@ -138,19 +138,19 @@ def test_targets_stay_in_their_sequence():
     rows = pack_rows([[Sequence([6, 7], 2, 0), Sequence([8, 9, 6], 3, 1)]], 5, 2)
     masked = apply(rows, "span", rate=1.0)
     assert masked.counts.tolist() == [5]
-    left, right, offsets = span_targets(masked.positions, masked.counts, layout(rows).sequence_ids)
+    left, right, offsets = span_targets(masked.positions, masked.counts, token_layout(rows).sequence_ids)
     assert left.tolist() == [[0, 0, 2, 2, 2]]
     assert right.tolist() == [[1, 1, 4, 4, 4]]
     assert offsets.tolist() == [[1, 2, 1, 2, 3]]
     rows = pack_rows([[Sequence([6, 7], 2, 0)], [Sequence([8, 9], 2, 1)]], 2, 1)  # the next row is another text
     masked = apply(rows, "span", rate=1.0)
-    left, right, offsets = span_targets(masked.positions, masked.counts, layout(rows).sequence_ids)
+    left, right, offsets = span_targets(masked.positions, masked.counts, token_layout(rows).sequence_ids)
     assert (left.tolist(), right.tolist(), offsets.tolist()) == ([[0, 0]] * 2, [[1, 1]] * 2, [[1, 2]] * 2)
 
 
 def test_no_predictions_have_no_targets():
     rows = pack_rows([[Sequence([CLS, SEP], 2, 0)], []], 8, 1)
-    assert not any(field.any() for field in span_targets(*apply(rows, "span")[1:4:2], layout(rows).sequence_ids))
+    assert not any(field.any() for field in span_targets(*apply(rows, "span")[1:4:2], token_layout(rows).sequence_ids))
     assert rows.input_ids[1].tolist() == [PAD] * 8
 
 

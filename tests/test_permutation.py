@@ -67,7 +67,7 @@ def test_hashes_stay_what_they_were():
     """SplitMix64's first outputs from seed 0, as the reference implementation gives them (Vigna, splitmix64.c)."""
     counters = hashing.GAMMA * np.arange(1, 4, dtype=np.uint64)
     assert hashing.mix(counters).tolist() == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
-    assert hashing.text_word("") == int.from_bytes(bytes.fromhex("e3b0c44298fc1c14"), "little")
+    assert hashing.hash_text("") == int.from_bytes(bytes.fromhex("e3b0c44298fc1c14"), "little")
     np.testing.assert_array_equal(hashing.combine(1, -1), hashing.combine(1, 2**64 - 1))
     np.testing.assert_array_equal(hashing.combine(1, np.array([5, 6]))[1], hashing.combine(1, 6)[0])
 
@@ -75,4 +75,4 @@ def test_hashes_stay_what_they_were():
 def test_below_is_even():
     """Chi-square, false-alarm rate 1e-6."""
     words = hashing.combine(np.arange(100_000)).astype(np.uint32)
-    assert stats.chisquare(np.bincount(hashing.below(words, 100), minlength=100)).pvalue > FALSE_ALARM
+    assert stats.chisquare(np.bincount(hashing.bounded(words, 100), minlength=100)).pvalue > FALSE_ALARM

@@ -15,10 +15,10 @@ from tiny_runs import RECIPE, ROOT, TINY, environment
 from bert_jax import pretrain
 from bert_jax.command import UserError
 from bert_jax.config import MeshConfig
+from bert_jax.data.batch_schedule import BatchSchedule
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.phases import Phase, PhasedLoader
-from bert_jax.data.reading import BatchSchedule
 from bert_jax.data.shards import open_dataset
 from bert_jax.train import metrics, partitioning
 from bert_jax.train.parameters import read_params

@@ -8,8 +8,8 @@ import pytest
 
 from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig, FinetuneConfig, MeshConfig, ModelOptions, OptimizerConfig, PretrainConfig
+from bert_jax.data.batch_schedule import BatchSchedule
 from bert_jax.data.phases import Phase, PhasedLoader
-from bert_jax.data.reading import BatchSchedule
 from bert_jax.data.shards import open_dataset
 from bert_jax.train.losses import PretrainingObjective
 from bert_jax.train.provenance import check_same, provenance

@@ -16,8 +16,8 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.tokenization import cache, library
-from bert_jax.tokenization.wordpiece import AddedToken, Vocabulary
+from bert_jax.tokenization import chunk_cache, tokenizer_spec
+from bert_jax.tokenization.wordpiece import AddedToken, WordPieceSpec
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = ["hello", "world", "##ing", "##es", "un", "##aff", "##able", "the", "The", "Hello", "isn", "mask"]
@@ -96,7 +96,7 @@ def assert_equal_ids(ours: tokenizer.Tokenizer, library: tokenizers.Tokenizer, t
 def test_ids_are_the_librarys_on_all_of_unicode(lowercase, strip_accents, split_chinese, clean_text):
     tokens = wide_tokens()
     ours = tokenizer.Tokenizer(
-        Vocabulary(tuple(tokens), lowercase, strip_accents, split_chinese=split_chinese, clean_text=clean_text)
+        WordPieceSpec(tuple(tokens), lowercase, strip_accents, split_chinese=split_chinese, clean_text=clean_text)
     )
     library = bare_library(
         tokens,
@@ -112,7 +112,7 @@ def test_ids_are_the_librarys_on_all_of_unicode(lowercase, strip_accents, split_
 
 @pytest.mark.parametrize("clean_text", [True, False])
 def test_every_code_point_parts_words_as_the_library_does(clean_text):
-    ours = tokenizer.Tokenizer(Vocabulary(tuple(wide_tokens()), True, True, clean_text=clean_text))
+    ours = tokenizer.Tokenizer(WordPieceSpec(tuple(wide_tokens()), True, True, clean_text=clean_text))
     library = bare_library(wide_tokens(), lowercase=True, strip_accents=True, clean_text=clean_text)
     codes = [code for code in range(0x110000) if not 0xD800 <= code < 0xE000]
     # Unassigned planes and ideographs by the thousand behave alike: every code of the first 0x3400, then a sample.
@@ -132,10 +132,10 @@ def lines(sample_text) -> list[str]:
 
 def test_small_caches_and_blocks_change_no_id(vocab_dir, lines, monkeypatch):
     expected = tokenizer.load(vocab_dir).encode_many(lines)
-    monkeypatch.setattr(cache, "CACHE_CHUNKS", 100)
-    monkeypatch.setattr(cache, "BLOCK_CHARACTERS", 500)
-    monkeypatch.setattr(library, "LIBRARY_CHUNKS", 7)
-    monkeypatch.setattr(cache, "CACHED_CHUNK_LENGTH", 3)
+    monkeypatch.setattr(chunk_cache, "CACHE_CHUNKS", 100)
+    monkeypatch.setattr(chunk_cache, "BLOCK_CHARACTERS", 500)
+    monkeypatch.setattr(tokenizer_spec, "LIBRARY_CHUNKS", 7)
+    monkeypatch.setattr(chunk_cache, "CACHED_CHUNK_LENGTH", 3)
     small = tokenizer.load(vocab_dir)
     for _ in range(2):
         for found, wanted in zip(small.encode_many(lines), expected, strict=True):
@@ -143,12 +143,12 @@ def test_small_caches_and_blocks_change_no_id(vocab_dir, lines, monkeypatch):
 
 
 def test_cache_is_bounded_whatever_the_text(trained, monkeypatch):
-    monkeypatch.setattr(cache, "CACHE_CHUNKS", 1000)
+    monkeypatch.setattr(chunk_cache, "CACHE_CHUNKS", 1000)
     fresh = pickle.loads(pickle.dumps(trained))
     for part in range(20):
         fresh.encode_many([f"word{number} {'long' * 20}{number}" for number in range(part * 400, part * 400 + 400)])
         assert len(fresh._cache._cache) + len(fresh._cache._older) <= 1000 + 400
-    assert max(map(len, [*fresh._cache._cache, *fresh._cache._older])) <= cache.CACHED_CHUNK_LENGTH
+    assert max(map(len, [*fresh._cache._cache, *fresh._cache._older])) <= chunk_cache.CACHED_CHUNK_LENGTH
 
 
 def test_texts_are_encoded_one_by_one_or_together_alike(trained, lines):
@@ -194,7 +194,7 @@ def test_decode_and_tokens_read_back(trained):
 
 
 def test_ids_over_65536_are_wider():
-    wide = tokenizer.Tokenizer(Vocabulary(tuple(wide_tokens()), False, False))
+    wide = tokenizer.Tokenizer(WordPieceSpec(tuple(wide_tokens()), False, False))
     assert wide.vocab_size > 65536 and wide.id_dtype is np.uint32
     assert wide.encode("a\uffe6b").max() > 65536
     np.testing.assert_array_equal(wide.encode("a b"), wide.encode_many(["a b"])[0])
@@ -248,7 +248,7 @@ def test_switch_that_is_neither_on_nor_off_is_refused(tmp_path, vocab_dir, name)
 
 def test_added_tokens_are_honoured(tmp_path):
     added = [*(AddedToken(token) for token in SPECIAL), AddedToken("<name>"), AddedToken("new york", special=False)]
-    ours = tokenizer.Tokenizer(Vocabulary((*SPECIAL, "new", "york", "a"), True, True, added=tuple(added)))
+    ours = tokenizer.Tokenizer(WordPieceSpec((*SPECIAL, "new", "york", "a"), True, True, added=tuple(added)))
     assert ours.vocab_size == 10 and ours.special_ids == (0, 1, 2, 3, 4, 8)
     assert ours.tokens(ours.encode("a new york [MASK] <name>"))[:2] == ["a", "new york"]
     assert ours.encode("[MASK] <name>").max() < 8 and ours.encode_special("<name> [MASK]").tolist() == [8, 4]

@@ -18,8 +18,8 @@ from tokenizer_kinds import KINDS, Encode, make, random_texts, train_sentencepie
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.tokenization import pieces
-from bert_jax.tokenization.library import Roles
+from bert_jax.tokenization import sentencepiece_model
+from bert_jax.tokenization.tokenizer_spec import Roles
 
 # A little of other scripts, so that the vocabularies have some of their characters.
 SCRIPTS = [
@@ -260,7 +260,7 @@ def test_albert_keeps_case_and_accents_when_told(made, tmp_path):
 
 def test_case_folded_by_the_model_is_known(lines):
     content = train_sentencepiece(lines, normalization_rule_name="nmt_nfkc_cf")
-    folded = pieces.SentencePieces(content)
+    folded = sentencepiece_model.SentencePieceSpec(content)
     assert (
         folded.lowercase
         and tokenizer.Tokenizer(folded).encode("The").tolist() == tokenizer.Tokenizer(folded).encode("the").tolist()
@@ -437,7 +437,7 @@ def rules_of(charsmap: bytes) -> dict[str, str]:
 def test_no_rule_of_sentencepiece_looks_across_a_space(rule):
     content = train_sentencepiece(["a b c d e f g h"] * 50, normalization_rule_name=rule)
     model = sentencepiece_model_pb2.ModelProto.FromString(content)
-    engine = pieces.SentencePieces(content).engine()
+    engine = sentencepiece_model.SentencePieceSpec(content).engine()
     assert not engine._chunks  # Unigram
     rules = rules_of(model.normalizer_spec.precompiled_charsmap)
     assert len(rules) > 200_000 and rules["\u00a0"] == " "

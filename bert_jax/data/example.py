@@ -53,21 +53,22 @@ class Batch(NamedTuple):
 
 
 # [CLS], a token that can be predicted, and [SEP]: a shorter sequence predicts nothing.
-SHORTEST = 3
+SHORTEST_SEQUENCE = 3
 
 
 def max_predictions(seq_len: int, pack: int, mask_rate: float, reorder_rate: float = 0.0) -> int:
     """M: the most predictions a row of any 1 to `pack` sequences in seq_len slots can hold (law 2).
 
-    A sequence of n slots predicts max(1, round(mask_rate * n)) of them, which is at most h(n) = max(1, mask_rate * n +
-    1/2), a convex function. So the sum over sequences of at least SHORTEST slots, together seq_len, is greatest where
-    all but one are as short as that; and it grows with their number. Its round(reorder_rate * n / 3) trigrams out of
-    order are at most reorder_rate * n + 3/2 tokens, which keeps h convex. The millionth covers rounding of the product.
+    A sequence of n positions predicts max(1, round(mask_rate * n)) of them, which is at most
+    h(n) = max(1, mask_rate * n + 1/2), a convex function. So the sum over sequences of at least SHORTEST_SEQUENCE
+    positions, together seq_len, is greatest where all but one are as short as that; and it grows with their number.
+    A sequence's round(reorder_rate * n / 3) shuffled trigrams are at most reorder_rate * n + 3/2 tokens, which keeps h
+    convex. The added millionth covers rounding of the product.
     """
 
     def most(slots: int) -> float:
         return max(1.0, mask_rate * slots + 0.5) + (reorder_rate * slots + 1.5 if reorder_rate else 0.0)
 
-    others = max(0, min(pack, seq_len // SHORTEST) - 1)
-    bound = others * most(SHORTEST) + most(seq_len - others * SHORTEST)
+    others = max(0, min(pack, seq_len // SHORTEST_SEQUENCE) - 1)
+    bound = others * most(SHORTEST_SEQUENCE) + most(seq_len - others * SHORTEST_SEQUENCE)
     return min(seq_len, int(bound + 1e-6))

@@ -37,12 +37,12 @@ def combine(*parts: int | Integer[np.ndarray, "..."]) -> UInt64[np.ndarray, "...
     return state
 
 
-def text_word(text: str) -> int:
+def hash_text(text: str) -> int:
     """A 64-bit number for a text, the same in every process and version (the head of its sha256)."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-def below(words: UInt32[np.ndarray, "K"], bound: int) -> Integer[np.ndarray, "K"]:
+def bounded(words: UInt32[np.ndarray, "K"], bound: int) -> Integer[np.ndarray, "K"]:
     """Maps uniform 32-bit words to [0, bound), bound < 2**31, by multiply and shift (Lemire 2019, ACM TOMACS 29).
 
     Without his rejection step: a value's probability is off by at most bound / 2**32 of itself.

@@ -1,8 +1,8 @@
 """From shards to batches: a batch is a function of (dataset, configuration, seed, step), with no state (law 1).
 
-Step s reads the B(s) global rows that follow those of the steps before it (data/reading.py counts them) in the epochs
-laid end to end, each epoch a permutation of all rows keyed by (seed, epoch, dataset). No tail is dropped: a batch may
-straddle two epochs, and each row wears its own epoch's masks.
+Step s reads the B(s) global rows that follow the rows of all earlier steps (data/batch_schedule.py counts them) in
+the concatenated epochs, each epoch a permutation of all rows keyed by (seed, epoch, dataset). No tail is dropped: a
+batch may straddle two epochs, and each row wears its own epoch's masks.
 """
 
 import hashlib
@@ -16,9 +16,9 @@ import numpy as np
 from bert_jax.array_types import Int32, Int64
 from bert_jax.command import UserError
 from bert_jax.data import hashing, permutation
+from bert_jax.data.batch_schedule import BatchSegment, check_batch_size
 from bert_jax.data.example import Batch, Rows, max_predictions
-from bert_jax.data.masking import Masked, Masker, MaskingRule, RateSchedule, TokenFacts, span_targets
-from bert_jax.data.reading import Stretch, check_batch_size
+from bert_jax.data.masking import Masked, Masker, MaskingRule, MaskingTokenizer, RateSchedule, span_targets
 
 # Held-out masks depend on nothing but the sequence, so that figures compare between runs, steps and seeds.
 EVALUATION_SEED = 0
@@ -48,7 +48,7 @@ class RowTable(Protocol):
 
 
 @runtime_checkable
-class HashedTokenizer(TokenFacts, Protocol):
+class LoaderTokenizer(MaskingTokenizer, Protocol):
     """What the loader asks of a tokenizer (bert_jax.tokenizer.Tokenizer)."""
 
     @property
@@ -58,7 +58,7 @@ class HashedTokenizer(TokenFacts, Protocol):
 class PretrainingLoader:
     """Batches for pretraining and held-out evaluation, `batch_size` rows each (the global batch).
 
-    With `stretches` it has the batches of these steps alone, of as many rows as each says, and batch_size has no part.
+    With `segments` it has the batches of these steps alone, of as many rows as each says, and batch_size has no part.
     Rows with static masking are passed on as stored, others masked here by the dataset's rule; `rates` stand in for
     its rate in training batches (held-out masks keep it). Raises UserError for a batch size below 1, a tokenizer that
     is not the one the rows were made with, or rates for static masks.
@@ -67,12 +67,12 @@ class PretrainingLoader:
     def __init__(
         self,
         dataset: RowTable,
-        tokenizer: HashedTokenizer,
+        tokenizer: LoaderTokenizer,
         *,
         batch_size: int,
         seed: int,
         rates: RateSchedule | None = None,
-        stretches: Sequence[Stretch] = (),
+        segments: Sequence[BatchSegment] = (),
     ) -> None:
         check_batch_size(batch_size)
         if tokenizer.content_hash != dataset.tokenizer_hash:
@@ -87,7 +87,7 @@ class PretrainingLoader:
                 "data.mask_rate and data.mask_schedule, or build the examples with --masking dynamic"
             )
         self.dataset, self.seed = dataset, seed
-        self.stretches = tuple(stretches) or (Stretch(0, None, batch_size, 0),)
+        self.segments = tuple(segments) or (BatchSegment(0, None, batch_size, 0),)
         self.rates = RateSchedule.constant(dataset.masking.rate) if rates is None else rates
         self.max_predictions = dataset.max_predictions
         if rates is not None:
@@ -98,7 +98,7 @@ class PretrainingLoader:
         self._unigram_counts = dataset.unigram_counts() if by_count else None
         self._tokenizer = tokenizer
         self._masker = self._make_masker(seed)
-        self._dataset_word = hashing.text_word(dataset.fingerprint)
+        self._dataset_word = hashing.hash_text(dataset.fingerprint)
         self._block: _Block | None = None
 
     @property
@@ -122,40 +122,40 @@ class PretrainingLoader:
     @property
     def changes(self) -> tuple[int, ...]:
         """The steps from which batches have another number of rows."""
-        return tuple(stretch.first for stretch in self.stretches)
+        return tuple(segment.first for segment in self.segments)
 
     def rows_at(self, step: int) -> int:
         """Rows of a step's global batch. Raises ValueError for a step that reads nothing here."""
-        return self._stretch(step).rows
+        return self._segment(step).rows
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
         """The global batch of a step, or those of its rows that are picked, which alone are then loaded.
 
         The arrays are read-only. Raises ValueError for a step that reads nothing here, as a negative one.
         """
-        stretch = self._stretch(step)
-        picked = np.arange(stretch.rows, dtype=np.int64)[slice(None) if rows is None else rows]
+        segment = self._segment(step)
+        picked = np.arange(segment.rows, dtype=np.int64)[slice(None) if rows is None else rows]
         block = self._block
         same = block is not None and np.array_equal(block.picked, picked)
         if block is None or not same or not block.first <= step < block.first + block.steps:
             goes_on = block is not None and same and step == block.first + block.steps
             steps = max(1, _BLOCK_SLOTS // max(1, self.dataset.seq_len * picked.size)) if goes_on else 1
-            if stretch.end is not None:  # the steps of a block are of one stretch
-                steps = min(steps, stretch.end - step)
-            block = self._block = _Block(step, steps, picked, self._batches(stretch, step, steps, picked))
+            if segment.end is not None:  # the steps of a block are of one segment
+                steps = min(steps, segment.end - step)
+            block = self._block = _Block(step, steps, picked, self._batches(segment, step, steps, picked))
         begin = (step - block.first) * picked.size
         return Batch(*(field if field is None else field[begin : begin + picked.size] for field in block.batches))
 
-    def _stretch(self, step: int) -> Stretch:
-        found = next((stretch for stretch in self.stretches if stretch.holds(step)), None)
+    def _segment(self, step: int) -> BatchSegment:
+        found = next((segment for segment in self.segments if segment.holds(step)), None)
         if found is None:
             raise ValueError(f"step {step}: its batch is not read from {self.dataset.directory}")
         return found
 
-    def _batches(self, stretch: Stretch, first: int, count: int, picked: Int64[np.ndarray, "K"]) -> Batch:
-        """The picked rows of `count` steps of a stretch, one step after another."""
+    def _batches(self, segment: BatchSegment, first: int, count: int, picked: Int64[np.ndarray, "K"]) -> Batch:
+        """The picked rows of `count` steps of a segment, one step after another."""
         steps = np.arange(first, first + count)
-        numbers = (stretch.before + (steps[:, None] - stretch.first) * stretch.rows + picked).reshape(-1)
+        numbers = (segment.before + (steps[:, None] - segment.first) * segment.rows + picked).reshape(-1)
         epochs, ordinals = np.divmod(numbers, self.dataset.rows)
         keys = hashing.combine(self._dataset_word, self.seed, epochs)
         gathered = self.dataset.gather(permutation.permute(ordinals, self.dataset.rows, keys))
@@ -199,7 +199,7 @@ class PretrainingLoader:
         return Masker(self._tokenizer, self.dataset.masking, seed, self._unigram_counts)
 
     def _batch(self, rows: Rows, masked: Masked) -> Batch:
-        where = layout(rows)
+        where = token_layout(rows)
         labelled = rows.next_sentence_labels >= 0
         spans: tuple[np.ndarray, ...] = ()
         if self.dataset.masking.unit == "span":
@@ -235,7 +235,7 @@ def _stored(rows: Rows) -> Masked:
     return Masked(*(column.astype(np.int32) for column in stored))
 
 
-class Layout(NamedTuple):
+class TokenLayout(NamedTuple):
     """Where the sequences of some rows lie, slot by slot: the fields of Batch by the same names."""
 
     sequence_ids: Int32[np.ndarray, "R T"]
@@ -244,7 +244,7 @@ class Layout(NamedTuple):
     cls_positions: Int32[np.ndarray, "R S"]
 
 
-def layout(rows: Rows) -> Layout:
+def token_layout(rows: Rows) -> TokenLayout:
     """Spells out the lengths stored in rows: sequences lie one after the other from slot 0, then padding."""
     (row_count, width), pack = rows.input_ids.shape, rows.sequence_lengths.shape[1]
     lengths = rows.sequence_lengths.astype(np.int32)
@@ -253,7 +253,7 @@ def layout(rows: Rows) -> Layout:
         filled = slots < lengths
         sequence_ids = filled.astype(np.int32)
         segment_ids = (filled & (slots >= rows.first_segment_lengths)).astype(np.int32)
-        return Layout(sequence_ids, segment_ids, slots * sequence_ids, np.zeros_like(lengths))
+        return TokenLayout(sequence_ids, segment_ids, slots * sequence_ids, np.zeros_like(lengths))
     starts = np.cumsum(lengths, axis=1, dtype=np.int32) - lengths
     # A row is 2S + 1 runs of slots: two segments of each sequence, and the padding.
     runs = np.empty((row_count, 2 * pack + 1), np.int32)
@@ -268,7 +268,7 @@ def layout(rows: Rows) -> Layout:
     sequence_ids = _spell_out(sequence_of_run, runs, width)
     positions = np.arange(width, dtype=np.int32) - _spell_out(start_of_run, runs, width)
     positions *= sequence_ids > 0
-    return Layout(sequence_ids, _spell_out(segment_of_run, runs, width), positions, starts * (lengths > 0))
+    return TokenLayout(sequence_ids, _spell_out(segment_of_run, runs, width), positions, starts * (lengths > 0))
 
 
 def _spell_out(

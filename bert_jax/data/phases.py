@@ -7,11 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.command import UserError
-from bert_jax.data import stepwise
+from bert_jax.data import step_schedule
+from bert_jax.data.batch_schedule import BatchSchedule, batch_segments
 from bert_jax.data.example import Batch
-from bert_jax.data.loader import HashedTokenizer, PretrainingLoader
+from bert_jax.data.loader import LoaderTokenizer, PretrainingLoader
 from bert_jax.data.masking import RateSchedule
-from bert_jax.data.reading import BatchSchedule, stretches
 from bert_jax.data.shards import Dataset
 
 
@@ -36,7 +36,7 @@ def parse_phases(train: str, phases: str) -> list[tuple[int, str]]:
     """First steps and folders, those of data.train first. Raises UserError for another form than STEP:DIR,STEP:DIR."""
     if not phases:
         return [(0, train)]
-    steps, folders = stepwise.parse(phases, "data.phases", _folder, "900000:shards_512", first=1)
+    steps, folders = step_schedule.parse(phases, "data.phases", _folder, "900000:shards_512", first=1)
     return [(0, train), *zip(steps, folders, strict=True)]
 
 
@@ -71,7 +71,7 @@ class PhasedLoader:
     def __init__(
         self,
         phases: Sequence[Phase],
-        tokenizer: HashedTokenizer,
+        tokenizer: LoaderTokenizer,
         *,
         batches: BatchSchedule,
         seed: int,
@@ -79,13 +79,13 @@ class PhasedLoader:
     ) -> None:
         """Raises UserError as PretrainingLoader does, and check_phases."""
         check_phases(phases)
-        read = stretches(batches, [(phase.first, phase.dataset.fingerprint) for phase in phases])
+        read = batch_segments(batches, [(phase.first, phase.dataset.fingerprint) for phase in phases])
         self._loaders = [
-            PretrainingLoader(phase.dataset, tokenizer, batch_size=part[0].rows, seed=seed, rates=rates, stretches=part)
+            PretrainingLoader(phase.dataset, tokenizer, batch_size=part[0].rows, seed=seed, rates=rates, segments=part)
             for phase, part in zip(phases, read, strict=True)
         ]
         self._phases = list(phases)
-        self.changes = tuple(sorted(stretch.first for part in read for stretch in part))
+        self.changes = tuple(sorted(segment.first for part in read for segment in part))
 
     @property
     def fingerprints(self) -> Mapping[str, str]:

@@ -28,7 +28,7 @@ MOST_MAPPED = 16_384
 Reader = Callable[[Mapping[str, Any]], Callable[[Path], Rows]]
 
 
-class Written(NamedTuple):
+class WrittenShard(NamedTuple):
     """What a manifest says of a shard, but its name."""
 
     rows: int
@@ -40,7 +40,7 @@ class Corrupt(Exception):
     """A shard that is not what its manifest says; the message says how, without the shard's name."""
 
 
-def write_shard(path: Path, rows: Rows) -> Written:
+def write_shard(path: Path, rows: Rows) -> WrittenShard:
     """Writes rows to one Arrow IPC file, whole or not at all: a temporary name, fsync, then a rename.
 
     Raises OSError when the disk is full or the like; nothing is then left at `path`.
@@ -55,7 +55,7 @@ def write_shard(path: Path, rows: Rows) -> Written:
         writer.write_batch(pa.record_batch(arrays, schema=schema))
     content = sink.getvalue()
     write_whole(path, memoryview(content))
-    return Written(len(rows.input_ids), content.size, hashlib.sha256(content).hexdigest())
+    return WrittenShard(len(rows.input_ids), content.size, hashlib.sha256(content).hexdigest())
 
 
 def read_shard(path: Path) -> Rows:

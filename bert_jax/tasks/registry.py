@@ -8,7 +8,7 @@ from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
-from bert_jax.data.prepared import open_prepared
+from bert_jax.data.tfds_source import open_tfds
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.kinds import kind_of
@@ -162,6 +162,6 @@ def _find_prepared(named: NamedTask, name: str, wanted: Sequence[str]) -> dict[s
     if not named.stored:
         raise UserError(f"TensorFlow Datasets has no {named.task.name}; name a folder: --config.task.data_dir=DIR")
     address = f"{TFDS}{name or named.stored}"
-    there = open_prepared(address)[0].info.splits
+    there = open_tfds(address)[0].info.splits
     found = {split: named.stored_splits.get(split, split) for split in wanted}
     return {split: Path(f"{address}:{stored}") for split, stored in found.items() if stored in there}

@@ -14,8 +14,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.command import UserError
 from bert_jax.files import write_json
-from bert_jax.tokenization.byte_bpe_engine import BytePairEngine, token_text
-from bert_jax.tokenization.library import (
+from bert_jax.tokenization.byte_bpe_engine import ByteBPEEngine, token_text
+from bert_jax.tokenization.tokenizer_spec import (
     BERT_ROLES,
     GPT2_ROLES,
     ROBERTA_ROLES,
@@ -38,7 +38,7 @@ MERGES_HEADER = "#version: 0.2"
 
 
 @dataclass(frozen=True)
-class BytePairs:
+class ByteBPESpec:
     """All that decides the ids of a byte-level BPE tokenizer, so that two of equal content are equal."""
 
     tokens: tuple[str, ...]  # by id, bytes written as GPT-2 writes them
@@ -92,8 +92,8 @@ class BytePairs:
     def content_hash(self) -> str:
         return hash_of(self)
 
-    def engine(self) -> BytePairEngine:
-        return BytePairEngine(
+    def engine(self) -> ByteBPEEngine:
+        return ByteBPEEngine(
             self.build,
             dataclasses.replace(self, add_prefix_space=False).build,
             id_dtype(len(self.all_tokens())),
@@ -154,7 +154,7 @@ class BytePairs:
         return library
 
 
-def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase: bool | None) -> BytePairs:
+def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase: bool | None) -> ByteBPESpec:
     """Of a tokenizer.json; `settings` name the roles. Raises UserError for what is not byte-level BPE as GPT-2's."""
     model = content["model"]
     splitter = content.get("pre_tokenizer") or {}
@@ -168,7 +168,7 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
             raise UserError(f"its model has {field} {model[field]!r}, which is not supported. Save it without")
     added = added_tokens(content)
     known = {*model["vocab"], *(token.content for token in added)}
-    read = BytePairs(
+    read = ByteBPESpec(
         tokens=tokens_by_id(model["vocab"]),
         merges=tuple(_merge(merge) for merge in model["merges"]),
         roles=named_roles(settings, known, *_usual_roles(known)),
@@ -184,7 +184,7 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
 
 def from_files(
     vocabulary: Mapping[str, int], merges_file: Path, settings: Mapping[str, Any], lowercase: bool | None
-) -> BytePairs:
+) -> ByteBPESpec:
     """Of vocab.json's content and merges.txt. Raises UserError for a missing or broken merges.txt."""
     refuse_contradiction(lowercase, False)
     if not merges_file.exists():
@@ -200,7 +200,7 @@ def from_files(
         raise UserError(
             f"{merges_file.name} marks the ends of words (</w>), as XLM's; only byte-level BPE is supported"
         )
-    return BytePairs(
+    return ByteBPESpec(
         tokens=tokens_by_id(vocabulary),
         merges=tuple(_merge(line) for line in merges),
         roles=named_roles(settings, vocabulary, *_usual_roles(vocabulary)),

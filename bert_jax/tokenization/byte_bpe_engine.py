@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 
 import tokenizers
 
-from bert_jax.tokenization.cache import Parted
-from bert_jax.tokenization.library import LibraryEngine
+from bert_jax.tokenization.chunk_cache import ChunkedTexts
+from bert_jax.tokenization.tokenizer_spec import LibraryEngine
 from bert_jax.tokenization.wordpiece_engine import WHITE_SPACE
 
 # The white-space half of GPT-2's expression: a space goes with what follows it; of a run the last one does.
@@ -25,7 +25,7 @@ _ASCII_CUTS = re.compile("'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\t-\r A-
 KEEPING_WHITE_SPACE = ("NFC", "NFD", "Lowercase")
 
 
-class BytePairEngine(LibraryEngine):
+class ByteBPEEngine(LibraryEngine):
     """The library's byte-level BPE, and that it cuts before a space followed by anything but white space.
 
     A chunk's key is what follows its one leading space, for most have one; a chunk without one has its key begin with
@@ -54,7 +54,7 @@ class BytePairEngine(LibraryEngine):
         self._only_ascii = not set(normalizers) <= set(KEEPING_WHITE_SPACE)
         self._ascii_cuts = "Lowercase" not in normalizers and not ignore_merges
 
-    def part(self, texts: Sequence[str]) -> Parted | None:
+    def part(self, texts: Sequence[str]) -> ChunkedTexts | None:
         if self._whole:
             return None
         apart: dict[int, list[str] | None] = {}
@@ -69,7 +69,7 @@ class BytePairEngine(LibraryEngine):
             texts = ["" if place in apart else text for place, text in enumerate(texts)]
         # The first chunk of a text has the space before it that is written there, or none.
         firsts = [" " + text.split(" ", 1)[0] if text[:1] != " " else text[1:].split(" ", 1)[0] for text in texts]
-        return Parted("\n".join(texts), None if self._add_prefix_space else firsts, apart=apart)
+        return ChunkedTexts("\n".join(texts), None if self._add_prefix_space else firsts, apart=apart)
 
     def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
         if not self._ascii_cuts:

@@ -17,7 +17,8 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.command import UserError
 from bert_jax.files import write_json
-from bert_jax.tokenization.library import (
+from bert_jax.tokenization.longest_match import LongestMatch
+from bert_jax.tokenization.tokenizer_spec import (
     BERT_ROLES,
     AddedToken,
     added_tokens,
@@ -28,7 +29,6 @@ from bert_jax.tokenization.library import (
     tokens_beside,
     tokens_by_id,
 )
-from bert_jax.tokenization.longest_match import LongestMatch
 from bert_jax.tokenization.wordpiece_engine import WordPieceEngine
 
 # Of BERT, in the order in which our own vocabularies hold them (ids 0 to 4).
@@ -39,7 +39,7 @@ MAX_WORD_LENGTH = 100
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class WordPieceSpec:
     """All that decides the ids of a WordPiece tokenizer, so that two of equal content are equal."""
 
     tokens: tuple[str, ...]  # by id
@@ -152,7 +152,7 @@ class Vocabulary:
         return library
 
 
-def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: bool | None) -> Vocabulary:
+def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: bool | None) -> WordPieceSpec:
     """Of a tokenizer.json whose model is WordPiece; `config` is the folder's settings. Raises UserError for another."""
     model, normalizer = content.get("model") or {}, content.get("normalizer") or {}
     splitter = content.get("pre_tokenizer") or {}
@@ -169,7 +169,7 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
         raise UserError(f"its unknown token is {model.get('unk_token')!r}. Only {UNK} is supported now")
     stated = _first(config.get("do_lower_case"), normalizer["lowercase"])
     refuse_contradiction(lowercase, stated)
-    vocabulary = Vocabulary(
+    vocabulary = WordPieceSpec(
         tokens=tokens_by_id(model["vocab"]),
         lowercase=stated,
         # Without a setting, accents go with the capitals, as in google-research/bert's BasicTokenizer.
@@ -184,7 +184,7 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
     return vocabulary
 
 
-def from_lines(file: Path, config: Mapping[str, Any], lowercase: bool | None) -> Vocabulary:
+def from_lines(file: Path, config: Mapping[str, Any], lowercase: bool | None) -> WordPieceSpec:
     """Of a vocab.txt. Without a setting or an argument, a vocabulary without capitals is for lower-cased text."""
     try:
         lines = file.read_bytes().decode("utf-8").removeprefix("\ufeff").split("\n")  # a byte order mark is no token's
@@ -198,7 +198,7 @@ def from_lines(file: Path, config: Mapping[str, Any], lowercase: bool | None) ->
     stated = config.get("do_lower_case")
     refuse_contradiction(lowercase, stated)
     chosen = _first(stated, lowercase, not has_capitals(tokens))
-    return Vocabulary(
+    return WordPieceSpec(
         tokens=tokens,
         lowercase=chosen,
         strip_accents=_first(config.get("strip_accents"), chosen),  # as Google's BasicTokenizer: with lower-casing

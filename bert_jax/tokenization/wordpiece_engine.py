@@ -9,9 +9,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 import tokenizers
 
-from bert_jax.tokenization.cache import Parted
-from bert_jax.tokenization.library import LibraryEngine
+from bert_jax.tokenization.chunk_cache import ChunkedTexts
 from bert_jax.tokenization.longest_match import LongestMatch
+from bert_jax.tokenization.tokenizer_spec import LibraryEngine
 
 # str.split parts at these, the library does not: its clean-up drops them first, as other control characters.
 _DROPPED_SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
@@ -44,11 +44,11 @@ class WordPieceEngine(LibraryEngine):
         self._clean_text = clean_text
         self._has_text_tokens = has_text_tokens
 
-    def part(self, texts: Sequence[str]) -> Parted | None:
+    def part(self, texts: Sequence[str]) -> ChunkedTexts | None:
         if self._has_text_tokens:
             return None  # added tokens that are found in running text may span white space
         block = replaced(lines(texts), _CLEANED if self._clean_text else _SPACES)
-        return Parted(block, marks=True, fold=self._lowercase)
+        return ChunkedTexts(block, marks=True, fold=self._lowercase)
 
     def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
         return {}

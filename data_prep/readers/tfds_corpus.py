@@ -1,6 +1,6 @@
 """Documents of TFDS datasets that are prepared already: tfds:NAME[:SPLIT] (bert_jax/data/prepared.py)."""
 
-from bert_jax.data.prepared import open_prepared
+from bert_jax.data.tfds_source import open_tfds
 from data_prep.readers.places import first_line
 from data_prep.readers.refusal import Items, Refusal, check
 from data_prep.readers.streams import OnRead, damaged, nothing
@@ -10,13 +10,13 @@ PREFIX = "tfds:"
 
 def size(address: str) -> int:
     """The bytes of a split as stored. Raises UserError when it is not prepared, or not made to be read so."""
-    builder, split = open_prepared(address)
+    builder, split = open_tfds(address)
     return int(builder.info.splits[split].num_bytes)
 
 
 def documents(address: str, field: str, on_read: OnRead = nothing) -> Items:
     """The documents of a split: what each example holds under `field`."""
-    builder, split = open_prepared(address)
+    builder, split = open_tfds(address)
     features = builder.info.features
     if field not in features:
         what = f"no feature {field!r}; there is: {', '.join(features)}"

@@ -31,21 +31,21 @@ What differs from those programs:
   - no cap on predictions besides the rate: a row has room for all (bert: max_predictions_per_seq).
 """
 
-from bert_jax.data.masking.masker import Masked, Masker, TokenFacts
-from bert_jax.data.masking.rule import BERT_SPLIT, RANDOM_TOKENS, UNITS, MaskingRule, Split
-from bert_jax.data.masking.schedule import RateSchedule
-from bert_jax.data.masking.targets import SpanTargets, span_targets
+from bert_jax.data.masking.masker import Masked, Masker, MaskingTokenizer
+from bert_jax.data.masking.rate_schedule import RateSchedule
+from bert_jax.data.masking.rule import BERT_SHARES, RANDOM_TOKENS, UNITS, MaskingRule, ReplacementShares
+from bert_jax.data.masking.span_boundaries import SpanTargets, span_targets
 
 __all__ = [
-    "BERT_SPLIT",
+    "BERT_SHARES",
     "RANDOM_TOKENS",
     "UNITS",
     "Masked",
     "Masker",
     "MaskingRule",
+    "MaskingTokenizer",
     "RateSchedule",
+    "ReplacementShares",
     "SpanTargets",
-    "Split",
-    "TokenFacts",
     "span_targets",
 ]

@@ -11,16 +11,16 @@ from bert_jax.data.masking import reorder
 from bert_jax.data.masking import sequences as cutting
 from bert_jax.data.masking.replacements import Replacer
 from bert_jax.data.masking.rule import MaskingRule
+from bert_jax.data.masking.run_selection import choose_runs, run_starts
 from bert_jax.data.masking.sequences import INSIDE, SPECIAL, WHOLE, Sequences
-from bert_jax.data.masking.spans import choose_runs, run_starts
-from bert_jax.data.masking.words import choose_words
+from bert_jax.data.masking.word_selection import choose_words
 
 # Streams of hashes that must not know of each other; data_prep/corruption.py has one too.
 _ORDER, _REPLACEMENT, _LENGTH, _REORDER, _SHUFFLE = 1, 2, 4, 5, 6
 
 
 @runtime_checkable
-class TokenFacts(Protocol):
+class MaskingTokenizer(Protocol):
     """What masking asks of a tokenizer (bert_jax.tokenizer.Tokenizer)."""
 
     @property
@@ -61,7 +61,7 @@ class Masker:
 
     def __init__(
         self,
-        tokenizer: TokenFacts,
+        tokenizer: MaskingTokenizer,
         rule: MaskingRule,
         seed: int,
         unigram_counts: Int64[np.ndarray, "V"] | None = None,

@@ -7,14 +7,14 @@ import numpy as np
 
 from bert_jax.array_types import Bool, Int32, Int64, UInt64
 from bert_jax.data import hashing
-from bert_jax.data.masking.sequences import Order, Sequences, Words
+from bert_jax.data.masking.sequences import Sequences, ShuffledWords, WordBoundaries
 
 LENGTH = 3  # tokens shuffled together (the paper's K)
 
 _ORDERS = np.array(list(itertools.permutations(range(LENGTH))))
 
 
-def candidates(sequences: Sequences, words: Words, chosen: Bool[np.ndarray, "Q W"]) -> Bool[np.ndarray, "Q W"]:
+def candidates(sequences: Sequences, words: WordBoundaries, chosen: Bool[np.ndarray, "Q W"]) -> Bool[np.ndarray, "Q W"]:
     """Where a trigram can begin: at three ordinary tokens of one segment, none of them chosen."""
     free = (words.starts | words.inside) & ~chosen
     firsts = free.copy()
@@ -26,7 +26,7 @@ def candidates(sequences: Sequences, words: Words, chosen: Bool[np.ndarray, "Q W
     return firsts
 
 
-def choose(order: Order, budgets: Int64[np.ndarray, "Q"]) -> Bool[np.ndarray, "Q W"]:
+def choose(order: ShuffledWords, budgets: Int64[np.ndarray, "Q"]) -> Bool[np.ndarray, "Q W"]:
     """The slots of the first trigrams, in their order, that share none; `budgets` counts trigrams."""
     count, width = order.keys.shape
     chosen = np.zeros((count, width), bool)
@@ -48,5 +48,5 @@ def shuffled(
 ) -> Int32[np.ndarray, "K"]:
     """The tokens of trigrams, which follow one another, each in one of its six orders by its sequence and place."""
     values = hashing.mix(states[::LENGTH] + positions[::LENGTH].astype(np.uint64) * hashing.GAMMA)
-    picks = hashing.below((values >> np.uint64(32)).astype(np.uint32), len(_ORDERS))
+    picks = hashing.bounded((values >> np.uint64(32)).astype(np.uint32), len(_ORDERS))
     return np.take_along_axis(truth.reshape(-1, LENGTH), _ORDERS[picks], axis=1).reshape(-1)

@@ -42,7 +42,7 @@ class Replacer:
 
     def _random(self, values: UInt32[np.ndarray, "K"]) -> Int64[np.ndarray, "K"]:
         if not self._by_count:
-            return self._ordinary_ids[hashing.below(values, self._ordinary_ids.size)]
+            return self._ordinary_ids[hashing.bounded(values, self._ordinary_ids.size)]
         if self._thresholds is None:
             raise ValueError("random tokens by unigram frequency need the unigram counts")
         return self._ordinary_ids[np.searchsorted(self._thresholds, values.astype(np.uint64), side="right")]

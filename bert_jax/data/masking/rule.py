@@ -11,7 +11,7 @@ UNITS = ("token", "word", "ngram", "span")
 RANDOM_TOKENS = ("uniform", "unigram")
 
 
-class Split(NamedTuple):
+class ReplacementShares(NamedTuple):
     """What becomes of a chosen token, as shares that sum to 1."""
 
     mask: float
@@ -19,7 +19,7 @@ class Split(NamedTuple):
     keep: float
 
 
-BERT_SPLIT = Split(0.8, 0.1, 0.1)  # Devlin et al. 2019, section 3.1
+BERT_SHARES = ReplacementShares(0.8, 0.1, 0.1)  # Devlin et al. 2019, section 3.1
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class MaskingRule:
 
     unit: str = "token"
     rate: float = 0.15
-    split: Split = BERT_SPLIT
+    split: ReplacementShares = BERT_SHARES
     random: str = "uniform"  # or unigram: as often as in the rows of train
     reorder_rate: float = 0.0  # share of the slots in shuffled trigrams (StructBERT); beside the masks
     ngram_max: int = 3  # words (Lan et al. 2020, section 3.1)
@@ -81,7 +81,7 @@ class MaskingRule:
             split = given["split"]
             if not (isinstance(split, list) and len(split) == 3 and all(isinstance(x, int | float) for x in split)):
                 raise UserError(f"damaged manifest: masking.split is {split!r}; copy the folder again")
-            given["split"] = Split(*map(float, split))
+            given["split"] = ReplacementShares(*map(float, split))
         return cls(**given)
 
     def to_manifest(self) -> dict[str, Any]:

@@ -28,14 +28,14 @@ class Sequences(NamedTuple):
     offsets: Int64[np.ndarray, "Q"]  # of its slot 0 among the R*T slots of the rows
 
 
-class Words(NamedTuple):
+class WordBoundaries(NamedTuple):
     """Which slots of the sequences start a word, and which go on with one; all others are special."""
 
     starts: Bool[np.ndarray, "Q W"]
     inside: Bool[np.ndarray, "Q W"]
 
 
-class Order(NamedTuple):
+class ShuffledWords(NamedTuple):
     """The words of each sequence in random order."""
 
     keys: UInt[np.ndarray, "Q W"]  # their first slots are in the low bits
@@ -66,7 +66,7 @@ def cut(rows: Rows, kinds: UInt8[np.ndarray, "R T"]) -> Sequences:
     return Sequences(kinds, keys, numbers, lengths, first_lengths, starts)
 
 
-def find_words(sequences: Sequences) -> Words:
+def find_words(sequences: Sequences) -> WordBoundaries:
     """A word is a token with the continuations after it.
 
     A continuation after a special token or at the start of a segment starts a word too: what truncation left of one.
@@ -77,10 +77,10 @@ def find_words(sequences: Sequences) -> Words:
     inside[:, 1:] &= kinds[:, :-1] != SPECIAL
     second = np.flatnonzero(sequences.first_lengths < kinds.shape[1])
     inside[second, sequences.first_lengths[second]] = False
-    return Words((kinds != SPECIAL) & ~inside, inside)
+    return WordBoundaries((kinds != SPECIAL) & ~inside, inside)
 
 
-def shuffle(starts: Bool[np.ndarray, "Q W"], states: UInt64[np.ndarray, "Q"]) -> Order:
+def shuffle(starts: Bool[np.ndarray, "Q W"], states: UInt64[np.ndarray, "Q"]) -> ShuffledWords:
     """The words that start at `starts` in the order of their hashes."""
     width = starts.shape[1]
     positions = np.arange(width, dtype=np.uint32)
@@ -101,7 +101,7 @@ def shuffle(starts: Bool[np.ndarray, "Q W"], states: UInt64[np.ndarray, "Q"]) ->
     keys |= positions.astype(keys.dtype)
     keys |= starts.astype(keys.dtype) - 1  # all ones where no word starts: the key for none
     keys.sort(axis=1)
-    return Order(keys, 2 ** (bits - _HASH_BITS) - 1, 2**bits - 1)
+    return ShuffledWords(keys, 2 ** (bits - _HASH_BITS) - 1, 2**bits - 1)
 
 
 def mark(chosen: Bool[np.ndarray, "Q W"], slots: Int64[np.ndarray, "K"], lengths: Int64[np.ndarray, "K"]) -> None:

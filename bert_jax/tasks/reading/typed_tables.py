@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from bert_jax.command import UserError
-from bert_jax.data.prepared import open_prepared
+from bert_jax.data.tfds_source import open_tfds
 from bert_jax.stores import first_line
 from bert_jax.tasks.input_records import is_unicode
 from bert_jax.tasks.reading.columns import Column, advice
@@ -103,7 +103,7 @@ def prepared_records(address: str, columns: Sequence[Column]) -> Stored:
 
     Raises UserError for what is not prepared, damaged, and for a required column that is not there.
     """
-    builder, split = open_prepared(address)
+    builder, split = open_tfds(address)
     features = builder.info.features
     present = _present(address, columns, list(features))
     class_names = tuple(

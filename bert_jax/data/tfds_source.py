@@ -14,7 +14,7 @@ from bert_jax.stores import first_line
 _NAME = re.compile(r"tfds:(?P<name>[^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?)(?::(?P<split>[^:]+(?:\[[^\]]*\])?))?")
 
 
-def open_prepared(address: str) -> tuple[Any, str]:
+def open_tfds(address: str) -> tuple[Any, str]:
     """The builder and the split that an address names.
 
     Raises UserError for what is no such address, not prepared here, or prepared in a form that TensorFlow alone

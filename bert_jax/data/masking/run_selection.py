@@ -7,14 +7,14 @@ import numpy as np
 from bert_jax.array_types import Bool, Int32, Int64, Integer, UInt64
 from bert_jax.data import hashing
 from bert_jax.data.masking.rule import MaskingRule
-from bert_jax.data.masking.sequences import Order, Sequences, Words
-from bert_jax.data.masking.words import take_heads
+from bert_jax.data.masking.sequences import Sequences, ShuffledWords, WordBoundaries
+from bert_jax.data.masking.word_selection import take_heads
 
 # Candidates of a sequence looked at together; any number gives the same masks.
 _LOOK_AHEAD = 8
 
 
-class Lengths:
+class RunLengths:
     """The distribution of a run's words: of an n-gram over those that there is room for; of a span, which is then
     cut to the room."""
 
@@ -52,8 +52,8 @@ class _Text(NamedTuple):
 
 def choose_runs(
     sequences: Sequences,
-    words: Words,
-    order: Order,
+    words: WordBoundaries,
+    order: ShuffledWords,
     budgets: Int64[np.ndarray, "Q"],
     states: UInt64[np.ndarray, "Q"],
     rule: MaskingRule,
@@ -63,7 +63,7 @@ def choose_runs(
     `states` are those of the runs' lengths. See the package's docstring for what becomes of runs that meet.
     """
     text = _text(sequences, words)
-    lengths = Lengths(rule)
+    lengths = RunLengths(rule)
     count, width = words.starts.shape
     chosen = np.zeros((count, width), bool)
     remaining = budgets.copy()
@@ -87,7 +87,7 @@ def choose_runs(
 
 
 def _ends(
-    text: _Text, lengths: Lengths, begins: Int64[np.ndarray, "C A"], values: UInt64[np.ndarray, "C A"]
+    text: _Text, lengths: RunLengths, begins: Int64[np.ndarray, "C A"], values: UInt64[np.ndarray, "C A"]
 ) -> Int64[np.ndarray, "C A"]:
     """The slot behind the run that each candidate begins."""
     numbers = text.number[begins]
@@ -120,7 +120,7 @@ def _take(
     left -= first
 
 
-def _text(sequences: Sequences, words: Words) -> _Text:
+def _text(sequences: Sequences, words: WordBoundaries) -> _Text:
     width = words.starts.shape[1]
     special = ~(words.starts | words.inside).reshape(-1)
     border = np.zeros(special.size + 1, bool)  # before which slots no run goes on, but for special tokens

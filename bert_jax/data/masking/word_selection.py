@@ -3,13 +3,15 @@
 import numpy as np
 
 from bert_jax.array_types import Bool, Int64, UInt
-from bert_jax.data.masking.sequences import Order, Words, mark
+from bert_jax.data.masking.sequences import ShuffledWords, WordBoundaries, mark
 
 # Words looked at together once the easy ones are taken; any number gives the same masks.
 _LOOK_AHEAD = 8
 
 
-def choose_words(words: Words, order: Order, budgets: Int64[np.ndarray, "Q"]) -> Bool[np.ndarray, "Q W"]:
+def choose_words(
+    words: WordBoundaries, order: ShuffledWords, budgets: Int64[np.ndarray, "Q"]
+) -> Bool[np.ndarray, "Q W"]:
     """The chosen slots: words in their order, whole while they fit, within each sequence's budget."""
     keys, absent = order.keys, order.absent
     chosen = np.zeros(keys.shape, bool)
@@ -45,7 +47,7 @@ def choose_words(words: Words, order: Order, budgets: Int64[np.ndarray, "Q"]) ->
 
 
 def take_heads(
-    chosen: Bool[np.ndarray, "Q W"], order: Order, budgets: Int64[np.ndarray, "Q"], none: Int64[np.ndarray, "A"]
+    chosen: Bool[np.ndarray, "Q W"], order: ShuffledWords, budgets: Int64[np.ndarray, "Q"], none: Int64[np.ndarray, "A"]
 ) -> None:
     """Where no word fitted, in the sequences `none`: marks the head of the first one."""
     none = none[order.keys[none, 0] != order.absent]
@@ -53,7 +55,10 @@ def take_heads(
 
 
 def _located(
-    keys: UInt[np.ndarray, "A C"], sequences: Int64[np.ndarray, "A"], inside: Bool[np.ndarray, "Q W"], order: Order
+    keys: UInt[np.ndarray, "A C"],
+    sequences: Int64[np.ndarray, "A"],
+    inside: Bool[np.ndarray, "Q W"],
+    order: ShuffledWords,
 ) -> tuple[Int64[np.ndarray, "A C"], Int64[np.ndarray, "A C"]]:
     """The first slot, of the Q*W, and the length of each word; an absent one is longer than any budget."""
     width = inside.shape[1]

@@ -15,7 +15,7 @@ import tokenizers
 
 from bert_jax.command import UserError
 from bert_jax.files import read_json
-from bert_jax.tokenization.cache import Codec
+from bert_jax.tokenization.chunk_cache import ChunkEncoder
 
 # What tokenizer_config.json of `transformers` says by true or false.
 _SWITCHES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space")
@@ -52,7 +52,7 @@ GPT2_ROLES = Roles(*["<|endoftext|>"] * 5)  # its one special token: between tex
 
 
 @runtime_checkable
-class Engine(Codec, Protocol):
+class Engine(ChunkEncoder, Protocol):
     """A library's tokenizer at work: what the face asks of it, beside what the cache does. Texts are Unicode."""
 
     def encode_special(self, text: str) -> list[int]:
@@ -69,7 +69,7 @@ class Engine(Codec, Protocol):
 
 
 @runtime_checkable
-class Content(Protocol):
+class TokenizerSpec(Protocol):
     """What a kind of tokenizer is: all that decides ids, as plain data that pickles. Equal contents hash equal."""
 
     @property

@@ -1,8 +1,9 @@
 """A bounded memory of chunks of text and their ids, so that the library meets most words once.
 
 A chunk is what lies between two white spaces; which texts may be parted so, and where, each kind of tokenizer knows
-(`Codec`). What is not remembered goes to the library, so no Unicode rule is written again here. Texts are parted and
-their chunks counted as arrays of bytes (numpy, Arrow), so that Python handles each distinct chunk of a block once.
+(`ChunkEncoder`). A chunk that is not cached goes to the library, so no Unicode rule is written again here. Texts are
+split and their chunks counted as arrays of bytes (numpy, Arrow), so that Python handles each distinct chunk of a
+block once.
 """
 
 import itertools
@@ -36,7 +37,7 @@ _ROLES = bytes(_GAP if byte in _SPACE + _NEWLINE else _INNER for byte in range(2
 _ROLES_WITH_MARKS = bytes(_MARK if byte in _MARKS else role for byte, role in enumerate(_ROLES))
 
 
-class Parted(NamedTuple):
+class ChunkedTexts(NamedTuple):
     """Texts as chunks.
 
     block    a line a text, of the keys of its chunks with spaces between; no line for what is in `apart` but ""
@@ -54,13 +55,13 @@ class Parted(NamedTuple):
 
 
 @runtime_checkable
-class Codec(Protocol):
+class ChunkEncoder(Protocol):
     """A library's tokenizer, and what is known of where it parts text. Ids are bytes of the tokenizer's id_dtype."""
 
     def encode(self, texts: Sequence[str]) -> list[bytes]:
         """The ids of each text by the library alone."""
 
-    def part(self, texts: Sequence[str]) -> Parted | None:
+    def part(self, texts: Sequence[str]) -> ChunkedTexts | None:
         """The chunks of texts, whose ids, joined, are those of the text; None: of no text."""
 
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
@@ -73,7 +74,7 @@ class Codec(Protocol):
 class ChunkCache:
     """Encodes by a codec and remembers. Not for several threads at once."""
 
-    def __init__(self, codec: Codec, id_dtype: type) -> None:
+    def __init__(self, codec: ChunkEncoder, id_dtype: type) -> None:
         self._codec = codec
         self._id_dtype = id_dtype
         # The older half is what the newer one was when it last filled up.
@@ -175,7 +176,7 @@ class ChunkCache:
             self._older, self._cache = self._cache, {}
 
 
-def _distinct(parted: Parted) -> tuple[np.ndarray, list[str], Int64[np.ndarray, "boundaries"]]:
+def _distinct(parted: ChunkedTexts) -> tuple[np.ndarray, list[str], Int64[np.ndarray, "boundaries"]]:
     """The chunks of lines as places among the distinct ones, these, and where each line's chunks begin and end.
 
     Raises UnicodeEncodeError for a lone surrogate.

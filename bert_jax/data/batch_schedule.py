@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from bert_jax.command import UserError
-from bert_jax.data import stepwise
+from bert_jax.data import step_schedule
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class BatchSchedule:
     @classmethod
     def parse(cls, text: str) -> "BatchSchedule":
         """From `0:256,10000:512`. Raises UserError for another form or order, and a batch without rows."""
-        schedule = cls(*stepwise.parse(text, "batch_schedule", int, "0:256,10000:512"))
+        schedule = cls(*step_schedule.parse(text, "batch_schedule", int, "0:256,10000:512"))
         for rows in schedule.rows:
             check_batch_size(rows, f"batch_schedule {text!r}")
         return schedule
@@ -36,7 +36,7 @@ class BatchSchedule:
         return self.rows[bisect.bisect_right(self.steps, step) - 1]
 
 
-class Stretch(NamedTuple):
+class BatchSegment(NamedTuple):
     """Steps one after another that read batches of one size from one data set."""
 
     first: int  # step
@@ -48,8 +48,8 @@ class Stretch(NamedTuple):
         return self.first <= step and (self.end is None or step < self.end)
 
 
-def stretches(batches: BatchSchedule, phases: Sequence[tuple[int, str]]) -> list[list[Stretch]]:
-    """The stretches of each phase, a phase being its first step and the fingerprint of the data set it reads.
+def batch_segments(batches: BatchSchedule, phases: Sequence[tuple[int, str]]) -> list[list[BatchSegment]]:
+    """The segments of each phase, a phase being its first step and the fingerprint of the data set it reads.
 
     The first phase begins at step 0, and each ends where the next begins. A data set that an earlier phase has read is
     read on from there: no row is left out, and none comes twice in an epoch.
@@ -57,12 +57,12 @@ def stretches(batches: BatchSchedule, phases: Sequence[tuple[int, str]]) -> list
     starts = [first for first, _ in phases]
     borders = sorted({*batches.steps, *starts})
     read: dict[str, int] = {}
-    found: list[list[Stretch]] = [[] for _ in phases]
+    found: list[list[BatchSegment]] = [[] for _ in phases]
     for first, end in itertools.zip_longest(borders, borders[1:]):
         phase = bisect.bisect_right(starts, first) - 1
         fingerprint, rows = phases[phase][1], batches.rows_at(first)
         before = read.get(fingerprint, 0)
-        found[phase].append(Stretch(first, end, rows, before))
+        found[phase].append(BatchSegment(first, end, rows, before))
         if end is not None:
             read[fingerprint] = before + (end - first) * rows
     return found

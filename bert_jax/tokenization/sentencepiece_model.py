@@ -21,7 +21,18 @@ from tokenizers import normalizers
 from bert_jax.array_types import Int64
 from bert_jax.command import UserError
 from bert_jax.files import write_json
-from bert_jax.tokenization.library import (
+from bert_jax.tokenization.sentencepiece_engine import SPACE, SentencePieceEngine
+from bert_jax.tokenization.sentencepiece_json import (
+    FAIRSEQ_HEAD,
+    folds_case,
+    library_of,
+    normalizer_steps,
+    parse,
+    refuse_damaged,
+    schema,
+    unigram_model,
+)
+from bert_jax.tokenization.tokenizer_spec import (
     ALBERT_ROLES,
     BERT_ROLES,
     ROBERTA_ROLES,
@@ -32,17 +43,6 @@ from bert_jax.tokenization.library import (
     named_roles,
     refuse_contradiction,
 )
-from bert_jax.tokenization.pieces_engine import SPACE, SentencePieceEngine
-from bert_jax.tokenization.pieces_json import (
-    FAIRSEQ_HEAD,
-    folds_case,
-    library_of,
-    normalizer_steps,
-    parse,
-    refuse_damaged,
-    schema,
-    unigram_model,
-)
 from bert_jax.tokenization.wordpiece import has_capitals
 
 _KINDS = {schema.TrainerSpec.UNIGRAM: "unigram", schema.TrainerSpec.BPE: "sentencepiece_bpe"}
@@ -50,7 +50,7 @@ XLM_R_FILE, ALBERT_FILE = "sentencepiece.bpe.model", "spiece.model"
 
 
 @dataclass(frozen=True)
-class SentencePieces:
+class SentencePieceSpec:
     """All that decides the ids of a SentencePiece tokenizer, so that two of equal content are equal.
 
     model             a serialised ModelProto
@@ -83,8 +83,8 @@ class SentencePieces:
         if not spec.escape_whitespaces or self.parsed.trainer_spec.treat_whitespace_as_suffix:
             raise UserError("it does not mark the beginning of words, which is not supported. Train with the defaults")
 
-    def __reduce__(self) -> tuple[type["SentencePieces"], tuple[Any, ...]]:
-        return SentencePieces, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
+    def __reduce__(self) -> tuple[type["SentencePieceSpec"], tuple[Any, ...]]:
+        return SentencePieceSpec, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     @functools.cached_property
     def parsed(self) -> Any:
@@ -208,7 +208,7 @@ class SentencePieces:
         return text.lower() if self.do_lower_case else text
 
 
-def from_model(file: Path, settings: Mapping[str, Any], lowercase: bool | None) -> SentencePieces:
+def from_model(file: Path, settings: Mapping[str, Any], lowercase: bool | None) -> SentencePieceSpec:
     """Of a SentencePiece .model: the model's own numbering where [CLS] is among its pieces, else XLM-R's."""
     model = file.read_bytes()
     refuse_damaged(model)
@@ -217,15 +217,15 @@ def from_model(file: Path, settings: Mapping[str, Any], lowercase: bool | None) 
     if BERT_ROLES.cls_token in pieces:
         roles = named_roles(settings, pieces | {BERT_ROLES.mask_token}, ALBERT_ROLES, BERT_ROLES)
     if roles != ALBERT_ROLES:
-        return _checked_case(SentencePieces(model, roles), lowercase)
+        return _checked_case(SentencePieceSpec(model, roles), lowercase)
     stated = settings.get("do_lower_case")
     refuse_contradiction(lowercase, stated)
     chosen = next(value for value in (stated, lowercase, not has_capitals(tuple(pieces))) if value is not None)
     strip = not settings.get("keep_accents", False)
-    return SentencePieces(model, roles, do_lower_case=chosen, strip_accents=strip, replace_quotes=True)
+    return SentencePieceSpec(model, roles, do_lower_case=chosen, strip_accents=strip, replace_quotes=True)
 
 
-def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase: bool | None) -> SentencePieces:
+def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase: bool | None) -> SentencePieceSpec:
     """Of a tokenizer.json whose model is Unigram; the SentencePiece model is made again of what that says.
 
     Raises UserError for steps of normalising that `sentencepiece` would not take.
@@ -235,7 +235,7 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
     steps = normalizer_steps(content)
     model = unigram_model(content, roles)
     refuse_damaged(model)
-    read = SentencePieces(
+    read = SentencePieceSpec(
         model,
         roles,
         do_lower_case="Lowercase" in steps,
@@ -246,6 +246,6 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
     return _checked_case(read, lowercase)
 
 
-def _checked_case(content: SentencePieces, lowercase: bool | None) -> SentencePieces:
+def _checked_case(content: SentencePieceSpec, lowercase: bool | None) -> SentencePieceSpec:
     refuse_contradiction(lowercase, content.lowercase)
     return content

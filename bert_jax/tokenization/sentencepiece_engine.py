@@ -10,8 +10,8 @@ import tokenizers
 from tokenizers import models, normalizers, pre_tokenizers
 
 from bert_jax.array_types import Int64
-from bert_jax.tokenization.cache import Parted
-from bert_jax.tokenization.library import refuse_surrogates
+from bert_jax.tokenization.chunk_cache import ChunkedTexts
+from bert_jax.tokenization.tokenizer_spec import refuse_surrogates
 from bert_jax.tokenization.wordpiece_engine import lines, replaced
 
 SPACE = "▁"  # U+2581, which stands for a space in pieces
@@ -84,7 +84,7 @@ class SentencePieceEngine:
             raise
         return [self._ids[own].tobytes() for own in found]
 
-    def part(self, texts: Sequence[str]) -> Parted | None:
+    def part(self, texts: Sequence[str]) -> ChunkedTexts | None:
         if not self._chunks:
             return None
         apart: dict[int, list[str] | None] = {}
@@ -92,7 +92,7 @@ class SentencePieceEngine:
             apart |= {place: None for place, text in enumerate(texts) if mark in text}
         if apart:
             texts = ["" if place in apart else text for place, text in enumerate(texts)]
-        return Parted(replaced(lines(texts), self._spaces), apart=apart)
+        return ChunkedTexts(replaced(lines(texts), self._spaces), apart=apart)
 
     def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
         return {}

@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.command import UserError
+from bert_jax.data.batch_schedule import BatchSchedule, batch_segments
 from bert_jax.data.masking import RateSchedule
 from bert_jax.data.phases import parse_phases
-from bert_jax.data.reading import BatchSchedule, stretches
 
 STEPS = 60
 borders = st.lists(st.integers(1, STEPS - 5), max_size=4, unique=True).map(lambda steps: (0, *sorted(steps)))
@@ -23,7 +23,7 @@ def test_each_step_reads_on_where_the_steps_before_it_ended(steps, rows, starts,
     """By brute force: phases that read two data sets in turns, and a counter for each of these, step by step."""
     batches = BatchSchedule(steps, tuple(rows[: len(steps)]))
     phases = list(zip(starts, names, strict=False))
-    parts = stretches(batches, phases)
+    parts = batch_segments(batches, phases)
     counters = {"a": 0, "b": 0}
     for step in range(STEPS):
         phase = max(number for number, (first, _) in enumerate(phases) if first <= step)
@@ -38,7 +38,7 @@ def test_each_step_reads_on_where_the_steps_before_it_ended(steps, rows, starts,
 
 
 def test_one_size_and_one_data_set_are_one_stretch():
-    assert stretches(BatchSchedule.constant(8), [(0, "a")]) == [[(0, None, 8, 0)]]
+    assert batch_segments(BatchSchedule.constant(8), [(0, "a")]) == [[(0, None, 8, 0)]]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.array_types import Int64
 from bert_jax.command import UserError
-from bert_jax.tokenization.library import ROBERTA_ROLES, Roles, added_tokens
+from bert_jax.tokenization.tokenizer_spec import ROBERTA_ROLES, Roles, added_tokens
 
 schema: Any = sentencepiece_model_pb2  # its classes are made when it is imported
 # The first pieces of a model that XLM-R's numbering fits.

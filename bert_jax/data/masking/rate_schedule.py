@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from bert_jax.array_types import Float64, Int64
-from bert_jax.data import stepwise
+from bert_jax.data import step_schedule
 from bert_jax.data.masking.rule import check_rate
 
 
@@ -22,7 +22,7 @@ class RateSchedule:
     @classmethod
     def parse(cls, text: str) -> "RateSchedule":
         """From `0:0.30,50000:0.15,90000:0.05`. Raises UserError for another form, order, or rate."""
-        steps, rates = stepwise.parse(text, "mask schedule", float, "0:0.30,50000:0.15")
+        steps, rates = step_schedule.parse(text, "mask schedule", float, "0:0.30,50000:0.15")
         for rate in rates:
             check_rate(rate)
         return cls(steps, rates)
