@@ -66,7 +66,7 @@ def share(kind: str, work: Callable[..., Any], arrays: Sequence[tuple[tuple[int,
     program = hlo.parse(text or "")
     cycles = sum(times * (one.cycles or 0) for one, times in program.runs())
     least = roofline(program, topology.chip, Flops(xla=flops), devices=1, head_width=topology.chip.unit)
-    return least.least / (cycles / topology.chip.clock)
+    return least.lower_bound / (cycles / topology.chip.clock)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What a plan says and advises, and what the command refuses. The compiler itself is asked in the slow test alone."""
+"""Tests of plans, their advice, and the errors of the command; only the slow test runs the TPU compiler."""
 
 import dataclasses
 import importlib.util
@@ -14,16 +14,16 @@ import pytest
 from bert_jax import plan
 from bert_jax.command import UserError
 from bert_jax.config import ModelOptions, PretrainConfig
+from bert_jax.planning.abstract_step import AbstractStep, RowSpec
 from bert_jax.planning.advice import advise
 from bert_jax.planning.chips import CHIPS, GIB
 from bert_jax.planning.collectives import Collective
-from bert_jax.planning.compiled import Compiled, Memory, bytes_of_device
-from bert_jax.planning.cycles import StepTime
-from bert_jax.planning.estimate import Estimate, _notes
-from bert_jax.planning.flops import Flops, of_jaxpr
+from bert_jax.planning.compiled import Compiled, Memory, bytes_per_device
+from bert_jax.planning.estimate import Estimate, notes_for
+from bert_jax.planning.flops import Flops, count_flops
 from bert_jax.planning.page import page_of
 from bert_jax.planning.roofline import Roofline
-from bert_jax.planning.step import Rows, Step
+from bert_jax.planning.step_time import StepTime
 from bert_jax.planning.text import lines_of
 from bert_jax.planning.topology import Topology
 from bert_jax.train.metrics import training_flops
@@ -36,12 +36,12 @@ FULL = dataclasses.replace(ROOMY, activations=30 * GIB)
 
 @pytest.fixture(scope="module")
 def step():
-    """A step over the 8 devices of the tests, taken for chips."""
+    """A step over the 8 CPU devices of the tests, treated as chips."""
     topology = Topology("v5e:2x4", CHIPS["v5e"], tuple(jax.devices()), (2, 4))
-    return Step.of(CONFIG, topology, Rows.of(CONFIG, 64, None))
+    return AbstractStep.of(CONFIG, topology, RowSpec.of(CONFIG, 64, None))
 
 
-def found(step, memory, **changes):
+def make_estimate(step, memory, **changes):
     time = None if not memory.fits else StepTime({"products": 3e-3, "copies": 1e-3}, 1e-3, 1e-3, 0)
     collectives = [] if time is None else [Collective("all-reduce", 8, 7.0, 4e6, 1e6)]
     least = None if time is None else Roofline(arithmetic=1.27e-3, memory=2e-3, traffic=1.638e9)
@@ -52,41 +52,41 @@ def found(step, memory, **changes):
 def test_the_traced_step_has_the_work_of_the_model(step):
     rows, model = step.rows, step.model
     wanted = training_flops(model, CONFIG.batch_size, rows.seq_len, rows.predictions)
-    # The last layer is computed at the slots that are predicted from; position and segment look-ups are products.
-    assert 0.6 * wanted < of_jaxpr(step.traced().jaxpr).total < 1.2 * wanted
+    # The last layer is computed only at the predicted positions; position and segment look-ups are matmuls.
+    assert 0.6 * wanted < count_flops(step.traced().jaxpr).total < 1.2 * wanted
 
 
-def test_bytes_of_a_device_are_those_of_its_share(step):
+def test_bytes_per_device_count_its_shards(step):
     state = step.state()
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
-    assert bytes_of_device(state) == whole  # over data alone the state is whole everywhere
-    assert bytes_of_device(step.batch().input_ids) == 64 * 64 * 4 // 8
+    assert bytes_per_device(state) == whole  # a data-parallel mesh replicates the state
+    assert bytes_per_device(step.batch().input_ids) == 64 * 64 * 4 // 8
 
 
-def test_what_does_not_fit_is_told_by_how_much_and_what_would_help(step):
-    lines = advise(found(step, FULL))
+def test_advice_for_a_step_that_does_not_fit_gives_the_excess_and_remedies(step):
+    lines = advise(make_estimate(step, FULL))
     assert lines[0].startswith("17.00 GiB a device too much")
     assert any("--config.mesh.fsdp=8" in line and "still" in line for line in lines)
     assert any("--config.model.remat=layer" in line for line in lines)
-    little = advise(found(step, dataclasses.replace(ROOMY, activations=round(13.4 * GIB))))
-    assert [line.split(":")[0] for line in little if "remat" in line][-1] == "--config.model.remat=matmuls"  # is enough
-    # 8 rows a device make 29 GiB, beside 4 GiB that no batch changes: 3 rows fit, so 4 times 2 rows.
+    little = advise(make_estimate(step, dataclasses.replace(ROOMY, activations=round(13.4 * GIB))))
+    assert [line.split(":")[0] for line in little if "remat" in line][-1] == "--config.model.remat=matmuls"
+    # 8 rows per device take 29 GiB, next to 4 GiB that do not depend on the batch: 3 rows fit, so 4 microbatches of 2.
     assert "--config.microbatches=4: 2 rows a device at a time" in lines
     assert "--config.batch_size=24: 3 rows a device instead of 8" in lines
 
 
-def test_what_fits_is_told_what_it_wastes(step):
-    lines = advise(found(step, ROOMY))
+def test_advice_for_a_step_that_fits_names_what_it_wastes(step):
+    lines = advise(make_estimate(step, ROOMY))
     assert any("--config.batch_size=512 fits" in line for line in lines)
     assert any("17% of the time is communication" in line for line in lines)
     assert any("attention_dropout=0" in line for line in lines)
     assert not any(
-        "batch_size" in line for line in advise(found(step, dataclasses.replace(ROOMY, activations=12 * GIB)))
+        "batch_size" in line for line in advise(make_estimate(step, dataclasses.replace(ROOMY, activations=12 * GIB)))
     )
 
 
-def test_a_plan_as_text_page_and_json(step):
-    made = found(step, ROOMY, advice=["do <this>"])
+def test_text_page_and_json_of_a_plan_agree(step):
+    made = make_estimate(step, ROOMY, advice=["do <this>"])
     text, page, values = "\n".join(lines_of(made)), page_of(made), json.loads(json.dumps(made.as_json()))
     mfu = 2e12 / (6e-3 * 197e12 * 8)
     assert f"MFU {mfu:.1%}" in text and "6.00 ms" in text and "a note" in text
@@ -100,42 +100,42 @@ def test_a_plan_as_text_page_and_json(step):
     assert "at best MFU 63%" in page and values["mfu_at_most"] == pytest.approx(3 * mfu)
 
 
-def test_a_batch_that_grows_is_told_to_be_planned_by_its_sizes(step):
+def test_a_batch_schedule_is_noted(step):
     growing = dataclasses.replace(step, config=dataclasses.replace(CONFIG, batch_schedule="0:64,100:128"))
     compiled = Compiled(None, FULL, Flops())
-    assert not any("batch_schedule" in note for note in _notes(step, compiled, None))
-    assert any("of 64 rows of 64 slots" in note for note in _notes(growing, compiled, None))
+    assert not any("batch_schedule" in note for note in notes_for(step, compiled, None))
+    assert any("batches of 64 rows of 64 positions" in note for note in notes_for(growing, compiled, None))
 
 
-def test_what_does_not_fit_has_no_time(step):
-    made = found(step, FULL)
+def test_a_step_that_does_not_fit_has_no_time(step):
+    made = make_estimate(step, FULL)
     assert made.as_json()["mfu"] is None and made.as_json()["fits"] is False
     assert "does not fit: 33.00 GiB a device of 16.00 GiB" in "\n".join(lines_of(made))
     assert "does not fit" in page_of(made)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
-        (["--topology", "v9:2x2"], "no topology 'v9:2x2'"),
+        (["--topology", "v9:2x2"], "unknown topology 'v9:2x2'"),
         (["--topology", "v5e:2x2", "--config.batch_sise=3"], "did you mean"),
-        (["--topology", "v5e:2x2", "--json", "nowhere/plan.json"], "no such folder"),
-        (["--topology", "v5e:2x2", "--seq_len", "none"], "no whole number"),
+        (["--topology", "v5e:2x2", "--json", "nowhere/plan.json"], "nowhere does not exist; create the folder"),
+        (["--topology", "v5e:2x2", "--seq_len", "none"], "not a positive integer"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_compiled(arguments, said):
-    with pytest.raises(UserError, match=said):
+def test_mistakes_are_reported_before_anything_is_compiled(arguments, message):
+    with pytest.raises(UserError, match=message):
         plan.main(["--config", str(ROOT / "configs/bert_tiny.py"), *arguments])
 
 
-def test_a_recipe_of_fine_tuning_is_refused():
-    with pytest.raises(UserError, match="recipe of fine-tuning"):
+def test_a_fine_tuning_recipe_is_refused():
+    with pytest.raises(UserError, match="is a fine-tuning recipe"):
         plan.main(["--config", str(ROOT / "configs/own.py"), "--topology", "v5e:2x2"])
 
 
 def test_rows_longer_than_the_model_are_refused(step):
     with pytest.raises(UserError, match="max_positions=1024"):
-        Step.of(CONFIG, step.topology, Rows.of(CONFIG, 1024, None))
+        AbstractStep.of(CONFIG, step.topology, RowSpec.of(CONFIG, 1024, None))
 
 
 @pytest.mark.slow
@@ -148,5 +148,5 @@ def test_a_real_plan(tmp_path):
     values = json.loads(file.read_text(encoding="utf-8"))
     assert values["fits"] and values["devices"] == 4
     assert 0 < values["mfu"] < 1 and values["mfu"] < values["mfu_at_most"]
-    # Of the token table's gradient, one part is summed over the devices beside other work (train/compiler.py).
+    # Part of the all-reduce of the token table's gradient overlaps with computation (train/compiler.py).
     assert any(one["kind"] == "all-reduce" and one["overlapped_bytes"] > 0 for one in values["collectives"])

@@ -1,4 +1,4 @@
-"""Reading a compiled program: how often what runs, how long it takes, what devices say to each other."""
+"""Tests of what planning reads from a compiled program: trip counts, times, collectives and FLOPs."""
 
 from pathlib import Path
 
@@ -12,9 +12,9 @@ from bert_jax.model.placement import Placement
 from bert_jax.planning import flops, hlo
 from bert_jax.planning.chips import CHIPS, GIB
 from bert_jax.planning.collectives import collectives, exposed_seconds
-from bert_jax.planning.compiled import bytes_wanted
-from bert_jax.planning.cycles import kernel_efficiency, step_time
-from bert_jax.planning.topology import Topology, open_topology, read_name
+from bert_jax.planning.compiled import parse_out_of_memory
+from bert_jax.planning.step_time import kernel_efficiency, step_time
+from bert_jax.planning.topology import Topology, open_topology, parse_topology
 from bert_jax.train.metrics import PEAK_FLOPS
 
 PROGRAM = (Path(__file__).parent / "testdata" / "program.hlo").read_text(encoding="utf-8")
@@ -26,23 +26,23 @@ def program():
     return hlo.parse(PROGRAM)
 
 
-def test_what_is_in_a_loop_runs_as_often_as_the_loop(program):
+def test_instructions_in_a_loop_run_once_per_iteration(program):
     times = {instruction.name: count for instruction, count in program.runs()}
     assert times["fusion.1"] == times["all-reduce-start.1"] == 12
     assert times["copy.1"] == 1
     assert "convolution.1" not in times  # part of a fusion
-    assert program.loops_of_unknown_trips() == 0
+    assert program.loops_without_trip_count() == 0
 
 
-def test_a_scan_says_its_trips_in_its_condition_and_other_loops_are_told():
-    unsaid = PROGRAM.replace(', backend_config={"known_trip_count":{"n":"12"}}', "")
-    for text, unknown, runs in ((unsaid, 0, 12), (unsaid.replace("direction=LT", "direction=NE"), 1, 1)):
+def test_the_trip_count_of_a_scan_is_read_from_its_condition_and_other_loops_are_counted_as_unknown():
+    unannotated = PROGRAM.replace(', backend_config={"known_trip_count":{"n":"12"}}', "")
+    for text, unknown, runs in ((unannotated, 0, 12), (unannotated.replace("direction=LT", "direction=NE"), 1, 1)):
         program = hlo.parse(text)
-        assert program.loops_of_unknown_trips() == unknown
+        assert program.loops_without_trip_count() == unknown
         assert {instruction.name: count for instruction, count in program.runs()}["fusion.1"] == runs
 
 
-def test_branches_of_a_conditional_share_one_run():
+def test_each_branch_of_a_conditional_counts_an_equal_share():
     text = """HloModule m
 
 %one (p: f32[2]) -> f32[2] {
@@ -67,12 +67,12 @@ def test_bytes_of_shapes():
     assert hlo.shape_bytes("f8e4m3fn[16]{0}") == 16
 
 
-def test_text_that_is_no_program_is_refused():
+def test_text_without_an_entry_computation_raises():
     with pytest.raises(ValueError, match="ENTRY"):
         hlo.parse("HloModule empty\n")
 
 
-def test_time_is_cycles_by_kind_and_bytes_where_there_are_none(program):
+def test_time_sums_cycles_by_kind_and_uses_bytes_without_cycles(program):
     time = step_time(program, V5E, pallas_flops=0.0, head_width=64, exposed_collectives=0.25)
     cycles = {name: seconds * V5E.clock for name, seconds in time.by_kind.items() if name != "unpriced"}
     assert cycles == pytest.approx({"products": 12 * 236_000, "elementwise": 12 * 64_000, "copies": 415_000})
@@ -86,15 +86,15 @@ def test_a_pallas_kernel_is_counted_at_the_stated_share(program):
     assert time.total - time.without_pallas == pytest.approx(4.0)
 
 
-def test_collectives_by_kind_and_group_with_what_overlaps(program):
+def test_collectives_are_grouped_by_kind_and_size_with_their_overlap(program):
     found = {(one.kind, one.group): one for one in collectives(program, devices=4)}
     reduced = found["all-reduce", 4]
     assert reduced.count == 13 and reduced.bytes == 13 * 2304 * 4
-    assert reduced.overlapped_bytes == 12 * 2304 * 4  # a product stands between start and done
+    assert reduced.overlapped_bytes == 12 * 2304 * 4  # a matmul runs between start and done
     assert found["all-gather", 2].overlapped_bytes == 0
-    alone = exposed_seconds(found.values(), Topology("v5e:2x2", V5E, (), (2, 2)))
-    # All four over both axes, which two chips long have a link each; the pairs over one of them.
-    assert alone == pytest.approx((2 * 3 / 4 / 2 + 1 / 2) * 2304 * 4 / 4.5e10)
+    exposed = exposed_seconds(found.values(), Topology("v5e:2x2", V5E, (), (2, 2)))
+    # The group of four spans both axes, which are two chips long and have one link each; the pairs span one axis.
+    assert exposed == pytest.approx((2 * 3 / 4 / 2 + 1 / 2) * 2304 * 4 / 4.5e10)
 
 
 FUSED = """HloModule m
@@ -130,7 +130,7 @@ def test_a_collective_that_the_compiler_spreads_over_fusions_is_counted_once(cyc
     assert (one.kind, one.group, one.count, one.bytes) == ("all-gather", 16, 1.0, 1024 * 64 * 2)
     assert one.overlapped_bytes == overlapped
     unpriced = step_time(program, V5E, pallas_flops=0.0, head_width=64, exposed_collectives=0.0).unpriced
-    assert unpriced == (0 if cycles else 1)  # what starts and ends it is no work of its own
+    assert unpriced == (0 if cycles else 1)  # the fusions that start and end it do no computation
 
 
 @pytest.mark.parametrize(
@@ -146,13 +146,13 @@ def test_a_collective_that_the_compiler_spreads_over_fusions_is_counted_once(cyc
         ("tpu7x:4x4x4", 128, 3),
     ],
 )
-def test_links_are_those_of_the_axes_that_a_group_spans(name, group, links):
-    chip, sides = read_name(name)
+def test_a_group_uses_the_links_of_the_axes_that_it_spans(name, group, links):
+    chip, sides = parse_topology(name)
     assert Topology(name, chip, (), sides).links(group) == links
 
 
 @pytest.mark.parametrize(
-    ("said", "size"),
+    ("groups", "size"),
     [
         ("{{0,1},{2,3}}", 2),
         ("[2,4]<=[8]", 4),
@@ -162,72 +162,72 @@ def test_links_are_those_of_the_axes_that_a_group_spans(name, group, links):
         ("mesh['axis_0'=8] {'axis_0':(2)2}", 2),
     ],
 )
-def test_the_devices_of_a_collective_however_they_are_written(said, size):
-    line = f"  %all-reduce.1 = f32[64]{{0}} all-reduce(%x), replica_groups={said}, use_global_device_ids=true"
+def test_the_group_size_is_read_from_every_notation(groups, size):
+    line = f"  %all-reduce.1 = f32[64]{{0}} all-reduce(%x), replica_groups={groups}, use_global_device_ids=true"
     found = collectives(hlo.parse("ENTRY %main (x: f32[64]) -> f32[64] {\n" + line + "\n}\n"), devices=8)
     assert [(one.group, one.bytes) for one in found] == [(size, 256.0)]
 
 
-def test_flops_count_loops_as_often_as_they_run():
+def test_flops_count_every_iteration_of_a_loop():
     def step(x, kernels):
         return jax.lax.scan(lambda x, kernel: (jax.checkpoint(jnp.tanh)(x @ kernel), None), x, kernels)[0].sum()
 
     x, kernels = jnp.zeros((8, 16)), jnp.zeros((5, 16, 16))
     once = 5 * 2 * 8 * 16 * 16
-    assert flops.of_jaxpr(jax.make_jaxpr(step)(x, kernels)).xla == once
-    assert flops.of_jaxpr(jax.make_jaxpr(jax.grad(step, (0, 1)))(x, kernels)).xla == 3 * once
+    assert flops.count_flops(jax.make_jaxpr(step)(x, kernels)).xla == once
+    assert flops.count_flops(jax.make_jaxpr(jax.grad(step, (0, 1)))(x, kernels)).xla == 3 * once
 
 
-@pytest.mark.parametrize(("slots", "products"), [(512, 2 + 2 + 3), (1024, 2 + 3 + 4)])
-def test_the_products_of_the_splash_kernel_are_counted_each_once(slots, products):
-    heads = jax.ShapeDtypeStruct((2, slots, 3, 64), jnp.bfloat16)
+@pytest.mark.parametrize(("length", "matmuls"), [(512, 2 + 2 + 3), (1024, 2 + 3 + 4)])
+def test_each_matmul_of_the_splash_kernel_is_counted_once(length, matmuls):
+    heads = jax.ShapeDtypeStruct((2, length, 3, 64), jnp.bfloat16)
 
     def loss(query, key, value, sequence_ids):
         attended = splash_attention(query, key, value, sequence_ids, window=0, causal=False, placement=Placement())
         return attended.astype(jnp.float32).sum()
 
-    sequence_ids = jax.ShapeDtypeStruct((2, slots), jnp.int32)
+    sequence_ids = jax.ShapeDtypeStruct((2, length), jnp.int32)
     traced = jax.make_jaxpr(jax.grad(loss, (0, 1, 2)))(heads, heads, heads, sequence_ids)
-    assert flops.of_jaxpr(traced).pallas == products * 2 * 2 * 3 * slots**2 * 64
+    assert flops.count_flops(traced).pallas == matmuls * 2 * 2 * 3 * length**2 * 64
 
 
-def test_messages_of_too_little_memory_are_read():
+def test_out_of_memory_messages_are_parsed():
     used = "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Used 35.49G of 15.75G hbm. Exceeded hbm capacity"
-    assert bytes_wanted(used, 7) == (round(35.49 * GIB), round(15.75 * GIB))
+    assert parse_out_of_memory(used, 7) == (round(35.49 * GIB), round(15.75 * GIB))
     temporaries = "the total memory required for HLO temporaries (1.50T) exceeds available HBM (95.74G)."
-    assert bytes_wanted(temporaries, 7) == (round(1.5 * 2**40) + 7, round(95.74 * GIB))
-    assert bytes_wanted("INTERNAL: something else", 7) is None
+    assert parse_out_of_memory(temporaries, 7) == (round(1.5 * 2**40) + 7, round(95.74 * GIB))
+    assert parse_out_of_memory("INTERNAL: something else", 7) is None
 
 
-def test_names_of_topologies():
-    assert read_name("v5e:16x16") == (V5E, (16, 16))
-    assert read_name("tpu7x:2x2x4")[1] == (2, 2, 4)
+def test_topology_names_are_parsed():
+    assert parse_topology("v5e:16x16") == (V5E, (16, 16))
+    assert parse_topology("tpu7x:2x2x4")[1] == (2, 2, 4)
 
 
 @pytest.mark.parametrize("name", ["v9:2x2", "v5e", "v5e:2x2x1", "v4:4x4", "v5e:0x2", "v5e:axb", "v5e:2x2;"])
-def test_a_topology_that_does_not_exist_is_refused_with_examples(name):
-    with pytest.raises(UserError, match=r"no topology .*v5e:16x16"):
-        read_name(name)
+def test_an_unknown_topology_is_refused_with_examples(name):
+    with pytest.raises(UserError, match=r"unknown topology .*v5e:16x16"):
+        parse_topology(name)
 
 
-def test_a_slice_larger_than_any_is_refused():
-    with pytest.raises(UserError, match="256 chips at most: use --slices"):
-        read_name("v5e:32x32")
+def test_a_slice_larger_than_the_largest_is_refused():
+    with pytest.raises(UserError, match="at most 256 chips; use --slices"):
+        parse_topology("v5e:32x32")
 
 
-def test_without_libtpu_the_line_that_installs_it_is_told(monkeypatch):
+def test_without_libtpu_the_error_gives_the_install_command(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'bert_jax\[tpu\]'"):
         open_topology("v5e:2x2")
 
 
-def test_the_peaks_are_those_that_training_measures_by():
+def test_peaks_equal_those_of_the_training_metrics():
     kinds = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
     for name, kind in kinds.items():
         assert CHIPS[name].peak_flops == PEAK_FLOPS[kind]
 
 
-def test_clocks_are_the_known_ones():
+def test_clocks_equal_the_published_ones():
     # Austin et al. 2025, part 2: "1.5GHz on TPU v5e"; the others by the same arithmetic.
     assert {name: round(chip.clock / 1e9, 2) for name, chip in CHIPS.items() if name != "tpu7x"} == {
         "v4": 1.05,

@@ -1,4 +1,4 @@
-"""What a program moves to and from memory: as XLA counts it, and where memory spaces part the two, by hand."""
+"""Tests of the memory traffic of a program: against XLA's analysis, and by hand for TPU memory spaces."""
 
 import jax
 import jax.numpy as jnp
@@ -7,37 +7,37 @@ import pytest
 from bert_jax.planning import hlo
 from bert_jax.planning.chips import CHIPS
 from bert_jax.planning.flops import Flops
-from bert_jax.planning.roofline import moved, roofline
+from bert_jax.planning.roofline import bytes_moved, roofline
 
 SQUARE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 V6E = CHIPS["v6e"]
 
 
-def a_product(a, b):
+def matmul(a, b):
     return jnp.tanh(a @ b) + a
 
 
-def a_slice(a, b):
+def take_slice(a, b):
     return jax.lax.dynamic_slice(a, (3, 0), (5, 64)) * 2 + b[:5]
 
 
-def an_update_in_place(a, b):
+def update_in_place(a, b):
     return jax.lax.dynamic_update_slice(a, b[:4] * 2, (7, 0))
 
 
-def a_sum_of_what_is_sorted(a, b):
+def sort_and_sum(a, b):
     return jnp.sort(a, axis=0).sum(axis=1) + b[0]
 
 
-@pytest.mark.parametrize("work", [a_product, a_slice, an_update_in_place, a_sum_of_what_is_sorted])
-def test_what_is_moved_is_what_xla_counts(work):
+@pytest.mark.parametrize("work", [matmul, take_slice, update_in_place, sort_and_sum])
+def test_bytes_moved_equal_those_of_xla(work):
     compiled = jax.jit(work).lower(SQUARE, SQUARE).compile()
     program = hlo.parse(compiled.as_text())
-    found = sum(times * moved(program, one) for one, times in program.runs())
+    found = sum(times * bytes_moved(program, one) for one, times in program.runs())
     assert found == compiled.cost_analysis()["bytes accessed"] > 0
 
 
-# What only TPUs' compiler writes: S(1) is the memory beside the matrix units. A row is 1,024 bytes.
+# HLO that only the TPU compiler writes: S(1) is on-chip memory. A row is 1,024 bytes.
 ON_TPU = """HloModule m
 
 %negated (p: f32[1000,256]) -> (f32[1000,256], f32[1000,256]) {
@@ -87,23 +87,23 @@ ENTRY %main (x: f32[1000,256], at.1: s32[], where.1: s32[10]) -> f32[1000,256] {
 """
 ROW = 1024
 MOVED = {
-    "near": 2000 * ROW,  # read once, and one of two results written
-    "sliced": 20 * ROW,  # of an array that only a fusion within it slices
+    "near": 2000 * ROW,  # reads one array and writes one of two results
+    "sliced": 20 * ROW,  # a nested fusion reads only a slice
     "fetched": 1000 * ROW,
     "part.done": 20 * ROW,
     "kernel": 2000 * ROW,
     "looked": 10 * ROW,
-    "summed": 20 * ROW + 40,  # in place: rows read and written, and their numbers
+    "summed": 20 * ROW + 40,  # in place: the rows read and written, and their indices
 }
 
 
-def test_memory_beside_the_matrix_units_moves_for_nothing():
+def test_on_chip_memory_costs_no_traffic():
     program = hlo.parse(ON_TPU)
-    found = {one.name: moved(program, one) for one, _ in program.runs()}
+    found = {one.name: bytes_moved(program, one) for one, _ in program.runs()}
     assert {name: size for name, size in found.items() if size} == MOVED
 
 
-# What the compiler writes of collectives: by themselves, started and ended, and spread over fusions.
+# Collectives in all forms that the compiler writes: plain, as start and done, and spread over fusions.
 ON_SEVERAL = """HloModule m
 
 %send (p.1: bf16[64,64]) -> (bf16[64,64], bf16[1024,64]) {
@@ -139,16 +139,17 @@ ENTRY %main (x: bf16[64,64], w: f32[32]) -> bf16[1024,64] {
 """
 
 
-def test_collectives_move_nothing_of_the_least_and_what_runs_beside_them_does():
+def test_collectives_are_left_out_of_the_bound_and_concurrent_work_is_not():
     program = hlo.parse(ON_SEVERAL)
-    found = {one.name: moved(program, one) for one, _ in program.runs()}
+    found = {one.name: bytes_moved(program, one) for one, _ in program.runs()}
     assert {name: size for name, size in found.items() if size} == {"work": 2 * 32 * 4}
 
 
-def test_the_slower_of_arithmetic_and_memory_is_the_least():
+def test_the_bound_is_the_slower_of_arithmetic_and_memory():
     program = hlo.parse(ON_TPU)
     traffic = sum(MOVED.values())
     least = roofline(program, V6E, Flops(xla=3e9, pallas=1e9), devices=2, head_width=64)
     assert least.traffic == traffic and least.memory == pytest.approx(traffic / V6E.memory_bandwidth)
-    assert least.arithmetic == pytest.approx((1.5e9 + 4 * 0.5e9) / V6E.peak_flops)  # a fourth of a unit 256 wide
-    assert least.least == max(least.arithmetic, least.memory)
+    # Heads of 64 fill a quarter of a matrix unit of 256.
+    assert least.arithmetic == pytest.approx((1.5e9 + 4 * 0.5e9) / V6E.peak_flops)
+    assert least.lower_bound == max(least.arithmetic, least.memory)

@@ -1,1 +1,1 @@
-"""What a training step would cost on TPUs, asked of their compiler, without a TPU (bert_jax.plan)."""
+"""Estimates what a training step costs on TPUs by asking their compiler; no TPU is needed (bert_jax.plan)."""

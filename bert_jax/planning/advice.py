@@ -1,4 +1,4 @@
-"""What to change when a step does not fit, or wastes its chips: computed from the plan's own figures."""
+"""Suggests what to change when a step does not fit or leaves a device idle, from the plan's own figures."""
 
 import dataclasses
 import math
@@ -6,99 +6,111 @@ from typing import TYPE_CHECKING
 
 from bert_jax.config import MeshConfig
 from bert_jax.model.runtime import REMATS
+from bert_jax.planning.abstract_step import AbstractStep
 from bert_jax.planning.chips import GIB
-from bert_jax.planning.compiled import bytes_of_device
-from bert_jax.planning.step import Step
+from bert_jax.planning.compiled import bytes_per_device
 from bert_jax.train import partitioning
 
 if TYPE_CHECKING:
     from bert_jax.planning.estimate import Estimate
 
-# Below it a change is not worth a line.
+# A part of the step's time below this share is not worth a line of advice.
 WORTH = 0.05
-ROOMY = 0.5  # a step that fills less of the memory could take more rows
+ROOMY = 0.5  # a step that uses less than this share of the memory has room for more rows
 
 
 def advise(found: "Estimate") -> list[str]:
-    """Lines, the most useful first; each says what it would come to, by this plan's figures."""
+    """Returns lines of advice, the most useful first; each gives the figure that its change leads to."""
     return _to_fit(found) if not found.memory.fits else _to_be_faster(found)
 
 
 def _to_fit(found: "Estimate") -> list[str]:
+    """Returns changes that reduce the memory: sharding the state, recomputing activations, fewer rows at a time."""
     memory, step = found.memory, found.step
     state = memory.parameters + memory.optimizer
-    lines = [f"{gib(memory.total - memory.available)} a device too much; each of these alone, by this plan's figures:"]
-    parts = math.gcd(len(step.topology.devices), step.model.width)
-    if (sharded := state_over(step, parts)) < state:
-        lines.append(_outcome(found, f"--config.mesh.fsdp={parts}", sharded + memory.activations))
+    lines = [f"{gib(memory.total - memory.available)} a device too much; each change below applies alone:"]
+    shards = math.gcd(len(step.topology.devices), step.model.width)
+    if (sharded := sharded_state_bytes(step, shards)) < state:
+        lines.append(_outcome(found, f"--config.mesh.fsdp={shards}", sharded + memory.activations))
     for remat in REMATS[REMATS.index(step.config.model.remat) + 1 :]:
         if remat == "attention" and "einsum" not in found.kernels:
-            continue  # kernels that keep no scores
-        total = state + remat_share(step, remat) * memory.activations
+            continue  # the other kernels store no scores, so there is nothing to recompute
+        total = state + remat_ratio(step, remat) * memory.activations
         lines.append(_outcome(found, f"--config.model.remat={remat}", total))
         if total <= memory.available:
             break
-    rows = step.config.batch_size // partitioning.row_shards(step.mesh) // step.config.microbatches
-    room = memory.available - state - memory.parameters  # the gradients stay whatever the batch
-    varying = memory.activations - memory.parameters
-    if room > 0 and varying > 0:
-        most = int(rows * room / varying)
-        if times := next((k for k in range(2, rows + 1) if rows % k == 0 and rows // k <= most), None):
-            lines.append(
-                f"--config.microbatches={times * step.config.microbatches}: {rows // times} rows a device at a time"
-            )
-        if most:
-            smaller = most * partitioning.row_shards(step.mesh) * step.config.microbatches
-            lines.append(f"--config.batch_size={smaller}: {most} rows a device instead of {rows}")
+    return lines + _fewer_rows(found)
+
+
+def _fewer_rows(found: "Estimate") -> list[str]:
+    """Returns the number of microbatches, and the batch size, whose activations fit next to the state."""
+    memory, step = found.memory, found.step
+    # The gradients are as large as the parameters and do not shrink with the batch; the other activations do.
+    fixed = 2 * memory.parameters + memory.optimizer
+    room, varying = memory.available - fixed, memory.activations - memory.parameters
     if room <= 0:
-        lines.append(f"parameters, gradients and optimizer alone are {gib(state + memory.parameters)} a device")
+        return [f"parameters, gradients and optimizer state alone take {gib(fixed)} a device"]
+    if varying <= 0:
+        return []
+    rows, microbatches = step.rows_per_device, step.config.microbatches
+    most = int(rows * room / varying)
+    lines = []
+    if times := next((k for k in range(2, rows + 1) if rows % k == 0 and rows // k <= most), None):
+        lines.append(f"--config.microbatches={times * microbatches}: {rows // times} rows a device at a time")
+    if most:
+        smaller = most * partitioning.row_shards(step.mesh) * microbatches
+        lines.append(f"--config.batch_size={smaller}: {most} rows a device instead of {rows}")
     return lines
 
 
 def _to_be_faster(found: "Estimate") -> list[str]:
-    memory, step, time = found.memory, found.step, found.time
+    """Returns changes that use free memory or shorten the step."""
+    memory, step, time, model = found.memory, found.step, found.time, found.step.model
     assert time is not None
     lines = []
-    model = step.model
-    rows = step.config.batch_size // partitioning.row_shards(step.mesh) // step.config.microbatches
-    fixed = 2 * memory.parameters + memory.optimizer
-    per_row = max(memory.total - fixed, 1) / rows
-    most = int((memory.available - fixed) / per_row)
-    if memory.total < ROOMY * memory.available and most >= 2 * rows:
+    rows, roomy = step.rows_per_device, memory.total < ROOMY * memory.available
+    fixed = 2 * memory.parameters + memory.optimizer  # parameters, gradients and optimizer state
+    bytes_per_row = max(memory.total - fixed, 1) / rows
+    most = int((memory.available - fixed) / bytes_per_row)
+    if roomy and most >= 2 * rows:
         larger = 2 ** int(math.log2(most / rows)) * step.config.batch_size
         lines.append(
-            f"{gib(memory.available - memory.total)} a device are left: up to --config.batch_size={larger} fits, and "
-            "more rows share the optimizer's and the collectives' time"
+            f"{gib(memory.available - memory.total)} a device are free: up to --config.batch_size={larger} fits, and "
+            "more rows share the cost of the optimizer and of the collectives"
         )
     if time.exposed_collectives > WORTH * time.total:
+        microbatches = "more microbatches, " if partitioning.sums_once(step.mesh) else ""
         lines.append(
-            f"{time.exposed_collectives / time.total:.0%} of the time is communication that nothing overlaps: more "
-            f"rows a device, {'more microbatches, ' if partitioning.sums_once(step.mesh) else ''}or fewer devices"
+            f"{time.exposed_collectives / time.total:.0%} of the time is communication that no computation overlaps: "
+            f"use more rows a device, {microbatches}or fewer devices"
         )
     if "einsum" in found.kernels and model.attention_dropout > 0 and model.relative == "none":
-        scores = found.step.config.batch_size * model.heads * step.rows.seq_len**2 * model.layers
+        scores = step.config.batch_size * model.heads * step.rows.seq_len**2 * model.layers
         lines.append(
-            f"--config.model.attention_dropout=0 lets the splash kernel run, which never writes the "
-            f"{scores / 1e9:,.1f} G scores of a step"
+            f"--config.model.attention_dropout=0 enables the splash kernel, which never stores the "
+            f"{scores / 1e9:,.1f} G attention scores of a step"
         )
-    if step.config.model.remat != "none" and memory.total < ROOMY * memory.available:
+    if step.config.model.remat != "none" and roomy:
         extra = found.flops.total / found.model_flops - 1
-        lines.append(f"--config.model.remat=none: recomputing layers is {extra:.0%} more work, and memory is left")
+        lines.append(f"--config.model.remat=none: recomputing layers adds {extra:.0%} to the FLOPs, and memory is free")
     return lines
 
 
-def state_over(step: Step, parts: int) -> int:
-    """Bytes of parameters and optimizer state a device, were they cut in so many parts."""
+def sharded_state_bytes(step: AbstractStep, parts: int) -> int:
+    """Returns the bytes of parameters and optimizer state on a device if both were sharded into this many parts."""
     mesh = MeshConfig(data=-1, fsdp=parts, tensor=1)
-    other = Step.of(dataclasses.replace(step.config, mesh=mesh), step.topology, step.rows)
-    return bytes_of_device(other.state())
+    other = AbstractStep.of(dataclasses.replace(step.config, mesh=mesh), step.topology, step.rows)
+    return bytes_per_device(other.state())
 
 
-def remat_share(step: Step, remat: str) -> float:
-    """What another remat keeps for the backward pass, as a share of what this step keeps; by the traced functions."""
+def remat_ratio(step: AbstractStep, remat: str) -> float:
+    """Returns the ratio of what another remat setting stores for the backward pass to what this step stores.
+
+    Both are counted from the traced functions, before the compiler optimizes them.
+    """
     runtime = dataclasses.replace(step.plan.runtime, remat=remat)
     other = dataclasses.replace(step, plan=dataclasses.replace(step.plan, runtime=runtime))
-    return other.kept_bytes() / max(step.kept_bytes(), 1)
+    return other.residual_bytes() / max(step.residual_bytes(), 1)
 
 
 def gib(size: float | int) -> str:

@@ -1,8 +1,9 @@
-"""Kinds of TPU, and what one device of each can do.
+"""The kinds of TPU and the peak figures of one device of each.
 
-Peak FLOP/s, memory and memory bandwidth: cloud.google.com/tpu/docs, the page of each version. Links: bytes a second in
-one direction of one link, Austin et al. 2025, "How to Scale Your Model", part 2 (jax-ml.github.io/scaling-book). The
-clock follows from the peak and the matrix units: a unit of n x n multiplies and adds n * n times a cycle.
+Peak FLOP/s, memory and memory bandwidth are from cloud.google.com/tpu/docs, the page of each
+version. Link bandwidths are bytes per second in one direction of one link, from Austin et al. 2025,
+"How to Scale Your Model", part 2 (jax-ml.github.io/scaling-book). The clock follows from the peak
+and the matrix units: a unit of n x n performs n * n multiply-adds per cycle.
 """
 
 from dataclasses import dataclass
@@ -12,33 +13,34 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Chip:
-    """One device as libtpu compiles for it: a chip, or on tpu7x one of its two cores, with half of what it has."""
+    """One device as libtpu compiles for it: a chip, or one of the two cores of a tpu7x chip with half its resources."""
 
-    name: str  # as in v5e:16x16
-    peak_flops: float  # bfloat16, a second
-    unit: int  # width of a matrix unit
-    units: int
-    memory_bytes: float  # that a program can have, by the compiler's own messages
-    memory_bandwidth: float  # bytes a second
-    link_bandwidth: float  # bytes a second, one way
-    joined_from: int  # chips on an axis from which on its ends are joined, or a multiple of them
-    dimensions: int  # of its topologies
-    largest: int  # chips of the largest slice
-    cores: int = 1  # devices of a chip
+    name: str  # the kind in a topology's name, such as v5e in v5e:16x16
+    peak_flops: float  # bfloat16 FLOPs per second
+    unit: int  # rows and columns of a matrix unit
+    units: int  # matrix units
+    memory_bytes: float  # available to a program, according to the compiler's messages
+    memory_bandwidth: float  # bytes per second
+    link_bandwidth: float  # bytes per second in one direction
+    wraparound_from: int  # chips along an axis whose ends are linked; see wraps_around
+    dimensions: int  # axes of a slice
+    largest: int  # chips in the largest slice
+    cores: int = 1  # devices per chip
 
     @property
     def clock(self) -> float:
-        """Cycles a second."""
+        """Cycles per second."""
         return self.peak_flops / (2 * self.unit**2 * self.units)
 
-    def joined(self, sides: tuple[int, ...]) -> tuple[bool, ...]:
-        """Of each axis of a slice whether its ends are joined: a ring, where others are lines.
+    def wraps_around(self, sides: tuple[int, ...]) -> tuple[bool, ...]:
+        """Returns for each axis of a slice whether its ends are linked, which makes it a ring instead of a line.
 
-        v5e, v6e: of 16 chips. Those of three axes: where each is a multiple of 4 (cloud.google.com/tpu/docs, v4).
+        An axis of v5e and v6e wraps around when it is 16 chips long. All axes of the other kinds wrap
+        around when each is a multiple of 4 (cloud.google.com/tpu/docs, v4).
         """
         if self.dimensions == 3:
-            return (all(side % self.joined_from == 0 for side in sides),) * len(sides)
-        return tuple(side == self.joined_from for side in sides)
+            return (all(side % self.wraparound_from == 0 for side in sides),) * len(sides)
+        return tuple(side == self.wraparound_from for side in sides)
 
 
 CHIPS = {

@@ -1,4 +1,4 @@
-"""What devices say to each other in a step: bytes, how often, and whether work goes on meanwhile."""
+"""The collectives of a compiled step: how many bytes, how often, and how much of it computation overlaps."""
 
 import math
 import re
@@ -9,28 +9,28 @@ from typing import Any
 from bert_jax.planning.hlo import Instruction, Program
 from bert_jax.planning.topology import Topology
 
-START, DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"  # custom calls within fusions
+START, DONE = "AsyncCollectiveStart", "AsyncCollectiveDone"  # targets of custom calls inside fusions
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 
 _GROUPS = re.compile(r"replica_groups=\{\{([\d,]+)\}")
 _IOTA_GROUPS = re.compile(r"replica_groups=\[(\d+),(\d+)\]<=")
 _CHANNEL = re.compile(r"\bchannel_id=(\d+)")
-# By the axes of a mesh: mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, or a part of one, {'axis_1':(1)2}.
+# Groups may name mesh axes: mesh['axis_0'=2,'axis_1'=4] {'axis_1'}, or part of an axis, {'axis_1':(1)2}.
 _MESH_GROUPS = re.compile(r"replica_groups=mesh\[([^\]]*)\][^{]*\{([^}]*)\}")
 
 
 @dataclass(frozen=True)
 class Collective:
-    """All collectives of one kind over groups of one size. `bytes` are of a device's whole arrays, a step."""
+    """All collectives of one kind over groups of one size; `bytes` counts a device's whole arrays in one step."""
 
     kind: str
     group: int
     count: float
     bytes: float
-    overlapped_bytes: float  # of them, in a collective that is started and ended, with work between
+    overlapped_bytes: float  # the part of `bytes` moved while other instructions run
 
     def seconds(self, topology: Topology, bytes_sent: float) -> float:
-        """By rings over the links that the group has: n - 1 of n shares pass each, twice in an all-reduce."""
+        """Returns the time of a ring algorithm: n - 1 of n shards pass each link, twice in an all-reduce."""
         passes = 2.0 if self.kind == "all-reduce" else 1.0
         bandwidth = topology.chip.link_bandwidth * topology.links(self.group)
         return passes * bytes_sent * (self.group - 1) / self.group / bandwidth
@@ -47,15 +47,15 @@ class Collective:
 
 
 def collectives(program: Program, devices: int) -> list[Collective]:
-    """The collectives of a program on so many devices, the largest first.
+    """Returns the collectives of a program compiled for this many devices, the largest first.
 
-    A `-start` counts and its `-done` does not. One whose start and end have anything but copies between them runs
-    beside that work.
+    A `-start` instruction counts and its `-done` does not. A collective overlaps with computation if
+    anything other than copies stands between the two.
     """
     found: dict[tuple[str, int], list[float]] = {}
     overlapping = _with_work_between(program)
     for instruction, times in program.runs():
-        sent = carried(program, instruction, START) or instruction
+        sent = fused_collective(program, instruction, START) or instruction
         kind = sent.opcode.removesuffix("-start")
         if kind not in KINDS:
             continue
@@ -72,15 +72,15 @@ def collectives(program: Program, devices: int) -> list[Collective]:
 
 
 def exposed_seconds(found: Iterable[Collective], topology: Topology) -> float:
-    """Time in which a device does nothing else."""
+    """Returns the time in which a device waits for communication."""
     return sum(one.seconds(topology, one.bytes - one.overlapped_bytes) for one in found)
 
 
-def carried(program: Program, instruction: Instruction, target: str) -> Instruction | None:
-    """The collective within a fusion that starts or ends it (target: START or DONE); None for any other instruction.
+def fused_collective(program: Program, instruction: Instruction, target: str) -> Instruction | None:
+    """Returns the collective that a fusion starts or ends (target: START or DONE); None for any other instruction.
 
-    So the compiler writes collectives that it spreads over the fusions between: these hold it, too, and send nothing
-    of their own.
+    The compiler writes a collective this way when it spreads it over several fusions. The fusions in
+    between contain the collective, too, and send nothing themselves.
     """
     if instruction.opcode != "fusion":
         return None
@@ -91,10 +91,10 @@ def carried(program: Program, instruction: Instruction, target: str) -> Instruct
 
 
 def _whole_bytes(instruction: Instruction, kind: str, group: int) -> float:
-    """Bytes of the whole array: what an all-gather gives, what a reduce-scatter takes."""
+    """Returns the bytes of the whole array: the result of an all-gather, the operand of a reduce-scatter."""
     size = instruction.bytes
     if instruction.opcode.endswith("-start") and instruction.shape.startswith("(") and kind != "all-reduce":
-        # The operand stands beside the result; the context words of a permute are small.
+        # The shape holds operand and result. A permute's context words are too small to count.
         size = size * group // (group + 1) if kind in ("all-gather", "reduce-scatter") else size // 2
     return float(size * group if kind == "reduce-scatter" else size)
 
@@ -112,11 +112,16 @@ def _group(text: str, devices: int) -> int:
 
 
 def _with_work_between(program: Program) -> set[str]:
-    """Names of what starts a collective before whose end an instruction with cycles stands."""
+    """Returns the names of the instructions that start a collective and have computation before its end.
+
+    Computation is an instruction with estimated cycles. One pass over each computation tracks the
+    collectives under way, both those in start/done pairs and those spread over fusions, where only
+    the channel id links start and end.
+    """
     overlapped: set[str] = set()
     for body in program.computations.values():
         under_way: dict[str, bool] = {}
-        channels: dict[str, str] = {}  # of the fusions that start one, by what names the collective in both
+        channels: dict[str, str] = {}  # channel id -> the fusion that starts the collective
         for instruction in body:
             if instruction.opcode.endswith("-start"):
                 under_way[instruction.name] = False
@@ -124,10 +129,10 @@ def _with_work_between(program: Program) -> set[str]:
                 overlapped.update(
                     name for name, worked in under_way.items() if worked and f"%{name}" in instruction.text
                 )
-            elif started := carried(program, instruction, START):
+            elif started := fused_collective(program, instruction, START):
                 under_way[instruction.name] = False
                 channels[_channel(started)] = instruction.name
-            elif ended := carried(program, instruction, DONE):
+            elif ended := fused_collective(program, instruction, DONE):
                 name = channels.get(_channel(ended), "")
                 overlapped.update({name} if under_way.get(name) else ())
             elif instruction.cycles and instruction.opcode in ("fusion", "convolution", "custom-call"):

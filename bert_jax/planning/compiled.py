@@ -1,5 +1,6 @@
-"""A train step compiled for TPUs: its program and the memory it wants, or how much too much that is."""
+"""Compiles a train step for TPUs and reports its program and memory, or by how much the memory is exceeded."""
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -8,12 +9,13 @@ import jax
 
 from bert_jax.command import UserError
 from bert_jax.planning import flops, hlo
+from bert_jax.planning.abstract_step import AbstractStep
 from bert_jax.planning.chips import GIB
 from bert_jax.planning.flops import Flops
-from bert_jax.planning.step import Step
 
-# libtpu 0.0.51 fails to build the step with gathers and scatters on the SparseCore ("async-update instruction should
-# have 1 operands"), and on tpu7x with all-reduces there. Training on real chips leaves the defaults.
+# libtpu 0.0.51 fails to build the step when gathers and scatters run on the SparseCore
+# ("async-update instruction should have 1 operands"), and on tpu7x when all-reduces do. Training on
+# real chips keeps the defaults.
 _GATHERS = (
     "xla_tpu_enable_offloading_gather_to_sparsecore",
     "xla_tpu_enable_offloading_scatter_to_sparsecore",
@@ -23,7 +25,7 @@ _REDUCTIONS = (
     "xla_tpu_enable_sparse_core_collective_offload_all_reduce",
     "xla_tpu_enable_sparse_core_collective_aggregator",
 )
-SWITCHED_OFF = {"v5p": _GATHERS, "v6e": _GATHERS, "tpu7x": _GATHERS + _REDUCTIONS}
+DISABLED_OPTIONS = {"v5p": _GATHERS, "v6e": _GATHERS, "tpu7x": _GATHERS + _REDUCTIONS}
 
 _UNITS = {"": 1, "B": 1, "K": 2**10, "M": 2**20, "G": GIB, "T": 2**40}
 _SIZE = r"([\d.]+)([KMGTB]?)"
@@ -33,7 +35,7 @@ _TEMPORARIES = re.compile(rf"HLO temporaries \({_SIZE}\) exceeds available HBM \
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes of one device. Activations are all that a step makes: kept values, gradients, temporaries, the batch."""
+    """Bytes on one device. Activations are all that a step allocates: residuals, gradients, temporaries, the batch."""
 
     parameters: int
     optimizer: int
@@ -51,26 +53,26 @@ class Memory:
 
 @dataclass(frozen=True)
 class Compiled:
-    """program is None where the step wants more memory than there is: the compiler then gives none."""
+    """The result of a compilation; program is None if the step exceeds the memory, since the compiler then fails."""
 
     program: hlo.Program | None
     memory: Memory
-    flops: Flops  # of all devices together
+    flops: Flops  # summed over all devices
 
 
-def compile_step(step: Step) -> Compiled:
-    """Compiles for the devices of step.topology; takes a minute or several. Raises UserError where libtpu fails."""
+def compile_step(step: AbstractStep) -> Compiled:
+    """Compiles the step for the devices of its topology, which takes minutes. Raises UserError if libtpu fails."""
     traced = step.traced()
-    counted = flops.of_jaxpr(traced.jaxpr)
+    counted = flops.count_flops(traced.jaxpr)
     state = step.state()
-    parameters = bytes_of_device(state.params)
-    optimizer = bytes_of_device(state) - parameters
+    parameters = bytes_per_device(state.params)
+    optimizer = bytes_per_device(state) - parameters
     chip = step.topology.chip
-    options = dict.fromkeys(SWITCHED_OFF.get(chip.name, ()), "false")
+    options = dict.fromkeys(DISABLED_OPTIONS.get(chip.name, ()), "false")
     try:
         built = traced.lower().compile(compiler_options=options or None)
     except jax.errors.JaxRuntimeError as error:
-        wanted = bytes_wanted(str(error), parameters + optimizer)
+        wanted = parse_out_of_memory(str(error), parameters + optimizer)
         if wanted is None:
             first = str(error).strip().splitlines()[0][:300]
             raise UserError(f"libtpu could not compile the step for {step.topology.name}: {first}") from error
@@ -88,10 +90,10 @@ def compile_step(step: Step) -> Compiled:
     return Compiled(hlo.parse(built.as_text()), memory, counted)
 
 
-def bytes_wanted(message: str, arguments: int) -> tuple[int, int] | None:
-    """What a compiler's out-of-memory message says was wanted and available, or None for another message.
+def parse_out_of_memory(message: str, arguments: int) -> tuple[int, int] | None:
+    """Returns the bytes wanted and available in a compiler's out-of-memory message, or None for other messages.
 
-    One form counts temporaries alone; the arguments are then added.
+    One form of the message counts only temporaries; the bytes of the arguments are added to it.
     """
     if match := _USED.search(message):
         return _bytes(match[1], match[2]), _bytes(match[3], match[4])
@@ -104,14 +106,10 @@ def _bytes(number: str, unit: str) -> int:
     return round(float(number) * _UNITS[unit])
 
 
-def bytes_of_device(tree: Any) -> int:
-    """Bytes of a tree of arrays, or of shapes with shardings, on one device."""
+def bytes_per_device(tree: Any) -> int:
+    """Returns the bytes that a tree of arrays, or of shapes with shardings, takes on one device."""
 
     def size(leaf: Any) -> int:
-        shape = leaf.sharding.shard_shape(leaf.shape)
-        count = 1
-        for side in shape:
-            count *= side
-        return count * leaf.dtype.itemsize
+        return math.prod(leaf.sharding.shard_shape(leaf.shape)) * int(leaf.dtype.itemsize)
 
     return sum(size(leaf) for leaf in jax.tree.leaves(tree))

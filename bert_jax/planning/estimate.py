@@ -1,4 +1,4 @@
-"""The plan itself: what a compiled step says of memory, time and work, in one record."""
+"""Estimates memory, time and FLOPs of a train step on TPUs from the compiled program."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -6,27 +6,27 @@ from typing import Any
 
 from bert_jax.config import PretrainConfig
 from bert_jax.model.attention import kernels
+from bert_jax.planning.abstract_step import AbstractStep, RowSpec
 from bert_jax.planning.advice import advise
 from bert_jax.planning.collectives import Collective, collectives, exposed_seconds
-from bert_jax.planning.compiled import SWITCHED_OFF, Compiled, Memory, compile_step
-from bert_jax.planning.cycles import StepTime, kernel_efficiency, step_time
+from bert_jax.planning.compiled import DISABLED_OPTIONS, Compiled, Memory, compile_step
 from bert_jax.planning.flops import Flops
 from bert_jax.planning.roofline import Roofline, roofline
-from bert_jax.planning.step import Rows, Step
+from bert_jax.planning.step_time import StepTime, kernel_efficiency, step_time
 from bert_jax.planning.topology import Topology
 from bert_jax.train import metrics
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a person would know before paying for chips. time is None where the step does not fit the memory."""
+    """The figures to know before paying for chips. time and roofline are None if the step exceeds the memory."""
 
-    step: Step
+    step: AbstractStep
     memory: Memory
     flops: Flops
     model_flops: float
     time: StepTime | None
-    roofline: Roofline | None  # as time
+    roofline: Roofline | None
     collectives: list[Collective]
     kernels: list[str]
     notes: list[str]
@@ -34,13 +34,13 @@ class Estimate:
 
     @property
     def mfu(self) -> float | None:
-        """The model's FLOPs over what the devices could do in the time of a step."""
+        """Model FLOPs utilization: the model's FLOPs over what the devices could compute in the time of a step."""
         return None if self.time is None else self._mfu(self.time.total)
 
     @property
     def mfu_at_most(self) -> float | None:
-        """That of a step which takes no longer than its arithmetic and its memory want."""
-        return None if self.roofline is None else self._mfu(self.roofline.least)
+        """The MFU of a step that takes only the time that its arithmetic or its memory traffic needs (the roofline)."""
+        return None if self.roofline is None else self._mfu(self.roofline.lower_bound)
 
     def _mfu(self, seconds: float) -> float:
         topology = self.step.topology
@@ -53,7 +53,7 @@ class Estimate:
         return self.step.config.batch_size * self.step.rows.seq_len / self.time.total
 
     def as_json(self) -> dict[str, Any]:
-        """What --json writes; the keys of DESIGN are topology to advice, and more of the same."""
+        """Returns what --json writes."""
         topology, chip, time = self.step.topology, self.step.topology.chip, self.time
         memory = dataclasses.asdict(self.memory) | {"total": self.memory.total}
         return {
@@ -83,7 +83,7 @@ class Estimate:
         }
 
     def seconds_by_kind(self) -> dict[str, float]:
-        """The parts of the step's time, the greatest first; they sum up to it."""
+        """Returns the parts of the step's time, the largest first; they sum to the total."""
         assert self.time is not None
         parts = dict(self.time.by_kind)
         parts |= {"Pallas kernels": self.time.pallas, "exposed collectives": self.time.exposed_collectives}
@@ -94,9 +94,12 @@ class Estimate:
         return self.step.model.width // self.step.model.heads
 
 
-def estimate(config: PretrainConfig, topology: Topology, rows: Rows) -> Estimate:
-    """Compiles a recipe's train step for a slice and reads it. Raises UserError as Step.of and compile_step do."""
-    step = Step.of(config, topology, rows)
+def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estimate:
+    """Compiles a recipe's train step for a slice and reads the program.
+
+    Raises UserError as AbstractStep.of and compile_step do.
+    """
+    step = AbstractStep.of(config, topology, rows)
     compiled = compile_step(step)
     chip, devices, model = topology.chip, len(topology.devices), step.model
     time, least, found = None, None, []
@@ -109,7 +112,9 @@ def estimate(config: PretrainConfig, topology: Topology, rows: Rows) -> Estimate
             head_width=model.width // model.heads,
             exposed_collectives=exposed_seconds(found, topology),
         )
-        whole = not (model.causal or model.window)  # masks leave out no block of a kernel's grid
+        # Causal and windowed masks skip blocks of a kernel's grid, and the program does not say which, so
+        # their kernels do not count towards the lower bound.
+        whole = not (model.causal or model.window)
         least_work = dataclasses.replace(compiled.flops, pallas=compiled.flops.pallas * whole)
         least = roofline(compiled.program, chip, least_work, devices, model.width // model.heads)
     partial = Estimate(
@@ -121,33 +126,39 @@ def estimate(config: PretrainConfig, topology: Topology, rows: Rows) -> Estimate
         roofline=least,
         collectives=found,
         kernels=kernels(model, step.plan.runtime, rows.seq_len),
-        notes=_notes(step, compiled, time),
+        notes=notes_for(step, compiled, time),
         advice=[],
     )
     return dataclasses.replace(partial, advice=advise(partial))
 
 
-def _notes(step: Step, compiled: Compiled, time: StepTime | None) -> list[str]:
-    """How the figures were come by, where that is not the same for every plan."""
+def notes_for(step: AbstractStep, compiled: Compiled, time: StepTime | None) -> list[str]:
+    """Returns notes on how this plan's figures were obtained where that differs between plans."""
     chip = step.topology.chip
     notes = []
-    if off := SWITCHED_OFF.get(chip.name):
-        notes.append(f"compiled with {len(off)} options off, with which libtpu has failed: {', '.join(off)}")
+    if off := DISABLED_OPTIONS.get(chip.name):
+        notes.append(f"compiled with {len(off)} options off, because libtpu fails with them: {', '.join(off)}")
     if chip.cores > 1:
         notes.append(f"{chip.name}: a device is one of the {chip.cores} cores of a chip, as libtpu compiles for it")
     config = step.config
     if config.batch_schedule or config.data.phases:
         notes.append(
-            f"of batches of {config.batch_size:,} rows of {step.rows.seq_len} slots; plan others, of batch_schedule "
-            "and data.phases, by --config.batch_size and --seq_len"
+            f"planned for batches of {config.batch_size:,} rows of {step.rows.seq_len} positions; plan the others, of "
+            "batch_schedule and data.phases, with --config.batch_size and --seq_len"
         )
     if step.topology.slices > 1:
-        notes.append("collectives between slices are counted as if within one: the network between them is slower")
-    if compiled.program is not None and (unknown := compiled.program.loops_of_unknown_trips()):
-        notes.append(f"{unknown} loops whose trips the compiler does not know, counted as one trip each")
+        notes.append(
+            "collectives between slices are counted as if they ran within one, but the network between slices is slower"
+        )
+    if compiled.program is not None and (unknown := compiled.program.loops_without_trip_count()):
+        notes.append(f"{unknown} loops have no known trip count and are counted as one iteration each")
     if compiled.flops.pallas and time:
         share = kernel_efficiency(chip, step.model.width // step.model.heads)
-        notes.append(f"Pallas kernels counted at {share:.0%} of the peak: the compiler has no cycles for them")
+        notes.append(
+            f"Pallas kernels are counted at {share:.0%} of the peak, since the compiler estimates no cycles for them"
+        )
     if time and time.unpriced:
-        notes.append(f"{time.unpriced} instructions without cycles (gathers, scatters) counted by their bytes")
+        notes.append(
+            f"{time.unpriced} instructions (gathers, scatters) have no estimated cycles and are counted by their bytes"
+        )
     return notes

@@ -1,6 +1,7 @@
-"""Multiply-adds of a traced function, loops counted as often as they run, recomputation too.
+"""Counts the matmul FLOPs of a traced function, with loops multiplied out and recomputation included.
 
-Counted from the jaxpr, not from the compiled program, where loop bodies count once and Pallas kernels not at all.
+The count reads the jaxpr instead of the compiled program, where a loop body counts once and a Pallas
+kernel not at all.
 """
 
 import math
@@ -13,10 +14,10 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Flops:
-    """FLOPs of matrix products on all devices together, 2 for each multiply-add."""
+    """FLOPs of matmuls summed over all devices, two for each multiply-add."""
 
     xla: float = 0.0
-    pallas: float = 0.0  # inside Pallas kernels, every block of their grids counted
+    pallas: float = 0.0  # inside Pallas kernels, with every block of their grids
 
     def __add__(self, other: "Flops") -> "Flops":
         return Flops(self.xla + other.xla, self.pallas + other.pallas)
@@ -29,11 +30,12 @@ class Flops:
         return self.xla + self.pallas
 
 
-def of_jaxpr(jaxpr: Any, in_kernel: bool = False) -> Flops:
-    """The FLOPs of a (closed) jaxpr's dot_general equations, and of those in whatever it calls.
+def count_flops(jaxpr: Any, in_kernel: bool = False) -> Flops:
+    """Returns the FLOPs of the dot_general equations of a (closed) jaxpr and of every jaxpr that it calls.
 
-    Of the branches of a cond the mean counts, of a while loop one trip: neither is in the jaxpr. In a Pallas kernel the
-    largest branch counts: what else there is to do with a block of the grid is to leave it out (pl.when).
+    A cond counts the mean of its branches and a while loop one iteration, since the jaxpr does not say
+    more. In a Pallas kernel a cond counts its largest branch: the other branch skips a block of the grid
+    (pl.when).
     """
     total = Flops()
     for equation in getattr(jaxpr, "jaxpr", jaxpr).eqns:
@@ -46,17 +48,17 @@ def _of_equation(equation: Any, in_kernel: bool) -> Flops:
     if name == "dot_general":
         return Flops(xla=_dot(equation))
     if name == "pallas_call":
-        inner = of_jaxpr(parameters["jaxpr"], in_kernel=True).total
+        inner = count_flops(parameters["jaxpr"], in_kernel=True).total
         return Flops(pallas=inner * math.prod(int(size) for size in parameters["grid_mapping"].grid))
     if name == "cond":
-        branches = [of_jaxpr(branch, in_kernel) for branch in parameters["branches"]]
+        branches = [count_flops(branch, in_kernel) for branch in parameters["branches"]]
         if in_kernel:
             return max(branches, key=lambda branch: branch.total)
         return sum(branches, Flops()) * (1 / len(branches))
     times = float(parameters["length"]) if name == "scan" else 1.0
-    if name == "shard_map":  # its shapes are those of one device
+    if name == "shard_map":  # shapes inside are those of one device
         times = float(math.prod(parameters["mesh"].shape.values()))
-    return sum((of_jaxpr(inner, in_kernel) for inner in _inner(parameters)), Flops()) * times
+    return sum((count_flops(inner, in_kernel) for inner in _inner(parameters)), Flops()) * times
 
 
 def _inner(parameters: dict[str, Any]) -> Iterator[Any]:

@@ -1,7 +1,8 @@
-"""The text of a compiled program: its computations, and how often each runs.
+"""Parses the HLO text of a compiled program: its computations and how often each runs.
 
-XLA's own tools count a loop's body once. Here a computation runs as often as the loops around it have trips: as the
-compiler writes beside a loop, or as the loop's condition says, which for a scan is `count < N`, from 0.
+XLA's own analyses count a loop body once. Here a computation runs once per iteration of the loops
+around it. The trip count is the one that the compiler annotates, or the bound in the loop's
+condition, which for a scan is `count < N`, starting at 0.
 """
 
 import math
@@ -25,39 +26,46 @@ _BITS = re.compile(r"\d+")
 
 @dataclass(frozen=True)
 class Instruction:
-    """One line of a computation. `shape` is its result's as written; `called` are computations that it runs;
-    `operands` the lines of the same computation whose results it takes."""
+    """One line of a computation.
+
+    shape       of the result, as written
+    called      names of the computations that the instruction runs
+    trips       iterations of a loop, if the compiler annotates them
+    operands    the instructions of the same computation whose results it takes
+    """
 
     name: str
     opcode: str
     shape: str
     text: str
     called: tuple[str, ...]
-    trips: int | None  # of a loop, where the compiler says how many
+    trips: int | None
     operands: tuple["Instruction", ...] = field(default=(), compare=False, repr=False)
 
     @property
     def cycles(self) -> int | None:
-        """The compiler's estimate, where it has one."""
+        """The compiler's estimate of cycles, if it gives one."""
         match = _CYCLES.search(self.text)
         return int(match[1]) if match else None
 
     @property
     def bytes(self) -> int:
-        """Of the result."""
+        """Bytes of the result."""
         return shape_bytes(self.shape)
 
 
 @dataclass(frozen=True)
 class Program:
+    """The computations of a program by name, and the name of the entry computation."""
+
     entry: str
     computations: dict[str, tuple[Instruction, ...]]
 
     def runs(self) -> Iterator[tuple[Instruction, float]]:
-        """Every instruction that is a step of its own, and how often it runs.
+        """Yields every instruction that executes on its own, with the number of times it runs.
 
-        What is inside a fusion is part of it. Of the branches of a conditional each counts for its share: how often
-        each is taken is not in the text.
+        Instructions inside a fusion are part of the fusion. Each branch of a conditional counts an equal
+        share of a run, since the text does not say how often each is taken.
         """
         yield from self._runs(self.entry, 1.0)
 
@@ -76,7 +84,7 @@ class Program:
                 yield instruction, times
 
     def trips(self, loop: Instruction) -> int | None:
-        """How often a loop's body runs; None where that is not known before it does."""
+        """Returns how often a loop's body runs; None if that is not known before the program runs."""
         if loop.trips is not None:
             return loop.trips
         match = _CONDITION.search(loop.text)
@@ -89,14 +97,14 @@ class Program:
         ]
         return bounds[0] if bounds else None
 
-    def loops_of_unknown_trips(self) -> int:
-        """Loops that are counted as one trip for want of a better number."""
+    def loops_without_trip_count(self) -> int:
+        """Returns the number of loops that are counted as one iteration because their trip count is unknown."""
         loops = (one for part in self.computations.values() for one in part if one.opcode == "while")
         return sum(self.trips(loop) is None for loop in loops)
 
 
 def parse(text: str) -> Program:
-    """The computations of HLO text as `compiled.as_text()` gives it. Raises ValueError for text without an ENTRY."""
+    """Parses HLO text as returned by `compiled.as_text()`. Raises ValueError for text without an ENTRY."""
     computations: dict[str, tuple[Instruction, ...]] = {}
     entry, name = "", ""
     body: dict[str, Instruction] = {}
@@ -104,7 +112,7 @@ def parse(text: str) -> Program:
         if not line.startswith(" ") and (match := _COMPUTATION.match(line)):
             name, body = match[2], {}
             entry = name if match[1] else entry
-        elif line.startswith("}") and not line.startswith("}}"):  # that ends a kernel's metadata, on lines of its own
+        elif line.startswith("}") and not line.startswith("}}"):  # }} ends a kernel's metadata
             computations[name] = tuple(body.values())
         elif name and (instruction := _instruction(line, body)):
             body[instruction.name] = instruction
@@ -131,17 +139,17 @@ def _instruction(line: str, before: Mapping[str, Instruction]) -> Instruction | 
 
 
 def _in_brackets(text: str, start: int) -> str:
-    """From an opening bracket to the one that closes it."""
+    """Returns the text from an opening bracket to the one that closes it."""
     depth = 0
-    for place in range(start, len(text)):
-        depth += (text[place] == "(") - (text[place] == ")")
+    for end in range(start, len(text)):
+        depth += (text[end] == "(") - (text[end] == ")")
         if not depth:
-            return text[start : place + 1]
+            return text[start : end + 1]
     return text[start:]
 
 
 def _split_shape(text: str) -> tuple[str, str]:
-    """The shape that a definition begins with, and what follows it."""
+    """Splits a definition into the shape that it begins with and the rest."""
     if not text.startswith("("):
         shape, _, rest = text.partition(" ")
         return shape, rest
@@ -150,17 +158,17 @@ def _split_shape(text: str) -> tuple[str, str]:
 
 
 def shape_bytes(shape: str) -> int:
-    """Bytes of a shape as HLO writes it, of all parts of a tuple; layouts and their padding left out."""
+    """Returns the bytes of a shape in HLO syntax, summed over the parts of a tuple, without padding of layouts."""
     return sum(size for size, _ in arrays_of(shape))
 
 
 def memory_bytes(shape: str) -> int:
-    """Of those parts of a shape that lie in the device's memory: whose layout names no other memory space, S(n)."""
-    return sum(size for size, there in arrays_of(shape) if there)
+    """Returns the bytes of the parts of a shape in device memory, whose layout has no other memory space S(n)."""
+    return sum(size for size, in_memory in arrays_of(shape) if in_memory)
 
 
 def arrays_of(shape: str) -> list[tuple[int, bool]]:
-    """The bytes of each array of a shape, and whether it lies in the device's memory."""
+    """Returns the bytes of each array of a shape and whether it lies in device memory."""
     found = _ARRAY.findall(shape)
     return [(_element_bytes(kind) * _elements(sizes), "S(" not in layout) for kind, sizes, layout in found]
 

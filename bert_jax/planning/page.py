@@ -16,7 +16,7 @@ def page_of(found: Estimate) -> str:
         assert found.roofline is not None
         note = (
             "The compiler's cycles over the clock, loop bodies as often as they run. However well this program is run, "
-            f"a step takes {milliseconds(found.roofline.least)} or more, so at best {at_best(found)}."
+            f"a step takes {milliseconds(found.roofline.lower_bound)} or more, so at best {at_best(found)}."
         )
         sections.append(section("Time of a step", _time(found), note))
     if found.collectives:

@@ -1,51 +1,52 @@
-"""The least time that a compiled program can take on a device, the roofline of Williams et al. 2009: its arithmetic at
-the peak, or what it moves to and from memory at the bandwidth, whichever takes longer.
+"""Computes the roofline of a compiled program (Williams et al. 2009).
 
-Each instruction reads what it is given once and writes its result once; what lies beside the matrix units (a memory
-space other than 0 in the layout) moves for nothing. Of an array that a fusion only slices, or writes a part of in
-place, that part counts. Left out, so that it stays the least: padding of layouts, collectives, also where a fusion
-holds one, and kernels whose masks leave out blocks, for which ones is not in the program.
+The lower bound of its time on a device is its arithmetic at peak FLOP/s or its memory traffic at full
+bandwidth, whichever takes longer. Each instruction reads its operands once and writes its result
+once; arrays in the on-chip memory (a memory space other than 0 in the layout) cost nothing. If a
+fusion only slices an array, or updates part of it in place, only that part counts. To keep the result
+a lower bound, it leaves out the padding of layouts, collectives (also inside fusions), and kernels
+whose masks skip blocks, since the program does not say which.
 """
 
 from dataclasses import dataclass
 
 from bert_jax.planning.chips import Chip
 from bert_jax.planning.collectives import DONE, START
-from bert_jax.planning.cycles import COLLECTIVES, FREE, PALLAS
 from bert_jax.planning.flops import Flops
 from bert_jax.planning.hlo import Instruction, Program, arrays_of, memory_bytes, shape_bytes
+from bert_jax.planning.step_time import COLLECTIVES, FREE, PALLAS
 
 _SLICES = ("slice", "dynamic-slice", "gather")
-_SLICED = ("slice-done", "dynamic-slice-done")  # of an array that the instruction before was given
+_SLICED = ("slice-done", "dynamic-slice-done")  # part of an operand of the matching -start instruction
 _SAME = ("bitcast", "reshape")
-_PARTS = {"dynamic-update-slice": 1, "scatter": 2}  # which operand is written into a part of the first
+_PARTS = {"dynamic-update-slice": 1, "scatter": 2}  # index of the operand that is written into part of operand 0
 
 
 @dataclass(frozen=True)
 class Roofline:
-    """Seconds of one step on a device by its arithmetic alone and by its memory alone, and that traffic in bytes."""
+    """Seconds of one step on a device by arithmetic alone and by memory alone, and the memory traffic in bytes."""
 
     arithmetic: float
     memory: float
     traffic: float
 
     @property
-    def least(self) -> float:
+    def lower_bound(self) -> float:
         return max(self.arithmetic, self.memory)
 
 
 def roofline(program: Program, chip: Chip, flops: Flops, devices: int, head_width: int) -> Roofline:
-    """Of a step with so many FLOPs on all devices; kernels count at what matrix units can do with heads so wide."""
+    """Returns the roofline of a step with these FLOPs on all devices; head_width limits the peak of the kernels."""
     unit = min(1.0, head_width / chip.unit)
     work = (flops.xla + flops.pallas / unit) / devices
-    traffic = sum(times * moved(program, instruction) for instruction, times in program.runs())
+    traffic = sum(times * bytes_moved(program, instruction) for instruction, times in program.runs())
     return Roofline(work / chip.peak_flops, traffic / chip.memory_bandwidth, traffic)
 
 
-def moved(program: Program, instruction: Instruction) -> int:
-    """Bytes that an instruction reads from the device's memory and writes to it, at least; none of a collective."""
+def bytes_moved(program: Program, instruction: Instruction) -> int:
+    """Returns the bytes that an instruction at least reads from and writes to device memory; 0 for collectives."""
     opcode, operands, written = instruction.opcode, instruction.operands, memory_bytes(instruction.shape)
-    if opcode == "copy-start":  # a tuple of both ends
+    if opcode == "copy-start":  # the shape holds source and destination
         return written
     if opcode in _SLICED:
         return written + _part(operands[0].operands[0], instruction)
@@ -62,64 +63,72 @@ def moved(program: Program, instruction: Instruction) -> int:
     if not body:
         return written + sum(memory_bytes(one.shape) for one in operands)
     read = (
-        min(memory_bytes(operand.shape), _read(program, body, place, shape_bytes(operand.shape)))
-        for place, operand in enumerate(operands)
+        min(memory_bytes(operand.shape), _read(program, body, index, shape_bytes(operand.shape)))
+        for index, operand in enumerate(operands)
         if memory_bytes(operand.shape)
     )
     return _written(body[-1], instruction) + sum(read)
 
 
 def _is_collective(instruction: Instruction) -> bool:
-    """Whether it sends, or starts or ends that within a fusion."""
+    """Returns whether an instruction is a collective or starts or ends one inside a fusion."""
     target = instruction.text.partition('custom_call_target="')[2].partition('"')[0]
     return instruction.opcode in COLLECTIVES or target in (START, DONE)
 
 
 def _body(program: Program, instruction: Instruction) -> tuple[Instruction, ...]:
-    """The instructions of a fusion, none of any other."""
+    """Returns the instructions of a fusion; none for other instructions."""
     return program.computations.get(instruction.called[0], ()) if instruction.opcode == "fusion" else ()
 
 
 def _part(whole: Instruction, part: Instruction) -> int:
-    """The bytes of a part of an array, where that is in memory."""
+    """Returns the bytes of a part of an array, 0 if the array is not in device memory."""
     return min(memory_bytes(whole.shape), shape_bytes(part.shape))
 
 
-def _read(program: Program, body: tuple[Instruction, ...], place: int, whole: int) -> int:
-    """Bytes of its operand at a place that a fusion with this body reads."""
-    parameter = next((one for one in body if one.text.startswith(f"parameter({place})")), None)
+def _read(program: Program, body: tuple[Instruction, ...], index: int, whole: int) -> int:
+    """Returns the bytes that a fusion with this body reads of the operand at an index."""
+    parameter = next((one for one in body if one.text.startswith(f"parameter({index})")), None)
     return whole if parameter is None else _used(program, body, parameter, whole)
 
 
 def _used(program: Program, body: tuple[Instruction, ...], array: Instruction, whole: int) -> int:
+    """Returns the bytes of an array that the instructions of a fusion read, at most `whole`.
+
+    Users that slice read their result's bytes; views and nested fusions are followed; the target of an
+    in-place update is not read; any other user reads the whole array.
+    """
     total = 0
     for user in body:
-        for place, operand in enumerate(user.operands):
+        for index, operand in enumerate(user.operands):
             if operand is not array or _is_collective(user):
                 continue
-            if user.opcode in _SLICES and place == 0:
+            if user.opcode in _SLICES and index == 0:
                 total += shape_bytes(user.shape)
             elif user.opcode in _SAME:
                 total += _used(program, body, user, whole)
             elif user.opcode == "fusion":
-                total += _read(program, _body(program, user), place, whole)
-            elif user.opcode not in _PARTS or place:
+                total += _read(program, _body(program, user), index, whole)
+            elif user.opcode not in _PARTS or index:
                 return whole
     return min(total, whole)
 
 
 def _written(root: Instruction, fusion: Instruction) -> int:
-    """Bytes of a fusion's results that it writes to memory."""
+    """Returns the bytes that a fusion writes to device memory."""
     if _is_collective(root):
         return 0
     parts = arrays_of(fusion.shape)
     results = root.operands if root.opcode == "tuple" else (root,)
     if len(results) != len(parts):
         return memory_bytes(fusion.shape)
-    return sum(min(size, _changed(result, size)) for result, (size, there) in zip(results, parts, strict=True) if there)
+    return sum(
+        min(size, _changed(result, size)) for result, (size, in_memory) in zip(results, parts, strict=True) if in_memory
+    )
 
 
 def _changed(result: Instruction, size: int) -> int:
+    """Returns the bytes of a fusion's result that change, which for an in-place update is the updated part."""
     while result.opcode in (*_SAME, "get-tuple-element"):
         result = result.operands[0]
     if _is_collective(result):

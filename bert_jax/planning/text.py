@@ -63,7 +63,7 @@ def _time(found: Estimate) -> list[str]:
     if found.time.pallas:
         rows.append(("without Pallas", f"{milliseconds(found.time.without_pallas):>12}"))
     assert found.roofline is not None and found.mfu_at_most is not None
-    rows.append(("at best", f"{milliseconds(found.roofline.least):>12}  {at_best(found)}"))
+    rows.append(("at best", f"{milliseconds(found.roofline.lower_bound):>12}  {at_best(found)}"))
     work = f"{found.flops.total:.4g} FLOPs a step on all devices, {found.model_flops:.4g} of them the model's"
     return ["", "time of a step", *_columns(rows), f"  {work}; {found.tokens_per_second:,.0f} tokens a second"]
 

@@ -1,4 +1,4 @@
-"""The train step that a recipe asks for, as shapes: what is compiled, with nothing in memory."""
+"""The train step of a recipe as abstract shapes, ready to trace and compile without allocating any array."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -25,8 +25,8 @@ USUAL_LENGTH = 512
 
 
 @dataclass(frozen=True)
-class Rows:
-    """What the batches are like: T slots, up to S sequences, M predictions, ids below V; labelled pairs or not."""
+class RowSpec:
+    """The shape of batches: T positions, up to S sequences, M predictions, ids below V, NSP labels or none."""
 
     seq_len: int
     pack: int
@@ -35,16 +35,19 @@ class Rows:
     labelled: bool
 
     @classmethod
-    def of(cls, config: PretrainConfig, seq_len: int | None, vocab_size: int | None) -> "Rows":
-        """Those of data.train where it is given, else of seq_len slots (None: the model's positions, up to 512).
+    def of(cls, config: PretrainConfig, seq_len: int | None, vocab_size: int | None) -> "RowSpec":
+        """Returns the rows of data.train if it is given, else rows of seq_len positions.
 
-        Raises UserError for shards that cannot be read, and where both are given and differ.
+        If seq_len is None, rows are as long as the model has positions, but at most 512.
+
+        Raises UserError for shards that cannot be read, and if data.train and seq_len differ.
         """
         if config.data.train:
             data = open_dataset(config.data.train, "train")
             if seq_len not in (None, data.seq_len):
                 raise UserError(
-                    f"--seq_len is {seq_len}, the rows of {config.data.train} have {data.seq_len} slots; leave it out"
+                    f"--seq_len is {seq_len}, but the rows of {config.data.train} have {data.seq_len} positions; "
+                    "omit --seq_len"
                 )
             return cls(data.seq_len, data.pack, data.max_predictions, data.tokenizer().vocab_size, data.labelled)
         words = vocab_size or BERT_VOCABULARY
@@ -54,23 +57,23 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Step:
-    """A train step and where its arguments lie."""
+class AbstractStep:
+    """A train step of a recipe on a slice: its model, its static plan and its mesh."""
 
     config: PretrainConfig
     topology: Topology
-    rows: Rows
+    rows: RowSpec
     model: ModelConfig
     plan: Plan
     mesh: Mesh
 
     @classmethod
-    def of(cls, config: PretrainConfig, topology: Topology, rows: Rows) -> "Step":
-        """Raises UserError for a model, mesh or batch that training would refuse, too."""
+    def of(cls, config: PretrainConfig, topology: Topology, rows: RowSpec) -> "AbstractStep":
+        """Builds the step. Raises UserError for a model, mesh or batch that training would refuse, too."""
         model = sizes.model_config(config.model, rows.vocab_size)
         if rows.seq_len > model.max_positions:
             raise UserError(
-                f"rows of {rows.seq_len} slots, but the model has {model.max_positions} positions; use "
+                f"rows have {rows.seq_len} positions, but the model has only {model.max_positions}; set "
                 f"--config.model.max_positions={rows.seq_len}"
             )
         objective = _objective(config, model, rows)
@@ -90,31 +93,36 @@ class Step:
         )
         return cls(config, topology, rows, model, plan, mesh)
 
-    def state(self) -> Any:
-        """The training state, each leaf with its sharding."""
+    @property
+    def rows_per_device(self) -> int:
+        """Rows that a device computes at a time, in one microbatch."""
+        return self.config.batch_size // partitioning.row_shards(self.mesh) // self.config.microbatches
 
-        def draw(key: jax.Array) -> Any:
+    def state(self) -> Any:
+        """Returns the abstract training state with a sharding on each leaf."""
+
+        def initialize(key: jax.Array) -> Any:
             return initial_state(self.plan, init_params(self.model, self.plan.objective.heads, key))
 
-        return partitioning.with_shardings(self.mesh, jax.eval_shape(draw, _key(self.config.prng)))
+        return partitioning.with_shardings(self.mesh, jax.eval_shape(initialize, _key(self.config.prng)))
 
     def batch(self) -> Batch:
-        """A global batch, its rows over the devices."""
+        """Returns an abstract global batch whose rows are sharded over the devices."""
         rows, size = self.rows, self.config.batch_size
         sharding = partitioning.rows_sharding(self.mesh)
 
         def array(width: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
             return jax.ShapeDtypeStruct((size, width), dtype, sharding=sharding)
 
-        slots, places = array(rows.seq_len), array(rows.predictions)
-        spans = places if self.config.span_boundary else None
+        tokens, predictions = array(rows.seq_len), array(rows.predictions)
+        spans = predictions if self.config.span_boundary else None
         return Batch(
-            input_ids=slots,
-            segment_ids=slots,
-            sequence_ids=slots,
-            positions=slots,
-            masked_positions=places,
-            masked_ids=places,
+            input_ids=tokens,
+            segment_ids=tokens,
+            sequence_ids=tokens,
+            positions=tokens,
+            masked_positions=predictions,
+            masked_ids=predictions,
             masked_weights=array(rows.predictions, jnp.float32),
             cls_positions=array(rows.pack),
             next_sentence_label=array(rows.pack),
@@ -125,7 +133,7 @@ class Step:
         )
 
     def traced(self) -> Any:
-        """The step as jax.jit traces it: what gives its jaxpr and is lowered."""
+        """Returns the step traced by jax.jit, which gives its jaxpr and can be lowered."""
         whole = partitioning.replicated(self.mesh)
         key = _key(self.config.prng)
         fraction = jax.ShapeDtypeStruct((), jnp.float32, sharding=whole)
@@ -134,10 +142,11 @@ class Step:
             state = self.state()
             return jitted(self.plan, self.mesh, state).trace(state, self.batch(), fraction, placed_key)
 
-    def kept_bytes(self) -> int:
-        """What the backward pass needs of the forward pass, on all devices, before the compiler thinks about it.
+    def residual_bytes(self) -> int:
+        """Returns the bytes of residuals that the backward pass needs, on all devices, before compiler optimizations.
 
-        Parameters are left out. Only ratios of it are used: the compiler keeps less.
+        Parameters are left out. Only ratios of two such figures are meaningful, since the compiler stores
+        less.
         """
         params = abstract_params(self.model, self.plan.objective.heads)
 
@@ -159,7 +168,7 @@ def _key(kind: str) -> Any:
     return jax.eval_shape(lambda: jax.random.key(0, impl=kind))
 
 
-def _objective(config: PretrainConfig, model: ModelConfig, rows: Rows) -> Objective:
+def _objective(config: PretrainConfig, model: ModelConfig, rows: RowSpec) -> Objective:
     if model.causal:
         return CausalObjective()
     return PretrainingObjective(next_sentence=rows.labelled, span_boundary=config.span_boundary)
