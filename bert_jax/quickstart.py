@@ -15,8 +15,8 @@ import data_prep
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
-from bert_jax.reporting.tagging import TaggingScore, score_tagger
-from bert_jax.reporting.unigram import UnigramGuess, unigram_guess
+from bert_jax.reporting.tagging_score import TaggingScore, score_tagger
+from bert_jax.reporting.unigram_baseline import UnigramBaseline, unigram_baseline
 from bert_jax.stages import RECORD, Stages
 from bert_jax.train.metrics import duration, read_metrics
 from bert_jax.train.workdir import latest_step
@@ -156,7 +156,7 @@ def check_resumed(stages: Stages) -> str:
 def held_out(stages: Stages) -> None:
     with stages.stage("Held out", "Sets the held-out figures beside a guess by frequency alone.") as entry:
         result = _read_json(stages.path("pretrained/result.json"))
-        guess = unigram_guess(stages.path("shards"))
+        guess = unigram_baseline(stages.path("shards"))
         stages.record["held_out"] = {**result, "unigram": dataclasses.asdict(guess)}
         stages.console.print(_held_out_table(result, guess))
         compared = (
@@ -167,7 +167,7 @@ def held_out(stages: Stages) -> None:
             raise UserError(f"the model learnt nothing: {compared}. Give it more --minutes")
 
 
-def _held_out_table(result: dict[str, Any], guess: UnigramGuess) -> Table:
+def _held_out_table(result: dict[str, Any], guess: UnigramBaseline) -> Table:
     shown = Table("held-out text", "the model", "a guess by frequency alone")
     shown.add_row(
         "masked tokens right", f"{result['eval_mlm_accuracy']:.1%}", f'{guess.accuracy:.1%} (always "{guess.token}")'

@@ -13,11 +13,11 @@ from bert_jax.command import UserError
 from bert_jax.files import write_whole
 from bert_jax.reporting import curves, page
 from bert_jax.reporting.curves import Reference, number, percent
-from bert_jax.reporting.finetuning import outcome_sections
-from bert_jax.reporting.guesses import guess_blanks
+from bert_jax.reporting.finetuning import error_sections
+from bert_jax.reporting.masked_predictions import predict_masked_tokens
 from bert_jax.reporting.page import Tile
-from bert_jax.reporting.seeds import read_runs, seed_charts
-from bert_jax.reporting.unigram import unigram_guess
+from bert_jax.reporting.seed_curves import read_runs, seed_charts
+from bert_jax.reporting.unigram_baseline import unigram_baseline
 from bert_jax.train.metrics import METRICS_FILE, duration, read_metrics
 from bert_jax.train.run import RESULT_FILE
 from bert_jax.train.workdir import WorkdirConfig, read_config
@@ -60,7 +60,7 @@ def report(workdir: str | Path, examples: int = EXAMPLES) -> Path:
     sections = [
         page.tiles(_pretraining_tiles(run, guessing) if pretraining else _task_tiles(run)),
         "" if pretraining else _task_tables(run),
-        *(() if pretraining else outcome_sections(run.workdir, run.config, examples)),
+        *(() if pretraining else error_sections(run.workdir, run.config, examples)),
         _seed_section(run),
         page.section(
             "Curves",
@@ -131,7 +131,7 @@ def _guessing(run: Run) -> Guessing:
     if not held_out or not run.config.heads.mlm:
         return Guessing()
     try:
-        levels = unigram_guess(held_out, run.config.training["eval"]["max_rows"])
+        levels = unigram_baseline(held_out, run.config.training["eval"]["max_rows"])
         references = {
             "mlm_accuracy": Reference(f"always “{levels.token}”", levels.accuracy),
             "mlm_loss": Reference("guessing by frequency", levels.loss),
@@ -141,7 +141,7 @@ def _guessing(run: Run) -> Guessing:
     except UserError as error:
         return Guessing(section=page.section(title, "", f"No table: {error}."))
     try:
-        blanks = guess_blanks(run.workdir, held_out, BLANKS)
+        blanks = predict_masked_tokens(run.workdir, held_out, BLANKS)
     except UserError as error:
         return Guessing(references, page.section(title, "", f"No table: {error}."))
     note = (

@@ -20,9 +20,9 @@ from bert_jax.model import bert, paths
 from bert_jax.model.heads import Heads
 from bert_jax.reporting import curves, plot
 from bert_jax.reporting.blanks import Blank, Guess, readable
-from bert_jax.reporting.guesses import choose_slots, guess_blanks
+from bert_jax.reporting.masked_predictions import choose_masked_positions, predict_masked_tokens
 from bert_jax.reporting.page import blanks_table, settings, tiles
-from bert_jax.reporting.unigram import unigram_guess
+from bert_jax.reporting.unigram_baseline import unigram_baseline
 from bert_jax.train.parameters import write_params
 from bert_jax.train.workdir import WorkdirConfig, read_config, write_config
 
@@ -178,8 +178,8 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
 def test_guesses_are_probabilities_of_the_vocabulary_and_the_masks_those_of_evaluation(
     pretrained: Path, shards_dir: Path
 ) -> None:
-    blanks = guess_blanks(pretrained, shards_dir, 6)
-    assert blanks == guess_blanks(pretrained, shards_dir, 6)
+    blanks = predict_masked_tokens(pretrained, shards_dir, 6)
+    assert blanks == predict_masked_tokens(pretrained, shards_dir, 6)
     assert len(blanks) == 6
     for blank in blanks:
         chances = [guess.probability for guess in blank.guesses]
@@ -196,11 +196,11 @@ def test_a_word_is_shown_rather_than_the_inside_of_one(tmp_path: Path) -> None:
         masked_ids=np.array([[words.id_of(token) for token in tokens]]),
         masked_weights=np.ones((1, 3), np.float32),
     )
-    assert tokens[int(choose_slots(batch, words)[0])] == "Ġa"
+    assert tokens[int(choose_masked_positions(batch, words)[0])] == "Ġa"
 
 
 def test_unigram_guess_is_a_count(shards_dir: Path) -> None:
-    guess = unigram_guess(shards_dir)
+    guess = unigram_baseline(shards_dir)
     dataset = open_dataset(shards_dir, "eval")
     tokenizer = dataset.tokenizer()
     loader = PretrainingLoader(dataset, tokenizer, batch_size=1, seed=7)

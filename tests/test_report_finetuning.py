@@ -20,12 +20,12 @@ from bert_jax.files import write_json
 from bert_jax.interop import source
 from bert_jax.model.heads import Heads
 from bert_jax.report import report
-from bert_jax.reporting import classes, curves, entities, panel, seeds
-from bert_jax.reporting.entities import judge
-from bert_jax.reporting.finetuning import outcome_sections
-from bert_jax.reporting.mistakes import matrix, shortened
-from bert_jax.reporting.outcomes import dev_outcomes
+from bert_jax.reporting import class_metrics, curves, seed_curves, span_errors, square_plots
+from bert_jax.reporting.dev_predictions import predict_dev
+from bert_jax.reporting.errors import matrix, shortened
+from bert_jax.reporting.finetuning import error_sections
 from bert_jax.reporting.questions import question_word
+from bert_jax.reporting.span_errors import compare_spans
 from bert_jax.tasks import registry
 from bert_jax.tasks.example import Span
 from bert_jax.tasks.kinds import kind_of
@@ -35,12 +35,12 @@ from bert_jax.train import workdir as workdir_lib
 def test_confusions_and_class_scores_are_scikit_learns() -> None:
     draw = np.random.default_rng(0)
     truth, guess = draw.integers(0, 4, 300), draw.integers(0, 3, 300)  # class 3 is never guessed
-    counts = classes.confusion(truth, guess, 5)
+    counts = class_metrics.confusion(truth, guess, 5)
     np.testing.assert_array_equal(counts, confusion_matrix(truth, guess, labels=range(5)))
     wanted = precision_recall_fscore_support(truth, guess, labels=range(5), zero_division=0)
-    np.testing.assert_allclose(dataclasses.astuple(classes.class_scores(counts)), wanted[:3])
+    np.testing.assert_allclose(dataclasses.astuple(class_metrics.class_scores(counts)), wanted[:3])
     names = list("abcde")
-    listed = classes.most_confused(counts, names, 3)
+    listed = class_metrics.most_confused(counts, names, 3)
     assert [count for *_, count, _ in listed] == sorted((counts * (1 - np.eye(5, dtype=int))).ravel())[:-4:-1]
     assert listed[0][2] == counts[names.index(listed[0][0]), names.index(listed[0][1])]
 
@@ -48,17 +48,17 @@ def test_confusions_and_class_scores_are_scikit_learns() -> None:
 def test_the_calibration_error_is_that_of_its_definition() -> None:
     draw = np.random.default_rng(1)
     confidence, right = draw.uniform(0.3, 1, 400), draw.random(400) < 0.6
-    found = classes.calibrate(confidence, right)
+    found = class_metrics.calibrate(confidence, right)
     error = 0.0
-    for bin in range(classes.BINS):
-        inside = (confidence > bin / classes.BINS) & (confidence <= (bin + 1) / classes.BINS)
+    for bin in range(class_metrics.BINS):
+        inside = (confidence > bin / class_metrics.BINS) & (confidence <= (bin + 1) / class_metrics.BINS)
         assert found.counts[bin] == inside.sum()
         if inside.any():
             error += inside.sum() / 400 * abs(right[inside].mean() - confidence[inside].mean())
     assert found.error == pytest.approx(error)
-    sure = classes.calibrate(np.ones(8), np.array([True] * 6 + [False] * 2))
+    sure = class_metrics.calibrate(np.ones(8), np.array([True] * 6 + [False] * 2))
     assert sure.error == pytest.approx(0.25) and sure.counts[-1] == 8
-    assert "nan" not in panel.reliability(sure) and "25.0%" in panel.reliability(sure)
+    assert "nan" not in square_plots.reliability(sure) and "25.0%" in square_plots.reliability(sure)
 
 
 TAGS = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, max_size=12)
@@ -66,27 +66,27 @@ TAGS = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, 
 
 @given(st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=5))
 def test_right_and_true_entities_are_counted_as_seqeval_counts_them(pairs: list[tuple[list[str], list[str]]]) -> None:
-    from bert_jax.reporting.finetuning import _spans
+    from bert_jax.reporting.finetuning import tagged_spans
 
     sentences = [(true[: len(guess)], guess[: len(true)]) for true, guess in pairs]
-    judged = [one for true, guess in sentences for one in judge(_spans(true), _spans(guess))]
-    counts = entities.count_outcomes(judged)
-    guessed = [span for _, guess in sentences for span in _spans(guess)]
-    if not any(outcome != entities.SPURIOUS for outcome, _ in judged):
+    judged = [one for true, guess in sentences for one in compare_spans(tagged_spans(true), tagged_spans(guess))]
+    counts = span_errors.count_by_type(judged)
+    guessed = [span for _, guess in sentences for span in tagged_spans(guess)]
+    if not any(outcome != span_errors.SPURIOUS for outcome, _ in judged):
         return
     wanted = classification_report(*zip(*sentences, strict=True), output_dict=True, zero_division=0)
     for name, each in counts.items():
-        true = sum(each.values()) - each[entities.SPURIOUS]
+        true = sum(each.values()) - each[span_errors.SPURIOUS]
         if true:
             assert true == wanted[name]["support"]
-            assert each[entities.RIGHT] / true == pytest.approx(wanted[name]["recall"])
-    assert sum(each[entities.SPURIOUS] for each in counts.values()) <= len(guessed)
+            assert each[span_errors.CORRECT] / true == pytest.approx(wanted[name]["recall"])
+    assert sum(each[span_errors.SPURIOUS] for each in counts.values()) <= len(guessed)
 
 
 def test_how_an_entity_goes_wrong() -> None:
     truth = [Span("P", 0, 2), Span("P", 4, 6), Span("L", 8, 9), Span("L", 11, 13), Span("O", 20, 21)]
     guess = [Span("P", 0, 2), Span("P", 5, 6), Span("P", 8, 9), Span("P", 12, 14), Span("L", 30, 31)]
-    outcomes = [outcome for outcome, _ in judge(truth, guess)]
+    outcomes = [outcome for outcome, _ in compare_spans(truth, guess)]
     assert outcomes == ["right", "wrong border", "wrong type", "wrong type and border", "missed", "spurious"]
 
 
@@ -96,20 +96,20 @@ def test_runs_share_a_chart_and_many_are_spanned(tmp_path: Path) -> None:
         value = 0.1 * len(run)
         lines = [{"step": step, "task_loss": value, "eval_accuracy": value if step == 2 else None} for step in (1, 2)]
         (tmp_path / run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    runs = seeds.read_runs(tmp_path)
+    runs = seed_curves.read_runs(tmp_path)
     assert list(runs) == ["seed 0", "seed 2", "seed 10", "rate 5e-05, seed 1", "rate 0.0001, seed 1"]
-    accuracy, loss = seeds.seed_charts({name: runs[name] for name in list(runs)[:3]})
+    accuracy, loss = seed_curves.seed_charts({name: runs[name] for name in list(runs)[:3]})
     assert (accuracy.title, loss.title) == ("Accuracy, held out", "Training loss")
     assert [series.name for series in accuracy.series] == ["seed 0", "seed 2", "seed 10"]
     assert accuracy.series[2].values.tolist() == pytest.approx([0.7])
-    spanned = seeds.seed_charts(runs)[1].series
+    spanned = seed_curves.seed_charts(runs)[1].series
     assert [series.name for series in spanned] == ["mean of 5 runs", "highest", "lowest"]
     assert [series.values[0] for series in spanned] == pytest.approx([1.08, 1.8, 0.6])
 
 
 def test_an_error_is_no_percentage() -> None:
     lines = [{"step": step, "task_loss": 1.0, "eval_mse": 2500.0, "eval_pearson": 0.5} for step in (1, 2)]
-    both = [*curves.charts(lines, {}), *seeds.seed_charts({"seed 0": lines, "seed 1": lines})]
+    both = [*curves.charts(lines, {}), *seed_curves.seed_charts({"seed 0": lines, "seed 1": lines})]
     shown = {chart.title: chart.show(chart.series[0].values[-1]) for chart in both}
     assert shown["Mse"] == shown["Mse, held out"] == "2,500"
     assert shown["Pearson"] == shown["Pearson, held out"] == "50.0%"
@@ -120,7 +120,7 @@ def test_what_is_shown_is_escaped_and_cut() -> None:
     page = matrix(np.array([[3, 1], [0, 0]]), ["<a>", "b"])
     assert "<a>" not in page and "&lt;a&gt; taken for b: 1, 25.0% of 4" in page
     assert shortened("x" * 700).endswith("x…") and len(shortened("x" * 700)) == 600
-    points = panel.scatter(np.array([1.0, 1.0]), np.array([1.0, 1.0]), ["<b>", "c"])
+    points = square_plots.scatter(np.array([1.0, 1.0]), np.array([1.0, 1.0]), ["<b>", "c"])
     assert "<b>" not in points and "nan" not in points
 
 
@@ -204,7 +204,7 @@ def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
     lines, name, columns = rows_of(kind)
     run = workdir(tmp_path, kind, lines, name, **columns)
     config = workdir_lib.read_config(run)
-    found = dev_outcomes(run, config, most=12)
+    found = predict_dev(run, config, most=12)
     assert (found.total, len(found.items), len(found.losses)) == (20, 12, 12)
     if kind in ("classification", "regression"):
         assert found.losses == pytest.approx(by_hand(kind, found), rel=1e-4)
@@ -231,7 +231,7 @@ def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
     )
 
     (tmp_path / name).unlink()
-    (section,) = outcome_sections(run, config, 100)
+    (section,) = error_sections(run, config, 100)
     assert "Not shown" in section and name in section
     assert "Not shown" in report(run).read_text(encoding="utf-8")
 

@@ -5,8 +5,8 @@ import numpy as np
 from bert_jax.array_types import Float
 from bert_jax.reporting import page
 from bert_jax.reporting.curves import percent
-from bert_jax.reporting.mistakes import Example, marked, shortened
-from bert_jax.reporting.outcomes import Outcomes
+from bert_jax.reporting.dev_predictions import DevPredictions
+from bert_jax.reporting.errors import Example, marked, shortened
 from bert_jax.tasks.kinds.question_files import Question
 from bert_jax.tasks.kinds.question_metrics import squad1_metrics
 
@@ -14,7 +14,7 @@ QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how many", "h
 AROUND = 160  # characters of a context on each side of an answer
 
 
-def question_sections(found: Outcomes) -> list[str]:
+def question_sections(found: DevPredictions) -> list[str]:
     """Scores by question word, and by whether there is an answer."""
     scores = _scores(found)
     groups: dict[str, list[int]] = {}
@@ -32,7 +32,7 @@ def question_sections(found: Outcomes) -> list[str]:
     return [page.section("Which questions it answers", table, note)]
 
 
-def question_examples(found: Outcomes, items: list[int]) -> list[Example]:
+def question_examples(found: DevPredictions, items: list[int]) -> list[Example]:
     """Questions, their contexts around the guess and the first true answer, which are set apart."""
     return [_example(found.items[item], found.predictions[item]) for item in items]
 
@@ -45,7 +45,7 @@ def question_word(question: str) -> str:
     return min(there, key=lambda word: (there[word], -len(word)), default="other")
 
 
-def _scores(found: Outcomes) -> Float[np.ndarray, "K 2"]:
+def _scores(found: DevPredictions) -> Float[np.ndarray, "K 2"]:
     """Exact match and F1 of each question; where there is no answer the guess has to be none."""
     scores = []
     for question, told in zip(found.items, found.predictions, strict=True):

@@ -21,7 +21,7 @@ from bert_jax.train.workdir import WorkdirConfig
 
 
 @dataclass(frozen=True, eq=False)
-class Outcomes:
+class DevPredictions:
     """Items of the dev file, the answers of the model, and how well they fit."""
 
     task: Task
@@ -50,7 +50,7 @@ class Outcomes:
         return [int(item) for item in np.argsort(-known, kind="stable")[:count] if np.isfinite(known[item])]
 
 
-def dev_outcomes(workdir: Path, config: WorkdirConfig, most: int) -> Outcomes:
+def predict_dev(workdir: Path, config: WorkdirConfig, most: int) -> DevPredictions:
     """The outcomes on up to `most` items of the dev file that a workdir's configuration names.
 
     Raises UserError where there is no such file, or not any more, and for a checkpoint that cannot be opened.
@@ -69,4 +69,4 @@ def dev_outcomes(workdir: Path, config: WorkdirConfig, most: int) -> Outcomes:
     rows = model.encode(split)
     answers, losses = model.outcomes(rows)
     told = model.kind.predictions(model.task, rows, answers)
-    return Outcomes(model.task, files["dev"], rows, answers, told, losses, total)
+    return DevPredictions(model.task, files["dev"], rows, answers, told, losses, total)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from bert_jax.array_types import Float
-from bert_jax.reporting.classes import Calibration
+from bert_jax.reporting.class_metrics import Calibration
 from bert_jax.reporting.curves import number, percent
 from bert_jax.reporting.plot import Scale, ticks
 

@@ -5,12 +5,12 @@ from collections.abc import Iterable, Sequence
 
 from bert_jax.tasks.example import Span
 
-RIGHT, TYPE, BORDER, BOTH = "right", "wrong type", "wrong border", "wrong type and border"
+CORRECT, TYPE, BORDER, BOTH = "right", "wrong type", "wrong border", "wrong type and border"
 MISSED, SPURIOUS = "missed", "spurious"
-OUTCOMES = (RIGHT, TYPE, BORDER, BOTH, MISSED, SPURIOUS)
+SPAN_RESULTS = (CORRECT, TYPE, BORDER, BOTH, MISSED, SPURIOUS)
 
 
-def judge(truth: Sequence[Span], guess: Sequence[Span]) -> list[tuple[str, Span]]:
+def compare_spans(truth: Sequence[Span], guess: Sequence[Span]) -> list[tuple[str, Span]]:
     """What became of each true span, and which guesses are spurious.
 
     A true span is right when it was guessed; of wrong type when its words were; of wrong border when a guess of its
@@ -23,7 +23,7 @@ def judge(truth: Sequence[Span], guess: Sequence[Span]) -> list[tuple[str, Span]
     for span in truth:
         near = [other for other in guess if _overlap(span, other)]
         if span in guessed:
-            outcome = RIGHT
+            outcome = CORRECT
         elif any(other[1:] == span[1:] for other in near):
             outcome = TYPE
         elif any(other.label == span.label for other in near):
@@ -34,8 +34,8 @@ def judge(truth: Sequence[Span], guess: Sequence[Span]) -> list[tuple[str, Span]
     return found + [(SPURIOUS, span) for span in guess if not any(_overlap(span, other) for other in truth)]
 
 
-def count_outcomes(judged: Iterable[tuple[str, Span]]) -> dict[str, Counter[str]]:
-    """By type, how often each of OUTCOMES came about."""
+def count_by_type(judged: Iterable[tuple[str, Span]]) -> dict[str, Counter[str]]:
+    """By type, how often each of SPAN_RESULTS came about."""
     counts: dict[str, Counter[str]] = {}
     for outcome, span in judged:
         counts.setdefault(span.label, Counter())[outcome] += 1

@@ -23,7 +23,7 @@ GUESSES = 5
 CONTEXT = 24  # tokens shown on either side of the blank
 
 
-def guess_blanks(checkpoint: str | Path, shards: str | Path, count: int) -> list[Blank]:
+def predict_masked_tokens(checkpoint: str | Path, shards: str | Path, count: int) -> list[Blank]:
     """The model's top guesses for one blank in each of `count` held-out rows, with the masks of held-out evaluation.
 
     The rows are drawn by a fixed seed, and of each row the middle one of its blanks whose truth is a word (any
@@ -34,7 +34,7 @@ def guess_blanks(checkpoint: str | Path, shards: str | Path, count: int) -> list
     dataset = open_dataset(shards, "eval")
     rows = min(count, dataset.rows)
     batch = PretrainingLoader(dataset, loaded.tokenizer, batch_size=rows, seed=EVALUATION_SEED).batch(0)
-    slots = choose_slots(batch, loaded.tokenizer)
+    slots = choose_masked_positions(batch, loaded.tokenizer)
     positions = batch.masked_positions[np.arange(rows), slots]
     truths = batch.masked_ids[np.arange(rows), slots]
     probabilities = _probabilities(loaded, batch, positions)
@@ -46,7 +46,7 @@ def guess_blanks(checkpoint: str | Path, shards: str | Path, count: int) -> list
     ]
 
 
-def choose_slots(batch: Batch, tokenizer: Tokenizer) -> Int[np.ndarray, "B"]:
+def choose_masked_positions(batch: Batch, tokenizer: Tokenizer) -> Int[np.ndarray, "B"]:
     """Which prediction of each row to show: the middle one of those whose truth is a word or its beginning."""
     chosen = []
     for ids, positions, truths, weights in zip(

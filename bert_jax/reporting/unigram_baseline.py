@@ -11,7 +11,7 @@ from bert_jax.data.shards import open_dataset
 
 
 @dataclass(frozen=True)
-class UnigramGuess:
+class UnigramBaseline:
     """The figures of a model that knows the training tokens' frequencies alone, on the masks of evaluation."""
 
     token: str  # the most frequent token of the training rows
@@ -21,7 +21,7 @@ class UnigramGuess:
     predictions: int  # masked tokens counted
 
 
-def unigram_guess(shards: str | os.PathLike[str], max_rows: int = 0) -> UnigramGuess:
+def unigram_baseline(shards: str | os.PathLike[str], max_rows: int = 0) -> UnigramBaseline:
     """Measures the guess on the held-out part of shards (the first max_rows of its rows; 0: all).
 
     Raises UserError when the shards cannot be opened or hold nothing out.
@@ -43,7 +43,7 @@ def unigram_guess(shards: str | os.PathLike[str], max_rows: int = 0) -> UnigramG
         seen += np.bincount(batch.masked_ids[batch.masked_weights > 0], minlength=tokenizer.vocab_size)
         labels += np.bincount(batch.next_sentence_label[batch.next_sentence_weight > 0], minlength=2)
     total = int(seen.sum())
-    return UnigramGuess(
+    return UnigramBaseline(
         token=tokenizer.tokens([top])[0],
         accuracy=float(seen[top] / total),
         loss=float(-(seen[ordinary] * log_shares[ordinary]).sum() / total),
