@@ -17,9 +17,9 @@ from typing import Any
 from benchmarks import common, loader
 from bert_jax import command, pretrain
 from bert_jax import config as config_lib
+from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.metrics import read_metrics
-from bert_jax.train.programs import keep_programs
 from data_prep import build_examples, readers, train_tokenizer
 
 RECIPE = common.REPOSITORY / "configs" / "bert_tiny.py"
@@ -80,7 +80,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     flags = parser.parse_args(arguments)
     keep_freed_memory()
-    keep_programs()
+    enable_compilation_cache()
     measure(flags.preset, flags.batch_size, flags.pairs, flags.input)
 
 

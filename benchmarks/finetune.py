@@ -41,8 +41,8 @@ from bert_jax.tasks import registry
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.task_source import TaskSource
 from bert_jax.train import optim, partitioning, steps, trainer
+from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.host_memory import keep_freed_memory
-from bert_jax.train.programs import keep_programs
 
 SCORES = {
     "mrpc": ("accuracy", "f1"),
@@ -134,7 +134,7 @@ def measure_speed(flags: Any, config: FinetuneConfig) -> None:
 
 def measure_parity(flags: Any, config: FinetuneConfig) -> None:
     """Prints, for each metric, both means over seeds, their difference and twice its standard error."""
-    keep_programs()  # or each seed would compile anew
+    enable_compilation_cache()  # or each seed would compile anew
     with tempfile.TemporaryDirectory() as folder:
         workdir = flags.workdir or Path(folder) / "run"
         result = finetune.finetune(config, workdir)

@@ -25,8 +25,8 @@ from bert_jax import command, pretrain
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.data.shards import open_dataset
+from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.metrics import read_metrics
-from bert_jax.train.programs import keep_programs
 from bert_jax.train.workdir import CHECKPOINTS, latest_step
 from data_prep import build_examples, readers, train_tokenizer
 
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str]) -> None:
         "--go_on", nargs=2, type=Path, metavar=("DATA", "WORKDIR"), help="one position, in this process"
     )
     flags = parser.parse_args(arguments)
-    keep_programs()
+    enable_compilation_cache()
     if flags.go_on:
         data, workdir = flags.go_on
         print(json.dumps(first_step(data, workdir, flags.preset)), flush=True)

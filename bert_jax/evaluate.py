@@ -63,7 +63,7 @@ def evaluate(
     partitioning.check_model(loaded.model, partitioning.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
     if loaded.task:
         found = measurement.evaluate(loaded, data, config, columns)
-        console = Console(stderr=True, soft_wrap=True, quiet=not distributed.leads())
+        console = Console(stderr=True, soft_wrap=True, quiet=not distributed.is_primary())
         for line in found.remarks:
             console.print(line, markup=False, highlight=False)
         defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str]) -> None:
             average=known.average,
             mesh=MeshConfig(**{axis: getattr(known, f"mesh.{axis}") for axis in partitioning.AXES}),
         )
-        if distributed.leads():
+        if distributed.is_primary():
             print(json.dumps(result))
 
 

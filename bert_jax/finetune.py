@@ -31,8 +31,8 @@ from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_source import TaskSource, fingerprint
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed, trainer
+from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.host_memory import keep_freed_memory
-from bert_jax.train.programs import keep_programs
 
 DESCRIPTION = f"""Fine-tunes a checkpoint on a task: a named one, or files of your own.
 
@@ -112,7 +112,7 @@ def finetune(
     best = results.best(by_trial, chosen_by)
     if best.folder:
         results.keep_best(workdir, best, averaged=config.optimizer.ema_decay > 0)
-    if distributed.leads():
+    if distributed.is_primary():
         for trial, metrics in by_trial.items():
             own = results.result(data.task.name, chosen_by, {trial: metrics}, steps, data.counts)
             write_json(workdir / trial.folder / trainer.RESULT_FILE, own | told)
@@ -161,11 +161,11 @@ def main(arguments: Sequence[str]) -> None:
     distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     keep_freed_memory()
-    keep_programs()
+    enable_compilation_cache()
     config = config_lib.read_flags(known.config, overrides)
     with distributed.processes(known):
         result = finetune(config, known.workdir)
-        if distributed.leads():
+        if distributed.is_primary():
             for table_of in results.tables(result):
                 Console(stderr=True).print(table_of)
             print(json.dumps(result))
@@ -183,7 +183,7 @@ def _check(config: FinetuneConfig, workdir: Path) -> None:
 
 
 def _say(line: str) -> None:
-    Console(stderr=True, soft_wrap=True, quiet=not distributed.leads()).print(line, markup=False, highlight=False)
+    Console(stderr=True, soft_wrap=True, quiet=not distributed.is_primary()).print(line, markup=False, highlight=False)
 
 
 def _open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
@@ -256,7 +256,7 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
             objective=kind_of(data.task).objective(data.task),
             source=sources[trial.seed],
             workdir=workdir / trial.folder,
-            summed_up_in=workdir,
+            summary_workdir=workdir,
             tokenizer=start.tokenizer,
             kind="finetuning",
             description=f"{data.task.name} {trial.folder or f'seed {trial.seed}'}",

@@ -27,10 +27,10 @@ from bert_jax.interop import source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
 from bert_jax.train import distributed, partitioning, trainer
+from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.evaluate import Evaluator, Rows, make_evaluator
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.losses import CausalObjective, PretrainingObjective
-from bert_jax.train.programs import keep_programs
 from bert_jax.train.steps import Plan
 
 DESCRIPTION = """Pretrains an encoder: masked tokens, and next sentences where the shards have labels. A causal model,
@@ -136,11 +136,11 @@ def main(arguments: Sequence[str]) -> None:
     distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     keep_freed_memory()
-    keep_programs()
+    enable_compilation_cache()
     config = config_lib.read_flags(known.config, overrides)
     with distributed.processes(known):
         result = pretrain(config, known.workdir)
-        if distributed.leads():
+        if distributed.is_primary():
             print(json.dumps(result))
 
 
@@ -251,7 +251,7 @@ def _write_result(workdir: Path, result: trainer.Result) -> dict[str, Any]:
         "tokens": result.tokens,
         **{f"eval_{name}": result.evaluation.get(name) for name in names},
     }
-    if distributed.leads():
+    if distributed.is_primary():
         write_json(workdir / trainer.RESULT_FILE, values)
     return values
 

@@ -69,5 +69,5 @@ def test_a_log_without_fractions_is_refused(tmp_path):
 def test_a_log_that_would_never_end_the_run_is_refused_and_a_torn_last_line_is_no_line(tmp_path):
     log = tmp_path / "metrics.jsonl"
     log.write_text('{"step": 1, "budget_fraction": 0.5}\n{"step": 2, "budg')
-    with pytest.raises(UserError, match="ends at step 1, with 50% of its budget"):
+    with pytest.raises(UserError, match="ends at step 1 with 50% of its budget"):
         read_fractions(str(log))

@@ -134,7 +134,7 @@ def test_several_seeds_are_summed_up_and_the_workdir_opens_as_the_best(
     workdir = tmp_path / "own"
     fit = trainer.fit
     with monkeypatch.context() as patch:  # SIGTERM while a seed's last checkpoint is written
-        patch.setattr(trainer, "fit", lambda run: dataclasses.replace(fit(run), stop_asked=True))
+        patch.setattr(trainer, "fit", lambda run: dataclasses.replace(fit(run), stop_requested=True))
         with pytest.raises(Stopped, match="seed-0 is done, seeds after it are not"):
             finetune(config, workdir)
     assert not (workdir / "seed-1").exists()
@@ -158,7 +158,7 @@ def test_several_seeds_are_summed_up_and_the_workdir_opens_as_the_best(
     assert finetune(config, workdir) == result
     assert json.loads((workdir / "seed-1" / "result.json").read_text())["seeds"] == [1]
     with monkeypatch.context() as patch:
-        patch.setattr(trainer, "fit", lambda run: dataclasses.replace(fit(run), stop_asked=True))
+        patch.setattr(trainer, "fit", lambda run: dataclasses.replace(fit(run), stop_requested=True))
         with pytest.raises(Stopped, match="seed-2 is done"):
             finetune(dataclasses.replace(config, seeds=(2, 3)), workdir)
     assert not (workdir / "result.json").exists()  # of seeds 0 and 1, whose own are still so
@@ -390,7 +390,7 @@ def test_what_a_workdir_opens_as_is_made_again_where_that_was_cut_off(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(results, "read_params", killed)
-    monkeypatch.setattr(results, "kept_step", lambda folder: 6 if folder.name == "seed-0" else 7)
+    monkeypatch.setattr(results, "selected_step", lambda folder: 6 if folder.name == "seed-0" else 7)
     for seed in (1, 0):  # the best was another for a while
         with pytest.raises(KeyboardInterrupt):
             results.keep_best(tmp_path, Trial(seed, 1e-3, f"seed-{seed}"), averaged=False)

@@ -47,7 +47,7 @@ def test_pretraining_on_a_mesh_goes_on_on_another_and_its_checkpoint_serves_ever
 ):
     pretrained(shards_dir, tmp_path / "cube", "--config.steps=2", *CUBE)
     told = capfd.readouterr().err
-    assert "'fsdp': 2, 'tensor': 2" in told and "largest tensor that is whole on each" in told
+    assert "'fsdp': 2, 'tensor': 2" in told and "largest replicated tensor" in told
     cube = pretrained(shards_dir, tmp_path / "cube", "--config.mesh.data=1", "--config.mesh.fsdp=8")
     lines = [metrics.read_metrics(workdir) for workdir in (rows, tmp_path / "cube")]
     np.testing.assert_allclose(*([line["loss"] for line in part] for part in lines), rtol=1e-6)

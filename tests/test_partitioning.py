@@ -12,7 +12,7 @@ from bert_jax.command import UserError
 from bert_jax.config import MeshConfig
 from bert_jax.model import bert, paths
 from bert_jax.model.heads import Heads
-from bert_jax.train import overview, partitioning
+from bert_jax.train import parameter_summary, partitioning
 
 
 @pytest.fixture
@@ -175,8 +175,8 @@ def test_the_largest_tensor_that_is_whole_is_told_and_what_the_mesh_does_not_div
     # 2 x 32 + 200 inputs are divided by 4, the 31 of a made-up head are not.
     odd = paths.unflatten({"extra/dense/kernel": jax.ShapeDtypeStruct((31, 7), np.float32)})
     state["params"] |= partitioning.with_shardings(mesh, odd)
-    line = overview.share_of_a_device(state, mesh)
-    assert "whole on each is params/mlm_head/bias, 0.0041 MB" in line  # 1,024 entries
+    line = parameter_summary.device_memory_summary(state, mesh)
+    assert "replicated tensor is params/mlm_head/bias, 0.0041 MB" in line  # 1,024 entries
     assert line.endswith("; the mesh does not divide params/extra/dense/kernel")
     held = float(line.split()[3])
     assert held == pytest.approx(sum(4 * leaf.size for leaf in jax.tree.leaves(state)) / 4 / 1e6, rel=0.5)

@@ -21,8 +21,8 @@ from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.train import metrics, partitioning
+from bert_jax.train.compilation_cache import later_batch_shapes
 from bert_jax.train.parameters import read_params
-from bert_jax.train.programs import later_batches
 from data_prep.build_examples import build
 
 SCHEDULE = BatchSchedule.parse("0:3,4:24,11:15")  # rows enough that epochs end on the way
@@ -84,14 +84,14 @@ def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
     mesh = partitioning.make_mesh(MeshConfig())
 
     def shapes(first: int, end: int = 0) -> dict[int, tuple[int, ...]]:
-        return {step: b.input_ids.shape for step, b in later_batches(source, first, end, mesh).items()}
+        return {step: b.input_ids.shape for step, b in later_batch_shapes(source, first, end, mesh).items()}
 
     assert shapes(0) == {4: (16, 64), 20: (24, 64)}
     assert shapes(5) == {9: (8, 64), 20: (24, 64)}
     assert shapes(5, end=20) == {9: (8, 64)} and shapes(30) == shapes(4, end=9) == {}
     real = partitioning.place(source.batch(4), 16, mesh)
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), real) == jax.tree.map(
-        lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), later_batches(source, 0, 9, mesh)[4]
+        lambda leaf: (leaf.shape, leaf.dtype, leaf.sharding), later_batch_shapes(source, 0, 9, mesh)[4]
     ), "another program would be compiled"
 
 

@@ -17,7 +17,7 @@ from bert_jax.tasks import measurement, published, registry, results, sweep
 from bert_jax.tasks.sweep import Trial
 from bert_jax.train import metrics, together
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.early_stop import EarlyStop, kept_step
+from bert_jax.train.early_stop import EarlyStop, selected_step
 from bert_jax.train.parameters import read_params
 from bert_jax.train.preservation import Best
 from bert_jax.train.workdir import saved_steps
@@ -215,7 +215,7 @@ def test_an_early_stop_keeps_the_best_and_members_that_stopped_wait_for_the_othe
         measured = {line["step"]: line["eval_accuracy"] for line in log(folder) if "eval_accuracy" in line}
         steps = sorted(measured)
         best = max(steps, key=lambda step: (measured[step], -step))
-        assert kept_step(folder) == best
+        assert selected_step(folder) == best
         assert steps[-1] == 24 or (steps[-2] == best and measured[steps[-1]] <= measured[best])
         stopped.add(steps[-1])
         found = measurement.evaluate(source.open_checkpoint(folder), reviews["dev"]).metrics
@@ -224,4 +224,4 @@ def test_an_early_stop_keeps_the_best_and_members_that_stopped_wait_for_the_othe
     in_turn = finetune(dataclasses.replace(config, run_together="no"), turns)
     assert [each["steps"] for each in in_turn["learning_rates"]] == [each["steps"] for each in result["learning_rates"]]
     assert in_turn["best"] == pytest.approx(result["best"])
-    assert source.open_checkpoint(both).step == kept_step(both / result["best"]["run"])
+    assert source.open_checkpoint(both).step == selected_step(both / result["best"]["run"])

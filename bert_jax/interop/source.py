@@ -22,7 +22,7 @@ from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed
-from bert_jax.train.early_stop import kept_step
+from bert_jax.train.early_stop import selected_step
 from bert_jax.train.parameters import write_params
 from bert_jax.train.run import RESULT_FILE
 from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, WorkdirConfig, read_config, write_config
@@ -115,7 +115,7 @@ def initial_params(
     found = {path: value for path, value in held.items() if path in wanted and wanted[path].shape == value.shape}
     fresh = tuple(path for path in wanted if path not in found)
     if fresh:
-        Console(stderr=True, quiet=not distributed.leads()).print(
+        Console(stderr=True, quiet=not distributed.is_primary()).print(
             f"starting from {origin}; {why}, so drawn afresh: {', '.join(fresh)}",
             highlight=False,
             markup=False,
@@ -150,7 +150,7 @@ def _is_workdir(path: Path) -> bool:
 
 def _open_workdir(workdir: Path, step: int | None, average: str) -> Loaded:
     config = read_config(workdir)
-    if step is None and (step := kept_step(workdir)) is None:
+    if step is None and (step := selected_step(workdir)) is None:
         raise UserError(f"no checkpoint in {workdir}: none was saved yet. Train, or name another folder")
     params = averaged.read_params(workdir, step, average)
     _check_params(params, config.model, config.heads, workdir)

@@ -14,7 +14,7 @@ from bert_jax.files import write_json
 from bert_jax.tasks import published
 from bert_jax.tasks.sweep import Trial
 from bert_jax.train import distributed
-from bert_jax.train.early_stop import kept_step
+from bert_jax.train.early_stop import selected_step
 from bert_jax.train.held_out import lower_is_better
 from bert_jax.train.metrics import METRICS_FILE
 from bert_jax.train.parameters import read_params, write_params
@@ -93,19 +93,19 @@ def keep_best(workdir: Path, trial: Trial, averaged: bool) -> None:
     """Makes the workdir open as that trial; averaged says whether it has a moving average, too."""
     chosen = workdir / trial.folder
     note = workdir / BEST_FILE
-    step = kept_step(chosen) or 0
+    step = selected_step(chosen) or 0
     said = {"run": trial.folder, "step": step}
-    if distributed.from_first(note.exists() and json.loads(note.read_text(encoding="utf-8")) == said):
+    if distributed.broadcast_from_primary(note.exists() and json.loads(note.read_text(encoding="utf-8")) == said):
         return
-    if distributed.leads():
+    if distributed.is_primary():
         note.unlink(missing_ok=True)  # of what is removed now, for we may be killed before another is there
         (workdir / CONFIG_FILE).unlink(missing_ok=True)  # comes last: without it nobody opens the folder
         for old in (CHECKPOINTS, "tokenizer"):
             shutil.rmtree(workdir / old, ignore_errors=True)
-    distributed.from_first("removed")
+    distributed.broadcast_from_primary("removed")
     average = read_params(chosen, step, AVERAGE) if averaged else None
     write_params(workdir, step, read_params(chosen, step), average)  # by all processes together
-    if distributed.leads():
+    if distributed.is_primary():
         shutil.copytree(chosen / "tokenizer", workdir / "tokenizer")
         shutil.copy(chosen / METRICS_FILE, workdir / METRICS_FILE)
         write_config(workdir, read_config(chosen))

@@ -89,7 +89,7 @@ def submit(model: FineTuned, splits: Mapping[str, Split[Any]], directory: str | 
     for split, content in splits.items():
         if file_name(model.task.name, split):
             predictions = model.predictions(model.encode(dataclasses.replace(content, labelled=False)))
-            if distributed.leads():
+            if distributed.is_primary():
                 written.append(write_submission(model.task, split, predictions, directory))
     return written
 

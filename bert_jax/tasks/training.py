@@ -35,7 +35,7 @@ def train(
         return metrics, steps
     for trial, run in runs.items():
         result = trainer.fit(run)
-        if result.stop_asked and trial != list(runs)[-1]:
+        if result.stop_requested and trial != list(runs)[-1]:
             raise Stopped(f"SIGTERM: {run.workdir} is done, seeds after it are not; run the same command to go on")
         metrics[trial], steps[trial] = _measured(task, rows, run, result), result.kept
     return metrics, steps
@@ -55,6 +55,6 @@ def _measured(task: Task, rows: Mapping[str, TaskRows], run: trainer.Run, result
 def _calibrated(task: Task, folder: Path, metrics: Mapping[str, float]) -> Task:
     """The task with the thresholds that the metrics of dev tell, which its run's config.json then has too."""
     calibrated = kind_of(task).calibrated(task, metrics)
-    if calibrated != task and distributed.leads():
+    if calibrated != task and distributed.is_primary():
         write_config(folder, dataclasses.replace(read_config(folder), task=dataclasses.asdict(calibrated)))
     return calibrated

@@ -1,25 +1,28 @@
-"""How much of a run is done: by steps, by minutes, or by the record of an earlier run (law 4)."""
+"""Measures how much of a run is done: by steps, by minutes, or by the log of an earlier run (law 4)."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 
 from bert_jax.command import UserError
+from bert_jax.config import TrainConfig
 from bert_jax.train import distributed
 from bert_jax.train.metrics import read_lines
 
-# A clocked run reads the clock at least this often, in shares of its budget, so that it ends within a percent of it.
+# A run with a time budget reads the clock at least once per this share of the budget, so it ends within 1% of it.
 REFRESH_SHARE = 0.01
 
 
 class Clock:
-    """The share of the run done before each step, from 0 to 1; the run ends when it reaches 1.
+    """The fraction of a run that is done before each step, from 0 to 1; the run ends when it reaches 1.
 
-    With steps alone it is step / steps. With a budget it is read from process 0's clock at refreshes only, and
-    `refreshed` says at which, so that the loop logs the value there; between two refreshes it stands still. Following a
-    log's values instead (`replay`) repeats the run exactly.
+    Without a time budget the fraction is step / steps. With a budget it comes from the clock of process 0, is read at
+    refreshes only, and does not change between two refreshes. `refreshed` is true at those steps, so that the loop
+    logs the value. With `replay` the clock follows the logged values of an earlier run and repeats it exactly.
     """
 
     def __init__(
@@ -33,7 +36,7 @@ class Clock:
         elapsed: float = 0.0,
         replay: str = "",
     ) -> None:
-        """start, fraction and elapsed are those of the checkpoint that the run goes on from."""
+        """`start`, `fraction` and `elapsed` (seconds) are those of the checkpoint from which the run resumes."""
         check_end(steps, budget_minutes, replay)
         self.steps = steps
         self.budget = budget_minutes * 60
@@ -48,50 +51,68 @@ class Clock:
 
     @property
     def elapsed(self) -> float:
-        """Seconds of training, those before a restart counted."""
+        """Seconds of training, including those before a restart."""
         return self._elapsed_before + time.monotonic() - self._started
 
     def read(self, step: int) -> float:
-        """The share done before this step; steps are read in order."""
+        """Returns the fraction that is done before this step. Call it once for each step, in order."""
         if self._replay is not None:
             self.refreshed = step in self._replay
             self.fraction = self._replay.get(step, self.fraction)
             return self.fraction
         by_steps = step / self.steps if self.steps > 0 else 0.0
         if self.budget > 0 and step == self._start and self.fraction < 1.0:
-            return self.fraction  # no line is logged here, so nothing new may be decided, but that a longer run goes on
+            # The step of a restart logs no line, so a new value would be missing from the log that repeats the run.
+            # A finished run is read again all the same: a larger budget lets it continue.
+            return self.fraction
         if self.budget <= 0:
             self.refreshed, self.fraction = step % self.log_every == 0, by_steps
             return self.fraction
-        # Several processes must refresh at the same steps, which only the step tells them all.
+        # Several processes must refresh at the same steps, and the step number is all that they share without asking.
         due = jax.process_count() == 1 and self.elapsed - self._last_refresh >= REFRESH_SHARE * self.budget
         self.refreshed = due or step % self.log_every == 0 or (0 < self.steps <= step)
         if self.refreshed:
             self._last_refresh = self.elapsed
             share = np.float32(min(1.0, max(by_steps, self.elapsed / self.budget)))
-            self.fraction = distributed.from_first(float(share))
+            self.fraction = distributed.broadcast_from_primary(float(share))
         return self.fraction
 
 
+def make_clock(config: TrainConfig, meta: Mapping[str, Any]) -> Clock:
+    """Returns the clock of a run that resumes from a checkpoint with this meta (empty: the run begins)."""
+    return Clock(
+        config.steps,
+        config.budget_minutes,
+        config.log_every,
+        start=meta.get("step", 0),
+        fraction=meta.get("budget_fraction", 0.0),
+        elapsed=meta.get("seconds", 0.0),
+        replay=config.budget_replay,
+    )
+
+
 def check_end(steps: int, budget_minutes: float, replay: str) -> None:
-    """Raises UserError for a run that nothing would end."""
+    """Raises UserError for a run that would never end."""
     if steps <= 0 and budget_minutes <= 0 and not replay:
-        raise UserError("nothing says when to stop; set --config.steps=N or --config.budget_minutes=M")
+        raise UserError(
+            "neither steps nor budget_minutes is set, so the run would never end; set --config.steps=N or "
+            "--config.budget_minutes=M"
+        )
 
 
 def read_fractions(metrics_file: str) -> dict[int, float]:
-    """The budget fractions that a run logged, by step. Raises UserError if the file has none."""
+    """Returns the budget fractions that a run logged, by step. Raises UserError if the file has none."""
     path = Path(metrics_file)
     if not path.is_file():
-        raise UserError(f"budget_replay: no such file: {path}; name the metrics.jsonl of a run with a budget")
+        raise UserError(f"budget_replay: no such file: {path}; name the metrics.jsonl of a run with a time budget")
     lines = read_lines(path)
     fractions = {line["step"]: line["budget_fraction"] for line in lines if "budget_fraction" in line}
     if not fractions:
-        raise UserError(f"budget_replay: {path} logs no budget_fraction; it is not from a run with a budget")
+        raise UserError(f"budget_replay: {path} contains no budget_fraction; name the log of a run with a time budget")
     last = max(fractions)
     if fractions[last] < 1.0:
         raise UserError(
-            f"budget_replay: {path} ends at step {last}, with {fractions[last]:.0%} of its budget, and would never end "
-            "the run that follows it; let its own run end first"
+            f"budget_replay: {path} ends at step {last} with {fractions[last]:.0%} of its budget, so a run that "
+            "follows it would never end; let that run finish first"
         )
     return fractions

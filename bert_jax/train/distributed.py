@@ -30,7 +30,7 @@ from bert_jax.train import cluster as cluster_lib
 from bert_jax.train import rollcall
 from bert_jax.train.cluster import Cluster
 
-__all__ = ["add_flags", "check_same", "from_first", "leads", "notice_to_stop", "processes"]
+__all__ = ["add_flags", "broadcast_from_primary", "check_same", "is_primary", "processes", "stop_requested"]
 
 add_flags = cluster_lib.add_flags
 
@@ -44,17 +44,17 @@ _STDERR = 2  # the file descriptor, which C++ writes to as well
 
 _Value = TypeVar("_Value")
 
-_words = itertools.count()  # how many from_first has passed on: the same in all processes
+_words = itertools.count()  # how many broadcast_from_primary has passed on: the same in all processes
 _boundaries = itertools.count()  # how many steps have ended: the same in all processes at the same step
 _last_words = threading.Lock()  # one reason for the end is said, not two
 
 
-def leads() -> bool:
+def is_primary() -> bool:
     """Whether this process writes the run's logs and files: process 0, or the only one."""
     return jax.process_index() == 0
 
 
-def from_first(value: _Value) -> _Value:
+def broadcast_from_primary(value: _Value) -> _Value:
     """Process 0's value, of those that JSON has.
 
     All processes call it at the same point, and the others wait for process 0 to come there.
@@ -63,7 +63,7 @@ def from_first(value: _Value) -> _Value:
         return value
     client: Any = global_state.client
     key = f"bert_jax/word/{next(_words)}"
-    if leads():
+    if is_primary():
         client.key_value_set(key, json.dumps(value))
         return value
     told: _Value = json.loads(client.blocking_key_value_get(key, _WORD_MILLISECONDS))
@@ -73,13 +73,13 @@ def from_first(value: _Value) -> _Value:
 def check_same(values: Mapping[str, Any], advice: str) -> None:
     """Raises UserError, with each that differs, in a process whose JSON values are not process 0's."""
     here = json.loads(json.dumps(dict(values)))
-    there = from_first(here)
+    there = broadcast_from_primary(here)
     if differing := [name for name in sorted({*here, *there}) if here.get(name) != there.get(name)]:
         said = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in differing)
         raise UserError(f"process {jax.process_index()} differs from process 0 ({said}); {advice}")
 
 
-def notice_to_stop() -> bool:
+def stop_requested() -> bool:
     """Whether a process has been sent SIGTERM and all are to stop here; to be asked once at the end of each step.
 
     All processes get the same answer at the same step: the one after the farthest that any had come to when the
@@ -93,7 +93,7 @@ def processes(flags: argparse.Namespace, *, saves: bool = True) -> Iterator[None
     """Around a command: connects this process to the others of its run, as the flags or the surroundings tell.
 
     One process alone is left as it is, and jax.distributed untouched. When a process fails or dies, the others end
-    too: with its message and exit code, or EXIT_LOST. A command that saves asks notice_to_stop; any other ends by
+    too: with its message and exit code, or EXIT_LOST. A command that saves asks stop_requested; any other ends by
     SIGTERM as usual. Raises UserError where the processes do not find each other.
     """
     cluster = cluster_lib.find(flags)

@@ -1,4 +1,4 @@
-"""Early stopping: a run ends when what is measured of it has not become better for a while."""
+"""Early stopping: ends a run whose held-out metric has not improved for a number of evaluations."""
 
 import math
 from collections.abc import Mapping
@@ -17,8 +17,8 @@ from bert_jax.train.workdir import CHECKPOINTS, latest_step, read_config, saved_
 class EarlyStop:
     """Counts evaluations since the best one (Goodfellow et al. 2016, algorithm 7.1, whose p is `patience`).
 
-    `step` and `evaluation` are those of the best so far, the earliest of equals; step is None until a measurement of
-    the metric was finite. One that is not counts as no better.
+    `step` and `evaluation` are those of the best so far, the earliest among equals; `step` is None until the metric
+    was finite once. A value that is not finite counts as no improvement.
     """
 
     def __init__(
@@ -29,11 +29,12 @@ class EarlyStop:
         first: int,
         evaluations: Mapping[int, Mapping[str, float]] = MappingProxyType({}),
     ) -> None:
-        """A run that begins, or goes on from step `first`.
+        """Starts counting at step `first`, where the run begins or resumes.
 
-        best is its metric; saved this class's `state` in the checkpoint that it goes on from; evaluations what was
-        measured at the steps that are there, of which the best counts where the run had no early stop until now, or
-        one by another metric.
+        best          the metric and its values so far
+        saved         the `state` in the checkpoint from which the run resumes
+        evaluations   the metrics of the saved steps; the best of them counts where the run had no early stopping
+                      until now, or used another metric
         """
         self.patience = patience
         self._metric, self._sign = best.metric, 1.0 if lower_is_better(best.metric) else -1.0
@@ -48,15 +49,15 @@ class EarlyStop:
             self.step, self.value = earlier, best.values[earlier]
             self.evaluation = dict(evaluations[earlier])
         if self.step is not None:
-            best.values[self.step] = self.value  # so that it stays, though SIGTERM came before its step was measured
+            best.values[self.step] = self.value  # keeps its checkpoint even if SIGTERM came before best.json named it
 
     @property
     def stopped(self) -> bool:
-        """Whether the run is to end."""
+        """Whether the run should end."""
         return self.waited >= self.patience
 
     def note(self, step: int, evaluation: Mapping[str, float]) -> None:
-        """Takes over what was measured at a step; to be called once for each, in order."""
+        """Counts the evaluation of a step. Call it once for each, in order."""
         value = evaluation.get(self._metric.removeprefix(PREFIX), math.nan)
         if math.isfinite(value) and (self.step is None or self._sign * value < self._sign * self.value):
             self.step, self.value, self.evaluation, self.waited = step, float(value), dict(evaluation), 0
@@ -64,25 +65,23 @@ class EarlyStop:
             self.waited += 1
 
     def state(self) -> dict[str, Any]:
-        """What a checkpoint keeps, as JSON values."""
-        said = {"metric": self._metric, "waited": self.waited}
+        """Returns the part that a checkpoint keeps, as JSON values."""
+        values = {"metric": self._metric, "waited": self.waited}
         if self.step is None:
-            return said
-        return said | {"step": self.step, "value": self.value, "evaluation": self.evaluation}
+            return values
+        return values | {"step": self.step, "value": self.value, "evaluation": self.evaluation}
 
 
 def check(patience: int, best: str) -> None:
-    """Raises UserError for a patience that is none, or a run that does not know its best."""
+    """Raises UserError for a negative patience, or for early stopping without a metric."""
     if patience < 0:
-        raise UserError(f"early_stop is {patience}; use a number of evaluations, or 0 to train to the end")
+        raise UserError(f"early_stop is {patience}; expected a number of evaluations, or 0 to train to the end")
     if patience and not best:
-        raise UserError(
-            f"early_stop={patience}, but nothing says what is better. Name a metric: --config.checkpoint.best"
-        )
+        raise UserError(f"early_stop={patience} needs a metric to compare evaluations by; set --config.checkpoint.best")
 
 
-def kept_step(workdir: str | Path) -> int | None:
-    """The step that a workdir stands for: the best of a run with early_stop, else the newest; None without any."""
+def selected_step(workdir: str | Path) -> int | None:
+    """Returns the step that represents a workdir: the best of a run with early_stop, else the newest, or None."""
     newest = latest_step(workdir)
     note = Path(workdir) / CHECKPOINTS / BEST_FILE
     if newest is None or not read_config(workdir).training.get("early_stop") or not note.exists():

@@ -1,4 +1,7 @@
-"""What becomes of a run at a step whose loss or gradient is not finite. The step itself has made no update then."""
+"""Stops a run at a step whose loss or gradient is not finite, or counts the step as skipped.
+
+The train step itself has then made no update (steps.train_step), so that the host may read the flag one step late.
+"""
 
 import math
 from collections.abc import Callable, Mapping
@@ -9,45 +12,47 @@ from bert_jax.command import UserError
 
 
 class FiniteCheck:
-    """Reads each step's flag, before anything of that step is saved: stops the run, or says what was left out.
+    """Reads the flag of each step before anything of that step is saved.
 
-    `skipped` counts the updates left out since the run began, those before a restart too.
+    `skipped` counts the updates that were left out since the run began, including those before a restart.
     """
 
     def __init__(
         self,
-        choice: str,
-        at_most: int,
+        on_nonfinite: str,
+        skip_at_most: int,
         skipped: int,
         workdir: Path,
         last_checkpoint: Callable[[], int | None],
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         self.skipped = skipped
-        self._choice, self._at_most, self._workdir = choice, at_most, workdir
-        self._last_checkpoint, self._say = last_checkpoint, say
+        self._on_nonfinite, self._skip_at_most, self._workdir = on_nonfinite, skip_at_most, workdir
+        self._last_checkpoint, self._report = last_checkpoint, report
 
     def __call__(self, step: int, values: Mapping[str, Any]) -> bool:
-        """Whether a step's update was made. values are its metrics.
+        """Returns whether a step made its update; `values` are the step's metrics.
 
-        Raises UserError, with the step and the last checkpoint, when it was not and the run stops at that.
+        Raises UserError, naming the step and the last checkpoint, when it did not and the run stops for that.
         """
         if values["finite"]:
             return True
         self.skipped = int(values["skipped"])
-        found = f"the loss is {_said(values['loss'])} and the gradient's norm {_said(values['gradient_norm'])}"
-        if self._choice == "skip" and self.skipped <= self._at_most:
-            self._say(f"{found} at step {step}: no update ({self.skipped} of at most {self._at_most})")
+        found = f"the loss is {_format(values['loss'])} and the gradient norm {_format(values['gradient_norm'])}"
+        if self._on_nonfinite == "skip" and self.skipped <= self._skip_at_most:
+            self._report(
+                f"{found} at step {step}: skipped this update ({self.skipped} of at most {self._skip_at_most})"
+            )
             return False
         last = self._last_checkpoint()
         where = "there is no checkpoint yet" if last is None else f"the last checkpoint is step {last}"
         advice = "Lower --config.optimizer.learning_rate, lengthen --config.optimizer.warmup_steps, or "
-        if self._choice == "skip":
-            advice += f"raise --config.skip_at_most={self._at_most}"
+        if self._on_nonfinite == "skip":
+            advice += f"raise --config.skip_at_most={self._skip_at_most}"
         else:
-            advice += "leave such steps out by --config.on_nonfinite=skip"
+            advice += "skip such steps with --config.on_nonfinite=skip"
         raise UserError(f"{found} at step {step}; {where} in {self._workdir / 'checkpoints'}. {advice}")
 
 
-def _said(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:.4g}" if math.isfinite(value) else str(value)

@@ -1,9 +1,12 @@
-"""What the logs call held-out metrics, and which way each improves. No jax here: data preparation draws curves, too."""
+"""Names of held-out metrics, and the direction in which each improves.
 
-PREFIX = "eval_"  # what the logs call a held-out metric; the evaluation itself says `loss`
+This module does not import jax, since data preparation also draws curves of these metrics.
+"""
+
+PREFIX = "eval_"  # the logs write eval_loss for what the evaluation itself calls loss
 _LOWER_IS_BETTER = ("loss", "perplexity", "mse")
 
 
 def lower_is_better(metric: str) -> bool:
-    """Losses, perplexities and errors fall as a model learns; other metrics (accuracy, F1, correlation) rise."""
+    """Whether a metric falls as a model improves, as losses do; others (accuracy, F1, correlation) rise."""
     return any(word in metric for word in _LOWER_IS_BETTER)

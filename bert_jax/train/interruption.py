@@ -1,4 +1,4 @@
-"""SIGTERM as a question that the loop answers at a step's end."""
+"""Turns SIGTERM into a flag that the training loop reads at the end of a step."""
 
 import contextlib
 import signal
@@ -11,39 +11,39 @@ from bert_jax.train import distributed
 
 
 class Interrupted(BaseException):
-    """SIGTERM came where nothing is lost by leaving at once."""
+    """SIGTERM arrived at a point where the process can leave at once without losing anything."""
 
 
 class Interruption:
-    """Notes SIGTERM while it is open, so that the loop can save and stop at a step's end.
+    """Records SIGTERM while it is open, so that the loop can save and stop at the end of a step.
 
-    In a run of several processes jax notes it, from the start of each, and makes them agree on a step.
+    With several processes, jax records the signal from the start of each process and makes all agree on a step.
     """
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
         self._at_once = False
         self._several = jax.process_count() > 1
-        self._before: signal._HANDLER = None
+        self._previous: signal._HANDLER = None
 
     def at_step_end(self) -> bool:
-        """Whether to stop here; asked once at the end of each step, all processes have the same answer."""
-        if self._several and not self.asked:
-            self.asked = distributed.notice_to_stop()
-        return self.asked
+        """Whether to stop here. Call it once at the end of each step; all processes get the same answer."""
+        if self._several and not self.requested:
+            self.requested = distributed.stop_requested()
+        return self.requested
 
     @contextlib.contextmanager
     def at_once(self) -> Iterator[None]:
-        """Around what only reads and may take long: raises Interrupted where SIGTERM comes, or has come.
+        """Surrounds code that only reads and may take long: raises Interrupted when SIGTERM arrives or has arrived.
 
-        Not in a run of several processes, which would wait for the one that left.
+        With several processes it does nothing, since the others would wait for the process that left.
         """
         if self._several:
             yield
             return
         self._at_once = True
         try:
-            if self.asked:
+            if self.requested:
                 raise Interrupted
             yield
         finally:
@@ -52,16 +52,16 @@ class Interruption:
     def __enter__(self) -> "Interruption":
         if self._several:
             return self
-        with contextlib.suppress(ValueError):  # not in the main thread (a notebook's worker): nobody sends us signals
-            self._before = signal.signal(signal.SIGTERM, self._note)
+        with contextlib.suppress(ValueError):  # not in the main thread, as in a notebook's worker: no signal arrives
+            self._previous = signal.signal(signal.SIGTERM, self._record)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        if self._previous is not None:
+            signal.signal(signal.SIGTERM, self._previous)
 
-    def _note(self, _signal: int, _frame: FrameType | None) -> None:
-        self.asked = True
+    def _record(self, _signal: int, _frame: FrameType | None) -> None:
+        self.requested = True
         if self._at_once:
             self._at_once = False
             raise Interrupted

@@ -12,12 +12,12 @@ from bert_jax.train.clock import Clock
 from bert_jax.train.early_stop import EarlyStop
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.finite import FiniteCheck
+from bert_jax.train.metric_accumulator import MetricAccumulator
 from bert_jax.train.metrics import MetricsWriter
 from bert_jax.train.parameters import read_params
 from bert_jax.train.run import Result
 from bert_jax.train.state import TrainState
 from bert_jax.train.together import Begun
-from bert_jax.train.window import Window
 
 
 class Member:
@@ -33,7 +33,7 @@ class Member:
         evaluators: Sequence[Evaluator],
         take: Callable[[Any], Any],
         place: int | None,
-        say: Callable[[str], None],
+        report: Callable[[str], None],
     ) -> None:
         """place is that in the stacked state, None where there is one run alone."""
         self.run, self._checkpoints, self._made_by = begun.run, begun.checkpoints, begun.made_by
@@ -51,9 +51,9 @@ class Member:
             meta.get("skipped", 0),
             run.workdir,
             last_checkpoint=self._last_checkpoint,
-            say=say,
+            report=report,
         )
-        self.window = Window(run.model, meta.get("window", {}), self._finite, place)
+        self.accumulator = MetricAccumulator(run.model, meta.get("window", {}), self._finite, place)
         self._early: EarlyStop | None = None
         if run.early_stop and self._checkpoints.best:
             saved, evaluations = meta.get("early_stop", {}), self._checkpoints.evaluations()
@@ -98,7 +98,7 @@ class Member:
         if self._early and measured:
             self._early.note(step, evaluation)
         self.unlogged = False
-        values = self.window.close(waited_seconds)
+        values = self.accumulator.close(waited_seconds)
         shown = {name: values[name] for name in values if "loss" in name or "accuracy" in name}
         shown |= {f"eval_{name}": value for name, value in evaluation.items()}
         shown |= {"tokens/s": values["tokens_per_second"]}
@@ -123,14 +123,14 @@ class Member:
         """Begins to save a step, or notes that it is saved already."""
         if step == self._saved_step:
             self._checkpoints.wait()
-            if distributed.from_first(self._checkpoints.latest_step()) == step:
+            if distributed.broadcast_from_primary(self._checkpoints.latest_step()) == step:
                 self._checkpoints.measured(step, self.evaluation(step))  # since then, where SIGTERM had cut that off
                 return
         meta = {
             "step": step,
             "seconds": clock.elapsed,
             "budget_fraction": clock.fraction,
-            "window": self.window.state(),
+            "window": self.accumulator.state(),
             "skipped": self._finite.skipped,
             "provenance": self._made_by,
             "unlogged": unlogged,
@@ -146,7 +146,7 @@ class Member:
         """Until what was saved is on disk."""
         self._checkpoints.wait()
 
-    def result(self, state: TrainState, mesh: Mesh, stop_asked: bool) -> Result:
+    def result(self, state: TrainState, mesh: Mesh, stop_requested: bool) -> Result:
         """What came of it, once it has ended: of its last step, or of the best of those measured if it may stop early.
 
         That one is read from its checkpoint.
@@ -159,7 +159,7 @@ class Member:
             params = self._take(state.params)
         else:
             params = partitioning.put(paths.unflatten(read_params(self.run.workdir, kept)), mesh)
-        return Result(self._last, self._seconds, self.window.tokens, evaluation, params, kept, stop_asked)
+        return Result(self._last, self._seconds, self.accumulator.tokens, evaluation, params, kept, stop_requested)
 
     def close(self) -> None:
         self._writer.close()

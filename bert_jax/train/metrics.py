@@ -1,4 +1,4 @@
-"""What a run tells people: metrics.jsonl, TensorBoard events, and one line of progress with an ETA."""
+"""Writes what a run reports: metrics.jsonl, TensorBoard events, and a progress line with an ETA."""
 
 import json
 import math
@@ -35,30 +35,32 @@ PEAK_FLOPS = {
 
 
 def training_flops(model: ModelConfig, rows: int, length: int, predictions: int) -> float:
-    """FLOPs of one training step: 3 times the forward matmuls (forward, and two products backward).
+    """Returns the FLOPs of one training step: 3 times those of the forward matmuls (one forward, two backward).
 
-    Counted over slots, padding too, since the chip does that work; the embedding look-up counts nothing
-    (Chowdhery et al. 2022, appendix B, for what MFU counts). Of a layer with a window only what it sees counts.
-    predictions   slots of each row whose vocabulary logits are computed; all of them in a causal model
+    All positions count, padding included, since the chip does that work; embedding look-ups count nothing
+    (Chowdhery et al. 2022, appendix B, for what MFU counts). A layer with a window counts only what it attends to.
+    predictions   positions of each row whose vocabulary logits are computed; a causal model computes all
     """
-    width, slots = model.width, rows * length
+    width, positions = model.width, rows * length
     feed_forward = (6 if model.gated else 4) * width * model.feed_forward
-    seen = [length if model.is_global(layer) else min(length, 2 * model.window + 1) for layer in range(model.layers)]
-    layers = slots * (model.layers * (8 * width**2 + feed_forward) + 4 * width * sum(seen))
-    predicted = slots if model.causal else rows * predictions
+    attended = [
+        length if model.is_global(layer) else min(length, 2 * model.window + 1) for layer in range(model.layers)
+    ]
+    layers = positions * (model.layers * (8 * width**2 + feed_forward) + 4 * width * sum(attended))
+    predicted = positions if model.causal else rows * predictions
     transform = 0 if model.causal else 2 * width**2
     head = predicted * (transform + 2 * width * padded_vocabulary(model.vocab_size))
     return 3.0 * (layers + head)
 
 
 def peak_flops() -> float | None:
-    """The peak of all devices together, or None where it is not known (CPUs)."""
+    """Returns the total peak of all devices in FLOP/s, or None where it is unknown (CPUs)."""
     peak = PEAK_FLOPS.get(jax.devices()[0].device_kind)
     return peak * jax.device_count() if peak else None
 
 
 def peak_memory_gb() -> float:
-    """The most memory that any device of this process has held, in 10^9 bytes; on a CPU, the process itself."""
+    """Returns the peak memory of any device of this process, in 10^9 bytes; on a CPU, that of the process itself."""
     stats = [device.memory_stats() for device in jax.local_devices()]
     peaks = [found["peak_bytes_in_use"] for found in stats if found and "peak_bytes_in_use" in found]
     resident = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
@@ -66,9 +68,10 @@ def peak_memory_gb() -> float:
 
 
 class MetricsWriter:
-    """Appends to metrics.jsonl and TensorBoard; process 0 only.
+    """Appends to metrics.jsonl and TensorBoard events, in process 0 only.
 
-    Opened for a run that goes on from a step, it drops the lines logged after that step by the part that was lost.
+    Opened for a run that resumes from a step, it drops the lines that were logged after that step, since the run
+    repeats those steps.
     """
 
     def __init__(self, workdir: Path, start_step: int) -> None:
@@ -100,13 +103,13 @@ class MetricsWriter:
 
 
 def read_metrics(workdir: Path) -> list[dict[str, Any]]:
-    """The lines of a workdir's metrics.jsonl, as read_lines has them; none where there is no such file."""
+    """Returns the lines of a workdir's metrics.jsonl (see read_lines), or none where there is no such file."""
     path = workdir / METRICS_FILE
     return read_lines(path) if path.exists() else []
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a metrics.jsonl; a last line cut short by a crash is left out."""
+    """Returns the lines of a metrics.jsonl, without a last line that a crash cut short."""
     lines = []
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
@@ -117,7 +120,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class ProgressLine:
-    """A bar on a terminal; elsewhere a plain line now and then. Process 0 only."""
+    """Shows progress in process 0: a bar on a terminal, elsewhere a plain line every `seconds_between_lines`."""
 
     def __init__(self, description: str, seconds_between_lines: float = 30.0) -> None:
         console = Console(stderr=True, soft_wrap=True)
@@ -138,9 +141,9 @@ class ProgressLine:
             self._bar.start()
 
     def update(self, step: int, fraction: float, eta_seconds: float | None, values: dict[str, float | None]) -> None:
-        """Shows the step, the share done, the ETA, and the values; but for NaN, of what the batches do not have."""
-        there = {name: value for name, value in values.items() if value is None or not math.isnan(value)}
-        note = "  ".join([f"step {step}", *(f"{name} {_short(value)}" for name, value in there.items())])
+        """Shows the step, the fraction done, the ETA and the values, except NaN: the metrics of absent targets."""
+        present = {name: value for name, value in values.items() if value is None or not math.isnan(value)}
+        note = "  ".join([f"step {step}", *(f"{name} {_short(value)}" for name, value in present.items())])
         eta = duration(eta_seconds) if eta_seconds is not None else "-"
         if self._bar:
             self._bar.update(self._task, completed=fraction, eta=eta, note=note)
@@ -148,7 +151,8 @@ class ProgressLine:
             self._last = time.monotonic()
             self._console.print(f"{self._description} {fraction:4.0%}  ETA {eta}  {note}", highlight=False)
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
+        """Prints a line of its own."""
         if self._console:
             self._console.print(text, highlight=False)
 
@@ -158,7 +162,7 @@ class ProgressLine:
 
 
 def duration(seconds: float) -> str:
-    """1:02:03 for 3723 seconds."""
+    """Formats seconds: 1:02:03 for 3723."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
@@ -173,7 +177,7 @@ def _short(value: float | None) -> str:
 
 
 def _plain(value: float | None) -> float | int | None:
-    """A number with the 9 digits that tell any float32 from the next; None for NaN, which JSON has not."""
+    """Rounds to the 9 digits that distinguish any two float32 values; None for NaN, which JSON cannot hold."""
     if value is None or isinstance(value, int):
         return value
     return None if math.isnan(value) else float(f"{float(value):.9g}")

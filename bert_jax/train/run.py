@@ -1,4 +1,4 @@
-"""What one run is made of, and what comes out of it."""
+"""Defines a training run: its parts, its source of batches, and its result."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,31 +17,31 @@ from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.losses import Objective
 from bert_jax.train.steps import Plan
 
-RESULT_FILE = "result.json"  # of a workdir, once its run has ended well
+RESULT_FILE = "result.json"  # written to a workdir when its run has finished
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Training batches: a function of the step (law 1)."""
+    """Training batches as a function of the step (law 1)."""
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """Says which data these are, by the key of the configuration that names them."""
+        """Hashes that identify the data, by the configuration key that names it."""
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """The steps, 0 the first, from which batches have another number of rows, or their rows another length."""
+        """The steps at which the number of rows or the length of a batch changes; 0 is the first."""
 
     def rows_at(self, step: int) -> int:
-        """Rows of a step's global batch."""
+        """Returns the number of rows of a step's global batch."""
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Any:
-        """The global batch of a step, or those rows of it, as a NamedTuple of numpy arrays."""
+        """Returns the global batch of a step, or those rows of it, as a NamedTuple of numpy arrays."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """All that one run is made of."""
+    """Everything that defines one run."""
 
     config: TrainConfig
     model: ModelConfig
@@ -52,36 +52,38 @@ class Run:
     kind: str  # "pretraining" or "finetuning"
     description: str = "training"
     evaluators: Sequence[Callable[[Plan, Mesh], Evaluator]] = ()
-    measured: tuple[str, ...] = ()  # the names of what evaluators measure; none: they are known once it is measured
-    held_out: Mapping[str, str] = field(default_factory=dict)  # as source.fingerprints, of what evaluators measure
-    initial_params: dict[str, np.ndarray] = field(default_factory=dict)  # by path; what is absent is drawn afresh
+    measured: tuple[str, ...] = ()  # names of the held-out metrics; empty: unknown until measured
+    held_out: Mapping[str, str] = field(default_factory=dict)  # as source.fingerprints, for held-out data
+    initial_params: dict[str, np.ndarray] = field(default_factory=dict)  # by path; others are initialized
     train_layers: str = "all"
-    unfreeze_every: int = 0  # steps from one layer to the next, of train_layers gradual
-    early_stop: int = 0  # evaluations without a better config.checkpoint.best after which it ends; 0: never
-    task: dict[str, Any] | None = None  # what a fine-tuned checkpoint must say of its labels
-    summed_up_in: Path | None = None  # the workdir whose result is that of all seeds and rates, of which this is one
+    unfreeze_every: int = 0  # steps between layers, for train_layers=gradual
+    early_stop: int = 0  # evaluations without a better checkpoint.best before it ends; 0: never
+    task: dict[str, Any] | None = None  # written to config.json: name, kind and labels of a fine-tuning task
+    summary_workdir: Path | None = None  # holds the result of all seeds and rates, of which this run is one
 
     def forget_result(self) -> None:
-        """Removes what was said of the run when it had ended, which is no longer so."""
-        for folder in filter(None, (self.workdir, self.summed_up_in)):
+        """Removes the result files of a run that had finished and now continues."""
+        for folder in filter(None, (self.workdir, self.summary_workdir)):
             (folder / RESULT_FILE).unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class Result:
+    """The outcome of a run."""
+
     step: int
     seconds: float
     tokens: int
     evaluation: dict[str, float]
     params: dict[str, Any]
-    kept: int  # the step that evaluation and params are of: the last, or the best of a run with early_stop
-    stop_asked: bool = False  # SIGTERM came when the last step was done: nothing more is to be begun
+    kept: int  # the step of `evaluation` and `params`: the last one, or the best one of a run with early_stop
+    stop_requested: bool = False  # SIGTERM arrived after the last step: start nothing more
 
 
 def runtime_of(config: TrainConfig, platform: str = "") -> Runtime:
-    """How a configuration runs its model; compute_dtype auto is float32 on a CPU and bfloat16 elsewhere.
+    """Returns how a configuration runs its model; compute_dtype=auto is float32 on a CPU and bfloat16 elsewhere.
 
-    platform is that which it is compiled for, where that is not this machine's.
+    platform   the platform to compile for, where that is not this machine's
     """
     dtype = config.compute_dtype
     if dtype == "auto":

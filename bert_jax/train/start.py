@@ -101,9 +101,9 @@ def check_workdir(run: Run, made_by: Mapping[str, Any], checkpoints: checkpoint.
 
 def write_workdir(run: Run) -> None:
     """Writes config.json and tokenizer/, which every checkpoint of the workdir is read with; process 0 does."""
-    if distributed.leads():
+    if distributed.is_primary():
         _write_workdir(run)
-    distributed.from_first("written")
+    distributed.broadcast_from_primary("written")
     if not (run.workdir / CONFIG_FILE).exists():
         raise UserError(
             f"process 0 wrote {run.workdir}, and process {jax.process_index()} does not see it: name a --workdir on a "

@@ -20,8 +20,8 @@ from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
 from bert_jax.train import distributed, partitioning, steps
 from bert_jax.train.checkpoint import Checkpoints
-from bert_jax.train.clock import Clock
-from bert_jax.train.overview import parameter_table
+from bert_jax.train.clock import make_clock
+from bert_jax.train.parameter_summary import parameter_table
 from bert_jax.train.provenance import provenance
 from bert_jax.train.run import Run, Source
 from bert_jax.train.start import check_workdir, start
@@ -143,21 +143,7 @@ def _has_ended(run: Run, meta: Mapping[str, Any], alone: bool) -> bool:
         return False
     if meta.get("early_stop", {}).get("waited", 0) >= run.early_stop > 0:
         return True
-    return not alone and clock_of(run, meta).read(meta["step"]) >= 1.0
-
-
-def clock_of(run: Run, meta: Mapping[str, Any]) -> Clock:
-    """The clock of a run that goes on from a checkpoint of that meta."""
-    config = run.config
-    return Clock(
-        config.steps,
-        config.budget_minutes,
-        config.log_every,
-        start=meta.get("step", 0),
-        fraction=meta.get("budget_fraction", 0.0),
-        elapsed=meta.get("seconds", 0.0),
-        replay=config.budget_replay,
-    )
+    return not alone and make_clock(run.config, meta).read(meta["step"]) >= 1.0
 
 
 def joined(begun: Sequence[Begun], states: list[TrainState]) -> TrainState:

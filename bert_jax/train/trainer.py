@@ -16,14 +16,14 @@ from bert_jax.data.prefetch import Prefetched, prefetch
 from bert_jax.files import is_remote
 from bert_jax.model import attention
 from bert_jax.train import distributed, early_stop, partitioning, preservation, steps, together
-from bert_jax.train.clock import check_end
+from bert_jax.train.clock import check_end, make_clock
+from bert_jax.train.compilation_cache import later_batch_shapes
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.interruption import Interrupted, Interruption
 from bert_jax.train.member import Member
 from bert_jax.train.metrics import ProgressLine
-from bert_jax.train.overview import share_of_a_device
+from bert_jax.train.parameter_summary import device_memory_summary
 from bert_jax.train.profiler import Profiler
-from bert_jax.train.programs import later_batches
 from bert_jax.train.run import RESULT_FILE, Result, Run, Source, runtime_of
 from bert_jax.train.start import plan_of, write_workdir
 from bert_jax.train.state import TrainState
@@ -65,13 +65,13 @@ def fit_together(runs: Sequence[Run]) -> list[Result]:
             write_workdir(each)
         first = int(state.step)
         slots = _slots(source, first)  # before the loop's thread reads from the source, as the next line
-        later = later_batches(source, first, run.config.steps, mesh)
+        later = later_batch_shapes(source, first, run.config.steps, mesh)
         loop = _Loop(begun, source, plan, mesh, evaluators, interruption, profiler, state)
         for line in overview:
-            loop.progress.say(line)
-        loop.progress.say(how_it_runs(plan, mesh, slots))
+            loop.progress.report(line)
+        loop.progress.report(how_it_runs(plan, mesh, slots))
         if mesh.size > 1:
-            loop.progress.say(share_of_a_device(state, mesh))
+            loop.progress.report(device_memory_summary(state, mesh))
         try:
             loop.compile_ahead(state, later)
             return loop.train(state)
@@ -117,13 +117,17 @@ class _Loop:
         self.interruption, self.profiler = interruption, profiler
         self.first = int(state.step)
         going_on = next((each for each in begun if not each.ended), begun[0])
-        self.clock = together.clock_of(going_on.run, going_on.meta)
+        self.clock = make_clock(going_on.run.config, going_on.meta)
         self.saved_time = time.monotonic()
         more = len(begun) - 1
         self.progress = ProgressLine(self.run.description + (f" and {more} more" if more else ""))
         self.members = [
             Member(
-                each, evaluators, together.taker(number, len(begun), mesh), number if more else None, self.progress.say
+                each,
+                evaluators,
+                together.taker(number, len(begun), mesh),
+                number if more else None,
+                self.progress.report,
             )
             for number, each in enumerate(begun)
         ]
@@ -140,7 +144,7 @@ class _Loop:
         """Compiles the step for batches of other shapes that come later, so that one that cannot be is known now."""
         for step, batch in later.items():
             rows, slots = _shape(batch)
-            self.progress.say(f"compiling for step {step} and on, batches of {rows} rows of {slots} slots")
+            self.progress.report(f"compiling for step {step} and on, batches of {rows} rows of {slots} slots")
             self.train_step.lower(state, batch, np.float32(0), *self.arguments).compile()
 
     def train(self, state: TrainState) -> list[Result]:
@@ -152,25 +156,27 @@ class _Loop:
                     self._between_steps(step, state, done)
                 if done or not self.running:
                     break
-                if step == self.first and self.interruption.asked:
+                if step == self.first and self.interruption.requested:
                     self._save_and_stop(step, state)  # before the step is compiled, which cannot be interrupted
-                if step == self.first and distributed.leads():
+                if step == self.first and distributed.is_primary():
                     for member in self.running:
                         member.run.forget_result()
                 batch = next(self.batches)
                 if step > self.first and step in self.source.changes:
                     rows, slots = _shape(batch)
-                    self.progress.say(f"from step {step} on, batches of {rows} rows of {slots} slots")
+                    self.progress.report(f"from step {step} on, batches of {rows} rows of {slots} slots")
                 with self.profiler.step(step):
                     state, metrics = self.train_step(state, batch, np.float32(fraction), *self.arguments)
                 for member in self.running:
-                    member.window.add(step + 1, batch, metrics)
+                    member.accumulator.add(step + 1, batch, metrics)
         return self._end(step, state)
 
     def close(self) -> None:
         self.profiler.stop()
         if not self.profiler.traced:
-            self.progress.say(f"no step of config.profile={self.run.config.profile} was run here: nothing was traced")
+            self.progress.report(
+                f"no step of config.profile={self.run.config.profile} was run here: nothing was traced"
+            )
         for member in self.members:
             member.close()
         self.progress.close()
@@ -185,7 +191,7 @@ class _Loop:
         if self.profiler.done(step):
             with self._paused():  # once the last traced step has ended
                 self.profiler.stop()
-            self.progress.say(f"traced steps {config.profile}: {self.profiler.folder}")
+            self.progress.report(f"traced steps {config.profile}: {self.profiler.folder}")
         evaluate = done or (config.eval.every_steps > 0 and step % config.eval.every_steps == 0)
         logged = done or evaluate or self.clock.refreshed or step % max(config.log_every, 1) == 0
         if logged:
@@ -198,7 +204,7 @@ class _Loop:
             self._save(step, state)
         for member in over:
             member.ended_at(step, self.clock.elapsed)
-            self.progress.say(f"{member.run.workdir}: stopped at step {step}, {member.best()}")
+            self.progress.report(f"{member.run.workdir}: stopped at step {step}, {member.best()}")
         if over:
             self.arguments = self._arguments()
         if stop and not done and self.running:
@@ -217,7 +223,7 @@ class _Loop:
         every = self.run.config.checkpoint.every_minutes
         if every <= 0 or not (logged or jax.process_count() == 1):
             return False
-        return distributed.from_first((time.monotonic() - self.saved_time) / 60 >= every)
+        return distributed.broadcast_from_primary((time.monotonic() - self.saved_time) / 60 >= every)
 
     def _batches(self) -> Prefetched[Any]:
         source, mesh = self.source, self.mesh
@@ -237,7 +243,7 @@ class _Loop:
         """Around what is not training's time; every flag up to this step is read then."""
         with contextlib.ExitStack() as windows:
             for member in self.running:
-                windows.enter_context(member.window.paused())
+                windows.enter_context(member.accumulator.paused())
             yield
 
     def _log(self, step: int, state: TrainState, evaluate: bool) -> None:
@@ -255,7 +261,7 @@ class _Loop:
         SIGTERM ends an evaluation at once, for it may take longer than what sent that will wait.
         """
         for member in self.running:
-            member.window.settle()  # a step that was not finite stops the run here, unsaved
+            member.accumulator.settle()  # a step that was not finite stops the run here, unsaved
         due = [member for member in members if not member.is_measured(step)]
         if not due:
             return
@@ -287,7 +293,7 @@ class _Loop:
             member.ended_at(step, self.clock.elapsed if step > self.first else None)
         for member in self.members:
             member.wait()
-        return [member.result(state, self.mesh, self.interruption.asked) for member in self.members]
+        return [member.result(state, self.mesh, self.interruption.requested) for member in self.members]
 
 
 def _slots(source: Source, step: int) -> int:

@@ -1,4 +1,4 @@
-"""What is about to be trained, as a table: path, shape, dtype, sharding, decay, whether it learns."""
+"""Describes what a run is about to train: a table of parameters, and the memory that each device holds."""
 
 import math
 from typing import Any
@@ -13,9 +13,10 @@ from bert_jax.train.steps import Plan
 
 
 def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
-    """Lines of text, one a parameter, and a total. params are arrays with shardings.
+    """Returns a table with one line per parameter, and a total. `params` are arrays with shardings.
 
-    Where the layers of a stack differ in decay or rate, it is the range of them.
+    Columns: path, shape, dtype, sharding, weight decay, and whether or at which share of the rate it learns. Where the
+    layers of a stack differ in decay or rate, the table gives their range.
     """
     factors = paths.flatten(plan.factors) if plan.factors is not None else {}
     decays = paths.flatten(optim.decays(plan.optimizer_config, params))
@@ -23,7 +24,7 @@ def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
     for path, value in paths.flatten(params).items():
         shape = " x ".join(map(str, value.shape))
         decay = _range(decays[path])
-        learns = _learns(factors.get(path, np.ones(()))) + _begins(plan, path)
+        learns = _learning(factors.get(path, np.ones(()))) + _unfreezing(plan, path)
         rows.append((path, shape, str(value.dtype), _sharding(value), decay, learns))
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
@@ -31,10 +32,10 @@ def parameter_table(params: dict[str, Any], plan: Plan) -> list[str]:
     return [*lines, f"{total:,} parameters, {total * 4 / 1e6:,.1f} MB in float32"]
 
 
-def share_of_a_device(state: Any, mesh: Mesh) -> str:
-    """One line: what each device holds of a training state, and the largest tensor that is whole on all of them.
+def device_memory_summary(state: Any, mesh: Mesh) -> str:
+    """Returns one line: how much of a training state each device holds, and the largest replicated tensor.
 
-    What the mesh would cut, but does not divide, is named, too.
+    It also names the tensors that the rules would shard but the mesh does not divide.
     """
     leaves = {
         jax.tree_util.keystr(path, simple=True, separator=paths.SEPARATOR): leaf
@@ -43,11 +44,11 @@ def share_of_a_device(state: Any, mesh: Mesh) -> str:
     sizes = {
         name: leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for name, leaf in leaves.items()
     }
-    line = f"a device holds {sum(sizes.values()) / 1e6:,.1f} MB of parameters and optimizer state"
+    line = f"each device holds {sum(sizes.values()) / 1e6:,.1f} MB of parameters and optimizer state"
     whole = [name for name, leaf in leaves.items() if leaf.sharding.is_fully_replicated]
     if whole:
         largest = max(whole, key=lambda name: sizes[name])
-        line += f"; the largest tensor that is whole on each is {largest}, {sizes[largest] / 1e6:,.3g} MB"
+        line += f"; the largest replicated tensor is {largest}, {sizes[largest] / 1e6:,.3g} MB"
     if names := partitioning.undivided(mesh, state):
         line += f"; the mesh does not divide {', '.join(names)}"
     return line
@@ -59,8 +60,8 @@ def _sharding(value: jax.Array) -> str:
     return str(getattr(value.sharding, "spec", value.sharding))
 
 
-def _learns(factor: Any) -> str:
-    """yes, no, the last K of the layers, or at which part of the rate."""
+def _learning(factor: Any) -> str:
+    """yes, no, the last K of the layers, or the share of the learning rate."""
     if not np.isin(factor, (0, 1)).all():
         return f"x {_range(factor)}"
     if np.all(factor):
@@ -71,8 +72,8 @@ def _learns(factor: Any) -> str:
     return f"last {learning}" if np.all(np.ravel(factor)[-learning:]) else f"{learning} of {np.size(factor)}"
 
 
-def _begins(plan: Plan, path: str) -> str:
-    """From which step on it learns, or the layers of a stack, where that is not the first."""
+def _unfreezing(plan: Plan, path: str) -> str:
+    """The step from which a parameter, or the layers of a stack, learn, where that is not the first."""
     if plan.unfreezing is None:
         return ""
     steps = np.unique(plan.unfreezing.every * paths.flatten(plan.unfreezing.stages)[path])

@@ -1,4 +1,4 @@
-"""Metrics between two log lines: means over the steps, and where the time went."""
+"""Accumulates metrics between two log lines: means over the steps, and where the time went."""
 
 import contextlib
 import time
@@ -10,29 +10,31 @@ import jax
 from bert_jax.config import ModelConfig
 from bert_jax.train.metrics import peak_flops, peak_memory_gb, training_flops
 
-LATEST = ("learning_rate", "gradient_norm", "skipped")  # of the last step; everything else is a mean over the window
+# Metrics of which a log line gives the last step's value; every other one is a mean over the steps.
+LATEST = ("learning_rate", "gradient_norm", "skipped")
 
 
-class Window:
-    """Collects the metrics of steps. A step's are fetched once the next is under way, so the device never waits."""
+class MetricAccumulator:
+    """Accumulates the metrics of steps. It fetches a step's once the next one is dispatched: the device never waits."""
 
     def __init__(
         self,
         model: ModelConfig,
         saved: Mapping[str, Any],
         check: Callable[[int, Mapping[str, Any]], bool],
-        member: int | None = None,
+        index: int | None = None,
     ) -> None:
-        """saved is an earlier window's `state`, or empty: a line that a restart cuts in two still is one mean.
+        """Starts from `saved`, an earlier accumulator's `state`, so that a restart between two lines changes no mean.
 
-        check is told each step's metrics, and says whether they count in the means (train/finite.py). Where metrics
-        are those of several members, [K], the window is of one.
+        saved   empty for a run that begins
+        check   called with each step's metrics; returns whether they count in the means (train/finite.py)
+        index   the seed to accumulate where metrics have a leading axis of seeds [K]; None: they have none
         """
         self.tokens = int(saved.get("all_tokens", 0))  # real tokens since the run began
         self._model = model
         self._peak = peak_flops()
         self._check = check
-        self._member = member
+        self._index = index
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._waited = 0.0
         self._sums: dict[str, float] = {}
@@ -40,37 +42,37 @@ class Window:
         self._reset()
         self._steps = int(saved.get("steps", 0))
         self._sums, self._latest = dict(saved.get("sums", {})), dict(saved.get("latest", {}))
-        self._slots = int(saved.get("slots", 0))
-        self._tokens_before = self._sums.get("tokens", 0.0)  # not of this process's time
+        self._positions = int(saved.get("slots", 0))
+        self._tokens_before = self._sums.get("tokens", 0.0)  # trained on before a restart, outside this process's time
 
     def _reset(self) -> None:
-        self._steps = self._slots = 0
+        self._steps = self._positions = 0
         self._sums, self._latest = {}, {}
         self._tokens_before = self._flops = self._paused = 0.0
         self._started = time.monotonic()
 
     def add(self, step: int, batch: Any, metrics: dict[str, jax.Array]) -> None:
-        """Notes a step that has been dispatched, and fetches the one before it."""
+        """Records a step that has been dispatched, and fetches the metrics of the step before it."""
         rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
         masked = getattr(batch, "masked_positions", None)
-        self._slots += rows * length
+        self._positions += rows * length
         self._flops += training_flops(self._model, rows, length, 0 if masked is None else masked.shape[-1])
         pending, self._pending = self._pending, (step, metrics)
         self._fetch(pending)
 
     def state(self) -> dict[str, Any]:
-        """What the mean so far is made of, as JSON values; waits for the last step to end."""
+        """Returns the sums so far as JSON values; waits for the last step to finish."""
         self.settle()
         return {
             "all_tokens": self.tokens,
             "steps": self._steps,
             "sums": self._sums,
             "latest": self._latest,
-            "slots": self._slots,
+            "slots": self._positions,
         }
 
     def close(self, waited_seconds: float) -> dict[str, float | None]:
-        """The values of a log line over the steps since the last one; waits for the last step to end.
+        """Returns the values of a log line over the steps since the last one; waits for the last step to finish.
 
         waited_seconds is the time spent waiting for batches since the loop began.
         """
@@ -83,7 +85,7 @@ class Window:
             "tokens_per_second": (tokens - self._tokens_before) / seconds,
             "mfu": self._flops / seconds / self._peak if self._peak else None,
             "data_wait_share": (waited_seconds - self._waited) / seconds,
-            "padding_share": 1 - tokens / max(self._slots, 1),
+            "padding_share": 1 - tokens / max(self._positions, 1),
             "peak_memory_gb": peak_memory_gb(),
         }
         self._waited = waited_seconds
@@ -92,24 +94,23 @@ class Window:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Around evaluation and saving, which are not training's time, once the last step has ended."""
+        """Surrounds evaluation and saving, which do not count as training time; first waits for the last step."""
         self.settle()
         started = time.monotonic()
         yield
         self._paused += time.monotonic() - started
 
     def settle(self) -> None:
-        """Waits for the last step to end, and has it checked."""
+        """Waits for the last step to finish and checks its metrics."""
         pending, self._pending = self._pending, None
         self._fetch(pending)
 
     def _fetch(self, pending: tuple[int, dict[str, jax.Array]] | None) -> None:
         if pending is None:
             return
-        found = jax.device_get(pending[1])  # of several members' windows the first alone waits: arrays keep it
-        values = {
-            name: (value if self._member is None else value[self._member]).item() for name, value in found.items()
-        }
+        # The accumulators of several seeds fetch the same arrays; only the first waits, since an array keeps its copy.
+        found = jax.device_get(pending[1])
+        values = {name: (value if self._index is None else value[self._index]).item() for name, value in found.items()}
         self.tokens += int(values["tokens"])
         counts = self._check(pending[0], values)
         self._steps += counts

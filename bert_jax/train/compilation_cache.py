@@ -1,0 +1,58 @@
+"""Keeps compiled programs on disk, and finds the batch shapes that a run compiles before its first step.
+
+With the cache, a run that resumes or repeats an earlier one starts without compiling. Compiling the shapes of later
+phases first reports a program that does not compile, or does not fit into memory, at once and not after days.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import jax
+from jax.sharding import Mesh
+
+from bert_jax.train import partitioning
+from bert_jax.train.run import Source
+
+VARIABLE = "JAX_COMPILATION_CACHE_DIR"  # jax's own; it may also name gs://BUCKET/FOLDER
+
+
+def enable_compilation_cache() -> Path | None:
+    """Makes jax keep compiled programs in ~/.cache/bert_jax (or $XDG_CACHE_HOME/bert_jax) and returns that folder.
+
+    Returns None, and changes nothing, where JAX_COMPILATION_CACHE_DIR is set (an empty value disables the cache) or
+    where the folder cannot be created. Programs are found by a hash of their code, compiler and devices, so deleting
+    the folder is always safe.
+    """
+    if VARIABLE in os.environ:
+        return None
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(cache) / "bert_jax" / "programs"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:  # a missing or read-only home directory costs compile time, nothing else
+        return None
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    return folder
+
+
+def later_batch_shapes(source: Source, first: int, end: int, mesh: Mesh) -> dict[int, Any]:
+    """Returns abstract batches of the shapes that a run meets after its first one, by the step that first has each.
+
+    first, end   the first step, and the run's number of steps (0: unknown)
+    Reads one row for each change of the source.
+    """
+    sharding = partitioning.rows_sharding(mesh)
+    found: dict[int, Any] = {}
+    seen = []
+    for step in (first, *(change for change in source.changes if change > first and (change < end or end <= 0))):
+        rows = source.rows_at(step)
+        batch = jax.tree.map(
+            lambda leaf, rows=rows: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=sharding),
+            source.batch(step, slice(0, 1)),
+        )
+        if batch not in seen:
+            seen.append(batch)
+            found[step] = batch
+    del found[first]
+    return found
