@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_jax import command
-from bert_jax.files import new_folder
 from bert_jax.interop import huggingface, original_bert, source
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.loaded import Loaded
+from bert_jax.storage.local import atomic_folder
 
 DESCRIPTION = f"""Turns a model in Hugging Face layout into a checkpoint of bert_jax: config.json, tokenizer/ and
 checkpoints/0, weights only. Every tensor keeps its value; the token table is padded to a multiple of 128 rows.
@@ -30,7 +30,7 @@ def convert(input_directory: str | Path, output: str | Path) -> Loaded:
 
     Raises UserError when the output exists, and for all that `huggingface.read` or `original_bert.read` refuses.
     """
-    with new_folder(output) as unfinished:
+    with atomic_folder(output) as unfinished:
         read = original_bert.read if original_bert.is_original(Path(input_directory)) else huggingface.read
         loaded = read(input_directory)
         source.write_workdir(loaded, unfinished)

@@ -16,7 +16,6 @@ from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.config import MeshConfig, ModelConfig
-from bert_jax.files import refuse_existing, write_whole
 from bert_jax.interop import averaged, source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
@@ -24,6 +23,7 @@ from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.states import LAYERS, States
+from bert_jax.storage.local import refuse_existing, write_atomic
 from bert_jax.tasks import texts as texts_lib
 from bert_jax.tasks.example import TaskBatch
 from bert_jax.tasks.task_source import LENGTHS
@@ -98,7 +98,7 @@ def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]
-    write_whole(path, content.getbuffer())
+    write_atomic(path, content.getbuffer())
 
 
 def main(arguments: Sequence[str]) -> None:

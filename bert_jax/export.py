@@ -5,9 +5,9 @@ from pathlib import Path
 
 from bert_jax import command
 from bert_jax.command import UserError
-from bert_jax.files import new_folder, refuse_existing
 from bert_jax.interop import averaged, huggingface, source, stablehlo
 from bert_jax.interop.loaded import Loaded
+from bert_jax.storage.local import atomic_folder, refuse_existing
 
 FORMATS = ("hf", "orbax", "stablehlo")
 
@@ -42,7 +42,7 @@ def export(checkpoint: str | Path, output: str | Path, format: str = "hf", avera
     elif format == "stablehlo":
         stablehlo.write(loaded, output)
     else:
-        with new_folder(output) as unfinished:
+        with atomic_folder(output) as unfinished:
             source.write_workdir(loaded, unfinished)
     return loaded
 

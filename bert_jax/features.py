@@ -16,11 +16,11 @@ from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig
-from bert_jax.files import refuse_existing, write_json
 from bert_jax.interop import averaged, source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model.states import LAYERS
 from bert_jax.progress import Reporter
+from bert_jax.storage.local import refuse_existing, write_json
 from bert_jax.tasks import measurement, registry
 from bert_jax.tasks.frozen_heads import HeadOptions, train_head
 from bert_jax.tasks.frozen_vectors import DTYPES, bytes_needed, word_vectors

@@ -17,11 +17,11 @@ from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelConfig
 from bert_jax.data.batch_schedule import check_batch_size
-from bert_jax.files import write_json
 from bert_jax.interop import source as interop
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
 from bert_jax.model.heads import Heads
+from bert_jax.storage.local import write_json
 from bert_jax.tasks import measurement, registry, results, submission, sweep, training
 from bert_jax.tasks.example import Split, TaskRows
 from bert_jax.tasks.finetuned import FineTuned

@@ -48,11 +48,11 @@ def main(arguments: Sequence[str]) -> None:
     # Neither the description of the slice nor the traced functions may use a TPU of this machine. The imports below
     # load jax, so they follow the setting.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from bert_jax.files import write_json
     from bert_jax.planning import page, text
     from bert_jax.planning.abstract_step import RowSpec
     from bert_jax.planning.estimate import estimate
     from bert_jax.planning.topology import open_topology
+    from bert_jax.storage.local import write_json
 
     rows = RowSpec.of(config, known.seq_len, known.vocab_size)
     found = estimate(config, open_topology(known.topology, known.slices), rows)

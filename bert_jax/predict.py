@@ -10,9 +10,9 @@ from typing import IO, Any
 
 from bert_jax import command
 from bert_jax.command import UserError
-from bert_jax.files import new_file
 from bert_jax.interop import averaged, source
 from bert_jax.interop.loaded import Loaded
+from bert_jax.storage.local import atomic_file
 from bert_jax.tasks import input_lines, submission
 from bert_jax.tasks.finetuned import FineTuned
 from bert_jax.tasks.named import TASKS
@@ -162,7 +162,7 @@ def _rounded(value: Any) -> Any:
 def _output(path: str) -> Iterator[IO[bytes]]:
     """The file, which appears whole at the end, or standard output."""
     if path:
-        with new_file(Path(path)) as file:
+        with atomic_file(Path(path)) as file:
             yield file
         return
     try:

@@ -15,17 +15,17 @@ from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, PretrainConfig, PretrainDataConfig
 from bert_jax.data.batch_schedule import BatchSchedule
-from bert_jax.data.cache import local_copy
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.manifest import PARTS, Part
 from bert_jax.data.masking import RateSchedule
 from bert_jax.data.phases import Phase, PhasedLoader, parse_phases
+from bert_jax.data.shard_cache import local_copy
 from bert_jax.data.shards import Dataset, open_dataset
-from bert_jax.files import write_json
 from bert_jax.interop import source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import sizes
+from bert_jax.storage.local import write_json
 from bert_jax.train import distributed, partitioning, trainer
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.evaluate import Evaluator, Rows, make_evaluator

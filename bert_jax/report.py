@@ -10,7 +10,6 @@ import numpy as np
 
 from bert_jax import command
 from bert_jax.command import UserError
-from bert_jax.files import write_whole
 from bert_jax.reporting import curves, page
 from bert_jax.reporting.curves import Reference, number, percent
 from bert_jax.reporting.finetuning import error_sections
@@ -18,6 +17,7 @@ from bert_jax.reporting.masked_predictions import predict_masked_tokens
 from bert_jax.reporting.page import Tile
 from bert_jax.reporting.seed_curves import read_runs, seed_charts
 from bert_jax.reporting.unigram_baseline import unigram_baseline
+from bert_jax.storage.local import write_atomic
 from bert_jax.train.metrics import METRICS_FILE, duration, read_metrics
 from bert_jax.train.run import RESULT_FILE
 from bert_jax.train.workdir import WorkdirConfig, read_config
@@ -72,7 +72,7 @@ def report(workdir: str | Path, examples: int = EXAMPLES) -> Path:
         f"<footer>Drawn by bert_jax.report from {page.text(run.workdir)}.</footer>",
     ]
     target = run.workdir / REPORT
-    write_whole(target, page.page(run.workdir.absolute().name, _header(run), sections).encode())
+    write_atomic(target, page.page(run.workdir.absolute().name, _header(run), sections).encode())
     return target
 
 

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 from rich.console import Console
 
 from bert_jax.command import Stopped, UserError
-from bert_jax.files import write_json
+from bert_jax.storage.local import write_json
 from bert_jax.train.metrics import duration
 
 RECORD = "quickstart.json"

@@ -13,7 +13,7 @@ import numpy as np
 
 from bert_jax.array_types import Bool, Int64, Integer, UInt
 from bert_jax.command import UserError
-from bert_jax.files import read_json
+from bert_jax.storage.local import read_json
 from bert_jax.tokenization import wordpiece
 from bert_jax.tokenization.chunk_cache import ChunkCache
 from bert_jax.tokenization.tokenizer_spec import Roles, TokenizerSpec, id_dtype, read_settings, refuse_surrogates

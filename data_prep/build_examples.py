@@ -14,14 +14,14 @@ from bert_jax import command
 from bert_jax import tokenizer as tokenizers
 from bert_jax.command import Stopped, UserError
 from bert_jax.data.manifest import PAIRS
-from bert_jax.files import incomplete, refuse_existing
 from bert_jax.progress import Reporter
+from bert_jax.storage.compression import SUFFIXES as COMPRESSED
+from bert_jax.storage.local import incomplete_path, refuse_existing
 from data_prep import engines, flags, formats, summary, worker
 from data_prep.job import Arguments, Job, UnitRecord, finished_units
 from data_prep.memory import keep_freed
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source, find_sources
-from data_prep.readers.streams import COMPRESSED
 from data_prep.token_cache import TokenCache
 from data_prep.units import Cut, Unit, UnitSplitter, UnusableCorpus
 
@@ -80,7 +80,7 @@ def build(
     output = Path(os.path.abspath(output))
     refuse_existing(output)
     engines.begin(engine, workers)
-    sources = _without(find_sources(str(input), flags.weights(weights)), incomplete(output))
+    sources = _without(find_sources(str(input), flags.weights(weights)), incomplete_path(output))
     corpus = Corpus(sources, Reading(text_field, document, on_error))
     loaded = tokenizers.load(tokenizer, lowercase)
     if short_seq_prob is None:
@@ -208,7 +208,7 @@ def main(arguments: Sequence[str]) -> None:
     try:
         build(**keywords, quiet=False)
     except Stopped as stopped:
-        directory = incomplete(Path(keywords["output"]))
+        directory = incomplete_path(Path(keywords["output"]))
         if finished_units(directory):
             kept = f"finished units are kept in {directory}: run the same command again to go on"
             raise Stopped(f"{stopped}; {kept}") from None

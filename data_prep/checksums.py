@@ -10,7 +10,7 @@ from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST, PARTS
-from bert_jax.files import MARKER, write_whole
+from bert_jax.storage.local import MARKER, write_atomic
 
 SUMS = "SHA256SUMS"
 _HASHED_TOGETHER = 1 << 20
@@ -20,8 +20,8 @@ _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 def write_with_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
     """Writes the list and then manifest.json, the last two files of an output."""
     content = json.dumps(manifest, indent=1).encode() + b"\n"
-    write_whole(directory / SUMS, render(directory, manifest, content))
-    write_whole(directory / MANIFEST, content)
+    write_atomic(directory / SUMS, render(directory, manifest, content))
+    write_atomic(directory / MANIFEST, content)
 
 
 def render(directory: Path, manifest: Mapping[str, Any], content: bytes) -> bytes:
@@ -67,16 +67,6 @@ def must_list(listed: Mapping[str, str], names: Iterable[str], place: str) -> No
     for name in names:
         if name not in listed:
             raise UserError(f"damaged {place}: it does not list {name}; copy the folder again")
-
-
-def checked(blocks: Iterable[bytes], wanted: str, place: str) -> Iterator[bytes]:
-    """The same blocks. Raises UserError, naming the place they are from, after those that have another hash."""
-    digest = hashlib.sha256()
-    for block in blocks:
-        digest.update(block)
-        yield block
-    if digest.hexdigest() != wanted:
-        raise UserError(f"damaged {place}: its sha256 is not that of {SUMS}; copy or build the input again")
 
 
 def damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], None]) -> dict[str, str]:

@@ -10,9 +10,9 @@ from bert_jax import command
 from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
 from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, value_problem
-from bert_jax.files import new_folder, refuse_inside
 from bert_jax.progress import Reporter
-from bert_jax.stores import Place
+from bert_jax.storage.local import atomic_folder, refuse_inside
+from bert_jax.storage.remote import Folder, verified
 from data_prep import checksums, formats, import_tfrecord
 from data_prep.objectives import OBJECTIVES
 
@@ -58,7 +58,7 @@ def convert(
     if objective is not None and objective not in OBJECTIVES:
         raise UserError(f"--objective {objective} is not here; there is: {', '.join(OBJECTIVES)}")
     formats.check(format, "static", 1)
-    with new_folder(output) as folder:
+    with atomic_folder(output) as folder:
         patterns: dict[Part, str | None] = {"train": str(input), "eval": eval_input}
         manifest = import_tfrecord.convert(patterns, tokenizer, lowercase, objective, folder, format, quiet)
         checksums.write_with_manifest(folder, manifest)
@@ -75,10 +75,10 @@ def _convert_ours(directory: Path, output: Path, format: str, quiet: bool) -> di
     checksums.must_list(listed, [MANIFEST, manifest["unigram_counts"], *shards], str(directory / checksums.SUMS))
     written: list[dict[str, Any]] = []
     rates = ("rows",)
-    with new_folder(output) as folder, Reporter("converting", manifest["counts"]["rows"], rates, quiet) as reporter:
-        source, target = Place(str(directory)), Place(str(folder))
+    with atomic_folder(output) as folder, Reporter("converting", manifest["counts"]["rows"], rates, quiet) as reporter:
+        source, target = Folder(str(directory)), Folder(str(folder))
         for name in sorted(set(listed) - set(shards)):
-            blocks = checksums.checked(source.blocks(name), listed[name], f"{directory}/{name}")
+            blocks = verified(source.blocks(name), f"{directory}/{name}", listed[name])
             if name.startswith("tokenizer/") or name == manifest["unigram_counts"]:
                 target.write(name, blocks)
             else:  # of the manifest and of the format: made anew, of what is checked here

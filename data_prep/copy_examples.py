@@ -9,9 +9,9 @@ from pathlib import Path
 from bert_jax import command
 from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST
-from bert_jax.files import new_folder, refuse_inside
 from bert_jax.progress import Reporter
-from bert_jax.stores import Place, is_remote
+from bert_jax.storage.local import atomic_folder, refuse_inside
+from bert_jax.storage.remote import Folder, is_remote, verified
 from data_prep import checksums
 
 _AT_ONCE = 8  # files under way; a store answers each after a while
@@ -36,7 +36,7 @@ def copy(input: str, output: str, *, quiet: bool = True) -> int:
     """
     if not is_remote(input) and not is_remote(output):
         refuse_inside(Path(os.path.abspath(output)), Path(os.path.abspath(input)))
-    source = Place(input)
+    source = Folder(input)
     listed = checksums.parse(source.read(checksums.SUMS), f"{input}/{checksums.SUMS}")
     sizes = {name: source.size(name) for name in [*listed, checksums.SUMS]}
     checksums.must_list(listed, [MANIFEST], f"{input}/{checksums.SUMS}")
@@ -52,14 +52,14 @@ def copy(input: str, output: str, *, quiet: bool = True) -> int:
 
 
 @contextlib.contextmanager
-def _target(output: str, names: set[str]) -> Iterator[Place]:
+def _target(output: str, names: set[str]) -> Iterator[Folder]:
     """Where files may be written. A store may hold what a stopped copy of these files left, and nothing else."""
     if not is_remote(output):
-        with new_folder(Path(os.path.abspath(output))) as folder:
-            yield Place(str(folder))
+        with atomic_folder(Path(os.path.abspath(output))) as folder:
+            yield Folder(str(folder))
         return
-    target = Place(output)
-    there = target.files()
+    target = Folder(output)
+    there = target.names()
     if MANIFEST in there:
         raise UserError(f"output {output} exists. Name another --output, or remove it first")
     if others := there - names:
@@ -67,21 +67,11 @@ def _target(output: str, names: set[str]) -> Iterator[Place]:
     yield target
 
 
-def _copy_file(source: Place, target: Place, name: str, wanted: str | None) -> int:
-    size = 0
-    blocks = source.blocks(name)
-    if wanted is not None:
-        blocks = checksums.checked(blocks, wanted, f"{source.address}/{name}")
-
-    def counted() -> Iterator[bytes]:
-        nonlocal size
-        for block in blocks:
-            size += len(block)
-            yield block
-
-    target.write(name, counted())
+def _copy_file(source: Folder, target: Folder, name: str, sha256: str | None) -> int:
+    size = source.size(name)
+    target.write(name, verified(source.blocks(name), f"{source.address}/{name}", sha256, size))
     if (stored := target.size(name)) != size:
-        raise UserError(f"{target.address}/{name} has {stored} bytes where {size} were written; copy again")
+        raise UserError(f"{target.address}/{name} has {stored} bytes, expected {size}; copy it again")
     return size
 
 

@@ -12,8 +12,8 @@ from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, Part
 from bert_jax.data.shards import Corrupt
-from bert_jax.files import write_whole
 from bert_jax.progress import Reporter
+from bert_jax.storage.local import write_atomic
 from bert_jax.tokenizer import Tokenizer
 from data_prep import formats, readers
 from data_prep.audit import row_problems
@@ -73,7 +73,7 @@ def convert(
     _fill_in(manifest, {part: figures.get(part) or Figures(manifest, loaded) for part in PARTS})
     buffer = io.BytesIO()
     np.save(buffer, figures["train"].ordinary_unigrams)
-    write_whole(folder / UNIGRAMS, buffer.getvalue())
+    write_atomic(folder / UNIGRAMS, buffer.getvalue())
     formats.FORMATS[format]().finish(folder, manifest)
     return manifest
 

@@ -13,8 +13,8 @@ from bert_jax import command
 from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
 from bert_jax.data.shards import Dataset, check_sizes, open_dataset
-from bert_jax.files import write_whole
 from bert_jax.progress import Reporter
+from bert_jax.storage.local import write_atomic
 from bert_jax.tokenizer import Tokenizer
 from data_prep import formats
 from data_prep.audit import Verified, bytes_to_verify, tokenizer_of, verify
@@ -139,7 +139,7 @@ def main(arguments: Sequence[str]) -> None:
             console.print(f"{_recounted(directory, found)} documents of the text are accounted for", soft_wrap=True)
         if given.html:
             page = inspection_page(directory, found, given.verify)
-            write_whole(given.html.absolute(), page.encode(errors="backslashreplace"))
+            write_atomic(given.html.absolute(), page.encode(errors="backslashreplace"))
             console.print(str(given.html), soft_wrap=True, highlight=False)
     if given.show:
         dataset = open_dataset(directory, parts[0], formats.reader)

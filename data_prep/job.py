@@ -28,7 +28,7 @@ from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, Part
 from bert_jax.data.masking import MaskingRule, ReplacementShares
-from bert_jax.files import incomplete, lock, read_json, refuse_existing, write_whole
+from bert_jax.storage.local import incomplete_path, lock, read_json, refuse_existing, write_atomic
 from bert_jax.tokenizer import Tokenizer
 from data_prep import checksums, formats
 from data_prep.lengths import summarise
@@ -120,9 +120,9 @@ def write_record(
     buffer = io.BytesIO()
     np.save(buffer, np.concatenate([unigrams, lengths]))
     counted = buffer.getvalue()
-    write_whole(unit_folder(directory) / f"{record.name}.npy", counted)
+    write_atomic(unit_folder(directory) / f"{record.name}.npy", counted)
     record = record._replace(counted=hashlib.sha256(counted).hexdigest())
-    write_whole(unit_folder(directory) / f"{record.name}.json", json.dumps(record._asdict()).encode())
+    write_atomic(unit_folder(directory) / f"{record.name}.json", json.dumps(record._asdict()).encode())
     return record
 
 
@@ -136,7 +136,7 @@ class Job:
 
     def __init__(self, output: Path, arguments: Arguments, tokenizer: Tokenizer) -> None:
         self.output = output
-        self.directory = incomplete(output)
+        self.directory = incomplete_path(output)
         self.arguments = arguments
         self.tokenizer = tokenizer
         self._lock: IO[bytes] | None = None
@@ -194,7 +194,7 @@ class Job:
             counted[record.part] += np.load(unit_folder(self.directory) / f"{record.name}.npy")
         buffer = io.BytesIO()
         np.save(buffer, counted["train"][:vocab_size])
-        write_whole(self.directory / UNIGRAMS, buffer.getvalue())
+        write_atomic(self.directory / UNIGRAMS, buffer.getvalue())
         lengths = {part: counts[vocab_size:] for part, counts in counted.items()}
         manifest = _manifest(self.arguments, self.tokenizer, records, skipped, lengths)
         formats.FORMATS[self.arguments.format]().finish(self.directory, manifest)
@@ -209,7 +209,7 @@ class Job:
         path = self.directory / "job" / "arguments.json"
         wanted = self.arguments.to_json()
         if not finished_units(self.directory):
-            write_whole(path, json.dumps(wanted, indent=1).encode())
+            write_atomic(path, json.dumps(wanted, indent=1).encode())
             return
         try:
             begun = read_json(path)

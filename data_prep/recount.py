@@ -7,9 +7,9 @@ from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST, PARTS
+from bert_jax.storage.remote import is_remote
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source
-from data_prep.readers.places import is_remote
 from data_prep.readers.tfds_corpus import PREFIX
 from data_prep.units import Cut, UnitSplitter
 

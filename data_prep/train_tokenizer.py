@@ -7,8 +7,8 @@ from pathlib import Path
 
 from bert_jax import command
 from bert_jax.command import UserError
-from bert_jax.files import new_folder
 from bert_jax.progress import Reporter
+from bert_jax.storage.local import atomic_folder
 from bert_jax.tokenization.byte_bpe import ByteBPESpec
 from bert_jax.tokenization.sentencepiece_model import SentencePieceSpec
 from bert_jax.tokenization.tokenizer_spec import TokenizerSpec
@@ -78,7 +78,7 @@ def train(
     if alpha is None:
         groups = {"all": tuple(sorted({source for group in groups.values() for source in group}))}
     corpora = {name: readers.Corpus(sources, reading) for name, sources in groups.items()}
-    with new_folder(Path(output)) as folder:
+    with atomic_folder(Path(output)) as folder:
         limit = max_words // 2 if kind == "unigram" else max_words
         words = _count(corpora, _splitter(kind, lowercase), alpha, limit, quiet)
         with Reporter("learning pieces", 1.0, ("tokens",), quiet) as reporter:

@@ -11,9 +11,9 @@ import safetensors.numpy
 from random_checkpoints import odd_config, random_checkpoint, write_vocabulary
 
 from bert_jax import command, convert, embed, export, fill_mask
-from bert_jax.files import read_json
 from bert_jax.interop import huggingface, source
 from bert_jax.model.heads import Heads
+from bert_jax.storage.local import read_json
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ from bert_jax.command import UserError
 from data_prep.audit import verify
 from data_prep.build_examples import build
 from data_prep.dedup import Seen
-from data_prep.readers import Corpus, Reading, find_sources, places
+from data_prep.readers import Corpus, Reading, find_sources
 from data_prep.readers.corpus import _chosen
 from data_prep.units import Cut, UnitSplitter
 
@@ -108,7 +108,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[str, bytes | None, str]]:
         "nul_character": ("x.txt", b"a\0b", r"x\.txt, line 1: a NUL"),
         "control_character": ("x.txt", b"a\x07b", r"x\.txt, line 1: a control character, U\+0007"),
         "empty_file": ("x.txt", b"", r"x\.txt: no document in it"),
-        "folder": ("x.txt", None, r"x\.txt: a folder where a file was wanted"),
+        "folder": ("x.txt", None, r"x\.txt: expected a file, got a folder"),
         "damaged_file": ("x.xz", lzma.compress(b"text\n\n" * 999)[:-20], r"x\.xz: damaged file \(truncated\)"),
         "damaged_file gz": ("x.gz", gzip.compress(b"text\n\n" * 999)[:-9], r"x\.gz: damaged file \(truncated\)"),
         "damaged_file zst": ("x.zst", zstd(b"text\n\n" * 999)[:-9], r"x\.zst: damaged file \(truncated"),
@@ -119,7 +119,7 @@ def bad_inputs(folder: Path) -> dict[str, tuple[str, bytes | None, str]]:
         "no_text_column": ("x.parquet", parquet, r"x\.parquet: no text column 'text'; there is: id \(int64\), other"),
         "damaged_file parquet": ("x.parquet", parquet[:-5], r"x\.parquet: damaged file"),
         "damaged_file short": ("x.parquet", b"PAR1", r"x\.parquet: damaged file"),
-        "unreadable_file": ("x.bz2", b"BZ", r"x\.bz2: \.bz2 is not read"),
+        "unreadable_file": ("x.bz2", b"BZ", r"x\.bz2: \.bz2 files are not supported"),
     }
 
 
@@ -202,7 +202,7 @@ def test_a_finished_output_among_the_input_is_no_text(tmp_path, sample_text, voc
     (tmp_path / "a.txt").write_bytes(sample_text.read_bytes())
     arguments = {"input": f"{tmp_path}/**/*.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1}
     build(**arguments, output=tmp_path / "out")
-    with pytest.raises(UserError, match=r"\*\*/\*.txt' names .*out/tokenizer/vocab.txt, a file of .*/out, which"):
+    with pytest.raises(UserError, match=r"\*\*/\*.txt' matches .*out/tokenizer/vocab\.txt, which belongs to "):
         build(**arguments, output=tmp_path / "again")
     (tmp_path / "out" / "note.txt").write_text("A note of mine.")
     assert [source.path for source in find_sources(f"{tmp_path}/out/*.txt")] == [f"{tmp_path}/out/note.txt"]
@@ -289,7 +289,7 @@ def test_what_is_said_of_what_cannot_be_used_is_so(tmp_path, name, content, told
 
 
 def test_a_store_without_such_a_file_is_no_other_kind_of_address(monkeypatch):
-    monkeypatch.setattr(places, "matches", lambda pattern: [])
+    monkeypatch.setattr("data_prep.readers.corpus.find_files", lambda pattern: [])
     with pytest.raises(UserError, match=r"--input 'gs://bucket/none\*\.txt' matches no file"):
         find_sources("gs://bucket/none*.txt")
 
@@ -303,7 +303,7 @@ def test_columns_of_one_name_nulls_and_addresses_of_other_kinds_are_told(tmp_pat
     with pytest.raises(UserError, match="row 2: no text in 'text', which holds null"):
         list(corpus(tmp_path / "a.parquet").documents())
     for address in ("https://a.org/b.txt", f"file://{tmp_path}/a.parquet"):
-        with pytest.raises(UserError, match=r"is not read\. Give local paths, gs://, s3:// or tfds:NAME"):
+        with pytest.raises(UserError, match=r"is not supported\. Use local paths, gs://, s3:// or tfds:NAME"):
             corpus(address)
 
 
@@ -312,7 +312,7 @@ def test_pipes_and_devices_are_refused_and_not_waited_for(tmp_path, name):
     os.mkfifo(tmp_path / name)
     (tmp_path / f"link_{name}").symlink_to("/dev/zero")
     (tmp_path / "b.txt").write_text("one")
-    with pytest.raises(UserError, match=rf"{re.escape(name)}: pipes and devices are not read\. .* name that"):
+    with pytest.raises(UserError, match=rf"{re.escape(name)}: pipes and devices are not supported\. .* name that"):
         corpus(f"{tmp_path}/*")
     read = corpus(f"{tmp_path}/*", on_error="skip")
     assert list(read.documents()) == ["one"] and read.refused == {"unreadable_file": 2}
@@ -325,7 +325,7 @@ def test_standard_input_is_read_from_a_file_and_not_from_a_pipe(tmp_path):
         run = subprocess.run([sys.executable, "-c", code], stdin=file, capture_output=True, text=True)
     assert run.stdout == "['one', 'two']\n"
     run = subprocess.run([sys.executable, "-c", code], input="one\n\ntwo", capture_output=True, text=True)
-    assert "/dev/stdin: pipes and devices are not read" in run.stderr
+    assert "/dev/stdin: pipes and devices are not supported" in run.stderr
 
 
 def test_weights_are_copies_in_later_passes(tmp_path):
@@ -344,11 +344,11 @@ def test_weights_are_copies_in_later_passes(tmp_path):
     assert read.refused == {"not_sampled": 400 - counts[0]["c"]}
     assert all(len(set(each)) == len(each) for each in passes)
     assert read.bytes_read == read.total_bytes
-    with pytest.raises(UserError, match="2 numbers, --input 3 patterns"):
+    with pytest.raises(UserError, match="2 numbers and --input 3 patterns"):
         corpus(patterns, (1.0, 2.0))
-    with pytest.raises(UserError, match="each must be above 0"):
+    with pytest.raises(UserError, match="each weight must be above 0"):
         corpus(patterns, (1.0, 0.0, 1.0))
-    with pytest.raises(UserError, match="is in two patterns"):
+    with pytest.raises(UserError, match="two patterns of --input match"):
         corpus(f"{tmp_path}/a.txt,{tmp_path}/*.txt", (1.0, 2.0))
 
 

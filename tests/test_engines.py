@@ -5,6 +5,7 @@ import gc
 import importlib
 import io
 import os
+import platform
 import random
 import signal
 import subprocess
@@ -20,9 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.command import UserError
+from bert_jax.storage.remote import Folder
 from data_prep import build_examples, engines, flags
-from data_prep.engines import local, remote
-from data_prep.engines.exchange import Exchange
+from data_prep.engines import beam_pipeline, local, remote
 from data_prep.engines.remote import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
 from data_prep.job import UnitRecord, unit_folder
 from data_prep.units import Unit
@@ -169,23 +170,12 @@ def test_nothing_is_written_outside_of_the_job(tmp_path: Path, name: str) -> Non
     assert not list(tmp_path.rglob("*"))
 
 
-def test_exchange(tmp_path: Path) -> None:
-    exchange = Exchange(str(tmp_path / "an [odd] *name?"))
-    assert exchange.is_local and exchange.names("units") == set()
-    exchange.make("units")
-    exchange.write("units/a", b"text")
-    exchange.write("units/a", b"more")
-    assert exchange.names("units") == {"a"} and exchange.read("units/a") == b"more"
-    exchange.remove("units/a")
-    with pytest.raises(FileNotFoundError):
-        exchange.read("units/a")
-    with pytest.raises(UserError, match="not there on worker"):
-        exchange.read_first("units/a")
-    exchange.clear()
-    exchange.clear()
-    assert not list(tmp_path.iterdir())
-    with pytest.raises(UserError, match="--exchange nowhere://x"):
-        Exchange("nowhere://x")
+def test_worker_that_does_not_see_the_exchange_folder_is_named(tmp_path: Path) -> None:
+    exchange = Folder(str(tmp_path / "exchange"))
+    with pytest.raises(
+        UserError, match=f"{exchange.address} does not exist on worker {platform.node()}: name a folder"
+    ):
+        beam_pipeline.read_tokenizer(exchange)
 
 
 def test_no_interrupt_is_lost_while_what_a_unit_gave_is_unpacked(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_unknown_formats_taken_outputs_and_missing_checkpoints_leave_nothing(tmp
     before = sorted(path.name for path in tmp_path.iterdir())
     for arguments, message in (
         (["--format", "onnx"], "onnx; there are: hf, orbax, stablehlo"),
-        (["--output", str(workdir)], r"workdir exists\. Name another"),
+        (["--output", str(workdir)], r"workdir exists\. Choose another"),
         (["--checkpoint", str(tmp_path / "none")], "no checkpoint at"),
     ):
         with pytest.raises(UserError, match=message):

@@ -16,13 +16,13 @@ from tokenizer_kinds import byte_pairs, make
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.files import MARKER
 from bert_jax.interop import huggingface, names
 from bert_jax.interop.families.bert import BERT
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
+from bert_jax.storage.local import MARKER
 from bert_jax.tasks import measurement, texts
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.kinds.question import QuestionAnswering
@@ -314,14 +314,14 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
 
 def test_nothing_is_written_over_and_nothing_is_left_half_written(tmp_path):
     loaded, folder = export(tmp_path, "BertModel")
-    with pytest.raises(UserError, match=r"out exists\. Name another"):
+    with pytest.raises(UserError, match=r"out exists\. Choose another"):
         huggingface.write(loaded, folder)
     both = random_checkpoint(tmp_path / "both", odd_config(), Heads(pooler=True, classes=2, tags=2))
     with pytest.raises(UserError, match="holds one of them only"):
         huggingface.write(both, tmp_path / "both_out")
     (tmp_path / "new.incomplete").mkdir()
     (tmp_path / "new.incomplete" / "left").touch()
-    with pytest.raises(UserError, match="is in the way"):
+    with pytest.raises(UserError, match="exists and is no unfinished output"):
         huggingface.write(loaded, tmp_path / "new")
     (tmp_path / "new.incomplete" / MARKER).touch()  # as a killed writer leaves it
     huggingface.write(loaded, tmp_path / "new")

@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bert_jax.command import UserError
-from data_prep.readers import Reading, Refusal, documents, expand, plain_text, read, streams
+from bert_jax.storage import compression
+from data_prep.readers import Reading, Refusal, documents, expand, plain_text, read
 from data_prep.readers.refusal import check
 
 TEXT = "one\ntwo\n\n \t\nthrée\n\n\nfour"
@@ -81,7 +82,7 @@ def test_blocks_cut_anywhere_give_the_documents_of_the_definition(tmp_path_facto
     path = tmp_path_factory.getbasetemp() / "text.txt"
     path.write_bytes(content.encode())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(streams, "BLOCK_BYTES", size)
+        patch.setattr(compression, "BLOCK_BYTES", size)
         found = list(documents(path))
     assert found == by_line(content.encode())
 
@@ -146,7 +147,7 @@ def test_what_is_no_text_names_file_and_line_and_the_rest_is_read(tmp_path, cont
 @pytest.mark.parametrize("suffix, compress", COMPRESSIONS)
 def test_a_line_or_a_document_that_never_ends_is_dropped_as_it_is_read(tmp_path, monkeypatch, suffix, compress):
     monkeypatch.setattr(plain_text, "MAX_DOCUMENT_BYTES", 1 << 20)
-    monkeypatch.setattr(streams, "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(compression, "BLOCK_BYTES", 1 << 16)
     path = tmp_path / f"long.txt{suffix}"
     endless = [b"word " * 400_000, b"line\n" * 400_000]
     path.write_bytes(compress(b"\n\n".join([b"one", endless[0], b"two", endless[1], b"three", b"x" * 2_000_000])))
@@ -167,7 +168,7 @@ def test_a_line_or_a_document_that_never_ends_is_dropped_as_it_is_read(tmp_path,
 @pytest.mark.parametrize("suffix, compress", DAMAGED)
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.9])
 def test_truncated_compressed_file_is_named_and_what_came_before_is_read(tmp_path, monkeypatch, suffix, compress, kept):
-    monkeypatch.setattr(streams, "BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(compression, "BLOCK_BYTES", 1 << 16)
     path = tmp_path / f"cut.txt{suffix}"
     whole = compress("\n\n".join(f"document {number * 7919}" for number in range(30_000)).encode())
     path.write_bytes(whole[: max(7, int(len(whole) * kept))])
@@ -212,7 +213,7 @@ def test_all_that_comes_before_damage_is_read_in_blocks_of_any_size(tmp_path_fac
     found = []
     for size in (1, generator.randint(2, 99), 1 << 20):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(streams, "BLOCK_BYTES", size)
+            patch.setattr(compression, "BLOCK_BYTES", size)
             found.append([item if isinstance(item, bytes) else item.reason for item in read(str(path))])
     assert found[0] == found[1] == found[2]
     if suffix != ".zst" and found[0][-1:] == ["damaged_file"]:
@@ -234,7 +235,7 @@ def test_no_document_before_the_damage_of_a_large_file_is_lost(tmp_path, monkeyp
     path.write_bytes(compress("".join(f"{text}\n\n" for text in texts).encode()) + compress(b"cut short")[:8])
     assert path.stat().st_size > 1_000_000
     for size in (1 << 16, 1 << 18):
-        monkeypatch.setattr(streams, "BLOCK_BYTES", size)
+        monkeypatch.setattr(compression, "BLOCK_BYTES", size)
         *found, refusal = read(str(path))
         assert refusal.reason == "damaged_file" and len(found) == len(texts)
     assert found == [text.encode() for text in texts]
@@ -243,10 +244,10 @@ def test_no_document_before_the_damage_of_a_large_file_is_lost(tmp_path, monkeyp
 def test_missing_file_folder_and_other_formats_are_refused(tmp_path):
     with pytest.raises(UserError, match=r"absent\.txt: no such file"):
         list(documents(tmp_path / "absent.txt"))
-    with pytest.raises(UserError, match="a folder where a file was wanted"):
+    with pytest.raises(UserError, match="expected a file, got a folder"):
         list(documents(tmp_path))
     (tmp_path / "text.zip").write_bytes(b"PK")
-    with pytest.raises(UserError, match=r"\.zip is not read"):
+    with pytest.raises(UserError, match=r"\.zip files are not supported"):
         list(documents(tmp_path / "text.zip"))
 
 
@@ -281,5 +282,5 @@ def test_expand_refuses_what_matches_nothing(tmp_path):
         expand(f"{tmp_path}/absent*")
     with pytest.raises(UserError, match="matches no file"):
         expand("")
-    with pytest.raises(UserError, match="a folder where"):
+    with pytest.raises(UserError, match="expected a file, got a folder"):
         expand(str(tmp_path))

@@ -16,7 +16,6 @@ from seqeval.metrics import classification_report
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from bert_jax.config import FinetuneConfig, TaskConfig
-from bert_jax.files import write_json
 from bert_jax.interop import source
 from bert_jax.model.heads import Heads
 from bert_jax.report import report
@@ -26,6 +25,7 @@ from bert_jax.reporting.errors import matrix, shortened
 from bert_jax.reporting.finetuning import error_sections
 from bert_jax.reporting.questions import question_word
 from bert_jax.reporting.span_errors import compare_spans
+from bert_jax.storage.local import write_json
 from bert_jax.tasks import registry
 from bert_jax.tasks.example import Span
 from bert_jax.tasks.kinds import kind_of

@@ -16,8 +16,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 
-from bert_jax import files, tokenizer
+from bert_jax import tokenizer
 from bert_jax.command import UserError
+from bert_jax.storage.local import MARKER
 from bert_jax.tokenization.wordpiece import SPECIAL_TOKENS
 from data_prep import counting, readers, train_tokenizer, wordpiece
 
@@ -217,16 +218,16 @@ def test_mistakes_are_one_line_and_leave_nothing(sample_text, tmp_path):
 
 
 def test_unfinished_folder_of_another_is_left_alone(sample_text, tmp_path):
-    """Only what a killed run of new_folder left is replaced, which its marker tells."""
+    """Only what a killed run of atomic_folder left is replaced, which its marker tells."""
     other = tmp_path / "vocab.incomplete"
     other.mkdir()
     (other / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match=r"vocab\.incomplete is in the way"):
+    with pytest.raises(UserError, match=r"vocab\.incomplete exists and is no unfinished output"):
         train_tokenizer.train([sample_text], tmp_path / "vocab", vocab_size=900)
     assert [path.name for path in other.iterdir()] == ["mine.txt"]
-    (other / files.MARKER).touch()
+    (other / MARKER).touch()
     train_tokenizer.train([sample_text], tmp_path / "vocab", vocab_size=900)
-    assert not other.exists() and not (tmp_path / "vocab" / files.MARKER).exists()
+    assert not other.exists() and not (tmp_path / "vocab" / MARKER).exists()
     with pytest.raises(UserError, match=r"ends in \.incomplete"):
         train_tokenizer.train([sample_text], tmp_path / "x.incomplete", vocab_size=900)
 

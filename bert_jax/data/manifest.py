@@ -1,6 +1,5 @@
 """The manifest of a build_examples output (docs/data_format.md), and the unigram counts beside it."""
 
-import json
 import math
 import re
 import tokenize
@@ -12,7 +11,8 @@ import numpy as np
 
 from bert_jax.array_types import Int64
 from bert_jax.command import UserError
-from bert_jax.files import INCOMPLETE, incomplete, is_remote, read_json
+from bert_jax.storage.local import INCOMPLETE, incomplete_path, parse_json, read_json
+from bert_jax.storage.remote import is_remote
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
@@ -90,7 +90,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
             "python -m data_prep.copy_examples --input ADDRESS --output DIR (in pretraining, "
             "--config.data.cache_dir=DIR does so by itself)"
         )
-    if directory.name.endswith(INCOMPLETE) or (not path.exists() and incomplete(directory).exists()):
+    if directory.name.endswith(INCOMPLETE) or (not path.exists() and incomplete_path(directory).exists()):
         finished = directory.name.removesuffix(INCOMPLETE)
         raise UserError(
             f"{directory.parent / finished} is not finished ({finished}{INCOMPLETE} is there): "
@@ -103,13 +103,7 @@ def read_manifest(directory: Path) -> dict[str, Any]:
 
 def parse_manifest(content: bytes, place: str) -> dict[str, Any]:
     """The manifest in a file that lies elsewhere. Raises UserError, naming its place, for one that cannot be used."""
-    try:
-        values = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{place} is not valid JSON ({error}). Make or fetch it again") from error
-    if not isinstance(values, dict):
-        raise UserError(f"{place} is not a JSON object. Make or fetch it again")
-    return check_manifest(values, place)
+    return check_manifest(parse_json(content, place), place)
 
 
 def check_manifest(manifest: dict[str, Any], path: str) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import MANIFEST, PAIRS, PARTS, Part, read_manifest, read_unigram_counts
 from bert_jax.data.masking import MaskingRule
-from bert_jax.files import write_whole
+from bert_jax.storage.local import write_atomic
 
 # Mapped shards kept at once, well under Linux's 65 530 mappings a process (vm.max_map_count).
 MOST_MAPPED = 16_384
@@ -54,7 +54,7 @@ def write_shard(path: Path, rows: Rows) -> WrittenShard:
     with pa.ipc.new_file(sink, schema) as writer:
         writer.write_batch(pa.record_batch(arrays, schema=schema))
     content = sink.getvalue()
-    write_whole(path, memoryview(content))
+    write_atomic(path, memoryview(content))
     return WrittenShard(len(rows.input_ids), content.size, hashlib.sha256(content).hexdigest())
 
 

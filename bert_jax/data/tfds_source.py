@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from bert_jax.command import UserError
-from bert_jax.stores import first_line
+from bert_jax.storage.remote import first_line
 
 _NAME = re.compile(r"tfds:(?P<name>[^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?)(?::(?P<split>[^:]+(?:\[[^\]]*\])?))?")
 

@@ -17,13 +17,13 @@ from tokenizers import processors
 from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.files import new_folder, read_json, write_json
 from bert_jax.interop import model_card, names
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import COUNTED, Family, parts_of
 from bert_jax.interop.loaded import Loaded, check_vocabulary
 from bert_jax.interop.weights import WEIGHTS_FILE, Weights, narrowed, refuse_pickle, save
 from bert_jax.model.heads import Heads
+from bert_jax.storage.local import atomic_folder, read_json, write_json
 
 CONFIG_FILE = "config.json"
 LABELLED = ("classification", "tagging")
@@ -72,7 +72,7 @@ def write(loaded: Loaded, directory: str | Path) -> None:
     theirs = names.to_theirs(family.table(architecture), loaded.params, loaded.model)
     tensors = {family.whole_name(name, architecture): tensor for name, tensor in theirs.items()}
     tensors, dtype = narrowed(tensors, loaded.dtype)
-    with new_folder(directory) as unfinished:
+    with atomic_folder(directory) as unfinished:
         values = _write_config(loaded, family, architecture) | {"dtype": dtype}
         (unfinished / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         _save_tokenizer(loaded.tokenizer, unfinished, types=loaded.model.segment_types > 1)

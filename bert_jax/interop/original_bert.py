@@ -12,12 +12,12 @@ import numpy as np
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.files import read_json
 from bert_jax.interop import names
 from bert_jax.interop.families.bert import BERT
 from bert_jax.interop.loaded import Loaded, check_vocabulary
 from bert_jax.interop.tensor_bundle import INDEX, TensorBundle
 from bert_jax.model.heads import Heads
+from bert_jax.storage.local import read_json
 
 CONFIG_FILE = "bert_config.json"
 # Slots of the optimizer, and counters, which training leaves beside the parameters.

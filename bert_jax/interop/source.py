@@ -12,7 +12,6 @@ from rich.console import Console
 from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.files import INCOMPLETE, read_json
 from bert_jax.interop import averaged, huggingface, original_bert, stablehlo
 from bert_jax.interop.family import ARCHITECTURE_FIELDS
 from bert_jax.interop.loaded import Loaded, check_vocabulary
@@ -20,6 +19,7 @@ from bert_jax.interop.weights import refuse_pickle
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
+from bert_jax.storage.local import INCOMPLETE, read_json
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed
 from bert_jax.train.early_stop import selected_step

@@ -15,13 +15,13 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from bert_jax.command import UserError
 from bert_jax.config import to_dict
-from bert_jax.files import new_folder, write_json
 from bert_jax.interop.loaded import Loaded
 from bert_jax.interop.weights import save
 from bert_jax.model import paths
 from bert_jax.model.bert import Bert, Encoded, bind
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
+from bert_jax.storage.local import atomic_folder, write_json
 
 DESCRIPTION_FILE, PARAMETERS_FILE, TOKENIZER = "programs.json", "parameters.safetensors", "tokenizer"
 SUFFIX = ".stablehlo"
@@ -65,7 +65,7 @@ def write(loaded: Loaded, directory: str | Path) -> None:
     programs = {"hidden_states": _hidden_states(loaded)}
     if _heads_that_predict(loaded.heads):
         programs["predictions"] = _predictions(loaded)
-    with new_folder(directory) as unfinished:
+    with atomic_folder(directory) as unfinished:
         said = {}
         for name, compute in programs.items():
             exported = _export(compute, loaded)

@@ -12,7 +12,7 @@ import safetensors
 import safetensors.numpy
 
 from bert_jax.command import UserError
-from bert_jax.files import read_json
+from bert_jax.storage.local import read_json
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")

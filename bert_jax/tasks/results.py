@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from bert_jax.files import write_json
+from bert_jax.storage.local import write_json
 from bert_jax.tasks import published
 from bert_jax.tasks.sweep import Trial
 from bert_jax.train import distributed

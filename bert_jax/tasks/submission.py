@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.command import UserError
-from bert_jax.files import write_whole
+from bert_jax.storage.local import write_atomic
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.finetuned import FineTuned
 from bert_jax.tasks.task import Task
@@ -66,7 +66,7 @@ def write_submission(
         lines.insert(0, "index\tprediction")
     path = Path(directory) / (name or wanted)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, ("\n".join(lines) + "\n").encode())
+    write_atomic(path, ("\n".join(lines) + "\n").encode())
     return path
 
 

@@ -20,7 +20,7 @@ from tokenizers import normalizers
 
 from bert_jax.array_types import Int64
 from bert_jax.command import UserError
-from bert_jax.files import write_json
+from bert_jax.storage.local import write_json
 from bert_jax.tokenization.sentencepiece_engine import SPACE, SentencePieceEngine
 from bert_jax.tokenization.sentencepiece_json import (
     FAIRSEQ_HEAD,

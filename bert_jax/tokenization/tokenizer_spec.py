@@ -14,7 +14,7 @@ import numpy as np
 import tokenizers
 
 from bert_jax.command import UserError
-from bert_jax.files import read_json
+from bert_jax.storage.local import read_json
 from bert_jax.tokenization.chunk_cache import ChunkEncoder
 
 # What tokenizer_config.json of `transformers` says by true or false.

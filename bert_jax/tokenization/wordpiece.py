@@ -16,7 +16,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.command import UserError
-from bert_jax.files import write_json
+from bert_jax.storage.local import write_json
 from bert_jax.tokenization.longest_match import LongestMatch
 from bert_jax.tokenization.tokenizer_spec import (
     BERT_ROLES,

@@ -20,8 +20,8 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from bert_jax.command import RunAgain, UserError
-from bert_jax.files import read_json, write_json
 from bert_jax.model.paths import unflatten
+from bert_jax.storage.local import read_json, write_json
 from bert_jax.train import preservation
 from bert_jax.train.integrity import DamagedCheckpoint, describe, ignore_closed_loops, os_error_code, signature
 from bert_jax.train.restore import AVERAGE, META, OPTIMIZER, PARAMS, named_leaves, read_into, read_meta

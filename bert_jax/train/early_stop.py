@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from bert_jax.command import UserError
-from bert_jax.files import read_json
+from bert_jax.storage.local import read_json
 from bert_jax.train.checkpoint import BEST_FILE
 from bert_jax.train.held_out import PREFIX, lower_is_better
 from bert_jax.train.preservation import Best

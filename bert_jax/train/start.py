@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import to_dict
-from bert_jax.files import new_folder
 from bert_jax.model import bert, paths
+from bert_jax.storage.local import atomic_folder
 from bert_jax.train import checkpoint, distributed, optim, partitioning, rules
 from bert_jax.train.optim import first_average
 from bert_jax.train.provenance import check_same
@@ -117,7 +117,7 @@ def _write_workdir(run: Run) -> None:
     if folder.exists() and tokenizer.load(folder).content_hash != run.tokenizer.content_hash:
         shutil.rmtree(folder)  # of a run that left no checkpoint: check_workdir has compared the data of any other
     if not folder.exists():
-        with new_folder(folder) as unfinished:
+        with atomic_folder(folder) as unfinished:
             run.tokenizer.save(unfinished)
     write_config(run.workdir, _workdir_config(run))
 

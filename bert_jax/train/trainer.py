@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 
 from bert_jax.command import Stopped, UserError
 from bert_jax.data.prefetch import Prefetched, prefetch
-from bert_jax.files import is_remote
 from bert_jax.model import attention
+from bert_jax.storage.remote import is_remote
 from bert_jax.train import distributed, early_stop, partitioning, preservation, steps, together
 from bert_jax.train.clock import check_end, make_clock
 from bert_jax.train.compilation_cache import later_batch_shapes

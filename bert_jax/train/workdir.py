@@ -18,8 +18,8 @@ import orbax.checkpoint as ocp
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.files import read_json, write_json
 from bert_jax.model.heads import Heads
+from bert_jax.storage.local import read_json, write_json
 
 CONFIG_FILE, CHECKPOINTS = "config.json", "checkpoints"
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.command import Parser, UserError
+from bert_jax.storage.remote import Folder
 from data_prep.engines import beam_pipeline
-from data_prep.engines.exchange import Exchange
 from data_prep.engines.local import cores
 from data_prep.engines.remote import KEPT, Work, missing, pack_tokenizer, pack_unit, put_in_place, split_options
 from data_prep.job import UnitRecord
@@ -44,8 +44,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
     for left in (directory / "job").glob("exchange-*"):  # by a run that was killed
         shutil.rmtree(left, ignore_errors=True)
     name = os.urandom(8).hex()
-    exchange = Exchange(f"{(given.exchange or str(directory / 'job')).rstrip('/')}/exchange-{name}")
-    exchange.make(beam_pipeline.UNITS, beam_pipeline.RESULTS)
+    exchange = _exchange(f"{(given.exchange or str(directory / 'job')).rstrip('/')}/exchange-{name}")
     waiting = set()
     try:
         for unit in units:
@@ -54,12 +53,13 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
         if not waiting:
             return
         exchange.write(beam_pipeline.TOKENIZER, pack_tokenizer(directory))
-        task = beam_pipeline.Task(work, name, exchange.folder)
+        task = beam_pipeline.Task(work, name, exchange.address)
         with _started(task, sorted(waiting), workers or cores(), flags) as answer:
             ended = False
             while not ended:
                 ended = answer.poll(_SECONDS_BETWEEN_LOOKS if exchange.is_local else _SECONDS_BETWEEN_FAR_LOOKS)
-                for found in sorted(waiting & exchange.names(beam_pipeline.RESULTS)):
+                results = {name.rpartition("/")[2] for name in exchange.names(beam_pipeline.RESULTS)}
+                for found in sorted(waiting & results):
                     record = put_in_place(directory, exchange.read(f"{beam_pipeline.RESULTS}/{found}"))
                     waiting.remove(found)
                     # In this order: a worker that tries the unit again and finds no text knows that it is done.
@@ -75,6 +75,14 @@ def _options(options: str) -> tuple[Any, list[str]]:
     parser = Parser("data_prep.build_examples --engine beam --engine_options", "Flags of the beam engine.")
     parser.add_argument("--exchange", metavar="FOLDER", help="that all workers reach")
     return parser.parse_known_args(split_options(options))
+
+
+def _exchange(address: str) -> Folder:
+    """The folder through which this process and the workers exchange units and results."""
+    try:
+        return Folder(address)
+    except UserError as error:
+        raise UserError(f"--exchange {error}") from None
 
 
 @contextlib.contextmanager

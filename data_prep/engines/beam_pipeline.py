@@ -4,13 +4,14 @@ import functools
 import logging
 import multiprocessing
 import os
+import platform
 import signal
 import threading
 from multiprocessing.connection import Connection
 from typing import Any, NamedTuple
 
 from bert_jax.command import UserError, explain_os_error
-from data_prep.engines.exchange import Exchange
+from bert_jax.storage.remote import Folder
 from data_prep.engines.remote import KILLED, Work, do_unit, unpack_unit
 
 # In the exchange.
@@ -94,20 +95,30 @@ def _runner(workers: int, flags: list[str]) -> tuple[Any, Any]:
 def _do(task: Task, name: str) -> None:
     """On a worker: does a unit, unless an earlier try of the same bundle has."""
     try:
-        exchange = Exchange(task.exchange)
-        tokenizer = functools.partial(exchange.read_first, TOKENIZER)
-        try:
-            unit = unpack_unit(exchange.read(f"{UNITS}/{name}"))
-        except FileNotFoundError:
+        exchange = Folder(task.exchange)
+        tokenizer = functools.partial(read_tokenizer, exchange)
+        packed = exchange.read_if_present(f"{UNITS}/{name}")
+        if packed is None:  # an earlier attempt finished the unit, or this worker does not see the folder
             tokenizer()
             return
-        exchange.write(f"{RESULTS}/{name}", do_unit(task.work, task.job, tokenizer, unit))
+        exchange.write(f"{RESULTS}/{name}", do_unit(task.work, task.job, tokenizer, unpack_unit(packed)))
     except UserError as error:
         raise RuntimeError(f"{_BEGIN}{error}{_END}") from error
     except OSError as error:
         if explained := explain_os_error(error):
             raise RuntimeError(f"{_BEGIN}{explained}{_END}") from error
         raise
+
+
+def read_tokenizer(exchange: Folder) -> bytes:
+    """Reads the first file that a worker needs. Raises UserError if it does not see the folder."""
+    content = exchange.read_if_present(TOKENIZER)
+    if content is None:
+        raise UserError(
+            f"{exchange.address} does not exist on worker {platform.node()}: name a folder that all workers can reach, "
+            "for example --engine_options '--exchange=gs://BUCKET/FOLDER'"
+        )
+    return content
 
 
 def _thread_failed(answer: Connection, failed: threading.ExceptHookArgs) -> None:

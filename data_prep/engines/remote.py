@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bert_jax.command import UserError
 from bert_jax.data.manifest import PARTS
-from bert_jax.files import write_whole
+from bert_jax.storage.local import write_atomic
 from data_prep.job import UnitRecord, unit_folder
 from data_prep.units import Unit
 
@@ -88,7 +88,7 @@ def put_in_place(directory: Path, packed: bytes) -> UnitRecord:
     files = _unpack(packed)
     (name,) = (path for path in files if path.parent == unit_folder(Path()) and path.suffix == ".json")
     for path in sorted(files, key=lambda path: path == name):
-        write_whole(directory / path, files[path])
+        write_atomic(directory / path, files[path])
     return UnitRecord(**json.loads(files[name]))
 
 

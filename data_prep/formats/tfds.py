@@ -17,7 +17,7 @@ from bert_jax.array_types import Shaped, UInt8
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import PARTS
 from bert_jax.data.shards import Corrupt, columns_of
-from bert_jax.files import write_whole
+from bert_jax.storage.local import write_atomic
 from data_prep.formats import example_proto
 
 NAME = "bert_jax"
@@ -116,7 +116,7 @@ def finish(directory: Path, manifest: dict[str, Any]) -> None:
     info.set_splits(tfds.core.SplitDict(splits))
     info.write_to_directory(directory)
     for name in _FILES:  # again, to be on the disk before the manifest is
-        write_whole(directory / name, (directory / name).read_bytes())
+        write_atomic(directory / name, (directory / name).read_bytes())
     for shard, name in zip(manifest["shards"], names, strict=True):
         (directory / shard["name"]).rename(directory / name)
         shard |= {"name": name, "stem": shard["name"].removesuffix(UNNUMBERED)}

@@ -23,7 +23,7 @@ import numpy as np
 from bert_jax.array_types import Float32, Int64, UInt32
 from bert_jax.data.example import Rows
 from bert_jax.data.shards import Corrupt, columns_of
-from bert_jax.files import write_whole
+from bert_jax.storage.local import write_atomic
 from data_prep.formats import example_proto
 from data_prep.formats.ragged import Ragged, concatenate, crc32c, fixed
 
@@ -73,7 +73,7 @@ def write(path: Path, rows: Rows) -> dict[str, Any]:
         }
         parts.append(frames(example_proto.encode(features, len(examples.input_ids))).flat.tobytes())
     content = b"".join(parts)
-    write_whole(path, content)
+    write_atomic(path, content)
     return {
         "rows": len(keys),
         "bytes": len(content),

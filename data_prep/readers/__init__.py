@@ -1,18 +1,17 @@
 """Text in: what a corpus names (local, gs://, s3://, tfds:), and its documents one at a time, however large the file.
 
-refusal   what is wrong with input, as a value     text      documents parted by blank lines
-places    listing and opening                      records   JSON lines and Parquet
-streams   .gz .xz .zst                             tfds      prepared TFDS datasets
-corpus    all of them, in order, with weights
+corpus            all sources in order, with weights    plain_text        documents separated by blank lines
+refusal           what is wrong with an input           json_and_parquet  documents in a field of records
+file_blocks       decompressed bytes of a file          tfds_corpus       documents of prepared TFDS datasets
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
 from bert_jax.command import UserError
+from bert_jax.storage.compression import OnRead, ignore_progress
 from data_prep.readers.corpus import DOCUMENT, ON_ERROR, Corpus, Reading, Source, find_sources, read
 from data_prep.readers.refusal import Refusal
-from data_prep.readers.streams import OnRead, nothing
 
 __all__ = [
     "DOCUMENT",
@@ -40,7 +39,7 @@ def expand(pattern: str) -> list[Path]:
     return [Path(source.path) for source in corpus.sources]
 
 
-def documents(path: str | Path, on_read: OnRead = nothing) -> Iterator[str]:
+def documents(path: str | Path, on_read: OnRead = ignore_progress) -> Iterator[str]:
     """The documents of one file. `on_read` is told now and then how many more of its stored bytes were read.
 
     Raises UserError at the first thing that cannot be used.

@@ -7,10 +7,11 @@ from typing import cast
 
 import pyarrow as pa
 
-from data_prep.readers.places import Stream, first_line, open_file
+from bert_jax.storage.compression import OnRead, ignore_progress, suffixes
+from bert_jax.storage.remote import BinaryFile, first_line, open_file
+from data_prep.readers.file_blocks import damaged, file_blocks, missing, unreadable
 from data_prep.readers.plain_text import too_long, whole_lines
 from data_prep.readers.refusal import Item, Items, Refusal, check
-from data_prep.readers.streams import OnRead, blocks, damaged, nothing, suffixes, unreadable
 
 _BATCH_ROWS = 64
 _PAGES_BYTES = 1 << 20  # of a column chunk that are read together
@@ -18,7 +19,7 @@ _TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa
 _JSON_KINDS = {int: "number", float: "number", bool: "truth value", list: "list", dict: "JSON object"}
 
 
-def jsonl_documents(path: str, field: str, on_read: OnRead = nothing) -> Items:
+def jsonl_documents(path: str, field: str, on_read: OnRead = ignore_progress) -> Items:
     """The documents of a file with a JSON object a line: what each holds under `field`. Blank lines are passed over."""
     number = 0
     try:
@@ -58,7 +59,7 @@ def _json_document(line: bytes, field: str, where: str) -> Item:
         return Refusal("invalid_utf8", where, f"half of a surrogate pair in {field!r}", "Mend the line")
 
 
-def parquet_documents(path: str, field: str, on_read: OnRead = nothing) -> Items:
+def parquet_documents(path: str, field: str, on_read: OnRead = ignore_progress) -> Items:
     """The documents of a Parquet file: what each row holds in column `field`.
 
     A compressed file is unpacked into a temporary one, for Parquet is read from its end.
@@ -69,28 +70,28 @@ def parquet_documents(path: str, field: str, on_read: OnRead = nothing) -> Items
     except Refusal as refusal:
         yield refusal
     except FileNotFoundError:
-        yield Refusal("unreadable_file", path, "no such file", "Check --input")
+        yield missing(path)
     except (pa.ArrowException, UnicodeDecodeError) as error:
         yield damaged(path, first_line(error))
     except OSError as error:
         yield damaged(path, first_line(error)) if error.errno is None else unreadable(path, error)
 
 
-def _opened(path: str) -> Stream:
+def _opened(path: str) -> BinaryFile:
     if not suffixes(path)[1]:
         return open_file(path)
     unpacked = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
     try:
-        for block in blocks(path):
+        for block in file_blocks(path):
             unpacked.write(block)
         unpacked.seek(0)
     except BaseException:
         unpacked.close()
         raise
-    return cast(Stream, unpacked)
+    return cast(BinaryFile, unpacked)
 
 
-def _parquet_rows(file: Stream, path: str, field: str, on_read: OnRead) -> Items:
+def _parquet_rows(file: BinaryFile, path: str, field: str, on_read: OnRead) -> Items:
     stored = file.seek(0, 2)
     file.seek(0)
     import pyarrow.parquet as pq  # brings the libraries of object stores in

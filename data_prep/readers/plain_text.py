@@ -6,8 +6,9 @@ Blocks are cut at blank lines as bytes, so that the work is by document and not 
 import re
 from collections.abc import Iterator
 
+from bert_jax.storage.compression import OnRead, ignore_progress
+from data_prep.readers.file_blocks import file_blocks
 from data_prep.readers.refusal import Items, Refusal, check
-from data_prep.readers.streams import OnRead, blocks, nothing
 
 # A document is held whole, so one that never ends (a file without blank lines) is refused.
 MAX_DOCUMENT_BYTES = 1 << 26
@@ -18,14 +19,14 @@ _BLANK_LINES = re.compile(rb"\n(?:(?:" + _SPACE + rb")*+\n)+")
 _BLANK = re.compile(rb"(?:\n|" + _SPACE + rb")*+")
 
 
-def whole_lines(path: str, on_read: OnRead = nothing) -> Iterator[bytes | None]:
+def whole_lines(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes | None]:
     """A file in pieces that end with a line feed (the last is given one), without byte-order mark.
 
-    None stands for a line of more than MAX_DOCUMENT_BYTES. Raises Refusal as `blocks` does.
+    None stands for a line of more than MAX_DOCUMENT_BYTES. Raises Refusal as `file_blocks` does.
     """
     parts: list[bytes] = []
     size, too_long, mark = 0, False, BYTE_ORDER_MARK
-    for block in blocks(path, on_read):
+    for block in file_blocks(path, on_read):
         end = block.rfind(b"\n") + 1
         if end:
             if too_long:
@@ -83,7 +84,7 @@ class _Document:
             yield check(text, self._path, self._line)
 
 
-def text_documents(path: str, on_read: OnRead = nothing) -> Items:
+def text_documents(path: str, on_read: OnRead = ignore_progress) -> Items:
     """The documents of a text file, one at a time; blank lines part them.
 
     Lines lose their line end (LF or CRLF) and nothing else; lines of white space only count as blank. Memory is that
@@ -112,11 +113,11 @@ def text_documents(path: str, on_read: OnRead = nothing) -> Items:
     yield from document.end()
 
 
-def file_document(path: str, on_read: OnRead = nothing) -> Items:
+def file_document(path: str, on_read: OnRead = ignore_progress) -> Items:
     """A text file as one document, blank lines and all; nothing when it holds white space only."""
     document = _Document(path)
     try:
-        for block in blocks(path, on_read):
+        for block in file_blocks(path, on_read):
             document.add(block, 1)
     except Refusal as refusal:
         yield refusal

@@ -1,9 +1,10 @@
-"""Documents of TFDS datasets that are prepared already: tfds:NAME[:SPLIT] (bert_jax/data/prepared.py)."""
+"""Documents of TFDS datasets that are prepared already: tfds:NAME[:SPLIT] (bert_jax/data/tfds_source.py)."""
 
 from bert_jax.data.tfds_source import open_tfds
-from data_prep.readers.places import first_line
+from bert_jax.storage.compression import OnRead, ignore_progress
+from bert_jax.storage.remote import first_line
+from data_prep.readers.file_blocks import damaged
 from data_prep.readers.refusal import Items, Refusal, check
-from data_prep.readers.streams import OnRead, damaged, nothing
 
 PREFIX = "tfds:"
 
@@ -14,7 +15,7 @@ def size(address: str) -> int:
     return int(builder.info.splits[split].num_bytes)
 
 
-def documents(address: str, field: str, on_read: OnRead = nothing) -> Items:
+def documents(address: str, field: str, on_read: OnRead = ignore_progress) -> Items:
     """The documents of a split: what each example holds under `field`."""
     builder, split = open_tfds(address)
     features = builder.info.features

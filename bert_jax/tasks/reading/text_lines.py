@@ -5,9 +5,8 @@ from io import BufferedReader
 from pathlib import Path
 
 from bert_jax.command import UserError
-from bert_jax.compressed import DAMAGE, decompressed
-from bert_jax.compressed import SUFFIXES as COMPRESSED
-from bert_jax.stores import first_line
+from bert_jax.storage.compression import SUFFIXES as COMPRESSED
+from bert_jax.storage.compression import DamagedFile, decompressed
 
 TFDS = "tfds:"
 
@@ -49,13 +48,8 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
         raise UserError(f"{path} line {number} is not UTF-8 ({error.reason}). Convert the file to UTF-8") from error
-    except DAMAGE as error:
+    except DamagedFile as error:
         raise UserError(f"{path} is cut short or damaged after line {number}: {error}. Fetch it again") from error
-    except OSError as error:
-        if path.suffix == ".zst" and error.errno is None:  # pyarrow has no other kind for a damaged one
-            what = first_line(error)
-            raise UserError(f"{path} is cut short or damaged after line {number}: {what}. Fetch it again") from error
-        raise
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:

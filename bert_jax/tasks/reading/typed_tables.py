@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 from bert_jax.command import UserError
 from bert_jax.data.tfds_source import open_tfds
-from bert_jax.stores import first_line
+from bert_jax.storage.remote import first_line
 from bert_jax.tasks.input_records import is_unicode
 from bert_jax.tasks.reading.columns import Column, advice
 from bert_jax.tasks.reading.parquet_parts import files_of

@@ -10,7 +10,7 @@ import pytest
 from building import ROOT
 
 from bert_jax.command import UserError, explain_os_error
-from bert_jax.files import incomplete, new_file, new_folder, refuse_existing
+from bert_jax.storage.local import atomic_file, atomic_folder, incomplete_path, refuse_existing
 
 
 def names(folder: Path) -> set[str]:
@@ -18,11 +18,11 @@ def names(folder: Path) -> set[str]:
 
 
 def test_second_writer_of_a_folder_is_refused_and_the_first_one_ends_whole(tmp_path: Path) -> None:
-    with new_folder(tmp_path / "out") as folder:
+    with atomic_folder(tmp_path / "out") as folder:
         (folder / "one").touch()
         with (
             pytest.raises(UserError, match=r"another job is writing .*out\.incomplete; wait"),
-            new_folder(tmp_path / "out"),
+            atomic_folder(tmp_path / "out"),
         ):
             pass
         (folder / "two").touch()
@@ -30,22 +30,22 @@ def test_second_writer_of_a_folder_is_refused_and_the_first_one_ends_whole(tmp_p
 
 
 def test_second_writer_of_a_file_is_refused_and_the_first_one_ends_whole(tmp_path: Path) -> None:
-    with new_file(tmp_path / "out") as file:
+    with atomic_file(tmp_path / "out") as file:
         file.write(b"one")
-        with pytest.raises(UserError, match=r"another job is writing .*out\.incomplete"), new_file(tmp_path / "out"):
+        with pytest.raises(UserError, match=r"another job is writing .*out\.incomplete"), atomic_file(tmp_path / "out"):
             pass
         file.write(b"two")
     assert names(tmp_path) == {"out"} and (tmp_path / "out").read_bytes() == b"onetwo"
 
 
-@pytest.mark.parametrize("writer", ["new_folder", "new_file"])
-def test_what_a_killed_writer_left_is_written_anew(tmp_path: Path, writer: str) -> None:
+@pytest.mark.parametrize("writer", ["atomic_folder", "atomic_file"])
+def test_what_a_killed_writer_left_is_replaced(tmp_path: Path, writer: str) -> None:
     """The lock dies with its process; while that is only stopped, it holds."""
     output = tmp_path / "out"
-    left = incomplete(output) / "left" if writer == "new_folder" else incomplete(output)
+    left = incomplete_path(output) / "left" if writer == "atomic_folder" else incomplete_path(output)
     code = (
-        "import sys, time, pathlib; from bert_jax import files; output = pathlib.Path(sys.argv[1])\n"
-        f"with files.{writer}(output) as new:\n"
+        "import sys, time, pathlib; from bert_jax.storage import local; output = pathlib.Path(sys.argv[1])\n"
+        f"with local.{writer}(output) as new:\n"
         "    if isinstance(new, pathlib.Path): (new / 'left').mkdir(); (new / 'left' / 'file').touch()\n"
         "    else: new.write(b'a longer content'); new.flush()\n"
         "    print('there', flush=True); time.sleep(600)"
@@ -61,40 +61,40 @@ def test_what_a_killed_writer_left_is_written_anew(tmp_path: Path, writer: str) 
         process.kill()
         process.communicate()
     write(output, writer)
-    assert names(tmp_path) == ({"out", "out/new"} if writer == "new_folder" else {"out"})
+    assert names(tmp_path) == ({"out", "out/new"} if writer == "atomic_folder" else {"out"})
 
 
 def write(output: Path, writer: str) -> None:
-    if writer == "new_folder":
-        with new_folder(output) as folder:
+    if writer == "atomic_folder":
+        with atomic_folder(output) as folder:
             (folder / "new").touch()
     else:
-        with new_file(output) as file:
+        with atomic_file(output) as file:
             file.write(b"new")
         assert output.read_bytes() == b"new"
 
 
 def test_empty_folder_of_a_writer_killed_at_once_is_used(tmp_path: Path) -> None:
     (tmp_path / "out.incomplete").mkdir()
-    write(tmp_path / "out", "new_folder")
+    write(tmp_path / "out", "atomic_folder")
     assert names(tmp_path) == {"out", "out/new"}
 
 
-def test_file_in_the_way_is_left_alone(tmp_path: Path) -> None:
+def test_unrelated_file_with_the_name_of_an_unfinished_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out.incomplete").write_text("mine")
-    with pytest.raises(UserError, match="in the way"):
-        write(tmp_path / "out", "new_folder")
+    with pytest.raises(UserError, match="exists and is no unfinished output"):
+        write(tmp_path / "out", "atomic_folder")
     assert (tmp_path / "out.incomplete").read_text() == "mine"
 
 
 def test_of_many_writers_at_once_one_makes_the_folder(tmp_path: Path) -> None:
     """All begin at the same moment, again and again: never is a folder mixed, or lost by one that ended well."""
     code = (
-        "import os, sys, time, pathlib; from bert_jax import command, files\n"
+        "import os, sys, time, pathlib; from bert_jax import command; from bert_jax.storage import local\n"
         "while not os.path.exists(sys.argv[1] + '/go'): time.sleep(0.0001)\n"
         "for number in range(100):\n"
         "    try:\n"
-        "        with files.new_folder(f'{sys.argv[1]}/{number}') as folder:\n"
+        "        with local.atomic_folder(f'{sys.argv[1]}/{number}') as folder:\n"
         "            [(folder / f'{sys.argv[2]}-{each}').touch() for each in range(5)]\n"
         "        print(number)\n"
         "    except command.UserError: pass"
@@ -117,7 +117,7 @@ def test_of_many_writers_at_once_one_makes_the_folder(tmp_path: Path) -> None:
 
 
 def test_full_disk_without_a_name_is_told_of_the_folder(tmp_path: Path) -> None:
-    with pytest.raises(OSError) as caught, new_folder(tmp_path / "out"):
+    with pytest.raises(OSError) as caught, atomic_folder(tmp_path / "out"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert str(tmp_path / "out") in str(explain_os_error(caught.value)) and not names(tmp_path)
 
@@ -135,9 +135,9 @@ def test_a_file_system_without_locks_is_written_to(tmp_path: Path, monkeypatch: 
         raise OSError(getattr(errno, name), "no locks")
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    with new_folder(tmp_path / "out") as folder:
+    with atomic_folder(tmp_path / "out") as folder:
         (folder / "a").touch()
     assert names(tmp_path / "out") == {"a"}
     monkeypatch.setattr(fcntl, "flock", lambda *_: (_ for _ in ()).throw(OSError(errno.EIO, "a broken disk")))
-    with pytest.raises(OSError, match="a broken disk"), new_folder(tmp_path / "other"):
+    with pytest.raises(OSError, match="a broken disk"), atomic_folder(tmp_path / "other"):
         pass

@@ -15,9 +15,11 @@ import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import fs
 
-from bert_jax import stores
 from bert_jax.command import Stopped, UserError
-from data_prep.readers import Corpus, Reading, find_sources, places
+from bert_jax.storage import remote
+from bert_jax.storage.listing import glob_expression
+from bert_jax.storage.remote import Folder
+from data_prep.readers import Corpus, Reading, find_sources
 
 
 def test_globs_of_stores_are_those_of_folders(tmp_path):
@@ -33,7 +35,7 @@ def test_globs_of_stores_are_those_of_folders(tmp_path):
         listed = [path for path in tree.rglob("*") if path.is_file()]
         pattern = str(tree.joinpath(*generator.choices(["a", "*", "**", "?", "a*", "[ab]*", "*.b"], k=3)))
         wanted = {path for path in glob.glob(pattern, recursive=True) if Path(path).is_file()}
-        expression = places.glob_expression(pattern)
+        expression = glob_expression(pattern)
         assert {str(path) for path in listed if expression.fullmatch(str(path))} == wanted, pattern
 
 
@@ -50,13 +52,13 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[fs.FileSystem]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    stores._store.cache_clear()
+    remote._store.cache_clear()
     try:
         store = fs.S3FileSystem(endpoint_override=f"http://{host}:{port}", allow_bucket_creation=True)
         store.create_dir("books")
         yield store
     finally:
-        stores._store.cache_clear()
+        remote._store.cache_clear()
         server.stop()
 
 
@@ -92,14 +94,45 @@ def test_s3_is_listed_and_streamed(bucket, tmp_path):
     for pattern, told in {
         "s3://books/none.txt": "matches no file",
         "s3://books/*.none": "matches no file",
-        "s3://books/deep": "a folder where a file was wanted",
+        "s3://books/deep": "expected a file, got a folder",
         "s3://other/*.txt": "matches no file|Check the address",
-        "s3://*/a.txt": "name the bucket",
+        "s3://*/a.txt": "the bucket may not contain wildcards",
         "s3://books/cut.xz": r"damaged file \(truncated\)",
     }.items():
         with pytest.raises(UserError, match=told) as raised:
             read(pattern)
         assert "\n" not in str(raised.value)
+
+
+def test_folder_is_written_listed_read_and_removed(tmp_path):
+    """The name has every character that a glob or an address could take for its own."""
+    folder = Folder(str(tmp_path / "an [odd] *name?"))
+    assert folder.is_local and folder.names("units") == set()
+    folder.write("units/a", b"text")
+    folder.write("units/a", [b"mo", b"re"])
+    assert folder.names("units") == folder.names() == {"units/a"}
+    assert folder.read("units/a") == folder.read_if_present("units/a") == b"more" and folder.size("units/a") == 4
+    folder.remove("units/a")
+    assert folder.read_if_present("units/a") is None and not folder.has("units/a")
+    with pytest.raises(UserError, match=r"units/a does not exist\. Check the address"):
+        folder.read("units/a")
+    folder.clear()
+    folder.clear()
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(UserError, match="nowhere://x: "):
+        Folder("nowhere://x")
+
+
+def test_unfinished_file_of_a_folder_is_not_listed(tmp_path):
+    folder = Folder(str(tmp_path))
+
+    def content():
+        yield b"half"
+        assert len(list(tmp_path.iterdir())) == 1 and not folder.names()
+        yield b" of it"
+
+    folder.write("a", content())
+    assert folder.names() == {"a"} and folder.read("a") == b"half of it"
 
 
 def example(text: bytes) -> bytes:
@@ -123,7 +156,7 @@ def test_folder_that_cannot_be_listed_is_told_and_not_passed_over(tmp_path, monk
     closed = tmp_path / "a" / ("b" if pattern != "*/*.txt" else "")
     # As for another user: root may read everything.
     monkeypatch.setattr(os, "access", lambda path, mode: not os.path.samefile(path, closed))
-    with pytest.raises(UserError, match=f"{closed}/?, which --input .* cannot be read"):
+    with pytest.raises(UserError, match=f"--input .* searches {closed}/?, which cannot be read"):
         find_sources(f"{tmp_path}/{pattern}")
 
 

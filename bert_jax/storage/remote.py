@@ -1,0 +1,213 @@
+"""Folders and files on disk and in object stores (gs://, s3://) behind one interface.
+
+Object stores are read and written by pyarrow, which every installation has: fsspec and etils need another package for
+each store. Credentials are those of each store's own tools (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL, ...;
+GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login).
+"""
+
+import contextlib
+import datetime
+import functools
+import hashlib
+import io
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+
+from bert_jax.command import UserError
+
+if TYPE_CHECKING:  # pyarrow.fs loads the libraries of every store, so it is imported only when a store is opened
+    from pyarrow import fs
+
+REMOTE = ("gs://", "s3://")
+_BLOCK_BYTES = 1 << 22
+_REQUEST_BYTES = 8 << 20  # each request to a store takes a round trip, so one asks for this much of a file
+_TEMPORARY = ".bert_jax_tmp"
+_DIGITS = 12  # of a hash in a message
+_TIMEOUT = datetime.timedelta(minutes=2)  # for a store that does not answer
+
+
+@runtime_checkable
+class BinaryFile(Protocol):
+    """The common interface of Python's and pyarrow's open files."""
+
+    def read(self, size: int = -1, /) -> bytes: ...
+    def tell(self) -> int: ...
+    def seek(self, offset: int, whence: int = 0, /) -> int: ...
+    def close(self) -> object: ...
+
+
+def is_remote(path: str | Path) -> bool:
+    """Whether a string, or the Path made of one (which joins double slashes), is an address in an object store."""
+    if isinstance(path, Path):
+        return any(part in ("gs:", "s3:") for part in path.parts)
+    return path.startswith(REMOTE)
+
+
+def open_store(address: str) -> "tuple[fs.FileSystem, str]":
+    """Returns the store of a gs:// or s3:// address and the path in it. Raises UserError if it has no bucket."""
+    scheme, path = address[:5], address[5:]
+    bucket = path.split("/", 1)[0]
+    if not bucket:
+        raise UserError(f"{address} names no bucket. Use {scheme}BUCKET/NAME")
+    return _store(scheme, bucket), path
+
+
+@functools.lru_cache
+def _store(scheme: str, bucket: str) -> "fs.FileSystem":
+    from pyarrow import fs
+
+    if scheme == "gs://":
+        return fs.GcsFileSystem(retry_time_limit=_TIMEOUT)
+    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
+        protocol, _, host = endpoint.rpartition("://")
+        return fs.S3FileSystem(endpoint_override=host.rstrip("/"), scheme=protocol or "https")
+    if "AWS_REGION" in os.environ or "AWS_DEFAULT_REGION" in os.environ:
+        return fs.S3FileSystem()
+    return fs.S3FileSystem(region=fs.resolve_s3_region(bucket))
+
+
+def open_file(path: str) -> BinaryFile:
+    """Opens a local or remote file for reading at any position. Raises OSError."""
+    if is_remote(path):
+        store, inner = open_store(path)
+        return cast(BinaryFile, store.open_input_file(inner))
+    return open(path, "rb")
+
+
+def open_stream(path: str) -> BinaryFile:
+    """Opens a local or remote file for reading once, from its beginning. Raises OSError."""
+    file = open_file(path)
+    return io.BufferedReader(cast(io.RawIOBase, file), _REQUEST_BYTES) if is_remote(path) else file
+
+
+class Folder:
+    """A local folder, or everything in a store under an address.
+
+    Every method raises UserError if the file system or store refuses, so callers see one kind of error.
+    """
+
+    def __init__(self, address: str) -> None:
+        from pyarrow import fs
+
+        self.address = address.rstrip("/")
+        try:
+            if is_remote(address) and "?" not in address:
+                self._store, path = open_store(address)
+                self._path = path.rstrip("/")
+            elif "://" in address:  # any other that pyarrow knows, as hdfs://, and options of a store after a "?"
+                self._store, self._path = fs.FileSystem.from_uri(address)
+            else:
+                self._store, self._path = fs.LocalFileSystem(), os.path.abspath(self.address)
+        except (OSError, ValueError) as error:  # ValueError: pyarrow's error for an address that cannot be parsed
+            raise UserError(f"{address}: {' '.join(str(error).split())}") from None
+
+    @property
+    def is_local(self) -> bool:
+        return self._store.type_name == "local"
+
+    def names(self, within: str = "") -> set[str]:
+        """The names of all files, or of those below one folder, relative to this one."""
+        from pyarrow import fs
+
+        with self._user_errors(within):
+            selector = fs.FileSelector(f"{self._path}/{within}".rstrip("/"), allow_not_found=True, recursive=True)
+            infos: list[Any] = self._store.get_file_info(selector)
+        found = {info.path.removeprefix(self._path).lstrip("/") for info in infos if info.is_file}
+        return {name for name in found if not name.endswith(_TEMPORARY)}
+
+    def has(self, name: str) -> bool:
+        with self._user_errors(name):
+            return bool(self._store.get_file_info(f"{self._path}/{name}").is_file)
+
+    def size(self, name: str) -> int:
+        """The size of a file in bytes. Raises UserError if it does not exist."""
+        with self._user_errors(name):
+            info = self._store.get_file_info(f"{self._path}/{name}")
+        if not info.is_file:
+            raise self._missing(name)
+        return cast(int, info.size)
+
+    def read(self, name: str) -> bytes:
+        """The content of a file. Raises UserError if it does not exist."""
+        content = self.read_if_present(name)
+        if content is None:
+            raise self._missing(name)
+        return content
+
+    def read_if_present(self, name: str) -> bytes | None:
+        """The content of a file, or None if it does not exist."""
+        with self._user_errors(name):
+            try:
+                with self._store.open_input_stream(f"{self._path}/{name}", compression=None) as stream:
+                    return cast(bytes, stream.read())
+            except FileNotFoundError:
+                return None
+
+    def blocks(self, name: str) -> Iterator[bytes]:
+        """The content of a file, block by block. Raises UserError if it does not exist."""
+        if not self.size(name):
+            return
+        with self._user_errors(name), self._store.open_input_stream(f"{self._path}/{name}", compression=None) as stream:
+            while block := stream.read(_BLOCK_BYTES):
+                yield block
+
+    def write(self, name: str, content: bytes | Iterable[bytes]) -> None:
+        """Writes a file that appears complete or not at all, given at once or in blocks; creates its folders."""
+        path = f"{self._path}/{name}"
+        with self._user_errors(name):
+            # A store has no folders, and shows an object only once it is complete. There a rename would be a copy.
+            is_object = self._store.type_name in ("s3", "gcs")
+            unfinished = path if is_object else f"{path}.{os.urandom(4).hex()}{_TEMPORARY}"
+            if not is_object:
+                self._store.create_dir(path.rsplit("/", 1)[0], recursive=True)
+            with self._store.open_output_stream(unfinished, compression=None) as stream:
+                for block in (content,) if isinstance(content, bytes) else content:
+                    stream.write(block)
+            if not is_object:
+                self._store.move(unfinished, path)
+
+    def remove(self, name: str) -> None:
+        """Removes a file."""
+        with self._user_errors(name):
+            self._store.delete_file(f"{self._path}/{name}")
+
+    def clear(self) -> None:
+        """Removes the folder with everything in it, if it exists."""
+        from pyarrow import fs
+
+        with self._user_errors(""):
+            if self._store.get_file_info(self._path).type == fs.FileType.Directory:
+                self._store.delete_dir(self._path)
+
+    def _missing(self, name: str) -> UserError:
+        return UserError(f"{self.address}/{name} does not exist. Check the address")
+
+    @contextlib.contextmanager
+    def _user_errors(self, name: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise UserError(
+                f"{self.address}/{name}: {first_line(error)}. Check the address, the credentials and the free space"
+            ) from None
+
+
+def verified(blocks: Iterable[bytes], origin: str, sha256: str | None, size: int | None = None) -> Iterator[bytes]:
+    """Yields the same blocks and then raises UserError, naming their origin, if their hash or total size is wrong."""
+    digest, total = hashlib.sha256(), 0
+    for block in blocks:
+        digest.update(block)
+        total += len(block)
+        yield block
+    if size is not None and total != size:
+        raise UserError(f"damaged {origin}: it has {total} bytes, expected {size}; copy or build it again")
+    if sha256 is not None and digest.hexdigest() != sha256:
+        found, expected = digest.hexdigest()[:_DIGITS], sha256[:_DIGITS]
+        raise UserError(f"damaged {origin}: its sha256 is {found}..., expected {expected}...; copy or build it again")
+
+
+def first_line(error: BaseException) -> str:
+    """The message of an error, or its type if it has none, as one line of at most 300 characters."""
+    return (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")

@@ -1,0 +1,50 @@
+"""The decompressed bytes of an input file, with everything that can go wrong as a Refusal."""
+
+from collections.abc import Iterator
+from pathlib import PurePath
+
+from bert_jax.command import explain_os_error
+from bert_jax.storage.compression import DamagedFile, OnRead, ignore_progress, read_blocks
+from bert_jax.storage.remote import first_line
+from data_prep.readers.refusal import Refusal
+
+UNSUPPORTED = (".bz2", ".zip", ".7z", ".rar", ".lz4", ".br", ".tar", ".tgz")
+
+
+def file_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
+    """A file's bytes, decompressed, block by block; `on_read` gets the number of stored bytes each block took.
+
+    Raises Refusal if the file does not exist, is of an unsupported kind, cannot be read or is damaged; of a damaged
+    file, everything before the damage is yielded first.
+    """
+    if (kind := PurePath(path).suffix) in UNSUPPORTED:
+        advice = "Decompress it, or compress it as .gz, .xz or .zst"
+        raise Refusal("unreadable_file", path, f"{kind} files are not supported", advice)
+    try:
+        yield from read_blocks(path, on_read)
+    except FileNotFoundError:
+        raise missing(path) from None
+    except IsADirectoryError:
+        raise folder(path) from None
+    except DamagedFile as error:
+        raise damaged(path, str(error)) from None
+    except OSError as error:
+        raise unreadable(path, error) from None
+
+
+def missing(path: str) -> Refusal:
+    return Refusal("unreadable_file", path, "no such file", "Check --input")
+
+
+def folder(path: str) -> Refusal:
+    return Refusal("folder", path, "expected a file, got a folder", f"Name its files, for example '{path}/*.txt'")
+
+
+def damaged(path: str, problem: str) -> Refusal:
+    what = f"damaged file ({problem[:1].lower()}{problem[1:]})"
+    return Refusal("damaged_file", path, what, "Download or create it again")
+
+
+def unreadable(path: str, error: OSError) -> Refusal:
+    problem = explain_os_error(error) or first_line(error)
+    return Refusal("unreadable_file", path, f"cannot be read ({problem.rstrip('.')})", "Correct that")
