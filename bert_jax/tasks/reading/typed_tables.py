@@ -54,7 +54,8 @@ def json_records(path: Path, columns: Sequence[Column]) -> Stored:
 def parquet_records(path: Path, columns: Sequence[Column]) -> Stored:
     """The rows of a Parquet file, or of the several files that the first one names (parquet_parts.py).
 
-    Rows are numbered through all files. Classes, alone or in lists, have names where the schema that `datasets` of Hugging Face wrote tells them.
+    Rows are numbered through all files. Classes, alone or in lists, have names where the schema that `datasets` of
+    Hugging Face wrote tells them.
 
     Raises UserError for a file that is missing, no Parquet or damaged, for a required column that it lacks, and for one
     with other columns than the first, or other names of classes.
