@@ -1,0 +1,116 @@
+"""The items of the group commands: options, exit codes and recipes, for freeze.py."""
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from freeze_sandbox import Sandbox
+
+COMMANDS = (
+    *("data_prep.train_tokenizer", "data_prep.build_examples", "data_prep.inspect_shards"),
+    *("data_prep.convert_examples", "data_prep.copy_examples"),
+    *("bert_jax.pretrain", "bert_jax.finetune", "bert_jax.evaluate", "bert_jax.convert", "bert_jax.export"),
+    *("bert_jax.embed", "bert_jax.features", "bert_jax.fill_mask", "bert_jax.predict", "bert_jax.plan"),
+    *("bert_jax.report", "bert_jax.quickstart"),
+)
+
+# Command lines with one mistake each; RECIPES is the folder configs/ of the checkout.
+TINY = "bert_jax.pretrain --config RECIPES/bert_tiny.py --workdir commands/run"
+MISTAKES = (
+    "data_prep.train_tokenizer --input no_such_file.txt --output commands/tokenizer --vocab_size 500",
+    "data_prep.train_tokenizer --input commands/empty.txt --output commands/tokenizer --vocab_size 500",
+    "data_prep.build_examples --input commands/empty.txt --tokenizer no_such_folder --output commands/o --seq_len 32",
+    "data_prep.build_examples --input commands/empty.txt --tokenizer commands --output commands/o --objective xyz",
+    "data_prep.inspect_shards no_such_folder",
+    "bert_jax.pretrain --workdir commands/run",
+    f"{TINY}",
+    f"{TINY} --config.data.train=no_such_folder",
+    f"{TINY} --config.stepz=5",
+    f"{TINY} --config.steps=many",
+    f"{TINY} --config.optimizer.name=sgd --config.data.train=no_such_folder",
+    f"{TINY} --unknown_flag",
+    "bert_jax.pretrain --config no_such_recipe.py --workdir commands/run",
+    "bert_jax.finetune --config RECIPES/glue.py:task=xyz --workdir commands/run",
+    "bert_jax.finetune --config RECIPES/own.py --workdir commands/run --config.task.train=no_such_file.tsv",
+    "bert_jax.evaluate --checkpoint no_such_folder --data no_such_folder",
+    "bert_jax.export --checkpoint no_such_folder --format hf --output commands/out",
+    "bert_jax.export --checkpoint no_such_folder --format xyz --output commands/out",
+    "bert_jax.embed --checkpoint no_such_folder --input commands/empty.txt --output commands/out.npz",
+    "bert_jax.predict --checkpoint no_such_folder --input commands/empty.txt",
+    "bert_jax.plan --config RECIPES/bert_tiny.py --topology v5e:nonsense",
+    "bert_jax.report no_such_folder",
+)
+
+# Arguments of recipes, beside the default one.
+ARGUMENTS = {
+    "bert_large": ("lamb",),
+    "gpt": ("gpt",),
+    "modernbert": ("large",),
+    "relative": ("buckets",),
+    "spanbert": ("base",),
+    "spans": ("kind=span_pairs",),
+    "squad": ("task=squad2",),
+    "choice": ("task=copa", "task=own"),
+    "tagging": ("task=conll2003", "task=own"),
+    "glue": ("task=mnli", "task=stsb"),
+    "superglue": ("task=wic",),
+}
+
+# Runs in the checkout: get_config() of every recipe is a part of the contract.
+READ_RECIPES = """
+import importlib, json, sys
+print(json.dumps({f"{name}:{argument}": getattr(importlib.import_module(f"configs.{name}"), "get_config")(
+    *([argument] if argument else [])).to_dict() for name, argument in json.loads(sys.argv[1])}))
+"""
+
+
+def items(sandbox: Sandbox) -> Iterator[tuple[str, Callable[[], Any]]]:
+    for command in COMMANDS:
+        yield f"help {command}", lambda command=command: read_help(sandbox.run(command, "--help"))
+    (sandbox.work / "commands" / "empty.txt").write_text("")
+    for line in MISTAKES:
+        yield f"mistake {line}", lambda line=line: _mistake(sandbox, line)
+    yield "recipes", lambda: _recipes(sandbox)
+
+
+def read_help(text: str) -> dict[str, Any]:
+    """The options of a --help: whether each is required, its choices in braces, and its default if that is a number.
+
+    Placeholders and prose may change, and are left out. Options that take a value and flags are told apart.
+    """
+    usage, _, details = text.partition("\n\n")
+    usage = " ".join(usage.split())
+    found: dict[str, Any] = {}
+    # Each option's description begins at the margin and ends where the next one begins.
+    for block in re.split(r"\n  (?=-)", details)[1:]:
+        heads = re.match(r"(-\w, )?(--[\w.]+)(?: (\S+))?", block)
+        if not heads or heads[2] == "--help":
+            continue
+        name = heads[2]
+        stands = re.search(rf"(\[?){re.escape(name)}(?![\w.])", usage)
+        default = re.search(r"default:? (-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?)", " ".join(block.split()))
+        choices = re.search(r"\{.*?\}", block)
+        found[name] = {
+            "required": bool(stands and not stands[1]),
+            "takes a value": bool(re.search(rf"{re.escape(name)} [A-Z{{]", usage)) or bool(heads[3]),
+            "choices": choices[0] if choices else "",
+            "default": default[1].replace(",", "") if default else "",
+        }
+    return found
+
+
+def _mistake(sandbox: Sandbox, line: str) -> dict[str, Any]:
+    done = sandbox.attempt(*line.replace("RECIPES", f"{sandbox.checkout}/configs").split())
+    left = sorted(path.name for path in (sandbox.work / "commands").iterdir())
+    return {"exit code": done.returncode, "traceback": "Traceback" in done.stderr, "files left": left}
+
+
+def _recipes(sandbox: Sandbox) -> Any:
+    names = sorted(path.stem for path in (sandbox.checkout / "configs").glob("*.py") if path.stem != "__init__")
+    wanted = [(name, argument) for name in names for argument in ("", *ARGUMENTS.get(name, ()))]
+    command = [sys.executable, "-c", READ_RECIPES, json.dumps(wanted)]
+    done = subprocess.run(command, cwd=sandbox.work, env=sandbox.environment(), stdout=subprocess.PIPE, check=True)
+    return json.loads(done.stdout)
