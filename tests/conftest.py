@@ -3,17 +3,25 @@
 The text is cut from data_prep/sample; nothing here needs the network, an accelerator or torch.
 """
 
+import importlib.metadata
 import importlib.util
 import os
 import random
 import sys
 from pathlib import Path
 
-# Programs that run a few times are mostly compiled: without LLVM's passes that takes half the time. Tests that train
-# for long, or want the code that users run, start processes of their own without these flags.
-os.environ["XLA_FLAGS"] = (
-    f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-)
+# The tests run each program a few times, so most of their time would go into compiling. Without LLVM's optimization
+# passes compiling takes half as long; with XLA's older code generator, which jaxlib has until 0.10, and one LLVM module
+# a program it takes a third of that. Tests that train for long, or that test the code users run, start processes of
+# their own without these flags.
+XLA_FLAGS = [
+    "--xla_force_host_platform_device_count=8",
+    "--xla_backend_optimization_level=0",
+    "--xla_cpu_parallel_codegen_split_count=1",
+]
+if importlib.metadata.version("jaxlib").startswith("0.10."):
+    XLA_FLAGS.append("--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *XLA_FLAGS])
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 CACHE = Path(__file__).parent.parent / ".cache"
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(CACHE / "jax"))
