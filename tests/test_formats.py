@@ -239,14 +239,14 @@ import tensorflow as tf
 import tensorflow_datasets as tfds
 
 folder, wanted = Path(sys.argv[1]), np.load(sys.argv[2])
-token_layout = {
+layout = {
     name: tf.io.FixedLenFeature(wanted[name].shape[1:], tf.as_dtype(wanted[name].dtype))
     for name in wanted if name.startswith(("input_", "segment_ids", "masked_lm", "next"))
 }
 files = sorted(str(path) for path in (folder / "static_tfrecord" / "train").iterdir())
 records = tf.data.TFRecordDataset(files).batch(10_000)
-parsed = tf.io.parse_example(next(iter(records)), token_layout)
-for name in token_layout:
+parsed = tf.io.parse_example(next(iter(records)), layout)
+for name in layout:
     np.testing.assert_array_equal(parsed[name].numpy(), wanted[name], err_msg=name)
 
 raw = tfds.decode.DeserializeMethod.RAW_BYTES

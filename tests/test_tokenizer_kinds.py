@@ -252,7 +252,7 @@ def test_albert_keeps_case_and_accents_when_told(made, tmp_path):
     library = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "spiece.model"))
     assert not kept.lowercase
     assert kept.encode("The Été").tolist() == library.encode("The Été")
-    with pytest.raises(UserError, match="--lowercase was given, but its own settings say that it keeps case"):
+    with pytest.raises(UserError, match="--lowercase contradicts the tokenizer's files, by which it keeps capitals"):
         tokenizer.load(tmp_path, lowercase=True)
     (tmp_path / "tokenizer_config.json").unlink()
     assert tokenizer.load(tmp_path).lowercase  # no piece has a capital
@@ -292,12 +292,20 @@ def test_what_is_half_supported_is_refused_by_name(made, tmp_path):
     path.parent.mkdir()
     strip = {"type": "Strip", "strip_left": True, "strip_right": True}
     for kind, change, message in [
-        ("bpe", {"normalizer": strip}, "it normalises by Strip"),
-        ("bpe", {"pre_tokenizer": {"type": "Metaspace"}}, "its model is BPE, split by Metaspace. Only ByteLevel"),
+        ("bpe", {"normalizer": strip}, "unsupported normalizer Strip; choose from NFC"),
+        (
+            "bpe",
+            {"pre_tokenizer": {"type": "Metaspace"}},
+            "its model is BPE with pre_tokenizer Metaspace. Only",
+        ),
         ("bpe", {"model": written["bpe"]["model"] | {"byte_fallback": True}}, "its model has byte_fallback True"),
-        ("bpe", {"model": written["bpe"]["model"] | {"merges": [["no", "such piece"]]}}, "merges are not of this"),
-        ("unigram", {"normalizer": strip}, "it normalises by Strip"),
-        ("unigram", {"pre_tokenizer": {"type": "Whitespace"}}, "its model is Unigram, split by Whitespace"),
+        (
+            "bpe",
+            {"model": written["bpe"]["model"] | {"merges": [["no", "such piece"]]}},
+            "the merges do not fit",
+        ),
+        ("unigram", {"normalizer": strip}, "unsupported normalizer Strip for a Unigram model"),
+        ("unigram", {"pre_tokenizer": {"type": "Whitespace"}}, "its model is Unigram with pre_tokenizer Whitespace"),
     ]:
         path.write_text(json.dumps(written[kind] | change))
         with pytest.raises(UserError, match=message):
@@ -307,7 +315,7 @@ def test_what_is_half_supported_is_refused_by_name(made, tmp_path):
 def test_broken_files_are_refused_with_the_file(made, tmp_path):
     vocabulary = {token: index for index, token in enumerate(["<s>", "<pad>", "</s>", "<unk>", "a", "b", "ab"])}
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary))
-    with pytest.raises(UserError, match=r"vocab\.json: no merges\.txt beside it"):
+    with pytest.raises(UserError, match=r"vocab\.json: byte-level BPE needs merges\.txt in the same folder"):
         tokenizer.load(tmp_path)
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
     with pytest.raises(UserError, match="no token for mask_token"):
@@ -315,14 +323,14 @@ def test_broken_files_are_refused_with_the_file(made, tmp_path):
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | {"<mask>": 7}))
     assert tokenizer.load(tmp_path).encode("ab").tolist() == [6]
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b c\n")
-    with pytest.raises(UserError, match=r"merges\.txt has the line 'a b c', which is no pair"):
+    with pytest.raises(UserError, match=r"merges\.txt has the line 'a b c', not two tokens"):
         tokenizer.load(tmp_path)
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b</w>\n")
     with pytest.raises(UserError, match=r"merges\.txt marks the ends of words \(</w>\)"):
         tokenizer.load(tmp_path)
     (tmp_path / "merges.txt").write_text("#version: 0.2\na b\n")
     (tmp_path / "vocab.json").write_text(json.dumps(vocabulary | {"<mask>": 9}))
-    with pytest.raises(UserError, match="ids do not run from 0 without gaps"):
+    with pytest.raises(UserError, match="ids are not contiguous from 0"):
         tokenizer.load(tmp_path)
     (tmp_path / "spiece.model").write_bytes(b"rubbish")
     with pytest.raises(UserError, match=r"spiece\.model: not a SentencePiece model"):
@@ -332,7 +340,7 @@ def test_broken_files_are_refused_with_the_file(made, tmp_path):
     model.pieces.add(piece="<unk>", type=2)
     model.pieces.add(piece="a")
     (tmp_path / "spiece.model").write_bytes(model.SerializeToString())
-    with pytest.raises(UserError, match="XLM-R's numbering wants <unk>, <s>, </s>"):
+    with pytest.raises(UserError, match="XLM-R's numbering requires <unk>, <s>, </s>"):
         tokenizer.load(tmp_path)
 
 
@@ -345,16 +353,18 @@ def test_a_sentencepiece_model_is_not_read_by_another_numbering_than_its_folder_
     added = written["added_tokens"]
     word = {**added[-1], "content": "bert_jax", "id": made(kind).ours.vocab_size, "special": False}
     shifted = [{**token, "id": token["id"] + 1} for token in added]
-    for changed, said in ([*added, word], "'bert_jax' as id"), (shifted, f"{added[0]['content']!r} as id"):
+    for changed, expected in ([*added, word], "'bert_jax' the id"), (shifted, f"{added[0]['content']!r} the id"):
         file.write_text(json.dumps(written | {"added_tokens": changed}), encoding="utf-8")
-        with pytest.raises(UserError, match=rf"\.model: tokenizer\.json beside it has {re.escape(said)}"):
+        with pytest.raises(UserError, match=rf"\.model: tokenizer\.json gives {re.escape(expected)}"):
             tokenizer.load(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["merges.txt", "tokenizer_config.json"])
 def test_a_file_beside_the_vocabulary_is_refused_with_the_one_to_give(name, tmp_path):
     (tmp_path / name).write_text('{"a": "b"}')
-    with pytest.raises(UserError, match=rf"{name}: (half of|holds no).* Give .*vocab\.json.*folder|Give the folder"):
+    with pytest.raises(
+        UserError, match=rf"{name}: (it is half of|it has no field).* Give .*vocab\.json.*folder|Give the folder"
+    ):
         tokenizer.load(tmp_path / name)
 
 

@@ -1,1 +1,1 @@
-"""The kinds of tokenizer behind bert_jax.tokenizer: of each what decides its ids, as plain data, and its engine."""
+"""The kinds of tokenizer behind bert_jax.tokenizer: for each, a specification as plain data and an engine."""

@@ -1,6 +1,6 @@
-"""What decides the ids of a byte-level BPE tokenizer (Radford et al. 2019; Liu et al. 2019), as plain data, and files.
+"""The specification of a byte-level BPE tokenizer (Radford et al. 2019; Liu et al. 2019), and the files that store it.
 
-The files that keep it: tokenizer.json of the `tokenizers` library, vocab.json with merges.txt of GPT-2.
+Formats: tokenizer.json of the `tokenizers` library, and GPT-2's vocab.json with merges.txt.
 """
 
 import dataclasses
@@ -27,11 +27,11 @@ from bert_jax.tokenization.tokenizer_spec import (
     id_dtype,
     named_roles,
     refuse_contradiction,
-    tokens_beside,
     tokens_by_id,
+    tokens_outside,
 )
 
-# Those of the library that may stand in a byte-level tokenizer: they take no settings.
+# The library's normalizers that a byte-level tokenizer may have. They take no settings.
 NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")
 _SPACES = tuple(" \t\n\v\f\r")
 MERGES_HEADER = "#version: 0.2"
@@ -39,33 +39,34 @@ MERGES_HEADER = "#version: 0.2"
 
 @dataclass(frozen=True)
 class ByteBPESpec:
-    """All that decides the ids of a byte-level BPE tokenizer, so that two of equal content are equal."""
+    """Everything that determines the ids of a byte-level BPE tokenizer."""
 
-    tokens: tuple[str, ...]  # by id, bytes written as GPT-2 writes them
+    tokens: tuple[str, ...]  # by id; bytes are written as GPT-2 writes them
     merges: tuple[tuple[str, str], ...]  # by rank
     roles: Roles = ROBERTA_ROLES
-    add_prefix_space: bool = False  # whether a text's first word is like the others
-    normalizers: tuple[str, ...] = ()  # of NORMALIZERS, in their order of use
-    ignore_merges: bool = False  # a whole cut that is a token is that token
-    added: tuple[AddedToken, ...] = ()  # the roles' among them, or put there
+    add_prefix_space: bool = False  # whether a text's first word gets a space before it
+    normalizers: tuple[str, ...] = ()  # from NORMALIZERS, in the order in which they apply
+    ignore_merges: bool = False  # whether a pre-token that is in the vocabulary is not merged
+    added: tuple[AddedToken, ...] = ()  # __post_init__ adds the tokens of the roles
 
     kind = "bpe"
 
     def __post_init__(self) -> None:
         if len(set(self.tokens)) < len(self.tokens):
-            raise UserError("a token comes twice in the vocabulary. Mend the vocabulary")
+            raise UserError("a token occurs twice in the vocabulary. Correct the vocabulary")
         if missing := [token for token in self.roles if token not in self.all_tokens()]:
             raise UserError(
-                f"no {', '.join(missing)} in the vocabulary. Name the tokens for cls, sep, pad, unk and mask in "
-                "special_tokens_map.json beside it"
+                f"the vocabulary lacks {', '.join(missing)}. Name the tokens for cls, sep, pad, unk and mask in "
+                "special_tokens_map.json of the same folder"
             )
-        # The roles' first and alike, so that equal tokenizers hash equal. As RoBERTa's: the space before a mask is the
-        # masked word's. Tokens that the model has not get their ids by this order, so it is theirs that stays.
+        # The tokens of the roles come first and with the same flags, so that equal tokenizers hash equal. As in
+        # RoBERTa, the mask absorbs the space before it. Tokens that the model lacks keep their order, which determines
+        # their ids.
         mask = self.roles.mask_token if self.roles.mask_token not in self.roles[:-1] else None
         roles = [AddedToken(token, lstrip=token == mask) for token in dict.fromkeys(self.roles)]
         others = [token for token in self.added if token.content not in self.roles]
-        place = {token.content: index for index, token in enumerate(self.added) if token.content not in self.tokens}
-        ordered = sorted(roles + others, key=lambda token: place.get(token.content, -1))
+        index_of = {token.content: index for index, token in enumerate(self.added) if token.content not in self.tokens}
+        ordered = sorted(roles + others, key=lambda token: index_of.get(token.content, -1))
         object.__setattr__(self, "added", tuple(ordered))
 
     @property
@@ -77,7 +78,7 @@ class ByteBPESpec:
         return 2 if self.roles.sep_token == ROBERTA_ROLES.sep_token else 1
 
     def all_tokens(self) -> tuple[str, ...]:
-        return self.tokens + tokens_beside(self.tokens, self.added)
+        return self.tokens + tokens_outside(self.tokens, self.added)
 
     def special_ids(self) -> tuple[int, ...]:
         special = {token.content for token in self.added if token.special} | set(self.roles)
@@ -121,12 +122,12 @@ class ByteBPESpec:
         write_json(directory / "special_tokens_map.json", special)
 
     def build(self) -> tokenizers.Tokenizer:
-        """The library's tokenizer of this content. Raises UserError for merges of no token."""
+        """The `tokenizers` library's tokenizer. Raises UserError for merges that do not fit the vocabulary."""
         vocabulary = {token: index for index, token in enumerate(self.tokens)}
         try:
             model = models.BPE(vocab=vocabulary, merges=list(self.merges), ignore_merges=self.ignore_merges)
-        except Exception as error:  # the library raises nothing narrower
-            raise UserError(f"the merges are not of this vocabulary ({error}). Fetch both again") from None
+        except Exception as error:  # the library raises no narrower class
+            raise UserError(f"the merges do not fit the vocabulary ({error}). Download both again") from None
         library = tokenizers.Tokenizer(model)
         if self.normalizers:
             library.normalizer = normalizers.Sequence([getattr(normalizers, name)() for name in self.normalizers])
@@ -155,13 +156,16 @@ class ByteBPESpec:
 
 
 def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase: bool | None) -> ByteBPESpec:
-    """Of a tokenizer.json; `settings` name the roles. Raises UserError for what is not byte-level BPE as GPT-2's."""
+    """Reads a tokenizer.json; `settings` name the special tokens.
+
+    Raises UserError for anything other than byte-level BPE that splits text as GPT-2 does.
+    """
     model = content["model"]
     splitter = content.get("pre_tokenizer") or {}
     if splitter.get("type") != "ByteLevel" or not splitter.get("use_regex", True):
         raise UserError(
-            f"its model is BPE, split by {splitter.get('type')}. Only ByteLevel with GPT-2's expression is supported; "
-            "where the folder has a SentencePiece .model, give that file"
+            f"its model is BPE with pre_tokenizer {splitter.get('type')}. Only ByteLevel with GPT-2's regular "
+            "expression is supported. If the folder has a SentencePiece .model, give that file"
         )
     for field in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback"):
         if model.get(field):
@@ -185,20 +189,20 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
 def from_files(
     vocabulary: Mapping[str, int], merges_file: Path, settings: Mapping[str, Any], lowercase: bool | None
 ) -> ByteBPESpec:
-    """Of vocab.json's content and merges.txt. Raises UserError for a missing or broken merges.txt."""
+    """Reads the content of vocab.json, and merges.txt. Raises UserError for a missing or broken merges.txt."""
     refuse_contradiction(lowercase, False)
     if not merges_file.exists():
-        raise UserError(f"no {merges_file.name} beside it, which byte-level BPE needs. Fetch it too")
+        raise UserError(f"byte-level BPE needs {merges_file.name} in the same folder. Download it too")
     try:
         lines = merges_file.read_bytes().decode("utf-8").split("\n")
     except UnicodeDecodeError as error:
-        raise UserError(f"{merges_file} is not UTF-8 at byte {error.start}. Fetch it again") from None
+        raise UserError(f"{merges_file} is not UTF-8 at byte {error.start}. Download it again") from None
     merges = [line.removesuffix("\r") for line in lines if line and not line.startswith("#version")]
     if wrong := [line for line in merges if len(line.split(" ")) != 2]:
-        raise UserError(f"{merges_file} has the line {wrong[0][:40]!r}, which is no pair of pieces. Fetch it again")
+        raise UserError(f"{merges_file} has the line {wrong[0][:40]!r}, not two tokens. Download it again")
     if any(line.endswith("</w>") for line in merges):
         raise UserError(
-            f"{merges_file.name} marks the ends of words (</w>), as XLM's; only byte-level BPE is supported"
+            f"{merges_file.name} marks the ends of words (</w>), as XLM does. Only byte-level BPE is supported"
         )
     return ByteBPESpec(
         tokens=tokens_by_id(vocabulary),
@@ -209,7 +213,7 @@ def from_files(
 
 
 def _usual_roles(known: Container[str]) -> tuple[Roles, ...]:
-    """GPT-2's for a vocabulary that has its token and none that could begin or end a row."""
+    """The sets of special tokens to choose from: GPT-2's alone if no other set can begin or end a row."""
     others = (ROBERTA_ROLES, BERT_ROLES)
     if GPT2_ROLES.sep_token in known and not any(
         token in known for roles in others for token in (roles.cls_token, roles.sep_token)
@@ -228,5 +232,5 @@ def _normalizers(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
         return ()
     names = tuple(part["type"] for part in settings.get("normalizers", [settings]))
     if wrong := [name for name in names if name not in NORMALIZERS]:
-        raise UserError(f"it normalises by {wrong[0]}, which is not supported here; known: {', '.join(NORMALIZERS)}")
+        raise UserError(f"unsupported normalizer {wrong[0]}; choose from {', '.join(NORMALIZERS)}")
     return names

@@ -1,4 +1,4 @@
-"""SentencePiece at work (Kudo and Richardson 2018), by the `sentencepiece` library, with the ids that a model uses."""
+"""The SentencePiece engine (Kudo and Richardson 2018), by the `sentencepiece` library, with the tokenizer's ids."""
 
 import hashlib
 import re
@@ -14,10 +14,10 @@ from bert_jax.tokenization.chunk_cache import ChunkedTexts
 from bert_jax.tokenization.tokenizer_spec import refuse_surrogates
 from bert_jax.tokenization.wordpiece_engine import lines, replaced
 
-SPACE = "▁"  # U+2581, which stands for a space in pieces
+SPACE = "▁"  # U+2581, which represents a space in pieces
 
-# sha256 of the library's own rules of normalising (0.1.96, 0.2.3). None of them looks across a space, gives two
-# spaces or gives U+2581, which a test reads from the rules; of other rules this is not known.
+# sha256 of the library's built-in normalization rules (0.1.96, 0.2.3). A test verifies from the rules that none of them
+# looks across a space, produces two spaces or produces U+2581. Nothing is known of other rules.
 _RULES_WITHIN_CHUNKS = (
     hashlib.sha256(b"").hexdigest(),  # identity
     "1e2c7b43d3ee9755ceaa2ac335e253d8703604e0249ee1e81156c92b46423844",  # nmt_nfkc
@@ -30,19 +30,20 @@ _WHITE_SPACE = [chr(code) for code in range(0x3001) if chr(code).isspace()]
 
 
 class SentencePieceEngine:
-    """A SentencePiece model at work.
+    """Encodes and decodes by a SentencePiece model.
 
-    model       a serialised ModelProto
-    ids         our id of each of the model's
-    special     the special tokens by their text, which `encode_special` looks for
-    tokens      every token by our id, of which those that the model has not are special
-    normalizer  of the `tokenizers` library, before the model's own; None for none
-    chunks      whether words may be encoded one by one, as far as pieces and settings go
-    build       makes a tokenizer of the `tokenizers` library that does nearly the same
+    model       a serialized ModelProto
+    ids         the tokenizer's id of each piece of the model
+    tokens      every token by id; tokens that are not pieces of the model are special
+    special     the ids of the special tokens, which `encode_special` looks for
+    normalizer  a normalizer of the `tokenizers` library that precedes the model's own; None for none
+    chunks      whether pieces and settings allow words to be encoded one by one
+    rules       the model's normalization rules, which must allow it too
+    build       makes a tokenizer of the `tokenizers` library that gives nearly the same ids
 
-    BPE merges within words only, so its words are remembered. Unigram's best path is a sum in float32 over the
-    whole text, so that of two ways to cut a word that are equally good the words before decide ("00" "0" or "0"
-    "00"): only the library on the whole text gives the library's ids, and does so faster than a cache would.
+    BPE merges within words only, so the ids of its words can be cached. Unigram's best path is a float32 sum over the
+    whole text: of two equally good segmentations of a word ("00" "0" or "0" "00"), the preceding words decide. Only the
+    library on the whole text gives the library's ids, and it is faster than a cache would be.
     """
 
     def __init__(
@@ -61,7 +62,7 @@ class SentencePieceEngine:
     ) -> None:
         self._model = sentencepiece.SentencePieceProcessor(model_proto=model)
         self._ids: np.ndarray = ids.astype(dtype)
-        self._own = dict(zip(ids.tolist(), range(len(ids)), strict=True))
+        self._piece_of_id = dict(zip(ids.tolist(), range(len(ids)), strict=True))
         self._tokens = tokens
         self._special = {tokens[index]: index for index in special}
         by_length = sorted(self._special, key=len, reverse=True)
@@ -72,7 +73,8 @@ class SentencePieceEngine:
         self._chunks = chunks and hashlib.sha256(rules).hexdigest() in _RULES_WITHIN_CHUNKS
         spaces = [space for space in _WHITE_SPACE if self._model.normalize(f"a{space}b") == f"{SPACE}a{SPACE}b"]
         self._spaces = dict.fromkeys((space for space in spaces if space not in " \n"), " ")
-        # Where the model keeps the mark of a space, or does not part at the end of a line, it gets the text whole.
+        # Texts with these characters go to the library whole: U+2581 if the model keeps it, and the line break if the
+        # model does not split there.
         kept = [] if self._model.normalize(f"{SPACE}a") == f"{SPACE}a" else [SPACE]
         self._library_only = [*kept, *(end for end in "\n" if end not in spaces)]
 
@@ -84,15 +86,15 @@ class SentencePieceEngine:
             raise
         return [self._ids[own].tobytes() for own in found]
 
-    def part(self, texts: Sequence[str]) -> ChunkedTexts | None:
+    def split(self, texts: Sequence[str]) -> ChunkedTexts | None:
         if not self._chunks:
             return None
-        apart: dict[int, list[str] | None] = {}
+        exceptions: dict[int, list[str] | None] = {}
         for mark in self._library_only:
-            apart |= {place: None for place, text in enumerate(texts) if mark in text}
-        if apart:
-            texts = ["" if place in apart else text for place, text in enumerate(texts)]
-        return ChunkedTexts(replaced(lines(texts), self._spaces), apart=apart)
+            exceptions |= {index: None for index, text in enumerate(texts) if mark in text}
+        if exceptions:
+            texts = ["" if index in exceptions else text for index, text in enumerate(texts)]
+        return ChunkedTexts(replaced(lines(texts), self._spaces), exceptions=exceptions)
 
     def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
         return {}
@@ -113,13 +115,14 @@ class SentencePieceEngine:
         prepared = self._prepared([text])[0]
         found = self._model.encode(prepared, return_type="offset_mapping")
         offsets = list(found["offsets"])
-        # Of what one character becomes (letters of a ligature, bytes) the library gives it to the last.
-        for place in range(len(offsets) - 2, -1, -1):
-            if offsets[place][0] == offsets[place][1] and self._model.id_to_piece(found["ids"][place]) != SPACE:
-                offsets[place] = offsets[place + 1]
+        # If one character becomes several (letters of a ligature, bytes), the library assigns it to the last piece
+        # only: the others take its span.
+        for index in range(len(offsets) - 2, -1, -1):
+            if offsets[index][0] == offsets[index][1] and self._model.id_to_piece(found["ids"][index]) != SPACE:
+                offsets[index] = offsets[index + 1]
         if prepared != text and self._normalizer:
             origin = _origins(self._normalizer, text)
-            # Where a span is empty, it lies before the character at its begin.
+            # An empty span lies before the character at its begin.
             starts = [begin for begin, _ in origin] + [len(text)]
             ends = [0] + [end for _, end in origin]
             offsets = [(starts[begin], max(starts[begin], ends[end])) for begin, end in offsets]
@@ -130,7 +133,7 @@ class SentencePieceEngine:
         run: list[int] = []
         for index in [*ids, None]:
             if index is not None and self._tokens[index] not in self._special:
-                run.append(self._own[index])
+                run.append(self._piece_of_id[index])
                 continue
             if run:
                 space = " " if text and self._model.id_to_piece(run[0]).startswith(SPACE) else ""
@@ -143,7 +146,7 @@ class SentencePieceEngine:
         return str(self._build().to_str(pretty=True))
 
     def _prepared(self, texts: Sequence[str]) -> list[str]:
-        """The texts as the model takes them."""
+        """The texts after the normalizer that precedes the model."""
         if self._normalizer is None:
             return list(texts)
         normalize, ascii_normalize = self._normalizer.normalize_str, self._ascii_normalizer
@@ -151,7 +154,7 @@ class SentencePieceEngine:
 
 
 def _origins(normalizer: normalizers.Normalizer, text: str) -> list[tuple[int, int]]:
-    """The characters [start, end) of a text that each character of its normalised form comes from."""
+    """The character span [start, end) of a text that each character of its normalized form comes from."""
     library = tokenizers.Tokenizer(models.WordLevel({"": 0}, unk_token=""))
     library.normalizer = normalizer
     library.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(r"[\s\S]"), "isolated")

@@ -1,4 +1,4 @@
-"""Between a SentencePiece model and the tokenizer.json by which the `tokenizers` library does nearly the same."""
+"""Conversion between a SentencePiece model and the tokenizer.json with which `tokenizers` does nearly the same."""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -15,55 +15,55 @@ from bert_jax.array_types import Int64
 from bert_jax.command import UserError
 from bert_jax.tokenization.tokenizer_spec import ROBERTA_ROLES, Roles, added_tokens
 
-schema: Any = sentencepiece_model_pb2  # its classes are made when it is imported
-# The first pieces of a model that XLM-R's numbering fits.
+schema: Any = sentencepiece_model_pb2  # protobuf creates its classes at import
+# The first pieces of a model that XLM-R's numbering requires.
 FAIRSEQ_HEAD = ("<unk>", "<s>", "</s>")
 _UNIGRAM, _BPE = schema.TrainerSpec.UNIGRAM, schema.TrainerSpec.BPE
 _PIECE = schema.ModelProto.SentencePiece
-# Steps of normalising that files of XLM-R and ALBERT have. The last, of runs of spaces, the model does by itself.
+# Normalization steps in the files of XLM-R and ALBERT. The model itself collapses runs of spaces.
 _STEPS = ("Replace", "NFKD", "StripAccents", "Lowercase", "Precompiled")
 _RUNS_OF_SPACES = {"Regex": " {2,}"}
 
 
 def parse(model: bytes) -> Any:
-    """A serialised model. Raises UserError when it is none."""
+    """The parsed model. Raises UserError for bytes that are not a SentencePiece model."""
     try:
         parsed = schema.ModelProto.FromString(model)
     except DecodeError:
         parsed = schema.ModelProto()
     if not parsed.pieces:
-        raise UserError("not a SentencePiece model. Fetch it again")
+        raise UserError("not a SentencePiece model. Download it again")
     return parsed
 
 
 def refuse_damaged(model: bytes) -> None:
-    """Raises UserError for a serialised model that `sentencepiece` does not take, or whose pieces are no text."""
+    """Raises UserError for a model that `sentencepiece` rejects, or whose pieces are not valid UTF-8."""
     if not all(isinstance(piece.piece, str) for piece in parse(model).pieces):
-        raise UserError("a damaged SentencePiece model (a piece is not UTF-8). Fetch it again")
+        raise UserError("damaged SentencePiece model: a piece is not UTF-8. Download it again")
     try:
         sentencepiece.SentencePieceProcessor(model_proto=model)
     except RuntimeError as error:
-        raise UserError(f"a damaged SentencePiece model ({error}). Fetch it again") from None
+        raise UserError(f"damaged SentencePiece model: {error}. Download it again") from None
 
 
 def folds_case(model: Any) -> bool:
-    """Whether the model's own normalising makes capitals small."""
+    """Whether the model's own normalization lower-cases text."""
     rules = schema.ModelProto(normalizer_spec=model.normalizer_spec).SerializeToString()
     return bool(sentencepiece.SentencePieceNormalizer(model_proto=rules).normalize("A").endswith("a"))
 
 
-def library_of(
+def library_tokenizer(
     model: Any,
     tokens: Sequence[str],
-    own_ids: Int64[ndarray, "n"],
+    token_ids: Int64[ndarray, "n"],
     roles: Roles,
     normalizer: normalizers.Normalizer | None,
 ) -> tokenizers.Tokenizer:
-    """The library's tokenizer of a SentencePiece model, as transformers makes it of one.
+    """The `tokenizers` library's tokenizer for a SentencePiece model, converted as transformers does.
 
-    It takes words one by one and sums scores in float64; on ties it may part a word otherwise.
+    It encodes word by word and adds scores in float64, so it may segment a word differently where scores tie.
     """
-    scores = dict(zip(own_ids.tolist(), (piece.score for piece in model.pieces), strict=True))
+    scores = dict(zip(token_ids.tolist(), (piece.score for piece in model.pieces), strict=True))
     special = [piece.piece for piece in model.pieces if piece.type in (_PIECE.UNKNOWN, _PIECE.CONTROL)]
     unk = tokens.index(roles.unk_token)
     fallback = model.trainer_spec.byte_fallback
@@ -86,8 +86,8 @@ def library_of(
     joined = decoders.Metaspace(prepend_scheme=scheme)
     library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), joined]) if fallback else joined
     for token in dict.fromkeys([*special, *roles]):
-        masks = token == roles.mask_token
-        library.add_special_tokens([tokenizers.AddedToken(token, lstrip=masks, normalized=False)])
+        is_mask = token == roles.mask_token
+        library.add_special_tokens([tokenizers.AddedToken(token, lstrip=is_mask, normalized=False)])
     cls, sep = roles.cls_token, roles.sep_token
     between = f"{sep}:0 {sep}:0" if roles == ROBERTA_ROLES else f"{sep}:0"
     second = 0 if roles == ROBERTA_ROLES else 1
@@ -100,25 +100,25 @@ def library_of(
 
 
 def normalizer_steps(content: Mapping[str, Any]) -> list[str]:
-    """The names of the steps of a tokenizer.json's normalizer. Raises UserError for one that no such file has."""
+    """The steps of a tokenizer.json's normalizer by name. Raises UserError for an unsupported step."""
     settings = content.get("normalizer") or {"normalizers": []}
     steps = settings.get("normalizers", [settings])
     for step in steps:
         quotes = step["type"] != "Replace" or step["pattern"] == _RUNS_OF_SPACES or step["content"] == '"'
         if step["type"] not in _STEPS or not quotes:
-            raise UserError(f"it normalises by {step['type']}, which is not supported for Unigram. Give its .model")
+            raise UserError(f"unsupported normalizer {step['type']} for a Unigram model. Give its SentencePiece .model")
     return [step["type"] for step in steps if step.get("pattern") != _RUNS_OF_SPACES]
 
 
 def unigram_model(content: Mapping[str, Any], roles: Roles) -> bytes:
-    """The SentencePiece model of a tokenizer.json whose model is Unigram.
+    """The serialized SentencePiece model of a tokenizer.json whose model is Unigram.
 
-    Raises UserError where it does not part text as SentencePiece does.
+    Raises UserError for a pre-tokenizer that does not split text as SentencePiece does.
     """
     splitter = content.get("pre_tokenizer") or {}
     parts = splitter.get("pretokenizers", [splitter])
     if [part.get("type") for part in parts] not in (["Metaspace"], ["WhitespaceSplit", "Metaspace"]):
-        raise UserError(f"its model is Unigram, split by {splitter.get('type')}. Only Metaspace is supported")
+        raise UserError(f"its model is Unigram with pre_tokenizer {splitter.get('type')}. Only Metaspace is supported")
     prefix = parts[-1].get("prepend_scheme", "always" if parts[-1].get("add_prefix_space", True) else "never")
     vocabulary = [(piece, score) for piece, score in content["model"]["vocab"]]
     unk = content["model"]["unk_id"]
@@ -153,7 +153,7 @@ def unigram_model(content: Mapping[str, Any], roles: Roles) -> bytes:
 
 
 def _merges(model: Any) -> list[tuple[str, str]]:
-    """The pairs of pieces that make a piece, by the rank of what they make."""
+    """The pairs of pieces that merge into a piece, ordered by the score of that piece."""
     pieces = {piece.piece: piece.score for piece in model.pieces if piece.type == _PIECE.NORMAL}
     ranked = sorted(pieces, key=lambda piece: -pieces[piece])
     return [

@@ -1,8 +1,8 @@
-"""What decides the ids of a SentencePiece tokenizer (Unigram: Kudo 2018; BPE), as plain data.
+"""The specification of a SentencePiece tokenizer (Unigram: Kudo 2018; BPE), as plain data.
 
-Two ways of numbering: XLM-R's (fairseq's), in which <s> <pad> </s> <unk> are 0 to 3, the model's pieces follow, each
-one higher than in the model, and <mask> is last; and ALBERT's, in which ids are the model's own and [CLS], [SEP],
-<pad>, <unk> and [MASK] are among its pieces.
+It supports two numberings. In XLM-R's (that of fairseq), <s> <pad> </s> <unk> are 0 to 3, the model's pieces follow
+with ids one higher than in the model, and <mask> is last. In ALBERT's, ids are those of the model, whose pieces include
+[CLS], [SEP], <pad>, <unk> and [MASK].
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from bert_jax.tokenization.sentencepiece_engine import SPACE, SentencePieceEngin
 from bert_jax.tokenization.sentencepiece_json import (
     FAIRSEQ_HEAD,
     folds_case,
-    library_of,
+    library_tokenizer,
     normalizer_steps,
     parse,
     refuse_damaged,
@@ -51,13 +51,13 @@ XLM_R_FILE, ALBERT_FILE = "sentencepiece.bpe.model", "spiece.model"
 
 @dataclass(frozen=True)
 class SentencePieceSpec:
-    """All that decides the ids of a SentencePiece tokenizer, so that two of equal content are equal.
+    """Everything that determines the ids of a SentencePiece tokenizer.
 
-    model             a serialised ModelProto
-    roles             ROBERTA_ROLES: XLM-R's numbering; others: the model's, with the mask after it if it has none
-    do_lower_case     before the model's own normalising, as ALBERT's
-    strip_accents     likewise, of the compatible decomposition (NFKD)
-    replace_quotes    likewise: `` and '' are "
+    model             a serialized ModelProto
+    roles             ROBERTA_ROLES: XLM-R's numbering; others: the model's own, followed by the mask if it lacks one
+    do_lower_case     lower-case before the model's own normalization, as ALBERT does
+    strip_accents     likewise, drop accents after the compatibility decomposition (NFKD)
+    replace_quotes    likewise, replace `` and '' by a double quote
     """
 
     model: bytes
@@ -68,32 +68,34 @@ class SentencePieceSpec:
 
     def __post_init__(self) -> None:
         if self.parsed.trainer_spec.model_type not in _KINDS:
-            raise UserError("its model is neither Unigram nor BPE. Train one of these")
+            raise UserError("its model type is neither Unigram nor BPE. Train the model with one of these types")
         pieces = self.pieces
         if self.fairseq and pieces[:3] != FAIRSEQ_HEAD:
-            raise UserError(f"its first pieces are {', '.join(pieces[:3])}; XLM-R's numbering wants <unk>, <s>, </s>")
+            raise UserError(
+                f"its first pieces are {', '.join(pieces[:3])}; XLM-R's numbering requires <unk>, <s>, </s>"
+            )
         if self.fairseq and self.normalizer():
-            raise UserError("XLM-R's numbering goes with the model's own normalising. Train it with nmt_nfkc_cf")
+            raise UserError("XLM-R's numbering supports only the model's own normalization. Train it with nmt_nfkc_cf")
         known = self.all_tokens()
         if len(set(known)) < len(known):
-            raise UserError("a token comes twice in the vocabulary. Mend the model")
+            raise UserError("a token occurs twice in the vocabulary. Train or download the model again")
         if missing := [token for token in self.roles if token not in known]:
-            raise UserError(f"no {', '.join(missing)} among its pieces. Is it a model of XLM-R or ALBERT?")
+            raise UserError(f"its pieces lack {', '.join(missing)}. Give a model that is numbered as XLM-R or ALBERT")
         spec = self.parsed.normalizer_spec
         if not spec.escape_whitespaces or self.parsed.trainer_spec.treat_whitespace_as_suffix:
-            raise UserError("it does not mark the beginning of words, which is not supported. Train with the defaults")
+            raise UserError("models that do not mark the beginning of words are not supported. Train with the defaults")
 
     def __reduce__(self) -> tuple[type["SentencePieceSpec"], tuple[Any, ...]]:
         return SentencePieceSpec, tuple(getattr(self, field.name) for field in dataclasses.fields(self))
 
     @functools.cached_property
     def parsed(self) -> Any:
-        """The model, parsed."""
+        """The parsed ModelProto."""
         return parse(self.model)
 
     @functools.cached_property
     def pieces(self) -> tuple[str, ...]:
-        """The model's pieces, in its own order."""
+        """The model's pieces, in its order."""
         return tuple(piece.piece for piece in self.parsed.pieces)
 
     @property
@@ -118,8 +120,8 @@ class SentencePieceSpec:
         mask = () if self.roles.mask_token in self.pieces else (self.roles.mask_token,)
         return self.pieces + mask
 
-    def own_ids(self) -> Int64[np.ndarray, "n"]:
-        """Our id of each of the model's."""
+    def token_ids(self) -> Int64[np.ndarray, "n"]:
+        """The tokenizer's id of each piece of the model."""
         ids = np.arange(len(self.pieces))
         if self.fairseq:
             ids += 1
@@ -138,7 +140,7 @@ class SentencePieceSpec:
         return token.removeprefix(SPACE)
 
     def content_hash(self) -> str:
-        """Of what decides ids: not of how the model was trained, nor of how its file is laid out."""
+        """The hash of everything that determines ids, which excludes training settings and the file's layout."""
         model, spec, trainer = self.parsed, self.parsed.normalizer_spec, self.parsed.trainer_spec
         content = {
             "kind": self.kind,
@@ -155,7 +157,7 @@ class SentencePieceSpec:
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
     def normalizer(self) -> normalizers.Normalizer | None:
-        """What comes before the model's own normalising: as transformers' AlbertTokenizer has it."""
+        """The normalizer that precedes the model's own, as in transformers' AlbertTokenizer; None if there is none."""
         parts: list[normalizers.Normalizer] = []
         if self.replace_quotes:
             parts += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
@@ -171,7 +173,7 @@ class SentencePieceSpec:
         within_words = all(SPACE not in piece[1:] and " " not in piece for piece in self.pieces)
         return SentencePieceEngine(
             self.model,
-            self.own_ids(),
+            self.token_ids(),
             self.all_tokens(),
             self.special_ids(),
             self.normalizer(),
@@ -185,7 +187,7 @@ class SentencePieceSpec:
     def write(self, directory: Path) -> None:
         """Writes the model, tokenizer_config.json and special_tokens_map.json."""
         special = {"bos_token": self.roles.cls_token, "eos_token": self.roles.sep_token} | self.roles._asdict()
-        # What transformers' own classes make again of the vocabulary alone.
+        # transformers' own classes rebuild these tokenizers from the vocabulary alone.
         unigram = self.kind == "unigram" and not self.parsed.trainer_spec.byte_fallback
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
         if unigram and self.fairseq and not self.normalizer():
@@ -198,18 +200,18 @@ class SentencePieceSpec:
         write_json(directory / "special_tokens_map.json", special)
 
     def build(self) -> tokenizers.Tokenizer:
-        """A tokenizer of the `tokenizers` library that does nearly the same."""
-        return library_of(self.parsed, self.all_tokens(), self.own_ids(), self.roles, self.normalizer())
+        """A tokenizer of the `tokenizers` library that gives nearly the same ids."""
+        return library_tokenizer(self.parsed, self.all_tokens(), self.token_ids(), self.roles, self.normalizer())
 
     def _normalize_ascii(self, text: str) -> str:
-        """The normalizer on ASCII text, where it is this little, and ten times faster."""
+        """The normalizer for ASCII text, where it reduces to this and runs ten times faster."""
         if self.replace_quotes:
             text = text.replace("``", '"').replace("''", '"')
         return text.lower() if self.do_lower_case else text
 
 
 def from_model(file: Path, settings: Mapping[str, Any], lowercase: bool | None) -> SentencePieceSpec:
-    """Of a SentencePiece .model: the model's own numbering where [CLS] is among its pieces, else XLM-R's."""
+    """Reads a SentencePiece .model: in its own numbering if [CLS] is among its pieces, otherwise in XLM-R's."""
     model = file.read_bytes()
     refuse_damaged(model)
     pieces = {piece.piece for piece in parse(model).pieces}
@@ -226,9 +228,9 @@ def from_model(file: Path, settings: Mapping[str, Any], lowercase: bool | None) 
 
 
 def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase: bool | None) -> SentencePieceSpec:
-    """Of a tokenizer.json whose model is Unigram; the SentencePiece model is made again of what that says.
+    """Reads a tokenizer.json whose model is Unigram, by rebuilding its SentencePiece model.
 
-    Raises UserError for steps of normalising that `sentencepiece` would not take.
+    Raises UserError for normalization steps that `sentencepiece` does not support.
     """
     known = {piece for piece, _ in content["model"]["vocab"]} | {token.content for token in added_tokens(content)}
     roles = named_roles(settings, known, ROBERTA_ROLES, ALBERT_ROLES, BERT_ROLES)

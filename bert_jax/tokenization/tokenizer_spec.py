@@ -1,4 +1,4 @@
-"""What kinds of tokenizer share: the parts special tokens play, what a kind has to say, the `tokenizers` library."""
+"""What all kinds of tokenizer share: special tokens, the specification's protocol, and the `tokenizers` library."""
 
 import dataclasses
 import functools
@@ -17,15 +17,15 @@ from bert_jax.command import UserError
 from bert_jax.storage.local import read_json
 from bert_jax.tokenization.chunk_cache import ChunkEncoder
 
-# What tokenizer_config.json of `transformers` says by true or false.
+# Boolean settings of `transformers`' tokenizer_config.json.
 _SWITCHES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space")
-# Chunks given to the library in one call.
+# Chunks passed to the library in one call.
 LIBRARY_CHUNKS = 20_000
 
 
 @dataclass(frozen=True)
 class AddedToken:
-    """A token looked for before text is split: a special one, or a word that a user added to a vocabulary."""
+    """A token that is matched before text is split: a special token, or a word that a user added to a vocabulary."""
 
     content: str
     special: bool = True
@@ -36,7 +36,7 @@ class AddedToken:
 
 
 class Roles(NamedTuple):
-    """The special tokens by the parts they play, as `transformers` names them."""
+    """The special tokens by their role, with the names of `transformers`."""
 
     pad_token: str
     unk_token: str
@@ -48,29 +48,29 @@ class Roles(NamedTuple):
 BERT_ROLES = Roles("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALBERT_ROLES = Roles("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_ROLES = Roles("<pad>", "<unk>", "<s>", "</s>", "<mask>")
-GPT2_ROLES = Roles(*["<|endoftext|>"] * 5)  # its one special token: between texts, and for want of any other
+GPT2_ROLES = Roles(*["<|endoftext|>"] * 5)  # GPT-2's only special token, which separates texts
 
 
 @runtime_checkable
 class Engine(ChunkEncoder, Protocol):
-    """A library's tokenizer at work: what the face asks of it, beside what the cache does. Texts are Unicode."""
+    """A library's tokenizer that encodes and decodes, in addition to what the cache needs. Texts are Unicode."""
 
     def encode_special(self, text: str) -> list[int]:
-        """The ids of a text in which special tokens become their ids."""
+        """The ids of a text in which special tokens are replaced by their ids."""
 
     def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a text, and the characters [start, end) of each."""
+        """The ids of a text and the character span [start, end) of each."""
 
     def decode(self, ids: list[int]) -> str:
-        """Readable text, special tokens kept."""
+        """Readable text, including special tokens."""
 
     def to_json(self) -> str:
-        """What tokenizer.json holds, by which the `tokenizers` library does the same, or nearly."""
+        """The content of tokenizer.json, by which the `tokenizers` library gives the same ids, or nearly the same."""
 
 
 @runtime_checkable
 class TokenizerSpec(Protocol):
-    """What a kind of tokenizer is: all that decides ids, as plain data that pickles. Equal contents hash equal."""
+    """Everything that determines a tokenizer's ids, as plain data that pickles. Equal specifications hash equal."""
 
     @property
     def kind(self) -> str:
@@ -84,7 +84,7 @@ class TokenizerSpec(Protocol):
 
     @property
     def pair_separators(self) -> int:
-        """How many separators this kind's own models have between two texts."""
+        """Number of separators that published models of this kind place between two texts."""
 
     def all_tokens(self) -> tuple[str, ...]:
         """Every token by id."""
@@ -93,10 +93,10 @@ class TokenizerSpec(Protocol):
         """The ids of the special tokens, ascending."""
 
     def is_inside(self, token: str) -> bool:
-        """Whether an ordinary token is the inside of a word."""
+        """Whether an ordinary token continues a word."""
 
     def surface(self, token: str) -> str:
-        """The characters of an ordinary token, without what marks the beginning or inside of a word."""
+        """The characters of an ordinary token, without the mark of a word's beginning or inside."""
 
     def content_hash(self) -> str:
         """sha256, hexadecimal."""
@@ -104,16 +104,16 @@ class TokenizerSpec(Protocol):
     def engine(self) -> Engine: ...
 
     def write(self, directory: Path) -> None:
-        """Writes the files of a Hugging Face folder into one that is there, but for tokenizer.json."""
+        """Writes the files of a Hugging Face folder, except tokenizer.json, into an existing folder."""
 
 
 class LibraryEngine:
-    """A tokenizer of the `tokenizers` library at work, one text or many."""
+    """Encodes by a tokenizer of the `tokenizers` library."""
 
     def __init__(self, build: Callable[[], tokenizers.Tokenizer], dtype: type) -> None:
         self._id_dtype = dtype
         self._library = build()
-        self._library.encode_special_tokens = True  # "[MASK]" in a text is text
+        self._library.encode_special_tokens = True  # "[MASK]" in a text is ordinary text
         self._build = build
 
     @functools.cached_property
@@ -137,12 +137,12 @@ class LibraryEngine:
         return str(self._library.to_str(pretty=True))
 
     def library_ids(self, library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[bytes]:
-        """The ids of each text, as bytes: one call for many texts, as a call costs more than a word."""
+        """The ids of each text, as bytes. One call encodes many texts, because a call costs more than a word."""
         encoded: list[bytes] = []
         width = np.dtype(self._id_dtype).itemsize
         for start in range(0, len(texts), LIBRARY_CHUNKS):
             part = texts[start : start + LIBRARY_CHUNKS]
-            # As pre-tokenized input each is normalised and split by itself; word_ids says whose an id is.
+            # Pre-tokenized input is normalized and split text by text, and word_ids gives the text of each id.
             # (encode_batch_fast would be a fifth faster, but leaves word_ids empty.)
             try:
                 encoding = library.encode(list(part), is_pretokenized=True, add_special_tokens=False)
@@ -157,25 +157,28 @@ class LibraryEngine:
 
 
 def id_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
-    """The narrowest type that every id fits."""
+    """The narrowest dtype that holds every id."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
 
 
 def refuse_surrogates(texts: Iterable[str]) -> None:
-    """Raises UserError for text that UTF-8 cannot write: bytes of a terminal that were not UTF-8 show up so."""
+    """Raises UserError for text with a lone surrogate, which UTF-8 cannot represent.
+
+    Python decodes terminal input that is not valid UTF-8 to such text.
+    """
     for text in texts:
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise UserError(
-                f"not Unicode text (a lone surrogate U+{ord(text[error.start]):04X}): {text[:40]!a}. Give UTF-8"
+                f"text contains the lone surrogate U+{ord(text[error.start]):04X}: {text[:40]!a}. Give valid UTF-8"
             ) from None
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
-    """special_tokens_map.json and, above it, tokenizer_config.json of a folder; what is not there says nothing.
+    """The settings in a folder's special_tokens_map.json, overridden by those in its tokenizer_config.json.
 
-    Raises UserError for a switch that is neither on nor off.
+    A missing file contributes no settings. Raises UserError for a boolean setting with another value.
     """
     files = (directory / name for name in ("special_tokens_map.json", "tokenizer_config.json"))
     settings: dict[str, Any] = {}
@@ -183,31 +186,31 @@ def read_settings(directory: Path) -> dict[str, Any]:
         found = read_json(file) if file.exists() else {}
         for name in _SWITCHES:
             if not isinstance(value := found.get(name), bool | None):
-                raise UserError(f"{name} is {value!r} in {file.name} beside it. Write true or false there")
+                raise UserError(f"{name} is {value!r} in {file.name} of the same folder. Change it to true or false")
         settings |= found
     return settings
 
 
 def tokens_by_id(vocabulary: Mapping[str, int]) -> tuple[str, ...]:
-    """The tokens of a vocabulary in the order of their ids. Raises UserError for ids with gaps."""
+    """The tokens of a vocabulary in the order of their ids. Raises UserError if the ids are not contiguous from 0."""
     by_id = {index: token for token, index in vocabulary.items()}
     if sorted(by_id) != list(range(len(vocabulary))):
-        raise UserError("its ids do not run from 0 without gaps. Give a tokenizer of contiguous ids")
+        raise UserError("its ids are not contiguous from 0. Give a tokenizer whose ids have no gaps")
     return tuple(by_id[index] for index in range(len(by_id)))
 
 
-def tokens_beside(tokens: tuple[str, ...], added: Sequence[AddedToken]) -> tuple[str, ...]:
-    """The added tokens that a model's own tokens lack, in their order."""
+def tokens_outside(tokens: tuple[str, ...], added: Sequence[AddedToken]) -> tuple[str, ...]:
+    """The added tokens that are not among the tokens of the model, in order."""
     present = {token.content for token in added}.intersection(tokens)
     return tuple(token.content for token in added if token.content not in present)
 
 
 def hash_of(content: Any) -> str:
-    """sha256, hexadecimal, over the kind and the fields of a dataclass that is a tokenizer's content."""
-    # Not asdict of the whole, which copies every token.
+    """The hexadecimal sha256 of a specification: of its kind and its dataclass fields, names included."""
+    # dataclasses.asdict would copy every token.
     fields = {field.name: getattr(content, field.name) for field in dataclasses.fields(content)}
-    told = json.dumps({"kind": content.kind} | fields, sort_keys=True, default=dataclasses.asdict)
-    return hashlib.sha256(told.encode()).hexdigest()
+    serialized = json.dumps({"kind": content.kind} | fields, sort_keys=True, default=dataclasses.asdict)
+    return hashlib.sha256(serialized.encode()).hexdigest()
 
 
 def added_tokens(content: Mapping[str, Any]) -> tuple[AddedToken, ...]:
@@ -218,17 +221,21 @@ def added_tokens(content: Mapping[str, Any]) -> tuple[AddedToken, ...]:
 
 
 def check_added_ids(content: Mapping[str, Any], tokens: Sequence[str]) -> None:
-    """Raises UserError where a tokenizer.json gives an added token another id than its place among `tokens`."""
+    """Raises UserError if tokenizer.json gives an added token another id than its index in `tokens`."""
     ids = {token: index for index, token in enumerate(tokens)}
     for token in content.get("added_tokens") or []:
         if ids.get(token["content"]) != token["id"]:
-            raise UserError(f"added token {token['content']!r} has id {token['id']}, out of order. Renumber it")
+            raise UserError(
+                f"added token {token['content']!r} has id {token['id']}, but its place in the vocabulary is "
+                f"{ids.get(token['content'])}. Renumber it"
+            )
 
 
 def named_roles(settings: Mapping[str, Any], known: Container[str], *usual: Roles) -> Roles:
-    """The roles as a folder's settings name them, those they do not name being of the usual set that is known best.
+    """The special tokens by role, as a folder's settings name them.
 
-    Raises UserError where that leaves one open.
+    Roles that the settings do not name come from the set in `usual` that shares the most tokens with the vocabulary.
+    Raises UserError for a role whose token is not in the vocabulary.
     """
     fallback = max(usual, key=lambda roles: sum(token in known for token in roles))
     found: dict[str, Any] = {}
@@ -238,16 +245,14 @@ def named_roles(settings: Mapping[str, Any], known: Container[str], *usual: Role
         found[role] = named or getattr(fallback, role)
     if missing := [role for role, token in found.items() if token not in known]:
         raise UserError(
-            f"no token for {', '.join(missing)}. Name them in special_tokens_map.json; each has to be in the vocabulary"
+            f"no token for {', '.join(missing)}. Name tokens of the vocabulary for them in special_tokens_map.json"
         )
     return Roles(**found)
 
 
 def refuse_contradiction(argument: bool | None, stated: bool | None) -> None:
-    """Raises UserError for a --lowercase or --nolowercase that is not what the files say."""
+    """Raises UserError for --lowercase or --nolowercase that contradicts the tokenizer's files."""
     if argument is not None and stated is not None and argument != stated:
-        flag, truth = (
-            ("--lowercase" if argument else "--nolowercase"),
-            ("lower-cases" if stated else "keeps case"),
-        )
-        raise UserError(f"{flag} was given, but its own settings say that it {truth}. Leave the flag out")
+        flag = "--lowercase" if argument else "--nolowercase"
+        setting = "lower-cases text" if stated else "keeps capitals"
+        raise UserError(f"{flag} contradicts the tokenizer's files, by which it {setting}. Omit the flag")

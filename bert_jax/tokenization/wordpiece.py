@@ -1,7 +1,7 @@
-"""What decides the ids of a WordPiece tokenizer, as plain data, and the files that keep it: Google's, Hugging Face's.
+"""The specification of a WordPiece tokenizer, and the files of Google and Hugging Face that store it.
 
-Formats: vocab.txt of google-research/bert (a token a line, the line number is the id); tokenizer.json of the
-`tokenizers` library; tokenizer_config.json and special_tokens_map.json of `transformers`.
+Formats: vocab.txt of google-research/bert (one token per line; the line number is the id), tokenizer.json of the
+`tokenizers` library, and tokenizer_config.json and special_tokens_map.json of `transformers`.
 """
 
 import dataclasses
@@ -26,21 +26,21 @@ from bert_jax.tokenization.tokenizer_spec import (
     hash_of,
     id_dtype,
     refuse_contradiction,
-    tokens_beside,
     tokens_by_id,
+    tokens_outside,
 )
 from bert_jax.tokenization.wordpiece_engine import WordPieceEngine
 
-# Of BERT, in the order in which our own vocabularies hold them (ids 0 to 4).
+# BERT's special tokens, in the order in which vocabularies trained by bert_jax contain them (ids 0 to 4).
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = BERT_ROLES
-# Longer words are unknown. transformers and the tokenizer.json files of published models say 100
-# (google-research/bert, WordpieceTokenizer, says 200).
+# Longer words are unknown. `transformers` and the tokenizer.json files of published models use 100;
+# google-research/bert (WordpieceTokenizer) uses 200.
 MAX_WORD_LENGTH = 100
 
 
 @dataclass(frozen=True)
 class WordPieceSpec:
-    """All that decides the ids of a WordPiece tokenizer, so that two of equal content are equal."""
+    """Everything that determines the ids of a WordPiece tokenizer."""
 
     tokens: tuple[str, ...]  # by id
     lowercase: bool
@@ -55,17 +55,19 @@ class WordPieceSpec:
         if len(set(self.tokens)) < len(self.tokens):
             token, _ = Counter(self.tokens).most_common(1)[0]
             first, second, *_ = (index for index, found in enumerate(self.tokens) if found == token)
-            raise UserError(f"token {token!r} comes twice, as id {first} and {second}. Mend the vocabulary")
+            raise UserError(f"token {token!r} occurs twice, as id {first} and {second}. Correct the vocabulary")
         if missing := [token for token in SPECIAL_TOKENS if token not in self.tokens]:
-            raise UserError(f"no {', '.join(missing)} in the vocabulary. Is it one of BERT? Add a line for each")
+            raise UserError(
+                f"the vocabulary lacks {', '.join(missing)}. Add a line for each, or give a BERT vocabulary"
+            )
 
     kind = "wordpiece"
     roles = SPECIAL_TOKENS
     pair_separators = 1
 
     def all_tokens(self) -> tuple[str, ...]:
-        """Every token by id: those of the model, then the added ones that the model has not."""
-        return self.tokens + tokens_beside(self.tokens, self.added)
+        """Every token by id: the model's tokens, then the added tokens that are not among them."""
+        return self.tokens + tokens_outside(self.tokens, self.added)
 
     def special_ids(self) -> tuple[int, ...]:
         """The ids of the special tokens, ascending."""
@@ -73,11 +75,11 @@ class WordPieceSpec:
         return tuple(index for index, token in enumerate(self.all_tokens()) if token in special)
 
     def has_text_tokens(self) -> bool:
-        """Whether an added token is looked for in ordinary text."""
+        """Whether an added token is matched in ordinary text."""
         return any(not token.special for token in self.added)
 
     def content_hash(self) -> str:
-        """sha256, hexadecimal."""
+        """The hexadecimal sha256."""
         return hash_of(self)
 
     def is_inside(self, token: str) -> bool:
@@ -87,7 +89,7 @@ class WordPieceSpec:
         return token.removeprefix(self.continuation_prefix)
 
     def engine(self) -> WordPieceEngine:
-        """The library's tokenizer of this content, at work."""
+        """The engine that encodes with this specification."""
         return WordPieceEngine(
             self.build,
             id_dtype(len(self.all_tokens())),
@@ -98,7 +100,7 @@ class WordPieceSpec:
         )
 
     def _longest_match(self) -> LongestMatch:
-        """The same ids for words of ASCII that normalising leaves as they are."""
+        """Gives the same ids for the ASCII words that normalization does not change."""
         letters = string.ascii_lowercase if self.lowercase else string.ascii_letters
         return LongestMatch(
             self.tokens,
@@ -124,7 +126,7 @@ class WordPieceSpec:
         write_json(directory / "special_tokens_map.json", special)
 
     def build(self) -> tokenizers.Tokenizer:
-        """The library's tokenizer of this content."""
+        """The `tokenizers` library's tokenizer of this specification."""
         model = models.WordPiece(
             {token: index for index, token in enumerate(self.tokens)},
             unk_token=UNK,
@@ -153,26 +155,29 @@ class WordPieceSpec:
 
 
 def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: bool | None) -> WordPieceSpec:
-    """Of a tokenizer.json whose model is WordPiece; `config` is the folder's settings. Raises UserError for another."""
+    """Reads a tokenizer.json whose model is WordPiece; `config` holds the folder's settings.
+
+    Raises UserError for a normalizer or pre-tokenizer other than BERT's, and for an unknown token other than [UNK].
+    """
     model, normalizer = content.get("model") or {}, content.get("normalizer") or {}
     splitter = content.get("pre_tokenizer") or {}
     if normalizer.get("type") != "BertNormalizer" or splitter.get("type") != "BertPreTokenizer":
         raise UserError(
-            f"it normalises by {normalizer.get('type')} and splits by {splitter.get('type')}. "
-            "Only BertNormalizer with BertPreTokenizer is supported now"
+            f"its normalizer is {normalizer.get('type')} and its pre_tokenizer {splitter.get('type')}. "
+            "Only BertNormalizer with BertPreTokenizer is supported"
         )
     for name in ("lowercase", "strip_accents", "handle_chinese_chars", "clean_text"):
-        wanted = bool | None if name == "strip_accents" else bool  # null: as lowercase
+        wanted = bool | None if name == "strip_accents" else bool  # null: the value of lowercase
         if not isinstance(normalizer[name], wanted):
-            raise UserError(f"its normalizer's {name} is {normalizer[name]!r}. Write true or false there")
+            raise UserError(f"its normalizer's {name} is {normalizer[name]!r}. Change it to true or false")
     if model.get("unk_token") != UNK:
-        raise UserError(f"its unknown token is {model.get('unk_token')!r}. Only {UNK} is supported now")
+        raise UserError(f"its unknown token is {model.get('unk_token')!r}. Only {UNK} is supported")
     stated = _first(config.get("do_lower_case"), normalizer["lowercase"])
     refuse_contradiction(lowercase, stated)
     vocabulary = WordPieceSpec(
         tokens=tokens_by_id(model["vocab"]),
         lowercase=stated,
-        # Without a setting, accents go with the capitals, as in google-research/bert's BasicTokenizer.
+        # Without a setting, accents are stripped if text is lower-cased, as in google-research/bert's BasicTokenizer.
         strip_accents=_first(config.get("strip_accents"), normalizer["strip_accents"], stated),
         split_chinese=_first(config.get("tokenize_chinese_chars"), normalizer["handle_chinese_chars"]),
         clean_text=normalizer["clean_text"],
@@ -185,36 +190,39 @@ def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: 
 
 
 def from_lines(file: Path, config: Mapping[str, Any], lowercase: bool | None) -> WordPieceSpec:
-    """Of a vocab.txt. Without a setting or an argument, a vocabulary without capitals is for lower-cased text."""
+    """Reads a vocab.txt; `config` holds the folder's settings.
+
+    Without a setting or an argument, a vocabulary without capitals is taken to be lower-cased.
+    """
     try:
-        lines = file.read_bytes().decode("utf-8").removeprefix("\ufeff").split("\n")  # a byte order mark is no token's
+        lines = file.read_bytes().decode("utf-8").removeprefix("\ufeff").split("\n")  # drops a byte order mark
     except UnicodeDecodeError as error:
-        raise UserError(f"not UTF-8 at byte {error.start}. Is it a vocab.txt of a token a line?") from None
+        raise UserError(f"not UTF-8 at byte {error.start}. Give a vocab.txt with one token per line") from None
     if lines[-1] == "":
         lines.pop()
     tokens = tuple(line.removesuffix("\r") for line in lines)
     if "" in tokens:
-        raise UserError(f"line {tokens.index('') + 1} is empty. Each holds a token: fetch or make the vocabulary again")
+        raise UserError(f"line {tokens.index('') + 1} is empty. Give a vocab.txt with one token per line")
     stated = config.get("do_lower_case")
     refuse_contradiction(lowercase, stated)
     chosen = _first(stated, lowercase, not has_capitals(tokens))
     return WordPieceSpec(
         tokens=tokens,
         lowercase=chosen,
-        strip_accents=_first(config.get("strip_accents"), chosen),  # as Google's BasicTokenizer: with lower-casing
+        strip_accents=_first(config.get("strip_accents"), chosen),  # as in Google's BasicTokenizer
         split_chinese=_first(config.get("tokenize_chinese_chars"), True),
     )
 
 
 def _with_specials(added: Iterable[AddedToken]) -> tuple[AddedToken, ...]:
-    """The added tokens with the five of BERT first and special, so that equal tokenizers hash equal."""
+    """The added tokens with BERT's five first, marked special, so that equal tokenizers hash equal."""
     by_content = {token.content: token for token in added}
     five = tuple(AddedToken(token) for token in SPECIAL_TOKENS)
     return five + tuple(token for content, token in by_content.items() if content not in SPECIAL_TOKENS)
 
 
 def has_capitals(tokens: tuple[str, ...]) -> bool:
-    """Whether a token other than a marker in brackets ([CLS], <S>) holds a capital."""
+    """Whether a token contains a capital, apart from markers in brackets ([CLS], <S>)."""
     return any(token != token.lower() and token[0] + token[-1] not in ("[]", "<>") for token in tokens)
 
 

@@ -1,7 +1,7 @@
-"""WordPiece at work (Schuster and Nakajima 2012; as in Devlin et al. 2019), by the `tokenizers` library.
+"""The WordPiece engine (Schuster and Nakajima 2012; as in Devlin et al. 2019), by the `tokenizers` library.
 
-Only some of the places where the library parts text are known here: its white space and some punctuation; that it
-makes the capitals of ASCII small; and that it leaves other letters and the digits of ASCII as they are.
+This module knows only some of the positions at which the library splits text: at white space and at some punctuation.
+It also knows that the library lower-cases ASCII capitals and leaves other ASCII letters and digits unchanged.
 """
 
 import functools
@@ -13,19 +13,20 @@ from bert_jax.tokenization.chunk_cache import ChunkedTexts
 from bert_jax.tokenization.longest_match import LongestMatch
 from bert_jax.tokenization.tokenizer_spec import LibraryEngine
 
-# str.split parts at these, the library does not: its clean-up drops them first, as other control characters.
+# str.split splits at these. The library does not: its clean-up first drops them, as it drops other control
+# characters.
 _DROPPED_SEPARATORS = "\x0b\x0c\x1c\x1d\x1e\x1f\x85"
 _DROP = str.maketrans("", "", _DROPPED_SEPARATORS)
-# Unicode's White_Space but for " " and "\n". str.isspace has U+001C to U+001F besides.
+# Unicode's White_Space except " " and "\n". str.isspace also includes U+001C to U+001F.
 WHITE_SPACE = "\t\x0b\x0c\r\x85\xa0\u1680" + "".join(map(chr, range(0x2000, 0x200B))) + "\u2028\u2029\u202f\u205f\u3000"
 _SPACES = dict.fromkeys(WHITE_SPACE, " ")
 _CLEANED = _SPACES | dict.fromkeys(_DROPPED_SEPARATORS, "")
 
 
 class WordPieceEngine(LibraryEngine):
-    """The library's WordPiece, and that words end at white space and at punctuation.
+    """Encodes by the library's WordPiece, split at white space and punctuation.
 
-    Words of letters and digits of ASCII, most of a text's, go to `longest_match` instead.
+    Words of ASCII letters and digits, which are most words of a text, go to `longest_match` instead.
     """
 
     def __init__(
@@ -44,9 +45,9 @@ class WordPieceEngine(LibraryEngine):
         self._clean_text = clean_text
         self._has_text_tokens = has_text_tokens
 
-    def part(self, texts: Sequence[str]) -> ChunkedTexts | None:
+    def split(self, texts: Sequence[str]) -> ChunkedTexts | None:
         if self._has_text_tokens:
-            return None  # added tokens that are found in running text may span white space
+            return None  # added tokens that are matched in running text may span white space
         block = replaced(lines(texts), _CLEANED if self._clean_text else _SPACES)
         return ChunkedTexts(block, marks=True, fold=self._lowercase)
 
@@ -64,12 +65,12 @@ class WordPieceEngine(LibraryEngine):
 
 
 def split_chunks(text: str) -> list[str]:
-    """The chunks of a text between white spaces, as the library parts them when it cleans text up."""
+    """The chunks of a text between white spaces, as the library splits it when it cleans text up."""
     return text.translate(_DROP).split()
 
 
 def lines(texts: Sequence[str]) -> str:
-    """A line a text; white space within one is a space."""
+    """One line per text; line breaks within a text become spaces."""
     block = "\n".join(texts)
     if block.count("\n") >= len(texts):
         block = "\n".join(text.replace("\n", " ") for text in texts)
@@ -77,9 +78,9 @@ def lines(texts: Sequence[str]) -> str:
 
 
 def replaced(block: str, characters: Mapping[str, str]) -> str:
-    """A text with some characters replaced, quick where most of them do not occur."""
+    """A text with some characters replaced. Fast if most of the characters do not occur."""
     ascii_only = block.isascii()
-    for character, other in characters.items():
+    for character, replacement in characters.items():
         if not (ascii_only and character > "\x7f") and character in block:
-            block = block.replace(character, other)
+            block = block.replace(character, replacement)
     return block
