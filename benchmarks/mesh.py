@@ -27,7 +27,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.planning.collectives import collectives
 from bert_jax.planning.hlo import parse
 from bert_jax.train import optim, partitioning, steps
-from bert_jax.train.losses import PretrainingObjective
+from bert_jax.train.objectives import MaskedLMObjective
 
 VOCAB_SIZE = 30522  # bert-base-uncased
 MASK_RATE = 0.15
@@ -51,7 +51,7 @@ def count(model: ModelConfig, shape: tuple[int, ...], batch_size: int, seq_len: 
     mesh = partitioning.make_mesh(MeshConfig(data, fsdp, tensor), jax.devices()[: math.prod(shape)])
     partitioning.check_model(model, mesh)
     partitioning.check_batch(batch_size, 1, mesh)
-    objective, config = PretrainingObjective(), OptimizerConfig()
+    objective, config = MaskedLMObjective(), OptimizerConfig()
     runtime = Runtime(layer_loop="scan", placement=partitioning.OnMesh())
     chain = optim.build(config, abstract_params(model, objective.heads))
     plan = steps.Plan(model, runtime, objective, config, chain)

@@ -31,7 +31,7 @@ from bert_jax.model.bert import abstract_params, init_params
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import metrics, optim, steps
 from bert_jax.train.host_memory import keep_freed_memory
-from bert_jax.train.losses import PretrainingObjective
+from bert_jax.train.objectives import MaskedLMObjective
 
 VOCAB_SIZE = 30522  # bert-base-uncased
 SIZES = ("tiny", "mini", "small", "medium", "base", "large")  # the presets that the peer has too
@@ -63,7 +63,7 @@ def random_batch(config: ModelConfig, batch_size: int, seq_len: int) -> Batch:
 
 def our_turn(config: ModelConfig, runtime: Runtime, batch: Batch) -> Turn:
     """The train step as the trainer jits it, with its state donated from step to step."""
-    objective, optimizer_config = PretrainingObjective(), OptimizerConfig()
+    objective, optimizer_config = MaskedLMObjective(), OptimizerConfig()
     optimizer = optim.build(optimizer_config, abstract_params(config, objective.heads))
     plan = steps.Plan(config, runtime, objective, optimizer_config, optimizer)
     key, fraction = jax.random.key(0), jnp.float32(0)

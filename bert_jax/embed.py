@@ -21,8 +21,8 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
+from bert_jax.model.layer_selection import LAYERS, LayerSelection
 from bert_jax.model.runtime import Runtime
-from bert_jax.model.states import LAYERS, States
 from bert_jax.storage.local import refuse_existing, write_atomic
 from bert_jax.tasks import texts as texts_lib
 from bert_jax.tasks.example import TaskBatch
@@ -82,7 +82,7 @@ def embed(
         raise UserError(f"--max_length is {max_length}; use 5 to {limit} (the model's positions), or 0 for the most")
     if pool == "cls" and loaded.model.causal:
         raise UserError("--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none")
-    chosen = States.parse(layers, loaded.model.layers)
+    chosen = LayerSelection.parse(layers, loaded.model.layers)
     encoded = texts_lib.encode(texts, loaded.tokenizer, max_length or limit, by_word=pool == "words")
     if encoded.rows.truncated:
         _say(
@@ -130,7 +130,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _run(
-    loaded: Loaded, encoded: EncodedTexts, chosen: States, pool: str, batch_size: int, runtime: Runtime
+    loaded: Loaded, encoded: EncodedTexts, chosen: LayerSelection, pool: str, batch_size: int, runtime: Runtime
 ) -> dict[str, np.ndarray]:
     rows = encoded.rows
     mesh = partitioning.make_mesh(MeshConfig())
@@ -158,7 +158,7 @@ def _vectors(
     config: ModelConfig,
     heads: Heads,
     runtime: Runtime,
-    chosen: States,
+    chosen: LayerSelection,
     pool: str,
     params: dict[str, Any],
     batch: TaskBatch,

@@ -1,5 +1,6 @@
 """Measures a checkpoint on held-out shards, or a fine-tuned one on labelled files."""
 
+import dataclasses
 import json
 import math
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from bert_jax import command
 from bert_jax.command import UserError
-from bert_jax.config import MeshConfig, TrainConfig
+from bert_jax.config import MeshConfig, PretrainConfig, TrainConfig
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import Dataset, open_dataset
 from bert_jax.interop import averaged, source
@@ -22,7 +23,8 @@ from bert_jax.tasks import measurement
 from bert_jax.tasks.reading import Columns
 from bert_jax.train import distributed, partitioning, trainer
 from bert_jax.train.evaluate import make_evaluator
-from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective
+from bert_jax.train.objectives import OBJECTIVES, Objective, pretraining_objective
+from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.steps import Forward
 
 DESCRIPTION = """Measures a checkpoint.
@@ -87,15 +89,16 @@ def _evaluate_shards(loaded: Loaded, data: Path, config: TrainConfig, max_rows: 
 
 def _objective(loaded: Loaded, dataset: Dataset) -> Objective:
     """All that the checkpoint has heads for and the shards have labels for."""
-    heads = loaded.heads
-    if heads.lm:
-        return CausalObjective()
-    if not heads.mlm:
+    heads, traits = loaded.heads, ShardTraits.of(dataset)
+    name = loaded.training.get("objective", "auto")
+    if not (heads.lm or heads.mlm or heads.named):
         raise UserError(f"{loaded.origin} has no language-model head to measure; name a pretrained checkpoint")
-    return PretrainingObjective(
-        next_sentence=dataset.labelled and heads.next_sentence,
-        span_boundary=dataset.masking.unit == "span" and heads.span_boundary,
+    config = PretrainConfig(
+        objective=name if name in OBJECTIVES else "auto",
+        span_boundary=traits.mask_unit == "span" and heads.span_boundary,
     )
+    traits = dataclasses.replace(traits, labelled=traits.labelled and heads.next_sentence)
+    return pretraining_objective(config, loaded.model, [traits])
 
 
 def main(arguments: Sequence[str]) -> None:

@@ -18,7 +18,7 @@ from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig
 from bert_jax.interop import averaged, source
 from bert_jax.interop.loaded import Loaded
-from bert_jax.model.states import LAYERS
+from bert_jax.model.layer_selection import LAYERS
 from bert_jax.progress import Reporter
 from bert_jax.storage.local import refuse_existing, write_json
 from bert_jax.tasks import measurement, registry

@@ -16,6 +16,7 @@ from bert_jax.interop import averaged, source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
+from bert_jax.model.head_outputs import masked_logits
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import TaskBatch, TaskRows
@@ -132,7 +133,7 @@ def _guess(
     config: ModelConfig, heads: Heads, top: int, params: dict[str, Any], batch: TaskBatch, positions: Int[Array, "B M"]
 ) -> tuple[Float[Array, "B M K"], Int[Array, "B M K"]]:
     model = bind(config, heads, params, Runtime())
-    logits = model.masked_logits(model.encode(batch).last, positions)
+    logits = masked_logits(model, model.encode(batch).last, positions)
     values, tokens = jax.lax.top_k(jax.nn.softmax(logits), top)
     return values, tokens
 

@@ -30,7 +30,9 @@ from bert_jax.train import distributed, partitioning, trainer
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.evaluate import Evaluator, Rows, make_evaluator
 from bert_jax.train.host_memory import keep_freed_memory
-from bert_jax.train.losses import CausalObjective, PretrainingObjective
+from bert_jax.train.objectives import pretraining_objective
+from bert_jax.train.objectives.pretraining import ShardTraits
+from bert_jax.train.objectives.source import ObjectiveSource
 from bert_jax.train.steps import Plan
 
 DESCRIPTION = """Pretrains an encoder: masked tokens, and next sentences where the shards have labels. A causal model,
@@ -51,8 +53,6 @@ average of the parameters): docs/recipes.md, section 6. Any part of the architec
 workdir. See the result with: python -m bert_jax.report WORKDIR
 """
 
-
-OBJECTIVES = ("auto", "mlm", "causal")
 
 # What a longer context may change of rotary positions (Warner et al. 2024, section 3.2): no parameter depends on it.
 CONTEXT_FIELDS = ("rotary_base", "rotary_base_local", "max_positions")
@@ -90,7 +90,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
                 f"the rows of {part.directory} have {part.seq_len} slots, the model has {model.max_positions} "
                 f"positions; use --config.model.max_positions={part.seq_len}"
             )
-    objective = _objective(config, model, [phase.dataset for phase in phases])
+    objective = pretraining_objective(config, model, [ShardTraits.of(phase.dataset) for phase in phases])
     if objective.heads.mlm and not tokenizer.has_mask:
         raise UserError(
             f"the vocabulary of {dataset.directory} has no token for masks; build the examples with another "
@@ -109,7 +109,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
             config=config,
             model=model,
             objective=objective,
-            source=train,
+            source=ObjectiveSource(train, objective),
             workdir=workdir,
             tokenizer=tokenizer,
             kind="pretraining",
@@ -150,34 +150,6 @@ def _architecture(config: PretrainConfig, vocab_size: int, loaded: Loaded | None
     if loaded is None:
         raise UserError("model.preset is checkpoint, but nothing is named by --config.init_from=CHECKPOINT")
     return sizes.with_options(loaded.model, config.model)
-
-
-def _objective(
-    config: PretrainConfig, model: ModelConfig, datasets: Sequence[Dataset]
-) -> PretrainingObjective | CausalObjective:
-    """What the model learns: what fits its attention, the recipe and the shards."""
-    if config.objective not in OBJECTIVES:
-        raise UserError(f"config.objective is {config.objective!r}; use one of: {', '.join(OBJECTIVES)}")
-    if config.objective != "auto" and (config.objective == "causal") != model.causal:
-        sight = "sees only what stands before" if model.causal else "sees what it would have to predict"
-        raise UserError(
-            f"config.objective is {config.objective}, but the model {sight}: use --config.objective=auto, or "
-            f"--config.model.causal={str(not model.causal).lower()}"
-        )
-    if not model.causal:
-        for dataset in datasets:
-            if config.span_boundary and dataset.masking.unit != "span":
-                raise UserError(
-                    f"config.span_boundary needs masks of spans, those of {dataset.directory} are of "
-                    f"{dataset.masking.unit}s; build the examples with --mask_unit span"
-                )
-        return PretrainingObjective(next_sentence=datasets[0].labelled, span_boundary=config.span_boundary)
-    if config.span_boundary or config.data.mask_rate is not None or config.data.mask_schedule:
-        raise UserError(
-            "a causal model predicts next tokens, none of them masked; leave out config.span_boundary, data.mask_rate "
-            "and data.mask_schedule"
-        )
-    return CausalObjective()
 
 
 def _mask_rates(config: PretrainDataConfig) -> RateSchedule | None:
@@ -243,8 +215,9 @@ def _evaluator(
 
 
 def _write_result(workdir: Path, result: trainer.Result) -> dict[str, Any]:
-    further = sorted(name for name in result.evaluation if name.startswith(("sbo_", "lm_", "ema_")))
-    names = ("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy", *further)
+    # BERT's own metrics are always there, null where they are undefined; the loss of nsp has never been one of them.
+    always = ("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy")
+    names = (*always, *sorted(set(result.evaluation) - {*always, "nsp_loss"}))
     values = {
         "step": result.step,
         "seconds": round(result.seconds, 3),

@@ -238,7 +238,7 @@ def _settings(config: WorkdirConfig) -> dict[str, Mapping[str, Any]]:
     training = dict(config.training)
     groups = {name: training.pop(name) for name in list(training) if isinstance(training[name], Mapping)}
     groups = {f"config.{name}": values for name, values in groups.items()}
-    model = {**asdict(config.model), **{f"head {name}": value for name, value in asdict(config.heads).items()}}
+    model = {**asdict(config.model), **{f"head {name}": value for name, value in config.heads.to_json().items()}}
     return {"model": model, "task": dict(config.task or {}), "config": training, **groups}
 
 

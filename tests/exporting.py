@@ -12,6 +12,15 @@ import numpy as np
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
+from bert_jax.model.head_outputs import (
+    answer_logits,
+    class_logits,
+    next_sentence_logits,
+    pooled_vectors,
+    sequence_vectors,
+    tag_logits,
+    vocabulary_logits,
+)
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import TaskBatch
 
@@ -42,21 +51,21 @@ def our_outputs(loaded: Loaded, slots: int = 24) -> dict[str, np.ndarray]:
         outputs |= {f"hidden_{depth + 1}": encoded.layers[depth] for depth in range(loaded.model.layers)}
         first = jnp.zeros((3, 1), jnp.int32)
         if heads.mlm or heads.lm:
-            outputs["vocabulary_logits"] = model.vocabulary_logits(encoded.last)[..., :vocab_size]
+            outputs["vocabulary_logits"] = vocabulary_logits(model, encoded.last)[..., :vocab_size]
         if heads.tags:
-            outputs["tag_logits"] = model.tag_logits(encoded.last)
+            outputs["tag_logits"] = tag_logits(model, encoded.last)
         if heads.question:
-            answers = model.answer_logits(encoded.last)
+            answers = answer_logits(model, encoded.last)
             outputs |= {"start_logits": answers[..., 0], "end_logits": answers[..., 1]}
         if heads.next_sentence or (heads.pooler and loaded.model.pooler == "tanh"):
-            pooled = model.pooled(encoded.last, first)
+            pooled = pooled_vectors(model, encoded.last, first)
             outputs["pooled"] = pooled[:, 0]
             if heads.next_sentence:
-                outputs["next_sentence_logits"] = model.next_sentence_logits(pooled)[:, 0]
+                outputs["next_sentence_logits"] = next_sentence_logits(model, pooled)[:, 0]
         if heads.classes or heads.choices:
-            vectors = model.sequence_vectors(encoded.last, batch.sequence_ids, first)
+            vectors = sequence_vectors(model, encoded.last, batch.sequence_ids, first)
             name = "class_logits" if heads.classes else "choice_logits"
-            outputs[name] = model.class_logits(vectors)[:, 0]
+            outputs[name] = class_logits(model, vectors)[:, 0]
         return outputs
 
     inputs = {"input_ids": ids, "attention_mask": mask} | (

@@ -9,7 +9,7 @@ from families import FAMILIES
 
 from bert_jax.command import UserError
 from bert_jax.model import attention_impl
-from bert_jax.model.attention import kernels, places_of, visible_keys
+from bert_jax.model.attention import kernels, token_positions, visible_keys
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.runtime import Runtime
 
@@ -29,7 +29,7 @@ def plain(query, key, value, visible, rate=0.0, seeds=None):
 
 
 def visible_in(sequences: jax.Array, **limits) -> jax.Array:
-    places = places_of(sequences, jnp.zeros_like(sequences))
+    places = token_positions(sequences, jnp.zeros_like(sequences))
     return visible_keys(places, places, **limits)
 
 

@@ -11,7 +11,7 @@ from families import FAMILIES
 
 from bert_jax.config import MeshConfig
 from bert_jax.model import attention, attention_impl
-from bert_jax.model.attention import places_of, visible_keys
+from bert_jax.model.attention import token_positions, visible_keys
 from bert_jax.model.attention_banded import banded_attention, saves
 from bert_jax.model.attention_splash import splash_attention
 from bert_jax.model.dropout import row_seeds
@@ -31,7 +31,7 @@ def rows(slots: int) -> tuple[list[jax.Array], jax.Array]:
 
 def assert_equals_einsum(kernel, heads, sequence_ids, window: int, causal: bool) -> None:
     """In a loss over the real slots, and its gradients."""
-    places = places_of(sequence_ids, sequence_ids)
+    places = token_positions(sequence_ids, sequence_ids)
     visible = visible_keys(places, places, window=window, causal=causal)
     real = (sequence_ids > 0)[:, :, None, None]
 
@@ -124,7 +124,7 @@ def test_cudnn_is_given_even_lengths_and_equals_einsum(slots):
 
     assert_equals_einsum(kernel, *rows(slots), 2, False)
     heads, sequence_ids = rows(slots)
-    places = places_of(sequence_ids, sequence_ids)
+    places = token_positions(sequence_ids, sequence_ids)
     some = places.at(jnp.asarray([[0, 4, 5], [8, 1, 1]]))
     visible = visible_keys(some, places)
     query = jnp.take_along_axis(heads[0], some.slots[:, :, None, None], axis=1)

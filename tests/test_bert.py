@@ -11,6 +11,15 @@ from bert_jax.config import ModelConfig
 from bert_jax.data.example import Batch
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind, init_params
+from bert_jax.model.head_outputs import (
+    class_logits,
+    masked_logits,
+    next_sentence_logits,
+    pool_vectors,
+    pooled_vectors,
+    tag_logits,
+    vocabulary_logits,
+)
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 
@@ -42,9 +51,9 @@ def on_device(batch: Batch) -> Batch:
 def losses(model, batch: Batch, dropout_key=None) -> jax.Array:
     """The sums of both losses over the batch, by the shortest path through the model."""
     hidden = model.encode(batch, dropout_key).last
-    logits = model.masked_logits(hidden, batch.masked_positions)
+    logits = masked_logits(model, hidden, batch.masked_positions)
     masked = _cross_entropy(logits, batch.masked_ids, batch.masked_weights)
-    logits = model.next_sentence_logits(model.pooled(hidden, batch.cls_positions))
+    logits = next_sentence_logits(model, pooled_vectors(model, hidden, batch.cls_positions))
     return jnp.stack([masked, _cross_entropy(logits, batch.next_sentence_label, batch.next_sentence_weight)])
 
 
@@ -171,14 +180,14 @@ def test_bfloat16_is_near_float32_and_its_logits_are_float32(params):
     model = bind(CONFIG, PRETRAINING, params, narrow)
     hidden = model.encode(batch).last
     assert hidden.dtype == jnp.bfloat16
-    assert model.masked_logits(hidden, batch.masked_positions).dtype == jnp.float32
-    assert model.next_sentence_logits(model.pooled(hidden, batch.cls_positions)).dtype == jnp.float32
+    assert masked_logits(model, hidden, batch.masked_positions).dtype == jnp.float32
+    assert next_sentence_logits(model, pooled_vectors(model, hidden, batch.cls_positions)).dtype == jnp.float32
 
 
 def test_vocabulary_padding_is_invisible_and_stays_zero(params):
     batch = padded_batch()
     model = bind(CONFIG, PRETRAINING, params, Runtime())
-    logits = model.masked_logits(model.encode(batch).last, batch.masked_positions)
+    logits = masked_logits(model, model.encode(batch).last, batch.masked_positions)
     assert np.isfinite(logits[..., :61]).all()
     np.testing.assert_array_equal(logits[..., 61:], -np.inf)
     parts, gradients = losses_and_gradients(params, batch)
@@ -207,7 +216,7 @@ def test_the_tied_table_learns_from_both_of_its_uses(params):
 
     def tied(params):
         model = bind(CONFIG, only_masked, params, Runtime())
-        logits = model.masked_logits(model.encode(batch).last, batch.masked_positions)
+        logits = masked_logits(model, model.encode(batch).last, batch.masked_positions)
         return _cross_entropy(logits, batch.masked_ids, batch.masked_weights)
 
     gradient = jax.jit(jax.grad(tied))(without)["embeddings"]["token"]["table"]
@@ -236,25 +245,25 @@ def test_encode_at_gives_the_vectors_that_the_heads_read(params):
     hidden = model.encode(batch).last
     slots = jnp.concatenate([batch.masked_positions, batch.cls_positions], axis=1)
     vectors = model.encode_at(batch, slots)
-    logits, pooled = model.vocabulary_logits(vectors[:, :4]), model.pool(vectors[:, 4:])
-    np.testing.assert_allclose(logits, model.masked_logits(hidden, batch.masked_positions), atol=1e-4)
-    np.testing.assert_allclose(pooled, model.pooled(hidden, batch.cls_positions), atol=1e-5)
+    logits, pooled = vocabulary_logits(model, vectors[:, :4]), pool_vectors(model, vectors[:, 4:])
+    np.testing.assert_allclose(logits, masked_logits(model, hidden, batch.masked_positions), atol=1e-4)
+    np.testing.assert_allclose(pooled, pooled_vectors(model, hidden, batch.cls_positions), atol=1e-5)
 
 
 def test_classifier_and_tagger_drop_out_and_give_float32_logits():
     batch = padded_batch()
     model = bind(DROPPING, EVERY_HEAD, init_params(DROPPING, EVERY_HEAD, KEY), Runtime(compute_dtype="bfloat16"))
     hidden = model.encode(batch).last
-    pooled = model.pooled(hidden, batch.cls_positions)
-    for logits, shape in ((model.class_logits, (3, 1, 3)), (model.tag_logits, (3, 13, 5))):
+    pooled = pooled_vectors(model, hidden, batch.cls_positions)
+    for logits, shape in ((class_logits, (3, 1, 3)), (tag_logits, (3, 13, 5))):
         vectors = pooled if shape[1] == 1 else hidden
-        assert logits(vectors).shape == shape
-        assert logits(vectors).dtype == jnp.float32
-        assert np.abs(logits(vectors, KEY) - logits(vectors)).max() > 0
+        assert logits(model, vectors).shape == shape
+        assert logits(model, vectors).dtype == jnp.float32
+        assert np.abs(logits(model, vectors, KEY) - logits(model, vectors)).max() > 0
 
 
 def test_rows_longer_than_the_positions_are_refused(params):
-    with pytest.raises(UserError, match="rows of 40 slots do not fit the model's 32 positions"):
+    with pytest.raises(UserError, match="rows of 40 positions do not fit a model with max_positions=32"):
         bind(CONFIG, PRETRAINING, params, Runtime()).encode(padded_batch(slots=40))
 
 

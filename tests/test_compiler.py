@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from bert_jax.config import OptimizerConfig
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import compiler, steps
-from bert_jax.train.losses import PretrainingObjective
+from bert_jax.train.objectives import MaskedLMObjective
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ def test_the_options_are_left_out_without_overlap(monkeypatch, tiny_config):
     mesh = Mesh(np.array(jax.devices()), ("data",))
     for overlap in (False, True):
         plan = steps.Plan(
-            tiny_config, Runtime(), PretrainingObjective(), OptimizerConfig(), optax.identity(),
+            tiny_config, Runtime(), MaskedLMObjective(), OptimizerConfig(), optax.identity(),
             overlap=overlap,
         )  # fmt: skip
         steps.jitted(plan, mesh, steps.initial_state(plan, {"kernel": jax.device_put(np.zeros(2))}))

@@ -10,7 +10,7 @@ from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, PretrainConfig
 from bert_jax.model import bert, sizes
 from bert_jax.train import optim, partitioning
-from bert_jax.train.losses import CausalObjective, PretrainingObjective
+from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective
 
 ROOT = Path(__file__).parent.parent
 RECIPES = sorted(path for path in ROOT.glob("configs/*.py") if path.name != "__init__.py")
@@ -69,7 +69,7 @@ def test_a_pretraining_recipe_builds_its_model_on_the_mesh(name):
     recipe = config.load(PretrainConfig, config.read_flags(named(name)))
     assert recipe.model.preset == PRETRAINING[name]
     model = sizes.model_config(recipe.model, vocab_size=30522)
-    objective = CausalObjective() if model.causal else PretrainingObjective(span_boundary=recipe.span_boundary)
+    objective = CausalLMObjective() if model.causal else MaskedLMObjective(span_boundary=recipe.span_boundary)
     params = bert.abstract_params(model, objective.heads)
     mesh = partitioning.make_mesh(recipe.mesh)
     partitioning.check_batch(recipe.batch_size, recipe.microbatches, mesh)

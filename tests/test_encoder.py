@@ -7,7 +7,7 @@ import pytest
 from flax import nnx
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.encoder import Encoder, gather_slots
+from bert_jax.model.encoder import Encoder, gather_positions
 from bert_jax.model.runtime import Runtime
 
 # Three layers: a first, a middle and a last one.
@@ -63,7 +63,7 @@ def test_what_is_written_otherwise_for_tpus_is_the_same(changes, loop, dtype):
 
 
 def _last(encoder, given, key, slots):
-    return encoder(*given, key).last if slots is None else encoder.at_slots(*given, slots, key)
+    return encoder(*given, key).last if slots is None else encoder.at_positions(*given, slots, key)
 
 
 def test_every_layer_is_given_in_order_when_asked():
@@ -80,10 +80,10 @@ def test_the_last_layer_at_some_slots_is_the_whole_one_there(layers, layer_loop)
     module = encoder(layer_loop, dataclasses.replace(CONFIG, layers=layers))
 
     def whole(hidden):
-        return gather_slots(module(hidden, SEQUENCES, POSITIONS, None).last, SLOTS)
+        return gather_positions(module(hidden, SEQUENCES, POSITIONS, None).last, SLOTS)
 
     def some(hidden):
-        return module.at_slots(hidden, SEQUENCES, POSITIONS, SLOTS, None)
+        return module.at_positions(hidden, SEQUENCES, POSITIONS, SLOTS, None)
 
     def both_ways(hidden):
         outputs, pulls = zip(*(jax.vjp(get, hidden) for get in (some, whole)), strict=True)
@@ -109,4 +109,4 @@ def test_slots_are_gathered_exactly_in_both_dtypes():
     for dtype in (jnp.float32, jnp.bfloat16):
         hidden = HIDDEN.astype(dtype)
         wanted = np.take_along_axis(np.asarray(hidden), np.asarray(SLOTS)[..., None], axis=1)
-        np.testing.assert_array_equal(gather_slots(hidden, SLOTS), wanted)
+        np.testing.assert_array_equal(gather_positions(hidden, SLOTS), wanted)

@@ -28,9 +28,10 @@ from bert_jax.interop import huggingface, names
 from bert_jax.interop.families.bert import BERT
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
+from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pooled_vectors
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.task import Task
-from bert_jax.train.losses import PretrainingObjective, means, total_loss
+from bert_jax.train.objectives import MaskedLMObjective, means, total_loss
 
 
 def test_pretraining_model_equals_the_reference(tmp_path):
@@ -41,9 +42,9 @@ def test_pretraining_model_equals_the_reference(tmp_path):
     def run(params, batch):
         model = bind(loaded.model, loaded.heads, params, UNROLLED)
         encoded = model.encode(batch, all_layers=True)
-        pooled = model.pooled(encoded.last, batch.cls_positions)
-        logits = model.masked_logits(encoded.last, batch.masked_positions)
-        return encoded, pooled, logits, model.next_sentence_logits(pooled)
+        pooled = pooled_vectors(model, encoded.last, batch.cls_positions)
+        logits = masked_logits(model, encoded.last, batch.masked_positions)
+        return encoded, pooled, logits, next_sentence_logits(model, pooled)
 
     encoded, pooled, logits, next_sentence = run(paths.unflatten(loaded.params), batch)
     assert_hidden_states_close(golden, encoded)
@@ -56,14 +57,14 @@ def test_pretraining_model_equals_the_reference(tmp_path):
 def test_losses_and_gradients_equal_the_reference(tmp_path):
     golden = open_golden("bert_pretraining", tmp_path)
     loaded, batch = golden.loaded, pretraining_batch(golden.arrays)
-    objective = PretrainingObjective(next_sentence=True)
+    objective = MaskedLMObjective(next_sentence=True)
 
     @jit_once
     def run(params, batch):
         def loss(params):
             model = bind(loaded.model, loaded.heads, params, SCAN)
-            sums, counts = objective.sums(model, batch, None), objective.counts(batch)
-            return total_loss(sums, counts), means(sums, counts)
+            terms, counts = objective.apply(model, batch, None), objective.counts(batch)
+            return total_loss(terms, counts), means(terms, counts)
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 

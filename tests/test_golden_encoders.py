@@ -24,9 +24,10 @@ from golden import (
 from bert_jax.model import paths
 from bert_jax.model.activations import activation
 from bert_jax.model.bert import bind
+from bert_jax.model.head_outputs import masked_logits, vocabulary_logits
 from bert_jax.model.heads import Heads
 from bert_jax.model.positions import rotation_speeds
-from bert_jax.train.losses import CausalObjective, PretrainingObjective, means, total_loss
+from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, means, total_loss
 
 MLM = Heads(mlm=True)
 RUNTIMES = {"original": UNROLLED, "pre_norm": SCAN, "buckets": UNROLLED, "shaw": SCAN}
@@ -36,16 +37,16 @@ RUNTIMES = {"original": UNROLLED, "pre_norm": SCAN, "buckets": UNROLLED, "shaw":
 def test_an_architecture_equals_the_reference(tmp_path, name):
     golden = open_encoder(name, MLM, tmp_path)
     model_config, batch, real = golden.loaded.model, pretraining_batch(golden.arrays), golden.real()
-    objective = PretrainingObjective(next_sentence=False)
+    objective = MaskedLMObjective(next_sentence=False)
 
     @jit_once
     def run(params, batch):
         def loss(params):
             model = bind(model_config, MLM, params, RUNTIMES[name])
-            sums, counts = objective.sums(model, batch, None), objective.counts(batch)
+            terms, counts = objective.apply(model, batch, None), objective.counts(batch)
             encoded = model.encode(batch, all_layers=True)
-            logits = model.masked_logits(encoded.last, batch.masked_positions)
-            return total_loss(sums, counts), (encoded, logits, means(sums, counts)["mlm_loss"])
+            logits = masked_logits(model, encoded.last, batch.masked_positions)
+            return total_loss(terms, counts), (encoded, logits, means(terms, counts)["mlm_loss"])
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 
@@ -65,15 +66,15 @@ def test_gpt_equals_the_reference(tmp_path):
     heads = Heads(lm=True)
     golden = open_encoder("gpt", heads, tmp_path)
     model_config, batch, real = golden.loaded.model, pretraining_batch(golden.arrays), golden.real()
-    objective = CausalObjective()
+    objective = CausalLMObjective()
 
     @jit_once
     def run(params, batch):
         def loss(params):
             model = bind(model_config, heads, params, UNROLLED)
-            total = total_loss(objective.sums(model, batch, None), objective.counts(batch))
+            total = total_loss(objective.apply(model, batch, None), objective.counts(batch))
             encoded = model.encode(batch, all_layers=True)
-            return total, (encoded, model.vocabulary_logits(encoded.last))
+            return total, (encoded, vocabulary_logits(model, encoded.last))
 
         return jax.value_and_grad(loss, has_aux=True)(params)
 

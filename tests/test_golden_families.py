@@ -29,9 +29,10 @@ from bert_jax.interop import huggingface, names
 from bert_jax.interop.families import FAMILIES
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
+from bert_jax.model.head_outputs import vocabulary_logits
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.task import Task
-from bert_jax.train.losses import CausalObjective, PretrainingObjective, total_loss
+from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, total_loss
 
 # How the layers are looped where there are gradients to compare.
 STEPS = {"modernbert_mlm": SCAN, "modernbert_mean": UNROLLED, "gpt2": UNROLLED}
@@ -47,10 +48,10 @@ def parts_of(golden: Golden):
         objective = kind_of(task).objective(task)
         batch = jax.tree.map(jnp.asarray, task_batch(golden.arrays))
         return objective, batch, lambda model, last: objective.outputs(model, batch, None)
-    objective = CausalObjective() if heads.lm else PretrainingObjective(next_sentence=False)
+    objective = CausalLMObjective() if heads.lm else MaskedLMObjective(next_sentence=False)
     vocab_size = golden.loaded.model.vocab_size
     batch = jax.tree.map(jnp.asarray, pretraining_batch(golden.arrays))
-    return objective, batch, lambda model, last: model.vocabulary_logits(last)[..., :vocab_size]
+    return objective, batch, lambda model, last: vocabulary_logits(model, last)[..., :vocab_size]
 
 
 def assert_outputs_close(golden: Golden, encoded, logits) -> None:
@@ -86,7 +87,7 @@ def test_a_step_equals_the_reference(tmp_path, name):
         def loss(params):
             model = bind(loaded.model, loaded.heads, params, STEPS[name])
             encoded = model.encode(batch, all_layers=True)
-            total = total_loss(objective.sums(model, batch, None), objective.counts(batch))
+            total = total_loss(objective.apply(model, batch, None), objective.counts(batch))
             return total, (encoded, logits_of(model, encoded.last))
 
         return jax.value_and_grad(loss, has_aux=True)(params)

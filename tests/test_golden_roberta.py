@@ -22,6 +22,7 @@ from bert_jax.interop import huggingface, names
 from bert_jax.interop.families import FAMILIES
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
+from bert_jax.model.head_outputs import answer_logits, class_logits, pooled_vectors, tag_logits, vocabulary_logits
 from bert_jax.tasks.example import TaskBatch
 
 # How the layers are looped: between them the tests run both forms.
@@ -50,14 +51,14 @@ def batch_of(arrays: dict[str, np.ndarray]) -> TaskBatch:
 def logits_of(heads, model, last) -> dict[str, jax.Array]:
     """What the reference calls its logits, by its names."""
     if heads.mlm:
-        return {"logits": model.vocabulary_logits(last)[..., : model.config.vocab_size]}
+        return {"logits": vocabulary_logits(model, last)[..., : model.config.vocab_size]}
     if heads.tags:
-        return {"logits": model.tag_logits(last)}
+        return {"logits": tag_logits(model, last)}
     if heads.question:
-        answers = model.answer_logits(last)
+        answers = answer_logits(model, last)
         return {"start_logits": answers[..., 0], "end_logits": answers[..., 1]}
     first_slot = jnp.zeros((len(last), 1), jnp.int32)
-    return {"logits": model.class_logits(model.pooled(last, first_slot))[:, 0]}
+    return {"logits": class_logits(model, pooled_vectors(model, last, first_slot))[:, 0]}
 
 
 def loss_of(logits: dict[str, jax.Array], arrays: dict[str, np.ndarray]) -> jax.Array:

@@ -1,6 +1,7 @@
 """Which heads a model may have, their parameters by path, and the shapes and dtypes of their logits."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +12,17 @@ from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model import paths
-from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.bert import abstract_params, bind, init_params
+from bert_jax.model.head_outputs import (
+    answer_logits,
+    choice_logits,
+    relation_logits,
+    sequence_vectors,
+    span_boundary_logits,
+    span_logits,
+    span_vectors,
+    tag_logits,
+)
 from bert_jax.model.heads import Heads, SpanHeads, take_spans
 from bert_jax.model.runtime import Runtime
 
@@ -75,14 +86,14 @@ def test_logits_are_float32_and_drop_out_by_the_key() -> None:
     @jax.jit
     def logits(params: dict, key: jax.Array | None) -> dict[str, jax.Array]:
         model = bind(CONFIG, OTHERS, params, Runtime(compute_dtype="bfloat16"))
-        vectors = model.span_vectors(hidden)
+        vectors = span_vectors(model, hidden)
         return {
-            "choices": model.choice_logits(model.sequence_vectors(hidden, sequence_ids, firsts), key),
-            "tags": model.tag_logits(hidden, key),
-            "spans": model.span_logits(vectors, key),
-            "relations": model.relation_logits(take_spans(vectors, *spans), key),
-            "answers": model.answer_logits(hidden),
-            "span_boundary": model.span_boundary_logits(hidden[:, :2], hidden[:, 2:4], jnp.array([[1, 2], [0, 33]])),
+            "choices": choice_logits(model, sequence_vectors(model, hidden, sequence_ids, firsts), key),
+            "tags": tag_logits(model, hidden, key),
+            "spans": span_logits(model, vectors, key),
+            "relations": relation_logits(model, take_spans(vectors, *spans), key),
+            "answers": answer_logits(model, hidden),
+            "span_boundary": span_boundary_logits(model, hidden[:, :2], hidden[:, 2:4], jnp.array([[1, 2], [0, 33]])),
         }
 
     draw = np.random.default_rng(0)  # initialising by jax takes longer than the rest
@@ -111,8 +122,18 @@ def test_the_transform_of_modernbert_stands_before_the_heads_that_read_tokens() 
 
 
 def test_heads_are_json_and_back() -> None:
-    assert config_lib.load(Heads, config_lib.to_dict(OTHERS)) == OTHERS
+    for heads in (OTHERS, Heads(named=("a", "b"))):
+        assert config_lib.load(Heads, json.loads(json.dumps(heads.to_json()))) == heads
     assert config_lib.load(Heads, {"mlm": True}) == Heads(mlm=True)
+    assert "named" not in OTHERS.to_json()  # so that files without such heads stay as they were
+
+
+def test_an_unknown_head_is_refused() -> None:
+    with pytest.raises(UserError, match="unknown head 'mine'; choose from pooler, "):
+        abstract_params(CONFIG, Heads(named=("mine",)))
+    model = bind(CONFIG, Heads(tags=3), init_params(CONFIG, Heads(tags=3), jax.random.key(0)), Runtime())
+    with pytest.raises(UserError, match="the model has no head mlm_head; its heads are: tagger"):
+        model.head("mlm_head")
 
 
 @pytest.mark.parametrize(
@@ -121,9 +142,9 @@ def test_heads_are_json_and_back() -> None:
         ({"classes": 2}, "pooler=True"),
         ({"choices": True}, "pooler=True"),
         ({"next_sentence": True, "pooling": "mean"}, "pooler=True"),
-        ({"pooling": "median"}, "heads.pooling is 'median'; use one of: cls, mean, max"),
+        ({"pooling": "median"}, "unknown heads.pooling 'median'; choose from cls, mean, max"),
         ({"classes": 2, "choices": True, "pooler": True}, "one classifier"),
-        ({"mlm": True, "lm": True}, "left to right"),
+        ({"mlm": True, "lm": True}, "either causal or bidirectional"),
         ({"span_boundary": True}, "heads.mlm=True"),
         ({"crf": True, "tags": 1}, "two or more tags, got heads.tags=1"),
     ],
@@ -136,5 +157,5 @@ def test_heads_that_do_not_go_together_are_refused(arguments: dict, said: str) -
 def test_heads_over_spans_want_a_length_and_known_choices() -> None:
     with pytest.raises(UserError, match=r"heads.spans.length is 0"):
         SpanHeads(classes=2)
-    with pytest.raises(UserError, match=r"heads.spans.content is 'sum'"):
+    with pytest.raises(UserError, match=r"unknown heads.spans.content 'sum'; choose from mean, attention"):
         SpanHeads(3, content="sum")

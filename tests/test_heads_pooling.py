@@ -11,8 +11,9 @@ from scipy.special import softmax
 from bert_jax.config import ModelConfig
 from bert_jax.model import paths
 from bert_jax.model.bert import Bert, abstract_params, bind
+from bert_jax.model.head_outputs import sequence_vectors
 from bert_jax.model.heads import Heads
-from bert_jax.model.heads.choice import POOLINGS
+from bert_jax.model.heads.config import POOLINGS
 from bert_jax.model.runtime import Runtime
 
 CONFIG = ModelConfig(vocab_size=20, layers=1, width=6, heads=2, feed_forward=4, max_positions=8)
@@ -36,7 +37,7 @@ def params_of(pooling: str, pooler: bool) -> dict:
 
 def vectors(pooling: str, pooler: bool, hidden: np.ndarray) -> jax.Array:
     model: Bert = bind(CONFIG, heads_of(pooling, pooler), params_of(pooling, pooler), Runtime())
-    return model.sequence_vectors(jnp.asarray(hidden), jnp.asarray(SEQUENCES), jnp.asarray(FIRSTS))
+    return sequence_vectors(model, jnp.asarray(hidden), jnp.asarray(SEQUENCES), jnp.asarray(FIRSTS))
 
 
 def by_hand(pooling: str, flat: dict, inside: np.ndarray) -> np.ndarray:

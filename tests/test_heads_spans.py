@@ -11,6 +11,7 @@ from scipy.special import erf, log_softmax, softmax
 from bert_jax.config import ModelConfig
 from bert_jax.model import paths
 from bert_jax.model.bert import Bert, abstract_params, bind
+from bert_jax.model.head_outputs import relation_logits, span_logits, span_vectors
 from bert_jax.model.heads import Heads, SpanHeads, choose_spans, possible_spans, take_spans
 from bert_jax.model.runtime import Runtime
 from bert_jax.train.losses import span_sums
@@ -49,9 +50,9 @@ def found(kind: tuple[str, str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     @jax.jit
     def compute(params: dict) -> tuple:
         model: Bert = bind(CONFIG, heads_of(kind), params, Runtime())
-        vectors = model.span_vectors(jnp.asarray(HIDDEN))
+        vectors = span_vectors(model, jnp.asarray(HIDDEN))
         taken = take_spans(vectors, jnp.asarray(STARTS), jnp.asarray(LENGTHS))
-        return vectors, model.span_logits(vectors), model.relation_logits(taken)
+        return vectors, span_logits(model, vectors), relation_logits(model, taken)
 
     return jax.tree.map(np.asarray, compute(params_of(kind)))
 
@@ -106,7 +107,7 @@ def test_relations_of_pairs_of_spans(kind: tuple[str, str]) -> None:
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
 def test_dropout_of_vectors_is_that_of_the_attention_over_their_slots(kind: tuple[str, str]) -> None:
     model: Bert = bind(CONFIG, heads_of(kind), jax.tree.map(jnp.asarray, params_of(kind)), Runtime())
-    vectors = model.span_vectors(jnp.asarray(HIDDEN), jax.random.key(0))
+    vectors = span_vectors(model, jnp.asarray(HIDDEN), jax.random.key(0))
     changed = np.abs(vectors - found(kind)[0]).max(axis=(0, 1, 2)) > 1e-4
     np.testing.assert_array_equal(changed, np.arange(18) >= (12 if kind[1] == "attention" else 18))
 

@@ -22,7 +22,7 @@ import pytest
 from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.train import metrics
-from bert_jax.train.losses.pretraining import unmasked
+from bert_jax.train.objectives.causal_lm import unmasked
 from data_prep import readers, train_tokenizer
 from data_prep.build_examples import build
 from data_prep.sentences import document_sentences

@@ -11,10 +11,9 @@ from bert_jax.train.losses import (
     binary_sums,
     choice_sums,
     classification_sums,
-    means,
     squared_error_sum,
-    total_loss,
 )
+from bert_jax.train.objectives import Term, means, total_loss
 
 
 def test_classification_sums_against_scipy():
@@ -43,18 +42,18 @@ def test_minus_infinity_logits_of_padding_entries_give_finite_gradients():
 
 
 def test_terms_are_divided_by_their_own_counts_and_added():
-    sums = {"mlm_loss": jnp.float32(6), "mlm_correct": jnp.float32(1), "nsp_loss": jnp.float32(2)}
+    terms = {"mlm": Term(jnp.float32(6), {"accuracy": jnp.float32(1)}), "nsp": Term(jnp.float32(2), {})}
     counts = {"mlm": jnp.float32(3), "nsp": jnp.float32(4)}
-    assert total_loss(sums, counts) == 2.5
-    metrics = means(sums, counts)
+    assert total_loss(terms, counts) == 2.5
+    metrics = means(terms, counts)
     assert metrics["loss"] == 2.5
     np.testing.assert_allclose(metrics["mlm_accuracy"], 1 / 3, rtol=1e-6)
 
 
 def test_a_term_without_a_single_item_adds_nothing_and_is_not_a_number():
-    sums, counts = {"mlm_loss": jnp.float32(0)}, {"mlm": jnp.float32(0)}
-    assert total_loss(sums, counts) == 0
-    assert np.isnan(means(sums, counts)["mlm_loss"])
+    terms, counts = {"mlm": Term(jnp.float32(0), {})}, {"mlm": jnp.float32(0)}
+    assert total_loss(terms, counts) == 0
+    assert np.isnan(means(terms, counts)["mlm_loss"])
 
 
 def test_binary_sums_against_scipy():
@@ -112,7 +111,7 @@ def test_weights_of_classes_and_a_smoothed_truth_are_those_of_torch(name):
 
     def mean(logits):
         loss, _ = classification_sums(logits, labels, weights, costs)
-        return total_loss({"task_loss": loss}, {"task": costs.weigh(labels, weights).sum()})
+        return total_loss({"task": Term(loss, {})}, {"task": costs.weigh(labels, weights).sum()})
 
     loss, gradient = jax.value_and_grad(mean)(jnp.array(golden["logits"]))
     np.testing.assert_allclose(loss, golden[f"{name}/loss"], rtol=1e-6, err_msg=REFRESH)
@@ -126,7 +125,7 @@ def test_right_guesses_weigh_what_their_classes_do():
 
 
 def test_a_count_below_one_divides_all_the_same():
-    assert total_loss({"task_loss": jnp.float32(0.5)}, {"task": jnp.float32(0.25)}) == 2
+    assert total_loss({"task": Term(jnp.float32(0.5), {})}, {"task": jnp.float32(0.25)}) == 2
 
 
 def test_the_smoothed_choice_is_over_those_that_are_there():

@@ -18,8 +18,8 @@ from bert_jax.data.masking.span_boundaries import span_targets
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective, pretraining, total_loss
-from bert_jax.train.losses.pretraining import unmasked
+from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, Objective, causal_lm, total_loss
+from bert_jax.train.objectives.causal_lm import unmasked
 
 ENCODER = ModelConfig(
     vocab_size=61,
@@ -31,11 +31,11 @@ ENCODER = ModelConfig(
     dropout=0.0,
     attention_dropout=0.0,
 )
-SPANS = PretrainingObjective(next_sentence=False, span_boundary=True)
+SPANS = MaskedLMObjective(next_sentence=False, span_boundary=True)
 CASES: dict[str, tuple[ModelConfig, Objective]] = {
     "span_boundary": (ENCODER, SPANS),
-    "causal": (dataclasses.replace(ENCODER, causal=True), CausalObjective()),
-    "causal_untied": (dataclasses.replace(ENCODER, causal=True, tied_output=False), CausalObjective()),
+    "causal": (dataclasses.replace(ENCODER, causal=True), CausalLMObjective()),
+    "causal_untied": (dataclasses.replace(ENCODER, causal=True, tied_output=False), CausalLMObjective()),
 }
 LENGTHS = (9, 6, 8, 28)
 
@@ -78,12 +78,12 @@ def program(case: str, runtime: Runtime = Runtime()) -> Callable:  # noqa: B008
     def run(params: dict, batch: Batch) -> tuple:
         def loss(params: dict) -> tuple:
             model = bind(config, objective.heads, params, runtime)
-            sums, counts = objective.sums(model, batch, None), objective.counts(batch)
+            terms, counts = objective.apply(model, batch, None), objective.counts(batch)
             text = batch if case == "span_boundary" else batch._replace(input_ids=unmasked(batch))
-            return total_loss(sums, counts), (sums, counts, model.encode(text).last)
+            return total_loss(terms, counts), (terms, counts, model.encode(text).last)
 
-        gradients, (sums, counts, hidden) = jax.grad(loss, has_aux=True)(params)
-        return sums, counts, paths.flatten(gradients), hidden
+        gradients, (terms, counts, hidden) = jax.grad(loss, has_aux=True)(params)
+        return terms, counts, paths.flatten(gradients), hidden
 
     return run
 
@@ -96,15 +96,14 @@ def compute(case: str, packed: bool) -> tuple[dict, dict, dict, jax.Array]:
 @pytest.mark.parametrize("case", ["span_boundary", "causal"])
 def test_packed_sequences_give_the_losses_and_gradients_of_separate_rows(case: str) -> None:
     together, apart = compute(case, True), compute(case, False)
-    for name, value in apart[0].items():
-        np.testing.assert_allclose(together[0][name], value, rtol=1e-5, err_msg=name)
+    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-5), together[0], apart[0])
     assert together[1] == apart[1]
     for path, gradient in apart[2].items():
         np.testing.assert_allclose(together[2][path], gradient, atol=2e-5, err_msg=path)
 
 
 def test_span_boundary_sums_by_hand() -> None:
-    sums, counts, _, hidden = compute("span_boundary", True)
+    terms, counts, _, hidden = compute("span_boundary", True)
     hidden = np.asarray(hidden)
     flat, made = paths.flatten(params_of("span_boundary")), jax.tree.map(np.asarray, batch(True))
     loss = right = 0.0
@@ -126,18 +125,18 @@ def test_span_boundary_sums_by_hand() -> None:
         logits = (flat["embeddings/token/table"] @ vector + flat["span_boundary_head/bias"])[:61]
         loss -= log_softmax(logits)[made.masked_ids[row, number]]
         right += logits.argmax() == made.masked_ids[row, number]
-    np.testing.assert_allclose(sums["sbo_loss"], loss, rtol=1e-4)
-    assert sums["sbo_correct"] == right
+    np.testing.assert_allclose(terms["sbo"].loss, loss, rtol=1e-4)
+    assert terms["sbo"].metrics["accuracy"] == right
     assert counts["sbo"] == len(reached)
     assert counts["mlm"] == len(predictions)
     np.testing.assert_allclose(
-        total_loss(sums, counts), sums["mlm_loss"] / counts["mlm"] + sums["sbo_loss"] / counts["sbo"], rtol=1e-5
+        total_loss(terms, counts), terms["mlm"].loss / counts["mlm"] + terms["sbo"].loss / counts["sbo"], rtol=1e-5
     )
 
 
 @pytest.mark.parametrize("case", ["causal", "causal_untied"])
 def test_causal_sums_by_hand(case: str) -> None:
-    sums, counts, _, hidden = compute(case, True)
+    terms, counts, _, hidden = compute(case, True)
     hidden = np.asarray(hidden)
     flat, made = paths.flatten(params_of(case)), jax.tree.map(np.asarray, batch(True))
     table = flat["embeddings/token/table" if case == "causal" else "lm_head/output/table"]
@@ -150,17 +149,16 @@ def test_causal_sums_by_hand(case: str) -> None:
             logits = (table[:61] @ hidden[row, slot]).astype(np.float64)
             loss -= log_softmax(logits)[ids[row, slot + 1]]
             right += logits.argmax() == ids[row, slot + 1]
-    np.testing.assert_allclose(sums["lm_loss"], loss, rtol=1e-4)
-    assert sums["lm_correct"] == right
+    np.testing.assert_allclose(terms["lm"].loss, loss, rtol=1e-4)
+    assert terms["lm"].metrics["accuracy"] == right
     assert counts["lm"] == sum(LENGTHS) - len(LENGTHS)
 
 
 def test_recomputed_logits_of_a_few_slots_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pretraining, "SLOTS_AT_ONCE", 8)  # 30 slots are predicted from
-    sums, _, gradients, _ = program("causal", Runtime(remat="layer"))(params_of("causal"), batch(True))
+    monkeypatch.setattr(causal_lm, "POSITIONS_AT_ONCE", 8)  # of 30 positions
+    terms, _, gradients, _ = program("causal", Runtime(remat="layer"))(params_of("causal"), batch(True))
     wanted = compute("causal", True)
-    for name, value in wanted[0].items():
-        np.testing.assert_allclose(sums[name], value, rtol=1e-5, err_msg=name)
+    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-5), terms, wanted[0])
     for path, gradient in wanted[2].items():
         np.testing.assert_allclose(gradients[path], gradient, atol=1e-5, err_msg=path)
 

@@ -15,7 +15,7 @@ from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.model import bert, paths
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import optim, partitioning, steps
-from bert_jax.train.losses import CausalObjective, PretrainingObjective
+from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective
 
 ONE = (1, 1, 1)
 ROWS, SLOTS = 16, 24
@@ -56,7 +56,7 @@ def packed_rows():
 
 def plan_of(family: str, *, loop: str = "scan", microbatches: int = 1, **optimizer: Any) -> steps.Plan:
     model = dataclasses.replace(FAMILIES[family], **CHANGES)
-    objective = CausalObjective() if model.causal else PretrainingObjective()
+    objective = CausalLMObjective() if model.causal else MaskedLMObjective()
     config = OptimizerConfig(learning_rate=0.01, warmup_steps=1, **optimizer)
     runtime = Runtime(layer_loop=loop, placement=partitioning.OnMesh())
     chain = optim.build(config, bert.abstract_params(model, objective.heads))

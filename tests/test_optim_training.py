@@ -14,10 +14,10 @@ from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.model import bert, paths
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import optim, partitioning, steps
-from bert_jax.train.losses import PretrainingObjective
+from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.state import TrainState
 
-OBJECTIVE = PretrainingObjective()
+OBJECTIVE = MaskedLMObjective()
 OPTIMIZERS = {
     "adamw": OptimizerConfig(learning_rate=0.01, layer_decay=0.8),
     "lamb": OptimizerConfig(learning_rate=0.05),
@@ -51,8 +51,8 @@ def made(tiny_config):
         @jax.jit
         def run(params, batch):
             counts = OBJECTIVE.counts(batch)
-            found, sums = steps._accumulate(plan, params, batch, counts, jax.random.key(0))
-            return found, sums["mlm_loss"] / counts["mlm"]
+            found, terms = steps.accumulate(plan, params, batch, counts, jax.random.key(0))
+            return found, terms["mlm"].loss / counts["mlm"]
 
         return run
 

@@ -19,6 +19,7 @@ from bert_jax.interop import original_bert, source
 from bert_jax.interop.tensor_bundle import TensorBundle
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
+from bert_jax.model.head_outputs import answer_logits, masked_logits, next_sentence_logits, pooled_vectors
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import TaskBatch
@@ -71,14 +72,14 @@ def test_hidden_states_and_heads_equal_those_of_the_original_code(wanted):
     assert loaded.heads == PRETRAINING and loaded.tokenizer.vocab_size == loaded.model.vocab_size
 
     def outputs(model, hidden):
-        pooled = model.pooled(hidden[-1], jax.numpy.zeros((2, 1), int))
-        masked = model.masked_logits(hidden[-1], jax.numpy.asarray(wanted["positions"]))
+        pooled = pooled_vectors(model, hidden[-1], jax.numpy.zeros((2, 1), int))
+        masked = masked_logits(model, hidden[-1], jax.numpy.asarray(wanted["positions"]))
         masked = masked[..., : loaded.model.vocab_size]
         return {
             "hidden": hidden,
             "pooled": pooled[:, 0],
             "mlm_log_probs": jax.nn.log_softmax(masked).reshape(-1, masked.shape[-1]),
-            "next_sentence_log_probs": jax.nn.log_softmax(model.next_sentence_logits(pooled)[:, 0]),
+            "next_sentence_log_probs": jax.nn.log_softmax(next_sentence_logits(model, pooled)[:, 0]),
         }
 
     rows = wanted["attention_mask"] == 1
@@ -90,7 +91,7 @@ def test_hidden_states_and_heads_equal_those_of_the_original_code(wanted):
 def test_answers_of_a_checkpoint_of_run_squad_are_those_of_the_original_code(wanted):
     loaded = original_bert.read(ORIGINAL / "squad.ckpt")
     assert loaded.heads == Heads(question=True, pooler=True)
-    got = encoded(loaded, wanted, lambda model, hidden: model.answer_logits(hidden[-1]))
+    got = encoded(loaded, wanted, lambda model, hidden: answer_logits(model, hidden[-1]))
     rows = wanted["attention_mask"] == 1
     np.testing.assert_allclose(np.asarray(got)[rows], wanted["answer_logits"][rows], atol=1e-5)
 

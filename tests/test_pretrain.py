@@ -10,7 +10,7 @@ import pytest
 from bert_jax import evaluate, pretrain, report
 from bert_jax.command import UserError
 from bert_jax.train import metrics
-from bert_jax.train.losses import CausalObjective, PretrainingObjective
+from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective
 from bert_jax.train.parameters import read_params
 from bert_jax.train.workdir import read_config
 from data_prep.build_examples import build
@@ -68,7 +68,7 @@ def test_a_run_leaves_what_the_command_line_promises(trained):
     ):  # fmt: skip
         assert name in lines[0], name
     assert lines[-1]["eval_mlm_loss"] == pytest.approx(result["eval_mlm_loss"], rel=1e-6)
-    assert measured_in(trained) == set(PretrainingObjective().metric_names)
+    assert measured_in(trained) == set(MaskedLMObjective().metric_names)
     assert list(trained.glob("tensorboard/events.*"))
     assert json.loads((trained / "config.json").read_text())["training"]["batch_size"] == 16
 
@@ -121,7 +121,7 @@ def test_a_causal_model_learns_next_tokens_and_is_measured_by_them(shards_dir, t
     result = json.loads(capsys.readouterr().out)
     assert result["eval_lm_loss"] == result["eval_loss"] and result["eval_mlm_loss"] is None
     assert all(line["lm_loss"] > 0 for line in metrics.read_metrics(tmp_path / "run"))
-    assert measured_in(tmp_path / "run") == set(CausalObjective().metric_names)
+    assert measured_in(tmp_path / "run") == set(CausalLMObjective().metric_names)
     evaluate.main([f"--checkpoint={tmp_path / 'run'}", f"--data={shards_dir}"])
     assert json.loads(capsys.readouterr().out)["lm_loss"] == pytest.approx(result["eval_lm_loss"], rel=1e-5)
     page = report.report(tmp_path / "run")
@@ -135,7 +135,7 @@ def test_span_boundaries_are_learnt_beside_masked_tokens(sample_text, vocab_dir,
     result = json.loads(capsys.readouterr().out)
     terms = [result[f"eval_{term}_loss"] for term in ("mlm", "sbo")]
     assert all(terms) and result["eval_loss"] > sum(terms)
-    assert measured_in(tmp_path / "run") == set(PretrainingObjective(span_boundary=True).metric_names)
+    assert measured_in(tmp_path / "run") == set(MaskedLMObjective(span_boundary=True).metric_names)
     evaluate.main([f"--checkpoint={tmp_path / 'run'}", f"--data={tmp_path / 'shards'}"])
     assert json.loads(capsys.readouterr().out)["sbo_loss"] == pytest.approx(result["eval_sbo_loss"], rel=1e-5)
 

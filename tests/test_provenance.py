@@ -11,7 +11,7 @@ from bert_jax.config import CheckpointConfig, FinetuneConfig, MeshConfig, ModelO
 from bert_jax.data.batch_schedule import BatchSchedule
 from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.shards import open_dataset
-from bert_jax.train.losses import PretrainingObjective
+from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.provenance import check_same, provenance
 from bert_jax.train.run import Run
 
@@ -28,7 +28,7 @@ def make(shards_dir, tiny_config):
         run = Run(
             config=config,
             model=tiny_config,
-            objective=PretrainingObjective(),
+            objective=MaskedLMObjective(),
             source=PhasedLoader(phases, tokenizer, batches=batches, seed=config.seed),
             workdir=Path("run"),
             tokenizer=tokenizer,

@@ -17,6 +17,16 @@ from bert_jax.command import UserError
 from bert_jax.interop import source, stablehlo
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
+from bert_jax.model.head_outputs import (
+    answer_logits,
+    class_logits,
+    next_sentence_logits,
+    sequence_vectors,
+    span_logits,
+    span_vectors,
+    tag_logits,
+    vocabulary_logits,
+)
 from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import texts
@@ -57,19 +67,19 @@ def outputs_of_the_model(loaded, inputs):
         last = model.encode(rows).last
         found = {"last": last}
         if loaded.heads.pooler:
-            pooled = model.sequence_vectors(last, rows.sequence_ids, jax.numpy.zeros((len(real), 1), int))
+            pooled = sequence_vectors(model, last, rows.sequence_ids, jax.numpy.zeros((len(real), 1), int))
             found["pooled"] = pooled[:, 0]
         if loaded.heads.mlm or loaded.heads.lm:
             name = "mlm_logits" if loaded.heads.mlm else "lm_logits"
-            found[name] = model.vocabulary_logits(last)[..., : loaded.model.vocab_size]
+            found[name] = vocabulary_logits(model, last)[..., : loaded.model.vocab_size]
         if loaded.heads.next_sentence:
-            found["next_sentence_logits"] = model.next_sentence_logits(pooled)[:, 0]
+            found["next_sentence_logits"] = next_sentence_logits(model, pooled)[:, 0]
         if loaded.heads.classes:
-            found["class_logits"] = model.class_logits(pooled)[:, 0]
+            found["class_logits"] = class_logits(model, pooled)[:, 0]
         if loaded.heads.tags:
-            found["tag_logits"] = model.tag_logits(last)
+            found["tag_logits"] = tag_logits(model, last)
         if loaded.heads.question:
-            found["answer_logits"] = model.answer_logits(last)
+            found["answer_logits"] = answer_logits(model, last)
         return found
 
     return outputs(
@@ -165,9 +175,9 @@ def test_chains_and_spans(tmp_path):
     def wanted(params, rows):
         model = bind(loaded.model, loaded.heads, paths.unflatten(params), Runtime())
         last = model.encode(rows).last
-        logits = model.tag_logits(last)
-        tags, _ = model.crf.decode(logits, tagged & real, rows.sequence_ids)
-        return {"tag_logits": logits, "tags": tags, "span_logits": model.span_logits(model.span_vectors(last))}
+        logits = tag_logits(model, last)
+        tags, _ = model.head("crf").decode(logits, tagged & real, rows.sequence_ids)
+        return {"tag_logits": logits, "tags": tags, "span_logits": span_logits(model, span_vectors(model, last))}
 
     positions = np.arange(9, dtype=np.int32) * inputs["attention_mask"]
     segments = inputs["segment_ids"] * inputs["attention_mask"]

@@ -11,10 +11,11 @@ import pytest
 from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.data.example import Batch
 from bert_jax.model import bert, paths
+from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pooled_vectors
 from bert_jax.model.runtime import Runtime
 from bert_jax.planning import hlo
 from bert_jax.train import optim, partitioning, rules, steps
-from bert_jax.train.losses import PretrainingObjective
+from bert_jax.train.objectives import MaskedLMObjective
 
 CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=1)
 ROWS, LENGTH, PREDICTIONS = 16, 24, 4
@@ -42,7 +43,7 @@ def random_batch(vocab_size: int, seed: int = 0) -> Batch:
 
 
 def make_plan(model: ModelConfig, **changes: object) -> steps.Plan:
-    objective = PretrainingObjective()
+    objective = MaskedLMObjective()
     abstract = bert.abstract_params(model, objective.heads)
     return steps.Plan(model, Runtime(), objective, CONFIG, optim.build(CONFIG, abstract), **changes)
 
@@ -54,7 +55,7 @@ def model(tiny_config: ModelConfig) -> ModelConfig:
 
 @pytest.fixture(scope="module")
 def params(model):
-    return bert.init_params(model, PretrainingObjective().heads, jax.random.key(1))
+    return bert.init_params(model, MaskedLMObjective().heads, jax.random.key(1))
 
 
 def step_once(plan, params, batch):
@@ -70,15 +71,14 @@ def assert_close(got, wanted, tolerance):
 
 def test_microbatches_give_the_gradient_of_the_whole_batch(model, params):
     batch = jax.tree.map(jnp.asarray, random_batch(model.vocab_size))
-    counts = PretrainingObjective().counts(batch)
+    counts = MaskedLMObjective().counts(batch)
     key = jax.random.key(0)
-    accumulate = jax.jit(steps._accumulate, static_argnums=0)
-    whole, whole_sums = accumulate(make_plan(model), params, batch, counts, key)
+    accumulate = jax.jit(steps.accumulate, static_argnums=0)
+    whole, whole_terms = accumulate(make_plan(model), params, batch, counts, key)
     for parts in (2, 8):
-        cut, sums = accumulate(make_plan(model, microbatches=parts), params, batch, counts, key)
+        cut, terms = accumulate(make_plan(model, microbatches=parts), params, batch, counts, key)
         assert_close(cut, whole, 2e-7)
-        for name, value in whole_sums.items():
-            np.testing.assert_allclose(sums[name], value, rtol=1e-6, err_msg=name)
+        jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-6), terms, whole_terms)
 
 
 def test_a_mesh_of_eight_gives_the_step_of_one(model, params):
@@ -111,19 +111,19 @@ def test_dropout_is_the_same_on_any_mesh(tiny_config, params):
 def test_over_data_alone_the_gradients_of_microbatches_are_summed_once(tiny_config, params):
     """And dropout's masks are those of one device."""
     batch = random_batch(tiny_config.vocab_size)
-    counts, key = PretrainingObjective().counts(jax.tree.map(jnp.asarray, batch)), jax.random.key(0)
+    counts, key = MaskedLMObjective().counts(jax.tree.map(jnp.asarray, batch)), jax.random.key(0)
     plan = dataclasses.replace(
         make_plan(tiny_config, microbatches=2), runtime=Runtime(layer_loop="scan", placement=partitioning.OnMesh())
     )
-    accumulate = jax.jit(steps._accumulate, static_argnums=0)
-    alone, alone_sums = accumulate(plan, params, batch, counts, key)
+    accumulate = jax.jit(steps.accumulate, static_argnums=0)
+    alone, alone_terms = accumulate(plan, params, batch, counts, key)
     mesh = partitioning.make_mesh(MeshConfig())
     with jax.set_mesh(mesh):
         spread = jax.device_put(params, partitioning.shardings(mesh, params))
         arguments = (spread, partitioning.place(batch, ROWS, mesh), counts, key)
         program = accumulate.lower(plan, *arguments).compile()
-        together, sums = program(*arguments)
-    np.testing.assert_allclose(sums["mlm_loss"], alone_sums["mlm_loss"], rtol=1e-6)
+        together, terms = program(*arguments)
+    np.testing.assert_allclose(terms["mlm"].loss, alone_terms["mlm"].loss, rtol=1e-6)
     assert_close(together, alone, 2e-7)
     runs = hlo.parse(program.as_text()).runs()
     summed = sum(times * one.bytes for one, times in runs if one.opcode == "all-reduce")
@@ -138,10 +138,10 @@ def test_loss_is_the_sum_of_two_means_over_the_whole_batch(model, params):
 
     @jax.jit
     def log_probabilities(batch):
-        bound = bert.bind(model, PretrainingObjective().heads, params, Runtime())
+        bound = bert.bind(model, MaskedLMObjective().heads, params, Runtime())
         hidden = bound.encode(batch).last
-        mlm = jax.nn.log_softmax(bound.masked_logits(hidden, batch.masked_positions))
-        return mlm, jax.nn.log_softmax(bound.next_sentence_logits(bound.pooled(hidden, batch.cls_positions)))
+        mlm = jax.nn.log_softmax(masked_logits(bound, hidden, batch.masked_positions))
+        return mlm, jax.nn.log_softmax(next_sentence_logits(bound, pooled_vectors(bound, hidden, batch.cls_positions)))
 
     mlm, nsp = (np.asarray(part) for part in log_probabilities(batch))
     batch = jax.tree.map(np.asarray, batch)
@@ -216,7 +216,7 @@ def test_training_lowers_the_loss_of_a_batch(model, params):
 def test_a_step_that_is_not_finite_counts_and_changes_nothing_else(model, params):
     """NaN in one weight of one row: parameters, moments and average keep every bit, and the next step goes on."""
     config = dataclasses.replace(CONFIG, ema_decay=0.9)
-    objective = PretrainingObjective()
+    objective = MaskedLMObjective()
     plan = steps.Plan(model, Runtime(), objective, config, optim.build(config, params))
     step = jax.jit(functools.partial(steps.train_step, plan))
     batch = jax.tree.map(jnp.asarray, random_batch(model.vocab_size))

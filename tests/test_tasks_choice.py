@@ -27,7 +27,8 @@ from bert_jax.tasks.kinds.choice_items import MultipleChoice
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning
-from bert_jax.train.losses import IMPOSSIBLE, total_loss
+from bert_jax.train.losses import IMPOSSIBLE
+from bert_jax.train.objectives import total_loss
 
 KIND = Choice()
 TASK = Task("own", "choice", max_length=12, metrics=("accuracy",))
@@ -78,7 +79,7 @@ def gradient(params: dict, batch: TaskBatch) -> tuple[jax.Array, dict]:
 
     def loss(params: dict) -> jax.Array:
         model = bind(MODEL, objective.heads, params, Runtime())
-        return total_loss(objective.sums(model, batch, None), objective.counts(batch))
+        return total_loss(objective.apply(model, batch, None), objective.counts(batch))
 
     return jax.value_and_grad(loss)(params)
 
@@ -136,7 +137,7 @@ def test_scores_and_loss_are_those_of_berts_published_head(tmp_path: Path) -> No
     def run(params: dict, batch: TaskBatch) -> tuple:
         model = bind(loaded.model, loaded.heads, params, Runtime())
         outputs = objective.outputs(model, batch, None)
-        return outputs, total_loss(objective.sums_of(model, outputs, batch), objective.counts(batch))
+        return outputs, total_loss(objective.terms_of(model, outputs, batch), objective.counts(batch))
 
     scores, loss = run(paths.unflatten(dict(loaded.params)), batch)
     assert_close(scores, golden.output("logits"), "logits")

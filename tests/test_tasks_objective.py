@@ -15,7 +15,7 @@ from bert_jax.tasks.example import LabelledRows, TaskBatch
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.kinds.tagging import TagRows
 from bert_jax.tasks.task import Task
-from bert_jax.train.losses import means, total_loss
+from bert_jax.train.objectives import means, total_loss
 
 MODEL = ModelConfig(vocab_size=50, layers=2, width=16, heads=2, feed_forward=24, max_positions=32)
 TASKS = {
@@ -61,7 +61,7 @@ def compute(kind: str, params: dict, batch: TaskBatch) -> tuple[dict, dict, jax.
     """Sums, counts and the last hidden states."""
     model = bind(MODEL, OBJECTIVES[kind].heads, params, Runtime())
     objective = OBJECTIVES[kind]
-    return objective.sums(model, batch, None), objective.counts(batch), model.encode(batch).last
+    return objective.apply(model, batch, None), objective.counts(batch), model.encode(batch).last
 
 
 def sums_of(kind: str, batch: TaskBatch) -> tuple[dict, dict]:
@@ -96,18 +96,18 @@ def test_the_sums_equal_a_loop_by_hand(kind: str) -> None:
             probabilities = np.exp(outputs[place]) / np.exp(outputs[place]).sum()
             loss -= weight * np.log(probabilities[label])
             right += weight * (outputs[place].argmax() == label)
-    sums, counts = sums_of(kind, batch)
-    assert float(sums["task_loss"]) == pytest.approx(loss, rel=1e-4)
+    terms, counts = sums_of(kind, batch)
+    assert float(terms["task"].loss) == pytest.approx(loss, rel=1e-4)
     assert float(counts["task"]) == batch.label_weights.sum()
     if kind != "regression":
-        assert float(sums["task_correct"]) == right
+        assert float(terms["task"].metrics["accuracy"]) == right
 
 
 def test_label_0_counts_like_any_other() -> None:
     batch = batch_of("classification")
     batch = batch._replace(labels=np.zeros_like(batch.labels))
-    sums, counts = sums_of("classification", batch)
-    assert counts["task"] == 3 and sums["task_loss"] > 0
+    terms, counts = sums_of("classification", batch)
+    assert counts["task"] == 3 and terms["task"].loss > 0
 
 
 @pytest.mark.parametrize("kind", ["classification", "regression", "tagging"])
@@ -116,7 +116,7 @@ def test_padding_and_fillers_change_neither_loss_nor_gradient(kind: str) -> None
 
     def loss(params: dict, batch: TaskBatch) -> jax.Array:
         model = bind(MODEL, objective.heads, params, Runtime())
-        return total_loss(objective.sums(model, batch, None), objective.counts(batch))
+        return total_loss(objective.apply(model, batch, None), objective.counts(batch))
 
     gradient = jax.jit(jax.value_and_grad(loss))
     plain, padded = batch_of(kind), batch_of(kind, length=20, fillers=2)
@@ -141,8 +141,8 @@ def test_dropout_acts_in_training_only() -> None:
     @jax.jit
     def loss(params: dict, batch: TaskBatch) -> jax.Array:
         bound = bind(model, objective.heads, params, Runtime())
-        return objective.sums(bound, batch, jax.random.key(0))["task_loss"]
+        return objective.apply(bound, batch, jax.random.key(0))["task"].loss
 
     batch = batch_of("classification")
-    without = float(sums_of("classification", batch)[0]["task_loss"])
+    without = float(sums_of("classification", batch)[0]["task"].loss)
     assert abs(without - float(loss(params_of("classification"), batch))) > 1e-3

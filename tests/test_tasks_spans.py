@@ -25,7 +25,7 @@ from bert_jax.tasks.kinds.span_rows import SpanRows
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import means
+from bert_jax.train.objectives import means
 
 KIND = Spans()
 TASK = Task("own", "spans", ("X", "Y"), max_length=16, metrics=("f1", "precision", "recall"), max_span=3)
@@ -266,9 +266,9 @@ def computed(name: str, params: dict, batch: TaskBatch) -> tuple:
     objective = kind_of(VARIANTS[name]).objective(VARIANTS[name])
     model = bind(MODEL, objective.heads, params, Runtime())
     outputs = objective.outputs(model, batch, None)
-    sums, counts = objective.sums_of(model, outputs, batch), objective.counts(batch)
+    terms, counts = objective.terms_of(model, outputs, batch), objective.counts(batch)
     answers = objective.answers(model, outputs, batch)
-    return sums, counts, means(sums, counts), outputs._replace(vectors=None), answers
+    return terms, counts, means(terms, counts), outputs._replace(vectors=None), answers
 
 
 @pytest.mark.parametrize("name", VARIANTS)
@@ -277,8 +277,8 @@ def test_padding_and_fillers_change_neither_loss_nor_answers(letters: Tokenizer,
     rows = KIND.encode(task, NESTED, letters)
     found = [jax.device_get(computed(name, params_of(name), rows.batch(np.array(order), length)))
              for order, length in (([0, 1, 2], 10), ([0, 1, 2, -1], 16))]  # fmt: skip
-    (sums, counts, metrics, outputs, answers), (*more, _, more_answers) = found
-    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-4), [sums, counts, metrics], more)
+    (terms, counts, metrics, outputs, answers), (*more, _, more_answers) = found
+    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-4), [terms, counts, metrics], more)
     assert set(metrics) >= {"loss", "task_loss", "task_accuracy"}
     measured = [
         KIND.measure(replace(task, threshold=0.3), rows, [jax.tree.map(lambda leaf, row=row: leaf[row], said)
@@ -290,4 +290,4 @@ def test_padding_and_fillers_change_neither_loss_nor_answers(letters: Tokenizer,
         truth = rows.batch(np.arange(3), 10)
         shares = jax.nn.log_softmax(outputs.logits, axis=-1)
         picked = np.take_along_axis(np.asarray(shares), truth.labels.types[..., None], axis=-1)[..., 0]
-        assert sums["task_loss"] == pytest.approx(-(picked * truth.label_weights).sum(), rel=1e-4)
+        assert terms["task"].loss == pytest.approx(-(picked * truth.label_weights).sum(), rel=1e-4)

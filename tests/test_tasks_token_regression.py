@@ -73,7 +73,7 @@ def test_the_loss_is_the_mean_square_over_words_with_a_number(rows: NumberRows) 
     def run(params: dict, batch: object) -> tuple:
         bound = bind(model, objective.heads, params, Runtime())
         outputs = objective.outputs(bound, batch, None)
-        return outputs, objective.sums_of(bound, outputs, batch)["task_loss"], objective.counts(batch)["task"]
+        return outputs, objective.terms_of(bound, outputs, batch)["task"].loss, objective.counts(batch)["task"]
 
     outputs, loss, count = run(params, jax.tree.map(jnp.asarray, rows.batch(np.array([0, 1, -1]), 8)))
     guesses = np.asarray(outputs)[[0, 0, 1], [1, 6, 1]]

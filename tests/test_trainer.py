@@ -18,7 +18,7 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.model import paths
 from bert_jax.train import metrics, trainer
 from bert_jax.train.evaluate import make_evaluator
-from bert_jax.train.losses import PretrainingObjective
+from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.parameters import read_params
 from bert_jax.train.restore import AVERAGE, PARAMS
 from bert_jax.train.workdir import latest_step
@@ -70,7 +70,7 @@ def run(dataset, tiny_config, tmp_path):
         made = trainer.Run(
             config=config,
             model=dataclasses.replace(tiny_config, vocab_size=tokenizer.vocab_size),
-            objective=PretrainingObjective(),
+            objective=MaskedLMObjective(),
             source=loader,
             workdir=tmp_path / name,
             tokenizer=tokenizer,

@@ -19,6 +19,18 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.interop.weights import save
 from bert_jax.model import paths
 from bert_jax.model.bert import Bert, Encoded, bind
+from bert_jax.model.head_outputs import (
+    answer_logits,
+    choice_logits,
+    class_logits,
+    next_sentence_logits,
+    pool_vectors,
+    sequence_vectors,
+    span_logits,
+    span_vectors,
+    tag_logits,
+    vocabulary_logits,
+)
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.storage.local import atomic_folder, write_json
@@ -106,23 +118,23 @@ def _predictions(loaded: Loaded) -> Program:
         found: Outputs = {}
         if loaded.heads.mlm or loaded.heads.lm:
             name = "mlm_logits" if loaded.heads.mlm else "lm_logits"
-            found[name] = model.vocabulary_logits(encoded.last)[..., : loaded.model.vocab_size]
+            found[name] = vocabulary_logits(model, encoded.last)[..., : loaded.model.vocab_size]
         if loaded.heads.next_sentence:
-            found["next_sentence_logits"] = model.next_sentence_logits(model.pool(encoded.last[:, :1]))[:, 0]
+            found["next_sentence_logits"] = next_sentence_logits(model, pool_vectors(model, encoded.last[:, :1]))[:, 0]
         if loaded.heads.classes or loaded.heads.choices:
             vectors = _sequence_vectors(model, rows, encoded)
             name = "class_logits" if loaded.heads.classes else "choice_logits"
-            compute = model.class_logits if loaded.heads.classes else model.choice_logits
-            found[name] = compute(vectors)[:, 0]
+            compute = class_logits if loaded.heads.classes else choice_logits
+            found[name] = compute(model, vectors)[:, 0]
         if loaded.heads.tags:
-            found["tag_logits"] = model.tag_logits(encoded.last)
+            found["tag_logits"] = tag_logits(model, encoded.last)
         if loaded.heads.crf:
             tagged = (inputs["tagged"] > 0) & (rows.sequence_ids > 0)
-            found["tags"], _ = model.crf.decode(found["tag_logits"], tagged, rows.sequence_ids)
+            found["tags"], _ = model.head("crf").decode(found["tag_logits"], tagged, rows.sequence_ids)
         if loaded.heads.spans.classes:
-            found["span_logits"] = model.span_logits(model.span_vectors(encoded.last))
+            found["span_logits"] = span_logits(model, span_vectors(model, encoded.last))
         if loaded.heads.question:
-            found["answer_logits"] = model.answer_logits(encoded.last)
+            found["answer_logits"] = answer_logits(model, encoded.last)
         return found
 
     return predictions
@@ -143,7 +155,7 @@ def _run(loaded: Loaded, parameters: dict[str, Array], inputs: Mapping[str, Arra
 
 
 def _sequence_vectors(model: Bert, rows: _Rows, encoded: Encoded) -> Float[Array, "B 1 D"]:
-    return model.sequence_vectors(encoded.last, rows.sequence_ids, jnp.zeros_like(rows.input_ids[:, :1]))
+    return sequence_vectors(model, encoded.last, rows.sequence_ids, jnp.zeros_like(rows.input_ids[:, :1]))
 
 
 def _described(exported: export.Exported) -> dict[str, Any]:

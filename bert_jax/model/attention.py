@@ -17,25 +17,27 @@ from bert_jax.model.positions import RelativeTable, rotate
 from bert_jax.model.runtime import Runtime
 
 
-class Places(NamedTuple):
+class TokenPositions(NamedTuple):
     """Where vectors stand in their row: the slot, the sequence that it belongs to, the position in that."""
 
     slots: Int[Array, "B K"]
     sequence_ids: Int[Array, "B K"]
     positions: Int[Array, "B K"]
 
-    def at(self, slots: Int[Array, "B K"]) -> "Places":
+    def at(self, slots: Int[Array, "B K"]) -> "TokenPositions":
         """Those of some slots, of places that are a whole row's."""
-        return Places(slots, *(jnp.take_along_axis(part, slots, axis=1) for part in self[1:]))
+        return TokenPositions(slots, *(jnp.take_along_axis(part, slots, axis=1) for part in self[1:]))
 
 
-def places_of(sequence_ids: Int[Array, "B T"], positions: Int[Array, "B T"]) -> Places:
+def token_positions(sequence_ids: Int[Array, "B T"], positions: Int[Array, "B T"]) -> TokenPositions:
     """The places of every slot of each row."""
     slots = jax.lax.broadcasted_iota(jnp.int32, sequence_ids.shape, 1)
-    return Places(slots, sequence_ids, positions)
+    return TokenPositions(slots, sequence_ids, positions)
 
 
-def visible_keys(queries: Places, keys: Places, *, window: int = 0, causal: bool = False) -> Bool[Array, "B 1 Q T"]:
+def visible_keys(
+    queries: TokenPositions, keys: TokenPositions, *, window: int = 0, causal: bool = False
+) -> Bool[Array, "B 1 Q T"]:
     """Which keys a query sees: those of its own sequence, at most `window` slots away unless that is 0, and if causal
     none behind it.
 
@@ -122,12 +124,12 @@ class SelfAttention(nnx.Module):
     def __call__(
         self,
         hidden: Float[Array, "B T D"],
-        keys: Places,
+        keys: TokenPositions,
         seeds: UInt32[Array, "B 2"] | None,
         *,
         local: bool = False,
         bias: Float[Array, "#B N Q T"] | None = None,
-        queries: tuple[Float[Array, "B Q D"], Places] | None = None,
+        queries: tuple[Float[Array, "B Q D"], TokenPositions] | None = None,
         with_map: bool = False,
     ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
         """Attends from every slot of hidden, or from `queries`, vectors of some of its slots and where they stand.

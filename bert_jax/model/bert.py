@@ -1,4 +1,4 @@
-"""An encoder, whole: parameters as a nested dict, and the module bound to them inside a jitted function."""
+"""A model: an encoder and its heads, as a nested dict of parameters and as a module bound to them under jit."""
 
 import functools
 from typing import Any, NamedTuple
@@ -12,23 +12,9 @@ from bert_jax.config import ModelConfig
 from bert_jax.model import paths
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.embeddings import Embeddings
-from bert_jax.model.encoder import Encoder, gather_slots
-from bert_jax.model.heads import (
-    ANSWER_ENDS,
-    NEXT_SENTENCE_CLASSES,
-    AttentionPooling,
-    Classifier,
-    Heads,
-    LanguageModel,
-    LinearChain,
-    MaskedLanguageModel,
-    Pooler,
-    SpanBoundary,
-    SpanClassifier,
-    SpanPairs,
-    SpanVectors,
-    pool_sequences,
-)
+from bert_jax.model.encoder import Encoder
+from bert_jax.model.heads import Heads
+from bert_jax.model.heads.table import heads_of
 from bert_jax.model.layers import child_key
 from bert_jax.model.runtime import Runtime
 
@@ -49,50 +35,42 @@ class Encoded(NamedTuple):
 
 
 class Bert(nnx.Module):
-    """The encoder of Devlin et al. 2019, or a relative of it (ModelConfig), and the heads asked for.
+    """The encoder of Devlin et al. 2019, or a relative of it (ModelConfig), and the heads on it.
 
-    A batch is any object with input_ids, segment_ids, sequence_ids and positions, i32[B,T] (data/example.py).
-    A dropout_key of None means evaluation. Each method that drops out derives a stream of its own from the
-    key, so one key a step serves all.
+    A batch is any object with input_ids, segment_ids, sequence_ids and positions, i32[B,T] (data/example.py). A
+    dropout_key of None means evaluation. Each part that drops out derives a stream of its own from the key, so one
+    key a step serves all. The encoder knows no head: head_outputs.py has what the heads compute.
     """
 
     def __init__(self, config: ModelConfig, *, heads: Heads, runtime: Runtime, key: PRNGKeyArray) -> None:
-        def part(kind: Any, name: str, *arguments: Any) -> Any:
-            return kind(config, *arguments, runtime=runtime, key=child_key(key, name))
+        def part(module: Any, name: str, *arguments: Any) -> Any:
+            return module(config, *arguments, runtime=runtime, key=child_key(key, name))
 
         self.embeddings = part(Embeddings, "embeddings")
         self.encoder = part(Encoder, "encoder")
-        # ModernBERT's transform stands before the heads that read tokens, too.
-        self.transforms_tokens = config.pooler == "transform"
-        if heads.pooler or (self.transforms_tokens and (heads.tags or heads.question)):
-            self.pooler = part(Pooler, "pooler")
-        if heads.pooling.startswith("attention"):
-            self.pooling = part(AttentionPooling, "pooling", heads.pooling)
-        if heads.mlm:
-            self.mlm_head = part(MaskedLanguageModel, "mlm_head")
-        if heads.lm:
-            self.lm_head = part(LanguageModel, "lm_head")
-        if heads.span_boundary:
-            self.span_boundary_head = part(SpanBoundary, "span_boundary_head")
-        if heads.next_sentence:
-            self.next_sentence_head = part(Classifier, "next_sentence_head", NEXT_SENTENCE_CLASSES)
-        if heads.classes or heads.choices:
-            self.classifier = part(Classifier, "classifier", heads.classes or 1)
-        if heads.tags:
-            self.tagger = part(Classifier, "tagger", heads.tags)
-        if heads.crf:
-            self.crf = part(LinearChain, "crf", heads.tags)
-        if heads.question:
-            self.question_head = part(Classifier, "question_head", ANSWER_ENDS)
-        if heads.spans.length:
-            self.spans = part(SpanVectors, "spans", heads.spans)
-        if heads.spans.classes:
-            self.span_classifier = part(SpanClassifier, "span_classifier", heads.spans.classes)
-        if heads.spans.relations:
-            self.span_relations = part(SpanPairs, "span_relations", heads.spans.relations)
+        # Heads are attributes, so that a parameter's path begins with its head's name.
+        for name, (module, arguments) in heads_of(heads, config).items():
+            setattr(self, name, part(module, name, *arguments))
         self.config = config
-        self.heads = heads
+        self.head_config = heads
         self.runtime = runtime
+
+    @property
+    def heads(self) -> dict[str, nnx.Module]:
+        """The heads by name."""
+        return {name: getattr(self, name) for name in heads_of(self.head_config, self.config)}
+
+    def head(self, name: str) -> Any:
+        """The head of that name. Raises UserError where the model lacks it."""
+        found = self.heads
+        if name not in found:
+            raise UserError(f"the model has no head {name}; its heads are: {', '.join(found) or 'none'}")
+        return found[name]
+
+    @property
+    def token_table(self) -> Float[Array, "V D"]:
+        """The token embeddings, which are also the output matrix where model.tied_output is set."""
+        return self.embeddings.token.table[...]
 
     def encode(
         self,
@@ -102,7 +80,7 @@ class Bert(nnx.Module):
         all_layers: bool = False,
         attention_maps: bool = False,
     ) -> Encoded:
-        """Hidden states of a batch. Raises UserError for rows longer than the model's positions."""
+        """The hidden states of a batch. Raises UserError for rows longer than model.max_positions."""
         embedded = self._embed(batch, dropout_key)
         key = None if dropout_key is None else child_key(dropout_key, "encoder")
         found = self.encoder(
@@ -116,115 +94,31 @@ class Bert(nnx.Module):
         return Encoded(found.last, embedded, found.layers, found.attention_maps)
 
     def encode_at(
-        self, batch: Any, slots: Int[Array, "B K"], dropout_key: PRNGKeyArray | None = None
+        self, batch: Any, positions: Int[Array, "B K"], dropout_key: PRNGKeyArray | None = None
     ) -> Float[Array, "B K D"]:
-        """encode(batch).last at K slots of each row: the same values without the rest of the last layer.
+        """encode(batch).last at K positions of each row: the same values without the rest of the last layer.
 
-        A loss that reads few slots (masked ones, [CLS]) so saves most of one layer's work.
+        A loss that reads few positions (masked ones, [CLS]) saves most of one layer's work this way.
         """
         embedded = self._embed(batch, dropout_key)
         key = None if dropout_key is None else child_key(dropout_key, "encoder")
-        return self.encoder.at_slots(embedded, batch.sequence_ids, batch.positions, slots, key)
+        return self.encoder.at_positions(embedded, batch.sequence_ids, batch.positions, positions, key)
 
-    def vocabulary_logits(self, vectors: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
-        """float32 vocabulary logits of hidden states; V is padded, padding logits are -inf."""
-        head = self.lm_head if self.heads.lm else self.mlm_head
-        return head(vectors, self.embeddings.token.table[...])
-
-    def masked_logits(
-        self, hidden: Float[Array, "B T D"], masked_positions: Int[Array, "B M"]
-    ) -> Float[Array, "B M V"]:
-        """vocabulary_logits at M slots of each row only."""
-        return self.vocabulary_logits(gather_slots(hidden, masked_positions))
-
-    def span_boundary_logits(
-        self, left: Float[Array, "B M D"], right: Float[Array, "B M D"], offsets: Int[Array, "B M"]
-    ) -> Float[Array, "B M V"]:
-        """vocabulary_logits from the hidden states of the slots before and behind spans, and the places in them."""
-        return self.span_boundary_head(left, right, offsets, self._output_table())
-
-    def pool(self, vectors: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
-        """The pooled vectors of hidden states, those of [CLS] slots."""
-        return self.pooler(vectors)
-
-    def pooled(self, hidden: Float[Array, "B T D"], cls_positions: Int[Array, "B S"]) -> Float[Array, "B S D"]:
-        """The pooled vector of each sequence of each row, from its [CLS]."""
-        return self.pool(gather_slots(hidden, cls_positions))
-
-    def sequence_vectors(
-        self, hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], cls_positions: Int[Array, "B S"]
-    ) -> Float[Array, "B S D"]:
-        """What class_logits and choice_logits read: each sequence by heads.pooling, through the pooler if there is
-        one."""
-        scores = self.pooling(hidden) if self.heads.pooling.startswith("attention") else None
-        vectors = pool_sequences(self.heads.pooling, hidden, sequence_ids, cls_positions, scores)
-        return self.pooler(vectors) if self.heads.pooler else vectors
-
-    def next_sentence_logits(self, pooled: Float[Array, "B S D"]) -> Float[Array, "B S 2"]:
-        """Logits of: is next, random."""
-        return self.next_sentence_head(pooled)
-
-    def class_logits(
-        self, vectors: Float[Array, "B S D"], dropout_key: PRNGKeyArray | None = None
-    ) -> Float[Array, "B S C"]:
-        """Logits of a sequence's class (or its regression, C = 1)."""
-        return self.classifier(vectors, self._seeds(dropout_key, "classifier", vectors.shape[0]))
-
-    def choice_logits(
-        self, vectors: Float[Array, "B S D"], dropout_key: PRNGKeyArray | None = None
-    ) -> Float[Array, "B S"]:
-        """A score for each sequence; the softmax over those of one question is for the loss."""
-        return self.class_logits(vectors, dropout_key)[..., 0]
-
-    def tag_logits(
-        self, hidden: Float[Array, "B T D"], dropout_key: PRNGKeyArray | None = None
-    ) -> Float[Array, "B T C"]:
-        """Logits of every token's tag (or its regression, C = 1)."""
-        return self.tagger(self._token_vectors(hidden), self._seeds(dropout_key, "tagger", hidden.shape[0]))
-
-    def answer_logits(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T 2"]:
-        """Logits of an answer's first slot and of its last: S.h and E.h (Devlin et al. 2019, section 4.2)."""
-        return self.question_head(self._token_vectors(hidden))
-
-    def span_vectors(
-        self, hidden: Float[Array, "B T D"], dropout_key: PRNGKeyArray | None = None
-    ) -> Float[Array, "B T K G"]:
-        """A vector for each span of up to heads.spans.length slots (heads/spans.py)."""
-        return self.spans(hidden, self._seeds(dropout_key, "spans", hidden.shape[0]))
-
-    def span_logits(
-        self, vectors: Float[Array, "B T K G"], dropout_key: PRNGKeyArray | None = None
-    ) -> Float[Array, "B T K C"]:
-        """Logits of each span's class, or of its being one at all (C = 1)."""
-        return self.span_classifier(vectors, self._seeds(dropout_key, "span_classifier", vectors.shape[0]))
-
-    def relation_logits(
-        self, vectors: Float[Array, "B P G"], dropout_key: PRNGKeyArray | None = None
-    ) -> Float[Array, "B P P C"]:
-        """Logits of how each of P spans relates to each, from their span_vectors (heads.take_spans)."""
-        return self.span_relations(vectors, self._seeds(dropout_key, "span_relations", vectors.shape[0]))
-
-    def _token_vectors(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-        return self.pooler(hidden) if self.transforms_tokens else hidden
-
-    def _output_table(self) -> Float[Array, "V D"]:
-        """The matrix of the MLM head."""
-        return (self.embeddings.token if self.config.tied_output else self.mlm_head.output).table[...]
+    def dropout_seeds(self, dropout_key: PRNGKeyArray | None, name: str, rows: int) -> UInt32[Array, "B 2"] | None:
+        """The dropout seeds of the rows for the part of that name (dropout.row_seeds); None in evaluation."""
+        if dropout_key is None:
+            return None
+        return row_seeds(child_key(dropout_key, name), (), rows, self.runtime.placement)
 
     def _embed(self, batch: Any, dropout_key: PRNGKeyArray | None) -> Float[Array, "B T D"]:
         rows, length = batch.input_ids.shape
         if length > self.config.max_positions:
             raise UserError(
-                f"rows of {length} slots do not fit the model's {self.config.max_positions} positions; "
+                f"rows of {length} positions do not fit a model with max_positions={self.config.max_positions}; "
                 f"use shorter rows, or a model with max_positions of {length} or more"
             )
-        seeds = self._seeds(dropout_key, "embeddings", rows)
+        seeds = self.dropout_seeds(dropout_key, "embeddings", rows)
         return self.embeddings(batch.input_ids, batch.segment_ids, batch.positions, seeds)
-
-    def _seeds(self, dropout_key: PRNGKeyArray | None, name: str, rows: int) -> UInt32[Array, "B 2"] | None:
-        if dropout_key is None:
-            return None
-        return row_seeds(child_key(dropout_key, name), (), rows, self.runtime.placement)
 
 
 def init_params(config: ModelConfig, heads: Heads, key: PRNGKeyArray) -> dict[str, Any]:

@@ -9,14 +9,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.attention import Places, places_of
+from bert_jax.model.attention import TokenPositions, token_positions
 from bert_jax.model.dropout import row_seeds
-from bert_jax.model.layer import SITES, EncoderLayer, Kind, gather_slots
+from bert_jax.model.layer import SITES, EncoderLayer, LayerType, gather_positions
 from bert_jax.model.layers import LayerNorm, child_key
 from bert_jax.model.positions import DistanceBuckets
 from bert_jax.model.runtime import Runtime
 
-__all__ = ["Encoder", "Stacked", "gather_slots"]
+__all__ = ["Encoder", "Stacked", "gather_positions"]
 
 
 class Stacked(NamedTuple):
@@ -54,7 +54,7 @@ class Encoder(nnx.Module):
         attention_maps: bool = False,
     ) -> Stacked:
         """The hidden states after the stack. Attention maps are the probabilities before dropout."""
-        keys = places_of(sequence_ids, positions)
+        keys = token_positions(sequence_ids, positions)
         stacked = self._stacked(hidden.shape[0], dropout_key)
         hidden, (layers, maps) = self._loop(hidden, keys, stacked, self.config.layers, all_layers, attention_maps)
         if self.config.norm == "post":
@@ -62,7 +62,7 @@ class Encoder(nnx.Module):
         last = self.final_norm(hidden)
         return Stacked(last, layers.at[-1].set(last) if layers is not None else None, maps)
 
-    def at_slots(
+    def at_positions(
         self,
         hidden: Float[Array, "B T D"],
         sequence_ids: Int[Array, "B T"],
@@ -71,12 +71,12 @@ class Encoder(nnx.Module):
         dropout_key: PRNGKeyArray | None,
     ) -> Float[Array, "B K D"]:
         """The last layer's output at K slots of each row, the rest of that layer left out."""
-        keys, depth = places_of(sequence_ids, positions), self.config.layers
+        keys, depth = token_positions(sequence_ids, positions), self.config.layers
         below, last = _split(self._stacked(hidden.shape[0], dropout_key), (depth - 1, 1))
         hidden, _ = self._loop(hidden, keys, below, depth - 1, False, False)
         state, seeds = jax.tree.map(lambda leaf: leaf[0], last)
         bias = self._bias(slots, keys.slots)
-        hidden, _ = self._layer(state)(hidden, self._kind(depth - 1), keys, seeds, bias=bias, queries=slots)
+        hidden, _ = self._layer(state)(hidden, self._layer_type(depth - 1), keys, seeds, bias=bias, queries=slots)
         return hidden if self.config.norm == "post" else self.final_norm(hidden)
 
     def _stacked(self, rows: int, dropout_key: PRNGKeyArray | None) -> tuple:
@@ -92,35 +92,39 @@ class Encoder(nnx.Module):
             nnx.replace_by_pure_dict(state, params)
         return nnx.merge(nnx.split(self.layers)[0], state)
 
-    def _kind(self, layer: int) -> Kind:
-        return Kind(first=layer == 0 and self.config.norm == "pre_but_first", local=not self.config.is_global(layer))
+    def _layer_type(self, layer: int) -> LayerType:
+        return LayerType(
+            first=layer == 0 and self.config.norm == "pre_but_first", local=not self.config.is_global(layer)
+        )
 
     def _bias(self, query_slots: Int[Array, "B Q"], key_slots: Int[Array, "B T"]) -> Float[Array, "B N Q T"] | None:
         """What every layer adds to its scores."""
         return self.relative_bias(query_slots, key_slots) if self.config.relative == "buckets" else None
 
     def _loop(
-        self, hidden: Array, keys: Places, stacked: tuple, depth: int, all_layers: bool, attention_maps: bool
+        self, hidden: Array, keys: TokenPositions, stacked: tuple, depth: int, all_layers: bool, attention_maps: bool
     ) -> tuple[Array, tuple[Array | None, Array | None]]:
         bias = self._bias(keys.slots[:1], keys.slots[:1])  # the slots are the same in each row
 
-        def apply(hidden: Array, layer: tuple, kind: Kind) -> tuple[Array, tuple[Array | None, Array | None]]:
+        def apply(
+            hidden: Array, layer: tuple, layer_type: LayerType
+        ) -> tuple[Array, tuple[Array | None, Array | None]]:
             state, seeds = layer
-            hidden, found = self._layer(state)(hidden, kind, keys, seeds, bias=bias, with_map=attention_maps)
+            hidden, found = self._layer(state)(hidden, layer_type, keys, seeds, bias=bias, with_map=attention_maps)
             return hidden, (hidden if all_layers else None, found)
 
-        kinds = [self._kind(layer) for layer in range(depth)]
+        layer_types = [self._layer_type(layer) for layer in range(depth)]
         if self.runtime.unrolled(self.config.layers):
             outputs = []
-            for kind, part in zip(kinds, _split(stacked, (1,) * depth), strict=True):
-                one = self.runtime.kept(functools.partial(apply, kind=kind))
+            for layer_type, part in zip(layer_types, _split(stacked, (1,) * depth), strict=True):
+                one = self.runtime.kept(functools.partial(apply, layer_type=layer_type))
                 hidden, output = one(hidden, jax.tree.map(lambda leaf: leaf[0], part))
                 outputs.append(output)
             return hidden, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs) if outputs else (None, None)
-        if len(set(kinds)) <= 1:  # nothing to tell apart at run time
-            same = functools.partial(apply, kind=kinds[0] if kinds else self._kind(0))
+        if len(set(layer_types)) <= 1:  # nothing to tell apart at run time
+            same = functools.partial(apply, layer_type=layer_types[0] if layer_types else self._layer_type(0))
             return jax.lax.scan(self.runtime.kept(same), hidden, stacked)
-        told = Kind(*(jnp.array(flags) for flags in zip(*kinds, strict=True)))
+        told = LayerType(*(jnp.array(flags) for flags in zip(*layer_types, strict=True)))
         return jax.lax.scan(self.runtime.kept(lambda hidden, part: apply(hidden, *part)), hidden, (stacked, told))
 
 

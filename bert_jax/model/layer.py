@@ -9,7 +9,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.activations import activation
-from bert_jax.model.attention import Places, SelfAttention
+from bert_jax.model.attention import SelfAttention, TokenPositions
 from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import Dense, LayerNorm, Shape, child_key
 from bert_jax.model.runtime import Runtime
@@ -20,7 +20,7 @@ SITES = 3
 Flag = bool | Bool[Array, ""]  # an array where layers are scanned
 
 
-class Kind(NamedTuple):
+class LayerType(NamedTuple):
     """What sets a layer apart from the others of its stack."""
 
     first: Flag
@@ -87,8 +87,8 @@ class EncoderLayer(nnx.Module):
     def __call__(
         self,
         hidden: Float[Array, "B T D"],
-        kind: Kind,
-        keys: Places,
+        layer_type: LayerType,
+        keys: TokenPositions,
         seeds: UInt32[Array, "3 B 2"] | None,
         *,
         bias: Float[Array, "#B N Q T"] | None = None,
@@ -98,13 +98,15 @@ class EncoderLayer(nnx.Module):
         """Every slot's next hidden state, or only those of the slots `queries`; and the attention map if asked for."""
         config, rate = self.config, self.config.dropout
         seed = [None] * SITES if seeds is None else seeds
-        seen = hidden if config.norm == "post" else self._before_attention(hidden, kind)
+        seen = hidden if config.norm == "post" else self._before_attention(hidden, layer_type)
         # What goes on: all slots, or those asked for.
         residual, asked = hidden, None
         if queries is not None:
-            residual, standing = gather_slots(hidden, queries), keys.at(queries)
-            asked = (residual if config.norm == "post" else gather_slots(seen, queries)), standing
-        attended, attention_map = self._attend(seen, kind, keys, seed[ATTENTION_PROBABILITIES], bias, asked, with_map)
+            residual, standing = gather_positions(hidden, queries), keys.at(queries)
+            asked = (residual if config.norm == "post" else gather_positions(seen, queries)), standing
+        attended, attention_map = self._attend(
+            seen, layer_type, keys, seed[ATTENTION_PROBABILITIES], bias, asked, with_map
+        )
         attended = dropout(attended, rate, seed[ATTENTION_OUTPUT])
         if config.norm == "post":
             hidden = self._lying(self.attention_norm(residual + attended))
@@ -117,32 +119,32 @@ class EncoderLayer(nnx.Module):
     def _lying(self, hidden: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         return self.placement.constrain("hidden", hidden)
 
-    def _before_attention(self, hidden: Float[Array, "B T D"], kind: Kind) -> Float[Array, "B T D"]:
+    def _before_attention(self, hidden: Float[Array, "B T D"], layer_type: LayerType) -> Float[Array, "B T D"]:
         if self.config.norm != "pre_but_first":
             return self.attention_norm(hidden)
-        if isinstance(kind.first, bool):
-            return hidden if kind.first else self.attention_norm(hidden)
-        return jnp.where(kind.first, hidden, self.attention_norm(hidden))
+        if isinstance(layer_type.first, bool):
+            return hidden if layer_type.first else self.attention_norm(hidden)
+        return jnp.where(layer_type.first, hidden, self.attention_norm(hidden))
 
     def _attend(
         self,
         seen: Float[Array, "B T D"],
-        kind: Kind,
-        keys: Places,
+        layer_type: LayerType,
+        keys: TokenPositions,
         seeds: UInt32[Array, "B 2"] | None,
         bias: Float[Array, "#B N Q T"] | None,
-        queries: tuple[Float[Array, "B Q D"], Places] | None,
+        queries: tuple[Float[Array, "B Q D"], TokenPositions] | None,
         with_map: bool,
     ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
         def attend(local: bool) -> tuple[Array, Array | None]:
             return self.attention(seen, keys, seeds, local=local, bias=bias, queries=queries, with_map=with_map)
 
-        if isinstance(kind.local, bool):
-            return attend(kind.local)
-        return jax.lax.cond(kind.local, lambda: attend(True), lambda: attend(False))
+        if isinstance(layer_type.local, bool):
+            return attend(layer_type.local)
+        return jax.lax.cond(layer_type.local, lambda: attend(True), lambda: attend(False))
 
 
-def gather_slots(hidden: Float[Array, "B T D"], slots: Int[Array, "B K"]) -> Float[Array, "B K D"]:
+def gather_positions(hidden: Float[Array, "B T D"], slots: Int[Array, "B K"]) -> Float[Array, "B K D"]:
     """The vectors at K slots of each row, exactly.
 
     By a matmul, whose gradient is a matmul: a gather's is a scatter, serial on a CPU and in no fixed order on a GPU.

@@ -12,10 +12,10 @@ from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.example import Batch, max_predictions
 from bert_jax.data.shards import open_dataset
 from bert_jax.model import sizes
-from bert_jax.model.bert import abstract_params, bind, init_params
 from bert_jax.planning.topology import Topology
 from bert_jax.train import optim, partitioning
-from bert_jax.train.losses import CausalObjective, Objective, PretrainingObjective
+from bert_jax.train.objectives import pretraining_objective
+from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.run import runtime_of
 from bert_jax.train.steps import Plan, initial_state, jitted
 
@@ -76,11 +76,11 @@ class AbstractStep:
                 f"rows have {rows.seq_len} positions, but the model has only {model.max_positions}; set "
                 f"--config.model.max_positions={rows.seq_len}"
             )
-        objective = _objective(config, model, rows)
+        objective = pretraining_objective(config, model, [_traits(config, rows)])
         mesh = partitioning.make_mesh(config.mesh, topology.devices)
         partitioning.check_model(model, mesh)
         partitioning.check_batch(config.batch_size, config.microbatches, mesh)
-        abstract = abstract_params(model, objective.heads)
+        abstract = jax.eval_shape(lambda key: objective.init(model, key), jax.random.key(0))
         plan = Plan(
             model=model,
             runtime=runtime_of(config, "tpu"),
@@ -102,7 +102,7 @@ class AbstractStep:
         """Returns the abstract training state with a sharding on each leaf."""
 
         def initialize(key: jax.Array) -> Any:
-            return initial_state(self.plan, init_params(self.model, self.plan.objective.heads, key))
+            return initial_state(self.plan, self.plan.objective.init(self.model, key))
 
         return partitioning.with_shardings(self.mesh, jax.eval_shape(initialize, _key(self.config.prng)))
 
@@ -115,7 +115,7 @@ class AbstractStep:
             return jax.ShapeDtypeStruct((size, width), dtype, sharding=sharding)
 
         tokens, predictions = array(rows.seq_len), array(rows.predictions)
-        spans = predictions if self.config.span_boundary else None
+        spans = predictions if "span_offsets" in self.plan.objective.batch_fields else None
         return Batch(
             input_ids=tokens,
             segment_ids=tokens,
@@ -148,13 +148,13 @@ class AbstractStep:
         Parameters are left out. Only ratios of two such figures are meaningful, since the compiler stores
         less.
         """
-        params = abstract_params(self.model, self.plan.objective.heads)
+        params = self.state().params
 
         def forward(params: Any, batch: Batch, key: jax.Array) -> Any:
             def loss(params: Any) -> jax.Array:
-                model = bind(self.model, self.plan.objective.heads, params, self.plan.runtime)
-                sums = self.plan.objective.sums(model, batch, key)
-                return sum((sums[name] for name in sums if name.endswith("_loss")), jnp.float32(0))
+                model = self.plan.objective.bind(self.model, params, self.plan.runtime)
+                terms = self.plan.objective.apply(model, batch, key)
+                return sum((term.loss for term in terms.values()), jnp.float32(0))
 
             return jax.vjp(loss, params)[1]
 
@@ -168,7 +168,7 @@ def _key(kind: str) -> Any:
     return jax.eval_shape(lambda: jax.random.key(0, impl=kind))
 
 
-def _objective(config: PretrainConfig, model: ModelConfig, rows: RowSpec) -> Objective:
-    if model.causal:
-        return CausalObjective()
-    return PretrainingObjective(next_sentence=rows.labelled, span_boundary=config.span_boundary)
+def _traits(config: PretrainConfig, rows: RowSpec) -> ShardTraits:
+    """The traits of the shards that training would read; without shards, those that the configuration needs."""
+    unit = "span" if config.span_boundary else "token"
+    return ShardTraits(config.data.train or "the shards", rows.labelled, unit)

@@ -14,6 +14,7 @@ from bert_jax.interop import source
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.head_outputs import masked_logits
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.reporting.blanks import BLANK, Blank, Guess, readable
@@ -69,7 +70,7 @@ def _probabilities(loaded: Loaded, batch: Batch, positions: Int[np.ndarray, "B"]
     @jax.jit
     def softmax(params: dict, batch: Batch, at: Int[Array, "B 1"]) -> Float[Array, "B V"]:
         model = bind(loaded.model, heads, params, Runtime())
-        return jax.nn.softmax(model.masked_logits(model.encode(batch).last, at)[:, 0].astype(jnp.float32))
+        return jax.nn.softmax(masked_logits(model, model.encode(batch).last, at)[:, 0].astype(jnp.float32))
 
     return np.asarray(softmax(params, batch, positions[:, None].astype(np.int32)))
 

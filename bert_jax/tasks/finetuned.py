@@ -15,7 +15,7 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, ModelOptions, TrainConfig
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
-from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.bert import abstract_params
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import measurement
 from bert_jax.tasks.example import Split, TaskBatch, TaskRows
@@ -109,11 +109,11 @@ def _outcomes(
     objective: TaskObjective, model: ModelConfig, runtime: Runtime, params: dict[str, Any], batch: TaskBatch
 ) -> tuple[Any, Float[Array, "B"], Float[Array, "B"]]:
     """Of each row what it is answered from, the loss, summed, and the count that divides it."""
-    bound = bind(model, objective.heads, params, runtime)
+    bound = objective.bind(model, params, runtime)
     outputs = objective.outputs(bound, batch, None)
 
     def of_row(outputs: Any, row: TaskBatch) -> tuple[Array, Array]:
         alone, one = jax.tree.map(lambda leaf: leaf[None], (outputs, row))
-        return objective.sums_of(bound, alone, one)["task_loss"], objective.counts(one)["task"]
+        return objective.terms_of(bound, alone, one)["task"].loss, objective.counts(one)["task"]
 
     return objective.answers(bound, outputs, batch), *jax.vmap(of_row)(outputs, batch)

@@ -16,8 +16,8 @@ from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
+from bert_jax.model.layer_selection import LayerSelection
 from bert_jax.model.runtime import Runtime
-from bert_jax.model.states import States
 from bert_jax.progress import Reporter
 from bert_jax.tasks.example import TaskBatch, spans
 from bert_jax.tasks.kinds.tagging import TagRows
@@ -39,7 +39,7 @@ class WordVectors:
 def bytes_needed(loaded: Loaded, splits: Mapping[str, TagRows], layers: Sequence[str], dtype: str) -> int:
     """What word_vectors writes."""
     words = sum(len(rows.word_rows) for rows in splits.values())
-    width = sum(States.parse(name, loaded.model.layers).width(loaded.model.width) for name in layers)
+    width = sum(LayerSelection.parse(name, loaded.model.layers).width(loaded.model.width) for name in layers)
     return words * width * np.dtype(dtype).itemsize
 
 
@@ -55,11 +55,11 @@ def word_vectors(
     compute_dtype: str = "float32",
     quiet: bool = False,
 ) -> dict[str, dict[str, WordVectors]]:
-    """By layer name (model/states.py) and split, from one pass over the rows; the files go into folder.
+    """By layer name (model/layer_selection.py) and split, from one pass over the rows; the files go into folder.
 
     Raises UserError for a layer that the model does not have, and for values that the dtype cannot hold.
     """
-    chosen = tuple(States.parse(name, loaded.model.layers) for name in layers)
+    chosen = tuple(LayerSelection.parse(name, loaded.model.layers) for name in layers)
     # A program a length is compiled, so a loop that compiles fast.
     runtime = Runtime(compute_dtype=compute_dtype, layer_loop="scan", placement=partitioning.OnMesh())
     mesh = partitioning.make_mesh(MeshConfig())
@@ -97,7 +97,7 @@ def _states(
     config: ModelConfig,
     heads: Heads,
     runtime: Runtime,
-    chosen: tuple[States, ...],
+    chosen: tuple[LayerSelection, ...],
     dtype: str,
     params: dict[str, Any],
     batch: TaskBatch,

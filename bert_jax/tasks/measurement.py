@@ -17,7 +17,7 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.interop.loaded import Loaded
 from bert_jax.model import paths
-from bert_jax.model.bert import abstract_params, bind
+from bert_jax.model.bert import abstract_params
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import reading, registry
 from bert_jax.tasks.example import TaskBatch, TaskRows
@@ -29,7 +29,7 @@ from bert_jax.tasks.task_source import evaluation_batches
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning, trainer
 from bert_jax.train.evaluate import Evaluator
-from bert_jax.train.losses import Sums
+from bert_jax.train.objectives import Terms
 from bert_jax.train.steps import Plan
 
 
@@ -86,8 +86,8 @@ class Predictor:
         loss = count = 0.0
         for indices, batch in evaluation_batches(rows, size, self._task.max_length):
             part = jax.tree.map(lambda leaf: leaf[local], batch)
-            found, sums, weight = jax.device_get(self._answer(params, partitioning.place(part, size, self._mesh)))
-            loss, count = loss + float(sums["task_loss"]), count + float(weight)
+            found, terms, weight = jax.device_get(self._answer(params, partitioning.place(part, size, self._mesh)))
+            loss, count = loss + float(terms["task"].loss), count + float(weight)
             for place, index in enumerate(indices):
                 if index >= 0:
                     answers[index] = jax.tree.map(operator.itemgetter(place), found)
@@ -209,8 +209,8 @@ def _compiled(objective: TaskObjective, model: ModelConfig, runtime: Runtime, me
 
 def _answer(
     objective: TaskObjective, model: ModelConfig, runtime: Runtime, params: dict[str, Any], batch: TaskBatch
-) -> tuple[Any, Sums, Array]:
-    bound = bind(model, objective.heads, params, runtime)
+) -> tuple[Any, Terms, Array]:
+    bound = objective.bind(model, params, runtime)
     outputs = objective.outputs(bound, batch, None)
-    sums = objective.sums_of(bound, outputs, batch)
-    return objective.answers(bound, outputs, batch), sums, objective.counts(batch)["task"]
+    terms = objective.terms_of(bound, outputs, batch)
+    return objective.answers(bound, outputs, batch), terms, objective.counts(batch)["task"]

@@ -1,44 +1,41 @@
-"""What fine-tuning learns from: one term, `task`, as a sum and a count, and what a row's answer is decoded from."""
+"""What fine-tuning learns: one term, `task`, and the arrays from which the host decodes a row's answer."""
 
 import abc
+from collections.abc import Mapping
 from typing import Any
 
 from jaxtyping import Array
 
 from bert_jax.model.bert import Bert
-from bert_jax.model.heads import Heads
 from bert_jax.tasks.example import TaskBatch
-from bert_jax.train.losses import Sums
+from bert_jax.train.objectives import Counts, Objective, Terms
 
 
-class TaskObjective(abc.ABC):
-    """The loss of a kind of task (train.losses.Objective), by what its heads say of a batch.
+class TaskObjective(Objective):
+    """The objective of a kind of task.
 
-    Label id 0 counts like any other; what weighs 0 (fillers, slots without a label) adds nothing. Made anew from the
-    same task it is equal and has the same hash, so that compiled programs are shared.
+    Label id 0 counts like any other. A weight of 0 (fillers, positions without a label) adds nothing.
     """
 
     @property
-    @abc.abstractmethod
-    def heads(self) -> Heads:
-        """The heads that the model needs for it."""
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        return {"task": ("accuracy",)}
 
     @abc.abstractmethod
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Any:
-        """What the heads say: float32 arrays [B, ...], one or a tree of them. Without a key nothing drops out."""
+        """The outputs of the heads: float32 arrays [B, ...], one or a tree of them. Without a key nothing drops out."""
 
     @abc.abstractmethod
-    def sums_of(self, model: Bert, outputs: Any, batch: TaskBatch) -> Sums:
-        """`task_loss`, and `task_correct` where there is a right and a wrong, summed over the batch."""
+    def terms_of(self, model: Bert, outputs: Any, batch: TaskBatch) -> Terms:
+        """The terms of the loss from the outputs: `task`, with `accuracy` where predictions are right or wrong."""
 
     def answers(self, model: Bert, outputs: Any, batch: TaskBatch) -> Any:
-        """What the host decodes each row's answer from: arrays [B, ...], as small as can be; outputs by default."""
+        """The arrays [B, ...] from which the host decodes each row's answer, as small as possible; by default the
+        outputs."""
         return outputs
 
-    def counts(self, batch: TaskBatch) -> Sums:
-        """The denominator of the term."""
+    def counts(self, batch: TaskBatch) -> Counts:
         return {"task": batch.label_weights.sum()}
 
-    def sums(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Sums:
-        """sums_of(outputs)."""
-        return self.sums_of(model, self.outputs(model, batch, dropout_key), batch)
+    def apply(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Terms:
+        return self.terms_of(model, self.outputs(model, batch, dropout_key), batch)

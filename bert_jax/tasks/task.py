@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field, replace
 
 from bert_jax.command import UserError
-from bert_jax.model.heads.choice import POOLINGS
+from bert_jax.model.heads.config import POOLINGS
 from bert_jax.tasks.reading import Columns
 from bert_jax.train.losses import ClassCosts
 

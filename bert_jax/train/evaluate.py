@@ -1,5 +1,6 @@
 """Held-out evaluation during training: sums over all batches, divided once (law 3)."""
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.train import partitioning
-from bert_jax.train.losses import means
+from bert_jax.train.objectives import Counts, Terms, extended_batch, means
 from bert_jax.train.steps import Forward, evaluation_step
 
 Rows = slice | np.ndarray  # the rows of a global batch that a process loads
@@ -28,20 +29,18 @@ def make_evaluator(
     rows = partitioning.local_rows(batch_size, mesh)
 
     def run(params: dict[str, Any], steps_done: int) -> dict[str, float]:
-        sums: dict[str, float] = {}
-        counts: dict[str, float] = {}
+        total: tuple[Terms, Counts] | None = None
         for batch in batches(steps_done, rows):
-            batch_sums, batch_counts = jax.device_get(step(plan, params, partitioning.place(batch, batch_size, mesh)))
-            for total, part in ((sums, batch_sums), (counts, batch_counts)):
-                for name, value in part.items():
-                    total[name] = total.get(name, 0.0) + float(value)  # in float64, so that many batches add up exactly
-        return finite_means(sums, counts) if sums else {}
+            extended = extended_batch(plan.objective, batch)
+            part = jax.device_get(step(plan, params, partitioning.place(extended, batch_size, mesh)))
+            part = jax.tree.map(float, part)  # float64, so that the sums over many batches stay exact
+            total = part if total is None else jax.tree.map(operator.add, total, part)
+        return {} if total is None else finite_means(*total)
 
     return run
 
 
-def finite_means(sums: dict[str, float], counts: dict[str, float]) -> dict[str, float]:
-    """Returns `losses.means` of totals, without the metrics of a term for which nothing was counted."""
-    as_arrays = [{name: jnp.float32(value) for name, value in part.items()} for part in (sums, counts)]
-    metrics = {name: float(value) for name, value in means(*as_arrays).items()}
+def finite_means(terms: Terms, counts: Counts) -> dict[str, float]:
+    """`objectives.means` of totals, without the metrics of a term whose count is 0."""
+    metrics = {name: float(value) for name, value in means(*jax.tree.map(jnp.float32, (terms, counts))).items()}
     return {name: value for name, value in metrics.items() if not np.isnan(value)}

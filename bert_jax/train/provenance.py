@@ -60,7 +60,7 @@ def provenance(run: Run) -> dict[str, Any]:
         "train_layers": run.train_layers,
         "init_from": _fingerprint(run.initial_params),
         **{key: f"fingerprint {value[:FINGERPRINT_DIGITS]}" for key, value in _fingerprints(run).items()},
-        **_flat({"model": to_dict(run.model), "heads": to_dict(run.objective.heads)}),
+        **_flat({"model": to_dict(run.model), "heads": run.objective.heads.to_json()}),
     }
     return {"configuration": json.loads(json.dumps(kept)), "versions": _versions()}
 

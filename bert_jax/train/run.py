@@ -14,7 +14,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning
 from bert_jax.train.evaluate import Evaluator
-from bert_jax.train.losses import Objective
+from bert_jax.train.objectives import Objective
 from bert_jax.train.steps import Plan
 
 RESULT_FILE = "result.json"  # written to a workdir when its run has finished

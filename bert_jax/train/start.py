@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import to_dict
-from bert_jax.model import bert, paths
+from bert_jax.model import paths
 from bert_jax.storage.local import atomic_folder
 from bert_jax.train import checkpoint, distributed, optim, partitioning, rules
 from bert_jax.train.optim import first_average
@@ -27,7 +27,7 @@ from bert_jax.train.workdir import CONFIG_FILE, WorkdirConfig, write_config
 def plan_of(run: Run) -> Plan:
     """The plan of a run's steps."""
     config = run.config
-    abstract = bert.abstract_params(run.model, run.objective.heads)
+    abstract = jax.eval_shape(lambda key: run.objective.init(run.model, key), jax.random.key(0))
     fresh = _fresh(run, abstract)
     gradual = rules.gradual_epochs(run.train_layers) is not None
     return Plan(
@@ -61,7 +61,7 @@ def start(
     """
 
     def draw(key: jax.Array) -> TrainState:
-        return initial_state(plan, bert.init_params(run.model, run.objective.heads, key))
+        return initial_state(plan, run.objective.init(run.model, key))
 
     key = jax.random.key(run.config.seed, impl=run.config.prng)
     abstract = partitioning.with_shardings(mesh, jax.eval_shape(draw, key))

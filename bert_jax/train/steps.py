@@ -11,10 +11,9 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from bert_jax.config import ModelConfig, OptimizerConfig
-from bert_jax.model.bert import bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import compiler, optim, partitioning
-from bert_jax.train.losses import Objective, Sums, means, total_loss
+from bert_jax.train.objectives import Counts, Objective, Terms, means, total_loss
 from bert_jax.train.state import TrainState
 
 
@@ -63,10 +62,10 @@ def train_step(
     """
     dropout_key = jax.random.fold_in(key, state.step)
     counts = plan.objective.counts(batch)
-    gradients, sums = _accumulate(plan, state.params, batch, counts, dropout_key)
+    gradients, terms = accumulate(plan, state.params, batch, counts, dropout_key)
     gradients = optim.without_frozen(gradients, plan.factors)
     rate = optim.learning_rate(plan.optimizer_config, state.step, fraction, peak)
-    metrics = means(sums, counts) | {
+    metrics = means(terms, counts) | {
         "learning_rate": rate,
         "gradient_norm": optax.tree.norm(gradients),
         "tokens": (batch.sequence_ids > 0).sum(),
@@ -89,10 +88,10 @@ def jitted(plan: Plan, mesh: Mesh, state: TrainState) -> Any:
     return jax.jit(step, donate_argnums=0, out_shardings=shardings, compiler_options=options)
 
 
-def evaluation_step(plan: Forward, params: dict[str, Any], batch: Any) -> tuple[Sums, Sums]:
-    """Sums and counts of one batch without dropout; the caller adds them up over batches and divides once."""
-    model = bind(plan.model, plan.objective.heads, params, plan.runtime)
-    return plan.objective.sums(model, batch, None), plan.objective.counts(batch)
+def evaluation_step(plan: Forward, params: dict[str, Any], batch: Any) -> tuple[Terms, Counts]:
+    """Terms and counts of one batch without dropout; the caller adds them up over batches and divides once."""
+    model = plan.objective.bind(plan.model, params, plan.runtime)
+    return plan.objective.apply(model, batch, None), plan.objective.counts(batch)
 
 
 def _descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Float[Array, ""]) -> TrainState:
@@ -110,22 +109,22 @@ def choose(good: Bool[Array, ""], following: TrainState, kept: TrainState) -> Tr
     return jax.tree.map(lambda new, old: jnp.where(good, new, old), following, kept)
 
 
-def _accumulate(
-    plan: Plan, params: dict[str, Any], batch: Any, counts: Sums, dropout_key: Array
-) -> tuple[dict[str, Any], Sums]:
+def accumulate(
+    plan: Plan, params: dict[str, Any], batch: Any, counts: Counts, dropout_key: Array
+) -> tuple[dict[str, Any], Terms]:
     """Gradient of the global loss, and the sums, over the microbatches of a batch.
 
     Of several microbatches the gradients are summed over `data` once (Placement.by_rows), not each.
     """
 
-    def loss(params: dict[str, Any], part: Any, counts: Sums, key: Array) -> tuple[Float[Array, ""], Sums]:
-        model = bind(plan.model, plan.objective.heads, params, plan.runtime)
-        sums = plan.objective.sums(model, part, key)
-        return total_loss(sums, counts), sums
+    def loss(params: dict[str, Any], part: Any, counts: Counts, key: Array) -> tuple[Float[Array, ""], Terms]:
+        model = plan.objective.bind(plan.model, params, plan.runtime)
+        terms = plan.objective.apply(model, part, key)
+        return total_loss(terms, counts), terms
 
-    def gradient(params: dict[str, Any], part: Any, counts: Sums, key: Array) -> tuple[dict[str, Any], Sums]:
-        gradients, sums = jax.grad(loss, has_aux=True)(params, part, counts, key)
-        return partitioning.constrain_params(gradients), sums
+    def gradient(params: dict[str, Any], part: Any, counts: Counts, key: Array) -> tuple[dict[str, Any], Terms]:
+        gradients, terms = jax.grad(loss, has_aux=True)(params, part, counts, key)
+        return partitioning.constrain_params(gradients), terms
 
     if plan.microbatches == 1:
         return gradient(params, batch, counts, dropout_key)
@@ -135,7 +134,7 @@ def _accumulate(
     ) -> Array:  # [B, ...] to [A, B/A, ...], every A-th row, so that each device keeps its rows
         return leaf.reshape(-1, plan.microbatches, *leaf.shape[1:]).swapaxes(0, 1)
 
-    def over_parts(batch: Any, params: dict[str, Any], counts: Sums, key: Array) -> tuple[dict[str, Any], Sums]:
+    def over_parts(batch: Any, params: dict[str, Any], counts: Counts, key: Array) -> tuple[dict[str, Any], Terms]:
         def add(total: Any, numbered: tuple[Array, Any]) -> tuple[Any, None]:
             number, part = numbered
             found = gradient(params, part, counts, jax.random.fold_in(key, number))

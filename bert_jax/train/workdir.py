@@ -40,7 +40,7 @@ def write_config(workdir: str | Path, config: WorkdirConfig) -> None:
     """Writes WORKDIR/config.json, whole or not at all."""
     values = {
         "model": config_lib.to_dict(config.model),
-        "heads": config_lib.to_dict(config.heads),
+        "heads": config.heads.to_json(),
         "kind": config.kind,
         "training": dict(config.training),
         "task": None if config.task is None else dict(config.task),

@@ -1,16 +1,17 @@
-"""What stands on the encoder: each head a module, chosen by `Heads`.
+"""Heads: modules on top of the encoder, chosen by `Heads` and listed by name in `HEADS`.
 
-choice          which heads a model has
-pooling         one vector for a sequence
-classification  classes, scores, tags, the ends of an answer: dense layers to logits
-vocabulary      tokens: masked, next, or those between the boundaries of a span
-chain           a linear-chain CRF over tags
-spans           vectors of all spans up to a length, what a span is, and how two of them relate
+config          the choice of heads of a model
+table           every head by name; an extension adds its own here
+pooling         one vector of a sequence
+classification  dense layers to logits: classes, scores, tags, both ends of an answer
+vocabulary      logits of tokens: masked ones, next ones, those inside a span from its boundaries
+crf             a linear-chain conditional random field over tags
+spans           vectors of all spans up to a length, their classes, and relations between them
 """
 
-from bert_jax.model.heads.chain import LinearChain
-from bert_jax.model.heads.choice import Heads, SpanHeads
 from bert_jax.model.heads.classification import ANSWER_ENDS, NEXT_SENTENCE_CLASSES, Classifier, Network
+from bert_jax.model.heads.config import Heads, SpanHeads
+from bert_jax.model.heads.crf import CRF
 from bert_jax.model.heads.pooling import AttentionPooling, Pooler, pool_sequences
 from bert_jax.model.heads.spans import (
     SpanClassifier,
@@ -21,17 +22,20 @@ from bert_jax.model.heads.spans import (
     possible_spans,
     take_spans,
 )
+from bert_jax.model.heads.table import HEADS, Head
 from bert_jax.model.heads.vocabulary import SPAN_PLACES, LanguageModel, MaskedLanguageModel, SpanBoundary
 
 __all__ = [
     "ANSWER_ENDS",
+    "CRF",
+    "HEADS",
     "NEXT_SENTENCE_CLASSES",
     "SPAN_PLACES",
     "AttentionPooling",
     "Classifier",
+    "Head",
     "Heads",
     "LanguageModel",
-    "LinearChain",
     "MaskedLanguageModel",
     "Network",
     "Pooler",

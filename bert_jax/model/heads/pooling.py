@@ -8,7 +8,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from bert_jax.config import ModelConfig
 from bert_jax.model.activations import activation
 from bert_jax.model.heads.classification import dense, norm
-from bert_jax.model.layer import gather_slots
+from bert_jax.model.layer import gather_positions
 from bert_jax.model.layers import child_key, truncated_normal
 from bert_jax.model.runtime import Runtime
 
@@ -65,7 +65,7 @@ def pool_sequences(
     number, and gives the vector of slot 0 for what is not there.
     """
     if pooling == "cls":
-        return gather_slots(hidden, cls_positions)
+        return gather_positions(hidden, cls_positions)
     numbers = jnp.arange(1, cls_positions.shape[1] + 1)
     inside = sequence_ids[:, None, :] == numbers[None, :, None]
     if pooling == "max":

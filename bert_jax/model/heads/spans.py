@@ -1,9 +1,8 @@
 """Spans: a vector for each of up to K slots, what it is, and how two of them relate.
 
-Spans lie in arrays [B, T, K]: the one of length n (1 to K) that begins in slot t stands at [t, n - 1]. They are of
-slots: for spans of words, give the hidden states of the words' first pieces (gather_slots) in place of all. What this
-says follows Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Fine-tuning for Span-Based
-Applications".
+Spans are stored in arrays [B, T, K]: entry [t, n - 1] is the span of length n (1 to K) that begins at position t. For
+spans of words, pass the hidden states of the words' first tokens (gather_positions) instead of those of all tokens.
+Source: Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Fine-tuning for Span-Based Applications".
 """
 
 import jax
@@ -13,9 +12,9 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.activations import activation
-from bert_jax.model.heads.choice import SpanHeads
 from bert_jax.model.heads.classification import Network, dense
-from bert_jax.model.layer import gather_slots
+from bert_jax.model.heads.config import SpanHeads
+from bert_jax.model.layer import gather_positions
 from bert_jax.model.layers import child_key
 from bert_jax.model.runtime import Runtime
 
@@ -117,7 +116,7 @@ def take_spans(
 ) -> Float[Array, "B P G"]:
     """The vectors of some spans, by their first slots and lengths."""
     rows, slots, longest, width = vectors.shape
-    return gather_slots(vectors.reshape(rows, slots * longest, width), starts * longest + lengths - 1)
+    return gather_positions(vectors.reshape(rows, slots * longest, width), starts * longest + lengths - 1)
 
 
 def ahead(values: Array, count: int) -> Array:

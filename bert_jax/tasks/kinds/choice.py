@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Float32, Int32, Int64, Integer
 from scipy.special import softmax
 
 from bert_jax.model.bert import Bert
+from bert_jax.model.head_outputs import choice_logits, sequence_vectors
 from bert_jax.model.heads import Heads
 from bert_jax.tasks.example import Split, TaskBatch, TaskRows
 from bert_jax.tasks.input_records import InputRecord
@@ -22,7 +23,8 @@ from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import IMPOSSIBLE, Sums, choice_sums
+from bert_jax.train.losses import IMPOSSIBLE, choice_sums
+from bert_jax.train.objectives import Term, Terms
 
 
 class Choice(Kind):
@@ -142,14 +144,14 @@ class ChoiceObjective(TaskObjective):
         sequences = TaskBatch(ids, segments, (numbers > 0).astype(jnp.int32), positions, None, None)
         hidden = model.encode(sequences, dropout_key).last
         first_slot = jnp.zeros((rows * count, 1), jnp.int32)
-        vectors = model.sequence_vectors(hidden, sequences.sequence_ids, first_slot)
-        scores = model.choice_logits(vectors, dropout_key)[:, 0]
+        vectors = sequence_vectors(model, hidden, sequences.sequence_ids, first_slot)
+        scores = choice_logits(model, vectors, dropout_key)[:, 0]
         return jnp.where(present, scores.reshape(rows, count), IMPOSSIBLE)
 
-    def sums_of(self, model: Bert, outputs: Float[Array, "B S"], batch: TaskBatch) -> Sums:
+    def terms_of(self, model: Bert, outputs: Float[Array, "B S"], batch: TaskBatch) -> Terms:
         labels = batch.labels
         loss, correct = choice_sums(outputs, labels.present, labels.right, batch.label_weights, self.smoothing)
-        return {"task_loss": loss, "task_correct": correct}
+        return {"task": Term(loss, {"accuracy": correct})}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

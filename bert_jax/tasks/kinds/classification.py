@@ -1,7 +1,7 @@
 """Classes and scores of texts and pairs: encoding, labels to numbers, loss, metrics."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from scipy.special import softmax
 
 from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
+from bert_jax.model.head_outputs import class_logits, sequence_vectors
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Example, LabelledRows, Split, TaskBatch, TaskRows
@@ -25,7 +26,8 @@ from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import PLAIN, ClassCosts, Sums, classification_sums, squared_error_sum
+from bert_jax.train.losses import PLAIN, ClassCosts, classification_sums, squared_error_sum
+from bert_jax.train.objectives import Counts, Term, Terms
 
 
 class Classification(Kind):
@@ -161,20 +163,24 @@ class ClassObjective(TaskObjective):
     def heads(self) -> Heads:
         return Heads(pooling=self.pooling, pooler=True, classes=self.classes)
 
+    @property
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        return {"task": () if self.regression else ("accuracy",)}
+
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B C"]:
         """Logits of classes, or the score (C = 1)."""
         hidden = model.encode(batch, dropout_key).last
         first_slot = jnp.zeros((hidden.shape[0], 1), jnp.int32)  # one sequence a row: its [CLS] is in slot 0
-        vectors = model.sequence_vectors(hidden, batch.sequence_ids, first_slot)
-        return model.class_logits(vectors, dropout_key)[:, 0]
+        vectors = sequence_vectors(model, hidden, batch.sequence_ids, first_slot)
+        return class_logits(model, vectors, dropout_key)[:, 0]
 
-    def sums_of(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Sums:
+    def terms_of(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Terms:
         if self.regression:
-            return {"task_loss": squared_error_sum(outputs[:, 0], batch.labels, batch.label_weights)}
+            return {"task": Term(squared_error_sum(outputs[:, 0], batch.labels, batch.label_weights), {})}
         loss, correct = classification_sums(outputs, batch.labels, batch.label_weights, self.costs)
-        return {"task_loss": loss, "task_correct": correct}
+        return {"task": Term(loss, {"accuracy": correct})}
 
-    def counts(self, batch: TaskBatch) -> Sums:
+    def counts(self, batch: TaskBatch) -> Counts:
         if self.regression:
             return super().counts(batch)
         return {"task": self.costs.weigh(batch.labels, batch.label_weights).sum()}

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 
 from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
+from bert_jax.model.head_outputs import answer_logits
 from bert_jax.model.heads import Heads
 from bert_jax.tasks.example import Split, TaskBatch, TaskRows
 from bert_jax.tasks.input_records import InputRecord
@@ -21,7 +22,8 @@ from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns, kind_of_file
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import Sums, answer_sums
+from bert_jax.train.losses import answer_sums
+from bert_jax.train.objectives import Term, Terms
 
 # Where no dev file has told a better one: no answer where it is likelier than the best (run_squad.py's default).
 NULL_THRESHOLD = 0.5
@@ -137,12 +139,12 @@ class QuestionObjective(TaskObjective):
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T 2"]:
         """Logits of first and last slots."""
-        return model.answer_logits(model.encode(batch, dropout_key).last)
+        return answer_logits(model, model.encode(batch, dropout_key).last)
 
-    def sums_of(self, model: Bert, outputs: Float[Array, "B T 2"], batch: TaskBatch) -> Sums:
+    def terms_of(self, model: Bert, outputs: Float[Array, "B T 2"], batch: TaskBatch) -> Terms:
         places = batch.labels
         loss, correct = answer_sums(outputs, batch.sequence_ids > 0, places.first, places.last, batch.label_weights)
-        return {"task_loss": loss, "task_correct": correct}
+        return {"task": Term(loss, {"accuracy": correct})}
 
     def answers(self, model: Bert, outputs: Float[Array, "B T 2"], batch: TaskBatch) -> RowAnswers:
         """The n_best spans of each row."""

@@ -1,5 +1,6 @@
 """What is learnt of spans: which types each has, and how two of them relate."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -8,12 +9,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from bert_jax.model.bert import Bert
+from bert_jax.model.head_outputs import relation_logits, span_logits, span_vectors
 from bert_jax.model.heads import Heads, SpanHeads, choose_spans, possible_spans, take_spans
-from bert_jax.model.layer import gather_slots
+from bert_jax.model.layer import gather_positions
 from bert_jax.tasks.example import TaskBatch
 from bert_jax.tasks.kinds.span_rows import PAIRED
 from bert_jax.tasks.objective import TaskObjective
-from bert_jax.train.losses import Sums, binary_sums, classification_sums, span_sums
+from bert_jax.train.losses import binary_sums, classification_sums, span_sums
+from bert_jax.train.objectives import Counts, Term, Terms
 
 # Spans of a row that may be guesses, for each of its words: a tree over n words has fewer than 2n.
 CANDIDATES = 2
@@ -71,36 +74,40 @@ class SpanObjective(TaskObjective):
         relations = self.relations + 1 if self.relations else 0
         return Heads(spans=SpanHeads(self.length, classes=classes, relations=relations))
 
+    @property
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        terms = ("task", "relation") if self.relations and not self.given else ("task",)
+        return dict.fromkeys(terms, ("accuracy",))
+
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> SpanOutputs:
         labels = batch.labels
-        hidden = gather_slots(model.encode(batch, dropout_key).last, labels.word_slots)
-        vectors = model.span_vectors(hidden, dropout_key)
-        logits = None if self.given else model.span_logits(vectors, dropout_key)
+        hidden = gather_positions(model.encode(batch, dropout_key).last, labels.word_slots)
+        vectors = span_vectors(model, hidden, dropout_key)
+        logits = None if self.given else span_logits(model, vectors, dropout_key)
         relations = None
         if self.relations:
             paired = take_spans(vectors, labels.pair_firsts, jnp.maximum(labels.pair_lengths, 1))
-            relations = model.relation_logits(paired, dropout_key)
+            relations = relation_logits(model, paired, dropout_key)
         return SpanOutputs(vectors, logits, relations)
 
-    def sums_of(self, model: Bert, outputs: SpanOutputs, batch: TaskBatch) -> Sums:
+    def terms_of(self, model: Bert, outputs: SpanOutputs, batch: TaskBatch) -> Terms:
         labels, weights = batch.labels, batch.label_weights
-        sums: Sums = {}
+        terms: Terms = {}
         if not self.given:
             if self.binary:
                 by_type = jnp.broadcast_to(weights[..., None], outputs.logits.shape)
                 loss, _ = binary_sums(outputs.logits, labels.types, by_type)
                 right = ((outputs.logits >= 0) == (labels.types > 0)).all(axis=-1)
-                sums |= {"task_loss": loss, "task_correct": (right * weights).sum()}
+                terms["task"] = Term(loss, {"accuracy": (right * weights).sum()})
             else:
                 loss, correct = span_sums(outputs.logits, labels.types, weights)
-                sums |= {"task_loss": loss, "task_correct": correct}
+                terms["task"] = Term(loss, {"accuracy": correct})
         if self.relations:
             loss, correct = classification_sums(outputs.relations, labels.relations, labels.relation_weights)
-            name = "task" if self.given else "relation"
-            sums |= {f"{name}_loss": loss, f"{name}_correct": correct}
-        return sums
+            terms["task" if self.given else "relation"] = Term(loss, {"accuracy": correct})
+        return terms
 
-    def counts(self, batch: TaskBatch) -> Sums:
+    def counts(self, batch: TaskBatch) -> Counts:
         """`task`, the spans, and `relation`, the pairs; where spans are given, `task` is the pairs."""
         if self.given:
             return {"task": batch.labels.relation_weights.sum()}
@@ -118,7 +125,7 @@ class SpanObjective(TaskObjective):
         if not self.relations:
             return SpanAnswer(places, scores, None, None, None, None)
         firsts, lengths, there = choose_spans(shares.max(axis=-1), possible, PAIRED)
-        relations = model.relation_logits(take_spans(outputs.vectors, firsts, lengths))
+        relations = relation_logits(model, take_spans(outputs.vectors, firsts, lengths))
         return SpanAnswer(places, scores, firsts, jnp.where(there, lengths, 0), *_best(relations))
 
     def _shares(self, logits: Float[Array, "B W K C"]) -> Float[Array, "B W K S"]:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Float32, Int, Int32, Integer
 
 from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
+from bert_jax.model.head_outputs import tag_logits
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows, spans
@@ -27,7 +28,8 @@ from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.word_rows import WordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import PLAIN, ClassCosts, Sums, chain_sums, classification_sums
+from bert_jax.train.losses import PLAIN, ClassCosts, chain_sums, classification_sums
+from bert_jax.train.objectives import Counts, Term, Terms
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
@@ -190,17 +192,17 @@ class TagObjective(TaskObjective):
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T C"]:
         """Logits of tags by slot."""
-        return model.tag_logits(model.encode(batch, dropout_key).last, dropout_key)
+        return tag_logits(model, model.encode(batch, dropout_key).last, dropout_key)
 
-    def sums_of(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Sums:
+    def terms_of(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Terms:
         tags, weights = batch.labels.tags, batch.label_weights
         if self.crf:
-            loss, correct = chain_sums(model.crf, outputs, tags, weights, batch.sequence_ids)
+            loss, correct = chain_sums(model.head("crf"), outputs, tags, weights, batch.sequence_ids)
         else:
             loss, correct = classification_sums(outputs, tags, weights, self.costs)
-        return {"task_loss": loss, "task_correct": correct}
+        return {"task": Term(loss, {"accuracy": correct})}
 
-    def counts(self, batch: TaskBatch) -> Sums:
+    def counts(self, batch: TaskBatch) -> Counts:
         return {"task": self.costs.weigh(batch.labels.tags, batch.label_weights).sum()}
 
     def answers(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> TagAnswer:
@@ -264,9 +266,9 @@ def _best_path(model: Bert, logits: Float[Array, "B T C"], batch: TaskBatch) -> 
     first_pieces = (words > 0) & (words != jnp.pad(words[:, :-1], ((0, 0), (1, 0))))
 
     def log_partition(logits: Float[Array, "B T C"]) -> Float[Array, ""]:
-        return model.crf.log_partition(logits, first_pieces, batch.sequence_ids).sum()
+        return model.head("crf").log_partition(logits, first_pieces, batch.sequence_ids).sum()
 
-    path, _ = model.crf.decode(logits, first_pieces, batch.sequence_ids)
+    path, _ = model.head("crf").decode(logits, first_pieces, batch.sequence_ids)
     # The derivative of the log-partition by a tag's logit is the probability of the tag there.
     marginals = jax.grad(log_partition)(logits)
     return TagAnswer(path, jnp.take_along_axis(marginals, path[..., None], axis=-1)[..., 0])

@@ -1,7 +1,7 @@
 """A number for every word: reading times, prominence, importance ..."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Float32
 
 from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
+from bert_jax.model.head_outputs import tag_logits
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows
@@ -23,7 +24,8 @@ from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.word_rows import WordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import Sums, squared_error_sum
+from bert_jax.train.losses import squared_error_sum
+from bert_jax.train.objectives import Term, Terms
 
 # What stands where a word has no number: it is read, and weighs nothing. JSON's null comes here as an empty text.
 MISSING = ("", "-", "_", "null", "NA", "nan", "NaN")
@@ -113,12 +115,16 @@ class NumberObjective(TaskObjective):
     def heads(self) -> Heads:
         return Heads(tags=1)
 
+    @property
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        return {"task": ()}
+
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T"]:
         """The number of each slot."""
-        return model.tag_logits(model.encode(batch, dropout_key).last, dropout_key)[..., 0]
+        return tag_logits(model, model.encode(batch, dropout_key).last, dropout_key)[..., 0]
 
-    def sums_of(self, model: Bert, outputs: Float[Array, "B T"], batch: TaskBatch) -> Sums:
-        return {"task_loss": squared_error_sum(outputs, batch.labels, batch.label_weights)}
+    def terms_of(self, model: Bert, outputs: Float[Array, "B T"], batch: TaskBatch) -> Terms:
+        return {"task": Term(squared_error_sum(outputs, batch.labels, batch.label_weights), {})}
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -1,11 +1,12 @@
-"""What a head's outputs cost against the truth: sums over whatever is labelled, weighted.
+"""Losses of the outputs of heads: weighted sums over everything that has a label.
 
-Logits are made float32; what weighs 0 adds nothing. `correct` is the weighted sum of right guesses, where a tie of the
-truth with another counts as right.
+Logits are converted to float32, and a weight of 0 adds nothing. Losses are never means: the train step divides once,
+by a count over the whole global batch. `correct` is the weighted number of correct predictions; a tie between the
+label and another class counts as correct.
 
-Classes may differ in what they weigh, and the truth may be smoothed (ClassCosts): then losses, correct and the
-denominators (ClassCosts.weigh) are all of the classes' weights, so that their quotient is
-torch.nn.functional.cross_entropy(weight=, label_smoothing=), whose mean divides by the weights of the truths.
+Classes may have weights and labels may be smoothed (ClassCosts). Losses, `correct` and denominators (ClassCosts.weigh)
+then include the class weights, so that their quotient equals torch.nn.functional.cross_entropy(weight=,
+label_smoothing=), whose mean divides by the weights of the labels.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from bert_jax.model.heads import LinearChain
+from bert_jax.model.heads import CRF
 
 # The logit of what cannot be chosen. Finite, so that a filler row in which nothing can be is no NaN.
 IMPOSSIBLE = -1e30
@@ -120,7 +121,7 @@ def answer_sums(
 
 
 def chain_sums(
-    chain: LinearChain,
+    chain: CRF,
     logits: Float[Array, "B T C"],
     tags: Int[Array, "B T"],
     weights: Float[Array, "B T"],

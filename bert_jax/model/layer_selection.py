@@ -13,28 +13,28 @@ LAYERS = ("embeddings", "last", "second_to_last", "sum_all", "sum_last_4", "conc
 
 
 @dataclass(frozen=True)
-class States:
+class LayerSelection:
     """Which hidden states, 0 being the embeddings, and how they become one."""
 
     indices: tuple[int, ...]
     combine: str  # sum, mean or concat
 
     @staticmethod
-    def parse(name: str, layers: int) -> "States":
+    def parse(name: str, layers: int) -> "LayerSelection":
         """Of a name of LAYERS or a number, in a model of so many layers. Raises UserError for what is neither."""
         every = tuple(range(1, layers + 1))
         if name.isdecimal() and int(name) <= layers:
-            return States((int(name),), "sum")
+            return LayerSelection((int(name),), "sum")
         if name.endswith("_last_4") and name in LAYERS and layers < 4:
             raise UserError(f"--layers is {name}, but the model has {layers} layers. Use last, sum_all or a number")
         table = {
-            "embeddings": States((0,), "sum"),
-            "last": States((layers,), "sum"),
-            "second_to_last": States((layers - 1,), "sum"),
-            "sum_all": States(every, "sum"),
-            "sum_last_4": States(every[-4:], "sum"),
-            "mean_last_4": States(every[-4:], "mean"),
-            "concat_last_4": States(every[-4:], "concat"),
+            "embeddings": LayerSelection((0,), "sum"),
+            "last": LayerSelection((layers,), "sum"),
+            "second_to_last": LayerSelection((layers - 1,), "sum"),
+            "sum_all": LayerSelection(every, "sum"),
+            "sum_last_4": LayerSelection(every[-4:], "sum"),
+            "mean_last_4": LayerSelection(every[-4:], "mean"),
+            "concat_last_4": LayerSelection(every[-4:], "concat"),
         }
         if name not in table:
             raise UserError(f"--layers is {name!r}; use one of {', '.join(table)}, or a number from 0 to {layers}")

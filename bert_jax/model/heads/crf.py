@@ -13,7 +13,7 @@ from bert_jax.model.runtime import Runtime
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
-class LinearChain(nnx.Module):
+class CRF(nnx.Module):
     """Scores of tags beside each other (Lafferty et al. 2001, section 3; Lample et al. 2016, section 2.2).
 
     transitions [C,C], from the row's tag to the column's; start [C] and end [C], of a chain's first and last tag. All

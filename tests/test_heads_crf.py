@@ -10,7 +10,7 @@ import pytest
 from scipy.special import logsumexp
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.heads import LinearChain
+from bert_jax.model.heads import CRF
 from bert_jax.model.runtime import Runtime
 from bert_jax.train.losses import chain_sums
 
@@ -24,12 +24,12 @@ TAGGED = np.array([[1] * 7, [0, 1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 1, 1, 0], [0, 0,
 SEQUENCES = np.array([[1] * 7, [1] * 7, [1, 1, 1, 2, 2, 2, 0], [1, 1, 2, 2, 2, 0, 0], [0] * 7], np.int32)
 
 
-def new_chain() -> LinearChain:
-    return LinearChain(CONFIG, TAGS, runtime=Runtime(), key=jax.random.key(0))
+def new_chain() -> CRF:
+    return CRF(CONFIG, TAGS, runtime=Runtime(), key=jax.random.key(0))
 
 
 @functools.cache
-def chain() -> LinearChain:
+def chain() -> CRF:
     made = new_chain()
     for number, part in enumerate((made.transitions, made.start, made.end)):
         part[...] = jax.random.normal(jax.random.key(number), part[...].shape)

@@ -1,0 +1,104 @@
+"""The choice of heads of a model: what a checkpoint's config.json stores under `heads`."""
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from bert_jax.command import UserError
+
+POOLINGS = ("cls", "mean", "max", "attention_dot", "attention_additive")
+BOUNDARIES = ("hidden", "networks")
+CONTENTS = ("mean", "attention")
+
+
+@dataclass(frozen=True)
+class SpanHeads:
+    """The heads over all spans of up to `length` positions; a length of 0 means none. See heads/spans.py.
+
+    Raises UserError for an unknown choice, and for heads over spans of length 0.
+    """
+
+    length: int = 0
+    boundaries: str = "hidden"  # hidden: the hidden states of both ends; networks: a dense layer for each end
+    content: str = "mean"  # mean, or attention over the positions of the span
+    classes: int = 0  # 1: whether it is a span at all; more: its class, where class 0 is NULL
+    relations: int = 0  # classes of a pair of spans, where class 0 is NULL
+
+    def __post_init__(self) -> None:
+        _one_of("heads.spans.boundaries", self.boundaries, BOUNDARIES)
+        _one_of("heads.spans.content", self.content, CONTENTS)
+        if self.length < 0 or (not self.length and (self.classes or self.relations)):
+            raise UserError(
+                f"heads.spans.length is {self.length}; give the length of the longest span, or leave out "
+                "heads.spans.classes and heads.spans.relations"
+            )
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads that a model has. Counts of outputs are 0 where it lacks the head.
+
+    | field | the head |
+    |---|---|
+    | mlm, lm | predicts masked tokens; predicts the next token |
+    | span_boundary | predicts masked tokens from the positions around their span (Joshi et al. 2020) with the MLM
+      head's output matrix |
+    | next_sentence | predicts whether B follows A, or the order of A and B |
+    | pooling | makes one vector of a sequence, for classes and choices: cls, mean, max, attention_dot,
+      attention_additive |
+    | pooler | a dense layer over that vector (Pooler) |
+    | classes | classes of a sequence; 1: a regression |
+    | choices | a score for each sequence of a question, one of which is right (multiple choice) |
+    | tags | classes of each token; 1: a regression |
+    | crf | makes each tag depend on its neighbors (a linear-chain CRF) |
+    | question | the first and the last position of an answer |
+    | spans | the heads over all spans up to a length |
+    | named | further heads by their names in heads.HEADS, which an extension may add to |
+
+    Raises UserError for an unknown choice, and for a head without the head that it builds on.
+    """
+
+    mlm: bool = False
+    lm: bool = False
+    span_boundary: bool = False
+    next_sentence: bool = False
+    pooling: str = "cls"
+    pooler: bool = False
+    classes: int = 0
+    choices: bool = False
+    tags: int = 0
+    crf: bool = False
+    question: bool = False
+    spans: SpanHeads = field(default_factory=SpanHeads)
+    named: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        _one_of("heads.pooling", self.pooling, POOLINGS)
+        read_pooled = self.next_sentence or (self.pooling == "cls" and (self.classes or self.choices))
+        if read_pooled and not self.pooler:
+            raise UserError(
+                "heads.next_sentence, and heads.classes and heads.choices with pooling=cls, read the pooled vector; "
+                "set heads.pooler=True"
+            )
+        if self.classes and self.choices:
+            raise UserError("heads.classes and heads.choices are two uses of one classifier; set only one of them")
+        if self.lm and self.mlm:
+            raise UserError("heads.lm and heads.mlm are both set; a model is either causal or bidirectional")
+        if self.span_boundary and not self.mlm:
+            raise UserError("heads.span_boundary uses the output matrix of the MLM head; set heads.mlm=True")
+        if self.crf and self.tags < 2:
+            raise UserError(f"heads.crf needs two or more tags, got heads.tags={self.tags}")
+
+    def to_json(self) -> dict[str, Any]:
+        """The JSON object of config.json and checkpoint metadata.
+
+        `named` is present only where a model has such heads, so that files of other models stay as they were.
+        """
+        values = asdict(self)
+        if not self.named:
+            del values["named"]
+        return values
+
+
+def _one_of(field_name: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise UserError(f"unknown {field_name} {value!r}; choose from {', '.join(known)}")

@@ -1,0 +1,28 @@
+"""Training objectives: what a model learns, as named terms of a loss.
+
+  objective   the interface, and the loss and metrics that follow from terms and counts
+  masked_lm   masked tokens, next sentences, span boundaries
+  causal_lm   next tokens
+  pretraining the table of pretraining objectives, and the one that a configuration and its shards ask for
+
+The objectives of fine-tuning are in bert_jax/tasks.
+"""
+
+from bert_jax.train.objectives.causal_lm import CausalLMObjective
+from bert_jax.train.objectives.masked_lm import MaskedLMObjective
+from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms, extended_batch, means, total_loss
+from bert_jax.train.objectives.pretraining import OBJECTIVES, pretraining_objective
+
+__all__ = [
+    "OBJECTIVES",
+    "CausalLMObjective",
+    "Counts",
+    "MaskedLMObjective",
+    "Objective",
+    "Term",
+    "Terms",
+    "extended_batch",
+    "means",
+    "pretraining_objective",
+    "total_loss",
+]

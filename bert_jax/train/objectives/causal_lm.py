@@ -1,0 +1,89 @@
+"""The causal objective: each token from those before it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from bert_jax.data.example import Batch
+from bert_jax.model.bert import Bert
+from bert_jax.model.head_outputs import vocabulary_logits
+from bert_jax.model.heads import Heads
+from bert_jax.train.losses import classification_sums
+from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms
+
+POSITIONS_AT_ONCE = 128  # positions of each row whose logits exist at the same time where memory is saved
+
+
+@dataclass(frozen=True)
+class CausalLMObjective(Objective):
+    """Each token of a sequence from those before it (lm; Radford et al. 2018, section 3.1).
+
+    No sequence sees another. The first token of a sequence is given; its last ([SEP]) is predicted like any other.
+    The masks of a batch are undone, so shards of any kind serve.
+    """
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(lm=True)
+
+    @property
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        return {"lm": ("accuracy",)}
+
+    @property
+    def batch_fields(self) -> tuple[str, ...]:
+        return ("masked_positions", "masked_ids", "masked_weights")
+
+    def counts(self, batch: Batch) -> Counts:
+        return {"lm": _continues(batch.sequence_ids).sum()}
+
+    def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
+        text = unmasked(batch)
+        hidden = model.encode(batch._replace(input_ids=text), dropout_key).last
+        loss, correct = _token_sums(model, hidden[:, :-1], text[:, 1:], _continues(batch.sequence_ids))
+        return {"lm": Term(loss, {"accuracy": correct})}
+
+
+def unmasked(batch: Batch) -> Int[Array, "B T"]:
+    """The ids of a batch with the original tokens at masked positions."""
+    length = batch.input_ids.shape[1]
+    # A filler prediction gets a position outside the row, which the scatter drops.
+    positions = jnp.where(batch.masked_weights > 0, batch.masked_positions, length)
+    rows = jnp.arange(len(positions))[:, None]
+    return jnp.asarray(batch.input_ids).at[rows, positions].set(batch.masked_ids, mode="drop")
+
+
+def _token_sums(
+    model: Bert, hidden: Float[Array, "B T D"], ids: Int[Array, "B T"], weights: Float[Array, "B T"]
+) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    """classification_sums of the tokens after each position.
+
+    The logits of every position, [B,T,V] in float32, are by far the largest array of a step. Where memory is saved
+    (config.model.remat), they exist for a few positions at a time, and the backward pass computes them again.
+    """
+
+    def sums(hidden: Array, ids: Array, weights: Array) -> tuple[Array, Array]:
+        return classification_sums(vocabulary_logits(model, hidden), ids, weights)
+
+    if model.runtime.keeps_logits:
+        return sums(hidden, ids, weights)
+
+    def chunks(values: Array) -> Array:  # [B, T, ...] to [T/K, B, K, ...], so that each device keeps its rows
+        missing = -values.shape[1] % POSITIONS_AT_ONCE
+        padded = jnp.pad(values, [(0, 0), (0, missing)] + [(0, 0)] * (values.ndim - 2))
+        return padded.reshape(len(values), -1, POSITIONS_AT_ONCE, *values.shape[2:]).swapaxes(0, 1)
+
+    def add(total: tuple[Array, Array], part: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
+        return jax.tree.map(jnp.add, total, jax.checkpoint(sums)(*part)), None
+
+    parts = (chunks(hidden), chunks(ids), chunks(weights))
+    return jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), parts)[0]
+
+
+def _continues(sequence_ids: Int[Array, "B T"]) -> Float[Array, "B T-1"]:
+    """1 where a position belongs to the same sequence as the one before it."""
+    same = (sequence_ids[:, 1:] == sequence_ids[:, :-1]) & (sequence_ids[:, 1:] > 0)
+    return same.astype(jnp.float32)

@@ -1,0 +1,118 @@
+"""The interface of a training objective: a loss as named terms, each a sum with a count that divides it."""
+
+import abc
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+from bert_jax.model import bert
+from bert_jax.model.heads import Heads
+from bert_jax.model.runtime import Runtime
+
+Counts = dict[str, Array]  # the denominator of each term, float32
+
+
+class Term(NamedTuple):
+    """One term of a loss over the rows of a batch: sums in float32, which the term's count divides."""
+
+    loss: Float[Array, ""]
+    metrics: dict[str, Float[Array, ""]]  # by name, such as accuracy; logged as TERM_NAME
+
+
+Terms = dict[str, Term]
+
+
+class Objective(abc.ABC):
+    """What a model is trained for: its batch fields, its heads, its loss and its metrics.
+
+    Objectives are immutable, and equal ones have equal hashes, so that compiled programs are shared. A subclass
+    gives `heads`, `term_metrics`, `counts` and `apply`; a frozen dataclass is the usual form. The defaults of `init`
+    and `bind` serve an encoder with those heads; an objective over several encoders overrides both.
+    """
+
+    @property
+    @abc.abstractmethod
+    def heads(self) -> Heads:
+        """The heads that the model needs."""
+
+    @property
+    @abc.abstractmethod
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        """The terms of the loss, and the metrics of each beside its loss, such as {"mlm": ("accuracy",)}."""
+
+    @abc.abstractmethod
+    def counts(self, batch: Any) -> Counts:
+        """The denominator of each term, from the batch alone.
+
+        It is apart from `apply` because the denominators must be known for the whole global batch before the first
+        microbatch of it is differentiated: only then does no mesh, microbatch or short row change the gradient.
+        """
+
+    @abc.abstractmethod
+    def apply(self, model: Any, batch: Any, dropout_key: PRNGKeyArray | None) -> Terms:
+        """The terms of a batch, in the order in which the loss adds them up.
+
+        model is what `bind` returns. Without a key nothing drops out.
+        """
+
+    @property
+    def batch_fields(self) -> tuple[str, ...]:
+        """The fields of a batch that are read, beyond what the encoder reads; a batch without one is refused."""
+        return ()
+
+    @property
+    def metric_names(self) -> tuple[str, ...]:
+        """The names of all metrics in logs, results and reports: `loss`, TERM_loss and TERM_METRIC."""
+        terms = self.term_metrics.items()
+        return ("loss", *(f"{term}_{name}" for term, metrics in terms for name in ("loss", *metrics)))
+
+    def extend_batch(self, batch: Any) -> Any:
+        """The batch with fields of the objective's own, as a NamedTuple of numpy arrays [B, ...].
+
+        It is called on the host, with the rows that a process loads, before they are placed on the devices. A row's
+        fields must be a function of that row alone (law 1).
+        """
+        return batch
+
+    def init(self, config: ModelConfig, key: PRNGKeyArray) -> dict[str, Any]:
+        """Initial parameters, float32, nested by module."""
+        return bert.init_params(config, self.heads, key)
+
+    def bind(self, config: ModelConfig, params: dict[str, Any], runtime: Runtime) -> Any:
+        """The model over parameters, inside a function that is jitted or differentiated."""
+        return bert.bind(config, self.heads, params, runtime)
+
+
+def extended_batch(objective: Objective, batch: Any) -> Any:
+    """The batch with the objective's own fields. Raises UserError where a field that the objective reads is absent."""
+    extended = objective.extend_batch(batch)
+    if missing := [name for name in objective.batch_fields if getattr(extended, name, None) is None]:
+        raise UserError(
+            f"{type(objective).__name__} reads the batch fields {', '.join(missing)}, and these shards have "
+            "none; build the examples with the options of data_prep.build_examples that write them"
+        )
+    return extended
+
+
+def total_loss(terms: Terms, counts: Counts) -> Float[Array, ""]:
+    """The loss: each term's sum over its count, added up in the order of the counts."""
+    return sum((terms[name].loss / _divisor(count) for name, count in counts.items()), jnp.float32(0))
+
+
+def means(terms: Terms, counts: Counts) -> dict[str, Array]:
+    """The metrics by name (Objective.metric_names); NaN where a term's count is 0."""
+    metrics = {"loss": total_loss(terms, counts)}
+    for name, term in terms.items():
+        count = counts[name]
+        for metric, value in {"loss": term.loss, **term.metrics}.items():
+            metrics[f"{name}_{metric}"] = jnp.where(count > 0, value / _divisor(count), jnp.nan)
+    return metrics
+
+
+def _divisor(count: Float[Array, ""]) -> Float[Array, ""]:
+    """The count, or 1 where it is 0. Counts between 0 and 1 are possible: class weights may be small."""
+    return jnp.where(count > 0, count, 1)

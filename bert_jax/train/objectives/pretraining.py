@@ -1,0 +1,79 @@
+"""The pretraining objectives by name, and the one that a configuration, a model and shards ask for.
+
+Pretraining, evaluation and planning all call `pretraining_objective`.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig, PretrainConfig
+from bert_jax.data.shards import Dataset
+from bert_jax.train.objectives.causal_lm import CausalLMObjective
+from bert_jax.train.objectives.masked_lm import MaskedLMObjective
+from bert_jax.train.objectives.objective import Objective
+
+AUTO = "auto"
+
+
+@dataclass(frozen=True)
+class ShardTraits:
+    """What an objective needs to know of a data set."""
+
+    name: str  # for messages
+    labelled: bool  # whether its sequences have labels of the next sentence
+    mask_unit: str  # token, word, ngram or span
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> "ShardTraits":
+        return cls(str(dataset.directory), dataset.labelled, dataset.masking.unit)
+
+
+Build = Callable[[PretrainConfig, ModelConfig, Sequence[ShardTraits]], Objective]
+
+
+def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
+    """The objective that config.objective names, for a model and the data sets of all phases.
+
+    `auto` means causal for a causal model, and mlm for any other. Raises UserError for an unknown name, and for an
+    objective that does not fit the model, the configuration or the shards.
+    """
+    name = config.objective
+    if name == AUTO:
+        name = "causal" if model.causal else "mlm"
+    if name not in OBJECTIVES:
+        raise UserError(f"unknown config.objective {name!r}; choose from {', '.join((AUTO, *OBJECTIVES))}")
+    return OBJECTIVES[name](config, model, shards)
+
+
+def _masked_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
+    if model.causal:
+        raise UserError(
+            "config.objective is mlm, but the model is causal and sees only earlier tokens; use "
+            "--config.objective=auto, or --config.model.causal=false"
+        )
+    for each in shards:
+        if config.span_boundary and each.mask_unit != "span":
+            raise UserError(
+                f"config.span_boundary needs masked spans, but {each.name} masks by {each.mask_unit}; build the "
+                "examples with --mask_unit span"
+            )
+    return MaskedLMObjective(next_sentence=shards[0].labelled, span_boundary=config.span_boundary)
+
+
+def _causal_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
+    if not model.causal:
+        raise UserError(
+            "config.objective is causal, but the model is bidirectional and sees the tokens that it would predict; use "
+            "--config.objective=auto, or --config.model.causal=true"
+        )
+    if config.span_boundary or config.data.mask_rate is not None or config.data.mask_schedule:
+        raise UserError(
+            "a causal model predicts next tokens, and none of them is masked; leave out config.span_boundary, "
+            "data.mask_rate and data.mask_schedule"
+        )
+    return CausalLMObjective()
+
+
+# An extension adds its own entry here; config.objective then takes its name.
+OBJECTIVES: dict[str, Build] = {"mlm": _masked_lm, "causal": _causal_lm}
