@@ -28,8 +28,7 @@ from benchmarks import common
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.train.metrics import read_metrics
-from bert_jax.train.parameters import read_params
-from bert_jax.train.workdir import CHECKPOINTS, latest_step
+from bert_jax.train.workdir import CHECKPOINTS, latest_step, read_params
 from data_prep import build_examples, readers, train_tokenizer
 
 SAMPLE = str(common.REPOSITORY / "data_prep" / "sample" / "books" / "*.txt.xz")

@@ -115,14 +115,14 @@ def test_nothing_goes_on_from_parameters_alone(tmp_path):
     ("change", "message"),
     [
         (lambda tree: tree | {"more": jnp.zeros(2)}, "no tensor params/more"),
-        (lambda tree: {"table": tree["table"]}, "tensor params/norm/scale too many"),
+        (lambda tree: {"table": tree["table"]}, "extra tensor params/norm/scale"),
         (
             lambda tree: tree | {"table": jnp.zeros((4, 16))},
-            r"params/table is float32\[16, 4\], wanted float32\[4, 16\]",
+            r"params/table is float32\[16, 4\], expected float32\[4, 16\]",
         ),
         (
             lambda tree: tree | {"table": jnp.zeros((16, 4), jnp.bfloat16)},
-            "params/table is float32.*wanted bfloat16",
+            "params/table is float32.*expected bfloat16",
         ),
     ],
 )
@@ -254,7 +254,7 @@ def test_whatever_file_of_the_newest_is_broken_the_run_goes_on_from_a_whole_one(
             said = capsys.readouterr().err
             assert checkpoints.steps() == ([1, 2] if step == 2 else [1])
             if step == 1:
-                assert len(said.splitlines()) == 1 and f"{folder}/damaged/2" in said and "going on from step 1" in said
+                assert len(said.splitlines()) == 1 and f"{folder}/damaged/2" in said and "resuming from step 1" in said
                 fallen_back.add((how, name.parts[1]))
                 checkpoints.save(2, params, optimizer_state, {})  # and it comes to that step again
                 checkpoints.wait()
@@ -349,7 +349,7 @@ def test_the_best_is_known_after_a_restart_where_it_was_measured_after_it_was_sa
     [
         ({"keep": -1}, "checkpoint.keep is -1"),
         ({"keep": 1, "keep_every": -5}, "keep_every is -5"),
-        ({"keep": 1, "best": "loss"}, "checkpoint.best is 'loss'; name a held-out metric"),
+        ({"keep": 1, "best": "loss"}, "checkpoint.best is 'loss'; expected a held-out metric"),
     ],
 )
 def test_a_mistake_in_what_to_keep_is_said_before_a_folder_is_made(tmp_path, keeping, message):

@@ -29,9 +29,8 @@ from bert_jax.model.heads import Heads
 from bert_jax.tasks import measurement, registry, results, sweep, training
 from bert_jax.tasks.sweep import Trial
 from bert_jax.train import metrics, trainer
-from bert_jax.train.parameters import read_params
-from bert_jax.train.restore import AVERAGE, PARAMS
-from bert_jax.train.workdir import latest_step
+from bert_jax.train.integrity import AVERAGE, PARAMS
+from bert_jax.train.workdir import latest_step, read_params
 
 ROOT = Path(__file__).parent.parent
 
@@ -450,5 +449,5 @@ def test_the_threshold_of_no_answer_is_found_on_dev_and_stays_with_the_checkpoin
     assert finetune(given, tmp_path / "run")["metrics"]["NoAns_exact"]["values"] == [1.0]  # nothing is ever answered
     assert measurement.task_of(source.open_checkpoint(tmp_path / "run")).null_threshold == 0.0
     chosen = dataclasses.replace(given, steps=3, checkpoint=CheckpointConfig(best="eval_f1"))
-    with pytest.raises(UserError, match=r"is of another run: task.null_threshold: none -> 0.0\. "):
+    with pytest.raises(UserError, match=r"belongs to another run: task.null_threshold: none -> 0.0\. "):
         finetune(chosen, tmp_path / "run")  # its f1 was measured at another one

@@ -15,8 +15,7 @@ import pytest
 from tiny_runs import RECIPE, ROOT, TINY, environment
 
 from bert_jax.train import metrics
-from bert_jax.train.parameters import read_params
-from bert_jax.train.workdir import latest_step
+from bert_jax.train.workdir import latest_step, read_params
 
 pytestmark = pytest.mark.slow
 

@@ -22,7 +22,7 @@ from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.train import metrics, partitioning
 from bert_jax.train.compilation_cache import later_batch_shapes
-from bert_jax.train.parameters import read_params
+from bert_jax.train.workdir import read_params
 from data_prep.build_examples import build
 
 SCHEDULE = BatchSchedule.parse("0:3,4:24,11:15")  # rows enough that epochs end on the way

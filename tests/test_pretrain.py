@@ -11,8 +11,7 @@ from bert_jax import evaluate, pretrain, report
 from bert_jax.command import UserError
 from bert_jax.train import metrics
 from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective
-from bert_jax.train.parameters import read_params
-from bert_jax.train.workdir import read_config
+from bert_jax.train.workdir import read_config, read_params
 from data_prep.build_examples import build
 
 ROOT = Path(__file__).parent.parent

@@ -12,8 +12,8 @@ from bert_jax.data.batch_schedule import BatchSchedule
 from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.train.objectives import MaskedLMObjective
-from bert_jax.train.provenance import check_same, provenance
 from bert_jax.train.run import Run
+from bert_jax.train.workdir import check_provenance, provenance
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def make(shards_dir, tiny_config):
 
 
 def told(there: dict, here: Run) -> list[str]:
-    return check_same(here, provenance(here), there, "step 5 of run")
+    return check_provenance(here, provenance(here), there, "step 5 of run")
 
 
 def refusal(there: dict, here: Run) -> str:
@@ -85,7 +85,7 @@ def test_a_warmup_that_follows_from_the_steps_moves_with_them_in_fine_tuning(mak
 
 
 def test_batches_of_like_length_depend_on_the_end_of_the_run_which_is_told(make):
-    now_those = "batches are from here on those of a run that had this configuration from its first step"
+    now_those = "from here on, batches are those of a run that had this configuration from its first step"
     for pool, said in ((1, False), (8, True)):
         before, after = (FinetuneConfig(steps=steps, length_pool=pool) for steps in (100, 200))
         lines = told(provenance(make(before, kind="finetuning")), make(after, kind="finetuning"))
@@ -100,7 +100,7 @@ def test_each_difference_is_listed_with_the_flag_that_allows_it(make):
     wider = dataclasses.replace(make().model, width=64)
     other = make(PretrainConfig(seed=1, optimizer=optimizer), model=wider)
     said = refusal(provenance(make()), other)
-    assert said.startswith("step 5 of run is of another run: ")
+    assert said.startswith("step 5 of run belongs to another run: ")
     listed = (
         "model.width: 32 -> 64; optimizer.beta2: 0.999 -> 0.98; optimizer.learning_rate: 0.0001 -> 0.001; seed: 0 -> 1."
     )
@@ -120,13 +120,13 @@ def test_what_is_allowed_is_told_and_the_rest_refused(make):
     ]
     assert told(there, make(PretrainConfig(seed=1, allow_changes="all"))) == [
         "changed from here on: seed: 0 -> 1",
-        "batches are from here on those of a run that had this configuration from its first step",
+        "from here on, batches are those of a run that had this configuration from its first step",
     ]
 
 
 def test_a_name_that_is_no_key_is_told(make):
     wrong = make(PretrainConfig(allow_changes="optimizer.learning_rat"))
-    assert "no key of a checkpoint; did you mean optimizer.learning_rate?" in refusal(provenance(make()), wrong)
+    assert "is not a key of a checkpoint; did you mean optimizer.learning_rate?" in refusal(provenance(make()), wrong)
 
 
 def test_data_are_told_apart_by_content_and_not_by_path(make, shards_dir):
@@ -188,9 +188,9 @@ def test_other_versions_are_told_and_not_refused(make):
     )
     jax_version = there["versions"]["jax"]
     there["versions"]["jax"] = "0.9.9"
-    assert told(there, make()) == [f"other versions from here on: jax 0.9.9 -> {jax_version}"]
+    assert told(there, make()) == [f"different versions from here on: jax 0.9.9 -> {jax_version}"]
 
 
 def test_a_checkpoint_that_does_not_say_its_run_is_refused(make):
-    with pytest.raises(UserError, match=r"does not say which run made it.*--config\.init_from"):
-        check_same(make(), provenance(make()), None, "step 5 of run")
+    with pytest.raises(UserError, match=r"does not record which run made it.*--config\.init_from"):
+        check_provenance(make(), provenance(make()), None, "step 5 of run")

@@ -23,8 +23,7 @@ from bert_jax.reporting.blanks import Blank, Guess, readable
 from bert_jax.reporting.masked_predictions import choose_masked_positions, predict_masked_tokens
 from bert_jax.reporting.page import blanks_table, settings, tiles
 from bert_jax.reporting.unigram_baseline import unigram_baseline
-from bert_jax.train.parameters import write_params
-from bert_jax.train.workdir import WorkdirConfig, read_config, write_config
+from bert_jax.train.workdir import WorkdirConfig, read_config, write_config, write_params
 
 EVIL = "</script><script>alert(1)</script><b title='x\" onload=y'>&"
 
@@ -167,7 +166,7 @@ def test_nothing_from_data_becomes_markup(tmp_path: Path) -> None:
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no workdir at"):
         report.report(tmp_path / "none")
-    with pytest.raises(UserError, match="not a workdir"):
+    with pytest.raises(UserError, match="is not a workdir"):
         report.report(tmp_path)
     workdir = make_workdir(tmp_path / "run", {})
     (workdir / "metrics.jsonl").write_text("", encoding="utf-8")

@@ -13,8 +13,7 @@ from bert_jax.interop import huggingface, source
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
-from bert_jax.train.parameters import write_params
-from bert_jax.train.workdir import read_config, write_config
+from bert_jax.train.workdir import read_config, write_config, write_params
 
 
 @pytest.fixture

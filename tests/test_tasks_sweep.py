@@ -18,9 +18,8 @@ from bert_jax.tasks.sweep import Trial
 from bert_jax.train import metrics, together
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.early_stop import EarlyStop, selected_step
-from bert_jax.train.parameters import read_params
-from bert_jax.train.preservation import Best
-from bert_jax.train.workdir import saved_steps
+from bert_jax.train.held_out import Best
+from bert_jax.train.workdir import read_params, saved_steps
 
 start, reviews = test_finetune.start, test_finetune.reviews  # fixtures
 TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")

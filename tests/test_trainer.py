@@ -18,10 +18,9 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.model import paths
 from bert_jax.train import metrics, trainer
 from bert_jax.train.evaluate import make_evaluator
+from bert_jax.train.integrity import AVERAGE, PARAMS
 from bert_jax.train.objectives import MaskedLMObjective
-from bert_jax.train.parameters import read_params
-from bert_jax.train.restore import AVERAGE, PARAMS
-from bert_jax.train.workdir import latest_step
+from bert_jax.train.workdir import latest_step, read_params
 
 CONFIG = TrainConfig(
     steps=6,
@@ -199,7 +198,7 @@ def test_a_refused_run_changes_nothing_and_an_allowed_one_goes_on(run, capsys):
     before = (run("taken").workdir / "config.json").read_bytes()
     other = dataclasses.replace(CONFIG, batch_size=16, seed=1, steps=7)
     with pytest.raises(
-        UserError, match=r"step 6 of .*taken is of another run: batch_size: 8 -> 16; seed: 0 -> 1\. "
+        UserError, match=r"step 6 of .*taken belongs to another run: batch_size: 8 -> 16; seed: 0 -> 1\. "
     ) as no:
         trainer.fit(run("taken", other))
     assert "--config.allow_changes=batch_size,seed" in str(no.value)
@@ -211,7 +210,7 @@ def test_a_refused_run_changes_nothing_and_an_allowed_one_goes_on(run, capsys):
         trainer.fit(run("taken", model=deeper))
     assert (run("taken").workdir / "config.json").read_bytes() == before
     (run("taken").workdir / "config.json").unlink()  # the checkpoint itself says whose it is
-    with pytest.raises(UserError, match="is of another run: batch_size: 8 -> 16"):
+    with pytest.raises(UserError, match="belongs to another run: batch_size: 8 -> 16"):
         trainer.fit(run("taken", other))
     capsys.readouterr()
     assert trainer.fit(run("taken", dataclasses.replace(other, allow_changes="batch_size,seed"))).step == 7
@@ -219,7 +218,7 @@ def test_a_refused_run_changes_nothing_and_an_allowed_one_goes_on(run, capsys):
     assert "going on from step 6" in said
     for line in ("batch_size: 8 -> 16", "seed: 0 -> 1", "steps: 6 -> 7"):
         assert f"changed from here on: {line}" in said
-    assert "batches are from here on those of a run that had this configuration from its first step" in said
+    assert "from here on, batches are those of a run that had this configuration from its first step" in said
 
 
 def test_a_workdir_that_never_had_a_checkpoint_takes_the_next_run_s_tokenizer(run, tmp_path):
@@ -387,7 +386,7 @@ def test_a_run_whose_newest_checkpoint_is_torn_comes_out_the_same(run, capsys):
             path.write_bytes(path.read_bytes()[:-3])
     again = trainer.fit(torn)
     said = capsys.readouterr().err
-    assert "checkpoint 6 is damaged" in said and "going on from step 4" in said
+    assert "checkpoint 6 is damaged" in said and "resuming from step 4" in said
     assert again.evaluation == whole.evaluation
     assert (torn.workdir / "checkpoints" / "damaged" / "6").is_dir()
     for path, value in read_params(torn.workdir).items():
@@ -397,11 +396,11 @@ def test_a_run_whose_newest_checkpoint_is_torn_comes_out_the_same(run, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({}, r"nothing is measured before the end. Set --config\.eval\.every_steps"),
-        ({"evaluators": []}, "no held-out part"),
+        ({}, r"the run evaluates only at its end. Set --config\.eval\.every_steps"),
+        ({"evaluators": []}, "needs a held-out part"),
         (
             {"measured": ("mlm_loss",), "eval": EvalConfig(every_steps=2)},
-            "'eval_loss', which is not measured here; use one of: eval_mlm_loss, eval_ema_mlm_loss",
+            "'eval_loss', which this run does not measure; choose from eval_mlm_loss, eval_ema_mlm_loss",
         ),
     ],
 )

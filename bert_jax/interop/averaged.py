@@ -6,9 +6,8 @@ from pathlib import Path
 import numpy as np
 
 from bert_jax.command import UserError
-from bert_jax.train import parameters
-from bert_jax.train.restore import AVERAGE
-from bert_jax.train.workdir import saved_steps
+from bert_jax.train import workdir as workdir_lib
+from bert_jax.train.integrity import AVERAGE
 
 MOVING = "ema"
 HELP = (
@@ -25,13 +24,13 @@ def read_params(workdir: Path, step: int, average: str) -> dict[str, np.ndarray]
     no moving average, where there are fewer than K checkpoints, and for damaged ones.
     """
     if not average:
-        return parameters.read_params(workdir, step)
+        return workdir_lib.read_params(workdir, step)
     if average == MOVING:
-        return parameters.read_params(workdir, step, AVERAGE)
+        return workdir_lib.read_params(workdir, step, AVERAGE)
     match = re.fullmatch(r"last:([1-9]\d*)", average)
     if not match:
         raise UserError(f"--average is {average!r}; use {MOVING}, or last:K as last:5")
-    there = [saved for saved in saved_steps(workdir) if saved <= step]
+    there = [saved for saved in workdir_lib.saved_steps(workdir) if saved <= step]
     if len(there) < (wanted := int(match[1])):
         raise UserError(
             f"--average is {average}, but {workdir} has {len(there)} checkpoints up to step {step}: {there}. "
@@ -44,6 +43,6 @@ def _mean(workdir: Path, steps: list[int]) -> dict[str, np.ndarray]:
     """One checkpoint in memory beside the sum, which is of float64."""
     sums: dict[str, np.ndarray] = {}
     for step in steps:
-        for path, value in parameters.read_params(workdir, step).items():
+        for path, value in workdir_lib.read_params(workdir, step).items():
             sums[path] = np.add(sums.get(path, 0.0), value, dtype=np.float64)
     return {path: (total / len(steps)).astype(np.float32) for path, total in sums.items()}

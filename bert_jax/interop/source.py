@@ -23,9 +23,8 @@ from bert_jax.storage.local import INCOMPLETE, read_json
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed
 from bert_jax.train.early_stop import selected_step
-from bert_jax.train.parameters import write_params
 from bert_jax.train.run import RESULT_FILE
-from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, WorkdirConfig, read_config, write_config
+from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE, WorkdirConfig, read_config, write_config, write_params
 
 __all__ = ["InitialParams", "Loaded", "check_architecture", "initial_params", "open_checkpoint", "write_workdir"]
 

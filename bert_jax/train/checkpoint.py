@@ -1,8 +1,8 @@
-"""The checkpoints of a workdir: Orbax behind one file.
+"""Saves, restores and keeps the checkpoints of a workdir, through Orbax.
 
-Orbax writes a step under a temporary name, in the background, and renames it at the end, so a half-written
-one is never seen. Beside the caller's meta each step keeps a fingerprint of every tensor, computed where the
-tensor lives when it is saved and again when it is read.
+Orbax writes a step in the background under a temporary name and renames it at the end, so a half-written step is never
+visible. Each step also holds the caller's metadata and a fingerprint of every tensor (train/integrity.py), which is
+computed where the tensor lives when it is saved and again when it is read.
 """
 
 import contextlib
@@ -22,14 +22,28 @@ from jaxtyping import PyTree
 from bert_jax.command import RunAgain, UserError
 from bert_jax.model.paths import unflatten
 from bert_jax.storage.local import read_json, write_json
-from bert_jax.train import preservation
-from bert_jax.train.integrity import DamagedCheckpoint, describe, ignore_closed_loops, os_error_code, signature
-from bert_jax.train.restore import AVERAGE, META, OPTIMIZER, PARAMS, named_leaves, read_into, read_meta
+from bert_jax.train.held_out import Best
+from bert_jax.train.integrity import (
+    AVERAGE,
+    META,
+    OPTIMIZER,
+    PARAMS,
+    DamagedCheckpoint,
+    describe,
+    ignore_closed_loops,
+    named_leaves,
+    os_error_code,
+    read_item,
+    read_meta,
+    signature,
+)
 
-REMOVED = "removed"  # where steps that are no longer kept go, to be deleted
-DAMAGED = "damaged"  # where steps go that cannot be read
-BEST_FILE = "best.json"  # beside the steps: which of them is the best, by what
-EVALUATION = "evaluation"  # in a step's meta: what was measured at that step
+REMOVED = "removed"  # the folder of steps that are no longer kept and wait for deletion
+DAMAGED = "damaged"  # the folder of steps that cannot be read
+BEST_FILE = "best.json"  # next to the steps: which one is the best, and by which metric
+EVALUATION = "evaluation"  # the key in a step's metadata of what was measured at that step
+
+_policies = ocp.checkpoint_managers
 
 
 class Restored(NamedTuple):
@@ -42,14 +56,14 @@ class Restored(NamedTuple):
 class Checkpoints:
     """The checkpoints of one workdir, written asynchronously.
 
-    The newest `keep` stay (0: all), those of steps that `keep_every` divides (0: none), and the one that is best by
-    the held-out metric `best` (empty: none; eval_loss, eval_mlm_accuracy ...), which best.json beside them names.
-    Every process of a run makes one and calls each method at the same point. Use it in a `with`, or close it.
+    It keeps the newest `keep` steps (0: all), the multiples of `keep_every` (0: none), and the step that is best by
+    the held-out metric `best` (empty: none; eval_loss, eval_mlm_accuracy, ...), which best.json names. Every process
+    of a run creates one and calls each method at the same point. Use it in a `with`, or close it.
     """
 
     def __init__(self, directory: str | Path, keep: int, keep_every: int = 0, best: str = "") -> None:
-        self.best = preservation.Best(best, {}) if best else None
-        policy = preservation.policy(keep, keep_every, self.best)
+        self.best = Best(best, {}) if best else None
+        policy = _preservation_policy(keep, keep_every, self.best)
         ignore_closed_loops()
         self._quiet = _OneMessage()
         logging.getLogger("absl").addFilter(self._quiet)
@@ -69,7 +83,7 @@ class Checkpoints:
         if self.best:
             for step, evaluation in self.evaluations().items():
                 self.best.note(step, evaluation)
-            if (file := self.directory / BEST_FILE).exists():  # may know of a step that was measured once it was saved
+            if (file := self.directory / BEST_FILE).exists():  # may name a step that was measured after it was saved
                 self.best.recall(read_json(file), self.steps())
 
     def save(
@@ -80,15 +94,15 @@ class Checkpoints:
         meta: Mapping[str, Any],
         average: PyTree | None = None,
     ) -> None:
-        """Begins to save; returns once the tensors may change (be donated). `meta` holds JSON values.
+        """Starts to save a step; returns once the tensors may change (be donated). `meta` holds JSON values.
 
-        What was measured at the step is meta["evaluation"]. A step that was saved already stays as it is. An
-        optimizer_state of None is left out: a checkpoint to start from, not to go on from. So is an average of None.
-        A failure of the save before is raised here or by wait: OSError for a full disk, naming the step, the older
-        checkpoints whole.
+        meta["evaluation"] is what was measured at the step. A step that exists already is left as it is. Without an
+        optimizer_state the checkpoint can initialize a run but not resume one; an average of None is left out.
+        Raises the failure of the previous save, as `wait` does: OSError for a full disk, which names the step; older
+        checkpoints are then whole.
         """
         while self._replaced:
-            self._manager.delete(self._replaced.pop())  # the newest first, so that those that stand are of one run
+            self._manager.delete(self._replaced.pop())  # the newest first: the steps that remain are always of one run
         if step in self._manager.all_steps():
             return
         trees = {PARAMS: params, OPTIMIZER: optimizer_state, AVERAGE: average}
@@ -100,22 +114,22 @@ class Checkpoints:
         items = {item: ocp.args.PyTreeSave(unflatten(tensors)) for item, tensors in named.items()}
         signed = document | {"sha256": signature(document)}
         composite = ocp.args.Composite(**items, **{META: ocp.args.JsonSave(signed)})
-        self.wait()  # for the save before, so that a failure of it is raised from here
+        self.wait()  # raises the failure of the previous save
         self._remove_old()
         if self.best:
             self.best.note(step, meta.get(EVALUATION, {}))
         self._saving = step
-        with self._disk_explained():
+        with self._disk_errors_restored():
             self._manager.save(step, args=composite, force=True)
 
     def measured(self, step: int, evaluation: Mapping[str, float]) -> None:
-        """Takes over what was measured at a step that was saved before that; where it makes it the best, for good."""
+        """Records what was measured at a step that had been saved before; updates best.json."""
         if self.best:
             self.best.note(step, evaluation)
             self.write_best()
 
     def replace_after(self, step: int) -> list[int]:
-        """Has the next save delete the checkpoints of later steps, none of which is the best any more; returns them."""
+        """Makes the next save delete the checkpoints of later steps, and returns those; none of them is best now."""
         self._replaced = [each for each in self.steps() if each > step]
         if self.best:
             for each in self._replaced:
@@ -123,19 +137,19 @@ class Checkpoints:
         return list(self._replaced)
 
     def steps(self) -> list[int]:
-        """The steps that are whole, ascending; not one that is still being written."""
+        """Returns the complete steps in ascending order, without one that is still being written."""
         return sorted(ocp.utils.checkpoint_steps(self.directory))
 
     def latest_step(self) -> int | None:
-        """The newest whole step, None when there is none."""
+        """Returns the newest complete step, or None."""
         return max(self.steps(), default=None)
 
     def meta(self, step: int) -> dict[str, Any]:
-        """What was said of a step when it was saved. Raises DamagedCheckpoint."""
+        """Returns the metadata with which a step was saved. Raises DamagedCheckpoint."""
         return read_meta(self.directory / str(step))["meta"]
 
     def evaluations(self) -> dict[int, dict[str, float]]:
-        """What was measured at each step before it was saved; not of those whose meta is damaged."""
+        """Returns what was measured at each step before it was saved, except for steps with damaged metadata."""
         found = {}
         for step in self.steps():
             with contextlib.suppress(DamagedCheckpoint):
@@ -143,7 +157,7 @@ class Checkpoints:
         return found
 
     def newest_meta(self) -> dict[str, Any] | None:
-        """What was said of the newest step of which that can still be read; None when there is none."""
+        """Returns the metadata of the newest step that has readable metadata, or None."""
         for step in reversed(self.steps()):
             with contextlib.suppress(DamagedCheckpoint):
                 return self.meta(step)
@@ -156,11 +170,10 @@ class Checkpoints:
         average: PyTree | None = None,
         among: Collection[int] | None = None,
     ) -> tuple[int, Restored] | None:
-        """The newest step (of those in `among`, if given) that is whole, and its number; None when there is none.
+        """Restores the newest undamaged step (of those in `among`, if given) and returns it with its number, or None.
 
-        See `restore` for the arguments.
-        Damaged ones before it are moved to damaged/, which a line on stderr says. Raises UserError, and moves nothing,
-        when all are damaged.
+        The arguments are those of `restore`. Newer damaged steps are moved to damaged/ and a line on stderr reports
+        it. Raises UserError, and moves nothing, when all steps are damaged.
         """
         damaged: dict[int, str] = {}
         for step in reversed(self.steps() if among is None else sorted(among)):
@@ -169,60 +182,59 @@ class Checkpoints:
             except DamagedCheckpoint as error:
                 damaged[step] = error.why
                 if jax.process_count() > 1 and step != min(self.steps()):
-                    self._leave_aside(step, error.why)
+                    self._move_and_run_again(step, error.why)
                 continue
             for bad, why in damaged.items():
-                self._set_aside(bad, f"{why}; going on from step {step}")
+                self._set_aside(bad, f"{why}; resuming from step {step}")
             return step, restored
         if damaged:
             newest = max(damaged)
             raise UserError(
                 f"every checkpoint in {self.directory} is damaged (steps {', '.join(map(str, sorted(damaged)))}; "
-                f"{newest}: {damaged[newest]}). Put a good copy in the place of one, or name another --workdir "
-                "to start anew"
+                f"{newest}: {damaged[newest]}). Replace one with a good copy, or name another --workdir to start again"
             )
         return None
 
     def restore(self, step: int, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None) -> Restored:
         """Reads a step straight into the memory that the shardings name, and verifies it.
 
-        `params`, `optimizer_state` and `average` are trees of jax.ShapeDtypeStruct with shardings, of the structure
-        wanted back (optax's NamedTuples included). An average of None is not read; one that the step does not
-        hold comes back as None. Raises UserError for a tensor that is missing, extra, or
-        of another shape or dtype (named), and for damaged files (naming the checkpoint and the one before).
+        `params`, `optimizer_state` and `average` are trees of jax.ShapeDtypeStruct with shardings, in the structure to
+        return (including optax's NamedTuples). An average of None is not read; one that the step does not hold is
+        returned as None. Raises UserError for a tensor that is missing, extra, or of another shape or dtype, and
+        DamagedCheckpoint for damaged files.
         """
         directory = self.directory / str(step)
         document = read_meta(directory)
         tensors = document["tensors"]
         if OPTIMIZER not in tensors:
             raise UserError(
-                f"checkpoint {directory} holds parameters only, nothing to go on from. "
+                f"checkpoint {directory} holds parameters but no optimizer state, so training cannot resume from it. "
                 f"Start a new workdir with --config.init_from={self.directory.parent}"
             )
         if AVERAGE not in tensors:
             average = None
         return Restored(
-            params=read_into(directory, PARAMS, tensors[PARAMS], params),
-            optimizer_state=read_into(directory, OPTIMIZER, tensors[OPTIMIZER], optimizer_state),
-            average=None if average is None else read_into(directory, AVERAGE, tensors[AVERAGE], average),
+            params=_read_tree(directory, PARAMS, tensors[PARAMS], params),
+            optimizer_state=_read_tree(directory, OPTIMIZER, tensors[OPTIMIZER], optimizer_state),
+            average=None if average is None else _read_tree(directory, AVERAGE, tensors[AVERAGE], average),
             meta=document["meta"],
         )
 
     def wait(self) -> None:
-        """Until the last save is on disk. Raises what made it fail, as `save` says."""
-        with self._disk_explained():
+        """Waits until the last save is on disk. Raises its failure, as `save` describes."""
+        with self._disk_errors_restored():
             self._manager.wait_until_finished()
         if self._saving is not None:
             self.write_best()
         self._saving = None
 
     def write_best(self) -> None:
-        """Has best.json name the best of the steps that are whole."""
+        """Makes best.json name the best of the complete steps."""
         if self.best and jax.process_index() == 0 and (best := self.best.among(self.steps())) is not None:
             write_json(self.directory / BEST_FILE, self.best.described(best))
 
     def close(self) -> None:
-        """Waits, then frees the background threads."""
+        """Waits for the last save, then frees the background threads."""
         try:
             self.wait()
             self._remove_old()
@@ -235,24 +247,24 @@ class Checkpoints:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and issubclass(kind, Exception) and jax.process_count() > 1:
-            return  # it ends all processes, and closing would wait for those that have not failed
+            return  # the error ends all processes, and closing would wait for those that have not failed
         self.close()
 
     def _set_aside(self, step: int, why: str) -> None:
-        """Moves a damaged step out of the way, to damaged/STEP (or STEP-2 ...), and says so; one process does."""
+        """Moves a damaged step to damaged/STEP (or STEP-2, ...) and reports it."""
         target = self._move_aside(step)
         print(f"checkpoint {step} is damaged and was moved to {target}: {why}", file=sys.stderr, flush=True)
         self._manager.reload()
         if self.best:
             self.best.values.pop(step, None)
 
-    def _leave_aside(self, step: int, why: str) -> NoReturn:
-        """Ends a run of several processes, of which one alone may have met the damage: they would part ways."""
-        with contextlib.suppress(FileNotFoundError):  # another process has done it
+    def _move_and_run_again(self, step: int, why: str) -> NoReturn:
+        """Ends a run of several processes: only one may have seen the damage, so they would resume from two steps."""
+        with contextlib.suppress(FileNotFoundError):  # another process has moved it
             self._move_aside(step)
         raise RunAgain(
             f"checkpoint {self.directory / str(step)} is damaged and was moved to {self.directory / DAMAGED}: {why}. "
-            "Run the same command on every host to go on from the one before"
+            "Run the same command on every host to resume from the checkpoint before it"
         )
 
     def _move_aside(self, step: int) -> Path:
@@ -263,13 +275,13 @@ class Checkpoints:
         return (self.directory / str(step)).rename(target)
 
     def _remove_old(self) -> None:
-        """Deletes what is no longer kept. It was renamed first: a step that stands is whole, whenever we are killed."""
+        """Deletes steps that are no longer kept. They were renamed first: a visible step is complete after any kill."""
         if jax.process_index() == 0:
             shutil.rmtree(self.directory / REMOVED, ignore_errors=True)
 
     @contextlib.contextmanager
-    def _disk_explained(self) -> Iterator[None]:
-        """Turns the storage library's text of an operating-system error back into the OSError that it was."""
+    def _disk_errors_restored(self) -> Iterator[None]:
+        """Turns the storage library's text of an operating-system error back into an OSError."""
         try:
             yield
         except ValueError as error:
@@ -279,10 +291,53 @@ class Checkpoints:
             raise
 
 
-class _Manager(ocp.CheckpointManager):
-    """Asks nothing of jax's preemption service: whoever asks tells it a step, and train/distributed.py counts its own.
+def _preservation_policy(keep: int, keep_every: int, best: Best | None) -> Any:
+    """Returns Orbax's policy for the newest `keep` steps (0: all), the multiples of `keep_every` (0: none), the best.
 
-    With Orbax's numbers among ours, processes would agree to stop at a step that none of them comes to.
+    Raises UserError for a negative number.
+    """
+    if keep < 0:
+        raise UserError(f"checkpoint.keep is {keep}; expected 1 or more, or 0 to keep all")
+    if keep_every < 0:
+        raise UserError(f"checkpoint.keep_every is {keep_every}; expected a number of steps, or 0 for none")
+    parts: list[_policies.PreservationPolicy] = [_policies.LatestN(keep or None)]
+    if keep_every:
+        parts.append(_policies.EveryNSteps(keep_every))
+    if best is not None:
+        parts.append(best)
+    return _policies.AnyPreservationPolicy(parts)
+
+
+def _read_tree(directory: Path, item: str, saved: Mapping[str, Any], wanted: PyTree) -> PyTree:
+    """Reads one item into the shardings and the structure of an abstract tree."""
+    named = named_leaves(wanted)
+    _check_tensors(directory, item, saved, named)
+    arguments = {
+        name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
+        for name, leaf in named.items()
+    }
+    restored = read_item(directory, item, saved, ocp.args.PyTreeRestore(restore_args=unflatten(arguments)))
+    return jax.tree.unflatten(jax.tree.structure(wanted), [restored[name] for name in named])
+
+
+def _check_tensors(directory: Path, item: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises UserError unless the saved tensors have the names, shapes and dtypes of the wanted ones."""
+    advice = "Resume with the configuration that made the checkpoint, or name a new workdir"
+    if missing := [name for name in wanted if name not in saved]:
+        raise UserError(f"checkpoint {directory} has no tensor {item}/{missing[0]} ({len(missing)} missing). {advice}")
+    if extra := [name for name in saved if name not in wanted]:
+        raise UserError(f"checkpoint {directory} has an extra tensor {item}/{extra[0]} ({len(extra)} extra). {advice}")
+    for name, tensor in wanted.items():
+        got = f"{saved[name]['dtype']}{saved[name]['shape']}"
+        if got != (want := f"{tensor.dtype}{list(tensor.shape)}"):
+            raise UserError(f"checkpoint {directory}: tensor {item}/{name} is {got}, expected {want}. {advice}")
+
+
+class _Manager(ocp.CheckpointManager):
+    """Never asks jax's preemption service: its step numbers would mix with the count in train/distributed.py.
+
+    Every question tells the service a step; with two different counts the processes would agree to stop at a step that
+    none of them reaches.
     """
 
     def reached_preemption(self, step: int) -> bool:
@@ -290,7 +345,7 @@ class _Manager(ocp.CheckpointManager):
 
 
 class _OneMessage(logging.Filter):
-    """Drops the stack traces that Orbax's threads log of a failure which they also raise to the caller."""
+    """Drops the stack traces that Orbax's threads log for a failure which they also raise to the caller."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         return not (record.exc_info and "orbax" in record.pathname)

@@ -9,8 +9,7 @@ from typing import Any
 from bert_jax.command import UserError
 from bert_jax.storage.local import read_json
 from bert_jax.train.checkpoint import BEST_FILE
-from bert_jax.train.held_out import PREFIX, lower_is_better
-from bert_jax.train.preservation import Best
+from bert_jax.train.held_out import PREFIX, Best, lower_is_better
 from bert_jax.train.workdir import CHECKPOINTS, latest_step, read_config, saved_steps
 
 

@@ -1,4 +1,7 @@
-"""Knowing a damaged checkpoint: what is stored beside the tensors, and how what reading raises is told."""
+"""Detects damaged checkpoints: reads the items of a step and compares them with the signatures stored next to them.
+
+Every step stores a fingerprint of each tensor, computed where the tensor lives, and a sha256 of its metadata.
+"""
 
 import contextlib
 import errno
@@ -18,16 +21,23 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
+from jaxtyping import PyTree
 
 from bert_jax.command import UserError
 
 Result = TypeVar("Result")
 
+PARAMS, OPTIMIZER, AVERAGE, META = "params", "optimizer", "average", "meta"  # the items of a step
+# Reads that fail with these errors say nothing about the file.
+_MACHINE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
+_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+
 
 class DamagedCheckpoint(UserError):
-    """A checkpoint whose files are torn, altered or missing; `why` alone says how that was seen.
+    """A checkpoint whose files are truncated, altered or missing; `why` holds only the reason.
 
-    Training falls back to the one before it. Commands that read one refuse, lest a figure be another step's.
+    Training falls back to the checkpoint before it. Commands that read one checkpoint refuse instead, so that no
+    figure comes from another step than the one that was named.
     """
 
     def __init__(self, message: str, why: str) -> None:
@@ -35,16 +45,44 @@ class DamagedCheckpoint(UserError):
         self.why = why
 
 
-# Reads that failed for these say nothing of the file.
-_OF_THE_MACHINE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT)
-_UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32}
+def read_item(directory: Path, item: str, saved: Mapping[str, Any], args: ocp.args.PyTreeRestore) -> dict[str, Any]:
+    """Reads one item of a step by path and verifies the fingerprints in `saved`. Raises DamagedCheckpoint."""
+
+    def read() -> dict[str, Any]:
+        with ocp.PyTreeCheckpointer() as reader:
+            return named_leaves(reader.restore(directory / item, args=args))
+
+    restored = read_or_explain(directory, read)
+    for name, found in describe(restored).items():
+        if found != saved[name]:
+            raise damaged(directory, f"{item}/{name} does not have the content that was saved")
+    return restored
+
+
+def read_meta(directory: Path) -> dict[str, Any]:
+    """Reads the metadata of a step and verifies its signature. Raises DamagedCheckpoint."""
+
+    def read() -> dict[str, Any]:
+        with ocp.Checkpointer(ocp.JsonCheckpointHandler()) as reader:
+            document = reader.restore(directory / META)
+        if document.pop("sha256") != signature(document):
+            raise ValueError("meta does not have the content that was saved")
+        return document
+
+    return read_or_explain(directory, read)
+
+
+def named_leaves(tree: PyTree) -> dict[str, Any]:
+    """Returns the leaves of a tree by path: embeddings/token/table, or 0/mu/embeddings/token/table of optax."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}
 
 
 def fingerprint(array: np.ndarray | jax.Array, numpy: ModuleType = jnp) -> Any:
-    """A uint32 sum of an array's bits, each element weighted by its place.
+    """Returns a uint32 sum of an array's bits, each element weighted by its position.
 
-    Integer sums wrap and commute, so any mesh, and numpy on the host, give the same number. The weights are
-    odd: one changed element always changes the sum, two that change places nearly always.
+    Integer sums wrap and commute, so any mesh, and numpy on the host, give the same number. The weights are odd, so
+    that changing one element always changes the sum, and swapping two nearly always does.
     """
     bits = array if array.dtype == bool else array.view(_UNSIGNED[array.dtype.itemsize])
     place = numpy.zeros((1,) * array.ndim, np.uint32)
@@ -55,7 +93,7 @@ def fingerprint(array: np.ndarray | jax.Array, numpy: ModuleType = jnp) -> Any:
 
 
 def describe(tensors: Mapping[str, np.ndarray | jax.Array]) -> dict[str, dict[str, Any]]:
-    """Shape, dtype and fingerprint of each tensor, as JSON values; computed where the tensors live."""
+    """Returns shape, dtype and fingerprint of each tensor as JSON values, computed where the tensors live."""
     on_device = [name for name, tensor in tensors.items() if isinstance(tensor, jax.Array)]
     sums = dict(zip(on_device, _all_fingerprints([tensors[name] for name in on_device]), strict=True))
     sums |= {name: fingerprint(tensor, np) for name, tensor in tensors.items() if name not in sums}
@@ -71,38 +109,38 @@ def _all_fingerprints(arrays: Sequence[jax.Array]) -> list[jax.Array]:
     return [fingerprint(array) for array in arrays]
 
 
+def signature(document: Mapping[str, Any]) -> str:
+    """Returns the sha256 of a JSON document, independent of the order of its keys."""
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
 def os_error_code(error: BaseException) -> int | None:
-    """The errno of an operating-system error, also of one that the storage library has made a text of."""
+    """Returns the errno of an operating-system error, including one that the storage library turned into text."""
     if isinstance(error, OSError):
         return error.errno
     found = re.search(r"os_error_code='(\d+)'", str(error))
     return int(found[1]) if found else None
 
 
-def signature(document: Mapping[str, Any]) -> str:
-    """sha256 of a JSON document, whatever the order of its keys."""
-    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
-
-
 def read_or_explain(step_directory: Path, read: Callable[[], Result]) -> Result:
-    """What `read` returns; whatever a torn or altered file makes it raise, as a DamagedCheckpoint."""
+    """Returns what `read` returns; turns what a truncated or altered file makes it raise into a DamagedCheckpoint."""
     ignore_closed_loops()
     with _reports_muted():
         try:
             return read()
         except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
-            raise  # the machine's, not the file's
+            raise  # problems of the machine, not of the file
         except Exception as error:
-            if (code := os_error_code(error)) in _OF_THE_MACHINE:
+            if (code := os_error_code(error)) in _MACHINE_ERRORS:
                 raise OSError(code, os.strerror(code), str(step_directory)) from error
             why = f"{type(error).__name__}: {error}"[:200]
-        # The reads that failed beside the first report it when they are collected: now, while that is muted.
+        # Concurrent reads that also failed report it when they are collected, so collect them while that is muted.
         gc.collect()
     raise damaged(step_directory, why)
 
 
 def damaged(step_directory: Path, why: str) -> DamagedCheckpoint:
-    """The error for a damaged checkpoint: which, why, and the one before it."""
+    """Returns the error for a damaged checkpoint: which one, why, and which one is before it."""
     steps = ocp.utils.checkpoint_steps(step_directory.parent)
     before = max((step for step in steps if step < int(step_directory.name)), default=None)
     advice = "there is none before it" if before is None else f"fall back to {step_directory.parent / str(before)}"
@@ -110,16 +148,16 @@ def damaged(step_directory: Path, why: str) -> DamagedCheckpoint:
 
 
 def ignore_closed_loops() -> None:
-    """Mutes the storage library's reads and writes that end after another failed and closed their event loop.
+    """Mutes reports of the storage library's reads and writes that end after another one closed their event loop.
 
-    For good, since nothing tells when the last of them has ended; the failure itself is raised to the caller.
+    Permanently, since nothing tells when the last of them has ended; the failure itself is raised to the caller.
     """
     if not isinstance(sys.unraisablehook, _ClosedLoops):
         sys.unraisablehook = _ClosedLoops(sys.unraisablehook)
 
 
 class _ClosedLoops:
-    """An unraisable hook that drops one report only and passes on all others."""
+    """An unraisable hook that drops one kind of report and passes on all others."""
 
     def __init__(self, others: Callable[[Any], Any]) -> None:
         self._others = others

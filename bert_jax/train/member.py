@@ -14,10 +14,10 @@ from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.finite import FiniteCheck
 from bert_jax.train.metric_accumulator import MetricAccumulator
 from bert_jax.train.metrics import MetricsWriter
-from bert_jax.train.parameters import read_params
 from bert_jax.train.run import Result
 from bert_jax.train.state import TrainState
 from bert_jax.train.together import Begun
+from bert_jax.train.workdir import read_params
 
 
 class Member:

@@ -3,7 +3,7 @@
 """
 
 import shutil
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -12,16 +12,16 @@ from jax.sharding import Mesh
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.config import to_dict
+from bert_jax.config import TrainConfig, to_dict
 from bert_jax.model import paths
 from bert_jax.storage.local import atomic_folder
 from bert_jax.train import checkpoint, distributed, optim, partitioning, rules
+from bert_jax.train.held_out import Best
 from bert_jax.train.optim import first_average
-from bert_jax.train.provenance import check_same
 from bert_jax.train.run import Run, runtime_of
 from bert_jax.train.state import TrainState
 from bert_jax.train.steps import Plan, initial_state
-from bert_jax.train.workdir import CONFIG_FILE, WorkdirConfig, write_config
+from bert_jax.train.workdir import CONFIG_FILE, WorkdirConfig, check_provenance, write_config
 
 
 def plan_of(run: Run) -> Plan:
@@ -83,6 +83,28 @@ def start(
     return state._replace(params=initial, average=first_average(run.config.optimizer.ema_decay, initial)), {}
 
 
+def check_best(config: TrainConfig, evaluated: bool, measured: Sequence[str]) -> None:
+    """Raises UserError when checkpoint.best is set for a run that does not measure that metric.
+
+    measured   the names of the held-out metrics; empty: unknown until they are measured
+    """
+    if not config.checkpoint.best:
+        return
+    if not evaluated:
+        raise UserError(
+            f"checkpoint.best={config.checkpoint.best} needs a held-out part, which the data does not have. Name one "
+            "with --config.data.eval, or leave out checkpoint.best"
+        )
+    if config.eval.every_steps <= 0:
+        raise UserError(
+            f"checkpoint.best={config.checkpoint.best}, but the run evaluates only at its end. "
+            "Set --config.eval.every_steps"
+        )
+    if measured:
+        averages = [f"ema_{name}" for name in measured if config.optimizer.ema_decay > 0]
+        Best(config.checkpoint.best, {}).check_among([*measured, *averages])
+
+
 def check_workdir(run: Run, made_by: Mapping[str, Any], checkpoints: checkpoint.Checkpoints) -> list[str]:
     """What is to be told of a run, of this provenance, that goes on in its workdir, a line each.
 
@@ -96,7 +118,7 @@ def check_workdir(run: Run, made_by: Mapping[str, Any], checkpoints: checkpoint.
     if newest is None:
         return []
     step = newest.get("step", checkpoints.latest_step())
-    return check_same(run, made_by, newest.get("provenance"), f"step {step} of {run.workdir}")
+    return check_provenance(run, made_by, newest.get("provenance"), f"step {step} of {run.workdir}")
 
 
 def write_workdir(run: Run) -> None:

@@ -22,11 +22,10 @@ from bert_jax.train import distributed, partitioning, steps
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.clock import make_clock
 from bert_jax.train.parameter_summary import parameter_table
-from bert_jax.train.provenance import provenance
 from bert_jax.train.run import Run, Source
 from bert_jax.train.start import check_workdir, start
 from bert_jax.train.state import TrainState
-from bert_jax.train.workdir import CHECKPOINTS
+from bert_jax.train.workdir import CHECKPOINTS, provenance
 
 
 class StackedSource:

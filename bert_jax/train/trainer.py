@@ -15,7 +15,7 @@ from bert_jax.command import Stopped, UserError
 from bert_jax.data.prefetch import Prefetched, prefetch
 from bert_jax.model import attention
 from bert_jax.storage.remote import is_remote
-from bert_jax.train import distributed, early_stop, partitioning, preservation, steps, together
+from bert_jax.train import distributed, early_stop, partitioning, steps, together
 from bert_jax.train.clock import check_end, make_clock
 from bert_jax.train.compilation_cache import later_batch_shapes
 from bert_jax.train.evaluate import Evaluator
@@ -25,7 +25,7 @@ from bert_jax.train.metrics import ProgressLine
 from bert_jax.train.parameter_summary import device_memory_summary
 from bert_jax.train.profiler import Profiler
 from bert_jax.train.run import RESULT_FILE, Result, Run, Source, runtime_of
-from bert_jax.train.start import plan_of, write_workdir
+from bert_jax.train.start import check_best, plan_of, write_workdir
 from bert_jax.train.state import TrainState
 from bert_jax.train.together import Begun
 
@@ -56,7 +56,7 @@ def fit_together(runs: Sequence[Run]) -> list[Result]:
         for step in source.changes:  # refuses a kernel that cannot run before anything is written
             attention.kernels(plan.model, plan.runtime, _slots(source, step))
         evaluators = [make(plan, mesh) for make in run.evaluators]
-        preservation.check_best(run.config, bool(run.evaluators), run.measured)
+        check_best(run.config, bool(run.evaluators), run.measured)
         begun = [together.begin(each, len(runs), opened) for each in runs]
         states = together.start_all(begun, plan, mesh)
         overview = together.overview(begun, states, plan)

@@ -1,45 +1,90 @@
-"""A workdir as a folder: its config.json, which says what it holds, and which checkpoints are in it.
+"""Reads and writes a workdir: its config.json, the parameters in its checkpoints, and the provenance of a run.
 
     config.json             what was trained: WorkdirConfig
     tokenizer/              bert_jax.tokenizer
     checkpoints/STEP/       params, optimizer (absent in what convert and export write), average (where the run
                             keeps one), meta
 
-A run adds metrics.jsonl, result.json and tensorboard/ (train/trainer.py).
+A run also writes metrics.jsonl, result.json and tensorboard/ (train/trainer.py).
+
+Provenance is what a checkpoint records of the run that made it: configuration, data and versions. A run resumes only
+from a checkpoint of equal provenance. Whatever changes its numbers must be equal, or be named by allow_changes. The
+location of a file changes no number: configuration keys that name files are compared by fingerprint.
 """
 
-from collections.abc import Mapping
+import dataclasses
+import difflib
+import hashlib
+import importlib.metadata
+import json
+import platform
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, to_dict
 from bert_jax.model.heads import Heads
+from bert_jax.model.paths import unflatten
 from bert_jax.storage.local import read_json, write_json
+from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.integrity import PARAMS, read_item, read_meta
+from bert_jax.train.run import Run, runtime_of
 
 CONFIG_FILE, CHECKPOINTS = "config.json", "checkpoints"
+FINGERPRINT_DIGITS = 16
+PACKAGES = ("bert_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
+ALL = "all"
+
+# Keys (or their prefixes) that change no number of the run; eval changes only how much of it is measured.
+FREE = (
+    *("log_every", "profile", "checkpoint", "eval", "mesh", "data.prefetch", "data.cache_dir", "seeds"),
+    *("learning_rates", "run_together", "allow_changes", "on_nonfinite", "skip_at_most"),
+)
+# It changes held-out metrics only, so it is free unless the best checkpoint is selected by them.
+MEASURED_AT = "task.null_threshold"
+# Keys that name files; the fingerprints of what was read replace them.
+PATHS = (
+    "data.train",
+    "data.phases",
+    "data.eval",
+    "init_from",
+    "init_average",
+    "task.data_dir",
+    "task.train",
+    "task.dev",
+    "task.test",
+    "task.submission",
+)
+# Keys that decide when a run ends. They may change; the learning rate depends on it, so the change is reported.
+ENDS = ("steps", "budget_minutes", "budget_replay", "epochs", "early_stop")
+# Keys that decide the batch of a step (law 1), except for held-out data.
+BATCHES = ("batch_size", "batch_schedule", "length_pool", "seed", "data", "task")
+HELD_OUT = ("data.eval", "task.dev", MEASURED_AT)
 
 
 @dataclass(frozen=True)
 class WorkdirConfig:
-    """What config.json of a workdir holds."""
+    """The content of a workdir's config.json."""
 
     model: ModelConfig
     heads: Heads
     kind: str = "pretraining"  # or finetuning
     training: Mapping[str, Any] = field(default_factory=dict)  # the configuration of the run; empty after convert
     task: Mapping[str, Any] | None = None  # fine-tuning: name, kind, labels
-    dtype: str = "float32"  # of the file that convert read
+    dtype: str = "float32"  # of the file from which convert read the parameters
 
 
 def write_config(workdir: str | Path, config: WorkdirConfig) -> None:
-    """Writes WORKDIR/config.json, whole or not at all."""
+    """Writes WORKDIR/config.json atomically."""
     values = {
-        "model": config_lib.to_dict(config.model),
+        "model": to_dict(config.model),
         "heads": config.heads.to_json(),
         "kind": config.kind,
         "training": dict(config.training),
@@ -52,14 +97,14 @@ def write_config(workdir: str | Path, config: WorkdirConfig) -> None:
 
 
 def read_config(workdir: str | Path) -> WorkdirConfig:
-    """Reads WORKDIR/config.json. Raises UserError when it is missing, damaged or not one of ours."""
+    """Reads WORKDIR/config.json. Raises UserError when it is missing, damaged or was not written by bert_jax."""
     where = Path(workdir) / CONFIG_FILE
     if not where.exists():
-        raise UserError(f"no {CONFIG_FILE} in {workdir}: not a workdir. Check the path")
+        raise UserError(f"{workdir} is not a workdir: it contains no {CONFIG_FILE}. Check the path")
     values = read_json(where)
     keys = set(WorkdirConfig.__dataclass_fields__)
     if set(values) != keys:
-        raise UserError(f"{where} does not hold the keys {', '.join(sorted(keys))}: not a workdir of bert_jax")
+        raise UserError(f"{where} is not from a workdir of bert_jax, which has the keys {', '.join(sorted(keys))}")
     return WorkdirConfig(
         model=config_lib.load(ModelConfig, values["model"], f"{where}: model"),
         heads=config_lib.load(Heads, values["heads"], f"{where}: heads"),
@@ -71,11 +116,167 @@ def read_config(workdir: str | Path) -> WorkdirConfig:
 
 
 def saved_steps(workdir: str | Path) -> list[int]:
-    """The whole checkpoints of a workdir, ascending."""
+    """Returns the complete checkpoints of a workdir in ascending order."""
     directory = Path(workdir).absolute() / CHECKPOINTS
     return sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
 
 
 def latest_step(workdir: str | Path) -> int | None:
-    """The newest whole checkpoint of a workdir, None when there is none."""
+    """Returns the newest complete checkpoint of a workdir, or None."""
     return max(saved_steps(workdir), default=None)
+
+
+def read_params(workdir: str | Path, step: int | None = None, item: str = PARAMS) -> dict[str, np.ndarray]:
+    """Returns the parameters of a step (None: the newest) by path, in host memory, verified, without the optimizer.
+
+    item   PARAMS, or AVERAGE for their moving average
+    Raises UserError when there is no such checkpoint or item, and DamagedCheckpoint for damaged files.
+    """
+    directory = Path(workdir).absolute() / CHECKPOINTS
+    if step is None and (step := latest_step(workdir)) is None:
+        raise UserError(f"no checkpoint in {directory}: none has been saved. Train first, or name another folder")
+    if not (directory / str(step)).is_dir():
+        steps = ", ".join(map(str, saved_steps(workdir))) or "none"
+        raise UserError(f"no checkpoint of step {step} in {directory}; its steps are {steps}")
+    saved = read_meta(directory / str(step))["tensors"].get(item)
+    if saved is None:
+        raise UserError(
+            f"checkpoint {directory / str(step)} has no moving average of its parameters: it is an export, or its run "
+            "had no --config.optimizer.ema_decay. Omit --average, or average several checkpoints with --average last:K"
+        )
+    nested = unflatten(dict.fromkeys(saved, ocp.RestoreArgs(restore_type=np.ndarray)))
+    return read_item(directory / str(step), item, saved, ocp.args.PyTreeRestore(restore_args=nested))
+
+
+def write_params(
+    workdir: str | Path, step: int, params: Mapping[str, np.ndarray], average: Mapping[str, np.ndarray] | None = None
+) -> None:
+    """Writes parameters by path, and their moving average if given, as a checkpoint without an optimizer state.
+
+    Returns once it is on disk.
+    """
+    nested = None if average is None else unflatten(dict(average))
+    with Checkpoints(Path(workdir) / CHECKPOINTS, keep=0) as checkpoints:
+        checkpoints.save(step, unflatten(dict(params)), None, {}, nested)
+
+
+def provenance(run: Run) -> dict[str, Any]:
+    """Returns what a checkpoint records of its run, as JSON values: `configuration` by key, and `versions`."""
+    kept = {key: value for key, value in _flat(to_dict(run.config)).items() if not _within(key, (*PATHS, "model"))}
+    kept |= {
+        "compute_dtype": runtime_of(run.config).compute_dtype,  # not auto, whose meaning depends on the device
+        "train_layers": run.train_layers,
+        "init_from": _fingerprint(run.initial_params),
+        **{key: f"fingerprint {value[:FINGERPRINT_DIGITS]}" for key, value in _fingerprints(run).items()},
+        **_flat({"model": to_dict(run.model), "heads": run.objective.heads.to_json()}),
+    }
+    return {"configuration": json.loads(json.dumps(kept)), "versions": _versions()}
+
+
+def check_provenance(run: Run, here: Mapping[str, Any], there: Mapping[str, Any] | None, where: str) -> list[str]:
+    """Compares a run with the checkpoint from which it resumes; returns the allowed differences, a line each.
+
+    here    the run's `provenance`
+    there   that of the checkpoint; None: it has none
+    where   the checkpoint, as messages name it
+    Raises UserError for changes that config.allow_changes does not name, with the value of each key there and here,
+    and for a name in allow_changes that is not a key.
+    """
+    if there is None:
+        raise UserError(
+            f"{where} does not record which run made it (it comes from convert or an earlier version of bert_jax), so "
+            "training cannot resume from it. Name another --workdir, and this one by --config.init_from"
+        )
+    now = here["configuration"]
+    before = {key: value for key, value in _defaults(run).items() if key in now} | there["configuration"]
+    keys = sorted({*before, *now})
+    allowed = _allowed(run.config.allow_changes, keys)
+    free = (*FREE, *_without_effect(before, now), *(key for key in run.held_out if key not in before))
+    changed = [key for key in keys if before.get(key) != now.get(key) and not _within(key, free)]
+    changes = {key: f"{key}: {_shown(before.get(key))} -> {_shown(now.get(key))}" for key in changed}
+    # Fine-tuning derives its warmup from the length of the run, so it moves with the end.
+    ends = (*ENDS, "optimizer.warmup_steps", "optimizer.warmup_share") if run.kind == "finetuning" else ENDS
+    refused = [key for key in changed if key not in ends and not _within(key, allowed) and ALL not in allowed]
+    if refused:
+        raise UserError(
+            f"{where} belongs to another run: {'; '.join(changes[key] for key in refused)}. Use its values, name "
+            f"another --workdir, or allow the change from here on with --config.allow_changes={','.join(refused)}"
+        )
+    lines = [f"changed from here on: {line}" for line in changes.values()]
+    # The last steps that share a pool of rows of similar length are those before the end (tasks/task_source.py).
+    batches = (*BATCHES, "steps") if now.get("length_pool", 1) > 1 else BATCHES
+    if any(_within(key, batches) and not _within(key, HELD_OUT) for key in changed):
+        lines.append("from here on, batches are those of a run that had this configuration from its first step")
+    versions = [
+        f"{name} {there['versions'].get(name)} -> {version}"
+        for name, version in here["versions"].items()
+        if there["versions"].get(name) != version
+    ]
+    return lines + ([f"different versions from here on: {'; '.join(versions)}"] if versions else [])
+
+
+def _fingerprints(run: Run) -> dict[str, str]:
+    return {**run.source.fingerprints, **run.held_out}
+
+
+def _without_effect(before: Mapping[str, Any], now: Mapping[str, Any]) -> tuple[str, ...]:
+    """Keys that have no effect because another key is set, or is not."""
+    scheduled = bool(before.get("batch_schedule")) and bool(now.get("batch_schedule"))
+    chosen = bool(now.get("checkpoint.best"))
+    return (*(("batch_size",) if scheduled else ()), *(() if chosen else (MEASURED_AT,)))
+
+
+def _allowed(names: str, known: Iterable[str]) -> tuple[str, ...]:
+    """The keys, or prefixes of keys, that config.allow_changes names."""
+    given = tuple(name.strip() for name in names.split(",") if name.strip())
+    for name in given:
+        if name != ALL and not any(_within(key, (name,)) for key in known):
+            near = difflib.get_close_matches(name, list(known), n=1)
+            advice = f"did you mean {near[0]}?" if near else "copy keys from the message that refused them, or use all"
+            raise UserError(f"config.allow_changes: {name!r} is not a key of a checkpoint; {advice}")
+    return given
+
+
+def _defaults(run: Run) -> dict[str, Any]:
+    """The values of keys that a checkpoint does not record, since it is older than they are: their defaults."""
+    values = {key: value for key, value in _flat(to_dict(type(run.config)())).items() if not _within(key, PATHS)}
+    for name, kind in (("model", ModelConfig), ("heads", Heads)):
+        for item in dataclasses.fields(kind):
+            if item.default is not dataclasses.MISSING:
+                values[f"{name}.{item.name}"] = item.default
+    return json.loads(json.dumps(values))
+
+
+def _versions() -> dict[str, str]:
+    packages = {}
+    for name in PACKAGES:
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            packages[name] = "not installed"  # bert_jax itself, run from a checkout
+    return {"python": platform.python_version(), **packages, "device": jax.devices()[0].device_kind}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Turns {"a": {"b": 1}} into {"a.b": 1}."""
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return flat
+
+
+def _within(key: str, names: Iterable[str]) -> bool:
+    """Whether a key is one of the names or lies within one, as optimizer.beta1 lies within optimizer."""
+    return any(key == name or key.startswith(f"{name}.") for name in names)
+
+
+def _shown(value: Any) -> str:
+    return "none" if value in (None, "") else str(value)
+
+
+def _fingerprint(params: Mapping[str, np.ndarray]) -> str:
+    digest = hashlib.blake2b()
+    for path, value in sorted(params.items()):
+        digest.update(path.encode())
+        digest.update(np.ascontiguousarray(value).data)
+    return f"fingerprint {digest.hexdigest()[:FINGERPRINT_DIGITS]}" if params else "none"
