@@ -34,7 +34,8 @@ from benchmarks.turns import Turn, alternate, peer_turn
 from bert_jax import command, finetune
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, OptimizerConfig, TaskConfig
-from bert_jax.interop import source as interop
+from bert_jax.interop.initial_params import initial_params
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import init_params
 from bert_jax.tasks import registry
@@ -66,12 +67,12 @@ def settings_of(task: str, model: Path, seeds: Sequence[int], epochs: float) -> 
 def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
     """The trainer's step over the task's batches, made as it goes; and the seconds that compiling took."""
     task, files = registry.resolve(config.task)
-    loaded = interop.open_checkpoint(config.init_from)
+    loaded = open_checkpoint(config.init_from)
     rows = kind_of(task).encode(task, registry.read(task, files["train"]), loaded.tokenizer)
     objective = kind_of(task).objective(task)
     mesh = partitioning.make_mesh(config.mesh)
     source = TaskSource(rows, batch_size=config.batch_size, seed=0, max_length=task.max_length, pool=config.length_pool)
-    initial = interop.initial_params(loaded, loaded.model, objective.heads, loaded.tokenizer).params
+    initial = initial_params(loaded, loaded.model, objective.heads, loaded.tokenizer).params
     key = jax.random.key(0)
     drawn = paths.flatten(jax.jit(lambda key: init_params(loaded.model, objective.heads, key))(key))
     params = paths.unflatten(drawn | {path: jax.numpy.asarray(value) for path, value in initial.items()})

@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_jax import command
-from bert_jax.interop import huggingface, original_bert, source
+from bert_jax.interop import bert_jax_format, huggingface, original_bert
 from bert_jax.interop.families import FAMILIES
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import describe
 from bert_jax.storage.local import atomic_folder
 
 DESCRIPTION = f"""Turns a model in Hugging Face layout into a checkpoint of bert_jax: config.json, tokenizer/ and
@@ -25,7 +26,7 @@ and vocab.txt, or the prefix of a checkpoint beside them (DIR/model.ckpt-1000). 
 The other commands also take a Hugging Face folder as it is."""
 
 
-def convert(input_directory: str | Path, output: str | Path) -> Loaded:
+def convert(input_directory: str | Path, output: str | Path) -> LoadedModel:
     """Converts a folder of Hugging Face's or Google's; the output folder appears whole or not at all.
 
     Raises UserError when the output exists, and for all that `huggingface.read` or `original_bert.read` refuses.
@@ -33,7 +34,7 @@ def convert(input_directory: str | Path, output: str | Path) -> Loaded:
     with atomic_folder(output) as unfinished:
         read = original_bert.read if original_bert.is_original(Path(input_directory)) else huggingface.read
         loaded = read(input_directory)
-        source.write_workdir(loaded, unfinished)
+        bert_jax_format.write(loaded, unfinished)
     return loaded
 
 
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to make; it must not exist")
     options = parser.parse_args(arguments)
     loaded = convert(options.input, options.output)
-    print(f"{options.output}: {source.describe(loaded)}")
+    print(f"{options.output}: {describe(loaded)}")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.config import MeshConfig, ModelConfig
-from bert_jax.interop import averaged, source
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop import checkpoint_average
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
@@ -56,7 +57,7 @@ first), and one line says how many did."""
 
 
 def embed(
-    checkpoint: str | Path | Loaded,
+    checkpoint: str | Path | LoadedModel,
     texts: Sequence[str],
     *,
     layers: str = "last",
@@ -68,7 +69,7 @@ def embed(
 ) -> dict[str, np.ndarray]:
     """The vectors of texts, as `--help` says: `embeddings`, and by pool `offsets` and `input_ids`.
 
-    max_length of 0 is the model's; average is of a checkpoint given by its path, as in source.open_checkpoint. Raises
+    max_length of 0 is the model's; average is of a checkpoint given by its path, as in open_checkpoint. Raises
     UserError for an unknown layer or pool, one that the model does not have, a line with two tabs, and a max_length
     that the model does not have.
     """
@@ -76,7 +77,7 @@ def embed(
         raise UserError(f"--pool is {pool!r}; use one of {', '.join(POOLS)}")
     if batch_size < 1:
         raise UserError(f"--batch_size is {batch_size}; use 1 or more")
-    loaded = checkpoint if isinstance(checkpoint, Loaded) else source.open_checkpoint(checkpoint, average)
+    loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     limit = loaded.model.max_positions
     if max_length and not 5 <= max_length <= limit:
         raise UserError(f"--max_length is {max_length}; use 5 to {limit} (the model's positions), or 0 for the most")
@@ -111,7 +112,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="texts at a time (default: 32)")
     parser.add_argument("--max_length", type=int, default=0, metavar="N", help="tokens (default: 0, the model's most)")
     parser.add_argument("--compute_dtype", default="float32", help="float32 or bfloat16 (default: float32)")
-    parser.add_argument("--average", default="", metavar="ema|last:K", help=averaged.HELP)
+    checkpoint_average.add_argument(parser)
     options = parser.parse_args(arguments)
     output = Path(options.output)
     refuse_existing(output)
@@ -130,7 +131,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _run(
-    loaded: Loaded, encoded: EncodedTexts, chosen: LayerSelection, pool: str, batch_size: int, runtime: Runtime
+    loaded: LoadedModel, encoded: EncodedTexts, chosen: LayerSelection, pool: str, batch_size: int, runtime: Runtime
 ) -> dict[str, np.ndarray]:
     rows = encoded.rows
     mesh = partitioning.make_mesh(MeshConfig())

@@ -15,8 +15,9 @@ from bert_jax.command import UserError
 from bert_jax.config import MeshConfig, PretrainConfig, TrainConfig
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import Dataset, open_dataset
-from bert_jax.interop import averaged, source
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop import checkpoint_average
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.tasks import measurement
@@ -56,11 +57,11 @@ def evaluate(
     """Metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, `nsp_accuracy` ..., or those of the checkpoint's task.
 
     A metric that is undefined (a correlation with a constant) is None. columns are those of a task's file, where the
-    checkpoint does not know them; average is as in source.open_checkpoint; rows lie over all devices unless mesh says
+    checkpoint does not know them; average is as in open_checkpoint; rows lie over all devices unless mesh says
     otherwise. Raises UserError for a checkpoint without the head that the data asks for, or of another tokenizer than
     theirs, and for a mesh that it or the devices do not divide over.
     """
-    loaded = source.open_checkpoint(checkpoint, average)
+    loaded = open_checkpoint(checkpoint, average)
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
     partitioning.check_model(loaded.model, partitioning.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
     if loaded.task:
@@ -73,7 +74,7 @@ def evaluate(
     return _evaluate_shards(loaded, Path(data), config, max_rows)
 
 
-def _evaluate_shards(loaded: Loaded, data: Path, config: TrainConfig, max_rows: int) -> dict[str, Any]:
+def _evaluate_shards(loaded: LoadedModel, data: Path, config: TrainConfig, max_rows: int) -> dict[str, Any]:
     dataset = open_dataset(data, "train" if data.name == "train" else "eval")
     mesh = partitioning.make_mesh(config.mesh)
     size = partitioning.whole_rows(config.batch_size, mesh)
@@ -87,7 +88,7 @@ def _evaluate_shards(loaded: Loaded, data: Path, config: TrainConfig, max_rows: 
         return dict(evaluator(partitioning.put(params, mesh), 0))
 
 
-def _objective(loaded: Loaded, dataset: Dataset) -> Objective:
+def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
     """All that the checkpoint has heads for and the shards have labels for."""
     heads, traits = loaded.heads, ShardTraits.of(dataset)
     name = loaded.training.get("objective", "auto")
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--batch_size", type=int, default=64, help="rows a batch (default: 64)")
     parser.add_argument("--compute_dtype", default="auto", help="float32, bfloat16, auto (default: float32 on a CPU)")
     parser.add_argument("--max_rows", type=int, default=0, help="measure no more rows of the shards (default: all)")
-    parser.add_argument("--average", default="", metavar="ema|last:K", help=averaged.HELP)
+    checkpoint_average.add_argument(parser)
     for column in ("text", "text_pair", "label"):
         what = f"the {column} column of a task's file, by name or number (default: as the checkpoint was trained)"
         parser.add_argument(f"--{column}", default="", help=what)

@@ -5,8 +5,9 @@ from pathlib import Path
 
 from bert_jax import command
 from bert_jax.command import UserError
-from bert_jax.interop import averaged, huggingface, source, stablehlo
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop import bert_jax_format, checkpoint_average, huggingface, stablehlo
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import describe, open_checkpoint
 from bert_jax.storage.local import atomic_folder, refuse_existing
 
 FORMATS = ("hf", "orbax", "stablehlo")
@@ -28,22 +29,22 @@ stablehlo  programs for any platform that JAX knows, which run without bert_jax:
 CHECKPOINT is a workdir, a step in it (runs/base/checkpoints/1000), an export, or a Hugging Face folder."""
 
 
-def export(checkpoint: str | Path, output: str | Path, format: str = "hf", average: str = "") -> Loaded:
-    """Exports a checkpoint; the output folder appears whole or not at all. average: as in source.open_checkpoint.
+def export(checkpoint: str | Path, output: str | Path, format: str = "hf", average: str = "") -> LoadedModel:
+    """Exports a checkpoint; the output folder appears whole or not at all. average: as in open_checkpoint.
 
     Raises UserError for an unknown format, an output that exists, and a checkpoint that cannot be opened.
     """
     if format not in FORMATS:
         raise UserError(f"--format is {format}; there are: {', '.join(FORMATS)}")
     refuse_existing(Path(output))
-    loaded = source.open_checkpoint(checkpoint, average)
+    loaded = open_checkpoint(checkpoint, average)
     if format == "hf":
         huggingface.write(loaded, output)
     elif format == "stablehlo":
         stablehlo.write(loaded, output)
     else:
         with atomic_folder(output) as unfinished:
-            source.write_workdir(loaded, unfinished)
+            bert_jax_format.write(loaded, unfinished)
     return loaded
 
 
@@ -52,10 +53,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--checkpoint", required=True, help="what to export")
     parser.add_argument("--format", default="hf", help=f"one of {', '.join(FORMATS)} (default: hf)")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to make; it must not exist")
-    parser.add_argument("--average", default="", metavar="ema|last:K", help=averaged.HELP)
+    checkpoint_average.add_argument(parser)
     options = parser.parse_args(arguments)
     loaded = export(options.checkpoint, options.output, options.format, options.average)
-    print(f"{options.output}: {source.describe(loaded)}")
+    print(f"{options.output}: {describe(loaded)}")
 
 
 if __name__ == "__main__":

@@ -16,8 +16,9 @@ from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig
-from bert_jax.interop import averaged, source
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop import checkpoint_average
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.layer_selection import LAYERS
 from bert_jax.progress import Reporter
 from bert_jax.storage.local import refuse_existing, write_json
@@ -54,7 +55,7 @@ The configuration gives the task (task.*) alone; how a head is trained is said b
 
 
 def features(
-    checkpoint: str | Path | Loaded,
+    checkpoint: str | Path | LoadedModel,
     config: FinetuneConfig | ml_collections.ConfigDict,
     *,
     layers: str = "all",
@@ -80,7 +81,7 @@ def features(
     if dtype not in DTYPES:
         raise UserError(f"--feature_dtype is {dtype!r}; use {' or '.join(DTYPES)}")
     options = options or HeadOptions()
-    loaded = checkpoint if isinstance(checkpoint, Loaded) else source.open_checkpoint(checkpoint, average)
+    loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     task, splits, counts = _splits(loaded, config, max_sentences)
     names = _layer_names(layers, loaded.model.layers)
     size = bytes_needed(loaded, splits, names, dtype)
@@ -159,7 +160,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--compute_dtype", default="float32", help="the model's: float32 or bfloat16")
     parser.add_argument("--scratch", default="", metavar="DIR", help="where vectors lie (default: the system's)")
     parser.add_argument("--output", default="", metavar="FILE.json", help="the table as JSON; it must not exist")
-    parser.add_argument("--average", default="", metavar="ema|last:K", help=averaged.HELP)
+    checkpoint_average.add_argument(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     if known.output:
         refuse_existing(Path(known.output))
@@ -184,7 +185,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _splits(
-    loaded: Loaded, config: FinetuneConfig, max_sentences: int
+    loaded: LoadedModel, config: FinetuneConfig, max_sentences: int
 ) -> tuple[Task, dict[str, TagRows], dict[str, dict[str, int]]]:
     task, files = registry.resolve(config.task)
     if task.kind != "tagging":

@@ -12,8 +12,9 @@ from jaxtyping import Array, Float, Int
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.interop import averaged, source
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop import checkpoint_average
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.head_outputs import masked_logits
@@ -47,15 +48,15 @@ class Filled(NamedTuple):
 
 
 def fill_mask(
-    checkpoint: str | Path | Loaded, sentences: Sequence[str], top: int = 5, average: str = ""
+    checkpoint: str | Path | LoadedModel, sentences: Sequence[str], top: int = 5, average: str = ""
 ) -> list[Filled]:
     """The most probable tokens at each [MASK] of each sentence, by a softmax over the vocabulary, in float32.
 
-    average is of a checkpoint given by its path, as in source.open_checkpoint.
+    average is of a checkpoint given by its path, as in open_checkpoint.
     Raises UserError for a sentence without a mask or longer than the model, a checkpoint without the masked
     language model head or of a causal model, and a top outside 1 to the vocabulary's size.
     """
-    loaded = checkpoint if isinstance(checkpoint, Loaded) else source.open_checkpoint(checkpoint, average)
+    loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     origin = loaded.origin or "the checkpoint"
     if loaded.model.causal:
         raise UserError(f"{origin} reads from left to right: it guesses next tokens, not masked ones. Name an encoder")
@@ -79,13 +80,13 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--checkpoint", required=True, help="whose guesses")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="guesses shown for each mask (default: 5)")
     parser.add_argument("sentences", nargs="+", metavar="SENTENCE", help=f"with one {MASK} or more")
-    parser.add_argument("--average", default="", metavar="ema|last:K", help=averaged.HELP)
+    checkpoint_average.add_argument(parser)
     options = parser.parse_args(arguments)
     filled = fill_mask(options.checkpoint, options.sentences, options.top, options.average)
     print("\n\n".join(map(_shown, filled)))
 
 
-def _encode(sentence: str, loaded: Loaded) -> np.ndarray:
+def _encode(sentence: str, loaded: LoadedModel) -> np.ndarray:
     words = loaded.tokenizer
     marked = sentence.replace(MASK, words.roles.mask_token)
     ids = np.concatenate([[words.cls_id], words.encode_special(marked), [words.sep_id]]).astype(np.int32)
@@ -99,7 +100,7 @@ def _encode(sentence: str, loaded: Loaded) -> np.ndarray:
     return ids
 
 
-def _fill(loaded: Loaded, sentences: Sequence[str], encoded: Sequence[np.ndarray], top: int) -> list[Filled]:
+def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.ndarray], top: int) -> list[Filled]:
     words = loaded.tokenizer
     rows = TaskRows(
         input_ids=np.concatenate(encoded),

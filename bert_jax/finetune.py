@@ -17,8 +17,9 @@ from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelConfig
 from bert_jax.data.batch_schedule import check_batch_size
-from bert_jax.interop import source as interop
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.initial_params import initial_params
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import sizes
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import write_json
@@ -63,13 +64,13 @@ class Start:
 
     model: ModelConfig
     tokenizer: Tokenizer
-    loaded: Loaded | None  # None: from scratch
+    loaded: LoadedModel | None  # None: from scratch
 
     def initial_params(self, heads: Heads, task: Task) -> dict[str, np.ndarray]:
         """Parameters by path; what is not among them is drawn afresh, by each seed otherwise."""
         if self.loaded is None:
             return {}
-        return interop.initial_params(self.loaded, self.model, heads, self.tokenizer, dataclasses.asdict(task)).params
+        return initial_params(self.loaded, self.model, heads, self.tokenizer, dataclasses.asdict(task)).params
 
     def told(self) -> dict[str, Any] | None:
         """What result.json says of it: its path, and the task that it was fine-tuned for; None: from scratch."""
@@ -118,7 +119,7 @@ def finetune(
             write_json(workdir / trial.folder / trainer.RESULT_FILE, own | told)
         write_json(workdir / trainer.RESULT_FILE, result)
     if config.task.submission:
-        model = FineTuned(interop.open_checkpoint(workdir), batch_size=config.batch_size)
+        model = FineTuned(open_checkpoint(workdir), batch_size=config.batch_size)
         for path in submission.submit(model, data.splits, config.task.submission):
             _say(f"for the leaderboard: {path}")
     return result
@@ -188,7 +189,7 @@ def _say(line: str) -> None:
 
 def _open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
     if config.init_from:
-        loaded = interop.open_checkpoint(config.init_from, config.init_average)
+        loaded = open_checkpoint(config.init_from, config.init_average)
         given = sizes.given_fields(config.model)
         for name, value in given.items():
             if name not in ("dropout", "attention_dropout") and value != getattr(loaded.model, name):

@@ -10,8 +10,9 @@ from typing import IO, Any
 
 from bert_jax import command
 from bert_jax.command import UserError
-from bert_jax.interop import averaged, source
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop import checkpoint_average
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.local import atomic_file
 from bert_jax.tasks import input_lines, submission
 from bert_jax.tasks.finetuned import FineTuned
@@ -49,7 +50,7 @@ the leaderboard takes of --input, the benchmark's own file of a split, into the 
 
 
 def predict(
-    checkpoint: str | Path | Loaded,
+    checkpoint: str | Path | LoadedModel,
     inputs: Sequence[str | Mapping[str, Any]] | Path,
     *,
     form: str = "auto",
@@ -65,13 +66,13 @@ def predict(
     """What a fine-tuned checkpoint says of each input, in order, as `--help` tells it.
 
     inputs are plain texts and objects, or the path of a file. columns are those of a task's file, where the checkpoint
-    does not know them; average is of a checkpoint given by its path, as in source.open_checkpoint.
+    does not know them; average is of a checkpoint given by its path, as in open_checkpoint.
     Raises UserError, naming the line, for an input that is empty, incomplete or broken (with on_error=skip it is told
     as {"error": ...} in its place), for a checkpoint that was not fine-tuned, and an unknown form.
     """
     if isinstance(inputs, str):
         raise UserError(f"inputs is the text {inputs!r:.40}; give a list of texts, or a pathlib.Path for a file")
-    loaded = checkpoint if isinstance(checkpoint, Loaded) else source.open_checkpoint(checkpoint, average)
+    loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     model = FineTuned(
         loaded, batch_size=batch_size, max_length=max_length, compute_dtype=compute_dtype, columns=columns
     )
@@ -99,7 +100,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="rows a batch (default: 32)")
     parser.add_argument("--max_length", type=int, default=0, metavar="N", help="tokens (default: as in fine-tuning)")
     parser.add_argument("--compute_dtype", default="auto", help="float32, bfloat16, auto (default: float32 on a CPU)")
-    parser.add_argument("--average", default="", metavar="ema|last:K", help=averaged.HELP)
+    checkpoint_average.add_argument(parser)
     for column in ("text", "text_pair"):
         what = f"the {column} column of a task's file, by name or number (default: as the checkpoint was trained)"
         parser.add_argument(f"--{column}", default="", help=what)
@@ -108,7 +109,7 @@ def main(arguments: Sequence[str]) -> None:
     if options.format not in FORMATS:
         raise UserError(f"--format is {options.format!r}; use one of: {', '.join(FORMATS)}")
     with _output("" if options.format in BENCHMARKS else options.output) as output:
-        loaded = source.open_checkpoint(options.checkpoint, options.average)
+        loaded = open_checkpoint(options.checkpoint, options.average)
         model = FineTuned(
             loaded,
             batch_size=options.batch_size,

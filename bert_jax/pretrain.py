@@ -22,8 +22,9 @@ from bert_jax.data.masking import RateSchedule
 from bert_jax.data.phases import Phase, PhasedLoader, parse_phases
 from bert_jax.data.shard_cache import local_copy
 from bert_jax.data.shards import Dataset, open_dataset
-from bert_jax.interop import source
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.initial_params import initial_params
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import sizes
 from bert_jax.storage.local import write_json
 from bert_jax.train import distributed, partitioning, trainer
@@ -79,7 +80,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
                 "held-out part to measure. Name one by --config.data.eval, or leave out checkpoint.best"
             )
     tokenizer = dataset.tokenizer()
-    loaded = source.open_checkpoint(config.init_from, config.init_average) if config.init_from else None
+    loaded = open_checkpoint(config.init_from, config.init_average) if config.init_from else None
     model = _architecture(config, tokenizer.vocab_size, loaded)
     if loaded is not None and config.model.preset == sizes.FROM_CHECKPOINT and model.positions == "rotary":
         context = {name: getattr(model, name) for name in CONTEXT_FIELDS}
@@ -103,7 +104,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
         None if part is None else PretrainingLoader(part, tokenizer, batch_size=rows, seed=config.seed)
         for part in held_out
     ]
-    initial = {} if loaded is None else source.initial_params(loaded, model, objective.heads, tokenizer).params
+    initial = {} if loaded is None else initial_params(loaded, model, objective.heads, tokenizer).params
     result = trainer.fit(
         trainer.Run(
             config=config,
@@ -144,7 +145,7 @@ def main(arguments: Sequence[str]) -> None:
             print(json.dumps(result))
 
 
-def _architecture(config: PretrainConfig, vocab_size: int, loaded: Loaded | None) -> ModelConfig:
+def _architecture(config: PretrainConfig, vocab_size: int, loaded: LoadedModel | None) -> ModelConfig:
     if config.model.preset != sizes.FROM_CHECKPOINT:
         return sizes.model_config(config.model, vocab_size)
     if loaded is None:

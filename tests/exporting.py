@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.head_outputs import (
@@ -28,7 +28,7 @@ SCRIPT = Path(__file__).parent / "tools" / "check_export.py"
 TEXT = "The cat sat on a mat, unwantable dogs."
 
 
-def our_outputs(loaded: Loaded, slots: int = 24) -> dict[str, np.ndarray]:
+def our_outputs(loaded: LoadedModel, slots: int = 24) -> dict[str, np.ndarray]:
     """What bert_jax gives on three random rows of several lengths, by the names of tests/tools/check_export.py.
 
     Of a model with the head for multiple choice they are one question's choices.
@@ -76,7 +76,7 @@ def our_outputs(loaded: Loaded, slots: int = 24) -> dict[str, np.ndarray]:
 
 
 def assert_transformers_agrees(
-    peer_python: str, exports: Sequence[tuple[Path, Loaded]], tolerance: float
+    peer_python: str, exports: Sequence[tuple[Path, LoadedModel]], tolerance: float
 ) -> list[dict]:
     """transformers loads each folder whole, and gives our outputs and the tokenizer's ids. Returns what it said."""
     arguments: list[str] = []

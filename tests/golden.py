@@ -17,7 +17,7 @@ from bert_jax import tokenizer
 from bert_jax.config import ModelConfig
 from bert_jax.data.example import Batch
 from bert_jax.interop import huggingface
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.bert import Encoded
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
@@ -34,7 +34,7 @@ REFRESH = "not the reference; if the reference itself changed, refresh by tests/
 
 
 class Golden(NamedTuple):
-    loaded: Loaded
+    loaded: LoadedModel
     arrays: dict[str, np.ndarray]
 
     def output(self, name: str) -> np.ndarray:
@@ -75,7 +75,7 @@ def open_encoder(name: str, heads: Heads, folder: Path) -> Golden:
     for path in VOCABULARY_PATHS.intersection(params):
         params[path] = np.pad(params[path], [(0, missing)] + [(0, 0)] * (params[path].ndim - 1))
     write_vocabulary(folder, model.vocab_size)
-    return Golden(Loaded(model, heads, params, tokenizer.load(folder)), arrays)
+    return Golden(LoadedModel(model, heads, params, tokenizer.load(folder)), arrays)
 
 
 def pretraining_batch(arrays: dict[str, np.ndarray]) -> Batch:

@@ -7,7 +7,7 @@ import numpy as np
 
 from bert_jax import tokenizer
 from bert_jax.config import ModelConfig
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
@@ -31,7 +31,7 @@ def odd_config(**changes: Any) -> ModelConfig:
     return ModelConfig(**(sizes | changes))
 
 
-def random_checkpoint(folder: Path, config: ModelConfig, heads: Heads = PRETRAINING, **known: object) -> Loaded:
+def random_checkpoint(folder: Path, config: ModelConfig, heads: Heads = PRETRAINING, **known: object) -> LoadedModel:
     """Random parameters, those of the vocabulary's padding 0 as everywhere; `folder` gets the vocabulary."""
     write_vocabulary(folder, config.vocab_size)
     generator = np.random.default_rng(0)
@@ -42,7 +42,7 @@ def random_checkpoint(folder: Path, config: ModelConfig, heads: Heads = PRETRAIN
     for path in ("embeddings/token/table", "mlm_head/bias", "mlm_head/output/table", "lm_head/output/table"):
         if path in params:
             params[path][config.vocab_size :] = 0
-    return Loaded(config, heads, params, tokenizer.load(folder, lowercase=True), **known)
+    return LoadedModel(config, heads, params, tokenizer.load(folder, lowercase=True), **known)
 
 
 def assert_same_tensors(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:

@@ -1,4 +1,4 @@
-"""What is wrong with a checkpoint or its input is told by exit code 2 and one line that names the tensor or field."""
+"""Tests that a bad checkpoint or input gives exit code 2 and one line that names the tensor or field."""
 
 import json
 import shutil
@@ -11,7 +11,7 @@ import safetensors.numpy
 from random_checkpoints import odd_config, random_checkpoint, write_vocabulary
 
 from bert_jax import command, convert, embed, export, fill_mask
-from bert_jax.interop import huggingface, source
+from bert_jax.interop import bert_jax_format, huggingface
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import read_json
 
@@ -25,22 +25,22 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def folder(whole, tmp_path):
-    """A pretrained model in Hugging Face layout, to be spoilt."""
+    """A pretrained model in Hugging Face format, for a test to damage."""
     return shutil.copytree(whole, tmp_path / "model")
 
 
 @pytest.fixture
-def told(monkeypatch, capsys):
-    """Runs a command that fails by exit code 2, and returns the one line that it says."""
+def error_of(monkeypatch, capsys):
+    """Runs a command that fails with exit code 2, and returns the one line that it prints."""
 
     def run(main, *arguments: object) -> str:
         monkeypatch.setattr(sys, "argv", ["command", *map(str, arguments)])
         with pytest.raises(SystemExit) as stopped:
             command.run(main)
-        said = capsys.readouterr().err
-        assert stopped.value.code == 2, said
-        assert said.count("\n") == 1 and said.startswith("error: "), said
-        return said
+        message = capsys.readouterr().err
+        assert stopped.value.code == 2, message
+        assert message.count("\n") == 1 and message.startswith("error: "), message
+        return message
 
     return run
 
@@ -51,7 +51,7 @@ def change_config(folder: Path, **changes: object) -> None:
 
 
 def change_tensors(folder: Path, **changes: np.ndarray | None) -> None:
-    """Tensors by name, __ for a dot; None takes one away."""
+    """Replaces tensors by name, with __ for a dot; None removes one."""
     tensors = safetensors.numpy.load_file(folder / "model.safetensors")
     tensors |= {name.replace("__", "."): value for name, value in changes.items()}
     kept = {name: value for name, value in tensors.items() if value is not None}
@@ -75,7 +75,7 @@ def change_tensors(folder: Path, **changes: np.ndarray | None) -> None:
         ({"num_hidden_layers": "3"}, "num_hidden_layers is '3'"),
         ({"num_hidden_layers": 10**9}, "num_hidden_layers is 1000000000"),
         ({"num_hidden_layers": 10**6}, "1000000 layers"),
-        ({"hidden_size": 10**7}, "word_embeddings.weight is [131, 20], config.json wants [131, 10000000]"),
+        ({"hidden_size": 10**7}, "word_embeddings.weight has shape [131, 20], but config.json expects [131, 10000000]"),
         ({"hidden_size": 22}, "config.json: hidden_size 22 is not a multiple of num_attention_heads 4"),
         ({"hidden_size": -20}, "hidden_size is -20"),
         ({"num_attention_heads": 0}, "num_attention_heads is 0"),
@@ -84,10 +84,10 @@ def change_tensors(folder: Path, **changes: np.ndarray | None) -> None:
         ({"hidden_dropout_prob": 1.0}, "hidden_dropout_prob is 1.0"),
     ],
 )
-def test_a_field_that_asks_for_what_there_is_not(folder, tmp_path, told, changes, field):
+def test_an_unsupported_field_is_named(folder, tmp_path, error_of, changes, field):
     change_config(folder, **changes)
-    said = told(convert.main, "--input", folder, "--output", tmp_path / "out")
-    assert field in said and not (tmp_path / "out").exists()
+    message = error_of(convert.main, "--input", folder, "--output", tmp_path / "out")
+    assert field in message and not (tmp_path / "out").exists()
 
 
 @pytest.mark.parametrize(
@@ -96,14 +96,14 @@ def test_a_field_that_asks_for_what_there_is_not(folder, tmp_path, told, changes
         ({"bert__pooler__dense__bias": None}, "pooler.dense.bias is missing"),
         ({"bert__encoder__layer__1__output__dense__weight": None}, "encoder.layer.1.output.dense.weight is missing"),
         ({"bert__encoder__layer__3__output__dense__bias": np.zeros(20, np.float32)}, "encoder.layer.3.output.dense"),
-        ({"cls__predictions__bias": np.zeros((131, 1), np.float32)}, "cls.predictions.bias is [131, 1]"),
-        ({"bert__pooler__dense__bias": np.zeros((), np.float32)}, "pooler.dense.bias is []"),
-        ({"bert__pooler__dense__bias": np.zeros(20, np.int64)}, "pooler.dense.bias is of dtype int64"),
+        ({"cls__predictions__bias": np.zeros((131, 1), np.float32)}, "cls.predictions.bias has shape [131, 1]"),
+        ({"bert__pooler__dense__bias": np.zeros((), np.float32)}, "pooler.dense.bias has shape []"),
+        ({"bert__pooler__dense__bias": np.zeros(20, np.int64)}, "pooler.dense.bias has dtype int64"),
     ],
 )
-def test_a_tensor_that_is_missing_extra_or_of_another_shape(folder, tmp_path, told, changes, tensor):
+def test_a_missing_unexpected_or_misshapen_tensor_is_named(folder, tmp_path, error_of, changes, tensor):
     change_tensors(folder, **changes)
-    assert tensor in told(convert.main, "--input", folder, "--output", tmp_path / "out")
+    assert tensor in error_of(convert.main, "--input", folder, "--output", tmp_path / "out")
 
 
 def split_in_two(folder: Path) -> None:
@@ -120,60 +120,60 @@ def write_index(folder: Path, weight_map: object) -> None:
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
 
 
-def test_an_index_whose_part_is_missing_or_holds_something_else(folder, tmp_path, told):
+def test_an_index_with_a_missing_or_wrong_part_is_refused(folder, tmp_path, error_of):
     arguments = ("--input", folder, "--output", tmp_path / "out")
     split_in_two(folder)
     whole = read_json(folder / "model.safetensors.index.json")["weight_map"]
     write_index(folder, dict.fromkeys(whole, "a.safetensors"))
-    assert "in a.safetensors, which does not hold it" in told(convert.main, *arguments)
+    assert "in a.safetensors, which does not hold it" in error_of(convert.main, *arguments)
     for broken in (["a.safetensors"], {"bert.pooler.dense.bias": 1}, None):
         write_index(folder, broken)
-        assert "weight_map gives no file" in told(convert.main, *arguments)
+        assert "weight_map does not map each tensor to a file" in error_of(convert.main, *arguments)
     write_index(folder, whole)
     (folder / "b.safetensors").unlink()
-    assert "names b.safetensors" in told(convert.main, *arguments)
+    assert "names b.safetensors" in error_of(convert.main, *arguments)
     (folder / "b.safetensors").write_bytes(b"\0" * 100)
-    assert "b.safetensors is damaged" in told(convert.main, *arguments)
+    assert "b.safetensors is damaged" in error_of(convert.main, *arguments)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin", "weights.pt"])
-def test_a_pickle_in_a_folder_or_named_itself(folder, tmp_path, told, name):
+def test_a_pickle_is_refused_in_a_folder_and_as_a_path(folder, tmp_path, error_of, name):
     (folder / "model.safetensors").rename(folder / name)
     for path in (folder, folder / name):
-        said = told(convert.main, "--input", path, "--output", tmp_path / "out")
-        assert f"{name}, a pickle: reading one can run any code" in said and "save_pretrained(NEW_FOLDER)" in said
-    assert "a pickle" in told(export.main, "--checkpoint", folder / name, "--output", tmp_path / "out")
+        message = error_of(convert.main, "--input", path, "--output", tmp_path / "out")
+        assert f"{name}, a pickle: reading one can run any code" in message and "save_pretrained(NEW_FOLDER)" in message
+    assert "a pickle" in error_of(export.main, "--checkpoint", folder / name, "--output", tmp_path / "out")
 
 
-def test_sequences_longer_than_the_positions(folder, tmp_path, told):
+def test_sequences_longer_than_the_positions_are_refused(folder, tmp_path, error_of):
     (tmp_path / "texts.txt").write_text("the cat\n")
     arguments = ("--checkpoint", folder, "--input", tmp_path / "texts.txt", "--output", tmp_path / "out.npz")
-    said = told(embed.main, *arguments, "--max_length", 25)
-    assert "max_length is 25; use 5 to 24 (the model's positions)" in said
-    said = told(fill_mask.main, "--checkpoint", folder, "the [MASK] " * 20)
-    assert "42 tokens does not fit the model's 24 positions" in said
+    message = error_of(embed.main, *arguments, "--max_length", 25)
+    assert "max_length is 25; use 5 to 24 (the model's positions)" in message
+    message = error_of(fill_mask.main, "--checkpoint", folder, "the [MASK] " * 20)
+    assert "42 tokens does not fit the model's 24 positions" in message
 
 
-def test_ids_outside_the_vocabulary(folder, tmp_path, told):
-    source.write_workdir(huggingface.read(folder), tmp_path / "workdir")
+def test_a_tokenizer_with_ids_outside_the_vocabulary_is_refused(folder, tmp_path, error_of):
+    bert_jax_format.write(huggingface.read(folder), tmp_path / "workdir")
     for place, tokenizer in ((folder, folder), (tmp_path / "workdir", tmp_path / "workdir" / "tokenizer")):
         for file in tokenizer.glob("*token*.json"):
             file.unlink()
         write_vocabulary(tokenizer, 140)
-        said = told(fill_mask.main, "--checkpoint", place, "the [MASK] sat")
-        assert "the tokenizer has 140 tokens, config.json says vocab_size 131" in said
+        message = error_of(fill_mask.main, "--checkpoint", place, "the [MASK] sat")
+        assert "the tokenizer has 140 tokens, but config.json has vocab_size 131" in message
 
 
-def test_a_head_that_the_checkpoint_lacks(tmp_path, told):
+def test_a_command_that_needs_a_missing_head_is_refused(tmp_path, error_of):
     bare = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(pooler=True))
     huggingface.write(bare, tmp_path / "bare")
-    said = told(fill_mask.main, "--checkpoint", tmp_path / "bare", "the [MASK] sat")
-    assert "has no masked language model head" in said
+    message = error_of(fill_mask.main, "--checkpoint", tmp_path / "bare", "the [MASK] sat")
+    assert "has no masked language model head" in message
     change_config(tmp_path / "bare", architectures=["BertForMaskedLM"])
-    said = told(convert.main, "--input", tmp_path / "bare", "--output", tmp_path / "out")
-    assert "tensor cls.predictions." in said and "is missing (5 in all)" in said
+    message = error_of(convert.main, "--input", tmp_path / "bare", "--output", tmp_path / "out")
+    assert "tensor cls.predictions." in message and "is missing (5 in all)" in message
 
 
-def test_json_nested_too_deep(folder, tmp_path, told):
+def test_json_nested_too_deeply_is_refused(folder, tmp_path, error_of):
     (folder / "config.json").write_text("[" * 100_000)
-    assert "config.json is not valid JSON" in told(convert.main, "--input", folder, "--output", tmp_path / "out")
+    assert "config.json is not valid JSON" in error_of(convert.main, "--input", folder, "--output", tmp_path / "out")

@@ -5,7 +5,8 @@ from random_checkpoints import assert_same_tensors, odd_config, random_checkpoin
 
 from bert_jax import convert
 from bert_jax.command import UserError
-from bert_jax.interop import huggingface, source
+from bert_jax.interop import huggingface
+from bert_jax.interop.open_checkpoint import open_checkpoint
 
 
 @pytest.fixture
@@ -16,7 +17,7 @@ def folder(tmp_path):
 
 def test_the_output_opens_as_the_input_does(tmp_path, folder, capsys):
     convert.main(["--input", str(folder), "--output", str(tmp_path / "ours")])
-    ours, theirs = source.open_checkpoint(tmp_path / "ours"), huggingface.read(folder)
+    ours, theirs = open_checkpoint(tmp_path / "ours"), huggingface.read(folder)
     assert (ours.model, ours.heads, ours.task, ours.step) == (theirs.model, theirs.heads, theirs.task, 0)
     assert_same_tensors(ours.params, theirs.params)
     assert {path.name for path in (tmp_path / "ours").iterdir()} == {"config.json", "tokenizer", "checkpoints"}

@@ -5,8 +5,9 @@ from random_checkpoints import assert_same_tensors, odd_config, random_checkpoin
 
 from bert_jax import export
 from bert_jax.command import UserError
-from bert_jax.interop import source
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop import bert_jax_format
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
 
 TASK = {"name": "sst2", "kind": "classification", "labels": ["bad", "good"]}
@@ -17,7 +18,7 @@ def workdir(tmp_path):
     heads = Heads(pooler=True, classes=2)
     training = {"optimizer": {"learning_rate": 3e-5}, "data": {"train": ""}, "batch_size": 32}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), heads, task=TASK, training=training)
-    source.write_workdir(loaded, tmp_path / "workdir")
+    bert_jax_format.write(loaded, tmp_path / "workdir")
     (tmp_path / "workdir" / "result.json").write_text('{"metrics": {"accuracy": {"mean": 0.8125, "values": [1]}}}')
     return tmp_path / "workdir"
 
@@ -25,10 +26,10 @@ def workdir(tmp_path):
 @pytest.mark.parametrize("layout", ["hf", "orbax"])
 def test_an_export_opens_as_the_checkpoint_does(tmp_path, workdir, layout):
     export.main(["--checkpoint", str(workdir), "--format", layout, "--output", str(tmp_path / "out")])
-    before, after = source.open_checkpoint(workdir), source.open_checkpoint(tmp_path / "out")
+    before, after = open_checkpoint(workdir), open_checkpoint(tmp_path / "out")
     assert (after.model, after.heads) == (before.model, before.heads)
     assert_same_tensors(after.params, before.params)
-    assert isinstance(after, Loaded) and after.task is not None and after.task["labels"] == TASK["labels"]
+    assert isinstance(after, LoadedModel) and after.task is not None and after.task["labels"] == TASK["labels"]
     assert after.tokenizer.content_hash == before.tokenizer.content_hash
 
 

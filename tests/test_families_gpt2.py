@@ -22,7 +22,6 @@ from bert_jax.model.heads import Heads
 from bert_jax.pretrain import pretrain
 from data_prep.audit import verify
 from data_prep.build_examples import build
-from data_prep.build_options import BuildOptions
 
 TAGS = {"name": "tags", "kind": "tagging", "labels": ["A", "B", "C", "D"]}
 CASES = {
@@ -83,13 +82,13 @@ def test_an_inner_width_that_is_not_given_is_four_widths(tmp_path):
         ({"scale_attn_weights": False}, "scale_attn_weights is False"),
         ({"add_cross_attention": True}, "add_cross_attention is True"),
         ({"activation_function": "silu"}, "activation_function is 'silu'"),
-        ({"n_inner": "x"}, "n_inner is 'x'; wanted a whole number"),
+        ({"n_inner": "x"}, "n_inner is 'x'; expected an integer"),
         ({"n_embd": None}, "n_embd is None"),
         ({"architectures": ["GPT2ForSequenceClassification"]}, "architectures is 'GPT2ForSequenceClassification'"),
         ({"tie_word_embeddings": False}, r"tensor lm_head\.weight is missing"),
     ],
 )
-def test_a_field_that_does_not_fit_is_named(tmp_path, changes, message):
+def test_an_unsupported_field_is_named(tmp_path, changes, message):
     open_golden("gpt2", tmp_path)
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(values | changes))
@@ -97,10 +96,10 @@ def test_a_field_that_does_not_fit_is_named(tmp_path, changes, message):
         huggingface.read(tmp_path)
 
 
-def test_what_its_layout_does_not_hold_is_named(tmp_path):
+def test_unsupported_fields_are_named(tmp_path):
     for changes, message in (({"embedding_norm": True}, "embedding_norm=True"), ({"bias": False}, "bias=False")):
         loaded = random_checkpoint(tmp_path / "words", gpt2(**changes), Heads(lm=True))
-        with pytest.raises(UserError, match=f"nearest is GPT-2, but for {message}"):
+        with pytest.raises(UserError, match=f"nearest is GPT-2, except for {message}"):
             huggingface.write(loaded, tmp_path / "out")
 
 
@@ -135,11 +134,7 @@ def test_its_vocabulary_serves_causal_models_and_no_others(tmp_path):
     write_vocabulary(tmp_path / "words", {})
     letters = np.random.default_rng(0).choice(list("abcdefgh    "), (40, 60))
     (tmp_path / "text.txt").write_text("\n\n".join("".join(line) for line in letters))
-    build(
-        BuildOptions(
-            str(tmp_path / "text.txt"), tmp_path / "words", tmp_path / "data", 24, objective="single", workers=1
-        )
-    )
+    build(str(tmp_path / "text.txt"), tmp_path / "words", tmp_path / "data", 24, objective="single", workers=1)
     verify(tmp_path / "data")
     rows = open_dataset(str(tmp_path / "data"), "train")
     assert rows.tokenizer().mask_id == rows.tokenizer().sep_id

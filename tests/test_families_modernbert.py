@@ -77,29 +77,35 @@ def test_other_spellings_of_an_architecture_are_read(tmp_path, changes, read):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"attention_bias": True}, "mlp_bias is False, attention_bias is not"),
-        ({"decoder_bias": False}, "decoder_bias is False; only True"),
+        ({"attention_bias": True}, "mlp_bias is False, but attention_bias is not"),
+        ({"decoder_bias": False}, "decoder_bias is False; only True is supported"),
         ({"hidden_activation": "silu"}, "hidden_activation is 'silu'"),
-        ({"classifier_activation": "relu"}, "classifier_activation is not hidden_activation"),
+        ({"classifier_activation": "relu"}, "classifier_activation differs from hidden_activation"),
         ({"layer_types": ["sliding_attention"] * 5}, "layer_types is .* only 'full_attention' in the layers 0, n, 2n"),
-        ({"layer_types": ["full_attention"]}, "wanted the kind of each of the 5 layers"),
+        ({"layer_types": ["full_attention"]}, "expected the type of each of the 5 layers"),
         ({"rope_scaling": {"type": "yarn"}}, "rope_scaling is .*yarn"),
-        ({"rope_parameters": {"full_attention": {"rope_type": "yarn"}}}, "rope_type 'yarn'; only 'default'"),
+        (
+            {"rope_parameters": {"full_attention": {"rope_type": "yarn"}}},
+            "rope_type 'yarn'; only 'default' is supported",
+        ),
         ({"rope_parameters": {"sliding_attention": {"rope_theta": "x"}}}, "rope_theta of sliding_attention.* is 'x'"),
         ({"rope_parameters": [1]}, r"rope_parameters is \[1\]"),
         (
             {"rope_parameters": {"rope_theta": 9.0}},
-            r"rope_parameters is {'rope_theta': 9\.0}; wanted those of 'full_att",
+            r"rope_parameters is {'rope_theta': 9\.0}; expected those of 'full_att",
         ),
-        ({"local_attention": 1}, "local_attention is 1; wanted 2 or more"),
-        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'; only True or False or None can be read"),
-        ({"global_attn_every_n_layers": 0, "layer_types": None}, "global_attn_every_n_layers is 0; wanted 1"),
+        ({"local_attention": 1}, "local_attention is 1; expected 2 or more"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'; only True or False or None is supported"),
+        ({"global_attn_every_n_layers": 0, "layer_types": None}, "global_attn_every_n_layers is 0; expected 1"),
         ({"num_attention_heads": 6}, "needs heads of even width, got 3"),
         ({"architectures": ["ModernBertForCausalLM"]}, "architectures is 'ModernBertForCausalLM'"),
-        ({"num_hidden_layers": 4, "layer_types": None}, r"tensor model\.layers\.4\.\S+ has no place"),
+        (
+            {"num_hidden_layers": 4, "layer_types": None},
+            r"tensor model\.layers\.4\.\S+ is not part of the architecture",
+        ),
     ],
 )
-def test_a_field_that_does_not_fit_is_named(tmp_path, changes, message):
+def test_an_unsupported_field_is_named(tmp_path, changes, message):
     open_golden("modernbert_mlm", tmp_path)
     change_config(tmp_path, changes)
     with pytest.raises(UserError, match=message):
@@ -124,15 +130,15 @@ def test_exported_and_read_again_everything_is_the_same(tmp_path, architecture, 
     assert ("decoder.weight" in tensors) == (heads.mlm and not tied)
 
 
-def test_what_its_layout_does_not_hold_is_named(tmp_path):
+def test_unsupported_fields_are_named(tmp_path):
     def refused(heads=Heads(), **changes):  # noqa: B008 (frozen)
         loaded = random_checkpoint(tmp_path / "words", modernbert(**changes), heads)
         with pytest.raises(UserError) as told:
             huggingface.write(loaded, tmp_path / "out")
         return str(told.value)
 
-    assert "ModernBERT, but for norm='pre'" in refused(norm="pre")
-    assert "ModernBERT, but for causal=True" in refused(causal=True)
+    assert "ModernBERT, except for norm='pre'" in refused(norm="pre")
+    assert "ModernBERT, except for causal=True" in refused(causal=True)
     assert "heads.pooling='max'" in refused(Heads(pooler=True, pooling="max", classes=3))
     assert not (tmp_path / "out").exists()
 

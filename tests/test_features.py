@@ -15,7 +15,7 @@ from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.embed import embed
 from bert_jax.features import features, result_table
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import registry
 from bert_jax.tasks.frozen_heads import HeadOptions, train_head
@@ -28,7 +28,7 @@ LINEAR = HeadOptions(head="linear", epochs=4, batch_size=8, learning_rate=1e-2)
 
 
 @pytest.fixture(scope="module")
-def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return random_checkpoint(tmp_path_factory.mktemp("vocabulary"), odd_config(layers=4), Heads(pooler=True))
 
 
@@ -44,7 +44,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
     return FinetuneConfig(task=TaskConfig(**files, max_length=24))
 
 
-def encoded(loaded: Loaded, config: FinetuneConfig) -> tuple[dict[str, TagRows], list[str]]:
+def encoded(loaded: LoadedModel, config: FinetuneConfig) -> tuple[dict[str, TagRows], list[str]]:
     task, files = registry.resolve(config.task)
     read = {split: registry.read(task, path) for split, path in files.items()}
     task = kind_of(task).complete(task, read["train"])
@@ -53,7 +53,7 @@ def encoded(loaded: Loaded, config: FinetuneConfig) -> tuple[dict[str, TagRows],
 
 
 def test_the_vector_of_a_word_is_that_of_its_first_piece(
-    loaded: Loaded, config: FinetuneConfig, tmp_path: Path
+    loaded: LoadedModel, config: FinetuneConfig, tmp_path: Path
 ) -> None:
     rows, texts = encoded(loaded, config)
     names = ["embeddings", "concat_last_4", "2"]
@@ -101,7 +101,9 @@ def test_a_bilstm_learns_from_the_words_beside() -> None:
     assert share > 0.9
 
 
-def test_the_table_has_each_layer_by_seed_beside_the_published_figures(loaded: Loaded, config: FinetuneConfig) -> None:
+def test_the_table_has_each_layer_by_seed_beside_the_published_figures(
+    loaded: LoadedModel, config: FinetuneConfig
+) -> None:
     result = features(loaded, config, layers="all", options=dataclasses.replace(LINEAR, epochs=1), seeds=2)
     assert list(result["layers"]) == list(command.LAYERS)
     assert result["layers"]["concat_last_4"]["width"] == 4 * loaded.model.width
@@ -123,12 +125,12 @@ def test_the_table_has_each_layer_by_seed_beside_the_published_figures(loaded: L
         ({"dtype": "int8"}, "--feature_dtype is 'int8'; use float16 or float32"),
     ],
 )
-def test_what_cannot_be_is_refused(loaded: Loaded, config: FinetuneConfig, arguments: dict, said: str) -> None:
+def test_what_cannot_be_is_refused(loaded: LoadedModel, config: FinetuneConfig, arguments: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
         features(loaded, config, **arguments)
 
 
-def test_a_head_stops_by_a_dev_file_of_tags(loaded: Loaded, config: FinetuneConfig) -> None:
+def test_a_head_stops_by_a_dev_file_of_tags(loaded: LoadedModel, config: FinetuneConfig) -> None:
     with pytest.raises(UserError, match="there is no dev file"):
         features(loaded, dataclasses.replace(config, task=dataclasses.replace(config.task, dev="")))
     with pytest.raises(UserError, match="features are of words"):

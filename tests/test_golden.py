@@ -24,7 +24,7 @@ from golden import (
 )
 from random_checkpoints import assert_same_tensors
 
-from bert_jax.interop import huggingface, names
+from bert_jax.interop import huggingface, name_table
 from bert_jax.interop.families.bert import BERT
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
@@ -73,7 +73,7 @@ def test_losses_and_gradients_equal_the_reference(tmp_path):
     assert_close(metrics["mlm_loss"], golden.output("mlm_loss"), "mlm_loss")
     assert_close(metrics["nsp_loss"], golden.output("next_sentence_loss"), "next_sentence_loss")
     flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
-    theirs = names.to_theirs(BERT.table("BertForPreTraining"), flat, loaded.model)
+    theirs = name_table.export_tensors(BERT.table("BertForPreTraining"), flat, loaded.model)
     wanted = golden.tensors("gradients")
     assert {name.removeprefix("bert.") for name in wanted} == set(theirs)
     for name, value in wanted.items():

@@ -25,7 +25,7 @@ from golden import (
 )
 from random_checkpoints import assert_same_tensors
 
-from bert_jax.interop import huggingface, names
+from bert_jax.interop import huggingface, name_table
 from bert_jax.interop.families import FAMILIES
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
@@ -101,7 +101,7 @@ def test_a_step_equals_the_reference(tmp_path, name):
         assert not flat["encoder/layers/attention_norm/scale"][0].any(), "layer 0 has no norm before its attention"
     values = json.loads(str(golden.arrays["config"]))
     family, architecture = FAMILIES[values["model_type"]], values["architectures"][0]
-    theirs = names.to_theirs(family.table(architecture), flat, loaded.model)
+    theirs = name_table.export_tensors(family.table(architecture), flat, loaded.model)
     got = {family.whole_name(bare, architecture): value for bare, value in theirs.items()}
     wanted = golden.tensors("gradients")
     assert set(got) == set(wanted)

@@ -18,7 +18,7 @@ from random_checkpoints import assert_same_tensors, write_vocabulary
 from tokenizer_kinds import byte_pairs, make
 
 from bert_jax import tokenizer
-from bert_jax.interop import huggingface, names
+from bert_jax.interop import huggingface, name_table
 from bert_jax.interop.families import FAMILIES
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
@@ -102,7 +102,7 @@ def test_a_model_equals_the_reference(tmp_path, name):
     assert_close(loss, golden.output("loss"), "loss")
     family, architecture = family_of(arrays)
     flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
-    theirs = names.to_theirs(family.table(architecture), flat, loaded.model)
+    theirs = name_table.export_tensors(family.table(architecture), flat, loaded.model)
     wanted = golden.tensors("gradients")
     assert {family.whole_name(bare, architecture) for bare in theirs} == set(wanted)
     for bare, value in theirs.items():

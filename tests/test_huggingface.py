@@ -16,9 +16,9 @@ from tokenizer_kinds import byte_pairs, make
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.interop import huggingface, names
+from bert_jax.interop import huggingface, name_table
 from bert_jax.interop.families.bert import BERT
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
@@ -43,7 +43,7 @@ CASES = {
 }
 
 
-def export(tmp_path: Path, architecture: str) -> tuple[Loaded, Path]:
+def export(tmp_path: Path, architecture: str) -> tuple[LoadedModel, Path]:
     heads, task = CASES[architecture]
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), heads, task=task)
     huggingface.write(loaded, tmp_path / "out")
@@ -84,7 +84,7 @@ def test_the_table_covers_every_parameter_of_every_head():
         table = BERT.table(BERT.architecture_of(heads))
         params = paths.flatten(abstract_params(config, heads))
         assert {entry.path for entry in table} >= set(params)
-        assert sum(map(np.prod, names.shapes_of_theirs(table, config, heads).values())) == sum(
+        assert sum(map(np.prod, name_table.tensor_shapes(table, config, heads).values())) == sum(
             np.prod(leaf.shape) for leaf in params.values()
         ) - (256 - config.vocab_size) * (config.width * 1 + heads.mlm)
 
@@ -196,23 +196,26 @@ def test_weights_in_several_files_are_read_and_a_missing_one_is_named(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "t5"}, "model_type is 't5'; only 'bert', 'roberta', 'xlm-roberta'"),
-        ({"model_type": "roberta"}, "architectures is 'BertForPreTraining'; known: RobertaModel"),
+        ({"model_type": "t5"}, "model_type is 't5'; choose from 'bert', 'roberta', 'xlm-roberta'"),
+        ({"model_type": "roberta"}, "architectures is 'BertForPreTraining'; choose from RobertaModel"),
         ({"architectures": ["BertLMHeadModel"]}, "architectures is 'BertLMHeadModel'"),
-        ({"hidden_act": "silu"}, "hidden_act is 'silu'; only 'gelu'"),
+        ({"hidden_act": "silu"}, "hidden_act is 'silu'; choose from 'gelu'"),
         ({"position_embedding_type": "relative_key"}, "position_embedding_type is 'relative_key'"),
         ({"is_decoder": True}, "is_decoder is True"),
         ({"tie_word_embeddings": False}, r"tensor cls\.predictions\.decoder\.\S+ is missing"),
-        ({"hidden_size": None}, "hidden_size is None; wanted a whole number"),
+        ({"hidden_size": None}, "hidden_size is None; expected an integer"),
         ({"hidden_size": 22}, r"hidden_size 22 is not|width 22 is not"),
         ({"num_hidden_layers": 4}, r"tensor encoder\.layer\.3\.attention\.self\.query\.weight is missing"),
-        ({"num_hidden_layers": 2}, r"encoder\.layer\.2\.\S+ has no place"),
-        ({"intermediate_size": 30}, r"intermediate\.dense\.weight is \[28, 20\], config\.json wants \[30, 20\]"),
-        ({"vocab_size": 100}, r"word_embeddings\.weight is \[131, 20\]"),
+        ({"num_hidden_layers": 2}, r"encoder\.layer\.2\.\S+ is not part of the architecture"),
+        (
+            {"intermediate_size": 30},
+            r"intermediate\.dense\.weight has shape \[28, 20\], but config\.json expects \[30, 20\]",
+        ),
+        ({"vocab_size": 100}, r"word_embeddings\.weight has shape \[131, 20\]"),
         ({"architectures": ["BertForTokenClassification"]}, r"tensor classifier\.weight is missing"),
     ],
 )
-def test_a_field_that_does_not_fit_is_named(tmp_path, changes, message):
+def test_an_unsupported_field_is_named(tmp_path, changes, message):
     _, folder = export(tmp_path, "BertForPreTraining")
     change_config(folder, **changes)
     with pytest.raises(UserError, match=message):
@@ -223,14 +226,20 @@ def test_a_field_that_does_not_fit_is_named(tmp_path, changes, message):
     ("change", "message"),
     [
         (lambda t: t.__delitem__("bert.pooler.dense.bias"), r"pooler\.dense\.bias is missing"),
-        (lambda t: t.update({"qa_outputs.bias": np.zeros(2, np.float32)}), r"qa_outputs\.bias has no place"),
-        (lambda t: t.update({"cls.predictions.bias": np.zeros(7, np.float32)}), r"cls\.predictions\.bias is \[7\]"),
+        (
+            lambda t: t.update({"qa_outputs.bias": np.zeros(2, np.float32)}),
+            r"qa_outputs\.bias is not part of the architecture",
+        ),
+        (
+            lambda t: t.update({"cls.predictions.bias": np.zeros(7, np.float32)}),
+            r"cls\.predictions\.bias has shape \[7\]",
+        ),
         (
             lambda t: t.update({"cls.predictions.decoder.weight": np.zeros((131, 20), np.float32)}),
-            r"decoder\.weight is not embeddings",
+            r"decoder\.weight differs from embeddings",
         ),
         (lambda t: t.update({"bert.pooler.dense.bias": np.zeros(20, np.int32)}), "dtype int32"),
-        (lambda t: t.update({"pooler.dense.bias": np.zeros(20, np.float32)}), "which mean the same"),
+        (lambda t: t.update({"pooler.dense.bias": np.zeros(20, np.float32)}), "which are the same tensor"),
     ],
 )
 def test_a_tensor_that_does_not_fit_is_named(tmp_path, change, message):
@@ -240,11 +249,11 @@ def test_a_tensor_that_does_not_fit_is_named(tmp_path, change, message):
         huggingface.read(folder)
 
 
-def test_labels_that_are_not_those_of_the_classifier_are_refused(tmp_path):
+def test_labels_that_do_not_match_the_classifier_are_refused(tmp_path):
     _, folder = export(tmp_path, "BertForSequenceClassification")
     for changes, message in (
-        ({"id2label": {"0": "x", "1": "y"}}, "id2label has 2 labels, the classifier 3"),
-        ({"id2label": 3}, "id2label is 3; wanted a label for each output"),
+        ({"id2label": {"0": "x", "1": "y"}}, "id2label has 2 labels, but the classifier 3"),
+        ({"id2label": 3}, "id2label is 3; expected a label for each output"),
         ({"problem_type": "multi_label_classification"}, "problem_type is 'multi_label_classification'"),
     ):
         values = (folder / "config.json").read_text()
@@ -254,17 +263,17 @@ def test_labels_that_are_not_those_of_the_classifier_are_refused(tmp_path):
         (folder / "config.json").write_text(values)
 
 
-@pytest.mark.parametrize("spoilt", [{"labels": 3}, {"labels": [1, 2, 3]}, {"name": None}])
-def test_a_task_of_ours_that_is_spoilt_is_read_of_the_fields_that_all_have(tmp_path, spoilt):
+@pytest.mark.parametrize("damage", [{"labels": 3}, {"labels": [1, 2, 3]}, {"name": None}])
+def test_a_damaged_bert_jax_task_falls_back_to_the_standard_fields(tmp_path, damage):
     _, folder = export(tmp_path, "BertForSequenceClassification")
     task = huggingface.read(folder).task
-    change_config(folder, bert_jax_task={**task, **spoilt})
+    change_config(folder, bert_jax_task={**task, **damage})
     again = huggingface.read(folder)
     assert (again.task["name"], again.task["labels"]) == ("own", task["labels"])
     huggingface.write(again, tmp_path / "again")
 
 
-def test_a_regression_is_known_again(tmp_path):
+def test_a_regression_survives_export(tmp_path):
     task = {"name": "stsb", "kind": "regression", "labels": []}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(pooler=True, classes=1), task=task)
     huggingface.write(loaded, tmp_path / "out")
@@ -274,24 +283,28 @@ def test_a_regression_is_known_again(tmp_path):
     assert again is not None and again["kind"] == "regression" and again["labels"] == []
 
 
-def test_the_threshold_of_no_answer_is_known_again_and_others_models_answer_always(tmp_path):
+def test_the_no_answer_threshold_survives_export_and_defaults_to_always_answering(tmp_path):
     task = {"name": "squad2", "kind": "question", "labels": [], "unanswerable": True, "null_threshold": 0.25}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(question=True), task=task)
     huggingface.write(loaded, tmp_path / "out")
     assert measurement.task_of(huggingface.read(tmp_path / "out")).null_threshold == 0.25
     change_config(tmp_path / "out", bert_jax_task=None)
-    foreign = measurement.task_of(huggingface.read(tmp_path / "out"))
-    assert (foreign.kind, foreign.unanswerable, foreign.metrics) == ("question", False, ("f1", "exact_match"))
+    third_party = measurement.task_of(huggingface.read(tmp_path / "out"))
+    assert (third_party.kind, third_party.unanswerable, third_party.metrics) == (
+        "question",
+        False,
+        ("f1", "exact_match"),
+    )
 
 
-def test_a_pickle_is_refused_with_the_reason_and_the_way_to_convert(tmp_path):
+def test_a_pickle_is_refused_with_the_reason_and_a_way_to_convert_it(tmp_path):
     _, folder = export(tmp_path, "BertModel")
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     with pytest.raises(UserError, match=r"pytorch_model\.bin, a pickle: .*any code.*save_pretrained"):
         huggingface.read(folder)
 
 
-def test_damaged_or_missing_files_are_said(tmp_path):
+def test_damaged_or_missing_files_are_named(tmp_path):
     _, folder = export(tmp_path, "BertModel")
     content = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(content[: len(content) // 2])
@@ -308,16 +321,16 @@ def test_damaged_or_missing_files_are_said(tmp_path):
 def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     _, folder = export(tmp_path, "BertModel")
     random_checkpoint(tmp_path / "more", odd_config(vocab_size=140)).tokenizer.save(folder)
-    with pytest.raises(UserError, match=r"tokenizer has 140 tokens, config\.json says vocab_size 131"):
+    with pytest.raises(UserError, match=r"tokenizer has 140 tokens, but config\.json has vocab_size 131"):
         huggingface.read(folder)
 
 
-def test_nothing_is_written_over_and_nothing_is_left_half_written(tmp_path):
+def test_export_overwrites_nothing_and_leaves_no_partial_output(tmp_path):
     loaded, folder = export(tmp_path, "BertModel")
     with pytest.raises(UserError, match=r"out exists\. Choose another"):
         huggingface.write(loaded, folder)
     both = random_checkpoint(tmp_path / "both", odd_config(), Heads(pooler=True, classes=2, tags=2))
-    with pytest.raises(UserError, match="holds one of them only"):
+    with pytest.raises(UserError, match="no BERT class of transformers holds them together"):
         huggingface.write(both, tmp_path / "both_out")
     (tmp_path / "new.incomplete").mkdir()
     (tmp_path / "new.incomplete" / "left").touch()
@@ -330,7 +343,7 @@ def test_nothing_is_written_over_and_nothing_is_left_half_written(tmp_path):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_comes_out_as_it_came_in_until_it_is_trained_on(tmp_path, dtype):
+def test_half_precision_is_exported_unchanged_until_it_is_trained_further(tmp_path, dtype):
     loaded, _ = export(tmp_path, "BertForPreTraining")
     narrow = jnp.dtype(dtype)
     params = {path: value.astype(narrow).astype(np.float32) for path, value in loaded.params.items()}

@@ -14,8 +14,9 @@ from tokenizer_kinds import byte_pairs, make
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.interop import huggingface, source
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop import huggingface
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import describe
 from bert_jax.model.heads import Heads, SpanHeads
 
 HEADS = {
@@ -29,7 +30,7 @@ HEADS = {
 ROBERTA = odd_config(segment_types=1, position_offset=2, layer_norm_epsilon=1e-5)
 
 
-def byte_pair_model(folder: Path, heads: Heads, config=ROBERTA) -> Loaded:
+def byte_pair_model(folder: Path, heads: Heads, config=ROBERTA) -> LoadedModel:
     words = tokenizer.load(byte_pairs(folder / "words", []))
     return dataclasses.replace(random_checkpoint(folder / "other", config, heads), tokenizer=words)
 
@@ -53,7 +54,7 @@ def test_roberta_exported_and_read_again_is_the_same(tmp_path, ending):
     held = sum(value.size for value in safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors").values())
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"A RoBERTa encoder of 3 layers, width 20, 4 attention heads and {held:,} parameters" in card
-    assert source.describe(loaded).startswith("RoBERTa, 3 layers x 20")
+    assert describe(loaded).startswith("RoBERTa, 3 layers x 20")
 
 
 def test_a_sentencepiece_vocabulary_makes_it_xlm_roberta(tmp_path, sample_text):
@@ -65,7 +66,7 @@ def test_a_sentencepiece_vocabulary_makes_it_xlm_roberta(tmp_path, sample_text):
     values = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (values["model_type"], values["architectures"]) == ("xlm-roberta", ["XLMRobertaForMaskedLM"])
     assert "XLM-RoBERTa encoder" in (tmp_path / "out" / "README.md").read_text()
-    assert source.describe(loaded).startswith("XLM-RoBERTa, 3 layers x 20")
+    assert describe(loaded).startswith("XLM-RoBERTa, 3 layers x 20")
     again = huggingface.read(tmp_path / "out")
     assert again.model == loaded.model and again.tokenizer.content_hash == words.content_hash
     assert_same_tensors(again.params, loaded.params)
@@ -86,7 +87,7 @@ def test_a_model_without_segments_gets_rows_without_token_types(tmp_path):
             assert settings["model_input_names"] == ["input_ids", "attention_mask"]
 
 
-def test_published_roberta_files_may_hold_more(tmp_path, capsys):
+def test_extra_tensors_of_published_roberta_files_are_left_out(tmp_path, capsys):
     loaded = byte_pair_model(tmp_path, Heads(pooler=True, classes=3))
     huggingface.write(loaded, tmp_path / "out")
     tensors = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
@@ -102,16 +103,19 @@ def test_published_roberta_files_may_hold_more(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"max_position_embeddings": 2}, r"max_position_embeddings is 2; wanted more than the 2 rows"),
-        ({"pad_token_id": 0}, None),  # another first position of the same table
-        ({"pad_token_id": None}, r"pad_token_id is None; wanted a whole number"),
-        ({"hidden_act": "relu"}, r"hidden_act is 'relu'; only 'gelu'"),
-        ({"type_vocab_size": 2}, r"token_type_embeddings\.weight is \[1, 20\], config\.json wants \[2, 20\]"),
+        ({"max_position_embeddings": 2}, r"max_position_embeddings is 2; expected more than 2, the rows"),
+        ({"pad_token_id": 0}, None),  # another offset into the same table
+        ({"pad_token_id": None}, r"pad_token_id is None; expected an integer"),
+        ({"hidden_act": "relu"}, r"hidden_act is 'relu'; only 'gelu' is supported"),
+        (
+            {"type_vocab_size": 2},
+            r"token_type_embeddings\.weight has shape \[1, 20\], but config\.json expects \[2, 20\]",
+        ),
         ({"architectures": ["RobertaForCausalLM"]}, r"architectures is 'RobertaForCausalLM'"),
         ({"architectures": ["RobertaForSequenceClassification"]}, r"tensor classifier\.dense\.\S+ is missing"),
     ],
 )
-def test_a_roberta_field_that_does_not_fit_is_named(tmp_path, changes, message):
+def test_an_unsupported_roberta_field_is_named(tmp_path, changes, message):
     huggingface.write(byte_pair_model(tmp_path, Heads(mlm=True)), tmp_path / "out")
     change_config(tmp_path / "out", **changes)
     if message is None:
@@ -122,7 +126,7 @@ def test_a_roberta_field_that_does_not_fit_is_named(tmp_path, changes, message):
 
 
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_sigmoid", "relu"])
-def test_an_untied_output_and_the_other_activations_are_held(tmp_path, activation):
+def test_an_untied_output_and_the_other_activations_survive_export(tmp_path, activation):
     loaded = random_checkpoint(tmp_path / "words", odd_config(activation=activation, tied_output=False))
     huggingface.write(loaded, tmp_path / "out")
     tensors = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
@@ -145,9 +149,9 @@ def test_an_untied_output_and_the_other_activations_are_held(tmp_path, activatio
         ({"causal": True}, "causal=True"),
     ],
 )
-def test_an_architecture_that_no_layout_holds_names_the_field_and_the_way_out(tmp_path, changes, field):
+def test_an_architecture_without_a_format_names_the_field_and_the_alternative(tmp_path, changes, field):
     loaded = random_checkpoint(tmp_path / "words", odd_config(**changes), Heads())
-    with pytest.raises(UserError, match=f"nearest is BERT, but for {field}.*--format orbax"):
+    with pytest.raises(UserError, match=f"nearest is BERT, except for {field}.*--format orbax"):
         huggingface.write(loaded, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -158,16 +162,19 @@ def test_an_architecture_that_no_layout_holds_names_the_field_and_the_way_out(tm
         (Heads(tags=3, crf=True), "heads.crf=True"),
         (Heads(classes=3, pooling="mean"), "heads.pooling='mean'"),
         (Heads(spans=SpanHeads(length=2, classes=2)), "heads.spans="),
-        (Heads(tags=3, question=True), "the heads question, tags, .* one of them only"),
+        (
+            Heads(tags=3, question=True),
+            "the heads question, tags, but no BERT class of transformers holds them together",
+        ),
     ],
 )
-def test_a_head_that_the_layout_has_no_place_for_is_named(tmp_path, heads, field):
+def test_an_unsupported_head_is_named(tmp_path, heads, field):
     loaded = random_checkpoint(tmp_path / "words", odd_config(), heads)
     with pytest.raises(UserError, match=f"{field}.*--format orbax"):
         huggingface.write(loaded, tmp_path / "out")
 
 
-def test_the_span_boundary_head_stays_behind_and_that_is_said(tmp_path, capsys):
+def test_the_span_boundary_head_is_left_out_and_reported(tmp_path, capsys):
     heads = Heads(mlm=True, span_boundary=True)
     loaded = random_checkpoint(tmp_path / "words", odd_config(), heads)
     huggingface.write(loaded, tmp_path / "out")

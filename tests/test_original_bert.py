@@ -15,7 +15,8 @@ from random_checkpoints import PRETRAINING, assert_same_tensors
 
 from bert_jax import convert
 from bert_jax.command import UserError
-from bert_jax.interop import original_bert, source
+from bert_jax.interop import original_bert
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.interop.tensor_bundle import TensorBundle
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
@@ -41,7 +42,7 @@ def test_every_tensor_is_what_tensorflow_was_given():
             generator = np.random.default_rng(zlib.crc32(name.encode()))
             wanted = (0.3 * generator.standard_normal(bundle.shape(name))).astype(np.float32)
             np.testing.assert_array_equal(bundle[name], wanted, err_msg=name)
-    with pytest.raises(UserError, match="tensor global_step is of TensorFlow's type 9"):
+    with pytest.raises(UserError, match="tensor global_step has TensorFlow type 9"):
         bundle["global_step"]
 
 
@@ -100,23 +101,23 @@ def test_convert_takes_the_folder_or_a_checkpoint_in_it(tmp_path, folder, capsys
     convert.main(["--input", str(folder), "--output", str(tmp_path / "ours")])
     assert "2 layers x 12" in capsys.readouterr().out
     read = original_bert.read(folder)
-    assert_same_tensors(source.open_checkpoint(tmp_path / "ours").params, read.params)
+    assert_same_tensors(open_checkpoint(tmp_path / "ours").params, read.params)
     for file in folder.glob("bert_model.ckpt.*"):
         file.rename(file.with_name(file.name.replace("bert_model.ckpt", "model.ckpt-1000")))
     assert_same_tensors(original_bert.read(folder).params, read.params)  # the only one there
     shutil.copy(folder / "model.ckpt-1000.index", folder / "model.ckpt-2000.index")
     assert_same_tensors(original_bert.read(folder / "model.ckpt-1000").params, read.params)
-    with pytest.raises(UserError, match=r"holds 2 checkpoints\. Name one: .*model\.ckpt-2000"):
+    with pytest.raises(UserError, match=r"holds 2 checkpoints\. Give one of them, such as .*model\.ckpt-2000"):
         original_bert.read(folder)
     with pytest.raises(UserError, match=r"model\.ckpt-2000\.data-00000-of-00001 is missing"):
         original_bert.read(folder / "model.ckpt-2000")
     with pytest.raises(UserError, match=r"bert_jax\.convert --input"):
-        source.open_checkpoint(folder)
+        open_checkpoint(folder)
 
 
-def flip(path: Path, place: int) -> None:
+def flip(path: Path, position: int) -> None:
     content = bytearray(path.read_bytes())
-    content[place] ^= 1
+    content[position] ^= 1
     path.write_bytes(content)
 
 
@@ -124,22 +125,25 @@ def flip(path: Path, place: int) -> None:
     ("damage", "message"),
     [
         (lambda d: flip(d / "bert_model.ckpt.index", 100), r"index is damaged .*checksum"),
-        (lambda d: flip(d / "bert_model.ckpt.index", -1), r"index is damaged .*does not end as a table"),
+        (
+            lambda d: flip(d / "bert_model.ckpt.index", -1),
+            r"index is damaged .*does not end with the footer of a table",
+        ),
         (lambda d: (d / "bert_model.ckpt.index").write_bytes(b"short"), r"index is damaged"),
-        (lambda d: flip(d / "bert_model.ckpt.data-00000-of-00001", 5000), r"is damaged: tensor \S+ does not have its"),
+        (lambda d: flip(d / "bert_model.ckpt.data-00000-of-00001", 5000), r"the checksum of tensor \S+ does not match"),
         (
             lambda d: (d / "bert_model.ckpt.data-00000-of-00001").write_bytes(b"123"),
-            r"is damaged: tensor \S+ does not have its checksum",
+            r"is damaged: the checksum of tensor \S+ does not match",
         ),
-        (lambda d: (d / "bert_model.ckpt.index").unlink(), "holds bert_config.json and no checkpoint"),
-        (lambda d: (d / "vocab.txt").unlink(), "neither tokenizer.json nor vocab.txt"),
+        (lambda d: (d / "bert_model.ckpt.index").unlink(), "holds bert_config.json but no checkpoint"),
+        (lambda d: (d / "vocab.txt").unlink(), r"contains no tokenizer: no tokenizer\.json, vocab\.txt"),
         (
             lambda d: (d / "vocab.txt").write_text((d / "vocab.txt").read_text() + "more\n"),
-            "the tokenizer has 48 tokens, bert_config.json says vocab_size 47",
+            "the tokenizer has 48 tokens, but bert_config.json has vocab_size 47",
         ),
     ],
 )
-def test_damage_is_said(folder, damage, message):
+def test_damage_is_reported(folder, damage, message):
     damage(folder)
     with pytest.raises(UserError, match=message):
         original_bert.read(folder)
@@ -149,13 +153,16 @@ def test_damage_is_said(folder, damage, message):
     ("changes", "message"),
     [
         ({"num_hidden_layers": 3}, r"tensor bert/encoder/layer_2/attention/self/query/kernel is missing \(16 in all\)"),
-        ({"num_hidden_layers": 1}, r"tensor bert/encoder/layer_1/\S+ has no place .* \(16 such\)"),
-        ({"intermediate_size": 24}, r"intermediate/dense/kernel is \[12, 20\], bert_config\.json wants \[12, 24\]"),
+        ({"num_hidden_layers": 1}, r"tensor bert/encoder/layer_1/\S+ is not part of a BERT .* \(16 such tensors\)"),
+        (
+            {"intermediate_size": 24},
+            r"intermediate/dense/kernel has shape \[12, 20\], but bert_config\.json expects \[12, 24\]",
+        ),
         ({"hidden_act": "swish"}, "hidden_act is 'swish'"),
-        ({"hidden_size": "12"}, "hidden_size is '12'; wanted a whole number"),
+        ({"hidden_size": "12"}, "hidden_size is '12'; expected an integer"),
     ],
 )
-def test_a_field_that_does_not_fit_is_named(folder, changes, message):
+def test_an_unsupported_field_is_named(folder, changes, message):
     values = json.loads((folder / "bert_config.json").read_text())
     (folder / "bert_config.json").write_text(json.dumps(values | changes))
     with pytest.raises(UserError, match=message):

@@ -16,8 +16,8 @@ from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax import predict as predict_lib
 from bert_jax.command import UserError
-from bert_jax.interop import source
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop import bert_jax_format
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.predict import predict
 from bert_jax.tasks import input_lines
@@ -29,25 +29,25 @@ TAGS = {"name": "own", "kind": "tagging", "labels": ["O", "B-X", "I-X"], "max_le
 TEXTS = ["the cat sat", "a dog", "un want able river on the mat . the dog", "mat"]
 
 
-def model(tmp_path_factory: pytest.TempPathFactory, heads: Heads, task: dict) -> Loaded:
+def model(tmp_path_factory: pytest.TempPathFactory, heads: Heads, task: dict) -> LoadedModel:
     folder = tmp_path_factory.mktemp("vocabulary")
     return random_checkpoint(folder, odd_config(layers=1), heads, task=task, origin="the checkpoint")
 
 
 @pytest.fixture(scope="module")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+def classifier(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return model(tmp_path_factory, Heads(pooler=True, classes=3), CLASSES)
 
 
 @pytest.fixture(scope="module")
-def tagger(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+def tagger(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return model(tmp_path_factory, Heads(tags=3), TAGS)
 
 
 @pytest.fixture(scope="module")
-def workdir(tmp_path_factory: pytest.TempPathFactory, classifier: Loaded) -> Path:
+def workdir(tmp_path_factory: pytest.TempPathFactory, classifier: LoadedModel) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "moods"
-    source.write_workdir(classifier, folder)
+    bert_jax_format.write(classifier, folder)
     return folder
 
 
@@ -78,7 +78,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_answers_are_in_order_whatever_the_batches(classifier: Loaded) -> None:
+def test_answers_are_in_order_whatever_the_batches(classifier: LoadedModel) -> None:
     alone = [predict(classifier, [text], all_scores=True)[0] for text in TEXTS]
     together = predict(classifier, TEXTS * 3, all_scores=True, batch_size=8)
     assert same(together, alone * 3)
@@ -89,7 +89,7 @@ def test_answers_are_in_order_whatever_the_batches(classifier: Loaded) -> None:
     assert same(predict(classifier, TEXTS), [{key: told[key] for key in ("label", "score")} for told in alone])
 
 
-def test_objects_pairs_and_ids(classifier: Loaded) -> None:
+def test_objects_pairs_and_ids(classifier: LoadedModel) -> None:
     objects = [{"id": "x7", "text": "the cat", "text_pair": "a dog"}, {"text": "a", "text_pair": "mat", "id": 2}]
     told = predict(classifier, objects)
     assert [one.pop("id") for one in told] == ["x7", 2]
@@ -104,7 +104,7 @@ def test_a_score_is_the_number_that_the_head_gives(tmp_path_factory: pytest.Temp
     assert predict(loaded, TEXTS) == [{"score": 3.75}] * len(TEXTS)
 
 
-def test_a_bad_input_is_told_by_its_line_or_in_its_place(classifier: Loaded) -> None:
+def test_a_bad_input_is_told_by_its_line_or_in_its_place(classifier: LoadedModel) -> None:
     given = ["the cat", " ", {"sentence": "a"}, "a dog"]
     with pytest.raises(UserError, match="inputs line 2 is empty"):
         predict(classifier, given)
@@ -114,7 +114,7 @@ def test_a_bad_input_is_told_by_its_line_or_in_its_place(classifier: Loaded) -> 
     assert predict(classifier, [" "], on_error="skip") == [{"error": told[1]["error"].replace("2", "1")}]
 
 
-def test_tags_of_raw_text_lie_in_it(tagger: Loaded) -> None:
+def test_tags_of_raw_text_lie_in_it(tagger: LoadedModel) -> None:
     text = "the (cat) sat, a dog"
     (told,) = predict(tagger, [text])
     assert told["words"] == ["the", "(", "cat", ")", "sat", ",", "a", "dog"]
@@ -149,7 +149,7 @@ def test_files_of_every_form_give_the_same(workdir: Path, tmp_path: Path, capsys
     assert same(predict(workdir, tmp_path / "in.jsonl"), wanted)
 
 
-def test_a_column_of_another_name_leaves_the_others_as_they_were(classifier: Loaded, tmp_path: Path) -> None:
+def test_a_column_of_another_name_leaves_the_others_as_they_were(classifier: LoadedModel, tmp_path: Path) -> None:
     pairs = dataclasses.replace(classifier, task=CLASSES | {"columns": {"text": "a", "text_pair": "b", "label": "c"}})
     wanted = predict(pairs, [f"{text}\tmat" for text in TEXTS])
     path = tmp_path / "in.tsv"
@@ -252,7 +252,7 @@ def test_the_form_of_standard_input_is_that_of_its_first_line() -> None:
         ({"batch_size": 0}, "batch size is 0; use 1 or more"),
     ],
 )
-def test_what_cannot_be_is_refused(classifier: Loaded, tmp_path: Path, arguments: dict, said: str) -> None:
+def test_what_cannot_be_is_refused(classifier: LoadedModel, tmp_path: Path, arguments: dict, said: str) -> None:
     (tmp_path / "in.txt").write_text("a\n")
     with pytest.raises(UserError) as error:
         predict(classifier, tmp_path / "in.txt", **arguments)
@@ -267,22 +267,22 @@ def test_a_checkpoint_that_was_not_fine_tuned_is_refused(tmp_path: Path) -> None
         predict(loaded, "a")
 
 
-def test_probabilities_are_softmax_of_what_the_head_says(classifier: Loaded) -> None:
+def test_probabilities_are_softmax_of_what_the_head_says(classifier: LoadedModel) -> None:
     """By the head's bias alone, where its kernel is 0."""
     params = dict(classifier.params)
     params["classifier/dense/kernel"] = np.zeros_like(params["classifier/dense/kernel"])
     params["classifier/dense/bias"] = np.log(np.array([0.2, 0.7, 0.1], np.float32))
-    loaded = Loaded(classifier.model, classifier.heads, params, classifier.tokenizer, classifier.task)
+    loaded = LoadedModel(classifier.model, classifier.heads, params, classifier.tokenizer, classifier.task)
     (told,) = predict(loaded, ["the cat"], all_scores=True)
     assert told["label"] == "sad"
     assert told["scores"] == pytest.approx({"glad": 0.2, "sad": 0.7, "so so": 0.1}, abs=1e-6)
 
 
-def test_the_file_that_a_leaderboard_takes(classifier: Loaded, tmp_path: Path) -> None:
+def test_the_file_that_a_leaderboard_takes(classifier: LoadedModel, tmp_path: Path) -> None:
     labels = {"labels": ["entailment", "neutral", "contradiction"]}
     task = {"name": "mnli", "kind": "classification", "max_length": 16} | labels
     task["columns"] = {"text": "sentence1", "text_pair": "sentence2", "label": "gold_label"}
-    source.write_workdir(dataclasses.replace(classifier, task=task), tmp_path / "mnli")
+    bert_jax_format.write(dataclasses.replace(classifier, task=task), tmp_path / "mnli")
     pairs = [("the cat", "a dog"), ("mat", "river"), ("sat", "the")]
     lines = ["index\tsentence1\tsentence2", *(f"{n}\t{a}\t{b}" for n, (a, b) in enumerate(pairs))]
     for name in ("test_mismatched.tsv", "mine.tsv"):
@@ -333,7 +333,7 @@ def test_every_kind_is_told_by_the_command(
     tmp_path: Path,
 ) -> None:
     loaded = model(tmp_path_factory, heads, task)
-    source.write_workdir(loaded, tmp_path / "run")
+    bert_jax_format.write(loaded, tmp_path / "run")
     (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n" + json.dumps(bad) + "\n")
     arguments = ["--checkpoint", tmp_path / "run", "--input", tmp_path / "in.jsonl"]
     run(*arguments, "--output", tmp_path / "out.jsonl", "--on_error=skip")

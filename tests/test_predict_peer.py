@@ -10,7 +10,7 @@ from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax.command import UserError
 from bert_jax.interop import huggingface
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.predict import predict
 
@@ -36,7 +36,7 @@ INPUTS: dict[str, list[dict[str, Any]]] = {
 }
 
 
-def loaded_of(name: str, folder: Path) -> Loaded:
+def loaded_of(name: str, folder: Path) -> LoadedModel:
     heads, kind, labels = HEADS[name]
     task = {"name": "own", "kind": kind, "labels": labels, "max_length": 24}
     return random_checkpoint(folder, odd_config(layers=2, max_positions=32), heads, task=task)

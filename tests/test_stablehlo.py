@@ -14,7 +14,8 @@ from families import FAMILIES
 from random_checkpoints import PRETRAINING, odd_config, random_checkpoint
 
 from bert_jax.command import UserError
-from bert_jax.interop import source, stablehlo
+from bert_jax.interop import stablehlo
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.head_outputs import (
@@ -117,7 +118,7 @@ def test_programs_equal_the_model_for_any_batch_and_length(tmp_path):
                 assert got[tensor["name"]].shape == tuple(sizes.get(size, size) for size in tensor["shape"])
                 assert got[tensor["name"]].dtype == tensor["dtype"]
     with pytest.raises(UserError, match="holds StableHLO programs, not a checkpoint"):
-        source.open_checkpoint(tmp_path / "out")
+        open_checkpoint(tmp_path / "out")
     with pytest.raises(ValueError):  # "length <= 24" does not hold
         programs["hidden_states"].call(parameters, rows_of(loaded, [25], 25))
 

@@ -12,7 +12,7 @@ from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig, EvalConfig, FinetuneConfig, MeshConfig, ModelOptions, TaskConfig
 from bert_jax.finetune import finetune
-from bert_jax.interop import source
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.tasks import measurement, published, registry, results, sweep
 from bert_jax.tasks.sweep import Trial
 from bert_jax.train import metrics, together
@@ -217,10 +217,10 @@ def test_an_early_stop_keeps_the_best_and_members_that_stopped_wait_for_the_othe
         assert selected_step(folder) == best
         assert steps[-1] == 24 or (steps[-2] == best and measured[steps[-1]] <= measured[best])
         stopped.add(steps[-1])
-        found = measurement.evaluate(source.open_checkpoint(folder), reviews["dev"]).metrics
+        found = measurement.evaluate(open_checkpoint(folder), reviews["dev"]).metrics
         assert found["accuracy"] == pytest.approx(measured[best])
     assert len(stopped) > 1  # members of one program ended at different steps
     in_turn = finetune(dataclasses.replace(config, run_together="no"), turns)
     assert [each["steps"] for each in in_turn["learning_rates"]] == [each["steps"] for each in result["learning_rates"]]
     assert in_turn["best"] == pytest.approx(result["best"])
-    assert source.open_checkpoint(both).step == selected_step(both / result["best"]["run"])
+    assert open_checkpoint(both).step == selected_step(both / result["best"]["run"])

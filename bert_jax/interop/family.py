@@ -1,4 +1,4 @@
-"""What the Hugging Face layout says of a family of models: architectures, names, and the fields of config.json."""
+"""Describes a model family in Hugging Face format: architectures, tensor names, and the fields of config.json."""
 
 import dataclasses
 import re
@@ -9,35 +9,21 @@ from typing import Any, NamedTuple
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.interop.names import Entry
+from bert_jax.interop.name_table import Entry
 from bert_jax.model.heads import Heads
 from bert_jax.tokenizer import Tokenizer
 
-# What stands on the encoder, by the field of Heads; those of COUNTED say how many outputs they have.
+# Fields of Heads whose value is a number of outputs.
 COUNTED = ("classes", "tags")
-# How a model is trained; what its parameters mean is the same with other values.
+# Fields that affect training only; parameters mean the same whatever their values.
 TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range")
 ARCHITECTURE_FIELDS = tuple(one.name for one in dataclasses.fields(ModelConfig) if one.name not in TRAINING_FIELDS)
 
-LARGEST = 1 << 24  # of a number in config.json: far over any model, and products of three still are 64-bit sizes
-
-# Names of transformers' activations; all those of one value compute the same, and the first is what we write.
-ACTIVATIONS = {
-    "gelu": "gelu",
-    "gelu_python": "gelu",
-    "gelu_new": "gelu_tanh",
-    "gelu_pytorch_tanh": "gelu_tanh",
-    "gelu_fast": "gelu_tanh",
-    "quick_gelu": "gelu_sigmoid",
-    "relu": "relu",
-}
-WRITTEN_ACTIVATIONS = {ours: theirs for theirs, ours in reversed(ACTIVATIONS.items())}
-
-Parts = dict[str, tuple[Entry, ...]]
+Parts = dict[str, tuple[Entry, ...]]  # name tables by the name of the head that they belong to
 
 
 class Architecture(NamedTuple):
-    """A class of transformers: the parts without which a file of it is not whole, and those it may have besides."""
+    """A model class of transformers: the heads that a file of it must hold, and those that it may hold."""
 
     required: Parts
     optional: Parts
@@ -45,24 +31,26 @@ class Architecture(NamedTuple):
 
 @dataclass(frozen=True)
 class Family:
-    """One family's layout. Names are bare: without the prefix that a model with a head has for its base model.
+    """The Hugging Face format of one family.
 
-    model_type      as config.json has it
-    title           for people
-    prefix          of the base model's tensors in a model with a head: "bert."
-    base            how the base model's tensors begin: ("embeddings.", "encoder.", "pooler.")
+    Tensor names are bare: without the prefix that a model with a head gives its base model.
+
+    model_type      as in config.json
+    title           the name shown to users
+    prefix          of the base model's tensors in a model with a head, such as "bert."
+    base            prefixes of the base model's bare names: ("embeddings.", "encoder.", "pooler.")
     base_class      the architecture that is the base model alone, whose tensors have no prefix
-    encoder         the names of what every architecture has
-    architectures   by name, the base model's among them
-    copies          tensors that a file may hold besides: the copy's name and that of the original
-    buffers         tensors that a file may hold besides, and that nothing reads; {} stands for a layer
-    unread          the same, but they have been learnt: reading says that they are left out
-    read_model      config.json (its path for messages, its fields) to the architecture
-    write_model     the fields of config.json of an architecture, as near as the layout comes to it
-    read_heads      further fields of Heads that config.json decides, of its path, its fields and the parts
-    write_heads     and back
-    always          what the architectures of the family have in common, by the field of ModelConfig
-    tokenizers      kinds of tokenizer that the family's models have; None for any
+    encoder         the name table of the encoder, which every architecture shares
+    architectures   by class name, including the base model's
+    copies          tensors that a file may hold as a copy of another: copy -> original
+    buffers         tensors that a file may hold and that are not read; {} stands for a layer
+    unread          trained tensors that a file may hold and that reading reports as left out
+    read_model      (path for messages, fields of config.json) -> architecture
+    write_model     (architecture, tokenizer) -> fields of config.json, as close as the format allows
+    read_heads      (path, fields, heads found) -> further fields of Heads that config.json decides
+    write_heads     the inverse of read_heads
+    always          the fields of ModelConfig that are the same for all models of the family
+    tokenizers      the kinds of tokenizer that the family's models have; None for any
     """
 
     model_type: str
@@ -83,30 +71,31 @@ class Family:
     tokenizers: tuple[str, ...] | None = None
 
     def table(self, architecture: str) -> tuple[Entry, ...]:
-        """All names of an architecture."""
+        """Returns the name table of an architecture with all its heads."""
         required, optional = self.architectures[architecture]
         return tuple(self.encoder) + tuple(entry for part in (required | optional).values() for entry in part)
 
-    def whole_name(self, bare: str, architecture: str) -> str:
-        """A tensor's name in a file of the architecture."""
+    def full_name(self, bare: str, architecture: str) -> str:
+        """Returns a tensor's name in a file of the architecture."""
         return self.prefix + bare if architecture != self.base_class and bare.startswith(self.base) else bare
 
     def is_buffer(self, bare: str) -> bool:
-        """Whether a tensor is one of the buffers."""
+        """Returns whether a tensor is one of the buffers."""
         return re.sub(r"(?<=\.)\d+(?=\.)", "{}", bare) in self.buffers
 
     def architecture_of(self, heads: Heads) -> str | None:
-        """The class that holds these heads, None where there is none."""
+        """Returns the class that holds these heads, or None if no class does."""
         has = parts_of(heads)
         found = [
             name
             for name, (required, optional) in self.architectures.items()
             if set(required) <= has <= set(required) | set(optional)
         ]
+        # A class that requires a head describes a model with it better than one that only allows it.
         return max(found, key=lambda name: len(self.architectures[name].required), default=None)
 
-    def foreign_head(self, heads: Heads) -> str | None:
-        """The first field of Heads, beside the parts, that this layout cannot hold; None where it holds all."""
+    def unsupported_head(self, heads: Heads) -> str | None:
+        """Returns the first field of Heads, other than the parts, that this format cannot hold, or None."""
         held = dataclasses.asdict(Heads()) | self.read_heads(
             Path(), self.write_heads(heads), frozenset(parts_of(heads))
         )
@@ -116,79 +105,26 @@ class Family:
             None,
         )
 
-    def foreign_fields(self, model: ModelConfig, words: Tokenizer) -> list[str]:
-        """The fields of an architecture that this layout cannot hold; none where it holds all."""
-        foreign = [name for name, value in self.always.items() if getattr(model, name) != value]
+    def unsupported_fields(self, model: ModelConfig, words: Tokenizer) -> list[str]:
+        """Returns the fields of an architecture that this format cannot hold.
+
+        They are the fields that change when config.json is written and read again.
+        """
+        differing = [name for name, value in self.always.items() if getattr(model, name) != value]
         try:
-            again = self.read_model(Path(), self.write_model(model, words))
-        except UserError:  # RoBERTa's positions begin behind the padding id, which may lie behind all positions
-            return foreign or ["position_offset"]
-        foreign += [
+            reread = self.read_model(Path(), self.write_model(model, words))
+        except UserError:  # RoBERTa's positions begin after the padding id, which may exceed all positions
+            return differing or ["position_offset"]
+        differing += [
             name
             for name in ARCHITECTURE_FIELDS
-            if name not in self.always and getattr(again, name) != getattr(model, name)
+            if name not in self.always and getattr(reread, name) != getattr(model, name)
         ]
-        # A position table of another length is but the consequence of another first position.
-        return [name for name in foreign if name != "max_positions" or foreign == ["max_positions"]]
+        # Another length of the position table only follows from another position offset.
+        return [name for name in differing if name != "max_positions" or differing == ["max_positions"]]
 
 
 def parts_of(heads: Heads) -> set[str]:
-    """The names of the heads that a model has."""
+    """Returns the names of the heads that a model has."""
     values = {one.name: getattr(heads, one.name) for one in dataclasses.fields(heads)}
     return {name for name, value in values.items() if value is True or (name in COUNTED and value)}
-
-
-class Field(NamedTuple):
-    """One number: our field, theirs, and the value that theirs has where a file leaves it out (None: no such)."""
-
-    ours: str
-    theirs: str
-    default: Any
-
-
-def read_fields(where: Path, values: Mapping[str, Any], fields: tuple[Field, ...]) -> dict[str, Any]:
-    """Our fields of theirs. Raises UserError, naming the field, for what is no number."""
-    found: dict[str, Any] = {}
-    for ours, theirs, default in fields:
-        value = values.get(theirs, default)
-        kind = int if default is None or isinstance(default, int) else (int, float)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise UserError(f"{where}: {theirs} is {value!r}; wanted a {'whole ' if kind is int else ''}number")
-        least = 1 if default is None else 0
-        if not least <= value < LARGEST:
-            raise UserError(f"{where}: {theirs} is {value!r}; wanted a number from {least} to below {LARGEST:,}")
-        found[ours] = value if kind is int else float(value)
-    return found
-
-
-def read_activation(where: Path, values: Mapping[str, Any], name: str) -> str:
-    """Our name of the activation in a field. Raises UserError, naming the field, for one that there is not."""
-    value = values.get(name, "gelu")
-    if not isinstance(value, str) or value not in ACTIVATIONS:
-        raise UserError(f"{where}: {name} is {value!r}; only {', '.join(map(repr, ACTIVATIONS))} can be read")
-    return ACTIVATIONS[value]
-
-
-def model_config(where: Path, names: tuple[Field, ...], **fields: Any) -> ModelConfig:
-    """The architecture of these fields. Raises UserError where they do not go together, naming the file and the fields
-    as the file calls them."""
-    try:
-        return ModelConfig(**fields)
-    except UserError as error:
-        theirs = {ours: name for ours, name, _ in names}
-        told = re.sub(r"model\.(\w+)", lambda found: theirs.get(found[1], found[0]), str(error))
-        raise UserError(f"{where}: {told}") from None
-
-
-def write_fields(model: ModelConfig, fields: tuple[Field, ...]) -> dict[str, Any]:
-    return {theirs: getattr(model, ours) for ours, theirs, _ in fields}
-
-
-def check_fixed(where: Path, values: Mapping[str, Any], fixed: tuple[tuple[str, tuple[Any, ...]], ...]) -> None:
-    """Raises UserError for what a configuration asks for and this model does not do.
-
-    `fixed` has each field with the values that are fine, the first of them where a file leaves it out.
-    """
-    for name, fine in fixed:
-        if (value := values.get(name, fine[0])) not in fine:
-            raise UserError(f"{where}: {name} is {value!r}; only {' or '.join(map(repr, fine))} can be read")

@@ -1,14 +1,14 @@
-"""README.md of an exported model: what it is, what it learned from, what it scored, how to load it."""
+"""Renders the README.md of an exported model: what it is, how it was trained and evaluated, how to load it."""
 
 from collections.abc import Mapping
 from typing import Any
 
-from bert_jax.interop.averaged import MOVING
+from bert_jax.interop.checkpoint_average import MOVING_AVERAGE
 from bert_jax.interop.family import Family, parts_of
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.tokenizer import KINDS
 
-# The Hub's name of what a model with a head is for; the first that fits.
+# The Hub's task names by head; the first head that a model has decides.
 _PIPELINES = {
     "classes": "text-classification",
     "tags": "token-classification",
@@ -19,8 +19,8 @@ _PIPELINES = {
 }
 
 
-def text(loaded: Loaded, family: Family, architecture: str, parameters: int) -> str:
-    """The model card as Markdown. Only what is known is said."""
+def render(loaded: LoadedModel, family: Family, architecture: str, parameters: int) -> str:
+    """Returns the model card as Markdown. Sections without known content are left out."""
     model = loaded.model
     has = parts_of(loaded.heads)
     pipeline = next((name for part, name in _PIPELINES.items() if part in has), "feature-extraction")
@@ -43,8 +43,8 @@ def text(loaded: Loaded, family: Family, architecture: str, parameters: int) -> 
         f'model = {architecture}.from_pretrained("PATH")\n```',
         "bert_jax takes the folder as `--checkpoint`, `--config.init_from`, or through `python -m bert_jax.convert`.",
         "## Limits",
-        "It repeats what its training text says, mistakes and prejudice included. It was not checked beyond the "
-        "figures above.",
+        "The model reproduces its training text, including mistakes and bias. It was not evaluated beyond the figures "
+        "above.",
     ]
     return "\n\n".join(sections) + "\n"
 
@@ -52,21 +52,21 @@ def text(loaded: Loaded, family: Family, architecture: str, parameters: int) -> 
 def _average_sentence(average: str) -> str:
     if not average:
         return ""
-    if average == MOVING:
-        return " The weights are a moving average of those of the steps."
+    if average == MOVING_AVERAGE:
+        return " The weights are a moving average over the training steps."
     return f" The weights are the mean of the last {average.partition(':')[2]} checkpoints."
 
 
-def _task_section(loaded: Loaded) -> list[str]:
+def _task_section(loaded: LoadedModel) -> list[str]:
     if loaded.task is None:
         return []
-    unlabelled = "a part of the context" if loaded.task["kind"] == "question" else "a number"
+    unlabelled = "a span of the context" if loaded.task["kind"] == "question" else "a number"
     labels = ", ".join(f"`{label}`" for label in loaded.task["labels"]) or unlabelled
     return ["## Task", f"{loaded.task['name']} ({loaded.task['kind']}). Answers: {labels}."]
 
 
 def _training_rows(training: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the run that a reader asks for first, by their configuration keys."""
+    """Returns the most important settings of the run by configuration key."""
     wanted = (
         "data.train",
         "task.train",
@@ -94,7 +94,7 @@ def _training_rows(training: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _metric_rows(metrics: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Numbers of result.json by dotted name."""
+    """Returns the numbers of result.json by dotted name."""
     rows: dict[str, Any] = {}
     for name, value in metrics.items():
         if isinstance(value, Mapping):

@@ -1,7 +1,8 @@
-"""Google's original checkpoints of BERT, in: bert_config.json, bert_model.ckpt.*, vocab.txt.
+"""Reads Google's original BERT checkpoints: bert_config.json, bert_model.ckpt.*, vocab.txt.
 
-The names are those of google-research/bert, modeling.py and run_pretraining.py, from which transformers' are made by
-rule; so the way in is by the table of the Hugging Face layout, with their names for its.
+Tensor names are those of google-research/bert, modeling.py and run_pretraining.py. The names in
+transformers derive from them by rule, so reading uses the name table of the Hugging Face format with
+TensorFlow's names in place of its own.
 """
 
 import re
@@ -12,17 +13,17 @@ import numpy as np
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.interop import names
+from bert_jax.interop import name_table
 from bert_jax.interop.families.bert import BERT
-from bert_jax.interop.loaded import Loaded, check_vocabulary
+from bert_jax.interop.loaded_model import LoadedModel, check_vocabulary
 from bert_jax.interop.tensor_bundle import INDEX, TensorBundle
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import read_json
 
 CONFIG_FILE = "bert_config.json"
-# Slots of the optimizer, and counters, which training leaves beside the parameters.
-_OF_TRAINING = re.compile(r".*/adam_[mv]$|global_step$|.*/(Adam|LAMB\w*)(_1)?$|beta[12]_power$")
-# What the rule does not give: ours by the Hugging Face layout, theirs.
+# Optimizer state and counters that training saves along with the parameters.
+_TRAINING_STATE = re.compile(r".*/adam_[mv]$|global_step$|.*/(Adam|LAMB\w*)(_1)?$|beta[12]_power$")
+# Names that do not follow the rule: Hugging Face -> TensorFlow.
 _HEADS = {
     "cls.predictions.bias": "cls/predictions/output_bias",
     "cls.seq_relationship.weight": "cls/seq_relationship/output_weights",
@@ -35,20 +36,20 @@ _HEADS = {
 
 
 def is_original(path: Path) -> bool:
-    """Whether a folder, or the prefix of a checkpoint in one, is in this layout."""
+    """Returns whether a folder, or the prefix of a checkpoint in a folder, is in this format."""
     folder = path if path.is_dir() else path.parent
     return (folder / CONFIG_FILE).exists() and not (folder / "config.json").exists()
 
 
-def read(path: str | Path) -> Loaded:
-    """Opens a folder of Google's, or one of several checkpoints in it by its prefix (DIR/model.ckpt-1000).
+def read(path: str | Path) -> LoadedModel:
+    """Reads a folder in Google's format, or one of several checkpoints in it by prefix (DIR/model.ckpt-1000).
 
-    Heads are those that are there: masked language model, next sentence, those of run_classifier.py and run_squad.py.
-    GELU is exact, as in the code of the first release and in transformers' conversions; that code took the tanh
-    approximation later (bee6030), under the same name.
+    It reads whichever heads there are: masked language model, next sentence, those of run_classifier.py
+    and run_squad.py. GELU is exact, as in the first release and in the conversions of transformers; the
+    original code adopted the tanh approximation later (bee6030) under the same name.
 
-    Raises UserError, naming the field or the tensor, for another architecture, a tensor that is missing, extra or of
-    another shape, damaged files, and a vocabulary that does not fit.
+    Raises UserError, naming the field or the tensor, for another architecture, a tensor that is missing,
+    unexpected or of another shape, damaged files, and a vocabulary that does not fit.
     """
     prefix = _prefix(Path(path))
     where = prefix.parent / CONFIG_FILE
@@ -58,17 +59,21 @@ def read(path: str | Path) -> Loaded:
     architecture = "BertForSequenceClassification" if heads.classes else "BertForPreTraining"
     architecture = "BertForQuestionAnswering" if heads.question else architecture
     table = BERT.table(architecture)
-    _check(bundle, names.shapes_of_theirs(table, model, heads))
-    params = names.from_theirs(table, lambda name: _turned(name, bundle[_theirs(name)]), model, heads)
+    _check(bundle, name_table.tensor_shapes(table, model, heads))
+    params = name_table.import_params(
+        table, lambda name: _transposed(name, bundle[_tensorflow_name(name)]), model, heads
+    )
     words = tokenizer.load(prefix.parent)
-    check_vocabulary(prefix.parent, words, model, said_by=CONFIG_FILE)
-    return Loaded(model, heads, params, words, origin=str(path))
+    check_vocabulary(prefix.parent, words, model, config_file=CONFIG_FILE)
+    return LoadedModel(model, heads, params, words, origin=str(path))
 
 
 def _prefix(path: Path) -> Path:
     if not path.is_dir():
         if not path.with_name(path.name + INDEX).exists():
-            raise UserError(f"no {path}{INDEX}. Name a folder, or the prefix of a TensorFlow checkpoint in it")
+            raise UserError(
+                f"{path}{INDEX} does not exist. Give a folder, or the prefix of a TensorFlow checkpoint in it"
+            )
         return path
     found = sorted(file.with_suffix("") for file in path.glob(f"*{INDEX}"))
     if path / "bert_model.ckpt" in found:
@@ -76,8 +81,8 @@ def _prefix(path: Path) -> Path:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise UserError(f"{path} holds {CONFIG_FILE} and no checkpoint (*.ckpt{INDEX} and its data). Fetch them too")
-    raise UserError(f"{path} holds {len(found)} checkpoints. Name one: {found[-1]}")
+        raise UserError(f"{path} holds {CONFIG_FILE} but no checkpoint (*.ckpt{INDEX} and its data). Download them too")
+    raise UserError(f"{path} holds {len(found)} checkpoints. Give one of them, such as {found[-1]}")
 
 
 def _heads(bundle: TensorBundle) -> Heads:
@@ -92,8 +97,8 @@ def _heads(bundle: TensorBundle) -> Heads:
     )
 
 
-def _theirs(name: str) -> str:
-    """Google's name of a tensor of the Hugging Face layout."""
+def _tensorflow_name(name: str) -> str:
+    """Returns the TensorFlow name of a tensor of the Hugging Face format."""
     if name in _HEADS:
         return _HEADS[name]
     path = re.sub(r"layer/(\d+)", r"layer_\1", name.replace(".", "/"))
@@ -103,27 +108,29 @@ def _theirs(name: str) -> str:
     return path if path.startswith("cls/") else f"bert/{path}"
 
 
-def _turned(name: str, tensor: np.ndarray) -> np.ndarray:
-    """A kernel is [in, out] in TensorFlow and [out, in] in torch; the matrices called output_weights already are."""
-    return tensor.T if _theirs(name).endswith("/kernel") else tensor
+def _transposed(name: str, tensor: np.ndarray) -> np.ndarray:
+    """Transposes kernels, which are [in, out] in TensorFlow and [out, in] in torch; output_weights already match."""
+    return tensor.T if _tensorflow_name(name).endswith("/kernel") else tensor
 
 
-def _check(bundle: TensorBundle, wanted: Mapping[str, tuple[int, ...]]) -> None:
-    """Raises UserError unless every tensor is there, in its shape, and no other but those of training."""
+def _check(bundle: TensorBundle, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raises UserError unless every expected tensor exists with its shape, and no others except training state."""
     expected = {
-        _theirs(name): shape[::-1] if _theirs(name).endswith("/kernel") else shape for name, shape in wanted.items()
+        _tensorflow_name(name): shape[::-1] if _tensorflow_name(name).endswith("/kernel") else shape
+        for name, shape in shapes.items()
     }
     for name, shape in expected.items():
         if name not in bundle:
             missing = sum(other not in bundle for other in expected)
-            raise UserError(f"{bundle.prefix}: tensor {name} is missing ({missing} in all). Is it a BERT's?")
+            raise UserError(f"{bundle.prefix}: tensor {name} is missing ({missing} in all). Is this a BERT checkpoint?")
         if bundle.shape(name) != shape:
             raise UserError(
-                f"{bundle.prefix}: tensor {name} is {list(bundle.shape(name))}, {CONFIG_FILE} wants {list(shape)}"
+                f"{bundle.prefix}: tensor {name} has shape {list(bundle.shape(name))}, but {CONFIG_FILE} expects "
+                f"{list(shape)}"
             )
-    extra = [name for name in bundle if name not in expected and not _OF_TRAINING.match(name)]
+    extra = [name for name in bundle if name not in expected and not _TRAINING_STATE.match(name)]
     if extra:
         raise UserError(
-            f"{bundle.prefix}: tensor {extra[0]} has no place in a BERT with heads of pretraining, classes or answers "
-            f"({len(extra)} such)"
+            f"{bundle.prefix}: tensor {extra[0]} is not part of a BERT with the heads of pretraining, "
+            f"classification or question answering ({len(extra)} such tensors)"
         )

@@ -1,7 +1,8 @@
-"""A model as programs in StableHLO, by jax.export: run anywhere JAX runs, without this package.
+"""Exports a model as StableHLO programs with jax.export, which run without this package wherever JAX runs.
 
-A program takes the parameters as its first argument, so it is small, and the programs of a model share one file of
-tensors. Rows and slots are symbolic: one program serves every batch and every length that the model has positions for.
+A program takes the parameters as its first argument, so it is small, and the programs of a model share
+one file of tensors. Batch size and length are symbolic: one program serves every batch and every length
+up to the model's number of positions.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,8 +16,8 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from bert_jax.command import UserError
 from bert_jax.config import to_dict
-from bert_jax.interop.loaded import Loaded
-from bert_jax.interop.weights import save
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.safetensors_folder import save_tensors
 from bert_jax.model import paths
 from bert_jax.model.bert import Bert, Encoded, bind
 from bert_jax.model.head_outputs import (
@@ -40,7 +41,7 @@ SUFFIX = ".stablehlo"
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 Outputs = dict[str, Shaped[Array, "..."]]
-Program = Callable[[dict[str, Array], dict[str, Array]], Outputs]  # of parameters by path and inputs by name
+Program = Callable[[dict[str, Array], dict[str, Array]], Outputs]  # (parameters by path, inputs by name) -> outputs
 
 _INPUTS = {
     "input_ids": "token ids; any in padding",
@@ -51,7 +52,7 @@ _INPUTS = {
 
 
 class _Rows(NamedTuple):
-    """The batch of a program: one sequence a row, from its first slot on."""
+    """The batch of a program: one sequence per row, starting at the first position."""
 
     input_ids: Int[Array, "B T"]
     segment_ids: Int[Array, "B T"]
@@ -59,51 +60,53 @@ class _Rows(NamedTuple):
     positions: Int[Array, "B T"]
 
 
-def write(loaded: Loaded, directory: str | Path) -> None:
-    """Writes the programs of a model in a new folder, which appears whole or not at all. All is float32.
+def write(loaded: LoadedModel, directory: str | Path) -> None:
+    """Writes the programs of a model to a new folder, which appears complete or not at all. All is float32.
 
-    hidden_states.stablehlo gives `last` f32[B,T,D], and `pooled` f32[B,D] where the model has a pooler:
-    its output over what heads.pooling makes of the sequence, which is [CLS] in most.
-    predictions.stablehlo, where it has heads, gives the logits of each: `mlm_logits` or `lm_logits` f32[B,T,V] without
-    the rows that pad the vocabulary, `next_sentence_logits` f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B],
-    `tag_logits` f32[B,T,C], `answer_logits` f32[B,T,2], `span_logits` f32[B,T,K,C] of the spans of 1 to K slots that
-    begin at each slot; and of a CRF `tags` i32[B,T], its best path.
-    Both are what `jax.export.deserialize` takes; programs.json names inputs, outputs and parameters in their order.
+    hidden_states.stablehlo returns `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]:
+    the pooler's output for the sequence vector that heads.pooling selects, mostly that of [CLS].
+    predictions.stablehlo, written if there are heads, returns the logits of each: `mlm_logits` or
+    `lm_logits` f32[B,T,V] without the padding rows of the vocabulary, `next_sentence_logits` f32[B,2],
+    `class_logits` f32[B,C], `choice_logits` f32[B], `tag_logits` f32[B,T,C], `answer_logits` f32[B,T,2],
+    `span_logits` f32[B,T,K,C] for the spans of 1 to K positions that begin at each position; for a CRF
+    also `tags` i32[B,T], its best path. `jax.export.deserialize` reads both. programs.json lists inputs,
+    outputs and parameters in order.
 
-    Raises UserError when the folder exists, and for a model of relations, which are between spans chosen elsewhere.
+    Raises UserError if the folder exists, and for a model of relations, whose spans are chosen outside of
+    the model.
     """
     if loaded.heads.spans.relations:
         raise UserError("a model with heads.spans.relations has no StableHLO programs; export it with --format orbax")
     programs = {"hidden_states": _hidden_states(loaded)}
-    if _heads_that_predict(loaded.heads):
+    if _has_predictions(loaded.heads):
         programs["predictions"] = _predictions(loaded)
     with atomic_folder(directory) as unfinished:
-        said = {}
+        descriptions = {}
         for name, compute in programs.items():
             exported = _export(compute, loaded)
             (unfinished / f"{name}{SUFFIX}").write_bytes(exported.serialize())
-            said[name] = {"file": f"{name}{SUFFIX}"} | _described(exported)
-        save(loaded.params, unfinished / PARAMETERS_FILE)
+            descriptions[name] = {"file": f"{name}{SUFFIX}"} | _describe(exported)
+        save_tensors(loaded.params, unfinished / PARAMETERS_FILE)
         loaded.tokenizer.save(unfinished / TOKENIZER)
-        write_json(unfinished / DESCRIPTION_FILE, _folder_description(loaded, said))
-        (unfinished / "README.md").write_text(_readme(loaded, said), encoding="utf-8")
+        write_json(unfinished / DESCRIPTION_FILE, _folder_description(loaded, descriptions))
+        (unfinished / "README.md").write_text(_readme(loaded, descriptions), encoding="utf-8")
 
 
-def _export(compute: Program, loaded: Loaded) -> export.Exported:
+def _export(compute: Program, loaded: LoadedModel) -> export.Exported:
     constraint = f"length <= {loaded.model.max_positions}"
     batch, length = export.symbolic_shape("batch, length", constraints=[constraint])
     parameters = {path: jax.ShapeDtypeStruct(value.shape, jnp.float32) for path, value in loaded.params.items()}
     inputs = {name: jax.ShapeDtypeStruct((batch, length), jnp.int32) for name in _input_names(loaded)}
-    # Unused arguments stay, so that all programs of a folder are called alike.
+    # Unused arguments are kept so that all programs of a folder have the same signature.
     return export.export(jax.jit(compute, keep_unused=True), platforms=PLATFORMS)(parameters, inputs)
 
 
-def _input_names(loaded: Loaded) -> list[str]:
+def _input_names(loaded: LoadedModel) -> list[str]:
     left_out = {"segment_ids": loaded.model.segment_types < 2, "tagged": not loaded.heads.crf}
     return [name for name in _INPUTS if not left_out.get(name)]
 
 
-def _hidden_states(loaded: Loaded) -> Program:
+def _hidden_states(loaded: LoadedModel) -> Program:
     def hidden_states(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
         model, rows, encoded = _run(loaded, parameters, inputs)
         found = {"last": encoded.last}
@@ -112,7 +115,7 @@ def _hidden_states(loaded: Loaded) -> Program:
     return hidden_states
 
 
-def _predictions(loaded: Loaded) -> Program:
+def _predictions(loaded: LoadedModel) -> Program:
     def predictions(parameters: dict[str, Array], inputs: dict[str, Array]) -> Outputs:
         model, rows, encoded = _run(loaded, parameters, inputs)
         found: Outputs = {}
@@ -140,13 +143,13 @@ def _predictions(loaded: Loaded) -> Program:
     return predictions
 
 
-def _heads_that_predict(heads: Heads) -> bool:
-    of_sequences = (heads.next_sentence, heads.classes, heads.choices)
-    return any((heads.mlm, heads.lm, *of_sequences, heads.tags, heads.question, heads.spans.classes))
+def _has_predictions(heads: Heads) -> bool:
+    sequence_heads = (heads.next_sentence, heads.classes, heads.choices)
+    return any((heads.mlm, heads.lm, *sequence_heads, heads.tags, heads.question, heads.spans.classes))
 
 
-def _run(loaded: Loaded, parameters: dict[str, Array], inputs: Mapping[str, Array]) -> tuple[Bert, _Rows, Encoded]:
-    # einsum: the one kernel of every platform and every length.
+def _run(loaded: LoadedModel, parameters: dict[str, Array], inputs: Mapping[str, Array]) -> tuple[Bert, _Rows, Encoded]:
+    # einsum is the only kernel that supports every platform and every length.
     model = bind(loaded.model, loaded.heads, paths.unflatten(parameters), Runtime(attention="einsum"))
     real = jnp.minimum(inputs["attention_mask"], 1)
     segments = inputs.get("segment_ids", jnp.zeros_like(real))
@@ -158,8 +161,8 @@ def _sequence_vectors(model: Bert, rows: _Rows, encoded: Encoded) -> Float[Array
     return sequence_vectors(model, encoded.last, rows.sequence_ids, jnp.zeros_like(rows.input_ids[:, :1]))
 
 
-def _described(exported: export.Exported) -> dict[str, Any]:
-    """Inputs and outputs by name, in the order in which the program takes and gives them."""
+def _describe(exported: export.Exported) -> dict[str, Any]:
+    """Returns inputs and outputs by name, in the order of the program's signature."""
     (_, inputs), _ = jax.tree.unflatten(exported.in_tree, exported.in_avals)
     outputs = jax.tree.unflatten(exported.out_tree, exported.out_avals)
     return {
@@ -173,7 +176,7 @@ def _tensor(name: str, aval: Any) -> dict[str, Any]:
     return {"name": name, "dtype": str(aval.dtype), "shape": shape}
 
 
-def _folder_description(loaded: Loaded, programs: Mapping[str, Any]) -> dict[str, Any]:
+def _folder_description(loaded: LoadedModel, programs: Mapping[str, Any]) -> dict[str, Any]:
     words = loaded.tokenizer
     return {
         "programs": programs,
@@ -186,7 +189,7 @@ def _folder_description(loaded: Loaded, programs: Mapping[str, Any]) -> dict[str
     }
 
 
-def _readme(loaded: Loaded, programs: Mapping[str, Any]) -> str:
+def _readme(loaded: LoadedModel, programs: Mapping[str, Any]) -> str:
     words, name = loaded.tokenizer, list(programs)[-1]
     others = [name for name in _input_names(loaded) if name in ("segment_ids", "tagged")]
     values = {"segment_ids": "zeros", "tagged": "ones"}
@@ -213,19 +216,19 @@ def _readme(loaded: Loaded, programs: Mapping[str, Any]) -> str:
         [
             "# Programs in StableHLO",
             "",
-            f"Any batch, any length up to {loaded.model.max_positions}; float32; {', '.join(PLATFORMS)}. "
-            f"`{DESCRIPTION_FILE}` has every input, output and parameter in order. To run one, with jax, flatbuffers, "
-            "safetensors and tokenizers:",
+            f"Any batch size, any length up to {loaded.model.max_positions}; float32; {', '.join(PLATFORMS)}. "
+            f"`{DESCRIPTION_FILE}` lists every input, output and parameter in order. To run a program, install jax, "
+            "flatbuffers, safetensors and tokenizers:",
             "",
             "```python",
             *lines,
             "```",
             "",
-            f"A pair of texts is {words.roles.cls_token} a {words.roles.sep_token} b {words.roles.sep_token} in every "
-            "vocabulary here; rows are filled up at the end.",
+            f"A pair of texts is {words.roles.cls_token} a {words.roles.sep_token} b {words.roles.sep_token} for "
+            "every vocabulary; rows are padded at the end.",
             "",
-            "`program.mlir_module()` is the text of it. Each new shape is compiled once, so pad to few lengths. What "
-            "of the outputs a jitted caller leaves unused is not computed.",
+            "`program.mlir_module()` returns the program's text. Each new shape is compiled once, so pad to few "
+            "lengths. Outputs that a jitted caller does not use are not computed.",
             "",
         ]
     )

@@ -1,8 +1,8 @@
-"""TensorFlow's checkpoints of format V2, read without TensorFlow.
+"""Reads TensorFlow checkpoints in format V2 without TensorFlow.
 
-PREFIX.index is a sorted table of names in the layout of LevelDB (leveldb/doc/table_format.md), each with a protocol
-buffer that says where its tensor lies (tensorflow/core/protobuf/tensor_bundle.proto); PREFIX.data-00000-of-00001 and
-so on hold the tensors, raw. Both have checksums, which are compared.
+PREFIX.index is a sorted table of names in LevelDB's format (leveldb/doc/table_format.md). Each value is
+a protocol buffer that says where the tensor is (tensorflow/core/protobuf/tensor_bundle.proto).
+PREFIX.data-00000-of-00001 and so on hold the raw tensors. All checksums of both are verified.
 """
 
 import struct
@@ -19,13 +19,13 @@ from bert_jax.command import UserError
 INDEX = ".index"
 _MAGIC = 0xDB4775248B80FB57
 _FOOTER = 48  # bytes: two handles and the magic number
-_TRAILER = 5  # bytes behind a block: compression, checksum
-# tensorflow/core/framework/types.proto; nothing of a model is of another kind.
+_TRAILER = 5  # bytes after a block: compression, checksum
+# tensorflow/core/framework/types.proto; model parameters have no other types.
 _DTYPES = {1: np.dtype(np.float32), 14: np.dtype(ml_dtypes.bfloat16), 19: np.dtype(np.float16)}
 
 
 class _Entry(NamedTuple):
-    """Where a tensor lies; dtype is TensorFlow's number."""
+    """The location of a tensor; dtype is TensorFlow's number."""
 
     dtype: int
     shape: tuple[int, ...]
@@ -37,10 +37,10 @@ class _Entry(NamedTuple):
 
 
 class TensorBundle:
-    """The tensors of a checkpoint by name, each read when it is asked for, float32.
+    """The tensors of a checkpoint by name, each read on access as float32.
 
-    Raises UserError for a damaged file, a part that is missing, and on reading for a tensor that is not of floats or
-    is stored in slices.
+    Raises UserError for a damaged file and a missing part and, on access, for a tensor that is not of
+    floats or is stored in slices.
     """
 
     def __init__(self, prefix: Path) -> None:
@@ -52,23 +52,27 @@ class TensorBundle:
             self._shards = int(header.get(1, [1])[0])
             self._entries = {name.decode(): _entry(value) for name, value in entries.items()}
         except (KeyError, IndexError, ValueError, struct.error) as error:
-            raise UserError(f"{index} is damaged or no TensorFlow checkpoint ({error}). Fetch it again") from error
+            raise UserError(
+                f"{index} is damaged or not a TensorFlow checkpoint ({error}). Download it again"
+            ) from error
         if header.get(2, [0])[0]:
-            raise UserError(f"{index} is of a big-endian machine. Save it again on a little-endian one")
+            raise UserError(f"{index} was written on a big-endian machine. Save it again on a little-endian one")
 
     def __getitem__(self, name: str) -> np.ndarray:
         entry = self._entries[name]
         if entry.sliced or entry.dtype not in _DTYPES:
-            problem = "stored in slices" if entry.sliced else f"of TensorFlow's type {entry.dtype}"
-            raise UserError(f"{self.prefix}: tensor {name} is {problem}; wanted whole ones of float32 or half")
+            problem = "is stored in slices" if entry.sliced else f"has TensorFlow type {entry.dtype}"
+            raise UserError(
+                f"{self.prefix}: tensor {name} {problem}; expected an unsliced tensor of float32, bfloat16 or half"
+            )
         file = self.prefix.with_name(f"{self.prefix.name}.data-{entry.shard:05d}-of-{self._shards:05d}")
         if not file.exists():
-            raise UserError(f"{file} is missing, a part of {self.prefix.name}{INDEX}. Fetch it too")
+            raise UserError(f"{file} is missing; {self.prefix.name}{INDEX} refers to it. Download it too")
         dtype = _DTYPES[entry.dtype]
         stored = np.fromfile(file, np.uint8, entry.size, offset=entry.offset)
         whole = len(stored) == entry.size == dtype.itemsize * int(np.prod(entry.shape))
         if not whole or mask(crc32c(stored)) != entry.checksum:
-            raise UserError(f"{file} is damaged: tensor {name} does not have its checksum. Fetch it again")
+            raise UserError(f"{file} is damaged: the checksum of tensor {name} does not match. Download it again")
         return stored.view(dtype).reshape(entry.shape).astype(np.float32)
 
     def __contains__(self, name: object) -> bool:
@@ -82,9 +86,9 @@ class TensorBundle:
 
 
 def _table(file: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of a sorted table: blocks, and a block of where they are."""
+    """Yields keys and values of a sorted table, which consists of blocks and a block with their positions."""
     if len(file) < _FOOTER or struct.unpack("<Q", file[-8:])[0] != _MAGIC:
-        raise ValueError("it does not end as a table")
+        raise ValueError("it does not end with the footer of a table")
     (_, _, start, size), _ = _varints(file, len(file) - _FOOTER, 4)
     for _, handle in _block(file, start, size):
         (start, size), _ = _varints(handle, 0, 2)
@@ -92,12 +96,12 @@ def _table(file: bytes) -> Iterator[tuple[bytes, bytes]]:
 
 
 def _block(file: bytes, start: int, size: int) -> Iterator[tuple[bytes, bytes]]:
-    """Keys and values of one block. A key is told by how many bytes it shares with the one before, and the rest."""
+    """Yields keys and values of one block. A key is stored as the length shared with the previous key, and the rest."""
     compression, checksum = struct.unpack("<BI", file[start + size : start + size + _TRAILER])
     if mask(crc32c(file[start : start + size + 1])) != checksum:
-        raise ValueError("a block does not have its checksum")
+        raise ValueError("the checksum of a block does not match")
     if compression:
-        raise ValueError("a block is compressed, which TensorFlow never does")
+        raise ValueError("a block is compressed, which TensorFlow never writes")
     content = file[start : start + size]
     restarts = struct.unpack("<I", content[-4:])[0]
     position, end, key = 0, size - 4 * (restarts + 1), b""
@@ -117,7 +121,7 @@ def _entry(message: bytes) -> _Entry:
 
 
 def _message(content: bytes) -> dict[int, list[Any]]:
-    """The fields of a protocol buffer by number: integers, or bytes where a field holds a length and so many."""
+    """Returns the fields of a protocol buffer by number: integers, or bytes for length-delimited fields."""
     fields: dict[int, list[Any]] = {}
     position = 0
     while position < len(content):
@@ -133,13 +137,13 @@ def _message(content: bytes) -> dict[int, list[Any]]:
             width = 8 if kind == 1 else 4
             value, position = int.from_bytes(content[position : position + width], "little"), position + width
         else:
-            raise ValueError(f"a field of kind {kind}")
+            raise ValueError(f"unknown wire type {kind}")
         fields.setdefault(number, []).append(value)
     return fields
 
 
 def _varints(content: bytes, position: int, count: int) -> tuple[list[int], int]:
-    """Numbers of 7 bits a byte, lowest first, and where they end."""
+    """Returns variable-length integers (7 bits per byte, lowest first) and the position after them."""
     numbers = []
     for _ in range(count):
         number = shift = 0

@@ -12,7 +12,7 @@ from bert_jax import config as config_lib
 from bert_jax.array_types import Float64
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
-from bert_jax.interop import source
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.tasks import registry
 from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.finetuned import FineTuned
@@ -55,7 +55,7 @@ def predict_dev(workdir: Path, config: WorkdirConfig, most: int) -> DevPredictio
 
     Raises UserError where there is no such file, or not any more, and for a checkpoint that cannot be opened.
     """
-    loaded = source.open_checkpoint(workdir)
+    loaded = open_checkpoint(workdir)
     named = config_lib.load(TaskConfig, dict(config.training.get("task") or {}), "task")
     _, files = registry.resolve(named)
     if "dev" not in files:

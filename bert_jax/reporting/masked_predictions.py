@@ -10,8 +10,8 @@ from jaxtyping import Array, Float, Int
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
 from bert_jax.data.shards import open_dataset
-from bert_jax.interop import source
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.head_outputs import masked_logits
@@ -31,7 +31,7 @@ def predict_masked_tokens(checkpoint: str | Path, shards: str | Path, count: int
     masked token where there is none): nothing is picked by its result. Raises UserError when the checkpoint or the
     shards cannot be opened, or do not belong together.
     """
-    loaded = source.open_checkpoint(checkpoint)
+    loaded = open_checkpoint(checkpoint)
     dataset = open_dataset(shards, "eval")
     rows = min(count, dataset.rows)
     batch = PretrainingLoader(dataset, loaded.tokenizer, batch_size=rows, seed=EVALUATION_SEED).batch(0)
@@ -61,7 +61,7 @@ def choose_masked_positions(batch: Batch, tokenizer: Tokenizer) -> Int[np.ndarra
     return np.array(chosen, np.int64)
 
 
-def _probabilities(loaded: Loaded, batch: Batch, positions: Int[np.ndarray, "B"]) -> Float[np.ndarray, "B V"]:
+def _probabilities(loaded: LoadedModel, batch: Batch, positions: Int[np.ndarray, "B"]) -> Float[np.ndarray, "B V"]:
     """The model's distribution over the vocabulary at one position of each row."""
     heads = Heads(mlm=True)
     wanted = paths.flatten(abstract_params(loaded.model, heads))

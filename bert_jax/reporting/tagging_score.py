@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from bert_jax.config import TaskConfig, TrainConfig
-from bert_jax.interop import source
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.tasks import measurement, registry
 from bert_jax.tasks.baseline import Baseline, most_frequent_tag_baseline
@@ -33,7 +33,7 @@ def score_tagger(checkpoint: str | Path, config: TaskConfig) -> TaggingScore:
     """
     named, files = registry.resolve(config)
     train, test = (cast(Split[Sentence], registry.read(named, files[split])) for split in ("train", "test"))
-    loaded = source.open_checkpoint(checkpoint)
+    loaded = open_checkpoint(checkpoint)
     task = measurement.task_of(loaded)
     rows = Tagging().encode(task, test, loaded.tokenizer)
     settings = TrainConfig(batch_size=32)

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Float64
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, ModelOptions, TrainConfig
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.runtime import Runtime
@@ -38,7 +38,7 @@ class FineTuned:
 
     def __init__(
         self,
-        loaded: Loaded,
+        loaded: LoadedModel,
         *,
         batch_size: int = 32,
         max_length: int = 0,

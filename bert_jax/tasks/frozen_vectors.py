@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int32, Int64
 
 from bert_jax.command import UserError
 from bert_jax.config import MeshConfig, ModelConfig
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
@@ -36,7 +36,7 @@ class WordVectors:
     sentence_offsets: Int64[np.ndarray, "K"]  # in the words
 
 
-def bytes_needed(loaded: Loaded, splits: Mapping[str, TagRows], layers: Sequence[str], dtype: str) -> int:
+def bytes_needed(loaded: LoadedModel, splits: Mapping[str, TagRows], layers: Sequence[str], dtype: str) -> int:
     """What word_vectors writes."""
     words = sum(len(rows.word_rows) for rows in splits.values())
     width = sum(LayerSelection.parse(name, loaded.model.layers).width(loaded.model.width) for name in layers)
@@ -44,7 +44,7 @@ def bytes_needed(loaded: Loaded, splits: Mapping[str, TagRows], layers: Sequence
 
 
 def word_vectors(
-    loaded: Loaded,
+    loaded: LoadedModel,
     splits: Mapping[str, TagRows],
     layers: Sequence[str],
     folder: Path,

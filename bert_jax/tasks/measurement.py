@@ -15,7 +15,7 @@ from jaxtyping import Array
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, TrainConfig
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.runtime import Runtime
@@ -129,7 +129,7 @@ class Evaluation:
 
 
 def evaluate(
-    loaded: Loaded, data: str | Path, config: TrainConfig | None = None, columns: Columns | None = None
+    loaded: LoadedModel, data: str | Path, config: TrainConfig | None = None, columns: Columns | None = None
 ) -> Evaluation:
     """Measures a fine-tuned checkpoint on a labelled file, or on all the labelled splits of a folder but train.
 
@@ -161,7 +161,7 @@ def evaluate(
     return Evaluation(metrics, sizes, tuple(told))
 
 
-def task_of(loaded: Loaded) -> Task:
+def task_of(loaded: LoadedModel) -> Task:
     """The task that a checkpoint was fine-tuned for. Raises UserError when there is none."""
     if not loaded.task:
         raise UserError(

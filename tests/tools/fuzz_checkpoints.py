@@ -25,7 +25,7 @@ from tokenizer_kinds import byte_pairs
 from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.interop import huggingface
-from bert_jax.interop.loaded import Loaded
+from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.heads import Heads
 
 MODELS = {
@@ -89,12 +89,12 @@ def change_bytes(folder: Path, generator: random.Random) -> None:
     file.write_bytes(bytes(content))
 
 
-def model(name: str, folder: Path) -> Loaded:
+def model(name: str, folder: Path) -> LoadedModel:
     loaded = random_checkpoint(folder, FAMILIES[name], MODELS[name])
     if name != "roberta":
         return loaded
     words = tokenizer.load(byte_pairs(folder / "pairs", []))  # whose padding id is RoBERTa's
-    return Loaded(loaded.model, loaded.heads, loaded.params, words)
+    return LoadedModel(loaded.model, loaded.heads, loaded.params, words)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""The families that the Hugging Face layout is known of, one file each."""
+"""The model families with a known Hugging Face format, one module each."""
 
 from bert_jax.interop.families.bert import BERT
 from bert_jax.interop.families.gpt2 import GPT2

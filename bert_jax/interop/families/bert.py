@@ -1,6 +1,6 @@
 """BERT (modeling_bert.py of transformers).
 
-Dense kernels are [out, in]; query, key and value are apart.
+Dense kernels are [out, in]; query, key and value are separate tensors.
 """
 
 from collections.abc import Mapping
@@ -8,19 +8,17 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig
-from bert_jax.interop.family import (
+from bert_jax.interop.config_fields import (
     WRITTEN_ACTIVATIONS,
-    Architecture,
-    Family,
     Field,
-    Parts,
     check_fixed,
-    model_config,
+    make_model_config,
     read_activation,
     read_fields,
     write_fields,
 )
-from bert_jax.interop.names import (
+from bert_jax.interop.family import Architecture, Family, Parts
+from bert_jax.interop.name_table import (
     ATTENTION_OUTPUT,
     LAYERS,
     QKV_BIAS,
@@ -48,7 +46,7 @@ FIELDS = (
     Field("layer_norm_epsilon", "layer_norm_eps", 1e-12),
     Field("initializer_range", "initializer_range", 0.02),
 )
-# What all have in common.
+# The same for all models of the family.
 ALWAYS = {
     "norm": "post",
     "embedding_norm": True,
@@ -97,14 +95,14 @@ MLM: Parts = {
 NEXT_SENTENCE: Parts = {"next_sentence": dense("next_sentence_head/dense", "cls.seq_relationship")}
 CLASSES: Parts = {"classes": dense("classifier/dense", "classifier")}
 TAGS: Parts = {"tags": dense("tagger/dense", "classifier")}
-CHOICES: Parts = {"choices": dense("classifier/dense", "classifier")}  # of one output
+CHOICES: Parts = {"choices": dense("classifier/dense", "classifier")}  # with a single output
 QUESTION: Parts = {"question": dense("question_head/dense", "qa_outputs")}
 BASE = ("embeddings.", "encoder.", "pooler.")
 BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
 def _architecture(*required: Parts) -> Architecture:
-    """Any file may hold the pooler and the heads of pretraining besides: many published BertForMaskedLM do."""
+    """Makes an architecture that may also hold the pooler and the pretraining heads, as published files often do."""
     needed = {name: part for parts in required for name, part in parts.items()}
     return Architecture(needed, {n: p for n, p in (POOLER | MLM | NEXT_SENTENCE).items() if n not in needed})
 
@@ -114,13 +112,13 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
     fields = read_fields(where, values, FIELDS)
     tied = values.get("tie_word_embeddings") is not False
     activation = read_activation(where, values, "hidden_act")
-    return model_config(where, FIELDS, activation=activation, tied_output=tied, **fields)
+    return make_model_config(where, FIELDS, activation=activation, tied_output=tied, **fields)
 
 
 def write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:
     return write_fields(model, FIELDS) | {
         "hidden_act": WRITTEN_ACTIVATIONS[model.activation],
-        "type_vocab_size": max(1, model.segment_types),  # it has no way to leave them out
+        "type_vocab_size": max(1, model.segment_types),  # the format cannot omit token types
         "position_embedding_type": "absolute",
         "is_decoder": False,
         "add_cross_attention": False,

@@ -1,6 +1,6 @@
 """GPT-2 (modeling_gpt2.py of transformers; Radford et al. 2019).
 
-Its dense layers are [in, out], as ours; query, key and value are one matrix.
+Dense kernels are [in, out], as in bert_jax; query, key and value are one matrix.
 """
 
 from collections.abc import Mapping
@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig
-from bert_jax.interop.family import (
+from bert_jax.interop.config_fields import (
     WRITTEN_ACTIVATIONS,
-    Architecture,
-    Family,
     Field,
-    Parts,
     check_fixed,
-    model_config,
+    make_model_config,
     read_activation,
     read_fields,
     write_fields,
 )
-from bert_jax.interop.names import LAYERS, SAME, VOCABULARY, Entry, Layout, dense, head_shape, norm
+from bert_jax.interop.family import Architecture, Family, Parts
+from bert_jax.interop.name_table import LAYERS, SAME, VOCABULARY, Entry, Layout, dense, head_shape, norm
 from bert_jax.tokenizer import Tokenizer
 
-# Defaults of GPT2Config; n_inner, which most files leave out, is 4 n_embd. embd_pdrop is written as resid_pdrop.
+# Defaults of GPT2Config. n_inner, which most files omit, defaults to 4 n_embd; embd_pdrop is written as resid_pdrop.
 FIELDS = (
     Field("vocab_size", "vocab_size", None),
     Field("layers", "n_layer", None),
@@ -58,11 +56,11 @@ ACTIVATION = "activation_function"
 
 QKV_KERNEL = Layout(
     lambda tensors, c: tensors[0].reshape(c.width, 3, *head_shape(c)),
-    lambda ours, c: [ours.reshape(c.width, 3 * c.width)],
+    lambda param, c: [param.reshape(c.width, 3 * c.width)],
 )
-QKV_BIAS = Layout(lambda tensors, c: tensors[0].reshape(3, *head_shape(c)), lambda ours, _: [ours.reshape(-1)])
+QKV_BIAS = Layout(lambda tensors, c: tensors[0].reshape(3, *head_shape(c)), lambda param, _: [param.reshape(-1)])
 ATTENTION_OUTPUT = Layout(
-    lambda tensors, c: tensors[0].reshape(*head_shape(c), c.width), lambda ours, c: [ours.reshape(c.width, c.width)]
+    lambda tensors, c: tensors[0].reshape(*head_shape(c), c.width), lambda param, c: [param.reshape(c.width, c.width)]
 )
 
 ENCODER: tuple[Entry, ...] = (
@@ -86,7 +84,7 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
     check_fixed(where, values, FIXED)
     fields = read_fields(where, values, FIELDS)
     inner = values if values.get("n_inner") is not None else {"n_inner": 4 * fields["width"]}
-    return model_config(
+    return make_model_config(
         where,
         FIELDS,
         **fields,
@@ -127,7 +125,7 @@ GPT2 = Family(
         "GPT2ForQuestionAnswering": Architecture(QUESTION, {}),
     },
     copies={"lm_head.weight": "wte.weight"},
-    # The causal mask, which older files hold.
+    # The causal mask, which older files contain.
     buffers=("h.{}.attn.bias", "h.{}.attn.masked_bias"),
     read_model=_read_model,
     write_model=_write_model,

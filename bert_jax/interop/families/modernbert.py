@@ -1,8 +1,8 @@
 """ModernBERT (modular_modernbert.py of transformers; Warner et al. 2024).
 
-Query, key and value are one matrix, and so are the two inputs of the gated feed-forward. Layer 0 has no norm before
-its attention. Whichever head a model has stands on one more dense layer and norm, `head`: in a masked language model
-our mlm_head/transform, else our pooler.
+Query, key and value are one matrix, and so are the two inputs of the gated feed-forward layer. Layer 0
+has no norm before its attention. Whichever head a model has, one more dense layer and norm, `head`,
+comes before it: mlm_head/transform in a masked language model, the pooler otherwise.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,19 +13,17 @@ import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.interop.family import (
+from bert_jax.interop.config_fields import (
     WRITTEN_ACTIVATIONS,
-    Architecture,
-    Family,
     Field,
-    Parts,
     check_fixed,
-    model_config,
+    make_model_config,
     read_activation,
     read_fields,
     write_fields,
 )
-from bert_jax.interop.names import (
+from bert_jax.interop.family import Architecture, Family, Parts
+from bert_jax.interop.name_table import (
     ATTENTION_OUTPUT,
     LAYERS,
     SAME,
@@ -39,7 +37,7 @@ from bert_jax.interop.names import (
 from bert_jax.model.heads import Heads
 from bert_jax.tokenizer import Tokenizer
 
-# Defaults of ModernBertConfig. Its other rates of dropout are written as mlp_dropout, and not read.
+# Defaults of ModernBertConfig. The other dropout rates are written as mlp_dropout and not read.
 FIELDS = (
     Field("vocab_size", "vocab_size", None),
     Field("layers", "num_hidden_layers", None),
@@ -53,7 +51,7 @@ FIELDS = (
     Field("initializer_range", "initializer_range", 0.02),
 )
 EVERY = Field("every", "global_attn_every_n_layers", 3)
-LOCAL_SLOTS = Field("slots", "local_attention", 128)  # both sides of a slot together
+LOCAL_ATTENTION = Field("window", "local_attention", 128)  # positions on both sides together
 POOLINGS = ("cls", "mean")
 ALWAYS = {
     "segment_types": 0,
@@ -73,7 +71,7 @@ FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
 )
 BIASES = ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias")
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
-# Where the rotary base of a kind of layer stood before rope_parameters, and its default.
+# The field of each layer type's rotary base before rope_parameters existed, and its default.
 OLD_BASES = {GLOBAL: ("global_rope_theta", 160_000.0), LOCAL: ("local_rope_theta", 10_000.0)}
 
 
@@ -85,10 +83,10 @@ def _join_gated(tensors: Sequence[np.ndarray], config: ModelConfig) -> np.ndarra
     return tensors[0].T.reshape(config.width, 2, config.feed_forward)
 
 
-QKV_KERNEL = Layout(_join_kernel, lambda ours, c: [ours.reshape(c.width, 3 * c.width).T])
-QKV_BIAS = Layout(lambda tensors, c: tensors[0].reshape(3, *head_shape(c)), lambda ours, _: [ours.reshape(-1)])
-GATED_KERNEL = Layout(_join_gated, lambda ours, c: [ours.reshape(c.width, 2 * c.feed_forward).T])
-GATED_BIAS = Layout(lambda tensors, c: tensors[0].reshape(2, c.feed_forward), lambda ours, _: [ours.reshape(-1)])
+QKV_KERNEL = Layout(_join_kernel, lambda param, c: [param.reshape(c.width, 3 * c.width).T])
+QKV_BIAS = Layout(lambda tensors, c: tensors[0].reshape(3, *head_shape(c)), lambda param, _: [param.reshape(-1)])
+GATED_KERNEL = Layout(_join_gated, lambda param, c: [param.reshape(c.width, 2 * c.feed_forward).T])
+GATED_BIAS = Layout(lambda tensors, c: tensors[0].reshape(2, c.feed_forward), lambda param, _: [param.reshape(-1)])
 
 ENCODER: tuple[Entry, ...] = (
     Entry("embeddings/token/table", ("embeddings.tok_embeddings.weight",), VOCABULARY),
@@ -96,7 +94,7 @@ ENCODER: tuple[Entry, ...] = (
     Entry(f"{LAYERS}attention/qkv/kernel", ("layers.{}.attn.Wqkv.weight",), QKV_KERNEL),
     Entry(f"{LAYERS}attention/qkv/bias", ("layers.{}.attn.Wqkv.bias",), QKV_BIAS),
     *dense(f"{LAYERS}attention/output", "layers.{}.attn.Wo", ATTENTION_OUTPUT),
-    Entry(f"{LAYERS}attention_norm/scale", ("layers.{}.attn_norm.weight",), SAME, first_layer=1, without=1.0),
+    Entry(f"{LAYERS}attention_norm/scale", ("layers.{}.attn_norm.weight",), SAME, first_layer=1, absent_value=1.0),
     Entry(f"{LAYERS}attention_norm/bias", ("layers.{}.attn_norm.bias",), SAME, first_layer=1),
     Entry(f"{LAYERS}feed_forward/input/kernel", ("layers.{}.mlp.Wi.weight",), GATED_KERNEL),
     Entry(f"{LAYERS}feed_forward/input/bias", ("layers.{}.mlp.Wi.bias",), GATED_BIAS),
@@ -115,7 +113,7 @@ MLM: Parts = {
 POOLER: Parts = {"pooler": (*dense("pooler/dense", "head.dense"), *norm("pooler/norm", "head.norm"))}
 CLASSES: Parts = POOLER | {"classes": dense("classifier/dense", "classifier")}
 CHOICES: Parts = POOLER | {"choices": dense("classifier/dense", "classifier")}
-# Heads over tokens have the pooler's layer of themselves (model/bert.py).
+# Heads over tokens contain the pooler's layer (model/bert.py).
 TAGS: Parts = {"tags": dense("tagger/dense", "classifier") + POOLER["pooler"]}
 QUESTION: Parts = {"question": dense("question_head/dense", "classifier") + POOLER["pooler"]}
 
@@ -126,17 +124,17 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
     biases = {name: bool(values.get(name)) for name in BIASES}
     if len(set(biases.values())) > 1:
         name = next(name for name in BIASES if biases[name] != biases[BIASES[0]])
-        raise UserError(f"{where}: {name} is {biases[name]}, {BIASES[0]} is not; only both alike can be read")
+        raise UserError(f"{where}: {name} is {biases[name]}, but {BIASES[0]} is not; all biases must be equal")
     activation = read_activation(where, values, "hidden_activation")
     if read_activation(where, values, "classifier_activation") != activation:
-        raise UserError(f"{where}: classifier_activation is not hidden_activation; only both alike can be read")
+        raise UserError(f"{where}: classifier_activation differs from hidden_activation; they must be equal")
     layers = fields["layers"]
     every = _global_every(where, values, layers)
-    slots = read_fields(where, values, (LOCAL_SLOTS,))["slots"]
-    if slots < 2 and every < layers:  # a window of 0 is none here
-        raise UserError(f"{where}: {LOCAL_SLOTS.theirs} is {slots}; wanted 2 or more")
+    window = read_fields(where, values, (LOCAL_ATTENTION,))["window"]
+    if window < 2 and every < layers:  # half of it would be 0, which means no window
+        raise UserError(f"{where}: {LOCAL_ATTENTION.name} is {window}; expected 2 or more")
     bases = _rotary_bases(where, values)
-    return model_config(
+    return make_model_config(
         where,
         FIELDS,
         **fields,
@@ -145,64 +143,67 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
         activation=activation,
         rotary_base=bases[GLOBAL],
         rotary_base_local=bases[LOCAL],
-        window=0 if every == 1 else slots // 2,
+        window=0 if every == 1 else window // 2,
         global_every=every,
         tied_output=values.get("tie_word_embeddings") is not False,
     )
 
 
 def _global_every(where: Path, values: Mapping[str, Any], layers: int) -> int:
-    """n, if the layers 0, n, 2n and so on are those that see everything.
+    """Returns n if exactly the layers 0, n, 2n, ... have global attention.
 
-    transformers 5 writes every layer's kind, the versions before it wrote n; where there are both, the kinds hold.
+    transformers 5 writes the type of every layer; earlier versions wrote n. If a file has both, the types
+    take precedence.
     """
     every = read_fields(where, values, (EVERY,))["every"]
-    kinds = values.get("layer_types")
+    types = values.get("layer_types")
     if every < 1:
-        raise UserError(f"{where}: {EVERY.theirs} is {every}; wanted 1 or more")
-    if kinds is None:
+        raise UserError(f"{where}: {EVERY.name} is {every}; expected 1 or more")
+    if types is None:
         return every
-    if not isinstance(kinds, list) or len(kinds) != layers:
-        raise UserError(f"{where}: layer_types is {kinds!r}; wanted the kind of each of the {layers} layers")
-    others = [layer for layer, kind in enumerate(kinds) if layer and kind == GLOBAL]
+    if not isinstance(types, list) or len(types) != layers:
+        raise UserError(f"{where}: layer_types is {types!r}; expected the type of each of the {layers} layers")
+    others = [layer for layer, kind in enumerate(types) if layer and kind == GLOBAL]
     for candidate in (every, *others[:1], layers):
-        if kinds == _kinds(layers, candidate):
+        if types == _layer_types(layers, candidate):
             return candidate
     raise UserError(
-        f"{where}: layer_types is {kinds!r}; only {GLOBAL!r} in the layers 0, n, 2n ... and {LOCAL!r} in all others "
-        "can be read"
+        f"{where}: layer_types is {types!r}; only {GLOBAL!r} in the layers 0, n, 2n ... and {LOCAL!r} in "
+        "all others is supported"
     )
 
 
-def _kinds(layers: int, every: int) -> list[str]:
+def _layer_types(layers: int, every: int) -> list[str]:
     return [LOCAL if layer % every else GLOBAL for layer in range(layers)]
 
 
 def _rotary_bases(where: Path, values: Mapping[str, Any]) -> dict[str, float]:
-    """The rotary base of each kind of layer, of rope_parameters or of the fields before it."""
+    """Returns the rotary base of each layer type, from rope_parameters or the fields that preceded it."""
     parameters = values.get("rope_parameters") or {}
     if not isinstance(parameters, dict) or not all(
         kind in OLD_BASES and isinstance(of_kind or {}, dict) for kind, of_kind in parameters.items()
     ):
-        raise UserError(f"{where}: rope_parameters is {parameters!r}; wanted those of {GLOBAL!r} and of {LOCAL!r}")
+        raise UserError(f"{where}: rope_parameters is {parameters!r}; expected those of {GLOBAL!r} and of {LOCAL!r}")
     if scaling := values.get("rope_scaling"):
-        raise UserError(f"{where}: rope_scaling is {scaling!r}; only None can be read")
+        raise UserError(f"{where}: rope_scaling is {scaling!r}; only None is supported")
     bases: dict[str, float] = {}
     for kind, (old, default) in OLD_BASES.items():
         of_kind = parameters.get(kind) or {}
         if (rotation := of_kind.get("rope_type", "default")) != "default":
-            raise UserError(f"{where}: rope_parameters has the rope_type {rotation!r}; only 'default' can be read")
+            raise UserError(f"{where}: rope_parameters has the rope_type {rotation!r}; only 'default' is supported")
         base = of_kind.get("rope_theta", values.get(old, default))
-        if base is None and kind == LOCAL:  # as the versions before 5 took it
+        if base is None and kind == LOCAL:  # as versions before 5 read it
             base = bases[GLOBAL]
         if not isinstance(base, int | float) or isinstance(base, bool) or not base > 1:
-            raise UserError(f"{where}: the rotary base ({old}, or rope_theta of {kind}) is {base!r}; wanted over 1")
+            raise UserError(
+                f"{where}: the rotary base ({old}, or rope_theta of {kind}) is {base!r}; expected more than 1"
+            )
         bases[kind] = float(base)
     return bases
 
 
 def _write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:
-    """Fields of transformers 5, and those of the versions before it."""
+    """Returns the fields of transformers 5 and those of earlier versions."""
     activation = WRITTEN_ACTIVATIONS[model.activation]
     bases = {GLOBAL: model.rotary_base, LOCAL: model.rotary_base_local}
     return (
@@ -210,9 +211,9 @@ def _write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:
         | dict.fromkeys(BIASES, model.bias)
         | {old: bases[kind] for kind, (old, _) in OLD_BASES.items()}
         | {
-            "layer_types": _kinds(model.layers, model.global_every if model.window else 1),
-            EVERY.theirs: model.global_every,
-            LOCAL_SLOTS.theirs: 2 * model.window or LOCAL_SLOTS.default,
+            "layer_types": _layer_types(model.layers, model.global_every if model.window else 1),
+            EVERY.name: model.global_every,
+            LOCAL_ATTENTION.name: 2 * model.window or LOCAL_ATTENTION.default,
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
             "hidden_activation": activation,
             "classifier_activation": activation,

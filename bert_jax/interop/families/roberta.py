@@ -1,7 +1,7 @@
 """RoBERTa and XLM-R (modeling_roberta.py and modeling_xlm_roberta.py of transformers).
 
-BERT's encoder under the same names. Positions begin behind the padding id, there are no segments, the MLM head has
-names of its own, and the classifier of sequences is a pooler and a classifier: its `classifier.dense` is our pooler.
+The encoder and its names are BERT's. Positions begin after the padding id, there are no segments, the
+MLM head has its own names, and the sequence classifier holds a pooler: its `classifier.dense`.
 """
 
 from collections.abc import Mapping
@@ -10,22 +10,15 @@ from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
+from bert_jax.interop.config_fields import Field, check_fixed, make_model_config, read_fields
 from bert_jax.interop.families import bert
-from bert_jax.interop.family import (
-    Architecture,
-    Family,
-    Field,
-    Parts,
-    check_fixed,
-    model_config,
-    read_fields,
-)
-from bert_jax.interop.names import dense, norm, output_entries
+from bert_jax.interop.family import Architecture, Family, Parts
+from bert_jax.interop.name_table import dense, norm, output_entries
 from bert_jax.tokenizer import Tokenizer
 
-FIELDS = tuple(field for field in bert.FIELDS if field.ours != "max_positions")
+FIELDS = tuple(field for field in bert.FIELDS if field.field != "max_positions")
 POSITIONS = (Field("rows", "max_position_embeddings", 512), Field("padding", "pad_token_id", 1))
-# The MLM head has the exact GELU whatever hidden_act says (RobertaLMHead).
+# The MLM head uses the exact GELU regardless of hidden_act (RobertaLMHead).
 FIXED = (("hidden_act", ("gelu",)), *bert.FIXED)
 
 MLM: Parts = {
@@ -42,7 +35,7 @@ CLASSES: Parts = {
 
 
 def _architecture(*required: Parts) -> Architecture:
-    """Any file may hold the pooler and the MLM head besides."""
+    """Makes an architecture that may also hold the pooler and the MLM head."""
     needed = {name: part for parts in required for name, part in parts.items()}
     return Architecture(needed, {name: part for name, part in (bert.POOLER | MLM).items() if name not in needed})
 
@@ -53,14 +46,15 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
     offset = rows["padding"] + 1
     if rows["rows"] <= offset:
         raise UserError(
-            f"{where}: max_position_embeddings is {rows['rows']}; wanted more than the {offset} rows up to pad_token_id"
+            f"{where}: max_position_embeddings is {rows['rows']}; "
+            f"expected more than {offset}, the rows up to pad_token_id"
         )
     fields = read_fields(where, values, FIELDS) | {
         "max_positions": rows["rows"] - offset,
         "position_offset": offset,
         "tied_output": values.get("tie_word_embeddings") is not False,
     }
-    return model_config(where, FIELDS, **fields)
+    return make_model_config(where, FIELDS, **fields)
 
 
 def _write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:
@@ -93,7 +87,7 @@ def _family(model_type: str, title: str, prefix: str, tokenizers: tuple[str, ...
             "lm_head.decoder.bias": "lm_head.bias",
         },
         buffers=bert.BUFFERS,
-        # Published classifiers hold the pooler of the model that they began from.
+        # Published classifiers contain the pooler of the model they were fine-tuned from.
         unread=("pooler.dense.weight", "pooler.dense.bias"),
         read_model=_read_model,
         write_model=_write_model,

@@ -1,4 +1,4 @@
-"""--average: a workdir's moving average, or the mean of its last checkpoints, wherever a CHECKPOINT is taken."""
+"""Tests of --average: a workdir's moving average, or the mean of its last checkpoints."""
 
 import numpy as np
 import pytest
@@ -7,13 +7,14 @@ from random_checkpoints import assert_same_tensors, odd_config, random_checkpoin
 from bert_jax import export
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
-from bert_jax.interop import source
+from bert_jax.interop import bert_jax_format
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
 from bert_jax.train import checkpoint
 from bert_jax.train.workdir import CHECKPOINTS
 
-FACTORS = {0: 1.0, 5: 4.0, 9: 16.0}  # powers of two are exact; step 0 is what write_workdir leaves
+FACTORS = {0: 1.0, 5: 4.0, 9: 16.0}  # powers of two are exact; step 0 is what bert_jax_format.write leaves
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def scaled(loaded, factor):
 @pytest.fixture(scope="module")
 def workdir(loaded, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    source.write_workdir(loaded, folder)
+    bert_jax_format.write(loaded, folder)
     (folder / "result.json").write_text('{"eval_loss": 1.5}')
     with checkpoint.Checkpoints(folder / CHECKPOINTS, keep=0) as checkpoints:
         for step, factor in FACTORS.items():
@@ -48,10 +49,10 @@ def workdir(loaded, tmp_path_factory):
         ("checkpoints/5", "last:2", 2.5),
     ],
 )
-def test_an_average_is_of_the_newest_steps_or_those_up_to_the_one_named(loaded, workdir, named, average, factor):
-    opened = source.open_checkpoint(workdir / named, average)
+def test_an_average_is_over_the_newest_steps_up_to_the_selected_one(loaded, workdir, named, average, factor):
+    opened = open_checkpoint(workdir / named, average)
     assert_same_tensors(opened.params, scaled(loaded, factor))
-    assert bool(opened.metrics) == (not average)  # result.json is of the parameters as they are
+    assert bool(opened.metrics) == (not average)  # result.json reports the parameters themselves
 
 
 @pytest.mark.parametrize(
@@ -64,20 +65,20 @@ def test_an_average_is_of_the_newest_steps_or_those_up_to_the_one_named(loaded, 
         ("", "mean", "ema, or last:K"),
     ],
 )
-def test_an_average_that_is_not_there_is_refused(workdir, named, average, message):
+def test_an_unavailable_average_is_refused(workdir, named, average, message):
     with pytest.raises(UserError, match=message):
-        source.open_checkpoint(workdir / named, average)
+        open_checkpoint(workdir / named, average)
 
 
-def test_an_average_is_exported_and_the_card_says_so(loaded, workdir, tmp_path):
+def test_an_average_is_exported_and_named_in_the_model_card(loaded, workdir, tmp_path):
     export.main(["--checkpoint", str(workdir), "--output", str(tmp_path / "out"), "--average", "last:2"])
-    assert_same_tensors(source.open_checkpoint(tmp_path / "out").params, scaled(loaded, 10))
+    assert_same_tensors(open_checkpoint(tmp_path / "out").params, scaled(loaded, 10))
     card = (tmp_path / "out" / "README.md").read_text()
     assert "The weights are the mean of the last 2 checkpoints." in card and "eval_loss" not in card
-    with pytest.raises(UserError, match="one set of weights"):
-        source.open_checkpoint(tmp_path / "out", "ema")
+    with pytest.raises(UserError, match="a single set of weights"):
+        open_checkpoint(tmp_path / "out", "ema")
 
 
-def test_an_average_of_nothing_to_start_from_is_refused():
+def test_an_average_without_init_from_is_refused():
     with pytest.raises(UserError, match="init_from is not set"):
         TrainConfig(init_average="ema")

@@ -1,7 +1,8 @@
-"""Name tables: where each parameter lies in a family's Hugging Face layout, and the ways in and out by one.
+"""Name tables: which tensors of a family's Hugging Face format make up each parameter, and conversion by them.
 
-Theirs keeps each layer's tensors apart and has a token table of exactly vocab_size rows. Ours stacks the layers, and
-pads the table with zeros. How one parameter is made of their tensors is its Layout; most are shared by the families.
+The Hugging Face format stores each layer's tensors separately and has a token table of exactly
+vocab_size rows. bert_jax stacks the layers and pads the table with zero rows. A Layout converts
+between the two forms of one parameter; most layouts are shared by the families.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,28 +16,29 @@ from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.shapes import padded_vocabulary
 
-LAYERS = "encoder/layers/"  # what is stacked, [L, ...]
+LAYERS = "encoder/layers/"  # parameters stacked over layers, [L, ...]
 
 
 class Layout(NamedTuple):
-    """How one parameter is made of their tensors (one layer's), and taken apart again."""
+    """How one parameter is joined from the tensors of one layer, and split into them again."""
 
     join: Callable[[Sequence[np.ndarray], ModelConfig], np.ndarray]
-    part: Callable[[np.ndarray, ModelConfig], Sequence[np.ndarray]]
+    split: Callable[[np.ndarray, ModelConfig], Sequence[np.ndarray]]
 
 
 class Entry(NamedTuple):
-    """One parameter: its path, and the names that a base model has for it, {} standing for the layer.
+    """One parameter: its path, and its tensors' names in a base model, with {} for the layer.
 
-    Layers before `first_layer` have no such tensor; there the parameter, which then nothing reads, is `without`.
-    `tied` says that only a model whose output is (or is not) tied to the token table has this entry.
+    Layers before `first_layer` have no such tensor. There the parameter exists but is never read, and is
+    filled with `absent_value`. `tied` limits the entry to models whose output is tied to the token table
+    (True) or not (False).
     """
 
     path: str
     names: tuple[str, ...]
     layout: Layout
     first_layer: int = 0
-    without: float = 0.0
+    absent_value: float = 0.0
     tied: bool | None = None
 
 
@@ -46,7 +48,7 @@ def _pad(table: np.ndarray, config: ModelConfig) -> np.ndarray:
 
 
 def head_shape(config: ModelConfig) -> tuple[int, int]:
-    """Heads and the width of one."""
+    """Returns the number of attention heads and the width of each."""
     return config.heads, config.width // config.heads
 
 
@@ -54,40 +56,40 @@ def _fuse_kernels(kernels: Sequence[np.ndarray], config: ModelConfig) -> np.ndar
     return np.stack([kernel.T.reshape(config.width, *head_shape(config)) for kernel in kernels], axis=1)
 
 
-def _part_kernels(fused: np.ndarray, config: ModelConfig) -> list[np.ndarray]:
+def _split_kernels(fused: np.ndarray, config: ModelConfig) -> list[np.ndarray]:
     return [fused[:, which].reshape(config.width, config.width).T for which in range(3)]
 
 
-SAME = Layout(lambda tensors, _: tensors[0], lambda ours, _: [ours])
-# A dense kernel is [out, in] in torch.
-DENSE = Layout(lambda tensors, _: tensors[0].T, lambda ours, _: [ours.T])
-VOCABULARY = Layout(lambda tensors, c: _pad(tensors[0], c), lambda ours, c: [ours[: c.vocab_size]])
-# Read from the first; the second is written, and nothing reads it.
-VOCABULARY_TWICE = Layout(VOCABULARY.join, lambda ours, c: [ours[: c.vocab_size]] * 2)
-# Query, key and value, each apart.
-QKV_KERNEL = Layout(_fuse_kernels, _part_kernels)
+SAME = Layout(lambda tensors, _: tensors[0], lambda param, _: [param])
+# A dense kernel is [out, in] in torch and [in, out] here.
+DENSE = Layout(lambda tensors, _: tensors[0].T, lambda param, _: [param.T])
+VOCABULARY = Layout(lambda tensors, c: _pad(tensors[0], c), lambda param, c: [param[: c.vocab_size]])
+# Two tensors that hold the same values: the first is read, both are written.
+VOCABULARY_TWICE = Layout(VOCABULARY.join, lambda param, c: [param[: c.vocab_size]] * 2)
+# Query, key and value as separate tensors.
+QKV_KERNEL = Layout(_fuse_kernels, _split_kernels)
 QKV_BIAS = Layout(
     lambda tensors, c: np.stack([bias.reshape(head_shape(c)) for bias in tensors]),
-    lambda ours, c: list(ours.reshape(3, c.width)),
+    lambda param, c: list(param.reshape(3, c.width)),
 )
 ATTENTION_OUTPUT = Layout(
     lambda tensors, c: tensors[0].T.reshape(*head_shape(c), c.width),
-    lambda ours, c: [ours.reshape(c.width, c.width).T],
+    lambda param, c: [param.reshape(c.width, c.width).T],
 )
 
 
 def dense(path: str, name: str, kernel: Layout = DENSE) -> tuple[Entry, ...]:
-    """A dense layer's kernel and bias."""
+    """Returns the entries of a dense layer's kernel and bias."""
     return Entry(f"{path}/kernel", (f"{name}.weight",), kernel), Entry(f"{path}/bias", (f"{name}.bias",), SAME)
 
 
 def norm(path: str, name: str) -> tuple[Entry, ...]:
-    """A LayerNorm's scale and bias."""
+    """Returns the entries of a LayerNorm's scale and bias."""
     return Entry(f"{path}/scale", (f"{name}.weight",), SAME), Entry(f"{path}/bias", (f"{name}.bias",), SAME)
 
 
 def output_entries(path: str, decoder: str, bias: str) -> tuple[Entry, ...]:
-    """The output of a masked language model of transformers: an untied one has a bias of its own in its `decoder`."""
+    """Returns the entries of a masked language model's output; an untied output has its own bias in `decoder`."""
     return (
         Entry(f"{path}/bias", (bias,), VOCABULARY, tied=True),
         Entry(f"{path}/output/table", (f"{decoder}.weight",), VOCABULARY, tied=False),
@@ -95,22 +97,24 @@ def output_entries(path: str, decoder: str, bias: str) -> tuple[Entry, ...]:
     )
 
 
-def to_theirs(table: Sequence[Entry], params: Mapping[str, np.ndarray], config: ModelConfig) -> dict[str, np.ndarray]:
-    """Their tensors by name, of parameters by path; views where nothing has to move."""
+def export_tensors(
+    table: Sequence[Entry], params: Mapping[str, np.ndarray], config: ModelConfig
+) -> dict[str, np.ndarray]:
+    """Converts parameters by path to tensors by bare name, as views where no value has to move."""
     tensors: dict[str, np.ndarray] = {}
     for entry in _used(table, params, config):
-        ours = params[entry.path]
-        for layer, one in enumerate(ours) if entry.path.startswith(LAYERS) else [(0, ours)]:
+        param = params[entry.path]
+        for layer, one in enumerate(param) if entry.path.startswith(LAYERS) else [(0, param)]:
             if layer >= entry.first_layer:
                 names = [name.format(layer) for name in entry.names]
-                tensors |= dict(zip(names, entry.layout.part(one, config), strict=True))
+                tensors |= dict(zip(names, entry.layout.split(one, config), strict=True))
     return tensors
 
 
-def from_theirs(
+def import_params(
     table: Sequence[Entry], read: Callable[[str], np.ndarray], config: ModelConfig, heads: Heads
 ) -> dict[str, np.ndarray]:
-    """Parameters by path, of their tensors, which `read` gives by name in the right shape."""
+    """Converts tensors, which `read` returns by bare name in the right shape, to parameters by path."""
     abstract = paths.flatten(abstract_params(config, heads))
     params = {}
     for entry in _used(table, abstract, config):
@@ -118,17 +122,18 @@ def from_theirs(
         if not entry.path.startswith(LAYERS):
             params[entry.path] = np.ascontiguousarray(_read(entry, 0, read, config))
             continue
-        without = [np.full(shape[1:], entry.without, np.float32)] * entry.first_layer
+        absent = [np.full(shape[1:], entry.absent_value, np.float32)] * entry.first_layer
         layers = [_read(entry, layer, read, config) for layer in range(entry.first_layer, config.layers)]
-        params[entry.path] = np.stack(without[: config.layers] + layers)
+        params[entry.path] = np.stack(absent[: config.layers] + layers)
     return params
 
 
-def shapes_of_theirs(table: Sequence[Entry], config: ModelConfig, heads: Heads) -> dict[str, tuple[int, ...]]:
-    """The names and shapes of their tensors for an architecture."""
+def tensor_shapes(table: Sequence[Entry], config: ModelConfig, heads: Heads) -> dict[str, tuple[int, ...]]:
+    """Returns the shapes of an architecture's tensors by bare name."""
     abstract = paths.flatten(abstract_params(config, heads))
+    # A broadcast scalar has the shape of a parameter without taking its memory.
     empty = {path: np.broadcast_to(np.float32(0), leaf.shape) for path, leaf in abstract.items()}
-    return {name: tensor.shape for name, tensor in to_theirs(table, empty, config).items()}
+    return {name: tensor.shape for name, tensor in export_tensors(table, empty, config).items()}
 
 
 def _read(entry: Entry, layer: int, read: Callable[[str], np.ndarray], config: ModelConfig) -> np.ndarray:
@@ -137,5 +142,5 @@ def _read(entry: Entry, layer: int, read: Callable[[str], np.ndarray], config: M
 
 def _used(table: Sequence[Entry], params: Mapping[str, object], config: ModelConfig) -> list[Entry]:
     found = [entry for entry in table if entry.path in params and entry.tied in (None, config.tied_output)]
-    assert len(found) == len(params), f"not in the name table: {set(params) - {entry.path for entry in found}}"
+    assert len(found) == len(params), f"the name table lacks: {set(params) - {entry.path for entry in found}}"
     return found

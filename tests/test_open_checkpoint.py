@@ -1,4 +1,4 @@
-"""Any kind of CHECKPOINT opens as the same thing, and a run starts from it only where it fits."""
+"""Tests that every kind of CHECKPOINT opens as the same model, and that runs start only from fitting ones."""
 
 import dataclasses
 import json
@@ -9,7 +9,10 @@ from random_checkpoints import PRETRAINING, assert_same_tensors, odd_config, ran
 
 from bert_jax.command import UserError
 from bert_jax.config import MODEL_CHOICES
-from bert_jax.interop import huggingface, source
+from bert_jax.interop import bert_jax_format, huggingface
+from bert_jax.interop.family import ARCHITECTURE_FIELDS
+from bert_jax.interop.initial_params import initial_params
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
@@ -22,22 +25,22 @@ def loaded(tmp_path):
 
 
 def test_every_kind_of_checkpoint_opens_as_the_same_model(tmp_path, loaded):
-    source.write_workdir(loaded, tmp_path / "workdir")
+    bert_jax_format.write(loaded, tmp_path / "workdir")
     write_params(tmp_path / "workdir", 7, {path: value + 1 for path, value in loaded.params.items()})
     (tmp_path / "workdir" / "result.json").write_text(json.dumps({"step": 7, "eval_loss": 1.25}))
     huggingface.write(loaded, tmp_path / "exported")
     for path in (tmp_path / "workdir" / "checkpoints" / "0", tmp_path / "exported"):
-        opened = source.open_checkpoint(path)
+        opened = open_checkpoint(path)
         assert (opened.model, opened.heads, opened.step) == (loaded.model, PRETRAINING, 0)
         assert_same_tensors(opened.params, loaded.params)
         assert opened.tokenizer.content_hash == loaded.tokenizer.content_hash
-    newest = source.open_checkpoint(tmp_path / "workdir")
+    newest = open_checkpoint(tmp_path / "workdir")
     assert newest.step == 7 and newest.metrics["eval_loss"] == 1.25
     np.testing.assert_array_equal(newest.params["pooler/dense/bias"], loaded.params["pooler/dense/bias"] + 1)
 
 
-def test_what_is_no_checkpoint_is_said(tmp_path, loaded):
-    source.write_workdir(loaded, tmp_path / "workdir")
+def test_paths_that_are_no_checkpoints_are_refused(tmp_path, loaded):
+    bert_jax_format.write(loaded, tmp_path / "workdir")
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "half.incomplete").mkdir()
@@ -45,15 +48,15 @@ def test_what_is_no_checkpoint_is_said(tmp_path, loaded):
         (tmp_path / "none", "no checkpoint at"),
         (tmp_path / "file", "is a file; a checkpoint is a folder"),
         (tmp_path / "empty", r"no config\.json"),
-        (tmp_path / "half.incomplete", "half-written"),
+        (tmp_path / "half.incomplete", "is incomplete"),
         (tmp_path / "workdir" / "checkpoints" / "5", "no checkpoint at"),
     ):
         with pytest.raises(UserError, match=message):
-            source.open_checkpoint(path)
+            open_checkpoint(path)
 
 
-def test_a_config_that_is_not_of_the_weights_names_the_parameter(tmp_path, loaded):
-    source.write_workdir(loaded, tmp_path / "workdir")
+def test_a_config_that_does_not_match_the_weights_names_the_parameter(tmp_path, loaded):
+    bert_jax_format.write(loaded, tmp_path / "workdir")
     config = read_config(tmp_path / "workdir")
     for model, heads, message in (
         (odd_config(feed_forward=32), PRETRAINING, "parameter encoder/layers/feed_forward/input/bias"),
@@ -62,46 +65,49 @@ def test_a_config_that_is_not_of_the_weights_names_the_parameter(tmp_path, loade
             Heads(mlm=True, next_sentence=True, pooler=True, tags=3),
             "parameter tagger/dense/bias is missing",
         ),
-        (odd_config(), Heads(mlm=True), "parameter next_sentence_head/dense/bias .* wants none"),
+        (odd_config(), Heads(mlm=True), "parameter next_sentence_head/dense/bias .* expects none"),
     ):
         write_config(tmp_path / "workdir", dataclasses.replace(config, model=model, heads=heads))
         with pytest.raises(UserError, match=message):
-            source.open_checkpoint(tmp_path / "workdir")
+            open_checkpoint(tmp_path / "workdir")
 
 
-def test_a_new_head_is_drawn_afresh_and_said(loaded, capsys):
+def test_a_new_head_is_initialized_and_reported(loaded, capsys):
     heads = Heads(pooler=True, classes=3)
-    initial = source.initial_params(loaded, loaded.model, heads, loaded.tokenizer)
+    initial = initial_params(loaded, loaded.model, heads, loaded.tokenizer)
     assert set(initial.fresh) == {"classifier/dense/kernel", "classifier/dense/bias"}
     assert set(initial.params) | set(initial.fresh) == set(paths.flatten(abstract_params(loaded.model, heads)))
     assert initial.params["pooler/dense/kernel"] is loaded.params["pooler/dense/kernel"]
-    assert "drawn afresh: classifier/dense/bias, classifier/dense/kernel" in capsys.readouterr().err
-    same = source.initial_params(loaded, loaded.model, PRETRAINING, loaded.tokenizer)
+    assert (
+        "initialized randomly, since not in the checkpoint: classifier/dense/bias, classifier/dense/kernel"
+        in capsys.readouterr().err
+    )
+    same = initial_params(loaded, loaded.model, PRETRAINING, loaded.tokenizer)
     assert not same.fresh and set(same.params) == set(loaded.params)
     assert not capsys.readouterr().err
 
 
-def test_a_head_for_another_number_of_classes_is_drawn_afresh(tmp_path):
+def test_a_head_for_another_number_of_classes_is_initialized(tmp_path):
     loaded = random_checkpoint(tmp_path, odd_config(), Heads(pooler=True, classes=2))
-    kept = source.initial_params(loaded, loaded.model, Heads(pooler=True, classes=2), loaded.tokenizer)
-    other = source.initial_params(loaded, loaded.model, Heads(pooler=True, classes=5), loaded.tokenizer)
+    kept = initial_params(loaded, loaded.model, Heads(pooler=True, classes=2), loaded.tokenizer)
+    other = initial_params(loaded, loaded.model, Heads(pooler=True, classes=5), loaded.tokenizer)
     assert not kept.fresh and set(other.fresh) == {"classifier/dense/kernel", "classifier/dense/bias"}
 
 
-def test_a_head_for_other_labels_is_drawn_afresh_though_it_has_as_many(tmp_path, capsys):
+def test_a_head_for_other_labels_is_initialized_even_if_their_number_is_equal(tmp_path, capsys):
     loaded = random_checkpoint(tmp_path, odd_config(), Heads(pooler=True, classes=2))
     task = {"name": "sst2", "kind": "classification", "labels": ["0", "1"]}
     loaded = dataclasses.replace(loaded, task=task)
     heads = Heads(pooler=True, classes=2)
-    same = source.initial_params(loaded, loaded.model, heads, loaded.tokenizer, task | {"labels": ("0", "1")})
+    same = initial_params(loaded, loaded.model, heads, loaded.tokenizer, task | {"labels": ("0", "1")})
     assert not same.fresh
     for change in ({"labels": ("1", "0")}, {"labels": ("no", "yes")}, {"kind": "choice"}):
-        other = source.initial_params(loaded, loaded.model, heads, loaded.tokenizer, task | change)
+        other = initial_params(loaded, loaded.model, heads, loaded.tokenizer, task | change)
         assert set(other.fresh) == {"classifier/dense/kernel", "classifier/dense/bias"}
-        assert "for its own task (sst2: 0, 1), so drawn afresh: classifier" in capsys.readouterr().err
+        assert "or specific to its task (sst2: 0, 1): classifier" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("field", source.ARCHITECTURE_FIELDS)
+@pytest.mark.parametrize("field", ARCHITECTURE_FIELDS)
 def test_another_architecture_names_the_field(loaded, field):
     now = getattr(loaded.model, field)
     known = MODEL_CHOICES.get(field, ())
@@ -109,23 +115,23 @@ def test_another_architecture_names_the_field(loaded, field):
     others = [value for value in known if value != now]
     change = others[0] if others else odd.get(field, not now if isinstance(now, bool) else now + 1)
     wanted = dataclasses.replace(loaded.model, **{field: change})
-    with pytest.raises(UserError, match=f"another architecture: {field} is .*, the configuration wants"):
-        source.initial_params(loaded, wanted, PRETRAINING, loaded.tokenizer)
+    with pytest.raises(UserError, match=f"another architecture: {field} is .*, but the configuration has"):
+        initial_params(loaded, wanted, PRETRAINING, loaded.tokenizer)
 
 
-def test_a_classifier_after_modernbert_goes_on_from_what_stood_before_its_vocabulary(tmp_path):
+def test_a_modernbert_classifier_starts_from_the_layer_before_the_mlm_output(tmp_path):
     loaded = random_checkpoint(tmp_path, odd_config(), Heads(mlm=True))
     modern = dataclasses.replace(loaded.model, pooler="transform")
     loaded = dataclasses.replace(loaded, model=modern)
-    initial = source.initial_params(loaded, modern, Heads(pooler=True, classes=2), loaded.tokenizer)
+    initial = initial_params(loaded, modern, Heads(pooler=True, classes=2), loaded.tokenizer)
     assert set(initial.fresh) == {"classifier/dense/kernel", "classifier/dense/bias"}
-    for ours, theirs in (("dense/kernel", "transform/kernel"), ("norm/scale", "norm/scale")):
-        assert initial.params[f"pooler/{ours}"] is loaded.params[f"mlm_head/{theirs}"]
+    for new, old in (("dense/kernel", "transform/kernel"), ("norm/scale", "norm/scale")):
+        assert initial.params[f"pooler/{new}"] is loaded.params[f"mlm_head/{old}"]
 
 
-def test_dropout_is_no_part_of_the_architecture(loaded):
+def test_dropout_is_not_part_of_the_architecture(loaded):
     wanted = dataclasses.replace(loaded.model, dropout=0.0, attention_dropout=0.0)
-    assert not source.initial_params(loaded, wanted, PRETRAINING, loaded.tokenizer).fresh
+    assert not initial_params(loaded, wanted, PRETRAINING, loaded.tokenizer).fresh
 
 
 def test_another_tokenizer_is_refused(tmp_path, loaded):
@@ -136,4 +142,4 @@ def test_another_tokenizer_is_refused(tmp_path, loaded):
     from bert_jax import tokenizer
 
     with pytest.raises(UserError, match=r"another tokenizer .* --tokenizer="):
-        source.initial_params(loaded, loaded.model, PRETRAINING, tokenizer.load(folder, lowercase=True))
+        initial_params(loaded, loaded.model, PRETRAINING, tokenizer.load(folder, lowercase=True))

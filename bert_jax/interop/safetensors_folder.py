@@ -1,4 +1,4 @@
-"""The tensors of a Hugging Face folder: safetensors in one file or several, never a pickle."""
+"""Reads and writes the tensors of a Hugging Face folder: safetensors in one file or several, never a pickle."""
 
 import os
 import re
@@ -16,34 +16,39 @@ from bert_jax.storage.local import read_json
 
 WEIGHTS_FILE, INDEX_FILE = "model.safetensors", "model.safetensors.index.json"
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl")
-_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # as safetensors calls them
-_WIDENED = tuple(_DTYPES.values())  # each value of the narrow ones is a float32
+_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}  # by their names in safetensors
+_READABLE = tuple(_DTYPES.values())  # float32 represents every value of the narrower ones
 
 
-class Weights(Mapping[str, np.ndarray]):
-    """Tensors of a folder by bare name (without the family's prefix, legacy names renewed), read when asked for."""
+class SafetensorsFolder(Mapping[str, np.ndarray]):
+    """The tensors of a folder by bare name, read on access and widened to float32.
+
+    A bare name has no family prefix, and legacy names are replaced by current ones.
+    """
 
     def __init__(self, directory: Path, prefix: str) -> None:
         self._names: dict[str, tuple[Path, str]] = {}
         for path, name in _tensor_names(directory):
             bare = name.removeprefix(prefix)
-            # The names of the first PyTorch conversions, which published files still have.
+            # Names from the first PyTorch conversions, which published files still use.
             bare = re.sub(r"LayerNorm\.gamma$", "LayerNorm.weight", bare)
             bare = re.sub(r"LayerNorm\.beta$", "LayerNorm.bias", bare)
             if bare in self._names:
-                raise UserError(f"{path} holds tensor {name} and {self._names[bare][1]}, which mean the same. Drop one")
+                raise UserError(
+                    f"{path} holds tensor {name} and {self._names[bare][1]}, which are the same tensor. Remove one"
+                )
             self._names[bare] = path, name
 
     def __getitem__(self, bare: str) -> np.ndarray:
         path, name = self._names[bare]
         with _open(path) as file:
             tensor = file.get_tensor(name)
-        if str(tensor.dtype) not in _WIDENED:
-            raise UserError(f"{path}: tensor {name} is of dtype {tensor.dtype}; wanted one of {', '.join(_WIDENED)}")
+        if str(tensor.dtype) not in _READABLE:
+            raise UserError(f"{path}: tensor {name} has dtype {tensor.dtype}; expected one of {', '.join(_READABLE)}")
         return tensor.astype(np.float32)
 
     def __contains__(self, bare: object) -> bool:
-        return bare in self._names  # without reading it
+        return bare in self._names  # Mapping's default would read the tensor
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -53,7 +58,7 @@ class Weights(Mapping[str, np.ndarray]):
 
     @property
     def dtype(self) -> str:
-        """The one dtype of all tensors, float32 where they differ."""
+        """The dtype of all tensors; float32 if they differ."""
         found = set()
         for path, name in self._names.values():
             with _open(path) as file:
@@ -65,24 +70,24 @@ class Weights(Mapping[str, np.ndarray]):
         with _open(path) as file:
             return tuple(file.get_slice(name).get_shape())
 
-    def said(self, bare: str) -> str:
-        """The tensor as its file calls it, for a message."""
+    def describe(self, bare: str) -> str:
+        """Returns the tensor's file and its name there, for messages."""
         path, name = self._names[bare]
         return f"{path}: tensor {name}"
 
 
 def refuse_pickle(path: Path) -> None:
-    """Raises UserError, with the reason and the way to convert it, for a file of pickled weights."""
+    """Raises UserError, with the reason and a way to convert it, if a path is a file of pickled weights."""
     if path.is_file() and any(path.match(pattern) for pattern in PICKLES):
         raise UserError(
-            f"{path.parent} holds {path.name}, a pickle: reading one can run any code that it contains. Where you "
+            f"{path.parent} holds {path.name}, a pickle: reading one can run any code that it contains. If you "
             "trust it, convert it once with transformers: AutoModelForPreTraining.from_pretrained(FOLDER)."
             "save_pretrained(NEW_FOLDER), and the tokenizer likewise"
         )
 
 
 def _tensor_names(directory: Path) -> Iterator[tuple[Path, str]]:
-    """Each tensor's file and name."""
+    """Yields the file and the name of each tensor."""
     if (directory / WEIGHTS_FILE).exists():
         yield from ((directory / WEIGHTS_FILE, name) for name in _names(directory / WEIGHTS_FILE))
         return
@@ -95,19 +100,19 @@ def _tensor_names(directory: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _indexed(directory: Path) -> Iterator[tuple[Path, str]]:
-    """The tensors of an index, each known to be in the part that the index names."""
+    """Yields the tensors of an index, after checking that each is in the file that the index names."""
     index = directory / INDEX_FILE
     parts = read_json(index).get("weight_map")
     if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
-        raise UserError(f"{index}: weight_map gives no file for each tensor. Fetch it again")
+        raise UserError(f"{index}: weight_map does not map each tensor to a file. Download it again")
     held: dict[str, set[str]] = {}
     for name, part in parts.items():
         if not (directory / part).is_file():
-            raise UserError(f"{index} names {part} (for {name}), which is missing. Fetch it too")
+            raise UserError(f"{index} names {part} (for {name}), which is missing. Download it too")
         if part not in held:
             held[part] = set(_names(directory / part))
         if name not in held[part]:
-            raise UserError(f"{index} has tensor {name} in {part}, which does not hold it. Fetch both again")
+            raise UserError(f"{index} has tensor {name} in {part}, which does not hold it. Download both again")
         yield directory / part, name
 
 
@@ -120,13 +125,14 @@ def _open(path: Path) -> Any:
     try:
         return safetensors.safe_open(path, framework="numpy")
     except safetensors.SafetensorError as error:
-        raise UserError(f"{path} is damaged or no safetensors file ({error}). Fetch it again") from error
+        raise UserError(f"{path} is damaged or not a safetensors file ({error}). Download it again") from error
 
 
-def narrowed(tensors: Mapping[str, np.ndarray], dtype: str) -> tuple[dict[str, np.ndarray], str]:
-    """The tensors in the dtype they came from, if that loses nothing, and as float32 otherwise; and the dtype.
+def restore_dtype(tensors: Mapping[str, np.ndarray], dtype: str) -> tuple[dict[str, np.ndarray], str]:
+    """Returns tensors in the dtype they were read from if that loses nothing, else as float32; and the dtype.
 
-    So a half-precision file that was imported is exported as it was, and one that was trained on is not rounded.
+    An imported half-precision file is thus exported unchanged, and one that was trained further is not
+    rounded.
     """
     narrow = {name: tensor.astype(jnp.dtype(dtype)) for name, tensor in tensors.items()}
     if all(np.array_equal(narrow[name].astype(np.float32), tensor) for name, tensor in tensors.items()):
@@ -134,11 +140,11 @@ def narrowed(tensors: Mapping[str, np.ndarray], dtype: str) -> tuple[dict[str, n
     return dict(tensors), "float32"
 
 
-def save(tensors: Mapping[str, np.ndarray], path: Path) -> None:
-    """Writes tensors as transformers does. Raises OSError for a full disk."""
+def save_tensors(tensors: Mapping[str, np.ndarray], path: Path) -> None:
+    """Writes a safetensors file as transformers does. Raises OSError for a full disk."""
     whole = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
     path.touch()
-    mode = path.stat().st_mode  # the library writes a file that only its owner can read
+    mode = path.stat().st_mode  # the library makes files that only their owner can read
     try:
         safetensors.numpy.save_file(whole, path, metadata={"format": "pt"})
     except safetensors.SafetensorError as error:

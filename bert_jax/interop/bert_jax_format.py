@@ -1,0 +1,81 @@
+"""Reads and writes models in bert_jax format, which is a workdir."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax import tokenizer
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+from bert_jax.interop import checkpoint_average
+from bert_jax.interop.loaded_model import LoadedModel, check_vocabulary
+from bert_jax.model import paths
+from bert_jax.model.bert import abstract_params
+from bert_jax.model.heads import Heads
+from bert_jax.train.early_stop import selected_step
+from bert_jax.train.run import RESULT_FILE
+from bert_jax.train.workdir import WorkdirConfig, read_config, write_config, write_params
+
+TOKENIZER = "tokenizer"
+
+
+def read(workdir: Path, step: int | None = None, average: str = "") -> LoadedModel:
+    """Reads the model of a workdir at a step, or an average of its parameters (checkpoint_average.read_params).
+
+    Without a step it reads the newest checkpoint, or the best one of a run that stopped early. Raises
+    UserError if there is no such checkpoint, and if parameters, config.json and tokenizer do not agree.
+    """
+    config = read_config(workdir)
+    if step is None and (step := selected_step(workdir)) is None:
+        raise UserError(f"no checkpoint in {workdir}: none has been saved yet. Train first, or give another folder")
+    params = checkpoint_average.read_params(workdir, step, average)
+    _check_params(params, config.model, config.heads, workdir)
+    words = tokenizer.load(workdir / TOKENIZER)
+    check_vocabulary(workdir, words, config.model)
+    return LoadedModel(
+        config.model,
+        config.heads,
+        params,
+        words,
+        config.task,
+        step,
+        dtype=config.dtype,
+        origin=str(workdir),
+        training=config.training,
+        # result.json reports the parameters themselves, not an average of them.
+        metrics={} if average else _result(workdir),
+        average=average,
+    )
+
+
+def write(loaded: LoadedModel, directory: Path) -> None:
+    """Writes a model as the workdir of a run at step 0, with parameters and no optimizer state."""
+    directory.mkdir(parents=True, exist_ok=True)
+    write_params(directory, 0, loaded.params)
+    loaded.tokenizer.save(directory / TOKENIZER)
+    kind = "pretraining" if loaded.task is None else "finetuning"
+    write_config(
+        directory,
+        WorkdirConfig(loaded.model, loaded.heads, kind, training=loaded.training, task=loaded.task, dtype=loaded.dtype),
+    )
+
+
+def _check_params(params: Mapping[str, np.ndarray], model: ModelConfig, heads: Heads, workdir: Path) -> None:
+    expected = {path: leaf.shape for path, leaf in paths.flatten(abstract_params(model, heads)).items()}
+    got = {path: value.shape for path, value in params.items()}
+    for path in sorted(set(expected) | set(got)):
+        if expected.get(path) != got.get(path):
+            raise UserError(
+                f"{workdir}: parameter {path} is {got.get(path, 'missing')}, but config.json expects "
+                f"{expected.get(path, 'none')}. Was config.json changed or copied from another workdir?"
+            )
+
+
+def _result(workdir: Path) -> dict[str, object]:
+    """Returns result.json, or nothing if the run has not finished or the file is damaged."""
+    try:
+        return dict(json.loads((workdir / RESULT_FILE).read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}  # only the model card uses it

@@ -1,0 +1,93 @@
+"""Selects the parameters of a checkpoint from which a new run starts."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+from bert_jax.interop.family import ARCHITECTURE_FIELDS
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.model import paths
+from bert_jax.model.bert import abstract_params
+from bert_jax.model.heads import Heads
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.train import distributed
+
+# ModernBERT applies one dense layer and norm before whichever head it has, so a fine-tuned head's
+# layer starts from the one that the masked language model was pretrained with.
+_BEFORE_HEADS = {"pooler/dense": "mlm_head/transform", "pooler/norm": "mlm_head/norm"}
+
+# Heads whose outputs have a meaning only through the labels of their task.
+_LABEL_HEADS = ("classifier", "tagger", "crf", "question_head", "span_classifier", "span_relations")
+
+
+class InitialParams(NamedTuple):
+    """The parameters that a new run copies, by path, and the paths that it initializes randomly."""
+
+    params: dict[str, np.ndarray]
+    fresh: tuple[str, ...]
+
+
+def initial_params(
+    loaded: LoadedModel, model: ModelConfig, heads: Heads, tokenizer: Tokenizer, task: Mapping[str, Any] | None = None
+) -> InitialParams:
+    """Returns the parameters of a checkpoint that fit a run with this model, these heads and this tokenizer.
+
+    A head that the checkpoint lacks, or has with another number of classes, is initialized randomly, as
+    are all heads with labels if `task` (its `kind` and `labels`) differs from the task that the
+    checkpoint was fine-tuned for. One line on stderr reports this. Raises UserError for another
+    architecture or another tokenizer.
+    """
+    origin = loaded.origin or "the checkpoint"
+    check_architecture(loaded.model, model, origin)
+    if loaded.tokenizer.content_hash != tokenizer.content_hash:
+        raise UserError(
+            f"{origin} was trained with another tokenizer than the one of this run's data. Build the data with "
+            f"--tokenizer={origin}, or set init_from to another checkpoint"
+        )
+    wanted = paths.flatten(abstract_params(model, heads))
+    held = dict(loaded.params)
+    if model.pooler == "transform":
+        held = _renamed(held, _BEFORE_HEADS) | held
+    reason = "not in the checkpoint"
+    if task and loaded.task and _labels(task) != _labels(loaded.task):
+        held = {path: value for path, value in held.items() if path.split(paths.SEPARATOR)[0] not in _LABEL_HEADS}
+        labels = ", ".join(loaded.task.get("labels") or ["scores"])
+        reason += f" or specific to its task ({loaded.task['name']}: {labels:.80})"
+    found = {path: value for path, value in held.items() if path in wanted and wanted[path].shape == value.shape}
+    fresh = tuple(path for path in wanted if path not in found)
+    if fresh:
+        Console(stderr=True, quiet=not distributed.is_primary()).print(
+            f"starting from {origin}; initialized randomly, since {reason}: {', '.join(fresh)}",
+            highlight=False,
+            markup=False,
+            soft_wrap=True,
+        )
+    return InitialParams(found, fresh)
+
+
+def check_architecture(got: ModelConfig, wanted: ModelConfig, origin: str = "the checkpoint") -> None:
+    """Raises UserError, naming the field, if a checkpoint's architecture differs from the configured one."""
+    for name in ARCHITECTURE_FIELDS:
+        if getattr(got, name) != getattr(wanted, name):
+            raise UserError(
+                f"{origin} has another architecture: {name} is {getattr(got, name)}, but the configuration has "
+                f"{getattr(wanted, name)}. Change config.model, or set init_from to another checkpoint"
+            )
+
+
+def _renamed(params: Mapping[str, np.ndarray], folders: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Returns the parameters below some folders under other paths; folders maps the new folder to the old one."""
+    return {
+        path.replace(old, new): value
+        for new, old in folders.items()
+        for path, value in params.items()
+        if path.startswith(old + paths.SEPARATOR)
+    }
+
+
+def _labels(task: Mapping[str, Any]) -> tuple[str, tuple[str, ...]]:
+    return task["kind"], tuple(task.get("labels") or ())

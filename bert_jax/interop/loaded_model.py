@@ -1,0 +1,50 @@
+"""The common form of a model that was read from any kind of checkpoint."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
+from bert_jax.model.heads import Heads
+from bert_jax.tokenizer import Tokenizer
+
+
+@dataclass(frozen=True, eq=False)
+class LoadedModel:
+    """A model in host memory: float32 parameters by path, as bert_jax.model.bert names them.
+
+    task        of a fine-tuned model: name, kind, labels and options (bert_jax/tasks)
+    dtype       of the file that the parameters come from; they are float32 here in any case
+
+    The remaining fields are for messages and the model card, and empty if unknown:
+
+    origin      the path that was opened
+    average     which average of a run's parameters these are (checkpoint_average); empty for none
+    training    the configuration of the run
+    metrics     result.json of the run
+    """
+
+    model: ModelConfig
+    heads: Heads
+    params: Mapping[str, np.ndarray]
+    tokenizer: Tokenizer
+    task: Mapping[str, Any] | None = None
+    step: int = 0
+    dtype: str = "float32"
+    origin: str = ""
+    average: str = ""
+    training: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+def check_vocabulary(directory: Path, words: Tokenizer, model: ModelConfig, config_file: str = "config.json") -> None:
+    """Raises UserError if the tokenizer has ids that the model's token table lacks."""
+    if words.vocab_size > model.vocab_size:
+        raise UserError(
+            f"{directory}: the tokenizer has {words.vocab_size} tokens, but {config_file} has vocab_size "
+            f"{model.vocab_size}. Put the tokenizer files that belong to this model there"
+        )

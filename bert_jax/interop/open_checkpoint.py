@@ -1,0 +1,66 @@
+"""Opens any CHECKPOINT that a command accepts."""
+
+import dataclasses
+from pathlib import Path
+
+from bert_jax.command import UserError
+from bert_jax.interop import bert_jax_format, huggingface, original_bert, stablehlo
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.safetensors_folder import refuse_pickle
+from bert_jax.model.heads import Heads
+from bert_jax.storage.local import INCOMPLETE, read_json
+from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE
+
+
+def open_checkpoint(path: str | Path, average: str = "") -> LoadedModel:
+    """Opens a workdir, a step in it, a folder written by convert or export, or a Hugging Face folder.
+
+    average selects an average of a workdir's parameters: `ema` or `last:K`
+    (checkpoint_average.read_params); the empty string reads the parameters themselves. Raises UserError
+    if there is no checkpoint, if it is incomplete or damaged, and whenever `huggingface.read` does.
+    """
+    path = Path(path)
+    if not path.exists():
+        raise UserError(f"no checkpoint at {path}. Give a workdir, a step in it, or a Hugging Face folder")
+    refuse_pickle(path)
+    if not path.is_dir():
+        raise UserError(f"{path} is a file; a checkpoint is a folder (a workdir, a step in it, a Hugging Face folder)")
+    if path.name.endswith(INCOMPLETE):
+        raise UserError(f"{path} is incomplete. Run the command that was writing it again")
+    step = None
+    if path.absolute().parent.name == CHECKPOINTS and path.name.isdecimal():
+        path, step = path.absolute().parent.parent, int(path.name)
+    if (path / stablehlo.DESCRIPTION_FILE).exists():
+        raise UserError(f"{path} holds StableHLO programs, not a checkpoint. Give the one they were exported from")
+    if original_bert.is_original(path):
+        raise UserError(
+            f"{path} is in Google's TensorFlow layout. Convert it once: python -m bert_jax.convert "
+            f"--input {path} --output DIR"
+        )
+    if step is not None or _is_workdir(path):
+        return bert_jax_format.read(path, step, average)
+    if average:
+        raise UserError(f"{path} holds a single set of weights, not a workdir. Omit --average")
+    return huggingface.read(path)
+
+
+def describe(loaded: LoadedModel) -> str:
+    """Returns a one-line description of a model, which commands print when they finish."""
+    plain = Heads()
+    heads = [
+        item.name for item in dataclasses.fields(Heads) if getattr(loaded.heads, item.name) != getattr(plain, item.name)
+    ]
+    model = loaded.model
+    average = f"; average {loaded.average}" if loaded.average else ""
+    return (
+        f"{huggingface.title(loaded)}, {model.layers} layers x {model.width}, vocabulary {model.vocab_size}, "
+        f"{model.max_positions} positions; heads: {', '.join(heads) or 'none'}{average}"
+    )
+
+
+def _is_workdir(path: Path) -> bool:
+    """Returns whether config.json is in bert_jax format; the Hugging Face format has a model_type."""
+    file = path / CONFIG_FILE
+    if not file.exists() and (path / CHECKPOINTS).is_dir():
+        raise UserError(f"{path} has checkpoints but no {CONFIG_FILE}. Give the workdir that they belong to")
+    return "model_type" not in read_json(file)
