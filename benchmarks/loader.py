@@ -31,6 +31,7 @@ from bert_jax.data import shards
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.masking import MaskingRule
 from data_prep import build_examples, readers, train_tokenizer
+from data_prep.build_options import BuildOptions
 
 BATCH_SIZE = 256  # the global batch of BERT's recipes (Devlin et al. 2019, appendix A.2)
 SMALL_BATCH = 16
@@ -87,7 +88,7 @@ def _train(input: str, directory: Path) -> Path:
 
 
 def _build(input: str, tokenizer: Path, directory: Path, seq_len: int) -> Path:
-    build_examples.build(input, tokenizer, directory, seq_len, mask_unit="word", workers=1)
+    build_examples.build(BuildOptions(input, tokenizer, directory, seq_len, mask_unit="word", workers=1))
     return directory
 
 

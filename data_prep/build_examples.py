@@ -1,5 +1,6 @@
-"""Text to rows for pretraining: `build` for notebooks, `python -m data_prep.build_examples` for a terminal."""
+"""Builds pretraining examples from text: `build` for notebooks, `python -m data_prep.build_examples` for a terminal."""
 
+import dataclasses
 import functools
 import os
 import signal
@@ -17,7 +18,9 @@ from bert_jax.data.manifest import PAIRS
 from bert_jax.progress import Reporter
 from bert_jax.storage.compression import SUFFIXES as COMPRESSED
 from bert_jax.storage.local import incomplete_path, refuse_existing
-from data_prep import engines, flags, formats, summary, worker
+from bert_jax.tokenizer import Tokenizer
+from data_prep import build_options, engines, summary, worker
+from data_prep.build_options import BuildOptions
 from data_prep.job import Arguments, Job, UnitRecord, finished_units
 from data_prep.memory import keep_freed
 from data_prep.objectives import fewest_documents
@@ -30,100 +33,55 @@ MB = 1_000_000
 GB = 1_000_000_000
 
 
-def build(
-    input: str | Path,
-    tokenizer: str | Path,
-    output: str | Path,
-    seq_len: int,
-    *,
-    objective: str = "nsp",
-    masking: str = "dynamic",
-    mask_unit: str = "token",
-    mask_rate: float = 0.15,
-    mask_split: str | Sequence[float] = "0.8,0.1,0.1",
-    random_tokens: str = "uniform",
-    reorder_rate: float = 0.0,
-    dupe_factor: int = 1,
-    pack: int = 1,
-    eval_fraction: float = 0.01,
-    short_seq_prob: float | None = None,
-    delete_rate: float = 0.0,
-    insert_rate: float = 0.0,
-    lowercase: bool | None = None,
-    seed: int = 0,
-    engine: str = "local",
-    engine_options: str = "",
-    format: str = "arrow",
-    workers: int = 0,
-    unit_mb: float = 0.0,
-    weights: str | Sequence[float] = (),
-    document: str = "blank_line",
-    text_field: str = "text",
-    dedup: bool = False,
-    on_error: str = "fail",
-    token_cache: str | Path | None = None,
-    token_cache_gb: float = 50.0,
-    quiet: bool = True,
-) -> dict[str, Any]:
-    """Builds the examples as the command does, and returns the manifest; see its --help for the arguments.
+def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
+    """Builds the examples as the command does, and returns the manifest.
 
-    With more than one worker, call it under `if __name__ == "__main__"` in a script, as multiprocessing needs.
-    Raises UserError for a mistake in the arguments or the input; finished units are then kept for the next call.
+    With more than one worker, call it under `if __name__ == "__main__"` in a script, as multiprocessing requires.
+    Raises UserError for a mistake in the options or the input; finished units are kept for the next call.
     """
-    flags.check_choices(objective, masking, mask_unit, engine)
-    formats.check(format, masking, pack)
-    split = flags.split(mask_split)
-    flags.check_numbers(seq_len, mask_rate, dupe_factor, pack, eval_fraction, short_seq_prob, seed, workers, unit_mb)
-    flags.check_rates(delete_rate, insert_rate, token_cache_gb)
-    if objective not in PAIRS and short_seq_prob:
-        raise UserError(f"--short_seq_prob is for --objective {' and '.join(PAIRS)}; {objective} makes none short")
-    output = Path(os.path.abspath(output))
+    output = Path(os.path.abspath(options.output))
     refuse_existing(output)
-    engines.begin(engine, workers)
-    sources = _without(find_sources(str(input), flags.weights(weights)), incomplete_path(output))
-    corpus = Corpus(sources, Reading(text_field, document, on_error))
-    loaded = tokenizers.load(tokenizer, lowercase)
-    if short_seq_prob is None:
-        # Packing makes short sequences of its own (split_for_packing.py). More of them would not fill rows that hold
-        # few sequences.
-        short_seq_prob = SHORT_SEQ_PROB if objective in PAIRS and pack == 1 else 0.0
-    arguments = Arguments(
-        objective=objective,
-        seq_len=seq_len,
-        masking=masking,
-        mask_unit=mask_unit,
-        mask_rate=mask_rate,
-        mask_split=split,
-        random_tokens=random_tokens,
-        reorder_rate=reorder_rate,
-        dupe_factor=dupe_factor,
-        pack=pack,
-        format=format,
-        eval_fraction=eval_fraction,
-        short_seq_prob=short_seq_prob,
-        delete_rate=delete_rate,
-        insert_rate=insert_rate,
-        seed=seed,
-        unit_bytes=round(unit_mb * MB) if unit_mb else _default_unit_bytes(corpus.sources),
-        tokenizer_hash=loaded.content_hash,
-        sources=corpus.sources,
-        text_field=text_field,
-        document=document,
-        dedup=dedup,
-    )
-    _check_masking(arguments)
+    engines.begin(options.engine, options.workers)
+    sources = _without(find_sources(str(options.input), options.weights), incomplete_path(output))
+    corpus = Corpus(sources, Reading(options.text_field, options.document, options.on_error))
+    tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
+    arguments = _arguments(options, sources, tokenizer)
     cache = None
-    if token_cache is not None:
-        cache = TokenCache(Path(os.path.abspath(token_cache)), round(token_cache_gb * GB))
+    if options.token_cache is not None:
+        cache = TokenCache(Path(os.path.abspath(options.token_cache)), round(options.token_cache_gb * GB))
         cache.prepare()
-    with Job(output, arguments, loaded) as job:
-        return _run(job, corpus, engine, engine_options, workers, cache, quiet)
+    with Job(output, arguments, tokenizer) as job:
+        return _run(job, corpus, options, cache, quiet)
 
 
-def _run(
-    job: Job, corpus: Corpus, engine: str, engine_options: str, workers: int, cache: TokenCache | None, quiet: bool
-) -> dict[str, Any]:
-    """Splits, skips what is finished, sends the rest to the engine, and finishes the folder."""
+def _arguments(options: BuildOptions, sources: tuple[Source, ...], tokenizer: Tokenizer) -> Arguments:
+    """The options that decide the bytes of the shards, with defaults that depend on other options or on the text."""
+    short_seq_prob = options.short_seq_prob
+    if short_seq_prob is None:
+        # Packing makes short sequences itself (split_for_packing.py); more of them would not fill rows that hold only
+        # a few sequences.
+        short_seq_prob = SHORT_SEQ_PROB if options.objective in PAIRS and options.pack == 1 else 0.0
+    names = {field.name for field in dataclasses.fields(Arguments)}
+    shared = {name: value for name, value in vars(options).items() if name in names}
+    arguments = Arguments(
+        **shared
+        | {
+            "mask_split": tuple(map(float, options.mask_split)),
+            "short_seq_prob": short_seq_prob,
+            "unit_bytes": round(options.unit_mb * MB) if options.unit_mb else _default_unit_bytes(sources),
+            "tokenizer_hash": tokenizer.content_hash,
+            "sources": sources,
+        }
+    )
+    if arguments.rule.random == "unigram" and arguments.masking == "static":  # .rule raises for an impossible rule
+        raise UserError(
+            "--random_tokens unigram needs --masking dynamic, because the counts are known only at the end of the job"
+        )
+    return arguments
+
+
+def _run(job: Job, corpus: Corpus, options: BuildOptions, cache: TokenCache | None, quiet: bool) -> dict[str, Any]:
+    """Splits the corpus, skips finished units, passes the others to the engine, and finishes the folder."""
     arguments = job.arguments
     worker.keep(job.directory, job.tokenizer)
     cut = Cut(arguments.unit_bytes, arguments.eval_fraction, fewest_documents(arguments.objective))
@@ -131,15 +89,15 @@ def _run(
     records: list[UnitRecord] = []
     tokens = done = 0
 
-    def tell() -> None:
-        """An engine may read far ahead: as done counts the share of what is read that is in finished units."""
+    def report() -> None:
+        """Shows progress by the documents in finished units, because an engine may read far ahead of them."""
         share = done / max(splitter.documents, 1)
         reporter.update(corpus.bytes_read * share, splitter.bytes / MB * share, tokens / 1e6)
 
     def unfinished() -> Iterator[Unit]:
         nonlocal done
         try:
-            for unit in splitter.split(reported()):
+            for unit in splitter.split(documents()):
                 record = job.finished(unit)
                 if record is None:
                     yield unit
@@ -149,68 +107,63 @@ def _run(
         except UnusableCorpus as error:
             raise _with_skipped(error, corpus.refused + splitter.skipped) from None
 
-    def reported() -> Iterator[bytes | None]:
+    def documents() -> Iterator[bytes | None]:
         for document in corpus.texts():
-            tell()
+            report()
             yield document
 
     resumed = finished_units(job.directory)
     if resumed and not quiet:
-        print(f"going on in {job.directory}: {resumed} units are finished", file=sys.stderr)
+        print(f"resuming {job.directory}: {resumed} units are finished", file=sys.stderr)
+    work = functools.partial(worker.build_unit, arguments, cache)
+    engine = functools.partial(engines.run, directory=job.directory, options=options.engine_options)
     with Reporter("building examples", corpus.total_bytes, ("MB", "M tokens"), quiet) as reporter:
-        work = functools.partial(worker.build_unit, arguments, cache)
-        for record in engines.run(engine, work, unfinished(), workers, directory=job.directory, options=engine_options):
+        for record in engine(options.engine, work, unfinished(), options.workers):
             records.append(record)
             tokens += record.counts["source_tokens"]
             done += record.counts["documents"]
-            tell()
+            report()
         if not any(record.counts["rows"] for record in records if record.part == "train"):
-            raise UnusableCorpus(summary.nothing(records))
+            raise UnusableCorpus(summary.why_no_rows(records))
         manifest = job.finish(records, corpus.refused + splitter.skipped)
     if not quiet:
-        summary.tell(job, manifest, splitter, tokens, reporter.seconds())
+        summary.print_summary(job, manifest, splitter, tokens, reporter.seconds())
         if cache is not None:
-            summary.tell_of_cache(cache, arguments.tokenizer_hash, records)
+            summary.print_cache_summary(cache, arguments.tokenizer_hash, records)
     return manifest
 
 
-def _check_masking(arguments: Arguments) -> None:
-    rule = arguments.rule  # raises for what is no rule
-    if rule.random == "unigram" and arguments.masking == "static":
-        raise UserError("--random_tokens unigram needs --masking dynamic: the counts are known when the job has ended")
-
-
 def _with_skipped(error: UnusableCorpus, skipped: Counter[str]) -> UnusableCorpus:
-    return UnusableCorpus(f"{error}; skipped: {summary.told(skipped)}") if skipped else error
+    return UnusableCorpus(f"{error}; skipped: {summary.listed(skipped)}") if skipped else error
 
 
 def _without(sources: Sequence[Source], folder: Path) -> tuple[Source, ...]:
-    """The sources that are not in a folder: a pattern may name what an earlier run of this job left, too."""
+    """The sources outside of a folder: a pattern may also match what an earlier run of this job left."""
     inside = os.path.realpath(folder) + os.sep
     return tuple(source for source in sources if not os.path.realpath(source.path).startswith(inside))
 
 
 def _default_unit_bytes(sources: Sequence[Source]) -> int:
-    """A 16th of the corpus, from 1 to 8 MB: enough units to share out, each long enough that its own cost is small."""
+    """A 16th of the corpus, from 1 to 8 MB: enough units to share out, each large enough to outweigh its overhead."""
     text_bytes = sum(source.bytes * (3 if source.path.endswith(COMPRESSED) else 1) for source in sources)
     return min(max(text_bytes // 16, MB), 8 * MB)
 
 
 def main(arguments: Sequence[str]) -> None:
-    keywords = flags.parse(arguments)
+    options = build_options.parse(arguments)
 
     def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # stopping is under way, and another one would tear it
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
         raise Stopped("stopped by SIGTERM")
 
     before = signal.signal(signal.SIGTERM, stop)
     keep_freed()
     try:
-        build(**keywords, quiet=False)
+        build(options, quiet=False)
     except Stopped as stopped:
-        directory = incomplete_path(Path(keywords["output"]))
+        directory = incomplete_path(Path(options.output))
         if finished_units(directory):
-            kept = f"finished units are kept in {directory}: run the same command again to go on"
+            kept = f"finished units are kept in {directory}: run the same command again to resume"
             raise Stopped(f"{stopped}; {kept}") from None
         raise
     finally:

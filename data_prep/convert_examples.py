@@ -56,7 +56,7 @@ def convert(
     if tokenizer is None:
         raise UserError(f"{input}: TFRecord files hold ids alone; give the --tokenizer that made them")
     if objective is not None and objective not in OBJECTIVES:
-        raise UserError(f"--objective {objective} is not here; there is: {', '.join(OBJECTIVES)}")
+        raise UserError(f"unknown --objective {objective}; choose from {', '.join(OBJECTIVES)}")
     formats.check(format, "static", 1)
     with atomic_folder(output) as folder:
         patterns: dict[Part, str | None] = {"train": str(input), "eval": eval_input}

@@ -1,4 +1,4 @@
-"""What a job of build_examples says when it has ended, or why it gave nothing."""
+"""What build_examples prints at the end of a job, or why the job made no rows."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,28 +11,30 @@ from data_prep.job import Job, UnitRecord
 from data_prep.token_cache import TokenCache
 from data_prep.units import UnitSplitter
 
-# So much tells a vocabulary of another language, script or case from rare words.
+# Rare words alone never give this much; a vocabulary of another language, script or case does.
 _MUCH_UNKNOWN = 0.2
 
 
-def told(skipped: Mapping[str, int]) -> str:
+def listed(skipped: Mapping[str, int]) -> str:
+    """Counts of skipped documents by reason, in one line."""
     return ", ".join(f"{count} {reason}" for reason, count in skipped.items())
 
 
-def nothing(records: Sequence[UnitRecord]) -> str:
+def why_no_rows(records: Sequence[UnitRecord]) -> str:
+    """Explains why a corpus gives no training rows, and what to change."""
     skipped = {reason for record in records for reason in record.skipped}
     if "no_other_document" in skipped:
         return (
             "--input holds one document with tokens, and --objective nsp takes random segments from another one. "
-            "Part the documents by blank lines, or give --objective full_sentences"
+            "Separate documents by blank lines, or use --objective full_sentences"
         )
     if "too_short" in skipped:
-        return "every document of --input is of one token, and --objective sop parts each in two. Give more text"
-    return "no document of --input has a token: the tokenizer drops all its characters. Check --input and --tokenizer"
+        return "every document of --input has one token, and --objective sop splits each in two. Use more text"
+    return "no document of --input has a token: the tokenizer drops every character. Check both"
 
 
-def tell(job: Job, manifest: dict[str, Any], splitter: UnitSplitter, tokens: int, seconds: float) -> None:
-    """One paragraph at the end, on stderr."""
+def print_summary(job: Job, manifest: dict[str, Any], splitter: UnitSplitter, tokens: int, seconds: float) -> None:
+    """Prints a paragraph to stderr: rows, speed, what was skipped, and warnings."""
     train, held_out = manifest["parts"]["train"], manifest["parts"]["eval"]
     lines = [
         f"{job.output}: {train['rows']} rows for training, {held_out['rows']} for evaluation, from "
@@ -42,19 +44,19 @@ def tell(job: Job, manifest: dict[str, Any], splitter: UnitSplitter, tokens: int
     if job.arguments.eval_fraction and not held_out["documents"]:
         lines.append(_no_eval(splitter, job.arguments.eval_fraction))
     if skipped := manifest["counts"]["skipped"]:
-        lines.append(f"skipped: {told(skipped)}")
+        lines.append(f"skipped: {listed(skipped)}")
     if (share := unknown_share(job.output, manifest, job.tokenizer)) > _MUCH_UNKNOWN:
         lines.append(
             f"warning: {share:.0%} of the text is {job.tokenizer.roles.unk_token}: "
-            "is --tokenizer of this text's language, and of its case?"
+            "does --tokenizer fit the language and the case of this text?"
         )
     print("\n".join(lines), file=sys.stderr, flush=True)
 
 
 def unknown_share(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> float:
-    """The share of [UNK] in the text of train: what is neither an ordinary token nor [CLS] or [SEP].
+    """The share of [UNK] in the text of train: tokens that are neither ordinary nor [CLS] or [SEP].
 
-    With full_sentences, which has a [SEP] between most documents, that share or a little less.
+    With full_sentences, which puts a [SEP] between most documents, the result may be slightly too low.
     """
     if not tokenizer.has_unknown:
         return 0.0
@@ -66,23 +68,25 @@ def unknown_share(output: Path, manifest: Mapping[str, Any], tokenizer: Tokenize
     return max(text - int(read_unigram_counts(output, manifest).sum()), 0) / text
 
 
-def tell_of_cache(cache: TokenCache, tokenizer_hash: str, records: Sequence[UnitRecord]) -> None:
+def print_cache_summary(cache: TokenCache, tokenizer_hash: str, records: Sequence[UnitRecord]) -> None:
     held = sum(cache.holds(tokenizer_hash, record.text_hash) for record in records)
     line = f"{cache.directory} holds the tokens of {held} of {len(records)} units"
-    more = "" if held == len(records) else "; it is full: raise --token_cache_gb, or remove what is of no more use"
+    more = (
+        "" if held == len(records) else "; it is full: raise --token_cache_gb, or remove files that are no longer used"
+    )
     print(line + more, file=sys.stderr, flush=True)
 
 
 def _no_eval(splitter: UnitSplitter, eval_fraction: float) -> str:
-    """Why no document is held out, and what would change it."""
+    """Explains why no document is held out, and what to change."""
     moved, fewest = splitter.moved_to_train, splitter.cut.fewest
     if splitter.documents < 2 * fewest:
-        return f"nothing is held out for eval: that takes {2 * fewest} documents or more. Give more text"
+        return f"nothing is held out for eval, which needs {2 * fewest} documents or more. Use more text"
     if moved >= fewest:
-        return f"all documents are in train: --eval_fraction {eval_fraction} left too few for it. Lower it"
+        return f"all documents are in train, because --eval_fraction {eval_fraction} left too few for it. Lower it"
     if moved:
         return (
-            f"{moved} document(s) chosen for eval went to train: too few to be a part. "
-            "Raise --eval_fraction, or give more text"
+            f"{moved} document(s) chosen for eval are in train, because they are too few for a part. "
+            "Raise --eval_fraction, or use more text"
         )
-    return f"no document was chosen for eval (--eval_fraction {eval_fraction}). Raise it, or give more text"
+    return f"no document was chosen for eval (--eval_fraction {eval_fraction}). Raise it, or use more text"

@@ -65,7 +65,7 @@ def train(
     number of characters, options out of range, an output that exists, and what `readers` raises.
     """
     if kind not in KINDS:
-        raise UserError(f"--kind {kind} is not here; there is: {', '.join(KINDS)}")
+        raise UserError(f"unknown --kind {kind}; choose from {', '.join(KINDS)}")
     if vocab_size < 1:
         raise UserError(f"--vocab_size {vocab_size} is no size. Give a number such as 8192 or 30522")
     if alpha is not None and not 0 <= alpha <= 1:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 
 ROOT = Path(__file__).parent.parent
 
@@ -29,7 +30,7 @@ MANY_UNITS: dict[str, Any] = {"seq_len": 64, "eval_fraction": 0.1, "unit_mb": 0.
 
 def build_here(corpus: Path, vocab_dir: Path, folder: Path) -> Path:
     """The output of one process, which every engine has to give."""
-    build(corpus, vocab_dir, folder / "out", workers=1, **MANY_UNITS)
+    build(BuildOptions(corpus, vocab_dir, folder / "out", workers=1, **MANY_UNITS))
     return folder / "out"
 
 

@@ -1,6 +1,5 @@
 import dataclasses
 import hashlib
-import inspect
 import json
 import os
 import random
@@ -22,9 +21,10 @@ from bert_jax.data.example import Rows
 from bert_jax.data.manifest import PAIRS, PARTS, Part, read_manifest
 from bert_jax.data.masking import Masker, MaskingRule
 from bert_jax.data.shards import open_dataset
-from data_prep import build_examples, flags, readers
+from data_prep import build_examples, build_options, readers
 from data_prep.audit import truth, verify
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 from data_prep.encoding import encode
 from data_prep.objectives import OBJECTIVES
 from data_prep.sentences import document_sentences
@@ -54,7 +54,7 @@ def arguments(corpus: Path, vocab_dir: Path, tmp_path: Path) -> dict:
 def built(corpus: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An output to be read."""
     output = tmp_path_factory.mktemp("built") / "out"
-    build(**plain(corpus, vocab_dir, output))
+    build(BuildOptions(**plain(corpus, vocab_dir, output)))
     return output
 
 
@@ -70,7 +70,7 @@ def all_rows(directory: Path, part: Part) -> Rows:
         {"masking": "static", "dupe_factor": 2},
         {"masking": "static", "mask_unit": "word", "mask_rate": 0.3},
         {"masking": "static", "mask_unit": "ngram", "reorder_rate": 0.1, "pack": 3},
-        {"mask_unit": "span", "mask_split": "0.5,0.5,0", "random_tokens": "unigram"},
+        {"mask_unit": "span", "mask_split": (0.5, 0.5, 0.0), "random_tokens": "unigram"},
         {"objective": "full_sentences"},
         {"objective": "full_sentences", "masking": "static", "seq_len": 16},
         {"short_seq_prob": 0.5, "seq_len": 33, "seed": 5},
@@ -86,7 +86,7 @@ def all_rows(directory: Path, part: Part) -> Rows:
 )
 def test_manifest_is_true_of_the_shards(arguments: dict, options: dict) -> None:
     """verify counts everything again, and checks each row against the format's guarantees."""
-    manifest = build(**arguments | options)
+    manifest = build(BuildOptions(**arguments | options))
     assert (
         verify(arguments["output"]).manifest
         == json.loads((arguments["output"] / "manifest.json").read_text())
@@ -153,7 +153,7 @@ def test_segments_are_contiguous_text_of_the_unit(arguments: dict, built: Path) 
 
 def test_full_sentences_hold_the_text_in_order(arguments: dict) -> None:
     """The rows without [CLS] and [SEP] are the unit's ids, every one, once; separators stand between documents."""
-    build(**arguments | {"objective": "full_sentences"})
+    build(BuildOptions(**arguments | {"objective": "full_sentences"}))
     loaded = tokenizers.load(arguments["tokenizer"])
     special = [loaded.cls_id, loaded.sep_id, loaded.pad_id]
     whole: dict[int, list[np.ndarray]] = {}
@@ -169,7 +169,7 @@ def test_full_sentences_hold_the_text_in_order(arguments: dict) -> None:
 @pytest.mark.parametrize("objective", OBJECTIVES)
 def test_packed_sequences_are_pieces_of_the_text(arguments: dict, objective: str) -> None:
     """Each with its own [CLS], label and key; a row has several, and padding only where nothing fitted."""
-    manifest = build(**arguments | {"objective": objective, "pack": 6, "seq_len": 128})
+    manifest = build(BuildOptions(**arguments | {"objective": objective, "pack": 6, "seq_len": 128}))
     documents = documents_of(arguments["output"], arguments)
     loaded = tokenizers.load(arguments["tokenizer"])
     rows = all_rows(arguments["output"], "train")
@@ -198,13 +198,13 @@ def test_packed_sequences_are_pieces_of_the_text(arguments: dict, objective: str
 
 
 def test_shards_do_not_depend_on_the_number_of_workers(arguments: dict, built: Path) -> None:
-    build(**arguments | {"workers": 2})
+    build(BuildOptions(**arguments | {"workers": 2}))
     assert contents(arguments["output"]) == contents(built)
 
 
 def test_seed_changes_pairs_but_not_parts(arguments: dict, built: Path) -> None:
     first = read_manifest(built)
-    second = build(**arguments | {"seed": 1})
+    second = build(BuildOptions(**arguments | {"seed": 1}))
     assert first["parts"]["eval"]["documents"] == second["parts"]["eval"]["documents"]
     assert first["shards"] != second["shards"]
 
@@ -214,13 +214,13 @@ def test_eval_documents_are_chosen_by_their_text(arguments: dict, built: Path, t
     once = read_manifest(built)
     doubled = tmp_path / "doubled.txt"
     doubled.write_text(Path(arguments["input"]).read_text() + "\n\n" + Path(arguments["input"]).read_text())
-    twice = build(**arguments | {"input": str(doubled)})
+    twice = build(BuildOptions(**arguments | {"input": str(doubled)}))
     for part in PARTS:
         assert twice["parts"][part]["documents"] == 2 * once["parts"][part]["documents"] > 0
 
 
 def test_dupes_are_pairings_of_their_own(arguments: dict) -> None:
-    build(**arguments | {"dupe_factor": 3})
+    build(BuildOptions(**arguments | {"dupe_factor": 3}))
     rows = all_rows(arguments["output"], "train")
     keys = rows.sequence_keys[:, 0]
     assert len(np.unique(keys)) == len(keys)
@@ -238,19 +238,24 @@ def test_second_length_tokenizes_nothing_and_writes_the_same(
     arguments: dict, tmp_path: Path, monkeypatch, capsys
 ) -> None:
     """Nor does another objective, and what the cache holds is bounded."""
-    cached = arguments | {"token_cache": tmp_path / "cache", "quiet": False}
-    build(**cached)
+    cached = arguments | {"token_cache": tmp_path / "cache"}
+    build(BuildOptions(**cached), quiet=False)
     units = len(list((tmp_path / "cache").glob("*/*.ids")))
     assert f"holds the tokens of {units} of {units} units" in capsys.readouterr().err
-    build(**cached | {"output": tmp_path / "half", "token_cache": tmp_path / "small", "token_cache_gb": 5e-5})
+    build(
+        BuildOptions(
+            **cached | {"output": tmp_path / "half", "token_cache": tmp_path / "small", "token_cache_gb": 5e-5}
+        ),
+        quiet=False,
+    )
     assert "it is full: raise --token_cache_gb" in capsys.readouterr().err
     changes = {"seq_len": 96}, {"objective": "sop", "pack": 2}
     for number, change in enumerate(changes):
-        build(**arguments | change | {"output": tmp_path / f"without_{number}"})
+        build(BuildOptions(**arguments | change | {"output": tmp_path / f"without_{number}"}))
     with monkeypatch.context() as patched:
         patched.setattr(tokenizers.Tokenizer, "encode_many", None)
         for number, change in enumerate(changes):
-            build(**cached | change | {"output": tmp_path / f"with_{number}"})
+            build(BuildOptions(**cached | change | {"output": tmp_path / f"with_{number}"}))
     for number in range(len(changes)):
         assert contents(tmp_path / f"with_{number}") == contents(tmp_path / f"without_{number}")
     assert len(list((tmp_path / "cache").glob("*/*"))) == units
@@ -258,13 +263,13 @@ def test_second_length_tokenizes_nothing_and_writes_the_same(
 
 def test_another_tokenizer_under_the_same_output_is_loaded(arguments: dict, tmp_path: Path) -> None:
     """In one process, as a notebook builds, looks, removes and builds again."""
-    build(**arguments)
+    build(BuildOptions(**arguments))
     shutil.rmtree(arguments["output"])
     tokens = (arguments["tokenizer"] / "vocab.txt").read_text().splitlines()
     (tmp_path / "vocab.txt").write_text("\n".join(tokens[:5] + tokens[:4:-1]) + "\n")
     other = arguments | {"tokenizer": tmp_path / "vocab.txt", "lowercase": True}
-    build(**other)
-    build(**other | {"output": tmp_path / "fresh"})
+    build(BuildOptions(**other))
+    build(BuildOptions(**other | {"output": tmp_path / "fresh"}))
     assert contents(arguments["output"]) == contents(tmp_path / "fresh")
 
 
@@ -281,7 +286,7 @@ def test_manifest_tells_lengths_and_what_is_filled(built: Path) -> None:
 
 @pytest.mark.parametrize("mask_unit", ["token", "word", "ngram", "span"])
 def test_static_masks_are_those_of_epoch_zero(arguments: dict, built: Path, mask_unit: str) -> None:
-    build(**arguments | {"mask_unit": mask_unit, "masking": "static"})
+    build(BuildOptions(**arguments | {"mask_unit": mask_unit, "masking": "static"}))
     dataset = open_dataset(built, "train")
     rows, static = all_rows(built, "train"), all_rows(arguments["output"], "train")
     masked = Masker(dataset.tokenizer(), MaskingRule(mask_unit), 0).apply(
@@ -332,15 +337,15 @@ def test_job_killed_in_the_middle_ends_with_the_same_bytes(arguments: dict, runn
     shard, cut_off = (incomplete / "train" / f"shard-{number}.arrow" for number in units[:2])
     written = shard.stat().st_mtime_ns
     with pytest.raises(UserError, match=r"begun with other arguments .*seq_len 64, now 32"):
-        build(**arguments | {"seq_len": 32})
+        build(BuildOptions(**arguments | {"seq_len": 32}))
     assert finished_units(arguments["output"]) == finished
     (incomplete / "train" / "shard-99999.arrow.tmp").write_bytes(b"half")
     os.truncate(cut_off, 100)
-    manifest = build(**arguments)
+    manifest = build(BuildOptions(**arguments))
     assert (arguments["output"] / "train" / shard.name).stat().st_mtime_ns == written, "not done again"
     assert len(manifest["shards"]) > finished
 
-    build(**arguments | {"output": arguments["output"].with_name("fresh")})
+    build(BuildOptions(**arguments | {"output": arguments["output"].with_name("fresh")}))
     assert contents(arguments["output"]) == contents(arguments["output"].with_name("fresh"))
 
 
@@ -350,7 +355,7 @@ def unfinished(arguments: dict) -> Path:
     text.write_bytes(Path(arguments["input"]).read_bytes() + b"\n\nbad \xff")
     arguments |= {"input": str(text), "unit_mb": 0.01}
     with pytest.raises(UserError, match="not UTF-8"):
-        build(**arguments)
+        build(BuildOptions(**arguments))
     assert finished_units(arguments["output"]) >= 3
     arguments |= {"on_error": "skip"}
     return arguments["output"].with_name("out.incomplete")
@@ -382,11 +387,11 @@ def test_units_that_are_not_what_their_records_say_are_done_again(arguments: dic
     written = [shard.stat().st_mtime_ns for shard in shards]
     for damage, record, shard in zip(damages, records, shards, strict=False):
         damage(record, shard)
-    build(**arguments)
+    build(BuildOptions(**arguments))
     now = [(arguments["output"] / shard.relative_to(folder)).stat().st_mtime_ns for shard in shards]
     again = [before != after for before, after in zip(written, now, strict=True)]
     assert again == [number < len(damages) for number in range(len(records))]
-    build(**arguments | {"output": arguments["output"].with_name("fresh")})
+    build(BuildOptions(**arguments | {"output": arguments["output"].with_name("fresh")}))
     assert contents(arguments["output"]) == contents(arguments["output"].with_name("fresh"))
 
 
@@ -396,17 +401,17 @@ def test_damaged_arguments_of_a_job_are_refused_in_one_line(arguments: dict, dam
     kept, before = folder / "job" / "arguments.json", finished_units(arguments["output"])
     kept.unlink() if damage is None else kept.write_text(damage)
     with pytest.raises(UserError, match=r"damaged .*arguments\.json.*; remove .*out\.incomplete to begin") as caught:
-        build(**arguments)
+        build(BuildOptions(**arguments))
     assert "\n" not in str(caught.value) and finished_units(arguments["output"]) == before
     shutil.rmtree(folder)
-    build(**arguments)
+    build(BuildOptions(**arguments))
 
 
 def test_another_job_is_refused_and_sigterm_stops_with_143(arguments: dict, running: subprocess.Popen) -> None:
     running.send_signal(signal.SIGSTOP)
     try:
         with pytest.raises(UserError, match="another job is writing"):
-            build(**arguments)
+            build(BuildOptions(**arguments))
     finally:
         running.send_signal(signal.SIGCONT)
     running.terminate()
@@ -414,7 +419,7 @@ def test_another_job_is_refused_and_sigterm_stops_with_143(arguments: dict, runn
     assert running.returncode == command.EXIT_STOPPED
     assert "out.incomplete: run the same command again" in told.strip().splitlines()[-1]
     assert not arguments["output"].exists() and finished_units(arguments["output"]) >= 3
-    build(**arguments)
+    build(BuildOptions(**arguments))
     verify(arguments["output"])
 
 
@@ -426,12 +431,12 @@ def test_sigterm_says_that_units_are_kept_where_some_are_and_more_of_it_change_n
         unfinished(arguments)
     ended = []
 
-    def stopped(**keywords: object) -> None:
+    def stopped(options: BuildOptions, quiet: bool) -> None:
         try:
             signal.raise_signal(signal.SIGTERM)
         finally:
             signal.raise_signal(signal.SIGTERM)  # as what stops is cleaned up
-            ended.append(keywords)
+            ended.append(options)
 
     monkeypatch.setattr(build_examples, "build", stopped)
     before = signal.getsignal(signal.SIGTERM)
@@ -462,9 +467,9 @@ def test_full_disk_keeps_finished_units(arguments: dict, tmp_path: Path, capsys)
     assert len(ended.stderr.strip().splitlines()) == 1 and ".arrow" in ended.stderr
     assert not arguments["output"].exists() and finished_units(arguments["output"]) > 0
 
-    build(**arguments | {"quiet": False})
-    assert "going on in" in capsys.readouterr().err
-    build(**arguments | {"output": tmp_path / "fresh"})
+    build(BuildOptions(**arguments), quiet=False)
+    assert "resuming " in capsys.readouterr().err
+    build(BuildOptions(**arguments | {"output": tmp_path / "fresh"}))
     assert contents(arguments["output"]) == contents(tmp_path / "fresh")
 
 
@@ -472,7 +477,7 @@ def test_existing_output_is_refused_and_left_alone(arguments: dict) -> None:
     arguments["output"].mkdir()
     (arguments["output"] / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match=r"out exists"):
-        build(**arguments)
+        build(BuildOptions(**arguments))
     assert contents(arguments["output"]).keys() == {"mine.txt"}
 
 
@@ -481,7 +486,7 @@ def test_folder_in_the_way_is_left_alone(arguments: dict) -> None:
     incomplete.mkdir()
     (incomplete / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match="in the way"):
-        build(**arguments)
+        build(BuildOptions(**arguments))
     assert (incomplete / "mine.txt").read_text() == "mine"
 
 
@@ -501,14 +506,14 @@ def test_corpus_that_gives_no_rows_is_refused(
     path = tmp_path / "text.txt"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=told):
-        build(**arguments | {"input": path, "objective": objective})
+        build(BuildOptions(**arguments | {"input": path, "objective": objective}))
     assert not list(arguments["output"].parent.glob("out*")), "nothing half-written stays"
 
 
 def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
     """Eval's units are finished by then; with the fraction that helps they would be in the way."""
     with pytest.raises(UserError, match="lower --eval_fraction"):
-        build(**arguments | {"eval_fraction": 0.9999})
+        build(BuildOptions(**arguments | {"eval_fraction": 0.9999}))
     assert not list(arguments["output"].parent.glob("out*"))
 
 
@@ -519,38 +524,41 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
         ({"tokenizer": "nowhere"}, "nowhere"),
         (
             {"objective": "mlm"},
-            "--objective mlm is not here; there is: nsp, sop, full_sentences, doc",
+            "unknown --objective mlm; choose from nsp, sop, full_sentences, doc",
         ),
-        ({"masking": "none"}, "--masking none"),
-        ({"mask_unit": "sentence"}, "--mask_unit sentence is not here; there is: token, word, ngram, span"),
-        ({"mask_split": "0.8,0.2"}, "--mask_split 0.8,0.2; it is three shares"),
-        ({"mask_split": "0.8,0.1,0.2"}, "split 0.8,0.1,0.2; it is three shares that sum to 1"),
+        ({"masking": "none"}, "unknown --masking none; choose from dynamic, static"),
+        ({"mask_unit": "sentence"}, "unknown --mask_unit sentence; choose from token, word, ngram, span"),
+        ({"mask_split": (0.8, 0.2)}, "--mask_split 0.8,0.2: expected three shares"),
+        ({"mask_split": (0.8, 0.1, 0.2)}, "split 0.8,0.1,0.2; it is three shares that sum to 1"),
         ({"mask_unit": "span", "reorder_rate": 0.1}, "reorder rate 0.1 with unit span"),
         ({"random_tokens": "zipf"}, "random tokens 'zipf'; they are one of: uniform, unigram"),
         (
             {"random_tokens": "unigram", "masking": "static"},
             "--random_tokens unigram needs --masking dynamic",
         ),
-        ({"engine": "spark"}, "--engine spark is not here; there is: local, beam, ray"),
-        ({"format": "parquet"}, "--format parquet is not here; there is: arrow, tfds, tfrecord"),
-        ({"format": "tfrecord"}, "give --masking static"),
-        ({"pack": 0}, "--pack 0; it must be from 1 to 256"),
-        ({"seq_len": 4}, "--seq_len 4"),
-        ({"mask_rate": 0.0}, "--mask_rate 0.0"),
-        ({"dupe_factor": 0}, "--dupe_factor 0"),
-        ({"eval_fraction": 1.0}, "--eval_fraction 1.0"),
-        ({"seed": -1}, "--seed -1"),
+        ({"engine": "spark"}, "unknown --engine spark; choose from local, beam, ray"),
+        ({"format": "parquet"}, "unknown --format parquet; choose from arrow, tfds, tfrecord"),
+        ({"format": "tfrecord"}, "use --masking static"),
+        ({"pack": 0}, "--pack 0: it must be from 1 to 256"),
+        ({"seq_len": 4}, "--seq_len 4: it must be from 8"),
+        ({"mask_rate": 0.0}, "--mask_rate 0.0: it must be above 0"),
+        ({"dupe_factor": 0}, "--dupe_factor 0: it must be from 1"),
+        ({"eval_fraction": 1.0}, "--eval_fraction 1.0: it must be at least 0 and below 1"),
+        ({"seed": -1}, "--seed -1: it must be at least 0"),
         ({"token_cache": __file__}, r"--token_cache .* is a file. Name a folder"),
-        ({"delete_rate": 0.6}, "--delete_rate 0.6; it must be from 0 to 0.5"),
-        ({"insert_rate": -0.1}, "--insert_rate -0.1"),
+        ({"delete_rate": 0.6}, "--delete_rate 0.6: it must be from 0 to 0.5"),
+        ({"insert_rate": -0.1}, "--insert_rate -0.1: it must be from 0"),
         ({"output": "runs/out.incomplete"}, r"ends in \.incomplete"),
-        ({"objective": "full_sentences", "short_seq_prob": 0.1}, "--short_seq_prob is for --objective nsp and sop"),
+        (
+            {"objective": "full_sentences", "short_seq_prob": 0.1},
+            "--short_seq_prob is only for --objective nsp",
+        ),
     ],
     ids=str,
 )
 def test_mistake_in_the_arguments_is_told_and_writes_nothing(arguments: dict, change: dict, told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
-        build(**arguments | change)
+        build(BuildOptions(**arguments | change))
     assert "\n" not in str(caught.value)
     assert not list(arguments["output"].parent.glob("out*"))
 
@@ -561,16 +569,16 @@ def test_eval_of_a_single_document_goes_to_train(arguments: dict, tmp_path: Path
     by_hash = sorted(documents, key=lambda text: hashlib.blake2b(text.encode(), digest_size=16).digest())
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join([by_hash[-1], by_hash[0], by_hash[-2]]), encoding="utf-8")
-    manifest = build(**arguments | {"input": str(path), "quiet": False})
+    manifest = build(BuildOptions(**arguments | {"input": str(path)}), quiet=False)
     assert (manifest["parts"]["train"]["documents"], manifest["parts"]["eval"]["documents"]) == (3, 0)
-    assert "nothing is held out for eval: that takes 4 documents or more" in capsys.readouterr().err
+    assert "nothing is held out for eval, which needs 4 documents or more" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
     ("count", "objective", "eval_fraction", "told"),
     [
-        (2, "nsp", 0.5, "that takes 4 documents or more. Give more text"),
-        (1, "full_sentences", 0.5, "that takes 2 documents or more. Give more text"),
+        (2, "nsp", 0.5, "which needs 4 documents or more. Use more text"),
+        (1, "full_sentences", 0.5, "which needs 2 documents or more. Use more text"),
         (9, "nsp", 1e-9, "no document was chosen for eval (--eval_fraction 1e-09). Raise it"),
         (9, "nsp", 1 - 1e-9, "left too few for it. Lower it"),
     ],
@@ -580,15 +588,15 @@ def test_empty_eval_says_what_would_fill_it(
 ) -> None:
     path = tmp_path / "text.txt"
     path.write_text("\n\n".join(f"A cat sat {number} times. It slept." for number in range(count)), encoding="utf-8")
-    options = {"input": path, "objective": objective, "eval_fraction": eval_fraction, "quiet": False}
-    assert build(**arguments | options)["parts"]["eval"]["documents"] == 0
+    options = {"input": path, "objective": objective, "eval_fraction": eval_fraction}
+    assert build(BuildOptions(**arguments | options), quiet=False)["parts"]["eval"]["documents"] == 0
     assert told in capsys.readouterr().err
 
 
 def test_documents_without_tokens_are_counted_as_skipped(arguments: dict, tmp_path: Path) -> None:
     path = tmp_path / "text.txt"
     path.write_text("A cat sat. It slept.\n\n\u200b\n\nA dog ran. It fell.", encoding="utf-8")
-    manifest = build(**arguments | {"input": str(path), "eval_fraction": 0.0})
+    manifest = build(BuildOptions(**arguments | {"input": str(path), "eval_fraction": 0.0}))
     assert manifest["counts"]["documents"] == 3 and manifest["counts"]["skipped"] == {"no_tokens": 1}
 
 
@@ -615,13 +623,17 @@ def test_command_teaches_its_flags(capsys) -> None:
 
 
 def test_defaults_of_command_and_function_agree() -> None:
-    parsed = flags.parse(["--input=a", "--tokenizer=b", "--output=c", "--seq_len=64"])
-    keywords = {
-        name: parameter.default
-        for name, parameter in inspect.signature(build).parameters.items()
-        if parameter.default is not inspect.Parameter.empty and name != "quiet"
-    }
-    assert {name: parsed[name] for name in keywords} == keywords
+    parsed = build_options.parse(["--input=a", "--tokenizer=b", "--output=c", "--seq_len=64"])
+    assert parsed == BuildOptions("a", "b", "c", 64)
+
+
+def test_lists_of_numbers_are_flags_with_commas() -> None:
+    required = ["--input=a", "--tokenizer=b", "--output=c", "--seq_len=64"]
+    parsed = build_options.parse([*required, "--weights=1,0.5", "--mask_split=1,0,0", "--nolowercase", "--dedup"])
+    changed = {"weights": (1.0, 0.5), "mask_split": (1.0, 0.0, 0.0), "lowercase": False, "dedup": True}
+    assert parsed == BuildOptions("a", "b", "c", 64, **changed)
+    with pytest.raises(UserError, match="--weights 1,many: expected numbers separated by commas"):
+        build_options.parse([*required, "--weights=1,many"])
 
 
 def test_arguments_that_decide_the_bytes_are_all_compared(arguments: dict) -> None:
@@ -636,12 +648,10 @@ def test_arguments_that_decide_the_bytes_are_all_compared(arguments: dict) -> No
         "tokenizer",
         "output",
         "workers",
-        "quiet",
         "engine",
         "engine_options",
         "format",
         "lowercase",
         "unit_mb",
     }
-    parsed = flags.parse(["--input=a", "--tokenizer=b", "--output=c", "--seq_len=64"])
-    assert set(parsed) - decide_nothing <= names
+    assert {field.name for field in dataclasses.fields(BuildOptions)} - decide_nothing <= names

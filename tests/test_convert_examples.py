@@ -18,6 +18,7 @@ from bert_jax.data.shards import open_dataset
 from data_prep import convert_examples, inspect_shards
 from data_prep.audit import verify
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 from data_prep.convert_examples import convert
 from data_prep.formats import tfrecord
 
@@ -30,7 +31,7 @@ def outputs(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPat
     folder = tmp_path_factory.mktemp("converted")
     for format in ("arrow", "tfds", "tfrecord"):
         keywords = {"masking": "static", "mask_unit": "word", "format": format, "unit_mb": 0.03, "workers": 1}
-        build(str(sample_text), vocab_dir, folder / format, 64, eval_fraction=0.3, **keywords)
+        build(BuildOptions(str(sample_text), vocab_dir, folder / format, 64, eval_fraction=0.3, **keywords))
     return {path.name: path for path in folder.iterdir()}
 
 
@@ -238,9 +239,9 @@ def test_damaged_shard_of_ours_is_named(outputs: dict[str, Path], tmp_path: Path
     [
         ({"input": "nowhere/*.tfrecord"}, "matches no file"),
         ({"tokenizer": None}, "give the --tokenizer that made them"),
-        ({"objective": "mlm"}, "--objective mlm is not here; there is: nsp, sop"),
+        ({"objective": "mlm"}, "unknown --objective mlm; choose from nsp, sop"),
         ({"objective": "single"}, r"rows\.tfrecord: example 0 has segment lengths that do not fit"),
-        ({"format": "parquet"}, "there is: arrow, tfds, tfrecord"),
+        ({"format": "parquet"}, "choose from arrow, tfds, tfrecord"),
         ({"input": str(ORIGINAL), "tokenizer": None}, r"name its files, for example .*\*\.tfrecord"),
         ({"eval_input": str(ORIGINAL / "rows.tfrecord")}, "is in --input and in --eval_input"),
         ({"input": str(ORIGINAL / "vocab.txt")}, r"vocab\.txt: a record of \d+ bytes: not a TFRecord file"),
@@ -255,7 +256,7 @@ def test_mistake_is_told_in_one_line(change: dict, told: str, tmp_path: Path) ->
 
 
 def test_dynamic_rows_have_no_tfrecord_form(shards_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="give --masking static"):
+    with pytest.raises(UserError, match="use --masking static"):
         convert(shards_dir, tmp_path / "out", format="tfrecord")
     with pytest.raises(UserError, match="leave out --tokenizer"):
         convert(shards_dir, tmp_path / "out", tokenizer=shards_dir / "tokenizer")

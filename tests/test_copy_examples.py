@@ -11,6 +11,7 @@ from bert_jax.storage import remote
 from data_prep import checksums, copy_examples
 from data_prep.audit import verify
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 from data_prep.copy_examples import copy
 
 
@@ -114,7 +115,7 @@ def test_address_without_a_bucket_is_told(shards_dir: Path) -> None:
 
 def test_other_commands_name_the_copy(sample_text: Path, vocab_dir: Path) -> None:
     with pytest.raises(UserError, match="Choose a local folder, and copy it when it is complete"):
-        build(str(sample_text), vocab_dir, "gs://bucket/books", 64)
+        build(BuildOptions(str(sample_text), vocab_dir, "gs://bucket/books", 64))
     with pytest.raises(UserError, match=r"bring them here: python -m data_prep.copy_examples"):
         open_dataset("s3://bucket/books/train", "train")
     assert not Path("gs:").exists()

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from bert_jax.command import UserError
 from data_prep.audit import verify
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 from data_prep.dedup import Seen
 from data_prep.readers import Corpus, Reading, find_sources
 from data_prep.readers.corpus import _chosen
@@ -154,8 +155,8 @@ def test_manifest_says_what_reading_skipped_and_verify_sums_it(tmp_path, sample_
     arguments = {"tokenizer": vocab_dir, "output": tmp_path / "out", "seq_len": 64, "workers": 1}
     arguments["input"] = f"{tmp_path}/*.*"
     with pytest.raises(UserError, match="not UTF-8"):
-        build(**arguments)
-    manifest = build(**arguments, on_error="skip", dedup=True)
+        build(BuildOptions(**arguments))
+    manifest = build(BuildOptions(**arguments, on_error="skip", dedup=True))
     documents = len(text.decode().split("\n\n"))
     assert manifest["skipped_reading"] == {"duplicate": documents, "invalid_utf8": 1, "not_json": 1}
     assert manifest["counts"]["skipped"] == manifest["skipped_reading"]
@@ -167,7 +168,7 @@ def test_manifest_says_what_reading_skipped_and_verify_sums_it(tmp_path, sample_
 def test_corpus_of_refused_documents_alone_says_so(tmp_path, vocab_dir):
     (tmp_path / "a.txt").write_bytes(b"\xff\n\n\xfe")
     with pytest.raises(UserError, match=r"no document in --input.*skipped: 2 invalid_utf8"):
-        build(tmp_path / "a.txt", vocab_dir, tmp_path / "out", 64, workers=1, on_error="skip")
+        build(BuildOptions(tmp_path / "a.txt", vocab_dir, tmp_path / "out", 64, workers=1, on_error="skip"))
     assert not (tmp_path / "out").exists()
 
 
@@ -176,14 +177,14 @@ def test_a_job_that_failed_goes_on_when_told_to_skip(tmp_path, sample_text, voca
     (tmp_path / "a.txt").write_bytes(text + b"\n\nbad \xff")
     arguments = {"input": tmp_path / "a.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1, "unit_mb": 0.01}
     with pytest.raises(UserError, match="not UTF-8"):
-        build(**arguments, output=tmp_path / "out")
+        build(BuildOptions(**arguments, output=tmp_path / "out"))
     finished = sorted((tmp_path / "out.incomplete" / "job" / "units").glob("*.json"))
     assert len(finished) >= 2
     shard = tmp_path / "out.incomplete" / json.loads(finished[0].read_text())["shards"][0]["name"]
     written = shard.stat().st_mtime_ns
-    manifest = build(**arguments, output=tmp_path / "out", on_error="skip")
+    manifest = build(BuildOptions(**arguments, output=tmp_path / "out", on_error="skip"))
     assert (tmp_path / "out" / shard.relative_to(tmp_path / "out.incomplete")).stat().st_mtime_ns == written
-    assert manifest == build(**arguments, output=tmp_path / "fresh", on_error="skip")
+    assert manifest == build(BuildOptions(**arguments, output=tmp_path / "fresh", on_error="skip"))
     assert manifest["counts"]["skipped"] == {"invalid_utf8": 1}
 
 
@@ -192,18 +193,18 @@ def test_a_job_inside_its_input_does_not_read_what_it_left(tmp_path, sample_text
     (tmp_path / "a.txt").write_bytes(sample_text.read_bytes() + b"\n\nbad \xff")
     arguments = {"input": f"{tmp_path}/**/*.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1, "unit_mb": 0.01}
     with pytest.raises(UserError, match="not UTF-8"):
-        build(**arguments, output=tmp_path / "out")
+        build(BuildOptions(**arguments, output=tmp_path / "out"))
     assert (tmp_path / "out.incomplete" / "tokenizer" / "vocab.txt").exists()
-    manifest = build(**arguments, output=tmp_path / "out", on_error="skip")
+    manifest = build(BuildOptions(**arguments, output=tmp_path / "out", on_error="skip"))
     assert [source["path"] for source in manifest["sources"]] == [str(tmp_path / "a.txt")]
 
 
 def test_a_finished_output_among_the_input_is_no_text(tmp_path, sample_text, vocab_dir):
     (tmp_path / "a.txt").write_bytes(sample_text.read_bytes())
     arguments = {"input": f"{tmp_path}/**/*.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1}
-    build(**arguments, output=tmp_path / "out")
+    build(BuildOptions(**arguments, output=tmp_path / "out"))
     with pytest.raises(UserError, match=r"\*\*/\*.txt' matches .*out/tokenizer/vocab\.txt, which belongs to "):
-        build(**arguments, output=tmp_path / "again")
+        build(BuildOptions(**arguments, output=tmp_path / "again"))
     (tmp_path / "out" / "note.txt").write_text("A note of mine.")
     assert [source.path for source in find_sources(f"{tmp_path}/out/*.txt")] == [f"{tmp_path}/out/note.txt"]
 
@@ -212,18 +213,18 @@ def test_a_job_does_not_go_on_by_another_rule_for_sentences(tmp_path, sample_tex
     (tmp_path / "a.txt").write_bytes(sample_text.read_bytes() + b"\n\nbad \xff")
     arguments = {"input": tmp_path / "a.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1, "unit_mb": 0.01}
     with pytest.raises(UserError, match="not UTF-8"):
-        build(**arguments, output=tmp_path / "out")
+        build(BuildOptions(**arguments, output=tmp_path / "out"))
     kept = tmp_path / "out.incomplete" / "job" / "arguments.json"
     kept.write_text(json.dumps(json.loads(kept.read_text()) | {"sentence_rule": 1}))
     with pytest.raises(UserError, match=r"begun with other arguments \(sentence_rule 1, now \d+\)"):
-        build(**arguments, output=tmp_path / "out", on_error="skip")
+        build(BuildOptions(**arguments, output=tmp_path / "out", on_error="skip"))
 
 
 def test_a_word_longer_than_any_vocabulary_allows_is_used(tmp_path, sample_text, vocab_dir):
     (tmp_path / "a.txt").write_bytes(
         b"x" * 300_000 + b" and\n" + "日".encode() * 50_000 + b"\n\n" + sample_text.read_bytes()
     )
-    manifest = build(tmp_path / "a.txt", vocab_dir, tmp_path / "out", 64, workers=1)
+    manifest = build(BuildOptions(tmp_path / "a.txt", vocab_dir, tmp_path / "out", 64, workers=1))
     assert manifest["counts"]["used"] == manifest["counts"]["documents"]
     assert verify(tmp_path / "out").manifest == manifest
 

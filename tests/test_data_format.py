@@ -16,6 +16,7 @@ from bert_jax.data.loader import EVALUATION_SEED, PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.tokenizer import load
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 
 DOCUMENT = (Path(__file__).parent.parent / "docs" / "data_format.md").read_text(encoding="utf-8")
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -27,9 +28,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "pack": 3,
         "masking": "static",
         "mask_unit": "ngram",
-        "mask_split": "0.5,0.3,0.2",
+        "mask_split": (0.5, 0.3, 0.2),
     },
-    "nsp_dynamic_by_frequency": {"random_tokens": "unigram", "mask_split": "0.2,0.7,0.1", "delete_rate": 0.1},
+    "nsp_dynamic_by_frequency": {"random_tokens": "unigram", "mask_split": (0.2, 0.7, 0.1), "delete_rate": 0.1},
     "nsp_dynamic_out_of_order": {"mask_unit": "word", "reorder_rate": 0.1},
     "sop_static_out_of_order": {"objective": "sop", "masking": "static", "mask_unit": "ngram", "reorder_rate": 0.3},
     "nsp_static_word_bpe": {"masking": "static", "mask_unit": "word"},
@@ -58,7 +59,7 @@ def output(request: pytest.FixtureRequest, sample_text: Path, vocab_dir: Path, t
     options = OPTIONS[request.param]
     text = folder / "text.txt"  # with another white space than " ", which byte-level BPE has tokens of
     text.write_text(sample_text.read_text(encoding="utf-8").replace(" of ", "\tof "), encoding="utf-8")
-    build(str(text), tokenizer, folder / "out", 48, eval_fraction=0.25, workers=1, **options)
+    build(BuildOptions(str(text), tokenizer, folder / "out", 48, eval_fraction=0.25, workers=1, **options))
     return reader.Output(folder / "out")
 
 
@@ -198,7 +199,7 @@ def test_only_the_seed_and_the_keys_of_tfrecord_take_more_than_53_bits(
     sample_text: Path, vocab_dir: Path, tmp_path: Path, format: str
 ) -> None:
     options: dict[str, Any] = {"masking": "static", "eval_fraction": 0.25, "workers": 1}
-    build(str(sample_text), vocab_dir, tmp_path / "out", 48, format=format, seed=2**63 - 1, **options)
+    build(BuildOptions(str(sample_text), vocab_dir, tmp_path / "out", 48, format=format, seed=2**63 - 1, **options))
     wide = assert_json_that_any_language_reads(tmp_path / "out")
     keys = {"first_sequence_key": 2**63} if format == "tfrecord" else {}
     assert wide == {"seed": 2**63 - 1} | keys

@@ -31,8 +31,9 @@ for name in sys.argv[1:]:
 SMALL_JOB = """
 import sys
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 text, vocabulary, output = sys.argv[1:]
-build(text, vocabulary, output, 64, workers=1)
+build(BuildOptions(text, vocabulary, output, 64, workers=1))
 rare = {
     "bert_jax.tokenization.byte_bpe", "data_prep.formats.tfds", "data_prep.formats.tfrecord", "psutil",
     "pyarrow.compute", "pyarrow.parquet", "rich", "sentencepiece",

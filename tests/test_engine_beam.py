@@ -10,6 +10,7 @@ from building import ROOT, begin, build_here, command_line, contents, end, wait_
 from bert_jax import command
 from bert_jax.command import UserError
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 
 pytest.importorskip("apache_beam", reason="needs the extra: pip install 'bert_jax[beam]'")
 pytestmark = pytest.mark.slow
@@ -28,7 +29,7 @@ def arguments(corpus: Path, vocab_dir: Path, tmp_path: Path) -> dict:
 
 def test_one_process_gives_the_shards_of_the_local_engine(arguments: dict, by_local: Path, tmp_path: Path) -> None:
     exchange = tmp_path / "exchange"
-    build(**arguments | {"workers": 1, "engine_options": f"--exchange={exchange} --runner=DirectRunner"})
+    build(BuildOptions(**arguments | {"workers": 1, "engine_options": f"--exchange={exchange} --runner=DirectRunner"}))
     assert contents(arguments["output"]) == contents(by_local)
     assert not list(exchange.iterdir())
 
@@ -56,13 +57,13 @@ def test_stopped_and_killed_goes_on_and_ends_with_the_same_bytes(arguments: dict
     wait_for(lambda: not any(child.is_running() for child in children), 20)
     assert not arguments["output"].exists()
 
-    build(**arguments)
+    build(BuildOptions(**arguments))
     assert contents(arguments["output"]) == contents(by_local)
 
 
 def test_failures_are_told_in_one_line(arguments: dict, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the Beam pipeline failed \(.*NoRunner.*\); the units finished so far"):
-        build(**arguments | {"engine_options": "--runner=NoRunner"})
+        build(BuildOptions(**arguments | {"engine_options": "--runner=NoRunner"}))
     limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command_line(arguments)]
     ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == command.EXIT_USER_ERROR

@@ -10,6 +10,7 @@ from building import begin, build_here, contents, end, finished_units, wait_for,
 from bert_jax import command
 from bert_jax.command import UserError
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 
 pytest.importorskip("ray", reason="needs the extra: pip install 'bert_jax[ray]'")
 pytestmark = pytest.mark.slow
@@ -86,6 +87,6 @@ def test_job_survives_the_loss_of_a_node(arguments: dict, by_local: Path, two_no
 
 def test_no_cluster_is_told_in_one_line(arguments: dict) -> None:
     with pytest.raises(UserError, match=r"cannot reach a Ray cluster at 127\.0\.0\.1:1: .*refused"):
-        build(**arguments | {"engine_options": "--address=127.0.0.1:1"})
+        build(BuildOptions(**arguments | {"engine_options": "--address=127.0.0.1:1"}))
     with pytest.raises(UserError, match="unrecognized arguments: --adress"):
-        build(**arguments | {"engine_options": "--adress=auto"})
+        build(BuildOptions(**arguments | {"engine_options": "--adress=auto"}))

@@ -22,7 +22,8 @@ from hypothesis import strategies as st
 
 from bert_jax.command import UserError
 from bert_jax.storage.remote import Folder
-from data_prep import build_examples, engines, flags
+from data_prep import build_examples, build_options, engines
+from data_prep.build_options import BuildOptions
 from data_prep.engines import beam_pipeline, local, remote
 from data_prep.engines.remote import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
 from data_prep.job import UnitRecord, unit_folder
@@ -129,10 +130,10 @@ def test_caller_that_stops_early_leaves_no_unit_half_done(tmp_path: Path) -> Non
 def test_options_are_checked(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="the local engine has none"):
         engines.run("local", _never, [], 1, directory=tmp_path, options="--address=auto")
-    with pytest.raises(UserError, match="--engine spark is not here; there is: local, beam, ray"):
-        build_examples.build("a", "b", tmp_path / "out", 64, engine="spark")
+    with pytest.raises(UserError, match="unknown --engine spark; choose from local, beam, ray"):
+        build_examples.build(BuildOptions("a", "b", tmp_path / "out", 64, engine="spark"))
     given = ["--input=a", "--engine_options", "--address=auto", "--tokenizer=b", "--output=c", "--seq_len=64"]
-    assert flags.parse(given)["engine_options"] == "--address=auto"
+    assert build_options.parse(given).engine_options == "--address=auto"
 
 
 @given(
@@ -153,9 +154,9 @@ def test_units_done_elsewhere_give_the_same_folder(monkeypatch, corpus: Path, vo
             yield put_in_place(directory, packed)
 
     options = {"eval_fraction": 0.1, "unit_mb": 0.05, "workers": 1, "masking": "static", "dupe_factor": 2}
-    build_examples.build(corpus, vocab_dir, tmp_path / "here", 64, **options)
+    build_examples.build(BuildOptions(corpus, vocab_dir, tmp_path / "here", 64, **options))
     monkeypatch.setattr(engines.local, "run", run_remotely)
-    build_examples.build(corpus, vocab_dir, tmp_path / "away", 64, **options)
+    build_examples.build(BuildOptions(corpus, vocab_dir, tmp_path / "away", 64, **options))
     assert contents(tmp_path / "away") == contents(tmp_path / "here")
 
 

@@ -22,6 +22,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.pretrain import pretrain
 from data_prep.audit import verify
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 
 TAGS = {"name": "tags", "kind": "tagging", "labels": ["A", "B", "C", "D"]}
 CASES = {
@@ -134,7 +135,11 @@ def test_its_vocabulary_serves_causal_models_and_no_others(tmp_path):
     write_vocabulary(tmp_path / "words", {})
     letters = np.random.default_rng(0).choice(list("abcdefgh    "), (40, 60))
     (tmp_path / "text.txt").write_text("\n\n".join("".join(line) for line in letters))
-    build(str(tmp_path / "text.txt"), tmp_path / "words", tmp_path / "data", 24, objective="single", workers=1)
+    build(
+        BuildOptions(
+            str(tmp_path / "text.txt"), tmp_path / "words", tmp_path / "data", 24, objective="single", workers=1
+        )
+    )
     verify(tmp_path / "data")
     rows = open_dataset(str(tmp_path / "data"), "train")
     assert rows.tokenizer().mask_id == rows.tokenizer().sep_id

@@ -11,6 +11,7 @@ import pytest
 from bert_jax.data.shards import open_dataset
 from data_prep.audit import verify
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 from data_prep.figures import REPLACEMENTS, binned
 
 OPTIONS = {
@@ -26,7 +27,11 @@ OPTIONS = {
 @pytest.fixture(scope="module", params=OPTIONS)
 def output(request: pytest.FixtureRequest, sample_text: Path, vocab_dir: Path, tmp_path_factory) -> Path:
     directory = tmp_path_factory.mktemp("figures") / "out"
-    build(str(sample_text), vocab_dir, directory, 64, eval_fraction=0.25, workers=1, **OPTIONS[request.param])
+    build(
+        BuildOptions(
+            str(sample_text), vocab_dir, directory, 64, eval_fraction=0.25, workers=1, **OPTIONS[request.param]
+        )
+    )
     return directory
 
 

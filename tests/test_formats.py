@@ -18,6 +18,7 @@ from bert_jax.data.shards import Corrupt, open_dataset
 from data_prep import formats
 from data_prep.audit import verify
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 from data_prep.formats import tfrecord
 
 OTHERS = ("tfds", "tfrecord")
@@ -39,15 +40,17 @@ def outputs(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPat
         for format in formats.FORMATS:
             if format != "tfrecord" or name in ("static", "sentences"):
                 build(
-                    str(sample_text),
-                    vocab_dir,
-                    folder / f"{name}_{format}",
-                    64,
-                    **options,
-                    format=format,
-                    eval_fraction=0.3,
-                    unit_mb=0.03,
-                    workers=1,
+                    BuildOptions(
+                        str(sample_text),
+                        vocab_dir,
+                        folder / f"{name}_{format}",
+                        64,
+                        **options,
+                        format=format,
+                        eval_fraction=0.3,
+                        unit_mb=0.03,
+                        workers=1,
+                    )
                 )
     return folder
 
@@ -129,9 +132,9 @@ def test_workers_and_a_death_at_the_end_give_the_same_bytes(
     with monkeypatch.context() as patched:
         patched.setitem(formats.FORMATS, format, lambda: whole._replace(finish=dying))
         with pytest.raises(OSError, match="gone"):
-            build(str(sample_text), vocab_dir, tmp_path / "out", 64, **options)
+            build(BuildOptions(str(sample_text), vocab_dir, tmp_path / "out", 64, **options))
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.incomplete" / "manifest.json").exists()
-    build(str(sample_text), vocab_dir, tmp_path / "out", 64, **options)
+    build(BuildOptions(str(sample_text), vocab_dir, tmp_path / "out", 64, **options))
     sums = [(folder / "SHA256SUMS").read_text() for folder in (outputs / f"static_{format}", tmp_path / "out")]
     assert sums[0] == sums[1]
 
@@ -199,8 +202,8 @@ def test_training_refuses_other_formats_and_names_the_conversion(outputs: Path, 
 @pytest.mark.parametrize(
     ("format", "masking", "pack", "told"),
     [
-        ("parquet", "static", 1, "there is: arrow, tfds, tfrecord"),
-        ("tfrecord", "dynamic", 1, "give --masking static"),
+        ("parquet", "static", 1, "choose from arrow, tfds, tfrecord"),
+        ("tfrecord", "dynamic", 1, "use --masking static"),
         ("tfrecord", "static", 4, "leave out --pack"),
     ],
 )
@@ -210,7 +213,7 @@ def test_format_without_a_place_for_the_rows_is_refused(format: str, masking: st
 
 
 def test_format_of_a_later_version_is_told() -> None:
-    with pytest.raises(UserError, match="format 'later' are not read here; there is: arrow"):
+    with pytest.raises(UserError, match="unknown shard format 'later'; expected one of arrow"):
         formats.reader({"format": "later"})
 
 

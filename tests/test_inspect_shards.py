@@ -19,6 +19,7 @@ from bert_jax.data.shards import Corrupt, open_dataset, read_shard, write_shard
 from data_prep import checksums, inspect_shards
 from data_prep.audit import verify
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 from data_prep.figures import truth
 from data_prep.fill import mask_rows
 
@@ -29,7 +30,11 @@ FIRST = "train/shard-00000.arrow"
 @pytest.fixture(scope="module")
 def static_dir(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("static") / "static"
-    build(str(sample_text), vocab_dir, directory, 64, masking="static", mask_unit="word", unit_mb=0.03, workers=1)
+    build(
+        BuildOptions(
+            str(sample_text), vocab_dir, directory, 64, masking="static", mask_unit="word", unit_mb=0.03, workers=1
+        )
+    )
     return directory
 
 
@@ -312,7 +317,7 @@ def test_what_the_list_has_not_is_told(output: Path, name: str, kind: str) -> No
 def test_part_without_rows_may_be_a_folder_or_none(sample_text: Path, vocab_dir: Path, tmp_path: Path) -> None:
     """A copy by way of an object store has no empty folder."""
     output = tmp_path / "out"
-    build(str(sample_text), vocab_dir, output, 64, eval_fraction=0.0, workers=1)
+    build(BuildOptions(str(sample_text), vocab_dir, output, 64, eval_fraction=0.0, workers=1))
     verify(output)
     (output / "eval").rmdir()
     verify(output)

@@ -15,6 +15,7 @@ from bert_jax.reporting import plot
 from bert_jax.reporting.curves import Chart, Series, percent
 from data_prep import inspect_shards
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 
 EVIL = "<script>alert(1)</script>"
 
@@ -51,7 +52,11 @@ def output(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPath
     folder = tmp_path_factory.mktemp("page")
     text = folder / "text.txt"
     text.write_text(sample_text.read_text(encoding="utf-8").replace(" the ", f" the {EVIL} "), encoding="utf-8")
-    build(str(text), vocab_dir, folder / "out", 64, masking="static", mask_unit="word", eval_fraction=0.25, workers=1)
+    build(
+        BuildOptions(
+            str(text), vocab_dir, folder / "out", 64, masking="static", mask_unit="word", eval_fraction=0.25, workers=1
+        )
+    )
     return folder / "out"
 
 

@@ -25,6 +25,7 @@ from bert_jax.train import metrics
 from bert_jax.train.objectives.causal_lm import unmasked
 from data_prep import readers, train_tokenizer
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 from data_prep.sentences import document_sentences
 
 pytestmark = pytest.mark.slow
@@ -79,7 +80,7 @@ def vocabulary(tmp_path_factory):
 @pytest.mark.parametrize("name", CASES)
 def test_an_objective_learns_from_the_bundled_text(name, vocabulary, tmp_path):
     case = CASES[name]
-    build(BOOKS, vocabulary, tmp_path / "shards", 64, eval_fraction=0.08, workers=1, **case.shards)
+    build(BuildOptions(BOOKS, vocabulary, tmp_path / "shards", 64, eval_fraction=0.08, workers=1, **case.shards))
     check_learns(case, tmp_path)
 
 
@@ -94,15 +95,17 @@ def test_what_goes_on_from_what_is_learnt(name, tmp_path):
     train_tokenizer.train([text], tmp_path / "vocabulary", vocab_size=1500)
     vocabulary = tmp_path / "vocabulary"
     build(
-        str(text),
-        vocabulary,
-        tmp_path / "shards",
-        64,
-        eval_fraction=0.08,
-        short_seq_prob=0.0,
-        dupe_factor=3,
-        workers=1,
-        **case.shards,
+        BuildOptions(
+            str(text),
+            vocabulary,
+            tmp_path / "shards",
+            64,
+            eval_fraction=0.08,
+            short_seq_prob=0.0,
+            dupe_factor=3,
+            workers=1,
+            **case.shards,
+        )
     )
     check_learns(case, tmp_path)
 

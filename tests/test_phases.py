@@ -24,6 +24,7 @@ from bert_jax.train import metrics, partitioning
 from bert_jax.train.compilation_cache import later_batch_shapes
 from bert_jax.train.workdir import read_params
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 
 SCHEDULE = BatchSchedule.parse("0:3,4:24,11:15")  # rows enough that epochs end on the way
 STARTS = (0, 6, 13, 19)  # train, eval, train, eval
@@ -149,7 +150,7 @@ def test_the_best_checkpoint_is_refused_where_a_phase_has_nothing_to_measure_it_
 def short_dir(sample_text, vocab_dir, tmp_path_factory):
     """Shards of half the length of shards_dir's."""
     directory = tmp_path_factory.mktemp("short") / "shards"
-    build(str(sample_text), vocab_dir, directory, 32, objective="nsp", eval_fraction=0.25, workers=1)
+    build(BuildOptions(str(sample_text), vocab_dir, directory, 32, objective="nsp", eval_fraction=0.25, workers=1))
     return directory
 
 

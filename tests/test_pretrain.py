@@ -13,6 +13,7 @@ from bert_jax.train import metrics
 from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective
 from bert_jax.train.workdir import read_config, read_params
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 
 ROOT = Path(__file__).parent.parent
 RECIPE = str(ROOT / "configs" / "bert_tiny.py")
@@ -46,7 +47,11 @@ def trained(shards_dir, tmp_path_factory):
 
 @pytest.mark.slow
 def test_the_order_of_packed_pairs_is_learnt_from_their_labels(sample_text, vocab_dir, tmp_path):
-    build(sample_text, vocab_dir, tmp_path / "shards", 64, objective="sop", pack=3, eval_fraction=0.25, workers=1)
+    build(
+        BuildOptions(
+            sample_text, vocab_dir, tmp_path / "shards", 64, objective="sop", pack=3, eval_fraction=0.25, workers=1
+        )
+    )
     pretrain.main(arguments(tmp_path / "shards", tmp_path / "run"))
     assert json.loads((tmp_path / "run" / "result.json").read_text())["eval_nsp_accuracy"] is not None
     assert all(line["nsp_loss"] > 0 for line in metrics.read_metrics(tmp_path / "run"))
@@ -94,14 +99,16 @@ def test_a_mesh_that_evaluate_cannot_lay_is_told_by_its_own_flag(trained, shards
 def test_spans_are_trained_by_a_schedule_that_a_run_keeps(sample_text, vocab_dir, tmp_path):
     shards = tmp_path / "shards"
     build(
-        str(sample_text),
-        vocab_dir,
-        shards,
-        64,
-        mask_unit="span",
-        random_tokens="unigram",
-        eval_fraction=0.25,
-        workers=1,
+        BuildOptions(
+            str(sample_text),
+            vocab_dir,
+            shards,
+            64,
+            mask_unit="span",
+            random_tokens="unigram",
+            eval_fraction=0.25,
+            workers=1,
+        )
     )
     schedule = "--config.data.mask_schedule=0:0.3,2:0.1"
     pretrain.main(arguments(shards, tmp_path / "run", schedule, "--config.microbatches=2"))
@@ -129,7 +136,11 @@ def test_a_causal_model_learns_next_tokens_and_is_measured_by_them(shards_dir, t
 
 @pytest.mark.slow
 def test_span_boundaries_are_learnt_beside_masked_tokens(sample_text, vocab_dir, tmp_path, capsys):
-    build(str(sample_text), vocab_dir, tmp_path / "shards", 64, mask_unit="span", eval_fraction=0.25, workers=1)
+    build(
+        BuildOptions(
+            str(sample_text), vocab_dir, tmp_path / "shards", 64, mask_unit="span", eval_fraction=0.25, workers=1
+        )
+    )
     pretrain.main(arguments(tmp_path / "shards", tmp_path / "run", "--config.span_boundary=true"))
     result = json.loads(capsys.readouterr().out)
     terms = [result[f"eval_{term}_loss"] for term in ("mlm", "sbo")]
@@ -141,7 +152,7 @@ def test_span_boundaries_are_learnt_beside_masked_tokens(sample_text, vocab_dir,
 
 def test_static_masks_take_no_schedule(sample_text, vocab_dir, tmp_path):
     shards = tmp_path / "shards"
-    build(str(sample_text), vocab_dir, shards, 64, masking="static", workers=1)
+    build(BuildOptions(str(sample_text), vocab_dir, shards, 64, masking="static", workers=1))
     with pytest.raises(UserError, match=r"Leave out data\.mask_rate and data\.mask_schedule") as caught:
         pretrain.main(arguments(shards, tmp_path / "run", "--config.data.mask_rate=0.3"))
     assert "\n" not in str(caught.value) and not (tmp_path / "run").exists()

@@ -14,6 +14,7 @@ import pytest
 from bert_jax import config
 from bert_jax.command import UserError
 from data_prep import build_examples
+from data_prep.build_options import BuildOptions
 
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -88,9 +89,9 @@ def test_every_command_line_is_taken_by_its_own_parser(
     if "data_prep.build_examples" in line:
         # Its choices are checked by the function; then comes the input, which is not there.
         given = vars(found.namespace) | {"output": str(tmp_path / "out"), "input": str(tmp_path / "none")}
-        given["weights"] = ""
+        given["weights"] = ()
         with pytest.raises(UserError, match="matches no file"):
-            build_examples.build(**given)
+            build_examples.build(BuildOptions(**given))
 
 
 def test_lines_are_found() -> None:

@@ -9,6 +9,7 @@ from bert_jax.command import UserError
 from data_prep import inspect_shards
 from data_prep.audit import verify
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 from data_prep.recount import recount, source_corpus
 
 
@@ -25,7 +26,11 @@ def corpus(tmp_path: Path, sample_text: Path) -> Path:
 
 @pytest.fixture
 def output(corpus: Path, vocab_dir: Path, tmp_path: Path) -> Path:
-    build(str(corpus), vocab_dir, tmp_path / "out", 64, eval_fraction=0.25, workers=1, dedup=True, on_error="skip")
+    build(
+        BuildOptions(
+            str(corpus), vocab_dir, tmp_path / "out", 64, eval_fraction=0.25, workers=1, dedup=True, on_error="skip"
+        )
+    )
     return tmp_path / "out"
 
 

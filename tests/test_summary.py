@@ -6,6 +6,7 @@ import pytest
 
 from bert_jax import tokenizer
 from data_prep import build_examples, summary
+from data_prep.build_options import BuildOptions
 from data_prep.figures import measure
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -22,7 +23,9 @@ def test_share_of_unknown_tokens_is_that_of_the_rows(sample_text: Path, tmp_path
     words = vocabulary(tmp_path / "vocab.txt", "the of and to a in . ,")
     output = tmp_path / "out"
     manifest = build_examples.build(
-        str(sample_text), words, output, 64, objective=objective, dupe_factor=2, eval_fraction=0.25, workers=1
+        BuildOptions(
+            str(sample_text), words, output, 64, objective=objective, dupe_factor=2, eval_fraction=0.25, workers=1
+        )
     )
     loaded = tokenizer.load(output / "tokenizer")
     found = measure(output, "train", manifest, loaded, lambda rows: None)
@@ -41,4 +44,4 @@ def test_text_of_another_vocabulary_is_told(
 
     assert "warning" not in told("fits", vocab_dir)
     warned = told("none", vocabulary(tmp_path / "vocab.txt", ""))
-    assert "warning: 100% of the text is [UNK]: is --tokenizer of this text's language, and of its case?" in warned
+    assert "warning: 100% of the text is [UNK]: does --tokenizer fit the language and the case of this text?" in warned

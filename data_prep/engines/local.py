@@ -23,7 +23,7 @@ from data_prep.units import Unit
 
 # What workers import. They are forked from a process that has imported it and done nothing else: it has no threads of
 # ours, no open files and no locks, and unlike a fork of the caller's process is safe whatever that one runs.
-_PRELOADED = ["data_prep.worker", "data_prep.engines", "data_prep.flags", "data_prep.summary"]
+_PRELOADED = ["data_prep.worker", "data_prep.engines", "data_prep.build_options", "data_prep.summary"]
 
 # How long a thread may be kept waiting for another one's Python, at most. By default it is 5 ms, and there are several
 # turns between a unit that another process has done and the next one that it gets.

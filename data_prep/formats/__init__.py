@@ -1,4 +1,4 @@
-"""The formats of shards: Arrow for training here, TFDS and TFRecord for readers elsewhere (docs/data_format.md)."""
+"""The formats of shards: Arrow for training, TFDS and TFRecord for other programs (docs/data_format.md)."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -14,10 +14,10 @@ ReadShard = Callable[[Path], Rows]
 class Format(NamedTuple):
     """How shards of one format are written and read.
 
-    `write` writes rows to a path whole or not at all, and returns what the manifest says of it, but its name.
-    `reader` makes, from a manifest, the function that reads a shard of it; that raises
-    bert_jax.data.shards.Corrupt for a file that is not of the format. `finish` is called when all shards are there,
-    before the manifest is written: it may add files, and rename shards in the folder and in the manifest alike.
+    `write` writes rows to a path, completely or not at all, and returns the shard's entry in the manifest without its
+    name. `reader` takes a manifest and returns the function that reads one of its shards, which raises
+    bert_jax.data.shards.Corrupt for a file that is not of the format. `finish` is called when all shards exist,
+    before the manifest is written: it may add files, and rename shards in both the folder and the manifest.
     """
 
     suffix: str
@@ -46,18 +46,18 @@ def _tfrecord() -> Format:
     return Format(".tfrecord", tfrecord.write, tfrecord.reader, lambda directory, manifest: None)
 
 
-# Each is imported where it is asked for.
+# A format is imported only when it is used, because the libraries of some take long to load.
 FORMATS: dict[str, Callable[[], Format]] = {"arrow": _arrow, "tfds": _tfds, "tfrecord": _tfrecord}
 
 
 def check(format: str, masking: str, pack: int) -> None:
-    """Raises UserError for a format that is not here, or that has no place for rows of these options."""
+    """Raises UserError for an unknown format, or one that cannot hold rows with these options."""
     if format not in FORMATS:
-        raise UserError(f"--format {format} is not here; there is: {', '.join(FORMATS)}")
+        raise UserError(f"unknown --format {format}; choose from {', '.join(FORMATS)}")
     if format == "tfrecord" and masking != "static":
-        raise UserError(f"--format tfrecord holds masked rows, not --masking {masking}; give --masking static")
+        raise UserError(f"--format tfrecord holds masked rows; use --masking static, not {masking}")
     if format == "tfrecord" and pack > 1:
-        raise UserError(f"--format tfrecord holds one sequence a row, not --pack {pack}; leave out --pack")
+        raise UserError(f"--format tfrecord holds one sequence in a row, not --pack {pack}; leave out --pack")
 
 
 def write(format: str, directory: Path, stem: str, rows: Rows) -> dict[str, Any]:
@@ -67,8 +67,7 @@ def write(format: str, directory: Path, stem: str, rows: Rows) -> dict[str, Any]
 
 
 def reader(manifest: Mapping[str, Any]) -> ReadShard:
-    """The function that reads a shard of a manifest's folder. Raises UserError for a format that is not here."""
+    """The function that reads a shard of a manifest's folder. Raises UserError for an unknown format."""
     if manifest["format"] not in FORMATS:
-        there = ", ".join(FORMATS)
-        raise UserError(f"shards of format {manifest['format']!r} are not read here; there is: {there}")
+        raise UserError(f"unknown shard format {manifest['format']!r}; expected one of {', '.join(FORMATS)}")
     return FORMATS[manifest["format"]]().reader(manifest)

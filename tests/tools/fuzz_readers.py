@@ -23,6 +23,7 @@ import pyarrow.parquet as pq
 
 from bert_jax.command import UserError
 from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
 from data_prep.readers import Corpus, Reading, find_sources
 from data_prep.sentences import document_sentences
 from data_prep.units import Cut, UnitSplitter, UnusableCorpus
@@ -144,7 +145,9 @@ def check_build(path: Path, folder: Path, tokenizer: Path, generator: random.Ran
     options = {"objective": objective, "seq_len": 32, "workers": 1, "eval_fraction": 0.2, "on_error": "skip"}
     with tempfile.TemporaryDirectory(dir=folder) as output:
         try:
-            manifest = build(path, tokenizer, Path(output) / "out", dedup=generator.random() < 0.5, **options)
+            manifest = build(
+                BuildOptions(path, tokenizer, Path(output) / "out", dedup=generator.random() < 0.5, **options)
+            )
         except UserError as error:
             assert "\n" not in str(error), error
             return
