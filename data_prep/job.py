@@ -23,6 +23,7 @@ from typing import IO, Any, NamedTuple
 
 import numpy as np
 
+import bert_jax
 from bert_jax.array_types import Int64
 from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
@@ -37,7 +38,7 @@ from data_prep.sentences import RULE_VERSION
 from data_prep.units import Unit, UnusableCorpus
 
 UNIGRAMS = "unigram_counts.npy"
-_PACKAGES = ("bert_jax", "numpy", "pyarrow", "tokenizers", "sentencepiece", "array_record")
+_LIBRARIES = ("numpy", "pyarrow", "tokenizers", "sentencepiece", "array_record")
 
 
 @dataclass(frozen=True)
@@ -244,8 +245,8 @@ class Job:
 
 def versions() -> dict[str, str]:
     """Of all that can change what is written."""
-    packages = {package: importlib.metadata.version(package) for package in _PACKAGES}
-    return {"python": platform.python_version()} | packages
+    libraries = {library: importlib.metadata.version(library) for library in _LIBRARIES}
+    return {"python": platform.python_version(), "bert_jax": bert_jax.__version__, **libraries}
 
 
 def _manifest(

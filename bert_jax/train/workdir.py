@@ -27,6 +27,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+import bert_jax
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, to_dict
@@ -39,7 +40,7 @@ from bert_jax.train.run import Run, runtime_of
 
 CONFIG_FILE, CHECKPOINTS = "config.json", "checkpoints"
 FINGERPRINT_DIGITS = 16
-PACKAGES = ("bert_jax", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
+LIBRARIES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint")
 ALL = "all"
 
 # Keys (or their prefixes) that change no number of the run; eval changes only how much of it is measured.
@@ -170,7 +171,7 @@ def provenance(run: Run) -> dict[str, Any]:
         **{key: f"fingerprint {value[:FINGERPRINT_DIGITS]}" for key, value in _fingerprints(run).items()},
         **_flat({"model": to_dict(run.model), "heads": run.objective.heads.to_json()}),
     }
-    return {"configuration": json.loads(json.dumps(kept)), "versions": _versions()}
+    return {"configuration": json.loads(json.dumps(kept)), "versions": versions()}
 
 
 def check_provenance(run: Run, here: Mapping[str, Any], there: Mapping[str, Any] | None, where: str) -> list[str]:
@@ -247,14 +248,11 @@ def _defaults(run: Run) -> dict[str, Any]:
     return json.loads(json.dumps(values))
 
 
-def _versions() -> dict[str, str]:
-    packages = {}
-    for name in PACKAGES:
-        try:
-            packages[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            packages[name] = "not installed"  # bert_jax itself, run from a checkout
-    return {"python": platform.python_version(), **packages, "device": jax.devices()[0].device_kind}
+def versions() -> dict[str, str]:
+    """The versions that a checkpoint records: Python, this package, the libraries a step runs on, and the device."""
+    libraries = {name: importlib.metadata.version(name) for name in LIBRARIES}
+    packages = {"python": platform.python_version(), "bert_jax": bert_jax.__version__, **libraries}
+    return {**packages, "device": jax.devices()[0].device_kind}
 
 
 def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
