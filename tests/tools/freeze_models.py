@@ -203,7 +203,7 @@ def exported(folder: Path) -> dict[str, Any]:
         elif file.suffix == ".stablehlo":
             from jax import export
 
-            found[name] = _renumbered(export.deserialize(bytearray(file.read_bytes())).mlir_module()).splitlines()
+            found[name] = _program(export.deserialize(bytearray(file.read_bytes())).mlir_module())
         elif file.suffix == ".json":
             found[name] = without_volatile(json.loads(file.read_text(encoding="utf-8")))
         elif file.name != "README.md":  # prose
@@ -211,10 +211,14 @@ def exported(folder: Path) -> dict[str, Any]:
     return found
 
 
-def _renumbered(module: str) -> str:
-    """A program whose functions are numbered in their order, since their names come from Python's functions."""
+LOCATION = re.compile(r" loc\((?:#loc\d*|unknown|\"[^\"]*\"(?:\([^()]*\))?)\)|^#loc.*\n", flags=re.MULTILINE)
+
+
+def _program(module: str) -> list[str]:
+    """The lines of a program without locations; its functions, named after Python's, are numbered in their order."""
     numbers: dict[str, str] = {}
-    return re.sub(r"@[\w.]+", lambda match: numbers.setdefault(match[0], f"@f{len(numbers)}"), module)
+    plain = LOCATION.sub("", module)
+    return re.sub(r"@[\w.]+", lambda match: numbers.setdefault(match[0], f"@f{len(numbers)}"), plain).splitlines()
 
 
 def overrides(keys: str) -> list[str]:
