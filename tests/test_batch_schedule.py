@@ -28,7 +28,7 @@ def test_each_step_reads_on_where_the_steps_before_it_ended(steps, rows, starts,
     for step in range(STEPS):
         phase = max(number for number, (first, _) in enumerate(phases) if first <= step)
         wanted = rows[max(number for number, first in enumerate(steps) if first <= step)]
-        holding = [(number, stretch) for number, part in enumerate(parts) for stretch in part if stretch.holds(step)]
+        holding = [(number, segment) for number, part in enumerate(parts) for segment in part if segment.contains(step)]
         assert [number for number, _ in holding] == [phase]
         stretch = holding[0][1]
         name = phases[phase][1]
@@ -44,14 +44,18 @@ def test_one_size_and_one_data_set_are_one_stretch():
 @pytest.mark.parametrize(
     ("read", "text", "said"),
     [
-        (BatchSchedule.parse, "256", "it is STEP:VALUE,STEP:VALUE, as 0:256,10000:512"),
-        (BatchSchedule.parse, "0:256,9:big", "it is STEP:VALUE"),
-        (BatchSchedule.parse, "5:256", "its steps ascend from 0"),
-        (BatchSchedule.parse, "0:256,9:512,9:64", "its steps ascend from 0"),
-        (BatchSchedule.parse, "0:256,9:0", r"batch_size 0 of batch_schedule '0:256,9:0'.*N >= 1"),
-        (RateSchedule.parse, "0:0.3;9:0.1", "mask schedule.*it is STEP:VALUE,STEP:VALUE, as 0:0.30"),
-        (lambda text: parse_phases("first", text), "0:other", "data.phases '0:other'; its steps ascend from 1"),
-        (lambda text: parse_phases("first", text), "9:", "it is STEP:VALUE"),
+        (BatchSchedule.parse, "256", "not of the form STEP:VALUE,STEP:VALUE, such as 0:256,10000:512"),
+        (BatchSchedule.parse, "0:256,9:big", "not of the form STEP:VALUE"),
+        (BatchSchedule.parse, "5:256", "Its steps must ascend from 0"),
+        (BatchSchedule.parse, "0:256,9:512,9:64", "Its steps must ascend from 0"),
+        (BatchSchedule.parse, "0:256,9:0", r"batch_size is 0 in batch_schedule '0:256,9:0'\. Use at least one row"),
+        (
+            RateSchedule.parse,
+            "0:0.3;9:0.1",
+            "data.mask_schedule is .*not of the form STEP:VALUE,STEP:VALUE, such as 0:0.30",
+        ),
+        (lambda text: parse_phases("first", text), "0:other", "data.phases is '0:other'. Its steps must ascend from 1"),
+        (lambda text: parse_phases("first", text), "9:", "not of the form STEP:VALUE"),
     ],
 )
 def test_a_mistake_in_a_schedule_is_told_with_how_one_is_written(read, text, said):

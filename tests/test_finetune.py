@@ -317,7 +317,10 @@ MISTAKES = {
     "no rate": ({"learning_rates": "fast"}, "learning_rates is 'fast'"),
     "half together": ({"run_together": "maybe"}, "run_together is 'maybe'; use auto, yes, no"),
     "negative patience": ({"early_stop": -1}, "early_stop is -1"),
-    "no rows in a batch": ({"batch_size": 0}, "batch_size 0: a batch has at least one row"),
+    "no rows in a batch": (
+        {"batch_size": 0},
+        "batch_size is 0. Use at least one row, for example --config.batch_size=",
+    ),
     "nothing to do": ({"epochs": 0.0}, "epochs is 0.0"),
     "unknown layers": ({"train_layers": "lowest"}, "train_layers is 'lowest'"),
     "other positions": ({"model": ModelOptions(max_positions=512)}, "max_positions is 512.*has 64"),

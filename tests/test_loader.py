@@ -272,7 +272,7 @@ def test_a_schedule_sets_the_rate_of_each_step():
 
 def test_static_rows_take_no_other_rate():
     static = packed_rows(3)
-    with pytest.raises(UserError, match="static: their rate is that of build_examples"):
+    with pytest.raises(UserError, match="static, with the rate of build_examples"):
         PretrainingLoader(Table(static, static=True), Facts(), batch_size=1, seed=0, rates=RateSchedule.parse("0:0.3"))
 
 
@@ -321,13 +321,13 @@ def test_evaluation_masks_depend_on_no_seed():
 def test_the_users_mistakes_are_told():
     rows = packed_rows(3)
     for size in (0, -4):
-        with pytest.raises(UserError, match=f"batch_size {size}"):
+        with pytest.raises(UserError, match=f"batch_size is {size}"):
             make(rows, batch_size=size)
-        with pytest.raises(UserError, match=f"batch_size {size}"):
+        with pytest.raises(UserError, match=f"batch_size is {size}"):
             next(make(rows).evaluation_batches(size))
     other = Facts()
     other.content_hash = "0" * 64
-    with pytest.raises(UserError, match=r"tokenizer given \(hash 0+\).*shards in DIR \(hash f+\); use DIR/tokenizer"):
+    with pytest.raises(UserError, match=r"tokenizer \(hash 0+\) differs.*shards in DIR \(hash f+\)\. Use DIR"):
         PretrainingLoader(Table(rows), other, batch_size=1, seed=0)
     with pytest.raises(ValueError, match="step -1"):
         make(rows).batch(-1)

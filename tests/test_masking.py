@@ -198,7 +198,7 @@ def test_more_predictions_than_room_are_refused():
 
 
 def test_unknown_units_and_rates_are_the_users_mistake():
-    with pytest.raises(UserError, match="unit of masking 'sentence'; it is one of: token, word, ngram, span"):
+    with pytest.raises(UserError, match="unknown masking unit 'sentence'; choose from token, word, ngram, span"):
         MaskingRule("sentence")
     for rate in (0.0, -0.1, 1.5):
         with pytest.raises(UserError, match="mask rate"):
@@ -282,7 +282,7 @@ def test_tokens_out_of_order_are_unmasked_trigrams_in_any_order():
 
 
 def test_spans_are_not_reordered():
-    with pytest.raises(UserError, match="0 with spans"):
+    with pytest.raises(UserError, match="0 with unit span"):
         MaskingRule("span", reorder_rate=0.1)
     with pytest.raises(UserError, match="a share from 0 to 1"):
         MaskingRule("word", reorder_rate=1.1)

@@ -109,17 +109,21 @@ def edited(shards: Path, copy: Path, **changes: object) -> Path:
 @pytest.mark.parametrize(
     ("changes", "overrides", "said"),
     [
-        ({"tokenizer": {"hash": "0" * 64}}, [], r"data\.phases\.9 \(.*\) was built with another tokenizer"),
-        ({"objective": "single"}, [], r"differ in what is learnt: .* pairs with labels \(nsp\), .* none \(single\)"),
+        ({"tokenizer": {"hash": "0" * 64}}, [], r"data\.phases\.9 \(.*\) was built with a different tokenizer"),
+        ({"objective": "single"}, [], r"need different objectives: .* labelled pairs \(nsp\), .* none \(single\)"),
         ({"seq_len": 128}, ["--config.model.max_positions=64"], "--config.model.max_positions=128"),
-        ({}, ["--config.data.phases=9"], "data.phases '9'; it is STEP:VALUE,STEP:VALUE, as 900000:shards_512"),
+        (
+            {},
+            ["--config.data.phases=9"],
+            "data.phases is '9', not of the form STEP:VALUE,STEP:VALUE, such as 900000:shards_512",
+        ),
         ({}, ["--config.data.phases=9:/nowhere"], "/nowhere"),
         (
             {},
             ["--config.batch_schedule=0:16,5:20"],
             r"batch_schedule 20 does not.*: 24 in --config\.batch_schedule",
         ),
-        ({}, ["--config.batch_schedule=5:16"], "its steps ascend from 0"),
+        ({}, ["--config.batch_schedule=5:16"], "Its steps must ascend from 0"),
         ({}, ["--config.span_boundary=true"], "--mask_unit span"),
     ],
 )

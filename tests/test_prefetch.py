@@ -89,5 +89,5 @@ def test_waiting_is_measured():
 
 
 def test_nothing_ahead_is_refused():
-    with pytest.raises(UserError, match="prefetch depth 0"):
+    with pytest.raises(UserError, match=r"data\.prefetch is 0\. Use at least 1"):
         prefetch(lambda step: step, 0, None, depth=0)

@@ -174,7 +174,7 @@ def test_pretraining_goes_on_from_any_checkpoint(trained, shards_dir, tmp_path):
         (["--config.data.train=/nowhere/shards"], "/nowhere/shards"),
         (["--config.data.mask_rate=0.2", "--config.data.mask_schedule=0:0.3"], "both set; give one of them"),
         (["--config.data.mask_rate=1.5"], "mask rate 1.5"),
-        (["--config.data.mask_schedule=9:0.3"], "its steps ascend from 0"),
+        (["--config.data.mask_schedule=9:0.3"], "Its steps must ascend from 0"),
         (["--config.model.preset=huge"], "preset"),
         (["--config.model.max_positions=32"], "max_positions=64"),
         (["--config.batch_size=12"], "batch_size=16"),

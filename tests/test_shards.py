@@ -175,7 +175,7 @@ def test_folder_without_manifest_is_refused(tmp_path: Path) -> None:
 def test_unfinished_output_is_refused_and_says_how_to_finish(tmp_path: Path) -> None:
     (tmp_path / "out.incomplete").mkdir()
     for path in ("out", "out.incomplete"):
-        with pytest.raises(UserError, match=r"run the same .* command again"):
+        with pytest.raises(UserError, match=r"Run the same .* command again"):
             open_dataset(tmp_path / path, "train")
 
 
@@ -184,7 +184,7 @@ def test_truncated_shard_is_named_with_both_sizes(tmp_path: Path) -> None:
     path = tmp_path / "train" / "shard-00001.arrow"
     size = path.stat().st_size
     os.truncate(path, size - 10)
-    with pytest.raises(UserError, match=rf"shard-00001\.arrow: {size - 10} bytes, the manifest says {size}"):
+    with pytest.raises(UserError, match=rf"shard-00001\.arrow: it has {size - 10} bytes instead of {size}"):
         open_dataset(tmp_path, "train")
 
 
@@ -211,14 +211,14 @@ def test_manifest_that_is_not_json_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "value", "told"),
     [
-        (("seq_len",), None, "no seq_len"),
-        (("masking", "rate"), None, r"no masking\.rate"),
-        (("masking",), 7, "masking is no object"),
-        (("parts", "eval", "rows"), None, r"no parts\.eval\.rows"),
-        (("shards",), "x", "shards is no list"),
+        (("seq_len",), None, "seq_len is missing"),
+        (("masking", "rate"), None, r"masking\.rate is missing"),
+        (("masking",), 7, "masking is not an object"),
+        (("parts", "eval", "rows"), None, r"parts\.eval\.rows is missing"),
+        (("shards",), "x", "shards is not a list"),
         (("shards", 0, "bytes"), "many", r"shards\[0\]\.bytes is 'many'"),
         (("shards", 0, "rows"), 2**70, rf"shards\[0\]\.rows is {2**70}"),
-        (("skipped_reading",), [], "skipped_reading is no object"),
+        (("skipped_reading",), [], "skipped_reading is not an object"),
         (("skipped_reading",), {"duplicate": "x"}, r"skipped_reading\.duplicate is 'x'"),
         (("counts", "used"), "7", r"counts\.used is '7'"),
         (("parts", "eval", "used"), [], r"parts\.eval\.used is \[\]"),
@@ -231,7 +231,7 @@ def test_manifest_that_is_not_json_is_refused(tmp_path: Path) -> None:
         (("eval_fraction",), 1.0, r"eval_fraction is 1\.0"),
         (("short_seq_prob",), "x", "short_seq_prob is 'x'"),
         (("unit_bytes",), 0, "unit_bytes is 0"),
-        (("corruption",), {"delete_rate": 0.0}, r"no corruption\.insert_rate"),
+        (("corruption",), {"delete_rate": 0.0}, r"corruption\.insert_rate is missing"),
         (("reading",), {"document": "file", "text_field": "text", "dedup": 1}, r"reading\.dedup is 1"),
         (("sources",), [{"path": "x", "bytes": 1, "weight": 0}], r"sources\[0\]\.weight is 0"),
     ],
@@ -251,7 +251,7 @@ def test_damaged_manifest_says_what_is_missing(tmp_path: Path, path: tuple, valu
 
 def test_manifest_of_nothing_but_a_version_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"schema_version": 1}')
-    with pytest.raises(UserError, match="no objective"):
+    with pytest.raises(UserError, match="objective is missing"):
         read_manifest(tmp_path)
 
 
@@ -267,7 +267,7 @@ def test_unigram_counts_are_read_or_refused(tmp_path: Path) -> None:
     np.testing.assert_array_equal(read_unigram_counts(tmp_path, manifest), np.arange(100))
     for wrong in (np.arange(99), np.arange(100.0), np.array("text")):
         np.save(tmp_path / "unigram_counts.npy", wrong)
-        with pytest.raises(UserError, match=r"unigram_counts\.npy: not int64\[100\]"):
+        with pytest.raises(UserError, match=r"unigram_counts\.npy: not an int64\[100\]"):
             read_unigram_counts(tmp_path, manifest)
 
 
@@ -275,7 +275,7 @@ def test_unigram_counts_are_read_or_refused(tmp_path: Path) -> None:
     ("column", "value", "told"),
     [
         ("input_ids", 100, "an id outside of the vocabulary of 100"),
-        ("sequence_lengths", 17, "sequences longer than the row of 16 slots"),
+        ("sequence_lengths", 17, "sequences longer than the row of 16 positions"),
         ("first_segment_lengths", 17, "a segment longer than its sequence"),
         ("next_sentence_labels", 2, "a next-sentence label over 1"),
         ("masked_ids", 100, "a masked id outside"),

@@ -230,7 +230,7 @@ MISTAKES = {
     "no such column": (CSV, b"review,label\na,1\n", "no column 'text'; its columns are: review, label"),
     "not Parquet": ("a.parquet", b"text,label\n", "a.parquet is no Parquet file, or damaged"),
     "damaged zst": ("a.csv.zst", b"(\xb5/\xfd garbage", "a.csv.zst is cut short or damaged"),
-    "no such data": ("", b"", r"tfds:glue/mrpc: not prepared here .*TFDS_DATA_DIR"),
+    "no such data": ("", b"", r"tfds:glue/mrpc is not prepared on this machine .*TFDS_DATA_DIR"),
 }
 
 
@@ -377,7 +377,7 @@ def test_prepared_data_of_tensorflow_datasets_are_read_as_a_named_task_and_as_on
     assert [item.label for item in registry.read(task, files["train"]).items] == classes  # by its own names
     with pytest.raises(UserError, match=r"no column 'review'; its columns are: .*sentence1.*task.text"):
         reading.read_table(files["train"], Columns("review", "", "label"), label_required=True)
-    with pytest.raises(UserError, match=r"no split dev; there is: .*validation"):
+    with pytest.raises(UserError, match=r"unknown split dev; choose from .*validation"):
         reading.read_table(Path("tfds:glue/mrpc:dev"), OWN, label_required=True)
     with pytest.raises(UserError, match="TensorFlow Datasets has no ewt"):
         registry.resolve(TaskConfig(name="ewt", data_dir="tfds:"))

@@ -1,4 +1,4 @@
-"""Which rows a step reads: how many, of which data set, and after how many read before (law 1)."""
+"""Which rows a step reads: how many, from which data set, and after how many rows that earlier steps read (law 1)."""
 
 import bisect
 import itertools
@@ -12,14 +12,14 @@ from bert_jax.data import step_schedule
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """Rows of a global batch that each hold from their step until the next one's: a ramp is a few such steps."""
+    """The number of rows of a global batch by step. Each value applies until the next one; a ramp has a few values."""
 
     steps: tuple[int, ...]  # ascending, the first 0
     rows: tuple[int, ...]
 
     @classmethod
     def parse(cls, text: str) -> "BatchSchedule":
-        """From `0:256,10000:512`. Raises UserError for another form or order, and a batch without rows."""
+        """Parses `0:256,10000:512`. Raises UserError for invalid syntax or order, and for a batch without rows."""
         schedule = cls(*step_schedule.parse(text, "batch_schedule", int, "0:256,10000:512"))
         for rows in schedule.rows:
             check_batch_size(rows, f"batch_schedule {text!r}")
@@ -27,32 +27,32 @@ class BatchSchedule:
 
     @classmethod
     def constant(cls, rows: int) -> "BatchSchedule":
-        """One batch size at all steps. Raises UserError for one below 1."""
+        """The same batch size at all steps. Raises UserError for a size below 1."""
         check_batch_size(rows)
         return cls((0,), (rows,))
 
     def rows_at(self, step: int) -> int:
-        """B(s)."""
+        """The number of rows of the global batch of a step, B(s)."""
         return self.rows[bisect.bisect_right(self.steps, step) - 1]
 
 
 class BatchSegment(NamedTuple):
-    """Steps one after another that read batches of one size from one data set."""
+    """Consecutive steps that read batches of one size from one data set."""
 
-    first: int  # step
-    end: int | None  # the step behind the last; None: without end
+    first: int  # the first step
+    end: int | None  # the step after the last; None: no end
     rows: int  # of each batch
-    before: int  # rows of the data set that earlier steps have read
+    before: int  # rows of the data set that earlier steps read
 
-    def holds(self, step: int) -> bool:
+    def contains(self, step: int) -> bool:
         return self.first <= step and (self.end is None or step < self.end)
 
 
 def batch_segments(batches: BatchSchedule, phases: Sequence[tuple[int, str]]) -> list[list[BatchSegment]]:
-    """The segments of each phase, a phase being its first step and the fingerprint of the data set it reads.
+    """The segments of each phase; a phase is its first step and the fingerprint of its data set.
 
-    The first phase begins at step 0, and each ends where the next begins. A data set that an earlier phase has read is
-    read on from there: no row is left out, and none comes twice in an epoch.
+    The first phase begins at step 0, and each phase ends where the next begins. If an earlier phase has read a data
+    set, a later phase resumes it there: within an epoch no row is left out or repeated.
     """
     starts = [first for first, _ in phases]
     borders = sorted({*batches.steps, *starts})
@@ -71,6 +71,6 @@ def batch_segments(batches: BatchSchedule, phases: Sequence[tuple[int, str]]) ->
 def check_batch_size(rows: int, where: str = "") -> None:
     """Raises UserError for a batch without rows."""
     if rows < 1:
-        place = f" of {where}" if where else ""
-        change = "in its place" if where else "--config.batch_size=N"
-        raise UserError(f"batch_size {rows}{place}: a batch has at least one row; give {change}, N >= 1")
+        source = f" in {where}" if where else ""
+        flag = "" if where else ", for example --config.batch_size=256"
+        raise UserError(f"batch_size is {rows}{source}. Use at least one row{flag}")

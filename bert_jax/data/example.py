@@ -1,4 +1,4 @@
-"""Rows as stored, and the Batch the model sees. Pure numpy: data preparation imports this without jax."""
+"""The stored rows, and the batch that the model receives. Pure numpy: data preparation imports this without jax."""
 
 from typing import Any, NamedTuple
 
@@ -8,20 +8,20 @@ from bert_jax.array_types import Int, UInt, UInt64
 
 
 class Rows(NamedTuple):
-    """Stored rows, R of them: the columns of a shard (docs/data_format.md), before masking.
+    """R stored rows: the columns of a shard (docs/data_format.md), before masking.
 
-    Sequence s of a row fills the slots after those of the sequences before it; absent sequences have length 0.
+    The sequences of a row follow one another from position 0. Absent sequences have length 0.
     """
 
     input_ids: UInt[np.ndarray, "R T"]  # uint16 when V <= 65536, else uint32; pad id after the last sequence
-    sequence_lengths: UInt[np.ndarray, "R S"]  # uint16; slots of each sequence, [CLS] and [SEP]s counted
-    first_segment_lengths: UInt[np.ndarray, "R S"]  # uint16; of those, slots of segment A with [CLS] and its [SEP]
+    sequence_lengths: UInt[np.ndarray, "R S"]  # uint16; including [CLS] and [SEP]
+    first_segment_lengths: UInt[np.ndarray, "R S"]  # uint16; of segment A with [CLS] and its [SEP]
     next_sentence_labels: Int[np.ndarray, "R S"]  # int8; 0 is next, 1 random, -1 no label
     sequence_keys: UInt64[np.ndarray, "R S"]  # (work unit << 32) | ordinal: the 64-bit sequence id of law 2
-    # Only with static masking (input_ids are then the ids after masking):
-    masked_positions: UInt[np.ndarray, "R M"] | None = None  # uint16; ascending; filler slots hold 0
-    masked_ids: UInt[np.ndarray, "R M"] | None = None  # the dtype of input_ids; the truth
-    masked_counts: UInt[np.ndarray, "R"] | None = None  # uint16; how many of the M slots are predictions
+    # Only with static masking; input_ids are then the ids after masking.
+    masked_positions: UInt[np.ndarray, "R M"] | None = None  # uint16; ascending; 0 in fillers
+    masked_ids: UInt[np.ndarray, "R M"] | None = None  # the original ids; dtype of input_ids
+    masked_counts: UInt[np.ndarray, "R"] | None = None  # uint16; the number of predictions among the M
 
 
 class Batch(NamedTuple):
@@ -31,10 +31,10 @@ class Batch(NamedTuple):
     |---|---|---|
     | input_ids, segment_ids | i32[B,T] | ids after masking; token types 0 and 1 |
     | sequence_ids, positions | i32[B,T] | 0 padding, 1..S; positions restart in each sequence |
-    | masked_positions, masked_ids, masked_weights | i32, i32, f32 [B,M] | where, the truth, 0 for a filler |
+    | masked_positions, masked_ids, masked_weights | i32, i32, f32 [B,M] | positions, original ids, 0 for fillers |
     | cls_positions, next_sentence_label, next_sentence_weight | i32, i32, f32 [B,S] | 0: is next, 1: random |
-    | span_left, span_right, span_offsets | i32[B,M] | masks of spans only, else None: the slots before and behind the
-    span of a prediction, and its place in the span from 1; 0 for a filler |
+    | span_left, span_right, span_offsets | i32[B,M] | only with span masks, otherwise None: the positions before and
+    after a prediction's span, and its position in the span from 1; 0 for fillers |
     """
 
     input_ids: Any
@@ -52,22 +52,22 @@ class Batch(NamedTuple):
     span_offsets: Any = None
 
 
-# [CLS], a token that can be predicted, and [SEP]: a shorter sequence predicts nothing.
+# [CLS], a token that can be predicted, and [SEP]: a shorter sequence has no prediction.
 SHORTEST_SEQUENCE = 3
 
 
 def max_predictions(seq_len: int, pack: int, mask_rate: float, reorder_rate: float = 0.0) -> int:
-    """M: the most predictions a row of any 1 to `pack` sequences in seq_len slots can hold (law 2).
+    """M: the maximum number of predictions in a row of 1 to `pack` sequences and seq_len positions (law 2).
 
-    A sequence of n positions predicts max(1, round(mask_rate * n)) of them, which is at most
+    A sequence of n positions has max(1, round(mask_rate * n)) predictions, which is at most
     h(n) = max(1, mask_rate * n + 1/2), a convex function. So the sum over sequences of at least SHORTEST_SEQUENCE
-    positions, together seq_len, is greatest where all but one are as short as that; and it grows with their number.
-    A sequence's round(reorder_rate * n / 3) shuffled trigrams are at most reorder_rate * n + 3/2 tokens, which keeps h
+    positions, together seq_len, is greatest if all but one are as short as that, and it grows with their number. A
+    sequence's round(reorder_rate * n / 3) shuffled trigrams are at most reorder_rate * n + 3/2 tokens, which keeps h
     convex. The added millionth covers rounding of the product.
     """
 
-    def most(slots: int) -> float:
-        return max(1.0, mask_rate * slots + 0.5) + (reorder_rate * slots + 1.5 if reorder_rate else 0.0)
+    def most(length: int) -> float:
+        return max(1.0, mask_rate * length + 0.5) + (reorder_rate * length + 1.5 if reorder_rate else 0.0)
 
     others = max(0, min(pack, seq_len // SHORTEST_SEQUENCE) - 1)
     bound = others * most(SHORTEST_SEQUENCE) + most(seq_len - others * SHORTEST_SEQUENCE)

@@ -1,7 +1,7 @@
-"""Counter-based hashing: randomness as a pure function of numbers, so that no generator state exists (laws 1 and 2).
+"""Counter-based hashing: randomness as a pure function of numbers, without generator state (laws 1 and 2).
 
-`mix` is the SplitMix64 finaliser (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators",
-OOPSLA; the constants are David Stafford's variant 13), vectorised by numpy. All arithmetic is modulo 2**64.
+`mix` is the finalizer of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators",
+OOPSLA; constants of David Stafford's variant 13), vectorized by numpy. All arithmetic is modulo 2**64.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ _SHIFT_1, _SHIFT_2, _SHIFT_3 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def mix(values: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
-    """A bijection of 64-bit numbers in which each input bit flips each output bit about half the time."""
+    """A bijection of 64-bit numbers. Each input bit flips each output bit about half of the time."""
     mixed = values ^ (values >> _SHIFT_1)
     mixed *= _MULTIPLIER_1
     mixed ^= mixed >> _SHIFT_2
@@ -27,9 +27,9 @@ def mix(values: UInt64[np.ndarray, "*shape"]) -> UInt64[np.ndarray, "*shape"]:
 
 
 def combine(*parts: int | Integer[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:
-    """One 64-bit hash of several numbers in order; arrays broadcast. At least one-dimensional.
+    """One 64-bit hash of several numbers in order; arrays broadcast. The result has at least one dimension.
 
-    A Python integer counts modulo 2**64; an array of signed numbers by its two's complement.
+    A Python integer is taken modulo 2**64, an array of signed numbers by its two's complement.
     """
     state = np.zeros(1, np.uint64)
     for part in parts:
@@ -38,14 +38,14 @@ def combine(*parts: int | Integer[np.ndarray, "..."]) -> UInt64[np.ndarray, "...
 
 
 def hash_text(text: str) -> int:
-    """A 64-bit number for a text, the same in every process and version (the head of its sha256)."""
+    """A 64-bit number for a text (the head of its sha256), the same in every process and version."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
 def bounded(words: UInt32[np.ndarray, "K"], bound: int) -> Integer[np.ndarray, "K"]:
     """Maps uniform 32-bit words to [0, bound), bound < 2**31, by multiply and shift (Lemire 2019, ACM TOMACS 29).
 
-    Without his rejection step: a value's probability is off by at most bound / 2**32 of itself.
+    It omits Lemire's rejection step: each probability has a relative error of at most bound / 2**32.
     """
     return ((words.astype(np.uint64) * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
 

@@ -1,8 +1,8 @@
-"""From shards to batches: a batch is a function of (dataset, configuration, seed, step), with no state (law 1).
+"""Makes batches from shards: a batch is a function of (dataset, configuration, seed, step), without state (law 1).
 
-Step s reads the B(s) global rows that follow the rows of all earlier steps (data/batch_schedule.py counts them) in
-the concatenated epochs, each epoch a permutation of all rows keyed by (seed, epoch, dataset). No tail is dropped: a
-batch may straddle two epochs, and each row wears its own epoch's masks.
+Step s reads the B(s) global rows that follow the rows of all earlier steps (data/batch_schedule.py counts them) in the
+concatenated epochs. Each epoch is a permutation of all rows, keyed by (seed, epoch, dataset). No tail is dropped: a
+batch may span two epochs, and each row has the masks of its own epoch.
 """
 
 import hashlib
@@ -20,17 +20,17 @@ from bert_jax.data.batch_schedule import BatchSegment, check_batch_size
 from bert_jax.data.example import Batch, Rows, max_predictions
 from bert_jax.data.masking import Masked, Masker, MaskingRule, MaskingTokenizer, RateSchedule, span_targets
 
-# Held-out masks depend on nothing but the sequence, so that figures compare between runs, steps and seeds.
+# Held-out masks depend on the sequence alone, so that metrics compare between runs, steps and seeds.
 EVALUATION_SEED = 0
 
-# Slots that are made at once where steps are asked for one after another: numpy's calls then cost little even for
-# batches of a few rows. It changes no batch.
-_BLOCK_SLOTS = 1 << 18
+# Positions that are made together if steps are requested in order: numpy's calls then cost little even for batches of
+# a few rows. The number changes no batch.
+_BLOCK_POSITIONS = 1 << 18
 
 
 @runtime_checkable
 class RowTable(Protocol):
-    """What the loader reads (bert_jax.data.shards.Dataset): rows by number, and how they are to be masked."""
+    """The dataset that the loader reads (bert_jax.data.shards.Dataset): rows by number, and their masking rule."""
 
     rows: int
     seq_len: int
@@ -49,7 +49,7 @@ class RowTable(Protocol):
 
 @runtime_checkable
 class LoaderTokenizer(MaskingTokenizer, Protocol):
-    """What the loader asks of a tokenizer (bert_jax.tokenizer.Tokenizer)."""
+    """The attributes of a tokenizer (bert_jax.tokenizer.Tokenizer) that the loader uses."""
 
     @property
     def content_hash(self) -> str: ...
@@ -58,10 +58,10 @@ class LoaderTokenizer(MaskingTokenizer, Protocol):
 class PretrainingLoader:
     """Batches for pretraining and held-out evaluation, `batch_size` rows each (the global batch).
 
-    With `segments` it has the batches of these steps alone, of as many rows as each says, and batch_size has no part.
-    Rows with static masking are passed on as stored, others masked here by the dataset's rule; `rates` stand in for
-    its rate in training batches (held-out masks keep it). Raises UserError for a batch size below 1, a tokenizer that
-    is not the one the rows were made with, or rates for static masks.
+    With `segments`, it serves the steps of these segments only, with their numbers of rows, and ignores batch_size.
+    Rows with static masks keep them; others are masked here by the dataset's rule. `rates` replace the rule's rate in
+    training batches, not in held-out batches. Raises UserError for a batch size below 1, a tokenizer other than that of
+    the rows, or rates for static masks.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class PretrainingLoader:
         check_batch_size(batch_size)
         if tokenizer.content_hash != dataset.tokenizer_hash:
             raise UserError(
-                f"the tokenizer given (hash {tokenizer.content_hash[:12]}) is not the one of the shards in "
-                f"{dataset.directory} (hash {dataset.tokenizer_hash[:12]}); use {dataset.directory / 'tokenizer'}, "
-                "or build the examples again with the one given"
+                f"the tokenizer (hash {tokenizer.content_hash[:12]}) differs from that of the shards in "
+                f"{dataset.directory} (hash {dataset.tokenizer_hash[:12]}). Use {dataset.directory / 'tokenizer'}, "
+                "or build the examples again with this tokenizer"
             )
         if rates is not None and dataset.static:
             raise UserError(
-                f"the masks of {dataset.directory} are static: their rate is that of build_examples. Leave out "
+                f"the masks of {dataset.directory} are static, with the rate of build_examples. Leave out "
                 "data.mask_rate and data.mask_schedule, or build the examples with --masking dynamic"
             )
         self.dataset, self.seed = dataset, seed
@@ -103,11 +103,12 @@ class PretrainingLoader:
 
     @property
     def fingerprint(self) -> str:
-        """Says which rows these are and how they are masked. With it, batches follow from configuration and step."""
+        """Identifies the rows and their masking. Batches are a function of it, the configuration and the step."""
         dataset, default = self.dataset, MaskingRule().to_manifest()
         rule = dataset.masking.to_manifest()
         facts: list[Any] = [dataset.fingerprint, dataset.tokenizer_hash, rule["unit"], rule["rate"]]
-        # Only what differs from the defaults, so that they stand for what there was before there was a choice.
+        # Only settings that differ from the defaults count, so that fingerprints from before a setting existed stay
+        # valid.
         others = {name: rule[name] for name in rule if name not in ("unit", "rate") and rule[name] != default[name]}
         if self._unigram_counts is not None:
             others["unigram_counts"] = hashlib.sha256(self._unigram_counts.tobytes()).hexdigest()
@@ -116,44 +117,45 @@ class PretrainingLoader:
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """The fingerprint by the key of the configuration that names the rows."""
+        """The fingerprint by the configuration key that names the rows."""
         return {"data.train": self.fingerprint}
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """The steps from which batches have another number of rows."""
+        """The first step of each segment: from it on, batches may have another number of rows."""
         return tuple(segment.first for segment in self.segments)
 
     def rows_at(self, step: int) -> int:
-        """Rows of a step's global batch. Raises ValueError for a step that reads nothing here."""
+        """The number of rows of a step's global batch. Raises ValueError for a step outside the segments."""
         return self._segment(step).rows
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
-        """The global batch of a step, or those of its rows that are picked, which alone are then loaded.
+        """The global batch of a step, or only the selected `rows` of it, which alone are then loaded.
 
-        The arrays are read-only. Raises ValueError for a step that reads nothing here, as a negative one.
+        The arrays are read-only. Raises ValueError for a step outside the segments, such as a negative one.
         """
         segment = self._segment(step)
         picked = np.arange(segment.rows, dtype=np.int64)[slice(None) if rows is None else rows]
         block = self._block
         same = block is not None and np.array_equal(block.picked, picked)
         if block is None or not same or not block.first <= step < block.first + block.steps:
-            goes_on = block is not None and same and step == block.first + block.steps
-            steps = max(1, _BLOCK_SLOTS // max(1, self.dataset.seq_len * picked.size)) if goes_on else 1
-            if segment.end is not None:  # the steps of a block are of one segment
+            # If steps are requested in order, several steps are made together.
+            in_order = block is not None and same and step == block.first + block.steps
+            steps = max(1, _BLOCK_POSITIONS // max(1, self.dataset.seq_len * picked.size)) if in_order else 1
+            if segment.end is not None:  # a block does not cross segments
                 steps = min(steps, segment.end - step)
             block = self._block = _Block(step, steps, picked, self._batches(segment, step, steps, picked))
         begin = (step - block.first) * picked.size
         return Batch(*(field if field is None else field[begin : begin + picked.size] for field in block.batches))
 
     def _segment(self, step: int) -> BatchSegment:
-        found = next((segment for segment in self.segments if segment.holds(step)), None)
+        found = next((segment for segment in self.segments if segment.contains(step)), None)
         if found is None:
-            raise ValueError(f"step {step}: its batch is not read from {self.dataset.directory}")
+            raise ValueError(f"no batch of {self.dataset.directory} is assigned to step {step}")
         return found
 
     def _batches(self, segment: BatchSegment, first: int, count: int, picked: Int64[np.ndarray, "K"]) -> Batch:
-        """The picked rows of `count` steps of a segment, one step after another."""
+        """The picked rows of `count` consecutive steps of a segment, concatenated."""
         steps = np.arange(first, first + count)
         numbers = (segment.before + (steps[:, None] - segment.first) * segment.rows + picked).reshape(-1)
         epochs, ordinals = np.divmod(numbers, self.dataset.rows)
@@ -173,10 +175,10 @@ class PretrainingLoader:
     def evaluation_batches(
         self, batch_size: int, max_rows: int = 0, rows: slice | np.ndarray | None = None
     ) -> Iterator[Batch]:
-        """Each row once, in order (the first max_rows of them; 0: all), with masks that depend on no seed or epoch.
+        """Each row once, in order, with masks that depend on no seed or epoch.
 
-        The last batch is filled up with rows of zeros, which weigh 0. `rows` picks those of each batch that are loaded.
-        Raises UserError for a batch size below 1.
+        max_rows limits the number of rows; 0 means all. The last batch is filled up with rows of zeros, which have
+        weight 0. `rows` selects the rows of each batch that are loaded. Raises UserError for a batch size below 1.
         """
         check_batch_size(batch_size)
         count = min(self.dataset.rows, max_rows) if max_rows > 0 else self.dataset.rows
@@ -190,8 +192,8 @@ class PretrainingLoader:
                 masked = _stored(gathered)
             else:
                 masked = masker.apply(gathered, np.zeros_like(indices), self.dataset.max_predictions)
-            real = self._batch(gathered, masked)
-            yield Batch(*(field if field is None else _fill_up(field, picked.size) for field in real))
+            filled = self._batch(gathered, masked)
+            yield Batch(*(field if field is None else _fill_up(field, picked.size) for field in filled))
 
     def _make_masker(self, seed: int) -> Masker | None:
         if self.dataset.static:
@@ -220,7 +222,7 @@ class PretrainingLoader:
 
 
 class _Block(NamedTuple):
-    """What was made last: the batches of some steps, one after another."""
+    """The most recently made batches: those of some consecutive steps, concatenated."""
 
     first: int
     steps: int
@@ -229,14 +231,14 @@ class _Block(NamedTuple):
 
 
 def _stored(rows: Rows) -> Masked:
-    """Static masks as they stand."""
+    """The stored static masks."""
     assert rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None
     stored = (rows.input_ids, rows.masked_positions, rows.masked_ids, rows.masked_counts)
     return Masked(*(column.astype(np.int32) for column in stored))
 
 
 class TokenLayout(NamedTuple):
-    """Where the sequences of some rows lie, slot by slot: the fields of Batch by the same names."""
+    """The layout of some rows, position by position: the fields of Batch with the same names."""
 
     sequence_ids: Int32[np.ndarray, "R T"]
     segment_ids: Int32[np.ndarray, "R T"]
@@ -245,17 +247,17 @@ class TokenLayout(NamedTuple):
 
 
 def token_layout(rows: Rows) -> TokenLayout:
-    """Spells out the lengths stored in rows: sequences lie one after the other from slot 0, then padding."""
+    """Expands the lengths stored in rows. Sequences follow one another from position 0; padding comes last."""
     (row_count, width), pack = rows.input_ids.shape, rows.sequence_lengths.shape[1]
     lengths = rows.sequence_lengths.astype(np.int32)
-    if pack == 1:  # the same in a quarter of the time
-        slots = np.arange(width, dtype=np.int32)
-        filled = slots < lengths
+    if pack == 1:  # the same result in a quarter of the time
+        columns = np.arange(width, dtype=np.int32)
+        filled = columns < lengths
         sequence_ids = filled.astype(np.int32)
-        segment_ids = (filled & (slots >= rows.first_segment_lengths)).astype(np.int32)
-        return TokenLayout(sequence_ids, segment_ids, slots * sequence_ids, np.zeros_like(lengths))
+        segment_ids = (filled & (columns >= rows.first_segment_lengths)).astype(np.int32)
+        return TokenLayout(sequence_ids, segment_ids, columns * sequence_ids, np.zeros_like(lengths))
     starts = np.cumsum(lengths, axis=1, dtype=np.int32) - lengths
-    # A row is 2S + 1 runs of slots: two segments of each sequence, and the padding.
+    # A row is 2S + 1 runs of positions: two segments of each sequence, and the padding.
     runs = np.empty((row_count, 2 * pack + 1), np.int32)
     runs[:, 0:-1:2] = rows.first_segment_lengths
     runs[:, 1:-1:2] = lengths - rows.first_segment_lengths
@@ -265,18 +267,16 @@ def token_layout(rows: Rows) -> TokenLayout:
     segment_of_run = np.append(np.tile(np.array([0, 1], np.int32), pack), np.int32(0))
     start_of_run = np.zeros_like(runs)
     start_of_run[:, :-1] = np.repeat(starts, 2, axis=1)
-    sequence_ids = _spell_out(sequence_of_run, runs, width)
-    positions = np.arange(width, dtype=np.int32) - _spell_out(start_of_run, runs, width)
+    sequence_ids = _expand(sequence_of_run, runs, width)
+    positions = np.arange(width, dtype=np.int32) - _expand(start_of_run, runs, width)
     positions *= sequence_ids > 0
-    return TokenLayout(sequence_ids, _spell_out(segment_of_run, runs, width), positions, starts * (lengths > 0))
+    return TokenLayout(sequence_ids, _expand(segment_of_run, runs, width), positions, starts * (lengths > 0))
 
 
-def _spell_out(
-    values: Int32[np.ndarray, "*runs"], runs: Int32[np.ndarray, "R K"], width: int
-) -> Int32[np.ndarray, "R T"]:
-    """The value of its run at every slot, from the lengths of the runs."""
-    slots = np.repeat(np.broadcast_to(values, runs.shape).reshape(-1), runs.reshape(-1))
-    return slots.reshape(len(runs), width)
+def _expand(values: Int32[np.ndarray, "*runs"], runs: Int32[np.ndarray, "R K"], width: int) -> Int32[np.ndarray, "R T"]:
+    """The value of each position, from the values and the lengths of runs."""
+    columns = np.repeat(np.broadcast_to(values, runs.shape).reshape(-1), runs.reshape(-1))
+    return columns.reshape(len(runs), width)
 
 
 def _fill_up(field: np.ndarray, batch_size: int) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The manifest of a build_examples output (docs/data_format.md), and the unigram counts beside it."""
+"""The manifest of a build_examples output (docs/data_format.md), and the file of unigram counts."""
 
 import math
 import re
@@ -16,6 +16,7 @@ from bert_jax.storage.remote import is_remote
 
 SCHEMA_VERSION = 1
 MANIFEST = "manifest.json"
+# The keys of the manifest's `counts`, apart from `skipped`.
 COUNTED = ("documents", "used", "sentences", "source_tokens", "sequences", "rows", "tokens", "predictions")
 
 # The objectives whose sequences are labelled pairs of segments.
@@ -25,7 +26,7 @@ Part = Literal["train", "eval"]
 PARTS: tuple[Part, ...] = ("train", "eval")
 
 _NAME = re.compile(r"((train|eval)/)?\w[\w.-]*")
-_AGAIN = "copy the folder again, or build the examples again"
+_AGAIN = "Copy the folder again, or build the examples again"
 
 
 class _Number(NamedTuple):
@@ -37,25 +38,25 @@ class _Number(NamedTuple):
 
 
 class _Each(NamedTuple):
-    """An object of any keys, and what each value is."""
+    """An object with any keys, whose values all have one layout."""
 
     inner: Any
 
 
 class _Maybe(NamedTuple):
-    """A value that the first outputs, and imported ones, have not."""
+    """A value that early outputs and imported outputs lack."""
 
     inner: Any
 
 
 _COUNT = _Number(int, 0, 2**63 - 1)  # numpy's int64
 _SHARE = _Number(float, 0, 1)
-_WIDTH = _Number(int, 1, 65535)  # places in a row are uint16
+_WIDTH = _Number(int, 1, 65535)  # positions in a row are uint16
 _COUNTS: dict[str, Any] = {name: _COUNT for name in COUNTED if name != "used"} | {
     "used": _Maybe(_COUNT),
     "skipped": _Each(_COUNT),
 }
-# What every reader may count on: the kind of each value, and of each element of a list.
+# The values that every reader may rely on, with the type of each value and of the elements of each list.
 _LAYOUT = {
     "format": str,
     "imported": bool,
@@ -76,73 +77,73 @@ _LAYOUT = {
     "skipped_reading": _Maybe(_Each(_COUNT)),
     "parts": dict.fromkeys(PARTS, _COUNTS | {"filled": _Maybe(_SHARE)}),
     "unigram_counts": str,
-    # Sequence keys give the place in a work unit 32 bits.
+    # A sequence key has 32 bits for the position in a work unit.
     "shards": [{"name": str, "rows": _Number(int, 0, 2**32), "bytes": _COUNT, "sha256": str}],
 }
 
 
 def read_manifest(directory: Path) -> dict[str, Any]:
-    """The manifest of a finished build_examples output. Raises UserError when there is none to be read."""
+    """The manifest of a finished build_examples output. Raises UserError if there is no valid one."""
     path = directory / MANIFEST
     if is_remote(directory):
         raise UserError(
-            f"{directory} is in an object store, and shards are read from a local disk; bring them here: "
-            "python -m data_prep.copy_examples --input ADDRESS --output DIR (in pretraining, "
-            "--config.data.cache_dir=DIR does so by itself)"
+            f"{directory} is in an object store, but shards are read from a local disk. Copy them: "
+            "python -m data_prep.copy_examples --input ADDRESS --output DIR (for pretraining, "
+            "--config.data.cache_dir=DIR copies them)"
         )
     if directory.name.endswith(INCOMPLETE) or (not path.exists() and incomplete_path(directory).exists()):
         finished = directory.name.removesuffix(INCOMPLETE)
         raise UserError(
-            f"{directory.parent / finished} is not finished ({finished}{INCOMPLETE} is there): "
-            "run the same data_prep.build_examples command again, it goes on where it stopped"
+            f"{directory.parent / finished} is not finished: {finished}{INCOMPLETE} exists. Run the same "
+            "data_prep.build_examples command again; it resumes where it stopped"
         )
     if not path.exists():
-        raise UserError(f"no {MANIFEST} in {directory}; give the output folder of data_prep.build_examples")
+        raise UserError(f"no {MANIFEST} in {directory}. Give the output folder of data_prep.build_examples")
     return check_manifest(read_json(path), str(path))
 
 
-def parse_manifest(content: bytes, place: str) -> dict[str, Any]:
-    """The manifest in a file that lies elsewhere. Raises UserError, naming its place, for one that cannot be used."""
-    return check_manifest(parse_json(content, place), place)
+def parse_manifest(content: bytes, address: str) -> dict[str, Any]:
+    """Parses the content of a remote manifest. Raises UserError, which names its address, for an invalid one."""
+    return check_manifest(parse_json(content, address), address)
 
 
 def check_manifest(manifest: dict[str, Any], path: str) -> dict[str, Any]:
-    """The manifest with what early ones lack. Raises UserError for another version, and for a damaged one."""
+    """Adds the values that early manifests lack. Raises UserError for another schema version or an invalid manifest."""
     version = manifest.get("schema_version")
     if version != SCHEMA_VERSION:
         raise UserError(
-            f"{path} has schema_version {version!r}, this program reads {SCHEMA_VERSION}; "
-            "build the examples again, or use the program version that wrote them"
+            f"{path} has schema_version {version!r}, but this version of bert_jax reads {SCHEMA_VERSION}. "
+            "Build the examples again, or use the version that wrote them"
         )
-    manifest.setdefault("format", "arrow")  # the only one there was
+    manifest.setdefault("format", "arrow")  # the only format of early versions
     manifest.setdefault("imported", False)
     if problem := _problem(manifest, _LAYOUT, ""):
-        raise UserError(f"damaged {path}: {problem}; {_AGAIN}")
+        raise UserError(f"damaged {path}: {problem}. {_AGAIN}")
     names = [shard[key] for shard in manifest["shards"] for key in ("name", "stem") if key in shard]
     for name in [manifest["unigram_counts"], *names]:
         if not _NAME.fullmatch(name):
-            raise UserError(f"damaged {path}: {name!r} is no name of a file in the folder; {_AGAIN}")
+            raise UserError(f"damaged {path}: {name!r} is not the name of a file in the folder. {_AGAIN}")
     for counts in (manifest["counts"], *manifest["parts"].values()):
-        counts.setdefault("used", counts["documents"] - sum(counts["skipped"].values()))  # the first ones had it not
+        counts.setdefault("used", counts["documents"] - sum(counts["skipped"].values()))  # early manifests lack it
     return manifest
 
 
 def read_unigram_counts(directory: Path, manifest: Mapping[str, Any]) -> Int64[np.ndarray, "V"]:
-    """How often each id stands in the rows of train. Raises UserError for a file that is missing or damaged."""
+    """The number of occurrences of each id in the training rows. Raises UserError for a missing or damaged file."""
     path, size = directory / manifest["unigram_counts"], manifest["tokenizer"]["vocab_size"]
     try:
         counts = np.load(path, allow_pickle=False)
     except FileNotFoundError:
-        raise UserError(f"missing {path}; {_AGAIN}") from None
-    except (ValueError, EOFError, SyntaxError, tokenize.TokenError) as error:  # of a damaged header
-        raise UserError(f"damaged {path} ({error}); {_AGAIN}") from error
+        raise UserError(f"missing {path}. {_AGAIN}") from None
+    except (ValueError, EOFError, SyntaxError, tokenize.TokenError) as error:  # from a damaged header
+        raise UserError(f"damaged {path} ({error}). {_AGAIN}") from error
     if not isinstance(counts, np.ndarray) or counts.dtype != np.int64 or counts.shape != (size,):
-        raise UserError(f"damaged {path}: not int64[{size}], a count for each id; {_AGAIN}")
+        raise UserError(f"damaged {path}: not an int64[{size}] array of counts. {_AGAIN}")
     return counts
 
 
 def _problem(value: Any, layout: Any, where: str) -> str | None:
-    """What of a value is missing or of another kind than the layout says, or None."""
+    """The first value that is missing or does not match the layout, or None."""
     match layout:
         case _Maybe(inner):
             return _problem(value, inner, where)
@@ -151,7 +152,7 @@ def _problem(value: Any, layout: Any, where: str) -> str | None:
             return None if number and least <= value <= most else f"{where} is {value!r}"
         case dict() | _Each():
             if not isinstance(value, dict):
-                return f"{where} is no object"
+                return f"{where} is not an object"
             inner = dict.fromkeys(value, layout.inner) if isinstance(layout, _Each) else layout
             for key, wanted in inner.items():
                 name = f"{where}.{key}" if where else key
@@ -159,11 +160,11 @@ def _problem(value: Any, layout: Any, where: str) -> str | None:
                     if problem := _problem(value[key], wanted, name):
                         return problem
                 elif not isinstance(wanted, _Maybe):
-                    return f"no {name}"
+                    return f"{name} is missing"
             return None
         case list():
             if not isinstance(value, list):
-                return f"{where} is no list"
+                return f"{where} is not a list"
             problems = (_problem(element, layout[0], f"{where}[{i}]") for i, element in enumerate(value))
             return next((problem for problem in problems if problem), None)
     return None if isinstance(value, layout) else f"{where} is {value!r}"

@@ -1,4 +1,4 @@
-"""A keyed permutation of any number of rows, computed point by point: a shuffle without a table (law 1)."""
+"""A keyed permutation of any number of rows, computed row by row: a shuffle without a table (law 1)."""
 
 import math
 
@@ -7,25 +7,25 @@ import numpy as np
 from bert_jax.array_types import Int64, UInt64
 from bert_jax.data import hashing
 
-# Twice the four of Luby and Rackoff (1988). With four, neighbours of 97 rows stay visibly related, with six no longer
-# (100 000 keys). Of a handful of rows, not each of the n! orders is equally likely even so.
+# Twice the four rounds of Luby and Rackoff (1988). With four rounds, neighbors among 97 rows stay visibly related; with
+# six they do not (100 000 keys). For a handful of rows the n! orders are not equally likely even so.
 ROUNDS = 8
 
 
 def permute(
     indices: Int64[np.ndarray, "*shape"], size: int, key: int | UInt64[np.ndarray, "*shape"]
 ) -> Int64[np.ndarray, "*shape"]:
-    """Where a keyed bijection of [0, size) sends each index; O(1) memory whatever the size.
+    """The image of each index under a keyed bijection of [0, size); O(1) memory for any size.
 
-    `key` is one number, or one for each index. The bijection is the generalised Feistel network with cycle walking
-    (Black and Rogaway 2002, "Ciphers with arbitrary finite domains", sections 3 and 5) over [0, a) x [0, b) with
-    a = ceil(sqrt(size)) and b = ceil(size / a), so that hardly any point walks. Raises ValueError for an index
+    `key` is one number, or one per index. The bijection is the generalized Feistel network with cycle walking (Black
+    and Rogaway 2002, "Ciphers with arbitrary finite domains", sections 3 and 5) over [0, a) x [0, b) with a =
+    ceil(sqrt(size)) and b = ceil(size / a), so that hardly any point has to walk. Raises ValueError for an index
     outside [0, size), or a size outside [1, 2**62].
     """
     if not 1 <= size <= 2**62:
-        raise ValueError(f"size {size}: it must be from 1 to 2**62")
+        raise ValueError(f"size is {size}, but must be from 1 to 2**62")
     if indices.size and (indices.min() < 0 or indices.max() >= size):
-        raise ValueError(f"indices from {indices.min()} to {indices.max()}: they must be in [0, {size})")
+        raise ValueError(f"indices range from {indices.min()} to {indices.max()}, but must be in [0, {size})")
     left_size = math.isqrt(size - 1) + 1
     right_size = -(-size // left_size)
     points = indices.reshape(-1).astype(np.uint64)
@@ -41,7 +41,7 @@ def permute(
 def _network(
     points: UInt64[np.ndarray, "K"], left_size: int, right_size: int, keys: UInt64[np.ndarray, "K"]
 ) -> UInt64[np.ndarray, "K"]:
-    """The rounds: each adds a hash of one half to the other, modulo that half's size."""
+    """The Feistel rounds. Each adds a hash of one half to the other half, modulo the size of the latter."""
     sizes = (np.uint64(left_size), np.uint64(right_size))
     halves = list(np.divmod(points, sizes[1]))
     round_keys = keys

@@ -1,4 +1,4 @@
-"""Pretraining in phases: from a step on other shards, of another length (128, then 512; Devlin et al. 2019, A.2)."""
+"""Pretraining in phases: other shards from a given step, of another length (128, then 512; Devlin et al. 2019, A.2)."""
 
 import bisect
 from collections.abc import Mapping, Sequence
@@ -16,24 +16,24 @@ from bert_jax.data.shards import Dataset
 
 
 class Phase(NamedTuple):
-    """From a step on, these shards."""
+    """The shards that are read from step `first`."""
 
     first: int
     dataset: Dataset
 
     @property
     def key(self) -> str:
-        """What of the configuration names the shards."""
+        """The configuration key that names the shards."""
         return f"data.phases.{self.first}" if self.first else "data.train"
 
     @property
     def held_out_key(self) -> str:
-        """The same of what is measured while it runs."""
+        """The key of the held-out shards that are evaluated during the phase."""
         return f"data.eval.{self.first}" if self.first else "data.eval"
 
 
 def parse_phases(train: str, phases: str) -> list[tuple[int, str]]:
-    """First steps and folders, those of data.train first. Raises UserError for another form than STEP:DIR,STEP:DIR."""
+    """The first step and the folder of each phase, data.train first. Raises UserError for invalid syntax."""
     if not phases:
         return [(0, train)]
     steps, folders = step_schedule.parse(phases, "data.phases", _folder, "900000:shards_512", first=1)
@@ -47,26 +47,26 @@ def _folder(text: str) -> str:
 
 
 def check_phases(phases: Sequence[Phase]) -> None:
-    """Raises UserError unless all phases have the tokenizer and the kind of sequences of the first."""
+    """Raises UserError unless all phases share the tokenizer and the kind of sequences of the first phase."""
     first = phases[0].dataset
     for phase in phases[1:]:
         where = f"{phase.key} ({phase.dataset.directory})"
         if phase.dataset.tokenizer_hash != first.tokenizer_hash:
             raise UserError(
-                f"{where} was built with another tokenizer than data.train ({first.directory}); build all phases with "
-                "the same --tokenizer"
+                f"{where} was built with a different tokenizer than data.train ({first.directory}). Build all phases "
+                "with the same --tokenizer"
             )
         if phase.dataset.labelled != first.labelled:
-            labelled, bare = (first, phase.dataset) if first.labelled else (phase.dataset, first)
+            labelled, unlabelled = (first, phase.dataset) if first.labelled else (phase.dataset, first)
             raise UserError(
-                f"{where} and data.train differ in what is learnt: {labelled.directory} has pairs with labels "
-                f"({labelled.manifest['objective']}), {bare.directory} has none ({bare.manifest['objective']}); build "
-                "all phases with the same --objective"
+                f"{where} and data.train need different objectives: {labelled.directory} has labelled pairs "
+                f"({labelled.manifest['objective']}), {unlabelled.directory} has none "
+                f"({unlabelled.manifest['objective']}). Build all phases with the same --objective"
             )
 
 
 class PhasedLoader:
-    """The batches of all phases: each step's by the loader of its phase."""
+    """The batches of all phases. The loader of its phase makes the batch of each step."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class PhasedLoader:
         seed: int,
         rates: RateSchedule | None = None,
     ) -> None:
-        """Raises UserError as PretrainingLoader does, and check_phases."""
+        """Raises UserError as PretrainingLoader and check_phases do."""
         check_phases(phases)
         read = batch_segments(batches, [(phase.first, phase.dataset.fingerprint) for phase in phases])
         self._loaders = [
@@ -89,17 +89,17 @@ class PhasedLoader:
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """The fingerprint of each phase's rows and masks, by the key of the configuration that names them."""
+        """The fingerprint of each phase's rows and masks, by the configuration key that names them."""
         return {phase.key: loader.fingerprint for phase, loader in zip(self._phases, self._loaders, strict=True)}
 
     def phase(self, step: int) -> int:
-        """The number of the phase that a step is of, from 0."""
+        """The index of the phase of a step."""
         return bisect.bisect_right(self._phases, step, key=lambda phase: phase.first) - 1
 
     def rows_at(self, step: int) -> int:
-        """Rows of a step's global batch. Raises ValueError for a negative step."""
+        """The number of rows of a step's global batch. Raises ValueError for a negative step."""
         return self._loaders[self.phase(step)].rows_at(step)
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
-        """The global batch of a step, or those of its rows that are picked. Raises ValueError for a negative one."""
+        """The global batch of a step, or only the selected `rows` of it. Raises ValueError for a negative step."""
         return self._loaders[self.phase(step)].batch(step, rows)

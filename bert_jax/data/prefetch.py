@@ -1,4 +1,4 @@
-"""Elements made ahead of their use, in a thread."""
+"""Makes elements ahead of their use, in a thread."""
 
 import itertools
 import threading
@@ -10,27 +10,27 @@ from typing import Generic, TypeVar
 
 from bert_jax.command import UserError
 
-_CLOSE_SECONDS = 10.0  # how long closing waits for an element that is being made
+_CLOSE_SECONDS = 10.0  # how long close() waits for an element that is being made
 
 Element = TypeVar("Element")
 
 
 class Prefetched(Iterator[Element]):
-    """What `prefetch` returns: an iterator, a context manager, and a clock of the time spent waiting.
+    """An iterator and context manager over prefetched elements, which measures the time spent waiting.
 
     close(), leaving the context, dropping the last reference and the interpreter's exit all stop the thread, which
-    first finishes the element in hand.
+    first finishes its current element.
     """
 
     def __init__(self, make: Callable[[int], Element], start: int, stop: int | None, depth: int) -> None:
         if depth < 1:
-            raise UserError(f"prefetch depth {depth}: at least one batch is made ahead; give --config.data.prefetch=4")
-        self.waited_seconds = 0.0  # summed over all next() so far
+            raise UserError(f"data.prefetch is {depth}. Use at least 1, for example --config.data.prefetch=4")
+        self.waited_seconds = 0.0  # the total over all calls of next()
         self._channel: _Channel[Element] = _Channel(depth)
         thread = threading.Thread(
             target=_produce, args=(self._channel, make, start, stop), name="prefetch", daemon=True
         )
-        # The thread knows the channel but not this object, so that dropping it is noticed.
+        # The thread refers to the channel, not to this object, so that dropping this object finalizes it.
         self._finalizer = weakref.finalize(self, _shut, self._channel, thread)
         thread.start()
 
@@ -42,7 +42,7 @@ class Prefetched(Iterator[Element]):
             self.waited_seconds += time.perf_counter() - began
 
     def close(self) -> None:
-        """Stops the thread and drops what was made ahead; next() then raises StopIteration. May be called again."""
+        """Stops the thread and drops prefetched elements; next() then raises StopIteration. It may be called again."""
         self._finalizer()
 
     def __enter__(self) -> "Prefetched[Element]":
@@ -53,15 +53,15 @@ class Prefetched(Iterator[Element]):
 
 
 def prefetch(make: Callable[[int], Element], start: int, stop: int | None, depth: int) -> Prefetched[Element]:
-    """make(start), make(start + 1) and so on, up to make(stop - 1) or without end, `depth` made ahead in a thread.
+    """make(start), make(start + 1) and so on, up to make(stop - 1) or without end, `depth` elements ahead in a thread.
 
-    What `make` raises is raised from next(), after the elements before it. Raises UserError for a depth below 1.
+    next() raises what `make` raises, after the elements before it. Raises UserError for a depth below 1.
     """
     return Prefetched(make, start, stop, depth)
 
 
 class _Channel(Generic[Element]):
-    """A bounded queue with an end: closed by either side, or by an exception that the taker gets."""
+    """A bounded queue that either side can close, the producer with an exception for the consumer."""
 
     def __init__(self, depth: int) -> None:
         self._depth = depth
@@ -71,7 +71,7 @@ class _Channel(Generic[Element]):
         self._error: BaseException | None = None
 
     def put(self, element: Element) -> bool:
-        """Waits for room; False when the channel was closed instead."""
+        """Waits until there is room, and returns False if the channel is closed instead."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or len(self._elements) < self._depth)
             if not self._closed:
@@ -103,7 +103,7 @@ def _produce(channel: _Channel[Element], make: Callable[[int], Element], start: 
         for step in itertools.count(start) if stop is None else range(start, stop):
             if not channel.put(make(step)):
                 return
-    except BaseException as error:  # whatever it is, the consumer is told
+    except BaseException as error:  # the consumer raises it, whatever it is
         channel.close(error)
     else:
         channel.close()
@@ -111,5 +111,5 @@ def _produce(channel: _Channel[Element], make: Callable[[int], Element], start: 
 
 def _shut(channel: _Channel[Element], thread: threading.Thread) -> None:
     channel.close(drop=True)
-    if thread is not threading.current_thread():  # garbage may be collected in any thread
+    if thread is not threading.current_thread():  # garbage collection may run in any thread
         thread.join(_CLOSE_SECONDS)

@@ -1,7 +1,7 @@
-"""Shards on disk: Arrow IPC files of fixed-width columns beside a manifest (docs/data_format.md).
+"""Shards on disk: Arrow IPC files of fixed-width columns, with a manifest (docs/data_format.md).
 
-`write_shard` writes one; `open_dataset` opens a part (train or eval) of what data_prep.build_examples wrote.
-Opening looks at names and sizes only; a shard is memory-mapped when a row of it is first asked for.
+`write_shard` writes a shard. `open_dataset` opens a part (train or eval) of an output of data_prep.build_examples.
+Opening checks names and sizes only. A shard is memory-mapped when one of its rows is first requested.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ from bert_jax.data.manifest import MANIFEST, PAIRS, PARTS, Part, read_manifest, 
 from bert_jax.data.masking import MaskingRule
 from bert_jax.storage.local import write_atomic
 
-# Mapped shards kept at once, well under Linux's 65 530 mappings a process (vm.max_map_count).
+# The maximum number of mapped shards, well under Linux's 65 530 mappings a process (vm.max_map_count).
 MOST_MAPPED = 16_384
 
 
@@ -29,7 +29,7 @@ Reader = Callable[[Mapping[str, Any]], Callable[[Path], Rows]]
 
 
 class WrittenShard(NamedTuple):
-    """What a manifest says of a shard, but its name."""
+    """The manifest entry of a shard, without its name."""
 
     rows: int
     bytes: int
@@ -37,13 +37,13 @@ class WrittenShard(NamedTuple):
 
 
 class Corrupt(Exception):
-    """A shard that is not what its manifest says; the message says how, without the shard's name."""
+    """A shard that does not match its manifest. The message says how, without the shard's name."""
 
 
 def write_shard(path: Path, rows: Rows) -> WrittenShard:
-    """Writes rows to one Arrow IPC file, whole or not at all: a temporary name, fsync, then a rename.
+    """Writes rows to one Arrow IPC file atomically: under a temporary name, with fsync, then renamed.
 
-    Raises OSError when the disk is full or the like; nothing is then left at `path`.
+    Raises OSError if writing fails, for example because the disk is full; `path` then does not exist.
     """
     columns = {name: np.ascontiguousarray(values) for name, values in rows._asdict().items() if values is not None}
     arrays = [_arrow(values) for values in columns.values()]
@@ -59,51 +59,51 @@ def write_shard(path: Path, rows: Rows) -> WrittenShard:
 
 
 def read_shard(path: Path) -> Rows:
-    """The columns of a shard, memory-mapped and read-only; no file stays open.
+    """The columns of a shard, memory-mapped and read-only. No file stays open.
 
     Raises Corrupt for a file that is not an Arrow IPC file with one record batch of the columns of Rows.
     """
     try:
-        with pa.memory_map(str(path)) as source:  # the buffers keep the mapping when the file is closed
+        with pa.memory_map(str(path)) as source:  # the buffers keep the mapping after the file is closed
             reader = pa.ipc.open_file(source)
             if reader.num_record_batches != 1:
-                raise Corrupt(f"{reader.num_record_batches} record batches where one was wanted")
+                raise Corrupt(f"{reader.num_record_batches} record batches instead of one")
             batch = reader.get_batch(0)
-        batch.validate()  # lengths against the sizes of buffers: pyarrow aborts the process over some that do not fit
+        batch.validate()  # checks buffer sizes: pyarrow aborts the process on some mismatches
         columns = {name: _numpy(name, batch.column(i)) for i, name in enumerate(batch.schema.names)}
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: numbers in it that contradict each other
+    except (pa.ArrowException, OSError, ValueError) as error:  # ValueError: contradictory sizes
         raise Corrupt(f"not an Arrow IPC file ({' '.join(str(error).split())})") from error
     needed = [name for name in Rows._fields if name not in Rows._field_defaults]
     if missing := [name for name in needed if name not in columns]:
-        raise Corrupt(f"no column {missing[0]}")
+        raise Corrupt(f"column {missing[0]} is missing")
     if unknown := [name for name in columns if name not in Rows._fields]:
         raise Corrupt(f"unknown column {unknown[0]}")
     return Rows(**columns)
 
 
 def check_sizes(directory: Path, shards: list[dict[str, Any]]) -> None:
-    """Raises UserError for the first shard that is missing or not as long as the manifest says."""
+    """Raises UserError for the first shard that is missing or whose size differs from the manifest."""
     for shard in shards:
-        path = os.path.join(directory, shard["name"])  # of thousands of shards: pathlib takes as long as the stat
+        path = os.path.join(directory, shard["name"])  # pathlib would take as long as the stat, for thousands of shards
         try:
             size = os.stat(path).st_size
         except FileNotFoundError:
-            raise UserError(f"missing shard {path}; copy the folder again, or build the examples again") from None
+            raise UserError(f"missing shard {path}. Copy the folder again, or build the examples again") from None
         if size != shard["bytes"]:
             raise UserError(
-                f"truncated or changed shard {path}: {size} bytes, the manifest says {shard['bytes']}; "
-                "copy the folder again, or build the examples again"
+                f"truncated or changed shard {path}: it has {size} bytes instead of {shard['bytes']}. "
+                "Copy the folder again, or build the examples again"
             )
 
 
 def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None = None) -> "Dataset":
-    """Opens DIR's train or eval part; `path` is DIR, or DIR/train or DIR/eval, which then decides the part.
+    """Opens a part of an output folder DIR; `path` is DIR, or DIR/train or DIR/eval, which overrides `part`.
 
-    Shards are to be Arrow files, unless `reader` is given (data_prep.formats): from a manifest, what reads its shards.
-    Raises UserError for a folder that is not a finished build_examples output, a missing or truncated shard,
-    or a part without rows.
+    `reader` (data_prep.formats) makes, from a manifest, the function that reads its shards; by default shards must be
+    Arrow files. Raises UserError for a folder that is not a finished build_examples output, a missing or truncated
+    shard, or a part without rows.
     """
     directory = Path(os.path.abspath(path))
     if directory.name in PARTS and not (directory / MANIFEST).exists():
@@ -112,19 +112,19 @@ def open_dataset(path: str | os.PathLike[str], part: Part, reader: Reader | None
     manifest = read_manifest(directory)
     if reader is None and manifest["format"] != "arrow":
         raise UserError(
-            f"{directory} holds {manifest['format']} shards, for readers elsewhere; make Arrow shards of them: "
+            f"{directory} has {manifest['format']} shards, but training reads Arrow shards. Convert them: "
             f"python -m data_prep.convert_examples --input {directory} --output {directory}_arrow"
         )
     dataset = Dataset(directory, part, manifest, reader(manifest) if reader else read_shard)
     if not dataset.rows:
         flag = "raise --eval_fraction" if part == "eval" else "lower --eval_fraction or give more text"
-        raise UserError(f"{directory / part} holds no rows; build the examples again: {flag}")
+        raise UserError(f"{directory / part} has no rows. Build the examples again: {flag}")
     check_sizes(directory, dataset.shards)
     return dataset
 
 
 class Dataset:
-    """One part of a build_examples output: a table of rows, read lazily. Made by `open_dataset`."""
+    """One part of a build_examples output, as lazily read rows. `open_dataset` creates it."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class Dataset:
         self.part = part
         self.manifest = dict(manifest)
         self.shards = [shard for shard in manifest["shards"] if shard["name"].startswith(f"{part}/")]
-        self.labelled = manifest["objective"] in PAIRS  # whether sequences are pairs with a label
+        self.labelled = manifest["objective"] in PAIRS  # whether sequences are labelled pairs
         self.seq_len: int = manifest["seq_len"]
         self.pack: int = manifest["pack"]
         self.max_predictions: int = manifest["masking"]["max_predictions"]
@@ -155,12 +155,12 @@ class Dataset:
         self._mapped: dict[int, list[np.ndarray]] = {}
 
     def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
-        """Copies of the rows asked for, in that order, as contiguous columns.
+        """Copies of the requested rows, in the requested order, as contiguous columns.
 
         Raises IndexError for an index outside [0, rows), UserError for a shard that cannot be read.
         """
         if len(indices) and (indices.min() < 0 or indices.max() >= self.rows):
-            raise IndexError(f"row {indices.min()} or {indices.max()} of {self.rows}")
+            raise IndexError(f"rows {indices.min()} to {indices.max()} are not all in [0, {self.rows})")
         shard_of = np.searchsorted(self._ends, indices, side="right")
         first = self._columns(int(shard_of[0]) if len(indices) else 0)
         out = [np.empty((len(indices), *column.shape[1:]), column.dtype) for column in first]
@@ -170,46 +170,46 @@ class Dataset:
         for shard, begin, end in zip(numbers.tolist(), begins.tolist(), ends.tolist(), strict=True):
             columns = self._columns(shard)
             start = self._ends[shard] - self.shards[shard]["rows"]
-            if end - begin == 1:  # with many shards nearly every row is alone in its own: plain copies are 5 x faster
+            if end - begin == 1:  # usual with many shards, and 5 times as fast as indexing
                 into = int(order[begin])
                 row = int(indices[into] - start)
                 for target, column in zip(out, columns, strict=True):
                     target[into] = column[row]
             else:
-                places = order[begin:end]
-                local = indices[places] - start
+                targets = order[begin:end]
+                local = indices[targets] - start
                 for target, column in zip(out, columns, strict=True):
-                    target[places] = column[local]
+                    target[targets] = column[local]
         rows = Rows(*out)
         if value_problem(rows, self.manifest):
-            for shard in numbers.tolist():  # to name the shard
+            for shard in numbers.tolist():  # raises an error that names the shard
                 self.shard_rows(shard)
         return rows
 
     def shard_rows(self, shard: int) -> Rows:
-        """All rows of one of `shards`, memory-mapped. Raises UserError for one that cannot be read."""
+        """All rows of one of `shards`, memory-mapped. Raises UserError for a shard that cannot be read."""
         rows = Rows(*self._columns(shard))
         if problem := value_problem(rows, self.manifest):
             raise _damaged(self.directory / self.shards[shard]["name"], problem)
         return rows
 
     def unigram_counts(self) -> Int64[np.ndarray, "V"]:
-        """How often each id stands in the rows of train. Raises UserError for a file that is missing or damaged."""
+        """The number of occurrences of each id in the training rows. Raises UserError for a missing or damaged file."""
         return read_unigram_counts(self.directory, self.manifest)
 
     def tokenizer(self) -> "tokenizers.Tokenizer":
-        """The tokenizer kept beside the shards. Raises UserError when it is not the one that made them."""
+        """The tokenizer in the output folder. Raises UserError if it is not the one that made the shards."""
         path = self.directory / "tokenizer"
         loaded = tokenizers.load(path)
         if loaded.content_hash != self.tokenizer_hash:
             raise UserError(
-                f"wrong tokenizer for the shards: {path} has hash {loaded.content_hash[:12]}, the manifest "
-                f"says {self.tokenizer_hash[:12]}; put back the one that made them, or build again"
+                f"wrong tokenizer for the shards: {path} has hash {loaded.content_hash[:12]} instead of "
+                f"{self.tokenizer_hash[:12]}. Restore the original tokenizer, or build the examples again"
             )
         return loaded
 
     def _columns(self, shard: int) -> list[np.ndarray]:
-        """The columns of one shard in the order of Rows, mapped now if they were not."""
+        """The columns of one shard in the order of Rows, mapped at first use."""
         columns = self._mapped.get(shard)
         if columns is None:
             columns = self._map(shard)
@@ -226,7 +226,7 @@ class Dataset:
         except Corrupt as error:
             problem = str(error)
         except FileNotFoundError:
-            problem = "the file is gone"
+            problem = "the file no longer exists"
         if problem:
             raise _damaged(path, problem)
         return [column for column in rows if column is not None]
@@ -234,21 +234,21 @@ class Dataset:
 
 def _damaged(path: Path, problem: str) -> UserError:
     return UserError(
-        f"damaged shard {path}: {problem}; copy the folder again, or build the examples again "
-        f"(all damage: python -m data_prep.inspect_shards {path.parent.parent} --verify)"
+        f"damaged shard {path}: {problem}. Copy the folder again, or build the examples again "
+        f"(to list all damage: python -m data_prep.inspect_shards {path.parent.parent} --verify)"
     )
 
 
 def value_problem(rows: Rows, manifest: Mapping[str, Any]) -> str | None:
-    """Which values of rows nothing could read, or None: a quick look, in every batch, for what must not go unseen.
+    """The first invalid value of the rows, or None: a quick check of every batch for errors that must not go unnoticed.
 
-    `python -m data_prep.inspect_shards DIR --verify` looks at much more.
+    `python -m data_prep.inspect_shards DIR --verify` checks much more.
     """
     vocab_size, length = manifest["tokenizer"]["vocab_size"], manifest["seq_len"]
     if rows.input_ids.max(initial=0) >= vocab_size:
         return f"an id outside of the vocabulary of {vocab_size}"
     if rows.sequence_lengths.sum(axis=1, dtype=np.int64).max(initial=0) > length:
-        return f"sequences longer than the row of {length} slots"
+        return f"sequences longer than the row of {length} positions"
     if (rows.first_segment_lengths > rows.sequence_lengths).any():
         return "a segment longer than its sequence"
     if rows.next_sentence_labels.max(initial=0) > 1:
@@ -257,12 +257,12 @@ def value_problem(rows: Rows, manifest: Mapping[str, Any]) -> str | None:
         if rows.masked_ids.max(initial=0) >= vocab_size:
             return f"a masked id outside of the vocabulary of {vocab_size}"
         if rows.masked_positions.max(initial=0) >= length:
-            return f"a masked position outside of the row of {length} slots"
+            return f"a masked position outside of the row of {length} positions"
     return None
 
 
 def columns_of(manifest: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """The columns of the manifest's rows: the shape of one row's values, and their dtype (docs/data_format.md)."""
+    """The columns of the rows (docs/data_format.md): the shape of one row's values, and their dtype."""
     length, pack = manifest["seq_len"], manifest["pack"]
     ids = "uint16" if manifest["tokenizer"]["vocab_size"] <= 1 << 16 else "uint32"
     columns: dict[str, tuple[tuple[int, ...], str]] = {
@@ -283,17 +283,17 @@ def columns_of(manifest: Mapping[str, Any]) -> dict[str, tuple[tuple[int, ...], 
 
 
 def layout_problem(rows: Rows, count: int, manifest: Mapping[str, Any]) -> str | None:
-    """What is wrong with the shapes and dtypes of a shard's columns, or None."""
+    """The first column of a shard with the wrong shape or dtype, or None."""
     wanted = {name: ((count, *shape), kind) for name, (shape, kind) in columns_of(manifest).items()}
     for name, values in rows._asdict().items():
         got = None if values is None else (values.shape, str(values.dtype))
         if got != wanted.get(name):
-            return f"column {name} is {got}, the manifest means {wanted.get(name)}"
+            return f"column {name} is {got}, but the manifest requires {wanted.get(name)}"
     return None
 
 
 def _arrow(values: np.ndarray) -> pa.Array:
-    # Not pa.array(): that asks numpy.ma, which takes longer to import than the column to write.
+    # pa.array() would import numpy.ma, which takes longer than writing the column.
     kind = pa.from_numpy_dtype(values.dtype)
     flat = pa.Array.from_buffers(kind, values.size, [None, pa.py_buffer(values)])
     if values.ndim == 1:
@@ -304,11 +304,11 @@ def _arrow(values: np.ndarray) -> pa.Array:
 
 def _numpy(name: str, array: pa.Array) -> np.ndarray:
     if array.null_count:
-        raise Corrupt(f"nulls in column {name}")
+        raise Corrupt(f"column {name} contains nulls")
     if pa.types.is_fixed_size_list(array.type):
-        # Not flatten(): that loads pyarrow.compute, which takes longer than mapping a hundred shards.
+        # flatten() would import pyarrow.compute, which takes longer than mapping a hundred shards.
         flat = array.values.to_numpy(zero_copy_only=True)
         return flat.reshape(-1, array.type.list_size)[array.offset : array.offset + len(array)]
     if pa.types.is_integer(array.type):
         return array.to_numpy(zero_copy_only=True)
-    raise Corrupt(f"column {name} is {array.type}, not integers in a fixed-size list")
+    raise Corrupt(f"column {name} is {array.type} instead of integers in a fixed-size list")

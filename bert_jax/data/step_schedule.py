@@ -1,4 +1,4 @@
-"""Values that each hold from their step until the next one's, as the configuration writes them: STEP:VALUE,..."""
+"""Parses schedules of the form STEP:VALUE,..., in which each value applies from its step until the next one."""
 
 import itertools
 from collections.abc import Callable
@@ -12,20 +12,21 @@ Value = TypeVar("Value")
 def parse(
     text: str, what: str, read: Callable[[str], Value], example: str, first: int = 0
 ) -> tuple[tuple[int, ...], tuple[Value, ...]]:
-    """The steps and the values of `STEP:VALUE,STEP:VALUE`.
+    """Parses `STEP:VALUE,STEP:VALUE` into the steps and the values.
 
-    what, example   name the schedule in a message, and show how one is written
-    read            makes a value of its text; ValueError says that it is none
-    first           where the steps begin: at 0, or (1) anywhere behind it
-    Raises UserError for another form, and for steps that do not ascend from there.
+    what      the configuration key, for messages
+    read      converts the text of a value; raises ValueError for an invalid one
+    example   an example for messages
+    first     0 if the first step must be 0; 1 if it may be any later step
+    Raises UserError for invalid syntax or values, and for steps that do not ascend.
     """
     try:
         pairs = [entry.split(":", 1) for entry in text.split(",")]
         steps = tuple(int(step) for step, _ in pairs)
         values = tuple(read(value) for _, value in pairs)
     except ValueError:
-        raise UserError(f"{what} {text!r}; it is STEP:VALUE,STEP:VALUE, as {example}") from None
-    begins = steps[0] >= 1 if first else steps[0] == 0
-    if not begins or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
-        raise UserError(f"{what} {text!r}; its steps ascend from {first}, as {example}")
+        raise UserError(f"{what} is {text!r}, not of the form STEP:VALUE,STEP:VALUE, such as {example}") from None
+    starts_right = steps[0] >= 1 if first else steps[0] == 0
+    if not starts_right or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
+        raise UserError(f"{what} is {text!r}. Its steps must ascend from {first}, such as {example}")
     return steps, values

@@ -1,7 +1,7 @@
-"""Data that TensorFlow Datasets has prepared, found without TensorFlow: tfds:NAME[:SPLIT].
+"""Opens data sets that TensorFlow Datasets (TFDS) has prepared, without TensorFlow: tfds:NAME[:SPLIT].
 
-NAME is as TFDS has it ("wikipedia/20230601.en:1.0.0", "glue/mrpc"), or the folder of a prepared version. SPLIT is
-"train" unless given, and may be a slice ("train[:10%]").
+NAME is a TFDS name ("wikipedia/20230601.en:1.0.0", "glue/mrpc") or the folder of a prepared version. SPLIT is "train"
+by default, and may be a slice ("train[:10%]").
 """
 
 import os
@@ -15,36 +15,37 @@ _NAME = re.compile(r"tfds:(?P<name>[^:]+(?::(?:\d+|\*)\.(?:\d+|\*)\.(?:\d+|\*))?
 
 
 def open_tfds(address: str) -> tuple[Any, str]:
-    """The builder and the split that an address names.
+    """The builder and the split of an address.
 
-    Raises UserError for what is no such address, not prepared here, or prepared in a form that TensorFlow alone
-    reads, and for a split that there is not.
+    Raises UserError for an invalid address, a data set that is not prepared on this machine or is in a format that
+    requires TensorFlow, and an unknown split.
     """
-    import tensorflow_datasets as tfds  # takes seconds
+    import tensorflow_datasets as tfds  # its import takes seconds
 
     match = _NAME.fullmatch(address)
     if match is None:
-        raise UserError(f"{address}: not tfds:NAME[:SPLIT], as tfds:wikipedia/20230601.en:train")
+        raise UserError(f"{address} is not of the form tfds:NAME[:SPLIT], such as tfds:wikipedia/20230601.en:train")
     name, split = match["name"], match["split"] or "train"
     try:
         if name.startswith(("/", "./", "../", "~")):
             builder = tfds.builder_from_directory(name)
         else:
-            # TFDS itself looks at the variable once, when it is imported.
+            # TFDS itself reads the variable only once, at import.
             builder = tfds.core.read_only_builder.builder_from_files(name, data_dir=os.environ.get("TFDS_DATA_DIR"))
     except Exception as error:
         raise UserError(
-            f"{address}: not prepared here ({first_line(error)}). Prepare it with TFDS, in an environment with "
-            "TensorFlow (tfds build, --file_format=array_record), and set TFDS_DATA_DIR to where it lies"
+            f"{address} is not prepared on this machine ({first_line(error)}). Preparing needs TensorFlow: run "
+            "pip install 'bert_jax[tfds]', then tfds build NAME --file_format=array_record, and set TFDS_DATA_DIR to "
+            "the folder with the prepared data"
         ) from None
     if builder.info.file_format not in builder.info.file_format.with_random_access():
         raise UserError(
-            f"{address}: prepared as {builder.info.file_format.value}, which TensorFlow alone reads. "
-            "Prepare it with --file_format=array_record"
+            f"{address} is prepared as {builder.info.file_format.value}, which only TensorFlow can read. "
+            "Prepare it again with --file_format=array_record"
         )
     try:
         builder.info.splits[split]
     except (KeyError, ValueError):
-        there = ", ".join(builder.info.splits)
-        raise UserError(f"{address}: no split {split}; there is: {there}. Give tfds:NAME:SPLIT") from None
+        known = ", ".join(builder.info.splits)
+        raise UserError(f"{address}: unknown split {split}; choose from {known}") from None
     return builder, split

@@ -1,4 +1,4 @@
-"""Masks rows: chooses tokens and replaces them, all sequences at once."""
+"""Masks rows: chooses tokens and replaces them, for all sequences at once."""
 
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -15,13 +15,13 @@ from bert_jax.data.masking.run_selection import choose_runs, run_starts
 from bert_jax.data.masking.sequences import INSIDE, SPECIAL, WHOLE, Sequences
 from bert_jax.data.masking.word_selection import choose_words
 
-# Streams of hashes that must not know of each other; data_prep/corruption.py has one too.
+# Tags of independent hash streams; data_prep/corruption.py uses another one.
 _ORDER, _REPLACEMENT, _LENGTH, _REORDER, _SHUFFLE = 1, 2, 4, 5, 6
 
 
 @runtime_checkable
 class MaskingTokenizer(Protocol):
-    """What masking asks of a tokenizer (bert_jax.tokenizer.Tokenizer)."""
+    """The attributes of a tokenizer (bert_jax.tokenizer.Tokenizer) that masking uses."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -30,33 +30,33 @@ class MaskingTokenizer(Protocol):
     @property
     def special_ids(self) -> tuple[int, ...]: ...
     @property
-    def continuation(self) -> Bool[np.ndarray, "V"]: ...  # True where the id is the inside of a word
+    def continuation(self) -> Bool[np.ndarray, "V"]: ...  # True for ids that continue a word
 
 
 class Masked(NamedTuple):
-    """Masked rows: `counts` predictions a row, at ascending row-local positions; fillers are 0 in both."""
+    """Masked rows: `counts` predictions per row, at ascending positions in the row; fillers are 0 in both arrays."""
 
     input_ids: Int32[np.ndarray, "R T"]  # after masking
     positions: Int32[np.ndarray, "R M"]
-    ids: Int32[np.ndarray, "R M"]  # the truth
+    ids: Int32[np.ndarray, "R M"]  # the original ids
     counts: Int32[np.ndarray, "R"]
 
 
 class _Chosen(NamedTuple):
-    """The K slots to be predicted, ascending."""
+    """The K positions to be predicted, ascending."""
 
     sequence: Int64[np.ndarray, "K"]
     position: Int64[np.ndarray, "K"]  # in its sequence
-    slots: Int64[np.ndarray, "K"]  # of the R*T
+    flat_indices: Int64[np.ndarray, "K"]  # into the R*T positions of the rows
     rows: Int64[np.ndarray, "K"]
-    moved: Bool[np.ndarray, "K"]  # out of order, not masked
+    moved: Bool[np.ndarray, "K"]  # shuffled, not masked
     counts: Int64[np.ndarray, "R"]
 
 
 class Masker:
     """Masks rows for one tokenizer, rule and seed.
 
-    `unigram_counts` are wanted where the rule draws random tokens by their frequency; counting needs none.
+    `unigram_counts` are required by `apply` if the rule samples random tokens by frequency; `count` does not use them.
     """
 
     def __init__(
@@ -81,10 +81,10 @@ class Masker:
         max_predictions: int,
         rates: Float64[np.ndarray, "R"] | None = None,
     ) -> Masked:
-        """The rows as masked in the given epoch of each, at the rule's rate unless each has one of its own.
+        """Masks each row as in its given epoch, at its own rate if `rates` are given, otherwise at the rule's rate.
 
-        A sequence without a maskable token (none but special ones) is the only kind with no prediction. Raises
-        ValueError when a row has more than max_predictions (see data.example.max_predictions).
+        Every sequence gets a prediction unless all its tokens are special. Raises ValueError if a row has more than
+        max_predictions (see data.example.max_predictions).
         """
         row_count, width = rows.input_ids.shape
         sequences = cutting.cut(rows, self._kinds.take(rows.input_ids))
@@ -93,31 +93,32 @@ class Masker:
         counts = chosen.counts
         if counts.size and counts.max() > max_predictions:
             raise ValueError(f"a row has {counts.max()} predictions, and max_predictions is {max_predictions}")
-        column = np.arange(chosen.slots.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        column = np.arange(chosen.flat_indices.size) - np.repeat(np.cumsum(counts) - counts, counts)
 
         states = hashing.combine(_REPLACEMENT, self.seed, epochs, sequences.keys)[chosen.sequence]
         picks = cases = hashing.mix(states + chosen.position.astype(np.uint64) * hashing.GAMMA)
         if self.rule.unit == "span":
+            # One random choice for the whole span: the hash of its first position.
             firsts = run_starts(chosen.sequence, chosen.position)
             cases = hashing.mix(states + firsts.astype(np.uint64) * hashing.GAMMA)
         input_ids = rows.input_ids.astype(np.int32)
-        truth = input_ids.reshape(-1)[chosen.slots]
-        replaced = self._replacer.replace(truth, cases, picks)
+        original = input_ids.reshape(-1)[chosen.flat_indices]
+        replaced = self._replacer.replace(original, cases, picks)
         if self.rule.reorder_rate:
             at = np.flatnonzero(chosen.moved)
             states = hashing.combine(_SHUFFLE, self.seed, epochs, sequences.keys)[chosen.sequence[at]]
-            replaced[at] = reorder.shuffled(truth[at], states, chosen.position[at])
-        input_ids.reshape(-1)[chosen.slots] = replaced
+            replaced[at] = reorder.shuffled(original[at], states, chosen.position[at])
+        input_ids.reshape(-1)[chosen.flat_indices] = replaced
         positions, ids = np.zeros((2, row_count, max_predictions), np.int32)
-        positions[chosen.rows, column] = chosen.slots - chosen.rows * width
-        ids[chosen.rows, column] = truth
+        positions[chosen.rows, column] = chosen.flat_indices - chosen.rows * width
+        ids[chosen.rows, column] = original
         return Masked(input_ids, positions, ids, counts.astype(np.int32))
 
     def count(self, rows: Rows, epochs: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
-        """How many predictions each row has in its epoch.
+        """The number of predictions of each row in its epoch.
 
-        Where a sequence has as many words of one token as its budget, the budget is met in any order of words: while
-        some of it is left such a word always fits. So most sequences need no draw.
+        If a sequence has at least as many one-token words as its budget, every order of words uses up the budget,
+        because such a word always fits. Most sequences therefore need no random order.
         """
         sequences = cutting.cut(rows, self._kinds.take(rows.input_ids))
         counts = self._budgets(sequences, None)
@@ -126,10 +127,10 @@ class Masker:
             starts, inside = cutting.find_words(sequences)
             starts[:, :-1] &= ~inside[:, 1:]
             met = np.count_nonzero(starts, axis=1) >= counts
-        drawn = np.flatnonzero(~met)
-        if drawn.size:
-            some = Sequences(*(column[drawn] for column in sequences))
-            counts[drawn] = np.count_nonzero(self._choose_slots(some, epochs[some.rows], None)[0], axis=1)
+        undecided = np.flatnonzero(~met)
+        if undecided.size:
+            some = Sequences(*(column[undecided] for column in sequences))
+            counts[undecided] = np.count_nonzero(self._choose_positions(some, epochs[some.rows], None)[0], axis=1)
         return np.bincount(sequences.rows, counts, minlength=len(rows.input_ids)).astype(np.int64)
 
     def _budgets(self, sequences: Sequences, rates: Float64[np.ndarray, "R"] | None) -> Int64[np.ndarray, "Q"]:
@@ -143,17 +144,17 @@ class Masker:
         epochs: Int64[np.ndarray, "Q"],
         rates: Float64[np.ndarray, "R"] | None,
     ) -> _Chosen:
-        chosen, moved = self._choose_slots(sequences, epochs, rates)
+        chosen, moved = self._choose_positions(sequences, epochs, rates)
         sequence, position = np.divmod(np.flatnonzero(chosen), chosen.shape[1])
-        slots = sequences.offsets[sequence] + position
+        flat_indices = sequences.offsets[sequence] + position
         numbers = sequences.rows[sequence]
         counts = np.bincount(numbers, minlength=len(rows.input_ids))
-        return _Chosen(sequence, position, slots, numbers, moved[sequence, position], counts)
+        return _Chosen(sequence, position, flat_indices, numbers, moved[sequence, position], counts)
 
-    def _choose_slots(
+    def _choose_positions(
         self, sequences: Sequences, epochs: Int64[np.ndarray, "Q"], rates: Float64[np.ndarray, "R"] | None
     ) -> tuple[Bool[np.ndarray, "Q W"], Bool[np.ndarray, "Q W"]]:
-        """The slots to be predicted, and those of them that are moved."""
+        """The positions to be predicted, and those among them whose tokens are shuffled."""
         budgets = self._budgets(sequences, rates)
         words = cutting.find_words(sequences)
         order = cutting.shuffle(words.starts, hashing.combine(_ORDER, self.seed, epochs, sequences.keys))

@@ -11,7 +11,7 @@ from bert_jax.data.masking.rule import check_rate
 
 @dataclass(frozen=True)
 class RateSchedule:
-    """Rates that each hold from their step until the next one's, as mmBERT lowers its rate from phase to phase.
+    """Mask rates that each apply from their step until the next, as mmBERT lowers its rate from phase to phase.
 
     Marone et al. 2025, section 3: 30%, then 15%, then 5%.
     """
@@ -21,8 +21,8 @@ class RateSchedule:
 
     @classmethod
     def parse(cls, text: str) -> "RateSchedule":
-        """From `0:0.30,50000:0.15,90000:0.05`. Raises UserError for another form, order, or rate."""
-        steps, rates = step_schedule.parse(text, "mask schedule", float, "0:0.30,50000:0.15")
+        """Parses `0:0.30,50000:0.15,90000:0.05`. Raises UserError for invalid syntax, order or rates."""
+        steps, rates = step_schedule.parse(text, "data.mask_schedule", float, "0:0.30,50000:0.15")
         for rate in rates:
             check_rate(rate)
         return cls(steps, rates)

@@ -1,5 +1,7 @@
-"""Words out of order beside masked ones (Wang et al. 2019, StructBERT, section 2.2.1): trigrams of tokens that are not
-masked are shuffled, and predicted in their true order."""
+"""Shuffled trigrams in addition to masks (Wang et al. 2019, StructBERT, section 2.2.1).
+
+Trigrams of tokens that are not masked are shuffled, and the model predicts their original order.
+"""
 
 import itertools
 
@@ -9,13 +11,13 @@ from bert_jax.array_types import Bool, Int32, Int64, UInt64
 from bert_jax.data import hashing
 from bert_jax.data.masking.sequences import Sequences, ShuffledWords, WordBoundaries
 
-LENGTH = 3  # tokens shuffled together (the paper's K)
+LENGTH = 3  # tokens that are shuffled together (the paper's K)
 
 _ORDERS = np.array(list(itertools.permutations(range(LENGTH))))
 
 
 def candidates(sequences: Sequences, words: WordBoundaries, chosen: Bool[np.ndarray, "Q W"]) -> Bool[np.ndarray, "Q W"]:
-    """Where a trigram can begin: at three ordinary tokens of one segment, none of them chosen."""
+    """The positions at which a trigram can begin: three ordinary tokens of one segment, none of them chosen."""
     free = (words.starts | words.inside) & ~chosen
     firsts = free.copy()
     for step in range(1, LENGTH):
@@ -27,7 +29,7 @@ def candidates(sequences: Sequences, words: WordBoundaries, chosen: Bool[np.ndar
 
 
 def choose(order: ShuffledWords, budgets: Int64[np.ndarray, "Q"]) -> Bool[np.ndarray, "Q W"]:
-    """The slots of the first trigrams, in their order, that share none; `budgets` counts trigrams."""
+    """The positions of the first trigrams in random order that do not overlap; `budgets` counts trigrams."""
     count, width = order.keys.shape
     chosen = np.zeros((count, width), bool)
     flat = chosen.reshape(-1)
@@ -36,17 +38,17 @@ def choose(order: ShuffledWords, budgets: Int64[np.ndarray, "Q"]) -> Bool[np.nda
         active = np.flatnonzero((left > 0) & (order.keys[:, column] != order.absent))
         if not active.size:
             break
-        slots = (active * width + order.positions(order.keys[active, column]))[:, None] + np.arange(LENGTH)
-        alone = ~flat[slots].any(axis=1)
-        flat[slots[alone]] = True
-        left[active[alone]] -= 1
+        flat_indices = (active * width + order.positions(order.keys[active, column]))[:, None] + np.arange(LENGTH)
+        disjoint = ~flat[flat_indices].any(axis=1)
+        flat[flat_indices[disjoint]] = True
+        left[active[disjoint]] -= 1
     return chosen
 
 
 def shuffled(
-    truth: Int32[np.ndarray, "K"], states: UInt64[np.ndarray, "K"], positions: Int64[np.ndarray, "K"]
+    original: Int32[np.ndarray, "K"], states: UInt64[np.ndarray, "K"], positions: Int64[np.ndarray, "K"]
 ) -> Int32[np.ndarray, "K"]:
-    """The tokens of trigrams, which follow one another, each in one of its six orders by its sequence and place."""
+    """The tokens of consecutive trigrams, each in one of its six orders, by its sequence's state and its position."""
     values = hashing.mix(states[::LENGTH] + positions[::LENGTH].astype(np.uint64) * hashing.GAMMA)
     picks = hashing.bounded((values >> np.uint64(32)).astype(np.uint32), len(_ORDERS))
-    return np.take_along_axis(truth.reshape(-1, LENGTH), _ORDERS[picks], axis=1).reshape(-1)
+    return np.take_along_axis(original.reshape(-1, LENGTH), _ORDERS[picks], axis=1).reshape(-1)

@@ -1,4 +1,4 @@
-"""How sequences are masked, as one value: what the manifest keeps, and what a mask is a function of."""
+"""The masking rule: how sequences are masked, as stored in the manifest."""
 
 import math
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ RANDOM_TOKENS = ("uniform", "unigram")
 
 
 class ReplacementShares(NamedTuple):
-    """What becomes of a chosen token, as shares that sum to 1."""
+    """The shares of chosen tokens that become [MASK], become random or stay; they sum to 1."""
 
     mask: float
     random: float
@@ -24,46 +24,46 @@ BERT_SHARES = ReplacementShares(0.8, 0.1, 0.1)  # Devlin et al. 2019, section 3.
 
 @dataclass(frozen=True)
 class MaskingRule:
-    """The unit of masking, its rate, and what chosen tokens become.
+    """The unit of masking, its rate, and the replacement of chosen tokens.
 
-    The rate is the share of a sequence's slots, [CLS] and [SEP] counted, that its budget of predictions is. Raises
-    UserError for a unit, rate or split that there is not.
+    The rate is the share of a sequence's positions, including [CLS] and [SEP], that are predicted. Raises UserError for
+    an unknown unit, an invalid rate or invalid shares.
     """
 
     unit: str = "token"
     rate: float = 0.15
     split: ReplacementShares = BERT_SHARES
-    random: str = "uniform"  # or unigram: as often as in the rows of train
-    reorder_rate: float = 0.0  # share of the slots in shuffled trigrams (StructBERT); beside the masks
+    random: str = "uniform"  # or unigram: by frequency in the training rows
+    reorder_rate: float = 0.0  # share of positions in shuffled trigrams (StructBERT), in addition to masks
     ngram_max: int = 3  # words (Lan et al. 2020, section 3.1)
-    span_p: float = 0.2  # of the geometric distribution of a span's words (Joshi et al. 2020, section 3.1)
-    span_max: int = 10  # words (the same)
+    span_p: float = 0.2  # of the geometric distribution of span lengths (Joshi et al. 2020, section 3.1)
+    span_max: int = 10  # words (same source)
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
-            raise UserError(f"unit of masking {self.unit!r}; it is one of: {', '.join(UNITS)}")
+            raise UserError(f"unknown masking unit {self.unit!r}; choose from {', '.join(UNITS)}")
         check_rate(self.rate)
         if self.random not in RANDOM_TOKENS:
-            raise UserError(f"random tokens {self.random!r}; they are one of: {', '.join(RANDOM_TOKENS)}")
+            raise UserError(f"unknown choice of random tokens {self.random!r}; choose from {', '.join(RANDOM_TOKENS)}")
         if not (all(share >= 0 for share in self.split) and math.isclose(sum(self.split), 1.0, abs_tol=1e-9)):
             raise UserError(
-                f"split {','.join(map(str, self.split))}; it is three shares that sum to 1, of [MASK], random tokens "
-                "and tokens kept, as 0.8,0.1,0.1"
+                f"mask split {','.join(map(str, self.split))} is invalid. Give three shares that sum to 1, for [MASK], "
+                "random tokens and unchanged tokens, such as 0.8,0.1,0.1"
             )
         if not 0 <= self.reorder_rate <= 1 or (self.reorder_rate and self.unit == "span"):
             raise UserError(
-                f"reorder rate {self.reorder_rate} with unit {self.unit}; it is a share from 0 to 1, and 0 with spans, "
-                "whose ends tokens out of order would hide"
+                f"reorder rate {self.reorder_rate} is invalid with unit {self.unit}. Use a share from 0 to 1, and 0 "
+                "with unit span, because shuffled tokens would hide the ends of spans"
             )
         if self.ngram_max < 1 or self.span_max < 1 or not 0 < self.span_p < 1:
             raise UserError(
-                f"ngram_max {self.ngram_max}, span_max {self.span_max}, span_p {self.span_p}; words are 1 or more, "
-                "and span_p is above 0 and below 1"
+                f"ngram_max {self.ngram_max}, span_max {self.span_max} or span_p {self.span_p} is invalid. Use at "
+                "least 1 word, and a span_p above 0 and below 1"
             )
 
     @classmethod
     def from_manifest(cls, masking: Mapping[str, Any]) -> "MaskingRule":
-        """The rule of a manifest's `masking`; keys that an older one lacks have the defaults above."""
+        """The rule in a manifest's `masking`. Keys that an older manifest lacks get the defaults above."""
         given = {name: masking[name] for name in cls.__dataclass_fields__ if name in masking}
         given["rate"] = float(given["rate"])
         if isinstance(given.get("reorder_rate"), int):
@@ -85,11 +85,11 @@ class MaskingRule:
         return cls(**given)
 
     def to_manifest(self) -> dict[str, Any]:
-        """JSON values of `from_manifest`."""
+        """The JSON values that `from_manifest` reads."""
         return asdict(self) | {"split": list(self.split)}
 
 
 def check_rate(rate: float) -> None:
     """Raises UserError for a rate outside (0, 1]."""
     if not 0 < rate <= 1:
-        raise UserError(f"mask rate {rate}; it must be above 0 and at most 1, as 0.15")
+        raise UserError(f"mask rate {rate} is out of range. Use a rate above 0 and at most 1, such as 0.15")

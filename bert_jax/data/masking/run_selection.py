@@ -1,4 +1,4 @@
-"""Choosing runs of words: units ngram (ALBERT) and span (SpanBERT)."""
+"""Chooses runs of words: masking units ngram (ALBERT) and span (SpanBERT)."""
 
 from typing import NamedTuple
 
@@ -10,20 +10,22 @@ from bert_jax.data.masking.rule import MaskingRule
 from bert_jax.data.masking.sequences import Sequences, ShuffledWords, WordBoundaries
 from bert_jax.data.masking.word_selection import take_heads
 
-# Candidates of a sequence looked at together; any number gives the same masks.
+# Candidates of a sequence examined together; any number gives the same masks.
 _LOOK_AHEAD = 8
 
 
 class RunLengths:
-    """The distribution of a run's words: of an n-gram over those that there is room for; of a span, which is then
-    cut to the room."""
+    """The distribution of the number of words of a run.
+
+    The probabilities of an n-gram are normalized over the lengths for which there is room; a span is cut to the room.
+    """
 
     def __init__(self, rule: MaskingRule) -> None:
         self._grams = rule.unit == "ngram"
         self.most = rule.ngram_max if self._grams else rule.span_max
         sizes = np.arange(1, self.most + 1)
         weights = 1 / sizes if self._grams else (1 - rule.span_p) ** (sizes - 1)
-        # By room: of the 2**32 values those below the first threshold mean one word, below the second two, ...
+        # By room, thresholds for a uniform 32-bit value: one word below the first, two below the second, and so on.
         self._thresholds = np.full((self.most, self.most), 2**32, np.uint64)
         for room in sizes.tolist():
             some = weights[:room] if self._grams else weights
@@ -32,7 +34,7 @@ class RunLengths:
     def draw(
         self, values: UInt64[np.ndarray, "*shape"], room: Integer[np.ndarray, "*shape"]
     ) -> Integer[np.ndarray, "*shape"]:
-        """Words of runs from uniform 32-bit values, where the text goes on for `room` of them (1 or more)."""
+        """The number of words of each run, from uniform 32-bit values and the words that fit (`room`, 1 or more)."""
         room = np.minimum(room, self.most)
         sizes = np.ones_like(room)
         for thresholds in self._thresholds[:-1]:
@@ -41,13 +43,16 @@ class RunLengths:
 
 
 class _Text(NamedTuple):
-    """The K words of all sequences as they stand, over the N = Q*W slots, and the R stretches that nothing parts."""
+    """The K words of all sequences in text order, over N = Q*W positions.
 
-    slots: Int64[np.ndarray, "K+1"]  # the first of each, ascending, and N
-    number: Int32[np.ndarray, "N"]  # of each slot: the last word that begins there or before
-    stretch: Int32[np.ndarray, "K"]  # of each word
-    words: Int32[np.ndarray, "R"]  # the word behind each stretch
-    ends: Int64[np.ndarray, "R"]  # the slot behind each stretch
+    They form R stretches: maximal series of words that no special token and no segment border interrupts.
+    """
+
+    starts: Int64[np.ndarray, "K+1"]  # flat index at which each word starts, ascending; then N
+    number: Int32[np.ndarray, "N"]  # for each position, the last word that starts there or before
+    stretch: Int32[np.ndarray, "K"]  # the stretch of each word
+    words: Int32[np.ndarray, "R"]  # the first word after each stretch
+    ends: Int64[np.ndarray, "R"]  # the first position after each stretch
 
 
 def choose_runs(
@@ -58,9 +63,9 @@ def choose_runs(
     states: UInt64[np.ndarray, "Q"],
     rule: MaskingRule,
 ) -> Bool[np.ndarray, "Q W"]:
-    """The chosen slots: runs of words that begin at the words in their order, within each sequence's budget.
+    """The chosen positions: runs that begin at words in random order, within each sequence's budget.
 
-    `states` are those of the runs' lengths. See the package's docstring for what becomes of runs that meet.
+    `states` seed the lengths of runs. The package's docstring says what happens to runs that meet.
     """
     text = _text(sequences, words)
     lengths = RunLengths(rule)
@@ -89,11 +94,11 @@ def choose_runs(
 def _ends(
     text: _Text, lengths: RunLengths, begins: Int64[np.ndarray, "C A"], values: UInt64[np.ndarray, "C A"]
 ) -> Int64[np.ndarray, "C A"]:
-    """The slot behind the run that each candidate begins."""
+    """The first position after the run that each candidate begins."""
     numbers = text.number[begins]
     stretches = text.stretch[numbers]
     sizes = lengths.draw(values, text.words[stretches] - numbers)
-    return np.minimum(text.slots[numbers + sizes], text.ends[stretches])
+    return np.minimum(text.starts[numbers + sizes], text.ends[stretches])
 
 
 def _take(
@@ -104,16 +109,16 @@ def _take(
     text: _Text,
     rule: MaskingRule,
 ) -> None:
-    """Marks one run of each sequence, or none, and takes it off what is left of the budgets."""
+    """Marks at most one run of each sequence, and subtracts it from what is `left` of the budgets."""
     sizes = ends - begins
     long = np.flatnonzero(sizes > left)
     if long.size:
-        sizes[long] = text.slots[text.number[begins[long] + left[long]]] - begins[long]
+        sizes[long] = text.starts[text.number[begins[long] + left[long]]] - begins[long]
     columns = np.arange(int(sizes.max()) + 1)
     window = begins[:, None] + columns
     stops = chosen.take(window, mode="clip")
     stops |= columns >= sizes[:, None]
-    first = stops.argmax(axis=1)  # slots before a chosen one, or the end
+    first = stops.argmax(axis=1)  # positions before a chosen one, or before the end
     if rule.unit == "ngram":
         first[first < sizes] = 0
     chosen[window[columns < first[:, None]]] = True
@@ -123,7 +128,7 @@ def _take(
 def _text(sequences: Sequences, words: WordBoundaries) -> _Text:
     width = words.starts.shape[1]
     special = ~(words.starts | words.inside).reshape(-1)
-    border = np.zeros(special.size + 1, bool)  # before which slots no run goes on, but for special tokens
+    border = np.zeros(special.size + 1, bool)  # positions that a run cannot continue into, apart from special tokens
     border[::width] = True
     second = np.flatnonzero(sequences.first_lengths < width)
     border[second * width + sequences.first_lengths[second]] = True
@@ -133,14 +138,14 @@ def _text(sequences: Sequences, words: WordBoundaries) -> _Text:
     lasts = border[1:]
     lasts[:-1] |= special[1:]
     number = np.cumsum(words.starts.reshape(-1), dtype=np.int32) - np.int32(1)
-    slots = np.append(np.flatnonzero(words.starts), special.size)
-    behind = np.append(number[np.flatnonzero(firsts & ~special)][1:], slots.size - 1).astype(np.int32)
+    starts = np.append(np.flatnonzero(words.starts), special.size)
+    behind = np.append(number[np.flatnonzero(firsts & ~special)][1:], starts.size - 1).astype(np.int32)
     stretch = np.repeat(np.arange(behind.size, dtype=np.int32), np.diff(behind, prepend=0))
-    return _Text(slots, number, stretch, behind, np.flatnonzero(lasts & ~special) + 1)
+    return _Text(starts, number, stretch, behind, np.flatnonzero(lasts & ~special) + 1)
 
 
 def run_starts(sequences: Integer[np.ndarray, "K"], positions: Integer[np.ndarray, "K"]) -> Integer[np.ndarray, "K"]:
-    """The first position of the run that each chosen position is in, both ascending."""
+    """The first position of the run that contains each chosen position; both are ascending."""
     new = np.ones(positions.size, bool)
     new[1:] = (np.diff(sequences) != 0) | (np.diff(positions) != 1)
     firsts = np.flatnonzero(new)

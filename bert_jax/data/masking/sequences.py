@@ -1,4 +1,4 @@
-"""The sequences of some rows, each from column 0 of a row of its own, and their words in random order."""
+"""Unpacks rows into sequences, finds their words, and puts the words in random order."""
 
 from typing import NamedTuple
 
@@ -7,29 +7,29 @@ import numpy as np
 from bert_jax.array_types import Bool, Int64, UInt, UInt8, UInt64
 from bert_jax.data.example import Rows
 
-# What a token is to the masker.
+# The kinds of token that masking distinguishes.
 SPECIAL, WHOLE, INSIDE = 0, 1, 2
 
-# A sort key is the high 20 bits of a word's hash above its position. In 32 bits (sorted by vector instructions) the
-# position has 12; wider rows take 64 bits and the same 20, so the width of a row changes no mask. Two words of equal
-# hash, one pair in a million, keep their order in the sequence.
+# A sort key has the high 20 bits of a word's hash above the word's position. In 32 bits, which vector instructions
+# sort, the position has 12 bits. Wider rows use 64 bits with the same 20 bits of hash, so the width of a row changes no
+# mask. Two words of equal hash, one pair in a million, keep their order in the sequence.
 _HASH_BITS = 20
 _NARROW_WIDTH = 2 ** (32 - _HASH_BITS) - 1
 
 
 class Sequences(NamedTuple):
-    """The Q sequences present in some rows, W the width of the widest (of the rows, where they hold one each)."""
+    """The Q sequences of some rows; W is the length of the longest one, or T if each row holds one sequence."""
 
     kinds: UInt8[np.ndarray, "Q W"]  # SPECIAL beyond the sequence's end
     keys: UInt64[np.ndarray, "Q"]
-    rows: Int64[np.ndarray, "Q"]  # which of the R rows each is in
+    rows: Int64[np.ndarray, "Q"]  # the row of each, among R
     lengths: Int64[np.ndarray, "Q"]
     first_lengths: Int64[np.ndarray, "Q"]
-    offsets: Int64[np.ndarray, "Q"]  # of its slot 0 among the R*T slots of the rows
+    offsets: Int64[np.ndarray, "Q"]  # flat index of its position 0 among the R*T positions of the rows
 
 
 class WordBoundaries(NamedTuple):
-    """Which slots of the sequences start a word, and which go on with one; all others are special."""
+    """Which positions start a word and which continue one; all others are special."""
 
     starts: Bool[np.ndarray, "Q W"]
     inside: Bool[np.ndarray, "Q W"]
@@ -38,16 +38,16 @@ class WordBoundaries(NamedTuple):
 class ShuffledWords(NamedTuple):
     """The words of each sequence in random order."""
 
-    keys: UInt[np.ndarray, "Q W"]  # their first slots are in the low bits
+    keys: UInt[np.ndarray, "Q W"]  # the low bits are the position at which the word starts
     position_mask: int
-    absent: int  # stands for no word, behind all words
+    absent: int  # the key of no word; sorts after all words
 
     def positions(self, keys: UInt[np.ndarray, "*shape"]) -> Int64[np.ndarray, "*shape"]:
         return (keys & self.position_mask).astype(np.int64)
 
 
 def cut(rows: Rows, kinds: UInt8[np.ndarray, "R T"]) -> Sequences:
-    """Cuts packed rows into their sequences; rows of one sequence are taken as they stand."""
+    """Splits packed rows into sequences. Rows of one sequence each are used without a copy."""
     row_count, width = kinds.shape
     lengths = rows.sequence_lengths.astype(np.int64)
     starts = np.cumsum(lengths, axis=1) - lengths + np.arange(row_count)[:, None] * width
@@ -67,9 +67,9 @@ def cut(rows: Rows, kinds: UInt8[np.ndarray, "R T"]) -> Sequences:
 
 
 def find_words(sequences: Sequences) -> WordBoundaries:
-    """A word is a token with the continuations after it.
+    """The word boundaries. A word is a token with the continuation tokens after it.
 
-    A continuation after a special token or at the start of a segment starts a word too: what truncation left of one.
+    A continuation token after a special token or at the start of a segment starts a word too: truncation cut its word.
     """
     kinds = sequences.kinds
     inside = kinds == INSIDE
@@ -81,11 +81,11 @@ def find_words(sequences: Sequences) -> WordBoundaries:
 
 
 def shuffle(starts: Bool[np.ndarray, "Q W"], states: UInt64[np.ndarray, "Q"]) -> ShuffledWords:
-    """The words that start at `starts` in the order of their hashes."""
+    """The words that start at `starts`, ordered by their hashes."""
     width = starts.shape[1]
     positions = np.arange(width, dtype=np.uint32)
-    # MurmurHash3's 32-bit finaliser (Appleby, public domain) with half of the sequence's state before each product:
-    # 32-bit lanes are several times as fast as 64-bit ones, and these are most of the work.
+    # MurmurHash3's 32-bit finalizer (Appleby, public domain) with half of the sequence's state added before each
+    # product. This is most of the work of masking, and 32-bit lanes are several times as fast as 64-bit lanes.
     words = positions * np.uint32(0x9E3779B1) + states.astype(np.uint32)[:, None]
     words ^= words >> np.uint32(16)
     words *= np.uint32(0x85EBCA6B)
@@ -99,17 +99,19 @@ def shuffle(starts: Bool[np.ndarray, "Q W"], states: UInt64[np.ndarray, "Q"]) ->
     bits = keys.dtype.itemsize * 8
     keys <<= bits - _HASH_BITS
     keys |= positions.astype(keys.dtype)
-    keys |= starts.astype(keys.dtype) - 1  # all ones where no word starts: the key for none
+    keys |= starts.astype(keys.dtype) - 1  # all ones where no word starts: the key of no word
     keys.sort(axis=1)
     return ShuffledWords(keys, 2 ** (bits - _HASH_BITS) - 1, 2**bits - 1)
 
 
-def mark(chosen: Bool[np.ndarray, "Q W"], slots: Int64[np.ndarray, "K"], lengths: Int64[np.ndarray, "K"]) -> None:
-    """Marks `lengths` of the Q*W slots from each of `slots` on."""
+def mark(
+    chosen: Bool[np.ndarray, "Q W"], flat_indices: Int64[np.ndarray, "K"], lengths: Int64[np.ndarray, "K"]
+) -> None:
+    """Marks runs of positions, given their first flat indices and their lengths."""
     flat = chosen.reshape(-1)
     step = 0
-    while slots.size:
-        flat[slots + step] = True
+    while flat_indices.size:
+        flat[flat_indices + step] = True
         step += 1
         longer = lengths > step
-        slots, lengths = slots[longer], lengths[longer]
+        flat_indices, lengths = flat_indices[longer], lengths[longer]
