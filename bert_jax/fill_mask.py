@@ -1,4 +1,4 @@
-"""Guesses the masked words of sentences."""
+"""Predicts the masked words of sentences."""
 
 import functools
 from collections.abc import Sequence
@@ -24,50 +24,50 @@ from bert_jax.tasks.example import TaskBatch, TaskRows
 
 MASK = "[MASK]"
 BATCH_SIZE = 32
-SLOTS = 32  # rows are padded to a multiple of this, so that few programs are compiled
+LENGTH_MULTIPLE = 32  # rows are padded to a multiple of this length, so that few programs are compiled
 
-DESCRIPTION = """Guesses the masked words of sentences, with the probability of each guess.
+DESCRIPTION = """Predicts the masked words of sentences, with the probability of each prediction.
 
   python -m bert_jax.fill_mask --checkpoint CHECKPOINT "Paris is the [MASK] of France." "He [MASK] a [MASK] of tea."
 
-CHECKPOINT is a workdir of bert_jax.pretrain, a step in it, an export, or a Hugging Face folder; it has to have its
-masked language model head. Each [MASK] (or the vocabulary's own, such as <mask>) is one piece of the vocabulary; two of
-them are guessed apart, not jointly."""
+CHECKPOINT is a workdir of bert_jax.pretrain, a step in it, an export, or a Hugging Face folder; it must have a masked
+language model head. Each [MASK] (or the vocabulary's own mask token, such as <mask>) stands for one token of the
+vocabulary. Several masks in a sentence are predicted independently, not jointly."""
 
 
-class Guess(NamedTuple):
-    token: str  # as the vocabulary writes it: "##ing" is the inside of a word, "Ġthe" and "▁the" the beginning
+class Prediction(NamedTuple):
+    token: str  # as in the vocabulary: "##ing" continues a word, "Ġthe" and "▁the" begin one
     probability: float
 
 
 class Filled(NamedTuple):
-    """A sentence, and the guesses for each of its masks, most probable first."""
+    """A sentence and the predictions for each of its masks, most probable first."""
 
     sentence: str
-    masks: list[list[Guess]]
+    masks: list[list[Prediction]]
 
 
 def fill_mask(
     checkpoint: str | Path | LoadedModel, sentences: Sequence[str], top: int = 5, average: str = ""
 ) -> list[Filled]:
-    """The most probable tokens at each [MASK] of each sentence, by a softmax over the vocabulary, in float32.
+    """Returns the most probable tokens at each [MASK] of each sentence, by a float32 softmax over the vocabulary.
 
-    average is of a checkpoint given by its path, as in open_checkpoint.
-    Raises UserError for a sentence without a mask or longer than the model, a checkpoint without the masked
-    language model head or of a causal model, and a top outside 1 to the vocabulary's size.
+    average applies to a checkpoint given by its path, as in open_checkpoint. Raises UserError for a
+    sentence without a mask or longer than the model, a checkpoint of a causal model or without a masked
+    language model head, and a top outside 1 to the vocabulary size.
     """
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     origin = loaded.origin or "the checkpoint"
     if loaded.model.causal:
-        raise UserError(f"{origin} reads from left to right: it guesses next tokens, not masked ones. Name an encoder")
+        raise UserError(f"{origin} is a causal model, which predicts next tokens, not masked ones. Use an encoder")
     if not loaded.heads.mlm:
         raise UserError(
-            f"{origin} has no masked language model head; name a pretraining checkpoint, not a fine-tuned one"
+            f"{origin} has no masked language model head; use a pretraining checkpoint instead of a fine-tuned one"
         )
     if not loaded.tokenizer.has_mask:
-        raise UserError(f"the vocabulary of {origin} has no token for masks; name a model that was trained with one")
+        raise UserError(f"the vocabulary of {origin} has no mask token; use a model that was trained with one")
     if not 1 <= top <= loaded.tokenizer.vocab_size:
-        raise UserError(f"--top is {top}; use 1 to {loaded.tokenizer.vocab_size} (the vocabulary)")
+        raise UserError(f"--top is {top}; use 1 to {loaded.tokenizer.vocab_size} (the vocabulary size)")
     encoded = [_encode(sentence, loaded) for sentence in sentences]
     filled: list[Filled] = []
     for start in range(0, len(encoded), BATCH_SIZE):
@@ -77,13 +77,13 @@ def fill_mask(
 
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.fill_mask", DESCRIPTION)
-    parser.add_argument("--checkpoint", required=True, help="whose guesses")
-    parser.add_argument("--top", type=int, default=5, metavar="N", help="guesses shown for each mask (default: 5)")
-    parser.add_argument("sentences", nargs="+", metavar="SENTENCE", help=f"with one {MASK} or more")
+    parser.add_argument("--checkpoint", required=True, help="the model that predicts")
+    parser.add_argument("--top", type=int, default=5, metavar="N", help="predictions shown per mask (default: 5)")
+    parser.add_argument("sentences", nargs="+", metavar="SENTENCE", help=f"a sentence with at least one {MASK}")
     checkpoint_average.add_argument(parser)
     options = parser.parse_args(arguments)
     filled = fill_mask(options.checkpoint, options.sentences, options.top, options.average)
-    print("\n\n".join(map(_shown, filled)))
+    print("\n\n".join(map(_render, filled)))
 
 
 def _encode(sentence: str, loaded: LoadedModel) -> np.ndarray:
@@ -91,7 +91,7 @@ def _encode(sentence: str, loaded: LoadedModel) -> np.ndarray:
     marked = sentence.replace(MASK, words.roles.mask_token)
     ids = np.concatenate([[words.cls_id], words.encode_special(marked), [words.sep_id]]).astype(np.int32)
     if words.mask_id not in ids:
-        raise UserError(f"no {MASK} in {sentence[:80]!r}. Write {MASK} where a word is to be guessed")
+        raise UserError(f"no {MASK} in {sentence[:80]!r}. Write {MASK} in place of each word to predict")
     if len(ids) > loaded.model.max_positions:
         raise UserError(
             f"a sentence of {len(ids)} tokens does not fit the model's {loaded.model.max_positions} positions: "
@@ -109,28 +109,28 @@ def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.nd
         pad_id=words.pad_id,
         truncated=0,
     )
-    length = min(-(-int(rows.lengths.max()) // SLOTS) * SLOTS, loaded.model.max_positions)
+    length = min(-(-int(rows.lengths.max()) // LENGTH_MULTIPLE) * LENGTH_MULTIPLE, loaded.model.max_positions)
     batch = rows.batch(np.arange(len(encoded)), length)
     where = [np.flatnonzero(ids == words.mask_id) for ids in encoded]
     positions = np.zeros((len(encoded), max(map(len, where))), np.int32)
-    for row, slots in enumerate(where):
-        positions[row, : len(slots)] = slots
+    for row, masked in enumerate(where):
+        positions[row, : len(masked)] = masked
     params = paths.unflatten(loaded.params)
-    probabilities, tokens = jax.device_get(_guess(loaded.model, loaded.heads, top, params, batch, positions))
+    probabilities, tokens = jax.device_get(_predict(loaded.model, loaded.heads, top, params, batch, positions))
     filled = []
-    for row, (sentence, slots) in enumerate(zip(sentences, where, strict=True)):
-        masks = range(len(slots))
-        guesses = [_guesses(words.tokens(tokens[row, mask]), probabilities[row, mask]) for mask in masks]
-        filled.append(Filled(sentence, guesses))
+    for row, (sentence, masked) in enumerate(zip(sentences, where, strict=True)):
+        masks = range(len(masked))
+        predictions = [_predictions(words.tokens(tokens[row, mask]), probabilities[row, mask]) for mask in masks]
+        filled.append(Filled(sentence, predictions))
     return filled
 
 
-def _guesses(tokens: Sequence[str], probabilities: np.ndarray) -> list[Guess]:
-    return [Guess(token, float(value)) for token, value in zip(tokens, probabilities, strict=True)]
+def _predictions(tokens: Sequence[str], probabilities: np.ndarray) -> list[Prediction]:
+    return [Prediction(token, float(value)) for token, value in zip(tokens, probabilities, strict=True)]
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def _guess(
+def _predict(
     config: ModelConfig, heads: Heads, top: int, params: dict[str, Any], batch: TaskBatch, positions: Int[Array, "B M"]
 ) -> tuple[Float[Array, "B M K"], Int[Array, "B M K"]]:
     model = bind(config, heads, params, Runtime())
@@ -139,14 +139,14 @@ def _guess(
     return values, tokens
 
 
-def _shown(filled: Filled) -> str:
-    """Readable lines: the sentence, then each mask's guesses."""
+def _render(filled: Filled) -> str:
+    """Returns lines for the terminal: the sentence, then the predictions for each mask."""
     lines = [filled.sentence]
-    for number, guesses in enumerate(filled.masks, start=1):
+    for number, predictions in enumerate(filled.masks, start=1):
         if len(filled.masks) > 1:
             lines.append(f"  mask {number} of {len(filled.masks)}")
-        width = max(len(guess.token) for guess in guesses)
-        lines += [f"  {guess.token:<{width}}  {100 * guess.probability:6.2f}%" for guess in guesses]
+        width = max(len(prediction.token) for prediction in predictions)
+        lines += [f"  {prediction.token:<{width}}  {100 * prediction.probability:6.2f}%" for prediction in predictions]
     return "\n".join(lines)
 
 

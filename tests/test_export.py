@@ -44,7 +44,7 @@ def test_the_model_card_says_what_is_known(tmp_path, workdir):
 def test_unknown_formats_taken_outputs_and_missing_checkpoints_leave_nothing(tmp_path, workdir):
     before = sorted(path.name for path in tmp_path.iterdir())
     for arguments, message in (
-        (["--format", "onnx"], "onnx; there are: hf, orbax, stablehlo"),
+        (["--format", "onnx"], "unknown --format onnx; choose from hf, orbax, stablehlo"),
         (["--output", str(workdir)], r"workdir exists\. Choose another"),
         (["--checkpoint", str(tmp_path / "none")], "no checkpoint at"),
     ):

@@ -1,4 +1,4 @@
-"""fill_mask: the guesses are the model's own, and what has no mask or no head is said."""
+"""Tests of fill_mask: the predictions are the model's own, and sentences without a mask or a head are refused."""
 
 import copy
 import dataclasses
@@ -23,22 +23,22 @@ def loaded(tmp_path_factory):
     return random_checkpoint(tmp_path_factory.mktemp("vocabulary"), odd_config())
 
 
-def test_probabilities_are_of_the_whole_vocabulary_and_fall(loaded):
+def test_probabilities_cover_the_vocabulary_and_decrease(loaded):
     sentences = ["the [MASK] sat on the [MASK].", "a [MASK]"]
     filled = fill_mask.fill_mask(loaded, sentences, top=loaded.tokenizer.vocab_size)
     assert [item.sentence for item in filled] == sentences
     assert [len(item.masks) for item in filled] == [2, 1]
-    for guesses in filled[0].masks + filled[1].masks:
-        values = np.array([guess.probability for guess in guesses])
+    for predictions in filled[0].masks + filled[1].masks:
+        values = np.array([prediction.probability for prediction in predictions])
         assert abs(values.sum() - 1) < 1e-5 and (np.diff(values) <= 0).all()
-        assert len({guess.token for guess in guesses}) == loaded.tokenizer.vocab_size
+        assert len({prediction.token for prediction in predictions}) == loaded.tokenizer.vocab_size
 
 
 def test_other_sentences_in_the_call_change_nothing(loaded):
     alone = fill_mask.fill_mask(loaded, ["a [MASK]"])[0]
     among = fill_mask.fill_mask(loaded, ["the [MASK] sat on the [MASK] and [MASK] .", "a [MASK]"])[1]
-    assert [guess.token for guess in alone.masks[0]] == [guess.token for guess in among.masks[0]]
-    probabilities = [[guess.probability for guess in item.masks[0]] for item in (alone, among)]
+    assert [prediction.token for prediction in alone.masks[0]] == [prediction.token for prediction in among.masks[0]]
+    probabilities = [[prediction.probability for prediction in item.masks[0]] for item in (alone, among)]
     np.testing.assert_allclose(*probabilities, rtol=1e-5)
 
 
@@ -51,12 +51,12 @@ def test_a_mask_is_written_for_any_vocabulary(loaded, tmp_path):
     bpe = random_checkpoint(tmp_path / "other", sizes)
     bpe = dataclasses.replace(bpe, tokenizer=words)
     ours, theirs = fill_mask.fill_mask(bpe, ["a [MASK] a", "a <mask> a"], top=8)
-    assert {guess.token for guess in ours.masks[0]} == set(tokens)
-    assert [guess.token for guess in ours.masks[0]] == [guess.token for guess in theirs.masks[0]]
+    assert {prediction.token for prediction in ours.masks[0]} == set(tokens)
+    assert [prediction.token for prediction in ours.masks[0]] == [prediction.token for prediction in theirs.masks[0]]
 
 
 @pytest.mark.parametrize("kind", ["wordpiece_cased", "bpe", "unigram", "unigram_albert", "sentencepiece_bpe"])
-def test_every_kind_of_tokenizer_marks_its_masks(tmp_path, sample_text, kind):
+def test_every_kind_of_tokenizer_finds_its_masks(tmp_path, sample_text, kind):
     """The head is made to say, at a mask, the token that follows: so masks and what stands about them are found."""
     make(kind, sample_text.read_text().splitlines()[:200], tmp_path)
     words = tokenizer.load(tmp_path)
@@ -75,7 +75,7 @@ def test_every_kind_of_tokenizer_marks_its_masks(tmp_path, sample_text, kind):
         dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias}), sentences, top=3
     )
     assert [len(item.masks) for item in filled] == [1, 1, 2]
-    assert {guesses[0].token for item in filled for guesses in item.masks} == set(words.tokens([following]))
+    assert {predictions[0].token for item in filled for predictions in item.masks} == set(words.tokens([following]))
     assert filled[0].masks == filled[1].masks
 
 
@@ -90,20 +90,20 @@ def test_other_families_fill_masks_too(tmp_path, family):
     bias = loaded.params["mlm_head/bias"].copy()
     bias[loaded.tokenizer.id_of("river")] += 100
     towards = dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias})
-    [guesses] = fill_mask.fill_mask(towards, ["the [MASK] sat"])[0].masks
-    assert guesses[0].token == "river"
+    [predictions] = fill_mask.fill_mask(towards, ["the [MASK] sat"])[0].masks
+    assert predictions[0].token == "river"
 
 
-def test_a_vocabulary_without_a_mask_is_told(loaded):
+def test_a_vocabulary_without_a_mask_is_refused(loaded):
     words = dataclasses.replace(loaded, tokenizer=copy.copy(loaded.tokenizer))
     words.tokenizer.has_mask = False  # as GPT-2's
-    with pytest.raises(UserError, match="has no token for masks"):
+    with pytest.raises(UserError, match="has no mask token"):
         fill_mask.fill_mask(words, ["the [MASK]"])
 
 
 def test_a_causal_model_is_refused(tmp_path):
     gpt = random_checkpoint(tmp_path, dataclasses.replace(FAMILIES["gpt"], layers=1), Heads(lm=True))
-    with pytest.raises(UserError, match="reads from left to right: it guesses next tokens, not masked ones"):
+    with pytest.raises(UserError, match="is a causal model, which predicts next tokens, not masked ones"):
         fill_mask.fill_mask(gpt, ["the [MASK]"])
 
 
@@ -111,8 +111,8 @@ def test_a_bias_towards_a_word_is_found(loaded):
     bias = loaded.params["mlm_head/bias"].copy()
     bias[loaded.tokenizer.id_of("river")] += 100
     towards = dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias})
-    [guesses] = fill_mask.fill_mask(towards, ["the [MASK]"])[0].masks
-    assert guesses[0].token == "river" and guesses[0].probability > 0.999 and len(guesses) == 5
+    [predictions] = fill_mask.fill_mask(towards, ["the [MASK]"])[0].masks
+    assert predictions[0].token == "river" and predictions[0].probability > 0.999 and len(predictions) == 5
 
 
 def test_the_command_prints_sentences_masks_and_percents(tmp_path, loaded, capsys):
@@ -123,7 +123,7 @@ def test_the_command_prints_sentences_masks_and_percents(tmp_path, loaded, capsy
     assert lines[8] == "a [MASK]" and len(lines) == 11 and all(line.endswith("%") for line in lines[9:])
 
 
-def test_what_cannot_be_filled_is_said(tmp_path, loaded):
+def test_sentences_that_cannot_be_filled_are_refused(tmp_path, loaded):
     for sentence, message in (
         ("the cat", r"no \[MASK\] in 'the cat'"),
         ("[MASK] " * 30, "32 tokens does not fit the model's 24 positions"),
