@@ -13,7 +13,7 @@ from bert_jax.model.attention import TokenPositions, token_positions
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.layer import SITES, EncoderLayer, LayerType, gather_positions
 from bert_jax.model.layers import LayerNorm, child_key
-from bert_jax.model.positions import DistanceBuckets
+from bert_jax.model.positions import ATTENTION_BIASES
 from bert_jax.model.runtime import Runtime
 
 __all__ = ["Encoder", "Stacked", "gather_positions"]
@@ -38,8 +38,8 @@ class Encoder(nnx.Module):
         if config.norm != "post":
             epsilon = config.layer_norm_epsilon
             self.final_norm = LayerNorm(config.width, epsilon=epsilon, runtime=runtime, bias=config.bias)
-        if config.relative == "buckets":
-            self.relative_bias = DistanceBuckets(config, key=child_key(key, "relative_bias"))
+        if config.relative in ATTENTION_BIASES:
+            self.relative_bias = ATTENTION_BIASES[config.relative](config, key=child_key(key, "relative_bias"))
         self.config = config
         self.runtime = runtime
 
@@ -99,7 +99,7 @@ class Encoder(nnx.Module):
 
     def _bias(self, query_slots: Int[Array, "B Q"], key_slots: Int[Array, "B T"]) -> Float[Array, "B N Q T"] | None:
         """What every layer adds to its scores."""
-        return self.relative_bias(query_slots, key_slots) if self.config.relative == "buckets" else None
+        return self.relative_bias(query_slots, key_slots) if self.config.relative in ATTENTION_BIASES else None
 
     def _loop(
         self, hidden: Array, keys: TokenPositions, stacked: tuple, depth: int, all_layers: bool, attention_maps: bool

@@ -1,6 +1,7 @@
 """How a model knows where a token stands: sinusoids, rotations, and what it learns of distances."""
 
 import math
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Float32, Int, PRNGKeyArray
 
-from bert_jax.config import ModelConfig
+from bert_jax.config import MODEL_CHOICES, ModelConfig
 from bert_jax.model.layers import Shape, child_key, truncated_normal
 
 BUCKETS = 32  # Raffel et al. 2020, section 2.1
@@ -99,3 +100,19 @@ def distance_bucket(ahead: Int[Array, "*shape"], longest: int) -> Int[Array, "*s
     growing = exact + (share * (side - exact)).astype(np.int32)
     buckets = jnp.asarray(np.where(distances < exact, distances, np.minimum(growing, side - 1)))
     return buckets[jnp.minimum(jnp.abs(ahead), len(distances) - 1)] + jnp.where(ahead > 0, side, 0)
+
+
+# By model.relative, the modules that add a bias to the scores of every layer; add_attention_bias adds to them.
+ATTENTION_BIASES: dict[str, Callable[..., nnx.Module]] = {"buckets": DistanceBuckets}
+
+
+def add_attention_bias(name: str, module: Callable[..., nnx.Module]) -> None:
+    """Makes a bias of attention scores available as model.relative=NAME.
+
+    module(config, key=...) gives an nnx.Module, which all layers share. It is called with the query positions [B, Q]
+    and the key positions [B, T] in the row (B is 1 where they are the same in each row), and returns the float32 bias
+    [B, N, Q, T] that is added to the scaled scores. Attention then runs by einsum, since fused kernels take no bias.
+    """
+    ATTENTION_BIASES[name] = module
+    if name not in MODEL_CHOICES["relative"]:
+        MODEL_CHOICES["relative"] += (name,)

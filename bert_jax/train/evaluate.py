@@ -35,12 +35,12 @@ def make_evaluator(
             part = jax.device_get(step(plan, params, partitioning.place(extended, batch_size, mesh)))
             part = jax.tree.map(float, part)  # float64, so that the sums over many batches stay exact
             total = part if total is None else jax.tree.map(operator.add, total, part)
-        return {} if total is None else finite_means(*total)
+        return {} if total is None else finite_means(*jax.tree.map(jnp.float32, total))
 
     return run
 
 
 def finite_means(terms: Terms, counts: Counts) -> dict[str, float]:
     """`objectives.means` of totals, without the metrics of a term whose count is 0."""
-    metrics = {name: float(value) for name, value in means(*jax.tree.map(jnp.float32, (terms, counts))).items()}
+    metrics = {name: float(value) for name, value in means(terms, counts).items()}
     return {name: value for name, value in metrics.items() if not np.isnan(value)}

@@ -289,7 +289,7 @@ class OnMesh(Placement):
         def whole(path: str, leaf: jax.Array) -> jax.Array:
             full = f"{prefix}/{path}" if prefix else path
             axes = rules.first_match(PARAMETER_RULES, full)
-            if FSDP not in axes or (not prefix and full.startswith(rules.STACK)):
+            if FSDP not in axes or (not prefix and rules.stack_of(full)):
                 return leaf
             axes = tuple(None if axis == FSDP else axis for axis in (axes[1:] if prefix else axes))
             gathered = leaf if dtype is None else leaf.astype(dtype)  # first: in bfloat16 that is half of the bytes

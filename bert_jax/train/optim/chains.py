@@ -1,5 +1,6 @@
-"""The Optax chain of a configuration: clipping, moments, weight decay. It gives a direction and knows no rate."""
+"""The Optax chain of a configuration: clipping, moments, weight decay. It gives a direction, without a rate."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,36 +17,48 @@ from bert_jax.train.optim.schedules import check_schedule
 from bert_jax.train.optim.tensors import hidden_matrices, map_by_path
 from bert_jax.train.optim.trust import scale_by_stable_adam, scale_by_trust_ratio
 
-NAMES = ("adamw", "lamb", "muon", "stable_adamw")
+Transformations = tuple[optax.GradientTransformation, ...]
+Build = Callable[[OptimizerConfig, dict[str, Any]], Transformations]
 
 
 def build(config: OptimizerConfig, params: dict[str, Any]) -> optax.GradientTransformation:
-    """The chain of config.name, whose updates are the direction of descent; the caller multiplies them by the rate.
+    """The transformations of OPTIMIZERS[config.name] after clipping by global norm (no clipping where clip_norm is 0).
 
-    Each begins with clipping by global norm, unless clip_norm is 0, and has decoupled weight decay.
-
-    adamw         Loshchilov and Hutter 2019, algorithm 2; Devlin et al. 2019, appendix A.2
-    lamb          Adam's step and the decay, as long as the tensor is (You et al. 2020, algorithm 2)
-    muon          of the kernels of attention and feed-forward (Jordan 2024; Liu et al. 2025); adamw of the rest
-    stable_adamw  adamw, shortened where gradients are larger than their past (Wortsman et al. 2023, algorithm 2)
-
-    params may be abstract. Raises UserError for a name that is not one of these, or a key out of its range.
+    Its updates are the direction of descent, with decoupled weight decay; the caller multiplies them by the rate.
+    params may be abstract. Raises UserError for an unknown name, or a key outside its range.
     """
     _check(config)
     check_decay(config.ema_decay)
     check_schedule(config)
     clip = clip_by_global_norm(config.clip_norm) if config.clip_norm > 0 else optax.identity()
-    decay_of = decays(config, params)
-    decay = add_decay(decay_of)
-    if config.name == "lamb":
-        return optax.chain(clip, scale_by_adam(config), decay, scale_by_trust_ratio())
-    if config.name == "stable_adamw":
-        return optax.chain(clip, scale_by_stable_adam(config, decay_of))
-    if config.name == "muon":
-        labels = map_by_path(lambda path, leaf: "muon" if hidden_matrices(path, leaf.ndim) else "adam", params)
-        parts = {"muon": scale_by_muon(config.momentum), "adam": scale_by_adam(config)}
-        return optax.chain(clip, optax.partition(parts, labels), decay)
-    return optax.chain(clip, scale_by_adam(config), decay)
+    # One flat chain: the tree of its state is part of the checkpoint format.
+    return optax.chain(clip, *OPTIMIZERS[config.name](config, params))
+
+
+def adamw(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
+    """AdamW (Loshchilov and Hutter 2019, algorithm 2; Devlin et al. 2019, appendix A.2)."""
+    return scale_by_adam(config), add_decay(decays(config, params))
+
+
+def lamb(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
+    """LAMB: Adam's step and the decay, scaled to the norm of the tensor (You et al. 2020, algorithm 2)."""
+    return scale_by_adam(config), add_decay(decays(config, params)), scale_by_trust_ratio()
+
+
+def muon(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
+    """Muon for the kernels of attention and feed-forward (Jordan 2024; Liu et al. 2025), AdamW for the rest."""
+    labels = map_by_path(lambda path, leaf: "muon" if hidden_matrices(path, leaf.ndim) else "adam", params)
+    parts = {"muon": scale_by_muon(config.momentum), "adam": scale_by_adam(config)}
+    return optax.partition(parts, labels), add_decay(decays(config, params))
+
+
+def stable_adamw(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
+    """AdamW with shorter steps where gradients exceed their past (Wortsman et al. 2023, algorithm 2)."""
+    return (scale_by_stable_adam(config, decays(config, params)),)
+
+
+# By optimizer.name, the transformations after clipping. An extension adds its own entry here.
+OPTIMIZERS: dict[str, Build] = {"adamw": adamw, "lamb": lamb, "muon": muon, "stable_adamw": stable_adamw}
 
 
 def clip_by_global_norm(max_norm: float) -> optax.GradientTransformation:
@@ -73,8 +86,8 @@ def add_decay(decay_of: dict[str, Any]) -> optax.GradientTransformation:
 
 
 def _check(config: OptimizerConfig) -> None:
-    if config.name not in NAMES:
-        raise UserError(f"optimizer.name is {config.name!r}; use {', '.join(NAMES)}")
+    if config.name not in OPTIMIZERS:
+        raise UserError(f"unknown optimizer.name {config.name!r}; choose from {', '.join(OPTIMIZERS)}")
     ranges = (
         ("beta1", 0 <= config.beta1 < 1, "a number from 0 to below 1, as 0.9"),
         ("beta2", 0 <= config.beta2 < 1, "a number from 0 to below 1, as 0.999"),

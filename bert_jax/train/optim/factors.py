@@ -27,7 +27,8 @@ def rate_factors(
         raise UserError(f"optimizer.layer_decay is {config.layer_decay}; use 1 (none), or a number between 0 and 1")
     trees = [] if trainable is None else [trainable]
     if config.layer_decay != 1.0:
-        trees.append(rules.per_layer(_layer_decay_rules(config.layer_decay, rules.layers_of(params)), params))
+        decay = config.layer_decay
+        trees.append(rules.per_layer(rules.by_depth(lambda depth: decay**depth, params, 1.0), params))
     if given := rules.parse(config.rates, "optimizer.rates", params):
         trees.append(rules.per_layer((*given, (r".*", 1.0)), params))
     if not trees:
@@ -86,8 +87,3 @@ def without_frozen(gradients: dict[str, Any], factors: dict[str, Any] | None) ->
         return gradient if np.all(factor) else gradient * jnp.float32(np.asarray(factor) != 0)
 
     return jax.tree.map(mask, gradients, factors)
-
-
-def _layer_decay_rules(decay: float, layers: int) -> rules.Numbers:
-    by_layer = tuple((rf"^{rules.STACK}{layer}/", decay ** (layers - layer)) for layer in range(layers))
-    return ((r"^embeddings/|^encoder/relative_bias/", decay ** (layers + 1)), *by_layer, (r".*", 1.0))

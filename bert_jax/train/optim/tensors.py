@@ -34,7 +34,7 @@ class Matrices(NamedTuple):
 
 def hidden_matrices(path: str, ndim: int) -> Matrices | None:
     """How a kernel of the encoder's attention or feed-forward lies in its array; None for any other parameter."""
-    if not path.startswith(rules.STACK):
+    if rules.stack_of(path) is None:
         return None
     for pattern, axes, (part, inputs, outputs) in _MATRICES:
         if ndim == axes + 1 and re.search(pattern, path):
@@ -45,7 +45,7 @@ def hidden_matrices(path: str, ndim: int) -> Matrices | None:
 
 def own_axes(path: str, ndim: int) -> tuple[int, ...]:
     """The axes of an array that are a tensor's own: a norm over them is one of each tensor."""
-    parts = {0} if path.startswith(rules.STACK) else set()
+    parts = set() if rules.stack_of(path) is None else {0}
     if matrices := hidden_matrices(path, ndim):
         parts = set(matrices.parts)
     elif parts and any(ndim == axes + 1 and re.search(pattern, path) for pattern, axes in _PARTS_OF_BIASES):
