@@ -48,19 +48,20 @@ def main(arguments: Sequence[str]) -> None:
     # Neither the description of the slice nor the traced functions may use a TPU of this machine. The imports below
     # load jax, so they follow the setting.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    from bert_jax.planning import page, text
     from bert_jax.planning.abstract_step import RowSpec
+    from bert_jax.planning.contents import document
     from bert_jax.planning.estimate import estimate
     from bert_jax.planning.topology import open_topology
+    from bert_jax.reporting import page, terminal
     from bert_jax.storage.local import write_json
 
     rows = RowSpec.of(config, known.seq_len, known.vocab_size)
     found = estimate(config, open_topology(known.topology, known.slices), rows)
-    print("\n".join(text.lines_of(found)))
+    terminal.print_document(document(found))
     if known.json:
         write_json(known.json, found.as_json())
     if known.html:
-        known.html.write_text(page.page_of(found), encoding="utf-8")
+        known.html.write_text(page.render(document(found)), encoding="utf-8")
 
 
 def _recipe(name: str, overrides: Sequence[str]) -> PretrainConfig:

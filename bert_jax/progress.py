@@ -27,6 +27,8 @@ class Reporter:
         self._quiet = quiet
         self._started = self._last_shown = time.monotonic()
         self._interval = _SECONDS_BETWEEN_LINES
+        self._done: float = 0
+        self._amounts = [0.0] * len(rates)
         self._bar: Progress | None = None
         if not quiet and sys.stderr.isatty():
             self._interval = _SECONDS_BETWEEN_UPDATES
@@ -49,6 +51,12 @@ class Reporter:
 
     def seconds(self) -> float:
         return time.monotonic() - self._started
+
+    def advance(self, done: int | float, *amounts: int | float) -> None:
+        """Adds to the part that is done and to the amounts."""
+        self._done += done
+        self._amounts = [total + amount for total, amount in zip(self._amounts, amounts, strict=True)]
+        self.update(self._done, *self._amounts)
 
     def update(self, done: int | float, *amounts: int | float) -> None:
         """Takes note of how much of the total is done, and of the amounts so far; cheap enough for every document."""

@@ -1,4 +1,4 @@
-"""Draws a run, finished or not, as one HTML file: results, curves, guesses, configuration."""
+"""Writes a report of a run, finished or not, as one HTML file: results, curves, predictions, configuration."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -11,10 +11,10 @@ import numpy as np
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.reporting import curves, page
-from bert_jax.reporting.curves import Reference, number, percent
+from bert_jax.reporting.chart import Format, Reference, number, percent
+from bert_jax.reporting.document import Charts, Document, Section, Settings, Table, Tile
 from bert_jax.reporting.finetuning import error_sections
-from bert_jax.reporting.masked_predictions import predict_masked_tokens
-from bert_jax.reporting.page import Tile
+from bert_jax.reporting.masked_predictions import masked_token_table, predict_masked_tokens
 from bert_jax.reporting.seed_curves import read_runs, seed_charts
 from bert_jax.reporting.unigram_baseline import unigram_baseline
 from bert_jax.storage.local import write_atomic
@@ -23,24 +23,25 @@ from bert_jax.train.run import RESULT_FILE
 from bert_jax.train.workdir import WorkdirConfig, read_config
 
 REPORT = "report.html"
-BLANKS = 16  # sentences in the table of guesses
-EXAMPLES = 5000  # of a dev file: a minute or so on two cores
+MASKED_TOKENS = 16  # in the table of predictions
+EXAMPLES = 5000  # of a dev file: they take about a minute on two cores
 
-DESCRIPTION = """Draws a run as one HTML file, WORKDIR/report.html, which needs no network and no other file.
+DESCRIPTION = """Writes a report of a run as one HTML file, WORKDIR/report.html, which needs no network and no other
+file.
 
   python -m bert_jax.report runs/tiny
 
-In it: the results, curves (losses, accuracies, learning rate, throughput, waiting and padding), the whole
-configuration; for pretraining a table of masked held-out sentences with the model's five likeliest guesses and the
-truth; for fine-tuning the metrics and curves by seed, and what the model says of its dev file, anew: classes or tags
-that it confuses, how sure it is and how right, entities found and missed, its worst examples. A run that goes on, or
-was killed, can be drawn too: what there is so far.
+It shows the results, curves (losses, accuracies, learning rate, throughput, waiting and padding) and the whole
+configuration. For pretraining it has a table of masked held-out sentences with the labels and the five most likely
+tokens. For fine-tuning it has the metrics and curves by seed, and evaluates the model on its dev file again: confusion
+of classes or tags, calibration, entities found and missed, and the examples with the highest loss. For a run that is
+not finished, or was killed, it shows what there is so far.
 """
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a workdir holds of a run; result is None for one that has not ended."""
+    """What a workdir holds; result is None for a run that has not finished."""
 
     workdir: Path
     config: WorkdirConfig
@@ -51,39 +52,46 @@ class Run:
 def report(workdir: str | Path, examples: int = EXAMPLES) -> Path:
     """Writes WORKDIR/report.html and returns its path.
 
-    Of a fine-tuned run's dev file it looks at no more than so many examples. Raises UserError for a folder that is not
-    the workdir of a run, or one that has logged nothing yet.
+    examples  the maximum number of examples of a fine-tuned run's dev file to evaluate
+
+    Raises UserError for a folder that is not the workdir of a run, or one that has logged nothing yet.
     """
     run = _read(Path(workdir))
-    pretraining = run.config.kind == "pretraining"
-    guessing = _guessing(run) if pretraining else Guessing()
-    sections = [
-        page.tiles(_pretraining_tiles(run, guessing) if pretraining else _task_tiles(run)),
-        "" if pretraining else _task_tables(run),
-        *(() if pretraining else error_sections(run.workdir, run.config, examples)),
-        _seed_section(run),
-        page.section(
-            "Curves",
-            page.chart_grid(curves.charts(run.lines, guessing.references, _loss_unit(run))),
-            "Bold: a running mean, where a curve is noisy. Move a pointer over a chart to read it.",
-        ),
-        guessing.section,
-        page.section("Configuration", page.settings(_settings(run.config))),
-        f"<footer>Drawn by bert_jax.report from {page.text(run.workdir)}.</footer>",
-    ]
+    finetuned = run.config.kind != "pretraining"
+    held_out = HeldOut() if finetuned else _held_out(run)
+    document = Document(
+        title=run.workdir.absolute().name,
+        program="bert_jax.report",
+        source=str(run.workdir),
+        lines=[_description(run)],
+        warning="" if run.result is not None else _unfinished(run),
+        tiles=_task_tiles(run) if finetuned else _pretraining_tiles(run, held_out.references),
+        sections=[
+            *(_task_tables(run) if finetuned else ()),
+            *(error_sections(run.workdir, run.config, examples) if finetuned else ()),
+            *_seed_sections(run),
+            Section(
+                "Curves",
+                [Charts(curves.charts(run.lines, held_out.references, _loss_unit(run)))],
+                "Bold: a running mean, if a curve is noisy. Move the pointer over a chart to read its values.",
+            ),
+            *held_out.sections,
+            Section("Configuration", [Settings(_settings(run.config))]),
+        ],
+    )
     target = run.workdir / REPORT
-    write_atomic(target, page.page(run.workdir.absolute().name, _header(run), sections).encode())
+    write_atomic(target, page.render(document).encode())
     return target
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.report", DESCRIPTION)
     parser.add_argument("workdir", metavar="WORKDIR", help="the folder of a pretraining or fine-tuning run")
-    what = f"of a fine-tuned run, look at so many examples of its dev file at most (default: {EXAMPLES:,})"
+    what = f"evaluate at most N examples of a fine-tuned run's dev file (default: {EXAMPLES:,})"
     parser.add_argument("--examples", type=int, default=EXAMPLES, metavar="N", help=what)
     options = parser.parse_args(list(arguments))
     if options.examples < 1:
-        raise UserError(f"--examples is {options.examples}; use 1 or more")
+        raise UserError(f"--examples is {options.examples}; it must be at least 1")
     print(report(options.workdir, options.examples))
 
 
@@ -103,88 +111,85 @@ def _read(workdir: Path) -> Run:
     return Run(workdir, config, lines, result)
 
 
-def _header(run: Run) -> str:
+def _description(run: Run) -> str:
     model = run.config.model
-    kind = (
-        "Pretraining" if run.config.kind == "pretraining" else f"Fine-tuning on {(run.config.task or {}).get('name')}"
-    )
-    size = f"{kind}: BERT, {model.layers} layers x {model.width}, vocabulary {model.vocab_size:,}"
-    if run.result is not None:
-        return f"<p>{page.text(size)}</p>"
-    state = f"Not finished: there is no result.json yet. What was logged up to step {run.lines[-1]['step']:,} is shown."
-    return f'<p>{page.text(size)}</p><p class="state">{page.text(state)}</p>'
+    finetuning = f"Fine-tuning on {(run.config.task or {}).get('name')}"
+    kind = "Pretraining" if run.config.kind == "pretraining" else finetuning
+    return f"{kind}: BERT, {model.layers} layers x {model.width}, vocabulary {model.vocab_size:,}"
+
+
+def _unfinished(run: Run) -> str:
+    return f"Not finished: there is no result.json yet. The log up to step {run.lines[-1]['step']:,} is shown."
 
 
 @dataclass(frozen=True)
-class Guessing:
-    """What the held-out shards add to a report of pretraining: levels to compare with, and the model's guesses."""
+class HeldOut:
+    """What the held-out shards add to a report of pretraining: baselines, and predictions for masked tokens."""
 
     references: Mapping[str, Reference] = field(default_factory=dict)
-    section: str = ""
+    sections: Sequence[Section] = ()
 
 
-def _guessing(run: Run) -> Guessing:
-    """The unigram guess and the table of blanks, or a section that says why there is none."""
-    title = "What the model guesses"
+def _held_out(run: Run) -> HeldOut:
+    """The unigram baseline and the table of predictions, or a section that says why there is none."""
+    title = "Predictions for masked tokens"
     data = run.config.training.get("data", {})
-    held_out = data.get("eval") or data.get("train")
-    if not held_out or not run.config.heads.mlm:
-        return Guessing()
+    shards = data.get("eval") or data.get("train")
+    if not shards or not run.config.heads.mlm:
+        return HeldOut()
+    references: dict[str, Reference] = {}
     try:
-        levels = unigram_baseline(held_out, run.config.training["eval"]["max_rows"])
-        references = {
-            "mlm_accuracy": Reference(f"always “{levels.token}”", levels.accuracy),
-            "mlm_loss": Reference("guessing by frequency", levels.loss),
-        }
-        if levels.next_sentence_accuracy is not None:
-            references["nsp_accuracy"] = Reference("one answer always", levels.next_sentence_accuracy)
+        baseline = unigram_baseline(shards, run.config.training["eval"]["max_rows"])
+        references["mlm_accuracy"] = Reference(f"always “{baseline.token}”", baseline.accuracy)
+        references["mlm_loss"] = Reference("unigram baseline", baseline.loss)
+        if baseline.next_sentence_accuracy is not None:
+            references["nsp_accuracy"] = Reference("always the same label", baseline.next_sentence_accuracy)
+        masked_tokens = predict_masked_tokens(run.workdir, shards, MASKED_TOKENS)
     except UserError as error:
-        return Guessing(section=page.section(title, "", f"No table: {error}."))
-    try:
-        blanks = predict_masked_tokens(run.workdir, held_out, BLANKS)
-    except UserError as error:
-        return Guessing(references, page.section(title, "", f"No table: {error}."))
+        return HeldOut(references, [Section(title, note=f"No table: {error}.")])
+    first = sum(one.rank == 0 for one in masked_tokens)
+    among = sum(one.rank is not None for one in masked_tokens)
     note = (
-        f"{len(blanks)} held-out rows drawn by a fixed seed, with the masks of the evaluation, and of each row the "
-        "middle blank that hides a word: nothing was picked by its result. Other masked tokens are grey; of all masked "
-        "tokens 10% are shown as random ones and 10% as they were, as in training."
+        f"{len(masked_tokens)} held-out rows, sampled with a fixed seed, with the masks of the evaluation. In each row "
+        "the middle masked token that hides a word is shown; none is selected by its result. Other masked tokens are "
+        "grey. As in training, 10% of the predicted tokens are replaced by random ones and 10% are kept. "
+        f"The first prediction is correct in {first} of {len(masked_tokens)} rows, one of five in {among}."
     )
-    right = sum(blank.guesses[0].token == blank.truth for blank in blanks)
-    among = sum(any(guess.token == blank.truth for guess in blank.guesses) for blank in blanks)
-    count = f" First guess right in {right} of {len(blanks)}, one of five in {among}."
-    return Guessing(references, page.section(title, page.blanks_table(blanks), note + count))
+    return HeldOut(references, [Section(title, [masked_token_table(masked_tokens)], note)])
 
 
-def _pretraining_tiles(run: Run, guessing: Guessing) -> list[Tile]:
+def _pretraining_tiles(run: Run, references: Mapping[str, Reference]) -> list[Tile]:
+    def compared(name: str, show: Format) -> str:
+        return f"{references[name].name}: {show(references[name].value)}" if name in references else ""
+
     tiles = []
-    for name, said in (
-        ("mlm_accuracy", "Masked tokens right"),
-        ("lm_accuracy", "Next tokens right"),
-        ("nsp_accuracy", "Next sentences right"),
+    for name, what in (
+        ("mlm_accuracy", "Masked-token accuracy"),
+        ("lm_accuracy", "Next-token accuracy"),
+        ("nsp_accuracy", "Next-sentence accuracy"),
     ):
         if (value := _latest(run, f"eval_{name}")) is not None:
-            tiles.append(Tile(percent(value), f"{said}, held out", _beside(guessing, name, percent)))
-    for name, said in (("mlm_loss", "Masked-token"), ("lm_loss", "Next-token")):
+            tiles.append(Tile(percent(value), f"{what}, held out", compared(name, percent)))
+    for name, what in (("mlm_loss", "Masked-token"), ("lm_loss", "Next-token")):
         if (loss := _latest(run, f"eval_{name}")) is not None:
-            perplexity = f"perplexity {number(float(np.exp(loss)))}"
-            beside = "; ".join(part for part in (perplexity, _beside(guessing, name, number)) if part)
-            tiles.append(Tile(f"{loss:.3f}", f"{said} loss, held out (nats)", beside))
+            notes = (f"perplexity {number(float(np.exp(loss)))}", compared(name, number))
+            tiles.append(Tile(f"{loss:.3f}", f"{what} loss, held out (nats)", "; ".join(filter(None, notes))))
     if not tiles and (loss := _latest(run, "loss")) is not None:
-        tiles.append(Tile(f"{loss:.3f}", "Training loss (nats)", "nothing was held out, or not measured yet"))
+        tiles.append(Tile(f"{loss:.3f}", "Training loss (nats)", "there is no held-out part, or no evaluation yet"))
     return tiles + _effort_tiles(run)
 
 
 def _effort_tiles(run: Run) -> list[Tile]:
     """Steps, tokens, time and speed."""
-    ended = run.result or {}
+    result = run.result or {}
     rates = [line["tokens_per_second"] for line in run.lines if line.get("tokens_per_second")]
     tiles = [Tile(f"{run.lines[-1]['step']:,}", "Steps")]
-    if "tokens" in ended:
-        tiles.append(Tile(number(float(ended["tokens"])), "Tokens seen"))
-    if "seconds" in ended:
-        tiles.append(Tile(duration(float(ended["seconds"])), "Training time"))
+    if "tokens" in result:
+        tiles.append(Tile(number(float(result["tokens"])), "Tokens seen"))
+    if "seconds" in result:
+        tiles.append(Tile(duration(float(result["seconds"])), "Training time"))
     if rates:
-        tiles.append(Tile(number(float(np.median(rates))), "Tokens a second", "median of the log"))
+        tiles.append(Tile(number(float(np.median(rates))), "Tokens per second", "median of the log"))
     return tiles
 
 
@@ -202,39 +207,40 @@ def _task_tiles(run: Run) -> list[Tile]:
     return tiles + _effort_tiles(run)
 
 
-def _task_tables(run: Run) -> str:
-    """Metrics by seed, and what the files held."""
+def _task_tables(run: Run) -> list[Section]:
+    """Metrics by seed, and what the files hold."""
     if run.result is None:
-        return ""
+        return []
     seeds = [f"seed {seed}" for seed in run.result["seeds"]]
-    shown = [
+    metrics = [
         [name, *(_digits(value) for value in (metric["mean"], metric["std"], *metric["values"]))]
         for name, metric in run.result["metrics"].items()
     ]
     counts = run.result["counts"]
     names = list(dict.fromkeys(name for part in counts.values() for name in part))
-    held = [[split, *(f"{part[name]:,}" if name in part else "-" for name in names)] for split, part in counts.items()]
-    return page.section("Metrics", page.table(["metric", "mean", "deviation", *seeds], shown)) + page.section(
-        "Files", page.table(["split", *(name.replace("_", " ") for name in names)], held)
-    )
+    files = [[split, *(f"{part[name]:,}" if name in part else "-" for name in names)] for split, part in counts.items()]
+    return [
+        Section("Metrics", [Table(["metric", "mean", "deviation", *seeds], [metrics])]),
+        Section("Files", [Table(["split", *(name.replace("_", " ") for name in names)], [files])]),
+    ]
 
 
-def _seed_section(run: Run) -> str:
-    """The curves of all runs, where there are several."""
+def _seed_sections(run: Run) -> list[Section]:
+    """The curves of all runs, if there are several."""
     runs = read_runs(run.workdir)
     if len(runs) < 2:
-        return ""
-    note = "Each run's own; below are those of the run that WORKDIR opens as, the best by dev."
-    return page.section("Curves by seed", page.chart_grid(seed_charts(runs, _loss_unit(run))), note)
+        return []
+    note = "The curves of each run. Those below belong to the best run on the dev file, as which WORKDIR opens."
+    return [Section("Curves by seed", [Charts(seed_charts(runs, _loss_unit(run)))], note)]
 
 
 def _loss_unit(run: Run) -> str:
-    """Losses are cross-entropies, but those of numbers: the mean of their squared errors."""
+    """Losses are cross-entropies, except those of regression tasks, which are mean squared errors."""
     return "squared error" if (run.config.task or {}).get("kind", "").endswith("regression") else curves.NATS
 
 
 def _settings(config: WorkdirConfig) -> dict[str, Mapping[str, Any]]:
-    """The groups of the configuration: what was built, the task, and the training keys, those in groups apart."""
+    """The groups of the configuration: the model, the task, and the training keys with a table for each group."""
     training = dict(config.training)
     groups = {name: training.pop(name) for name in list(training) if isinstance(training[name], Mapping)}
     groups = {f"config.{name}": values for name, values in groups.items()}
@@ -242,20 +248,15 @@ def _settings(config: WorkdirConfig) -> dict[str, Mapping[str, Any]]:
     return {"model": model, "task": dict(config.task or {}), "config": training, **groups}
 
 
-def _beside(guessing: Guessing, name: str, show: curves.Format) -> str:
-    reference = guessing.references.get(name)
-    return f"{reference.name}: {show(reference.value)}" if reference else ""
-
-
 def _digits(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
 
 
 def _latest(run: Run, name: str) -> float | None:
-    """A metric of the result, or else the last that was logged."""
-    ended = (run.result or {}).get(name)
-    if ended is not None:
-        return ended
+    """A metric of the result, or the last logged value."""
+    final = (run.result or {}).get(name)
+    if final is not None:
+        return final
     return next((line[name] for line in reversed(run.lines) if line.get(name) is not None), None)
 
 

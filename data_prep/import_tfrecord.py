@@ -16,9 +16,9 @@ from bert_jax.progress import Reporter
 from bert_jax.storage.local import write_atomic
 from bert_jax.tokenizer import Tokenizer
 from data_prep import formats, readers
-from data_prep.audit import row_problems
-from data_prep.figures import Figures, pieces
 from data_prep.formats import tfrecord
+from data_prep.inspection.row_checks import row_problems
+from data_prep.inspection.statistics import PartStatistics, row_batches
 from data_prep.job import UNIGRAMS, versions
 from data_prep.lengths import summarise
 from data_prep.units import EVAL_KEY_BIT
@@ -51,7 +51,7 @@ def convert(
         "sources": [{"path": str(path), "bytes": size} for path, size in sources.items()],
     }
     loaded.save(folder / "tokenizer")
-    figures: dict[Part, Figures] = {}
+    statistics: dict[Part, PartStatistics] = {}
     done = rows_done = 0
     with Reporter("importing", sum(sources.values()), ["rows"], quiet) as reporter:
         for part in PARTS:
@@ -62,17 +62,17 @@ def convert(
                 for rows in _checked(path, manifest, loaded, first_key):
                     manifest["shards"].append(formats.write(format, folder, f"{part}/shard-{number:05d}", rows))
                     number += 1
-                    found = figures.setdefault(part, Figures(manifest, loaded))
-                    for some in pieces(rows):
+                    found = statistics.setdefault(part, PartStatistics(manifest, loaded))
+                    for some in row_batches(rows):
                         found.add(some)
                     rows_done += len(rows.input_ids)
                     reporter.update(done, rows_done)
                 done += sources[path]
-    if "train" not in figures:
+    if "train" not in statistics:
         raise UserError(f"no example in {inputs['train']}; name TFRecord files that hold some")
-    _fill_in(manifest, {part: figures.get(part) or Figures(manifest, loaded) for part in PARTS})
+    _fill_in(manifest, {part: statistics.get(part) or PartStatistics(manifest, loaded) for part in PARTS})
     buffer = io.BytesIO()
-    np.save(buffer, figures["train"].ordinary_unigrams)
+    np.save(buffer, statistics["train"].ordinary_unigrams)
     write_atomic(folder / UNIGRAMS, buffer.getvalue())
     formats.FORMATS[format]().finish(folder, manifest)
     return manifest
@@ -103,9 +103,9 @@ def _empty_manifest(tokenizer: Tokenizer, format: str) -> dict[str, Any]:
     }
 
 
-def _fill_in(manifest: dict[str, Any], figures: dict[Part, Figures]) -> None:
+def _fill_in(manifest: dict[str, Any], statistics: dict[Part, PartStatistics]) -> None:
     """What the rows tell, counted; documents and sentences they do not, which are 0."""
-    for part, found in figures.items():
+    for part, found in statistics.items():
         manifest["parts"][part] = dict.fromkeys(COUNTED, 0) | {
             "sequences": found.sequences,
             "rows": found.rows,

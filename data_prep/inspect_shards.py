@@ -1,150 +1,147 @@
-"""Looks into what build_examples wrote: figures, rows a person can read, a page, and a check of every byte."""
+"""Shows what build_examples wrote: statistics, rows as text, and an HTML page; and verifies every byte."""
 
 import io
+import os
 import sys
-import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
-from rich.console import Console
 
 from bert_jax import command
 from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
-from bert_jax.data.shards import Dataset, check_sizes, open_dataset
+from bert_jax.data.shards import check_sizes, open_dataset
 from bert_jax.progress import Reporter
+from bert_jax.reporting import page
+from bert_jax.reporting.terminal import excerpt_text, open_console, print_document
 from bert_jax.storage.local import write_atomic
-from bert_jax.tokenizer import Tokenizer
-from data_prep import formats
-from data_prep.audit import Verified, bytes_to_verify, tokenizer_of, verify
-from data_prep.figures import measure
-from data_prep.inspection_page import check_page, inspection_page
-from data_prep.recount import recount, source_corpus
-from data_prep.shown import plain_text, shown_rows
-from data_prep.tables import label_names, tables
+from data_prep import checksums, formats
+from data_prep.inspection.contents import PROGRAM, document, first_rows, page_rows
+from data_prep.inspection.source_check import check_source, source_corpus
+from data_prep.inspection.statistics import measure
+from data_prep.inspection.verification import Inspection, bytes_to_verify, open_tokenizer, verify
 
 DESCRIPTION = """\
-Shows what data_prep.build_examples wrote, in figures; with --show as text; with --html as a page; with --verify
-checks it.
+Shows what data_prep.build_examples wrote: statistics; with --show rows as text; with --html a page; with --verify
+whether it is intact.
 
   python -m data_prep.inspect_shards data/books_128
   python -m data_prep.inspect_shards data/books_128/eval --show 5
   python -m data_prep.inspect_shards data/books_128 --verify --html books_128.html
 
---verify reads every byte, and exits with 2 and a line that names the file and the reason where something is not as it
-should be: names, sizes and hashes of all files; the rows (docs/data_format.md, guarantees 3, 4 and 7); static masks,
-drawn again; the counts of rows, tokens and predictions, and the sums of all; that each document was used or has a
-reason why not; unigram counts; sequence keys; the tokenizer.
-With --source it also reads the text again, where the manifest says it was, and counts its documents by what became of
-each: in train, in eval, or skipped and why.
-In --show, {[MASK]: cat} is a masked position of a static mask with what stood there; a dynamic mask is not stored.
+--verify reads every byte. If something does not match, it exits with code 2 and a line that names the file and the
+reason. It checks names, sizes and hashes of all files; the rows (docs/data_format.md, guarantees 3, 4 and 7); static
+masks, which it recomputes; counts of rows, tokens and predictions, and their totals; that each document was used or has
+a reason why not; unigram counts; sequence keys; and the tokenizer.
+With --source it also reads the text again, from where the manifest says it was, and counts the documents that are in
+train, in eval, or skipped for each reason.
+In the output of --show, {[MASK]: cat} is a masked position of a static mask and its label; dynamic masks are not
+stored.
 """
-
-_WIDTH = 100
+_HTML_START, _FOOTER = "<!DOCTYPE html>", f"<footer>Drawn by {PROGRAM} from "
+_PAGE_TAIL = 1 << 16  # bytes that hold the footer of a page and the script after it
 
 
 def parts_of(path: Path) -> tuple[Path, tuple[Part, ...]]:
-    """The output folder and the parts meant by DIR, DIR/train or DIR/eval."""
+    """The output folder and the parts that DIR, DIR/train or DIR/eval names."""
     if path.name in PARTS and not (path / MANIFEST).exists():
         return path.parent, ("train" if path.name == "train" else "eval",)
     return path, ("train", "eval")
 
 
-def inspect(directory: Path, parts: Sequence[Part] = PARTS, verified: bool = False, quiet: bool = True) -> Verified:
-    """What an output holds: manifest, tokenizer, and figures of the parts; checked in every byte when `verified`.
+def inspect(directory: Path, parts: Sequence[Part] = PARTS, verified: bool = False, quiet: bool = True) -> Inspection:
+    """The manifest, tokenizer and statistics of an output; if `verified`, after checking every byte.
 
-    Raises UserError for a folder that is no finished output, and for the first file that is not as it should be.
+    Raises UserError for a folder that is not a finished output, and for the first file that does not match.
     """
-    manifest = read_manifest(directory)  # before all files of what may be any folder are looked for
+    manifest = read_manifest(directory)  # first, because bytes_to_verify lists all files of what may be any folder
     if verified:
         with Reporter("verifying", bytes_to_verify(directory), ["MB"], quiet) as reporter:
-            done = 0
-
-            def read(size: int) -> None:
-                nonlocal done
-                done += size
-                reporter.update(done, done / 1e6)
-
-            found = verify(directory, read)
-        return found._replace(figures={part: found.figures[part] for part in parts})
+            found = verify(directory, lambda size: reporter.advance(size, size / 1e6))
+        return found._replace(statistics={part: found.statistics[part] for part in parts})
     check_sizes(directory, manifest["shards"])
-    tokenizer = tokenizer_of(directory, manifest)
-    figures = {}
-    with Reporter("counting", sum(manifest["parts"][part]["rows"] for part in parts), ["rows"], quiet) as reporter:
-        counted = 0
-
-        def count(rows: int) -> None:
-            nonlocal counted
-            counted += rows
-            reporter.update(counted, counted)
-
-        for part in parts:
-            figures[part] = measure(directory, part, manifest, tokenizer, count)
-    return Verified(manifest, tokenizer, figures)
+    tokenizer = open_tokenizer(directory, manifest)
+    rows = sum(manifest["parts"][part]["rows"] for part in parts)
+    with Reporter("counting", rows, ["rows"], quiet) as reporter:
+        statistics = {
+            part: measure(directory, part, manifest, tokenizer, lambda rows: reporter.advance(rows, rows))
+            for part in parts
+        }
+    return Inspection(manifest, tokenizer, statistics)
 
 
-def _recounted(directory: Path, found: Verified) -> int:
+def check_page(target: Path, directory: Path) -> None:
+    """Raises UserError for a page inside of a finished output, or in place of a file that is not such a page."""
+    place = Path(os.path.realpath(target.parent)) / target.name
+    inspected = Path(os.path.realpath(directory))
+    for folder in (place, *place.parents):
+        finished = folder == inspected or (folder / checksums.SUMS).exists()
+        if finished and (folder / MANIFEST).exists():
+            raise UserError(f"--html {target} is inside of {folder}, which must not change; name a file outside of it")
+    if os.path.lexists(place) and not _is_page(place):
+        raise UserError(
+            f"--html {target} already exists and is not a page of inspect_shards; name another file, or remove it"
+        )
+
+
+def _is_page(path: Path) -> bool:
+    if path.is_symlink() or not path.is_file():
+        return False
+    with path.open("rb") as file:
+        start = file.read(len(_HTML_START))
+        file.seek(max(path.stat().st_size - _PAGE_TAIL, 0))
+        return start == _HTML_START.encode() and _FOOTER.encode() in file.read()
+
+
+def _check_source(directory: Path, found: Inspection) -> int:
     corpus = source_corpus(directory, found.manifest)
     with Reporter("reading the text again", corpus.total_bytes, ["MB"]) as reporter:
-        return recount(
+        return check_source(
             directory, found.manifest, corpus, lambda: reporter.update(corpus.bytes_read, corpus.bytes_read / 1e6)
         )
 
 
-def readable_rows(dataset: Dataset, tokenizer: Tokenizer, count: int) -> Iterator[str]:
-    """The first rows of a part as text, a paragraph a sequence: key, label in words, segments A and B."""
-    names = label_names(dataset.manifest)
-    for shown in shown_rows(dataset.gather(np.arange(min(count, dataset.rows))), tokenizer):
-        lines = [
-            f"row {shown.row}  key {shown.key >> 32:#x}:{shown.key & 0xFFFFFFFF}  "
-            f"{shown.slots} of {dataset.seq_len} slots  {names.get(shown.label, shown.label)}"
-        ]
-        for name, pieces in shown.segments.items():
-            text = plain_text(pieces)
-            lines.append(textwrap.fill(text, _WIDTH, initial_indent=f"  {name}: ", subsequent_indent=" " * 5))
-        yield "\n".join(lines)
+def _parser() -> Parser:
+    parser = Parser(PROGRAM, DESCRIPTION)
+    add = parser.add_argument
+    add("directory", metavar="DIR", help="the output of build_examples, or its train or eval folder")
+    add("--verify", action="store_true", help="check every byte; default: only names and sizes")
+    add("--source", action="store_true", help="with --verify: also count the documents of the text again")
+    add("--show", type=int, default=0, metavar="N", help="print the first N rows as text; default: 0")
+    add("--html", type=Path, metavar="FILE", help="write the statistics and some rows to this HTML file")
+    return parser
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = Parser("data_prep.inspect_shards", DESCRIPTION)
-    add = parser.add_argument
-    add("directory", metavar="DIR", help="the output of build_examples, or its train or eval")
-    add("--verify", action="store_true", help="check all that the shards can tell; default: do not")
-    add("--source", action="store_true", help="with --verify: count the documents of the text again; default: do not")
-    add("--show", type=int, default=0, metavar="N", help="print the first N rows as text; default 0")
-    add("--html", type=Path, metavar="FILE", help="draw the figures and some rows as one HTML file; default: do not")
-    given = parser.parse_args(arguments)
+    given = _parser().parse_args(arguments)
     if given.source and not given.verify:
-        raise UserError("--source is for --verify; give both")
+        raise UserError("--source needs --verify; give both")
     if given.show < 0:
-        raise UserError(f"--show {given.show}; it must be at least 0")
+        raise UserError(f"--show is {given.show}; it must be at least 0")
     directory, parts = parts_of(Path(given.directory).absolute())
     if given.html:
         check_page(given.html.absolute(), directory)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        # What the terminal's encoding has not is shown as \u20ac, and a byte of a path that is no text as \udcff.
+        # Characters that the terminal's encoding lacks are shown as \u20ac, and non-text bytes of a path as \udcff.
         sys.stdout.reconfigure(errors="backslashreplace")
-    # Paths, tokens and texts are shown as they are: brackets are no markup, and :cat: is no emoji.
-    console = Console(width=None if Console().is_terminal else _WIDTH, markup=False, emoji=False)
+    console = open_console()
     if given.verify or given.html or not given.show:
         found = inspect(directory, parts, given.verify, quiet=False)
         if given.verify or not given.html:
-            for table in tables(directory, *found):
-                console.print(table)
+            print_document(document(directory, found, given.verify), console)
         if given.verify:
             shards, rows = len(found.manifest["shards"]), found.manifest["counts"]["rows"]
-            console.print(f"{directory}: {shards} shards and {rows} rows are as the manifest says", soft_wrap=True)
+            console.print(f"{directory}: {shards} shards and {rows} rows match the manifest", soft_wrap=True)
         if given.source:
-            console.print(f"{_recounted(directory, found)} documents of the text are accounted for", soft_wrap=True)
+            count = _check_source(directory, found)
+            console.print(f"{count} documents of the text are accounted for", soft_wrap=True)
         if given.html:
-            page = inspection_page(directory, found, given.verify)
-            write_atomic(given.html.absolute(), page.encode(errors="backslashreplace"))
+            html = page.render(document(directory, found, given.verify, page_rows(directory, found)))
+            write_atomic(given.html.absolute(), html.encode(errors="backslashreplace"))
             console.print(str(given.html), soft_wrap=True, highlight=False)
     if given.show:
         dataset = open_dataset(directory, parts[0], formats.reader)
-        for text in readable_rows(dataset, dataset.tokenizer(), given.show):
-            console.print(text, highlight=False, soft_wrap=True)
+        for row in first_rows(dataset, dataset.tokenizer(), given.show):
+            console.print(excerpt_text(row), highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

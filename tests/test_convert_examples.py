@@ -16,11 +16,11 @@ from bert_jax.command import EXIT_USER_ERROR, UserError
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from data_prep import convert_examples, inspect_shards
-from data_prep.audit import verify
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 from data_prep.convert_examples import convert
 from data_prep.formats import tfrecord
+from data_prep.inspection.verification import verify
 
 ORIGINAL = Path(__file__).parent / "testdata" / "original_bert"
 
@@ -132,7 +132,7 @@ def test_import_verifies_and_is_shown(imported: Path, capsys: pytest.CaptureFixt
     inspect_shards.main([str(imported), "--show=1"])
     assert "[MASK]" in capsys.readouterr().out
     inspect_shards.main([str(imported)])
-    assert "by another program: 14.6% of the slots" in " ".join(capsys.readouterr().out.split())
+    assert "by another program: 14.6% of the positions" in " ".join(capsys.readouterr().out.split())
 
 
 def test_imported_rows_are_the_fields_that_tensorflow_reads(imported: Path) -> None:
@@ -296,5 +296,5 @@ def test_rows_without_labels_are_no_pairs(tmp_path: Path) -> None:
     (tmp_path / "rows.tfrecord").write_bytes(tfrecord.frames(records).flat.tobytes())
     manifest = convert(tmp_path / "rows.tfrecord", tmp_path / "out", tokenizer=ORIGINAL / "vocab.txt")
     assert manifest["objective"] == "full_sentences" and manifest["seq_len"] == width
-    assert verify(tmp_path / "out").figures["train"].labels == {0: 0, 1: 0, -1: 2}
+    assert verify(tmp_path / "out").statistics["train"].labels == {0: 0, 1: 0, -1: 2}
     assert json.loads((tmp_path / "out" / "manifest.json").read_text()) == manifest

@@ -9,10 +9,10 @@ from bert_jax.command import UserError
 from bert_jax.data.shards import open_dataset
 from bert_jax.storage import remote
 from data_prep import checksums, copy_examples
-from data_prep.audit import verify
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 from data_prep.copy_examples import copy
+from data_prep.inspection.verification import verify
 
 
 def files(directory: Path) -> dict[str, bytes]:

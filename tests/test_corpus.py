@@ -20,10 +20,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.command import UserError
-from data_prep.audit import verify
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 from data_prep.dedup import Seen
+from data_prep.inspection.verification import verify
 from data_prep.readers import Corpus, Reading, find_sources
 from data_prep.readers.corpus import _chosen
 from data_prep.units import Cut, UnitSplitter

@@ -20,9 +20,9 @@ from bert_jax.interop import huggingface
 from bert_jax.interop.families.gpt2 import ALWAYS
 from bert_jax.model.heads import Heads
 from bert_jax.pretrain import pretrain
-from data_prep.audit import verify
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
+from data_prep.inspection.verification import verify
 
 TAGS = {"name": "tags", "kind": "tagging", "labels": ["A", "B", "C", "D"]}
 CASES = {

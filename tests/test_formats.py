@@ -16,10 +16,10 @@ from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.shards import Corrupt, open_dataset
 from data_prep import formats
-from data_prep.audit import verify
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 from data_prep.formats import tfrecord
+from data_prep.inspection.verification import verify
 
 OTHERS = ("tfds", "tfrecord")
 BUILDS: dict[str, dict[str, Any]] = {

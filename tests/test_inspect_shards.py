@@ -16,12 +16,14 @@ from bert_jax.data.example import Rows
 from bert_jax.data.manifest import read_unigram_counts
 from bert_jax.data.masking import Masker
 from bert_jax.data.shards import Corrupt, open_dataset, read_shard, write_shard
+from bert_jax.reporting.terminal import excerpt_text
 from data_prep import checksums, inspect_shards
-from data_prep.audit import verify
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
-from data_prep.figures import truth
 from data_prep.fill import mask_rows
+from data_prep.inspection.contents import first_rows
+from data_prep.inspection.statistics import unmasked_ids
+from data_prep.inspection.verification import verify
 
 ROOT = Path(__file__).parent.parent
 FIRST = "train/shard-00000.arrow"
@@ -78,7 +80,7 @@ def masked_again(output: Path, rows: Rows) -> Rows:
     """Rows with other keys wear other masks."""
     dataset = open_dataset(output, "train")
     masker = Masker(dataset.tokenizer(), dataset.masking, dataset.manifest["seed"])
-    return mask_rows(Rows(truth(rows), *rows[1:5]), masker, dataset.max_predictions)
+    return mask_rows(Rows(unmasked_ids(rows), *rows[1:5]), masker, dataset.max_predictions)
 
 
 def test_output_of_build_examples_verifies(output: Path, shards_dir: Path) -> None:
@@ -185,13 +187,16 @@ def more_masks(rows: Rows) -> Rows:
         (set_column("sequence_lengths", 2, 0, 65), "row 2 has sequences longer than the row"),
         (set_column("sequence_lengths", 2, 0, 0), "row 2 has no sequence"),
         (set_column("first_segment_lengths", 1, 0, 1), "row 1 has"),
-        (set_column("next_sentence_labels", 1, 0, 3), "row 1 has a next-sentence label out of place"),
+        (set_column("next_sentence_labels", 1, 0, 3), "row 1 has an invalid next-sentence label"),
         (set_column("sequence_keys", 1, 0, 99), "sequence keys that do not count up"),
         (set_column("masked_ids", 0, 0, 0), "row 0 has a special token that is predicted"),
         (unmask_order, "row 0 has masked positions that do not ascend"),
         (more_masks, "row 2 has more predictions than fit"),
         (lambda rows: rows._replace(masked_counts=None), "column masked_counts"),
-        (lambda rows: Rows(*(column if column is None else column[:-1] for column in rows)), "says"),
+        (
+            lambda rows: Rows(*(column if column is None else column[:-1] for column in rows)),
+            "states .* sequences in train",
+        ),
     ],
 )
 def test_rows_that_break_a_guarantee_are_detected(output: Path, change, told: str) -> None:
@@ -212,14 +217,14 @@ def test_counts_that_are_not_true_are_detected(output: Path) -> None:
 
 def test_share_of_filled_slots_that_is_not_true_is_detected(output: Path) -> None:
     change_manifest(output, lambda manifest: manifest["parts"]["train"].update(filled=0.5))
-    with pytest.raises(UserError, match=r"says that 0\.5 of the slots of train are filled, and 0\.\d+ are"):
+    with pytest.raises(UserError, match=r"states that 0\.5 of the positions of train are filled, but 0\.\d+ are"):
         verify(output)
 
 
 @pytest.mark.parametrize("name", ["documents", "rows"])
 def test_counts_that_are_not_the_sum_of_the_parts_are_detected(output: Path, name: str) -> None:
     change_manifest(output, lambda manifest: manifest["counts"].update({name: manifest["counts"][name] + 1}))
-    with pytest.raises(UserError, match=f"{name} in all"):
+    with pytest.raises(UserError, match=f"{name} in total"):
         verify(output)
 
 
@@ -229,13 +234,13 @@ def test_documents_that_are_neither_used_nor_skipped_are_detected(output: Path) 
             counts["used"] -= 1
 
     change_manifest(output, change)
-    with pytest.raises(UserError, match="says 12 documents, 11 of them used and 0 skipped"):
+    with pytest.raises(UserError, match="states 12 documents, but 11 used and 0 skipped"):
         verify(output)
 
 
 def test_skipped_documents_that_are_not_the_sum_of_the_parts_are_detected(output: Path) -> None:
     change_manifest(output, lambda manifest: manifest["counts"]["skipped"].update(no_tokens=1))
-    with pytest.raises(UserError, match=r"1 no_tokens in all, and 0 \+ 0 \+ 0 in the parts"):
+    with pytest.raises(UserError, match=r"1 no_tokens in total, but 0 \+ 0 \+ 0 in the parts"):
         verify(output)
 
 
@@ -258,7 +263,7 @@ def test_keys_that_come_twice_are_detected(output: Path) -> None:
         return masked_again(output, rows._replace(sequence_keys=keys))
 
     rewrite(output, repeat, names[1])
-    with pytest.raises(UserError, match="comes twice"):
+    with pytest.raises(UserError, match="occurs twice"):
         verify(output)
 
 
@@ -338,7 +343,7 @@ def test_other_tokenizer_is_told(output: Path) -> None:
 def test_shown_rows_are_text_with_labels_and_truths(output: Path, sample_text: Path) -> None:
     """Words of the source come back; masked ones stand in braces with what was there."""
     dataset = open_dataset(output, "train")
-    shown = list(inspect_shards.readable_rows(dataset, dataset.tokenizer(), 20))
+    shown = [excerpt_text(row) for row in first_rows(dataset, dataset.tokenizer(), 20)]
     assert len(shown) == 20
     rows = dataset.gather(np.arange(20))
     source = set(sample_text.read_text(encoding="utf-8").lower().split())
@@ -352,7 +357,7 @@ def test_shown_rows_are_text_with_labels_and_truths(output: Path, sample_text: P
 
 def test_dynamic_rows_show_no_masks(shards_dir: Path) -> None:
     dataset = open_dataset(shards_dir, "train")
-    assert all("[MASK]" not in text for text in inspect_shards.readable_rows(dataset, dataset.tokenizer(), 30))
+    assert all("[MASK]" not in excerpt_text(row) for row in first_rows(dataset, dataset.tokenizer(), 30))
 
 
 def test_command_prints_figures(shards_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -360,7 +365,15 @@ def test_command_prints_figures(shards_dir: Path, capsys: pytest.CaptureFixture[
     told = capsys.readouterr().out
     manifest = json.loads((shards_dir / "manifest.json").read_text())
     assert f"{manifest['parts']['train']['rows']:,}" in told
-    for field in ("nsp", "by word", "B is random", "slots filled", "commonest tokens", "documents used", "[UNK]"):
+    for field in (
+        "nsp",
+        "by word",
+        "B is random",
+        "positions filled",
+        "Most frequent tokens",
+        "documents used",
+        "[UNK]",
+    ):
         assert field in told
 
 
@@ -373,7 +386,7 @@ def test_brackets_in_names_are_shown_as_they_are(
     output.rename(name)
     inspect_shards.main([name, "--verify", "--html", f"{name}.html", "--show", "1"])
     told = "".join(capsys.readouterr().out.split())  # a long title of a table is wrapped
-    assert told.count(name) == 3 and "([MASK]" in told and "[dim]" not in told
+    assert told.count(name) == 3 and "[UNK]inthetext" in told and "{[MASK]:" in told and "[dim]" not in told
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
@@ -395,7 +408,7 @@ def test_what_the_terminal_cannot_show_is_escaped(
 def test_command_shows_a_part_and_verifies(shards_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inspect_shards.main([str(shards_dir / "train"), "--show", "2", "--verify"])
     told = capsys.readouterr().out
-    assert "are as the manifest says" in told and told.count("  A: ") == 2
+    assert "match the manifest" in told and told.count("  A: ") == 2
     assert "0x0:0" in told
 
 

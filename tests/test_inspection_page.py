@@ -12,7 +12,7 @@ import pytest
 from bert_jax.command import UserError
 from bert_jax.data.shards import open_dataset
 from bert_jax.reporting import plot
-from bert_jax.reporting.curves import Chart, Series, percent
+from bert_jax.reporting.chart import Chart, Series, percent
 from data_prep import inspect_shards
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
@@ -127,7 +127,7 @@ def test_page_in_a_finished_output_is_refused(output: Path, tmp_path: Path, insi
     before = sorted(output.rglob("*")), (output / "manifest.json").read_bytes()
     (tmp_path / "other").mkdir()
     for directory in (output, output / "eval", tmp_path / "other"):
-        with pytest.raises(UserError, match=r"--html .* is inside of .*, which never changes"):
+        with pytest.raises(UserError, match=r"--html .* is inside of .*, which must not change"):
             inspect_shards.main([str(directory), "--html", str(target)])
     assert (sorted(output.rglob("*")), (output / "manifest.json").read_bytes()) == before
 
@@ -143,7 +143,7 @@ def test_page_is_drawn_over_a_page_and_nothing_else(output: Path, tmp_path: Path
         (tmp_path / name).write_text(content)
     for name in ("corpus.txt", "empty", "other.html", "link"):
         before = (tmp_path / name).read_bytes()
-        with pytest.raises(UserError, match=rf"--html .*{name} exists, and is no page of inspect_shards"):
+        with pytest.raises(UserError, match=rf"--html .*{name} already exists and is not a page of inspect_shards"):
             inspect_shards.main([str(output), "--html", str(tmp_path / name)])
         assert (tmp_path / name).read_bytes() == before
 

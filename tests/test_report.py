@@ -18,10 +18,17 @@ from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.model import bert, paths
 from bert_jax.model.heads import Heads
-from bert_jax.reporting import curves, plot
-from bert_jax.reporting.blanks import Blank, Guess, readable
-from bert_jax.reporting.masked_predictions import choose_masked_positions, predict_masked_tokens
-from bert_jax.reporting.page import blanks_table, settings, tiles
+from bert_jax.reporting import chart, curves, plot
+from bert_jax.reporting import page as pages
+from bert_jax.reporting.document import Document, Section, Settings, Tile
+from bert_jax.reporting.masked_predictions import (
+    MaskedToken,
+    Prediction,
+    choose_masked_positions,
+    join_tokens,
+    masked_token_table,
+    predict_masked_tokens,
+)
 from bert_jax.reporting.unigram_baseline import unigram_baseline
 from bert_jax.train.workdir import WorkdirConfig, read_config, write_config, write_params
 
@@ -112,13 +119,13 @@ def test_page_shows_results_curves_guesses_and_configuration_and_needs_no_other_
         "4.321M",
         "Masked tokens: accuracy",
         "Throughput",
-        "What the model guesses",
+        "Predictions for masked tokens",
         "max_positions",
     ):
         assert words in page.words
     assert "Not finished" not in page.words
     assert page.count("svg") >= 6
-    assert sum(attributes.get("class") == "guesses" for _, attributes in page.tags) >= 4
+    assert sum(attributes.get("class") == "bars" for _, attributes in page.tags) >= 4
     loads = {"link", "img", "iframe", "object", "embed", "base", "use"}
     assert not loads & {tag for tag, _ in page.tags}
     assert not any({"src", "href"} & set(attributes) for _, attributes in page.tags)
@@ -142,7 +149,7 @@ def test_finetuning_report_shows_each_seed_and_the_files(tmp_path: Path) -> None
     page = Page(report.report(workdir).read_text(encoding="utf-8"))
     for words in ("Fine-tuning on own", "87.5%", "0.8661", "0.8839", "seed 4", "4,321", "bad, good"):
         assert words in page.words
-    assert "What the model guesses" not in page.words
+    assert "Predictions for masked tokens" not in page.words
 
 
 def test_nothing_from_data_becomes_markup(tmp_path: Path) -> None:
@@ -153,17 +160,19 @@ def test_nothing_from_data_becomes_markup(tmp_path: Path) -> None:
     with (workdir / "metrics.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps({"step": 300, "time": 2000.0, f"{EVIL}_loss": 1.0, f"eval_{EVIL}": 0.5}) + "\n")
     page = Page(report.report(workdir).read_text(encoding="utf-8"))
-    blank = Blank(EVIL, EVIL, EVIL, 0.1, (Guess(EVIL, 0.9),))
-    parts = Page(blanks_table([blank]) + settings({EVIL: {EVIL: EVIL}}) + tiles([report.Tile(EVIL, EVIL, EVIL)]))
+    blocks = [masked_token_table([MaskedToken(EVIL, EVIL, EVIL, 0.1, (Prediction(EVIL, 0.9),))])]
+    blocks.append(Settings({EVIL: {EVIL: EVIL}}))
+    document = Document(EVIL, [Section(EVIL, blocks, EVIL)], [EVIL], EVIL, [Tile(EVIL, EVIL, EVIL)], EVIL, EVIL)
+    parts = Page(pages.render(document))
     for found in (page, parts):
         assert not any("alert" in str(attributes) and "aria-label" not in attributes for _, attributes in found.tags)
         assert not any("onload" in attributes for _, attributes in found.tags)
     charts = sum(attributes.get("class") == "chart" for _, attributes in page.tags)
     assert page.count("script") == charts + 1  # the numbers of each chart, and the page's own
-    assert parts.count("script") == parts.count("b") - 1 == 0  # b: of the tile
+    assert parts.count("script") == 1 and parts.count("b") == 1  # the page's own script, and the b of the tile
 
 
-def test_mistakes_are_one_line(tmp_path: Path) -> None:
+def test_invalid_workdirs_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no workdir at"):
         report.report(tmp_path / "none")
     with pytest.raises(UserError, match="is not a workdir"):
@@ -174,16 +183,17 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         report.report(workdir)
 
 
-def test_guesses_are_probabilities_of_the_vocabulary_and_the_masks_those_of_evaluation(
+def test_predictions_are_probabilities_of_the_vocabulary_and_the_masks_those_of_evaluation(
     pretrained: Path, shards_dir: Path
 ) -> None:
-    blanks = predict_masked_tokens(pretrained, shards_dir, 6)
-    assert blanks == predict_masked_tokens(pretrained, shards_dir, 6)
-    assert len(blanks) == 6
-    for blank in blanks:
-        chances = [guess.probability for guess in blank.guesses]
-        assert len(chances) == 5 and chances == sorted(chances, reverse=True) and 0 < sum(chances) < 1
-        assert blank.truth and "[PAD]" not in blank.before + blank.after
+    masked_tokens = predict_masked_tokens(pretrained, shards_dir, 6)
+    assert masked_tokens == predict_masked_tokens(pretrained, shards_dir, 6)
+    assert len(masked_tokens) == 6
+    for one in masked_tokens:
+        probabilities = [prediction.probability for prediction in one.predictions]
+        assert len(probabilities) == 5 and probabilities == sorted(probabilities, reverse=True)
+        assert 0 < sum(probabilities) < 1
+        assert one.label and "[PAD]" not in one.before + one.after
 
 
 def test_a_word_is_shown_rather_than_the_inside_of_one(tmp_path: Path) -> None:
@@ -198,24 +208,24 @@ def test_a_word_is_shown_rather_than_the_inside_of_one(tmp_path: Path) -> None:
     assert tokens[int(choose_masked_positions(batch, words)[0])] == "Ġa"
 
 
-def test_unigram_guess_is_a_count(shards_dir: Path) -> None:
-    guess = unigram_baseline(shards_dir)
+def test_unigram_baseline_is_a_count(shards_dir: Path) -> None:
+    baseline = unigram_baseline(shards_dir)
     dataset = open_dataset(shards_dir, "eval")
     tokenizer = dataset.tokenizer()
     loader = PretrainingLoader(dataset, tokenizer, batch_size=1, seed=7)
     truths = np.concatenate([batch.masked_ids[batch.masked_weights > 0] for batch in loader.evaluation_batches(3)])
-    assert guess.predictions == len(truths)
-    assert guess.accuracy == pytest.approx((truths == tokenizer.id_of(guess.token)).mean())
+    assert baseline.predictions == len(truths)
+    assert baseline.accuracy == pytest.approx((truths == tokenizer.id_of(baseline.token)).mean())
     counts = np.load(shards_dir / "unigram_counts.npy").astype(float) + 1
     counts[list(tokenizer.special_ids)] = 0
-    assert guess.loss == pytest.approx(-np.log(counts[truths] / counts.sum()).mean())
+    assert baseline.loss == pytest.approx(-np.log(counts[truths] / counts.sum()).mean())
 
 
 def test_curves_keep_the_mean_and_the_last_step_when_thinned() -> None:
     values = np.random.default_rng(0).normal(size=100_000)
     lines = [{"step": step, "loss": float(value)} for step, value in enumerate(values, start=1)]
-    (chart,) = curves.charts(lines, {})
-    (series,) = chart.series
+    (drawn,) = curves.charts(lines, {})
+    (series,) = drawn.series
     assert len(series.steps) == curves.MOST_POINTS and series.steps[-1] == 100_000
     assert series.values.mean() == pytest.approx(values.mean(), abs=1e-3)
     assert series.trend is not None and series.trend.std() < series.values.std()
@@ -238,8 +248,8 @@ def test_missing_values_and_one_point_draw() -> None:
 @pytest.mark.parametrize("highest", [0.643, 0.684, 0.69, 0.71, 1.3, 7.0])
 def test_everything_is_drawn_inside_the_axes(highest: float) -> None:
     lines = [{"step": step, "nsp_loss": 0.638 + (highest - 0.638) * step / 7} for step in range(1, 8)]
-    (chart,) = curves.charts(lines, {"nsp_loss": curves.Reference("level", 0.66)})
-    tags = Page(plot.figure(chart)).tags
+    (drawn,) = curves.charts(lines, {"nsp_loss": chart.Reference("level", 0.66)})
+    tags = Page(plot.figure(drawn)).tags
     heights = [float(attributes[name]) for _, attributes in tags for name in ("y1", "y2", "cy") if attributes.get(name)]
     assert len(heights) > 12
     bottom = plot.HEIGHT - plot.BOTTOM
@@ -255,12 +265,12 @@ def test_ticks_are_round_few_and_cover_the_range(low: float, high: float) -> Non
 
 
 def test_numbers_are_shown_as_people_write_them() -> None:
-    assert [curves.number(value) for value in (0.0, 1234.0, 2_502_000.0, 0.0005, 2.5e-5, 5.6854)] == [
+    assert [chart.number(value) for value in (0.0, 1234.0, 2_502_000.0, 0.0005, 2.5e-5, 5.6854)] == [
         *("0", "1,234", "2.502M", "0.0005", "2.5e-5", "5.685")
     ]
-    assert [curves.percent(value) for value in (0.153, 0.0707, 1.0, 0.0)] == ["15.3%", "7.07%", "100.0%", "0.0%"]
+    assert [chart.percent(value) for value in (0.153, 0.0707, 1.0, 0.0)] == ["15.3%", "7.07%", "100.0%", "0.0%"]
 
 
 def test_pieces_are_joined_to_words() -> None:
-    assert readable(["don", "'", "t", "go", ",", "un", "##kind", "[MASK]", "!"]) == "don't go, unkind [MASK]!"
-    assert readable(["couldn", "'", "[SEP]", "(", "he", ")"]) == "couldn' [SEP] (he)"
+    assert join_tokens(["don", "'", "t", "go", ",", "un", "##kind", "[MASK]", "!"]) == "don't go, unkind [MASK]!"
+    assert join_tokens(["couldn", "'", "[SEP]", "(", "he", ")"]) == "couldn' [SEP] (he)"

@@ -21,8 +21,8 @@ from bert_jax.model.heads import Heads
 from bert_jax.report import report
 from bert_jax.reporting import class_metrics, curves, seed_curves, span_errors, square_plots
 from bert_jax.reporting.dev_predictions import predict_dev
-from bert_jax.reporting.errors import matrix, shortened
-from bert_jax.reporting.finetuning import error_sections
+from bert_jax.reporting.errors import confusion_table, truncate
+from bert_jax.reporting.finetuning import error_sections, tagged_spans
 from bert_jax.reporting.questions import question_word
 from bert_jax.reporting.span_errors import compare_spans
 from bert_jax.storage.local import write_json
@@ -66,8 +66,6 @@ TAGS = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, 
 
 @given(st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=5))
 def test_right_and_true_entities_are_counted_as_seqeval_counts_them(pairs: list[tuple[list[str], list[str]]]) -> None:
-    from bert_jax.reporting.finetuning import tagged_spans
-
     sentences = [(true[: len(guess)], guess[: len(true)]) for true, guess in pairs]
     judged = [one for true, guess in sentences for one in compare_spans(tagged_spans(true), tagged_spans(guess))]
     counts = span_errors.count_by_type(judged)
@@ -87,7 +85,7 @@ def test_how_an_entity_goes_wrong() -> None:
     truth = [Span("P", 0, 2), Span("P", 4, 6), Span("L", 8, 9), Span("L", 11, 13), Span("O", 20, 21)]
     guess = [Span("P", 0, 2), Span("P", 5, 6), Span("P", 8, 9), Span("P", 12, 14), Span("L", 30, 31)]
     outcomes = [outcome for outcome, _ in compare_spans(truth, guess)]
-    assert outcomes == ["right", "wrong border", "wrong type", "wrong type and border", "missed", "spurious"]
+    assert outcomes == ["correct", "wrong border", "wrong type", "wrong type and border", "missed", "spurious"]
 
 
 def test_runs_share_a_chart_and_many_are_spanned(tmp_path: Path) -> None:
@@ -117,9 +115,9 @@ def test_an_error_is_no_percentage() -> None:
 
 
 def test_what_is_shown_is_escaped_and_cut() -> None:
-    page = matrix(np.array([[3, 1], [0, 0]]), ["<a>", "b"])
-    assert "<a>" not in page and "&lt;a&gt; taken for b: 1, 25.0% of 4" in page
-    assert shortened("x" * 700).endswith("x…") and len(shortened("x" * 700)) == 600
+    page = confusion_table(np.array([[3, 1], [0, 0]]), ["<a>", "b"])
+    assert "<a>" not in page and "&lt;a&gt; predicted as b: 1, 25.0% of 4" in page
+    assert truncate("x" * 700).endswith("x…") and len(truncate("x" * 700)) == 600
     points = square_plots.scatter(np.array([1.0, 1.0]), np.array([1.0, 1.0]), ["<b>", "c"])
     assert "<b>" not in points and "nan" not in points
 
@@ -213,15 +211,15 @@ def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
 
     written = report(run).read_text(encoding="utf-8")
     wanted = {
-        "classification": ["Who is taken for whom", "expected calibration error", "&lt;good&gt;"],
-        "regression": ["Truth and guess", "off by"],
-        "token_regression": ["Truth and guess", "off by"],
-        "question": ["Which questions it answers", "exactly right"],
+        "classification": ["Confusion matrix", "expected calibration error", "&lt;good&gt;"],
+        "regression": ["Labels and predictions", "mean absolute error"],
+        "token_regression": ["Labels and predictions", "mean absolute error"],
+        "question": ["Scores by question word", "exact match"],
         "span_pairs": ["Entities", "Relations", "&lt;X&gt;"],
-        "choice": ["How sure, and how right", "a &lt;b&gt;"],
-        "tagging": ["Entities", "Which tag is taken for which", "spurious", "words wrong"],
+        "choice": ["Calibration", "a &lt;b&gt;"],
+        "tagging": ["Entities", "Confusion of tags", "spurious", "words wrong"],
     }[kind]
-    for said in [*wanted, "Worst examples", "all 20 examples of"]:
+    for said in [*wanted, "Examples with the highest loss", "all 20 examples of"]:
         assert said in written, said
     assert ("squared error" in written) == kind.endswith("regression") and ("nats" in written) != (
         "squared error" in written
@@ -232,7 +230,7 @@ def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
 
     (tmp_path / name).unlink()
     (section,) = error_sections(run, config, 100)
-    assert "Not shown" in section and name in section
+    assert "Not shown" in section.note and name in section.note
     assert "Not shown" in report(run).read_text(encoding="utf-8")
 
 

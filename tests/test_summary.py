@@ -7,7 +7,7 @@ import pytest
 from bert_jax import tokenizer
 from data_prep import build_examples, summary
 from data_prep.build_options import BuildOptions
-from data_prep.figures import measure
+from data_prep.inspection.statistics import measure
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 

@@ -1,4 +1,4 @@
-"""Classes guessed and true: who is taken for whom, and whether probabilities mean what they say. Pure numpy."""
+"""Confusion matrix, precision, recall and F1 of classes, and calibration of probabilities. Pure numpy."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,15 +11,15 @@ BINS = 15  # Guo et al. 2017, section 4
 
 
 def confusion(
-    truth: Integer[np.ndarray, "R"], guess: Integer[np.ndarray, "R"], classes: int
+    labels: Integer[np.ndarray, "R"], predictions: Integer[np.ndarray, "R"], classes: int
 ) -> Int64[np.ndarray, "C C"]:
-    """How often a class, in its row, was taken for another, in its column."""
-    return np.bincount(truth.astype(np.int64) * classes + guess, minlength=classes**2).reshape(classes, classes)
+    """How often a class, in its row, was predicted as another, in its column."""
+    return np.bincount(labels.astype(np.int64) * classes + predictions, minlength=classes**2).reshape(classes, classes)
 
 
 @dataclass(frozen=True)
 class ClassScores:
-    """Of each class; a share of nothing is 0."""
+    """Scores of each class; a class that is never a label or never predicted scores 0."""
 
     precision: Float[np.ndarray, "C"]
     recall: Float[np.ndarray, "C"]
@@ -27,19 +27,19 @@ class ClassScores:
 
 
 def class_scores(counts: Int64[np.ndarray, "C C"]) -> ClassScores:
-    """From a confusion."""
-    right = np.diag(counts).astype(float)
-    precision, recall = _share(right, counts.sum(axis=0)), _share(right, counts.sum(axis=1))
+    """Scores from a confusion matrix."""
+    correct = np.diag(counts).astype(float)
+    precision, recall = _share(correct, counts.sum(axis=0)), _share(correct, counts.sum(axis=1))
     return ClassScores(precision, recall, _share(2 * precision * recall, precision + recall))
 
 
 @dataclass(frozen=True)
 class Calibration:
-    """Guesses by their probability, in bins of equal width: bin m holds those in ((m - 1) / M, m / M]."""
+    """Predictions by their probability, in bins of equal width: bin m holds those in ((m - 1) / M, m / M]."""
 
     counts: Int64[np.ndarray, "M"]
-    confidence: Float[np.ndarray, "M"]  # the mean of the probabilities; NaN in an empty bin
-    accuracy: Float[np.ndarray, "M"]  # the share that is right; NaN in an empty bin
+    confidence: Float[np.ndarray, "M"]  # mean probability; NaN in an empty bin
+    accuracy: Float[np.ndarray, "M"]  # share of correct predictions; NaN in an empty bin
 
     @property
     def error(self) -> float:
@@ -48,25 +48,25 @@ class Calibration:
         return float((self.counts * gaps).sum() / self.counts.sum())
 
 
-def calibrate(confidence: Float[np.ndarray, "R"], right: Bool[np.ndarray, "R"], bins: int = BINS) -> Calibration:
-    """Of guesses with these probabilities."""
+def calibrate(confidence: Float[np.ndarray, "R"], correct: Bool[np.ndarray, "R"], bins: int = BINS) -> Calibration:
+    """The calibration of predictions with these probabilities."""
     places = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     counts = np.bincount(places, minlength=bins)
     with np.errstate(invalid="ignore"):
-        means = [np.bincount(places, values, bins) / counts for values in (confidence, right.astype(float))]
+        means = [np.bincount(places, values, bins) / counts for values in (confidence, correct.astype(float))]
     return Calibration(counts, *means)
 
 
 def most_confused(
     counts: Int64[np.ndarray, "C C"], names: Sequence[str], most: int
 ) -> list[tuple[str, str, int, float]]:
-    """The truth, what it was taken for, how often, and in which share of the truth's cases; the most frequent first."""
+    """Label, prediction, count, and share of the label's cases; the most frequent confusions first."""
     wrong = counts * (1 - np.eye(len(counts), dtype=np.int64))
     order = [divmod(int(place), len(counts)) for place in np.argsort(-wrong, axis=None, kind="stable")[:most]]
     return [
-        (names[truth], names[guess], int(wrong[truth, guess]), float(wrong[truth, guess] / counts[truth].sum()))
-        for truth, guess in order
-        if wrong[truth, guess]
+        (names[label], names[other], int(wrong[label, other]), float(wrong[label, other] / counts[label].sum()))
+        for label, other in order
+        if wrong[label, other]
     ]
 
 

@@ -1,13 +1,12 @@
-"""Which curves a run's metrics.jsonl holds, thinned out to what a screen can show."""
+"""The charts of a run's metrics.jsonl, with no more points than a screen can show."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from bert_jax.array_types import Float
+from bert_jax.reporting.chart import Chart, Format, Reference, Series, number, percent
 from bert_jax.train.held_out import lower_is_better
 
 TRAINING, HELD_OUT = "training", "held out"
@@ -18,95 +17,32 @@ MOST_POINTS = 300
 SMOOTHED_ABOVE = 40
 SMOOTHING = 25
 
-Format = Callable[[float], str]
-
-
-@dataclass(frozen=True)
-class Series:
-    """One curve: `values` at `steps`; `trend` is its running mean where it is noisy."""
-
-    name: str
-    steps: Float[np.ndarray, "n"]
-    values: Float[np.ndarray, "n"]
-    trend: Float[np.ndarray, "n"] | None = None
-
-
-@dataclass(frozen=True)
-class Reference:
-    """A level to compare with, as what guessing by frequency alone reaches."""
-
-    name: str
-    value: float
-
-
-@dataclass(frozen=True)
-class Chart:
-    """Curves over `axis`, or, with a `bar_width`, histograms: each value is that of [step, step + bar_width)."""
-
-    title: str
-    unit: str
-    series: tuple[Series, ...]
-    show: Format  # a value as text, for ticks and read-outs
-    from_zero: bool = True
-    references: tuple[Reference, ...] = ()
-    axis: str = "step"
-    bar_width: int = 0
-
-    def place(self, step: float) -> str:
-        """A place on the axis in words: step 1,200; 113-128 slots."""
-        if not self.bar_width:
-            return f"{self.axis} {step:,.0f}"
-        last = step + self.bar_width - 1
-        if last == step:
-            return f"{step:,.0f} {self.axis.removesuffix('s') if step == 1 else self.axis}"
-        return f"{step:,.0f}–{last:,.0f} {self.axis}"
-
-
-def percent(value: int | float) -> str:
-    """0.2561 as 25.6%, 0.0707 as 7.07%."""
-    return f"{100 * value:.1f}%" if abs(value) >= 0.1 or value == 0 else f"{100 * value:.3g}%"
-
-
-def number(value: int | float) -> str:
-    """About four digits that matter, millions and more as M, G; what is below 0.0001 as a power of ten."""
-    size = abs(value)
-    if size >= 1e9:
-        return f"{value / 1e9:.4g}G"
-    if size >= 1e6:
-        return f"{value / 1e6:.4g}M"
-    if size >= 1e3:
-        return f"{value:,.0f}"
-    if 0 < size < 1e-4 * 0.999:
-        digits, power = f"{value:.2e}".split("e")
-        return f"{digits.rstrip('0').rstrip('.')}e{int(power)}"
-    return f"{value:.4g}"
-
 
 def show_of(metric: str) -> Format:
-    """How a metric's values are written: those that are shares of 1 as a percentage, losses and errors as they are."""
+    """The format of a metric's values: percent for shares of 1; losses and errors are plain numbers."""
     return number if lower_is_better(metric) else percent
 
 
 def charts(
     lines: Sequence[Mapping[str, Any]], references: Mapping[str, Reference], loss_unit: str = NATS
 ) -> list[Chart]:
-    """The charts of a run, in reading order; one is left out where the run logged nothing for it.
+    """The charts of a run, in reading order, without those for which the run logged nothing.
 
-    references come by the name of the metric they belong to, as mlm_accuracy.
+    references  by the name of their metric, such as mlm_accuracy
     """
     names = {name for line in lines for name in line}
     if sum(name.endswith("_loss") and not name.startswith("eval_") for name in names) == 1:
-        names -= {"loss", "eval_loss"}  # one term alone: its own chart says the same
+        names -= {"loss", "eval_loss"}  # a single term: its own chart shows the same
     found: list[Chart] = []
     for name in sorted(names, key=_reading_order):
         if name.startswith("eval_") and _training_name(name) in names:
-            continue  # drawn with the training curve
+            continue  # in the chart of the training curve
         if (chart := _metric_chart(lines, name, references, loss_unit)) is not None:
             found.append(chart)
     found.append(_plain_chart(lines, "Learning rate", "", {"learning rate": "learning_rate"}, number))
     found.append(_plain_chart(lines, "Gradient norm", "", {"before clipping": "gradient_norm"}, number))
     found.append(_plain_chart(lines, "Throughput", "tokens/s", {"real tokens": "tokens_per_second"}, number))
-    shares = {"time waiting for data": "data_wait_share", "slots of padding": "padding_share"}
+    shares = {"time waiting for data": "data_wait_share", "positions of padding": "padding_share"}
     found.append(_plain_chart(lines, "Waste", "", shares, percent))
     found.append(_plain_chart(lines, "Model FLOPs utilization", "share of peak", {"MFU": "mfu"}, percent))
     found.append(_plain_chart(lines, "Peak memory", "GB", {"fullest device": "peak_memory_gb"}, number))
@@ -116,7 +52,7 @@ def charts(
 def _metric_chart(
     lines: Sequence[Mapping[str, Any]], name: str, references: Mapping[str, Reference], loss_unit: str
 ) -> Chart | None:
-    """The chart of a loss, an accuracy or a held-out metric, or None for a name that is none of these."""
+    """The chart of a loss, an accuracy or a held-out metric; None for other metrics."""
     is_loss = name.endswith("loss")
     if not (is_loss or name.endswith("accuracy") or name.startswith("eval_")):
         return None
@@ -132,7 +68,7 @@ def _metric_chart(
 
 
 def title_of(metric: str) -> str:
-    """The name of a metric as a person would say it."""
+    """The name of a metric in words."""
     known = {
         "loss": "Loss, all terms",
         "mlm_loss": "Masked tokens: loss",
@@ -158,7 +94,7 @@ def _reading_order(name: str) -> tuple[int, str]:
 
 
 def _training_name(held_out: str) -> str:
-    """The training metric that a held-out one is drawn with; a task's own accuracy is logged as task_accuracy."""
+    """The training metric in the same chart as a held-out one; a task's own accuracy is logged as task_accuracy."""
     return "task_accuracy" if held_out == "eval_accuracy" else held_out.removeprefix("eval_")
 
 
@@ -176,7 +112,7 @@ def _plain_chart(
 
 
 def _series(lines: Sequence[Mapping[str, Any]], name: str, label: str) -> Series | None:
-    """A metric over the steps, without the lines that have no value for it; None where no line has one."""
+    """A metric over the steps, without the lines that have no value for it; None if no line has one."""
     points = [(line["step"], line[name]) for line in lines if isinstance(line.get(name), int | float)]
     if not points:
         return None

@@ -1,4 +1,4 @@
-"""What a fine-tuned run says of its dev file, beside the truth: computed anew from the checkpoint and the file."""
+"""The predictions of a fine-tuned run for its dev file, computed from the checkpoint and the file."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,15 +22,15 @@ from bert_jax.train.workdir import WorkdirConfig
 
 @dataclass(frozen=True, eq=False)
 class DevPredictions:
-    """Items of the dev file, the answers of the model, and how well they fit."""
+    """Items of the dev file with the model's answers, predictions and losses."""
 
     task: Task
     path: Path
     rows: TaskRows
     answers: Sequence[Any]  # TaskObjective.answers of each row
     predictions: Sequence[dict[str, Any]]  # of each item
-    losses: Float64[np.ndarray, "K"]  # of each item; NaN where it has no label
-    total: int  # items of the file, of which these are some or all
+    losses: Float64[np.ndarray, "K"]  # of each item; NaN for items without a label
+    total: int  # number of items in the file; the others here may be a sample of them
 
     @property
     def items(self) -> Sequence[Any]:
@@ -39,21 +39,21 @@ class DevPredictions:
         return self.rows.split.items
 
     @property
-    def said(self) -> str:
-        """Of what these are the outcomes, for a note."""
-        some = "all" if len(self.items) == self.total else f"{len(self.items):,}, evenly spread, of the"
+    def description(self) -> str:
+        """Which examples these are, in words."""
+        some = "all" if len(self.items) == self.total else f"{len(self.items):,}, at even distances, of the"
         return f"{some} {self.total:,} examples of {self.path.name}"
 
     def worst(self, count: int) -> list[int]:
-        """The items of the greatest loss, the greatest first."""
+        """The items with the highest losses, in descending order."""
         known = np.where(np.isnan(self.losses), -np.inf, self.losses)
         return [int(item) for item in np.argsort(-known, kind="stable")[:count] if np.isfinite(known[item])]
 
 
 def predict_dev(workdir: Path, config: WorkdirConfig, most: int) -> DevPredictions:
-    """The outcomes on up to `most` items of the dev file that a workdir's configuration names.
+    """The predictions for up to `most` items of the dev file that a workdir's configuration names.
 
-    Raises UserError where there is no such file, or not any more, and for a checkpoint that cannot be opened.
+    Raises UserError if the file is not named or does not exist, and for a checkpoint that cannot be opened.
     """
     loaded = open_checkpoint(workdir)
     named = config_lib.load(TaskConfig, dict(config.training.get("task") or {}), "task")

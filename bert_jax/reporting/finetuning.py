@@ -1,287 +1,273 @@
-"""What a report shows of a fine-tuned model, by kind: what it confuses, how sure it is, its worst examples."""
+"""Sections on the errors of a fine-tuned model, by kind of task: confusions, calibration, and the worst examples."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 
 import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.reporting import class_metrics, page, span_errors, square_plots
-from bert_jax.reporting.curves import number, percent
+from bert_jax.reporting.chart import number, percent
 from bert_jax.reporting.dev_predictions import DevPredictions, predict_dev
-from bert_jax.reporting.errors import Example, example_list, marked, matrix, shortened
-from bert_jax.reporting.page import Bar
-from bert_jax.reporting.questions import question_examples, question_sections
-from bert_jax.reporting.span_errors import CORRECT, SPAN_RESULTS, SPURIOUS
+from bert_jax.reporting.document import Bar, Markup, Section, Table
+from bert_jax.reporting.errors import ErrorCard, confusion_table, error_section, highlight, truncate
+from bert_jax.reporting.questions import question_card, question_section
+from bert_jax.reporting.span_errors import CORRECT, MISSED, SPAN_RESULTS, SPURIOUS
 from bert_jax.tasks.example import LabelledRows, Span
 from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.tagging import TagRows
 from bert_jax.tasks.kinds.token_regression import NumberRows
 from bert_jax.train.workdir import WorkdirConfig
 
-WORST = 12  # examples
-MOST_CLASSES = 20  # in a matrix; beyond that the most frequent confusions are listed
-BESIDE = 6  # classes of a matrix that leaves room for a table
+WORST = 12  # examples shown
+MOST_CLASSES = 20  # in a matrix; with more classes the most frequent confusions are listed
+NARROW = 6  # classes of a matrix next to which a table fits
 MOST_CONFUSED = 15
-BARS = 3  # of the likeliest labels
+BARS = 3  # most likely labels shown
 
 
-def error_sections(workdir: Path, config: WorkdirConfig, most: int) -> list[str]:
-    """Sections on up to `most` examples of the dev file; one that says why there are none where it is gone."""
+def error_sections(workdir: Path, config: WorkdirConfig, most: int) -> list[Section]:
+    """Sections on up to `most` examples of the dev file; one that says why there are none if it is missing."""
     try:
         found = predict_dev(workdir, config, most)
     except UserError as error:
-        return [page.section("What it gets wrong", "", f"Not shown: {error}.")]
-    draw = _BY_KIND.get(found.task.kind)
-    return draw(found) if draw else []
+        return [Section("Errors on the dev file", note=f"Not shown: {error}.")]
+    sections = _BY_KIND.get(found.task.kind)
+    return sections(found) if sections else []
 
 
-def _classification(found: DevPredictions) -> list[str]:
+def tagged_spans(tags: list[str]) -> list[Span]:
+    """The entities of tags, by the rules of conlleval."""
+    return [Span(*entity) for entity in tagging_schemes.entities(tags)]
+
+
+def _classification(found: DevPredictions) -> list[Section]:
     assert isinstance(found.rows, LabelledRows)
-    names, truth = found.task.labels, found.rows.labels.astype(int)
-    shares = np.array([[told["scores"][name] for name in names] for told in found.predictions])
-    guess = shares.argmax(axis=1)
-    counts = class_metrics.confusion(truth, guess, len(names))
-    calibration = class_metrics.calibrate(shares.max(axis=1), guess == truth)
-    sure = float(shares.max(axis=1).mean())
-    note = (
-        f"On {found.said}: it is {percent(sure)} sure on average and right in "
-        f"{percent(float((guess == truth).mean()))}; the expected calibration error is {percent(calibration.error)} "
-        f"({class_metrics.BINS} bins). Orange is the gap between how sure it is and how often it is right."
-    )
-    examples = []
-    for item in found.worst(WORST):
-        likeliest = np.argsort(-shares[item])[:BARS]
-        kept = likeliest if truth[item] in likeliest else [*likeliest[:-1], truth[item]]
-        bars = [
-            Bar(names[label], shares[item, label], percent(shares[item, label]), label == truth[item]) for label in kept
-        ]
+    names, labels = found.task.labels, found.rows.labels.astype(int)
+    shares = np.array([[prediction["scores"][name] for name in names] for prediction in found.predictions])
+    predicted = shares.argmax(axis=1)
+    counts = class_metrics.confusion(labels, predicted, len(names))
+
+    def card(item: int) -> ErrorCard:
+        # The label is among the bars, in place of the last of the most likely classes if it is not one of them.
+        likely = np.argsort(-shares[item])[:BARS]
+        shown = likely if labels[item] in likely else [*likely[:-1], labels[item]]
+        bars = [Bar(names[k], shares[item, k], percent(shares[item, k]), bool(k == labels[item])) for k in shown]
+        correct = predicted[item] == labels[item]
+        result = "correct with a low probability" if correct else f"predicted {names[predicted[item]]}"
         example = found.items[item]
-        heading = f"{names[truth[item]]}, taken for {names[guess[item]]}"
-        if guess[item] == truth[item]:
-            heading = f"{names[truth[item]]}, hardly"
-        examples.append(Example(heading, f"line {example.line}", _texts(example), tuple(bars)))
+        return ErrorCard(f"{names[labels[item]]}, {result}", f"line {example.line}", _texts(example), tuple(bars))
+
     return [
-        page.section("Who is taken for whom", _confusions(counts, names), f"On {found.said}."),
-        page.section(
-            "How sure, and how right", f'<div class="charts">{square_plots.reliability(calibration)}</div>', note
-        ),
-        _worst(example_list(examples)),
+        Section("Confusion matrix", [Markup(_confusions(counts, names))], f"On {found.description}."),
+        _calibration_section(found, shares.max(axis=1), predicted == labels),
+        error_section(map(card, found.worst(WORST))),
     ]
 
 
-def _regression(found: DevPredictions) -> list[str]:
+def _regression(found: DevPredictions) -> list[Section]:
     assert isinstance(found.rows, LabelledRows)
-    truth = found.rows.labels.astype(float)
-    guess = np.array([told["score"] for told in found.predictions])
-    names = [f"line {item.line}" for item in found.items]
-    off = guess - truth
+    labels = found.rows.labels.astype(float)
+    predicted = np.array([prediction["score"] for prediction in found.predictions])
+    lines = [f"line {item.line}" for item in found.items]
+    error = predicted - labels
     note = (
-        f"On {found.said}: off by {number(float(np.abs(off).mean()))} on average, by {number(float(off.mean()))} with "
-        "its sign."
+        f"On {found.description}: the mean absolute error is {number(float(np.abs(error).mean()))}, the mean error "
+        f"{number(float(error.mean()))}."
     )
-    examples = [
-        Example(
-            f"{number(truth[item])}, guessed {number(guess[item])}",
-            f"line {found.items[item].line}",
-            _texts(found.items[item]),
+    cards = [
+        ErrorCard(
+            f"{number(labels[item])}, predicted {number(predicted[item])}", lines[item], _texts(found.items[item])
         )
         for item in found.worst(WORST)
     ]
-    chart = f'<div class="charts">{square_plots.scatter(truth, guess, names)}</div>'
-    return [page.section("Truth and guess", chart, note), _worst(example_list(examples))]
+    return [_scatter_section(labels, predicted, lines, note), error_section(cards)]
 
 
-def _tagging(found: DevPredictions) -> list[str]:
+def _tagging(found: DevPredictions) -> list[Section]:
     rows = found.rows
     assert isinstance(rows, TagRows)
     names = found.task.labels
     ids = {name: index for index, name in enumerate(names)}
-    truth = rows.labels[rows.word_starts].astype(int)
-    guess = np.array([ids[tag] for told in found.predictions for tag in told["tags"]])
-    counts = class_metrics.confusion(truth, guess, len(names))
-    true_tags = [[names[tag] for tag in truth[start:end]] for start, end in pairwise(rows.sentence_offsets)]
+    labels = rows.labels[rows.word_starts].astype(int)
+    predicted = np.array([ids[tag] for prediction in found.predictions for tag in prediction["tags"]])
+    counts = class_metrics.confusion(labels, predicted, len(names))
+    tags = [[names[tag] for tag in labels[start:end]] for start, end in pairwise(rows.sentence_offsets)]
     sections = []
     if tagging_schemes.marks_entities(names):
-        judged = [
-            span_errors.compare_spans(tagged_spans(true), tagged_spans(told["tags"]))
-            for true, told in zip(true_tags, found.predictions, strict=True)
+        results = [
+            span_errors.compare_spans(tagged_spans(true), tagged_spans(prediction["tags"]))
+            for true, prediction in zip(tags, found.predictions, strict=True)
         ]
-        sections.append(entity_section(found, [one for sentence in judged for one in sentence]))
-    examples = []
-    for item in found.worst(WORST):
-        told, true = found.predictions[item], true_tags[item]
-        shown = [
-            page.text(word) if tag == wanted else marked(word, f"{tag}, not {wanted}")
-            for word, tag, wanted in zip(told["words"], told["tags"], true, strict=True)
+        sections.append(_entity_section(found, list(chain.from_iterable(results))))
+
+    def card(item: int) -> ErrorCard:
+        prediction, sentence = found.predictions[item], found.items[item]
+        triples = list(zip(prediction["words"], prediction["tags"], tags[item], strict=True))
+        words = [
+            page.text(word) if tag == label else highlight(word, f"{tag}, not {label}") for word, tag, label in triples
         ]
-        wrong = sum(tag != wanted for tag, wanted in zip(told["tags"], true, strict=True))
-        sentence = found.items[item]
-        heading = f"{wrong} of {len(true)} words wrong"
-        examples.append(Example(heading, f"lines {sentence.lines[0]}-{sentence.lines[-1]}", " ".join(shown)))
-    note = f"Words of {found.said}."
+        heading = f"{sum(tag != label for _, tag, label in triples)} of {len(triples)} words wrong"
+        return ErrorCard(heading, f"lines {sentence.lines[0]}-{sentence.lines[-1]}", " ".join(words))
+
     return [
         *sections,
-        page.section("Which tag is taken for which", _confusions(counts, names), note),
-        _worst(example_list(examples)),
+        Section("Confusion of tags", [Markup(_confusions(counts, names))], f"Words of {found.description}."),
+        error_section(map(card, found.worst(WORST))),
     ]
 
 
-def _question(found: DevPredictions) -> list[str]:
-    return [*question_sections(found), _worst(example_list(question_examples(found, found.worst(WORST))))]
+def _question(found: DevPredictions) -> list[Section]:
+    cards = [question_card(found.items[item], found.predictions[item]) for item in found.worst(WORST)]
+    return [question_section(found), error_section(cards)]
 
 
-def _choice(found: DevPredictions) -> list[str]:
-    truth = np.array([int(label) for label in found.rows.arrays()["labels"]])
-    shares = [list(told["scores"].values()) for told in found.predictions]
-    right = np.array([told["label"] == label for told, label in zip(found.predictions, truth, strict=True)])
-    calibration = class_metrics.calibrate(np.array([max(one) for one in shares]), right)
-    note = (
-        f"On {found.said}: right in {percent(float(right.mean()))}; the expected calibration error is "
-        f"{percent(calibration.error)} ({class_metrics.BINS} bins)."
-    )
-    examples = []
-    for item in found.worst(WORST):
-        one, told = found.items[item], found.predictions[item]
+def _choice(found: DevPredictions) -> list[Section]:
+    labels = np.array([int(label) for label in found.rows.arrays()["labels"]])
+    highest = np.array([max(prediction["scores"].values()) for prediction in found.predictions])
+    correct = np.array([one["label"] == label for one, label in zip(found.predictions, labels, strict=True)])
+
+    def card(item: int) -> ErrorCard:
+        example, scores = found.items[item], found.predictions[item]["scores"]
         bars = [
-            Bar(shortened(one.choices[int(place)], 60), share, percent(share), int(place) == truth[item])
-            for place, share in told["scores"].items()
+            Bar(truncate(example.choices[int(choice)], 60), share, percent(share), bool(int(choice) == labels[item]))
+            for choice, share in scores.items()
         ]
-        content = page.text(shortened(f"{one.context} {one.start}".strip()))
-        examples.append(
-            Example("" if told["label"] != truth[item] else "right, hardly", f"line {one.line}", content, tuple(bars))
-        )
-    chart = f'<div class="charts">{square_plots.reliability(calibration)}</div>'
-    return [page.section("How sure, and how right", chart, note), _worst(example_list(examples))]
+        content = page.text(truncate(f"{example.context} {example.start}".strip()))
+        heading = "correct with a low probability" if correct[item] else ""
+        return ErrorCard(heading, f"line {example.line}", content, tuple(bars))
+
+    return [_calibration_section(found, highest, correct), error_section(map(card, found.worst(WORST)))]
 
 
-def _token_regression(found: DevPredictions) -> list[str]:
+def _token_regression(found: DevPredictions) -> list[Section]:
     rows = found.rows
     assert isinstance(rows, NumberRows)
     known = rows.label_weights[rows.word_starts] > 0
-    truth = rows.labels[rows.word_starts].astype(float)
-    guess = np.array([number for told in found.predictions for number in told["numbers"]])
+    labels = rows.labels[rows.word_starts].astype(float)
+    predicted = np.array([value for prediction in found.predictions for value in prediction["numbers"]])
     words = [word for item in found.items for word in item.words]
-    off = (guess - truth)[known]
-    note = f"Words of {found.said}: off by {number(float(np.abs(off).mean()))} on average."
-    chart = square_plots.scatter(
-        truth[known], guess[known], [word for word, kept in zip(words, known, strict=True) if kept]
-    )
-    examples = []
-    for item in found.worst(WORST):
-        start, end = rows.sentence_offsets[item], rows.sentence_offsets[item + 1]
+    errors = np.abs(predicted - labels)
+    note = f"Words of {found.description}: the mean absolute error is {number(float(errors[known].mean()))}."
+
+    def card(item: int) -> ErrorCard:
+        span = slice(rows.sentence_offsets[item], rows.sentence_offsets[item + 1])
         shown = [
-            page.text(words[word])
-            + (f" <small>{number(guess[word])}, not {number(truth[word])}</small>" if known[word] else "")
-            for word in range(start, end)
+            page.text(word) + (f" <small>{number(value)}, not {number(label)}</small>" if labelled else "")
+            for word, value, label, labelled in zip(
+                words[span], predicted[span], labels[span], known[span], strict=True
+            )
         ]
-        mean = float(np.abs(guess[start:end] - truth[start:end])[known[start:end]].mean())
-        examples.append(
-            Example(f"off by {number(mean)} on average", f"line {found.items[item].lines[0]}", " ".join(shown))
-        )
+        heading = f"mean absolute error {number(float(errors[span][known[span]].mean()))}"
+        return ErrorCard(heading, f"line {found.items[item].lines[0]}", " ".join(shown))
+
+    labelled_words = [word for word, labelled in zip(words, known, strict=True) if labelled]
     return [
-        page.section("Truth and guess", f'<div class="charts">{chart}</div>', note),
-        _worst(example_list(examples)),
+        _scatter_section(labels[known], predicted[known], labelled_words, note),
+        error_section(map(card, found.worst(WORST))),
     ]
 
 
-def _spanned(found: DevPredictions) -> list[str]:
-    judged, related, examples = [], [], {}
-    for item, (sentence, told) in enumerate(zip(found.items, found.predictions, strict=True)):
-        guess = [Span(span["type"], *span["words"]) for span in told["spans"]]
-        judged.append(span_errors.compare_spans(sentence.spans, guess))
-        examples[item] = _span_example(sentence.words, f"line {sentence.line}", judged[-1])
+def _spans(found: DevPredictions) -> list[Section]:
+    results, relations = [], []
+    for sentence, prediction in zip(found.items, found.predictions, strict=True):
+        spans = [Span(span["type"], *span["words"]) for span in prediction["spans"]]
+        results.append(span_errors.compare_spans(sentence.spans, spans))
         true = {(one.label, sentence.spans[one.head], sentence.spans[one.tail]) for one in sentence.relations}
-        guessed = {(one["type"], guess[one["head"]], guess[one["tail"]]) for one in told.get("relations", ())}
-        related += [(CORRECT if one in guessed else span_errors.MISSED, one[0]) for one in sorted(true)]
-        related += [(SPURIOUS, one[0]) for one in sorted(guessed - true)]
+        predicted = {(one["type"], spans[one["head"]], spans[one["tail"]]) for one in prediction.get("relations", ())}
+        relations += [(CORRECT if one in predicted else MISSED, one[0]) for one in sorted(true)]
+        relations += [(SPURIOUS, one[0]) for one in sorted(predicted - true)]
     sections = []
     if not found.task.pairs_are_given:
-        sections.append(entity_section(found, [one for sentence in judged for one in sentence]))
-    if related:
-        counts = {name: Counter(outcome for outcome, label in related if label == name) for _, name in sorted(related)}
-        kinds = (CORRECT, span_errors.MISSED, SPURIOUS)
-        rows = [[name, *(f"{each[outcome]:,}" for outcome in kinds)] for name, each in sorted(counts.items())]
-        note = f"On {found.said}. Right: the type and both spans are."
-        sections.append(page.section("Relations", page.table(["type", *kinds], rows), note))
-    return [*sections, _worst(example_list(examples[item] for item in found.worst(WORST)))]
+        sections.append(_entity_section(found, list(chain.from_iterable(results))))
+    if relations:
+        counts = Counter(relations)
+        columns = (CORRECT, MISSED, SPURIOUS)
+        types = sorted({name for _, name in relations})
+        rows = [[name, *(f"{counts[result, name]:,}" for result in columns)] for name in types]
+        note = f"On {found.description}. A relation is correct if its type and both spans are."
+        sections.append(Section("Relations", [Table(["type", *columns], [rows])], note))
+    cards = [_span_card(found.items[item], results[item]) for item in found.worst(WORST)]
+    return [*sections, error_section(cards)]
 
 
-def _span_example(words: Sequence[str], place: str, judged: Sequence[tuple[str, Span]]) -> Example:
-    """The sentence, and below it each of its spans that went wrong."""
-    wrong = [(outcome, span) for outcome, span in judged if outcome != CORRECT]
-    listed = " ".join(marked(" ".join(words[span.first : span.end]), f"{span.label}, {how}") for how, span in wrong)
-    heading = f"{len(wrong)} of {len(judged)} spans wrong"
-    return Example(heading, place, page.text(shortened(" ".join(words))) + (f"<br>{listed}" if listed else ""))
+def _span_card(sentence, results: Sequence[tuple[str, Span]]) -> ErrorCard:
+    """The sentence, and below it each of its spans that is wrong."""
+    words = sentence.words
+    wrong = [(result, span) for result, span in results if result != CORRECT]
+    listed = " ".join(highlight(" ".join(words[s.first : s.end]), f"{s.label}, {result}") for result, s in wrong)
+    content = page.text(truncate(" ".join(words))) + (f"<br>{listed}" if listed else "")
+    return ErrorCard(f"{len(wrong)} of {len(results)} spans wrong", f"line {sentence.line}", content)
 
 
-def entity_section(found: DevPredictions, judged: list[tuple[str, Span]]) -> str:
-    """By type, what became of each true entity, and how many were guessed where there is none."""
-    counts = span_errors.count_by_type(judged)
+def _entity_section(found: DevPredictions, results: list[tuple[str, Span]]) -> Section:
+    """The results of the true entities of each type, and how many predicted ones are spurious."""
+    counts = span_errors.count_by_type(results)
     rows = []
     for name, each in [*counts.items(), ("all", sum(counts.values(), start=Counter()))]:
-        true = sum(each[outcome] for outcome in SPAN_RESULTS if outcome != SPURIOUS)
+        true = sum(each[result] for result in SPAN_RESULTS if result != SPURIOUS)
         recall = percent(each[CORRECT] / true) if true else "-"
-        rows.append([name, f"{true:,}", recall, *(f"{each[outcome]:,}" for outcome in SPAN_RESULTS)])
-    table = page.table(["type", "true", "found", *SPAN_RESULTS], rows)
+        rows.append([name, f"{true:,}", recall, *(f"{each[result]:,}" for result in SPAN_RESULTS)])
     note = (
-        f"On {found.said}. Wrong border: a guess of the type overlaps it; wrong type: another was guessed for its very "
-        "words; missed: nothing was guessed there; spurious: guessed where there is none."
+        f"On {found.description}. Wrong border: a predicted entity of the same type overlaps it; wrong type: another "
+        "type was predicted for the same words; missed: no predicted entity overlaps it; spurious: a predicted entity "
+        "overlaps no true one."
     )
-    return page.section("Entities", table, note)
+    return Section("Entities", [Table(["type", "true", "recall", *SPAN_RESULTS], [rows])], note)
 
 
-def tagged_spans(tags: list[str]) -> list[Span]:
-    """By the rules of conlleval."""
-    return [Span(*entity) for entity in tagging_schemes.entities(tags)]
+def _calibration_section(found: DevPredictions, confidence: np.ndarray, correct: np.ndarray) -> Section:
+    calibration = class_metrics.calibrate(confidence, correct)
+    note = (
+        f"On {found.description}: the mean confidence is {percent(float(confidence.mean()))}, the accuracy "
+        f"{percent(float(correct.mean()))}, the expected calibration error {percent(calibration.error)} "
+        f"({class_metrics.BINS} bins). Orange is the gap between confidence and accuracy."
+    )
+    return Section("Calibration", [Markup(f'<div class="charts">{square_plots.reliability(calibration)}</div>')], note)
+
+
+def _scatter_section(labels: np.ndarray, predicted: np.ndarray, names: Sequence[str], note: str) -> Section:
+    chart = square_plots.scatter(labels, predicted, names)
+    return Section("Labels and predictions", [Markup(f'<div class="charts">{chart}</div>')], note)
 
 
 def _confusions(counts: np.ndarray, names: tuple[str, ...]) -> str:
-    """A matrix, or of many classes a list; and how well each class is found."""
+    """A matrix, or a list if there are many classes, next to the scores of each class."""
     seen = [index for index in range(len(names)) if counts[index].any() or counts[:, index].any()]
     counts, shown = counts[np.ix_(seen, seen)], [names[index] for index in seen]
     scores = class_metrics.class_scores(counts)
+    columns = zip(shown, counts.sum(axis=1), scores.precision, scores.recall, scores.f1, strict=True)
     table = page.table(
         ["class", "true", "precision", "recall", "F1"],
-        [[name, f"{counts[index].sum():,}", *map(percent, _row(scores, index))] for index, name in enumerate(shown)],
+        [[name, f"{true:,}", *(percent(float(value)) for value in values)] for name, true, *values in columns],
     )
     if len(shown) <= MOST_CLASSES:
-        beside = "pair" if len(shown) <= BESIDE else "stacked"
-        return f'<div class="{beside}">{matrix(counts, shown)}{table}</div>'
+        layout = "pair" if len(shown) <= NARROW else "stacked"
+        return f'<div class="{layout}">{confusion_table(counts, shown)}{table}</div>'
     confused = page.table(
-        ["truth", "taken for", "times", "of the truth"],
+        ["label", "predicted as", "count", "share of the label"],
         [
-            [a, b, f"{count:,}", percent(share)]
-            for a, b, count, share in class_metrics.most_confused(counts, shown, MOST_CONFUSED)
+            [label, prediction, f"{count:,}", percent(share)]
+            for label, prediction, count, share in class_metrics.most_confused(counts, shown, MOST_CONFUSED)
         ],
     )
     return f'<div class="pair">{confused}{table}</div>'
 
 
-def _row(scores: class_metrics.ClassScores, index: int) -> tuple[float, float, float]:
-    return float(scores.precision[index]), float(scores.recall[index]), float(scores.f1[index])
-
-
 def _texts(example) -> str:
-    pair = "" if example.text_pair is None else f"<br><b>B</b>{page.text(shortened(example.text_pair))}"
+    pair = "" if example.text_pair is None else f"<br><b>B</b>{page.text(truncate(example.text_pair))}"
     mark = "<b>A</b>" if pair else ""
-    return f"{mark}{page.text(shortened(example.text))}{pair}"
+    return f"{mark}{page.text(truncate(example.text))}{pair}"
 
 
-def _worst(cards: str) -> str:
-    return page.section(
-        "Worst examples", cards, "Those of the greatest loss, the greatest first: often the file is wrong."
-    )
-
-
-_BY_KIND: dict[str, Callable[[DevPredictions], list[str]]] = {
+_BY_KIND: dict[str, Callable[[DevPredictions], list[Section]]] = {
     "classification": _classification,
     "regression": _regression,
     "tagging": _tagging,
-    "spans": _spanned,
-    "span_pairs": _spanned,
+    "spans": _spans,
+    "span_pairs": _spans,
     "token_regression": _token_regression,
     "question": _question,
     "choice": _choice,

@@ -1,5 +1,7 @@
-"""What a pretrained model guesses for masked words of held-out text."""
+"""A pretrained model's predictions for masked tokens of held-out text, and the table that shows them."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import jax
@@ -17,48 +19,102 @@ from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.head_outputs import masked_logits
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
-from bert_jax.reporting.blanks import BLANK, Blank, Guess, readable
+from bert_jax.reporting.chart import percent
+from bert_jax.reporting.document import Bar, Markup
+from bert_jax.reporting.page import bar_list, text
+from bert_jax.tokenization.wordpiece import SPECIAL_TOKENS
 from bert_jax.tokenizer import Tokenizer
 
-GUESSES = 5
-CONTEXT = 24  # tokens shown on either side of the blank
+MASK = "[MASK]"
+MOST_LIKELY = 5  # predictions shown
+CONTEXT = 24  # tokens shown on each side of the masked one
+
+_NO_SPACE_BEFORE = set(",.;:!?)]}%”’…'—–-")
+_NO_SPACE_AFTER = set("([{“‘$£’'—–-")
 
 
-def predict_masked_tokens(checkpoint: str | Path, shards: str | Path, count: int) -> list[Blank]:
-    """The model's top guesses for one blank in each of `count` held-out rows, with the masks of held-out evaluation.
+@dataclass(frozen=True)
+class Prediction:
+    token: str
+    probability: float
 
-    The rows are drawn by a fixed seed, and of each row the middle one of its blanks whose truth is a word (any
-    masked token where there is none): nothing is picked by its result. Raises UserError when the checkpoint or the
-    shards cannot be opened, or do not belong together.
+
+@dataclass(frozen=True)
+class MaskedToken:
+    """One masked token: the text around it as the model sees it, its label, and the most likely predictions."""
+
+    before: str
+    after: str
+    label: str
+    label_probability: float
+    predictions: tuple[Prediction, ...]
+
+    @property
+    def rank(self) -> int | None:
+        """The place of the label among the predictions, 0 for the first; None if it is not among them."""
+        tokens = [prediction.token for prediction in self.predictions]
+        return tokens.index(self.label) if self.label in tokens else None
+
+
+def predict_masked_tokens(checkpoint: str | Path, shards: str | Path, count: int) -> list[MaskedToken]:
+    """The most likely tokens for one masked position in each of `count` held-out rows, with the masks of evaluation.
+
+    A fixed seed selects the rows. In each row it is the middle one of the masked positions whose label is a word (any
+    predicted position if there is none), so that nothing is selected by its result. Raises UserError if the checkpoint
+    or the shards cannot be opened, or do not belong together.
     """
     loaded = open_checkpoint(checkpoint)
     dataset = open_dataset(shards, "eval")
     rows = min(count, dataset.rows)
     batch = PretrainingLoader(dataset, loaded.tokenizer, batch_size=rows, seed=EVALUATION_SEED).batch(0)
-    slots = choose_masked_positions(batch, loaded.tokenizer)
-    positions = batch.masked_positions[np.arange(rows), slots]
-    truths = batch.masked_ids[np.arange(rows), slots]
+    chosen = choose_masked_positions(batch, loaded.tokenizer)
+    positions = batch.masked_positions[np.arange(rows), chosen]
+    labels = batch.masked_ids[np.arange(rows), chosen]
     probabilities = _probabilities(loaded, batch, positions)
     return [
-        _blank(loaded.tokenizer, ids, position, truth, chances)
-        for ids, position, truth, chances in zip(
-            batch.input_ids, positions.tolist(), truths.tolist(), probabilities, strict=True
+        _masked_token(loaded.tokenizer, ids, position, label, row)
+        for ids, position, label, row in zip(
+            batch.input_ids, positions.tolist(), labels.tolist(), probabilities, strict=True
         )
     ]
 
 
 def choose_masked_positions(batch: Batch, tokenizer: Tokenizer) -> Int[np.ndarray, "B"]:
-    """Which prediction of each row to show: the middle one of those whose truth is a word or its beginning."""
+    """The prediction of each row to show: the middle one of those whose label is a word or its beginning."""
     chosen = []
-    for ids, positions, truths, weights in zip(
+    for ids, positions, labels, weights in zip(
         batch.input_ids, batch.masked_positions, batch.masked_ids, batch.masked_weights, strict=True
     ):
-        real = [slot for slot in range(len(positions)) if weights[slot] > 0]
-        words = _pieces(tokenizer, truths)
-        blanks = [slot for slot in real if ids[positions[slot]] == tokenizer.mask_id and words[slot].isalpha()]
-        candidates = blanks or real or [0]
+        real = [index for index in range(len(positions)) if weights[index] > 0]
+        words = _surfaces(tokenizer, labels)
+        masked = [index for index in real if ids[positions[index]] == tokenizer.mask_id and words[index].isalpha()]
+        candidates = masked or real or [0]
         chosen.append(candidates[len(candidates) // 2])
     return np.array(chosen, np.int64)
+
+
+def masked_token_table(masked_tokens: Sequence[MaskedToken]) -> Markup:
+    """The sentences with the masked token marked, the label, and the predictions with their probabilities."""
+    rows = "".join(
+        f'<tr><td class="sentence">{_context(one.before)} <mark>{MASK}</mark> {_context(one.after)}</td>'
+        f'<td class="label">{text(one.label)}</td><td>{_bars(one)}</td></tr>'
+        for one in masked_tokens
+    )
+    head = "<tr><th>what the model sees</th><th>label</th><th>the five most likely tokens</th></tr>"
+    return Markup(f'<table class="masked-tokens"><thead>{head}</thead><tbody>{rows}</tbody></table>')
+
+
+def join_tokens(tokens: Sequence[str]) -> str:
+    """Tokens as a line of text: pieces are joined to words, and punctuation to the words it belongs to."""
+    line = ""
+    for token in tokens:
+        if token.startswith("##"):
+            line += token[2:]
+        elif not line or token in _NO_SPACE_BEFORE or (line[-1] in _NO_SPACE_AFTER and token not in SPECIAL_TOKENS):
+            line += token
+        else:
+            line += f" {token}"
+    return line
 
 
 def _probabilities(loaded: LoadedModel, batch: Batch, positions: Int[np.ndarray, "B"]) -> Float[np.ndarray, "B V"]:
@@ -75,25 +131,46 @@ def _probabilities(loaded: LoadedModel, batch: Batch, positions: Int[np.ndarray,
     return np.asarray(softmax(params, batch, positions[:, None].astype(np.int32)))
 
 
-def _blank(
-    tokenizer: Tokenizer, ids: Int[np.ndarray, "T"], position: int, truth: int, chances: Float[np.ndarray, "V"]
-) -> Blank:
+def _masked_token(
+    tokenizer: Tokenizer, ids: Int[np.ndarray, "T"], position: int, label: int, probabilities: Float[np.ndarray, "V"]
+) -> MaskedToken:
     length = int((ids != tokenizer.pad_id).sum())
-    first, last = max(1, position - CONTEXT), min(length - 1, position + 1 + CONTEXT)  # without [CLS], last [SEP]
-    before, after = _pieces(tokenizer, ids[first:position]), _pieces(tokenizer, ids[position + 1 : last])
-    top = np.argsort(-chances, kind="stable")[:GUESSES]
-    names = _pieces(tokenizer, np.array([*top.tolist(), truth]))
-    return Blank(
-        before=("… " if first > 1 else "") + readable(before),
-        after=readable(after) + (" …" if last < length - 1 else ""),
-        truth=names[-1],
-        truth_probability=float(chances[truth]),
-        guesses=tuple(Guess(name, float(chances[token])) for name, token in zip(names, top.tolist(), strict=False)),
+    first, last = max(1, position - CONTEXT), min(length - 1, position + 1 + CONTEXT)  # without [CLS] and last [SEP]
+    before, after = _surfaces(tokenizer, ids[first:position]), _surfaces(tokenizer, ids[position + 1 : last])
+    top = np.argsort(-probabilities, kind="stable")[:MOST_LIKELY]
+    names = _surfaces(tokenizer, np.array([*top.tolist(), label]))
+    return MaskedToken(
+        before=("… " if first > 1 else "") + join_tokens(before),
+        after=join_tokens(after) + (" …" if last < length - 1 else ""),
+        label=names[-1],
+        label_probability=float(probabilities[label]),
+        predictions=tuple(
+            Prediction(name, float(probabilities[token])) for name, token in zip(names, top.tolist(), strict=False)
+        ),
     )
 
 
-def _pieces(tokenizer: Tokenizer, ids: Int[np.ndarray, "n"]) -> list[str]:
-    """Tokens of any kind as WordPiece writes them: "##" inside of words; [MASK] and [SEP] for tokens of that part."""
-    names = {tokenizer.mask_id: BLANK, tokenizer.sep_id: "[SEP]"}
+def _surfaces(tokenizer: Tokenizer, ids: Int[np.ndarray, "n"]) -> list[str]:
+    """Tokens of any vocabulary as WordPiece writes them: "##" inside of words; [MASK] and [SEP] by these names."""
+    names = {tokenizer.mask_id: MASK, tokenizer.sep_id: "[SEP]"}
     surfaces = zip(ids.tolist(), tokenizer.surfaces(ids), strict=True)
     return [names.get(index, ("##" if tokenizer.continuation[index] else "") + surface) for index, surface in surfaces]
+
+
+def _context(words: str) -> str:
+    """Text in which the other masked tokens, and the border between the segments, are set back."""
+    escaped = text(words)
+    for token in (MASK, "[SEP]"):
+        escaped = escaped.replace(token, f'<span class="mask">{token}</span>')
+    return escaped
+
+
+def _bars(masked_token: MaskedToken) -> str:
+    bars = (
+        Bar(one.token + (" ✓" if index == masked_token.rank else ""), one.probability, percent(one.probability))
+        for index, one in enumerate(masked_token.predictions)
+    )
+    bars = (bar._replace(highlighted=index == masked_token.rank) for index, bar in enumerate(bars))
+    if masked_token.rank is not None:
+        return bar_list(bars)
+    return bar_list(bars) + f'<div class="missed">the label has {percent(masked_token.label_probability)}</div>'

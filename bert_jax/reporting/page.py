@@ -1,130 +1,156 @@
-"""The report's page: pieces of escaped HTML put together. Everything that comes from data passes `text`."""
+"""Renders a Document as one HTML file that needs no other file and no network.
+
+Everything that comes from data passes `text`, which escapes it.
+"""
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from bert_jax.reporting import plot
-from bert_jax.reporting.blanks import BLANK, Blank
-from bert_jax.reporting.curves import Chart, percent
+from bert_jax.reporting.chart import Chart, Histogram
+from bert_jax.reporting.document import (
+    Bar,
+    Block,
+    Bullets,
+    Charts,
+    Document,
+    Excerpt,
+    Excerpts,
+    Facts,
+    Fragment,
+    Markup,
+    Panel,
+    Panels,
+    Section,
+    Settings,
+    Table,
+    Tile,
+)
 from bert_jax.reporting.style import SCRIPT, STYLE
 
 
-class Tile(NamedTuple):
-    """A headline figure: its value, what it is, and what to compare it with."""
-
-    value: str
-    name: str
-    beside: str = ""
-
-
-class Bar(NamedTuple):
-    """A line of a bar_list: what it is of, how long the bar is (0 to 1), the value as text, whether to set it apart."""
-
-    name: str
-    share: float
-    shown: str
-    right: bool = False
-
-
-def page(title: str, header: str, sections: Iterable[str]) -> str:
-    """A whole document that needs no other file and no network."""
+def render(document: Document) -> str:
+    """The whole page."""
     script = SCRIPT.replace("TOP", str(plot.TOP)).replace("BASE", str(plot.HEIGHT - plot.BOTTOM))
+    header = "".join(f"<p>{text(line)}</p>" for line in document.lines)
+    header += f'<p class="state">{text(document.warning)}</p>' if document.warning else ""
+    sections = [_section(section) for section in document.sections if section.blocks or section.note]
+    footer = f"<footer>Drawn by {text(document.program)} from {text(document.source)}.</footer>"
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{text(title)}</title><style>{STYLE}</style></head>\n"
-        f"<body><header><h1>{text(title)}</h1>{header}</header>\n"
-        + "\n".join(section for section in sections if section)
+        f"<title>{text(document.title)}</title><style>{STYLE}</style></head>\n"
+        f"<body><header><h1>{text(document.title)}</h1>{header}</header>\n"
+        + "\n".join([_tiles(document.tiles), *sections, footer if document.program else ""])
         + f"\n<script>{script}</script></body></html>\n"
     )
 
 
 def text(value: object) -> str:
-    """Escaped for a place between tags or inside a quoted attribute."""
+    """Escapes a value for a place between tags or inside a quoted attribute."""
     return html.escape(str(value))
 
 
-def section(title: str, content: str, note: str = "") -> str:
-    said = f'<p class="note">{text(note)}</p>' if note else ""
-    return f"<section><h2>{text(title)}</h2>{said}{content}</section>"
+def block(content: Block) -> str:
+    """The HTML of one block of a section."""
+    match content:
+        case Facts(rows):
+            return _settings({"": dict(rows)})
+        case Table():
+            return table(content.header, *content.groups)
+        case Panels(panels):
+            return f'<div class="panels">{"".join(map(_panel, panels))}</div>'
+        case Charts(charts):
+            return _charts(charts)
+        case Bullets(lines):
+            return "<ul>" + "".join(f"<li>{text(line)}</li>" for line in lines) + "</ul>"
+        case Excerpts(excerpts):
+            return "".join(map(_excerpt, excerpts))
+        case Settings(groups):
+            return _settings(groups)
+        case Markup(markup):
+            return markup
 
 
-def tiles(found: Sequence[Tile]) -> str:
+def table(header: Sequence[str], *groups: Iterable[Sequence[str]]) -> str:
+    """A table whose first column holds words and whose others hold numbers; each group has a border below it."""
+
+    def line(cells: Sequence[str], tag: str) -> str:
+        first, *rest = cells
+        numbers = "".join(f'<{tag} class="number">{text(cell)}</{tag}>' for cell in rest)
+        return f"<tr><{tag}>{text(first)}</{tag}>{numbers}</tr>"
+
+    bodies = "".join(f"<tbody>{''.join(line(row, 'td') for row in rows)}</tbody>" for rows in groups)
+    return f'<div class="scroll"><table><thead>{line(header, "th")}</thead>{bodies}</table></div>'
+
+
+def bar_list(bars: Iterable[Bar]) -> str:
+    """Names with a bar each; a share of 1 fills the width."""
+    lines = (
+        f"<li{' class=highlighted' if bar.highlighted else ''}><span>{text(bar.name)}</span>"
+        f'<div><i style="width:{100 * bar.share:.1f}%"></i></div><em{_count(bar)}>{text(bar.text)}</em></li>'
+        for bar in bars
+    )
+    return f'<ol class="bars">{"".join(lines)}</ol>'
+
+
+def _section(section: Section) -> str:
+    note = f'<p class="note">{text(section.note)}</p>' if section.note else ""
+    content = "".join(map(block, section.blocks))
+    return f"<section><h2>{text(section.title)}</h2>{note}{content}</section>"
+
+
+def _tiles(tiles: Sequence[Tile]) -> str:
     cells = (
         f'<div class="tile"><span>{text(tile.name)}</span><b>{text(tile.value)}</b>'
-        f"<small>{text(tile.beside)}</small></div>"
-        for tile in found
+        f"<small>{text(tile.note)}</small></div>"
+        for tile in tiles
     )
     return f'<div class="tiles">{"".join(cells)}</div>'
 
 
-def chart_grid(charts: Sequence[Chart]) -> str:
-    return f'<div class="charts">{"".join(plot.figure(chart) for chart in charts)}</div>'
+def _charts(charts: Sequence[Chart | Histogram]) -> str:
+    lines = (chart.chart() if isinstance(chart, Histogram) else chart for chart in charts)
+    return f'<div class="charts">{"".join(plot.figure(chart) for chart in lines if chart.series)}</div>'
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table whose first column is words and whose others are numbers."""
-
-    def line(cells: Sequence[str], tag: str) -> str:
-        first, *rest = cells
-        return (
-            f"<tr><{tag}>{text(first)}</{tag}>"
-            + "".join(f'<{tag} class="number">{text(cell)}</{tag}>' for cell in rest)
-            + "</tr>"
-        )
-
-    body = "".join(line(row, "td") for row in rows)
-    return f'<div class="scroll"><table><thead>{line(header, "th")}</thead><tbody>{body}</tbody></table></div>'
+def _count(bar: Bar) -> str:
+    return "" if bar.number is None else f' title="{bar.number:,}"'
 
 
-def blanks_table(blanks: Sequence[Blank]) -> str:
-    """Sentences with a blank, the truth, and the model's guesses with their probabilities."""
-    rows = "".join(
-        f'<tr><td class="sentence">{_masks(blank.before)} <mark>{BLANK}</mark> {_masks(blank.after)}</td>'
-        f'<td class="truth">{text(blank.truth)}</td><td>{_guesses(blank)}</td></tr>'
-        for blank in blanks
+def _panel(panel: Panel) -> str:
+    return f"<div><h3>{text(panel.title)} <span>{text(panel.subtitle)}</span></h3>{bar_list(panel.bars)}</div>"
+
+
+def _excerpt(excerpt: Excerpt) -> str:
+    heading = f"{text(excerpt.heading)} <span>{text(excerpt.detail)}</span>"
+    paragraphs = "".join(
+        f"<p><b>{text(name)}</b>{''.join(map(_fragment, fragments))}</p>"
+        for name, fragments in excerpt.paragraphs.items()
     )
-    head = "<tr><th>what the model saw</th><th>truth</th><th>its five likeliest guesses</th></tr>"
-    return f'<table class="blanks"><thead>{head}</thead><tbody>{rows}</tbody></table>'
+    return f'<div class="example"><h3><div>{heading}</div><span>{text(excerpt.label)}</span></h3>{paragraphs}</div>'
 
 
-def settings(groups: Mapping[str, Mapping[str, Any]]) -> str:
-    """A table for each group of a configuration; nested keys are joined by dots."""
+def _fragment(fragment: Fragment) -> str:
+    """The token to predict is marked; a random one that the model sees in its place stands next to it in small type."""
+    space = "" if fragment.joined else " "
+    if fragment.kind == "plain":
+        return space + text(fragment.text)
+    if fragment.kind == "special":
+        return f'{space}<span class="mask">{text(fragment.text)}</span>'
+    seen = f" <small>{text(fragment.text)}</small>" if fragment.kind == "random" else ""
+    return f'{space}<mark class="{fragment.kind}">{text(fragment.label)}{seen}</mark>'
+
+
+def _settings(groups: Mapping[str, Mapping[str, Any]]) -> str:
     tables = []
     for name, values in groups.items():
         rows = "".join(f"<tr><td>{text(key)}</td><td>{text(_plain(value))}</td></tr>" for key, value in _flat(values))
+        caption = f"<caption>{text(name)}</caption>" if name else ""
         if rows:
-            tables.append(f"<table><caption>{text(name)}</caption><tbody>{rows}</tbody></table>")
+            tables.append(f"<table>{caption}<tbody>{rows}</tbody></table>")
     return f'<div class="settings">{"".join(tables)}</div>'
-
-
-def _masks(words: str) -> str:
-    """Text with the other masked tokens set back, and the border between the two segments."""
-    escaped = text(words)
-    for token in (BLANK, "[SEP]"):
-        escaped = escaped.replace(token, f'<span class="mask">{token}</span>')
-    return escaped
-
-
-def bar_list(items: Iterable[Bar]) -> str:
-    """Names with a bar each, the widest as wide as there is room for if its share is 1."""
-    lines = (
-        f"<li{' class=right' if item.right else ''}><span>{text(item.name)}</span>"
-        f'<div><i style="width:{100 * item.share:.1f}%"></i></div><em>{text(item.shown)}</em></li>'
-        for item in items
-    )
-    return f'<ol class="guesses">{"".join(lines)}</ol>'
-
-
-def _guesses(blank: Blank) -> str:
-    right = [guess.token == blank.truth for guess in blank.guesses]
-    bars = (
-        Bar(guess.token + (" ✓" if fits else ""), guess.probability, percent(guess.probability), fits)
-        for guess, fits in zip(blank.guesses, right, strict=True)
-    )
-    below = "" if any(right) else f'<div class="missed">the truth has {percent(blank.truth_probability)}</div>'
-    return bar_list(bars) + below
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:

@@ -1,6 +1,6 @@
-"""Line charts and histograms as inline SVG: axes, ticks, units, a legend, and the numbers that a pointer reads out.
+"""Line charts and histograms as inline SVG: axes, ticks, units, a legend, and the values that a pointer reads out.
 
-Colours are classes (series-0, series-1 ...), so that the page's style decides them for light, dark and paper.
+Colours are CSS classes (series-0, series-1 ...), so that the style sheet sets them for light, dark and print.
 """
 
 import html
@@ -11,13 +11,26 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.array_types import Float
-from bert_jax.reporting.curves import Chart, Reference, number
+from bert_jax.reporting.chart import Chart, Format, Reference, number
 
-WIDTH, HEIGHT = 520, 250
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
-TICKS = 5  # about so many on an axis
-SPARSE = 15  # a curve of so few points shows them
-_BAR_SHARE = 0.86  # of the room there is, the rest being gap
+TICKS = 5  # the approximate number on an axis
+SPARSE = 15  # curves of at most this many points show them
+_BAR_SHARE = 0.86  # the width of a bar as a share of the distance to the next
+
+
+class Frame(NamedTuple):
+    """The size of a plot and its margins, in pixels."""
+
+    width: int
+    height: int
+    left: int
+    right: int
+    top: int
+    bottom: int
+
+
+FRAME = Frame(520, 250, 52, 14, 12, 40)
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = FRAME
 
 
 class Scale(NamedTuple):
@@ -38,11 +51,11 @@ class Scale(NamedTuple):
 
 
 def figure(chart: Chart) -> str:
-    """An HTML figure of a chart: title, legend, SVG, and a read-out that the page's script fills in."""
+    """An HTML figure: title, legend, SVG, and a read-out that the page's script updates."""
     x_scale, y_scale = _scales(chart)
-    marks = [_grid(chart, x_scale, y_scale)]
-    draw = _bars if chart.bar_width else _curve
-    marks += [draw(chart, index, x_scale, y_scale) for index in range(len(chart.series))]
+    marks = [axes(FRAME, x_scale, y_scale, chart.axis, number, chart.show)]
+    shape = _bars if chart.bar_width else _curve
+    marks += [shape(chart, index, x_scale, y_scale) for index in range(len(chart.series))]
     marks += [_level(chart, reference, y_scale) for reference in chart.references]
     data = json.dumps(_read_out(chart, x_scale, y_scale)).replace("<", "\\u003c")
     unit = f" <span>{html.escape(chart.unit)}</span>" if chart.unit else ""
@@ -74,7 +87,7 @@ def _scales(chart: Chart) -> tuple[Scale, Scale]:
         low, high = (0.0, high) if high > 0 else (low, low + 1.0)
     marks = ticks(float(low), float(high))
     first_step, last_step = 0.0, max(float(steps.max()), 1.0)
-    if chart.bar_width:  # the bar of a number reaches half-way to its neighbours
+    if chart.bar_width:  # the bar of a number extends half-way to its neighbours
         first_step, last_step = float(steps.min()) - 0.5, float(steps.max()) + chart.bar_width - 0.5
     step_marks = ticks(first_step, last_step)
     if chart.bar_width:
@@ -91,22 +104,22 @@ def _scales(chart: Chart) -> tuple[Scale, Scale]:
     )
 
 
-def _grid(chart: Chart, x_scale: Scale, y_scale: Scale) -> str:
+def axes(frame: Frame, x: Scale, y: Scale, name: str, show_x: Format, show_y: Format) -> str:
+    """Grid lines and labels at the ticks of both scales, and the name of the x axis."""
+    right, base = frame.width - frame.right, frame.height - frame.bottom
     parts = []
-    for value in y_scale.marks:
-        y = y_scale.at(float(value))
-        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>')
-        label = html.escape(chart.show(float(value)).replace(".0%", "%"))
-        parts.append(f'<text class="tick" x="{LEFT - 7}" y="{y + 4:.1f}" text-anchor="end">{label}</text>')
-    base = HEIGHT - BOTTOM
-    for value in x_scale.marks:
-        x, label = x_scale.at(float(value)), number(float(value))
-        anchor = "end" if x > WIDTH - RIGHT - 20 else "middle"  # or a wide label would be cut at the edge
-        parts.append(f'<line class="axis" x1="{x:.1f}" x2="{x:.1f}" y1="{base}" y2="{base + 4}"/>')
-        parts.append(f'<text class="tick" x="{x:.1f}" y="{base + 17}" text-anchor="{anchor}">{label}</text>')
-    parts.append(f'<line class="axis" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{base}" y2="{base}"/>')
-    middle, axis = (LEFT + WIDTH - RIGHT) / 2, html.escape(chart.axis)
-    parts.append(f'<text class="tick" x="{middle:.0f}" y="{HEIGHT - 5}" text-anchor="middle">{axis}</text>')
+    for value in y.marks.tolist():
+        at, label = y.at(value), html.escape(show_y(value).replace(".0%", "%"))
+        parts.append(f'<line class="grid" x1="{frame.left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="tick" x="{frame.left - 7}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
+    for value in x.marks.tolist():
+        at, label = x.at(value), html.escape(show_x(value).replace(".0%", "%"))
+        anchor = "end" if at > right - 20 else "middle"  # a wide label would be cut at the edge
+        parts.append(f'<line class="axis" x1="{at:.1f}" x2="{at:.1f}" y1="{base}" y2="{base + 4}"/>')
+        parts.append(f'<text class="tick" x="{at:.1f}" y="{base + 17}" text-anchor="{anchor}">{label}</text>')
+    parts.append(f'<line class="axis" x1="{frame.left}" x2="{right}" y1="{base}" y2="{base}"/>')
+    middle = (frame.left + right) / 2
+    parts.append(f'<text class="tick" x="{middle:.0f}" y="{base + 35}" text-anchor="middle">{html.escape(name)}</text>')
     return "".join(parts)
 
 
@@ -120,7 +133,7 @@ def _level(chart: Chart, reference: Reference, y_scale: Scale) -> str:
 
 
 def _bars(chart: Chart, index: int, x_scale: Scale, y_scale: Scale) -> str:
-    """The bars of one series; those of several stand side by side."""
+    """The bars of one series; those of several series are next to each other."""
     series, count, base = chart.series[index], len(chart.series), y_scale.at(0.0)
     width = (x_scale.at(float(chart.bar_width)) - x_scale.at(0.0)) * _BAR_SHARE / count
     bars = "".join(
@@ -132,12 +145,12 @@ def _bars(chart: Chart, index: int, x_scale: Scale, y_scale: Scale) -> str:
 
 
 def _middles(chart: Chart, index: int, x_scale: Scale) -> Float[np.ndarray, "n"]:
-    """Where the values of a series stand: its steps, or the middles of its bars."""
+    """The x positions of the values of a series: its steps, or the middles of its bars."""
     series = chart.series[index]
     if not chart.bar_width:
         return x_scale(series.steps)
-    beside = (index - (len(chart.series) - 1) / 2) * _BAR_SHARE / len(chart.series) * chart.bar_width
-    return x_scale(series.steps + (chart.bar_width - 1) / 2 + beside)
+    offset = (index - (len(chart.series) - 1) / 2) * _BAR_SHARE / len(chart.series) * chart.bar_width
+    return x_scale(series.steps + (chart.bar_width - 1) / 2 + offset)
 
 
 def _curve(chart: Chart, index: int, x_scale: Scale, y_scale: Scale) -> str:
@@ -165,32 +178,32 @@ def _legend(chart: Chart) -> str:
 
 
 def _latest(chart: Chart) -> str:
-    """The last value of each curve, the highest of each histogram: the read-out when no pointer is on the chart."""
+    """The read-out without a pointer: the last value of each curve, or the highest of each histogram."""
     if chart.bar_width:
         highest = ((series, int(series.values.argmax())) for series in chart.series)
-        said = (
+        parts = (
             f"{series.name} {chart.show(float(series.values[top]))} at {chart.place(float(series.steps[top]))}"
             for series, top in highest
         )
-        return "most: " + "  ·  ".join(said)
+        return "most: " + "  ·  ".join(parts)
     last = "  ·  ".join(f"{series.name} {chart.show(float(series.values[-1]))}" for series in chart.series)
     return f"last: {last}"
 
 
 def _summary(chart: Chart) -> str:
-    """The chart in words, for those who do not see it."""
+    """The chart in words, for screen readers."""
     if chart.bar_width:
         return f"{chart.title}, {_latest(chart)}"
-    said = [
+    changes = [
         f"{series.name} from {chart.show(float(series.values[0]))} at {chart.place(float(series.steps[0]))} "
         f"to {chart.show(float(series.values[-1]))} at {chart.place(float(series.steps[-1]))}"
-        for index, series in enumerate(chart.series)
+        for series in chart.series
     ]
-    return f"{chart.title}: {'; '.join(said)}"
+    return f"{chart.title}: {'; '.join(changes)}"
 
 
 def _read_out(chart: Chart, x_scale: Scale, y_scale: Scale) -> list[dict[str, object]]:
-    """What the page's script needs of each curve: name, places and values as text, pixels."""
+    """What the page's script needs of each curve: its name, its places and values as text, and their pixels."""
     return [
         {
             "name": series.name,

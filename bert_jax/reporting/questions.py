@@ -1,21 +1,22 @@
-"""What a report shows of a model that answers questions: which kinds of questions it answers, and the worst answers."""
+"""Sections on a model that answers questions: scores by question word, and cards of its worst answers."""
 
 import numpy as np
 
 from bert_jax.array_types import Float
 from bert_jax.reporting import page
-from bert_jax.reporting.curves import percent
+from bert_jax.reporting.chart import percent
 from bert_jax.reporting.dev_predictions import DevPredictions
-from bert_jax.reporting.errors import Example, marked, shortened
+from bert_jax.reporting.document import Section, Table
+from bert_jax.reporting.errors import ErrorCard, highlight, truncate
 from bert_jax.tasks.kinds.question_files import Question
 from bert_jax.tasks.kinds.question_metrics import squad1_metrics
 
 QUESTION_WORDS = ("what", "who", "when", "where", "which", "why", "how many", "how much", "how", "whose", "whom")
-AROUND = 160  # characters of a context on each side of an answer
+CONTEXT = 160  # characters shown on each side of an answer
 
 
-def question_sections(found: DevPredictions) -> list[str]:
-    """Scores by question word, and by whether there is an answer."""
+def question_section(found: DevPredictions) -> Section:
+    """Scores by question word, and by whether the question has an answer."""
     scores = _scores(found)
     groups: dict[str, list[int]] = {}
     for item, question in enumerate(found.items):
@@ -23,55 +24,53 @@ def question_sections(found: DevPredictions) -> list[str]:
     order = sorted(groups, key=lambda word: (word == "other", -len(groups[word])))
     rows = [_row(word, scores, np.array(groups[word])) for word in order]
     without = np.array([question.answers == () for question in found.items])
-    for name, kept in (("has an answer", ~without), ("has none", without)):
+    for name, kept in (("has an answer", ~without), ("has no answer", without)):
         if without.any() and kept.any():
             rows.append(_row(name, scores, np.flatnonzero(kept)))
     rows.append(_row("all", scores, np.arange(len(scores))))
-    table = page.table(["questions", "number", "exactly right", "F1"], rows)
-    note = f"On {found.said}, by the question's word; right and F1 as the official scripts of SQuAD have them."
-    return [page.section("Which questions it answers", table, note)]
+    note = f"On {found.description}. Exact match and F1 are those of the official SQuAD scripts."
+    return Section("Scores by question word", [Table(["questions", "number", "exact match", "F1"], [rows])], note)
 
 
-def question_examples(found: DevPredictions, items: list[int]) -> list[Example]:
-    """Questions, their contexts around the guess and the first true answer, which are set apart."""
-    return [_example(found.items[item], found.predictions[item]) for item in items]
+def question_card(question: Question, prediction: dict) -> ErrorCard:
+    """A question and the context around the predicted answer, or around the first label where there is none."""
+    label = question.answers[0] if question.answers else None
+    heading = f"{label.text if label else 'no answer'}, predicted {prediction['answer'] or 'no answer'}"
+    context = question.context
+    start = prediction["start"]
+    if start is None:
+        start = context.find(label.text) if label else 0
+    end = prediction["end"] if prediction["end"] is not None else start
+    before, after = context[max(start - CONTEXT, 0) : start], context[end : end + CONTEXT]
+    answer = highlight(context[start:end], percent(prediction["score"])) if end > start else ""
+    excerpt = f"{'…' if start > CONTEXT else ''}{page.text(before)}{answer}{page.text(after)}"
+    dots = "…" if end + CONTEXT < len(context) else ""
+    content = f"<b>Q</b>{page.text(truncate(question.question))}<br>{excerpt}{dots}"
+    return ErrorCard(truncate(heading, 120), question.place, content)
 
 
 def question_word(question: str) -> str:
-    """The one of QUESTION_WORDS that a question begins with, or else has in it first; `other` for none."""
-    words = f" {' '.join(''.join(one if one.isalnum() else ' ' for one in question.lower()).split())} "
+    """The first of QUESTION_WORDS in a question, or `other`."""
+    letters = "".join(letter if letter.isalnum() else " " for letter in question.lower())
+    words = f" {' '.join(letters.split())} "
     places = {word: words.find(f" {word} ") for word in QUESTION_WORDS}
-    there = {word: place for word, place in places.items() if place >= 0}
-    return min(there, key=lambda word: (there[word], -len(word)), default="other")
+    found = {word: place for word, place in places.items() if place >= 0}
+    return min(found, key=lambda word: (found[word], -len(word)), default="other")
 
 
 def _scores(found: DevPredictions) -> Float[np.ndarray, "K 2"]:
-    """Exact match and F1 of each question; where there is no answer the guess has to be none."""
+    """Exact match and F1 of each question. A question without an answer is right if none is predicted."""
     scores = []
-    for question, told in zip(found.items, found.predictions, strict=True):
-        truths = [answer.text for answer in question.answers or ()]
-        if truths:
-            one = squad1_metrics(("exact_match", "f1"), [truths], [told["answer"]])
+    for question, prediction in zip(found.items, found.predictions, strict=True):
+        labels = [answer.text for answer in question.answers or ()]
+        if labels:
+            one = squad1_metrics(("exact_match", "f1"), [labels], [prediction["answer"]])
             scores.append([one["exact_match"], one["f1"]])
         else:
-            scores.append([float(not told["answer"])] * 2)
+            scores.append([float(not prediction["answer"])] * 2)
     return np.array(scores, np.float64)
 
 
 def _row(name: str, scores: Float[np.ndarray, "K 2"], items: np.ndarray) -> list[str]:
     exact, f1 = scores[items].mean(axis=0)
     return [name, f"{len(items):,}", percent(float(exact)), percent(float(f1))]
-
-
-def _example(question: Question, told: dict) -> Example:
-    true = question.answers[0] if question.answers else None
-    heading = f"{true.text if true else 'no answer'}, guessed {told['answer'] or 'no answer'}"
-    place = told["start"] if told["start"] is not None else question.context.find(true.text) if true else 0
-    end = told["end"] if told["end"] is not None else place
-    context = question.context
-    before, after = context[max(place - AROUND, 0) : place], context[end : end + AROUND]
-    guess = marked(context[place:end], percent(told["score"])) if end > place else ""
-    around = f"{'…' if place > AROUND else ''}{page.text(before)}{guess}{page.text(after)}"
-    dots = "…" if end + AROUND < len(context) else ""
-    content = f"<b>Q</b>{page.text(shortened(question.question))}<br>{around}{dots}"
-    return Example(shortened(heading, 120), question.place, content)

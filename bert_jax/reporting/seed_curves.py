@@ -1,4 +1,4 @@
-"""The curves of several runs of one fine-tuning, a seed each or a seed and a learning rate each, in common charts."""
+"""Charts of several runs of one fine-tuning, which differ in the seed or in seed and learning rate."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,10 +6,11 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.reporting.curves import NATS, Chart, Series, show_of, title_of
+from bert_jax.reporting.chart import Chart, Series
+from bert_jax.reporting.curves import NATS, show_of, title_of
 from bert_jax.train.metrics import METRICS_FILE, read_metrics
 
-COLOURS = 4  # of reporting/style.py: more runs than that are told by their highest, mean and lowest
+COLOURS = 4  # of reporting/style.py: of more runs the mean, the highest and the lowest are shown
 
 Lines = Sequence[Mapping[str, Any]]
 
@@ -26,7 +27,7 @@ def read_runs(workdir: Path) -> dict[str, Lines]:
 
 
 def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]:
-    """A chart for each held-out metric, and one for the loss of training: a curve a run; of many, what they span."""
+    """A chart of each held-out metric and one of the training loss, with a curve for each run, or their range."""
     names = list(dict.fromkeys(name for lines in runs.values() for line in lines for name in line))
     wanted = [name for name in names if name.startswith("eval_")] + ["task_loss"] * ("task_loss" in names)
     charts = []
@@ -38,13 +39,13 @@ def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]
         series = [Series(run, *_arrays(points)) for run, points in found.items()]
         loss = name.endswith("loss")
         title = "Training loss" if name == "task_loss" else f"{title_of(name.removeprefix('eval_'))}, held out"
-        kept = tuple(series) if len(series) <= COLOURS else _spanned(found)
+        kept = tuple(series) if len(series) <= COLOURS else _range(found)
         charts.append(Chart(title, loss_unit if loss else "", kept, show_of(name), from_zero=False))
     return charts
 
 
-def _spanned(found: Mapping[str, Mapping[float, float]]) -> tuple[Series, ...]:
-    """The mean, the highest and the lowest of the runs, at the steps that all of them logged."""
+def _range(found: Mapping[str, Mapping[float, float]]) -> tuple[Series, ...]:
+    """The mean, the highest and the lowest value of the runs at the steps that all of them logged."""
     steps = sorted(set.intersection(*(set(points) for points in found.values())))
     values = np.array([[points[step] for step in steps] for points in found.values()])
     at = np.array(steps, np.float64)
@@ -67,7 +68,7 @@ def _arrays(points: Mapping[float, float]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _order(path: Path, workdir: Path) -> list[tuple[float, str]]:
-    """Numbers in names by their value."""
+    """A sort key that orders numbers in names by their value."""
     keys = []
     for part in path.parent.relative_to(workdir).parts:
         _, _, value = part.partition("-")

@@ -1,44 +1,44 @@
-"""Entities, or any typed spans, that were found, and in which way the others went wrong. Pure Python."""
+"""Compares predicted entities, or any typed spans, with the true ones. Pure Python."""
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from bert_jax.tasks.example import Span
 
-CORRECT, TYPE, BORDER, BOTH = "right", "wrong type", "wrong border", "wrong type and border"
+CORRECT, TYPE, BORDER, BOTH = "correct", "wrong type", "wrong border", "wrong type and border"
 MISSED, SPURIOUS = "missed", "spurious"
 SPAN_RESULTS = (CORRECT, TYPE, BORDER, BOTH, MISSED, SPURIOUS)
 
 
-def compare_spans(truth: Sequence[Span], guess: Sequence[Span]) -> list[tuple[str, Span]]:
-    """What became of each true span, and which guesses are spurious.
+def compare_spans(true: Sequence[Span], predicted: Sequence[Span]) -> list[tuple[str, Span]]:
+    """The result of each true span, then the predicted spans that are spurious.
 
-    A true span is right when it was guessed; of wrong type when its words were; of wrong border when a guess of its
-    type overlaps it; both when a guess of another type does; else missed. A guess that overlaps no true span is
-    spurious. So every true span has one outcome. The wrong ones are those that Chinchor and Sundheim (1993, MUC-5)
-    call incorrect or partial.
+    A true span is correct if it was predicted; of wrong type if another type was predicted for its words; of wrong
+    border if a predicted span of its type overlaps it; both if one of another type does; else missed. A predicted span
+    that overlaps no true span is spurious. The wrong ones are those that Chinchor and Sundheim (1993, MUC-5) call
+    incorrect or partial.
     """
-    found: list[tuple[str, Span]] = []
-    guessed = set(guess)
-    for span in truth:
-        near = [other for other in guess if _overlap(span, other)]
-        if span in guessed:
-            outcome = CORRECT
+    results: list[tuple[str, Span]] = []
+    exact = set(predicted)
+    for span in true:
+        near = [other for other in predicted if _overlap(span, other)]
+        if span in exact:
+            result = CORRECT
         elif any(other[1:] == span[1:] for other in near):
-            outcome = TYPE
+            result = TYPE
         elif any(other.label == span.label for other in near):
-            outcome = BORDER
+            result = BORDER
         else:
-            outcome = BOTH if near else MISSED
-        found.append((outcome, span))
-    return found + [(SPURIOUS, span) for span in guess if not any(_overlap(span, other) for other in truth)]
+            result = BOTH if near else MISSED
+        results.append((result, span))
+    return results + [(SPURIOUS, span) for span in predicted if not any(_overlap(span, other) for other in true)]
 
 
-def count_by_type(judged: Iterable[tuple[str, Span]]) -> dict[str, Counter[str]]:
-    """By type, how often each of SPAN_RESULTS came about."""
+def count_by_type(results: Iterable[tuple[str, Span]]) -> dict[str, Counter[str]]:
+    """How often each of SPAN_RESULTS occurs, by type."""
     counts: dict[str, Counter[str]] = {}
-    for outcome, span in judged:
-        counts.setdefault(span.label, Counter())[outcome] += 1
+    for result, span in results:
+        counts.setdefault(span.label, Counter())[result] += 1
     return dict(sorted(counts.items()))
 
 

@@ -1,25 +1,25 @@
-"""The look of a report: one style sheet for light, dark and paper, and the script that reads values off the curves.
+"""The style sheet of all pages, for light and dark screens and for print, and the script of the charts' read-outs.
 
-Blue and orange stay apart for colour-blind readers, and hold 3:1 against both grounds.
+Colour-blind readers can tell blue from orange, and both have a contrast of 3:1 against both backgrounds.
 """
 
 STYLE = """
 :root {
   color-scheme: light dark;
-  --ground: #fcfcfb; --card: #ffffff; --edge: #e4e2dc; --grid: #eceae5; --axis: #b9b6ae;
-  --ink: #161513; --soft: #55534d; --faint: #7b7871; --right: #0b7a4b; --right-ground: #e3f4ea; --warn: #8a5a00;
+  --background: #fcfcfb; --card: #ffffff; --border: #e4e2dc; --grid: #eceae5; --axis: #b9b6ae;
+  --ink: #161513; --soft: #55534d; --faint: #7b7871; --correct: #0b7a4b; --correct-ground: #e3f4ea; --warn: #8a5a00;
   --color-0: #2a78d6; --color-1: #d4571b; --color-2: #13855c; --color-3: #8a4fc0;
 }
 @media screen and (prefers-color-scheme: dark) {
   :root {
-    --ground: #161615; --card: #1f1f1d; --edge: #34332f; --grid: #2c2b28; --axis: #5c5a54;
-    --ink: #f2f1ee; --soft: #c1bfb8; --faint: #96938b; --right: #62d19b; --right-ground: #173527; --warn: #e8b559;
+    --background: #161615; --card: #1f1f1d; --border: #34332f; --grid: #2c2b28; --axis: #5c5a54;
+    --ink: #f2f1ee; --soft: #c1bfb8; --faint: #96938b; --correct: #62d19b; --correct-ground: #173527; --warn: #e8b559;
     --color-0: #5c9ef0; --color-1: #f08350; --color-2: #3fbf8c; --color-3: #b78be0;
   }
 }
 * { box-sizing: border-box; }
 body {
-  margin: 0 auto; max-width: 1160px; padding: 2.5rem 1.5rem 4rem; background: var(--ground); color: var(--ink);
+  margin: 0 auto; max-width: 1160px; padding: 2.5rem 1.5rem 4rem; background: var(--background); color: var(--ink);
   font: 16px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif;
 }
 header p, .note { color: var(--soft); margin: .25rem 0; max-width: 46rem; }
@@ -32,13 +32,13 @@ h3 span { color: var(--faint); font-weight: 400; }
   display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 140px), 1fr)); gap: .75rem;
   margin-top: 1.5rem;
 }
-.tile { background: var(--card); border: 1px solid var(--edge); border-radius: 10px; padding: .8rem 1rem; }
+.tile { background: var(--card); border: 1px solid var(--border); border-radius: 10px; padding: .8rem 1rem; }
 .tile b { display: block; font-size: 1.6rem; line-height: 1.25; font-weight: 650; }
 .tile span { display: block; color: var(--soft); font-size: .85rem; }
 .tile small { color: var(--faint); font-size: .8rem; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: 1rem; }
 .chart {
-  margin: 0; background: var(--card); border: 1px solid var(--edge); border-radius: 10px; padding: .9rem 1rem .6rem;
+  margin: 0; background: var(--card); border: 1px solid var(--border); border-radius: 10px; padding: .9rem 1rem .6rem;
   break-inside: avoid;
 }
 .chart figcaption {
@@ -74,11 +74,11 @@ svg .cursor line { stroke: var(--axis); } svg .cursor circle { stroke: var(--car
 }
 table { border-collapse: collapse; width: 100%; font-size: .92rem; }
 th { text-align: left; color: var(--soft); font-weight: 600; font-size: .85rem; }
-th, td { padding: .45rem .9rem .45rem 0; border-bottom: 1px solid var(--edge); vertical-align: top; }
+th, td { padding: .45rem .9rem .45rem 0; border-bottom: 1px solid var(--border); vertical-align: top; }
 td.number, th.number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
 .scroll { overflow-x: auto; }
 mark {
-  background: var(--color-0); color: var(--ground); border-radius: 4px; padding: 0 .3em; font-size: .85em;
+  background: var(--color-0); color: var(--background); border-radius: 4px; padding: 0 .3em; font-size: .85em;
   font-weight: 650;
 }
 mark small { font-weight: 400; opacity: .85; }
@@ -87,25 +87,25 @@ mark.kept { box-shadow: inset 0 0 0 1.5px var(--color-2); }
 .mask { color: var(--faint); font-size: .8em; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 235px), 1fr)); gap: 1rem 2.5rem; }
 .panels h3 { margin-bottom: .35rem; }
-.example { margin: 0 0 1rem; padding: .8rem 1rem; background: var(--card); border: 1px solid var(--edge); }
+.example { margin: 0 0 1rem; padding: .8rem 1rem; background: var(--card); border: 1px solid var(--border); }
 .example { border-radius: 10px; break-inside: avoid; }
 .example h3 { display: flex; flex-wrap: wrap; justify-content: space-between; gap: 0 1rem; }
 .example p { margin: .4rem 0 0; line-height: 1.75; overflow-wrap: anywhere; }
 .example b { color: var(--faint); font-weight: 650; margin-right: .4rem; }
-.sentence { width: 52%; } .truth { font-weight: 650; }
-.guesses { list-style: none; margin: 0; padding: 0; min-width: 14rem; }
-.guesses li {
+.sentence { width: 52%; } .label { font-weight: 650; }
+.bars { list-style: none; margin: 0; padding: 0; min-width: 14rem; }
+.bars li {
   display: grid; grid-template-columns: 7.5rem 1fr 3.4rem; gap: .6rem; align-items: center; padding: 0 .4rem;
   border-radius: 5px;
 }
-.guesses li.right { background: var(--right-ground); color: var(--right); font-weight: 650; }
-.guesses div { background: var(--grid); border-radius: 4px; }
-.guesses i { display: block; height: 7px; border-radius: 4px; background: var(--color-0); min-width: 2px; }
-.guesses .right i { background: var(--right); }
-.guesses span { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
-.guesses em { font-style: normal; text-align: right; font-variant-numeric: tabular-nums; }
+.bars li.highlighted { background: var(--correct-ground); color: var(--correct); font-weight: 650; }
+.bars div { background: var(--grid); border-radius: 4px; }
+.bars i { display: block; height: 7px; border-radius: 4px; background: var(--color-0); min-width: 2px; }
+.bars .highlighted i { background: var(--correct); }
+.bars span { overflow: hidden; text-overflow: ellipsis; white-space: nowrap; }
+.bars em { font-style: normal; text-align: right; font-variant-numeric: tabular-nums; }
 .panel {
-  margin: 0; max-width: 460px; background: var(--card); border: 1px solid var(--edge); border-radius: 10px;
+  margin: 0; max-width: 460px; background: var(--card); border: 1px solid var(--border); border-radius: 10px;
   padding: .9rem 1rem .6rem; break-inside: avoid;
 }
 .panel svg { display: block; width: 100%; height: auto; margin-top: .4rem; }
@@ -119,14 +119,14 @@ table.matrix { width: auto; border-collapse: separate; border-spacing: 2px; font
 .matrix td { min-width: 2.6rem; text-align: right; border-radius: 4px; background: var(--card); }
 .matrix .hit { background: color-mix(in srgb, var(--color-0) calc(var(--share) * 100%), var(--card)); }
 .matrix .miss { background: color-mix(in srgb, var(--color-1) calc(var(--share) * 100%), var(--card)); }
-.matrix .dark { color: var(--ground); }
+.matrix .dark { color: var(--background); }
 .matrix .corner { font-weight: 400; color: var(--faint); white-space: nowrap; vertical-align: bottom; }
 .matrix .turned { vertical-align: bottom; text-align: right; white-space: nowrap; }
 .stacked { display: grid; gap: 1.25rem; } .stacked > div { min-width: 0; }
 .worst h3 span { font-weight: 400; }
-.worst .beside { display: grid; grid-template-columns: 1fr minmax(15rem, 24rem); gap: 0 1.5rem; align-items: center; }
-.worst .beside p:only-child { grid-column: 1 / -1; }
-.worst mark { background: var(--color-1); } .worst mark.found { background: var(--right); }
+.worst .columns { display: grid; grid-template-columns: 1fr minmax(15rem, 24rem); gap: 0 1.5rem; align-items: center; }
+.worst .columns p:only-child { grid-column: 1 / -1; }
+.worst mark { background: var(--color-1); }
 .missed { color: var(--faint); font-size: .85rem; padding-left: .4rem; }
 .settings { columns: 2 26rem; column-gap: 2.5rem; }
 .settings table { break-inside: avoid; margin-bottom: 1.5rem; }
@@ -138,12 +138,12 @@ table.matrix { width: auto; border-collapse: separate; border-spacing: 2px; font
 .settings td:first-child { color: var(--soft); width: 45%; }
 footer { margin-top: 3rem; color: var(--faint); font-size: .85rem; }
 @media (max-width: 700px) {
-  .worst .beside { grid-template-columns: 1fr; }
+  .worst .columns { grid-template-columns: 1fr; }
   body { padding: 1.25rem .9rem 3rem; } h1 { font-size: 1.6rem; }
-  .blanks thead { display: none; }
-  .blanks tr { display: block; border-bottom: 1px solid var(--edge); padding: .6rem 0; }
-  .blanks td { display: block; width: auto; border: 0; padding: .15rem 0; }
-  .truth::before { content: "truth: "; font-weight: 400; color: var(--soft); }
+  .masked-tokens thead { display: none; }
+  .masked-tokens tr { display: block; border-bottom: 1px solid var(--border); padding: .6rem 0; }
+  .masked-tokens td { display: block; width: auto; border: 0; padding: .15rem 0; }
+  .label::before { content: "label: "; font-weight: 400; color: var(--soft); }
 }
 @media print {
   :root { color-scheme: light; } body { max-width: none; padding: 0; font-size: 10pt; }
@@ -152,11 +152,11 @@ footer { margin-top: 3rem; color: var(--faint); font-size: .85rem; }
 }
 """
 
-# Moving a pointer over a chart shows the nearest place of every curve; leaving it shows what was there before.
+# Moving the pointer over a chart shows the nearest point of each curve; when it leaves, the first read-out returns.
 SCRIPT = """
-const drawn = "http://www.w3.org/2000/svg";
+const namespace = "http://www.w3.org/2000/svg";
 function shape(kind, attributes) {
-  const node = document.createElementNS(drawn, kind);
+  const node = document.createElementNS(namespace, kind);
   for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
   return node;
 }

@@ -1,4 +1,4 @@
-"""A fine-tuned tagger beside the most frequent tag of each word, on words seen in training and on new ones."""
+"""The accuracy of a fine-tuned tagger and of the most-frequent-tag baseline, on known and on unknown words."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,7 @@ from bert_jax.train import partitioning, trainer
 
 @dataclass(frozen=True)
 class TaggingScore:
-    """Shares of the test words tagged right; `unknown`: of those that the training file does not hold."""
+    """Accuracy on the words of the test file; `unknown`: on those that do not occur in the training file."""
 
     accuracy: float
     unknown_accuracy: float
@@ -27,9 +27,9 @@ class TaggingScore:
 
 
 def score_tagger(checkpoint: str | Path, config: TaskConfig) -> TaggingScore:
-    """Tags the test file of a tagging task, and measures the baseline on the same words.
+    """Tags the test file of a tagging task and evaluates the baseline on the same words.
 
-    Raises UserError for a checkpoint that is not a tagger, and files that are missing or have no tags.
+    Raises UserError for a checkpoint that is not a tagger, and for files that are missing or have no tags.
     """
     named, files = registry.resolve(config)
     train, test = (cast(Split[Sentence], registry.read(named, files[split])) for split in ("train", "test"))
@@ -46,11 +46,11 @@ def score_tagger(checkpoint: str | Path, config: TaskConfig) -> TaggingScore:
 
     known = {word for sentence in train.items for word in sentence.words}
     pairs = [pair for sentence in test.items for pair in zip(sentence.words, sentence.tags or (), strict=True)]
-    guesses = [tag for sentence in guessed_tags(task, rows, answers) for tag in sentence]
-    right = np.array([guess == tag for guess, (_, tag) in zip(guesses, pairs, strict=True)])
+    predicted = [tag for sentence in guessed_tags(task, rows, answers) for tag in sentence]
+    correct = np.array([one == tag for one, (_, tag) in zip(predicted, pairs, strict=True)])
     unknown = np.array([word not in known for word, _ in pairs])
     return TaggingScore(
-        accuracy=float(right.mean()),
-        unknown_accuracy=float(right[unknown].mean()) if unknown.any() else float("nan"),
+        accuracy=float(correct.mean()),
+        unknown_accuracy=float(correct[unknown].mean()) if unknown.any() else float("nan"),
         baseline=most_frequent_tag_baseline(train, test),
     )

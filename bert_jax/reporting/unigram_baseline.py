@@ -1,4 +1,4 @@
-"""What guessing by frequency alone reaches on held-out shards: the yardstick beside a pretraining run."""
+"""The unigram baseline on held-out shards, with which a pretraining run is compared."""
 
 import os
 from dataclasses import dataclass
@@ -12,19 +12,19 @@ from bert_jax.data.shards import open_dataset
 
 @dataclass(frozen=True)
 class UnigramBaseline:
-    """The figures of a model that knows the training tokens' frequencies alone, on the masks of evaluation."""
+    """Metrics of a model that knows only the token frequencies of the training rows, on the masks of evaluation."""
 
     token: str  # the most frequent token of the training rows
-    accuracy: float  # its share of the held-out masked tokens
-    loss: float  # nats a masked token, by the training frequencies with one added to each token's count
-    next_sentence_accuracy: float | None  # of the more frequent label; None without labels
-    predictions: int  # masked tokens counted
+    accuracy: float  # of always predicting it
+    loss: float  # nats per masked token, by the training frequencies with add-one smoothing
+    next_sentence_accuracy: float | None  # of always predicting the more frequent label; None without labels
+    predictions: int  # number of masked tokens
 
 
 def unigram_baseline(shards: str | os.PathLike[str], max_rows: int = 0) -> UnigramBaseline:
-    """Measures the guess on the held-out part of shards (the first max_rows of its rows; 0: all).
+    """Evaluates the baseline on the held-out part of shards (the first max_rows rows; 0: all).
 
-    Raises UserError when the shards cannot be opened or hold nothing out.
+    Raises UserError if the shards cannot be opened or have no held-out part.
     """
     dataset = open_dataset(shards, "eval")
     tokenizer = dataset.tokenizer()

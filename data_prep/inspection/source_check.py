@@ -1,7 +1,7 @@
-"""Reads the text of an output again, and sees that every document of it is where the manifest says."""
+"""Reads the text of an output again and checks that each document is where the manifest states it."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,50 +15,50 @@ from data_prep.units import Cut, UnitSplitter
 
 
 def source_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:
-    """The corpus that an output was made of. Raises UserError when it is not there any more, or not the same files."""
+    """The corpus that an output was made from. Raises UserError if its files are missing or have another size."""
     if not {"reading", "skipped_reading", "unit_bytes", "eval_fraction"} <= manifest.keys():
-        raise UserError(f"{directory} was made of rows, not of text; leave out --source")
+        raise UserError(f"{directory} was made from rows, not from text; omit --source")
     sources = []
     for source in manifest["sources"]:
         path, folder = source["path"], False
         if not is_remote(path) and not path.startswith(PREFIX):
             if not os.path.exists(path):
-                raise UserError(f"{path}, which {directory / MANIFEST} names as a source, is gone; leave out --source")
+                raise UserError(f"{path}, a source in {directory / MANIFEST}, does not exist any more; omit --source")
             folder = os.path.isdir(path)
             if not folder and os.stat(path).st_size != source["bytes"]:
                 raise UserError(
-                    f"{path} has {os.stat(path).st_size} bytes, and {source['bytes']} when {directory} was made of it; "
-                    "build the examples again, or leave out --source"
+                    f"{path} has {os.stat(path).st_size} bytes, but had {source['bytes']} when {directory} was made; "
+                    "build the examples again, or omit --source"
                 )
         sources.append(Source(path, source["bytes"], float(source.get("weight", 1.0)), folder))
     reading = manifest["reading"]
     return Corpus(tuple(sources), Reading(reading["text_field"], reading["document"], on_error="skip"))
 
 
-def recount(directory: Path, manifest: Mapping[str, Any], corpus: Corpus, on_document: Callable[[], None]) -> int:
-    """Counts the documents of the text by what becomes of them, and returns how many there are.
+def check_source(directory: Path, manifest: Mapping[str, Any], corpus: Corpus, on_document: Callable[[], None]) -> int:
+    """Counts the documents of the text as build_examples does and returns how many there are.
 
-    Raises UserError naming the first count of the manifest that the text does not give. Calls `on_document` for each.
+    Raises UserError that names the first count of the manifest that differs. Calls `on_document` for each document.
     """
     cut = Cut(manifest["unit_bytes"], manifest["eval_fraction"], fewest_documents(manifest["objective"]))
     splitter = UnitSplitter(cut, manifest["reading"]["dedup"])
     found = dict.fromkeys(PARTS, 0)
 
-    def told() -> Any:
+    def texts() -> Iterator[Any]:
         for text in corpus.texts():
             on_document()
             yield text
 
-    for unit in splitter.split(told()):
+    for unit in splitter.split(texts()):
         found[unit.part] += len(unit.documents)
     skipped = corpus.refused + splitter.skipped
-    said = manifest["skipped_reading"]
+    stated = manifest["skipped_reading"]
     for name, counted, wanted in [
         *((f"documents in {part}", found[part], manifest["parts"][part]["documents"]) for part in PARTS),
-        *((f"{reason} skipped", skipped[reason], said.get(reason, 0)) for reason in sorted({*skipped, *said})),
+        *((f"{reason} skipped", skipped[reason], stated.get(reason, 0)) for reason in sorted({*skipped, *stated})),
     ]:
         if counted != wanted:
             raise UserError(
-                f"{directory / MANIFEST} says {wanted} {name}, and the text gives {counted}; build it again"
+                f"{directory / MANIFEST} states {wanted} {name}, but the text gives {counted}; build the examples again"
             )
     return sum(found.values()) + skipped.total()

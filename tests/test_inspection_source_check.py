@@ -7,10 +7,10 @@ import pytest
 
 from bert_jax.command import UserError
 from data_prep import inspect_shards
-from data_prep.audit import verify
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
-from data_prep.recount import recount, source_corpus
+from data_prep.inspection.source_check import check_source, source_corpus
+from data_prep.inspection.verification import verify
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def output(corpus: Path, vocab_dir: Path, tmp_path: Path) -> Path:
 
 def again(output: Path) -> int:
     manifest = verify(output).manifest
-    return recount(output, manifest, source_corpus(output, manifest), lambda: None)
+    return check_source(output, manifest, source_corpus(output, manifest), lambda: None)
 
 
 def test_every_document_is_found_again(output: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,15 +52,15 @@ def test_every_document_is_found_again(output: Path, corpus: Path, capsys: pytes
 def test_text_that_has_changed_is_told(output: Path, corpus: Path) -> None:
     whole = corpus.read_text(encoding="utf-8")
     corpus.write_text(whole + "x", encoding="utf-8")
-    with pytest.raises(UserError, match=r"some\.jsonl has \d+ bytes, and \d+ when"):
+    with pytest.raises(UserError, match=r"some\.jsonl has \d+ bytes, but had \d+ when"):
         again(output)
     corpus.write_text(
         whole.replace("{not json", '{"t": 10}'), encoding="utf-8"
     )  # as long, and refused for another reason
-    with pytest.raises(UserError, match="skipped, and the text gives"):
+    with pytest.raises(UserError, match="skipped, but the text gives"):
         again(output)
     corpus.unlink()
-    with pytest.raises(UserError, match="is gone"):
+    with pytest.raises(UserError, match="does not exist any more"):
         again(output)
 
 

@@ -1,0 +1,161 @@
+"""Prints a Document on a terminal, or as plain text of 100 columns where there is none."""
+
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich.bar import Bar as RichBar
+from rich.columns import Columns
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.segment import Segment
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from bert_jax.reporting.chart import Histogram
+from bert_jax.reporting.document import (
+    Bullets,
+    Charts,
+    Document,
+    Excerpt,
+    Excerpts,
+    Facts,
+    Fragment,
+    Panel,
+    Panels,
+    Section,
+    Settings,
+    Table,
+)
+
+WIDTH = 100
+_HISTOGRAM_BINS = 12
+_BAR_COLUMNS = 44  # shared by the series of a histogram
+_PANEL_BAR = 12
+
+
+def open_console() -> Console:
+    """A console that prints text as it is: names and tokens may hold brackets and colons, which rich interprets."""
+    return Console(width=None if Console().is_terminal else WIDTH, markup=False, emoji=False)
+
+
+def print_document(document: Document, console: Console | None = None) -> None:
+    """Prints the sections that are not only for pages. The source, a path, is the heading where there is one."""
+    console = console or open_console()
+    console.print(document.source or document.title, style="bold", soft_wrap=True, highlight=False)
+    for line in filter(None, [*document.lines, document.warning]):
+        console.print(line, soft_wrap=True, highlight=False)
+    for section in document.sections:
+        if not section.page_only and (section.blocks or section.note):
+            _print_section(section, console)
+
+
+def excerpt_text(excerpt: Excerpt) -> str:
+    """An excerpt as lines: heading, detail and label, then its paragraphs. A predicted token is {[MASK]: cat}."""
+    lines = ["  ".join(filter(None, [excerpt.heading, excerpt.detail, excerpt.label]))]
+    for name, fragments in excerpt.paragraphs.items():
+        text = "".join(_fragment_text(fragment) for fragment in fragments).strip()
+        lines.append(textwrap.fill(text, WIDTH, initial_indent=f"  {name}: ", subsequent_indent=" " * 5))
+    return "\n".join(lines)
+
+
+def _fragment_text(fragment: Fragment) -> str:
+    space = "" if fragment.joined else " "
+    if fragment.kind in ("plain", "special"):
+        return space + fragment.text
+    return f"{space}{{{fragment.text}: {fragment.label}}}"
+
+
+def _print_section(section: Section, console: Console) -> None:
+    console.print()
+    if section.title:
+        console.print(section.title, style="bold", soft_wrap=True, highlight=False)
+    for block in section.blocks:
+        match block:
+            case Facts(rows):
+                console.print(_two_columns(rows))
+            case Settings(groups):
+                for name, values in groups.items():
+                    console.print(_two_columns([(f"{name}.{key}", str(value)) for key, value in values.items()]))
+            case Table():
+                console.print(_table(block))
+            case Panels(panels):
+                console.print(Columns([_panel(panel) for panel in panels], padding=(0, 2)))
+            case Charts(charts):
+                for chart in charts:
+                    if isinstance(chart, Histogram) and chart.highest:
+                        console.print(_histogram(chart))
+            case Bullets(lines):
+                for line in lines:
+                    console.print(f"  {line}", soft_wrap=True, highlight=False)
+            case Excerpts(excerpts):
+                for excerpt in excerpts:
+                    console.print(excerpt_text(excerpt), soft_wrap=True, highlight=False)
+    if section.note:
+        console.print(section.note, style="dim", highlight=False)
+
+
+def _two_columns(rows: Sequence[tuple[str, str]]) -> RichTable:
+    table = RichTable(show_header=False)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def _table(block: Table) -> RichTable:
+    table = RichTable()
+    for place, name in enumerate(block.header):
+        table.add_column(name, justify="right" if place else "left")
+    for group in block.groups:
+        for row in group:
+            table.add_row(*row)
+        table.add_section()
+    return table
+
+
+def _panel(panel: Panel) -> RichTable:
+    table = RichTable(title=f"{panel.title} {panel.subtitle}".strip(), title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(width=_PANEL_BAR)
+    for bar in panel.bars:
+        count = "" if bar.number is None else f"{bar.number:,}  "
+        table.add_row(bar.name, f"{count}{bar.text}", _Bar(bar.share, _PANEL_BAR))
+    return table
+
+
+def _histogram(histogram: Histogram) -> RichTable:
+    """A row for each bin, with a count and a bar for each series; a last row counts the value 0."""
+    table = RichTable(title=f"{histogram.title}, {histogram.unit}", title_justify="left")
+    table.add_column(histogram.axis)
+    width = _BAR_COLUMNS // len(histogram.counts)
+    for name in histogram.counts:
+        table.add_column(name, justify="right")
+        table.add_column("", width=width)
+    binned = histogram.bins(_HISTOGRAM_BINS)
+    longest = {name: max(count for _, _, count in bins) for name, bins in binned.items()}
+    for rows in zip(*binned.values(), strict=True):
+        first, last, _ = rows[0]
+        cells = _histogram_cells(dict(zip(binned, (count for _, _, count in rows), strict=True)), longest, width)
+        table.add_row(str(first) if first == last else f"{first}-{last}", *cells)
+    if any(counts[0] for counts in histogram.counts.values()):
+        none = [cell for counts in histogram.counts.values() for cell in (f"{counts[0]:,}", "")]
+        table.add_row(Text("none", "dim"), *none)
+    return table
+
+
+def _histogram_cells(counts: Mapping[str, int], longest: Mapping[str, int], width: int) -> Iterator[RenderableType]:
+    for name, count in counts.items():
+        yield f"{count:,}"
+        yield _Bar(count / max(longest[name], 1), width)
+
+
+class _Bar:
+    """A bar of block characters, or of # where the encoding of the terminal has no others."""
+
+    def __init__(self, share: float, width: int) -> None:
+        self._share, self._width = share, width
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if options.ascii_only:
+            yield Segment("#" * round(self._share * self._width))
+        else:
+            yield RichBar(1, 0, self._share, width=self._width)
