@@ -1,7 +1,7 @@
-"""The array types in signatures of what runs without jax: jaxtyping's, wherever something checks them.
+"""Array types for the signatures of modules that run without jax: jaxtyping's, if something checks them.
 
-That is a type checker, and the tests' import hook, which has imported jaxtyping before. To everybody else they are
-numpy's array alone: jaxtyping takes 40 ms to import, in each process, beside the 270 that a small job takes.
+Type checkers and the tests' import hook, which imports jaxtyping first, check them. Otherwise they stand for numpy's
+array, because importing jaxtyping adds 40 ms to each process, where a small job takes 270 ms.
 """
 
 import sys

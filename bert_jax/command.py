@@ -1,9 +1,9 @@
-"""The border between a person at a terminal and the library: flags in, exit codes out.
+"""The border between the command line and the library: argument parsing and exit codes.
 
-Exit codes are a contract: 0 success; 2 the user's mistake, told in one line that says what was wrong, where, and
-what to change; 75 the same command, run again, goes on: another process of the run died, or its newest checkpoint was
-damaged and is out of the way; 130 interrupted from the keyboard; 143 saved and stopped by SIGTERM.
-Importing this module touches no device and imports no jax.
+Exit codes are a contract: 0 success; 2 a mistake of the user, reported in one line that says what is wrong, where, and
+what to change; 75 the same command, run again, resumes (another process of the run died, or its newest checkpoint was
+damaged and has been moved away); 130 interrupted from the keyboard; 143 saved and stopped by SIGTERM.
+Importing this module touches no device and does not import jax.
 """
 
 import argparse
@@ -16,29 +16,28 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 EXIT_USER_ERROR = 2
-EXIT_STOPPED = 128 + 15  # what a shell reports for a process ended by SIGTERM
-EXIT_LOST = 75  # EX_TEMPFAIL of BSD's sysexits.h: worth another try
-EXIT_INTERRUPTED = 128 + 2  # what a shell reports for a process ended by SIGINT
+EXIT_STOPPED = 128 + 15  # what a shell reports for a process that SIGTERM ended
+EXIT_LOST = 75  # EX_TEMPFAIL of BSD's sysexits.h: running the command again may succeed
+EXIT_INTERRUPTED = 128 + 2  # what a shell reports for a process that SIGINT ended
 
 
 class UserError(Exception):
-    """A mistake of the user's. The message is one line: what was wrong, where, and what to change."""
+    """A mistake of the user. The message is one line: what is wrong, where, and what to change."""
 
 
 class Stopped(BaseException):
-    """SIGTERM arrived and the work was saved; the message says where and how to go on.
+    """SIGTERM arrived and the work was saved. The message says where, and how to resume.
 
-    No Exception, as KeyboardInterrupt is none: a signal may come anywhere, and what handles errors there is not to
-    take it for one.
+    Like KeyboardInterrupt it is not an Exception: a signal can arrive anywhere, and error handlers must not catch it.
     """
 
 
 class RunAgain(Exception):
-    """This process cannot go on, but the same command, run again, can; the message says why."""
+    """This process cannot continue, but the same command, run again, can. The message says why."""
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser whose mistakes are one line, and whose help keeps the layout of its text."""
+    """An argument parser that reports errors in one line and keeps the layout of its help text."""
 
     def __init__(self, module: str, description: str) -> None:
         super().__init__(
@@ -52,18 +51,18 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"{message}. See: {self.prog} --help")
 
     def add_switch(self, name: str, **keywords: object) -> None:
-        """Adds --name and --noname, None when neither is given."""
+        """Adds --name and --noname; the value is None if neither is given."""
         group = self.add_mutually_exclusive_group()
         group.add_argument(f"--{name}", dest=name, action="store_const", const=True, default=None, **keywords)  # type: ignore[arg-type]
         group.add_argument(f"--no{name}", dest=name, action="store_const", const=False, help=argparse.SUPPRESS)
 
 
 def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
-    """Runs a command's main on the command line and turns what it raises into an exit code."""
-    # Without a last search of all objects for cycles a process ends some 50 ms sooner.
+    """Runs a command's main with the command-line arguments and converts what it raises to an exit code."""
+    # Skipping the final garbage collection ends the process about 50 ms sooner.
     atexit.register(gc.freeze)
-    if sys.stderr is None:  # closed by who called
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (for as long as the process is there)
+    if sys.stderr is None:  # closed by the caller
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (open until the process ends)
     try:
         main(sys.argv[1:])
     except BaseException as error:
@@ -74,7 +73,7 @@ def run(main: Callable[[Sequence[str]], None]) -> NoReturn:
 
 
 def outcome(error: BaseException) -> tuple[int, str] | None:
-    """The exit code and the line for what a command raises; None for what is no user's mistake but a bug."""
+    """The exit code and the message for what a command raises; None for a bug, whose traceback is shown."""
     match error:
         case UserError():
             return EXIT_USER_ERROR, f"error: {error}"
@@ -90,7 +89,7 @@ def outcome(error: BaseException) -> tuple[int, str] | None:
 
 
 def explain_os_error(error: OSError) -> str | None:
-    """One line for an operating-system failure that the user can mend, or None for any other."""
+    """One line for an operating-system error that the user can fix, or None for any other."""
     where = error.filename or "the output folder"
     advice = {
         errno.ENOENT: f"no such file or folder: {where}. Check the path",
@@ -98,19 +97,19 @@ def explain_os_error(error: OSError) -> str | None:
         errno.EROFS: f"{where} is on a read-only file system. Choose another output folder",
         errno.ENOSPC: f"no space left for {where}. Free some space and run the same command again",
         errno.EDQUOT: f"no quota left for {where}. Free some space and run the same command again",
-        errno.EFBIG: f"{where} grew over the file-size limit. Raise it (ulimit -f) and run the same command again",
+        errno.EFBIG: f"{where} exceeds the file-size limit. Raise it (ulimit -f) and run the same command again",
         errno.ENOTDIR: f"{where} is not a folder. Choose another path",
-        errno.EISDIR: f"{where} is a folder where a file was wanted. Name a file",
-        errno.ENAMETOOLONG: f"{where} is too long a name. Choose a shorter one",
-        errno.ELOOP: f"{where} is a link that leads round in a circle. Mend the link, or choose another path",
+        errno.EISDIR: f"{where} is a folder, not a file. Give a file",
+        errno.ENAMETOOLONG: f"the name {where} is too long. Choose a shorter one",
+        errno.ELOOP: f"{where} is a symbolic link that points to itself. Correct the link, or choose another path",
         errno.EIO: f"the disk failed to read or write {where}. Check the disk, or choose another one",
-        errno.EMFILE: f"too many files are open to open {where}. Raise the limit (ulimit -n) and run the command again",
+        errno.EMFILE: f"cannot open {where}: too many open files. Raise the limit (ulimit -n) and run it again",
     }
     return advice.get(error.errno or 0)
 
 
 def one_line(message: str) -> str:
-    """A message without its line breaks."""
+    """A message on one line: each run of white space becomes one space."""
     return " ".join(message.split())
 
 

@@ -36,7 +36,7 @@ def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--number=3"], 143, "saved"),
         (["--number=4"], 2, "no space left for /some/file"),
         (["--number=5"], 2, "no such file or folder: /nowhere/at/all"),
-        (["--number=6"], 2, "too long a name"),
+        (["--number=6"], 2, "is too long. Choose a shorter one"),
         (["--number=x"], 2, "invalid int value"),
         (["--unknown"], 2, "--unknown"),
     ],

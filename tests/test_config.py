@@ -43,7 +43,7 @@ def test_a_recipe_survives_the_way_through_a_config_dict():
             ["--config.model.presett", "mini"],
             r"unknown key config\.model\.presett; did you mean config\.model\.preset\?",
         ),
-        (["--config.mesh.sideways=1"], r"unknown key config\.mesh\.sideways; known: data"),
+        (["--config.mesh.sideways=1"], r"unknown key config\.mesh\.sideways; choose from data"),
         (["--config.steps.every=1"], r"config\.steps is a single value"),
         (["--config.steps=many"], "steps"),
         (["stray"], "stray"),
@@ -70,7 +70,7 @@ def test_unknown_keys_are_rejected_with_the_nearest_known_one():
 
 
 def test_a_value_of_another_type_is_rejected():
-    with pytest.raises(UserError, match="takes a value of type int"):
+    with pytest.raises(UserError, match=r"config\.batch_size is 'large'\. Give a value of type int"):
         config.load(PretrainConfig, {"batch_size": "large"})
 
 
@@ -82,14 +82,14 @@ def test_a_missing_key_is_named():
 @pytest.mark.parametrize(
     ("field", "value", "said"),
     [
-        ("heads", 0, "model.heads is 0; it must be at least 1"),
+        ("heads", 0, "model.heads is 0. Use a finite number of at least 1"),
         ("heads", 3, "model.width 32 is not a multiple of model.heads 3"),
-        ("norm", "rms", "model.norm is 'rms'; use one of: post, pre, pre_but_first"),
+        ("norm", "rms", "unknown model.norm 'rms'; choose from post, pre, pre_but_first"),
         ("dropout", 1.0, "model.dropout is 1.0"),
-        ("window", -1, "model.window is -1; it must be at least 0"),
-        ("rotary_base", -1.0, "model.rotary_base is -1.0; it must be at least 1"),
-        ("rotary_base", float("inf"), "model.rotary_base is inf; it must be at least 1, and finite"),
-        ("layer_norm_epsilon", float("nan"), "model.layer_norm_epsilon is nan; it must be at least 0"),
+        ("window", -1, "model.window is -1. Use a finite number of at least 0"),
+        ("rotary_base", -1.0, "model.rotary_base is -1.0. Use a finite number of at least 1"),
+        ("rotary_base", float("inf"), "model.rotary_base is inf. Use a finite number of at least 1"),
+        ("layer_norm_epsilon", float("nan"), "model.layer_norm_epsilon is nan. Use a finite number of at least 0"),
     ],
 )
 def test_an_architecture_that_there_cannot_be_names_the_field(tiny_config, field, value, said):
@@ -99,5 +99,5 @@ def test_an_architecture_that_there_cannot_be_names_the_field(tiny_config, field
 
 @pytest.mark.parametrize("seed", [-1, 2**32, 2**80])
 def test_a_seed_that_jax_would_take_for_another_is_refused(seed):
-    with pytest.raises(UserError, match=rf"config.seed is {seed}; use a whole number from 0 to 4294967295"):
+    with pytest.raises(UserError, match=rf"config.seed is {seed}. Use a whole number from 0 to 4294967295"):
         PretrainConfig(seed=seed)

@@ -67,5 +67,5 @@ def test_failures_are_told_in_one_line(arguments: dict, tmp_path: Path) -> None:
     limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command_line(arguments)]
     ended = subprocess.run(limited, cwd=ROOT, capture_output=True, text=True)
     assert ended.returncode == command.EXIT_USER_ERROR
-    assert "grew over the file-size limit" in ended.stderr.strip().splitlines()[-1]
+    assert "exceeds the file-size limit" in ended.stderr.strip().splitlines()[-1]
     assert not arguments["output"].exists()

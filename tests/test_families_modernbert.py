@@ -97,7 +97,7 @@ def test_other_spellings_of_an_architecture_are_read(tmp_path, changes, read):
         ({"local_attention": 1}, "local_attention is 1; expected 2 or more"),
         ({"tie_word_embeddings": "no"}, "tie_word_embeddings is 'no'; only True or False or None is supported"),
         ({"global_attn_every_n_layers": 0, "layer_types": None}, "global_attn_every_n_layers is 0; expected 1"),
-        ({"num_attention_heads": 6}, "needs heads of even width, got 3"),
+        ({"num_attention_heads": 6}, "needs heads of even width, but hidden_size / num_attention_heads is 3"),
         ({"architectures": ["ModernBertForCausalLM"]}, "architectures is 'ModernBertForCausalLM'"),
         (
             {"num_hidden_layers": 4, "layer_types": None},

@@ -183,7 +183,7 @@ def test_pretraining_goes_on_from_any_checkpoint(trained, shards_dir, tmp_path):
         (["--config.optimizer.name=sgd"], "adamw"),
         (["--config.no_such_key=1"], "no_such_key"),
         (["--config.init_from=/nowhere/checkpoint"], "/nowhere/checkpoint"),
-        (["--config.model.norm=before"], "model.norm is 'before'; use one of: post, pre"),
+        (["--config.model.norm=before"], "unknown model.norm 'before'; choose from post, pre"),
         (["--config.objective=next"], "'next'; use one of: auto, mlm, causal"),
         (["--config.objective=causal"], r"sees what it would have to predict.*model\.causal=true"),
         (["--config.objective=mlm", "--config.model.causal=true"], r"only what stands before.*model\.causal=false"),

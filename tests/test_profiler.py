@@ -25,5 +25,5 @@ def test_without_steps_nothing_is_traced(tmp_path):
 
 
 def test_an_unknown_generator_is_refused():
-    with pytest.raises(UserError, match="prng is 'mt19937'; use one of: threefry2x32, rbg"):
+    with pytest.raises(UserError, match=r"unknown config\.prng 'mt19937'; choose from threefry2x32, rbg"):
         TrainConfig(prng="mt19937")

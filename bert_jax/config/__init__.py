@@ -1,7 +1,7 @@
-"""Configuration: frozen dataclasses that reject unknown keys and say which was meant.
+"""Configuration: frozen dataclasses that reject unknown keys and suggest the nearest known one.
 
-A recipe in configs/ returns an ml_collections ConfigDict made by `recipe`, so that `--config.a.b=value` works;
-`load` turns it back into a dataclass once, at the border. Inside the library there are only these classes.
+A recipe in configs/ returns an ml_collections ConfigDict made by `recipe`, so that `--config.a.b=value` works. `load`
+converts it to a dataclass once, at the border; the library itself uses only these classes.
 """
 
 from bert_jax.config.loading import load, read_flags, recipe, to_dict

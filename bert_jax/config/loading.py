@@ -1,4 +1,4 @@
-"""From a recipe and its overrides to a config dataclass and back: an unknown key is refused, and the one meant said."""
+"""Converts a recipe and its overrides to a configuration dataclass and back. Unknown keys are errors."""
 
 import dataclasses
 import difflib
@@ -22,7 +22,7 @@ Values: TypeAlias = Mapping[str, Any] | ml_collections.ConfigDict
 
 
 def recipe(config: Any) -> ml_collections.ConfigDict:
-    """The ConfigDict of a config dataclass, for a recipe's get_config; fields that are None may be overridden too."""
+    """The ConfigDict of a configuration dataclass, for a recipe's get_config; overrides may also set None fields."""
     tree = ml_collections.ConfigDict()
     hints = typing.get_type_hints(type(config))
     for item in dataclasses.fields(config):
@@ -37,9 +37,9 @@ def recipe(config: Any) -> ml_collections.ConfigDict:
 
 
 def load(config_class: type[Config], values: Values, where: str = "config") -> Config:
-    """Builds a config dataclass from a ConfigDict or a dict, recursively.
+    """Builds a configuration dataclass from a ConfigDict or a dict, recursively.
 
-    Raises UserError for an unknown key (naming the nearest known one), a missing key or a value of another type.
+    Raises UserError for an unknown key (naming the nearest known one), a missing key or a value of the wrong type.
     """
     hints = typing.get_type_hints(config_class)
     fields = {item.name: item for item in dataclasses.fields(config_class)}  # type: ignore[arg-type]
@@ -51,20 +51,20 @@ def load(config_class: type[Config], values: Values, where: str = "config") -> C
         if name in values:
             arguments[name] = _convert(hints[name], values[name], f"{where}.{name}")
         elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
-            raise UserError(f"{where}.{name} is missing; give a value of type {_plain_type(hints[name]).__name__}")
+            raise UserError(f"{where}.{name} is missing. Give a value of type {_plain_type(hints[name]).__name__}")
     return config_class(**arguments)
 
 
 def to_dict(config: Any) -> dict[str, Any]:
-    """Plain JSON values of a config dataclass."""
+    """The JSON values of a configuration dataclass."""
     return dataclasses.asdict(config)
 
 
 def read_flags(recipe_name: str, overrides: Sequence[str] = ()) -> ml_collections.ConfigDict:
-    """The recipe FILE or FILE:ARG, with `--config.a.b=value` overrides applied.
+    """The configuration of the recipe FILE or FILE:ARG, with `--config.a.b=value` overrides applied.
 
-    Raises UserError for a missing file, an argument that the recipe does not know, an unknown key or a value of
-    another type.
+    Raises UserError for a missing file, an argument that the recipe does not accept, an unknown key or a value of the
+    wrong type.
     """
     arguments = ["command", *overrides]
     values = flags.FlagValues()
@@ -75,54 +75,54 @@ def read_flags(recipe_name: str, overrides: Sequence[str] = ()) -> ml_collection
         config_flags.DEFINE_config_dict("config", tree, flag_values=values, sys_argv=arguments)
         rest = values(arguments)
     except (flags.Error, AttributeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"in an override of {recipe_name}: {' '.join(str(error).split())}") from error
+        raise UserError(f"invalid override of {recipe_name}: {' '.join(str(error).split())}") from error
     if len(rest) > 1:
-        raise UserError(f"unexpected argument {rest[1]!r}; overrides look like --config.batch_size=64")
+        raise UserError(f"unexpected argument {rest[1]!r}. Write overrides as --config.KEY=VALUE")
     return values.config
 
 
 def _check_override(tree: ml_collections.ConfigDict, override: str) -> None:
-    """Raises UserError for `--config.a.b=...` where the recipe has no a.b."""
+    """Raises UserError for `--config.a.b=...` if the recipe has no key a.b."""
     if not (match := re.match(r"--?config\.([\w.]+)", override)):
         return
     where = "config"
-    place: Any = tree
+    node: Any = tree
     for key in match[1].split("."):
-        if not isinstance(place, ml_collections.ConfigDict):
-            raise UserError(f"unknown key {where}.{key}; {where} is a single value, as --{where}=VALUE")
-        if key not in place:
-            raise UserError(_unknown_key(where, key, place.keys()))
-        where, place = f"{where}.{key}", place[key]
+        if not isinstance(node, ml_collections.ConfigDict):
+            raise UserError(f"unknown key {where}.{key}; {where} is a single value. Write --{where}=VALUE")
+        if key not in node:
+            raise UserError(_unknown_key(where, key, node.keys()))
+        where, node = f"{where}.{key}", node[key]
 
 
 def _unknown_key(where: str, key: str, known: Iterable[str]) -> str:
     near = difflib.get_close_matches(key, list(known), n=1, cutoff=0.5)
-    meant = f"did you mean {where}.{near[0]}?" if near else f"known: {', '.join(sorted(known))}"
-    return f"unknown key {where}.{key}; {meant}"
+    advice = f"did you mean {where}.{near[0]}?" if near else f"choose from {', '.join(sorted(known))}"
+    return f"unknown key {where}.{key}; {advice}"
 
 
 def _run_recipe(recipe_name: str) -> ml_collections.ConfigDict:
-    """Runs get_config of a recipe file, with what stands after the colon as its argument."""
+    """Runs get_config of a recipe file, with the text after the colon as its argument."""
     file, colon, argument = recipe_name.partition(":")
     specification = importlib.util.spec_from_file_location("recipe", file)
     if not Path(file).is_file() or specification is None or specification.loader is None:
-        raise UserError(f"no such recipe: {file}; those that come with bert_jax are configs/*.py")
+        raise UserError(f"no such recipe: {file}. Give a file; the recipes of bert_jax are configs/*.py")
     module = importlib.util.module_from_spec(specification)
     specification.loader.exec_module(module)
     get_config = getattr(module, "get_config", None)
     if get_config is None:
-        raise UserError(f"{file} has no get_config(); see configs/bert_tiny.py for what a recipe looks like")
+        raise UserError(f"{file} does not define get_config(). See configs/bert_tiny.py for an example of a recipe")
     if not colon:
         return get_config()
     if not inspect.signature(get_config).parameters:
-        raise UserError(f"{file} takes no argument, but got {argument!r}; leave out the colon and what follows")
+        raise UserError(f"{file} takes no argument, but got {argument!r}. Omit the colon and the text after it")
     return get_config(argument)
 
 
 def _convert(kind: Any, value: Any, where: str) -> Any:
     if dataclasses.is_dataclass(kind):
         if not isinstance(value, Mapping | ml_collections.ConfigDict):
-            raise UserError(f"{where} is {value!r}; it holds keys, as --{where}.KEY=VALUE")
+            raise UserError(f"{where} is {value!r}, but has keys of its own. Write --{where}.KEY=VALUE")
         return load(typing.cast(type[Any], kind), typing.cast(Values, value), where)
     if value is None and types.NoneType in typing.get_args(kind):
         return None
@@ -134,12 +134,12 @@ def _convert(kind: Any, value: Any, where: str) -> Any:
     if wanted is float and isinstance(value, int) and not isinstance(value, bool):
         return float(value)
     if not isinstance(value, wanted) or (wanted is int and isinstance(value, bool)):
-        raise UserError(f"{where} is {value!r}; it takes a value of type {wanted.__name__}")
+        raise UserError(f"{where} is {value!r}. Give a value of type {wanted.__name__}")
     return value
 
 
 def _plain_type(kind: Any) -> type:
-    """int for int, int | None and so on; tuple for tuple[...]."""
+    """The type of a value other than None: int for int and int | None; tuple for tuple[...]."""
     inner = [argument for argument in typing.get_args(kind) if argument is not types.NoneType]
     if typing.get_origin(kind) is tuple:
         return tuple

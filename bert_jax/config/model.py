@@ -1,10 +1,17 @@
-"""The architecture of a model, and what a recipe says of it."""
+"""The architecture of a model, and the model keys of a recipe."""
 
+import dataclasses
 import math
+import typing
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from bert_jax.command import UserError
 
+Options = TypeVar("Options")
+
+# The allowed values of fields with a fixed choice.
 MODEL_CHOICES = {
     "norm": ("post", "pre", "pre_but_first"),
     "activation": ("gelu", "gelu_tanh", "gelu_sigmoid", "relu"),
@@ -12,6 +19,7 @@ MODEL_CHOICES = {
     "relative": ("none", "shaw", "buckets"),
     "pooler": ("tanh", "transform"),
 }
+# The least allowed values of numeric fields.
 MODEL_LEAST = {
     "vocab_size": 1,
     "layers": 1,
@@ -33,101 +41,106 @@ MODEL_LEAST = {
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The architecture, whole: what a checkpoint's config.json stores under `model`. Sizes: bert_jax/model/sizes.py.
+    """The complete architecture, which a checkpoint's config.json stores under `model`. Sizes: bert_jax/model/sizes.py.
 
-    The defaults are BERT's. Raises UserError for values that are none of the choices, or that do not go together.
+    The defaults are BERT's. Raises UserError for values that are not allowed or contradict one another.
     """
 
-    vocab_size: int  # the tokenizer's; the table is padded (bert_jax/shapes.py)
+    vocab_size: int  # that of the tokenizer; the table is padded (bert_jax/shapes.py)
     layers: int
     width: int
     heads: int
     feed_forward: int
-    max_positions: int = 512  # slots of the longest sequence
-    segment_types: int = 2  # 0: no segment embeddings; 1: every token is of the one type, as in RoBERTa
+    max_positions: int = 512  # the maximum sequence length
+    segment_types: int = 2  # 0: no segment embeddings; 1: all tokens have the same type, as in RoBERTa
     dropout: float = 0.1
     attention_dropout: float = 0.1
     layer_norm_epsilon: float = 1e-12
     initializer_range: float = 0.02
-    norm: str = "post"  # post; pre (GPT-2); pre_but_first (ModernBERT: none before the first attention)
+    norm: str = "post"  # post (BERT), pre (GPT-2), pre_but_first (ModernBERT: no norm before the first attention)
     embedding_norm: bool = True  # LayerNorm over the summed embeddings
-    bias: bool = True  # False: none in dense layers and norms, but in what gives logits
+    bias: bool = True  # False: no biases, except in the layers that give logits
     activation: str = "gelu"  # gelu, gelu_tanh, gelu_sigmoid, relu
-    gated: bool = False  # the activation of one product times another (GeGLU; Shazeer 2020)
+    gated: bool = False  # multiplies the activation by a second projection (GeGLU; Shazeer 2020)
     positions: str = "learned"  # learned, sinusoidal, rotary, none
-    position_offset: int = 0  # rows of the learned positions before the first that is used; 2 in RoBERTa
-    rotary_base: float = 10_000.0  # of layers that see the whole sequence
+    position_offset: int = 0  # unused first rows of the learned positions; 2 in RoBERTa
+    rotary_base: float = 10_000.0  # of layers with global attention
     rotary_base_local: float = 10_000.0  # of layers with a window
     relative: str = "none"  # none, shaw (Shaw et al. 2018), buckets (T5; Raffel et al. 2020)
-    relative_distance: int = 128  # distances beyond it are as it
-    window: int = 0  # slots that a layer sees to either side; 0: all
-    global_every: int = 1  # with a window: the layers 0, n, 2n, ... see all
-    causal: bool = False  # each slot sees itself and those before it
-    tied_output: bool = True  # the token table is the output matrix, too
-    pooler: str = "tanh"  # tanh, over [CLS] (BERT); transform, before each head (ModernBERT)
+    relative_distance: int = 128  # longer distances are clipped to it
+    window: int = 0  # positions that a layer attends to on either side; 0: all
+    global_every: int = 1  # with a window: layers 0, n, 2n, ... have global attention
+    causal: bool = False  # each position attends to itself and to earlier positions
+    tied_output: bool = True  # the token table is also the output matrix
+    pooler: str = "tanh"  # tanh: over [CLS] (BERT); transform: before each head (ModernBERT)
 
     def __post_init__(self) -> None:
         for name in ("dropout", "attention_dropout"):
             if not 0 <= getattr(self, name) < 1:
-                raise UserError(f"model.{name} is {getattr(self, name)}; use a share from 0 to below 1, as 0.1")
+                raise UserError(f"model.{name} is {getattr(self, name)}. Use a rate from 0 to below 1, such as 0.1")
         for name, known in MODEL_CHOICES.items():
             if getattr(self, name) not in known:
-                raise UserError(f"model.{name} is {getattr(self, name)!r}; use one of: {', '.join(known)}")
+                raise UserError(f"unknown model.{name} {getattr(self, name)!r}; choose from {', '.join(known)}")
         for name, least in MODEL_LEAST.items():
-            if not least <= getattr(self, name) < math.inf:  # nor NaN
-                raise UserError(f"model.{name} is {getattr(self, name)}; it must be at least {least}, and finite")
+            if not least <= getattr(self, name) < math.inf:  # false for NaN as well
+                raise UserError(f"model.{name} is {getattr(self, name)}. Use a finite number of at least {least}")
         if self.width % self.heads:
-            raise UserError(f"model.width {self.width} is not a multiple of model.heads {self.heads}")
+            raise UserError(
+                f"model.width {self.width} is not a multiple of model.heads {self.heads}. Change one of them"
+            )
         if self.positions == "rotary" and (self.width // self.heads) % 2:
-            raise UserError(f"model.positions=rotary needs heads of even width, got {self.width // self.heads}")
+            raise UserError(
+                f"model.positions=rotary needs heads of even width, but model.width / model.heads is "
+                f"{self.width // self.heads}"
+            )
         if self.positions == "sinusoidal" and self.width % 2:
-            raise UserError(f"model.positions=sinusoidal needs an even model.width, got {self.width}")
+            raise UserError(f"model.positions=sinusoidal needs an even model.width, but it is {self.width}")
 
     @property
     def residual_deviation(self) -> float:
-        """Of the initial kernels whose outputs are added to the residual stream.
+        """The standard deviation of initial kernels whose outputs are added to the residual stream.
 
-        Where no norm follows the sum, 2 L of them add up (Radford et al. 2019, section 2.3; ModernBERT does the same).
+        Without a norm after the sum, 2 L of them add up (Radford et al. 2019, section 2.3; ModernBERT does the same).
         """
         return self.initializer_range / (1.0 if self.norm == "post" else math.sqrt(2 * self.layers))
 
     def is_global(self, layer: int) -> bool:
-        """Whether a layer, counted from 0, sees the whole sequence."""
+        """Whether a layer, counted from 0, has global attention."""
         return not self.window or layer % self.global_every == 0
 
 
-@dataclass(frozen=True)
-class ModelOptions:
-    """What a recipe says of the model: an architecture by name, changes to it, and how to run it."""
+def _add_optional_fields(source: type, leave_out: Collection[str]) -> Callable[[type[Options]], type[Options]]:
+    """A class decorator that adds the fields of a dataclass, each optional with default None."""
 
-    preset: str = "base"  # a name of bert_jax/model/sizes.py, or checkpoint: as init_from has it
+    def add(target: type[Options]) -> type[Options]:
+        hints = typing.get_type_hints(source)
+        for item in dataclasses.fields(source):
+            if item.name not in leave_out:
+                target.__annotations__[item.name] = hints[item.name] | None
+                setattr(target, item.name, None)
+        return target
+
+    return add
+
+
+@dataclass(frozen=True)
+@_add_optional_fields(ModelConfig, leave_out=("vocab_size",))
+class ModelOptions:
+    """The model keys of a recipe: a preset architecture, how to run it, and changes to it.
+
+    The changes are the fields of ModelConfig except vocab_size, which the tokenizer determines. None keeps the value
+    of the preset; attention_dropout follows dropout unless it is set.
+    """
+
+    preset: str = "base"  # a name in bert_jax/model/sizes.py, or `checkpoint`: the architecture of init_from
     layer_loop: str = "auto"  # scan (compiles fast), unrolled (runs fast), auto: unrolled up to 12 layers
     attention: str = "auto"  # see bert_jax/model/attention_impl.py
     remat: str = "none"  # none, attention, matmuls, layer: less memory for more work (bert_jax/model/runtime.py)
-    # The fields of ModelConfig, which says what they mean. None keeps the preset's value.
-    layers: int | None = None
-    width: int | None = None
-    heads: int | None = None
-    feed_forward: int | None = None
-    max_positions: int | None = None
-    segment_types: int | None = None
-    dropout: float | None = None  # attention_dropout follows it unless given
-    attention_dropout: float | None = None
-    layer_norm_epsilon: float | None = None
-    initializer_range: float | None = None
-    norm: str | None = None
-    embedding_norm: bool | None = None
-    bias: bool | None = None
-    activation: str | None = None
-    gated: bool | None = None
-    positions: str | None = None
-    position_offset: int | None = None
-    rotary_base: float | None = None
-    rotary_base_local: float | None = None
-    relative: str | None = None
-    relative_distance: int | None = None
-    window: int | None = None
-    global_every: int | None = None
-    causal: bool | None = None
-    tied_output: bool | None = None
-    pooler: str | None = None
+
+    if typing.TYPE_CHECKING:  # the type checker does not see the added fields
+
+        def __init__(
+            self, *, preset: str = "", layer_loop: str = "", attention: str = "", remat: str = "", **changes: Any
+        ) -> None: ...
+
+        def __getattr__(self, name: str) -> Any: ...

@@ -1,4 +1,4 @@
-"""What a recipe says of a run: the keys that --config.a.b=value sets. They are a contract (README, configs/)."""
+"""The configuration of a run: the keys that --config.a.b=value sets. They are a contract (README, configs/)."""
 
 from dataclasses import dataclass, field
 
@@ -7,84 +7,84 @@ from bert_jax.config.model import ModelOptions
 
 ON_NONFINITE = ("stop", "skip")
 PRNGS = ("threefry2x32", "rbg")
-SEEDS = 2**32  # jax.random.key takes the lower 32 bits of a seed: beyond them another one's parameters would be drawn
+SEEDS = 2**32  # jax.random.key uses the lower 32 bits of a seed, so larger seeds would repeat smaller ones
 
 
 @dataclass(frozen=True)
 class DataConfig:
     train: str = ""  # the output of data_prep.build_examples, or its train/
-    eval: str = ""  # the same, or its eval/; empty: train's
-    prefetch: int = 4  # batches prepared ahead, in a thread
+    eval: str = ""  # likewise, or its eval/; empty: the same output as train
+    prefetch: int = 4  # batches prepared ahead in a thread
 
 
 @dataclass(frozen=True)
 class PretrainDataConfig(DataConfig):
-    """Shards in phases, and the rate of dynamic masks in training.
+    """Phases of shards, and the rate of dynamic masks in training.
 
-    Without either key of it the rate is that of the shards, as in evaluation always.
+    Without mask_rate and mask_schedule, training uses the rate of the shards, as evaluation always does.
     """
 
-    # STEP:DIR,...: from these steps on other shards than train's, perhaps of another length, as 900000:shards_512.
+    # STEP:DIR,...: shards to use from these steps on, possibly of another length, such as 900000:shards_512.
     phases: str = ""
-    # A local folder that keeps copies of all these shards, for those in object stores (gs://, s3://) or on slow disks.
+    # A local folder for copies of all shards, if they are in object stores (gs://, s3://) or on slow disks.
     cache_dir: str = ""
-    mask_rate: float | None = None  # as 0.2
-    mask_schedule: str = ""  # STEP:RATE,..., each rate held until the next step: 0:0.30,50000:0.15,90000:0.05
+    mask_rate: float | None = None  # such as 0.2; None: the rate of the shards
+    mask_schedule: str = ""  # STEP:RATE,..., such as 0:0.30,50000:0.15,90000:0.05
 
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """How parameters descend (bert_jax/train/optim); by default as BERT's (Devlin et al. 2019, appendix A.2)."""
+    """The optimizer (bert_jax/train/optim). The defaults are BERT's (Devlin et al. 2019, appendix A.2)."""
 
     name: str = "adamw"  # adamw, lamb, muon (hidden matrices; adamw for the rest), stable_adamw
     learning_rate: float = 1e-4  # the peak
     warmup_steps: int = 10_000
-    warmup_share: float = 0.0  # of the run, in place of steps; the schedule then runs over what is left of the run
-    schedule: str = "linear"  # linear, cosine, wsd (flat, then a fall as 1 - sqrt), constant, inverse_sqrt
-    decay_share: float = 0.1  # of the run: wsd's fall
-    final_share: float = 0.0  # of the peak: where the schedule ends
+    warmup_share: float = 0.0  # share of the run, instead of warmup_steps; the schedule covers the rest
+    schedule: str = "linear"  # linear, cosine, wsd (constant, then a decay as 1 - sqrt), constant, inverse_sqrt
+    decay_share: float = 0.1  # share of the run: the decay of wsd
+    final_share: float = 0.0  # share of the peak rate at the end of the schedule
     beta1: float = 0.9
     beta2: float = 0.999
     epsilon: float = 1e-6
-    bias_correction: bool = True  # of Adam's moments; False: as the original BERT code, whose first steps are longer
-    momentum: float = 0.95  # muon's
-    weight_decay: float = 0.01  # times the rate; none on biases and norms
-    decays: str = ""  # REGEX=DECAY;...: the weight decay of what matches, as encoder/layers/0/=0.1; layers by number
-    layer_decay: float = 1.0  # the rate of each layer by that of the layer above it
-    rates: str = ""  # REGEX=FACTOR;...: factors of the rate, beside layer_decay's; 0 freezes
-    clip_norm: float = 1.0  # of all gradients together; 0: no clipping
-    ema_decay: float = 0.0  # of a moving average of the parameters, which is evaluated and saved too; 0: none
+    bias_correction: bool = True  # of Adam's moments; False: as in the original BERT code, whose first steps are larger
+    momentum: float = 0.95  # of muon
+    weight_decay: float = 0.01  # multiplied by the learning rate; not applied to biases and norms
+    decays: str = ""  # REGEX=DECAY;...: weight decay by parameter path, such as encoder/layers/0/=0.1
+    layer_decay: float = 1.0  # learning rate of each layer relative to the layer above it
+    rates: str = ""  # REGEX=FACTOR;...: learning-rate factors by parameter path, on top of layer_decay; 0 freezes
+    clip_norm: float = 1.0  # maximum global gradient norm; 0: no clipping
+    ema_decay: float = 0.0  # of a moving average of the parameters, also evaluated and saved; 0: none
 
 
 @dataclass(frozen=True)
 class MeshConfig:
-    """Devices on each axis (train/partitioning.py says what lies over which); -1, once: what the others leave."""
+    """The number of devices on each mesh axis; one may be -1: the rest. train/partitioning.py says what is sharded."""
 
-    data: int = -1  # rows of a batch; parameters are whole on each
-    fsdp: int = 1  # rows, and parts of the parameters and of the optimizer's state
-    tensor: int = 1  # attention heads, inner units of the feed-forward, the vocabulary
-    overlap: bool = True  # sums of gradients beside products, where XLA has to be told so (train/compiler.py)
+    data: int = -1  # shards the rows of a batch; each device has all parameters
+    fsdp: int = 1  # shards the rows, the parameters and the optimizer state
+    tensor: int = 1  # shards the attention heads, the feed-forward width and the vocabulary
+    overlap: bool = True  # overlaps gradient all-reduce with matmuls by XLA options (train/compiler.py)
 
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    every_steps: int = 0  # 0: not by steps
-    every_minutes: float = 10.0  # 0: not by the clock
-    keep: int = 2  # the newest so many; 0: all
-    keep_every: int = 0  # those of steps that this divides stay for good; 0: none
-    best: str = ""  # eval_loss, eval_mlm_accuracy ...: the best by it stays too, saved as soon as it is measured
+    every_steps: int = 0  # 0: not by step
+    every_minutes: float = 10.0  # 0: not by time
+    keep: int = 2  # the number of newest checkpoints to keep; 0: all
+    keep_every: int = 0  # also keep the checkpoints of steps that this divides; 0: none
+    best: str = ""  # eval_loss, eval_mlm_accuracy, ...: also save and keep the best checkpoint by this metric
 
 
 @dataclass(frozen=True)
 class EvalConfig:
-    every_steps: int = 0  # 0: at the end only
-    batch_size: int = 0  # 0: that of training, the smallest of a batch_schedule
+    every_steps: int = 0  # 0: only at the end
+    batch_size: int = 0  # 0: that of training; with a batch_schedule its smallest
     max_rows: int = 0  # 0: all
 
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """What pretraining and fine-tuning share. Keys are a contract (README, configs/)."""
+    """The keys that pretraining and fine-tuning share. They are a contract (README, configs/)."""
 
     model: ModelOptions = field(default_factory=ModelOptions)
     data: DataConfig = field(default_factory=DataConfig)
@@ -93,42 +93,44 @@ class TrainConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     eval: EvalConfig = field(default_factory=EvalConfig)
     batch_size: int = 256  # global, in rows
-    microbatches: int = 1  # gradient accumulation: each step runs this many parts of the batch
+    microbatches: int = 1  # gradient accumulation: each step processes the batch in this many parts
     steps: int = 0
-    budget_minutes: float = 0.0  # wall-clock; with steps too, whichever ends first
-    budget_replay: str = ""  # a metrics.jsonl whose logged budget fractions are followed instead of the clock
+    budget_minutes: float = 0.0  # wall-clock limit; if steps is set too, whichever ends first
+    budget_replay: str = ""  # a metrics.jsonl whose logged budget fractions replace the clock
     seed: int = 0
-    compute_dtype: str = "auto"  # bfloat16, float32 (matmul precision highest); auto: bfloat16 but on CPU
-    prng: str = "threefry2x32"  # of first parameters and dropout's seeds; rbg may draw others on another mesh
-    on_nonfinite: str = "stop"  # at a loss or gradient that is not finite; skip: leave that step's update out
-    skip_at_most: int = 10  # steps of a run whose updates are left out before it stops
+    compute_dtype: str = "auto"  # bfloat16, float32 (matmul precision highest); auto: float32 on CPU, else bfloat16
+    prng: str = "threefry2x32"  # generator for initialization and dropout; rbg may give other values on another mesh
+    on_nonfinite: str = "stop"  # on a non-finite loss or gradient: stop, or skip the update of that step
+    skip_at_most: int = 10  # updates that a run may skip before it stops
     log_every: int = 50
-    profile: str = ""  # steps to trace, FIRST:LAST, as 100:105, into WORKDIR/profile (TensorBoard, Perfetto)
-    init_from: str = ""  # any checkpoint; empty: from scratch
-    init_average: str = ""  # of a workdir: ema, last:K (the mean of its last K checkpoints); empty: as they are
-    # Keys that may differ from those of the checkpoint that a run goes on from: optimizer.learning_rate,seed; or all.
+    profile: str = ""  # steps to trace, FIRST:LAST, such as 100:105; written to WORKDIR/profile (TensorBoard, Perfetto)
+    init_from: str = ""  # any checkpoint; empty: train from scratch
+    init_average: str = ""  # of a workdir: ema, last:K (the mean of its last K checkpoints); empty: no average
+    # Keys that may differ from those of the checkpoint that is resumed: optimizer.learning_rate,seed; or all.
     allow_changes: str = ""
 
     def __post_init__(self) -> None:
         if self.init_average and not self.init_from:
-            raise UserError(f"init_average is {self.init_average!r}, but init_from is not set; leave it out")
+            raise UserError(
+                f"init_average is {self.init_average!r}, but init_from is not set. Omit it, or set init_from"
+            )
         if not 0 <= self.seed < SEEDS:
-            raise UserError(f"config.seed is {self.seed}; use a whole number from 0 to {SEEDS - 1}")
+            raise UserError(f"config.seed is {self.seed}. Use a whole number from 0 to {SEEDS - 1}")
         if self.prng not in PRNGS:
-            raise UserError(f"config.prng is {self.prng!r}; use one of: {', '.join(PRNGS)}")
+            raise UserError(f"unknown config.prng {self.prng!r}; choose from {', '.join(PRNGS)}")
         if self.on_nonfinite not in ON_NONFINITE:
-            raise UserError(f"config.on_nonfinite is {self.on_nonfinite!r}; use one of: {', '.join(ON_NONFINITE)}")
+            raise UserError(f"unknown config.on_nonfinite {self.on_nonfinite!r}; choose from {', '.join(ON_NONFINITE)}")
         if self.skip_at_most < 0:
-            raise UserError(f"config.skip_at_most is {self.skip_at_most}; use a number of steps, 0 or more")
+            raise UserError(f"config.skip_at_most is {self.skip_at_most}. Use a number of steps of at least 0")
 
 
 @dataclass(frozen=True)
 class PretrainConfig(TrainConfig):
     data: PretrainDataConfig = field(default_factory=PretrainDataConfig)
-    batch_schedule: str = ""  # STEP:ROWS,..., in the place of batch_size: 0:256,10000:512
+    batch_schedule: str = ""  # STEP:ROWS,..., instead of batch_size, such as 0:256,10000:512
     steps: int = 1_000_000
     objective: str = "auto"  # mlm, with next sentences where the shards have labels; causal; auto: what the model can
-    span_boundary: bool = False  # masked spans from their boundaries, too (SpanBERT; Joshi et al. 2020, section 3.2)
+    span_boundary: bool = False  # also predict spans from their boundaries (SpanBERT; Joshi et al. 2020, section 3.2)
 
 
 @dataclass(frozen=True)
