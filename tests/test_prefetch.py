@@ -19,6 +19,7 @@ def prefetch_threads() -> list[threading.Thread]:
 
 @pytest.fixture(autouse=True)
 def no_thread_is_left() -> Iterator[None]:
+    gc.freeze()  # so that only what the test made is looked through: all the rest takes a second each time
     yield
     gc.collect()
     assert not prefetch_threads()

@@ -27,7 +27,11 @@ def zstd(data: bytes) -> bytes:
     return pa.Codec("zstd").compress(data, asbytes=True)
 
 
-COMPRESSIONS = [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".zst", zstd)]
+def xz(data: bytes) -> bytes:
+    return lzma.compress(data, preset=0)
+
+
+COMPRESSIONS = [("", bytes), (".gz", gzip.compress), (".xz", xz), (".zst", zstd)]
 DAMAGED = [case for case in COMPRESSIONS if case[0]]
 
 
@@ -170,14 +174,15 @@ def test_a_line_or_a_document_that_never_ends_is_dropped_as_it_is_read(tmp_path,
 def test_truncated_compressed_file_is_named_and_what_came_before_is_read(tmp_path, monkeypatch, suffix, compress, kept):
     monkeypatch.setattr(compression, "BLOCK_BYTES", 1 << 16)
     path = tmp_path / f"cut.txt{suffix}"
-    whole = compress("\n\n".join(f"document {number * 7919}" for number in range(30_000)).encode())
+    documents_there = [" ".join(f"document {number * 7919}" for _ in range(10)) for number in range(3_000)]
+    whole = compress("\n\n".join(documents_there).encode())
     path.write_bytes(whole[: max(7, int(len(whole) * kept))])
     with pytest.raises(UserError, match=f"cut\\.txt\\{suffix}: damaged file"):
         list(documents(path))
     *texts, refusal = read(str(path))
     assert isinstance(refusal, Refusal) and refusal.reason == "damaged_file"
-    assert texts == [f"document {number * 7919}".encode() for number in range(len(texts))]
-    assert len(texts) > 20_000 * (kept - 0.1)
+    assert texts == [text.encode() for text in documents_there[: len(texts)]]
+    assert len(texts) > 2_000 * (kept - 0.1)
     path.write_bytes(b"this is no compressed file")
     with pytest.raises(UserError, match="damaged file"):
         list(documents(path))
@@ -234,7 +239,7 @@ def test_no_document_before_the_damage_of_a_large_file_is_lost(tmp_path, monkeyp
     path = tmp_path / f"large.txt{suffix}"
     path.write_bytes(compress("".join(f"{text}\n\n" for text in texts).encode()) + compress(b"cut short")[:8])
     assert path.stat().st_size > 1_000_000
-    for size in (1 << 16, 1 << 18):
+    for size in (1 << 12, 1 << 14):
         monkeypatch.setattr(compression, "BLOCK_BYTES", size)
         *found, refusal = read(str(path))
         assert refusal.reason == "damaged_file" and len(found) == len(texts)

@@ -218,6 +218,7 @@ def test_a_tagging_file_is_no_classification() -> None:
         registry.read(task, files["train"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_real_files_have_their_published_sizes(bert_jax_data: Path, name: str) -> None:
     task, files = registry.resolve(TaskConfig(name=name, data_dir=os.fspath(bert_jax_data)))
@@ -229,6 +230,7 @@ def test_real_files_have_their_published_sizes(bert_jax_data: Path, name: str) -
         assert sum(item.label == POSITIVE[name][0] for item in splits["train"].items) == POSITIVE[name][1]
 
 
+@pytest.mark.slow
 def test_conll_2003_holds_its_published_entities(bert_jax_data: Path) -> None:
     task, files = registry.resolve(TaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
     found = {
@@ -325,6 +327,7 @@ def test_labels_have_the_numbers_of_the_hugging_face_data(name: str) -> None:
 
 
 # Rows of the files at hand that are parts of published sets, as their README counts them.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "files", "rows"),
     [
