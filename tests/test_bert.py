@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -62,20 +63,27 @@ def _cross_entropy(logits, labels, weights):
     return -(picked * weights).sum()
 
 
-def losses_and_gradients(params, batch: Batch, config: ModelConfig = CONFIG, runtime: Runtime = Runtime()):  # noqa: B008
+@jax.jit
+def total_gradients(params, batch: Batch):
     def total(params):
-        parts = losses(bind(config, PRETRAINING, params, runtime), batch)
+        parts = losses(bind(CONFIG, PRETRAINING, params, Runtime()), batch)
         return parts.sum(), parts
 
-    gradients, parts = jax.jit(jax.grad(total, has_aux=True))(params)
+    return jax.grad(total, has_aux=True)(params)
+
+
+def losses_and_gradients(params, batch: Batch):
+    gradients, parts = total_gradients(params, batch)
     return parts, paths.flatten(gradients)
 
 
-def encode(params, batch: Batch, dropout_key=None, config: ModelConfig = CONFIG, runtime: Runtime = Runtime()):  # noqa: B008
-    def last(params, batch, dropout_key):
-        return bind(config, PRETRAINING, params, runtime).encode(batch, dropout_key).last
+@functools.partial(jax.jit, static_argnames=("config", "runtime"))
+def encoded(params, batch: Batch, dropout_key=None, config: ModelConfig = CONFIG, runtime: Runtime = Runtime()):  # noqa: B008
+    return bind(config, PRETRAINING, params, runtime).encode(batch, dropout_key)
 
-    return np.asarray(jax.jit(last)(params, batch, dropout_key), np.float32)
+
+def encode(*arguments, **options) -> np.ndarray:
+    return np.asarray(encoded(*arguments, **options).last, np.float32)
 
 
 @pytest.fixture(scope="module")
@@ -164,7 +172,7 @@ def test_a_slot_of_padding_or_of_another_sequence_has_no_gradient(params):
     def first_sequence(embedded):
         return jnp.square(model.encoder(embedded, batch.sequence_ids, batch.positions, None).last[0, :5]).sum()
 
-    gradient = np.asarray(jax.jit(jax.grad(first_sequence))(model.encode(batch).embeddings))
+    gradient = np.asarray(jax.jit(jax.grad(first_sequence))(encoded(params, batch).embeddings))
     assert np.abs(gradient[0, :5]).min() > 0
     np.testing.assert_array_equal(gradient[0, 5:], 0)
 
@@ -177,17 +185,21 @@ def test_bfloat16_is_near_float32_and_its_logits_are_float32(params):
     # bfloat16 keeps 8 bits; hidden states are about 1 and pass a dozen roundings.
     assert np.abs(got - wanted)[real].max() < 0.1
     assert np.abs(got - wanted)[real].mean() < 0.015
-    model = bind(CONFIG, PRETRAINING, params, narrow)
-    hidden = model.encode(batch).last
-    assert hidden.dtype == jnp.bfloat16
-    assert masked_logits(model, hidden, batch.masked_positions).dtype == jnp.float32
-    assert next_sentence_logits(model, pooled_vectors(model, hidden, batch.cls_positions)).dtype == jnp.float32
+
+    def outputs(params):
+        model = bind(CONFIG, PRETRAINING, params, narrow)
+        hidden = model.encode(batch).last
+        vectors = pooled_vectors(model, hidden, batch.cls_positions)
+        return hidden, masked_logits(model, hidden, batch.masked_positions), next_sentence_logits(model, vectors)
+
+    dtypes = [output.dtype for output in jax.eval_shape(outputs, params)]
+    assert dtypes == [jnp.bfloat16, jnp.float32, jnp.float32]
 
 
 def test_vocabulary_padding_is_invisible_and_stays_zero(params):
     batch = padded_batch()
-    model = bind(CONFIG, PRETRAINING, params, Runtime())
-    logits = masked_logits(model, model.encode(batch).last, batch.masked_positions)
+    hidden = encoded(params, batch).last
+    logits = masked_logits(bind(CONFIG, PRETRAINING, params, Runtime()), hidden, batch.masked_positions)
     assert np.isfinite(logits[..., :61]).all()
     np.testing.assert_array_equal(logits[..., 61:], -np.inf)
     parts, gradients = losses_and_gradients(params, batch)
@@ -241,25 +253,41 @@ def test_a_row_of_padding_alone_makes_no_nan(params):
 
 def test_encode_at_gives_the_vectors_that_the_heads_read(params):
     batch = padded_batch()
-    model = bind(CONFIG, PRETRAINING, params, Runtime())
-    hidden = model.encode(batch).last
-    slots = jnp.concatenate([batch.masked_positions, batch.cls_positions], axis=1)
-    vectors = model.encode_at(batch, slots)
-    logits, pooled = vocabulary_logits(model, vectors[:, :4]), pool_vectors(model, vectors[:, 4:])
-    np.testing.assert_allclose(logits, masked_logits(model, hidden, batch.masked_positions), atol=1e-4)
-    np.testing.assert_allclose(pooled, pooled_vectors(model, hidden, batch.cls_positions), atol=1e-5)
+
+    @jax.jit
+    def both_ways(params):
+        model = bind(CONFIG, PRETRAINING, params, Runtime())
+        positions = jnp.concatenate([batch.masked_positions, batch.cls_positions], axis=1)
+        vectors = model.encode_at(batch, positions)
+        hidden = model.encode(batch).last
+        logits = vocabulary_logits(model, vectors[:, :4]), masked_logits(model, hidden, batch.masked_positions)
+        pooled = pool_vectors(model, vectors[:, 4:]), pooled_vectors(model, hidden, batch.cls_positions)
+        return logits, pooled
+
+    logits, pooled = both_ways(params)
+    np.testing.assert_allclose(*logits, atol=1e-4)
+    np.testing.assert_allclose(*pooled, atol=1e-5)
 
 
 def test_classifier_and_tagger_drop_out_and_give_float32_logits():
     batch = padded_batch()
-    model = bind(DROPPING, EVERY_HEAD, init_params(DROPPING, EVERY_HEAD, KEY), Runtime(compute_dtype="bfloat16"))
-    hidden = model.encode(batch).last
-    pooled = pooled_vectors(model, hidden, batch.cls_positions)
-    for logits, shape in ((class_logits, (3, 1, 3)), (tag_logits, (3, 13, 5))):
-        vectors = pooled if shape[1] == 1 else hidden
-        assert logits(model, vectors).shape == shape
-        assert logits(model, vectors).dtype == jnp.float32
-        assert np.abs(logits(model, vectors, KEY) - logits(model, vectors)).max() > 0
+
+    @jax.jit
+    def logits(params):
+        model = bind(DROPPING, EVERY_HEAD, params, Runtime(compute_dtype="bfloat16"))
+        hidden = model.encode(batch).last
+        pooled = pooled_vectors(model, hidden, batch.cls_positions)
+        return [
+            (head(model, vectors), head(model, vectors, KEY))
+            for head, vectors in ((class_logits, pooled), (tag_logits, hidden))
+        ]
+
+    for (plain, dropped), shape in zip(
+        logits(init_params(DROPPING, EVERY_HEAD, KEY)), [(3, 1, 3), (3, 13, 5)], strict=True
+    ):
+        assert plain.shape == shape
+        assert plain.dtype == jnp.float32
+        assert np.abs(dropped - plain).max() > 0
 
 
 def test_rows_longer_than_the_positions_are_refused(params):

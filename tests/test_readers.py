@@ -235,10 +235,10 @@ def test_all_that_comes_before_damage_is_read_in_blocks_of_any_size(tmp_path_fac
 def test_no_document_before_the_damage_of_a_large_file_is_lost(tmp_path, monkeypatch, suffix, compress):
     """Here decompressors read far ahead. The second stream is the damage, all of the first is fine."""
     generator = random.Random(0)
-    texts = [generator.randbytes(600).hex() for _ in range(2_000)]
+    texts = [generator.randbytes(600).hex() for _ in range(1_000)]
     path = tmp_path / f"large.txt{suffix}"
     path.write_bytes(compress("".join(f"{text}\n\n" for text in texts).encode()) + compress(b"cut short")[:8])
-    assert path.stat().st_size > 1_000_000
+    assert path.stat().st_size > 500_000
     for size in (1 << 12, 1 << 14):
         monkeypatch.setattr(compression, "BLOCK_BYTES", size)
         *found, refusal = read(str(path))

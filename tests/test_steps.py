@@ -42,10 +42,18 @@ def random_batch(vocab_size: int, seed: int = 0) -> Batch:
     )
 
 
-def make_plan(model: ModelConfig, **changes: object) -> steps.Plan:
+@functools.cache  # equal plans are one, so that tests share what is traced and compiled for it
+def plan_of(model: ModelConfig) -> steps.Plan:
     objective = MaskedLMObjective()
     abstract = bert.abstract_params(model, objective.heads)
-    return steps.Plan(model, Runtime(), objective, CONFIG, optim.build(CONFIG, abstract), **changes)
+    return steps.Plan(model, Runtime(), objective, CONFIG, optim.build(CONFIG, abstract))
+
+
+def make_plan(model: ModelConfig, **changes: object) -> steps.Plan:
+    return dataclasses.replace(plan_of(model), **changes) if changes else plan_of(model)
+
+
+train_step = jax.jit(steps.train_step, static_argnums=0)
 
 
 @pytest.fixture(scope="module")
@@ -59,8 +67,8 @@ def params(model):
 
 
 def step_once(plan, params, batch):
-    step = jax.jit(functools.partial(steps.train_step, plan))
-    return step(steps.initial_state(plan, params), batch, jnp.float32(0.0), jax.random.key(0))
+    state = steps.initial_state(plan, params)
+    return train_step(plan, state, jax.tree.map(jnp.asarray, batch), jnp.float32(0.0), jax.random.key(0))
 
 
 def assert_close(got, wanted, tolerance):
@@ -164,7 +172,8 @@ def test_a_step_repeats_bit_for_bit_and_dropout_changes_with_the_step(tiny_confi
     for path, leaf in paths.flatten(first.params).items():
         np.testing.assert_array_equal(leaf, paths.flatten(again.params)[path], err_msg=path)
     later = steps.initial_state(plan, params)._replace(step=jnp.int32(5))
-    _, other = jax.jit(functools.partial(steps.train_step, plan))(later, batch, jnp.float32(0.0), jax.random.key(0))
+    batch = jax.tree.map(jnp.asarray, batch)
+    _, other = train_step(plan, later, batch, jnp.float32(0.0), jax.random.key(0))
     assert other["loss"] != metrics["loss"]
 
 
@@ -204,10 +213,10 @@ def test_the_padding_of_the_vocabulary_stays_zero(tiny_config, params):
 
 def test_training_lowers_the_loss_of_a_batch(model, params):
     plan = make_plan(model)
-    step = jax.jit(functools.partial(steps.train_step, plan))
-    state, batch, losses = steps.initial_state(plan, params), random_batch(model.vocab_size), []
+    state, losses = steps.initial_state(plan, params), []
+    batch = jax.tree.map(jnp.asarray, random_batch(model.vocab_size))
     for _ in range(20):
-        state, metrics = step(state, batch, jnp.float32(0.0), jax.random.key(0))
+        state, metrics = train_step(plan, state, batch, jnp.float32(0.0), jax.random.key(0))
         losses.append(float(metrics["loss"]))
     assert losses[-1] < losses[0] - 1
 
