@@ -23,11 +23,12 @@ from benchmarks.turns import Turn, alternate
 from bert_jax import command, finetune
 from bert_jax import config as config_lib
 from bert_jax.config import FinetuneConfig
-from bert_jax.train import partitioning, together
+from bert_jax.train import multi_seed, partitioning, setup
+from bert_jax.train import steps as train_steps
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.run import Run, Source
-from bert_jax.train.start import plan_of
+from bert_jax.train.setup import OpenWorkdir
 
 RECIPE = common.REPOSITORY / "configs" / "glue.py"
 ROUNDS, WARMUP = 4, 1
@@ -38,15 +39,20 @@ def turn_of(groups: Sequence[Sequence[Run]], sources: Sequence[Source], folder: 
     mesh = partitioning.make_mesh(groups[0][0].config.mesh)
     advance: list[Callable[[Any], Any]] = []
     for number, runs in enumerate(groups):
-        plan = plan_of(runs[0])
-        with contextlib.ExitStack() as opened:
-            begun = [
-                together.Begun(run, {}, opened.enter_context(Checkpoints(folder / f"{number}-{place}", keep=1)), [])
-                for place, run in enumerate(runs)
+        plan = setup.make_plan(runs[0])
+        with contextlib.ExitStack() as stack:
+            opened = [
+                stack.enter_context(OpenWorkdir(Checkpoints(folder / f"{number}-{place}", keep=1), {}, []))
+                for place in range(len(runs))
             ]
-            state = together.joined(begun, together.start_all(begun, plan, mesh))
-        step = together.jitted(plan, mesh, state, len(runs))
-        advance.append(stepping(step, state, together.arguments(runs, [True] * len(runs), mesh)))
+            if len(runs) == 1:
+                state, _ = setup.restore_or_initialize(runs[0], plan, mesh, opened[0].checkpoints)
+                step, arguments = train_steps.jitted(plan, mesh, state), (setup.training_key(runs[0], mesh),)
+            else:
+                seeds = [multi_seed.Seed(*pair) for pair in zip(runs, opened, strict=True)]
+                state = multi_seed.stack_states(seeds, multi_seed.restore_or_initialize(seeds, plan, mesh))
+                step, arguments = multi_seed.jitted(plan, mesh, state), multi_seed.step_arguments(seeds, mesh)
+        advance.append(stepping(step, state, arguments))
     batches = [
         [partitioning.place(source.batch(step), source.rows_at(step), mesh) for source in sources]
         for step in range(steps)
@@ -94,7 +100,7 @@ def main(arguments: Sequence[str]) -> None:
     with tempfile.TemporaryDirectory() as name, jax.set_mesh(partitioning.make_mesh(config.mesh)):
         _, _, by_trial = finetune.prepare(config, Path(name) / "runs")
         runs = list(by_trial.values())
-        as_one = turn_of([runs], [together.source_of(runs)], Path(name) / "together", steps)
+        as_one = turn_of([runs], [multi_seed.stacked_source(runs)], Path(name) / "together", steps)
         in_turn = turn_of([[run] for run in runs], [run.source for run in runs], Path(name) / "turns", steps)
         seconds = alternate([as_one, in_turn], ROUNDS, count, WARMUP)
     rates = [len(runs) * config.batch_size * len(found) / sum(found) for found in seconds]

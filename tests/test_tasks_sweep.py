@@ -15,7 +15,7 @@ from bert_jax.finetune import finetune
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.tasks import measurement, published, registry, results, sweep
 from bert_jax.tasks.sweep import Trial
-from bert_jax.train import metrics, together
+from bert_jax.train import metrics, multi_seed
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.early_stop import EarlyStop, selected_step
 from bert_jax.train.held_out import Best
@@ -100,9 +100,9 @@ def test_a_run_stops_after_so_many_evaluations_without_a_better_one():
 
 def test_what_cannot_be_one_program_is_refused_and_auto_leaves_it():
     config = FinetuneConfig()
-    assert together.refusal(config) == ""
-    assert "mesh.fsdp" in together.refusal(dataclasses.replace(config, mesh=MeshConfig(fsdp=2)))
-    assert "prng=rbg" in together.refusal(dataclasses.replace(config, prng="rbg"))
+    assert multi_seed.refusal(config) == ""
+    assert "mesh.fsdp" in multi_seed.refusal(dataclasses.replace(config, mesh=MeshConfig(fsdp=2)))
+    assert "prng=rbg" in multi_seed.refusal(dataclasses.replace(config, prng="rbg"))
     assert not sweep.run_together(config, trials=5, parameters=10)  # on a CPU
     assert sweep.run_together(dataclasses.replace(config, run_together="yes"), trials=5, parameters=10)
 
@@ -172,7 +172,7 @@ def test_seeds_together_come_out_as_in_turn_and_killed_ones_go_on_bit_for_bit(co
     assert_close(whole, whole / result["best"]["run"], 0)
     assert finetune(config, whole) == result
 
-    batch, save = together.StackedSource.batch, Checkpoints.save
+    batch, save = multi_seed.StackedSource.batch, Checkpoints.save
 
     def killed_before_step_7(self, step, rows=None):
         if step == 7:
@@ -184,7 +184,7 @@ def test_seeds_together_come_out_as_in_turn_and_killed_ones_go_on_bit_for_bit(co
             raise Killed
         return save(self, step, *rest)
 
-    for target, patched in ((together.StackedSource, killed_before_step_7), (Checkpoints, None)):
+    for target, patched in ((multi_seed.StackedSource, killed_before_step_7), (Checkpoints, None)):
         with monkeypatch.context() as patch:
             if patched:
                 patch.setattr(target, "batch", patched)

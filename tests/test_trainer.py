@@ -135,7 +135,7 @@ def test_sigterm_saves_and_says_so_and_the_rest_follows(run):
     stopped = run("stopped")
     stop = Interrupted(stopped.source, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
     before = signal.getsignal(signal.SIGTERM)
-    with pytest.raises(Stopped, match="run the same command to go on"):
+    with pytest.raises(Stopped, match="run the same command to resume"):
         trainer.fit(dataclasses.replace(stopped, source=stop))
     assert signal.getsignal(signal.SIGTERM) is before
     assert latest_step(stopped.workdir) is not None
@@ -215,7 +215,7 @@ def test_a_refused_run_changes_nothing_and_an_allowed_one_goes_on(run, capsys):
     capsys.readouterr()
     assert trainer.fit(run("taken", dataclasses.replace(other, allow_changes="batch_size,seed"))).step == 7
     said = " ".join(capsys.readouterr().err.split())
-    assert "going on from step 6" in said
+    assert "resuming from step 6" in said
     for line in ("batch_size: 8 -> 16", "seed: 0 -> 1", "steps: 6 -> 7"):
         assert f"changed from here on: {line}" in said
     assert "from here on, batches are those of a run that had this configuration from its first step" in said

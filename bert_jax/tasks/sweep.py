@@ -16,7 +16,7 @@ from bert_jax.config.training import SEEDS
 from bert_jax.tasks.example import TaskBatch, TaskRows
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_source import TaskSource
-from bert_jax.train import rules, together
+from bert_jax.train import multi_seed, rules
 from bert_jax.train.held_out import PREFIX
 
 # Devlin et al. 2019 ramp up over 10,000 steps of pretraining; google-research/bert's run_classifier.py, whose
@@ -150,7 +150,7 @@ def run_together(config: FinetuneConfig, trials: int, parameters: int) -> bool:
         return trials > 1 and config.run_together == "yes"
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
     fits = trials * parameters * 4 * (_COPIES + (config.optimizer.ema_decay > 0)) < _SHARE_OF_MEMORY * memory
-    return jax.default_backend() != "cpu" and not together.refusal(config) and fits
+    return jax.default_backend() != "cpu" and not multi_seed.refusal(config) and fits
 
 
 def sources_of(rows: TaskRows, seeds: Sequence[int], make: Callable[[int], TaskSource]) -> dict[int, "TrialSource"]:

@@ -13,7 +13,7 @@ from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.sweep import Trial
 from bert_jax.tasks.task import Task
-from bert_jax.train import distributed, trainer
+from bert_jax.train import distributed, multi_seed, trainer
 from bert_jax.train.workdir import read_config, write_config
 
 
@@ -30,13 +30,13 @@ def train(
     metrics: dict[Trial, dict[str, float]] = {}
     steps: dict[Trial, int] = {}
     if sweep.run_together(config, len(runs), parameters):
-        for trial, result in zip(runs, trainer.fit_together(list(runs.values())), strict=True):
+        for trial, result in zip(runs, multi_seed.fit(list(runs.values())), strict=True):
             metrics[trial], steps[trial] = _measured(task, rows, runs[trial], result), result.kept
         return metrics, steps
     for trial, run in runs.items():
         result = trainer.fit(run)
         if result.stop_requested and trial != list(runs)[-1]:
-            raise Stopped(f"SIGTERM: {run.workdir} is done, seeds after it are not; run the same command to go on")
+            raise Stopped(f"SIGTERM: {run.workdir} is done, seeds after it are not; run the same command to resume")
         metrics[trial], steps[trial] = _measured(task, rows, run, result), result.kept
     return metrics, steps
 

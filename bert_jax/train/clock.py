@@ -54,6 +54,11 @@ class Clock:
         """Seconds of training, including those before a restart."""
         return self._elapsed_before + time.monotonic() - self._started
 
+    @property
+    def remaining(self) -> float | None:
+        """Estimated seconds until the run ends, or None before anything is done."""
+        return self.elapsed * (1 - self.fraction) / self.fraction if self.fraction > 0 else None
+
     def read(self, step: int) -> float:
         """Returns the fraction that is done before this step. Call it once for each step, in order."""
         if self._replay is not None:

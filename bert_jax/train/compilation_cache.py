@@ -5,14 +5,17 @@ phases first reports a program that does not compile, or does not fit into memor
 """
 
 import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from bert_jax.train import partitioning
 from bert_jax.train.run import Source
+from bert_jax.train.state import TrainState
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"  # jax's own; it may also name gs://BUCKET/FOLDER
 
@@ -34,6 +37,23 @@ def enable_compilation_cache() -> Path | None:
         return None
     jax.config.update("jax_compilation_cache_dir", str(folder))
     return folder
+
+
+def compile_ahead(
+    train_step: Any,
+    state: TrainState,
+    later: Mapping[int, Any],
+    arguments: Sequence[Any],
+    report: Callable[[str], None],
+) -> None:
+    """Compiles a jitted step for batches of other shapes that come later, given by step (`later_batch_shapes`).
+
+    arguments   what the step takes after state, batch and fraction
+    """
+    for step, batch in later.items():
+        rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
+        report(f"compiling for step {step}: batches of {rows} rows of {length} positions")
+        train_step.lower(state, batch, np.float32(0), *arguments).compile()
 
 
 def later_batch_shapes(source: Source, first: int, end: int, mesh: Mesh) -> dict[int, Any]:

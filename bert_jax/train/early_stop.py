@@ -79,6 +79,11 @@ def check(patience: int, best: str) -> None:
         raise UserError(f"early_stop={patience} needs a metric to compare evaluations by; set --config.checkpoint.best")
 
 
+def has_stopped_early(patience: int, meta: Mapping[str, Any]) -> bool:
+    """Whether a run stopped early at the checkpoint with this metadata (empty: the run begins)."""
+    return not meta.get("unlogged", False) and meta.get("early_stop", {}).get("waited", 0) >= patience > 0
+
+
 def selected_step(workdir: str | Path) -> int | None:
     """Returns the step that represents a workdir: the best of a run with early_stop, else the newest, or None."""
     newest = latest_step(workdir)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.command import UserError
+from bert_jax.config import TrainConfig
+from bert_jax.train.checkpoint import Checkpoints
 
 
 class FiniteCheck:
@@ -18,17 +20,11 @@ class FiniteCheck:
     """
 
     def __init__(
-        self,
-        on_nonfinite: str,
-        skip_at_most: int,
-        skipped: int,
-        workdir: Path,
-        last_checkpoint: Callable[[], int | None],
-        report: Callable[[str], None],
+        self, config: TrainConfig, skipped: int, workdir: Path, checkpoints: Checkpoints, report: Callable[[str], None]
     ) -> None:
         self.skipped = skipped
-        self._on_nonfinite, self._skip_at_most, self._workdir = on_nonfinite, skip_at_most, workdir
-        self._last_checkpoint, self._report = last_checkpoint, report
+        self._on_nonfinite, self._skip_at_most = config.on_nonfinite, config.skip_at_most
+        self._workdir, self._checkpoints, self._report = workdir, checkpoints, report
 
     def __call__(self, step: int, values: Mapping[str, Any]) -> bool:
         """Returns whether a step made its update; `values` are the step's metrics.
@@ -44,7 +40,8 @@ class FiniteCheck:
                 f"{found} at step {step}: skipped this update ({self.skipped} of at most {self._skip_at_most})"
             )
             return False
-        last = self._last_checkpoint()
+        self._checkpoints.wait()  # a save may be under way
+        last = self._checkpoints.latest_step()
         where = "there is no checkpoint yet" if last is None else f"the last checkpoint is step {last}"
         advice = "Lower --config.optimizer.learning_rate, lengthen --config.optimizer.warmup_steps, or "
         if self._on_nonfinite == "skip":

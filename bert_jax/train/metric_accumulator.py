@@ -2,12 +2,13 @@
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 
 from bert_jax.config import ModelConfig
+from bert_jax.train.finite import FiniteCheck
 from bert_jax.train.metrics import peak_flops, peak_memory_gb, training_flops
 
 # Metrics of which a log line gives the last step's value; every other one is a mean over the steps.
@@ -21,13 +22,13 @@ class MetricAccumulator:
         self,
         model: ModelConfig,
         saved: Mapping[str, Any],
-        check: Callable[[int, Mapping[str, Any]], bool],
+        check: FiniteCheck,
         index: int | None = None,
     ) -> None:
         """Starts from `saved`, an earlier accumulator's `state`, so that a restart between two lines changes no mean.
 
         saved   empty for a run that begins
-        check   called with each step's metrics; returns whether they count in the means (train/finite.py)
+        check   decides for each step whether its metrics count in the means
         index   the seed to accumulate where metrics have a leading axis of seeds [K]; None: they have none
         """
         self.tokens = int(saved.get("all_tokens", 0))  # real tokens since the run began
@@ -37,6 +38,7 @@ class MetricAccumulator:
         self._index = index
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._waited = 0.0
+        self._in_pause = False
         self._sums: dict[str, float] = {}
         self._latest: dict[str, float] = {}
         self._reset()
@@ -50,6 +52,11 @@ class MetricAccumulator:
         self._sums, self._latest = {}, {}
         self._tokens_before = self._flops = self._paused = 0.0
         self._started = time.monotonic()
+
+    @property
+    def skipped(self) -> int:
+        """Updates that were left out since the run began, as of the last step that was fetched."""
+        return self._check.skipped
 
     def add(self, step: int, batch: Any, metrics: dict[str, jax.Array]) -> None:
         """Records a step that has been dispatched, and fetches the metrics of the step before it."""
@@ -96,9 +103,15 @@ class MetricAccumulator:
     def paused(self) -> Iterator[None]:
         """Surrounds evaluation and saving, which do not count as training time; first waits for the last step."""
         self.settle()
-        started = time.monotonic()
-        yield
-        self._paused += time.monotonic() - started
+        if self._in_pause:  # the outer pause counts the time
+            yield
+            return
+        self._in_pause, started = True, time.monotonic()
+        try:
+            yield
+        finally:
+            self._in_pause = False
+            self._paused += time.monotonic() - started
 
     def settle(self) -> None:
         """Waits for the last step to finish and checks its metrics."""

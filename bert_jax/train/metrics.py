@@ -156,6 +156,12 @@ class ProgressLine:
         if self._console:
             self._console.print(text, highlight=False)
 
+    def __enter__(self) -> "ProgressLine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         if self._bar:
             self._bar.stop()

@@ -2,7 +2,8 @@
 
 import contextlib
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import jax
@@ -23,23 +24,36 @@ class Profiler:
         self.first, self.last = parse_steps(steps) if steps else (-1, -1)
         self.folder = workdir / PROFILE
         self._tracing = False
-        self.traced = not steps  # whether everything that was requested so far has been traced
+        self._traced = not steps  # whether there is nothing to trace any more
 
     @contextlib.contextmanager
     def step(self, step: int) -> Iterator[None]:
         """Surrounds the dispatch of a step, which the trace then shows as a step."""
         if self.first <= step < self.last and not self._tracing:
             jax.profiler.start_trace(self.folder)
-            self._tracing = self.traced = True
+            self._tracing = self._traced = True
         with jax.profiler.StepTraceAnnotation("train", step_num=step):
             yield
 
-    def done(self, step: int) -> bool:
-        """Whether the trace ends before this step; the caller then waits for running steps and calls `stop`."""
-        return self._tracing and step >= self.last
+    def end_step(
+        self, step: int, settled: Callable[[], AbstractContextManager[None]], report: Callable[[str], None]
+    ) -> None:
+        """Writes the trace if its last step has been dispatched; `step` is the number of steps done.
 
-    def stop(self) -> None:
-        """Writes the trace if one is being recorded."""
+        settled   a context that first waits for dispatched steps, so that the trace holds all of the last one
+        """
+        if self._tracing and step >= self.last:
+            with settled():
+                self._stop()
+            report(f"traced steps {self.first}:{self.last} into {self.folder}")
+
+    def close(self, report: Callable[[str], None]) -> None:
+        """Writes a trace that the end of the run cuts short; reports when none of the steps has run."""
+        self._stop()
+        if not self._traced:
+            report(f"config.profile={self.first}:{self.last}: none of these steps ran, so nothing was traced")
+
+    def _stop(self) -> None:
         if self._tracing:
             self._tracing = False
             jax.profiler.stop_trace()

@@ -12,7 +12,7 @@ from jax.sharding import Mesh
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.model.runtime import Runtime
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train import partitioning
+from bert_jax.train import distributed, partitioning
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.objectives import Objective
 from bert_jax.train.steps import Plan
@@ -62,8 +62,9 @@ class Run:
     summary_workdir: Path | None = None  # holds the result of all seeds and rates, of which this run is one
 
     def forget_result(self) -> None:
-        """Removes the result files of a run that had finished and now continues."""
-        for folder in filter(None, (self.workdir, self.summary_workdir)):
+        """Removes the result files of a run that had finished and now continues; process 0 does."""
+        folders = (self.workdir, self.summary_workdir) if distributed.is_primary() else ()
+        for folder in filter(None, folders):
             (folder / RESULT_FILE).unlink(missing_ok=True)
 
 

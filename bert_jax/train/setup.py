@@ -1,0 +1,258 @@
+"""Prepares a run: checks it, opens its workdir, builds its plan, and restores or initializes its state.
+
+A run starts, in this order of preference, from the newest undamaged checkpoint of its workdir, from its initial
+parameters (init_from; missing ones are initialized from the seed), or from parameters initialized from the seed.
+"""
+
+import functools
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from bert_jax import tokenizer
+from bert_jax.command import UserError
+from bert_jax.config import TrainConfig, to_dict
+from bert_jax.data.prefetch import Prefetched, prefetch
+from bert_jax.model import attention, paths
+from bert_jax.storage.local import atomic_folder
+from bert_jax.storage.remote import is_remote
+from bert_jax.train import distributed, early_stop, optim, partitioning, rules
+from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train.clock import check_end
+from bert_jax.train.evaluate import Evaluator
+from bert_jax.train.held_out import Best
+from bert_jax.train.optim import first_average
+from bert_jax.train.parameter_summary import device_memory_summary
+from bert_jax.train.run import Run, Source, runtime_of
+from bert_jax.train.state import TrainState
+from bert_jax.train.steps import Plan, initial_state
+from bert_jax.train.workdir import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    WorkdirConfig,
+    check_provenance,
+    provenance,
+    write_config,
+)
+
+
+@dataclass(frozen=True)
+class OpenWorkdir:
+    """The checkpoints of a workdir, the provenance of the run in it, and what differs from its newest checkpoint."""
+
+    checkpoints: Checkpoints
+    provenance: dict[str, Any]
+    differences: list[str]  # one line each
+
+    def __enter__(self) -> "OpenWorkdir":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.checkpoints.__exit__(*exception)
+
+
+def make_mesh(run: Run, source: Source) -> Mesh:
+    """Returns the mesh of a run, once everything has been checked that needs no compilation and no file."""
+    config = run.config
+    check_end(config.steps, config.budget_minutes, config.budget_replay)
+    early_stop.check(run.early_stop, config.checkpoint.best)
+    if is_remote(run.workdir):
+        raise UserError(
+            f"--workdir {run.workdir} is in an object store; name a local folder, or one where the bucket is mounted"
+        )
+    if run.workdir.exists() and not run.workdir.is_dir():
+        raise UserError(f"--workdir {run.workdir} is a file; name a folder")
+    mesh = partitioning.make_mesh(config.mesh)
+    for rows in dict.fromkeys(map(source.rows_at, source.changes)):
+        key = "batch_schedule" if getattr(config, "batch_schedule", "") else "batch_size"
+        partitioning.check_batch(rows, config.microbatches, mesh, key)
+    partitioning.check_model(run.model, mesh)
+    return mesh
+
+
+def make_plan(run: Run) -> Plan:
+    """Returns the plan of a run's steps."""
+    config = run.config
+    abstract = jax.eval_shape(lambda key: run.objective.init(run.model, key), jax.random.key(0))
+    fresh = _initialized(run, abstract)
+    gradual = rules.gradual_epochs(run.train_layers) is not None
+    return Plan(
+        model=run.model,
+        runtime=runtime_of(config),
+        objective=run.objective,
+        optimizer_config=config.optimizer,
+        optimizer=optim.build(config.optimizer, abstract),
+        microbatches=config.microbatches,
+        overlap=config.mesh.overlap,
+        factors=optim.rate_factors(config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh)),
+        unfreezing=optim.Unfreezing(rules.stages(abstract, fresh), run.unfreeze_every) if gradual else None,
+    )
+
+
+def _initialized(run: Run, abstract: dict[str, Any]) -> frozenset[str]:
+    """The parameters that a run with initial parameters initializes itself; frozen, they would stay noise."""
+    return frozenset(paths.flatten(abstract)) - frozenset(run.initial_params) if run.initial_params else frozenset()
+
+
+def make_evaluators(run: Run, plan: Plan, mesh: Mesh) -> list[Evaluator]:
+    """Returns the run's evaluators. Raises UserError for an attention kernel that cannot run, or for checkpoint.best
+    without a metric to compare.
+    """
+    for step in run.source.changes:
+        attention.kernels(plan.model, plan.runtime, batch_length(run.source, step))
+    evaluators = [make(plan, mesh) for make in run.evaluators]
+    check_best(run.config, bool(evaluators), run.measured)
+    return evaluators
+
+
+def check_best(config: TrainConfig, evaluated: bool, measured: Sequence[str]) -> None:
+    """Raises UserError when checkpoint.best is set for a run that does not measure that metric.
+
+    measured   the names of the held-out metrics; empty: unknown until they are measured
+    """
+    if not config.checkpoint.best:
+        return
+    if not evaluated:
+        raise UserError(
+            f"checkpoint.best={config.checkpoint.best} needs a held-out part, which the data does not have. Name one "
+            "with --config.data.eval, or leave out checkpoint.best"
+        )
+    if config.eval.every_steps <= 0:
+        raise UserError(
+            f"checkpoint.best={config.checkpoint.best}, but the run evaluates only at its end. "
+            "Set --config.eval.every_steps"
+        )
+    if measured:
+        averages = [f"ema_{name}" for name in measured if config.optimizer.ema_decay > 0]
+        Best(config.checkpoint.best, {}).check_among([*measured, *averages])
+
+
+def open_workdir(run: Run, keep: int | None = None) -> OpenWorkdir:
+    """Opens the checkpoints of a run, of which the newest `keep` stay (None: checkpoint.keep).
+
+    Raises UserError, and changes nothing, when the checkpoints belong to another run, or when processes were started
+    with different configurations or without a shared workdir. Files of a run that left no checkpoint are replaced.
+    """
+    made_by = provenance(run)
+    distributed.check_same(made_by["configuration"] | made_by["versions"], "start all with the same command")
+    config = run.config.checkpoint
+    keep = config.keep if keep is None else keep
+    checkpoints = Checkpoints(run.workdir / CHECKPOINTS, keep=keep, keep_every=config.keep_every, best=config.best)
+    try:
+        distributed.check_same(
+            {"newest checkpoint": checkpoints.latest_step()}, "name a --workdir on a file system that all hosts share"
+        )
+        newest = checkpoints.newest_meta()
+        if newest is None:
+            return OpenWorkdir(checkpoints, made_by, [])
+        where = f"step {newest.get('step', checkpoints.latest_step())} of {run.workdir}"
+        return OpenWorkdir(checkpoints, made_by, check_provenance(run, made_by, newest.get("provenance"), where))
+    except BaseException as error:
+        checkpoints.__exit__(type(error))
+        raise
+
+
+def restore_or_initialize(
+    run: Run, plan: Plan, mesh: Mesh, checkpoints: Checkpoints, among: Collection[int] | None = None
+) -> tuple[TrainState, dict[str, Any]]:
+    """Returns the state from which to train and the metadata of its checkpoint, which is empty for a new run.
+
+    It restores the newest undamaged checkpoint, of those steps in `among` if given (which may be none).
+    """
+
+    def initialize(key: jax.Array) -> TrainState:
+        return initial_state(plan, run.objective.init(run.model, key))
+
+    key = jax.random.key(run.config.seed, impl=run.config.prng)
+    # Shapes first, then shardings, then values straight into sharded memory: no device ever holds a full copy.
+    abstract = partitioning.with_shardings(mesh, jax.eval_shape(initialize, key))
+    shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
+    found = checkpoints.restore_newest(abstract.params, abstract.optimizer_state, abstract.average, among)
+    if found is not None:
+        newest, restored = found
+        step = partitioning.put_as(np.array(newest, np.int32), shardings.step)
+        average = restored.average
+        if average is None:  # the checkpoint was written by a run that kept no average; it begins here
+            average = first_average(run.config.optimizer.ema_decay, restored.params)
+        skipped = jax.device_put(np.int32(restored.meta.get("skipped", 0)), shardings.skipped)
+        return TrainState(step, restored.params, restored.optimizer_state, average, skipped), restored.meta
+    state = jax.jit(initialize, out_shardings=shardings)(key)
+    params = paths.flatten(state.params)
+    for path, value in run.initial_params.items():
+        params[path] = partitioning.put_as(np.asarray(value, params[path].dtype), params[path].sharding)
+    initial = paths.unflatten(params)
+    return state._replace(params=initial, average=first_average(run.config.optimizer.ema_decay, initial)), {}
+
+
+def training_key(run: Run, mesh: Mesh) -> jax.Array:
+    """Returns the key of a run on all devices. It is an argument of the step: all seeds share one compiled program."""
+    key = jax.random.key(run.config.seed, impl=run.config.prng)
+    return jax.device_put(key, partitioning.replicated(mesh))
+
+
+def write_workdir(run: Run) -> None:
+    """Writes config.json and tokenizer/ in process 0; every checkpoint of the workdir is read with them."""
+    if distributed.is_primary():
+        run.workdir.mkdir(parents=True, exist_ok=True)
+        folder = run.workdir / "tokenizer"
+        if folder.exists() and tokenizer.load(folder).content_hash != run.tokenizer.content_hash:
+            shutil.rmtree(folder)  # from a run that left no checkpoint: open_workdir has compared the data of any other
+        if not folder.exists():
+            with atomic_folder(folder) as unfinished:
+                run.tokenizer.save(unfinished)
+        heads = run.objective.heads
+        write_config(run.workdir, WorkdirConfig(run.model, heads, run.kind, to_dict(run.config), run.task))
+    distributed.broadcast_from_primary("written")
+    if not (run.workdir / CONFIG_FILE).exists():
+        raise UserError(
+            f"process 0 wrote {run.workdir}, but process {jax.process_index()} does not see it; name a --workdir on a "
+            "file system that all hosts share"
+        )
+
+
+def prefetch_batches(source: Source, mesh: Mesh, first: int, depth: int) -> Prefetched[Any]:
+    """Returns an iterator over the batches from step `first`, placed on the mesh, `depth` of them made ahead."""
+
+    @functools.cache
+    def local_rows(size: int) -> slice | np.ndarray:
+        return partitioning.local_rows(size, mesh)
+
+    def make(step: int) -> Any:
+        size = source.rows_at(step)
+        return partitioning.place(source.batch(step, local_rows(size)), size, mesh)
+
+    return prefetch(make, first, None, depth)
+
+
+def batch_length(source: Source, step: int) -> int:
+    """Returns T of a step's batch."""
+    return source.batch(step, slice(0, 1)).input_ids.shape[-1]
+
+
+def describe_batch(batch: Any) -> str:
+    """Returns the shape of a batch in words; with several seeds, the rows are those of each."""
+    return f"batches of {batch.input_ids.shape[0]} rows of {batch.input_ids.shape[-1]} positions"
+
+
+def describe_start(run: Run, meta: Mapping[str, Any], differences: Sequence[str], ended: bool = False) -> list[str]:
+    """Returns lines that tell from which step a run resumes and what has changed since; none for a new run."""
+    if not meta:
+        return list(differences)
+    what = "nothing is left to train after" if ended else "resuming from"
+    return [f"{what} step {meta['step']} of {run.workdir}", *differences]
+
+
+def describe_program(plan: Plan, mesh: Mesh, state: TrainState, length: int) -> list[str]:
+    """Returns lines about devices, mesh, dtype, layer loop, attention kernels for batches of `length`, and memory."""
+    loop = "unrolled" if plan.runtime.unrolled(plan.model.layers) else "scanned"
+    kernels = " and ".join(attention.kernels(plan.model, plan.runtime, length))
+    devices = (
+        f"{mesh.size} x {jax.devices()[0].device_kind}, mesh {dict(mesh.shape)}, "
+        f"compute {plan.runtime.compute_dtype}, layers {loop}, attention {kernels}"
+    )
+    return [devices, *([device_memory_summary(state, mesh)] if mesh.size > 1 else [])]
