@@ -1,11 +1,11 @@
-"""Kills training again and again, and compares what comes out with a run that was left alone (law 4).
+"""Kills training repeatedly, and compares the result with that of an uninterrupted run (law 4).
 
-    python -m benchmarks.chaos                 100 SIGKILLs over one run of the command on a fixed mesh: bit-equal?
-    python -m benchmarks.chaos --part elastic  killed and gone on with on other numbers of devices and processes:
-                                               the same batches, byte for byte, and how far losses differ
+    python -m benchmarks.chaos                 100 SIGKILLs during one run of the command on a fixed mesh: bit-equal?
+    python -m benchmarks.chaos --part elastic  killed and resumed on other numbers of devices and processes: equal
+                                               batches, byte for byte, and the largest difference of a loss
 
-Kills fall at random instants: of the start, of training, and of saving (once a half-written checkpoint is seen). Prints
-one JSON line and ends with exit code 2 if anything differs that must not.
+Kills fall at random instants of start-up, of training, and of saving (once a half-written checkpoint exists). Prints
+one JSON line, and exits with code 2 if anything differs that must not.
 """
 
 import collections
@@ -43,8 +43,8 @@ TIMES = (
     "data_wait_share",
     "mfu",
     "peak_memory_gb",
-)  # of a log line; no two runs share them
-# Devices and processes, in turn: each process has devices/processes of them.
+)  # fields of a log line that differ between any two runs
+# Devices and processes of successive lives: each process has devices/processes of them.
 SHAPES = ((1, 1), (8, 1), (2, 2), (4, 1), (4, 4), (2, 1), (4, 2))
 LOSS_TOLERANCE = 1e-6  # relative
 SECONDS_A_LIFE = 600.0
@@ -52,16 +52,16 @@ SECONDS_A_LIFE = 600.0
 
 @dataclass
 class Lives:
-    """What became of the processes that were started over one workdir."""
+    """A record of the processes that ran on one workdir, one life after another."""
 
-    kills: collections.Counter[str] = field(default_factory=collections.Counter)  # by what was under way
+    kills: collections.Counter[str] = field(default_factory=collections.Counter)  # by the phase in which they fell
     steps_lost: int = 0
     seconds: list[float] = field(default_factory=list)
-    seconds_to_save: float = 5.0  # from a start to its first checkpoint, as last seen
+    seconds_to_save: float = 5.0  # from a start to its first checkpoint, as last measured
 
 
 def shards(directory: Path) -> Path:
-    """Shards of the text in the repository, T=64, a part of them held out."""
+    """Shards of the text in the repository, T=64, with a held-out part."""
     train_tokenizer.train(readers.expand(SAMPLE), directory / "vocabulary", vocab_size=2000, lowercase=True)
     build_examples.build(
         BuildOptions(SAMPLE, directory / "vocabulary", directory / "shards", 64, eval_fraction=0.05, workers=1)
@@ -87,10 +87,10 @@ def arguments(data: Path, workdir: Path, steps: int, save_every: int, more: Sequ
 def killed_until(
     start: Callable[[int], list[subprocess.Popen[bytes]]], workdir: Path, steps: int, kills: int, seed: int
 ) -> Lives:
-    """Starts processes over a workdir and kills all of them at a random instant, so many times; then lets them end.
+    """Starts processes on a workdir and kills them at a random instant, `kills` times; then lets them finish.
 
-    start(life) gives the processes of a life. A life is killed, at the latest, when it has saved its share of the steps
-    that are left, so that there is something to do for all of them.
+    start(life) returns the processes of a life. A life is killed, at the latest, when it has saved its share of the
+    remaining steps, so that every life has steps left to train.
     """
     rng, lives = random.Random(seed), Lives()
     for life in range(kills):
@@ -104,12 +104,12 @@ def killed_until(
     for process in last:
         process.wait()
     if any(process.returncode for process in last):
-        raise UserError(f"the last of {kills + 1} lives over {workdir} failed; see log.txt beside it")
+        raise UserError(f"the last of {kills + 1} lives on {workdir} failed; see log.txt in the same folder")
     return lives
 
 
 class _Watched:
-    """Processes over a workdir, and what can be seen of them there."""
+    """The processes of one life, observed through their workdir."""
 
     def __init__(self, workdir: Path, processes: list[subprocess.Popen[bytes]]) -> None:
         self._workdir, self._processes = workdir, processes
@@ -117,7 +117,7 @@ class _Watched:
         self._stale = self._unfinished()
 
     def kill(self, rng: random.Random, before: int, allowance: int, lives: Lives) -> str:
-        """Kills them at some instant, and says of which kind that was: start, training or saving."""
+        """Kills the processes at a random instant, and returns its phase: start, training or saving."""
         aim = rng.choice(("start", "training", "saving", "saving"))
         if aim == "start":
             end = self._began + rng.uniform(0, lives.seconds_to_save)
@@ -141,10 +141,10 @@ class _Watched:
         return "training"
 
     def _unfinished(self) -> set[tuple[str, int]]:
-        """Checkpoints that are half-written, by name and inode."""
+        """Half-written checkpoints, by name and inode."""
         found = set()
         for folder in (self._workdir / CHECKPOINTS).glob("*.orbax-checkpoint-tmp*"):
-            with contextlib.suppress(FileNotFoundError):  # it is whole now
+            with contextlib.suppress(FileNotFoundError):  # it is complete now
                 found.add((folder.name, folder.stat().st_ino))
         return found
 
@@ -153,8 +153,10 @@ class _Watched:
         while not until():
             ended = [process.returncode for process in self._processes if process.poll() is not None]
             if ended or time.monotonic() > deadline:
-                why = f"ended by itself ({ended[0]})" if ended else f"did not get on in {SECONDS_A_LIFE:g} s"
-                raise UserError(f"training in {self._workdir} {why}; see log.txt beside it, and take more --steps")
+                problem = f"ended with code {ended[0]}" if ended else f"made no progress in {SECONDS_A_LIFE:g} s"
+                raise UserError(
+                    f"training in {self._workdir} {problem}; see log.txt in the same folder, and increase --steps"
+                )
             time.sleep(0.002)
 
 
@@ -163,7 +165,7 @@ def _newest(workdir: Path) -> int:
 
 
 def compare(whole: Path, killed: Path) -> list[str]:
-    """What differs between two finished workdirs beside the clock: nothing may."""
+    """The differences between two finished workdirs apart from timings; there must be none."""
     differing = []
     for item in ("params", "optimizer"):
         one, other = (read_params(workdir, item=item) for workdir in (whole, killed))
@@ -183,9 +185,9 @@ def compare(whole: Path, killed: Path) -> list[str]:
 
 
 def fixed(data: Path, work: Path, kills: int, steps: int, seed: int, more: Sequence[str] = ()) -> dict[str, Any]:
-    """The command on one device, killed `kills` times; figures by name, `differing` among them.
+    """Runs the command on one device, killed `kills` times, and returns the measurements, `differing` among them.
 
-    more are further arguments of the command.
+    `more` are further arguments of the command.
     """
 
     def start(name: str) -> list[subprocess.Popen[bytes]]:
@@ -194,7 +196,7 @@ def fixed(data: Path, work: Path, kills: int, steps: int, seed: int, more: Seque
 
     began = time.monotonic()
     if start("whole")[0].wait():
-        raise UserError(f"the run that nobody killed failed: see {work / 'log.txt'}")
+        raise UserError(f"the uninterrupted run failed; see {work / 'log.txt'}")
     alone = time.monotonic() - began
     lives = killed_until(lambda _: start("killed"), work / "killed", steps, kills, seed)
     return {
@@ -217,7 +219,7 @@ def elastic(
     shapes: Sequence[tuple[int, int]],
     more: Sequence[str] = (),
 ) -> dict[str, Any]:
-    """The command on changing numbers of devices and processes; figures by name. more as in `fixed`."""
+    """Runs the command on changing numbers of devices and processes, and returns the measurements; see `fixed`."""
 
     def start(name: str, shape: tuple[int, int]) -> list[subprocess.Popen[bytes]]:
         devices, processes = shape
@@ -232,7 +234,7 @@ def elastic(
         return [_process([*line, *other], devices // processes, work) for other in others]
 
     if start("whole", (1, 1))[0].wait():
-        raise UserError(f"the run that nobody killed failed: see {work / 'log.txt'}")
+        raise UserError(f"the uninterrupted run failed; see {work / 'log.txt'}")
     turns = [shapes[number % len(shapes)] for number in range(kills + 1)]
     lives = killed_until(lambda life: start("killed", turns[life]), work / "killed", steps, kills, seed)
     wanted = dict(read_hashes(work / "whole-batches"))
@@ -241,7 +243,7 @@ def elastic(
     missing = {(step, row) for step in range(steps) for row in range(ROWS)} - {place for place, _ in found}
     losses = [{line["step"]: line["loss"] for line in read_metrics(work / name)} for name in ("whole", "killed")]
     if losses[0].keys() != losses[1].keys():
-        raise UserError(f"the logs of {work / 'whole'} and {work / 'killed'} are not of the same steps")
+        raise UserError(f"the logs of {work / 'whole'} and {work / 'killed'} cover different steps")
     apart = {step: abs(losses[1][step] / loss - 1) for step, loss in losses[0].items()}
     return {
         "kills": dict(lives.kills),
@@ -256,7 +258,7 @@ def elastic(
 
 
 def read_hashes(folder: Path) -> Iterator[tuple[tuple[int, int], str]]:
-    """((step, row), hash) of every row that any process of any life made; a line cut short by a kill is left out."""
+    """((step, row), hash) of every row that any process of any life made. Lines that a kill cut short are ignored."""
     for file in sorted(folder.iterdir()):
         for line in file.read_text().splitlines():
             try:
@@ -283,9 +285,9 @@ def _free_port() -> int:
 
 
 def check(part: str, figures: Mapping[str, Any]) -> None:
-    """Raises UserError when what was promised does not hold."""
+    """Raises UserError if law 4 is violated."""
     if part == "fixed" and figures["differing"]:
-        raise UserError(f"differs from the run that nobody killed: {', '.join(figures['differing'][:5])}")
+        raise UserError(f"differs from the uninterrupted run: {', '.join(figures['differing'][:5])}")
     if part == "elastic":
         if figures["rows_that_differ"] or figures["rows_never_read"]:
             raise UserError(f"{figures['rows_that_differ']} rows differ, {figures['rows_never_read']} were never read")
@@ -296,7 +298,7 @@ def check(part: str, figures: Mapping[str, Any]) -> None:
 
 
 def measure(part: str, kills: int, steps: int, seed: int, one_process: bool) -> dict[str, Any]:
-    """Runs a part, prints its line, and checks it."""
+    """Runs a part, prints its JSON line, and checks the result."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         data = shards(work)
@@ -316,11 +318,13 @@ def measure(part: str, kills: int, steps: int, seed: int, one_process: bool) -> 
 
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("benchmarks.chaos", __doc__ or "")
-    parser.add_argument("--part", choices=("fixed", "elastic"), default="fixed", help="which (default: fixed)")
-    parser.add_argument("--kills", type=int, default=0, help="SIGKILLs (default: 100, elastic 20)")
-    parser.add_argument("--steps", type=int, default=0, help="of the run (default: 1200, elastic 400)")
-    parser.add_argument("--seed", type=int, default=0, help="of the instants (default: 0)")
-    parser.add_switch("one_process", help="elastic: change devices only")
+    parser.add_argument(
+        "--part", choices=("fixed", "elastic"), default="fixed", help="the part to run (default: fixed)"
+    )
+    parser.add_argument("--kills", type=int, default=0, help="number of SIGKILLs (default: 100, elastic 20)")
+    parser.add_argument("--steps", type=int, default=0, help="training steps (default: 1200, elastic 400)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random instants (default: 0)")
+    parser.add_switch("one_process", help="elastic: change the number of devices only")
     flags = parser.parse_args(arguments)
     kills = flags.kills or (100 if flags.part == "fixed" else 20)
     steps = flags.steps or (1200 if flags.part == "fixed" else 400)

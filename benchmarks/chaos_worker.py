@@ -1,6 +1,6 @@
-"""The pretraining command, with a hash of each row of each batch that it makes written to a folder.
+"""Runs the pretraining command and writes a hash of each row of each batch to a folder.
 
-python -m benchmarks.chaos_worker FOLDER --config=... --workdir=...    as bert_jax.pretrain from the second on
+python -m benchmarks.chaos_worker FOLDER --config=... --workdir=...    where bert_jax.pretrain takes all but FOLDER
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from bert_jax.train import trainer
 
 
 class Recorded:
-    """A source that notes what it gives: a line a batch, with its step, the numbers of its rows and their hashes."""
+    """A source that records its batches: one line per batch, with the step, the row numbers and their hashes."""
 
     def __init__(self, source: trainer.Source, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -34,23 +34,23 @@ class Recorded:
         batch = self._source.batch(step, rows)
         everything = np.arange(self._source.rows_at(step))
         numbers = everything if rows is None else everything[rows]
-        hashes = [_hash(batch, place) for place in range(len(numbers))]
+        hashes = [_hash(batch, index) for index in range(len(numbers))]
         self._file.write(json.dumps({"step": step, "rows": numbers.tolist(), "hashes": hashes}) + "\n")
         return batch
 
 
-def _hash(batch: Any, place: int) -> str:
+def _hash(batch: Any, index: int) -> str:
     digest = hashlib.blake2b(digest_size=16)
     for name, leaf in batch._asdict().items():
-        if leaf is None:  # a field that these batches do not have
+        if leaf is None:  # a field that these batches lack
             continue
         digest.update(f"{name} {leaf.dtype} {leaf.shape[1:]}".encode())
-        digest.update(np.ascontiguousarray(leaf[place]).data)
+        digest.update(np.ascontiguousarray(leaf[index]).data)
     return digest.hexdigest()
 
 
 def recorded(fit: Callable[[trainer.Run], trainer.Result], folder: Path, run: trainer.Run) -> trainer.Result:
-    """`fit` of a run whose batches are noted."""
+    """`fit` of a run whose batches are recorded."""
     return fit(dataclasses.replace(run, source=Recorded(run.source, folder)))
 
 

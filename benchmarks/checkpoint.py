@@ -1,11 +1,11 @@
-"""What saving costs: the time of steps with a checkpoint every 50 of them, beside that of steps without.
+"""The cost of saving: the time of steps with a checkpoint every 50 steps, compared with steps without one.
 
     python -m benchmarks.checkpoint [--preset mini] [--pairs 10]
 
-One run of the trainer that saves every 100 steps and logs every 50, so that of two neighbouring stretches of 50 steps
-the first contains a save, from copying the state to its last byte on disk, and the second none. The value is the share
-of time that the first takes more, over the sums of all pairs. The first save of a process is left out: it compiles the
-program that takes fingerprints, a second or two once. Prints one JSON line.
+One run of the trainer saves every 100 steps and logs every 50. Of two consecutive intervals of 50 steps, the first
+contains a save, from copying the state to its last byte on disk, and the second contains none. The value is the share
+of extra time in the first, over the sums of all pairs. The first save of a process is not measured: it compiles the
+program that computes fingerprints, which takes a second or two once. Prints one JSON line.
 """
 
 import statistics
@@ -24,13 +24,13 @@ from data_prep import build_examples, readers, train_tokenizer
 from data_prep.build_options import BuildOptions
 
 RECIPE = common.REPOSITORY / "configs" / "bert_tiny.py"
-VOCAB_SIZE = 30522  # bert-base-uncased's
-STRETCH = 50  # steps
+VOCAB_SIZE = 30522  # of bert-base-uncased
+INTERVAL = 50  # steps
 SEQ_LEN = 128
 
 
 def measure(preset: str, rows: int, pairs: int, input: str) -> dict[str, Any]:
-    """Builds shards, trains, prints the line and returns it."""
+    """Builds shards, trains, prints the JSON line and returns it."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         train_tokenizer.train(readers.expand(input), work / "vocabulary", vocab_size=VOCAB_SIZE, lowercase=True)
@@ -39,9 +39,9 @@ def measure(preset: str, rows: int, pairs: int, input: str) -> dict[str, Any]:
             "data.train": work / "shards",
             "model.preset": preset,
             "batch_size": rows,
-            "steps": 2 * STRETCH * (pairs + 2) + 1,  # the end saves, too, and is not measured
-            "log_every": STRETCH,
-            "checkpoint.every_steps": 2 * STRETCH,
+            "steps": 2 * INTERVAL * (pairs + 2) + 1,  # the end also saves, and is not measured
+            "log_every": INTERVAL,
+            "checkpoint.every_steps": 2 * INTERVAL,
             "checkpoint.every_minutes": 0.0,
             "checkpoint.keep": 1,
         }
@@ -49,11 +49,11 @@ def measure(preset: str, rows: int, pairs: int, input: str) -> dict[str, Any]:
         pretrain.pretrain(config_lib.read_flags(str(RECIPE), flags), work / "run")
         times = {line["step"]: line["time"] for line in read_metrics(work / "run")}
         saved = sum(file.stat().st_size for file in (work / "run" / "checkpoints").rglob("*") if file.is_file())
-    starts = [2 * STRETCH * pair for pair in range(2, pairs + 2)]
-    with_save = [times[start + STRETCH] - times[start] for start in starts]
-    without = [times[start + 2 * STRETCH] - times[start + STRETCH] for start in starts]
+    starts = [2 * INTERVAL * pair for pair in range(2, pairs + 2)]
+    with_save = [times[start + INTERVAL] - times[start] for start in starts]
+    without = [times[start + 2 * INTERVAL] - times[start + INTERVAL] for start in starts]
     return common.emit(
-        f"checkpoint every {STRETCH} steps, {preset}, CPU",
+        f"checkpoint every {INTERVAL} steps, {preset}, CPU",
         sum(with_save) / sum(without) - 1,
         "share of time",
         None,
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("benchmarks.checkpoint", __doc__ or "")
     parser.add_argument("--preset", default="mini", help="model size (default: mini)")
     parser.add_argument("--batch_size", type=int, default=16, help="rows (default: 16)")
-    parser.add_argument("--pairs", type=int, default=10, help="pairs of stretches (default: 10)")
+    parser.add_argument("--pairs", type=int, default=10, help="pairs of intervals (default: 10)")
     parser.add_argument(
         "--input", default=loader.SAMPLE, help="text to build the rows from (default: data_prep/sample)"
     )

@@ -1,4 +1,4 @@
-"""What every benchmark prints and measures alike: one JSON line, versions, commit, peak memory of a job."""
+"""Shared by all benchmarks: the JSON line of a result, versions, commit, and the peak memory of a job."""
 
 import contextlib
 import importlib.metadata
@@ -30,7 +30,7 @@ def emit(
 ) -> dict[str, Any]:
     """Prints a result as one JSON line on stdout, and returns it.
 
-    ratio is how many times better than the peer we are (above 1: better), null when no peer was run.
+    ratio says how many times better bert_jax is than the peer (above 1: better); null without a peer.
     """
     ratio = None
     if peer_value and value:
@@ -51,7 +51,7 @@ def emit(
 
 
 def versions() -> dict[str, str]:
-    """Python's version and those of the packages that a figure depends on."""
+    """The versions of Python and of the packages that a result depends on."""
     found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
@@ -62,7 +62,7 @@ def versions() -> dict[str, str]:
 
 
 def commit() -> str | None:
-    """The commit of the checkout, with "+changes" when files differ from it; None outside a checkout."""
+    """The commit of the checkout, with "+changes" if files differ from it; None outside a checkout."""
     try:
         head = _git("rev-parse", "HEAD")
         return head + ("+changes" if _git("status", "--porcelain", "--untracked-files=no") else "")
@@ -71,7 +71,7 @@ def commit() -> str | None:
 
 
 def machine() -> dict[str, Any]:
-    """What a figure ran on: processor, cores this process may use, memory in GB."""
+    """The machine: processor, cores that this process may use, memory in GB."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return {
         "processor": _processor(),
@@ -81,7 +81,7 @@ def machine() -> dict[str, Any]:
 
 
 def shared_data() -> Path | None:
-    """The folder of larger real data named by BERT_JAX_DATA, or None when it is unset (DESIGN: then skip)."""
+    """The folder of larger real data that BERT_JAX_DATA names, or None if it is unset; the caller then skips."""
     folder = os.environ.get("BERT_JAX_DATA")
     return Path(folder).absolute() if folder else None
 
@@ -89,10 +89,10 @@ def shared_data() -> Path | None:
 class ProcessTree:
     """Samples a process and all its descendants while the `with` block runs.
 
-    peak_bytes       the most resident memory, summed; pages shared between processes (libraries) count once in each,
-                     so the figure is an upper bound
-    peak_processes   how many processes they were then
-    cpu_seconds      of all of them, up to the last sample of each
+    peak_bytes       the maximum of the summed resident memory; pages shared between processes
+                     (libraries) count in each, so it is an upper bound
+    peak_processes   the number of processes at that time
+    cpu_seconds      the CPU time of all processes, up to the last sample of each
     """
 
     def __init__(self, pid: int | None = None, every_seconds: float = 0.05) -> None:

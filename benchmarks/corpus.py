@@ -1,4 +1,4 @@
-"""Text to measure data preparation on: whole documents of real files, as many MB as wanted, mixed alike at any size."""
+"""Text for measuring data preparation: whole documents of real files, in the same mixture at any size in MB."""
 
 import itertools
 from collections.abc import Iterator
@@ -9,10 +9,10 @@ from data_prep.sentences import document_sentences
 
 
 def write_mixture(paths: list[Path], megabytes: float, target: Path) -> int:
-    """Documents of the files, a blank line after each, until so many MB are written; returns the bytes.
+    """Writes documents of the files, each followed by a blank line, up to a size in MB, and returns the bytes.
 
-    Each file gives the share of the text that it has of the files' bytes, in turns, so that a shorter text is like a
-    longer one; one that has no more documents begins anew.
+    Files take turns so that each contributes in proportion to its size; a short text then resembles a long one. A file
+    that has no more documents starts again.
     """
     sizes = [path.stat().st_size for path in paths]
     streams = [_endless(path) for path in paths]
@@ -25,7 +25,7 @@ def write_mixture(paths: list[Path], megabytes: float, target: Path) -> int:
 
 
 def write_sentences(text: Path, target: Path) -> int:
-    """The same documents with a sentence a line, as google-research/bert wants them; returns the sentences."""
+    """Writes the documents with one sentence per line, as google-research/bert needs; returns the sentence count."""
     sentences = 0
     with target.open("w", encoding="utf-8") as file:
         for document in readers.documents(text):

@@ -1,29 +1,30 @@
-"""Raw text to next-sentence rows: how fast, how much memory and disk, and how that grows. One JSON line a claim.
+"""Measures data preparation from raw text to next-sentence rows: speed, memory, disk space and how they scale.
 
     python -m benchmarks.data_prep --peer_python ENV/bin/python --peer_script bert/create_pretraining_data.py
     python -m benchmarks.data_prep --scaling
 
-Text is Wikipedia's from BERT_JAX_DATA (pretrain/wiki_en_*.txt.xz), or --text. The first command prints
+Each result is one JSON line. The text is Wikipedia from BERT_JAX_DATA (pretrain/wiki_en_*.txt.xz), or --text. The first
+command prints
 
-  data_prep_nsp_encoder   tokens of the text a second of our whole command, start to end with the files written, against
+  data_prep_nsp_encoder   tokens of the text per second of the whole command, from start to written files, compared with
                           the bare Hugging Face encoder (benchmarks/data_prep_peer.py) on as many threads
-  data_prep_nsp_google    the same against create_pretraining_data.py of google-research/bert, once, under
-                          tensorflow.compat.v1 in a patched copy, with dupe_factor 1; its text is cut to one sentence a
-                          line beforehand, as it wants it; left out without --peer_python
+  data_prep_nsp_google    the same compared with create_pretraining_data.py of google-research/bert, run once under
+                          tensorflow.compat.v1 in a patched copy, with dupe_factor 1, on the text split to one sentence
+                          per line, as that program needs; omitted without --peer_python
 
-and takes some four minutes on two cores, three of them the second peer's. The second command prepares 50, 200 and
+and takes about four minutes on two cores, three of which are the second peer's. The second command prepares 50, 200 and
 300 MB of Wikipedia, books and talk (always in the same mixture) and prints
 
-  data_prep_memory        the highest peak of memory, summed over all processes (pages they share count in each)
-  data_prep_disk          bytes of shards a token of the rows
-  data_prep_exponent      of the time, as a power of the text's size, for one worker and for --workers; in its settings
-                          also without the seconds of a job on a single page, mostly imports
-  data_prep_workers       how many times as fast --workers processes are as one, on the longest of the texts; beside it
-                          as many jobs of one worker side by side, which share nothing: what the machine's cores give
+  data_prep_memory        the highest peak of memory, summed over all processes (shared pages count in each)
+  data_prep_disk          bytes of shards per token of the rows
+  data_prep_exponent      the exponent of time as a power of the text's size, for one worker and for --workers; its
+                          settings also give the exponent without the seconds of a one-page job, mostly imports
+  data_prep_workers       the speed-up of --workers processes over one, on the longest text; the peer is as many jobs of
+                          one worker at the same time, which share nothing and show what the machine's cores give
   data_prep_workers_stored  the same on the first files of --text as they are stored (.xz)
 
-Runs are made in turns over all texts, and what is compared is compared within a turn: figures are medians over turns,
-which are in the settings one by one. Ours and the peers are held to --workers cores. Nothing else should run there.
+Runs take turns over all texts, and results are compared within a turn. Values are medians over turns, which the
+settings list. bert_jax and the peers are restricted to --workers cores. Run nothing else on the machine.
 """
 
 import argparse
@@ -47,7 +48,7 @@ SCALING_MB = (50.0, 200.0, 300.0)
 
 
 def encoder_speed(text: Path, vocabulary: Path, threads: int) -> float:
-    """Tokens a second of the bare encoder, in a process of its own."""
+    """Tokens per second of the bare encoder, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.data_prep_peer", str(text), str(vocabulary)]
     environment = variables() | {"RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true"}
     told = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=REPOSITORY)
@@ -56,7 +57,7 @@ def encoder_speed(text: Path, vocabulary: Path, threads: int) -> float:
 
 
 def google_command(python: Path, script: Path, folder: Path, text: Path, vocabulary: Path, seq_len: int) -> list[str]:
-    """Writes a copy of the peer's script that runs under TensorFlow 2, and says how to run it."""
+    """Writes a copy of the peer's script that runs under TensorFlow 2, and returns the command that runs it."""
     copies = folder / "peer"
     copies.mkdir()
     for name in (script.name, "tokenization.py"):
@@ -78,12 +79,12 @@ def google_versions(python: Path) -> dict[str, str]:
 
 
 def speed(arguments: argparse.Namespace, folder: Path) -> None:
-    """The claims against peers, on the same text."""
+    """Compares the speed with the peers, on the same text."""
     text = folder / "text.txt"
     size = write_mixture(readers.expand(arguments.text), arguments.megabytes, text)
     ours: list[Prepared] = []
     encoder: list[float] = []
-    for _ in range(arguments.repeats):  # in turns, so that a change of the machine's mood meets both
+    for _ in range(arguments.repeats):  # in turns, so that a change in the machine's load affects both
         ours.append(prepare(text, arguments, arguments.workers, folder))
         encoder.append(encoder_speed(text, arguments.vocabulary, arguments.workers))
     value = statistics.median(one.speed for one in ours)
@@ -105,7 +106,7 @@ def speed(arguments: argparse.Namespace, folder: Path) -> None:
         versions = google_versions(arguments.peer_python)
         script, vocabulary = arguments.peer_script.absolute(), arguments.vocabulary
         command = google_command(arguments.peer_python.absolute(), script, folder, cut, vocabulary, arguments.seq_len)
-        # One process of two cores: what samples it is in nobody's way.
+        # The peer is one process, so sampling it on the other core does not slow it down.
         seconds, found = watched(command, folder)
         told = settings | {
             "sentences": sentences,
@@ -126,17 +127,21 @@ def parse() -> argparse.Namespace:
     )
     data = shared_data()
     add = parser.add_argument
-    add("--scaling", action="store_true", help="memory, disk and time over three sizes, and workers; default: peers")
-    add("--text", help="files or globs parted by commas; default: in BERT_JAX_DATA")
+    add(
+        "--scaling",
+        action="store_true",
+        help="measure memory, disk and time over three sizes, and workers; default: compare with peers",
+    )
+    add("--text", help="files or globs, separated by commas; default: from BERT_JAX_DATA")
     add("--vocabulary", default=data and data / "vocab" / "bert-base-uncased.txt", type=Path, help="a vocab.txt")
-    add("--megabytes", type=float, default=50.0, help="of text against the peers; default 50")
+    add("--megabytes", type=float, default=50.0, help="MB of text for the peers; default 50")
     add("--sizes", type=float, nargs="+", default=SCALING_MB, help="MB of text for --scaling; default 50 200 300")
-    add("--workers_files", type=int, default=2, help="of --text as stored, for data_prep_workers_stored; default 2")
+    add("--workers_files", type=int, default=2, help="number of stored files for data_prep_workers_stored; default 2")
     add("--seq_len", type=int, default=128)
-    add("--masking", choices=["static", "dynamic"], help="default static, as the peer's; dynamic for --scaling")
+    add("--masking", choices=["static", "dynamic"], help="default static, as in the peer; dynamic for --scaling")
     add("--workers", type=int, default=2, help="processes, threads of the encoder, and cores; default 2")
-    add("--repeats", type=int, help="runs of each; default 3")
-    add("--peer_python", type=Path, help="a Python with TensorFlow; without it that peer is left out")
+    add("--repeats", type=int, help="runs of each program; default 3")
+    add("--peer_python", type=Path, help="a Python with TensorFlow; without it that peer is omitted")
     add("--peer_script", type=Path, help="create_pretraining_data.py of google-research/bert")
     arguments = parser.parse_args()
     if not arguments.text and data:

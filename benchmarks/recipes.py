@@ -1,11 +1,11 @@
-"""Runs the commands of docs/recipes.md on real text, and says what each takes and writes. One JSON line a command.
+"""Runs the commands of docs/recipes.md on real text, and reports what each takes and writes, one JSON line each.
 
-    python -m benchmarks.recipes                  all of them
-    python -m benchmarks.recipes --only roberta   those that write a path with this in it
+    python -m benchmarks.recipes                  all commands
+    python -m benchmarks.recipes --only roberta   only commands whose output path contains this
     python -m benchmarks.recipes --markdown       the table of docs/recipes.md instead of JSON
 
-The text is wiki_en_0.txt.xz of BERT_JAX_DATA (48 MB), or --text; other languages are those of its folder multilingual.
-Some eight minutes on two cores. Nothing else should run on the machine.
+The text is wiki_en_0.txt.xz of BERT_JAX_DATA (48 MB), or --text; other languages come from its folder multilingual.
+This takes about eight minutes on two cores. Run nothing else on the machine.
 """
 
 import argparse
@@ -32,13 +32,13 @@ HEADER = """\
 
 
 def commands() -> list[list[str]]:
-    """The command lines of the page that train a vocabulary or build rows, as words behind `python -m`."""
+    """The command lines of the page that train a vocabulary or build rows, as words after `python -m`."""
     lines = re.findall(r"^python -m (data_prep\.(?:train_tokenizer|build_examples) .+)$", RECIPES.read_text(), re.M)
     return [shlex.split(line) for line in lines]
 
 
 def on_real_text(words: list[str], text: Path, languages: Path) -> list[str]:
-    """The command with the files that are here in the place of the page's patterns."""
+    """The command with existing files instead of the page's patterns."""
 
     def found(pattern: str) -> str:
         language = pattern.split("/")[1]
@@ -49,7 +49,7 @@ def on_real_text(words: list[str], text: Path, languages: Path) -> list[str]:
 
 
 def written(output: Path) -> dict[str, Any]:
-    """What a command wrote: the size of a vocabulary, or what the manifest says."""
+    """The results of a command: the size of a vocabulary, or numbers from the manifest."""
     if not (output / "manifest.json").exists():
         return {"vocab_size": load_tokenizer(output).vocab_size}
     manifest = read_manifest(output)
@@ -64,7 +64,7 @@ def written(output: Path) -> dict[str, Any]:
 
 
 def measure(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[list[str], dict[str, Any]]]:
-    """Each command, in the order of the page, and what it took; what an earlier one wrote is there for a later one."""
+    """Each command in the order of the page, and its measurements. Later commands can use earlier outputs."""
     text_bytes = sum(len(document.encode()) + 2 for document in readers.documents(arguments.text))
     for words in commands():
         output = words[words.index("--output") + 1]
@@ -84,7 +84,7 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[list[
 
 
 def row(words: list[str], told: Mapping[str, Any]) -> str:
-    """A line of the table."""
+    """One row of the table."""
     tokens = f"{told['tokens'] / 1e6:.2f}" if "tokens" in told else f"{told['vocab_size']:,} in all"
     rows = f"{told['rows']:,}" if "rows" in told else ""
     name = f"`{words[0].split('.')[1]} ... --output {words[words.index('--output') + 1]}`"
@@ -99,7 +99,7 @@ def main() -> None:
     add = parser.add_argument
     add("--text", type=Path, default=data and data / "pretrain" / "wiki_en_0.txt.xz", help="a file of English text")
     add("--languages", type=Path, default=data and data / "multilingual", help="a folder of de.txt.xz and others")
-    add("--only", default="", help="only commands with this in their --output")
+    add("--only", default="", help="run only commands whose --output contains this")
     add("--workers", type=int, default=2, help="cores; default 2")
     add("--markdown", action="store_true", help="print the table of docs/recipes.md; default: JSON")
     arguments = parser.parse_args()

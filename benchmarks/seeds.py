@@ -1,10 +1,10 @@
-"""Several seeds of a fine-tuning in one program, against the same in turn: examples a second.
+"""Examples per second of fine-tuning several seeds in one program, compared with the same seeds in turn.
 
     BERT_JAX_DATA=DATA python -m benchmarks.seeds --checkpoint CHECKPOINT
     BERT_JAX_DATA=DATA python -m benchmarks.seeds --checkpoint CHECKPOINT --task rte --seeds 3 --steps 40
 
-The runs are those that bert_jax.finetune makes, with its batches and its steps; evaluation and saving are the same
-either way, and are left out. The two take turns on the same steps, and a step of one is a step of all seeds.
+The runs are those of bert_jax.finetune, with its batches and steps; evaluation and saving are the same either way, and
+are omitted. The two programs take turns on the same steps. A step of each is a step of all seeds.
 """
 
 import argparse
@@ -35,7 +35,7 @@ ROUNDS, WARMUP = 4, 1
 
 
 def turn_of(groups: Sequence[Sequence[Run]], sources: Sequence[Source], folder: Path, steps: int) -> Turn:
-    """Steps of each group of runs, one after the other; the runs of a group are one program."""
+    """A turn of steps; each advances all groups of runs, one after another. The runs of a group are one program."""
     mesh = partitioning.make_mesh(groups[0][0].config.mesh)
     advance: list[Callable[[Any], Any]] = []
     for number, runs in enumerate(groups):
@@ -57,7 +57,7 @@ def turn_of(groups: Sequence[Sequence[Run]], sources: Sequence[Source], folder: 
         [partitioning.place(source.batch(step), source.rows_at(step), mesh) for source in sources]
         for step in range(steps)
     ]
-    for first in {batch[0].input_ids.shape: batch for batch in batches}.values():  # of each length, which compiles
+    for first in {batch[0].input_ids.shape: batch for batch in batches}.values():  # compiles the step for each length
         jax.block_until_ready([step(batch) for step, batch in zip(advance, first, strict=True)])
     order = iter(batches)
 
@@ -73,7 +73,7 @@ def turn_of(groups: Sequence[Sequence[Run]], sources: Sequence[Source], folder: 
 
 
 def stepping(step: Any, state: Any, arguments: tuple[Any, ...]) -> Callable[[Any], Any]:
-    """A function of a batch that advances a state which it keeps, and returns the metrics."""
+    """A function of a batch that keeps a state, advances it, and returns the metrics."""
 
     def advance(batch: Any) -> Any:
         nonlocal state
@@ -85,13 +85,17 @@ def stepping(step: Any, state: Any, arguments: tuple[Any, ...]) -> Callable[[Any
 
 def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--checkpoint", required=True, help="what is fine-tuned, as config.init_from")
-    parser.add_argument("--task", default="mrpc", help="of configs/glue.py; its files are found in BERT_JAX_DATA")
-    parser.add_argument("--seeds", type=int, default=5, help="how many")
-    parser.add_argument("--steps", type=int, default=24, help="that are measured, of each seed")
+    parser.add_argument("--checkpoint", required=True, help="the checkpoint to fine-tune, as in config.init_from")
+    parser.add_argument(
+        "--task",
+        default="mrpc",
+        help="a task of configs/glue.py; its files are read from BERT_JAX_DATA (default: mrpc)",
+    )
+    parser.add_argument("--seeds", type=int, default=5, help="number of seeds (default: 5)")
+    parser.add_argument("--steps", type=int, default=24, help="measured steps of each seed (default: 24)")
     known = parser.parse_args(list(arguments))
     if common.shared_data() is None:
-        raise command.UserError("BERT_JAX_DATA is not set; it names the folder that holds the task's files")
+        raise command.UserError("BERT_JAX_DATA is not set. Set it to the folder with the files of the task")
     keep_freed_memory()
     overrides = [f"--config.init_from={known.checkpoint}", f"--config.seeds={known.seeds}"]
     config = config_lib.load(FinetuneConfig, config_lib.read_flags(f"{RECIPE}:task={known.task}", overrides))

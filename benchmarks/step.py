@@ -1,14 +1,15 @@
-"""One training step on one device, a CPU or an accelerator, beside transformers' BertForPreTraining: tokens a second.
+"""Tokens per second of a training step on one device, compared with transformers' BertForPreTraining.
 
     python -m benchmarks.step --size mini --peer_python PYTHON
     python -m benchmarks.step --size base --seq_len 512 --batch_size 64 --attention_dropout 0 --peer_python PYTHON
 
-A step is the trainer's own: forward, backward, clipping, AdamW, on full rows of random ids; on a CPU in float32, on an
-accelerator in bfloat16 with float32 parameters (the peer by autocast there, with torch's fused attention). The peer has
-the same sizes, dropout, optimizer and clipping. The two take turns, and the medians are compared. On an accelerator
-the model FLOPs utilization and the peak of device memory are given as well.
+The step is the trainer's: forward, backward, clipping and AdamW, on full rows of random ids. It runs in float32 on a
+CPU; on an accelerator, in bfloat16 with float32 parameters (the peer by autocast, with torch's fused attention). The
+peer has the same sizes, dropout, optimizer and clipping. The two programs take turns, and their medians are compared.
+On an accelerator, the line also gives the model FLOPs utilization and the peak of device memory.
 """
 
+import argparse
 import contextlib
 import functools
 import os
@@ -16,6 +17,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,23 +36,23 @@ from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.objectives import MaskedLMObjective
 
 VOCAB_SIZE = 30522  # bert-base-uncased
-SIZES = ("tiny", "mini", "small", "medium", "base", "large")  # the presets that the peer has too
+SIZES = ("tiny", "mini", "small", "medium", "base", "large")  # the presets that the peer supports
 MASK_RATE = 0.15
 
 
 def random_batch(config: ModelConfig, batch_size: int, seq_len: int) -> Batch:
-    """Full rows of random ids, both segments, 15% of the slots masked."""
+    """Full rows of random ids with two segments and 15% of the positions masked."""
     rng = np.random.default_rng(0)
     predictions = max_predictions(seq_len, 1, MASK_RATE)
     shape = (batch_size, seq_len)
     ids = rng.integers(1000, config.vocab_size, shape, dtype=np.int32)
-    slots = np.broadcast_to(np.arange(seq_len, dtype=np.int32), shape)
-    masked = np.sort(rng.permuted(slots, axis=1)[:, :predictions], axis=1)
+    positions = np.broadcast_to(np.arange(seq_len, dtype=np.int32), shape)
+    masked = np.sort(rng.permuted(positions, axis=1)[:, :predictions], axis=1)
     batch = Batch(
         input_ids=ids,
-        segment_ids=(slots >= seq_len // 2).astype(np.int32),
+        segment_ids=(positions >= seq_len // 2).astype(np.int32),
         sequence_ids=np.ones_like(ids),
-        positions=slots,
+        positions=positions,
         masked_positions=masked,
         masked_ids=np.take_along_axis(ids, masked, axis=1),
         masked_weights=np.ones(masked.shape, np.float32),
@@ -62,7 +64,7 @@ def random_batch(config: ModelConfig, batch_size: int, seq_len: int) -> Batch:
 
 
 def our_turn(config: ModelConfig, runtime: Runtime, batch: Batch) -> Turn:
-    """The train step as the trainer jits it, with its state donated from step to step."""
+    """The train step as the trainer compiles it; each step donates its state to the next."""
     objective, optimizer_config = MaskedLMObjective(), OptimizerConfig()
     optimizer = optim.build(optimizer_config, abstract_params(config, objective.heads))
     plan = steps.Plan(config, runtime, objective, optimizer_config, optimizer)
@@ -85,7 +87,7 @@ def our_turn(config: ModelConfig, runtime: Runtime, batch: Batch) -> Turn:
 
 
 def peer_line(python: Path, config: ModelConfig, compute_dtype: str, batch_size: int, seq_len: int) -> list[str]:
-    """How the peer is started."""
+    """The command that starts the peer."""
     values = {
         "layers": config.layers,
         "width": config.width,
@@ -101,33 +103,35 @@ def peer_line(python: Path, config: ModelConfig, compute_dtype: str, batch_size:
     return [str(python), str(script), *(f"--{name}={value}" for name, value in values.items())]
 
 
-def main(arguments: Sequence[str]) -> None:
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = command.Parser("benchmarks.step", __doc__ or "")
     add = parser.add_argument
     add("--size", choices=SIZES, default="mini", help="model size (default: mini)")
     add("--batch_size", type=int, default=16, help="rows (default: 16)")
-    add("--seq_len", type=int, default=128, help="slots a row (default: 128)")
-    add("--rounds", type=int, default=4, help="turns of each side (default: 4)")
-    add("--steps", type=int, default=5, help="steps a turn (default: 5)")
-    add("--warmup", type=int, default=2, help="steps of each side before the first turn (default: 2)")
+    add("--seq_len", type=int, default=128, help="positions per row (default: 128)")
+    add("--rounds", type=int, default=4, help="turns of each program (default: 4)")
+    add("--steps", type=int, default=5, help="steps per turn (default: 5)")
+    add("--warmup", type=int, default=2, help="warmup steps of each program (default: 2)")
     add("--layer_loop", default="auto", help="scan, unrolled or auto (default: auto)")
     add("--attention", default="auto", help="einsum, cudnn, splash or auto (default: auto)")
     add("--remat", default="none", help="none, attention, matmuls or layer (default: none)")
-    add("--dropout", type=float, default=0.1, help="of hidden states (default: 0.1)")
-    add("--attention_dropout", type=float, help="of attention; fused kernels want 0 (default: as --dropout)")
+    add("--dropout", type=float, default=0.1, help="dropout of hidden states (default: 0.1)")
+    add("--attention_dropout", type=float, help="attention dropout; fused kernels need 0 (default: that of --dropout)")
     add("--compute_dtype", help="float32 or bfloat16 (default: float32 on a CPU, else bfloat16)")
-    add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peer is left out")
+    add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peer is omitted")
     parser.add_switch("keep_memory", help="keep freed memory on a CPU, as training does (default: on)")
-    flags = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> None:
+    flags = parse(arguments)
     kept = flags.keep_memory is not False and keep_freed_memory()
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # on a GPU the peer wants memory, too
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")  # leaves memory of a GPU to the peer
     options = ModelOptions(preset=flags.size, dropout=flags.dropout, attention_dropout=flags.attention_dropout)
     config = sizes.model_config(options, VOCAB_SIZE)
     on_cpu = jax.default_backend() == "cpu"
     dtype = flags.compute_dtype or ("float32" if on_cpu else "bfloat16")
     runtime = Runtime(dtype, layer_loop=flags.layer_loop, attention=flags.attention, remat=flags.remat)
-    kernels = attention.kernels(config, runtime, flags.seq_len)
-    tokens = flags.batch_size * flags.seq_len
     batch = random_batch(config, flags.batch_size, flags.seq_len)
     turns = [our_turn(config, runtime, batch)]
     versions: dict[str, str] = {}
@@ -139,34 +143,48 @@ def main(arguments: Sequence[str]) -> None:
             versions = {name: str(value) for name, value in found.items()}
         seconds = alternate(turns, flags.rounds, flags.steps, flags.warmup)
     medians = [statistics.median(found) for found in seconds]
-    peak = metrics.peak_flops()
-    flops = metrics.training_flops(config, flags.batch_size, flags.seq_len, batch.masked_positions.shape[1])
+    tokens = flags.batch_size * flags.seq_len
     common.emit(
         f"training step, {flags.size}, {'CPU' if on_cpu else jax.devices()[0].device_kind}, {dtype}",
         tokens / medians[0],
         "tokens/s",
         peer=f"transformers BertForPreTraining, torch, {dtype}" if flags.peer_python else None,
         peer_value=tokens / medians[1] if flags.peer_python else None,
-        settings={
-            "batch_size": flags.batch_size,
-            "seq_len": flags.seq_len,
-            "vocab_size": VOCAB_SIZE,
-            "dropout": config.dropout,
-            "attention_dropout": config.attention_dropout,
-            "attention": kernels,
-            "optimizer": "adamw, clip 1.0",
-            "layer_loop": flags.layer_loop,
-            "remat": flags.remat,
-            "keep_memory": kept,
-            "mfu": [round(flops / median / peak, 4) for median in medians] if peak else None,
-            "peak_memory_gb": round(metrics.peak_memory_gb(), 3),
-            "xla_flags": os.environ.get("XLA_FLAGS", ""),
-            "rounds": flags.rounds,
-            "steps": flags.steps,
-            "seconds": [[round(value, 4) for value in sorted(found)] for found in seconds],
-        },
+        settings=settings(flags, config, runtime, kept, batch.masked_positions.shape[1], seconds),
         peer_versions=versions,
     )
+
+
+def settings(
+    flags: argparse.Namespace,
+    config: ModelConfig,
+    runtime: Runtime,
+    kept: bool,
+    predictions: int,
+    seconds: Sequence[Sequence[float]],
+) -> dict[str, Any]:
+    """The settings of the JSON line, including utilization and peak memory, which depend on the device."""
+    peak = metrics.peak_flops()
+    flops = metrics.training_flops(config, flags.batch_size, flags.seq_len, predictions)
+    mfu = [round(flops / statistics.median(found) / peak, 4) for found in seconds] if peak else None
+    return {
+        "batch_size": flags.batch_size,
+        "seq_len": flags.seq_len,
+        "vocab_size": VOCAB_SIZE,
+        "dropout": config.dropout,
+        "attention_dropout": config.attention_dropout,
+        "attention": attention.kernels(config, runtime, flags.seq_len),
+        "optimizer": "adamw, clip 1.0",
+        "layer_loop": flags.layer_loop,
+        "remat": flags.remat,
+        "keep_memory": kept,
+        "mfu": mfu,
+        "peak_memory_gb": round(metrics.peak_memory_gb(), 3),
+        "xla_flags": os.environ.get("XLA_FLAGS", ""),
+        "rounds": flags.rounds,
+        "steps": flags.steps,
+        "seconds": [[round(value, 4) for value in sorted(found)] for found in seconds],
+    }
 
 
 if __name__ == "__main__":

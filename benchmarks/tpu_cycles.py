@@ -1,11 +1,11 @@
-"""What the TPUs' compiler counts for plain products and sums, beside the least that they could take.
+"""The cycles that the TPU compiler estimates for plain matmuls and sums, compared with their lower bounds.
 
     python -m benchmarks.tpu_cycles [--only v6e]
 
-A plan (`python -m bert_jax.plan`) takes its time from the compiler's cycles. Here they are of single instructions on
-one device of each kind, against the arithmetic at the peak or the traffic at the memory's bandwidth, whichever takes
-longer: a line of JSON each, and the table of docs/tpu_plan.md. Needs libtpu (pip install 'bert_jax[tpu]'), and no TPU;
-a quarter of a minute a kind.
+A plan (`python -m bert_jax.plan`) derives its time from the compiler's cycles. Here they are measured for single
+instructions on one device of each kind of TPU, and compared with the arithmetic at peak speed or the traffic at full
+memory bandwidth, whichever takes longer. Prints one JSON line each, and the table of docs/tpu_plan.md. Needs libtpu
+(pip install 'bert_jax[tpu]') but no TPU; takes a quarter of a minute per kind.
 """
 
 import os
@@ -15,9 +15,9 @@ from typing import Any
 from benchmarks import common
 from bert_jax import command
 
-# Small slices of each kind, of which one device is taken.
+# A small slice of each kind; one of its devices is used.
 SLICES = {"v4": "v4:2x2x1", "v5e": "v5e:2x2", "v5p": "v5p:2x2x1", "v6e": "v6e:2x2", "tpu7x": "tpu7x:2x2x1"}
-# Rows, contracted, columns: of 32,768 tokens as the layers of BERT-Base have them, and a large square; of bfloat16.
+# Rows, contracted dimension, columns, in bfloat16: 32,768 tokens in the layers of BERT-Base, and a large square.
 PRODUCTS = ((32768, 768, 768), (32768, 768, 3072), (32768, 3072, 768), (8192, 8192, 8192))
 SUMMED = (65536, 768)
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def shares(kind: str) -> dict[str, float]:
-    """By what is done, the least time as a share of the compiler's, on a device of a kind."""
+    """The lower bound as a share of the compiler's time, for each operation on a kind of TPU."""
     import jax.numpy as jnp
 
     found = {}
@@ -50,7 +50,7 @@ def shares(kind: str) -> dict[str, float]:
 
 
 def share(kind: str, work: Callable[..., Any], arrays: Sequence[tuple[tuple[int, ...], Any]], flops: float) -> float:
-    """The least time of a function of arrays, of so many FLOPs, as a share of the compiler's."""
+    """The lower bound of the time of a function, which has so many FLOPs, as a share of the compiler's time."""
     import jax
     from jax.sharding import SingleDeviceSharding
 

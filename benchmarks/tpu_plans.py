@@ -1,10 +1,10 @@
-"""Plans of BERT-Base and BERT-Large on every kind of TPU, and the page made of them, docs/tpu_plan.md.
+"""Plans of BERT-Base and BERT-Large on every kind of TPU, and the page that shows them, docs/tpu_plan.md.
 
     python -m benchmarks.tpu_plans --plans benchmarks/results/tpu_plans [--only v5e] [--page docs/tpu_plan.md]
 
-Each plan is `python -m bert_jax.plan` with the line that the page shows, kept as JSON in the folder of --plans;
-a plan that is there already is not made again. Needs libtpu (pip install 'bert_jax[tpu]'), and no TPU; a plan takes a
-minute or several.
+Each plan comes from `python -m bert_jax.plan` with the arguments that the page shows, and is stored as JSON in the
+folder of --plans; existing plans are not recomputed. Needs libtpu (pip install 'bert_jax[tpu]') but no TPU; a plan
+takes a minute or more.
 """
 
 import json
@@ -27,10 +27,11 @@ SLICES = {
     "tpu7x": "tpu7x:2x2x2",
 }  # 16 devices
 DEVICES = 16
-# The smallest that are let: with few devices or none to sum gradients with, what a chip itself does.
+# The smallest available slices: with few or no collectives, they show the speed of a single chip.
 SMALLEST = {"v5e": ("v5e:1x1", 1), "v4": ("v4:2x2x1", 4)}
 
-# Rows of a device at a time, of kinds that do best with few and of those with more memory; by size and slots.
+# Rows per device and microbatch, for kinds that run best with few rows and for those with more memory; by model size
+# and sequence length.
 SMALL, LARGE = {"v4", "v5e"}, {"v5p", "v6e", "tpu7x"}
 ROWS = {
     ("base", 128): (128, 256),
@@ -38,16 +39,16 @@ ROWS = {
     ("large", 128): (32, 64),
     ("large", 512): (8, 16),
 }
-# Several microbatches share the sums of gradients and the optimizer's traffic. On v4, whose vector units hold its
-# products back, with what leaves these least to do.
+# Several microbatches share one gradient all-reduce and one optimizer update. On v4, where the vector units limit the
+# matmuls, the options leave these units as little work as possible.
 PARTS = {"v5e": 4, "v4": 16}
 TANH = "--config.model.activation=gelu_tanh"
 SHORT_ON_V4 = (TANH, "--config.model.attention_dropout=0.0", "--config.model.attention=einsum")
 
 
 @dataclass(frozen=True)
-class Wanted:
-    """One plan: its file's name, what the page calls it, and its arguments."""
+class PagePlan:
+    """One plan of the page: the name of its file, its title, and its arguments."""
 
     name: str
     title: str
@@ -58,48 +59,48 @@ class Wanted:
         return "python -m bert_jax.plan " + " ".join(self.arguments)
 
 
-def wanted_plans() -> list[Wanted]:
+def page_plans() -> list[PagePlan]:
     """All plans of the page, those of v5e and v4 first."""
     plans = []
     for kind in sorted(SLICES, key=lambda kind: (kind not in ("v5e", "v4"), kind)):
-        for (size, slots), rows in ROWS.items():
+        for (size, seq_len), rows in ROWS.items():
             each = rows[kind in LARGE]
-            plans.append(_plan(f"{kind}_{size}_{slots}", SLICES[kind], size, slots, each * DEVICES))
+            plans.append(_plan(f"{kind}_{size}_{seq_len}", SLICES[kind], size, seq_len, each * DEVICES))
     for kind, (topology, devices) in SMALLEST.items():
-        for slots in (128, 512):
-            each = ROWS["base", slots][kind in LARGE]
-            plans.append(_plan(f"{kind}_{devices}_base_{slots}", topology, "base", slots, each * devices))
-    for slots in (128, 512):
-        each = ROWS["base", slots][0]
+        for seq_len in (128, 512):
+            each = ROWS["base", seq_len][kind in LARGE]
+            plans.append(_plan(f"{kind}_{devices}_base_{seq_len}", topology, "base", seq_len, each * devices))
+    for seq_len in (128, 512):
+        each = ROWS["base", seq_len][0]
         batch = each * DEVICES * PARTS["v5e"]
-        plans.append(_plan(f"v5e_base_{slots}_parts", SLICES["v5e"], "base", slots, batch, PARTS["v5e"]))
+        plans.append(_plan(f"v5e_base_{seq_len}_parts", SLICES["v5e"], "base", seq_len, batch, PARTS["v5e"]))
     topology, devices = SMALLEST["v4"]
-    for slots, each, more in ((128, 64, SHORT_ON_V4), (512, 32, (TANH,))):
+    for seq_len, each, more in ((128, 64, SHORT_ON_V4), (512, 32, (TANH,))):
         batch = each * devices * PARTS["v4"]
-        plans.append(_plan(f"v4_4_base_{slots}_parts", topology, "base", slots, batch, PARTS["v4"], *more))
+        plans.append(_plan(f"v4_4_base_{seq_len}_parts", topology, "base", seq_len, batch, PARTS["v4"], *more))
     plans.append(_plan("v5e_256_large_512", "v5e:16x16", "large", 512, 4096, 1, "--config.mesh.fsdp=16"))
     return plans
 
 
-def _plan(name: str, topology: str, size: str, slots: int, batch: int, parts: int = 1, *more: str) -> Wanted:
-    arguments = [f"--config configs/bert_{size}.py --topology {topology} --seq_len {slots}"]
+def _plan(name: str, topology: str, size: str, seq_len: int, batch: int, parts: int = 1, *more: str) -> PagePlan:
+    arguments = [f"--config configs/bert_{size}.py --topology {topology} --seq_len {seq_len}"]
     arguments += [f"--config.batch_size={batch}", f"--config.microbatches={parts}"]
-    # The kernel that keeps no scores has no dropout of them; short rows do well without it.
-    arguments += ["--config.model.attention_dropout=0.0"] if slots > 128 else []
-    title = f"BERT-{size.capitalize()}, T={slots}"
+    # The kernel that does not store attention scores has no dropout of them; short rows are fast without it.
+    arguments += ["--config.model.attention_dropout=0.0"] if seq_len > 128 else []
+    title = f"BERT-{size.capitalize()}, T={seq_len}"
     title += f", {parts} microbatches" if parts > 1 else ""
-    return Wanted(name, title, tuple(" ".join([*arguments, *more]).split()))
+    return PagePlan(name, title, tuple(" ".join([*arguments, *more]).split()))
 
 
-def make(plan: Wanted, folder: Path) -> None:
-    """Runs the plan's command into the folder."""
+def make(plan: PagePlan, folder: Path) -> None:
+    """Runs the command of the plan, which writes its JSON file to the folder."""
     file = folder / f"{plan.name}.json"
     line = [sys.executable, "-m", "bert_jax.plan", *plan.arguments, "--json", str(file.absolute())]
     subprocess.run(line, cwd=common.REPOSITORY, check=True, env=os.environ | {"JAX_PLATFORMS": "cpu"})
 
 
-def page_of(plans: Sequence[tuple[Wanted, dict[str, Any]]]) -> str:
-    """The tables of docs/tpu_plan.md: what each plan says, and its line."""
+def page_of(plans: Sequence[tuple[PagePlan, dict[str, Any]]]) -> str:
+    """The table of docs/tpu_plan.md, and the command of each plan."""
     columns = ["model", "slice", "rows a step", "fits", "a device", "a step", "MFU"]
     columns += ["without Pallas", "at best", "tokens a second"]
     rows = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
@@ -107,7 +108,7 @@ def page_of(plans: Sequence[tuple[Wanted, dict[str, Any]]]) -> str:
     return "\n".join([*rows, "", *(f"    {plan.line}" for plan, _ in plans), ""])
 
 
-def _row(plan: Wanted, found: dict[str, Any]) -> list[str]:
+def _row(plan: PagePlan, found: dict[str, Any]) -> list[str]:
     memory = found["memory_bytes"]
     cells = [
         plan.title,
@@ -135,11 +136,11 @@ BEGIN, END = "<!-- plans: benchmarks/tpu_plans.py -->\n", "<!-- end of plans -->
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("benchmarks.tpu_plans", __doc__ or "")
     parser.add_argument("--plans", type=Path, required=True, help="the folder of the plans' JSON files")
-    parser.add_argument("--only", default="", help="make plans whose name begins so")
-    parser.add_argument("--page", type=Path, help="write their table into this page, between its two marks")
+    parser.add_argument("--only", default="", help="make only plans whose name begins with this")
+    parser.add_argument("--page", type=Path, help="write the table into this page, between its two markers")
     flags = parser.parse_args(arguments)
     flags.plans.mkdir(parents=True, exist_ok=True)
-    plans = wanted_plans()
+    plans = page_plans()
     for plan in plans:
         if plan.name.startswith(flags.only) and not (flags.plans / f"{plan.name}.json").exists():
             make(plan, flags.plans)

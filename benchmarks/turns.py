@@ -1,4 +1,4 @@
-"""Two sides that take turns on one machine, ours in this process and the peer in one of its own."""
+"""Lets programs take turns on one machine: bert_jax in this process, and the peer in a process of its own."""
 
 import contextlib
 import json
@@ -8,14 +8,14 @@ from typing import Any
 
 from bert_jax import command
 
-Turn = Callable[[int], list[float]]  # runs that many steps, gives the seconds of each
+Turn = Callable[[int], list[float]]  # runs a number of steps, and returns the seconds of each
 
 
 @contextlib.contextmanager
 def peer_turn(line: Sequence[str]) -> Iterator[tuple[Turn, dict[str, Any]]]:
-    """The peer's script, which waits while it is not its turn, and what it says of itself first (its versions).
+    """Starts the peer's script, which waits between its turns; yields its turn and what it prints first (its versions).
 
-    It answers each line of its input, a number of steps, with a JSON list of their seconds.
+    The script answers each line of its input, a number of steps, with a JSON list of their seconds.
     """
     with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdin and process.stdout
@@ -36,7 +36,7 @@ def peer_turn(line: Sequence[str]) -> Iterator[tuple[Turn, dict[str, Any]]]:
 
 
 def alternate(turns: Sequence[Turn], rounds: int, count: int, warmup: int) -> list[list[float]]:
-    """Seconds of every step of each, `rounds` turns of `count` steps, after `warmup` steps of each."""
+    """The seconds of every step of each program: `rounds` turns of `count` steps, after `warmup` steps."""
     seconds: list[list[float]] = [[] for _ in turns]
     for turn in turns:
         turn(warmup)

@@ -48,5 +48,5 @@ def test_a_run_that_ends_before_its_kills_is_said(tmp_path):
     def start(life: int) -> list[subprocess.Popen[bytes]]:
         return [subprocess.Popen(["true"])]
 
-    with pytest.raises(UserError, match=r"ended by itself \(0\).*more --steps"):
+    with pytest.raises(UserError, match=r"ended with code 0.*increase --steps"):
         chaos.killed_until(start, tmp_path, steps=10, kills=3, seed=0)
