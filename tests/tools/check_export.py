@@ -1,13 +1,13 @@
-"""Loads an exported folder with transformers and compares its outputs with ours.
+"""Loads an exported folder with transformers and compares its outputs with those of bert_jax.
 
 Run with a Python that has torch and transformers (see make_golden.py):
 
     python tests/tools/check_export.py FOLDER OUTPUTS.npz [FOLDER OUTPUTS.npz ...]
 
-OUTPUTS.npz holds input_ids, attention_mask and, of a model with segments, segment_ids, i64[B,T]; by the names below,
-what bert_jax gave for them; and a text. Of a model for multiple choice the rows are one question's choices.
-Prints one JSON line for each: architecture, missing, unexpected, mismatched (tensor names), differences (largest
-absolute, at real tokens), tokens (of the text in the .npz, by AutoTokenizer).
+OUTPUTS.npz holds input_ids, attention_mask and, for a model with segments, segment_ids, i64[B,T]; the outputs of
+bert_jax for them by the names below; and a text. For a multiple-choice model the rows are the choices of one question.
+Prints one JSON line per folder: architecture; missing, unexpected and mismatched tensor names; differences (the largest
+absolute ones, at real tokens); and tokens (of the text in the .npz, by AutoTokenizer).
 """
 
 import json
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import transformers
 
-# Ours, theirs: the first that both have.
+# Names in bert_jax and in transformers; the first pair that both have is compared.
 OUTPUTS = (
     ("pooled", "pooler_output"),
     ("vocabulary_logits", "prediction_logits"),
@@ -35,29 +35,29 @@ BY_TOKEN = ("hidden_", "vocabulary_logits", "tag_logits", "start_logits", "end_l
 
 def check(folder: str, outputs: str) -> None:
     with np.load(outputs) as file:
-        ours = dict(file)
+        expected = dict(file)
     with open(f"{folder}/config.json", encoding="utf-8") as file:
         architecture = json.load(file)["architectures"][0]
     model, loading = getattr(transformers, architecture).from_pretrained(folder, output_loading_info=True)
-    real = ours["attention_mask"] == 1
-    inputs = {"input_ids": ours["input_ids"], "attention_mask": ours["attention_mask"]}
-    if "segment_ids" in ours:
-        inputs["token_type_ids"] = ours["segment_ids"]
-    if "choice_logits" in ours:
+    real = expected["attention_mask"] == 1
+    inputs = {"input_ids": expected["input_ids"], "attention_mask": expected["attention_mask"]}
+    if "segment_ids" in expected:
+        inputs["token_type_ids"] = expected["segment_ids"]
+    if "choice_logits" in expected:
         inputs = {name: value[None] for name, value in inputs.items()}
     with torch.no_grad():
         tensors = {name: torch.from_numpy(value) for name, value in inputs.items()}
-        theirs = model.eval()(**tensors, output_hidden_states=True)
-    found = {f"hidden_{depth}": state for depth, state in enumerate(theirs.hidden_states)}
-    for mine, name in OUTPUTS:
-        if mine in ours and mine not in found and getattr(theirs, name, None) is not None:
-            found[mine] = getattr(theirs, name)
+        model_outputs = model.eval()(**tensors, output_hidden_states=True)
+    found = {f"hidden_{depth}": state for depth, state in enumerate(model_outputs.hidden_states)}
+    for own_name, name in OUTPUTS:
+        if own_name in expected and own_name not in found and getattr(model_outputs, name, None) is not None:
+            found[own_name] = getattr(model_outputs, name)
     differences = {}
     for name, value in found.items():
-        difference = np.abs(value.numpy().reshape(ours[name].shape) - ours[name])
+        difference = np.abs(value.numpy().reshape(expected[name].shape) - expected[name])
         differences[name] = float((difference[real] if name.startswith(BY_TOKEN) else difference).max())
-    tokens = transformers.AutoTokenizer.from_pretrained(folder)(str(ours["text"]))["input_ids"]
-    said = {
+    tokens = transformers.AutoTokenizer.from_pretrained(folder)(str(expected["text"]))["input_ids"]
+    report = {
         "architecture": architecture,
         "missing": sorted(loading["missing_keys"]),
         "unexpected": sorted(loading["unexpected_keys"]),
@@ -65,7 +65,7 @@ def check(folder: str, outputs: str) -> None:
         "differences": differences,
         "tokens": tokens,
     }
-    print(json.dumps(said))
+    print(json.dumps(report))
 
 
 if __name__ == "__main__":

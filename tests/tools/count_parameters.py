@@ -1,9 +1,9 @@
-"""Prints the parameter counts of the reference implementations, which tests/test_sizes.py holds.
+"""Prints the parameter counts of the reference implementations, which tests/test_sizes.py contains.
 
     python tests/tools/count_parameters.py            (torch and transformers 5; models are shapes on the meta device)
 
-Two are counted from other code, which is not on the package index: transformers before 5 for `relative_key` (give its
-environment's Python the argument `shaw`), and mosaicml/examples for MosaicBERT (tests/test_sizes.py says how).
+Two counts need other code: transformers before version 5 for `relative_key` (run with the argument `shaw` in an
+environment that has it), and mosaicml/examples for MosaicBERT (tests/test_sizes.py explains how).
 """
 
 import sys
@@ -33,7 +33,7 @@ def show(preset: str, *counts: int) -> None:
 
 
 def shaw() -> None:
-    """The table of positions is made for relative_key too, but never read."""
+    """Prints the count for relative_key without the position table, which the model creates but never reads."""
     with torch.device("meta"):
         config = transformers.BertConfig(position_embedding_type="relative_key", **BASE)
         model = transformers.BertModel(config)

@@ -1,8 +1,8 @@
-"""Feeds mutated Hugging Face folders of every family through reading.
+"""Reads randomly damaged Hugging Face folders of every family.
 
     python tests/tools/fuzz_checkpoints.py --inputs 1000 [--seed 0]
 
-Of each nothing but a UserError of one line is raised. Prints how many were read and refused, by what was changed.
+Reading may raise nothing but a UserError of one line. Prints how many folders were read and refused, by kind of change.
 """
 
 import argparse
@@ -71,21 +71,21 @@ def change_tensor(folder: Path, generator: random.Random) -> None:
 
 
 def change_bytes(folder: Path, generator: random.Random) -> None:
-    """One to four changes of a file: a byte replaced, its end cut off, bytes cut out or repeated."""
+    """Makes one to four changes to a file: replaces a byte, truncates it, removes or repeats bytes."""
     file = generator.choice(sorted(path for path in folder.iterdir() if path.suffix != ".md"))
     content = bytearray(file.read_bytes())
     for _ in range(generator.randint(1, 4)):
-        place = generator.randrange(len(content) + 1)
-        end = place + generator.choice((1, 2, 8, 100))
+        position = generator.randrange(len(content) + 1)
+        end = position + generator.choice((1, 2, 8, 100))
         match generator.randrange(4):
             case 0:
-                content[place : place + 1] = bytes([generator.randrange(256)])
+                content[position : position + 1] = bytes([generator.randrange(256)])
             case 1:
-                del content[place:]
+                del content[position:]
             case 2:
-                del content[place:end]
+                del content[position:end]
             case 3:
-                content[place:place] = content[place:end]
+                content[position:position] = content[position:end]
     file.write_bytes(bytes(content))
 
 
@@ -93,7 +93,7 @@ def model(name: str, folder: Path) -> LoadedModel:
     loaded = random_checkpoint(folder, FAMILIES[name], MODELS[name])
     if name != "roberta":
         return loaded
-    words = tokenizer.load(byte_pairs(folder / "pairs", []))  # whose padding id is RoBERTa's
+    words = tokenizer.load(byte_pairs(folder / "pairs", []))  # their padding id equals RoBERTa's
     return LoadedModel(loaded.model, loaded.heads, loaded.params, words)
 
 
@@ -104,21 +104,21 @@ def main() -> None:
     options = parser.parse_args()
     generator = random.Random(options.seed)
     counts: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         for name in MODELS:
             huggingface.write(model(name, folder / f"{name}_words"), folder / name)
         for index in range(options.inputs):
-            spoilt = shutil.copytree(folder / generator.choice(sorted(MODELS)), folder / f"spoilt_{index}")
+            damaged = shutil.copytree(folder / generator.choice(sorted(MODELS)), folder / f"damaged_{index}")
             change = generator.choice((change_config, change_config, change_tensor, change_bytes))
-            change(spoilt, generator)
+            change(damaged, generator)
             try:
-                huggingface.read(spoilt)
+                huggingface.read(damaged)
                 counts[f"{change.__name__}: read"] += 1
             except UserError as error:
                 assert "\n" not in str(error).strip(), error
                 counts[f"{change.__name__}: refused"] += 1
-            shutil.rmtree(spoilt)
+            shutil.rmtree(damaged)
     print(*(f"{what} {count}" for what, count in sorted(counts.items())), sep="\n")
 
 

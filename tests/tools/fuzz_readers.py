@@ -1,10 +1,9 @@
-"""Feeds mutated files through reading, splitting and sentences, some through the whole build.
+"""Reads, splits and segments randomly damaged files, and builds examples from some of them.
 
     python tests/tools/fuzz_readers.py --inputs 10000 --builds 50 --tokenizer DIR [--seed 0]
 
-Of each input: nothing but a UserError of one line is raised, and only with on_error fail; what is read and what is
-refused are all the documents that there are, counted by another way where there is one. Prints how many there were of
-each reason.
+For each input, nothing but a UserError of one line may be raised, and only with on_error fail. The documents read and
+refused must add up to all documents, counted independently where possible. Prints the number of refusals by reason.
 """
 
 import argparse
@@ -36,7 +35,7 @@ TEXTS = [
     "ภาษาไทยไม่มีเครื่องหมายจบประโยค " * 4 + "\x85 \u2028 x",
     "One. Two! Three? " * 20,
 ]
-SPICE = [
+INSERTIONS = [
     b"\0",
     b"\xff",
     b"\xc3",
@@ -51,11 +50,11 @@ SPICE = [
     b"\\ud800",
     b"\\u0000",
 ]
-SPICE += [b"{", b"[" * 3000, b"  \n", b"\xe3\x80\x80\n", b"9" * 5000, b"null", b"\x7f", b"\xed\xa0\x80"]
+INSERTIONS += [b"{", b"[" * 3000, b"  \n", b"\xe3\x80\x80\n", b"9" * 5000, b"null", b"\x7f", b"\xed\xa0\x80"]
 
 
 def seeds() -> dict[str, bytes]:
-    """Small files of every kind, by name."""
+    """Returns small files of every kind, by name."""
     table = pa.table({"text": pa.array([*TEXTS, None, ""] * 3), "id": range(3 * (len(TEXTS) + 2))})
     parquet = [io.BytesIO(), io.BytesIO()]
     for file, checksums in zip(parquet, (True, False), strict=True):
@@ -75,22 +74,22 @@ def zstd(content: bytes) -> bytes:
 
 
 def mutate(content: bytes, generator: random.Random) -> bytes:
-    """One to four changes: bytes flipped, cut off, cut out, put in, or repeated."""
+    """Makes one to four changes: flips, truncates, removes, inserts or repeats bytes."""
     changed = bytearray(content)
     for _ in range(generator.randint(1, 4)):
-        place = generator.randrange(len(changed) + 1)
-        end = place + generator.choice((1, 2, 8, 100))
+        position = generator.randrange(len(changed) + 1)
+        end = position + generator.choice((1, 2, 8, 100))
         match generator.randrange(6):
             case 0:
-                changed[place : place + 1] = bytes([generator.randrange(256)])
+                changed[position : position + 1] = bytes([generator.randrange(256)])
             case 1:
-                del changed[place:]
+                del changed[position:]
             case 2:
-                del changed[place:end]
+                del changed[position:end]
             case 3:
-                changed[place:place] = generator.choice(SPICE)
+                changed[position:position] = generator.choice(INSERTIONS)
             case 4:
-                changed[place:place] = changed[place:end]
+                changed[position:position] = changed[position:end]
             case 5:
                 for _ in range(8):
                     if changed:
@@ -99,13 +98,13 @@ def mutate(content: bytes, generator: random.Random) -> bytes:
 
 
 def documents_by_line(name: str, content: bytes) -> int | None:
-    """How many documents a file has, counted a line at a time; None where that is not said so simply."""
+    """Counts the documents of a file line by line; returns None for formats where that is not possible."""
     if name == "text.jsonl":
         return sum(1 for line in content.removeprefix(b"\xef\xbb\xbf").split(b"\n") if line.strip())
     if name != "text.txt":
         return None
     found, inside = 0, False
-    # Bytes that are no UTF-8 stand for themselves, and are no white space.
+    # Bytes that are not UTF-8 represent themselves, and are not white space.
     for line in content.decode("utf-8", "surrogateescape").removeprefix("\ufeff").split("\n"):
         blank = not line or line.isspace()
         found += inside < (not blank)
@@ -114,7 +113,7 @@ def documents_by_line(name: str, content: bytes) -> int | None:
 
 
 def check(path: Path, generator: random.Random) -> Counter[str]:
-    """Reads one file both ways. Returns what was refused, by reason, and how many documents were used."""
+    """Reads one file with both settings of on_error. Returns refusals by reason, and the number of used documents."""
     skipping = Corpus(find_sources(str(path)), Reading(on_error="skip"))
     splitter = UnitSplitter(
         Cut(generator.choice((50, 10**6)), generator.choice((0.0, 0.3)), 1), generator.random() < 0.5
@@ -127,9 +126,9 @@ def check(path: Path, generator: random.Random) -> Counter[str]:
             text = document.decode()
             assert "".join("".join(document_sentences(text)).split()) == "".join(text.split())
     counts = skipping.refused + splitter.skipped
-    said = documents_by_line(path.name, path.read_bytes())
-    if said:
-        assert splitter.documents + counts.total() == said, f"{splitter.documents} + {counts}, not {said}"
+    expected = documents_by_line(path.name, path.read_bytes())
+    if expected:
+        assert splitter.documents + counts.total() == expected, f"{splitter.documents} + {counts}, not {expected}"
     counts["used"] = splitter.documents
     try:
         read = sum(1 for _ in Corpus(find_sources(str(path))).documents())
@@ -140,7 +139,7 @@ def check(path: Path, generator: random.Random) -> Counter[str]:
 
 
 def check_build(path: Path, folder: Path, tokenizer: Path, generator: random.Random) -> None:
-    """Builds examples from one file: what the manifest counts adds up."""
+    """Builds examples from one file, and checks that the counts of the manifest add up."""
     objective = generator.choice(("nsp", "full_sentences", "doc_sentences"))
     options = {"objective": objective, "seq_len": 32, "workers": 1, "eval_fraction": 0.2, "on_error": "skip"}
     with tempfile.TemporaryDirectory(dir=folder) as output:
@@ -158,8 +157,8 @@ def check_build(path: Path, folder: Path, tokenizer: Path, generator: random.Ran
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--inputs", type=int, required=True)
-    parser.add_argument("--builds", type=int, default=0, help="of the inputs, how many go through the whole build")
-    parser.add_argument("--tokenizer", type=Path, help="for --builds")
+    parser.add_argument("--builds", type=int, default=0, help="number of inputs from which examples are built, too")
+    parser.add_argument("--tokenizer", type=Path, help="tokenizer folder for --builds")
     parser.add_argument("--seed", type=int, default=0)
     given = parser.parse_args()
     total: Counter[str] = Counter()

@@ -1,6 +1,6 @@
-"""Where the tensors of a reference lie by our parameter paths, for architectures without a Hugging Face layout of ours.
+"""Maps bert_jax's parameter paths to reference tensors, for architectures without a format in bert_jax.interop.
 
-Written without bert_jax, so that a golden array says what a path means whatever the package does.
+This does not use bert_jax, so that golden arrays define the meaning of a path independently of the package.
 """
 
 from collections.abc import Mapping
@@ -12,7 +12,7 @@ Tensors = Mapping[str, torch.Tensor]
 Names = Mapping[str, str | tuple[str, ...]]
 Arrays = dict[str, np.ndarray]
 
-# Where each of our paths finds its tensors; {} stands for the layer, and a tuple for what is fused.
+# Parameter path -> reference tensor, with {} for the layer; a tuple lists tensors that are fused.
 TORCH_NAMES = {
     "embeddings/token/table": "token.weight",
     "embeddings/position/table": "position.weight",
@@ -77,19 +77,19 @@ GPT_NAMES = {
 
 
 def by_our_paths(tensors: Tensors, names: Names, config: dict) -> Arrays:
-    """Parameters or gradients by our paths: kernels [in, out], heads apart, query, key and value fused, stacked."""
+    """Converts parameters or gradients: kernels [in, out], separate heads, fused query, key, value, stacked layers."""
     heads, width = config["heads"], config["width"]
 
     def one(path: str, layer: int) -> Arrays:
         if isinstance(names[path], tuple):
-            places = [name.format(layer) for name in names[path]]
-            kernels = [tensors[f"{place}.weight"].numpy().T.reshape(width, heads, -1) for place in places]
-            biases = [tensors[f"{place}.bias"].numpy().reshape(heads, -1) for place in places]
+            fused = [part.format(layer) for part in names[path]]
+            kernels = [tensors[f"{name}.weight"].numpy().T.reshape(width, heads, -1) for name in fused]
+            biases = [tensors[f"{name}.bias"].numpy().reshape(heads, -1) for name in fused]
             return {"/kernel": np.stack(kernels, axis=1), "/bias": np.stack(biases)}
-        place = names[path].format(layer)
-        if place in tensors:
-            return {"": tensors[place].numpy()}
-        weight, bias = (tensors[f"{place}.{part}"].numpy() for part in ("weight", "bias"))
+        name = names[path].format(layer)
+        if name in tensors:
+            return {"": tensors[name].numpy()}
+        weight, bias = (tensors[f"{name}.{part}"].numpy() for part in ("weight", "bias"))
         if path.endswith("norm"):
             return {"/scale": weight, "/bias": bias}
         kernel = weight.T.reshape(heads, -1, width) if path.endswith("attention/output") else weight.T

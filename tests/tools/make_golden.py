@@ -1,20 +1,20 @@
 """Writes the golden arrays of tests/testdata from the reference implementation (transformers, PyTorch).
 
-Run in an environment of its own, since neither package is a dependency of bert_jax:
+Run it in a separate environment, since neither package is a dependency of bert_jax:
 
     python -m venv golden_env && golden_env/bin/pip install torch transformers safetensors
     golden_env/bin/python tests/tools/make_golden.py --output tests/testdata
 
-Each file is a tiny random model of odd sizes in float32. Its keys:
+Each file holds a tiny random float32 model with unusual sizes. Its keys:
 
     config                      JSON text, the model's config.json
-    versions                    JSON text, the packages that made it
-    weights/NAME                the tensors of its model.safetensors, by their Hugging Face names
-    inputs/input_ids ...        i64[B,T]; attention_mask is 0 on padding, at the end of the row
+    versions                    JSON text, the versions of the packages that produced it
+    weights/NAME                the tensors of its model.safetensors by Hugging Face name
+    inputs/input_ids ...        i64[B,T]; attention_mask is 0 for the padding at the end of each row
     outputs/hidden_0 ...        f32[B,T,D]; 0 is the embeddings, the last is the encoder's output
     outputs/pooled, outputs/mlm_logits, outputs/next_sentence_logits, outputs/logits
-    outputs/loss, outputs/mlm_loss, outputs/next_sentence_loss       means, as the reference takes them
-    gradients/NAME              of outputs/loss
+    outputs/loss, outputs/mlm_loss, outputs/next_sentence_loss       means, as computed by the reference
+    gradients/NAME              of outputs/loss with respect to each tensor
 """
 
 import argparse
@@ -28,18 +28,18 @@ import safetensors.numpy
 import torch
 import transformers
 
-IGNORED = -100  # the label that the reference leaves out of its loss
+IGNORED = -100  # the label that the reference's loss ignores
 
 
 def config_of(**sizes: object) -> transformers.BertConfig:
-    """A BERT configuration without dropout, so that the forward pass is a function."""
+    """Returns a BERT configuration without dropout, so that the forward pass is deterministic."""
     return transformers.BertConfig(
         hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, attn_implementation="eager", **sizes
     )
 
 
 def randomize(model: torch.nn.Module, seed: int) -> None:
-    """Gives every parameter a value far from its initial one, so that no term of the model can hide."""
+    """Moves every parameter far from its initial value, so that an error in any term of the model shows."""
     generator = torch.Generator().manual_seed(seed)
     norms = [module for module in model.modules() if isinstance(module, torch.nn.LayerNorm)]
     scales = {id(norm.weight) for norm in norms}
@@ -49,22 +49,22 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
             value.copy_(1 + 0.2 * noise if id(value) in scales else 0.2 * noise)
 
 
-def inputs_of(config: transformers.BertConfig, lengths: list[int], slots: int, seed: int) -> dict[str, torch.Tensor]:
-    """Rows of the given lengths, padded to `slots`; the second part of each row is segment 1."""
+def inputs_of(config: transformers.BertConfig, lengths: list[int], length: int, seed: int) -> dict[str, torch.Tensor]:
+    """Returns rows of the given lengths, padded to `length`; the second part of each row is segment 1."""
     generator = torch.Generator().manual_seed(seed)
-    slot = torch.arange(slots)
+    position = torch.arange(length)
     length = torch.tensor(lengths)[:, None]
-    attended = (slot < length).long()
-    ids = torch.randint(1, config.vocab_size, (len(lengths), slots), generator=generator)
+    attended = (position < length).long()
+    ids = torch.randint(1, config.vocab_size, (len(lengths), length), generator=generator)
     return {
         "input_ids": ids * attended,
         "attention_mask": attended,
-        "token_type_ids": (slot >= (length * 2) // 3).long() * attended,
+        "token_type_ids": (position >= (length * 2) // 3).long() * attended,
     }
 
 
 def arrays_of(model: transformers.PreTrainedModel) -> dict[str, np.ndarray]:
-    """The tensors as save_pretrained writes them, and their gradients under the same names."""
+    """Returns the tensors as save_pretrained writes them, and their gradients by the same names."""
     with tempfile.TemporaryDirectory() as folder:
         model.save_pretrained(folder)
         weights = safetensors.numpy.load_file(pathlib.Path(folder) / "model.safetensors")
@@ -90,7 +90,7 @@ def hidden_states(output: transformers.utils.ModelOutput) -> dict[str, torch.Ten
 
 
 def pretraining(path: pathlib.Path) -> None:
-    """BertForPreTraining: every hidden state, both heads, both losses and one backward."""
+    """Writes BertForPreTraining: every hidden state, both heads, both losses and one backward pass."""
     config = config_of(
         vocab_size=101,
         hidden_size=24,
@@ -101,12 +101,12 @@ def pretraining(path: pathlib.Path) -> None:
     )
     model = transformers.BertForPreTraining(config).train()
     randomize(model, seed=1)
-    inputs = inputs_of(config, lengths=[19, 7, 12], slots=19, seed=2)
+    inputs = inputs_of(config, lengths=[19, 7, 12], length=19, seed=2)
     generator = torch.Generator().manual_seed(3)
     chosen = (torch.rand(inputs["input_ids"].shape, generator=generator) < 0.25) & (inputs["attention_mask"] == 1)
-    truth = torch.randint(0, config.vocab_size, chosen.shape, generator=generator)
-    truth[0, 3], chosen[0, 3] = 0, True  # id 0 is a label like any other
-    labels = torch.where(chosen, truth, IGNORED)
+    targets = torch.randint(0, config.vocab_size, chosen.shape, generator=generator)
+    targets[0, 3], chosen[0, 3] = 0, True  # id 0 is a valid label
+    labels = torch.where(chosen, targets, IGNORED)
     next_sentence_label = torch.tensor([0, 1, 1])
     output = model(**inputs, labels=labels, next_sentence_label=next_sentence_label, output_hidden_states=True)
     mlm_loss = torch.nn.functional.cross_entropy(output.prediction_logits.flatten(0, 1), labels.flatten())
@@ -125,7 +125,7 @@ def pretraining(path: pathlib.Path) -> None:
 
 
 def classification(path: pathlib.Path) -> None:
-    """BertForSequenceClassification with three labels."""
+    """Writes BertForSequenceClassification with three labels."""
     config = config_of(
         vocab_size=67,
         hidden_size=15,
@@ -137,13 +137,13 @@ def classification(path: pathlib.Path) -> None:
     )
     model = transformers.BertForSequenceClassification(config).train()
     randomize(model, seed=4)
-    inputs = inputs_of(config, lengths=[5, 11], slots=11, seed=5)
+    inputs = inputs_of(config, lengths=[5, 11], length=11, seed=5)
     output = model(**inputs, output_hidden_states=True)
     write(path, model, inputs, hidden_states(output) | {"logits": output.logits})
 
 
 def tagging(path: pathlib.Path) -> None:
-    """BertForTokenClassification with five tags (the layout without a pooler)."""
+    """Writes BertForTokenClassification with five tags, an architecture without a pooler."""
     config = config_of(
         vocab_size=59,
         hidden_size=14,
@@ -155,14 +155,14 @@ def tagging(path: pathlib.Path) -> None:
     )
     model = transformers.BertForTokenClassification(config).train()
     randomize(model, seed=6)
-    inputs = inputs_of(config, lengths=[9, 4, 1], slots=9, seed=7)
+    inputs = inputs_of(config, lengths=[9, 4, 1], length=9, seed=7)
     output = model(**inputs, output_hidden_states=True)
     write(path, model, inputs, hidden_states(output) | {"logits": output.logits})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("tests/testdata"), help="folder")
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("tests/testdata"), help="output folder")
     folder = parser.parse_args().output
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)

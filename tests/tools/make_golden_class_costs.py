@@ -1,8 +1,8 @@
-"""Writes tests/testdata/class_costs.npz: torch's cross-entropy with weights of classes and a smoothed truth.
+"""Writes tests/testdata/class_costs.npz: torch's cross-entropy with class weights and label smoothing.
 
-    PYTHON_WITH_TORCH tests/tools/make_golden_class_costs.py        (torch 2.13, on a CPU; for nothing but this)
+    PYTHON_WITH_TORCH tests/tools/make_golden_class_costs.py        (torch 2.13 on a CPU)
 
-A row of the logits [7, 5] whose label is -100 counts nothing. For each setting: the mean loss and its gradient.
+A row of the logits [7, 5] with label -100 is ignored. The file holds the mean loss and its gradient for each setting.
 """
 
 from pathlib import Path

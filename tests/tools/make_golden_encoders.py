@@ -1,7 +1,7 @@
-"""Writes golden arrays of the architectures that no Hugging Face layout of ours holds, by our own parameter paths.
+"""Writes golden arrays of architectures without a format in bert_jax.interop, by bert_jax's parameter paths.
 
-Run in an environment of its own, as make_golden.py says; transformers 5 has lost Shaw's relative positions, so that
-one file needs an older release in a second environment:
+Run it in a separate environment (see make_golden.py). transformers 5 removed Shaw's relative positions, so one file
+needs an older release in a second environment:
 
     golden_env/bin/python tests/tools/make_golden_encoders.py --output tests/testdata
     python -m venv older_env && older_env/bin/pip install torch transformers==4.46.3 safetensors
@@ -10,14 +10,14 @@ one file needs an older release in a second environment:
 | file             | reference                                                                                 |
 |------------------|-------------------------------------------------------------------------------------------|
 | original.npz     | torch.nn.TransformerEncoder: post-norm, ReLU; sinusoids by the equation of Vaswani et al. |
-| pre_norm.npz     | torch.nn.TransformerEncoder, norm_first with a last norm; x sigmoid(1.702x); untied table |
-| buckets.npz      | MPNetForMaskedLM: one bias a bucket, shared by the layers; rows longer than 128           |
-| shaw.npz         | BertForMaskedLM with position_embedding_type="relative_key", the far distances made equal |
-| gpt.npz          | OpenAIGPTLMHeadModel: post-norm, causal, no norm of the embeddings; the loss of next ids  |
-| activations.npz  | ACT2FN of transformers: x, and each activation's value and slope there                    |
+| pre_norm.npz     | torch.nn.TransformerEncoder, norm_first with a final norm; x sigmoid(1.702x); untied table |
+| buckets.npz      | MPNetForMaskedLM: one bias per bucket, shared by all layers; rows above 128            |
+| shaw.npz         | BertForMaskedLM with position_embedding_type="relative_key", far distances set equal     |
+| gpt.npz          | OpenAIGPTLMHeadModel: post-norm, causal, no embedding norm; the loss of next ids          |
+| activations.npz  | ACT2FN of transformers: x, and the value and slope of each activation at x                |
 | rotations.npz    | ModernBertRotaryEmbedding: the speed of each pair of coordinates, by base                 |
 
-Keys are those of make_golden.py, but `config` holds the fields of bert_jax.config.ModelConfig, and weights and
+Keys are those of make_golden.py, except that `config` holds the fields of bert_jax.config.ModelConfig, and weights and
 gradients have bert_jax's parameter paths, layers stacked; a vocabulary's table has exactly vocab_size rows.
 """
 
@@ -37,7 +37,7 @@ NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 
 
 class Reference(torch.nn.Module):
-    """An MLM of torch's own modules: embeddings, TransformerEncoder, BERT's head."""
+    """A masked language model from torch's modules: embeddings, TransformerEncoder, BERT's head."""
 
     def __init__(self, config: dict, activation: Callable[[torch.Tensor], torch.Tensor], *, norm_first: bool) -> None:
         super().__init__()
@@ -70,10 +70,10 @@ class Reference(torch.nn.Module):
 
     def embed(self, inputs: Tensors) -> torch.Tensor:
         ids = inputs["input_ids"]
-        slots = torch.arange(ids.shape[1])
+        positions = torch.arange(ids.shape[1])
         found = self.token(ids)
         if self.config["positions"] == "learned":
-            found = found + self.position(slots)
+            found = found + self.position(positions)
         else:
             found = found * math.sqrt(found.shape[-1]) + sinusoids(ids.shape[1], found.shape[-1])
         if self.config["segment_types"]:
@@ -81,7 +81,7 @@ class Reference(torch.nn.Module):
         return self.norm(found) if self.config["embedding_norm"] else found
 
     def forward(self, inputs: Tensors) -> tuple[list[torch.Tensor], torch.Tensor]:
-        """The embeddings and every layer's output, the last one after the last norm; the MLM logits."""
+        """Returns the embeddings and the output of every layer, the last after the final norm; and the MLM logits."""
         padding = inputs["attention_mask"] == 0
         states = [self.embed(inputs)]
         for layer in self.encoder.layers:
@@ -105,7 +105,7 @@ def sinusoids(length: int, width: int) -> torch.Tensor:
 
 
 def tensors_of(model: torch.nn.Module) -> tuple[Tensors, Tensors]:
-    """Parameters and gradients by name, kernels [out, in], fused query, key and value taken apart."""
+    """Returns parameters and gradients by name, with kernels [out, in] and separate query, key and value."""
     weights, gradients = {}, {}
     for name, value in model.named_parameters():
         parts = {name: (value.detach(), value.grad)}
@@ -125,13 +125,13 @@ def tensors_of(model: torch.nn.Module) -> tuple[Tensors, Tensors]:
 
 
 def labels_of(inputs: Tensors, vocabulary: int, seed: int) -> torch.Tensor:
-    """True ids at a quarter of the real slots, id 0 among them."""
+    """Returns the true ids at a quarter of the real positions, including id 0; other positions are ignored."""
     generator = torch.Generator().manual_seed(seed)
     ids = inputs["input_ids"]
     chosen = (torch.rand(ids.shape, generator=generator) < 0.25) & (inputs["attention_mask"] == 1)
-    truth = torch.randint(0, vocabulary, chosen.shape, generator=generator)
-    truth[0, 2], chosen[0, 2] = 0, True
-    return torch.where(chosen, truth, make_golden.IGNORED)
+    targets = torch.randint(0, vocabulary, chosen.shape, generator=generator)
+    targets[0, 2], chosen[0, 2] = 0, True
+    return torch.where(chosen, targets, make_golden.IGNORED)
 
 
 def write(
@@ -159,7 +159,7 @@ def write(
 
 
 def of_torch(path: pathlib.Path, config: dict, activation: Callable, *, norm_first: bool, seed: int) -> None:
-    """One backward of the MLM loss of a Reference."""
+    """Writes one backward pass of the MLM loss of a Reference."""
     model = Reference(config, activation, norm_first=norm_first).train()
     make_golden.randomize(model, seed)
     inputs = make_golden.inputs_of(transformers.BertConfig(vocab_size=config["vocab_size"]), [13, 5, 9], 13, seed + 1)
@@ -181,7 +181,7 @@ def of_transformers(
     inputs: Tensors,
     finish: Callable[[], None] = lambda: None,
 ) -> None:
-    """One backward of the MLM loss of a model of transformers; `finish` may change what is written of it."""
+    """Writes one backward pass of the MLM loss of a transformers model; `finish` may change the arrays."""
     output = model(**inputs, output_hidden_states=True)
     output.loss.backward()
     finish()
@@ -205,7 +205,7 @@ def pre_norm(path: pathlib.Path) -> None:
 
 
 def buckets(path: pathlib.Path) -> None:
-    """Rows of up to 141 slots, so that distances lie in every bucket and beyond the last border, 128."""
+    """Uses rows of up to 141 positions, so that distances fall into every bucket and beyond the last bound, 128."""
     theirs = transformers.MPNetConfig(
         vocab_size=31,
         hidden_size=14,
@@ -220,9 +220,9 @@ def buckets(path: pathlib.Path) -> None:
     )
     model = transformers.MPNetForMaskedLM(theirs).train()
     make_golden.randomize(model, seed=31)
-    inputs = make_golden.inputs_of(theirs, lengths=[141, 90], slots=141, seed=32)
+    inputs = make_golden.inputs_of(theirs, lengths=[141, 90], length=141, seed=32)
     inputs.pop("token_type_ids")
-    # Its positions follow from the ids: 1 is padding, and nothing else may be 1.
+    # The model derives positions from the ids: id 1 is padding, so no other token may have it.
     inputs["input_ids"] = torch.where(inputs["attention_mask"] == 1, inputs["input_ids"].clamp(min=2), 1)
     sizes = {"vocab_size": 31, "layers": 2, "width": 14, "heads": 2, "feed_forward": 19, "max_positions": 149}
     kind = {"position_offset": 2, "segment_types": 0, "relative": "buckets", "relative_distance": 128}
@@ -232,9 +232,9 @@ def buckets(path: pathlib.Path) -> None:
 
 
 def shaw(path: pathlib.Path, distance: int = 4) -> None:
-    """Distances beyond the clip share one vector: the reference's table has a row for each, so those are set equal.
+    """Sets the vectors of all distances beyond the clip equal; the reference's table has one row for each.
 
-    The gradient of a shared vector is the sum of theirs.
+    The gradient of the shared vector is the sum of their gradients.
     """
     theirs = transformers.BertConfig(
         vocab_size=41,
@@ -250,7 +250,7 @@ def shaw(path: pathlib.Path, distance: int = 4) -> None:
     )
     model = transformers.BertForMaskedLM(theirs).train()
     make_golden.randomize(model, seed=41)
-    first, last = 14 - distance, 14 + distance  # row 14 + i - j is that of query i and key j
+    first, last = 14 - distance, 14 + distance  # row 14 + i - j belongs to query i and key j
     tables = [getattr(layer.attention.self, "distance_embedding", None) for layer in model.bert.encoder.layer]
     if None in tables:
         raise SystemExit(
@@ -259,7 +259,7 @@ def shaw(path: pathlib.Path, distance: int = 4) -> None:
     with torch.no_grad():
         for table in tables:
             table.weight[:first], table.weight[last + 1 :] = table.weight[first], table.weight[last]
-    inputs = make_golden.inputs_of(theirs, lengths=[13, 8], slots=13, seed=42)
+    inputs = make_golden.inputs_of(theirs, lengths=[13, 8], length=13, seed=42)
     sizes = {"vocab_size": 41, "layers": 2, "width": 20, "heads": 4, "feed_forward": 23, "max_positions": 15}
     config = sizes | {"positions": "none", "relative": "shaw", "relative_distance": distance} | NO_DROPOUT
 
@@ -289,7 +289,7 @@ def gpt(path: pathlib.Path) -> None:
     )
     model = transformers.OpenAIGPTLMHeadModel(theirs).train()
     make_golden.randomize(model, seed=51)
-    inputs = make_golden.inputs_of(theirs, lengths=[11, 6], slots=11, seed=52)
+    inputs = make_golden.inputs_of(theirs, lengths=[11, 6], length=11, seed=52)
     inputs.pop("token_type_ids", None)
     inputs["labels"] = torch.where(inputs["attention_mask"] == 1, inputs["input_ids"], make_golden.IGNORED)
     sizes = {"vocab_size": 29, "layers": 2, "width": 15, "heads": 3, "feed_forward": 60, "max_positions": 13}
@@ -299,18 +299,18 @@ def gpt(path: pathlib.Path) -> None:
 
 def activations(path: pathlib.Path) -> None:
     theirs = {"gelu": "gelu", "gelu_tanh": "gelu_new", "gelu_sigmoid": "quick_gelu", "relu": "relu"}
-    arrays = {"x": np.linspace(-7, 7, 58, dtype=np.float32)}  # 0 is not among them
-    for ours, name in theirs.items():
+    arrays = {"x": np.linspace(-7, 7, 58, dtype=np.float32)}  # does not contain 0
+    for own_name, name in theirs.items():
         x = torch.tensor(arrays["x"], requires_grad=True)
         value = transformers.activations.ACT2FN[name](x)
         value.sum().backward()
-        arrays |= {f"{ours}/value": value.detach().numpy(), f"{ours}/slope": x.grad.numpy()}
+        arrays |= {f"{own_name}/value": value.detach().numpy(), f"{own_name}/slope": x.grad.numpy()}
     np.savez_compressed(path, **arrays)
     print(f"{path}: {path.stat().st_size} bytes, {len(arrays)} arrays")
 
 
 def rotations(path: pathlib.Path) -> None:
-    """ModernBERT's speeds for heads of 64, of both kinds of layer."""
+    """Writes ModernBERT's rotary speeds for heads of 64 and both layer types."""
     kinds = {"full_attention": 160_000.0, "sliding_attention": 10_000.0}
     parameters = {kind: {"rope_type": "default", "rope_theta": base} for kind, base in kinds.items()}
     config = transformers.ModernBertConfig(hidden_size=128, num_attention_heads=2, rope_parameters=parameters)
@@ -325,7 +325,7 @@ FILES = {made.__name__: made for made in (original, pre_norm, buckets, shaw, gpt
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("tests/testdata"), help="folder")
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("tests/testdata"), help="output folder")
     parser.add_argument("--only", nargs="+", choices=FILES, default=[name for name in FILES if name != "shaw"])
     arguments = parser.parse_args()
     torch.set_num_threads(1)

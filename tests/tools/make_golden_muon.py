@@ -1,9 +1,9 @@
-"""Writes tests/testdata/muon.npz: matrices as torch.optim.Muon leaves them, step by step.
+"""Writes tests/testdata/muon.npz: matrices after each step of torch.optim.Muon.
 
-    PYTHON_WITH_TORCH tests/tools/make_golden_muon.py        (torch 2.13, on a CPU; for nothing but this)
+    PYTHON_WITH_TORCH tests/tools/make_golden_muon.py        (torch 2.13 on a CPU)
 
-torch computes the Newton-Schulz steps in bfloat16. Here they are in float32, so that equal means equal: the method by
-which it casts is replaced for the run of this script.
+torch computes the Newton-Schulz steps in bfloat16. This script computes them in float32, so that results can be
+compared exactly, by replacing torch's cast method while it runs.
 """
 
 from pathlib import Path

@@ -1,11 +1,11 @@
 """Writes the golden arrays of RoBERTa and XLM-R, and of BERT's question and multiple-choice heads.
 
-As make_golden.py, whose docstring names the keys and the environment:
+See make_golden.py for the keys and the environment:
 
     golden_env/bin/python tests/tools/make_golden_roberta.py --output tests/testdata
 
-Keys of these besides: inputs/start_positions, inputs/end_positions, inputs/labels; outputs/start_logits,
-outputs/end_logits. The inputs of multiple choice are i64[B,C,T], C choices a question.
+Additional keys: inputs/start_positions, inputs/end_positions, inputs/labels; outputs/start_logits,
+outputs/end_logits. The inputs of multiple choice are i64[B,C,T], C choices per question.
 """
 
 import argparse
@@ -15,11 +15,11 @@ import torch
 import transformers
 from make_golden import IGNORED, config_of, hidden_states, inputs_of, randomize, write
 
-SPECIAL = 4  # <s> <pad> </s> <unk>: ids below are no words
+SPECIAL = 4  # <s> <pad> </s> <unk>: words have this id or a larger one
 
 
 def roberta_config(kind: type, **sizes: int) -> transformers.PretrainedConfig:
-    """Without dropout, with the ids of the published models, and their two rows before the first position."""
+    """Returns a configuration without dropout, with the ids and the position offset of 2 of the published models."""
     return kind(
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
@@ -33,16 +33,16 @@ def roberta_config(kind: type, **sizes: int) -> transformers.PretrainedConfig:
     )
 
 
-def roberta_inputs(config: transformers.PretrainedConfig, lengths: list[int], slots: int, seed: int) -> dict:
-    """Rows of words of the given lengths, padded to `slots` by the padding token; this family has no token types."""
+def roberta_inputs(config: transformers.PretrainedConfig, lengths: list[int], length: int, seed: int) -> dict:
+    """Returns rows of the given lengths, padded to `length` with the padding token; this family has no token types."""
     generator = torch.Generator().manual_seed(seed)
-    attended = (torch.arange(slots) < torch.tensor(lengths)[:, None]).long()
-    ids = torch.randint(SPECIAL, config.vocab_size, (len(lengths), slots), generator=generator)
+    attended = (torch.arange(length) < torch.tensor(lengths)[:, None]).long()
+    ids = torch.randint(SPECIAL, config.vocab_size, (len(lengths), length), generator=generator)
     return {"input_ids": torch.where(attended == 1, ids, config.pad_token_id), "attention_mask": attended}
 
 
 def run(path: pathlib.Path, model: transformers.PreTrainedModel, inputs: dict, labels: dict, logits: list[str]) -> None:
-    """One forward and backward; writes hidden states, these logits, loss and gradients."""
+    """Runs one forward and backward pass; writes hidden states, these logits, loss and gradients."""
     output = model.train()(**inputs, **labels, output_hidden_states=True)
     output.loss.backward()
     outputs = hidden_states(output) | {name: output[name] for name in logits} | {"loss": output.loss}
@@ -50,7 +50,7 @@ def run(path: pathlib.Path, model: transformers.PreTrainedModel, inputs: dict, l
 
 
 def masked_lm(path: pathlib.Path) -> None:
-    """RobertaForMaskedLM."""
+    """Writes RobertaForMaskedLM."""
     config = roberta_config(
         transformers.RobertaConfig,
         vocab_size=83,
@@ -62,15 +62,15 @@ def masked_lm(path: pathlib.Path) -> None:
     )
     model = transformers.RobertaForMaskedLM(config)
     randomize(model, seed=11)
-    inputs = roberta_inputs(config, lengths=[17, 6, 21], slots=21, seed=12)
+    inputs = roberta_inputs(config, lengths=[17, 6, 21], length=21, seed=12)
     generator = torch.Generator().manual_seed(13)
     chosen = (torch.rand(inputs["input_ids"].shape, generator=generator) < 0.25) & (inputs["attention_mask"] == 1)
-    truth = torch.randint(0, config.vocab_size, chosen.shape, generator=generator)
-    run(path, model, inputs, {"labels": torch.where(chosen, truth, IGNORED)}, ["logits"])
+    targets = torch.randint(0, config.vocab_size, chosen.shape, generator=generator)
+    run(path, model, inputs, {"labels": torch.where(chosen, targets, IGNORED)}, ["logits"])
 
 
 def classification(path: pathlib.Path) -> None:
-    """XLMRobertaForSequenceClassification with three labels: its head is a pooler and a classifier."""
+    """Writes XLMRobertaForSequenceClassification with three labels: its head is a pooler and a classifier."""
     config = roberta_config(
         transformers.XLMRobertaConfig,
         vocab_size=61,
@@ -87,7 +87,7 @@ def classification(path: pathlib.Path) -> None:
 
 
 def tagging(path: pathlib.Path) -> None:
-    """RobertaForTokenClassification with four tags."""
+    """Writes RobertaForTokenClassification with four tags."""
     config = roberta_config(
         transformers.RobertaConfig,
         vocab_size=59,
@@ -105,12 +105,12 @@ def tagging(path: pathlib.Path) -> None:
     run(path, model, inputs, {"labels": torch.where(inputs["attention_mask"] == 1, tags, IGNORED)}, ["logits"])
 
 
-# The reference's loss is over padding, too, whose hidden states mean nothing: these rows have none.
+# The reference's loss includes padding, whose hidden states are meaningless, so these rows have none.
 ANSWERS = {"start_positions": torch.tensor([2, 0, 7]), "end_positions": torch.tensor([4, 0, 7])}
 
 
 def roberta_question(path: pathlib.Path) -> None:
-    """RobertaForQuestionAnswering."""
+    """Writes RobertaForQuestionAnswering."""
     config = roberta_config(
         transformers.RobertaConfig,
         vocab_size=53,
@@ -126,7 +126,7 @@ def roberta_question(path: pathlib.Path) -> None:
 
 
 def bert_question(path: pathlib.Path) -> None:
-    """BertForQuestionAnswering."""
+    """Writes BertForQuestionAnswering."""
     config = config_of(
         vocab_size=53,
         hidden_size=12,
@@ -145,7 +145,7 @@ def by_choice(inputs: dict[str, torch.Tensor], choices: int) -> dict[str, torch.
 
 
 def roberta_choices(path: pathlib.Path) -> None:
-    """RobertaForMultipleChoice: two questions of three choices."""
+    """Writes RobertaForMultipleChoice: two questions of three choices."""
     config = roberta_config(
         transformers.RobertaConfig,
         vocab_size=47,
@@ -162,7 +162,7 @@ def roberta_choices(path: pathlib.Path) -> None:
 
 
 def bert_choices(path: pathlib.Path) -> None:
-    """BertForMultipleChoice: three questions of two choices."""
+    """Writes BertForMultipleChoice: three questions of two choices."""
     config = config_of(
         vocab_size=47,
         hidden_size=12,
@@ -179,7 +179,7 @@ def bert_choices(path: pathlib.Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("tests/testdata"), help="folder")
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("tests/testdata"), help="output folder")
     folder = parser.parse_args().output
     folder.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)

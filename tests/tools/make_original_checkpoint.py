@@ -1,9 +1,9 @@
-"""Writes tests/testdata/original_checkpoint: tiny checkpoints by TensorFlow and google-research/bert itself.
+"""Writes tests/testdata/original_checkpoint: tiny checkpoints made by TensorFlow and google-research/bert.
 
     python tests/tools/make_original_checkpoint.py --scripts DIR_OF_ITS_SCRIPTS
 
-Needs TensorFlow and a copy of google-research/bert at its first release (fe35475), whose GELU is the exact one, so no
-test runs it. The graph is that code's; three functions of TensorFlow 1 that TensorFlow 2 has not are made here.
+It needs TensorFlow and a copy of google-research/bert at its first release (fe35475), whose GELU is exact, so no test
+runs it. The graph is built by that code; three functions of TensorFlow 1 that TensorFlow 2 lacks are defined here.
 """
 
 import argparse
@@ -53,13 +53,13 @@ def layer_norm(inputs, begin_norm_axis, begin_params_axis, scope):
 
 
 def value_of(variable) -> np.ndarray:
-    """Random by the variable's name."""
+    """Returns random values, seeded by the variable's name."""
     generator = np.random.default_rng(zlib.crc32(variable.op.name.encode()))
     return (0.3 * generator.standard_normal(variable.shape.as_list())).astype(variable.dtype.as_numpy_dtype)
 
 
 def saved(outputs: dict, name: str) -> dict[str, np.ndarray]:
-    """Gives the graph's variables their values, writes a checkpoint of them, and computes the outputs."""
+    """Assigns values to the graph's variables, writes a checkpoint of them, and computes the outputs."""
     step = tf.train.get_global_step()
     with tf.Session() as session:
         for variable in tf.global_variables():
@@ -75,7 +75,7 @@ def main() -> None:
     tf.disable_eager_execution()
     tf.layers = types.SimpleNamespace(dense=dense)
     tf.contrib = types.SimpleNamespace(layers=types.SimpleNamespace(layer_norm=layer_norm))
-    tf.flags = unittest.mock.MagicMock()  # which both scripts define
+    tf.flags = unittest.mock.MagicMock()  # both scripts define flags
     sys.modules |= {"tensorflow": tf, "optimization": types.ModuleType("optimization")}
     import modeling
     import run_pretraining
@@ -107,7 +107,7 @@ def main() -> None:
         "mlm_log_probs": masked,
         "next_sentence_log_probs": next_sentence,
     }
-    # What training leaves in a checkpoint beside the parameters.
+    # Training state that a checkpoint contains along with the parameters.
     tf.get_variable("bert/pooler/dense/bias/adam_m", [SIZES["hidden_size"]])
     tf.train.get_or_create_global_step()
     FOLDER.mkdir(exist_ok=True)

@@ -1,9 +1,9 @@
-"""Writes tests/testdata/original_bert: rows by google-research/bert itself, and what TensorFlow reads in them.
+"""Writes tests/testdata/original_bert: rows made by google-research/bert, and their content as read by TensorFlow.
 
     python tests/tools/make_original_tfrecord.py --script DIR_OF_create_pretraining_data.py
 
-Needs TensorFlow and a copy of google-research/bert, so no test runs it. The text is the beginning of chapters of the
-sample; the vocabulary is trained on it by data_prep.train_tokenizer.
+It needs TensorFlow and a copy of google-research/bert, so no test runs it. The text consists of the beginnings of
+chapters of the sample; data_prep.train_tokenizer trains the vocabulary on it.
 """
 
 import argparse
@@ -35,7 +35,7 @@ def main() -> None:
     text.write_text("\n\n".join("\n".join(chapter) for chapter in chapters[:CHAPTERS]) + "\n", encoding="utf-8")
     train_tokenizer.train([text], FOLDER / "vocab", vocab_size=600, lowercase=True)
     (FOLDER / "vocab" / "vocab.txt").rename(FOLDER / "vocab.txt")
-    sys.modules["tensorflow"] = tf.compat.v1  # the script is of 2018
+    sys.modules["tensorflow"] = tf.compat.v1  # the script was written for TensorFlow 1
     sys.path.insert(0, str(script))
     sys.argv[1:] = [
         f"--input_file={text}",
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def fields(path: Path) -> dict[str, np.ndarray]:
-    """What TensorFlow's own parser finds in the file."""
+    """Returns the content of the file according to TensorFlow's parser."""
     integers = dict.fromkeys(("input_ids", "input_mask", "segment_ids"), LENGTH)
     integers |= {"masked_lm_positions": PREDICTIONS, "masked_lm_ids": PREDICTIONS, "next_sentence_labels": 1}
     layout = {name: tf.io.FixedLenFeature([width], tf.int64) for name, width in integers.items()}

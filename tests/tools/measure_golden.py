@@ -1,9 +1,9 @@
-"""Prints how far bert_jax is from the golden arrays: the largest absolute difference by test and quantity, in Markdown.
+"""Prints the largest absolute difference from the golden arrays by test and quantity, as a Markdown table.
 
     python tests/tools/measure_golden.py [FILE.py ...]
 
-Runs tests/test_golden*.py (or the files named) as pytest does, and exits as it does; with the package's own Python,
-from the root of the repository. Needs no torch: the reference's arrays are in tests/testdata.
+Runs tests/test_golden*.py (or the given files) with pytest and exits with its code. Run it with the package's Python
+from the root of the repository. torch is not needed, since the reference's arrays are in tests/testdata.
 """
 
 import collections
@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 TESTS = Path(__file__).resolve().parent.parent
-# A comparison is of the first of these that its name holds.
+# The first of these that occurs in a comparison's name is its quantity.
 QUANTITIES = {"gradient": "gradients", "slope": "slopes", "hidden": "hidden states", "logits": "logits", "loss": "loss"}
 OTHERS = "values"
 
 
 class Measure:
-    """A pytest plugin that notes what golden.assert_close compares."""
+    """A pytest plugin that records what golden.assert_close compares."""
 
     def __init__(self) -> None:
         self.largest: dict[str, dict[str, float]] = collections.defaultdict(lambda: collections.defaultdict(float))
@@ -35,7 +35,7 @@ class Measure:
         def measured(got: object, wanted: np.ndarray, name: str) -> None:
             compare(got, wanted, name)
             found = float(np.abs(np.asarray(got) - np.asarray(wanted)).max(initial=0))
-            quantity = next((said for part, said in QUANTITIES.items() if part in name), OTHERS)
+            quantity = next((quantity for part, quantity in QUANTITIES.items() if part in name), OTHERS)
             of_test = self.largest[self.test]
             of_test[quantity] = max(of_test[quantity], found)
 

@@ -1,13 +1,13 @@
-"""What transformers says of texts with an exported folder, by its pipelines where it has one for the task.
+"""Prints the predictions of transformers for an exported folder, by its pipelines where it has one for the task.
 
 Run with a Python that has torch and transformers:
 
     python tests/tools/run_pipelines.py FOLDER INPUTS.json [FOLDER INPUTS.json ...]
 
 INPUTS.json holds a list of objects: text; text and text_pair; question and context; context and choices. Prints a JSON
-list a folder, an answer an input: label and score of a text, all scores too; of a tagger the label, score, start and
-end of every piece; of a question the answer that the logits make best; of choices the probability of each.
-Question answering and multiple choice have no pipeline in transformers 5, so their models run as they are.
+list per folder with one answer per input: label and score of a text, and all scores; for a tagger the label, score,
+start and end of every token; for a question the answer with the best logits; for choices the probability of each.
+Question answering and multiple choice have no pipeline in transformers 5, so their models are run directly.
 """
 
 import json
@@ -17,7 +17,7 @@ from typing import Any
 import torch
 import transformers
 
-MOST_PIECES = 30  # of an answer: as run_squad.py of google-research/bert
+MOST_PIECES = 30  # in an answer, as in run_squad.py of google-research/bert
 
 
 def classes(folder: str, inputs: list[dict]) -> list[Any]:
