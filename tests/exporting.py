@@ -1,4 +1,4 @@
-"""Exports compared with transformers, which a Python of its own runs: tests/tools/check_export.py."""
+"""Compares exports with transformers, which tests/tools/check_export.py runs in a separate environment."""
 
 import json
 import subprocess
@@ -28,19 +28,19 @@ SCRIPT = Path(__file__).parent / "tools" / "check_export.py"
 TEXT = "The cat sat on a mat, unwantable dogs."
 
 
-def our_outputs(loaded: LoadedModel, slots: int = 24) -> dict[str, np.ndarray]:
-    """What bert_jax gives on three random rows of several lengths, by the names of tests/tools/check_export.py.
+def our_outputs(loaded: LoadedModel, length: int = 24) -> dict[str, np.ndarray]:
+    """Returns the outputs for three random rows of different lengths, by the names of tests/tools/check_export.py.
 
-    Of a model with the head for multiple choice they are one question's choices.
+    For a multiple-choice model the rows are the choices of one question.
     """
     generator = np.random.default_rng(1)
-    slot = np.arange(slots, dtype=np.int32)
-    mask = (slot < np.array([slots, 5, 13])[:, None]).astype(np.int32)
+    position = np.arange(length, dtype=np.int32)
+    mask = (position < np.array([length, 5, 13])[:, None]).astype(np.int32)
     ids = generator.integers(5, loaded.model.vocab_size, mask.shape)
     ids = np.where(mask == 1, ids, loaded.tokenizer.pad_id).astype(np.int32)
-    segments = (slot >= 4).astype(np.int32) * mask
+    segments = (position >= 4).astype(np.int32) * mask
     none = np.zeros(3, np.float32)
-    batch = TaskBatch(ids, segments, mask, slot * mask, none, none)
+    batch = TaskBatch(ids, segments, mask, position * mask, none, none)
     heads, vocab_size = loaded.heads, loaded.model.vocab_size
 
     @jax.jit
@@ -78,7 +78,7 @@ def our_outputs(loaded: LoadedModel, slots: int = 24) -> dict[str, np.ndarray]:
 def assert_transformers_agrees(
     peer_python: str, exports: Sequence[tuple[Path, LoadedModel]], tolerance: float
 ) -> list[dict]:
-    """transformers loads each folder whole, and gives our outputs and the tokenizer's ids. Returns what it said."""
+    """Asserts that transformers loads each folder completely with equal outputs and ids; returns its reports."""
     arguments: list[str] = []
     for index, (folder, loaded) in enumerate(exports):
         outputs = folder.parent / f"{folder.name}-{index}.npz"

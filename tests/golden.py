@@ -1,4 +1,4 @@
-"""Opening the golden arrays of tests/testdata, and comparing with them.
+"""Opens the golden arrays of tests/testdata and compares with them.
 
 They come from tests/tools/make_golden*.py, which say what each file holds and how to refresh it.
 """
@@ -26,8 +26,8 @@ from bert_jax.tasks.example import TaskBatch
 
 TESTDATA = Path(__file__).parent / "testdata"
 TOLERANCE = 1e-5
-IGNORED = -100  # the reference's label for "no prediction here"
-# Between them the tests run both forms of the layer loop.
+IGNORED = -100  # the label that the reference's loss ignores
+# Together the tests cover both forms of the layer loop.
 UNROLLED, SCAN = Runtime(layer_loop="unrolled"), Runtime(layer_loop="scan")
 VOCABULARY_PATHS = {"embeddings/token/table", "mlm_head/bias", "mlm_head/output/table", "lm_head/output/table"}
 REFRESH = "not the reference; if the reference itself changed, refresh by tests/tools/make_golden*.py"
@@ -44,7 +44,7 @@ class Golden(NamedTuple):
         return self.arrays["inputs/attention_mask"] == 1
 
     def tensors(self, kind: str) -> dict[str, np.ndarray]:
-        """The `weights` or the `gradients`, by name."""
+        """Returns the `weights` or the `gradients` by name."""
         return _under(kind, self.arrays)
 
 
@@ -58,7 +58,7 @@ def read_arrays(name: str) -> dict[str, np.ndarray]:
 
 
 def open_golden(name: str, folder: Path) -> Golden:
-    """The reference model through the front door, as a Hugging Face folder; its tokenizer plays no part."""
+    """Opens the reference model as a Hugging Face folder; its tokenizer is not used."""
     arrays = read_arrays(name)
     safetensors.numpy.save_file(_under("weights", arrays), folder / "model.safetensors", metadata={"format": "pt"})
     (folder / "config.json").write_text(str(arrays["config"]))
@@ -67,7 +67,7 @@ def open_golden(name: str, folder: Path) -> Golden:
 
 
 def open_encoder(name: str, heads: Heads, folder: Path) -> Golden:
-    """A model whose file has our own parameter paths, with a vocabulary that is not padded."""
+    """Opens a model whose file has bert_jax's parameter paths and an unpadded vocabulary."""
     arrays = read_arrays(name)
     model = ModelConfig(**json.loads(str(arrays["config"])))
     params = _under("weights", arrays)
@@ -79,7 +79,7 @@ def open_encoder(name: str, heads: Heads, folder: Path) -> Golden:
 
 
 def pretraining_batch(arrays: dict[str, np.ndarray]) -> Batch:
-    """The reference's inputs as our batch: a slot is a prediction where the reference has a label."""
+    """Returns the reference's inputs as a batch; every position with a label is a prediction."""
     mask = arrays["inputs/attention_mask"].astype(np.int32)
     rows, length = mask.shape
     slots = np.broadcast_to(np.arange(length, dtype=np.int32), mask.shape)
@@ -100,7 +100,7 @@ def pretraining_batch(arrays: dict[str, np.ndarray]) -> Batch:
 
 
 def task_batch(arrays: dict[str, np.ndarray]) -> TaskBatch:
-    """The reference's inputs, and a label for each row where it has them."""
+    """Returns the reference's inputs, with a label for each row if it has labels."""
     mask = arrays["inputs/attention_mask"].astype(np.int32)
     labels = arrays.get("inputs/labels", np.zeros(len(mask))).astype(np.int32)
     weights = np.ones(len(mask), np.float32)
@@ -109,13 +109,13 @@ def task_batch(arrays: dict[str, np.ndarray]) -> TaskBatch:
 
 
 def _segments(arrays: dict[str, np.ndarray]) -> np.ndarray:
-    """All 0 for a reference that has none."""
+    """Returns zeros for a reference without token types."""
     none = np.zeros_like(arrays["inputs/input_ids"])
     return arrays.get("inputs/token_type_ids", none).astype(np.int32)
 
 
 def jit_once(function: Callable[..., Any]) -> Callable[..., Any]:
-    """jax.jit without LLVM's optimisations, half of the compilation of a program that runs once on tiny arrays."""
+    """jax.jit without LLVM's optimizations, which take half of the compilation of a program that runs once."""
     return jax.jit(function, compiler_options={"xla_backend_optimization_level": 0})
 
 

@@ -1,4 +1,4 @@
-"""Small random checkpoints for the tests of what reads and writes them."""
+"""Makes small random checkpoints for tests that read and write them."""
 
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ PRETRAINING = Heads(mlm=True, next_sentence=True, pooler=True)
 
 
 def write_vocabulary(folder: Path, size: int) -> None:
-    """A WordPiece vocabulary of some words, and as many more as the size asks for."""
+    """Writes a WordPiece vocabulary of some words, filled up to the size."""
     tokens = SPECIAL + WORDS
     tokens += [f"word{index}" for index in range(len(tokens), size)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -26,13 +26,13 @@ def write_vocabulary(folder: Path, size: int) -> None:
 
 
 def odd_config(**changes: Any) -> ModelConfig:
-    """Sizes that no two axes share."""
+    """Returns a configuration in which no two axes have the same size."""
     sizes = {"vocab_size": 131, "layers": 3, "width": 20, "heads": 4, "feed_forward": 28, "max_positions": 24}
     return ModelConfig(**(sizes | changes))
 
 
 def random_checkpoint(folder: Path, config: ModelConfig, heads: Heads = PRETRAINING, **known: object) -> LoadedModel:
-    """Random parameters, those of the vocabulary's padding 0 as everywhere; `folder` gets the vocabulary."""
+    """Returns random parameters, with zeros for the padding of the vocabulary; writes the vocabulary to `folder`."""
     write_vocabulary(folder, config.vocab_size)
     generator = np.random.default_rng(0)
     params = {
@@ -46,7 +46,7 @@ def random_checkpoint(folder: Path, config: ModelConfig, heads: Heads = PRETRAIN
 
 
 def assert_same_tensors(got: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> None:
-    """Equal in names, dtypes and every bit."""
+    """Asserts that names, dtypes and all bits are equal."""
     assert set(got) == set(wanted)
     for name, tensor in wanted.items():
         assert got[name].dtype == tensor.dtype, name

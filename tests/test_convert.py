@@ -1,4 +1,4 @@
-"""convert: a Hugging Face folder becomes a checkpoint with the same tensors, or nothing."""
+"""Tests that convert writes a checkpoint with the same tensors, or nothing."""
 
 import pytest
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
@@ -15,7 +15,7 @@ def folder(tmp_path):
     return tmp_path / "hf"
 
 
-def test_the_output_opens_as_the_input_does(tmp_path, folder, capsys):
+def test_the_output_opens_as_the_same_model(tmp_path, folder, capsys):
     convert.main(["--input", str(folder), "--output", str(tmp_path / "ours")])
     ours, theirs = open_checkpoint(tmp_path / "ours"), huggingface.read(folder)
     assert (ours.model, ours.heads, ours.task, ours.step) == (theirs.model, theirs.heads, theirs.task, 0)
@@ -24,7 +24,7 @@ def test_the_output_opens_as_the_input_does(tmp_path, folder, capsys):
     assert "3 layers x 20" in capsys.readouterr().out
 
 
-def test_an_output_that_exists_and_an_input_that_does_not_leave_nothing(tmp_path, folder):
+def test_an_existing_output_and_a_missing_input_write_nothing(tmp_path, folder):
     (tmp_path / "taken").mkdir()
     with pytest.raises(UserError, match="taken exists"):
         convert.main(["--input", str(folder), "--output", str(tmp_path / "taken")])

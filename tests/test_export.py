@@ -1,4 +1,4 @@
-"""export: a checkpoint leaves in another layout with the same tensors, or nothing."""
+"""Tests that export writes the same tensors in another format, or nothing."""
 
 import pytest
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
@@ -24,7 +24,7 @@ def workdir(tmp_path):
 
 
 @pytest.mark.parametrize("layout", ["hf", "orbax"])
-def test_an_export_opens_as_the_checkpoint_does(tmp_path, workdir, layout):
+def test_an_export_opens_as_the_same_model(tmp_path, workdir, layout):
     export.main(["--checkpoint", str(workdir), "--format", layout, "--output", str(tmp_path / "out")])
     before, after = open_checkpoint(workdir), open_checkpoint(tmp_path / "out")
     assert (after.model, after.heads) == (before.model, before.heads)
@@ -33,7 +33,7 @@ def test_an_export_opens_as_the_checkpoint_does(tmp_path, workdir, layout):
     assert after.tokenizer.content_hash == before.tokenizer.content_hash
 
 
-def test_the_model_card_says_what_is_known(tmp_path, workdir):
+def test_the_model_card_contains_what_is_known(tmp_path, workdir):
     export.export(workdir, tmp_path / "out")
     card = (tmp_path / "out" / "README.md").read_text()
     assert "`bad`, `good`" in card and "| metrics.accuracy.mean | 0.8125 |" in card
@@ -41,7 +41,7 @@ def test_the_model_card_says_what_is_known(tmp_path, workdir):
     assert "text-classification" in card and 'BertForSequenceClassification.from_pretrained("PATH")' in card
 
 
-def test_unknown_formats_taken_outputs_and_missing_checkpoints_leave_nothing(tmp_path, workdir):
+def test_unknown_formats_existing_outputs_and_missing_checkpoints_write_nothing(tmp_path, workdir):
     before = sorted(path.name for path in tmp_path.iterdir())
     for arguments, message in (
         (["--format", "onnx"], "unknown --format onnx; choose from hf, orbax, stablehlo"),

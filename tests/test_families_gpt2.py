@@ -1,4 +1,4 @@
-"""GPT-2's config.json and vocabulary, and every head out and in again."""
+"""Tests of GPT-2's config.json and vocabulary, and of export and import with every head."""
 
 import dataclasses
 import json
@@ -40,7 +40,7 @@ def gpt2(**changes):
 
 @pytest.mark.parametrize("architecture", CASES)
 @pytest.mark.parametrize("tied", [True, False])
-def test_exported_and_read_again_everything_is_the_same(tmp_path, architecture, tied):
+def test_export_and_import_preserve_everything(tmp_path, architecture, tied):
     heads, task = CASES[architecture]
     loaded = random_checkpoint(tmp_path / "words", gpt2(tied_output=tied), heads, task=task)
     huggingface.write(loaded, tmp_path / "out")
@@ -52,8 +52,8 @@ def test_exported_and_read_again_everything_is_the_same(tmp_path, architecture, 
     assert ("lm_head.weight" in tensors) == (heads.lm and not tied)
 
 
-def test_files_as_they_were_published_are_read(tmp_path):
-    """Names without a prefix though there is a head, the causal mask among the tensors, and the output table again."""
+def test_files_in_the_published_form_are_read(tmp_path):
+    """Published files have no prefix despite a head, contain the causal mask, and repeat the output table."""
     first = open_golden("gpt2", tmp_path).loaded
     tensors = safetensors.numpy.load_file(tmp_path / "model.safetensors")
     bare = {name.removeprefix("transformer."): value for name, value in tensors.items()}
@@ -66,7 +66,7 @@ def test_files_as_they_were_published_are_read(tmp_path):
     assert_same_tensors(again.params, first.params)
 
 
-def test_an_inner_width_that_is_not_given_is_four_widths(tmp_path):
+def test_the_inner_width_defaults_to_four_times_the_width(tmp_path):
     loaded = random_checkpoint(tmp_path / "words", gpt2(feed_forward=80), Heads(lm=True))
     huggingface.write(loaded, tmp_path / "out")
     values = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -105,7 +105,7 @@ def test_unsupported_fields_are_named(tmp_path):
 
 
 def write_vocabulary(folder, settings, left_out=("<s>", "<pad>", "</s>", "<unk>", "<mask>")) -> tokenizer.Tokenizer:
-    """Letters, a few merges, and GPT-2's special token in the place of RoBERTa's."""
+    """Writes letters, a few merges, and GPT-2's special token in place of RoBERTa's."""
     file = byte_pairs(folder, ["t h", "th e"]) / "vocab.json"
     tokens = [token for token in json.loads(file.read_text()) if token not in left_out]
     file.write_text(json.dumps({token: index for index, token in enumerate([*tokens, END])}))
@@ -114,7 +114,7 @@ def write_vocabulary(folder, settings, left_out=("<s>", "<pad>", "</s>", "<unk>"
 
 
 @pytest.mark.parametrize("settings", [{}, {"bos_token": END, "eos_token": END, "unk_token": END}])
-def test_its_one_special_token_plays_every_part(tmp_path, settings):
+def test_one_special_token_serves_every_role(tmp_path, settings):
     words = write_vocabulary(tmp_path / "words", settings)
     end = words.id_of(END)
     assert {words.pad_id, words.unk_id, words.cls_id, words.sep_id, words.mask_id} == {end}
@@ -125,13 +125,13 @@ def test_its_one_special_token_plays_every_part(tmp_path, settings):
     assert huggingface.read(tmp_path / "out").tokenizer.content_hash == words.content_hash
 
 
-def test_a_padding_token_that_a_user_added_is_padding(tmp_path):
+def test_an_added_padding_token_is_used_for_padding(tmp_path):
     left_out = ("<s>", "</s>", "<unk>", "<mask>")
     words = write_vocabulary(tmp_path, {"eos_token": END, "pad_token": "<pad>"}, left_out)
     assert (words.pad_id, words.sep_id) == (words.id_of("<pad>"), words.id_of(END))
 
 
-def test_its_vocabulary_serves_causal_models_and_no_others(tmp_path):
+def test_the_vocabulary_serves_causal_models_only(tmp_path):
     write_vocabulary(tmp_path / "words", {})
     letters = np.random.default_rng(0).choice(list("abcdefgh    "), (40, 60))
     (tmp_path / "text.txt").write_text("\n\n".join("".join(line) for line in letters))
@@ -148,7 +148,7 @@ def test_its_vocabulary_serves_causal_models_and_no_others(tmp_path):
         pretrain(config, tmp_path / "run")
 
 
-def test_a_class_is_not_read_from_a_first_token_that_sees_nothing_else(tmp_path):
+def test_classifying_by_the_first_token_of_a_causal_model_is_refused(tmp_path):
     huggingface.write(random_checkpoint(tmp_path / "words", gpt2(), Heads(lm=True)), tmp_path / "gpt2")
     (tmp_path / "train.tsv").write_text("text\tlabel\nthe cat\tx\na mat\ty\n")
     files = {"train": str(tmp_path / "train.tsv"), "dev": str(tmp_path / "train.tsv")}

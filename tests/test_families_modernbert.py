@@ -1,4 +1,4 @@
-"""ModernBERT's config.json, old and new, and every head out and in again."""
+"""Tests of ModernBERT's config.json in old and new versions, and of export and import with every head."""
 
 import dataclasses
 import json
@@ -33,7 +33,7 @@ def modernbert(**changes):
     return odd_config(**(SIZES | ROTATIONS | ALWAYS | {"bias": False} | changes))
 
 
-def test_the_architecture_is_read_of_the_fields_of_version_5(tmp_path):
+def test_the_architecture_is_read_from_the_fields_of_version_5(tmp_path):
     model = open_golden("modernbert_mlm", tmp_path).loaded.model
     assert (model.window, model.global_every) == (4, 3)
     assert (model.rotary_base, model.rotary_base_local) == (160_000.0, 10_000.0)
@@ -41,13 +41,13 @@ def test_the_architecture_is_read_of_the_fields_of_version_5(tmp_path):
 
 
 def change_config(folder, changes) -> None:
-    """Sets fields of config.json; those of None are taken out."""
+    """Sets fields of config.json; None removes one."""
     values = json.loads((folder / "config.json").read_text()) | changes
     kept = {name: value for name, value in values.items() if value is not None}
     (folder / "config.json").write_text(json.dumps(kept))
 
 
-NEW = {"layer_types": None, "rope_parameters": None}  # what version 5 has in their place is taken out
+NEW = {"layer_types": None, "rope_parameters": None}  # removes the fields that version 5 introduced
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ NEW = {"layer_types": None, "rope_parameters": None}  # what version 5 has in th
         ({"hidden_activation": "quick_gelu", "classifier_activation": "quick_gelu"}, {"activation": "gelu_sigmoid"}),
     ],
 )
-def test_other_spellings_of_an_architecture_are_read(tmp_path, changes, read):
+def test_equivalent_configurations_are_read(tmp_path, changes, read):
     first = open_golden("modernbert_mlm", tmp_path).loaded
     change_config(tmp_path, changes)
     again = huggingface.read(tmp_path)
@@ -114,12 +114,12 @@ def test_an_unsupported_field_is_named(tmp_path, changes, message):
 
 @pytest.mark.parametrize("architecture", CASES)
 @pytest.mark.parametrize("tied", [True, False])
-def test_exported_and_read_again_everything_is_the_same(tmp_path, architecture, tied):
+def test_export_and_import_preserve_everything(tmp_path, architecture, tied):
     heads, task = CASES[architecture]
     loaded = random_checkpoint(tmp_path / "words", modernbert(tied_output=tied, bias=not tied), heads, task=task)
     for path, without in (("encoder/layers/attention_norm/scale", 1), ("encoder/layers/attention_norm/bias", 0)):
         if path in loaded.params:
-            loaded.params[path][0] = without  # nothing reads it, and no file holds it
+            loaded.params[path][0] = without  # never read, and in no file
     huggingface.write(loaded, tmp_path / "out")
     again = huggingface.read(tmp_path / "out")
     assert (again.model, again.heads) == (loaded.model, loaded.heads)
@@ -133,9 +133,9 @@ def test_exported_and_read_again_everything_is_the_same(tmp_path, architecture, 
 def test_unsupported_fields_are_named(tmp_path):
     def refused(heads=Heads(), **changes):  # noqa: B008 (frozen)
         loaded = random_checkpoint(tmp_path / "words", modernbert(**changes), heads)
-        with pytest.raises(UserError) as told:
+        with pytest.raises(UserError) as raised:
             huggingface.write(loaded, tmp_path / "out")
-        return str(told.value)
+        return str(raised.value)
 
     assert "ModernBERT, except for norm='pre'" in refused(norm="pre")
     assert "ModernBERT, except for causal=True" in refused(causal=True)
@@ -143,7 +143,7 @@ def test_unsupported_fields_are_named(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_window_of_all_layers_and_none_come_back(tmp_path):
+def test_windows_in_all_layers_and_in_none_survive_export(tmp_path):
     for index, changes in enumerate(({"window": 0, "global_every": 1}, {"global_every": 4}, {"global_every": 9})):
         loaded = random_checkpoint(tmp_path / "words", modernbert(**changes), Heads())
         huggingface.write(loaded, tmp_path / str(index))

@@ -103,7 +103,7 @@ def test_task_heads_equal_the_reference(tmp_path, name, kind):
 
 
 @pytest.mark.parametrize("name", ["pretraining", "classification", "tagging"])
-def test_exported_again_the_tensors_are_the_reference_s_own(tmp_path, name):
+def test_exported_tensors_equal_those_of_the_reference(tmp_path, name):
     (tmp_path / "in").mkdir()
     golden = open_golden(f"bert_{name}", tmp_path / "in")
     huggingface.write(golden.loaded, tmp_path / "out")

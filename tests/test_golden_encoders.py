@@ -1,4 +1,4 @@
-"""Law 6 for architectures without a Hugging Face layout of ours: the reference's hidden states, logits, gradients.
+"""Tests of law 6 for architectures without a Hugging Face format: hidden states, logits and gradients.
 
 The reference arrays in tests/testdata come from tests/tools/make_golden_encoders.py, which says what each file is of.
 To refresh them, run it as its docstring says and copy its output there.
@@ -62,7 +62,7 @@ def test_an_architecture_equals_the_reference(tmp_path, name):
 
 
 def test_gpt_equals_the_reference(tmp_path):
-    """The first GPT, whose norms come after, as BERT's do."""
+    """The first GPT is causal with post-norm layers, like BERT's."""
     heads = Heads(lm=True)
     golden = open_encoder("gpt", heads, tmp_path)
     model_config, batch, real = golden.loaded.model, pretraining_batch(golden.arrays), golden.real()
@@ -99,7 +99,7 @@ def assert_gradients_equal(golden: Golden, gradients: dict) -> None:
 
 
 @pytest.mark.parametrize("base", [160_000.0, 10_000.0])
-def test_rotations_are_the_reference_s_to_the_last_bit(base):
+def test_rotations_equal_those_of_the_reference_exactly(base):
     wanted = read_arrays("rotations")[f"{base:.0f}"]
     np.testing.assert_array_equal(rotation_speeds(2 * len(wanted), base), wanted)
 

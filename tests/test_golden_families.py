@@ -1,4 +1,4 @@
-"""Law 6 for ModernBERT and GPT-2: hidden states, logits, the loss and its gradients, and the tensors exported again.
+"""Tests of law 6 for ModernBERT and GPT-2: hidden states, logits, loss, gradients and exported tensors.
 
 The reference arrays in tests/testdata come from tests/tools/make_golden_families.py. To refresh them, run it as its
 docstring says and copy its output there.
@@ -34,13 +34,13 @@ from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.task import Task
 from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, total_loss
 
-# How the layers are looped where there are gradients to compare.
+# The layer loop of the cases with gradients.
 STEPS = {"modernbert_mlm": SCAN, "modernbert_mean": UNROLLED, "gpt2": UNROLLED}
 LOGITS = ("modernbert_cls", "modernbert_tagging")
 
 
 def parts_of(golden: Golden):
-    """The objective and the batch of a reference, and how our outputs give its logits."""
+    """Returns the objective and the batch of a reference, and the function from bert_jax's outputs to its logits."""
     heads = golden.loaded.heads
     if heads.classes or heads.tags:
         kind = "tagging" if heads.tags else "classification"
@@ -110,7 +110,7 @@ def test_a_step_equals_the_reference(tmp_path, name):
 
 
 @pytest.mark.parametrize("name", [*STEPS, *LOGITS])
-def test_exported_again_the_tensors_are_the_reference_s_own(tmp_path, name):
+def test_exported_tensors_equal_those_of_the_reference(tmp_path, name):
     (tmp_path / "in").mkdir()
     golden = open_golden(name, tmp_path / "in")
     huggingface.write(golden.loaded, tmp_path / "out")

@@ -25,7 +25,7 @@ from bert_jax.model.bert import bind
 from bert_jax.model.head_outputs import answer_logits, class_logits, pooled_vectors, tag_logits, vocabulary_logits
 from bert_jax.tasks.example import TaskBatch
 
-# How the layers are looped: between them the tests run both forms.
+# The layer loop of each case; together they cover both forms.
 GOLDEN = {
     "roberta_masked_lm": UNROLLED,
     "roberta_tagging": SCAN,
@@ -38,7 +38,7 @@ GOLDEN = {
 
 
 def batch_of(arrays: dict[str, np.ndarray]) -> TaskBatch:
-    """The reference's inputs; the choices of all questions one after the other."""
+    """Returns the reference's inputs, with the choices of all questions in sequence."""
     length = arrays["inputs/input_ids"].shape[-1]
     ids, mask = (
         arrays[f"inputs/{name}"].reshape(-1, length).astype(np.int32) for name in ("input_ids", "attention_mask")
@@ -49,7 +49,7 @@ def batch_of(arrays: dict[str, np.ndarray]) -> TaskBatch:
 
 
 def logits_of(heads, model, last) -> dict[str, jax.Array]:
-    """What the reference calls its logits, by its names."""
+    """Returns the logits by the names of the reference."""
     if heads.mlm:
         return {"logits": vocabulary_logits(model, last)[..., : model.config.vocab_size]}
     if heads.tags:
@@ -62,7 +62,7 @@ def logits_of(heads, model, last) -> dict[str, jax.Array]:
 
 
 def loss_of(logits: dict[str, jax.Array], arrays: dict[str, np.ndarray]) -> jax.Array:
-    """The reference's loss: the mean cross-entropy of what has a label, of an answer's two ends the mean."""
+    """Returns the reference's loss: the mean cross-entropy of labelled positions; for answers the mean of both ends."""
     truths = {"logits": "labels", "start_logits": "start_positions", "end_logits": "end_positions"}
     losses = []
     for name, values in logits.items():
@@ -116,7 +116,7 @@ def family_of(arrays: dict[str, np.ndarray]):
 
 
 @pytest.mark.parametrize("name", GOLDEN)
-def test_exported_again_the_tensors_are_the_reference_s_own(tmp_path, sample_text, name):
+def test_exported_tensors_equal_those_of_the_reference(tmp_path, sample_text, name):
     (tmp_path / "in").mkdir()
     golden = open_golden(name, tmp_path / "in")
     loaded = dataclasses.replace(golden.loaded, tokenizer=words_of(name, tmp_path / "words", sample_text))
@@ -128,7 +128,7 @@ def test_exported_again_the_tensors_are_the_reference_s_own(tmp_path, sample_tex
 
 
 def words_of(name: str, folder: Path, sample_text: Path) -> tokenizer.Tokenizer:
-    """A tokenizer of the kind that the family has, with its ids of special tokens."""
+    """Returns a tokenizer of the family's kind with the family's special ids."""
     if name.startswith("bert"):
         write_vocabulary(folder, 40)
     elif name.startswith("roberta"):

@@ -1,4 +1,4 @@
-"""The Hugging Face layout: out and in again is the same, and what cannot be read is said by name."""
+"""Tests that Hugging Face folders survive export and import, and that errors name the field or the tensor."""
 
 import dataclasses
 import json
@@ -56,14 +56,14 @@ def change_config(folder: Path, **changes: object) -> None:
 
 
 def change_tensors(folder: Path, change) -> None:
-    """Writes the weights again after change(tensors), in place or as a new dict."""
+    """Rewrites the weights after change(tensors), which changes them in place or returns a new dict."""
     tensors = safetensors.numpy.load_file(folder / "model.safetensors")
     tensors = change(tensors) or tensors
     safetensors.numpy.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 @pytest.mark.parametrize("architecture", CASES)
-def test_exported_and_read_again_everything_is_the_same(tmp_path, architecture):
+def test_export_and_import_preserve_everything(tmp_path, architecture):
     loaded, folder = export(tmp_path, architecture)
     again = huggingface.read(folder)
     assert again.model == loaded.model and again.heads == loaded.heads
@@ -89,7 +89,7 @@ def test_the_table_covers_every_parameter_of_every_head():
         ) - (256 - config.vocab_size) * (config.width * 1 + heads.mlm)
 
 
-def test_the_padding_of_the_vocabulary_is_cut_and_comes_back_as_zeros(tmp_path):
+def test_vocabulary_padding_is_removed_and_restored_as_zeros(tmp_path):
     _, folder = export(tmp_path, "BertForPreTraining")
     tensors = safetensors.numpy.load_file(folder / "model.safetensors")
     assert tensors["bert.embeddings.word_embeddings.weight"].shape == (131, 20)
@@ -98,7 +98,7 @@ def test_the_padding_of_the_vocabulary_is_cut_and_comes_back_as_zeros(tmp_path):
     assert table.shape == (256, 20) and not table[131:].any()
 
 
-def test_older_spellings_of_the_same_weights_are_read(tmp_path):
+def test_legacy_tensor_names_are_read(tmp_path):
     loaded, folder = export(tmp_path, "BertForPreTraining")
 
     def respell(tensors):
@@ -119,14 +119,14 @@ def test_older_spellings_of_the_same_weights_are_read(tmp_path):
     assert_same_tensors(again.params, loaded.params)
 
 
-def test_a_base_model_s_names_may_carry_the_prefix(tmp_path):
+def test_base_model_names_may_have_the_prefix(tmp_path):
     loaded, folder = export(tmp_path, "BertModel")
     change_tensors(folder, lambda tensors: {f"bert.{name}": value for name, value in tensors.items()})
     assert_same_tensors(huggingface.read(folder).params, loaded.params)
 
 
 @pytest.mark.parametrize("kind", ["wordpiece_uncased", "bpe", "unigram", "unigram_albert", "sentencepiece_bpe"])
-def test_the_exported_tokenizer_makes_the_rows_of_the_model(tmp_path, sample_text, kind):
+def test_the_exported_tokenizer_builds_the_rows_of_the_model(tmp_path, sample_text, kind):
     folder = tmp_path / "vocabulary"
     make(kind, sample_text.read_text(encoding="utf-8").split("\n"), folder)
     words = tokenizer.load(folder)
@@ -140,7 +140,7 @@ def test_the_exported_tokenizer_makes_the_rows_of_the_model(tmp_path, sample_tex
     assert theirs.type_ids == rows.batch(np.array([0]), len(theirs.ids)).segment_ids[0].tolist()
     assert [theirs.tokens[0], theirs.tokens[-1]] == [words.roles.cls_token, words.roles.sep_token]
     said = json.loads((tmp_path / "out" / "tokenizer_config.json").read_text())
-    if said["tokenizer_class"] == "PreTrainedTokenizerFast":  # which gives no types unless it is told to
+    if said["tokenizer_class"] == "PreTrainedTokenizerFast":  # it gives no token types by default
         assert "token_type_ids" in said["model_input_names"]
     else:
         assert said["tokenizer_class"] in ("BertTokenizer", "AlbertTokenizer")
@@ -148,7 +148,7 @@ def test_the_exported_tokenizer_makes_the_rows_of_the_model(tmp_path, sample_tex
 
 
 @pytest.mark.parametrize("types", [1, 2])
-def test_the_exported_tokenizer_of_a_model_of_questions_makes_their_rows(tmp_path, types):
+def test_the_exported_tokenizer_of_a_question_model_builds_its_rows(tmp_path, types):
     words = tokenizer.load(byte_pairs(tmp_path / "vocabulary", []))
     model = odd_config(vocab_size=words.vocab_size, layers=1, segment_types=types)
     loaded = random_checkpoint(tmp_path / "other", model, Heads(question=True))
@@ -163,7 +163,7 @@ def test_the_exported_tokenizer_of_a_model_of_questions_makes_their_rows(tmp_pat
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
-def test_half_precision_is_widened_without_a_change_of_value(tmp_path, dtype):
+def test_half_precision_is_widened_exactly(tmp_path, dtype):
     _, folder = export(tmp_path, "BertModel")
     change_tensors(folder, lambda tensors: {name: value.astype(dtype) for name, value in tensors.items()})
     narrow = safetensors.numpy.load_file(folder / "model.safetensors")["pooler.dense.bias"]
@@ -336,7 +336,7 @@ def test_export_overwrites_nothing_and_leaves_no_partial_output(tmp_path):
     (tmp_path / "new.incomplete" / "left").touch()
     with pytest.raises(UserError, match="exists and is no unfinished output"):
         huggingface.write(loaded, tmp_path / "new")
-    (tmp_path / "new.incomplete" / MARKER).touch()  # as a killed writer leaves it
+    (tmp_path / "new.incomplete" / MARKER).touch()  # a killed writer leaves the marker
     huggingface.write(loaded, tmp_path / "new")
     assert not (tmp_path / "new" / "left").exists()
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".incomplete") or path.name == "both_out"]

@@ -1,4 +1,4 @@
-"""The Hugging Face layout of BERT's relatives: out and in again is the same; what no layout holds is said by field."""
+"""Tests of the Hugging Face formats of BERT's relatives: export, import, and errors that name the field."""
 
 import dataclasses
 import json
@@ -41,7 +41,7 @@ def change_config(folder: Path, **changes: object) -> None:
 
 
 @pytest.mark.parametrize("ending", HEADS)
-def test_roberta_exported_and_read_again_is_the_same(tmp_path, ending):
+def test_export_and_import_preserve_roberta(tmp_path, ending):
     loaded = byte_pair_model(tmp_path, HEADS[ending])
     huggingface.write(loaded, tmp_path / "out")
     values = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -57,7 +57,7 @@ def test_roberta_exported_and_read_again_is_the_same(tmp_path, ending):
     assert describe(loaded).startswith("RoBERTa, 3 layers x 20")
 
 
-def test_a_sentencepiece_vocabulary_makes_it_xlm_roberta(tmp_path, sample_text):
+def test_a_model_with_a_sentencepiece_vocabulary_is_exported_as_xlm_roberta(tmp_path, sample_text):
     make("unigram", sample_text.read_text(encoding="utf-8").split("\n"), tmp_path / "words")
     words = tokenizer.load(tmp_path / "words")
     config = dataclasses.replace(ROBERTA, vocab_size=words.vocab_size)
@@ -83,7 +83,7 @@ def test_a_model_without_segments_gets_rows_without_token_types(tmp_path):
         words = loaded.tokenizer
         assert not any(pair.type_ids) and pair.ids.count(words.sep_id) == 1 + words.pair_separators
         settings = json.loads((tmp_path / f"{kind}_out" / "tokenizer_config.json").read_text())
-        if settings["tokenizer_class"] != "RobertaTokenizer":  # which makes none by itself
+        if settings["tokenizer_class"] != "RobertaTokenizer":  # this class gives none by default
             assert settings["model_input_names"] == ["input_ids", "attention_mask"]
 
 

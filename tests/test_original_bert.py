@@ -1,4 +1,4 @@
-"""Google's own checkpoints, read without TensorFlow: equal in their outputs to google-research/bert.
+"""Tests that Google's checkpoints, read without TensorFlow, give the outputs of google-research/bert.
 
 The checkpoint and its outputs are by tests/tools/make_original_checkpoint.py.
 """
@@ -34,7 +34,7 @@ def folder(tmp_path):
     return Path(shutil.copytree(ORIGINAL, tmp_path / "original", ignore=kept_out))
 
 
-def test_every_tensor_is_what_tensorflow_was_given():
+def test_every_tensor_equals_the_one_that_tensorflow_wrote():
     bundle = TensorBundle(ORIGINAL / "bert_model.ckpt")
     assert "bert/pooler/dense/bias/adam_m" in bundle and "bert/embeddings/LayerNorm/gamma" in bundle
     for name in bundle:
@@ -53,7 +53,7 @@ def wanted():
 
 
 def encoded(loaded, wanted, outputs):
-    """outputs(model, hidden states of every layer), of the model over the batch that the original code was given."""
+    """Returns outputs(model, hidden states of every layer) for the batch of the original code."""
     real = jax.numpy.asarray(wanted["attention_mask"])
     ids, segments = (jax.numpy.asarray(wanted[name]) for name in ("input_ids", "segment_ids"))
     positions = jax.numpy.arange(real.shape[1])[None] * real
@@ -68,7 +68,7 @@ def encoded(loaded, wanted, outputs):
     return run(paths.unflatten(loaded.params), batch)
 
 
-def test_hidden_states_and_heads_equal_those_of_the_original_code(wanted):
+def test_hidden_states_and_heads_equal_the_original_code(wanted):
     loaded = original_bert.read(ORIGINAL)
     assert loaded.heads == PRETRAINING and loaded.tokenizer.vocab_size == loaded.model.vocab_size
 
@@ -89,7 +89,7 @@ def test_hidden_states_and_heads_equal_those_of_the_original_code(wanted):
         np.testing.assert_allclose(ours, theirs, atol=1e-5, err_msg=name)
 
 
-def test_answers_of_a_checkpoint_of_run_squad_are_those_of_the_original_code(wanted):
+def test_answer_logits_of_a_run_squad_checkpoint_equal_the_original_code(wanted):
     loaded = original_bert.read(ORIGINAL / "squad.ckpt")
     assert loaded.heads == Heads(question=True, pooler=True)
     got = encoded(loaded, wanted, lambda model, hidden: answer_logits(model, hidden[-1]))
@@ -97,14 +97,14 @@ def test_answers_of_a_checkpoint_of_run_squad_are_those_of_the_original_code(wan
     np.testing.assert_allclose(np.asarray(got)[rows], wanted["answer_logits"][rows], atol=1e-5)
 
 
-def test_convert_takes_the_folder_or_a_checkpoint_in_it(tmp_path, folder, capsys):
+def test_convert_accepts_the_folder_and_a_checkpoint_prefix(tmp_path, folder, capsys):
     convert.main(["--input", str(folder), "--output", str(tmp_path / "ours")])
     assert "2 layers x 12" in capsys.readouterr().out
     read = original_bert.read(folder)
     assert_same_tensors(open_checkpoint(tmp_path / "ours").params, read.params)
     for file in folder.glob("bert_model.ckpt.*"):
         file.rename(file.with_name(file.name.replace("bert_model.ckpt", "model.ckpt-1000")))
-    assert_same_tensors(original_bert.read(folder).params, read.params)  # the only one there
+    assert_same_tensors(original_bert.read(folder).params, read.params)  # the only checkpoint left
     shutil.copy(folder / "model.ckpt-1000.index", folder / "model.ckpt-2000.index")
     assert_same_tensors(original_bert.read(folder / "model.ckpt-1000").params, read.params)
     with pytest.raises(UserError, match=r"holds 2 checkpoints\. Give one of them, such as .*model\.ckpt-2000"):

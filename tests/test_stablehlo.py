@@ -1,4 +1,4 @@
-"""Programs in StableHLO give what the model gives, for any batch and length, without the model's code."""
+"""Tests that StableHLO programs equal the model for any batch size and length, and run without this package."""
 
 import json
 import re
@@ -32,7 +32,7 @@ from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import texts
 
-WITHOUT_OUR_CODE = """
+WITHOUT_BERT_JAX = """
 import sys
 
 class Refuse:
@@ -45,7 +45,7 @@ sys.meta_path.insert(0, Refuse())
 
 @pytest.fixture(autouse=True)
 def symbolic_sizes(monkeypatch):
-    """Signatures say int of a number of rows; that of a program is symbolic."""
+    """Disables checks of int arguments, since the number of rows of a program is symbolic."""
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
@@ -58,7 +58,7 @@ def rows_of(loaded, lengths, slots):
 
 
 def outputs_of_the_model(loaded, inputs):
-    """As the model computes them, in rows as the commands lay them."""
+    """Returns the model's outputs for rows as the commands build them."""
     real = inputs["attention_mask"]
     positions = np.arange(real.shape[1], dtype=np.int32) * real
 
@@ -123,13 +123,13 @@ def test_programs_equal_the_model_for_any_batch_and_length(tmp_path):
         programs["hidden_states"].call(parameters, rows_of(loaded, [25], 25))
 
 
-def test_the_program_in_the_readme_runs_where_this_package_is_not(tmp_path):
+def test_the_program_in_the_readme_runs_without_this_package(tmp_path):
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), Heads(pooler=True, classes=3))
     stablehlo.write(loaded, tmp_path / "out")
     [shown] = re.findall(r"```python\n(.*?)```", (tmp_path / "out" / "README.md").read_text(), re.DOTALL)
     shown = shown.replace("Some text.", "the cat sat unwantable") + "print(outputs['class_logits'].tolist())\n"
     run = subprocess.run(
-        [sys.executable, "-c", WITHOUT_OUR_CODE + shown], cwd=tmp_path / "out", capture_output=True, text=True
+        [sys.executable, "-c", WITHOUT_BERT_JAX + shown], cwd=tmp_path / "out", capture_output=True, text=True
     )
     assert run.returncode == 0, run.stderr
     shapes, logits = run.stdout.splitlines()
@@ -140,7 +140,7 @@ def test_the_program_in_the_readme_runs_where_this_package_is_not(tmp_path):
     np.testing.assert_allclose(json.loads(logits), outputs_of_the_model(loaded, inputs)["class_logits"], atol=1e-5)
 
 
-def test_the_pooled_vector_is_what_the_classes_are_read_of(tmp_path):
+def test_the_pooled_vector_is_the_input_of_the_classifier(tmp_path):
     heads = Heads(pooling="mean", pooler=True, classes=3)
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), heads)
     stablehlo.write(loaded, tmp_path / "out")
@@ -162,7 +162,7 @@ def test_relations_are_refused(tmp_path):
 
 
 @pytest.mark.slow
-def test_chains_and_spans(tmp_path):
+def test_programs_of_crfs_and_spans_equal_the_model(tmp_path):
     heads = Heads(tags=4, crf=True, spans=SpanHeads(length=3, classes=2))
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), heads)
     stablehlo.write(loaded, tmp_path / "out")
@@ -191,7 +191,7 @@ def test_chains_and_spans(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_programs_of_every_family(tmp_path, family):
+def test_programs_of_every_family_equal_the_model(tmp_path, family):
     config = FAMILIES[family]
     heads = Heads(mlm=not config.causal, lm=config.causal, pooler=True, next_sentence=True, tags=4, question=True)
     loaded = random_checkpoint(tmp_path / "vocabulary", config, heads)
