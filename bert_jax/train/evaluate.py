@@ -41,6 +41,10 @@ def make_evaluator(
 
 
 def finite_means(terms: Terms, counts: Counts) -> dict[str, float]:
-    """`objectives.means` of totals, without the metrics of a term whose count is 0."""
+    """`objectives.means` of totals, without the metrics of a term whose count is 0.
+
+    The loss comes first and the others follow by name: the order of the keys in logs, checkpoints and on the screen.
+    """
     metrics = {name: float(value) for name, value in means(terms, counts).items()}
-    return {name: value for name, value in metrics.items() if not np.isnan(value)}
+    ordered = sorted(metrics, key=lambda name: (name != "loss", name))
+    return {name: metrics[name] for name in ordered if not np.isnan(metrics[name])}
