@@ -1,4 +1,4 @@
-"""How far a long job is: on a terminal a bar, elsewhere a plain line now and then, both on stderr."""
+"""Progress of a long job, on stderr: a bar on a terminal, else a line from time to time."""
 
 import sys
 import time
@@ -14,10 +14,10 @@ _SECONDS_BETWEEN_UPDATES = 0.5
 
 
 class Reporter:
-    """Shows how far a long job is while its `with` block runs: share done, rates, memory of all processes, time left.
+    """Shows the progress of a job while its `with` block runs: share, rates, memory of all processes, time left.
 
-    `total` is what `update` counts up to, and `rates` name the amounts that it is told: "MB" is shown as MB/s. On a
-    terminal a bar; elsewhere a plain line four times a minute; with quiet=True nothing.
+    `total` is what `update` counts up to, and `rates` name the amounts that it gets: "MB" is shown as MB/s. On a
+    terminal it is a bar, else a line four times a minute; with quiet=True there is no output.
     """
 
     def __init__(self, job: str, total: int | float, rates: Sequence[str], quiet: bool = False) -> None:
@@ -33,7 +33,7 @@ class Reporter:
         if not quiet and sys.stderr.isatty():
             self._interval = _SECONDS_BETWEEN_UPDATES
             self._bar = _new_bar()
-            self._task = self._bar.add_task(job, total=self._total, told="")
+            self._task = self._bar.add_task(job, total=self._total, status="")
 
     def __enter__(self) -> "Reporter":
         if self._bar:
@@ -59,25 +59,25 @@ class Reporter:
         self.update(self._done, *self._amounts)
 
     def update(self, done: int | float, *amounts: int | float) -> None:
-        """Takes note of how much of the total is done, and of the amounts so far; cheap enough for every document."""
+        """Sets how much of the total is done, and the amounts so far; cheap enough to call for every document."""
         now = time.monotonic()
         if self._quiet or now - self._last_shown < self._interval:
             return
         self._last_shown = now
         seconds = max(now - self._started, 1e-3)
         speeds = (f"{_short(amount / seconds)} {name}/s" for name, amount in zip(self._rates, amounts, strict=True))
-        told = "  ".join([*speeds, f"{_memory() / 1e6:.0f} MB of memory"])
+        status = "  ".join([*speeds, f"{_memory() / 1e6:.0f} MB of memory"])
         if self._bar:
-            self._bar.update(self._task, completed=done, told=told)
+            self._bar.update(self._task, completed=done, status=status)
         else:
             share = min(done / self._total, 1.0)
-            left = f"{seconds * (1 - share) / share:.0f} s left" if share else "no telling how long"
-            print(f"{self._job}: {share:6.1%}  {told}  {left}", file=sys.stderr, flush=True)
+            left = f"{seconds * (1 - share) / share:.0f} s left" if share else "time left unknown"
+            print(f"{self._job}: {share:6.1%}  {status}  {left}", file=sys.stderr, flush=True)
 
 
 def _memory() -> int:
-    """Resident bytes of this process and its workers, now."""
-    import psutil  # some 8 ms, which a short job need not wait
+    """Resident bytes of this process and its workers."""
+    import psutil  # takes 8 ms, which short jobs avoid
 
     here, total = psutil.Process(), 0
     for process in [here, *here.children(recursive=True)]:
@@ -89,12 +89,12 @@ def _memory() -> int:
 
 
 def _new_bar() -> "Progress":
-    # Some 50 ms, which programs without a terminal need not wait.
+    # Takes 50 ms, which programs without a terminal avoid.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-    told = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[told]}")
-    return Progress(*told, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
+    columns = TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[status]}")
+    return Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True)
 
 
 def _short(rate: float) -> str:

@@ -1,4 +1,4 @@
-"""The main job, end to end, through the commands that a user types: text in, an exported BERT out."""
+"""Runs all steps from text to an exported BERT, with the commands that a user would type."""
 
 import dataclasses
 import json
@@ -21,13 +21,14 @@ from bert_jax.stages import RECORD, Stages
 from bert_jax.train.metrics import duration, read_metrics
 from bert_jax.train.workdir import latest_step
 
-DESCRIPTION = """Runs the main job on the text that comes with the code, in under 10 minutes on two cores.
+DESCRIPTION = """Runs all steps from text to an exported BERT, in less than 10 minutes on two cores.
 
   python -m bert_jax.quickstart --output runs/quickstart
 
-Trains a vocabulary, builds shards, pretrains a tiny BERT (killed and resumed once on the way), measures it, fine-tunes
-it to tag parts of speech, exports it, fills masks and draws reports. Each command is printed before it runs, so that
-you can run it by hand. Stopped half-way, the same command goes on with the stage that it was in.
+On the text that comes with the code, it trains a vocabulary, builds shards, pretrains a tiny BERT (which it kills and
+resumes once), evaluates it, fine-tunes it to tag parts of speech, exports it, fills masks and writes reports. Each
+command is printed before it runs, so that you can run it by hand. If the quickstart is stopped, the same command
+resumes the stage that was running.
 """
 
 SENTENCES = (
@@ -39,23 +40,23 @@ SENTENCES = (
 
 @dataclass(frozen=True)
 class Plan:
-    """What to run on, and how much of it: of the sizes tried, those that learn most in minutes on two cores."""
+    """The text and the sizes. Among the sizes tried, these learn most in a few minutes on two cores."""
 
     minutes: float = 3.5  # of pretraining
-    text: str = ""  # empty: the books that come with the code
+    text: str = ""  # pattern of the input; empty: the books that come with the code
     vocabulary: int = 4096
-    length: int = 32  # slots of a row: with 64 and as many tokens, attention had yet to learn what stands beside a word
-    pairings: int = 4  # of each document, so that the minutes see few rows twice
+    length: int = 32  # positions per row; with 64, as many tokens did not suffice to learn to attend to neighbours
+    pairings: int = 4  # of each document, so that few rows repeat
     held_out: float = 0.05
-    rows: int = 64  # a batch
+    rows: int = 64  # per batch
     epochs: float = 6.0  # of tagging
 
 
 def quickstart(output: str | Path, plan: Plan | None = None) -> dict[str, Any]:
-    """Runs every stage that `output` does not hold yet, and returns what OUTPUT/quickstart.json then says.
+    """Runs every stage that `output` does not hold yet, and returns the contents of OUTPUT/quickstart.json.
 
-    Raises UserError for an output that holds a finished quickstart or something else, a command that failed, a run
-    that did not go on from its checkpoint, and a model that guesses no better than the most frequent token.
+    Raises UserError for an output that holds a finished quickstart or other files, for a command that fails, for a run
+    that did not resume from its checkpoint, and for a model that predicts no better than the most frequent token.
     """
     stages, plan = Stages(output), plan or Plan()
     vocabulary(stages, plan)
@@ -75,8 +76,8 @@ def quickstart(output: str | Path, plan: Plan | None = None) -> dict[str, Any]:
 
 
 def vocabulary(stages: Stages, plan: Plan) -> None:
-    with stages.stage("Vocabulary", "Learns a WordPiece vocabulary from the text.") as entry:
-        if not stages.there("tokenizer"):
+    with stages.stage("Vocabulary", "Trains a WordPiece vocabulary on the text.") as entry:
+        if not stages.exists("tokenizer"):
             stages.run(
                 *("data_prep.train_tokenizer", "--input", _text(plan), "--output", stages.path("tokenizer")),
                 *("--vocab_size", str(plan.vocabulary), "--lowercase"),
@@ -85,8 +86,8 @@ def vocabulary(stages: Stages, plan: Plan) -> None:
 
 
 def shards(stages: Stages, plan: Plan) -> None:
-    with stages.stage("Shards", "Writes pairs of sentences as rows of ids, and holds some documents out.") as entry:
-        if not stages.there("shards"):
+    with stages.stage("Shards", "Writes pairs of sentences as rows of ids; some documents are held out.") as entry:
+        if not stages.exists("shards"):
             stages.run(
                 *("data_prep.build_examples", "--input", _text(plan), "--tokenizer", stages.path("tokenizer")),
                 *("--output", stages.path("shards"), "--seq_len", str(plan.length), "--objective", "nsp"),
@@ -103,16 +104,16 @@ def shards(stages: Stages, plan: Plan) -> None:
 
 def pretraining(stages: Stages, plan: Plan) -> None:
     arguments = (
-        *("bert_jax.pretrain", "--config", str(_shown(configs.__path__[0]) / "bert_tiny.py")),
+        *("bert_jax.pretrain", "--config", str(_relative(configs.__path__[0]) / "bert_tiny.py")),
         *("--workdir", stages.path("pretrained"), f"--config.data.train={stages.path('shards')}"),
         *(f"--config.budget_minutes={plan.minutes:g}", f"--config.batch_size={plan.rows}"),
         *("--config.optimizer.learning_rate=2e-3", "--config.optimizer.warmup_steps=100"),
         *("--config.model.dropout=0.0", "--config.eval.every_steps=400"),
         f"--config.checkpoint.every_minutes={min(0.5, plan.minutes / 4):.3g}",
     )
-    told = f"Pretrains for {plan.minutes:g} minutes. Once it has a checkpoint it is killed, and then run again."
-    with stages.stage("Pretraining", told) as entry:
-        if not stages.there("pretrained/result.json"):
+    description = f"Pretrains for {plan.minutes:g} minutes. After its first checkpoint it is killed, then resumed."
+    with stages.stage("Pretraining", description) as entry:
+        if not stages.exists("pretrained/result.json"):
             if "killed" not in stages.record:
                 _kill_once(stages, arguments)
             stages.run(*arguments)
@@ -123,7 +124,7 @@ def pretraining(stages: Stages, plan: Plan) -> None:
 
 
 def _kill_once(stages: Stages, arguments: Sequence[str]) -> None:
-    """Starts pretraining and kills it once it has trained past its first checkpoint."""
+    """Starts pretraining and kills it when it has trained past its first checkpoint."""
     workdir = Path(stages.path("pretrained"))
 
     def past_checkpoint() -> bool:
@@ -136,12 +137,12 @@ def _kill_once(stages: Stages, arguments: Sequence[str]) -> None:
     stages.save()
     stages.console.print(f"killed (SIGKILL) at step {killed['step']}", style="bold red")
     stages.console.print(
-        f"Its newest checkpoint is of step {killed['checkpoint']}. The same command goes on from there:", style="bold"
+        f"Its newest checkpoint is at step {killed['checkpoint']}, from which the same command resumes:", style="bold"
     )
 
 
 def check_resumed(stages: Stages) -> str:
-    """Says where the run went on. Raises UserError unless the times in its log show that it did."""
+    """Says from which step the run resumed. Raises UserError if the times in its log show that it did not."""
     killed = stages.record["killed"]
     lines = read_metrics(Path(stages.path("pretrained")))
     early = [line for line in lines if line["step"] <= killed["checkpoint"]]
@@ -149,33 +150,35 @@ def check_resumed(stages: Stages) -> str:
     kept = early and all(line["time"] < killed["time"] for line in early)
     trained_again = late and all(line["time"] > killed["time"] for line in late)
     if not (kept and trained_again):
-        raise UserError(f"{stages.path('pretrained')} did not go on from its checkpoint of step {killed['checkpoint']}")
-    return f"killed at step {killed['step']:,}, went on from step {killed['checkpoint']:,}"
+        raise UserError(
+            f"{stages.path('pretrained')} did not resume from its checkpoint at step {killed['checkpoint']}"
+        )
+    return f"killed at step {killed['step']:,}, resumed from step {killed['checkpoint']:,}"
 
 
 def held_out(stages: Stages) -> None:
-    with stages.stage("Held out", "Sets the held-out figures beside a guess by frequency alone.") as entry:
+    with stages.stage("Held out", "Compares the held-out metrics with a unigram baseline.") as entry:
         result = _read_json(stages.path("pretrained/result.json"))
-        guess = unigram_baseline(stages.path("shards"))
-        stages.record["held_out"] = {**result, "unigram": dataclasses.asdict(guess)}
-        stages.console.print(_held_out_table(result, guess))
-        compared = (
-            f"{result['eval_mlm_accuracy']:.1%} of the masked tokens right, the unigram guess {guess.accuracy:.1%}"
-        )
+        baseline = unigram_baseline(stages.path("shards"))
+        stages.record["held_out"] = {**result, "unigram": dataclasses.asdict(baseline)}
+        stages.console.print(_held_out_table(result, baseline))
+        compared = f"{result['eval_mlm_accuracy']:.1%} of the masked tokens correct, the unigram baseline {baseline.accuracy:.1%}"
         entry["figures"] = compared
-        if result["eval_mlm_accuracy"] <= guess.accuracy:
-            raise UserError(f"the model learnt nothing: {compared}. Give it more --minutes")
+        if result["eval_mlm_accuracy"] <= baseline.accuracy:
+            raise UserError(f"the model has learnt nothing: {compared}. Give it more --minutes")
 
 
-def _held_out_table(result: dict[str, Any], guess: UnigramBaseline) -> Table:
-    shown = Table("held-out text", "the model", "a guess by frequency alone")
+def _held_out_table(result: dict[str, Any], baseline: UnigramBaseline) -> Table:
+    shown = Table("held-out text", "the model", "the unigram baseline")
     shown.add_row(
-        "masked tokens right", f"{result['eval_mlm_accuracy']:.1%}", f'{guess.accuracy:.1%} (always "{guess.token}")'
+        "masked tokens correct",
+        f"{result['eval_mlm_accuracy']:.1%}",
+        f'{baseline.accuracy:.1%} (always "{baseline.token}")',
     )
-    shown.add_row("masked-token loss, nats", f"{result['eval_mlm_loss']:.3f}", f"{guess.loss:.3f} (unigram entropy)")
-    if guess.next_sentence_accuracy is not None:
-        majority = f"{guess.next_sentence_accuracy:.1%} (the more frequent answer)"
-        shown.add_row("next sentences right", f"{result['eval_nsp_accuracy']:.1%}", majority)
+    shown.add_row("masked-token loss, nats", f"{result['eval_mlm_loss']:.3f}", f"{baseline.loss:.3f} (unigram entropy)")
+    if baseline.next_sentence_accuracy is not None:
+        majority = f"{baseline.next_sentence_accuracy:.1%} (the more frequent label)"
+        shown.add_row("next sentences correct", f"{result['eval_nsp_accuracy']:.1%}", majority)
     return shown
 
 
@@ -183,9 +186,9 @@ def tagging(stages: Stages, plan: Plan) -> None:
     with stages.stage(
         "Tagging", "Fine-tunes on parts of speech (UD English EWT, the part in this repository)."
     ) as entry:
-        if not stages.there("tagger/result.json"):
+        if not stages.exists("tagger/result.json"):
             stages.run(
-                *("bert_jax.finetune", "--config", f"{_shown(configs.__path__[0]) / 'tagging.py'}:task=ewt"),
+                *("bert_jax.finetune", "--config", f"{_relative(configs.__path__[0]) / 'tagging.py'}:task=ewt"),
                 *("--workdir", stages.path("tagger"), f"--config.init_from={stages.path('pretrained')}"),
                 *(f"--config.epochs={plan.epochs:g}", f"--config.task.max_length={plan.length}"),
                 *("--config.optimizer.learning_rate=2e-3", "--config.model.dropout=0.1"),
@@ -194,21 +197,21 @@ def tagging(stages: Stages, plan: Plan) -> None:
         stages.record["tagging"] = dataclasses.asdict(score)
         stages.console.print(_tagging_table(score))
         baseline = f"the word's most frequent tag {score.baseline.accuracy:.1%}"
-        entry["figures"] = f"{score.accuracy:.1%} of the test words right, {baseline}"
+        entry["figures"] = f"{score.accuracy:.1%} of the test words correct, {baseline}"
 
 
 def _tagging_table(score: TaggingScore) -> Table:
     base = score.baseline
     unknown = f"{base.unknown_words:,} not in the training file"
-    shown = Table("test words tagged right", "the model", "the word's most frequent tag")
+    shown = Table("test words correct", "the model", "the word's most frequent tag")
     shown.add_row(f"all {base.words:,}", f"{score.accuracy:.1%}", f"{base.accuracy:.1%}")
     shown.add_row(unknown, f"{score.unknown_accuracy:.1%}", f"{base.unknown_accuracy:.1%}")
     return shown
 
 
 def exporting(stages: Stages) -> None:
-    with stages.stage("Export", "Writes the pretrained model in the layout of Hugging Face.") as entry:
-        if not stages.there("exported"):
+    with stages.stage("Export", "Writes the pretrained model in the Hugging Face format.") as entry:
+        if not stages.exists("exported"):
             stages.run(
                 *("bert_jax.export", "--checkpoint", stages.path("pretrained")),
                 *("--format", "hf", "--output", stages.path("exported")),
@@ -218,13 +221,13 @@ def exporting(stages: Stages) -> None:
 
 
 def filling(stages: Stages) -> None:
-    with stages.stage("Fill masks", "Guesses the masked words of sentences, by the exported model.") as entry:
+    with stages.stage("Fill masks", "Predicts the masked words of sentences with the exported model.") as entry:
         stages.run("bert_jax.fill_mask", "--checkpoint", stages.path("exported"), *SENTENCES)
         entry["figures"] = f"{len(SENTENCES)} sentences"
 
 
 def reports(stages: Stages) -> None:
-    with stages.stage("Reports", "Draws both runs as HTML pages.") as entry:
+    with stages.stage("Reports", "Writes a report of each run as an HTML page.") as entry:
         stages.run("bert_jax.report", stages.path("pretrained"))
         stages.run("bert_jax.report", stages.path("tagger"))
         entry["figures"] = "2 pages"
@@ -247,10 +250,10 @@ def _places(stages: Stages) -> Table:
         ("shards", "rows for pretraining (docs/data_format.md)"),
         ("pretrained", "the pretraining run: checkpoints, metrics.jsonl, TensorBoard events, result.json"),
         ("pretrained/report.html", "its report: open it in a browser"),
-        ("tagger", "the fine-tuned tagger, likewise"),
+        ("tagger", "the fine-tuning run, with the same files"),
         ("tagger/report.html", "its report"),
         ("exported", "the pretrained model for transformers"),
-        (RECORD, "the figures above"),
+        (RECORD, "these figures"),
     ):
         shown.add_row(stages.path(name), what)
     return shown
@@ -267,24 +270,28 @@ def _last_step(workdir: Path) -> int:
 
 
 def _text(plan: Plan) -> str:
-    return plan.text or str(_shown(data_prep.__path__[0]) / "sample/books/*.txt.xz")
+    return plan.text or str(_relative(data_prep.__path__[0]) / "sample/books/*.txt.xz")
 
 
-def _shown(path: str) -> Path:
-    """A path as a person would type it from here."""
+def _relative(path: str) -> Path:
+    """A path as a user would type it in the current folder."""
     here = Path.cwd()
     return Path(path).relative_to(here) if Path(path).is_relative_to(here) else Path(path)
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.quickstart", DESCRIPTION)
-    parser.add_argument("--output", required=True, metavar="DIR", help="the folder that everything goes into; required")
+    parser.add_argument("--output", required=True, metavar="DIR", help="the folder for all results; required")
     parser.add_argument(
-        "--minutes", type=float, default=Plan.minutes, metavar="M", help=f"of pretraining; default {Plan.minutes:g}"
+        "--minutes",
+        type=float,
+        default=Plan.minutes,
+        metavar="M",
+        help=f"minutes of pretraining; default: {Plan.minutes:g}",
     )
     options = parser.parse_args(list(arguments))
     if options.minutes <= 0:
-        raise UserError(f"--minutes {options.minutes:g}; give more than 0, as --minutes 3.5")
+        raise UserError(f"--minutes is {options.minutes:g}; it must be greater than 0, e.g. --minutes 3.5")
     quickstart(options.output, Plan(minutes=options.minutes))
 
 

@@ -1,4 +1,4 @@
-"""Commands run one after another in a folder, with a record of what each stage took and found."""
+"""Runs the commands of the quickstart one after another, and records the time and results of each stage."""
 
 import contextlib
 import json
@@ -19,13 +19,13 @@ from bert_jax.storage.local import write_json
 from bert_jax.train.metrics import duration
 
 RECORD = "quickstart.json"
-LOG_WIDTH = 110  # of tables where there is no terminal to fill
+LOG_WIDTH = 110  # of tables if the output is not a terminal
 
 
 class Stages:
-    """A folder, and its RECORD: the stages done, each with its seconds and figures, and whether all are done.
+    """A folder and its RECORD: the completed stages, with seconds and figures, and whether all are complete.
 
-    Raises UserError for a folder whose stages are all done, and one with something else in it.
+    Raises UserError for a folder whose stages are all complete, and for one with other contents.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -37,33 +37,35 @@ class Stages:
         if (self.folder / RECORD).exists():
             self.record = json.loads((self.folder / RECORD).read_text(encoding="utf-8"))
         elif self.folder.exists() and any(self.folder.iterdir()):
-            raise UserError(f"{self.folder} exists and is not of a quickstart; name another --output")
+            raise UserError(
+                f"{self.folder} already exists and is not the output of a quickstart; choose another --output"
+            )
         if self.record["finished"]:
             raise UserError(
-                f"{self.folder} holds a finished quickstart (its figures: {self.folder / RECORD}); to run it again, "
-                f"name another --output, or first: rm -r {self.folder}"
+                f"{self.folder} holds a finished quickstart (see {self.folder / RECORD}); to run it again, choose another "
+                f"--output, or first run: rm -r {self.folder}"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         self.save()
 
     def path(self, name: str) -> str:
-        """A file or folder of the folder, as a command takes it."""
+        """The path of a file in the folder, as an argument of a command."""
         return str(self.folder / name)
 
-    def there(self, name: str) -> bool:
-        """Whether an earlier run has made something already, which is then said."""
+    def exists(self, name: str) -> bool:
+        """Whether an earlier run has made a file already; prints a line if so."""
         if found := (self.folder / name).exists():
-            self.console.print(f"there already: {self.path(name)}")
+            self.console.print(f"already exists: {self.path(name)}")
         return found
 
     def save(self) -> None:
         write_json(self.folder / RECORD, self.record)
 
     @contextlib.contextmanager
-    def stage(self, name: str, told: str) -> Iterator[dict[str, Any]]:
-        """Times a stage. The dict that it gives takes the stage's `figures`; it is kept when the stage ends well."""
+    def stage(self, name: str, description: str) -> Iterator[dict[str, Any]]:
+        """Times a stage. The caller puts its `figures` into the dict, which is recorded if the stage succeeds."""
         self.console.rule(f"[bold]{name}", align="left")
-        self.console.print(told)
+        self.console.print(description)
         entry: dict[str, Any] = {"figures": ""}
         started = time.monotonic()
         yield entry
@@ -74,34 +76,34 @@ class Stages:
         self.console.print(f"[green]{entry['figures']}[/]  ({duration(entry['seconds'])})\n")
 
     def run(self, *arguments: str) -> None:
-        """Prints and runs python -m with these arguments; what it prints passes through.
+        """Prints and runs python -m with these arguments; its output is shown.
 
-        Raises UserError when it fails, and Stopped after SIGTERM, which is passed on to it.
+        Raises UserError if it fails, and Stopped after SIGTERM, which is forwarded to it.
         """
         with self._started(arguments) as process:
             code = process.wait()
         if code:
-            raise UserError(f"exit code {code} from: {_command_line(arguments)}; what it says stands above")
+            raise UserError(f"exit code {code} from: {_command_line(arguments)}; its output is above")
 
     def run_and_kill(self, *arguments: str, when: Callable[[], bool]) -> None:
-        """Runs a command as `run` does, and sends it SIGKILL once `when()` is true.
+        """Runs a command as `run` does, and sends it SIGKILL when `when()` is true.
 
-        Raises UserError when it ends before.
+        Raises UserError if it ends before that.
         """
         with self._started(arguments) as process:
             while not when():
                 if process.poll() is not None:
                     line = _command_line(arguments)
-                    raise UserError(f"exit code {process.returncode}, before it was to be killed, from: {line}")
+                    raise UserError(f"exit code {process.returncode} before it could be killed, from: {line}")
                 time.sleep(0.1)
             process.kill()
         if self.console.is_terminal:
-            self.console.show_cursor()  # a progress bar that is killed leaves it hidden
+            self.console.show_cursor()  # a killed progress bar leaves the cursor hidden
 
     @contextlib.contextmanager
     def _started(self, arguments: tuple[str, ...]) -> Iterator[subprocess.Popen[bytes]]:
         self.console.print(f"$ {_command_line(arguments)}", style="bold cyan", markup=False)
-        self.console.file.flush()  # before the command's own words
+        self.console.file.flush()  # before the output of the command
         earlier = signal.signal(signal.SIGTERM, _stop)
         process = subprocess.Popen([sys.executable, "-m", *arguments])
         try:
@@ -116,7 +118,7 @@ class Stages:
 
 
 def _stop(_signal: int, _frame: FrameType | None) -> NoReturn:
-    raise Stopped("SIGTERM: run the same command again to go on with the stage that was stopped")
+    raise Stopped("SIGTERM: run the same command again to resume the stage that was stopped")
 
 
 def _command_line(arguments: tuple[str, ...]) -> str:

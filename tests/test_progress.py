@@ -42,4 +42,4 @@ def test_nothing_done_yet_has_no_time_left(clock: list[float], capsys: pytest.Ca
     with Reporter("verifying", 0, ["MB"]) as reporter:
         clock[0] += 100
         reporter.update(0, 0)
-    assert "no telling how long" in capsys.readouterr().err
+    assert "time left unknown" in capsys.readouterr().err

@@ -40,7 +40,7 @@ def test_a_finished_output_and_a_folder_of_something_else_are_refused(tmp_path: 
         quickstart.quickstart(tmp_path / "out")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.txt").write_text("precious", encoding="utf-8")
-    with pytest.raises(UserError, match="not of a quickstart"):
+    with pytest.raises(UserError, match="is not the output of a quickstart"):
         Stages(tmp_path / "mine")
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
@@ -61,7 +61,7 @@ def test_a_command_is_killed_when_it_is_time_and_one_that_ends_before_is_an_erro
     started = time.monotonic()
     stages.run_and_kill(*SLEEP, when=lambda: time.monotonic() > started + 0.5)
     assert time.monotonic() < started + 30
-    with pytest.raises(UserError, match="exit code 0, before it was to be killed"):
+    with pytest.raises(UserError, match="exit code 0 before it could be killed"):
         stages.run_and_kill("calendar", "1843", when=lambda: False)
 
 
@@ -95,9 +95,9 @@ def test_the_log_tells_whether_the_run_went_on_from_its_checkpoint(
     lines = [json.dumps({"step": step, "time": when}) for step, when in log]
     (workdir / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
     if went_on:
-        assert quickstart.check_resumed(stages) == "killed at step 30, went on from step 20"
+        assert quickstart.check_resumed(stages) == "killed at step 30, resumed from step 20"
     else:
-        with pytest.raises(UserError, match="did not go on from its checkpoint of step 20"):
+        with pytest.raises(UserError, match="did not resume from its checkpoint at step 20"):
             quickstart.check_resumed(stages)
 
 
@@ -107,12 +107,12 @@ def test_a_model_that_knows_no_more_than_frequencies_fails_the_quickstart(tmp_pa
     (tmp_path / "out" / "pretrained").mkdir()
     result = {"eval_mlm_accuracy": 0.001, "eval_mlm_loss": 9.0, "eval_nsp_accuracy": 0.5}
     (tmp_path / "out" / "pretrained" / "result.json").write_text(json.dumps(result), encoding="utf-8")
-    with pytest.raises(UserError, match=r"the model learnt nothing: 0\.1% of the masked tokens right"):
+    with pytest.raises(UserError, match=r"the model has learnt nothing: 0\.1% of the masked tokens correct"):
         quickstart.held_out(stages)
 
 
 def test_no_time_to_train_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--minutes 0"):
+    with pytest.raises(UserError, match="--minutes is 0"):
         quickstart.main(["--output", str(tmp_path / "out"), "--minutes", "0"])
     assert not (tmp_path / "out").exists()
 
@@ -139,4 +139,4 @@ def test_stages_by_their_real_commands_with_a_kill_and_again_without_work(
     assert printed.count("$ python -m bert_jax.pretrain") == 2 and "%" in printed.rpartition("tears in her")[2]
     run_all()
     printed = capfd.readouterr().out
-    assert printed.count("there already") == 4 and "$ python -m bert_jax.pretrain" not in printed
+    assert printed.count("already exists: ") == 4 and "$ python -m bert_jax.pretrain" not in printed
