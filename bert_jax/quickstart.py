@@ -162,9 +162,10 @@ def held_out(stages: Stages) -> None:
         baseline = unigram_baseline(stages.path("shards"))
         stages.record["held_out"] = {**result, "unigram": dataclasses.asdict(baseline)}
         stages.console.print(_held_out_table(result, baseline))
-        compared = f"{result['eval_mlm_accuracy']:.1%} of the masked tokens correct, the unigram baseline {baseline.accuracy:.1%}"
+        accuracy = result["eval_mlm_accuracy"]
+        compared = f"{accuracy:.1%} of the masked tokens correct, the unigram baseline {baseline.accuracy:.1%}"
         entry["figures"] = compared
-        if result["eval_mlm_accuracy"] <= baseline.accuracy:
+        if accuracy <= baseline.accuracy:
             raise UserError(f"the model has learnt nothing: {compared}. Give it more --minutes")
 
 

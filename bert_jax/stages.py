@@ -42,8 +42,8 @@ class Stages:
             )
         if self.record["finished"]:
             raise UserError(
-                f"{self.folder} holds a finished quickstart (see {self.folder / RECORD}); to run it again, choose another "
-                f"--output, or first run: rm -r {self.folder}"
+                f"{self.folder} holds a finished quickstart (see {self.folder / RECORD}); to run it again, choose "
+                f"another --output, or first run: rm -r {self.folder}"
             )
         self.folder.mkdir(parents=True, exist_ok=True)
         self.save()

@@ -1,4 +1,4 @@
-"""SHA256SUMS: the hash of every file of an output, as `sha256sum -c SHA256SUMS` in its folder checks it."""
+"""SHA256SUMS: the hash of every file of an output, in the format of `sha256sum -c SHA256SUMS`."""
 
 import hashlib
 import json
@@ -13,21 +13,21 @@ from bert_jax.data.manifest import MANIFEST, PARTS
 from bert_jax.storage.local import MARKER, write_atomic
 
 SUMS = "SHA256SUMS"
-_HASHED_TOGETHER = 1 << 20
+_BLOCK_BYTES = 1 << 20
 _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 
 
 def write_with_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes the list and then manifest.json, the last two files of an output."""
+    """Writes SHA256SUMS and then manifest.json, the last two files of an output."""
     content = json.dumps(manifest, indent=1).encode() + b"\n"
     write_atomic(directory / SUMS, render(directory, manifest, content))
     write_atomic(directory / MANIFEST, content)
 
 
 def render(directory: Path, manifest: Mapping[str, Any], content: bytes) -> bytes:
-    """The file for an output that is whole but for manifest.json, which will hold `content`.
+    """The contents of SHA256SUMS for an output that is complete except for manifest.json, which will hold `content`.
 
-    The hashes of the shards are those of the manifest; the few other files are read.
+    The hashes of the shards are taken from the manifest; the other files, which are few, are read.
     """
     digests = {shard["name"]: shard["sha256"] for shard in manifest["shards"]}
     digests[MANIFEST] = hashlib.sha256(content).hexdigest()
@@ -47,7 +47,7 @@ def read(directory: Path) -> dict[str, str]:
 
 
 def parse(content: bytes, place: str) -> dict[str, str]:
-    """The hashes that a list holds, by name. Raises UserError, naming its place, for a damaged one."""
+    """The hashes in a SHA256SUMS file, by name. Raises UserError that names `place` for a damaged file."""
     try:
         lines = content.decode().removesuffix("\n").split("\n")
     except UnicodeDecodeError:
@@ -55,7 +55,9 @@ def parse(content: bytes, place: str) -> dict[str, str]:
     matches = [_LINE.fullmatch(line) for line in lines]
     if None in matches:
         number = matches.index(None) + 1
-        raise UserError(f"damaged {place}: line {number} is no hash and name; copy the folder again, or build it again")
+        raise UserError(
+            f"damaged {place}: line {number} is not a hash and a name; copy the folder again, or build it again"
+        )
     names = {match[2]: match[1] for match in matches if match}
     if outside := [name for name in names if name.startswith("/") or ".." in name.split("/")]:
         raise UserError(f"damaged {place}: {outside[0]} is not in the folder; copy it again from where it was made")
@@ -63,17 +65,17 @@ def parse(content: bytes, place: str) -> dict[str, str]:
 
 
 def must_list(listed: Mapping[str, str], names: Iterable[str], place: str) -> None:
-    """Raises UserError, naming the place of a list, for the first name that it has not."""
+    """Raises UserError that names `place` for the first name that is not listed."""
     for name in names:
         if name not in listed:
             raise UserError(f"damaged {place}: it does not list {name}; copy the folder again")
 
 
 def damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], None]) -> dict[str, str]:
-    """What is wrong with the files of an output, by name; reads every byte, and tells `on_read` how many.
+    """The problems of the files of an output, by name. Reads every byte, and calls `on_read` with the number read.
 
-    What the list has not is damage in a folder (train, eval, ...), where a reader might take it for a part of the
-    whole; a file beside the manifest may be anybody's note.
+    Files that are not listed are a problem inside of folders (train, eval, ...), where a reader might take them for
+    shards; next to the manifest they may be a user's notes.
     """
     found = files(directory)
     problems: dict[str, str] = {}
@@ -89,13 +91,14 @@ def damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], 
 
 
 def files(directory: Path) -> set[str]:
-    """The files that the list is of: all but itself, and what its writer keeps there until it is whole."""
+    """The files that SHA256SUMS lists: all except itself and those of an unfinished job."""
     return {name for name, path in _paths(directory) if path.is_file()}
 
 
 def _strays(directory: Path, listed: Mapping[str, str]) -> list[str]:
-    """What is in an output and not in its list: pipes, links, empty folders but of a part without rows, and files but
-    those beside the manifest.
+    """What an output holds besides the listed files: pipes, links, and files other than those next to the manifest.
+
+    Empty folders count too, except train and eval, since a part may have no rows.
     """
 
     def known(name: str, path: Path) -> bool:
@@ -107,7 +110,7 @@ def _strays(directory: Path, listed: Mapping[str, str]) -> list[str]:
 
 
 def _paths(directory: Path) -> Iterator[tuple[str, Path]]:
-    """All that is in an output, by name, but for the list and what its writer keeps there until it is whole."""
+    """Everything in an output, by name, except SHA256SUMS and the files of an unfinished job."""
     for path in directory.rglob("*"):
         name = path.relative_to(directory).as_posix()
         if name not in (SUMS, MARKER) and name.split("/")[0] != "job":
@@ -117,7 +120,7 @@ def _paths(directory: Path) -> Iterator[tuple[str, Path]]:
 def sha256(path: Path, on_read: Callable[[int], None] = lambda size: None) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
-        while block := file.read(_HASHED_TOGETHER):
+        while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             on_read(len(block))
     return digest.hexdigest()
