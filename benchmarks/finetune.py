@@ -39,7 +39,6 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import init_params
 from bert_jax.tasks import registry
-from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.task_source import TaskSource
 from bert_jax.train import optim, partitioning, steps, trainer
 from bert_jax.train.compilation_cache import enable_compilation_cache
@@ -68,8 +67,8 @@ def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
     """The trainer's step on the batches of the task, which it makes as it goes, and the seconds of compilation."""
     task, files = registry.resolve(config.task)
     loaded = open_checkpoint(config.init_from)
-    rows = kind_of(task).encode(task, registry.read(task, files["train"]), loaded.tokenizer)
-    objective = kind_of(task).objective(task)
+    rows = task.encode(registry.read(task, files["train"]), loaded.tokenizer)
+    objective = task.objective()
     mesh = partitioning.make_mesh(config.mesh)
     source = TaskSource(rows, batch_size=config.batch_size, seed=0, max_length=task.max_length, pool=config.length_pool)
     initial = initial_params(loaded, loaded.model, objective.heads, loaded.tokenizer).params
@@ -187,7 +186,7 @@ def peer_line(flags: Any, config: FinetuneConfig, seeds: str) -> list[str]:
         "model": flags.model,
         "rows": file,
         "seeds": seeds,
-        "labels": task.classes,
+        "labels": max(len(task.labels), 1),
         "epochs": config.epochs,
         "batch_size": config.batch_size,
         "max_length": config.task.max_length,

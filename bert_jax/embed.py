@@ -1,36 +1,28 @@
-"""Vectors of texts: of each token, each word, or each text, from any layer."""
+"""Computes the vectors of texts: of each token, each word, or each text, from any layer."""
 
-import functools
 import io
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, Float32, Int64
+from jaxtyping import Float32
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from bert_jax import command
 from bert_jax.command import UserError
-from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.interop import checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import paths
-from bert_jax.model.bert import bind
-from bert_jax.model.heads import Heads
 from bert_jax.model.layer_selection import LAYERS, LayerSelection
-from bert_jax.model.runtime import Runtime
+from bert_jax.progress import Reporter
 from bert_jax.storage.local import refuse_existing, write_atomic
 from bert_jax.tasks import texts as texts_lib
-from bert_jax.tasks.example import TaskBatch
-from bert_jax.tasks.task_source import LENGTHS
+from bert_jax.tasks.layer_vectors import LayerVectors
+from bert_jax.tasks.length_batches import bucketed_batches
 from bert_jax.tasks.texts import EncodedTexts
-from bert_jax.train import partitioning
 
+Arrays = dict[str, np.ndarray]
 POOLS = ("none", "cls", "mean", "max", "words")
 
 DESCRIPTION = f"""Writes the vectors of texts to a NumPy file.
@@ -86,12 +78,11 @@ def embed(
     chosen = LayerSelection.parse(layers, loaded.model.layers)
     encoded = texts_lib.encode(texts, loaded.tokenizer, max_length or limit, by_word=pool == "words")
     if encoded.rows.truncated:
-        _say(
+        _print(
             f"{encoded.rows.truncated} of {len(texts)} texts are longer than {max_length or limit} tokens and were cut"
         )
-    # A program a length is compiled, so a loop that compiles fast.
-    runtime = Runtime(compute_dtype=compute_dtype, layer_loop="scan", placement=partitioning.OnMesh())
-    return _run(loaded, encoded, chosen, pool, batch_size, runtime)
+    model = LayerVectors(loaded, (chosen,), pool=pool, compute_dtype=compute_dtype)
+    return _run(loaded, encoded, model, pool, batch_size, chosen.width(loaded.model.width))
 
 
 def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
@@ -131,73 +122,25 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _run(
-    loaded: LoadedModel, encoded: EncodedTexts, chosen: LayerSelection, pool: str, batch_size: int, runtime: Runtime
-) -> dict[str, np.ndarray]:
+    loaded: LoadedModel, encoded: EncodedTexts, model: LayerVectors, pool: str, batch_size: int, width: int
+) -> Arrays:
     rows = encoded.rows
-    mesh = partitioning.make_mesh(MeshConfig())
-    params = paths.unflatten(dict(loaded.params))
-    params = jax.device_put(params, partitioning.shardings(mesh, params))
-    width = chosen.width(loaded.model.width)
-    outputs = {"none": len(rows.input_ids), "words": int(encoded.word_offsets[-1])}
-    embeddings = np.full((outputs.get(pool, rows.count), width), np.nan, np.float32)
-    for indices, length in _batches(rows.lengths, batch_size, mesh.size, loaded.model.max_positions):
-        batch = partitioning.place(rows.batch(indices, length), len(indices), mesh)
-        with jax.set_mesh(mesh):
-            vectors = jax.device_get(_vectors(loaded.model, loaded.heads, runtime, chosen, pool, params, batch))
-        _store(embeddings, vectors, encoded, indices[indices >= 0], pool)
+    sizes = {"none": len(rows.input_ids), "words": int(encoded.word_offsets[-1])}
+    embeddings = np.full((sizes.get(pool, rows.count), width), np.nan, np.float32)
+    batches = bucketed_batches(rows, batch_size, model.mesh.size, loaded.model.max_positions)
+    done = 0
+    with Reporter("embedding", rows.count, ["texts"], quiet=not sys.stderr.isatty()) as progress:
+        for indices, (vectors,) in model.run(batches):
+            _store(embeddings, vectors, encoded, indices[indices >= 0], pool)
+            done += int((indices >= 0).sum())
+            progress.update(done, done)
     if pool == "none":
         return {"embeddings": embeddings, "offsets": rows.offsets, "input_ids": rows.input_ids}
     if pool == "words":
         if empty := int(np.isnan(embeddings[:, 0]).sum()):
-            _say(f"{empty} of {len(embeddings)} words have no piece left: their rows are NaN")
+            _print(f"{empty} of {len(embeddings)} words have no piece left: their rows are NaN")
         return {"embeddings": embeddings, "offsets": encoded.word_offsets}
     return {"embeddings": embeddings}
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4))
-def _vectors(
-    config: ModelConfig,
-    heads: Heads,
-    runtime: Runtime,
-    chosen: LayerSelection,
-    pool: str,
-    params: dict[str, Any],
-    batch: TaskBatch,
-) -> Float[Array, "B T W"] | Float[Array, "B W"]:
-    """The combined layers, float32, pooled where a text has one vector."""
-    encoded = bind(config, heads, params, runtime).encode(batch, all_layers=chosen.inner(config.layers))
-    hidden = chosen.of(encoded, config.layers)
-    real = (batch.sequence_ids > 0)[..., None]
-    if pool == "cls":
-        return hidden[:, 0]
-    if pool == "mean":
-        return jnp.where(real, hidden, 0).sum(axis=1) / jnp.maximum(real.sum(axis=1), 1)
-    return jnp.where(real, hidden, -jnp.inf).max(axis=1) if pool == "max" else hidden
-
-
-def _batches(
-    lengths: Int64[np.ndarray, "R"], batch_size: int, devices: int, most: int
-) -> Iterator[tuple[Int64[np.ndarray, "B"], int]]:
-    """Indices of rows of like length, -1 for a filler, and the length to pad them to.
-
-    The last batch of a length has as many rows as it needs, rounded up to a power of two a device: two programs a
-    length at most, and less than half of any batch is fillers.
-    """
-    buckets = np.array([length for length in LENGTHS if length < most] + [most])
-    bucket = buckets[np.searchsorted(buckets, lengths)]
-    groups = {int(length): np.flatnonzero(bucket == length) for length in buckets}
-    total = sum(-(-len(members) // batch_size) for members in groups.values())
-    console = Console(stderr=True)
-    columns = (*Progress.get_default_columns()[:3], MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal or total < 10) as progress:
-        batches = progress.add_task("embedding", total=total)
-        for length, members in groups.items():
-            for start in range(0, len(members), batch_size):
-                part = members[start : start + batch_size]
-                a_device = 1 << (-(-len(part) // devices) - 1).bit_length()
-                size = min(a_device * devices, -(-batch_size // devices) * devices)
-                yield np.pad(part, (0, size - len(part)), constant_values=-1), length
-                progress.advance(batches)
 
 
 def _store(
@@ -207,7 +150,7 @@ def _store(
     indices: np.ndarray,
     pool: str,
 ) -> None:
-    """Puts the vectors of a batch, the first of which are of the texts `indices`, where they belong."""
+    """Copies the vectors of a batch, which begins with the texts `indices`, to their rows of embeddings."""
     if pool in ("cls", "mean", "max"):
         embeddings[indices] = vectors[: len(indices)]
         return
@@ -224,7 +167,7 @@ def _store(
             embeddings[words[first]] = np.add.reduceat(pieces, first, axis=0) / counts[:, None]
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     Console(stderr=True).print(line, highlight=False, soft_wrap=True)
 
 

@@ -25,9 +25,8 @@ from bert_jax.storage.local import refuse_existing, write_json
 from bert_jax.tasks import measurement, registry
 from bert_jax.tasks.frozen_heads import HeadOptions, train_head
 from bert_jax.tasks.frozen_vectors import DTYPES, bytes_needed, word_vectors
-from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.kinds.tagging import TagRows
-from bert_jax.tasks.metric_functions import tagging_metrics
+from bert_jax.tasks.metric_functions import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.task import Task
 
 # Devlin et al. 2019, table 7: dev F1 on CoNLL-2003 by features of BERT-Base cased.
@@ -192,20 +191,16 @@ def _splits(
         raise UserError(f"task.kind is {task.kind!r}; features are of words: use a tagging task, as configs/tagging.py")
     if "dev" not in files:
         raise UserError("there is no dev file, and a head stops by it; name one: --config.task.dev=FILE")
-    if task.max_length > loaded.model.max_positions:
-        raise UserError(
-            f"task.max_length is {task.max_length}, but the model has {loaded.model.max_positions} positions; "
-            f"use --config.task.max_length={loaded.model.max_positions}"
-        )
+    task.check_model(loaded.model)
     read = {name: registry.read(task, path, label_required=name != "test") for name, path in files.items()}
-    task = kind_of(task).complete(task, read["train"])
+    task = task.complete(read["train"])
     rows: dict[str, TagRows] = {}
     counts = {}
     for name, split in read.items():
         if not split.labelled:
             continue
         cut = dataclasses.replace(split, items=split.items[: max_sentences or None])
-        encoded = kind_of(task).encode(task, cut, loaded.tokenizer)
+        encoded = task.encode(cut, loaded.tokenizer)
         assert isinstance(encoded, TagRows)
         rows[name], counts[name] = encoded, measurement.counts(encoded, task, loaded.tokenizer)
     return task, rows, counts
@@ -228,12 +223,14 @@ def _run(
 
     def measured(split: str, guesses: np.ndarray) -> dict[str, float]:
         truth = splits[split].labels[splits[split].word_starts]
-        return tagging_metrics(task.metrics, *(_by_sentence(task, splits[split], ids) for ids in (truth, guesses)))
+        return compute_metrics(
+            TAGGING_METRICS, task.metrics, *(_by_sentence(task, splits[split], ids) for ids in (truth, guesses))
+        )
 
     def score(guesses: np.ndarray) -> float:
         return measured("dev", guesses)[task.metrics[0]]
 
-    trained = train_head(vectors, task.classes, options, seed, score)
+    trained = train_head(vectors, len(task.labels), options, seed, score)
     return trained.epoch, {split: measured(split, guesses) for split, guesses in trained.guesses.items()}
 
 

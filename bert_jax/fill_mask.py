@@ -20,7 +20,7 @@ from bert_jax.model.bert import bind
 from bert_jax.model.head_outputs import masked_logits
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.example import TaskBatch, TaskRows
+from bert_jax.tasks.example import TaskBatch, TokenRows
 
 MASK = "[MASK]"
 BATCH_SIZE = 32
@@ -102,7 +102,7 @@ def _encode(sentence: str, loaded: LoadedModel) -> np.ndarray:
 
 def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.ndarray], top: int) -> list[Filled]:
     words = loaded.tokenizer
-    rows = TaskRows(
+    rows = TokenRows(
         input_ids=np.concatenate(encoded),
         offsets=np.cumsum([0, *map(len, encoded)], dtype=np.int64),
         first_lengths=np.array([len(ids) for ids in encoded], np.int32),

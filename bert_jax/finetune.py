@@ -1,6 +1,5 @@
 """Fine-tunes a checkpoint on a task, once for each seed, and says how well it does."""
 
-import dataclasses
 import functools
 import json
 from collections.abc import Mapping, Sequence
@@ -23,10 +22,9 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import sizes
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import write_json
-from bert_jax.tasks import measurement, registry, results, submission, sweep, training
+from bert_jax.tasks import measurement, registry, results, submission, sweep, task_json, training
 from bert_jax.tasks.example import Split, TaskRows
-from bert_jax.tasks.finetuned import FineTuned
-from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.sweep import Trial
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_source import TaskSource, fingerprint
@@ -70,7 +68,7 @@ class Start:
         """Parameters by path; what is not among them is drawn afresh, by each seed otherwise."""
         if self.loaded is None:
             return {}
-        return initial_params(self.loaded, self.model, heads, self.tokenizer, dataclasses.asdict(task)).params
+        return initial_params(self.loaded, self.model, heads, self.tokenizer, task_json.to_json(task)).params
 
     def told(self) -> dict[str, Any] | None:
         """What result.json says of it: its path, and the task that it was fine-tuned for; None: from scratch."""
@@ -132,7 +130,7 @@ def prepare(
     _check(config, workdir)
     task, files = registry.resolve(config.task)
     for path in files.values():
-        for line in measurement.told_of_files(path):
+        for line in measurement.file_remarks(path):
             _say(line)
     splits = {
         name: registry.read(task, path, label_required=name.startswith(("train", "dev")))
@@ -140,15 +138,11 @@ def prepare(
     }
     if config.task.submission:
         submission.check(task.name, files)
-    task = kind_of(task).complete(task, splits["train"])
+    task = task.complete(splits["train"])
     start = _open_start(config, tokenizer)
-    if start.loaded and task.pooled and not config.task.pooling:
-        task = dataclasses.replace(task, pooling=start.loaded.heads.pooling)
-    if start.model.causal and task.pooled and task.pooling == "cls":
-        raise UserError(
-            "the model reads from left to right, so a text's first token knows nothing of the others; use "
-            "--config.task.pooling=mean (or max, attention_dot, attention_additive)"
-        )
+    if start.loaded and not config.task.pooling:
+        task = task.with_pooling(start.loaded.heads.pooling)
+    task.check_model(start.model)
     data = _encode(task, splits, start)
     return start, data, _runs(config, workdir, start, data)
 
@@ -209,17 +203,12 @@ def _open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
 
 
 def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
-    if task.max_length > start.model.max_positions:
-        raise UserError(
-            f"task.max_length is {task.max_length}, but the model has {start.model.max_positions} positions; "
-            f"use --config.task.max_length={start.model.max_positions}"
-        )
     rows, counts = {}, {}
     for name, split in splits.items():
         if not split.labelled:
             _say(f"{split.path} has no labels: not measured")
             continue
-        rows[name] = kind_of(task).encode(task, split, start.tokenizer)
+        rows[name] = task.encode(split, start.tokenizer)
         counts[name] = measurement.counts(rows[name], task, start.tokenizer)
         for line in measurement.remarks(rows[name], registry.metrics_of(task, name)):
             _say(line)
@@ -234,7 +223,7 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
     measured: tuple[str, ...] = ()
     if "dev" in data.rows:
         size = config.eval.batch_size or config.batch_size
-        measured = kind_of(data.task).metric_names(data.task, data.splits["dev"])
+        measured = data.task.metric_names(data.splits["dev"])
         evaluators.append(measurement.make_evaluator(data.task, data.rows["dev"], size))
 
     every = {
@@ -254,7 +243,7 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
         trial: trainer.Run(
             config=settings,
             model=start.model,
-            objective=kind_of(data.task).objective(data.task),
+            objective=data.task.objective(),
             source=sources[trial.seed],
             workdir=workdir / trial.folder,
             summary_workdir=workdir,
@@ -268,14 +257,14 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
             train_layers=config.train_layers,
             unfreeze_every=sweep.unfreeze_every(config, rows.count),
             early_stop=config.early_stop,
-            task=dataclasses.asdict(data.task),
+            task=task_json.to_json(data.task),
         )
         for trial, settings in every.items()
     }
 
 
 def _heads(task: Task) -> Heads:
-    return kind_of(task).objective(task).heads
+    return task.objective().heads
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.local import atomic_file
 from bert_jax.tasks import input_lines, submission
-from bert_jax.tasks.finetuned import FineTuned
+from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.named import TASKS
 from bert_jax.tasks.predictor import Answering, Counts
 from bert_jax.tasks.reading import Columns

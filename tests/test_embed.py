@@ -21,7 +21,8 @@ from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.example import TaskBatch
+from bert_jax.tasks.example import TaskBatch, TokenRows
+from bert_jax.tasks.length_batches import LENGTHS, bucketed_batches
 from bert_jax.tasks.texts import encode, read_texts
 
 TEXTS = ["the cat sat", "a dog unwantable .\tthe mat", "", "river " * 30, "the river", "cat\tdog\u200b \x01 s"]
@@ -155,12 +156,17 @@ def test_a_text_over_max_length_is_cut_and_the_longer_of_a_pair_first(loaded, ca
 def test_lengths_share_few_shapes_and_every_text_comes_once():
     lengths = np.random.default_rng(0).integers(2, 513, 1000)
     seen, shapes = [], set()
-    for indices, length in command._batches(lengths, batch_size=32, devices=8, most=512):
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    ids, firsts = np.zeros(offsets[-1], np.int32), lengths.astype(np.int32)
+    rows = TokenRows(input_ids=ids, first_lengths=firsts, offsets=offsets, pad_id=0, truncated=0)
+    for indices, batch in bucketed_batches(rows, batch_size=32, devices=8, max_length=512):
         real = indices[indices >= 0]
+        length = batch.input_ids.shape[1]
         assert len(indices) % 8 == 0 and len(real) > len(indices) / 2 - 8 and (lengths[real] <= length).all()
+        np.testing.assert_array_equal(batch.sequence_ids.sum(axis=1)[indices >= 0], lengths[real])
         seen += real.tolist()
         shapes.add((len(indices), length))
-    assert sorted(seen) == list(range(1000)) and len(shapes) <= 2 * len(command.LENGTHS)
+    assert sorted(seen) == list(range(1000)) and len(shapes) <= 2 * len(LENGTHS)
 
 
 def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
@@ -217,5 +223,5 @@ def test_texts_are_read_plain_or_compressed_and_what_is_no_text_is_said(tmp_path
         (tmp_path / name).write_bytes(content)
         with pytest.raises(UserError, match=message):
             read_texts(tmp_path / name)
-    with pytest.raises(UserError, match="line 2 holds 2 tabs"):
+    with pytest.raises(UserError, match="line 2 has 2 tabs"):
         embed(loaded, ["one", "a\tb\tc"])

@@ -20,7 +20,6 @@ from bert_jax.model.heads import Heads
 from bert_jax.tasks import registry
 from bert_jax.tasks.frozen_heads import HeadOptions, train_head
 from bert_jax.tasks.frozen_vectors import WordVectors, word_vectors
-from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.kinds.tagging import TagRows
 
 WORDS = {"the": "O", "a": "O", "cat": "B-X", "dog": "B-X", "river": "B-Y", "sat": "O", "on": "O", "mat": "B-X"}
@@ -47,8 +46,8 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> FinetuneConfig:
 def encoded(loaded: LoadedModel, config: FinetuneConfig) -> tuple[dict[str, TagRows], list[str]]:
     task, files = registry.resolve(config.task)
     read = {split: registry.read(task, path) for split, path in files.items()}
-    task = kind_of(task).complete(task, read["train"])
-    rows = {split: kind_of(task).encode(task, one, loaded.tokenizer) for split, one in read.items()}
+    task = task.complete(read["train"])
+    rows = {split: task.encode(one, loaded.tokenizer) for split, one in read.items()}
     return rows, [" ".join(sentence.words) for sentence in read["dev"].items]  # type: ignore[return-value]
 
 

@@ -27,7 +27,7 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
-from bert_jax.tasks import measurement, registry, results, sweep, training
+from bert_jax.tasks import measurement, registry, results, sweep, task_json, training
 from bert_jax.tasks.sweep import Trial
 from bert_jax.train import metrics, trainer
 from bert_jax.train.integrity import AVERAGE, PARAMS
@@ -115,7 +115,7 @@ def test_tagging_learns_and_the_workdir_is_a_checkpoint_of_its_task(
     assert evaluated[0] == 20 and evaluated[-1] == latest_step(workdir)
 
     loaded = open_checkpoint(workdir)
-    assert loaded.heads == Heads(tags=17) and measurement.task_of(loaded).labels[0] == "ADJ"
+    assert loaded.heads == Heads(tags=17) and task_json.task_of(loaded).labels[0] == "ADJ"
     assert measurement.evaluate(loaded, treebank["dev"]).metrics["accuracy"] == pytest.approx(accuracy["mean"])
     assert finetune(config, workdir) == result  # nothing is left to do, and nothing changes
 
@@ -326,7 +326,10 @@ MISTAKES = {
     "other positions": ({"model": ModelOptions(max_positions=512)}, "max_positions is 512.*has 64"),
     "part of the dev rows": ({"eval": EvalConfig(max_rows=10)}, "eval.max_rows is for pretraining"),
     "no checkpoint": ({"init_from": "/nowhere/start"}, "no checkpoint at /nowhere/start"),
-    "a metric that is none": ({"checkpoint": CheckpointConfig(best="eval_f2")}, "'eval_f2', which .* one of: eval_acc"),
+    "a metric that is none": (
+        {"checkpoint": CheckpointConfig(best="eval_f2")},
+        "'eval_f2', which this run .* choose from eval_acc",
+    ),
     "no such column": ({"task": {"text": "body"}}, "no column 'body'; its columns are: review"),
 }
 
@@ -352,7 +355,7 @@ def test_a_dev_label_that_training_lacks_is_told_with_file_and_line(
     dev = tmp_path / "dev.tsv"
     dev.write_text("review\tstars\nthe sea was good\tyes\nthe sea was there\tmaybe\n")
     task = TaskConfig(train=reviews["train"], dev=str(dev), text="review", label="stars")
-    with pytest.raises(UserError, match=r"dev.tsv line 3: label 'maybe' is not one of the task's: 'no', 'yes'"):
+    with pytest.raises(UserError, match=r"dev.tsv line 3: unknown label 'maybe'; the task's labels are: 'no', 'yes'"):
         finetune(config_of(start, task), tmp_path / "work")
 
 
@@ -443,15 +446,15 @@ def test_the_threshold_of_no_answer_is_found_on_dev_and_stays_with_the_checkpoin
     assert result["counts"]["dev"]["unanswerable"] == 4 and result["counts"]["dev"]["answers_not_found"] == 0
     threshold = result["metrics"]["best_f1_thresh"]["values"][0]
     loaded = open_checkpoint(tmp_path / "run")
-    assert measurement.task_of(loaded).null_threshold == threshold and loaded.heads == Heads(question=True)
+    assert task_json.task_of(loaded).null_threshold == threshold and loaded.heads == Heads(question=True)
     found = measurement.evaluate(loaded, questions["dev"], TrainConfig(batch_size=8))
     for name, metric in result["metrics"].items():
         assert found.metrics[name] == pytest.approx(metric["values"][0], abs=1e-6), name
     assert finetune(config, tmp_path / "run") == result  # measured again, not trained
-    assert measurement.task_of(open_checkpoint(tmp_path / "run")).null_threshold == threshold
+    assert task_json.task_of(open_checkpoint(tmp_path / "run")).null_threshold == threshold
     given = dataclasses.replace(config, task=dataclasses.replace(config.task, null_threshold=0.0))
     assert finetune(given, tmp_path / "run")["metrics"]["NoAns_exact"]["values"] == [1.0]  # nothing is ever answered
-    assert measurement.task_of(open_checkpoint(tmp_path / "run")).null_threshold == 0.0
+    assert task_json.task_of(open_checkpoint(tmp_path / "run")).null_threshold == 0.0
     chosen = dataclasses.replace(given, steps=3, checkpoint=CheckpointConfig(best="eval_f1"))
     with pytest.raises(UserError, match=r"belongs to another run: task.null_threshold: none -> 0.0\. "):
         finetune(chosen, tmp_path / "run")  # its f1 was measured at another one

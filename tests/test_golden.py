@@ -29,8 +29,7 @@ from bert_jax.interop.families.bert import BERT
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pooled_vectors
-from bert_jax.tasks.kinds import kind_of
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.registry import KINDS
 from bert_jax.train.objectives import MaskedLMObjective, means, total_loss
 
 
@@ -86,8 +85,8 @@ def test_task_heads_equal_the_reference(tmp_path, name, kind):
     golden = open_golden(f"bert_{name}", tmp_path)
     loaded, batch = golden.loaded, task_batch(golden.arrays)
     labels = tuple(map(str, range(loaded.heads.classes or loaded.heads.tags)))
-    task = Task(name, kind, labels)
-    objective = kind_of(task).objective(task)
+    task = KINDS[kind](name, labels)
+    objective = task.objective()
 
     @jit_once
     def run(params, batch):

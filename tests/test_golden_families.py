@@ -30,8 +30,7 @@ from bert_jax.interop.families import FAMILIES
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.head_outputs import vocabulary_logits
-from bert_jax.tasks.kinds import kind_of
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.registry import KINDS
 from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, total_loss
 
 # The layer loop of the cases with gradients.
@@ -44,8 +43,8 @@ def parts_of(golden: Golden):
     heads = golden.loaded.heads
     if heads.classes or heads.tags:
         kind = "tagging" if heads.tags else "classification"
-        task = Task("own", kind, tuple(map(str, range(heads.classes or heads.tags))))
-        objective = kind_of(task).objective(task)
+        task = KINDS[kind]("own", tuple(map(str, range(heads.classes or heads.tags))))
+        objective = task.objective()
         batch = jax.tree.map(jnp.asarray, task_batch(golden.arrays))
         return objective, batch, lambda model, last: objective.outputs(model, batch, None)
     objective = CausalLMObjective() if heads.lm else MaskedLMObjective(next_sentence=False)

@@ -23,11 +23,10 @@ from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import MARKER
-from bert_jax.tasks import measurement, texts
+from bert_jax.tasks import task_json, texts
 from bert_jax.tasks.example import Split
-from bert_jax.tasks.kinds.question import QuestionAnswering
+from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.kinds.question_files import Question
-from bert_jax.tasks.task import Task
 
 LABELS = {"name": "moods", "kind": "classification", "labels": ["glad", "sad", "so so"]}
 TAGS = {"name": "tags", "kind": "tagging", "labels": ["A", "B", "C", "D"]}
@@ -156,7 +155,7 @@ def test_the_exported_tokenizer_of_a_question_model_builds_its_rows(tmp_path, ty
     library = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     theirs = library.encode("ab", "a cd")
     split = Split(Path("in"), (Question("0", "ab", "a cd", None, "line 1"),), labelled=False)
-    rows = QuestionAnswering().encode(Task("own", "question"), split, words)
+    rows = QuestionTask("own").encode(split, words)
     assert theirs.ids == rows.input_ids.tolist() and theirs.tokens.count("</s>") == 3
     segments = rows.batch(np.array([0]), len(theirs.ids)).segment_ids[0]
     assert theirs.type_ids == (segments * (types - 1)).tolist()
@@ -287,14 +286,10 @@ def test_the_no_answer_threshold_survives_export_and_defaults_to_always_answerin
     task = {"name": "squad2", "kind": "question", "labels": [], "unanswerable": True, "null_threshold": 0.25}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(question=True), task=task)
     huggingface.write(loaded, tmp_path / "out")
-    assert measurement.task_of(huggingface.read(tmp_path / "out")).null_threshold == 0.25
+    assert task_json.task_of(huggingface.read(tmp_path / "out")).null_threshold == 0.25
     change_config(tmp_path / "out", bert_jax_task=None)
-    third_party = measurement.task_of(huggingface.read(tmp_path / "out"))
-    assert (third_party.kind, third_party.unanswerable, third_party.metrics) == (
-        "question",
-        False,
-        ("f1", "exact_match"),
-    )
+    foreign = task_json.task_of(huggingface.read(tmp_path / "out"))
+    assert (foreign.kind, foreign.unanswerable, foreign.metrics) == ("question", False, ("f1", "exact_match"))
 
 
 def test_a_pickle_is_refused_with_the_reason_and_a_way_to_convert_it(tmp_path):

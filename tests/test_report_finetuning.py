@@ -28,7 +28,7 @@ from bert_jax.reporting.span_errors import compare_spans
 from bert_jax.storage.local import write_json
 from bert_jax.tasks import registry
 from bert_jax.tasks.example import Span
-from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.task_json import to_json
 from bert_jax.train import workdir as workdir_lib
 
 
@@ -127,10 +127,10 @@ def workdir(folder: Path, kind: str, lines: list[str], name: str, **task: Any) -
     (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     named = TaskConfig(train=str(folder / name), dev=str(folder / name), kind=kind, max_length=16, **task)
     resolved, files = registry.resolve(named)
-    resolved = kind_of(resolved).complete(resolved, registry.read(resolved, files["dev"]))
-    heads = kind_of(resolved).objective(resolved).heads
+    resolved = resolved.complete(registry.read(resolved, files["dev"]))
+    heads = resolved.objective().heads
     training = json.loads(json.dumps(dataclasses.asdict(FinetuneConfig(task=named))))
-    loaded = random_checkpoint(folder / "vocabulary", odd_config(layers=1), heads, task=dataclasses.asdict(resolved))
+    loaded = random_checkpoint(folder / "vocabulary", odd_config(layers=1), heads, task=to_json(resolved))
     assert isinstance(heads, Heads)
     bert_jax_format.write(dataclasses.replace(loaded, training=training), folder / "run")
     lines = [json.dumps({"step": step, "loss": 1.0, "task_loss": 1.0, "eval_accuracy": 0.5}) for step in (1, 2)]

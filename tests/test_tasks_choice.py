@@ -22,7 +22,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import registry
 from bert_jax.tasks.example import Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.kinds.choice import Choice, ChoiceLabels, ChoiceRows
+from bert_jax.tasks.kinds.choice import ChoiceLabels, ChoiceRows, ChoiceTask
 from bert_jax.tasks.kinds.choice_items import MultipleChoice
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
@@ -30,8 +30,7 @@ from bert_jax.train import partitioning
 from bert_jax.train.losses import IMPOSSIBLE
 from bert_jax.train.objectives import total_loss
 
-KIND = Choice()
-TASK = Task("own", "choice", max_length=12, metrics=("accuracy",))
+TASK = ChoiceTask("own", max_length=12, metrics=("accuracy",))
 MODEL = ModelConfig(vocab_size=60, layers=1, width=16, heads=2, feed_forward=24, max_positions=16)
 ITEMS = [
     ("a b", "", ("c", "d e f", "g"), "1"),
@@ -56,26 +55,26 @@ def split_of(items: list) -> Split[MultipleChoice]:
 
 @pytest.fixture(scope="module")
 def rows(letters: Tokenizer) -> ChoiceRows:
-    return KIND.encode(TASK, split_of(ITEMS), letters)
+    return TASK.encode(split_of(ITEMS), letters)
 
 
 @functools.cache
 def params() -> dict:
     """Large enough that choices differ, drawn by numpy: initialising by jax takes longer than the test."""
     draw = np.random.default_rng(1)
-    abstract = abstract_params(MODEL, KIND.objective(TASK).heads)
+    abstract = abstract_params(MODEL, TASK.objective().heads)
     return jax.tree.map(lambda leaf: draw.normal(0, 0.3, leaf.shape).astype(np.float32), abstract)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def scores_of(task: Task, params: dict, batch: TaskBatch) -> jax.Array:
-    objective = KIND.objective(task)
+    objective = task.objective()
     return objective.outputs(bind(MODEL, objective.heads, params, Runtime()), batch, None)
 
 
 @jax.jit
 def gradient(params: dict, batch: TaskBatch) -> tuple[jax.Array, dict]:
-    objective = KIND.objective(TASK)
+    objective = TASK.objective()
 
     def loss(params: dict) -> jax.Array:
         model = bind(MODEL, objective.heads, params, Runtime())
@@ -104,19 +103,19 @@ def test_a_row_holds_a_sequence_for_each_choice(letters: Tokenizer, rows: Choice
     ]
     assert batch.labels.present.tolist() == [[True, True, False], [True, False, True], [False] * 3]
     assert batch.labels.right[:2].tolist() == [0, 2] and batch.label_weights.tolist() == [1, 1, 0]
-    assert rows.lengths.tolist() == [8, 10, 7] and KIND.counts(rows) == {"choices": 7, "empty_texts": 0}
+    assert rows.lengths.tolist() == [8, 10, 7] and TASK.counts(rows) == {"choices": 7, "empty_texts": 0}
 
 
 def test_max_length_is_of_one_choice_and_cuts_the_longer_part(letters: Tokenizer) -> None:
-    rows = KIND.encode(replace(TASK, max_length=8), split_of(ITEMS), letters)
+    rows = replace(TASK, max_length=8).encode(split_of(ITEMS), letters)
     assert rows.lengths.max() == 8 and rows.truncated == 1  # of both choices of an item
     assert letters.tokens(rows.batch(np.array([1]), 8).input_ids[0, :8]) == ["[CLS]", *"hij", "[SEP]", *"lm", "[SEP]"]
 
 
 def test_an_empty_context_is_counted_and_said(letters: Tokenizer) -> None:
-    rows = KIND.encode(TASK, split_of([(" ", "", ("b", "c"), "0"), ITEMS[0]]), letters)
-    assert KIND.counts(rows) == {"choices": 5, "empty_texts": 1}
-    assert KIND.remarks(TASK, rows) == ["train.jsonl: 1 of 2 items have an empty context"]
+    rows = TASK.encode(split_of([(" ", "", ("b", "c"), "0"), ITEMS[0]]), letters)
+    assert TASK.counts(rows) == {"choices": 5, "empty_texts": 1}
+    assert TASK.remarks(rows) == ["train.jsonl: 1 of 2 items have an empty context"]
 
 
 def test_scores_and_loss_are_those_of_berts_published_head(tmp_path: Path) -> None:
@@ -130,7 +129,7 @@ def test_scores_and_loss_are_those_of_berts_published_head(tmp_path: Path) -> No
     ]
     labels = ChoiceLabels(golden.arrays["inputs/labels"].astype(np.int32), np.ones((count, choices), bool))
     batch = TaskBatch(*side_by_side, labels, np.ones(count, np.float32))
-    loaded, objective = golden.loaded, KIND.objective(TASK)
+    loaded, objective = golden.loaded, TASK.objective()
     assert loaded.heads == objective.heads
 
     @jax.jit
@@ -165,8 +164,8 @@ def test_padding_and_fillers_change_neither_loss_nor_gradient(rows: ChoiceRows) 
 def test_choices_in_another_order_have_the_same_scores(letters: Tokenizer, pooling: str) -> None:
     task, order = replace(TASK, pooling=pooling), [2, 0, 1]
     moved = [(*item[:2], tuple(item[2][place] for place in order), "0") for item in (ITEMS[0], ITEMS[2])]
-    first = KIND.encode(task, split_of([ITEMS[0], ITEMS[2]]), letters).batch(np.array([0, 1]), 12)
-    second = KIND.encode(task, split_of([(*moved[0][:3], "0"), moved[1]]), letters).batch(np.array([0, 1]), 12)
+    first = task.encode(split_of([ITEMS[0], ITEMS[2]]), letters).batch(np.array([0, 1]), 12)
+    second = task.encode(split_of([(*moved[0][:3], "0"), moved[1]]), letters).batch(np.array([0, 1]), 12)
     before, after = scores_of(task, params(), first), scores_of(task, params(), second)
     np.testing.assert_allclose(np.asarray(before)[:, order], after, atol=1e-6)
     assert np.ptp(np.asarray(before)[0]) > 1e-3
@@ -187,8 +186,8 @@ def test_each_device_keeps_its_own_items(rows: ChoiceRows) -> None:
 
 def test_answers_are_measured_and_told(rows: ChoiceRows) -> None:
     answers = [np.array([0.0, 1.0, -1.0]), np.array([0.0, 1.0, IMPOSSIBLE]), np.array([2.0, IMPOSSIBLE, 3.0])]
-    assert KIND.measure(TASK, rows, answers) == {"accuracy": pytest.approx(2 / 3)}
-    told = KIND.predictions(TASK, rows, answers)
+    assert TASK.measure(rows, answers) == {"accuracy": pytest.approx(2 / 3)}
+    told = TASK.predictions(rows, answers)
     assert [(one["label"], one["choice"]) for one in told] == [(1, "d e f"), (1, "o"), (2, "s t")]
     assert told[2]["scores"] == pytest.approx({"0": 1 / (1 + np.e), "2": np.e / (1 + np.e)})
     assert told[2]["score"] == told[2]["scores"]["2"]
@@ -234,9 +233,9 @@ def test_copa_asks_for_the_cause_or_the_effect(tmp_path: Path) -> None:
         "It rained. What happened as a RESULT?",
         "I fell. What was the CAUSE of this?",
     ]
-    assert split.items[1] == KIND.parse(task, Path("in"), [InputRecord(2, COPA[1])]).items[0]._replace(label="1")
+    assert split.items[1] == task.parse(Path("in"), [InputRecord(2, COPA[1])]).items[0]._replace(label="1")
     assert not registry.read(task, files["test"], label_required=False).labelled
-    with pytest.raises(UserError, match=r"bad.jsonl line 1: question is 'why'; wanted cause or effect"):
+    with pytest.raises(UserError, match=r"bad.jsonl line 1: question is 'why'; expected cause or effect"):
         registry.read(task, json_lines(tmp_path / "bad.jsonl", [COPA[0] | {"question": "why"}]))
 
 
@@ -256,25 +255,25 @@ def test_own_items_have_a_list_of_choices_or_columns_of_them(tmp_path: Path, let
         ],
     )
     split = own(listed, choices="options")
-    assert KIND.encode(TASK, split, letters).labels.tolist() == [2, 1, 0]
+    assert TASK.encode(split, letters).labels.tolist() == [2, 1, 0]
     columns = tmp_path / "own.tsv"
     columns.write_text("context\tone\ttwo\tthree\tright\na\tb\tc\t\t1\na\tb\tc\td\t2\n")
     split = own(columns, choices="one,two,three")
     assert split.items[0].choices == ("b", "c", "")
-    assert KIND.encode(TASK, split, letters).choice_lengths.tolist() == [[5, 5, 0], [5, 5, 5]]
+    assert TASK.encode(split, letters).choice_lengths.tolist() == [[5, 5, 0], [5, 5, 5]]
 
 
 @pytest.mark.parametrize(
     ("record", "said"),
     [
         ({"options": ["b"]}, "line 1 has fewer than two choices"),
-        ({"options": ["b", ""]}, "line 1: choices are .* a list of texts, none of them empty"),
+        ({"options": ["b", ""]}, "line 1: choices is .* a list of texts, none of them empty"),
         ({"options": "b"}, "line 1 has fewer than two choices"),
         ({"right": None}, "own.jsonl has no labels"),
-        ({"right": [1]}, r"line 1: \[1\] is no label; wanted the right choice's place from 0"),
-        ({"context": 3}, "line 1 holds 3 where a text was wanted"),
-        ({"right": 2}, "line 1: label '2' is none of its 2 choices; wanted a place from 0, a letter"),
-        ({"right": "z"}, "line 1: label 'z' is none of its 2 choices"),
+        ({"right": [1]}, r"line 1: \[1\] is not a label; expected the index of the correct choice, from 0"),
+        ({"context": 3}, "line 1 holds 3; expected a text"),
+        ({"right": 2}, "line 1: label '2' is not one of its 2 choices; expected an index from 0, a letter"),
+        ({"right": "z"}, "line 1: label 'z' is not one of its 2 choices"),
     ],
 )
 def test_what_is_no_item_is_told_with_file_and_line(
@@ -282,7 +281,7 @@ def test_what_is_no_item_is_told_with_file_and_line(
 ) -> None:
     whole = {"context": "a", "options": ["b", "c"], "right": 0} | record
     with pytest.raises(UserError, match=said):
-        KIND.encode(TASK, own(json_lines(tmp_path / "own.jsonl", [whole]), choices="options"), letters)
+        TASK.encode(own(json_lines(tmp_path / "own.jsonl", [whole]), choices="options"), letters)
 
 
 def test_a_table_of_fields_wants_the_columns_of_all_choices(tmp_path: Path) -> None:
@@ -290,16 +289,16 @@ def test_a_table_of_fields_wants_the_columns_of_all_choices(tmp_path: Path) -> N
     path.write_text("context,choices,right\na,b,0\n")
     with pytest.raises(UserError, match=r"task.choices names one column, 'choices'. Name those of all choices"):
         own(path, kind="choice")
-    with pytest.raises(UserError, match=r"task.choices is for multiple choice, not for regression"):
+    with pytest.raises(UserError, match=r"task.choices is for choice, not for regression; leave it out"):
         own(path, choices="a,b", kind="regression")
 
 
 def test_what_is_to_be_predicted_is_a_line_of_parts_or_an_object() -> None:
     records = [InputRecord(1, "a b\tc\td"), InputRecord(2, {"context": "a b", "choices": ["c", "d"]})]
-    first, second = KIND.parse(TASK, Path("in"), records).items
+    first, second = TASK.parse(Path("in"), records).items
     assert first == second._replace(line=1) == MultipleChoice("a b", "", ("c", "d"), None, 1)
     with pytest.raises(UserError, match="in line 1 has fewer than two choices"):
-        KIND.parse(TASK, Path("in"), [InputRecord(1, "a b\tc")])
+        TASK.parse(Path("in"), [InputRecord(1, "a b\tc")])
 
 
 @pytest.mark.slow

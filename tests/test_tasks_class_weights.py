@@ -9,20 +9,21 @@ import pytest
 from sklearn.utils.class_weight import compute_class_weight
 
 from bert_jax.command import UserError
+from bert_jax.config import TaskConfig
+from bert_jax.tasks import registry
 from bert_jax.tasks.example import Example, Sentence, Split, TaskBatch
-from bert_jax.tasks.kinds import kind_of
-from bert_jax.tasks.kinds.tagging import TagLabels
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.kinds.classification import ClassificationTask
+from bert_jax.tasks.kinds.tagging import TaggingTask, TagLabels
 from bert_jax.train.losses import ClassCosts
 
 LABELS = ["b"] * 5 + ["a"] * 2 + ["c"]
 TRAIN = Split(Path("train.tsv"), tuple(Example("x", None, label, 2) for label in LABELS), labelled=True)
-TASK = Task("own", "classification", ("a", "b", "c", "d"))
+TASK = ClassificationTask("own", ("a", "b", "c", "d"))
 
 
 def weights_of(given: str) -> tuple[float, ...]:
     task = replace(TASK, class_weights=given)
-    return kind_of(task).complete(task, TRAIN).class_weight_values
+    return task.complete(TRAIN).class_weight_values
 
 
 def test_balanced_weights_are_those_of_scikit_learn_and_1_for_what_the_file_does_not_have() -> None:
@@ -37,36 +38,41 @@ def test_given_weights_go_by_label_and_the_others_weigh_1() -> None:
 
 def test_a_label_may_hold_an_equals_sign() -> None:
     task = replace(TASK, labels=("x=1", "y"), class_weights="x=1=2")
-    assert kind_of(task).complete(task, TRAIN).class_weight_values == (2.0, 1.0)
+    assert task.complete(TRAIN).class_weight_values == (2.0, 1.0)
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"class_weights": "e=2"}, r"names 'e' in 'e=2', which is no label of train.tsv: a, b, c, d. Use balanced"),
+        ({"class_weights": "e=2"}, r"names 'e' in 'e=2', which is not a label of train.tsv: a, b, c, d. Use balanced"),
         ({"class_weights": "balance"}, r"names '' in 'balance'"),
-        ({"class_weights": "a=many"}, r"has 'a=many', and 'many' is no weight"),
-        ({"class_weights": "a=0,b=0,c=0,d=0"}, r"leaves no class to learn; give one more than 0"),
-        ({"class_weights": "a=-1"}, r"'-1' is no weight; use a number, 0 or more"),
+        ({"class_weights": "a=many"}, r"has 'a=many', and 'many' is not a weight"),
+        ({"class_weights": "a=0,b=0,c=0,d=0"}, r"so all classes weigh 0; give one a weight above 0"),
+        ({"class_weights": "a=-1"}, r"'-1' is not a weight; use a number of 0 or more"),
         ({"label_smoothing": 1.0}, r"task.label_smoothing is 1.0; use 0 \(none\) or a share below 1"),
-        ({"label_smoothing": 0.1, "kind": "regression", "labels": ()}, "not for regression; leave it out"),
-        ({"class_weights": "balanced", "kind": "regression", "labels": ()}, "not for regression; leave it out"),
-        ({"class_weights": "balanced", "kind": "tagging", "crf": True}, r"and task.crf has none; leave out one"),
     ],
 )
 def test_what_is_no_weight_and_no_share_is_told(options: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
         task = replace(TASK, **options)
-        kind_of(task).complete(task, TRAIN)
+        task.complete(TRAIN)
+
+
+@pytest.mark.parametrize("options", [{"label_smoothing": 0.1}, {"class_weights": "balanced"}])
+def test_options_of_another_kind_are_refused(options: dict) -> None:
+    with pytest.raises(UserError, match=rf"task.{next(iter(options))} is for classification, .*, not for regression;"):
+        registry.resolve(TaskConfig(train="a.tsv", kind="regression", **options))
+    with pytest.raises(UserError, match=r"which task.crf replaces; leave out one"):
+        TaggingTask("own", crf=True, **options)
 
 
 def test_tags_are_weighed_by_words_in_the_scheme_of_the_labels() -> None:
     words = Sentence(("EU", "says", "Rome", "Paris", "!"), ("I-ORG", "O", "I-LOC", "B-LOC", "O"), (1, 2, 3, 4, 5))
     train = Split(Path("train.conll"), (words,), labelled=True)
-    task = Task("own", "tagging", ("O", "B-ORG", "B-LOC", "I-LOC"), class_weights="balanced", label_smoothing=0.1)
-    found = kind_of(task).complete(task, train)
+    task = TaggingTask("own", ("O", "B-ORG", "B-LOC", "I-LOC"), class_weights="balanced", label_smoothing=0.1)
+    found = task.complete(train)
     assert found.class_weight_values == (5 / 6, 5 / 3, 5 / 6, 1.0)  # n / (3 * count); I-LOC is in the set only
-    objective = kind_of(found).objective(found)
+    objective = found.objective()
     labels = TagLabels(tags=jnp.array([[2, 0, 3]]), words=jnp.array([[0, 1, 2]]))
     batch = TaskBatch(*[jnp.zeros((1, 3), jnp.int32)] * 4, labels=labels, label_weights=jnp.array([[1.0, 1, 0]]))
     assert objective.counts(batch)["task"] == pytest.approx(5 / 6 + 5 / 6)
@@ -77,7 +83,7 @@ def test_the_denominator_is_the_weight_of_the_truths_and_measuring_is_plain() ->
     task = replace(TASK, class_weight_values=(0.5, 2.0, 1.0, 1.0), class_weights="a=0.5,b=2", label_smoothing=0.1)
     labels, weights = jnp.array([0, 1, 1, 0]), jnp.array([1.0, 1, 1, 0])
     batch = TaskBatch(*[jnp.zeros((4, 8), jnp.int32)] * 4, labels=labels, label_weights=weights)
-    assert kind_of(task).objective(task).counts(batch)["task"] == 0.5 + 2 + 2
-    plain = kind_of(task).objective(task.measured)
-    assert plain.counts(batch)["task"] == 3 and plain == kind_of(TASK).objective(TASK)
+    assert task.objective().counts(batch)["task"] == 0.5 + 2 + 2
+    plain = task.measured.objective()
+    assert plain.counts(batch)["task"] == 3 and plain == TASK.objective()
     assert task.costs == ClassCosts((0.5, 2.0, 1.0, 1.0), 0.1) and task.measured.costs == ClassCosts()

@@ -14,12 +14,10 @@ from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
 from bert_jax.tasks import measurement, pairs, texts
 from bert_jax.tasks.example import Example, Split
-from bert_jax.tasks.kinds.classification import Classification
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
 from bert_jax.tokenizer import Tokenizer
 
-KIND = Classification()
-TASK = Task("own", "classification", ("no", "yes"), max_length=12, metrics=("accuracy",))
+TASK = ClassificationTask("own", ("no", "yes"), max_length=12, metrics=("accuracy",))
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +36,7 @@ def split_of(*items: tuple[str, str | None, str | None]) -> Split[Example]:
 
 
 def test_a_pair_is_cls_text_sep_pair_sep_with_the_pair_in_segment_1(letters: Tokenizer) -> None:
-    rows = KIND.encode(TASK, split_of(("a b", "c d e", "yes"), ("f", "g", "no")), letters)
+    rows = TASK.encode(split_of(("a b", "c d e", "yes"), ("f", "g", "no")), letters)
     batch = rows.batch(np.array([0, 1, -1]), 10)
     tokens = [letters.tokens(row) for row in batch.input_ids]
     assert tokens[0] == ["[CLS]", "a", "b", "[SEP]", "c", "d", "e", "[SEP]", "[PAD]", "[PAD]"]
@@ -52,13 +50,13 @@ def test_a_pair_is_cls_text_sep_pair_sep_with_the_pair_in_segment_1(letters: Tok
 
 
 def test_a_single_text_is_cls_text_sep(letters: Tokenizer) -> None:
-    rows = KIND.encode(TASK, split_of(("ab", None, None), ("", None, None)), letters)
+    rows = TASK.encode(split_of(("ab", None, None), ("", None, None)), letters)
     assert letters.tokens(rows.input_ids) == ["[CLS]", "a", "##b", "[SEP]", "[CLS]", "[SEP]"]
     assert rows.label_weights.tolist() == [0, 0]
 
 
 def test_special_tokens_in_a_text_are_text(letters: Tokenizer) -> None:
-    rows = KIND.encode(TASK, split_of(("a [SEP] b", None, "yes")), letters)
+    rows = TASK.encode(split_of(("a [SEP] b", None, "yes")), letters)
     assert (rows.input_ids == letters.sep_id).sum() == 1
 
 
@@ -94,7 +92,7 @@ def test_cut_lengths_equal_those_of_hugging_face_tokenizers(letters: Tokenizer) 
 
 def test_cut_examples_are_counted_and_keep_both_separators(letters: Tokenizer) -> None:
     long = " ".join("abcdefghijklmno")
-    rows = KIND.encode(TASK, split_of((long, "a b", "yes"), ("a", "b", "no"), ("a", long, "no")), letters)
+    rows = TASK.encode(split_of((long, "a b", "yes"), ("a", "b", "no"), ("a", long, "no")), letters)
     assert rows.truncated == 2
     assert rows.lengths.tolist() == [12, 5, 12]
     batch = rows.batch(np.array([0, 2]), 12)
@@ -108,7 +106,7 @@ def test_pairs_are_parted_and_cut_as_the_library_has_it_with_roberta_s_vocabular
     library = tokenizers.Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
     library.enable_truncation(max_length=12, strategy="longest_first")
     examples = [("ab", "a c"), ("a b c d e f g h", "a"), ("b", "c d e f g h a b c"), ("a" * 9, "c" * 9), ("abc", "")]
-    rows = KIND.encode(TASK, split_of(*((first, second, "no") for first, second in examples)), words)
+    rows = TASK.encode(split_of(*((first, second, "no") for first, second in examples)), words)
     for row, (first, second) in enumerate(examples):
         ids = rows.input_ids[rows.offsets[row] : rows.offsets[row + 1]].tolist()
         assert ids == library.encode(first, second).ids
@@ -119,35 +117,37 @@ def test_pairs_are_parted_and_cut_as_the_library_has_it_with_roberta_s_vocabular
 
 def test_labels_come_from_the_training_file_in_order() -> None:
     numbers = split_of(("a", None, "10"), ("b", None, "9"), ("c", None, "-1"))
-    assert KIND.complete(replace(TASK, labels=(), metrics=()), numbers).labels == ("-1", "9", "10")
-    words = KIND.complete(replace(TASK, labels=(), metrics=()), split_of(("a", None, "b"), ("b", None, "a")))
+    assert replace(TASK, labels=(), metrics=()).complete(numbers).labels == ("-1", "9", "10")
+    words = replace(TASK, labels=(), metrics=()).complete(split_of(("a", None, "b"), ("b", None, "a")))
     assert (words.labels, words.metrics) == (("a", "b"), ("accuracy", "macro_f1"))
-    assert KIND.complete(TASK, numbers) == TASK
+    assert TASK.complete(numbers) == TASK
 
 
 def test_a_label_that_is_not_in_the_set_is_told_with_file_and_line(letters: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"train.tsv line 3: label 'perhaps' is not one of the task's: 'no', 'yes'"):
-        KIND.encode(TASK, split_of(("a", None, "yes"), ("b", None, "perhaps")), letters)
+    with pytest.raises(
+        UserError, match=r"train.tsv line 3: unknown label 'perhaps'; the task's labels are: 'no', 'yes'"
+    ):
+        TASK.encode(split_of(("a", None, "yes"), ("b", None, "perhaps")), letters)
 
 
 @pytest.mark.parametrize("score", ["", "nan", "high", "inf", "1e39"])
 def test_a_score_that_is_no_number_is_told_with_file_and_line(letters: Tokenizer, score: str) -> None:
-    task = Task("own", "regression", max_length=12)
-    with pytest.raises(UserError, match=f"train.tsv line 3: '{score}' is no number"):
-        KIND.encode(task, split_of(("a", None, "2.5"), ("b", None, score)), letters)
+    task = RegressionTask("own", max_length=12)
+    with pytest.raises(UserError, match=f"train.tsv line 3: '{score}' is not a number"):
+        task.encode(split_of(("a", None, "2.5"), ("b", None, score)), letters)
 
 
 def test_empty_texts_are_counted_and_said(letters: Tokenizer) -> None:
-    rows = KIND.encode(TASK, split_of(("", "a", "yes"), ("a", " \t", "no"), ("a", "b", "no")), letters)
-    assert KIND.counts(rows) == {"empty_texts": 2} and rows.lengths.tolist() == [4, 4, 5]
+    rows = TASK.encode(split_of(("", "a", "yes"), ("a", " \t", "no"), ("a", "b", "no")), letters)
+    assert TASK.counts(rows) == {"empty_texts": 2} and rows.lengths.tolist() == [4, 4, 5]
     assert measurement.remarks(rows, TASK) == ["train.tsv: 2 of 3 examples have an empty text"]
 
 
 def test_what_was_cut_or_left_out_is_said(letters: Tokenizer) -> None:
     long = " ".join("abcdefghijklmno")
     split = replace(split_of((long, "a b", "yes"), ("a", "b", "no")), left_out=3)
-    assert measurement.remarks(KIND.encode(TASK, split, letters), TASK) == [
-        "train.tsv: 3 lines have another number of fields, so are left out",
+    assert measurement.remarks(TASK.encode(split, letters), TASK) == [
+        "train.tsv: 3 lines are left out, which have another number of fields",
         "train.tsv: 1 of 2 examples lost tokens to task.max_length=12",
     ]
 
@@ -160,26 +160,26 @@ def test_labels_that_are_all_the_same_are_said_with_what_they_leave_undefined(
     letters: Tokenizer, metrics: tuple[str, ...], end: str
 ) -> None:
     task = replace(TASK, metrics=metrics)
-    rows = KIND.encode(task, split_of(("a", "b", "no"), ("b", "c", "no")), letters)
-    assert KIND.remarks(task, rows) == [f"train.tsv: every label is 'no'{end}"]
-    measured = KIND.measure(task, rows, [np.array([1.0, 0.0]), np.array([0.0, 1.0])])
+    rows = task.encode(split_of(("a", "b", "no"), ("b", "c", "no")), letters)
+    assert task.remarks(rows) == [f"train.tsv: every label is 'no'{end}"]
+    measured = task.measure(rows, [np.array([1.0, 0.0]), np.array([0.0, 1.0])])
     undefined = {name for name, value in measured.items() if np.isnan(value)}
     assert undefined == ({"matthews_correlation"} if end else set())
 
 
 def test_scores_are_read_as_they_are(letters: Tokenizer) -> None:
-    task = Task("own", "regression", max_length=12)
-    rows = KIND.encode(task, split_of(("a", "b", "2.5"), ("b", "c", "0")), letters)
+    task = RegressionTask("own", max_length=12)
+    rows = task.encode(split_of(("a", "b", "2.5"), ("b", "c", "0")), letters)
     assert rows.labels.dtype == np.float32 and rows.labels.tolist() == [2.5, 0.0]
     outputs = np.array([[2.0], [-1.0]], np.float32)
     named = replace(task, metrics=("pearson",))
-    assert KIND.measure(named, rows, list(outputs)) == {"pearson": pytest.approx(1.0)}
+    assert named.measure(rows, list(outputs)) == {"pearson": pytest.approx(1.0)}
 
 
 def test_a_classification_needs_labels_that_differ_and_repeat() -> None:
     unlabelled = replace(TASK, labels=())
     with pytest.raises(UserError, match="every label is 'a'"):
-        KIND.complete(unlabelled, split_of(("x", None, "a"), ("y", None, "a")))
+        unlabelled.complete(split_of(("x", None, "a"), ("y", None, "a")))
     many = split_of(*(("x", None, f"{number}.5") for number in range(80)))
     with pytest.raises(UserError, match=r"80 different labels in 80 lines.*task.kind=regression"):
-        KIND.complete(unlabelled, many)
+        unlabelled.complete(many)

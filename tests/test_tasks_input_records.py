@@ -11,20 +11,23 @@ from hypothesis import strategies as st
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Span, Split
 from bert_jax.tasks.input_records import InputRecord, split_words
-from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.kinds.classification import ClassificationTask
+from bert_jax.tasks.kinds.span import SpanPairTask
+from bert_jax.tasks.kinds.tagging import TaggingTask
+from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 
 SOURCE = Path("input.txt")
-TEXTS = Task("own", "classification", ("a", "b"), columns=Columns("review", "", "stars"))
-PAIRS = Task("own", "classification", ("a", "b"), columns=Columns("question1", "question2", "same"))
-UNKNOWN = Task("own", "classification", ("a", "b"))  # as another's folder says it: without columns
-TAGS = Task("own", "tagging", ("O", "B-X", "I-X"))
+TEXTS = ClassificationTask("own", ("a", "b"), columns=Columns("review", "", "stars"))
+PAIRS = ClassificationTask("own", ("a", "b"), columns=Columns("question1", "question2", "same"))
+UNKNOWN = ClassificationTask("own", ("a", "b"))  # as another's folder says it: without columns
+TAGS = TaggingTask("own", ("O", "B-X", "I-X"))
 
 
 def parse(task: Task, *contents: Any) -> Split[Any]:
     records = [InputRecord(line, content) for line, content in enumerate(contents, start=1)]
-    return kind_of(task).parse(task, SOURCE, records)
+    return task.parse(SOURCE, records)
 
 
 def texts(split: Split[Any]) -> list[tuple[str, str | None]]:
@@ -55,12 +58,12 @@ def test_fields_have_the_columns_names_or_the_general_ones() -> None:
         (TEXTS, ["fine", "  "], "input.txt line 2 is empty"),
         (TEXTS, ["a\tb"], "line 1 holds 2 texts, parted by tabs; wanted 1: text"),
         (PAIRS, ["a"], "line 1 holds 1 texts, parted by tabs; wanted 2: text, text_pair"),
-        (UNKNOWN, ["a\tb", "c"], "line 2 is one text, line 1 is a pair"),
+        (UNKNOWN, ["a\tb", "c"], "line 2 is one text, but line 1 is a pair"),
         (TEXTS, [{"sentence": "a"}], "line 1 has no field 'review' or 'text'; its fields are: 'sentence'"),
         (TEXTS, [{"text": 7}], "line 1: wanted a text in quotes, got 7"),
         (TEXTS, [{"text": "a \ud800"}], "line 1 holds half of a surrogate pair"),
         (TAGS, [""], "line 1 is empty"),
-        (TAGS, [{"tokens": "a b"}], "tokens is 'a b'; wanted a list of words"),
+        (TAGS, [{"tokens": "a b"}], "tokens is 'a b'; expected a list of words"),
         (TAGS, [{"tokens": ["a", "c"], "text": "a b"}], "the token 'c' is not in the text after character 1"),
     ],
 )
@@ -93,13 +96,13 @@ def test_what_combines_with_a_symbol_stays_with_it(text: str, words: list[str]) 
 
 
 def test_words_are_taken_from_the_column_that_the_task_learnt_from() -> None:
-    task = Task("own", "tagging", ("O", "B-X"), columns=Columns("forms", "", "ner"))
+    task = TaggingTask("own", ("O", "B-X"), columns=Columns("forms", "", "ner"))
     objects = [{"forms": ["a", "b"], "tokens": ["c"]}, {"tokens": ["c"]}, {"forms": "a b"}, {"text": "a b"}]
     assert [item.words for item in parse(task, *objects).items] == [("a", "b"), ("c",), ("a", "b"), ("a", "b")]
-    called_text = Task("own", "token_regression", columns=Columns("text", "", "labels"))
+    called_text = TokenRegressionTask("own", columns=Columns("text", "", "labels"))
     (words, line) = parse(called_text, {"text": ["a", "b"]}, {"tokens": ["a", "b"], "text": "a b"}).items
     assert (words.words, words.offsets) == (("a", "b"), None) and line.offsets == ((0, 1), (2, 3))
-    pairs = Task("own", "span_pairs", ("X",), relations_between="given", columns=Columns("forms", "", "entities"))
+    pairs = SpanPairTask("own", ("X",), relations_between="given", columns=Columns("forms", "", "entities"))
     (item,) = parse(pairs, {"forms": ["a", "b"], "entities": [{"start": 0, "end": 2, "label": "X"}]}).items
     assert item.words == ("a", "b") and item.spans == (Span("X", 0, 2),)
 

@@ -2,6 +2,7 @@
 
 import functools
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -11,20 +12,19 @@ import pytest
 from bert_jax.config import ModelConfig
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.tasks.example import LabelledRows, TaskBatch
-from bert_jax.tasks.kinds import kind_of
-from bert_jax.tasks.kinds.tagging import TagRows
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.example import LabelledRows, Split, TaskBatch
+from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
+from bert_jax.tasks.kinds.tagging import TaggingTask, TagRows
 from bert_jax.train.objectives import means, total_loss
 
 MODEL = ModelConfig(vocab_size=50, layers=2, width=16, heads=2, feed_forward=24, max_positions=32)
 TASKS = {
-    "classification": Task("own", "classification", ("a", "b", "c")),
-    "regression": Task("own", "regression"),
-    "tagging": Task("own", "tagging", ("a", "b", "c", "d")),
-    "mean_pooled": Task("own", "classification", ("a", "b", "c"), pooling="mean"),
+    "classification": ClassificationTask("own", ("a", "b", "c")),
+    "regression": RegressionTask("own"),
+    "tagging": TaggingTask("own", ("a", "b", "c", "d")),
+    "mean_pooled": ClassificationTask("own", ("a", "b", "c"), pooling="mean"),
 }
-OBJECTIVES = {name: kind_of(task).objective(task) for name, task in TASKS.items()}
+OBJECTIVES = {name: task.objective() for name, task in TASKS.items()}
 
 
 def batch_of(kind: str, length: int = 12, fillers: int = 0) -> TaskBatch:
@@ -32,7 +32,7 @@ def batch_of(kind: str, length: int = 12, fillers: int = 0) -> TaskBatch:
     draw = np.random.default_rng(0)
     lengths = np.array([5, 9, 7])
     size = int(lengths.sum()) if kind == "tagging" else 3
-    labels = draw.integers(0, TASKS[kind].classes, size).astype(np.int32)
+    labels = draw.integers(0, max(len(TASKS[kind].labels), 1), size).astype(np.int32)
     shared: dict[str, Any] = {
         "input_ids": draw.integers(5, 50, lengths.sum()).astype(np.int32),
         "first_lengths": np.array([5, 4, 7], np.int32),
@@ -41,6 +41,7 @@ def batch_of(kind: str, length: int = 12, fillers: int = 0) -> TaskBatch:
         "label_weights": (draw.random(size) < 0.6).astype(np.float32) if kind == "tagging" else np.ones(3, np.float32),
         "pad_id": 0,
         "truncated": 0,
+        "split": Split(Path("train.tsv"), (), labelled=True),
     }
     words = np.zeros(0, np.int64)
     tags = {"word_rows": words, "word_slots": words, "word_sizes": words, "sentence_offsets": words}

@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 from test_tasks_question_windows import TASK, letters, split_of  # noqa: F401 (a fixture)
 
 from bert_jax.command import UserError
-from bert_jax.tasks.kinds.question import QuestionAnswering
+from bert_jax.config import TaskConfig
+from bert_jax.tasks import registry
 from bert_jax.tasks.kinds.question_answers import RowAnswers, best_spans, decode
 from bert_jax.tasks.kinds.question_files import Answer
 from bert_jax.tasks.kinds.question_metrics import SQUAD2_METRICS
 from bert_jax.tasks.kinds.question_windows import AnswerSpan, QuestionRows
-
-KIND = QuestionAnswering()
-
 
 ROWS = 16  # of a batch: one program for all
 _best = jax.jit(best_spans, static_argnums=(2, 3))
@@ -52,7 +50,7 @@ def all_spans(rows: QuestionRows, logits: np.ndarray, longest: int) -> list[tupl
 @given(st.integers(1, 40), st.sampled_from([2, 4]), st.integers(0, 2**32 - 1))
 def test_the_best_spans_are_those_of_a_search_through_all(letters, pieces, longest, seed):  # noqa: F811
     context = " ".join("abcdefghij"[place % 10] for place in range(pieces))
-    rows = KIND.encode(TASK, split_of(("a?", context, ()), ("b", "c d", ())), letters)
+    rows = TASK.encode(split_of(("a?", context, ()), ("b", "c d", ())), letters)
     logits = np.random.default_rng(seed).normal(size=(rows.count, 12, 2)).astype(np.float32)
     decoded = decode(rows, answers_of(rows, logits, 8, longest), 8)
     expected = all_spans(rows, logits, longest)[:8]
@@ -64,7 +62,7 @@ def test_the_best_spans_are_those_of_a_search_through_all(letters, pieces, longe
 
 
 def test_slots_that_are_padding_or_the_question_are_no_answer(letters):  # noqa: F811
-    rows = KIND.encode(TASK, split_of(("a?", "b c", ())), letters)
+    rows = TASK.encode(split_of(("a?", "b c", ())), letters)
     logits = np.zeros((1, 12, 2), np.float32)
     logits[0, [0, 1, 2, 3, 6, 7, 11]] = 100
     logits[0, 4, 0] = logits[0, 5, 1] = 1
@@ -73,10 +71,10 @@ def test_slots_that_are_padding_or_the_question_are_no_answer(letters):  # noqa:
 
 
 def test_a_context_without_pieces_has_no_answer(letters):  # noqa: F811
-    rows = KIND.encode(TASK, split_of(("a?", "\u200b", None)), letters)
+    rows = TASK.encode(split_of(("a?", "\u200b", None)), letters)
     (decoded,) = decode(rows, answers_of(rows, np.zeros((1, 12, 2), np.float32)), 8)
     assert decoded.spans == () and decoded.no_answer == 1 and decoded.text("\u200b") == ""
-    told = KIND.predictions(TASK, rows, answers_of(rows, np.zeros((1, 12, 2), np.float32)))
+    told = TASK.predictions(rows, answers_of(rows, np.zeros((1, 12, 2), np.float32)))
     assert told == [{"id": "1", "answer": "", "score": 1.0, "start": None, "end": None, "scores": []}]
 
 
@@ -88,37 +86,38 @@ def made_answers(rows: QuestionRows, *found: tuple[int, int, float, float]) -> l
 def test_metrics_and_predictions_of_questions_that_may_have_no_answer(letters):  # noqa: F811
     task = replace(TASK, unanswerable=True, metrics=SQUAD2_METRICS)
     split = split_of(("a", "b c", (Answer("b", 0),)), ("a", "b c", (Answer("c", 2),)), ("a", "b c", ()))
-    rows = KIND.encode(task, split, letters)
+    rows = task.encode(split, letters)
     # Answers b, b and c; none is the less likely the higher the score of the answer.
     answers = made_answers(rows, (3, 3, 2.0, 0.0), (3, 3, 1.0, 0.0), (4, 4, 0.5, 0.0))
-    found = KIND.measure(task, rows, answers)
+    found = task.measure(rows, answers)
     sure = [1 / (1 + math.exp(score)) for score in (2.0, 1.0, 0.5)]
     assert found["best_f1_thresh"] == pytest.approx(sure[0]) and found["f1"] == found["best_f1"] == pytest.approx(2 / 3)
-    calibrated = KIND.calibrated(task, found)
+    calibrated = task.calibrated(found)
     assert calibrated.null_threshold == found["best_f1_thresh"]
-    assert KIND.measure(calibrated, rows, answers) == found
-    assert KIND.measure(replace(task, null_threshold=0.5), rows, answers)["f1"] == pytest.approx(1 / 3)
-    told = KIND.predictions(calibrated, rows, answers)
+    assert calibrated.measure(rows, answers) == found
+    assert replace(task, null_threshold=0.5).measure(rows, answers)["f1"] == pytest.approx(1 / 3)
+    told = calibrated.predictions(rows, answers)
     assert [one["answer"] for one in told] == ["b", "", ""] and [one["id"] for one in told] == ["1", "2", "3"]
     assert (told[0]["start"], told[0]["end"]) == (0, 1) and told[0]["score"] == pytest.approx(1 - sure[0])
     assert told[1]["start"] is None and told[1]["score"] == told[1]["no_answer_probability"] == pytest.approx(sure[1])
     assert told[2]["scores"] == [{"answer": "c", "score": pytest.approx(1 - sure[2]), "start": 2, "end": 3}]
-    assert KIND.calibrated(TASK, {"f1": 1.0}) == TASK
+    assert TASK.calibrated({"f1": 1.0}) == TASK
     settled = replace(task, null_threshold=0.5)
-    assert KIND.calibrated(settled, KIND.measure(settled, rows, answers)) == settled
-    squad1 = KIND.complete(TASK, split_of(("a", "b", (Answer("b", 0),))))
-    assert KIND.metric_names(squad1, split) == (*SQUAD2_METRICS, "task_loss") == KIND.metric_names(settled, split)
-    assert "exact_match" in KIND.metric_names(squad1, split_of(("a", "b", (Answer("b", 0),))))
+    assert settled.calibrated(settled.measure(rows, answers)) == settled
+    squad1 = TASK.complete(split_of(("a", "b", (Answer("b", 0),))))
+    assert squad1.metric_names(split) == (*SQUAD2_METRICS, "task_loss") == settled.metric_names(split)
+    assert "exact_match" in squad1.metric_names(split_of(("a", "b", (Answer("b", 0),))))
     with pytest.raises(UserError, match=r"null_threshold is 0.5, but every question of .* has an answer"):
-        KIND.complete(replace(TASK, null_threshold=0.5), split_of(("a", "b", (Answer("b", 0),))))
-    for kind, threshold in (("question", 1.5), ("classification", 0.5)):
-        with pytest.raises(UserError, match=rf"task.null_threshold is {threshold}; use a probability"):
-            replace(TASK, kind=kind, null_threshold=threshold)
+        replace(TASK, null_threshold=0.5).complete(split_of(("a", "b", (Answer("b", 0),))))
+    with pytest.raises(UserError, match=r"task.null_threshold is 1.5; use a probability"):
+        replace(TASK, null_threshold=1.5)
+    with pytest.raises(UserError, match=r"task.null_threshold is for question, not for classification; leave it out"):
+        registry.resolve(TaskConfig(train="a.tsv", null_threshold=0.5))
 
 
 def test_a_model_of_answers_always_is_measured_on_questions_without_by_the_rules_of_2(letters):  # noqa: F811
     split = split_of(("a", "b c", (Answer("b", 0),)), ("a", "b c", ()))
-    rows = KIND.encode(TASK, split, letters)
+    rows = TASK.encode(split, letters)
     answers = made_answers(rows, (3, 3, 2.0, 0.0), (3, 3, 1.0, 0.0))
-    assert KIND.measure(TASK, rows, answers)["NoAns_f1"] == 1
-    assert [one["answer"] for one in KIND.predictions(TASK, rows, answers)] == ["b", "b"]
+    assert TASK.measure(rows, answers)["NoAns_f1"] == 1
+    assert [one["answer"] for one in TASK.predictions(rows, answers)] == ["b", "b"]

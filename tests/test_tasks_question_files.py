@@ -16,18 +16,16 @@ from bert_jax.config import TaskConfig
 from bert_jax.tasks import registry
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.kinds.question import QuestionAnswering
+from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.kinds.question_files import Answer, Question, locate
 from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import Task
 
-KIND = QuestionAnswering()
-TASK = Task("own", "question")
+TASK = QuestionTask("own")
 CONTEXT = "The bridge was built in 1905 by Ada."
 
 
 def read(path: Path, label_required: bool = True, columns: Columns | None = None) -> Split[Question]:
-    return KIND.read(TASK, path, columns or Columns(), label_required)
+    return TASK.read(path, columns or Columns(), label_required)
 
 
 def squad(path: Path, *questions: dict, context: str = CONTEXT) -> Path:
@@ -55,7 +53,7 @@ def test_squad_is_read_with_questions_that_have_no_answer(tmp_path):
         split = read(file)
         assert [one.answers for one in split.items] == [(Answer("1905", 24),), (), ()] and split.labelled
         assert split.items[1] == Question("b", "Why?", CONTEXT, (), "question b")
-    assert KIND.complete(TASK, split).unanswerable
+    assert TASK.complete(split).unanswerable
 
 
 def test_questions_without_answers_are_read_where_no_labels_are_asked_for(tmp_path):
@@ -143,36 +141,36 @@ def test_what_is_to_be_predicted_is_a_record_or_a_line_of_two_texts():
         InputRecord(1, f"When?\t{CONTEXT}"),
         InputRecord(2, {"question": "Who?", "context": CONTEXT, "answers": ["Ada"]}),
     ]
-    split = KIND.parse(TASK, Path("input"), records)
+    split = TASK.parse(Path("input"), records)
     assert [(one.id, one.question, one.answers) for one in split.items] == [("1", "When?", None), ("2", "Who?", None)]
     assert not split.labelled
     with pytest.raises(UserError, match="input line 3 holds 1 texts, parted by tabs; wanted 2: question, context"):
-        KIND.parse(TASK, Path("input"), [InputRecord(3, "When?")])
+        TASK.parse(Path("input"), [InputRecord(3, "When?")])
 
 
 @pytest.mark.parametrize(
     "text, said",
     [
         ("{", "line 1 is not JSON"),
-        ("[]", "holds no object; wanted the JSON of SQuAD"),
+        ("[]", "does not hold an object; expected the JSON of SQuAD"),
         ("{}", r"the file has no 'data' \(a list\)"),
-        ('{"data": []}', "holds no questions"),
+        ('{"data": []}', "contains no questions"),
         ('{"data": [{"paragraphs": [{"context": " ", "qas": []}]}]}', "article 0 has an empty context"),
         ('{"data": [{"paragraphs": [{"context": 3, "qas": []}]}]}', r"article 0 has no 'context' \(a text\)"),
         ('{"data": [{"paragraphs": [{"context": "a", "qas": [{}]}]}]}', r"question 1 has no 'question' \(a text\)"),
         ('{"data": [{"paragraphs": [{"context": "a", "qas": [7]}]}]}', r"question 1 has no 'question' \(a text\)"),
         (
             '{"data": [{"paragraphs": [{"context": "a", "qas": [{"question": "\\ud800"}]}]}]}',
-            "question 1 holds half of a surrogate pair",
+            "question 1 contains half of a surrogate pair",
         ),
         (
             '{"data": [{"paragraphs": [{"context": "a", "qas": [{"question": "b", "answers": 3}]}]}]}',
-            "question 1: answers is 3; wanted a list",
+            "question 1: answers is 3; expected a list",
         ),
         (
             '{"data": [{"paragraphs": [{"context": "a", "qas": [{"question": "b", "answers": [{"text": "a", '
             '"answer_start": "0"}]}]}]}]}',
-            "question 1: answer_start is '0'; wanted a number",
+            "question 1: answer_start is '0'; expected a number",
         ),
     ],
 )
@@ -195,7 +193,7 @@ def test_broken_lines_are_told_with_their_numbers(tmp_path):
     with pytest.raises(UserError, match=r"train\.jsonl line 1 is empty"):
         read(path)
     json_lines(path, {"question": "a", "context": CONTEXT, "answers": {"text": ["b"], "answer_start": []}})
-    with pytest.raises(UserError, match="line 1: answers has not as many texts as answer_start"):
+    with pytest.raises(UserError, match="line 1: answers has different numbers of text and answer_start"):
         read(path)
 
 

@@ -78,7 +78,7 @@ def test_a_share_of_no_questions_is_undefined():
 
 
 def test_an_unknown_metric_is_told_with_those_there_are():
-    with pytest.raises(UserError, match="no metric 'bleu' of questions; there are: exact_match, f1"):
+    with pytest.raises(UserError, match="unknown metric 'bleu' for this kind of task; choose from: exact_match, f1"):
         squad1_metrics(("bleu",), [["a"]], ["a"])
 
 

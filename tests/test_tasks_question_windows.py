@@ -13,14 +13,12 @@ from bert_jax import tokenizer as tokenizer_lib
 from bert_jax.command import UserError
 from bert_jax.tasks import measurement
 from bert_jax.tasks.example import Split
-from bert_jax.tasks.kinds.question import QuestionAnswering
+from bert_jax.tasks.kinds.question import QuestionTask
 from bert_jax.tasks.kinds.question_files import Answer, Question
 from bert_jax.tasks.kinds.question_windows import AnswerSpan, QuestionRows, windows_of
-from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 
-KIND = QuestionAnswering()
-TASK = Task("own", "question", max_length=12, max_query_length=3, doc_stride=3, metrics=("f1", "exact_match"))
+TASK = QuestionTask("own", max_length=12, max_query_length=3, doc_stride=3, metrics=("f1", "exact_match"))
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +67,7 @@ def test_windows_and_their_best_pieces_are_those_of_a_plain_loop(pieces, room, s
 
 def test_a_row_is_a_question_and_a_window_of_its_context(letters):
     split = split_of(("ab?c", "abc defghi jk", (Answer("hi", 8),)))
-    rows = KIND.encode(TASK, split, letters)
+    rows = TASK.encode(split, letters)
     assert rows.count == 3 and rows.truncated == 1
     assert measurement.remarks(rows, TASK) == ["train.jsonl: 1 questions lost tokens to task.max_query_length=3"]
     batch = rows.batch(np.arange(3), 12)
@@ -84,7 +82,7 @@ def test_a_row_is_a_question_and_a_window_of_its_context(letters):
 
 def test_roberta_has_two_separators_between_the_texts(tmp_path):
     tokenizer = tokenizer_lib.load(byte_pairs(tmp_path, []))
-    rows = KIND.encode(TASK, split_of((" ab", "cd", (Answer("d", 1),))), tokenizer)
+    rows = TASK.encode(split_of((" ab", "cd", (Answer("d", 1),))), tokenizer)
     assert tokenizer.tokens(rows.input_ids) == ["<s>", "a", "b", "</s>", "</s>", "c", "d", "</s>"]
     assert rows.places[0, :2].tolist() == [6, 6]
 
@@ -111,7 +109,7 @@ def test_truths_cover_the_answer_and_are_in_each_window_that_has_it_whole(letter
     start = data.draw(st.sampled_from(places))
     end = data.draw(st.sampled_from([place for place in places if place >= start])) + 1
     split = split_of(("a?", context, (Answer(context[start:end], start),)))
-    rows = KIND.encode(replace(TASK, max_length=max_length), split, letters)
+    rows = replace(TASK, max_length=max_length).encode(split, letters)
     texts = covered(rows, 0)
     assert set(texts) <= {context[start:end]}
     pieces = sum(1 for character in context[start:end] if character.isalpha())
@@ -128,21 +126,23 @@ def test_an_answer_elsewhere_is_found_and_counted_and_one_that_is_nowhere_is_not
         ("a", "ab cd", ()),
         ("a", "ab  cd", (Answer("ab cd", None),)),  # white space matches any
     )
-    rows = KIND.encode(TASK, split, letters)
+    rows = TASK.encode(split, letters)
     assert [covered(rows, question) for question in range(5)] == [["ab"], ["cd"], [], [], ["ab  cd"]]
     assert rows.places[0, 0] == 3 and rows.label_weights.tolist() == [1, 1, 0, 1, 1]
-    assert KIND.counts(rows) == {"unanswerable": 1, "answers_moved": 1, "answers_not_found": 1}
-    assert KIND.remarks(TASK, rows) == [
-        "train.jsonl: 1 answers are not at their answer_start; the nearest like them is taken",
-        "train.jsonl: of 1 of 5 questions no answer is in the context; they are not learnt from",
+    assert TASK.counts(rows) == {"unanswerable": 1, "answers_moved": 1, "answers_not_found": 1}
+    assert TASK.remarks(rows) == [
+        "train.jsonl: 1 answers are not at their answer_start; the nearest occurrence is used",
+        "train.jsonl: 1 of 5 questions have no answer that occurs in the context; they are not trained on",
     ]
 
 
 def test_without_labels_nothing_weighs(letters):
-    rows = KIND.encode(TASK, split_of(("a", "ab cd", None)), letters)
+    rows = TASK.encode(split_of(("a", "ab cd", None)), letters)
     assert rows.label_weights.tolist() == [0] and rows.batch(np.array([0, -1]), 12).label_weights.tolist() == [0, 0]
 
 
 def test_a_question_that_leaves_no_room_is_told(letters):
-    with pytest.raises(UserError, match=r"task.max_length is 12, which task.max_query_length 9 leaves no room"):
-        KIND.encode(replace(TASK, max_query_length=9), split_of(("abcdefghi", "a", ())), letters)
+    with pytest.raises(
+        UserError, match=r"task.max_length is 12 and task.max_query_length 9, which leaves no space for a context"
+    ):
+        replace(TASK, max_query_length=9).encode(split_of(("abcdefghi", "a", ())), letters)

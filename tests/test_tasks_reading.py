@@ -12,9 +12,9 @@ import pytest
 
 from bert_jax.command import UserError
 from bert_jax.tasks import reading
-from bert_jax.tasks.kinds import kind_of
+from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.reading import Columns, typed_tables
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.registry import KINDS
 
 CONLLU = """\
 # newdoc id = email
@@ -196,21 +196,21 @@ def test_lists_of_prepared_data_are_those_of_json() -> None:
     ("kind", "text", "said"),
     [
         ("tagging", "a\tN\nb\t\n", "line 2: a word has no tag"),
-        ("spans", "a\tO\nb\t\n", "line 2: the tag marks no entity"),
-        ("spans", "a\tDET\nb\tNOUN\n", "line 1: the tag marks no entity"),
+        ("spans", "a\tO\nb\t\n", "line 2: the tag does not mark an entity"),
+        ("spans", "a\tDET\nb\tNOUN\n", "line 1: the tag does not mark an entity"),
     ],
 )
 def test_a_tag_that_is_none_is_a_mistake(tmp_path: Path, kind: str, text: str, said: str) -> None:
-    task, path = Task("own", kind), write(tmp_path / "a.conll", text)
+    task, path = KINDS[kind]("own"), write(tmp_path / "a.conll", text)
     with pytest.raises(UserError, match=said):
-        kind_of(task).read(task, path, Columns(), True)
+        task.read(path, Columns(), True)
 
 
 def test_a_file_without_any_tag_is_unlabelled(tmp_path: Path) -> None:
-    task, path = Task("own", "tagging"), write(tmp_path / "a.conll", "a\t\n\nb\t\n")
-    split = kind_of(task).read(task, path, Columns(), False)
+    task, path = TaggingTask("own"), write(tmp_path / "a.conll", "a\t\n\nb\t\n")
+    split = task.read(path, Columns(), False)
     assert not split.labelled and [item.words for item in split.items] == [("a",), ("b",)]
     with pytest.raises(UserError, match="line 1: a word has no tag"):
-        kind_of(task).read(task, path, Columns(), True)
+        task.read(path, Columns(), True)
     some = write(tmp_path / "some.conll", "a\tN\n\nb\t\n")  # whose tags predict does not read
-    assert [item.words for item in kind_of(task).read(task, some, Columns(), False).items] == [("a",), ("b",)]
+    assert [item.words for item in task.read(some, Columns(), False).items] == [("a",), ("b",)]

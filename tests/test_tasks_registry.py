@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from bert_jax.command import UserError
-from bert_jax.config import TaskConfig, load
+from bert_jax.config import TaskConfig
 from bert_jax.tasks import registry
-from bert_jax.tasks.kinds import kind_of, tagging_schemes
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.kinds import tagging_schemes
+from bert_jax.tasks.task_json import from_json, to_json
 
 # Two lines of each published file, headers where they have them; test files carry no labels.
 GLUE_FILES = {
@@ -110,7 +110,7 @@ def test_a_glue_folder_is_read_in_its_published_layout(tmp_path: Path, name: str
         train, test = registry.read(task, files["train"]), registry.read(task, files["test"], label_required=False)
         assert train.items[0][:3] == EXPECTED[name]
         assert train.labelled and not test.labelled
-        assert kind_of(task).complete(task, train) == task  # labels and metrics are fixed
+        assert task.complete(train) == task  # labels and metrics are fixed
 
 
 @pytest.fixture
@@ -184,15 +184,24 @@ def test_a_named_task_may_have_another_file_for_a_split(tmp_path: Path) -> None:
 
 
 MISTAKES = {
-    "unknown name": (TaskConfig(name="sst3"), "task.name is 'sst3'; known: sst2, cola"),
-    "no task": (TaskConfig(), "no task: give task.name"),
-    "columns for a named task": (TaskConfig(name="sst2", text="x"), "task.text is for files of your own"),
-    "unknown kind": (TaskConfig(train="a.tsv", kind="span"), "task.kind is 'span'; use classification"),
+    "unknown name": (TaskConfig(name="sst3"), "task.name is 'sst3'; choose from: sst2, cola"),
+    "no task": (TaskConfig(), "no task is given; set task.name"),
+    "columns for a named task": (
+        TaskConfig(name="sst2", text="x"),
+        "task.text is for your own files, but task.name is sst2",
+    ),
+    "unknown kind": (
+        TaskConfig(train="a.tsv", kind="span"),
+        "task.kind is 'span'; choose from: classification, regression, choice",
+    ),
     "unknown pooling": (
         TaskConfig(name="rte", dev="a", train="a", test="a", pooling="first"),
         "task.pooling is 'first'",
     ),
-    "pooled tags": (TaskConfig(train="a.conllu", pooling="mean"), "tagging reads each token; leave it out"),
+    "pooled tags": (
+        TaskConfig(train="a.conllu", pooling="mean"),
+        "task.pooling is for classification, regression, choice, not for tagging; leave it out",
+    ),
     "no data folder": (TaskConfig(name="sst2"), r"BERT_JAX_DATA is not set.*SST-2"),
     "missing folder": (TaskConfig(name="sst2", data_dir="/nowhere/glue"), "no such folder: /nowhere/glue"),
     "no room": (TaskConfig(name="sst2", max_length=4), "task.max_length is 4; use 8 or more"),
@@ -208,7 +217,7 @@ def test_a_mistake_is_told(monkeypatch: pytest.MonkeyPatch, mistake: str) -> Non
 
 
 def test_a_folder_without_the_task_is_told_with_the_places_tried(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"train.tsv of task cola is in none of: .*CoLA.*task.data_dir"):
+    with pytest.raises(UserError, match=r"train.tsv of task cola was not found in: .*CoLA.*task.data_dir"):
         registry.resolve(TaskConfig(name="cola", data_dir=str(tmp_path)))
 
 
@@ -295,7 +304,7 @@ def test_words_of_ones_own_pairs_are_marked_too_and_a_checkpoint_keeps_their_col
     config = TaskConfig(train=str(path), text="a", text_pair="b", label="same", marks="from,to, other,end")
     task, files = registry.resolve(config)
     assert registry.read(task, files["train"]).items == (("the * bank *", "a * bank *", "yes", 2),)
-    assert load(Task, json.loads(json.dumps(dataclasses.asdict(task))), "task") == task
+    assert from_json(json.loads(json.dumps(to_json(task)))) == task
     with pytest.raises(UserError, match=r"task.marks is 'from,to'; give 4 columns"):
         registry.resolve(dataclasses.replace(config, marks="from,to"))
 

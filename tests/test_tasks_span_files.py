@@ -45,20 +45,23 @@ def test_a_file_without_what_is_asked_for_is_not_labelled(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"tokens": []}, r"tokens is \[\]; wanted a list of words"),
-        ({"tokens": ["a", ""]}, "wanted a list of words, each a text that is not empty"),
-        ({"spans": "x"}, "spans is 'x'; wanted a list of spans"),
-        ({"spans": [3]}, r"spans\[0\] is 3; wanted an object like"),
-        ({"spans": [{"start": 0, "end": True, "label": "X"}]}, r"spans\[0\] is .*words from 0, the end exclusive"),
+        ({"tokens": []}, r"tokens is \[\]; expected a list of words"),
+        ({"tokens": ["a", ""]}, "expected a list of words, each a text that is not empty"),
+        ({"spans": "x"}, "spans is 'x'; expected a list of spans"),
+        ({"spans": [3]}, r"spans\[0\] is 3; expected an object like"),
+        (
+            {"spans": [{"start": 0, "end": True, "label": "X"}]},
+            r"spans\[0\] is .*word indices from 0, the end exclusive",
+        ),
         (
             {"spans": [{"start": 2, "end": 2, "label": "X"}]},
-            "goes from word 2 to 2, but the sentence has words",
+            "is from word 2 to 2, but the sentence has",
         ),
-        ({"spans": [{"start": 2, "end": 6, "label": "X"}]}, r"goes from word 2 to 6"),
-        ({"relations": [{"head": 0, "tail": 3, "label": "r"}]}, r"relations\[0\] is from span 0 to 3; wanted two"),
-        ({"relations": [{"head": 0, "tail": 0, "label": "r"}]}, "wanted two different ones of the line's 3 spans"),
-        ({"relations": [{"head": 0, "tail": 1}]}, "wanted an object like"),
-        ({"relations": 4}, "relations is 4; wanted a list of relations"),
+        ({"spans": [{"start": 2, "end": 6, "label": "X"}]}, r"is from word 2 to 6"),
+        ({"relations": [{"head": 0, "tail": 3, "label": "r"}]}, r"relations\[0\] is from span 0 to 3; expected two"),
+        ({"relations": [{"head": 0, "tail": 0, "label": "r"}]}, "expected two different ones of the line's 3 spans"),
+        ({"relations": [{"head": 0, "tail": 1}]}, "expected an object like"),
+        ({"relations": 4}, "relations is 4; expected a list of relations"),
     ],
 )
 def test_a_mistake_is_told_with_its_line(tmp_path: Path, change: dict, said: str) -> None:

@@ -17,8 +17,7 @@ from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import Relation, Span, SpannedSentence, Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.kinds import kind_of
-from bert_jax.tasks.kinds.span import Spans
+from bert_jax.tasks.kinds.span import SpanPairTask, SpanTask
 from bert_jax.tasks.kinds.span_decoding import best_threshold
 from bert_jax.tasks.kinds.span_objective import SpanAnswer
 from bert_jax.tasks.kinds.span_rows import SpanRows
@@ -27,10 +26,15 @@ from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.objectives import means
 
-KIND = Spans()
-TASK = Task("own", "spans", ("X", "Y"), max_length=16, metrics=("f1", "precision", "recall"), max_span=3)
-PAIRS = replace(
-    TASK, kind="span_pairs", relation_labels=("r", "s"), metrics=("relation_f1", "relation_recall", "f1"), threshold=0.5
+TASK = SpanTask("own", ("X", "Y"), max_length=16, metrics=("f1", "precision", "recall"), max_span=3)
+PAIRS = SpanPairTask(
+    "own",
+    ("X", "Y"),
+    max_length=16,
+    metrics=("relation_f1", "relation_recall", "f1"),
+    max_span=3,
+    relation_labels=("r", "s"),
+    threshold=0.5,
 )
 MODEL = ModelConfig(vocab_size=60, layers=1, width=16, heads=2, feed_forward=16, max_positions=32)
 
@@ -61,7 +65,7 @@ NESTED = split_of(
 @pytest.mark.parametrize("scores", ["binary", "classes"])
 def test_each_span_of_a_row_learns_its_types_and_all_others_that_they_are_none(letters: Tokenizer, scores: str) -> None:
     task = replace(TASK, span_scores=scores)
-    rows = KIND.encode(task, NESTED, letters)
+    rows = task.encode(NESTED, letters)
     batch = rows.batch(np.array([2, 0, -1]), 12)
     assert batch.labels.word_slots[1, :5].tolist() == [1, 3, 4, 6, 0]
     for place, item in ((0, NESTED.items[2]), (1, NESTED.items[0]), (2, None)):
@@ -78,7 +82,7 @@ def test_each_span_of_a_row_learns_its_types_and_all_others_that_they_are_none(l
 
 
 def test_relations_are_learnt_between_the_true_spans_of_a_row(letters: Tokenizer) -> None:
-    rows = KIND.encode(PAIRS, NESTED, letters)
+    rows = PAIRS.encode(NESTED, letters)
     batch = rows.batch(np.array([0, 1, 2]), 12)
     assert batch.labels.pair_firsts[0].tolist() == [0, 1, 0, 3] and batch.labels.pair_lengths[2].tolist() == [
         1,
@@ -96,16 +100,16 @@ def test_what_rows_cannot_hold_is_counted_and_still_measured(letters: Tokenizer)
         ("a b c d e f g h", [Span("X", 0, 4), Span("X", 5, 7), Span("Y", 4, 5)], [Relation("r", 1, 2)]),
     )
     task = replace(PAIRS, max_length=8)  # a row holds six of its words
-    rows = KIND.encode(task, long, letters)
+    rows = task.encode(long, letters)
     counts = {"words": 8, "spans": 1, "spans_too_long": 1, "spans_cut": 1, "relations": 0, "relations_lost": 1}
-    assert KIND.counts(rows) == counts
-    found = KIND.measure(task, rows, [answer(task, rows, 0, {(4, 1, 1): 0.9}), answer(task, rows, 1, {})])
+    assert task.counts(rows) == counts
+    found = task.measure(rows, [answer(task, rows, 0, {(4, 1, 1): 0.9}), answer(task, rows, 1, {})])
     assert found == {"relation_f1": 0, "relation_recall": 0, "f1": pytest.approx(2 / 4)}
 
 
 def test_an_unknown_type_is_told_with_its_line(letters: Tokenizer) -> None:
-    with pytest.raises(UserError, match=r"train.jsonl line 1: label 'Z' is not one of the task's: 'X', 'Y'"):
-        KIND.encode(TASK, split_of(("a", [Span("Z", 0, 1)], [])), letters)
+    with pytest.raises(UserError, match=r"train.jsonl line 1: unknown label 'Z'; the task's labels are: 'X', 'Y'"):
+        TASK.encode(split_of(("a", [Span("Z", 0, 1)], [])), letters)
 
 
 def answer(
@@ -140,7 +144,7 @@ def answer(
     )
 )
 def test_spans_are_measured_as_sets_at_the_best_threshold(letters: Tokenizer, guesses: tuple[dict, ...]) -> None:
-    rows = KIND.encode(TASK, NESTED, letters)
+    rows = TASK.encode(NESTED, letters)
     truth = {(number, span) for number, item in enumerate(NESTED.items) for span in item.spans}
     answers = [answer(TASK, rows, row, guess) for row, guess in enumerate(guesses)]
     by_threshold = {}
@@ -154,13 +158,13 @@ def test_spans_are_measured_as_sets_at_the_best_threshold(letters: Tokenizer, gu
         hits = len(said & truth)
         f1 = 2 * hits / (len(said) + len(truth))
         by_threshold[threshold] = [f1, hits / len(said) if said else 0, hits / len(truth)]
-        found = KIND.measure(replace(TASK, threshold=threshold), rows, answers)
+        found = replace(TASK, threshold=threshold).measure(rows, answers)
         assert list(found.values()) == pytest.approx(by_threshold[threshold])
-    best = KIND.measure(TASK, rows, answers)
+    best = TASK.measure(rows, answers)
     assert best["f1"] == pytest.approx(max(f1 for f1, _, _ in by_threshold.values()))
-    task = KIND.calibrated(TASK, best)
-    assert KIND.measure(task, rows, answers) == {name: best[name] for name in TASK.metrics}
-    assert KIND.calibrated(TASK, {}).threshold == 0.5 and KIND.calibrated(task, {}) == task
+    task = TASK.calibrated(best)
+    assert task.measure(rows, answers) == {name: best[name] for name in TASK.metrics}
+    assert TASK.calibrated({}).threshold == 0.5 and task.calibrated({}) == task
 
 
 @settings(deadline=None)
@@ -182,7 +186,7 @@ def test_the_calibrated_threshold_is_the_best_of_all(pairs: list[tuple[float, bo
 
 
 def test_a_relation_is_right_with_its_spans_their_types_and_its_label(letters: Tokenizer) -> None:
-    rows = KIND.encode(PAIRS, NESTED, letters)
+    rows = PAIRS.encode(NESTED, letters)
     answers = [
         # Right; and a relation to a span below the threshold, which is no guess.
         answer(PAIRS, rows, 0, {(1, 1, 1): 0.9, (3, 1, 0): 0.8, (0, 1, 0): 0.3}, {(0, 1): 2, (1, 2): 1}),
@@ -190,9 +194,9 @@ def test_a_relation_is_right_with_its_spans_their_types_and_its_label(letters: T
         # The second one's head has another type: two guesses, of which one is right.
         answer(PAIRS, rows, 2, {(0, 1, 1): 0.9, (0, 3, 0): 0.8, (0, 1, 0): 0.7}, {(0, 1): 1}),
     ]
-    found = KIND.measure(PAIRS, rows, answers)
+    found = PAIRS.measure(rows, answers)
     assert found == pytest.approx({"relation_f1": 2 * 2 / (3 + 3), "relation_recall": 2 / 3, "f1": 2 * 4 / (5 + 6)})
-    told = KIND.predictions(PAIRS, rows, answers)
+    told = PAIRS.predictions(rows, answers)
     assert told[0]["spans"][0] == {"type": "Y", "text": "c", "score": pytest.approx(0.9), "words": [1, 2]}
     assert told[0]["relations"] == [{"type": "s", "head": 0, "tail": 1, "score": 0.75}]
     assert told[1] == {"words": ["g", "h"], "spans": [], "relations": []}
@@ -201,50 +205,50 @@ def test_a_relation_is_right_with_its_spans_their_types_and_its_label(letters: T
 def test_given_spans_are_read_from_what_is_predicted_and_answered_by_their_places(letters: Tokenizer) -> None:
     task = replace(PAIRS, relations_between="given", metrics=("relation_f1",), labels=())
     given_spans = [{"start": 0, "end": 2}, {"start": 1, "end": 2, "label": "any"}]
-    split = KIND.parse(task, Path("in"), [InputRecord(1, {"text": "ann lee", "spans": given_spans})])
-    rows = KIND.encode(task, split, letters)
+    split = task.parse(Path("in"), [InputRecord(1, {"text": "ann lee", "spans": given_spans})])
+    rows = task.encode(split, letters)
     batch = rows.batch(np.array([0]), 16)
     assert batch.labels.pair_lengths.tolist() == [[2, 1]] and not batch.label_weights.any()
     relations = np.array([[0, 2], [0, 0]], np.int32)
     said = SpanAnswer(None, None, batch.labels.pair_firsts[0], batch.labels.pair_lengths[0], relations, relations / 2.0)
-    (told,) = KIND.predictions(task, rows, [said])
+    (told,) = task.predictions(rows, [said])
     assert told["spans"][1] == {"type": "any", "text": "lee", "score": 1.0, "start": 4, "end": 7, "words": [1, 2]}
     assert told["relations"] == [{"type": "s", "head": 0, "tail": 1, "score": 1.0}]
     with pytest.raises(UserError, match="in line 1 has no field 'spans'"):
-        KIND.parse(task, Path("in"), [InputRecord(1, {"text": "ann lee"})])
+        task.parse(Path("in"), [InputRecord(1, {"text": "ann lee"})])
 
 
 def test_given_spans_of_the_same_words_are_related_once(letters: Tokenizer) -> None:
     task = replace(PAIRS, relations_between="given", metrics=("relation_precision",))
     spans = [Span("X", 0, 1), Span("Y", 0, 1), Span("X", 1, 2)]
-    rows = KIND.encode(task, split_of(("a b", spans, [Relation("r", 0, 2), Relation("r", 1, 2)])), letters)
+    rows = task.encode(split_of(("a b", spans, [Relation("r", 0, 2), Relation("r", 1, 2)])), letters)
     related = np.array([[0, 0, 1], [0, 0, 1], [0, 0, 0]], np.int32)
     scores = np.full((3, 3), 0.9, np.float32)
     answer = SpanAnswer(None, None, rows.firsts, rows.lengths_in_words, related, scores)
-    (told,) = KIND.predictions(task, rows, [answer])
+    (told,) = task.predictions(rows, [answer])
     assert [(one["head"], one["tail"]) for one in told["relations"]] == [(0, 2), (1, 2)]
     itself = answer._replace(relations=np.array([[0, 1, 0], [0, 0, 0], [0, 0, 0]], np.int32))
-    (told,) = KIND.predictions(task, rows, [itself])
+    (told,) = task.predictions(rows, [itself])
     assert [(one["head"], one["tail"]) for one in told["relations"]] == [(0, 1), (1, 0)]
-    assert KIND.measure(task, rows, [answer]) == {"relation_precision": 1.0}
+    assert task.measure(rows, [answer]) == {"relation_precision": 1.0}
 
 
 def test_a_training_file_says_types_relations_and_the_longest_span() -> None:
     bare = replace(PAIRS, labels=(), relation_labels=(), max_span=0, metrics=(), threshold=0.0)
-    found = KIND.complete(bare, NESTED)
+    found = bare.complete(NESTED)
     assert (found.labels, found.relation_labels, found.max_span) == (("X", "Y"), ("r", "s"), 3)
     assert found.metrics == ("relation_f1", "relation_precision", "relation_recall", "f1", "precision", "recall")
     with pytest.raises(UserError, match=r"train.jsonl has no relations"):
-        KIND.complete(bare, split_of(("a", [Span("X", 0, 1)], [])))
+        bare.complete(split_of(("a", [Span("X", 0, 1)], [])))
 
 
 def test_a_file_of_entity_tags_is_one_of_flat_spans(tmp_path: Path) -> None:
     path = tmp_path / "train.conll"
     path.write_text("EU I-ORG\nsays O\n\nAnn B-PER\nLee I-PER\nEve B-PER\n")
-    split = KIND.read(TASK, path, Columns(), True)
+    split = TASK.read(path, Columns(), True)
     assert [item.spans for item in split.items] == [(Span("ORG", 0, 1),), (Span("PER", 0, 2), Span("PER", 2, 3))]
-    with pytest.raises(UserError, match="holds tags and no relations"):
-        KIND.read(PAIRS, path, Columns(), True)
+    with pytest.raises(UserError, match="holds tags but no relations"):
+        PAIRS.read(path, Columns(), True)
 
 
 VARIANTS = {
@@ -257,13 +261,13 @@ VARIANTS = {
 @functools.cache
 def params_of(name: str) -> dict:
     draw = np.random.default_rng(1)
-    wanted = abstract_params(MODEL, kind_of(VARIANTS[name]).objective(VARIANTS[name]).heads)
+    wanted = abstract_params(MODEL, VARIANTS[name].objective().heads)
     return jax.tree.map(lambda leaf: draw.normal(0, 0.3, leaf.shape).astype(np.float32), wanted)
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def computed(name: str, params: dict, batch: TaskBatch) -> tuple:
-    objective = kind_of(VARIANTS[name]).objective(VARIANTS[name])
+    objective = VARIANTS[name].objective()
     model = bind(MODEL, objective.heads, params, Runtime())
     outputs = objective.outputs(model, batch, None)
     terms, counts = objective.terms_of(model, outputs, batch), objective.counts(batch)
@@ -274,14 +278,14 @@ def computed(name: str, params: dict, batch: TaskBatch) -> tuple:
 @pytest.mark.parametrize("name", VARIANTS)
 def test_padding_and_fillers_change_neither_loss_nor_answers(letters: Tokenizer, name: str) -> None:
     task = VARIANTS[name]
-    rows = KIND.encode(task, NESTED, letters)
+    rows = task.encode(NESTED, letters)
     found = [jax.device_get(computed(name, params_of(name), rows.batch(np.array(order), length)))
              for order, length in (([0, 1, 2], 10), ([0, 1, 2, -1], 16))]  # fmt: skip
     (terms, counts, metrics, outputs, answers), (*more, _, more_answers) = found
     jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-4), [terms, counts, metrics], more)
     assert set(metrics) >= {"loss", "task_loss", "task_accuracy"}
     measured = [
-        KIND.measure(replace(task, threshold=0.3), rows, [jax.tree.map(lambda leaf, row=row: leaf[row], said)
+        replace(task, threshold=0.3).measure(rows, [jax.tree.map(lambda leaf, row=row: leaf[row], said)
                                                           for row in range(3)])
         for said in (answers, more_answers)
     ]  # fmt: skip

@@ -18,9 +18,8 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
 from bert_jax.tasks import measurement, reading, registry
-from bert_jax.tasks.kinds.classification import Classification
+from bert_jax.tasks.kinds.classification import ClassificationTask
 from bert_jax.tasks.reading import Column, Columns
-from bert_jax.tasks.task import Task
 
 OWN = Columns("text", "", "label")
 # Commas, quotes, tabs and line ends inside, a mark of byte order's own character, and what only splitlines ends.
@@ -137,7 +136,7 @@ def test_a_number_is_never_the_place_of_another_number(tmp_path: Path) -> None:
 def test_the_order_of_the_classes_that_a_file_names_is_kept(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
     train = reading.read_table(write_parquet(tmp_path / "a.parquet", rows, ["World", "Sports", "Business"]), OWN, True)
-    task = Classification().complete(Task("own", "classification"), train)
+    task = ClassificationTask("own").complete(train)
     assert task.labels == ("World", "Sports", "Business")
     assert labels_of(write_jsonl(tmp_path / "b.jsonl", rows), task.labels) == ["Sports", "World"]
 
@@ -272,8 +271,8 @@ def test_the_first_of_several_parquet_files_stands_for_them_all(tmp_path: Path, 
     assert [item.line for item in found.items] == list(range(1, 8))
     assert len(reading.read_table(shards[2], OWN, label_required=True).items) == 4  # named itself, it is itself
     assert registry.find_split("own", tmp_path, "train") == shards[0]
-    assert measurement.told_of_files(shards[0]) == [f"{shards[0]}: all 3 files of its name, whose rows are counted on"]
-    assert not measurement.told_of_files(shards[2])
+    assert measurement.file_remarks(shards[0]) == [f"{shards[0]}: reading all 3 files of this data set as one"]
+    assert not measurement.file_remarks(shards[2])
     shards[1].rename(tmp_path / "elsewhere.parquet")
     with pytest.raises(UserError, match=r"no such file: .*train-00001-of-00003.*.parquet"):
         reading.read_table(shards[0], OWN, label_required=True)

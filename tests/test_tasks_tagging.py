@@ -21,19 +21,18 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import baseline, measurement
 from bert_jax.tasks.example import Sentence, Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.kinds.tagging import TagAnswer, Tagging, TagRows
+from bert_jax.tasks.kinds.tagging import TagAnswer, TaggingTask, TagRows
 from bert_jax.tasks.task import Task
 from bert_jax.tokenizer import Tokenizer
 
-KIND = Tagging()
-TASK = Task("own", "tagging", ("N", "V", "X"), max_length=8, metrics=("accuracy",))
+TASK = TaggingTask("own", ("N", "V", "X"), max_length=8, metrics=("accuracy",))
 
 
 def measure(task: Task, rows: TagRows, guesses: np.ndarray) -> dict[str, float]:
     """The metrics where the words' tags are guessed so."""
     answers = np.full((rows.count, rows.lengths.max()), -1)
     answers[rows.word_rows, rows.word_slots] = guesses
-    return KIND.measure(task, rows, [TagAnswer(tags, np.ones(len(tags), np.float32)) for tags in answers])
+    return task.measure(rows, [TagAnswer(tags, np.ones(len(tags), np.float32)) for tags in answers])
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +56,7 @@ def split_of(*sentences: list[tuple[str, str]]) -> Split[Sentence]:
 
 
 def test_the_tag_stands_on_the_first_piece_of_each_word(letters: Tokenizer) -> None:
-    rows = KIND.encode(TASK, split_of([("cat", "X"), ("is", "V")], [("a", "N")]), letters)
+    rows = TASK.encode(split_of([("cat", "X"), ("is", "V")], [("a", "N")]), letters)
     batch = rows.batch(np.array([0, 1]), 8)
     assert letters.tokens(batch.input_ids[0]) == ["[CLS]", "c", "##a", "##t", "i", "##s", "[SEP]", "[PAD]"]
     assert batch.label_weights.tolist() == [[0, 1, 0, 0, 1, 0, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
@@ -68,18 +67,18 @@ def test_the_tag_stands_on_the_first_piece_of_each_word(letters: Tokenizer) -> N
 
 def test_all_pieces_of_a_word_learn_its_tag(letters: Tokenizer) -> None:
     task = replace(TASK, label_subwords="all")
-    rows = KIND.encode(task, split_of([("cat", "X"), ("is", "V")], [("a", "N")]), letters)
+    rows = task.encode(split_of([("cat", "X"), ("is", "V")], [("a", "N")]), letters)
     batch = rows.batch(np.array([0, 1]), 8)
     assert batch.labels.tags[0].tolist() == [0, 2, 2, 2, 1, 1, 0, 0]
     assert batch.label_weights.tolist() == [[0, 1, 1, 1, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0, 0, 0]]
-    unlabelled = KIND.encode(task, replace(rows.split, labelled=False), letters).batch(np.array([0]), 8)
+    unlabelled = task.encode(replace(rows.split, labelled=False), letters).batch(np.array([0]), 8)
     assert not unlabelled.label_weights.any()
     np.testing.assert_array_equal(unlabelled.labels.words, batch.labels.words[:1])
 
 
 def answers_of(task: Task, rows: TagRows, logits: np.ndarray, crf: dict | None = None) -> list[TagAnswer]:
     """What the objective answers where the head says so; crf: the chain's parameters."""
-    objective, batch = KIND.objective(task), rows.batch(np.arange(rows.count), logits.shape[1])
+    objective, batch = task.objective(), rows.batch(np.arange(rows.count), logits.shape[1])
     model = ModelConfig(vocab_size=60, layers=1, width=8, heads=1, feed_forward=4, max_positions=16)
     wanted = abstract_params(model, objective.heads)
     params = jax.tree.map(lambda leaf: np.zeros(leaf.shape, np.float32), wanted) | ({"crf": crf} if crf else {})
@@ -95,21 +94,21 @@ def answers_of(task: Task, rows: TagRows, logits: np.ndarray, crf: dict | None =
 @pytest.mark.parametrize("decode", ["first", "mean"])
 def test_a_word_is_decoded_from_its_first_piece_or_from_the_mean_of_all(letters: Tokenizer, decode: str) -> None:
     task = replace(TASK, label_subwords="all", decode=decode)
-    rows = KIND.encode(task, split_of([("ab", "X"), ("c", "V")], [("def", "N")]), letters)
+    rows = task.encode(split_of([("ab", "X"), ("c", "V")], [("def", "N")]), letters)
     logits = np.random.default_rng(0).normal(size=(2, 8, 3))
     shares = softmax(logits, axis=-1)
     wanted = [shares[0, 1], shares[0, 3], shares[1, 1]]
     if decode == "mean":
         wanted = [shares[0, 1:3].mean(axis=0), shares[0, 3], shares[1, 1:4].mean(axis=0)]
-    told = KIND.predictions(task, rows, answers_of(task, rows, logits))
+    told = task.predictions(rows, answers_of(task, rows, logits))
     assert [tag for said in told for tag in said["tags"]] == [TASK.labels[word.argmax()] for word in wanted]
     assert [score for said in told for score in said["tag_scores"]] == pytest.approx([word.max() for word in wanted])
 
 
 def test_a_chain_guesses_the_best_path_and_tells_its_marginals(letters: Tokenizer) -> None:
-    task = Task("own", "tagging", ("O", "B-X", "I-X"), max_length=12, metrics=("f1",), crf=True)
+    task = TaggingTask("own", ("O", "B-X", "I-X"), max_length=12, metrics=("f1",), crf=True)
     split = replace(split_of([("ab", "O"), ("c", "O"), ("de", "O")]), labelled=False)
-    rows = KIND.encode(task, split, letters)
+    rows = task.encode(split, letters)
     draw = np.random.default_rng(2)
     chain = {"transitions": draw.normal(size=(3, 3)), "start": draw.normal(size=3), "end": draw.normal(size=3)}
     logits = draw.normal(size=(1, 12, 3))
@@ -119,7 +118,7 @@ def test_a_chain_guesses_the_best_path_and_tells_its_marginals(letters: Tokenize
         scores[path] = chain["start"][path[0]] + moves + chain["end"][path[-1]] + logits[0, [1, 3, 4], path].sum()
     best = max(scores, key=scores.__getitem__)
     crf = {name: value.astype(np.float32) for name, value in chain.items()}
-    (told,) = KIND.predictions(task, rows, answers_of(task, rows, logits, crf))
+    (told,) = task.predictions(rows, answers_of(task, rows, logits, crf))
     assert told["tags"] == [task.labels[tag] for tag in best]
     total = sum(np.exp(score) for score in scores.values())
     for place, (tag, score) in enumerate(zip(best, told["tag_scores"], strict=True)):
@@ -131,9 +130,12 @@ def test_a_chain_guesses_the_best_path_and_tells_its_marginals(letters: Tokenize
     ("options", "said"),
     [
         ({"decode": "mean"}, "add --config.task.label_subwords=all"),
-        ({"crf": True, "label_subwords": "all"}, "first pieces; leave out task.label_subwords=all"),
-        ({"label_subwords": "last"}, "task.label_subwords is 'last'; use one of: first, all"),
-        ({"kind": "classification", "crf": True}, "are for tagging, not for classification"),
+        (
+            {"crf": True, "label_subwords": "all"},
+            "task.crf uses the first piece of each word; leave out task.label_subwords=all",
+        ),
+        ({"label_subwords": "last"}, "task.label_subwords is 'last'; choose from: first, all"),
+        ({"crf": True, "class_weights": "balanced"}, "which task.crf replaces; leave out one or the other"),
     ],
 )
 def test_options_that_do_not_go_together_are_told(options: dict, said: str) -> None:
@@ -143,7 +145,7 @@ def test_options_that_do_not_go_together_are_told(options: dict, said: str) -> N
 
 @pytest.mark.parametrize("labels", [("O", "B-X", "I-X"), ("O", "B-X", "I-X", "E-X", "S-X")])
 def test_a_file_in_another_scheme_is_learnt_in_that_of_the_labels(letters: Tokenizer, labels: tuple[str, ...]) -> None:
-    task = Task("own", "tagging", labels, max_length=16, metrics=("f1",))
+    task = TaggingTask("own", labels, max_length=16, metrics=("f1",))
     files = [
         ("I-X", "I-X", "O", "I-X", "B-X", "I-X"),
         ("B-X", "I-X", "O", "B-X", "B-X", "I-X"),
@@ -151,29 +153,29 @@ def test_a_file_in_another_scheme_is_learnt_in_that_of_the_labels(letters: Token
     ]
     found = []
     for tags in files:
-        rows = KIND.encode(task, split_of(list(zip("abcdef", tags, strict=True))), letters)
+        rows = task.encode(split_of(list(zip("abcdef", tags, strict=True))), letters)
         found.append([task.labels[number] for number in rows.labels[rows.word_starts]])
-        assert KIND.counts(rows) == {"words": 6, "irregular_tags": 0}
+        assert TASK.counts(rows) == {"words": 6, "irregular_tags": 0}
     assert found == [list(files[1] if len(labels) == 3 else files[2])] * 3
-    broken = KIND.encode(task, split_of([("a", "B-X"), ("b", "O"), ("c", "I-X"), ("d", "O")], [("e", "B-X")]), letters)
-    assert KIND.counts(broken)["irregular_tags"] == 1
+    broken = task.encode(split_of([("a", "B-X"), ("b", "O"), ("c", "I-X"), ("d", "O")], [("e", "B-X")]), letters)
+    assert TASK.counts(broken)["irregular_tags"] == 1
 
 
 def test_words_of_byte_level_bpe_have_the_space_before_them(tmp_path: Path) -> None:
     tokenizer = tokenizer_lib.load(byte_pairs(tmp_path, ["Ġ a", "Ġ b", "Ġa b"]))
-    rows = KIND.encode(TASK, split_of([("ab", "X"), ("ab", "V"), ("b", "N")], [("b", "N")]), tokenizer)
+    rows = TASK.encode(split_of([("ab", "X"), ("ab", "V"), ("b", "N")], [("b", "N")]), tokenizer)
     assert tokenizer.tokens(rows.input_ids) == ["<s>", "a", "b", "Ġab", "Ġb", "</s>", "<s>", "b", "</s>"]
     np.testing.assert_array_equal(rows.input_ids[1:5], tokenizer.encode("ab ab b"))
 
 
 def test_a_word_without_pieces_becomes_unknown(letters: Tokenizer) -> None:
-    rows = KIND.encode(TASK, split_of([("a", "X"), ("\x00", "V"), ("b", "N")]), letters)
+    rows = TASK.encode(split_of([("a", "X"), ("\x00", "V"), ("b", "N")]), letters)
     assert letters.tokens(rows.input_ids) == ["[CLS]", "a", "[UNK]", "b", "[SEP]"]
     assert rows.label_weights.tolist() == [0, 1, 1, 1, 0]
 
 
 def test_only_a_word_longer_than_a_row_is_cut(letters: Tokenizer) -> None:
-    rows = KIND.encode(TASK, split_of([("abcdefghij", "X"), ("k", "V")]), letters)
+    rows = TASK.encode(split_of([("abcdefghij", "X"), ("k", "V")]), letters)
     assert letters.tokens(rows.input_ids[:8]) == ["[CLS]", "a", *(f"##{letter}" for letter in "bcdef"), "[SEP]"]
     assert rows.lengths.tolist() == [8, 3] and rows.truncated == 1
     (said,) = measurement.remarks(rows, TASK)
@@ -188,7 +190,7 @@ sentences = st.lists(st.lists(words, min_size=1, max_size=12), min_size=1, max_s
 @given(texts=sentences, max_length=st.integers(8, 16))
 def test_every_word_is_guessed_exactly_once(letters: Tokenizer, texts: list[list[str]], max_length: int) -> None:
     split = split_of(*([(word, "NVX"[len(word) % 3]) for word in text] for text in texts))
-    rows = KIND.encode(replace(TASK, max_length=max_length), split, letters)
+    rows = replace(TASK, max_length=max_length).encode(split, letters)
     flat = [word for text in texts for word in text]
     assert rows.label_weights.sum() == len(flat) == len(set(zip(rows.word_rows, rows.word_slots, strict=True)))
     assert rows.lengths.max() <= max_length
@@ -205,25 +207,25 @@ def test_every_word_is_guessed_exactly_once(letters: Tokenizer, texts: list[list
 
 
 def test_a_row_never_holds_words_of_two_sentences(letters: Tokenizer) -> None:
-    rows = KIND.encode(TASK, split_of([("a", "X")] * 7, [("b", "X")]), letters)
+    rows = TASK.encode(split_of([("a", "X")] * 7, [("b", "X")]), letters)
     assert rows.lengths.tolist() == [8, 3, 3]
     assert rows.sentence_offsets.tolist() == [0, 7, 8]
 
 
 def test_a_training_file_of_entities_closes_the_set_of_tags() -> None:
     task = replace(TASK, labels=(), metrics=())
-    found = KIND.complete(task, split_of([("EU", "I-ORG"), ("says", "O"), ("Rome", "I-LOC")]))
+    found = task.complete(split_of([("EU", "I-ORG"), ("says", "O"), ("Rome", "I-LOC")]))
     assert found.labels == ("O", "B-LOC", "B-ORG", "I-LOC", "I-ORG")
     assert found.metrics[0] == "f1"
-    plain = KIND.complete(task, split_of([("EU", "PROPN"), ("says", "VERB")]))
+    plain = task.complete(split_of([("EU", "PROPN"), ("says", "VERB")]))
     assert (plain.labels, plain.metrics) == (("PROPN", "VERB"), ("accuracy",))
 
 
 def test_entities_are_measured_over_whole_sentences(letters: Tokenizer) -> None:
-    task = Task("own", "tagging", ("O", "B-X", "I-X"), max_length=8, metrics=("f1", "accuracy"))
+    task = TaggingTask("own", ("O", "B-X", "I-X"), max_length=8, metrics=("f1", "accuracy"))
     # A sentence of two rows whose only entity lies across the border.
     split = split_of([(letter, "O") for letter in "abcde"] + [("f", "B-X"), ("g", "I-X"), ("h", "O")])
-    rows = KIND.encode(task, split, letters)
+    rows = task.encode(split, letters)
     assert rows.count == 2
     right = np.array([0, 0, 0, 0, 0, 1, 2, 0])
     assert measure(task, rows, right) == {"f1": 1.0, "accuracy": 1.0}
@@ -233,8 +235,10 @@ def test_entities_are_measured_over_whole_sentences(letters: Tokenizer) -> None:
 
 def test_a_tag_that_is_not_in_the_set_is_told_with_file_and_line(letters: Tokenizer) -> None:
     split = split_of([("a", "N")], [("b", "V"), ("c", "ADJ")])
-    with pytest.raises(UserError, match=r"train.conll line 4: label 'ADJ' is not one of the task's: 'N', 'V', 'X'"):
-        KIND.encode(TASK, split, letters)
+    with pytest.raises(
+        UserError, match=r"train.conll line 4: unknown label 'ADJ'; the task's labels are: 'N', 'V', 'X'"
+    ):
+        TASK.encode(split, letters)
 
 
 def test_the_baseline_takes_the_most_frequent_tag_of_the_word_and_of_all() -> None:
@@ -248,14 +252,14 @@ def test_the_baseline_takes_the_most_frequent_tag_of_the_word_and_of_all() -> No
 
 
 def test_entities_are_read_as_conlleval_reads_them_and_lie_in_the_raw_text(letters: Tokenizer) -> None:
-    task = Task("own", "tagging", ("O", "B-P", "I-P", "B-L", "I-L"), max_length=16)
-    split = KIND.parse(task, Path("in"), [InputRecord(1, "ann lee,of rome"), InputRecord(2, {"tokens": ["rome", "x"]})])
-    rows = KIND.encode(task, split, letters)
+    task = TaggingTask("own", ("O", "B-P", "I-P", "B-L", "I-L"), max_length=16)
+    split = task.parse(Path("in"), [InputRecord(1, "ann lee,of rome"), InputRecord(2, {"tokens": ["rome", "x"]})])
+    rows = task.encode(split, letters)
     tags = ["B-P", "I-P", "O", "O", "I-L", "I-P", "B-P"]  # an I- that follows no entity of its type begins one
     answers = [TagAnswer(np.zeros(16, np.int32), np.zeros(16, np.float32)) for _ in range(rows.count)]
     for place, (tag, row, slot) in enumerate(zip(tags, rows.word_rows, rows.word_slots, strict=True)):
         answers[row].tags[slot], answers[row].scores[slot] = task.labels.index(tag), (place + 1) / 8
-    raw, words = KIND.predictions(task, rows, answers)
+    raw, words = task.predictions(rows, answers)
     assert raw["tags"] == tags[:5] and raw["offsets"][1] == [4, 7]
     assert raw["entities"] == [
         {"type": "P", "text": "ann lee", "score": 0.1875, "start": 0, "end": 7, "words": [0, 2]},

@@ -15,10 +15,10 @@ from seqeval import scheme as strict
 from bert_jax.config import TaskConfig
 from bert_jax.tasks import registry
 from bert_jax.tasks.example import Sentence, Span, Split
-from bert_jax.tasks.kinds import kind_of, tagging, tagging_schemes
+from bert_jax.tasks.kinds import tagging, tagging_schemes
+from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.kinds.tagging_schemes import entities, irregular_tags, tags_of
-from bert_jax.tasks.metric_functions import tagging_metrics
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.metric_functions import TAGGING_METRICS, compute_metrics
 
 ENTITY_METRICS = ("precision", "recall", "f1")
 BIO = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, max_size=9)
@@ -86,7 +86,9 @@ def test_tags_without_types_are_those_of_one_type(sentences: list[list[str]]) ->
     lengths = min(map(len, sentences))
     truth, guess = ([tags[:lengths]] for tags in sentences)
     wanted_truth, wanted_guess = ([tags[:lengths]] for tags in typed)
-    assert tagging_metrics(ENTITY_METRICS, truth, guess) == tagging_metrics(ENTITY_METRICS, wanted_truth, wanted_guess)
+    assert compute_metrics(TAGGING_METRICS, ENTITY_METRICS, truth, guess) == compute_metrics(
+        TAGGING_METRICS, ENTITY_METRICS, wanted_truth, wanted_guess
+    )
 
 
 @settings(deadline=None)
@@ -123,9 +125,9 @@ def test_tags_without_types_mark_entities_where_they_can() -> None:
         assert not tagging_schemes.marks_entities(classes)
     assert tagging_schemes.closed_set({"O", "I"}) == {"O", "B", "I"}
     assert tagging_schemes.closed_set({"O", "B", "E"}) == set("OBIES")
-    task, path = Task("own", "tagging", max_length=8), Path("train.conll")
+    task, path = TaggingTask("own", max_length=8), Path("train.conll")
     split = Split(path, (Sentence(("a", "b"), ("I", "I"), (1, 2)), Sentence(("c", "d"), ("O", "I"), (4, 5))), True)
-    task = kind_of(task).complete(task, split)
+    task = task.complete(split)
     assert task.labels == ("O", "B", "I") and task.metrics[0] == "f1"
     assert tagging._label_ids(task, split) == [1, 2, 0, 1]  # IOB1 learnt as IOB2, of a sentence without O, too
 
@@ -146,7 +148,7 @@ def test_entity_scores_are_shares_of_equal_entities(pairs: list[list[tuple[str, 
     truth, guess = ([[pair[side] for pair in sentence] for sentence in pairs] for side in (0, 1))
     sides = [{(row, found) for row, tags in enumerate(part) for found in entities(tags)} for part in (truth, guess)]
     right = len(sides[0] & sides[1])
-    found = tagging_metrics(ENTITY_METRICS, truth, guess)
+    found = compute_metrics(TAGGING_METRICS, ENTITY_METRICS, truth, guess)
     wanted = [right / len(sides[1] or "0"), right / len(sides[0] or "0"), 2 * right / (sum(map(len, sides)) or 1)]
     assert list(found.values()) == pytest.approx(wanted)
 
@@ -185,7 +187,7 @@ def test_scores_of_any_tags_are_the_official_ones(official: Path, seed: int) -> 
         truth.append(said.tolist())
         guess.append(np.where(draw.random(len(said)) < 0.3, draw.choice(tags, len(said)), said).tolist())
     names = (*ENTITY_METRICS, "accuracy")
-    assert percent(tagging_metrics(names, truth, guess)) == by_official(official, truth, guess)
+    assert percent(compute_metrics(TAGGING_METRICS, names, truth, guess)) == by_official(official, truth, guess)
 
 
 @pytest.mark.slow
@@ -200,4 +202,4 @@ def test_scores_of_guesses_on_conll_2003_are_the_official_ones(official: Path, b
     truth = [list(item.tags) for item in test]
     guess = [[counts[word].most_common(1)[0][0] if word in counts else "O" for word in item.words] for item in test]
     names = (*ENTITY_METRICS, "accuracy")
-    assert percent(tagging_metrics(names, truth, guess)) == by_official(official, truth, guess)
+    assert percent(compute_metrics(TAGGING_METRICS, names, truth, guess)) == by_official(official, truth, guess)

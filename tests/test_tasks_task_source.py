@@ -1,14 +1,16 @@
 """Batches of fine-tuning: functions of the step, every row as often as any other, few shapes."""
 
 import itertools
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bert_jax.tasks.example import LabelledRows, TaskRows, spans
-from bert_jax.tasks.task_source import SHAPES, TaskSource, best_lengths, evaluation_batches, padded_length
+from bert_jax.tasks.example import LabelledRows, Split, TaskRows, spans
+from bert_jax.tasks.length_batches import padded_length, sorted_batches
+from bert_jax.tasks.task_source import SHAPES, TaskSource, best_lengths
 
 MAX_LENGTH = 70
 
@@ -24,6 +26,7 @@ def rows_of(count: int) -> TaskRows:
         label_weights=np.ones(count, np.float32),
         pad_id=0,
         truncated=0,
+        split=Split(Path("train.tsv"), (), labelled=True),
     )
 
 
@@ -131,7 +134,7 @@ def test_no_other_choice_of_lengths_has_less_padding(lengths: np.ndarray, max_le
 @pytest.mark.parametrize(("count", "batch_size"), [(23, 8), (3, 8), (16, 8)])
 def test_evaluation_sees_each_row_once_and_fillers_weigh_nothing(count: int, batch_size: int) -> None:
     seen = []
-    for indices, batch in evaluation_batches(rows_of(count), batch_size, MAX_LENGTH):
+    for indices, batch in sorted_batches(rows_of(count), batch_size, MAX_LENGTH):
         assert len(indices) == len(batch.labels) == batch_size
         real = indices >= 0
         np.testing.assert_array_equal(batch.labels[real], indices[real])

@@ -16,12 +16,10 @@ from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import measurement, registry
 from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.kinds.token_regression import NumberRows, TokenRegression
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.kinds.token_regression import NumberRows, TokenRegressionTask
 from bert_jax.tokenizer import Tokenizer
 
-KIND = TokenRegression()
-TASK = Task("own", "token_regression", max_length=8, metrics=("pearson", "spearman", "mse"))
+TASK = TokenRegressionTask("own", max_length=8, metrics=("pearson", "spearman", "mse"))
 CONLL = "cat\t1.5\nis\t-\na\t-2\n\nbe\t0.25\nab\t_\n"
 
 
@@ -37,7 +35,7 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
 
 def rows_of(path: Path, tokenizer: Tokenizer) -> NumberRows:
     task, files = registry.resolve(TaskConfig(train=str(path), kind="token_regression", max_length=8))
-    return KIND.encode(task, registry.read(task, files["train"]), tokenizer)
+    return task.encode(registry.read(task, files["train"]), tokenizer)
 
 
 @pytest.fixture
@@ -52,7 +50,7 @@ def test_numbers_stand_on_first_pieces_and_what_is_missing_weighs_nothing(rows: 
     assert batch.labels.tolist()[0] == [0, 1.5, 0, 0, 0, 0, -2, 0]  # [CLS] c ##a ##t i ##s a [SEP]
     assert batch.labels.tolist()[1] == [0, 0.25, 0, 0, 0, 0, 0, 0]  # [CLS] b ##e a ##b [SEP]
     assert batch.label_weights.tolist() == [[0, 1, 0, 0, 0, 0, 1, 0], [0, 1, *[0] * 6], [0] * 8]
-    assert KIND.counts(rows) == {"words": 5, "words_with_number": 3}
+    assert TASK.counts(rows) == {"words": 5, "words_with_number": 3}
 
 
 def test_lists_in_json_lines_are_the_same_sentences(tmp_path: Path, rows: NumberRows, letters: Tokenizer) -> None:
@@ -65,7 +63,7 @@ def test_lists_in_json_lines_are_the_same_sentences(tmp_path: Path, rows: Number
 
 def test_the_loss_is_the_mean_square_over_words_with_a_number(rows: NumberRows) -> None:
     model = ModelConfig(vocab_size=60, layers=1, width=16, heads=2, feed_forward=24, max_positions=16)
-    objective, draw = KIND.objective(TASK), np.random.default_rng(0)
+    objective, draw = TASK.objective(), np.random.default_rng(0)
     abstract = abstract_params(model, objective.heads)
     params = jax.tree.map(lambda leaf: draw.normal(0, 0.3, leaf.shape).astype(np.float32), abstract)
 
@@ -84,10 +82,10 @@ def test_the_loss_is_the_mean_square_over_words_with_a_number(rows: NumberRows) 
 def test_metrics_are_over_words_that_have_a_number_and_answers_are_of_all(rows: NumberRows) -> None:
     answers = [np.arange(8, dtype=np.float32) * factor for factor in (1, -3)]
     truth, guess = [1.5, -2, 0.25], [1, 6, -3]
-    found = KIND.measure(TASK, rows, answers)
+    found = TASK.measure(rows, answers)
     assert found["pearson"] == pytest.approx(stats.pearsonr(truth, guess).statistic)
     assert found["spearman"] == pytest.approx(-0.5) and found["mse"] == pytest.approx((0.25 + 64 + 3.25**2) / 3)
-    told = KIND.predictions(TASK, rows, answers)
+    told = TASK.predictions(rows, answers)
     assert told == [
         {"words": ["cat", "is", "a"], "numbers": [1.0, 4.0, 6.0]},
         {"words": ["be", "ab"], "numbers": [-3.0, -9.0]},
@@ -95,21 +93,21 @@ def test_metrics_are_over_words_that_have_a_number_and_answers_are_of_all(rows: 
 
 
 def test_raw_text_is_answered_with_places(letters: Tokenizer) -> None:
-    rows = KIND.encode(TASK, KIND.parse(TASK, Path("in"), [InputRecord(1, "a cat.")]), letters)
-    (told,) = KIND.predictions(TASK, rows, [np.arange(8, dtype=np.float32)] * rows.count)
+    rows = TASK.encode(TASK.parse(Path("in"), [InputRecord(1, "a cat.")]), letters)
+    (told,) = TASK.predictions(rows, [np.arange(8, dtype=np.float32)] * rows.count)
     assert (told["words"], told["offsets"]) == (["a", "cat", "."], [[0, 1], [2, 5], [5, 6]])
 
 
 @pytest.mark.parametrize(
     ("name", "text", "said"),
     [
-        ("a.conll", "cat\tmany\n", r"a.conll line 1: 'many' is no number, and the task is a token_regression"),
-        ("a.conll", "cat\tinf\n", "line 1: 'inf' is no number"),
-        ("a.conll", "cat\t-\n", "a.conll has no number at all"),
-        ("a.conllu", "1\tcat" + "\t_" * 8 + "\n", "task.label is not known: name the column"),
+        ("a.conll", "cat\tmany\n", r"a.conll line 1: 'many' is not a number, but the task is a token_regression"),
+        ("a.conll", "cat\tinf\n", "line 1: 'inf' is not a number"),
+        ("a.conll", "cat\t-\n", "a.conll has no numbers"),
+        ("a.conllu", "1\tcat" + "\t_" * 8 + "\n", "task.label is not set; name the column"),
         ("a.jsonl", '{"tokens": ["a", "b"], "labels": [1]}\n', "line 1 has 1 labels for 2 words in labels"),
         ("a.jsonl", '{"tokens": ["a"], "labels": 1}\n', "line 1 has no list of labels"),
-        ("a.jsonl", '{"tokens": "a", "labels": [1]}\n', "line 1: tokens is 'a'; wanted a list of words"),
+        ("a.jsonl", '{"tokens": "a", "labels": [1]}\n', "line 1: tokens is 'a'; expected a list of words"),
     ],
 )
 def test_what_is_no_number_is_told_with_file_and_line(
@@ -123,11 +121,11 @@ def test_what_is_no_number_is_told_with_file_and_line(
 def test_numbers_that_are_all_the_same_are_said_to_leave_correlations_undefined(
     tmp_path: Path, rows: NumberRows, letters: Tokenizer
 ) -> None:
-    assert KIND.remarks(TASK, rows) == []
+    assert TASK.remarks(rows) == []
     path = tmp_path / "dev.conll"
     path.write_text("cat\t1.5\nis\t-\na\t1.5\n")
     said = f"{path}: every number is 1.5, so pearson and spearman are undefined"
-    assert KIND.remarks(TASK, rows_of(path, letters)) == [said]
+    assert TASK.remarks(rows_of(path, letters)) == [said]
 
 
 def test_words_that_are_cut_are_said_to_be_words(tmp_path: Path, letters: Tokenizer) -> None:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -15,18 +15,21 @@ from bert_jax.config import TaskConfig
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.tasks import registry
 from bert_jax.tasks.example import TaskRows
-from bert_jax.tasks.finetuned import FineTuned
+from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.task import Task
 from bert_jax.train.workdir import WorkdirConfig
 
+AnyTask = TypeVar("AnyTask", bound=Task)
+AnyRows = TypeVar("AnyRows", bound=TaskRows)
+
 
 @dataclass(frozen=True, eq=False)
-class DevPredictions:
+class DevPredictions(Generic[AnyTask, AnyRows]):
     """Items of the dev file with the model's answers, predictions and losses."""
 
-    task: Task
+    task: AnyTask
     path: Path
-    rows: TaskRows
+    rows: AnyRows
     answers: Sequence[Any]  # TaskObjective.answers of each row
     predictions: Sequence[dict[str, Any]]  # of each item
     losses: Float64[np.ndarray, "K"]  # of each item; NaN for items without a label
@@ -35,7 +38,6 @@ class DevPredictions:
     @property
     def items(self) -> Sequence[Any]:
         """The items, in the order of the file."""
-        assert self.rows.split is not None
         return self.rows.split.items
 
     @property
@@ -67,6 +69,6 @@ def predict_dev(workdir: Path, config: WorkdirConfig, most: int) -> DevPredictio
         kept = np.unique(np.linspace(0, total - 1, most).astype(int))
         split = dataclasses.replace(split, items=tuple(split.items[index] for index in kept))
     rows = model.encode(split)
-    answers, losses = model.outcomes(rows)
-    told = model.kind.predictions(model.task, rows, answers)
+    answers, losses = model.item_losses(rows)
+    told = model.task.predictions(rows, answers)
     return DevPredictions(model.task, files["dev"], rows, answers, told, losses, total)

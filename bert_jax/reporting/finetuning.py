@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,8 +18,15 @@ from bert_jax.reporting.questions import question_card, question_section
 from bert_jax.reporting.span_errors import CORRECT, MISSED, SPAN_RESULTS, SPURIOUS
 from bert_jax.tasks.example import LabelledRows, Span
 from bert_jax.tasks.kinds import tagging_schemes
-from bert_jax.tasks.kinds.tagging import TagRows
-from bert_jax.tasks.kinds.token_regression import NumberRows
+from bert_jax.tasks.kinds.choice import ChoiceRows, ChoiceTask
+from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
+from bert_jax.tasks.kinds.question import QuestionTask
+from bert_jax.tasks.kinds.question_windows import QuestionRows
+from bert_jax.tasks.kinds.span import SpanTask
+from bert_jax.tasks.kinds.span_rows import SpanRows
+from bert_jax.tasks.kinds.tagging import TaggingTask, TagRows
+from bert_jax.tasks.kinds.token_regression import NumberRows, TokenRegressionTask
+from bert_jax.tasks.task import Task
 from bert_jax.train.workdir import WorkdirConfig
 
 WORST = 12  # examples shown
@@ -34,7 +42,7 @@ def error_sections(workdir: Path, config: WorkdirConfig, most: int) -> list[Sect
         found = predict_dev(workdir, config, most)
     except UserError as error:
         return [Section("Errors on the dev file", note=f"Not shown: {error}.")]
-    sections = _BY_KIND.get(found.task.kind)
+    sections = next((SECTIONS[kind] for kind in type(found.task).__mro__ if kind in SECTIONS), None)
     return sections(found) if sections else []
 
 
@@ -43,8 +51,7 @@ def tagged_spans(tags: list[str]) -> list[Span]:
     return [Span(*entity) for entity in tagging_schemes.entities(tags)]
 
 
-def _classification(found: DevPredictions) -> list[Section]:
-    assert isinstance(found.rows, LabelledRows)
+def _classification(found: DevPredictions[ClassificationTask, LabelledRows]) -> list[Section]:
     names, labels = found.task.labels, found.rows.labels.astype(int)
     shares = np.array([[prediction["scores"][name] for name in names] for prediction in found.predictions])
     predicted = shares.argmax(axis=1)
@@ -67,8 +74,7 @@ def _classification(found: DevPredictions) -> list[Section]:
     ]
 
 
-def _regression(found: DevPredictions) -> list[Section]:
-    assert isinstance(found.rows, LabelledRows)
+def _regression(found: DevPredictions[RegressionTask, LabelledRows]) -> list[Section]:
     labels = found.rows.labels.astype(float)
     predicted = np.array([prediction["score"] for prediction in found.predictions])
     lines = [f"line {item.line}" for item in found.items]
@@ -86,9 +92,8 @@ def _regression(found: DevPredictions) -> list[Section]:
     return [_scatter_section(labels, predicted, lines, note), error_section(cards)]
 
 
-def _tagging(found: DevPredictions) -> list[Section]:
+def _tagging(found: DevPredictions[TaggingTask, TagRows]) -> list[Section]:
     rows = found.rows
-    assert isinstance(rows, TagRows)
     names = found.task.labels
     ids = {name: index for index, name in enumerate(names)}
     labels = rows.labels[rows.word_starts].astype(int)
@@ -119,13 +124,13 @@ def _tagging(found: DevPredictions) -> list[Section]:
     ]
 
 
-def _question(found: DevPredictions) -> list[Section]:
+def _question(found: DevPredictions[QuestionTask, QuestionRows]) -> list[Section]:
     cards = [question_card(found.items[item], found.predictions[item]) for item in found.worst(WORST)]
     return [question_section(found), error_section(cards)]
 
 
-def _choice(found: DevPredictions) -> list[Section]:
-    labels = np.array([int(label) for label in found.rows.arrays()["labels"]])
+def _choice(found: DevPredictions[ChoiceTask, ChoiceRows]) -> list[Section]:
+    labels = found.rows.labels.astype(int)
     highest = np.array([max(prediction["scores"].values()) for prediction in found.predictions])
     correct = np.array([one["label"] == label for one, label in zip(found.predictions, labels, strict=True)])
 
@@ -142,9 +147,8 @@ def _choice(found: DevPredictions) -> list[Section]:
     return [_calibration_section(found, highest, correct), error_section(map(card, found.worst(WORST)))]
 
 
-def _token_regression(found: DevPredictions) -> list[Section]:
+def _token_regression(found: DevPredictions[TokenRegressionTask, NumberRows]) -> list[Section]:
     rows = found.rows
-    assert isinstance(rows, NumberRows)
     known = rows.label_weights[rows.word_starts] > 0
     labels = rows.labels[rows.word_starts].astype(float)
     predicted = np.array([value for prediction in found.predictions for value in prediction["numbers"]])
@@ -170,7 +174,7 @@ def _token_regression(found: DevPredictions) -> list[Section]:
     ]
 
 
-def _spans(found: DevPredictions) -> list[Section]:
+def _spans(found: DevPredictions[SpanTask, SpanRows]) -> list[Section]:
     results, relations = [], []
     for sentence, prediction in zip(found.items, found.predictions, strict=True):
         spans = [Span(span["type"], *span["words"]) for span in prediction["spans"]]
@@ -262,13 +266,13 @@ def _texts(example) -> str:
     return f"{mark}{page.text(truncate(example.text))}{pair}"
 
 
-_BY_KIND: dict[str, Callable[[DevPredictions], list[Section]]] = {
-    "classification": _classification,
-    "regression": _regression,
-    "tagging": _tagging,
-    "spans": _spans,
-    "span_pairs": _spans,
-    "token_regression": _token_regression,
-    "question": _question,
-    "choice": _choice,
+# The sections of each kind of task. A subclass has those of its base class unless it is listed itself.
+SECTIONS: dict[type[Task[Any, Any]], Callable[[DevPredictions[Any, Any]], list[Section]]] = {
+    ClassificationTask: _classification,
+    RegressionTask: _regression,
+    TaggingTask: _tagging,
+    SpanTask: _spans,
+    TokenRegressionTask: _token_regression,
+    QuestionTask: _question,
+    ChoiceTask: _choice,
 }

@@ -4,17 +4,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
-import jax
 import numpy as np
 
-from bert_jax.config import TaskConfig, TrainConfig
+from bert_jax.config import TaskConfig
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model import paths
-from bert_jax.tasks import measurement, registry
+from bert_jax.tasks import registry
 from bert_jax.tasks.baseline import Baseline, most_frequent_tag_baseline
 from bert_jax.tasks.example import Sentence, Split
-from bert_jax.tasks.kinds.tagging import Tagging, guessed_tags
-from bert_jax.train import partitioning, trainer
+from bert_jax.tasks.inference import FineTuned
 
 
 @dataclass(frozen=True)
@@ -34,19 +31,11 @@ def score_tagger(checkpoint: str | Path, config: TaskConfig) -> TaggingScore:
     named, files = registry.resolve(config)
     train, test = (cast(Split[Sentence], registry.read(named, files[split])) for split in ("train", "test"))
     loaded = open_checkpoint(checkpoint)
-    task = measurement.task_of(loaded)
-    rows = Tagging().encode(task, test, loaded.tokenizer)
-    settings = TrainConfig(batch_size=32)
-    mesh = partitioning.make_mesh(settings.mesh)
-    with jax.set_mesh(mesh):
-        params = paths.unflatten(dict(loaded.params))
-        params = jax.device_put(params, partitioning.shardings(mesh, params))
-        predictor = measurement.Predictor(task, loaded.model, trainer.runtime_of(settings), mesh)
-        answers, _ = predictor.answers(params, rows, settings.batch_size)
-
+    model = FineTuned(loaded)
+    predictions = model.predictions(model.encode(test))
     known = {word for sentence in train.items for word in sentence.words}
     pairs = [pair for sentence in test.items for pair in zip(sentence.words, sentence.tags or (), strict=True)]
-    predicted = [tag for sentence in guessed_tags(task, rows, answers) for tag in sentence]
+    predicted = [tag for sentence in predictions for tag in sentence["tags"]]
     correct = np.array([one == tag for one, (_, tag) in zip(predicted, pairs, strict=True)])
     unknown = np.array([word not in known for word, _ in pairs])
     return TaggingScore(

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float32, Int32, Int64, Integer, Shaped
 
 
 class Example(NamedTuple):
-    """A text or a pair of texts, with its label as written in the file (None where the file has none)."""
+    """A text or a pair of texts, with its label as the file writes it (None where the file has none)."""
 
     text: str
     text_pair: str | None
@@ -18,18 +18,18 @@ class Example(NamedTuple):
 
 
 class Sentence(NamedTuple):
-    """The words of a sentence and their tags as written (None where the file has none)."""
+    """The words of a sentence and their tags as the file writes them (None where the file has none)."""
 
     words: tuple[str, ...]
     tags: tuple[str, ...] | None
     lines: tuple[int, ...]  # of each word in the file, from 1
-    # Of a raw text that was split into words:
+    # For a raw text that was split into words:
     text: str | None = None
     offsets: tuple[tuple[int, int], ...] | None = None  # of each word, the characters [start, end) of the text
 
 
 class Span(NamedTuple):
-    """The words first to end - 1 of a sentence, of one type."""
+    """The words first to end - 1 of a sentence, with a type."""
 
     label: str
     first: int
@@ -37,7 +37,7 @@ class Span(NamedTuple):
 
 
 class Relation(NamedTuple):
-    """How one of a sentence's spans relates to another, both by their places among them."""
+    """A relation between two spans of a sentence, which it names by their index."""
 
     label: str
     head: int
@@ -45,13 +45,13 @@ class Relation(NamedTuple):
 
 
 class SpannedSentence(NamedTuple):
-    """The words of a sentence, the spans among them, which may overlap, and how these relate; none where not known."""
+    """The words of a sentence, its spans, which may overlap, and their relations; both are empty where unknown."""
 
     words: tuple[str, ...]
     spans: tuple[Span, ...]
     relations: tuple[Relation, ...]
     line: int  # in the file, from 1
-    # Of a raw text that was split into words:
+    # For a raw text that was split into words:
     text: str | None = None
     offsets: tuple[tuple[int, int], ...] | None = None  # of each word, the characters [start, end) of the text
 
@@ -61,23 +61,23 @@ Item = TypeVar("Item", covariant=True)
 
 @dataclass(frozen=True)
 class Split(Generic[Item]):
-    """One file of a task, read: at least one item; all of them labelled or none."""
+    """The content of one file of a task: at least one item; either all items are labelled or none."""
 
     path: Path
     items: tuple[Item, ...]
     labelled: bool
-    left_out: int = 0  # lines that could not be read, where a task's published files have such
-    class_names: tuple[str, ...] = ()  # by number, where the file gives its classes names
+    left_out: int = 0  # unreadable lines, for tasks whose published files have some
+    class_names: tuple[str, ...] = ()  # by number, where the file names its classes
 
 
 class TaskBatch(NamedTuple):
-    """A fine-tuning batch (numpy or jax arrays). One sequence a row; padding has sequence id 0.
+    """A fine-tuning batch (numpy or jax arrays) with one sequence in each row. Padding has sequence id 0.
 
     | field | dtype, shape | |
     |---|---|---|
     | input_ids, segment_ids, sequence_ids, positions | i32[B,T] | as in the pretraining Batch |
-    | labels | [B, ...], or a tree of them | what the kind of task learns: a class, a score, tags by slot ... |
-    | label_weights | f32[B, ...] | 0: a filler row, or a slot without a label |
+    | labels | [B, ...], or a tree of arrays | the targets of the kind of task: a class, a score, tags by position ... |
+    | label_weights | f32[B, ...] | 0 for a filler row, and for a position without a label |
     """
 
     input_ids: Any
@@ -89,18 +89,14 @@ class TaskBatch(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TaskRows:
-    """Encoded rows, R of them, their N tokens one after another without padding. A kind of task adds its truth."""
-
-    cut_part: ClassVar[str] = ""  # what `truncated` counts, where these are parts of items
-    cut_option: ClassVar[str] = "max_length"  # the option of Task that says how many tokens are left
+class TokenRows:
+    """R encoded rows, whose N tokens are concatenated without padding."""
 
     input_ids: Int32[np.ndarray, "N"]
     first_lengths: Int32[np.ndarray, "R"]  # tokens of segment A, with [CLS] and its [SEP]
     offsets: Int64[np.ndarray, "R+1"]  # row r holds the tokens offsets[r]:offsets[r + 1]
     pad_id: int
-    truncated: int  # items, or parts of them (cut_part), that lost tokens
-    split: Split[Any] | None = None  # what was encoded
+    truncated: int  # items, or parts of them (TaskRows.cut_part), that lost tokens
 
     @property
     def count(self) -> int:
@@ -109,15 +105,11 @@ class TaskRows:
 
     @property
     def lengths(self) -> Int64[np.ndarray, "R"]:
-        """Tokens of each row."""
+        """The number of tokens of each row."""
         return np.diff(self.offsets)
 
-    def items(self) -> Int64[np.ndarray, "R"]:
-        """Which item of the split each row is of; a row an item, unless a kind cuts items in several."""
-        return np.arange(self.count)
-
     def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:
-        """The rows of these indices, padded to length slots; index -1 gives a filler row of weight 0."""
+        """The rows of these indices, padded to length; index -1 gives a filler row of weight 0."""
         taken = self.take(indices, length)
         labels, weights = self.truth(taken)
         segments = taken.real & (np.arange(length) >= self.first_lengths[taken.rows][:, None])
@@ -131,7 +123,7 @@ class TaskRows:
         )
 
     def take(self, indices: Integer[np.ndarray, "B"], length: int) -> "Taken":
-        """Where the rows of these indices lie."""
+        """Where the tokens of these rows are."""
         filler = indices < 0
         rows = np.where(filler, 0, indices)
         lengths = np.where(filler, 0, self.lengths[rows])
@@ -140,28 +132,42 @@ class TaskRows:
         return Taken(rows, filler, real, tokens)
 
     def truth(self, taken: "Taken") -> tuple[Any, Float32[np.ndarray, "..."]]:
-        """labels (arrays [B, ...]) and label_weights of a batch; nothing, unless a kind adds it."""
+        """labels (arrays [B, ...]) and label_weights of a batch: none, unless a subclass has labels."""
         nothing = np.zeros(len(taken.rows), np.float32)
         return nothing, nothing
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """All that the rows are made of, by name."""
+        """All arrays of the rows by field name. Their names and values are the data set's fingerprint."""
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in values.items() if isinstance(value, np.ndarray)}
 
 
+@dataclass(frozen=True, eq=False, kw_only=True)
+class TaskRows(TokenRows, Generic[Item]):
+    """The rows of a split of a task. Each kind of task adds its labels in a subclass."""
+
+    cut_part: ClassVar[str] = ""  # what `truncated` counts, where these are parts of items
+    cut_option: ClassVar[str] = "max_length"  # the option of the task that limits the tokens
+
+    split: Split[Item]  # what was encoded
+
+    def items(self) -> Int64[np.ndarray, "R"]:
+        """The index in the split of each row's item: one row per item, unless a kind splits items into several."""
+        return np.arange(self.count)
+
+
 class Taken(NamedTuple):
-    """Rows chosen for a batch, and where their tokens lie."""
+    """The rows of a batch, and where their tokens are."""
 
     rows: Int64[np.ndarray, "B"]  # 0 for a filler
     filler: Bool[np.ndarray, "B"]
-    real: Bool[np.ndarray, "B T"]  # slots that hold a token
-    tokens: Int64[np.ndarray, "B T"]  # which of the N; 0 elsewhere
+    real: Bool[np.ndarray, "B T"]  # positions that hold a token
+    tokens: Int64[np.ndarray, "B T"]  # index of each token among the N; 0 elsewhere
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class LabelledRows(TaskRows):
-    """Rows with a class or a score each."""
+class LabelledRows(TaskRows[Example]):
+    """Rows with one class or one score each."""
 
     labels: Shaped[np.ndarray, "R"]  # i32 or f32
     label_weights: Float32[np.ndarray, "R"]
@@ -171,6 +177,6 @@ class LabelledRows(TaskRows):
 
 
 def spans(starts: Integer[np.ndarray, "K"], sizes: Integer[np.ndarray, "K"]) -> Int64[np.ndarray, "N"]:
-    """start, start + 1 ... of each span, size of them, one span after another."""
+    """The concatenation of the ranges start, start + 1, ..., start + size - 1 of all spans."""
     before = np.cumsum(sizes) - sizes
     return np.arange(sizes.sum()) + np.repeat(starts - before, sizes)

@@ -1,10 +1,13 @@
-"""The metrics of the tasks, by scikit-learn, scipy and seqeval. A metric that is undefined is NaN, never a guess."""
+"""The metrics of the tasks, from scikit-learn, scipy and seqeval. An undefined metric is NaN.
+
+A metric is a function of the labels and the predictions of a whole split. Each kind of task has a dictionary of them.
+"""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
-from jaxtyping import Float, Integer
 from scipy import stats
 from seqeval.metrics import f1_score as entity_f1
 from seqeval.metrics import precision_score as entity_precision
@@ -13,79 +16,97 @@ from sklearn import metrics
 
 from bert_jax.command import UserError
 
-LARGEST = float(np.finfo(np.float32).max)  # that a number to be learnt may be
-# Of labels that are all the same they have no value.
+Metric: TypeAlias = Callable[[Any, Any], float]
+
+LARGEST = float(np.finfo(np.float32).max)  # the largest absolute value of a regression target
+# Metrics that are undefined where all labels are the same.
 UNDEFINED_OF_ONE = ("matthews_correlation", "pearson", "spearman")
 
 
-def classification_metrics(
-    names: Sequence[str], truth: Integer[np.ndarray, "R"], guess: Integer[np.ndarray, "R"]
-) -> dict[str, float]:
-    """`accuracy`, `f1` (of class 1, as GLUE has it for MRPC), `macro_f1`, `matthews_correlation` of class ids.
-
-    matthews_correlation is undefined where the truth is all of one class, and 0 where only the guesses are, as
-    scikit-learn has it; f1 is undefined where class 1 is in neither.
-    """
-    found = {
-        "accuracy": lambda: metrics.accuracy_score(truth, guess),
-        "f1": lambda: metrics.f1_score(truth, guess, labels=[1], average="macro", zero_division=np.nan),
-        "macro_f1": lambda: metrics.f1_score(truth, guess, average="macro", zero_division=0),
-        "matthews_correlation": lambda: math.nan if _constant(truth) else metrics.matthews_corrcoef(truth, guess),
-    }
-    return _chosen(names, found)
+def compute_metrics(functions: Mapping[str, Metric], names: Sequence[str], truth: Any, guess: Any) -> dict[str, float]:
+    """The metrics of these names. Raises UserError for a name that is not among the functions."""
+    check_metric_names(names, functions)
+    return {name: float(functions[name](truth, guess)) for name in names}
 
 
-def regression_metrics(
-    names: Sequence[str], truth: Float[np.ndarray, "R"], guess: Float[np.ndarray, "R"]
-) -> dict[str, float]:
-    """`pearson` and `spearman` correlation of scores, undefined where truth or guesses are all the same; `mse`."""
-    undefined = _constant(truth) or _constant(guess)
-    found = {
-        "pearson": lambda: math.nan if undefined else stats.pearsonr(truth, guess).statistic,
-        "spearman": lambda: math.nan if undefined else stats.spearmanr(truth, guess).statistic,
-        "mse": lambda: metrics.mean_squared_error(truth, guess),
-    }
-    return _chosen(names, found)
+def check_metric_names(names: Sequence[str], known: Mapping[str, Any]) -> None:
+    """Raises UserError for a metric that is not among those known."""
+    for name in names:
+        if name not in known:
+            raise UserError(f"unknown metric {name!r} for this kind of task; choose from: {', '.join(known)}")
 
 
-def tagging_metrics(
-    names: Sequence[str], truth: Sequence[Sequence[str]], guess: Sequence[Sequence[str]]
-) -> dict[str, float]:
-    """`accuracy` over words, and `precision`, `recall`, `f1` over whole entities, of tags by sentence.
+def retrieval_metrics(names: Sequence[str], counted: Mapping[str, tuple[int, int, int]]) -> dict[str, float]:
+    """`precision`, `recall` and `f1` with each prefix, from the counts of correct, predicted and true items.
 
-    An entity counts as found when its type and both its borders are right (Tjong Kim Sang and De Meulder 2003).
-    A share of nothing (no entity guessed, or none there) is 0, as conlleval has it.
-    """
-    flat_truth = np.array([tag for sentence in truth for tag in sentence])
-    flat_guess = np.array([tag for sentence in guess for tag in sentence])
-    found = {
-        "accuracy": lambda: metrics.accuracy_score(flat_truth, flat_guess),
-        "precision": lambda: entity_precision(truth, guess, zero_division=0),
-        "recall": lambda: entity_recall(truth, guess, zero_division=0),
-        "f1": lambda: entity_f1(truth, guess, zero_division=0),
-    }
-    return _chosen(names, found)
-
-
-def found_metrics(names: Sequence[str], counted: Mapping[str, tuple[int, int, int]]) -> dict[str, float]:
-    """`precision`, `recall` and `f1` after each prefix, from how many were rightly found, found, and there.
-
-    A share of nothing is 0.
+    A ratio with denominator 0 is 0.
     """
     found = {}
-    for prefix, (hits, guessed, there) in counted.items():
-        found[f"{prefix}precision"] = lambda hits=hits, of=guessed: hits / of if of else 0.0
-        found[f"{prefix}recall"] = lambda hits=hits, of=there: hits / of if of else 0.0
-        found[f"{prefix}f1"] = lambda hits=hits, of=guessed + there: 2 * hits / of if of else 0.0
-    return _chosen(names, found)
+    for prefix, (hits, guessed, true) in counted.items():
+        found[f"{prefix}precision"] = hits / guessed if guessed else 0.0
+        found[f"{prefix}recall"] = hits / true if true else 0.0
+        found[f"{prefix}f1"] = 2 * hits / (guessed + true) if guessed + true else 0.0
+    check_metric_names(names, found)
+    return {name: found[name] for name in names}
 
 
-def _chosen(names: Sequence[str], found: dict) -> dict[str, float]:
-    for name in names:
-        if name not in found:
-            raise UserError(f"no metric {name!r} for this kind of task; there are: {', '.join(found)}")
-    return {name: float(found[name]()) for name in names}
+def _accuracy(truth: np.ndarray, guess: np.ndarray) -> float:
+    return float(metrics.accuracy_score(truth, guess))
+
+
+def _f1_of_class_1(truth: np.ndarray, guess: np.ndarray) -> float:
+    """F1 of class 1, as in GLUE's MRPC; undefined where class 1 is in neither."""
+    return float(metrics.f1_score(truth, guess, labels=[1], average="macro", zero_division=np.nan))
+
+
+def _macro_f1(truth: np.ndarray, guess: np.ndarray) -> float:
+    return float(metrics.f1_score(truth, guess, average="macro", zero_division=0))
+
+
+def _matthews_correlation(truth: np.ndarray, guess: np.ndarray) -> float:
+    """Undefined where all labels are of one class; 0 where only the predictions are, as in scikit-learn."""
+    return math.nan if _constant(truth) else float(metrics.matthews_corrcoef(truth, guess))
+
+
+def _pearson(truth: np.ndarray, guess: np.ndarray) -> float:
+    return math.nan if _constant(truth) or _constant(guess) else float(stats.pearsonr(truth, guess).statistic)
+
+
+def _spearman(truth: np.ndarray, guess: np.ndarray) -> float:
+    return math.nan if _constant(truth) or _constant(guess) else float(stats.spearmanr(truth, guess).statistic)
+
+
+def _mean_squared_error(truth: np.ndarray, guess: np.ndarray) -> float:
+    return float(metrics.mean_squared_error(truth, guess))
+
+
+def _tag_accuracy(truth: Sequence[Sequence[str]], guess: Sequence[Sequence[str]]) -> float:
+    flat = (np.array([tag for sentence in tags for tag in sentence]) for tags in (truth, guess))
+    return float(metrics.accuracy_score(*flat))
 
 
 def _constant(values: np.ndarray) -> bool:
     return bool((values == values[0]).all())
+
+
+# Of class ids.
+CLASSIFICATION_METRICS: Mapping[str, Metric] = {
+    "accuracy": _accuracy,
+    "f1": _f1_of_class_1,
+    "macro_f1": _macro_f1,
+    "matthews_correlation": _matthews_correlation,
+}
+# Of scores; the correlations are undefined where the labels or the predictions are all the same.
+REGRESSION_METRICS: Mapping[str, Metric] = {
+    "pearson": _pearson,
+    "spearman": _spearman,
+    "mse": _mean_squared_error,
+}
+# Of the tags of each sentence: accuracy over words, the others over whole entities. An entity is correct when its type
+# and both its boundaries are (Tjong Kim Sang and De Meulder 2003). A ratio with denominator 0 is 0, as in conlleval.
+TAGGING_METRICS: Mapping[str, Metric] = {
+    "accuracy": _tag_accuracy,
+    "precision": lambda truth, guess: entity_precision(truth, guess, zero_division=0),
+    "recall": lambda truth, guess: entity_recall(truth, guess, zero_division=0),
+    "f1": lambda truth, guess: entity_f1(truth, guess, zero_division=0),
+}

@@ -12,7 +12,7 @@ from bert_jax.command import UserError
 from bert_jax.progress import Reporter
 from bert_jax.tasks import input_lines, reading, registry
 from bert_jax.tasks.example import Split
-from bert_jax.tasks.finetuned import FineTuned
+from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.input_lines import STDIN
 from bert_jax.tasks.input_records import InputRecord
 

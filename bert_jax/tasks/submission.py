@@ -13,7 +13,7 @@ from typing import Any
 from bert_jax.command import UserError
 from bert_jax.storage.local import write_atomic
 from bert_jax.tasks.example import Split
-from bert_jax.tasks.finetuned import FineTuned
+from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.task import Task
 from bert_jax.train import distributed
 

@@ -1,127 +1,169 @@
-"""What a model is fine-tuned for: the part of a fine-tuned checkpoint's config.json under `task`."""
+"""The base class of fine-tuning tasks: the options that all kinds share, and what a kind of task implements."""
 
+import abc
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar, Generic, TypeVar
 
 from bert_jax.command import UserError
+from bert_jax.config import ModelConfig
 from bert_jax.model.heads.config import POOLINGS
+from bert_jax.tasks.example import Split, TaskRows
+from bert_jax.tasks.input_records import InputRecord
+from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
-from bert_jax.train.losses import ClassCosts
+from bert_jax.tokenizer import Tokenizer
 
-KINDS = (  # bert_jax/tasks/kinds
-    *("classification", "regression", "choice", "tagging", "token_regression", "question"),
-    *("spans", "span_pairs"),
-)
-POOLED = ("classification", "regression", "choice")  # read one vector of each text; the others read tokens
+Item = TypeVar("Item")
+Rows = TypeVar("Rows", bound=TaskRows)
 
 
 @dataclass(frozen=True)
-class Task:
-    """A task of one of KINDS. Options that a kind does not read stay as they are by default.
+class Task(abc.ABC, Generic[Item, Rows]):
+    """A fine-tuning task: its options, and how its files become rows, a loss, metrics and predictions.
 
-    Raises UserError for a kind or an option that there is not.
+    Each kind of task is a subclass with its own options. Item is what a kind reads from a file (a text, a sentence, a
+    question); Rows is what it encodes items to. Tasks are immutable: what a training file adds (labels, class weights)
+    gives a new task. bert_jax/tasks/registry.py lists the kinds.
+
+    | option | |
+    |---|---|
+    | name | a named task (bert_jax/tasks/named), or `own` for files of the user |
+    | labels | the labels by id; empty where the kind has none, and until the training file is read |
+    | max_length | tokens of a row at most |
+    | metrics | names of metrics; the first one selects the best seed |
+    | columns | which columns of a table hold the texts and the labels |
     """
 
+    kind: ClassVar[str]  # its name in configurations and in config.json
+
     name: str
-    kind: str  # one of KINDS
-    labels: tuple[str, ...] = ()  # by id; empty for regression, and until the training file was read
+    labels: tuple[str, ...] = ()
     max_length: int = 128
-    metrics: tuple[str, ...] = ()  # the first chooses between seeds; see bert_jax/tasks/metric_functions.py
+    metrics: tuple[str, ...] = ()
     columns: Columns = field(default_factory=Columns)
-    pooling: str = "cls"  # how one vector is made of a text (bert_jax/model/heads/pooling.py); for POOLED
-    choices: str = ""  # the columns of the choices, parted by commas, or one that holds a list; for choice
-    class_weights: str = ""  # balanced, or LABEL=WEIGHT,...; empty: each class weighs 1 in the loss
-    class_weight_values: tuple[float, ...] = ()  # what came of it on the training file, by label id
-    label_smoothing: float = 0.0  # the share of the uniform distribution in the truth (Szegedy et al. 2016, section 7)
-    label_subwords: str = "first"  # which pieces of a word learn its tag: first, all (kinds/tagging.py)
-    decode: str = "first"  # what a word's tag is read from: its first piece, or the mean of all its pieces
-    crf: bool = False  # tags depend on those beside them
-    max_query_length: int = 64  # of a question, in pieces
-    doc_stride: int = 128  # from one window of a long context to the next, in pieces
-    n_best: int = 20  # answers that are kept of a question
-    max_answer_length: int = 30  # in pieces
-    unanswerable: bool = False  # whether questions may have no answer (SQuAD 2.0)
-    null_threshold: float | None = None  # such a question's probability of none is above it; None: as on dev
-    max_span: int = 0  # words of the longest span that is looked for; 0: until the training file was read
-    span_scores: str = "binary"  # yes or no to each type of a span, or one of its classes, of which one is none
-    threshold: float = 0.0  # the probability from which a span is one; 0: until it is calibrated on dev
-    relations_between: str = "predicted"  # spans (learnt, too), or given ones
-    relation_labels: tuple[str, ...] = ()  # by id - 1
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise UserError(f"task.kind is {self.kind!r}; use {', '.join(KINDS)}")
-        if self.pooling not in POOLINGS:
-            raise UserError(f"task.pooling is {self.pooling!r}; use {', '.join(POOLINGS)}")
-        if self.pooling != "cls" and not self.pooled:
-            raise UserError(f"task.pooling is {self.pooling!r}, but {self.kind} reads each token; leave it out")
-        if self.class_weights and self.kind not in ("classification", "tagging"):
-            raise UserError(f"task.class_weights is for classification and tagging, not for {self.kind}; leave it out")
-        if not 0 <= self.label_smoothing < 1:
-            raise UserError(f"task.label_smoothing is {self.label_smoothing}; use 0 (none) or a share below 1, as 0.1")
-        if self.label_smoothing and self.kind not in ("classification", "choice", "tagging"):
-            raise UserError(
-                f"task.label_smoothing is for classification, choice and tagging, not for {self.kind}; leave it out"
-            )
-        if self.crf and (self.class_weights or self.label_smoothing):
-            raise UserError(
-                "task.class_weights and task.label_smoothing are of a cross-entropy by word, and task.crf has none; "
-                "leave out one or the other"
-            )
-        if self.choices and self.kind != "choice":
-            raise UserError(f"task.choices is for multiple choice, not for {self.kind}; leave it out")
-        _one_of("task.label_subwords", self.label_subwords, ("first", "all"))
-        _one_of("task.decode", self.decode, ("first", "mean"))
-        if self.decode == "mean" and self.label_subwords == "first":
-            raise UserError(
-                "task.decode=mean reads all pieces of a word, of which task.label_subwords=first trains the first "
-                "only; add --config.task.label_subwords=all"
-            )
-        if self.crf and self.label_subwords == "all":
-            raise UserError("task.crf runs over the words' first pieces; leave out task.label_subwords=all")
-        _one_of("task.span_scores", self.span_scores, ("binary", "classes"))
-        _one_of("task.relations_between", self.relations_between, ("predicted", "given"))
-        if self.max_span < 0 or not 0 <= self.threshold < 1:
-            raise UserError(
-                f"task.max_span is {self.max_span} and task.threshold {self.threshold}; use words, 0 or more, and a "
-                "probability below 1 (0: what the training file has; what is best on dev)"
-            )
-        if self.null_threshold is not None and (self.kind != "question" or not 0 <= self.null_threshold <= 1):
-            raise UserError(
-                f"task.null_threshold is {self.null_threshold}; use a probability, 0 to 1, for questions, or leave it "
-                "out for what is best on dev"
-            )
-        if self.kind != "tagging" and (self.crf, self.label_subwords, self.decode) != (False, "first", "first"):
-            raise UserError(f"task.label_subwords, task.decode and task.crf are for tagging, not for {self.kind}")
-        for name in ("max_query_length", "doc_stride", "n_best", "max_answer_length"):
-            if getattr(self, name) < 1:
-                raise UserError(f"task.{name} is {getattr(self, name)}; use 1 or more")
+        """Subclasses check their options here and call this method."""
 
-    @property
-    def pooled(self) -> bool:
-        """Whether one vector of each text is read, made by pooling, and not every token."""
-        return self.kind in POOLED
+    @abc.abstractmethod
+    def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Item]:
+        """Reads a file of the task. Without label_required, a file without labels is read too.
 
-    @property
-    def pairs_are_given(self) -> bool:
-        """Whether the spans between which relations are looked for are part of the input."""
-        return self.kind == "span_pairs" and self.relations_between == "given"
+        Raises UserError, with file and line, for malformed input.
+        """
 
-    @property
-    def costs(self) -> ClassCosts:
-        """What the classes cost where it is learnt."""
-        return ClassCosts(self.class_weight_values, self.label_smoothing)
+    @abc.abstractmethod
+    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Item]:
+        """The inputs of a prediction as a split without labels (labelled=False), one item for each record, in order.
+
+        A record is a plain line, in which tabs separate the texts of an item, or a JSON object with the names of the
+        task's columns or the names below as its fields; other fields are ignored.
+
+        classification, regression  text, text_pair
+        tagging, spans              text, which is split into words; or tokens (and text, for offsets)
+        questions                   question, context, and an optional id
+        choices                     text or context, and choices: a list of texts
+
+        An item keeps what predictions needs to answer in the user's terms: the raw text, offsets, the id. Raises
+        UserError, with source and line, for a missing or empty text (input_records.py has what the kinds share).
+        """
+
+    @abc.abstractmethod
+    def encode(self, split: Split[Item], tokenizer: Tokenizer) -> Rows:
+        """The rows of a split; rows keep their split. Raises UserError, with file and line, for an unknown label.
+
+        Where split.labelled is False the labels of its items are ignored.
+        """
+
+    @abc.abstractmethod
+    def objective(self) -> TaskObjective:
+        """The loss of a task whose labels are known."""
+
+    @abc.abstractmethod
+    def measure(self, rows: Rows, answers: Sequence[Any]) -> dict[str, float]:
+        """The task's metrics on a labelled split. answers are the objective's answers for each row, in order."""
+
+    @abc.abstractmethod
+    def predictions(self, rows: Rows, answers: Sequence[Any]) -> list[dict[str, Any]]:
+        """What bert_jax.predict prints for each item of a split, in order: an object of JSON values.
+
+        `label` and `score`, its probability (for a regression: the number); `scores` of all labels by name, or
+        the best answers to a question, which the command prints only on request; `words`, `tags`, `entities`, `spans`,
+        `answer` ... with `start` and `end`, characters of the raw text, where the item has one.
+        """
+
+    def default_metrics(self) -> tuple[str, ...]:
+        """The metrics of a task that names none; the first one selects the best seed."""
+        return ()
+
+    def complete(self, train: Split[Item]) -> "Task":
+        """The task with the labels and metrics that its training file implies, where the task names none."""
+        return self.with_metrics()
+
+    def with_metrics(self) -> "Task":
+        """The task with the default metrics where it names none."""
+        return replace(self, metrics=self.metrics or self.default_metrics())
+
+    def with_pooling(self, pooling: str) -> "Task":
+        """The task with the pooling of a checkpoint, for kinds that read one vector of each text."""
+        return self
 
     @property
     def measured(self) -> "Task":
-        """The task as it is measured: plain cross-entropy, so that losses of runs with other costs compare."""
-        return replace(self, class_weights="", class_weight_values=(), label_smoothing=0.0)
+        """The task with plain cross-entropy as its loss, so that losses compare between runs with class weights."""
+        return self
 
-    @property
-    def classes(self) -> int:
-        """Width of the head: 1 where it gives a number."""
-        return len(self.labels) if self.kind in ("classification", "tagging") else 1
+    def check_model(self, model: ModelConfig) -> None:
+        """Raises UserError for a model that cannot learn the task."""
+        if self.max_length > model.max_positions:
+            raise UserError(
+                f"task.max_length is {self.max_length}, but the model has {model.max_positions} positions; "
+                f"use --config.task.max_length={model.max_positions}"
+            )
+
+    def counts(self, rows: Rows) -> dict[str, int]:
+        """Counts of a split in addition to examples, rows, tokens and truncated ones."""
+        return {}
+
+    def remarks(self, rows: Rows) -> list[str]:
+        """Warnings about a split, one line each, beginning with the name of its file."""
+        return []
+
+    def metric_names(self, dev: Split[Item]) -> tuple[str, ...]:
+        """The names of the metrics on dev during training, of a task whose metrics are known."""
+        return (*self.metrics, "task_loss")
+
+    def calibrated(self, metrics: Mapping[str, float]) -> "Task":
+        """The task with the thresholds found on dev. metrics are those of dev; they are empty without a dev file."""
+        return self
 
 
-def _one_of(field_name: str, value: str, known: tuple[str, ...]) -> None:
+@dataclass(frozen=True)
+class PooledTask(Task[Item, Rows]):
+    """A task that reads one vector of each text, made of its tokens by pooling (bert_jax/model/heads/pooling.py)."""
+
+    pooling: str = "cls"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("task.pooling", self.pooling, POOLINGS)
+
+    def with_pooling(self, pooling: str) -> "Task":
+        return replace(self, pooling=pooling)
+
+    def check_model(self, model: ModelConfig) -> None:
+        """Also raises UserError for pooling=cls in a causal model, whose first token attends to itself alone."""
+        if model.causal and self.pooling == "cls":
+            raise UserError(
+                "task.pooling is cls, but the model is causal: the first token of a text does not attend to the "
+                "others. Use --config.task.pooling=mean (or max, attention_dot, attention_additive)"
+            )
+        super().check_model(model)
+
+
+def check_choice(field_name: str, value: str, known: tuple[str, ...]) -> None:
+    """Raises UserError for a value that is not one of those known."""
     if value not in known:
-        raise UserError(f"{field_name} is {value!r}; use one of: {', '.join(known)}")
+        raise UserError(f"{field_name} is {value!r}; choose from: {', '.join(known)}")

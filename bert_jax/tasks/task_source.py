@@ -1,8 +1,7 @@
-"""Fine-tuning batches as a function of (seed, step), and evaluation batches that hold each row once. Pure numpy."""
+"""Fine-tuning batches as a function of (seed, step). Pure numpy."""
 
 import functools
 import hashlib
-from collections.abc import Iterator
 
 import numpy as np
 from jaxtyping import Int64
@@ -11,36 +10,27 @@ from bert_jax.data import hashing
 from bert_jax.data.permutation import permute
 from bert_jax.tasks.example import TaskBatch, TaskRows
 
-# What is measured or answered is padded to the next of these, whatever the file: each is compiled once.
-LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
-
-# What is learnt from, to so many lengths at most, multiples of STEP that are chosen for the file.
+# Training batches are padded to at most SHAPES lengths: multiples of STEP that are chosen for the file.
 SHAPES, STEP = 6, 8
 
 
-def padded_length(longest: int, max_length: int) -> int:
-    """The smallest of LENGTHS, or multiple of their last, that holds so many tokens; max_length at most."""
-    step = LENGTHS[-1]
-    fitting = (length for length in LENGTHS if length >= longest)
-    return min(next(fitting, -(-longest // step) * step), max_length)
-
-
 def best_lengths(lengths: Int64[np.ndarray, "N"], max_length: int, shapes: int = SHAPES) -> tuple[int, ...]:
-    """The lengths, at most so many, that rows are padded to with the fewest slots in all; ascending.
+    """The lengths, ascending and at most so many, that rows are padded to with the fewest positions in total.
 
-    Each is a multiple of STEP, or max_length. Exact, by dynamic programming over the histogram: the best choice for the
-    rows up to some length ends there, and is the best of one length fewer up to some shorter length before that.
+    Each is a multiple of STEP, or max_length. The result is exact, by dynamic programming over the histogram: the best
+    lengths for the rows up to some length end with it, and the others are the best ones, one fewer, for the rows up to
+    some shorter length.
     """
     rounded = np.minimum(-(-lengths // STEP) * STEP, max_length)
     sizes, counts = np.unique(rounded, return_counts=True)
     before = np.concatenate([[0], np.cumsum(counts)])
-    slots = np.concatenate([[0.0], np.full(len(sizes), np.inf)])  # of the rows of the first i sizes, in so many lengths
-    cuts: list[np.ndarray] = []  # where the last of them begins
+    positions = np.concatenate([[0.0], np.full(len(sizes), np.inf)])  # of the first i sizes, by the lengths so far
+    cuts: list[np.ndarray] = []  # where the last length begins
     for _ in range(min(shapes, len(sizes))):
-        costs = slots + (before[:, None] - before) * np.concatenate([[0], sizes])[:, None]
-        costs[np.triu_indices(len(slots))] = np.inf
+        costs = positions + (before[:, None] - before) * np.concatenate([[0], sizes])[:, None]
+        costs[np.triu_indices(len(positions))] = np.inf
         cuts.append(costs.argmin(axis=1))
-        slots = costs.min(axis=1)
+        positions = costs.min(axis=1)
     end, chosen = len(sizes), []
     for cut in reversed(cuts):
         chosen.append(int(sizes[end - 1]))
@@ -51,11 +41,12 @@ def best_lengths(lengths: Int64[np.ndarray, "N"], max_length: int, shapes: int =
 class TaskSource:
     """The training batches of a task: law 1 of docs/architecture.md over epochs of seeded permutations.
 
-    The rows of `pool` steps are those that follow, in the endless chain of permuted epochs, those of the steps before
-    them; no tail is dropped. Within a pool rows of like length share a batch, and the batches come in an order that is
-    the same for every seed, so that runs of several seeds have batches of like length at each step. A pool of 1 takes
-    rows as they come. `steps`, where they are known, end the last pool, so that no row of the last epoch is left out.
-    A batch is padded to the smallest of `best_lengths` that holds its longest row.
+    Steps are grouped into pools of `pool` steps. A pool takes the rows that follow those of the pool before it in the
+    endless concatenation of permuted epochs; no rows are dropped at an epoch's end. Within a pool, rows of similar
+    length share a batch. The order of the batches is the same for every seed, so that runs of several seeds have
+    batches of similar length at each step. A pool of 1 takes rows in their order. `steps`, if known, ends the last
+    pool, so that no row of the last epoch is left out. A batch is padded to the smallest of `best_lengths` that holds
+    its longest row.
     """
 
     def __init__(
@@ -67,12 +58,14 @@ class TaskSource:
         self._lengths = best_lengths(rows.lengths, max_length)
         self._pool = pool
         self._steps = steps
-        self._sorted = functools.lru_cache(maxsize=2)(self._sort)  # the batches of a pool are asked for in turn
+        self._sorted = functools.lru_cache(maxsize=2)(
+            self._sort
+        )  # the batches of a pool are requested one after another
         self.fingerprints = {"task": fingerprint(rows)}
         self.changes = (0,)
 
     def rows_at(self, step: int) -> int:
-        """Rows of a step's global batch."""
+        """The number of rows of a step's global batch."""
         return self._batch_size
 
     def indices(self, step: int) -> Int64[np.ndarray, "B"]:
@@ -83,7 +76,7 @@ class TaskSource:
         return self._sorted(first, count)[place : place + self._batch_size]
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> TaskBatch:
-        """The global batch of a step, or only those of its rows, padded as the whole batch is."""
+        """The global batch of a step, or only these rows of it, padded as the whole batch is."""
         indices = self.indices(step)
         return self._rows.batch(indices if rows is None else indices[rows], self.padded(self.longest(step)))
 
@@ -92,7 +85,7 @@ class TaskSource:
         return int(self._rows.lengths[self.indices(step)].max())
 
     def padded(self, longest: int) -> int:
-        """What a batch is padded to whose longest row has so many tokens."""
+        """The length that a batch is padded to whose longest row has so many tokens."""
         return next(length for length in self._lengths if length >= longest)
 
     def _bounds(self, step: int) -> tuple[int, int]:
@@ -102,7 +95,7 @@ class TaskSource:
         return first, min(self._pool, left)
 
     def _sort(self, first: int, count: int) -> Int64[np.ndarray, "N"]:
-        """The rows of so many steps from the first on, by length; those of one length in the order of the chain."""
+        """The rows of so many steps from the first on, sorted by length; equal lengths keep the permuted order."""
         size = self._rows.count
         places = np.arange(first * self._batch_size, (first + count) * self._batch_size, dtype=np.int64)
         drawn = permute(places % size, size, hashing.combine(self._seed, places // size))
@@ -111,20 +104,8 @@ class TaskSource:
         return drawn[np.argsort(self._rows.lengths[drawn], kind="stable")]
 
 
-def evaluation_batches(
-    rows: TaskRows, batch_size: int, max_length: int
-) -> Iterator[tuple[Int64[np.ndarray, "B"], TaskBatch]]:
-    """Each row once, by length so that short rows cost little, with its index (-1: a filler, of weight 0)."""
-    order = np.argsort(rows.lengths, kind="stable")
-    for start in range(0, len(order), batch_size):
-        part = order[start : start + batch_size]
-        length = padded_length(int(rows.lengths[part].max()), max_length)
-        indices = np.concatenate([part, np.full(batch_size - len(part), -1)])
-        yield indices, rows.batch(indices, length)
-
-
 def fingerprint(rows: TaskRows) -> str:
-    """Says which rows these are, and how they are encoded."""
+    """A hash of the rows and their encoding."""
     digest = hashlib.sha256()
     for _, array in sorted(rows.arrays().items()):
         digest.update(np.ascontiguousarray(array).tobytes())

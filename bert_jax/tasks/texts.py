@@ -1,4 +1,4 @@
-"""Texts without labels: one a line, a tab parting the two of a pair."""
+"""Texts without labels: one on each line, with a tab between the two of a pair."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Int64
 
 from bert_jax.command import UserError
-from bert_jax.tasks.example import TaskRows
+from bert_jax.tasks.example import TokenRows
 from bert_jax.tasks.pairs import truncated_lengths
 from bert_jax.tasks.reading import numbered_lines
 from bert_jax.tokenizer import Tokenizer
@@ -16,32 +16,32 @@ from bert_jax.tokenizer import Tokenizer
 
 @dataclass(frozen=True, eq=False)
 class EncodedTexts:
-    """Rows of the model for R texts, and which word each token is of."""
+    """The rows of R texts, and the word of each token."""
 
-    rows: TaskRows
-    words: Int64[np.ndarray, "N"]  # of each token, the word that it is of, counted over all texts; -1 for none
+    rows: TokenRows
+    words: Int64[np.ndarray, "N"]  # of each token, the number of its word, counted over all texts; -1 for none
     word_offsets: Int64[np.ndarray, "K"]  # K = R + 1: text r has the words word_offsets[r]:word_offsets[r + 1]
 
 
 def read_texts(path: str | Path) -> list[str]:
-    """The lines of a text file, as it lies or compressed. Raises UserError when it is empty, damaged or not UTF-8."""
+    """The lines of a text file, plain or compressed. Raises UserError when it is empty, damaged or not UTF-8."""
     texts = [line for _, line in numbered_lines(Path(path))]
     if not texts:
-        raise UserError(f"{path} is empty; it takes one text a line")
+        raise UserError(f"{path} is empty; write one text on each line")
     return texts
 
 
 def encode(texts: Sequence[str], tokenizer: Tokenizer, max_length: int, by_word: bool) -> EncodedTexts:
-    """[CLS] a [SEP], or [CLS] a [SEP] b [SEP] where a tab parts two texts; a text over max_length loses its end.
+    """[CLS] a [SEP], or [CLS] a [SEP] b [SEP] for two texts separated by a tab; a text over max_length loses its end.
 
-    Between two texts are Tokenizer.pair_separators of [SEP]. With by_word the words (what white space parts) are
-    encoded apart, so that each token's is known; without, a whole text counts as one. Raises UserError for a text with
-    two tabs.
+    There are Tokenizer.pair_separators of [SEP] between two texts. With by_word, the words (separated by white space)
+    are encoded separately, so that the word of each token is known; otherwise a whole text counts as one word. Raises
+    UserError for a text with two tabs.
     """
     pairs = [text.split("\t") for text in texts]
     for line, parts in enumerate(pairs, start=1):
         if len(parts) > 2:
-            raise UserError(f"line {line} holds {len(parts) - 1} tabs; one parts the two texts of a pair")
+            raise UserError(f"line {line} has {len(parts) - 1} tabs; use one, between the two texts of a pair")
     units = [[tokenizer.as_in_text(part.split()) if by_word else [part] for part in parts] for parts in pairs]
     ids, offsets = tokenizer.encode_many([unit for parts in units for part in parts for unit in part])
     unit_of_piece = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
@@ -62,7 +62,7 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer, max_length: int, by_word:
             spans.append(slice(bounds[2 * row + 1], bounds[2 * row + 1] + second))
         rows.append(_joined(tokenizer.cls_id, [ids[span] for span in spans], [tokenizer.sep_id], separators))
         words.append(_joined(-1, [unit_of_piece[span] for span in spans], [-1], separators))
-    encoded = TaskRows(
+    encoded = TokenRows(
         input_ids=np.concatenate(rows).astype(np.int32),
         offsets=np.cumsum([0, *map(len, rows)], dtype=np.int64),
         first_lengths=(kept[:, 0] + 1 + np.where(paired, separators, 1)).astype(np.int32),
@@ -73,7 +73,7 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer, max_length: int, by_word:
 
 
 def _joined(begin: int, parts: Sequence[np.ndarray], end: list[int], between: int) -> np.ndarray:
-    """A row: what it begins with, its parts, an end after the last and so many between two."""
+    """A row: its beginning, its parts, `between` ends between two of them, and one end after the last."""
     behind = [*[end * between] * (len(parts) - 1), end]
     ended = [np.concatenate([part, after]) for part, after in zip(parts, behind, strict=True)]
     return np.concatenate([[begin], *ended]).astype(np.int64)

@@ -10,9 +10,9 @@ from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.tasks import measurement, registry, sweep
 from bert_jax.tasks.example import TaskRows
-from bert_jax.tasks.kinds import kind_of
 from bert_jax.tasks.sweep import Trial
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.task_json import to_json
 from bert_jax.train import distributed, multi_seed, trainer
 from bert_jax.train.workdir import read_config, write_config
 
@@ -54,7 +54,7 @@ def _measured(task: Task, rows: Mapping[str, TaskRows], run: trainer.Run, result
 
 def _calibrated(task: Task, folder: Path, metrics: Mapping[str, float]) -> Task:
     """The task with the thresholds that the metrics of dev tell, which its run's config.json then has too."""
-    calibrated = kind_of(task).calibrated(task, metrics)
+    calibrated = task.calibrated(metrics)
     if calibrated != task and distributed.is_primary():
-        write_config(folder, dataclasses.replace(read_config(folder), task=dataclasses.asdict(calibrated)))
+        write_config(folder, dataclasses.replace(read_config(folder), task=to_json(calibrated)))
     return calibrated

@@ -1,4 +1,4 @@
-"""Sentences of words as rows: [CLS] pieces [SEP], cut between words, with the place of every word."""
+"""Sentences of words as rows: [CLS] pieces [SEP], split between words, with the position of every word."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,20 +8,20 @@ from typing import ClassVar, NamedTuple
 import numpy as np
 from jaxtyping import Int32, Int64, Integer
 
-from bert_jax.tasks.example import TaskRows, spans
+from bert_jax.tasks.example import Item, TaskRows, spans
 from bert_jax.tokenizer import Tokenizer
 
 
 class EncodedWords(NamedTuple):
-    """R rows, their N tokens one after another, as TaskRows has them; where each of W words lies; K - 1 sentences."""
+    """R rows of N tokens, as in TaskRows; the positions of W words; K - 1 sentences."""
 
     input_ids: Int32[np.ndarray, "N"]
     offsets: Int64[np.ndarray, "R+1"]
     first_lengths: Int32[np.ndarray, "R"]
     truncated: int  # words that lost pieces
     word_rows: Int64[np.ndarray, "W"]
-    word_slots: Int64[np.ndarray, "W"]  # where each word starts in its row
-    word_sizes: Int64[np.ndarray, "W"]  # slots of each word, 1 or more
+    word_slots: Int64[np.ndarray, "W"]  # position of the first piece of each word in its row
+    word_sizes: Int64[np.ndarray, "W"]  # pieces of each word, 1 or more
     sentence_offsets: Int64[np.ndarray, "K"]  # in the words
 
     @property
@@ -31,8 +31,8 @@ class EncodedWords(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class WordRows(TaskRows):
-    """Rows of words. A kind adds what is true of them."""
+class WordRows(TaskRows[Item]):
+    """Rows of words. A kind of task adds their labels."""
 
     cut_part: ClassVar[str] = "words"
 
@@ -47,16 +47,16 @@ class WordRows(TaskRows):
         return self.offsets[self.word_rows] + self.word_slots
 
     def items(self) -> Int64[np.ndarray, "R"]:
-        """Which sentence each row is of."""
+        """The sentence of each row."""
         sentences = np.repeat(np.arange(len(self.sentence_offsets) - 1), np.diff(self.sentence_offsets))
         return sentences[np.searchsorted(self.word_rows, np.arange(self.count))]  # by the first word of the row
 
 
 def encode_words(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_length: int) -> EncodedWords:
-    """One row a sentence, [CLS] pieces [SEP].
+    """One row for each sentence, [CLS] pieces [SEP].
 
-    A sentence over max_length goes on in further rows, cut between words, so that every word is in one row and in
-    one only. A word without pieces becomes [UNK]; only a word that is longer than a row is itself cut.
+    A sentence over max_length continues in further rows. It is split between words, so that every word is in exactly
+    one row. A word without pieces becomes [UNK]; only a word that is longer than a row is itself cut.
     """
     room = max_length - 2
     flat, piece_offsets = tokenizer.encode_many([word for words in sentences for word in tokenizer.as_in_text(words)])
@@ -88,7 +88,7 @@ def encode_words(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_l
 
 
 def _row_starts(sizes: Integer[np.ndarray, "W"], sentence_offsets: Integer[np.ndarray, "K"], room: int) -> list[int]:
-    """The first word of each row: as many words of a sentence as fit into room pieces, then a new row."""
+    """The first word of each row. A row holds as many words of a sentence as fit into `room` pieces."""
     starts = []
     for first, last in pairwise(sentence_offsets):
         used = room

@@ -1,4 +1,4 @@
-"""Multiple choice: which of the texts that may follow a context is right."""
+"""Multiple choice: which of several texts that may follow a context is correct."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,45 +15,74 @@ from bert_jax.model.head_outputs import choice_logits, sequence_vectors
 from bert_jax.model.heads import Heads
 from bert_jax.tasks.example import Split, TaskBatch, TaskRows
 from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.kinds.choice_items import MultipleChoice, item_of, read_choices, right_choice
-from bert_jax.tasks.kinds.kind import Kind
-from bert_jax.tasks.metric_functions import classification_metrics
+from bert_jax.tasks.kinds.choice_items import (
+    MultipleChoice,
+    choice_columns,
+    correct_choice,
+    item_of,
+    read_choices,
+)
+from bert_jax.tasks.kinds.labels import check_smoothing
+from bert_jax.tasks.metric_functions import CLASSIFICATION_METRICS, compute_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.task import PooledTask
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.losses import IMPOSSIBLE, choice_sums
 from bert_jax.train.objectives import Term, Terms
 
 
-class Choice(Kind):
-    """One right choice among two or more, each read with the context (Devlin et al. 2019, section 4.4).
+@dataclass(frozen=True)
+class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
+    """One correct choice among two or more, each read together with the context (Devlin et al. 2019, section 4.4).
 
-    A row is an item: its choices are S sequences [CLS] context [SEP] start choice [SEP] of task.max_length slots at
-    most, side by side, and the objective gives each to the encoder as a row of its own. S is that of the split's item
-    with the most choices.
+    A row is an item. Its choices are S sequences [CLS] context [SEP] start choice [SEP] of up to max_length tokens,
+    side by side, and the objective passes each to the encoder as a row of its own. S is the number of choices of the
+    split's item with the most choices. There are no labels: the index of a choice has no meaning of its own.
+
+    | option | |
+    |---|---|
+    | choices | the columns of the choices, separated by commas, or one column that holds a list |
+    | label_smoothing | the share of the uniform distribution in the target |
     """
 
-    def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
-        return read_choices(path, columns, task.choices, label_required)
+    kind = "choice"
 
-    def parse(self, task: Task, source: Path, records: Sequence[InputRecord]) -> Split[MultipleChoice]:
-        """Items of JSON objects, or of lines: the context, a tab, and the choices, parted by tabs."""
-        return Split(source, tuple(item_of(task, source, record) for record in records), labelled=False)
+    choices: str = ""
+    label_smoothing: float = 0.0
 
-    def complete(self, task: Task, train: Split[MultipleChoice]) -> Task:
-        """The task with its metric; a choice's place says nothing, so there are no labels."""
-        return replace(task, metrics=task.metrics or self.default_metrics(task))
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_smoothing(self.label_smoothing)
 
-    def default_metrics(self, task: Task) -> tuple[str, ...]:
+    @property
+    def measured(self) -> "ChoiceTask":
+        return replace(self, label_smoothing=0.0)
+
+    def read(self, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
+        return read_choices(path, columns, self.choices, label_required)
+
+    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[MultipleChoice]:
+        """Items from JSON objects, or from lines: the context and the choices, separated by tabs."""
+        items = tuple(self.item_of(source, record) for record in records)
+        return Split(source, items, labelled=False)
+
+    def item_of(self, source: Path, record: InputRecord) -> MultipleChoice:
+        """The item of one record."""
+        return item_of(self.columns, choice_columns(self.choices), source, record)
+
+    def default_metrics(self) -> tuple[str, ...]:
         return ("accuracy",)
 
-    def encode(self, task: Task, split: Split[MultipleChoice], tokenizer: Tokenizer) -> "ChoiceRows":
-        """A row an item. Over task.max_length the longer of context and choice is cut (pairs.truncated_lengths).
+    def complete(self, train: Split[MultipleChoice]) -> "ChoiceTask":
+        return replace(self, metrics=self.metrics or self.default_metrics())
 
-        Each choice has its own cut; `truncated` counts items. Raises UserError, with file and line, for a label that
-        is none of the item's choices.
+    def encode(self, split: Split[MultipleChoice], tokenizer: Tokenizer) -> "ChoiceRows":
+        """One row for each item. Over max_length, the longer of context and choice is cut (pairs.truncated_lengths).
+
+        Each choice is cut separately; `truncated` counts items. Raises UserError, with file and line, for a label
+        that is not one of the item's choices.
         """
         places = [
             (row, place) for row, item in enumerate(split.items) for place, text in enumerate(item.choices) if text
@@ -62,7 +91,7 @@ class Choice(Kind):
             [split.items[row].context for row, _ in places],
             [f"{split.items[row].start} {split.items[row].choices[place]}".lstrip() for row, place in places],
             tokenizer,
-            task.max_length,
+            self.max_length,
         )
         shape = len(split.items), max(len(item.choices) for item in split.items)
         lengths, first_lengths = np.zeros(shape, np.int64), np.zeros(shape, np.int32)
@@ -70,7 +99,7 @@ class Choice(Kind):
         lengths[where], first_lengths[where] = np.diff(encoded.offsets), encoded.first_lengths
         labels = np.zeros(len(split.items), np.int32)
         if split.labelled:
-            labels[:] = [right_choice(split.path, item) for item in split.items]
+            labels[:] = [correct_choice(split.path, item) for item in split.items]
         return ChoiceRows(
             input_ids=encoded.input_ids,
             offsets=np.concatenate([[0], np.cumsum(lengths.sum(axis=1))]),
@@ -83,45 +112,39 @@ class Choice(Kind):
             split=split,
         )
 
-    def counts(self, rows: TaskRows) -> dict[str, int]:
-        """choices: those of all items; empty_texts: contexts of nothing but white space."""
-        assert isinstance(rows, ChoiceRows) and rows.split is not None
+    def counts(self, rows: "ChoiceRows") -> dict[str, int]:
+        """choices: the choices of all items; empty_texts: contexts that are empty or white space."""
         empty = sum(not item.context.strip() for item in rows.split.items)
         return {"choices": int((rows.choice_lengths > 0).sum()), "empty_texts": empty}
 
-    def remarks(self, task: Task, rows: TaskRows) -> list[str]:
-        """Empty contexts."""
-        assert rows.split is not None
+    def remarks(self, rows: "ChoiceRows") -> list[str]:
+        """A warning about empty contexts."""
         empty = self.counts(rows)["empty_texts"]
         return [f"{rows.split.path}: {empty} of {rows.count} items have an empty context"] if empty else []
 
-    def objective(self, task: Task) -> TaskObjective:
-        return ChoiceObjective(pooling=task.pooling, smoothing=task.label_smoothing)
+    def objective(self) -> TaskObjective:
+        return ChoiceObjective(pooling=self.pooling, smoothing=self.label_smoothing)
 
-    def measure(self, task: Task, rows: TaskRows, answers: Sequence[Float[np.ndarray, "K"]]) -> dict[str, float]:
-        """From the scores of each item's choices."""
-        assert isinstance(rows, ChoiceRows)
-        return classification_metrics(task.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
+    def measure(self, rows: "ChoiceRows", answers: Sequence[Float[np.ndarray, "K"]]) -> dict[str, float]:
+        """The metrics, from the scores of each item's choices."""
+        return compute_metrics(CLASSIFICATION_METRICS, self.metrics, rows.labels, np.stack(answers).argmax(axis=-1))
 
-    def predictions(
-        self, task: Task, rows: TaskRows, answers: Sequence[Float[np.ndarray, "K"]]
-    ) -> list[dict[str, Any]]:
-        """`label`, the choice's place from 0; `choice`, its text; `score`, its probability; `scores` by place."""
-        assert rows.split is not None
-        told = []
+    def predictions(self, rows: "ChoiceRows", answers: Sequence[Float[np.ndarray, "K"]]) -> list[dict[str, Any]]:
+        """`label`, the index of the choice from 0; `choice`, its text; `score`, its probability; `scores` by index."""
+        found = []
         for item, scores in zip(rows.split.items, answers, strict=True):
             shares = softmax(scores[: len(item.choices)].astype(np.float64))
             best = int(shares.argmax())
             known = {str(place): float(shares[place]) for place, text in enumerate(item.choices) if text}
-            told.append({"label": best, "choice": item.choices[best], "score": float(shares[best]), "scores": known})
-        return told
+            found.append({"label": best, "choice": item.choices[best], "score": float(shares[best]), "scores": known})
+        return found
 
 
 class ChoiceLabels(NamedTuple):
     """What TaskBatch.labels holds."""
 
     right: Any  # i32[B]
-    present: Any  # bool[B,S]; S parts the row's slots
+    present: Any  # bool[B,S]; a row's positions are S equal parts
 
 
 @dataclass(frozen=True)
@@ -155,21 +178,21 @@ class ChoiceObjective(TaskObjective):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class ChoiceRows(TaskRows):
-    """Rows of S choices, one after another; a choice that is not there has no token."""
+class ChoiceRows(TaskRows[MultipleChoice]):
+    """Rows of S choices, one after another; an absent choice has no tokens."""
 
     first_lengths: Int32[np.ndarray, "R S"]  # tokens of the context, with [CLS] and its [SEP]
     choice_lengths: Int64[np.ndarray, "R S"]
-    labels: Int32[np.ndarray, "R"]  # the right one's place
+    labels: Int32[np.ndarray, "R"]  # index of the correct choice
     label_weights: Float32[np.ndarray, "R"]
 
     @property
     def lengths(self) -> Int64[np.ndarray, "R"]:
-        """Tokens of each row's longest choice: what a batch is padded to."""
+        """The number of tokens of each row's longest choice, which determines what a batch is padded to."""
         return self.choice_lengths.max(axis=1)
 
     def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:
-        """The rows of these indices, [B, S * length]: each choice padded to length slots."""
+        """The rows of these indices, [B, S * length]: each choice padded to length."""
         filler = indices < 0
         rows = np.where(filler, 0, indices)
         lengths = np.where(filler[:, None], 0, self.choice_lengths[rows])

@@ -1,4 +1,4 @@
-"""Items of multiple choice, and the tables that they are read from."""
+"""Reads the items of multiple choice from tables and from the inputs of predictions."""
 
 import re
 from collections.abc import Sequence
@@ -10,37 +10,34 @@ from bert_jax.tasks import input_records
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.reading import Column, Columns, is_stored, read_records
 from bert_jax.tasks.reading.labelled_texts import is_held_back, is_missing
-from bert_jax.tasks.task import Task
 
 CHOICES = "choices"  # the column of a list, where task.choices names none
-# What the premise of a COPA item is followed by, as its authors print it (Roemmele et al. 2011, figure 1).
-COPA_QUESTIONS = {"cause": "What was the CAUSE of this?", "effect": "What happened as a RESULT?"}
 
 
 class MultipleChoice(NamedTuple):
-    """A context, what all choices start with, and the choices: two or more, an empty text being none."""
+    """A context, the common beginning of all choices, and two or more choices; an empty text is an absent choice."""
 
     context: str
     start: str
     choices: tuple[str, ...]
-    label: str | None  # as written: a place from 0, a letter from A, or the text of the right one; None without
+    label: str | None  # as the file writes it: an index from 0, a letter from A, or the text of the correct choice
     line: int  # in the file, from 1
 
 
 def read_choices(path: Path, columns: Columns, choices: str, label_required: bool) -> Split[MultipleChoice]:
     """Reads items of a table (reading.read_records): context, start and label from the columns text, text_pair, label.
 
-    choices names the columns of the choices, parted by commas, or one column that holds a list of texts (JSON lines
-    and Parquet; `choices` by default). Of several columns an empty one is no choice. A file without the label column,
-    or whose labels are all empty, null or -1, is read as unlabelled unless label_required. Raises UserError, with file
-    and line, for columns that are not there and for an item of fewer than two choices.
+    choices names the columns of the choices, separated by commas, or one column that holds a list of texts (JSON
+    lines and Parquet; `choices` by default). An empty value in one of several columns is an absent choice. A file
+    without the label column, or whose labels are all empty, null or -1, is read as unlabelled unless label_required.
+    Raises UserError, with file and line, for missing columns and for an item with fewer than two choices.
     """
     if not columns.text:
         raise UserError(
             f"task.text is not known: name the column of {path} that holds the context (--config.task.text)"
         )
     if label_required and not columns.label:
-        raise UserError(f"task.label is not known: name the column of {path} that tells the right choice")
+        raise UserError(f"task.label is not known: name the column of {path} that holds the correct choice")
     names = choice_columns(choices)
     if len(names) == 1 and not is_stored(path):
         raise UserError(
@@ -73,32 +70,16 @@ def read_choices(path: Path, columns: Columns, choices: str, label_required: boo
     return Split(path, tuple(items), labelled)
 
 
-def read_copa(task: Task, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
-    """Reads COPA as SuperGLUE has it: the column text_pair says which of COPA_QUESTIONS the premise is asked."""
-    split = read_choices(path, columns, task.choices, label_required)
-    items = tuple(
-        item._replace(context=copa_context(path, item.line, item.context, item.start), start="") for item in split.items
-    )
-    return Split(path, items, split.labelled)
+def item_of(columns: Columns, names: Sequence[str], source: Path, record: input_records.InputRecord) -> MultipleChoice:
+    """The item of an input of a prediction: the tab-separated parts of a line, context first, or an object's fields.
 
-
-def copa_context(source: Path, line: int, premise: str, asked: str) -> str:
-    """A premise and its question. Raises UserError for one that is neither of the two."""
-    if asked not in COPA_QUESTIONS:
-        raise UserError(f"{source} line {line}: question is {asked!r}; wanted {' or '.join(COPA_QUESTIONS)}")
-    return f"{premise} {COPA_QUESTIONS[asked]}"
-
-
-def item_of(task: Task, source: Path, record: input_records.InputRecord) -> MultipleChoice:
-    """What a user wants predicted: the parts of a line parted by tabs, context first, or the fields of an object.
-
-    Fields are named as the task's columns, or text (or context), start and choices.
+    Fields have the names of the task's columns (names are those of the choices), or text (or context), start and
+    choices.
     """
-    columns, line = task.columns, record.line
+    line = record.line
     if isinstance(record.content, str):
         context, *texts = (input_records.checked_text(source, line, text) for text in record.content.split("\t"))
         return MultipleChoice(context, "", checked_choices(source, line, texts), None, line)
-    names = choice_columns(task.choices)
     listed = input_records.value_of(
         source, record, (names[0], CHOICES) if len(names) == 1 else (CHOICES,), required=False
     )
@@ -108,13 +89,11 @@ def item_of(task: Task, source: Path, record: input_records.InputRecord) -> Mult
     )
     start = input_records.value_of(source, record, (columns.text_pair, "start"), required=False)
     choices = checked_choices(source, line, texts)
-    if task.name == "copa" and start is not None:
-        return MultipleChoice(copa_context(source, line, context, start), "", choices, None, line)
     return MultipleChoice(context, _text(source, line, start), choices, None, line)
 
 
 def choice_columns(choices: str) -> list[str]:
-    """The columns that task.choices names."""
+    """The columns that the option choices names."""
     return [name.strip() for name in choices.split(",")] if choices else [CHOICES]
 
 
@@ -124,7 +103,7 @@ def checked_choices(source: Path, line: int, values: Sequence[Any]) -> tuple[str
         values = values[0] if isinstance(values[0], list) else []
         if not all(isinstance(value, str) and value.strip() for value in values):
             raise UserError(
-                f"{source} line {line}: choices are {values!r:.60}; wanted a list of texts, none of them empty"
+                f"{source} line {line}: choices is {values!r:.60}; expected a list of texts, none of them empty"
             )
     choices = tuple(_text(source, line, value) for value in values)
     if sum(bool(text) for text in choices) < 2:
@@ -132,8 +111,8 @@ def checked_choices(source: Path, line: int, values: Sequence[Any]) -> tuple[str
     return choices
 
 
-def right_choice(source: Path, item: MultipleChoice) -> int:
-    """The place of the right choice. Raises UserError, with file and line, for a label that is none of them."""
+def correct_choice(source: Path, item: MultipleChoice) -> int:
+    """The index of the correct choice. Raises UserError, with file and line, for a label that is not a choice."""
     label, place = item.label or "", -1
     if re.fullmatch("[0-9]+", label):
         place = int(label)
@@ -143,8 +122,8 @@ def right_choice(source: Path, item: MultipleChoice) -> int:
         place = item.choices.index(label)
     if not 0 <= place < len(item.choices) or not item.choices[place]:
         raise UserError(
-            f"{source} line {item.line}: label {label!r} is none of its {sum(map(bool, item.choices))} choices; wanted "
-            "a place from 0, a letter from A, or the choice's text. Correct the line or the column (task.label)"
+            f"{source} line {item.line}: label {label!r} is not one of its {sum(map(bool, item.choices))} choices; "
+            "expected an index from 0, a letter from A, or a choice's text. Correct the line or the column (task.label)"
         )
     return place
 
@@ -153,11 +132,13 @@ def _text(source: Path, line: int, value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"{source} line {line} holds {value!r:.40} where a text was wanted. Write it in quotes")
+        raise UserError(f"{source} line {line} holds {value!r:.40}; expected a text. Write it in quotes")
     return value.strip()
 
 
 def _label(path: Path, line: int, value: Any) -> str:
     if value is None or isinstance(value, bool) or not isinstance(value, str | int | float) or value != value:
-        raise UserError(f"{path} line {line}: {value!r:.40} is no label; wanted the right choice's place from 0")
+        raise UserError(
+            f"{path} line {line}: {value!r:.40} is not a label; expected the index of the correct choice, from 0"
+        )
     return str(int(value)) if isinstance(value, float) and value == int(value) else str(value).strip()

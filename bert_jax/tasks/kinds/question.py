@@ -1,4 +1,10 @@
-"""Answers that are a part of a context (SQuAD): encoding in windows, loss, the best spans, metrics."""
+"""Question answering: an answer is a part of the context (SQuAD: Rajpurkar et al. 2016, 2018).
+
+question_files    reads SQuAD's JSON, and records of question, context and answers
+question_windows  encodes a question and its context as rows that slide over a long context
+question_answers  finds the best answers of a row, and of all rows of a question
+question_metrics  exact match and F1 of words, as the official scripts of SQuAD 1.1 and 2.0 compute them
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -11,10 +17,9 @@ from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.head_outputs import answer_logits
 from bert_jax.model.heads import Heads
-from bert_jax.tasks.example import Split, TaskBatch, TaskRows
+from bert_jax.tasks.example import Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.kinds.kind import Kind
-from bert_jax.tasks.kinds.question_answers import Decoded, RowAnswers, best_spans, decode, told
+from bert_jax.tasks.kinds.question_answers import RowAnswers, answer_object, best_spans, decode
 from bert_jax.tasks.kinds.question_files import Question, question_of, read_questions, read_squad
 from bert_jax.tasks.kinds.question_metrics import SQUAD1_METRICS, SQUAD2_METRICS, squad1_metrics, squad2_metrics
 from bert_jax.tasks.kinds.question_windows import QuestionRows, encode_questions
@@ -25,104 +30,138 @@ from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.losses import answer_sums
 from bert_jax.train.objectives import Term, Terms
 
-# Where no dev file has told a better one: no answer where it is likelier than the best (run_squad.py's default).
+# Without a threshold from a dev file: no answer where it is more probable than the best one (run_squad.py's default).
 NULL_THRESHOLD = 0.5
 
 
-class QuestionAnswering(Kind):
-    """An answer to a question, as a part of its context; or, where the task says so, perhaps none."""
+@dataclass(frozen=True)
+class QuestionTask(Task[Question, QuestionRows]):
+    """An answer to a question that is a part of its context; with unanswerable, there may be none.
 
-    def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Question]:
-        """SQuAD's JSON where the name ends in .json, else a table of questions, contexts and answers."""
+    | option | |
+    |---|---|
+    | max_query_length | pieces of a question at most |
+    | doc_stride | pieces from one window of a long context to the next |
+    | n_best | answers kept for each question |
+    | max_answer_length | pieces of an answer at most |
+    | unanswerable | whether questions may have no answer (SQuAD 2.0) |
+    | null_threshold | the probability of no answer above which a question has none; None: the best one on dev |
+    """
+
+    kind = "question"
+
+    max_query_length: int = 64
+    doc_stride: int = 128
+    n_best: int = 20
+    max_answer_length: int = 30
+    unanswerable: bool = False
+    null_threshold: float | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.null_threshold is not None and not 0 <= self.null_threshold <= 1:
+            raise UserError(
+                f"task.null_threshold is {self.null_threshold}; use a probability from 0 to 1, or leave it out for "
+                "the threshold that is best on dev"
+            )
+        for name in ("max_query_length", "doc_stride", "n_best", "max_answer_length"):
+            if getattr(self, name) < 1:
+                raise UserError(f"task.{name} is {getattr(self, name)}; use 1 or more")
+
+    def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Question]:
+        """Reads SQuAD's JSON where the name ends in .json, else a table of questions, contexts and answers."""
         if kind_of_file(path) == "squad":
             return read_squad(path, label_required)
         return read_questions(path, columns, label_required)
 
-    def parse(self, task: Task, source: Path, records: Sequence[InputRecord]) -> Split[Question]:
-        """A question and its context a record, and an id where there is one."""
-        found = tuple(question_of(source, record, task.columns) for record in records)
+    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Question]:
+        """A question and its context from each record, and its id where there is one."""
+        found = tuple(question_of(source, record, self.columns) for record in records)
         return Split(source, found, labelled=False)
 
-    def complete(self, task: Task, train: Split[Question]) -> Task:
-        """The task, with questions that have no answer where the training file has some.
+    def complete(self, train: Split[Question]) -> "QuestionTask":
+        """The task with unanswerable set where the training file has questions without an answer.
 
-        Raises UserError for a threshold of no answer where it has none.
+        Raises UserError for a null_threshold where every question has one.
         """
-        task = replace(task, unanswerable=task.unanswerable or _some_without(train))
+        task = replace(self, unanswerable=self.unanswerable or _some_without(train))
         if task.null_threshold is not None and not task.unanswerable:
             raise UserError(
                 f"task.null_threshold is {task.null_threshold}, but every question of {train.path} has an answer, so "
-                "that the model learns to give one always. Leave it out"
+                "the model learns to always give one. Leave it out"
             )
-        return replace(task, metrics=task.metrics or self.default_metrics(task))
+        return replace(task, metrics=task.metrics or task.default_metrics())
 
-    def default_metrics(self, task: Task) -> tuple[str, ...]:
-        return SQUAD2_METRICS if task.unanswerable else SQUAD1_METRICS
+    def default_metrics(self) -> tuple[str, ...]:
+        return SQUAD2_METRICS if self.unanswerable else SQUAD1_METRICS
 
-    def encode(self, task: Task, split: Split[Question], tokenizer: Tokenizer) -> QuestionRows:
-        """A row a window (questions.windows). The truth is the first answer that is in the context."""
-        return QuestionRows(**encode_questions(task, split.items, split.labelled, tokenizer), split=split)
+    def encode(self, split: Split[Question], tokenizer: Tokenizer) -> QuestionRows:
+        """One row for each window (question_windows). The target is the first answer that is in the context."""
+        fields = encode_questions(
+            split.items,
+            split.labelled,
+            tokenizer,
+            max_length=self.max_length,
+            max_query_length=self.max_query_length,
+            doc_stride=self.doc_stride,
+        )
+        return QuestionRows(**fields, split=split)
 
-    def counts(self, rows: TaskRows) -> dict[str, int]:
-        """unanswerable questions; answers_moved, answers_not_found (those questions are not learnt from)."""
-        assert isinstance(rows, QuestionRows) and rows.split is not None
+    def counts(self, rows: QuestionRows) -> dict[str, int]:
+        """unanswerable questions; answers_moved; answers_not_found, whose questions are not trained on."""
         without = sum(question.answers == () for question in rows.split.items)
         return {"unanswerable": without, "answers_moved": rows.moved, "answers_not_found": rows.not_found}
 
-    def remarks(self, task: Task, rows: TaskRows) -> list[str]:
-        """Answers that are not where the file has them, or nowhere in their contexts, where there are any."""
-        assert isinstance(rows, QuestionRows) and rows.split is not None
-        path, told = rows.split.path, []
+    def remarks(self, rows: QuestionRows) -> list[str]:
+        """Warnings about answers that are elsewhere in their context, or not in it."""
+        path, found = rows.split.path, []
         if rows.moved:
-            told.append(f"{path}: {rows.moved} answers are not at their answer_start; the nearest like them is taken")
+            found.append(f"{path}: {rows.moved} answers are not at their answer_start; the nearest occurrence is used")
         if rows.not_found:
-            told.append(
-                f"{path}: of {rows.not_found} of {len(rows.split.items)} questions no answer is in the context; "
-                "they are not learnt from"
+            found.append(
+                f"{path}: {rows.not_found} of {len(rows.split.items)} questions have no answer that occurs in the "
+                "context; they are not trained on"
             )
-        return told
+        return found
 
-    def objective(self, task: Task) -> TaskObjective:
-        return QuestionObjective(task.n_best, task.max_answer_length)
+    def objective(self) -> TaskObjective:
+        return QuestionObjective(self.n_best, self.max_answer_length)
 
-    def measure(self, task: Task, rows: TaskRows, answers: Sequence[RowAnswers]) -> dict[str, float]:
+    def measure(self, rows: QuestionRows, answers: Sequence[RowAnswers]) -> dict[str, float]:
         """The metrics of SQuAD 1.1, or of 2.0 where the task or the split has questions without an answer.
 
-        Of 2.0 at the task's threshold; where it has none yet, at the one that is best for this split.
+        Those of 2.0 are at the task's threshold; where it has none yet, at the one that is best for this split.
         """
-        assert isinstance(rows, QuestionRows) and rows.split is not None
-        decoded = decode(rows, answers, task.n_best)
-        questions: Sequence[Question] = rows.split.items
+        decoded = decode(rows, answers, self.n_best)
+        questions = rows.split.items
         truths = [[answer.text for answer in question.answers or ()] for question in questions]
         guesses = [one.text(question.context) for one, question in zip(decoded, questions, strict=True)]
-        if task.unanswerable:
-            names, threshold = task.metrics, task.null_threshold
+        if self.unanswerable:
+            names, threshold = self.metrics, self.null_threshold
         elif _some_without(rows.split):
             names, threshold = SQUAD2_METRICS, None
         else:
-            return squad1_metrics(task.metrics, truths, guesses)
+            return squad1_metrics(self.metrics, truths, guesses)
         return squad2_metrics(names, truths, guesses, [one.no_answer for one in decoded], threshold)
 
-    def metric_names(self, task: Task, dev: Split[Question]) -> tuple[str, ...]:
-        """Those of SQuAD 2.0 where dev has questions without an answer, though train may have none."""
-        measured = SQUAD2_METRICS if not task.unanswerable and _some_without(dev) else task.metrics
-        return super().metric_names(replace(task, metrics=measured), dev)
+    def metric_names(self, dev: Split[Question]) -> tuple[str, ...]:
+        """Those of SQuAD 2.0 where dev has questions without an answer, even if the training file has none."""
+        measured = SQUAD2_METRICS if not self.unanswerable and _some_without(dev) else self.metrics
+        return (*measured, "task_loss")
 
-    def calibrated(self, task: Task, metrics: Mapping[str, float]) -> Task:
-        """With the threshold of no answer that is best in F1, where none is given."""
+    def calibrated(self, metrics: Mapping[str, float]) -> "QuestionTask":
+        """With the threshold of no answer that gives the best F1, where none is set."""
         threshold = metrics.get("best_f1_thresh")
-        if not task.unanswerable or task.null_threshold is not None or threshold is None:
-            return task
-        return replace(task, null_threshold=threshold)
+        if not self.unanswerable or self.null_threshold is not None or threshold is None:
+            return self
+        return replace(self, null_threshold=threshold)
 
-    def predictions(self, task: Task, rows: TaskRows, answers: Sequence[RowAnswers]) -> list[dict[str, Any]]:
-        """What answers.told tells of each question."""
-        assert isinstance(rows, QuestionRows) and rows.split is not None
-        threshold = NULL_THRESHOLD if task.null_threshold is None else task.null_threshold
-        decoded: list[Decoded] = decode(rows, answers, task.n_best)
+    def predictions(self, rows: QuestionRows, answers: Sequence[RowAnswers]) -> list[dict[str, Any]]:
+        """The object of question_answers.answer_object for each question."""
+        threshold = NULL_THRESHOLD if self.null_threshold is None else self.null_threshold
         return [
-            told(question, one, task.unanswerable, threshold)
-            for question, one in zip(rows.split.items, decoded, strict=True)
+            answer_object(question, one, self.unanswerable, threshold)
+            for question, one in zip(rows.split.items, decode(rows, answers, self.n_best), strict=True)
         ]
 
 

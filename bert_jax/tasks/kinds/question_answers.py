@@ -14,15 +14,15 @@ from bert_jax.tasks.kinds.question_windows import AnswerSpan, QuestionRows
 
 
 class RowAnswers(NamedTuple):
-    """The n best spans of a row, [n] or [B, n], best first, and its score of there being no answer, [] or [B]."""
+    """The n best spans of a row, [n] or [B, n], best first, and its score for no answer, [] or [B]."""
 
-    firsts: Any  # i32, slots
+    firsts: Any  # i32, positions
     lasts: Any  # i32
-    scores: Any  # f32: S.h of the first slot plus E.h of the last; -inf where a row has fewer spans
-    null: Any  # f32: the same of [CLS]
+    scores: Any  # f32: S.h of the first position plus E.h of the last; -inf where a row has fewer spans
+    null: Any  # f32: the score of the span [CLS]
 
 
-class Span(NamedTuple):
+class AnswerText(NamedTuple):
     """A part of a context: characters [start, end), and its score."""
 
     start: int
@@ -31,35 +31,35 @@ class Span(NamedTuple):
 
 
 class Decoded(NamedTuple):
-    """What is known of a question's answer.
+    """The best answers to a question.
 
     | field | |
     |---|---|
-    | spans | the best, best first; none where a context has no pieces |
-    | shares | their probabilities, and after them that of no answer: the softmax over their scores |
-    | no_answer | the probability of no answer beside the best span alone: sigmoid(null - best); 1 without spans |
+    | spans | the best spans, best first; empty for a context without pieces |
+    | shares | their probabilities, followed by that of no answer: the softmax over their scores |
+    | no_answer | the probability of no answer against the best span alone: sigmoid(null - best); 1 without spans |
     """
 
-    spans: tuple[Span, ...]
+    spans: tuple[AnswerText, ...]
     shares: tuple[float, ...]
     no_answer: float
 
     def text(self, context: str) -> str:
-        """The best span, as the context has it."""
+        """The text of the best span."""
         return context[self.spans[0].start : self.spans[0].end] if self.spans else ""
 
 
 def best_spans(logits: Float[Array, "B T 2"], places: AnswerSpan, count: int, longest: int) -> RowAnswers:
-    """The best of all spans of up to `longest` slots that lie in a window and begin where it has its pieces at best.
+    """The best spans of up to `longest` positions in each window that begin at a piece whose best window it is.
 
-    Exact, where run_squad.py pairs the 20 best firsts with the 20 best lasts. As there, one begins with the best
-    context, and may end elsewhere.
+    The search is exact; run_squad.py only pairs the 20 best first positions with the 20 best last ones. As there, the
+    first piece must be in its best window, the last one need not.
     """
-    slots = jnp.arange(logits.shape[1])[None]
+    positions = jnp.arange(logits.shape[1])[None]
     starts, ends = logits[..., 0], logits[..., 1]
     scores = starts[:, :, None] + ahead(ends, longest)
-    begins = (places.best_begin[:, None] <= slots) & (slots < places.best_end[:, None])
-    inside = slots[:, :, None] + jnp.arange(longest)[None, None] < places.end[:, None, None]
+    begins = (places.best_begin[:, None] <= positions) & (positions < places.best_end[:, None])
+    inside = positions[:, :, None] + jnp.arange(longest)[None, None] < places.end[:, None, None]
     firsts, lengths, there = choose_spans(scores, begins[:, :, None] & inside, count)
     lasts = firsts + lengths - 1
     found = jnp.take_along_axis(starts, firsts, axis=1) + jnp.take_along_axis(
@@ -69,9 +69,9 @@ def best_spans(logits: Float[Array, "B T 2"], places: AnswerSpan, count: int, lo
 
 
 def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int) -> list[Decoded]:
-    """The `count` best spans of each question, over all of its rows, with characters of its context.
+    """The `count` best spans of each question over all of its rows, as characters of its context.
 
-    No answer is as likely as the row says that says it least (run_squad.py). A span without characters is none.
+    The score for no answer is the lowest one of the rows (run_squad.py). A span without characters is dropped.
     """
     firsts, lasts, scores, null = (np.stack(part) for part in zip(*answers, strict=True))
     pieces = rows.first_pieces - rows.places[:, AnswerSpan._fields.index("begin")]
@@ -87,7 +87,9 @@ def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int) -> lis
         order = np.argsort(-of_question, kind="stable")[:count]
         order = order[np.isfinite(of_question[order])]
         spans = tuple(
-            Span(int(begins[start:stop].flat[place]), int(ends[start:stop].flat[place]), float(of_question[place]))
+            AnswerText(
+                int(begins[start:stop].flat[place]), int(ends[start:stop].flat[place]), float(of_question[place])
+            )
             for place in order
         )
         least = float(null[start:stop].min())
@@ -97,12 +99,12 @@ def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int) -> lis
     return found
 
 
-def told(question: Question, decoded: Decoded, may_be_none: bool, threshold: float) -> dict[str, Any]:
-    """A question's answer as predictions tell it.
+def answer_object(question: Question, decoded: Decoded, may_be_none: bool, threshold: float) -> dict[str, Any]:
+    """The prediction for a question.
 
     `id`, `answer`, `start` and `end` (characters of the context; None where there is no answer) and `score`, its
-    probability among the best spans; `no_answer_probability` where there may be none; `scores`: the best spans alike.
-    There is no answer where its probability is above the threshold.
+    probability among the best spans; `no_answer_probability` where there may be none; `scores`: the best spans, as
+    similar objects. There is no answer where the probability of none is above the threshold.
     """
     shares = np.array(decoded.shares)
     if not may_be_none and decoded.spans:

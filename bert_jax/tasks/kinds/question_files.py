@@ -1,4 +1,4 @@
-"""Questions, their contexts and answers: SQuAD's JSON (Rajpurkar et al. 2016, 2018), and records of any source."""
+"""Reads questions, contexts and answers: SQuAD's JSON (Rajpurkar et al. 2016, 2018), and tables."""
 
 import json
 import re
@@ -17,14 +17,14 @@ QUESTION_COLUMNS = ("question", "context", "answers")
 
 
 class Answer(NamedTuple):
-    """An answer as its file has it."""
+    """An answer as its file gives it."""
 
     text: str
-    start: int | None  # its first character in the context; None: not told
+    start: int | None  # its first character in the context; None: unknown
 
 
 class Question(NamedTuple):
-    """A question on a context, with its answers (None where the file has none; empty where there is none to find)."""
+    """A question about a context, with its answers (None: the file gives none; empty: it cannot be answered)."""
 
     id: str
     question: str
@@ -37,26 +37,28 @@ def read_squad(path: Path, label_required: bool) -> Split[Question]:
     """Reads SQuAD's JSON: data, paragraphs with a context each, and qas (id, question, answers with text and
     answer_start; is_impossible).
 
-    Raises UserError, with the place, for what is not of this form, an empty context, or questions of which only some
-    have answers.
+    Raises UserError, with the article or question, for malformed input, an empty context, and a file in which only
+    some questions have answers.
     """
     try:
         content = json.loads("\n".join(line for _, line in numbered_lines(path)))
     except json.JSONDecodeError as error:
-        raise UserError(f"{path} line {error.lineno} is not JSON ({error.msg}). Mend the file") from None
+        raise UserError(f"{path} line {error.lineno} is not JSON ({error.msg}). Correct the file") from None
     if not isinstance(content, dict):
-        raise UserError(f"{path} holds no object; wanted the JSON of SQuAD: {{'data': [...]}}. Name such a file")
+        raise UserError(
+            f"{path} does not hold an object; expected the JSON of SQuAD: {{'data': [...]}}. Name such a file"
+        )
     return _split(path, _questions(path, content), label_required)
 
 
 def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[Question]:
-    """Questions of a table (tasks.reading.records), one an example, as QUESTION_COLUMNS unless columns name others:
-    task.text is the question, task.text_pair the context, task.label the answers.
+    """Reads a table (tasks.reading.tables) with one question in each row, in the columns QUESTION_COLUMNS unless others
+    are named: task.text is the question, task.text_pair the context, task.label the answers.
 
-    Answers are {"text": [...], "answer_start": [...]} as Hugging Face's data sets have them, a list of {"text",
-    "answer_start"} as SQuAD has it, a list of texts, or one text; an empty list or text says that there is none. Raises
-    UserError, with the line, for what is of another form, an empty question or context, and for questions of which only
-    some have answers.
+    Answers are {"text": [...], "answer_start": [...]} as in Hugging Face's data sets, a list of {"text",
+    "answer_start"} as in SQuAD, a list of texts, or one text; an empty list or text means that there is no answer.
+    Raises UserError, with the line, for malformed input, an empty question or context, and a file in which only some
+    questions have answers.
     """
     question, context, answers = _names(columns)
     wanted = [
@@ -70,8 +72,8 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
 
 
 def question_of(source: Path, record: InputRecord, columns: Columns) -> Question:
-    """The question, without answers, of what a user gives: an object with the columns of read_questions, or a plain
-    line of a question and its context, parted by a tab. Raises UserError, with the line, for what is missing."""
+    """The question, without answers, of an input of a prediction: an object with the columns of read_questions, or a
+    plain line of a question, a tab and its context. Raises UserError, with the line, for a missing part."""
     names = list(zip(_names(columns), QUESTION_COLUMNS, strict=True))[:2]
     question, context = texts_of(source, record, names, needed=2)
     given = None if isinstance(record.content, str) else record.content.get("id")
@@ -79,10 +81,10 @@ def question_of(source: Path, record: InputRecord, columns: Columns) -> Question
 
 
 def locate(context: str, answer: Answer) -> tuple[int, int] | None:
-    """The characters [start, end) of an answer in its context, without white space around it.
+    """The characters [start, end) of an answer in its context, without surrounding white space.
 
-    Where it is not at its start, the nearest to it is taken (the first, without one); white space within the answer
-    matches any. None where it is nowhere.
+    Where the answer is not at its start, the nearest occurrence is used (the first one, without a start). White space
+    within the answer matches any white space. None where the answer does not occur.
     """
     text = answer.text.strip()
     if not text:
@@ -121,13 +123,13 @@ def _questions(path: Path, content: Mapping[str, Any]) -> Iterator[Question]:
         for paragraph in _part(path, of_article, article, "paragraphs", list):
             context = _part(path, of_article, paragraph, "context", str)
             if not context.strip():
-                raise UserError(f"{path}: {of_article} has an empty context. Write its text there, or remove it")
+                raise UserError(f"{path}: {of_article} has an empty context. Give it a text, or remove it")
             for entry in _part(path, of_article, paragraph, "qas", list):
                 number += 1
                 place = f"question {entry['id'] if isinstance(entry, dict) and 'id' in entry else number}"
                 question = _part(path, place, entry, "question", str)
                 if not is_unicode(question + context):
-                    raise UserError(f"{path} {place} holds half of a surrogate pair, which is no character")
+                    raise UserError(f"{path} {place} contains half of a surrogate pair, which is not a character")
                 answers = None if entry.get("answers") is None else _answers(path, place, entry["answers"])
                 impossible = entry.get("is_impossible") is True
                 yield Question(str(entry.get("id", number)), question, context, () if impossible else answers, place)
@@ -140,11 +142,11 @@ def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...]:
         texts, starts = answers["text"], answers.get("answer_start")
         texts, starts = texts or [], [None] * len(texts or ()) if starts is None else starts
         if not isinstance(texts, list) or not isinstance(starts, list) or len(starts) != len(texts):
-            raise UserError(f"{path} {place}: answers has not as many texts as answer_start. Correct it")
+            raise UserError(f"{path} {place}: answers has different numbers of text and answer_start. Correct it")
         answers = [{"text": text, "answer_start": start} for text, start in zip(texts, starts, strict=True)]
     if not isinstance(answers, list):
         raise UserError(
-            f"{path} {place}: answers is {answers!r:.60}; wanted a list of {{'text', 'answer_start'}}. Correct it"
+            f"{path} {place}: answers is {answers!r:.60}; expected a list of {{'text', 'answer_start'}}. Correct it"
         )
     found = []
     for answer in answers:
@@ -152,7 +154,9 @@ def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...]:
         text = _part(path, place, entry, "text", str)
         start = entry.get("answer_start")
         if start is not None and (not isinstance(start, int) or isinstance(start, bool)):
-            raise UserError(f"{path} {place}: answer_start is {start!r:.40}; wanted a number of characters. Correct it")
+            raise UserError(
+                f"{path} {place}: answer_start is {start!r:.40}; expected a number of characters. Correct it"
+            )
         found.append(Answer(text, start))
     return tuple(found)
 
@@ -160,11 +164,11 @@ def _answers(path: Path, place: str, answers: Any) -> tuple[Answer, ...]:
 def _split(path: Path, found: Iterator[Question], label_required: bool) -> Split[Question]:
     questions = tuple(found)
     if not questions:
-        raise UserError(f"{path} holds no questions. Name another file")
+        raise UserError(f"{path} contains no questions. Name another file")
     without = [question for question in questions if question.answers is None]
     if without and (label_required or len(without) < len(questions)):
         raise UserError(
-            f"{path} {without[0].place} has no answers; where there is none to find, write an empty list: 'answers': []"
+            f"{path} {without[0].place} has no answers; where there is no answer, write an empty list: 'answers': []"
         )
     return Split(path, questions, labelled=not without)
 
@@ -173,4 +177,4 @@ def _part(path: Path, place: str, holder: Any, key: str, kind: type[Part]) -> Pa
     if isinstance(holder, dict) and isinstance(value := holder.get(key), kind):
         return value
     wanted = "a text" if kind is str else "a list"
-    raise UserError(f"{path}: {place} has no {key!r} ({wanted}), which the JSON of SQuAD has there. Correct the file")
+    raise UserError(f"{path}: {place} has no {key!r} ({wanted}), which SQuAD's JSON requires. Correct the file")

@@ -1,7 +1,7 @@
-"""Exact match and F1 of answers, as the official scripts have them, as shares of 1.
+"""Exact match and F1 of answers, as the official scripts compute them, as shares of 1.
 
 SQuAD 1.1: evaluate-v1.1.py (Rajpurkar et al. 2016, section 6.1); SQuAD 2.0: evaluate-v2.0.py (Rajpurkar et al. 2018,
-section 4), whose names of metrics are kept.
+section 4), whose metric names are kept.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from bert_jax.command import UserError
+from bert_jax.tasks.metric_functions import check_metric_names
 
 SQUAD1_METRICS = ("f1", "exact_match")
 SQUAD2_METRICS = (
@@ -25,12 +25,12 @@ _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 
 
 def compared_words(text: str) -> list[str]:
-    """The words of an answer that count: small letters, without ASCII's punctuation and English articles."""
+    """The words of an answer that are compared: in lower case, without ASCII punctuation and English articles."""
     return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
 
 
 def overlap(truth: Sequence[str], guess: Sequence[str]) -> float:
-    """F1 of the words that two answers share; 0 where they share none."""
+    """F1 of the words of two answers; 0 where they share none."""
     shared = sum((Counter(truth) & Counter(guess)).values())
     if not shared:
         return 0.0
@@ -39,12 +39,12 @@ def overlap(truth: Sequence[str], guess: Sequence[str]) -> float:
 
 
 def squad1_metrics(names: Sequence[str], truths: Sequence[Sequence[str]], guesses: Sequence[str]) -> dict[str, float]:
-    """`exact_match` and `f1`: the best over a question's true answers, of which each has one or more."""
+    """`exact_match` and `f1`: the maximum over a question's true answers, of which there is at least one."""
     scores = [
         _best(map(compared_words, truth), compared_words(guess)) for truth, guess in zip(truths, guesses, strict=True)
     ]
     exact, f1 = np.array(scores, np.float64).T
-    return _chosen(names, {"exact_match": _mean(exact), "f1": _mean(f1)})
+    return _selected(names, {"exact_match": _mean(exact), "f1": _mean(f1)})
 
 
 def squad2_metrics(
@@ -54,10 +54,10 @@ def squad2_metrics(
     no_answer: Sequence[float],
     threshold: float | None,
 ) -> dict[str, float]:
-    """SQUAD2_METRICS, where there may be no answer (no truths: the guess has to be none).
+    """SQUAD2_METRICS, for questions that may have no answer (without truths, the correct prediction is no answer).
 
-    guesses are the best answers, none left out; one whose probability of no answer is above the threshold counts as
-    none. Without a threshold it is best_f1_thresh, the one best for this very split. A share of no questions is NaN.
+    guesses are the best answer to every question; one whose probability of no answer is above the threshold counts as
+    no answer. The default threshold is best_f1_thresh, the best one for this split. A mean over no questions is NaN.
     """
     answerable = np.array([bool(truth) for truth in truths])
     scores = [_squad2_scores(truth, guess) for truth, guess in zip(truths, guesses, strict=True)]
@@ -80,11 +80,11 @@ def squad2_metrics(
             f"HasAns_{name}": _mean(final[answerable]),
             f"NoAns_{name}": _mean(final[~answerable]),
         }
-    return _chosen(names, found)
+    return _selected(names, found)
 
 
 class Best(NamedTuple):
-    """The best score that a threshold reaches, as a share of 1, and that threshold."""
+    """The best score over all thresholds, as a share of 1, and its threshold."""
 
     score: float
     threshold: float
@@ -96,11 +96,11 @@ def best_threshold(
     answerable: Bool[np.ndarray, "Q"],
     given: Bool[np.ndarray, "Q"],
 ) -> Best:
-    """The threshold of no_answer up to which answers are given, best in the sum of scores; `given`: the guess is no
-    empty text.
+    """The threshold of no_answer up to which answers are given that maximizes the sum of scores.
 
-    As the official script: questions are taken one by one, the surest first (of equals in the order of the file), the
-    first maximum counts, and where no answer at all is best the threshold is 0.
+    `given`: the predicted text is not empty. As in the official script, questions are added one by one, the lowest
+    probability of no answer first (of equals in the order of the file); the first maximum counts; and where giving no
+    answer at all is best, the threshold is 0.
     """
     order = np.argsort(no_answer, kind="stable")
     gains = np.where(answerable, scores, np.where(given, -1.0, 0.0))[order]
@@ -110,7 +110,7 @@ def best_threshold(
 
 
 def _squad2_scores(truth: Sequence[str], guess: str) -> tuple[float, float]:
-    """Exact match and F1; answers without words that count are none, and two without any are equal."""
+    """Exact match and F1. An answer without compared words counts as no answer; two such answers are equal."""
     words = compared_words(guess)
     truths = [found for text in truth if (found := compared_words(text))] or [[]]
     exact, f1 = _best(truths, words)
@@ -126,8 +126,6 @@ def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else float("nan")
 
 
-def _chosen(names: Sequence[str], found: dict[str, float]) -> dict[str, float]:
-    for name in names:
-        if name not in found:
-            raise UserError(f"no metric {name!r} of questions; there are: {', '.join(found)}")
+def _selected(names: Sequence[str], found: dict[str, float]) -> dict[str, float]:
+    check_metric_names(names, found)
     return {name: found[name] for name in names}

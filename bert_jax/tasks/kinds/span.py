@@ -1,190 +1,290 @@
-"""Spans of words and pairs of them: nested entities, relations."""
+"""Spans of words and pairs of spans: nested entities, relations.
+
+span_files      reads words, spans and relations
+span_rows       encodes them as rows
+span_objective  the loss, and what the prediction of a row is decoded from
+span_decoding   the predicted spans and relations of a file
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.tasks import reading
-from bert_jax.tasks.example import Sentence, Span, SpannedSentence, Split, TaskRows
+from bert_jax.tasks.example import Sentence, Span, SpannedSentence, Split
 from bert_jax.tasks.input_records import InputRecord, value_of, words_of
 from bert_jax.tasks.kinds import tagging_schemes
-from bert_jax.tasks.kinds.kind import Kind
 from bert_jax.tasks.kinds.span_decoding import (
     best_threshold,
     candidates,
-    guessed_relations,
-    guessed_spans,
-    right,
+    is_true,
+    predicted_relations,
+    predicted_spans,
 )
 from bert_jax.tasks.kinds.span_files import checked_spans, read_spans
 from bert_jax.tasks.kinds.span_objective import SpanAnswer, SpanObjective
 from bert_jax.tasks.kinds.span_rows import PAIRED, SpanRows, encode_spans
-from bert_jax.tasks.metric_functions import found_metrics
+from bert_jax.tasks.metric_functions import retrieval_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.task import Task, check_choice
 from bert_jax.tokenizer import Tokenizer
 
-# Where the training file has longer spans, task.max_span must be said: each length costs as much as the first.
+# Where the training file has longer spans, task.max_span must be set: each length costs as much as the first.
 LONGEST_BY_DEFAULT = 12
 UNCALIBRATED = 0.5
 
+Counted = dict[str, tuple[int, int, int]]  # the correct, predicted and true items, by the prefix of their metrics
 
-class Spans(Kind):
-    """Spans of up to task.max_span words, which may overlap and nest (kind spans), and relations (kind span_pairs).
 
-    task.span_scores        `binary`: the probability of yes for each type, so that a span may have several;
-                            `classes`: that of the best type, by a softmax over the types and none
-    task.threshold          from which probability a span is one: what gives the best F1 on dev
-    task.relations_between  `predicted`: spans are learnt and guessed, too; `given`: they are part of the input
+@dataclass(frozen=True)
+class SpanTask(Task[SpannedSentence, SpanRows]):
+    """Spans of up to max_span words, which may overlap and nest, each with a type.
+
+    | option | |
+    |---|---|
+    | max_span | words of the longest span that is considered; 0: until the training file is read |
+    | span_scores | `binary`: a probability for each type, so that a span may have several; `classes`: a softmax over
+      the types and none, so that a span has at most one |
+    | threshold | the probability from which a span is predicted; 0: until it is calibrated to the best F1 on dev |
     """
 
-    def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[SpannedSentence]:
-        """JSON lines or Parquet (read_spans); or CoNLL columns of entity tags, whose spans are flat."""
-        pairs = task.kind == "span_pairs"
-        if reading.kind_of_file(path) == "table":
-            return read_spans(path, columns, label_required or task.pairs_are_given, pairs)
-        if pairs:
-            raise UserError(f"{path} holds tags and no relations. Give a .jsonl with tokens, spans and relations")
-        found = tagging_schemes.with_usual_letters(reading.read_conll(path, columns, label_required))
-        if (
-            line := tagging_schemes.first_line(found, lambda tag: not tagging_schemes.ENTITY_TAG.fullmatch(tag))
-        ) is not None:
+    kind = "spans"
+
+    max_span: int = 0
+    span_scores: str = "binary"
+    threshold: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("task.span_scores", self.span_scores, ("binary", "classes"))
+        if self.max_span < 0 or not 0 <= self.threshold < 1:
             raise UserError(
-                f"{path} line {line}: the tag marks no entity; wanted O, or B-, I-, E- or S- and a type. "
+                f"task.max_span is {self.max_span} and task.threshold {self.threshold}; use a number of words and a "
+                "probability below 1, or 0 to take them from the training file and from dev"
+            )
+
+    @property
+    def pairs_are_given(self) -> bool:
+        """Whether the spans between which relations are predicted are part of the input."""
+        return False
+
+    @property
+    def relation_names(self) -> tuple[str, ...]:
+        """The labels of relations; empty where none are predicted."""
+        return ()
+
+    def read(self, path: Path, columns: Columns, label_required: bool) -> Split[SpannedSentence]:
+        """Reads JSON lines or Parquet (span_files.read_spans), or CoNLL columns of entity tags."""
+        if reading.kind_of_file(path) == "table":
+            return read_spans(path, columns, label_required, relations=False)
+        found = tagging_schemes.with_usual_letters(reading.read_conll(path, columns, label_required))
+        line = tagging_schemes.first_line(found, lambda tag: not tagging_schemes.ENTITY_TAG.fullmatch(tag))
+        if line is not None:
+            raise UserError(
+                f"{path} line {line}: the tag does not mark an entity; expected O, or B-, I-, E- or S- and a type. "
                 "Correct it, or the column (task.label)"
             )
         return Split(path, tuple(map(_spans_of_tags, found.items)), found.labelled)
 
-    def parse(self, task: Task, source: Path, records: Sequence[InputRecord]) -> Split[SpannedSentence]:
-        """Sentences of the words that were given, or that texts split into; with `spans` where these are given."""
+    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[SpannedSentence]:
+        """Sentences of the given words, or of the words of raw texts; with `spans` where these are given."""
         items = []
         for record in records:
-            words, text, offsets = words_of(source, record, task.columns.text)
+            words, text, offsets = words_of(source, record, self.columns.text)
             spans: tuple[Span, ...] = ()
-            if task.pairs_are_given:
-                where, names = f"{source} line {record.line}: spans", (task.columns.label, "spans")
+            if self.pairs_are_given:
+                where, names = f"{source} line {record.line}: spans", (self.columns.label, "spans")
                 spans = checked_spans(where, value_of(source, record, names), len(words))
             items.append(SpannedSentence(words, spans, (), record.line, text, offsets))
         return Split(source, tuple(items), labelled=False)
 
-    def complete(self, task: Task, train: Split[SpannedSentence]) -> Task:
-        """The task with the types, relations, longest span and metrics of its training file, where it names none.
+    def complete(self, train: Split[SpannedSentence]) -> "SpanTask":
+        """The task with the types, longest span and metrics of its training file.
 
-        Raises UserError for a file without spans or, of pairs, without relations.
+        Raises UserError for a file without spans.
         """
         spans = [span for item in train.items for span in item.spans]
-        relations = {relation.label for item in train.items for relation in item.relations}
-        if not spans or (task.kind == "span_pairs" and not relations):
-            what = "spans" if not spans else "relations"
-            raise UserError(
-                f"{train.path} has no {what}. Name another file, or the column that holds them (task.label)"
-            )
-        longest = task.max_span or min(max(span.end - span.first for span in spans), LONGEST_BY_DEFAULT)
+        if not spans:
+            raise _missing(train, "spans")
+        longest = self.max_span or min(max(span.end - span.first for span in spans), LONGEST_BY_DEFAULT)
         return replace(
-            task,
-            labels=task.labels or tuple(sorted({span.label for span in spans})),
-            relation_labels=task.relation_labels or (tuple(sorted(relations)) if task.kind == "span_pairs" else ()),
+            self,
+            labels=self.labels or tuple(sorted({span.label for span in spans})),
             max_span=longest,
-            metrics=task.metrics or self.default_metrics(task),
+            metrics=self.metrics or self.default_metrics(),
         )
 
-    def default_metrics(self, task: Task) -> tuple[str, ...]:
-        relations = ("relation_f1", "relation_precision", "relation_recall") if task.kind == "span_pairs" else ()
-        return relations if task.pairs_are_given else (*relations, "f1", "precision", "recall")
+    def default_metrics(self) -> tuple[str, ...]:
+        return ("f1", "precision", "recall")
 
-    def encode(self, task: Task, split: Split[SpannedSentence], tokenizer: Tokenizer) -> SpanRows:
-        return encode_spans(task, split, tokenizer)
+    def encode(self, split: Split[SpannedSentence], tokenizer: Tokenizer) -> SpanRows:
+        return encode_spans(
+            split,
+            tokenizer,
+            max_length=self.max_length,
+            max_span=self.max_span,
+            labels=None if self.pairs_are_given else self.labels,
+            binary_types=len(self.labels) if self.span_scores == "binary" else 0,
+            relation_labels=self.relation_names,
+        )
 
-    def counts(self, rows: TaskRows) -> dict[str, int]:
-        """words, spans and relations; and those that rows cannot hold (span_rows.encode_spans)."""
-        assert isinstance(rows, SpanRows)
-        found = {"words": len(rows.word_rows), "spans": len(rows.firsts), **rows.lost}
-        return found | ({"relations": len(rows.heads)} if "relations_lost" in rows.lost else {})
+    def counts(self, rows: SpanRows) -> dict[str, int]:
+        """words and spans, and the spans that rows cannot hold (span_rows.encode_spans)."""
+        lost = {name: rows.lost[name] for name in ("spans_too_long", "spans_cut")}
+        return {"words": len(rows.word_rows), "spans": len(rows.firsts), **lost}
 
-    def remarks(self, task: Task, rows: TaskRows) -> list[str]:
-        """What rows cannot hold, where there is any."""
-        assert isinstance(rows, SpanRows) and rows.split is not None
+    def remarks(self, rows: SpanRows) -> list[str]:
+        """Warnings about spans and relations that rows cannot hold."""
         why = {
-            "spans_too_long": f"spans are longer than task.max_span={task.max_span} words",
-            "spans_cut": f"spans lie across rows, which hold task.max_length={task.max_length} tokens of a sentence",
-            "relations_lost": f"relations are between spans that no row holds, or behind a row's first {PAIRED}",
+            "spans_too_long": f"spans are longer than task.max_span={self.max_span} words",
+            "spans_cut": f"spans cross rows, which hold task.max_length={self.max_length} tokens of a sentence",
+            "relations_lost": f"relations are between spans that no row holds, or after the first {PAIRED} of a row",
         }
         return [
-            f"{rows.split.path}: {count} {why[name]}; they are not learnt, and count as missed"
+            f"{rows.split.path}: {count} {why[name]}; they are not trained on, and count as missed"
             for name, count in rows.lost.items()
             if count
         ]
 
-    def objective(self, task: Task) -> TaskObjective:
+    def objective(self) -> TaskObjective:
         return SpanObjective(
-            length=task.max_span,
-            types=len(task.labels),
-            binary=task.span_scores == "binary",
-            relations=len(task.relation_labels),
-            given=task.pairs_are_given,
+            length=self.max_span,
+            types=len(self.labels),
+            binary=self.span_scores == "binary",
+            relations=len(self.relation_names),
+            given=self.pairs_are_given,
         )
 
-    def measure(self, task: Task, rows: TaskRows, answers: Sequence[SpanAnswer]) -> dict[str, float]:
-        """The metrics, over all spans and relations of the file; and `threshold` where the task has none yet.
+    def measure(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> dict[str, float]:
+        """The metrics over all spans of the file; and `threshold`, calibrated on it, where the task has none yet.
 
-        A span is found when its words and its type are right; a relation, when its two spans and its label are.
+        A span is correct when its words and its type are.
         """
-        assert isinstance(rows, SpanRows) and rows.split is not None
-        counted: dict[str, tuple[int, int, int]] = {}
-        settled: dict[str, float] = {}
-        spans: Sequence[Iterable[Span]] = [item.spans for item in rows.split.items]
-        if not task.pairs_are_given:
-            found = candidates(task, rows, answers)
-            hits, total = right(task, rows, found), sum(len(set(item.spans)) for item in rows.split.items)
-            if not task.threshold:
-                settled["threshold"] = best_threshold(found.scores, hits, total)
-                task = replace(task, threshold=settled["threshold"])
-            kept = found.scores >= task.threshold
-            counted[""] = (int(hits[kept].sum()), int(kept.sum()), total)
-            spans = guessed_spans(task, rows, found.above(task.threshold))
-        if task.kind == "span_pairs":
-            guesses = {guess[:4] for guess in guessed_relations(task, rows, answers, [list(one) for one in spans])}
-            truth = {
-                (number, relation.label, item.spans[relation.head], item.spans[relation.tail])
-                for number, item in enumerate(rows.split.items)
-                for relation in item.relations
-            }
-            counted["relation_"] = (len(guesses & truth), len(guesses), len(truth))
-        return found_metrics(task.metrics, counted) | settled
+        threshold, counted, _ = self._span_counts(rows, answers)
+        return retrieval_metrics(self.metrics, counted) | ({} if self.threshold else {"threshold": threshold})
 
-    def calibrated(self, task: Task, metrics: Mapping[str, float]) -> Task:
-        """The task with the threshold that is best on dev; 1/2 where there is no dev."""
-        return task if task.threshold else replace(task, threshold=metrics.get("threshold", UNCALIBRATED))
+    def calibrated(self, metrics: Mapping[str, float]) -> "SpanTask":
+        """The task with the threshold that is best on dev; 1/2 without a dev file."""
+        return self if self.threshold else replace(self, threshold=metrics.get("threshold", UNCALIBRATED))
 
-    def predictions(self, task: Task, rows: TaskRows, answers: Sequence[SpanAnswer]) -> list[dict[str, Any]]:
-        """`words` and `spans` of each sentence, a span with `type`, `text`, `words` [first, end), its probability as
-        `score`, and `start` and `end`, characters of the raw text, where there is one; and `relations`, each with
-        `type`, `head` and `tail`, places among the spans, and `score`."""
-        assert isinstance(rows, SpanRows) and rows.split is not None
-        items = rows.split.items
-        if task.pairs_are_given:
-            spans: list[dict[Span, float]] = [dict.fromkeys(item.spans, 1.0) for item in items]
-        else:
-            found = candidates(task, rows, answers).above(task.threshold or UNCALIBRATED)
-            spans = guessed_spans(task, rows, found)
-        told: list[dict[str, Any]] = [
-            {"words": list(item.words), "spans": [_told(item, *one) for one in of_item.items()]}
-            for item, of_item in zip(items, spans, strict=True)
+    def predictions(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> list[dict[str, Any]]:
+        """`words` and `spans` of each sentence. A span has `type`, `text`, `words` [first, end), its probability as
+        `score`, and `start` and `end`, characters of the raw text, where there is one."""
+        return self._span_objects(rows, self._spans(rows, answers))
+
+    def _span_counts(
+        self, rows: SpanRows, answers: Sequence[SpanAnswer]
+    ) -> tuple[float, Counted, list[dict[Span, float]]]:
+        """The threshold, the counts that the metrics of spans are computed from, and the predicted spans."""
+        found = candidates(rows, answers, len(self.labels))
+        hits, total = is_true(rows, found, len(self.labels)), sum(len(set(item.spans)) for item in rows.split.items)
+        threshold = self.threshold or best_threshold(found.scores, hits, total)
+        kept = found.scores >= threshold
+        counted = {"": (int(hits[kept].sum()), int(kept.sum()), total)}
+        return threshold, counted, predicted_spans(rows, found.above(threshold), self.labels)
+
+    def _spans(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> list[dict[Span, float]]:
+        """The spans of each sentence and their probabilities: the given ones, or the predicted ones."""
+        if self.pairs_are_given:
+            return [dict.fromkeys(item.spans, 1.0) for item in rows.split.items]
+        found = candidates(rows, answers, len(self.labels)).above(self.threshold or UNCALIBRATED)
+        return predicted_spans(rows, found, self.labels)
+
+    def _span_objects(self, rows: SpanRows, spans: Sequence[Mapping[Span, float]]) -> list[dict[str, Any]]:
+        return [
+            {"words": list(item.words), "spans": [_span_object(item, *one) for one in of_item.items()]}
+            for item, of_item in zip(rows.split.items, spans, strict=True)
         ]
-        if task.kind == "span_pairs":
-            for one in told:
-                one["relations"] = []
-            for sentence, label, head, tail, score in guessed_relations(task, rows, answers, list(map(list, spans))):
-                places = list(spans[sentence])
-                ends = {"head": places.index(head), "tail": places.index(tail)}
-                told[sentence]["relations"].append({"type": label, **ends, "score": score})
-        return told
 
 
-def _told(item: SpannedSentence, span: Span, score: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class SpanPairTask(SpanTask):
+    """Relations between spans, and with relations_between=predicted also the spans themselves.
+
+    | option | |
+    |---|---|
+    | relations_between | `predicted`: spans are trained and predicted, too; `given`: they are part of the input |
+    | relation_labels | by id - 1; empty until the training file is read |
+    """
+
+    kind = "span_pairs"
+
+    relations_between: str = "predicted"
+    relation_labels: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_choice("task.relations_between", self.relations_between, ("predicted", "given"))
+
+    @property
+    def pairs_are_given(self) -> bool:
+        return self.relations_between == "given"
+
+    @property
+    def relation_names(self) -> tuple[str, ...]:
+        return self.relation_labels
+
+    def read(self, path: Path, columns: Columns, label_required: bool) -> Split[SpannedSentence]:
+        """Reads JSON lines or Parquet (span_files.read_spans)."""
+        if reading.kind_of_file(path) != "table":
+            raise UserError(f"{path} holds tags but no relations. Give a .jsonl with tokens, spans and relations")
+        return read_spans(path, columns, label_required or self.pairs_are_given, relations=True)
+
+    def complete(self, train: Split[SpannedSentence]) -> SpanTask:
+        """Also with the labels of relations. Raises UserError for a file without spans or relations."""
+        relations = {relation.label for item in train.items for relation in item.relations}
+        if not relations and any(item.spans for item in train.items):
+            raise _missing(train, "relations")
+        task = replace(self, relation_labels=self.relation_labels or tuple(sorted(relations)))
+        return super(SpanPairTask, task).complete(train)
+
+    def default_metrics(self) -> tuple[str, ...]:
+        relations = ("relation_f1", "relation_precision", "relation_recall")
+        return relations if self.pairs_are_given else (*relations, *super().default_metrics())
+
+    def counts(self, rows: SpanRows) -> dict[str, int]:
+        """Also relations, and those that rows cannot hold."""
+        lost = {"relations_lost": rows.lost["relations_lost"]}
+        return super().counts(rows) | lost | {"relations": len(rows.heads)}
+
+    def measure(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> dict[str, float]:
+        """Also the metrics over all relations. A relation is correct when its two spans and its label are."""
+        counted: Counted = {}
+        calibrated: dict[str, float] = {}
+        spans: Sequence[Iterable[Span]] = [item.spans for item in rows.split.items]
+        if not self.pairs_are_given:
+            threshold, counted, spans = self._span_counts(rows, answers)
+            calibrated = {} if self.threshold else {"threshold": threshold}
+        found = predicted_relations(rows, answers, [list(one) for one in spans], self.relation_labels)
+        guesses = {guess[:4] for guess in found}
+        truth = {
+            (number, relation.label, item.spans[relation.head], item.spans[relation.tail])
+            for number, item in enumerate(rows.split.items)
+            for relation in item.relations
+        }
+        counted["relation_"] = (len(guesses & truth), len(guesses), len(truth))
+        return retrieval_metrics(self.metrics, counted) | calibrated
+
+    def predictions(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> list[dict[str, Any]]:
+        """Also `relations`, each with `type`, `head` and `tail`, indices of spans, and `score`."""
+        spans = self._spans(rows, answers)
+        objects = [one | {"relations": []} for one in self._span_objects(rows, spans)]
+        found = predicted_relations(rows, answers, list(map(list, spans)), self.relation_labels)
+        for sentence, label, head, tail, score in found:
+            places = list(spans[sentence])
+            ends = {"head": places.index(head), "tail": places.index(tail)}
+            objects[sentence]["relations"].append({"type": label, **ends, "score": score})
+        return objects
+
+
+def _missing(train: Split, what: str) -> UserError:
+    return UserError(f"{train.path} has no {what}. Name another file, or the column that holds them (task.label)")
+
+
+def _span_object(item: SpannedSentence, span: Span, score: float) -> dict[str, Any]:
     one = {"type": span.label, "text": " ".join(item.words[span.first : span.end]), "score": score}
     if item.text is not None and item.offsets is not None:
         start, end = item.offsets[span.first][0], item.offsets[span.end - 1][1]

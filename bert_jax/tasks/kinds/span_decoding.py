@@ -1,4 +1,4 @@
-"""Spans and relations as answers guess them, beside those that are true."""
+"""Decodes the predicted spans and relations of a file, and compares them with the true ones."""
 
 import itertools
 from collections.abc import Sequence
@@ -10,25 +10,24 @@ from jaxtyping import Bool, Float, Int64
 from bert_jax.tasks.example import Span
 from bert_jax.tasks.kinds.span_objective import CANDIDATES, SpanAnswer
 from bert_jax.tasks.kinds.span_rows import SpanRows
-from bert_jax.tasks.task import Task
 
 
 class Candidates(NamedTuple):
-    """The best spans of all rows, each of one type: G of them."""
+    """The best spans of all rows, G of them, each with one type."""
 
     rows: Int64[np.ndarray, "G"]
-    firsts: Int64[np.ndarray, "G"]  # by the words of the row
+    firsts: Int64[np.ndarray, "G"]  # index among the words of the row
     lengths: Int64[np.ndarray, "G"]
     types: Int64[np.ndarray, "G"]
     scores: Float[np.ndarray, "G"]
 
     def above(self, threshold: float) -> "Candidates":
-        """Those whose probability is no lower."""
+        """Those with at least this probability."""
         kept = self.scores >= threshold
         return Candidates(*(values[kept] for values in self))
 
 
-class GuessedRelation(NamedTuple):
+class PredictedRelation(NamedTuple):
     """A relation between two spans of a sentence."""
 
     sentence: int
@@ -38,33 +37,33 @@ class GuessedRelation(NamedTuple):
     score: float
 
 
-def candidates(task: Task, rows: SpanRows, answers: Sequence[SpanAnswer]) -> Candidates:
-    """The best spans of each row: CANDIDATES for each of its words, of which answers have as many, or all there are."""
+def candidates(rows: SpanRows, answers: Sequence[SpanAnswer], types: int) -> Candidates:
+    """The best spans of each row, of so many types: CANDIDATES for each of its words, or all that there are."""
     kept = np.minimum(CANDIDATES * np.diff(rows.row_words), [len(answer.places) for answer in answers])
     row_of = np.repeat(np.arange(rows.count), kept)
     places = np.concatenate([answer.places[:count] for answer, count in zip(answers, kept, strict=True)])
     scores = np.concatenate([answer.scores[:count] for answer, count in zip(answers, kept, strict=True)])
-    word_and_length, types = np.divmod(places.astype(np.int64), len(task.labels))
-    firsts, lengths = np.divmod(word_and_length, task.max_span)
-    return Candidates(row_of, firsts, lengths + 1, types, scores.astype(np.float64)).above(np.nextafter(0, 1))
+    word_and_length, type_ids = np.divmod(places.astype(np.int64), types)
+    firsts, lengths = np.divmod(word_and_length, rows.longest)
+    return Candidates(row_of, firsts, lengths + 1, type_ids, scores.astype(np.float64)).above(np.nextafter(0, 1))
 
 
-def right(task: Task, rows: SpanRows, found: Candidates) -> Bool[np.ndarray, "G"]:
-    """Which candidates are true."""
+def is_true(rows: SpanRows, found: Candidates, types: int) -> Bool[np.ndarray, "G"]:
+    """Which candidates are true spans."""
     true_rows = np.repeat(np.arange(rows.count), np.diff(rows.span_offsets))
-    true = _key(task, rows, true_rows, rows.firsts, rows.lengths_in_words, rows.types)
-    return np.isin(_key(task, rows, found.rows, found.firsts, found.lengths, found.types), true)
+    true = _key(rows, types, true_rows, rows.firsts, rows.lengths_in_words, rows.types)
+    return np.isin(_key(rows, types, found.rows, found.firsts, found.lengths, found.types), true)
 
 
 def best_threshold(scores: Float[np.ndarray, "G"], true: Bool[np.ndarray, "G"], total: int) -> float:
-    """From which probability on candidates are guesses, for the best F1 against `total` true spans.
+    """The lowest probability of a predicted span, for the best F1 against `total` true spans.
 
-    Half-way between the last that is guessed and the next one, as decision trees have it; of equal F1 the highest.
-    1/2 where no candidate is true.
+    It is midway between the last span that is predicted and the next one, as in decision trees; the highest one of
+    equal F1; and 1/2 where no candidate is true.
     """
     order = np.argsort(-scores, kind="stable")
     scores, hits = scores[order], np.cumsum(true[order])
-    # With the first n guessed F1 is 2 * hits / (n + total); a cut lies between two that differ.
+    # Predicting the first n gives F1 = 2 * hits / (n + total). A threshold can only separate different scores.
     cuts = np.flatnonzero(np.diff(scores, append=-1))
     if not len(cuts) or not hits[-1]:
         return 0.5
@@ -74,29 +73,29 @@ def best_threshold(scores: Float[np.ndarray, "G"], true: Bool[np.ndarray, "G"], 
 
 
 def sentence_of_rows(rows: SpanRows) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
-    """The sentence of each row, and how many of its words lie in rows before."""
+    """The sentence of each row, and how many of its words are in earlier rows."""
     first_words = rows.row_words[:-1]
     sentences = np.searchsorted(rows.sentence_offsets, first_words, side="right") - 1
     return sentences, first_words - rows.sentence_offsets[sentences]
 
 
-def guessed_spans(task: Task, rows: SpanRows, found: Candidates) -> list[dict[Span, float]]:
-    """Of each sentence its spans and their probabilities, in reading order, an outer one before those in it."""
+def predicted_spans(rows: SpanRows, found: Candidates, labels: Sequence[str]) -> list[dict[Span, float]]:
+    """The spans of each sentence and their probabilities, in reading order, an outer span before those inside it."""
     sentences, before = sentence_of_rows(rows)
     by_sentence: list[dict[Span, float]] = [{} for _ in range(len(rows.sentence_offsets) - 1)]
     order = np.lexsort((-found.lengths, found.firsts, found.rows))
     for row, first, length, kind, score in zip(*(values[order].tolist() for values in found), strict=True):
         start = first + int(before[row])
-        by_sentence[sentences[row]][Span(task.labels[kind], start, start + length)] = score
+        by_sentence[sentences[row]][Span(labels[kind], start, start + length)] = score
     return by_sentence
 
 
-def guessed_relations(
-    task: Task, rows: SpanRows, answers: Sequence[SpanAnswer], spans: Sequence[Sequence[Span]]
-) -> list[GuessedRelation]:
-    """Relations between these spans of each sentence: all that the answers have between spans of their words, once.
+def predicted_relations(
+    rows: SpanRows, answers: Sequence[SpanAnswer], spans: Sequence[Sequence[Span]], relation_labels: Sequence[str]
+) -> list[PredictedRelation]:
+    """The relations between these spans of each sentence, each once.
 
-    Given spans may share their words, and an answer is then of all of them.
+    Several given spans may have the same words; a predicted relation then holds for all of them.
     """
     sentences, before = sentence_of_rows(rows)
     by_words: list[dict[tuple[int, int], list[Span]]] = [{} for _ in spans]
@@ -113,17 +112,17 @@ def guessed_relations(
         ]
         for head, tail in np.argwhere(answer.relations > 0).tolist():
             if head != tail:
-                label = task.relation_labels[answer.relations[head, tail] - 1]
+                label = relation_labels[answer.relations[head, tail] - 1]
                 score = float(answer.relation_scores[head, tail])
                 for a, b in itertools.product(paired[head], paired[tail]):
                     if a != b:
                         found.setdefault((sentence, label, a, b), score)
-    return [GuessedRelation(*ends, score) for ends, score in found.items()]
+    return [PredictedRelation(*ends, score) for ends, score in found.items()]
 
 
 def _key(
-    task: Task, rows: SpanRows, row: np.ndarray, first: np.ndarray, length: np.ndarray, kind: np.ndarray
+    rows: SpanRows, types: int, row: np.ndarray, first: np.ndarray, length: np.ndarray, kind: np.ndarray
 ) -> np.ndarray:
-    """A number for each span of a type."""
+    """A unique number for each span and type."""
     width = int(rows.lengths.max())
-    return ((row.astype(np.int64) * width + first) * (task.max_span + 1) + length) * len(task.labels) + kind
+    return ((row.astype(np.int64) * width + first) * (rows.longest + 1) + length) * types + kind

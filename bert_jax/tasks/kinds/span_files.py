@@ -1,4 +1,4 @@
-"""Words, spans among them and relations between spans, from JSON lines or Parquet."""
+"""Reads words, spans and relations between spans from JSON lines or Parquet."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,19 +9,19 @@ from bert_jax.tasks.example import Relation, Span, SpannedSentence, Split
 from bert_jax.tasks.reading.columns import Column, Columns
 from bert_jax.tasks.reading.tables import is_stored, read_records
 
-SPAN = 'an object like {"start": 0, "end": 2, "label": "PER"}: words from 0, the end exclusive'
-RELATION = 'an object like {"head": 0, "tail": 1, "label": "works_for"}: places in spans, from 0'
+SPAN = 'an object like {"start": 0, "end": 2, "label": "PER"}: word indices from 0, the end exclusive'
+RELATION = 'an object like {"head": 0, "tail": 1, "label": "works_for"}: indices of spans, from 0'
 
 
 def read_spans(path: Path, columns: Columns, label_required: bool, relations: bool) -> Split[SpannedSentence]:
     """Reads sentences of `tokens` with `spans` and, for relations, `relations`, unless columns name the first two.
 
-    Labelled are a file's spans, or its relations where these are asked for. Raises UserError, with file and line, for
-    a file of another kind, a column that is required and not there, and a span or relation that is none.
+    A file is labelled if it has spans or, where relations are read, relations. Raises UserError, with file and line,
+    for a file of another kind, a missing column that is required, and a malformed span or relation.
     """
     if not is_stored(path):
         raise UserError(
-            f"{path}: spans are read from .jsonl or .parquet (flat ones from .conll, too). Convert the file"
+            f"{path}: spans are read from .jsonl or .parquet (non-nested ones also from .conll). Convert the file"
         )
     tokens, spans = columns.text or "tokens", columns.label or "spans"
     asked = [
@@ -35,7 +35,7 @@ def read_spans(path: Path, columns: Columns, label_required: bool, relations: bo
         where = f"{path} line {number}"
         if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
             raise UserError(
-                f"{where}: {tokens} is {words!r:.60}; wanted a list of words, each a text that is not empty"
+                f"{where}: {tokens} is {words!r:.60}; expected a list of words, each a text that is not empty"
             )
         of_words = checked_spans(f"{where}: {spans}", said_spans or [], len(words))
         between = _relations(f"{where}: relations", said_relations or [], len(of_words))
@@ -44,37 +44,39 @@ def read_spans(path: Path, columns: Columns, label_required: bool, relations: bo
 
 
 def checked_spans(where: str, values: Any, words: int) -> tuple[Span, ...]:
-    """A list of spans as read_spans has them, of so many words. Raises UserError, naming where."""
+    """A list of spans in the form of read_spans, in a sentence of so many words. Raises UserError, naming where."""
     if not isinstance(values, list):
-        raise UserError(f"{where} is {values!r:.60}; wanted a list of spans, each {SPAN}")
+        raise UserError(f"{where} is {values!r:.60}; expected a list of spans, each {SPAN}")
     return tuple(_span(f"{where}[{place}]", one, words) for place, one in enumerate(values))
 
 
 def _relations(where: str, values: Any, spans: int) -> tuple[Relation, ...]:
     if not isinstance(values, list):
-        raise UserError(f"{where} is {values!r:.60}; wanted a list of relations, each {RELATION}")
+        raise UserError(f"{where} is {values!r:.60}; expected a list of relations, each {RELATION}")
     return tuple(_relation(f"{where}[{place}]", one, spans) for place, one in enumerate(values))
 
 
 def _span(where: str, value: Any, words: int) -> Span:
     if not isinstance(value, Mapping):
-        raise UserError(f"{where} is {value!r:.60}; wanted {SPAN}")
+        raise UserError(f"{where} is {value!r:.60}; expected {SPAN}")
     first, end, label = _fields(value, "start", "end", "label")
     if not _is_int(first) or not _is_int(end) or not (label is None or isinstance(label, str)):
-        raise UserError(f"{where} is {value!r:.80}; wanted {SPAN}")
+        raise UserError(f"{where} is {value!r:.80}; expected {SPAN}")
     if not 0 <= first < end <= words:
-        raise UserError(f"{where} goes from word {first} to {end}, but the sentence has words 0 to {words}. Mend it")
+        raise UserError(f"{where} is from word {first} to {end}, but the sentence has {words} words. Correct it")
     return Span(label or "", first, end)
 
 
 def _relation(where: str, value: Any, spans: int) -> Relation:
     if not isinstance(value, Mapping):
-        raise UserError(f"{where} is {value!r:.60}; wanted {RELATION}")
+        raise UserError(f"{where} is {value!r:.60}; expected {RELATION}")
     head, tail, label = _fields(value, "head", "tail", "label")
     if not _is_int(head) or not _is_int(tail) or not isinstance(label, str) or not label:
-        raise UserError(f"{where} is {value!r:.80}; wanted {RELATION}")
+        raise UserError(f"{where} is {value!r:.80}; expected {RELATION}")
     if not (0 <= head < spans and 0 <= tail < spans) or head == tail:
-        raise UserError(f"{where} is from span {head} to {tail}; wanted two different ones of the line's {spans} spans")
+        raise UserError(
+            f"{where} is from span {head} to {tail}; expected two different ones of the line's {spans} spans"
+        )
     return Relation(label, head, tail)
 
 

@@ -1,4 +1,4 @@
-"""Sentences with spans and relations as rows, and what a batch of them holds."""
+"""Encodes sentences with spans and relations as rows, and makes batches of them."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -8,11 +8,10 @@ from jaxtyping import Float32, Int32, Int64
 
 from bert_jax.tasks.example import SpannedSentence, Split, Taken
 from bert_jax.tasks.kinds.labels import check_label
-from bert_jax.tasks.task import Task
-from bert_jax.tasks.word_rows import WordRows, encode_words
+from bert_jax.tasks.word_rows import EncodedWords, WordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
 
-# Spans of a row that relations are asked of, at most: a pair's vector is wide, and there are as many as the square.
+# The most spans of a row between which relations are predicted: there are quadratically many pairs, with wide vectors.
 PAIRED = 32
 
 
@@ -21,13 +20,13 @@ class SpanLabels(NamedTuple):
 
     | field | dtype, shape | |
     |---|---|---|
-    | word_slots | i32[B,W] | the first piece of each word |
+    | word_slots | i32[B,W] | the position of each word's first piece |
     | words | i32[B,W] | 1: a word; 0: none |
-    | types | i32[B,W,K], or with task.span_scores=binary i32[B,W,K,C] | of the span of each length at each word: 0 for
-      none, else its type's id + 1; or 1 for each of its types |
-    | pair_firsts, pair_lengths | i32[B,P] | the spans between which relations hold; length 0: none |
-    | relations | i32[B,P,P] | from a row's span to a column's: 0 none, else the relation's id + 1 |
-    | relation_weights | f32[B,P,P] | 0: no pair of two spans, or not labelled |
+    | types | i32[B,W,K], or with task.span_scores=binary i32[B,W,K,C] | for the span of each length at each
+      word: 0 for none, else its type's id + 1; or 1 for each of its types |
+    | pair_firsts, pair_lengths | i32[B,P] | the spans that may have relations; length 0: none |
+    | relations | i32[B,P,P] | from the first span to the second: 0 none, else the relation's id + 1 |
+    | relation_weights | f32[B,P,P] | 0: not a pair of two spans, or unlabelled |
     """
 
     word_slots: Any
@@ -40,22 +39,22 @@ class SpanLabels(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class SpanRows(WordRows):
-    """Rows of words with S spans and Q relations, each wholly in its row."""
+class SpanRows(WordRows[SpannedSentence]):
+    """Rows of words with S spans and Q relations, each entirely in its row."""
 
     row_words: Int64[np.ndarray, "R+1"]  # the first word of each row
     span_offsets: Int64[np.ndarray, "R+1"]  # in the spans
-    firsts: Int32[np.ndarray, "S"]  # by the words of the row
+    firsts: Int32[np.ndarray, "S"]  # index among the words of the row
     lengths_in_words: Int32[np.ndarray, "S"]
     types: Int32[np.ndarray, "S"]
     relation_offsets: Int64[np.ndarray, "R+1"]  # in the relations
-    heads: Int32[np.ndarray, "Q"]  # by the spans of the row
+    heads: Int32[np.ndarray, "Q"]  # index among the spans of the row
     tails: Int32[np.ndarray, "Q"]
     relations: Int32[np.ndarray, "Q"]
     longest: int  # K
     binary_types: int  # C with task.span_scores=binary, else 0
     labelled: bool
-    lost: dict[str, int]  # what the rows cannot hold, by why
+    lost: dict[str, int]  # counts of the spans and relations that the rows cannot hold, by reason
 
     @property
     def paired(self) -> int:
@@ -94,61 +93,95 @@ class SpanRows(WordRows):
         return labels, (possible & self.labelled).astype(np.float32)
 
 
-def encode_spans(task: Task, split: Split[SpannedSentence], tokenizer: Tokenizer) -> SpanRows:
-    """The rows of a split (words.encode_words), with those of its spans and relations that they can hold.
+def encode_spans(
+    split: Split[SpannedSentence],
+    tokenizer: Tokenizer,
+    *,
+    max_length: int,
+    max_span: int,
+    labels: tuple[str, ...] | None,
+    binary_types: int,
+    relation_labels: tuple[str, ...],
+) -> SpanRows:
+    """The rows of a split (word_rows.encode_words), with the spans and relations that they can hold.
 
-    A span may be longer than task.max_span words, or lie in two rows of a long sentence; a relation may be between
-    spans of two rows, or one of them lost, or beyond the row's first PAIRED. These are in no row, are counted, and
-    stay in what guesses are measured by. Raises UserError for an unknown label, with its line.
+    labels are the types of spans; None where spans are part of the input, whose types are ignored. A span may be
+    longer than max_span words, or cross two rows of a long sentence; a relation may be between spans of two rows, with
+    a lost span, or after the row's first PAIRED spans. These are in no row. They are counted, and remain among the
+    true ones that predictions are measured by. Raises UserError, with the line, for an unknown label.
     """
-    encoded = encode_words([item.words for item in split.items], tokenizer, task.max_length)
-    rows = len(encoded.offsets) - 1
-    row_words = np.searchsorted(encoded.word_rows, np.arange(rows + 1)).astype(np.int64)
-    lost = dict.fromkeys(("spans_too_long", "spans_cut", "relations_lost"), 0)
-    spans: list[list[tuple[int, int, int]]] = [[] for _ in range(rows)]
-    relations: list[list[tuple[int, int, int]]] = [[] for _ in range(rows)]
-    given = split.labelled or task.pairs_are_given
-    for item, base in zip(split.items, encoded.sentence_offsets, strict=False):
-        where: dict[int, tuple[int, int]] = {}  # of each span kept, its row and its place there
-        for number, span in enumerate(item.spans if given else ()):
-            row = int(encoded.word_rows[base + span.first])
-            kind = 0 if task.pairs_are_given else check_label(task, split, item.line, span.label)
-            if span.end - span.first > task.max_span:
-                lost["spans_too_long"] += 1
-            elif encoded.word_rows[base + span.end - 1] != row:
-                lost["spans_cut"] += 1
-            else:
-                where[number] = row, len(spans[row])
-                spans[row].append((int(base) + span.first - int(row_words[row]), span.end - span.first, kind))
-        for relation in item.relations if split.labelled and task.kind == "span_pairs" else ():
-            kind = check_label(task, split, item.line, relation.label, task.relation_labels)
-            head, tail = where.get(relation.head), where.get(relation.tail)
-            if head and tail and head[0] == tail[0] and max(head[1], tail[1]) < PAIRED:
-                relations[head[0]].append((head[1], tail[1], kind))
-            else:
-                lost["relations_lost"] += 1
-    firsts, lengths, types = _columns(spans)
-    heads, tails, kinds = _columns(relations)
+    encoded = encode_words([item.words for item in split.items], tokenizer, max_length)
+    count = len(encoded.offsets) - 1
+    row_words = np.searchsorted(encoded.word_rows, np.arange(count + 1)).astype(np.int64)
+    held = _Held.of(split, encoded, row_words, max_span, labels, relation_labels)
+    firsts, lengths, types = _columns(held.spans)
+    heads, tails, kinds = _columns(held.relations)
     return SpanRows(
         **encoded._asdict(),
         pad_id=tokenizer.pad_id,
         split=split,
         row_words=row_words,
-        span_offsets=np.cumsum([0, *map(len, spans)], dtype=np.int64),
+        span_offsets=np.cumsum([0, *map(len, held.spans)], dtype=np.int64),
         firsts=firsts,
         lengths_in_words=lengths,
         types=types,
-        relation_offsets=np.cumsum([0, *map(len, relations)], dtype=np.int64),
+        relation_offsets=np.cumsum([0, *map(len, held.relations)], dtype=np.int64),
         heads=heads,
         tails=tails,
         relations=kinds,
-        longest=task.max_span,
-        binary_types=len(task.labels) if task.span_scores == "binary" else 0,
+        longest=max_span,
+        binary_types=binary_types,
         labelled=split.labelled,
-        lost=lost if task.kind == "span_pairs" else {name: lost[name] for name in ("spans_too_long", "spans_cut")},
+        lost=held.lost,
     )
 
 
-def _columns(by_row: list[list[tuple[int, int, int]]]) -> tuple[Int32[np.ndarray, "S"], ...]:
+Triples = list[list[tuple[int, int, int]]]  # of each row
+
+
+class _Held(NamedTuple):
+    """The spans (first word, length, type) and relations (head, tail, label) of each row, and the lost ones' counts."""
+
+    spans: Triples
+    relations: Triples
+    lost: dict[str, int]
+
+    @classmethod
+    def of(
+        cls,
+        split: Split[SpannedSentence],
+        encoded: EncodedWords,
+        row_words: Int64[np.ndarray, "K"],
+        max_span: int,
+        labels: tuple[str, ...] | None,
+        relation_labels: tuple[str, ...],
+    ) -> "_Held":
+        spans: Triples = [[] for _ in row_words[:-1]]
+        relations: Triples = [[] for _ in row_words[:-1]]
+        lost = dict.fromkeys(("spans_too_long", "spans_cut", "relations_lost"), 0)
+        given = split.labelled or labels is None
+        for item, base in zip(split.items, encoded.sentence_offsets, strict=False):
+            where: dict[int, tuple[int, int]] = {}  # of each span kept, its row and its index there
+            for number, span in enumerate(item.spans if given else ()):
+                row = int(encoded.word_rows[base + span.first])
+                kind = 0 if labels is None else check_label(split, item.line, span.label, labels)
+                if span.end - span.first > max_span:
+                    lost["spans_too_long"] += 1
+                elif encoded.word_rows[base + span.end - 1] != row:
+                    lost["spans_cut"] += 1
+                else:
+                    where[number] = row, len(spans[row])
+                    spans[row].append((int(base) + span.first - int(row_words[row]), span.end - span.first, kind))
+            for relation in item.relations if split.labelled and relation_labels else ():
+                kind = check_label(split, item.line, relation.label, relation_labels)
+                head, tail = where.get(relation.head), where.get(relation.tail)
+                if head and tail and head[0] == tail[0] and max(head[1], tail[1]) < PAIRED:
+                    relations[head[0]].append((head[1], tail[1], kind))
+                else:
+                    lost["relations_lost"] += 1
+        return cls(spans, relations, lost)
+
+
+def _columns(by_row: Triples) -> tuple[Int32[np.ndarray, "S"], ...]:
     flat = [values for row in by_row for values in row]
     return tuple(np.array(flat, np.int32).reshape(-1, 3).T.copy())

@@ -15,10 +15,9 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.head_outputs import tag_logits
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
-from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, TaskRows
+from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch
 from bert_jax.tasks.input_records import InputRecord, sentences_of
-from bert_jax.tasks.kinds.kind import Kind
-from bert_jax.tasks.metric_functions import LARGEST, UNDEFINED_OF_ONE, regression_metrics
+from bert_jax.tasks.metric_functions import LARGEST, REGRESSION_METRICS, UNDEFINED_OF_ONE, compute_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
@@ -27,39 +26,43 @@ from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.losses import squared_error_sum
 from bert_jax.train.objectives import Term, Terms
 
-# What stands where a word has no number: it is read, and weighs nothing. JSON's null comes here as an empty text.
+# Values for a word without a number: the word is read, with weight 0. JSON's null arrives here as an empty text.
 MISSING = ("", "-", "_", "null", "NA", "nan", "NaN")
 
 
-class TokenRegression(Kind):
-    """A number for every word, learnt and guessed at its first piece."""
+@dataclass(frozen=True)
+class TokenRegressionTask(Task[Sentence, "NumberRows"]):
+    """A number for every word, trained and predicted at its first piece."""
 
-    def read(self, task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
-        """CoNLL columns, CoNLL-U (whose column of numbers task.label must name), or lists in JSON lines or Parquet."""
+    kind = "token_regression"
+
+    def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
+        """Reads CoNLL columns, CoNLL-U (where task.label must name the column of numbers), or lists in JSON lines or
+        Parquet."""
         if reading.is_stored(path):
             return reading.read_word_lists(path, columns, label_required)
         if reading.kind_of_file(path) != "conllu":
             return reading.read_conll(path, columns, label_required)
         if not columns.label:
-            raise UserError(f"task.label is not known: name the column of {path} that holds the numbers, as MISC")
+            raise UserError(f"task.label is not set; name the column of {path} that holds the numbers, such as MISC")
         return reading.read_conllu(path, columns, label_required)
 
-    def parse(self, task: Task, source: Path, records: Sequence[InputRecord]) -> Split[Sentence]:
-        """Sentences of the words that were given, or that texts split into."""
-        return sentences_of(source, records, task.columns.text)
+    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Sentence]:
+        """Sentences of the given words, or of the words of raw texts."""
+        return sentences_of(source, records, self.columns.text)
 
-    def complete(self, task: Task, train: Split[Sentence]) -> Task:
-        return replace(task, metrics=task.metrics or self.default_metrics(task))
-
-    def default_metrics(self, task: Task) -> tuple[str, ...]:
+    def default_metrics(self) -> tuple[str, ...]:
         return ("pearson", "spearman", "mse")
 
-    def encode(self, task: Task, split: Split[Sentence], tokenizer: Tokenizer) -> "NumberRows":
-        """Rows of words (words.encode_words); the number stands on the first piece, all other slots weigh 0.
+    def complete(self, train: Split[Sentence]) -> "TokenRegressionTask":
+        return replace(self, metrics=self.metrics or self.default_metrics())
 
-        Raises UserError, with file and line, for what is neither a number nor one of MISSING.
+    def encode(self, split: Split[Sentence], tokenizer: Tokenizer) -> "NumberRows":
+        """Rows of words (word_rows.encode_words). A word's number is at its first piece; all other positions weigh 0.
+
+        Raises UserError, with file and line, for a value that is neither a number nor in MISSING.
         """
-        encoded = encode_words([sentence.words for sentence in split.items], tokenizer, task.max_length)
+        encoded = encode_words([sentence.words for sentence in split.items], tokenizer, self.max_length)
         labels, weights = np.zeros(len(encoded.input_ids), np.float32), np.zeros(len(encoded.input_ids), np.float32)
         if split.labelled:
             numbers = _numbers(split)
@@ -69,42 +72,36 @@ class TokenRegression(Kind):
             **encoded._asdict(), labels=labels, label_weights=weights, pad_id=tokenizer.pad_id, split=split
         )
 
-    def counts(self, rows: TaskRows) -> dict[str, int]:
-        """words, and how many of them have a number."""
-        assert isinstance(rows, NumberRows)
+    def counts(self, rows: "NumberRows") -> dict[str, int]:
+        """words, and words_with_number."""
         return {"words": len(rows.word_rows), "words_with_number": int(rows.label_weights.sum())}
 
-    def remarks(self, task: Task, rows: TaskRows) -> list[str]:
-        """Numbers that are all the same."""
-        assert isinstance(rows, NumberRows) and rows.split is not None
+    def remarks(self, rows: "NumberRows") -> list[str]:
+        """A warning about numbers that are all the same."""
         numbers = rows.labels[rows.label_weights > 0]
-        undefined = [name for name in task.metrics if name in UNDEFINED_OF_ONE]
+        undefined = [name for name in self.metrics if name in UNDEFINED_OF_ONE]
         if not rows.split.labelled or np.ptp(numbers) > 0 or not undefined:
             return []
         return [f"{rows.split.path}: every number is {numbers[0]:g}, so {' and '.join(undefined)} are undefined"]
 
-    def objective(self, task: Task) -> TaskObjective:
+    def objective(self) -> TaskObjective:
         return NumberObjective()
 
-    def measure(self, task: Task, rows: TaskRows, answers: Sequence[Float[np.ndarray, "T"]]) -> dict[str, float]:
-        """Over the words of all sentences that have a number, from the guess at each slot."""
-        assert isinstance(rows, NumberRows)
+    def measure(self, rows: "NumberRows", answers: Sequence[Float[np.ndarray, "T"]]) -> dict[str, float]:
+        """The metrics over all words that have a number, from the prediction at each position."""
         known = rows.label_weights[rows.word_starts] > 0
         truth = rows.labels[rows.word_starts]
-        return regression_metrics(task.metrics, truth[known], _guesses(rows, answers)[known])
+        return compute_metrics(REGRESSION_METRICS, self.metrics, truth[known], _predicted(rows, answers)[known])
 
-    def predictions(
-        self, task: Task, rows: TaskRows, answers: Sequence[Float[np.ndarray, "T"]]
-    ) -> list[dict[str, Any]]:
-        """`words` and their `numbers` by sentence; `offsets` where it was a raw text."""
-        assert isinstance(rows, NumberRows) and rows.split is not None
-        guesses, told = _guesses(rows, answers), []
+    def predictions(self, rows: "NumberRows", answers: Sequence[Float[np.ndarray, "T"]]) -> list[dict[str, Any]]:
+        """`words` and their `numbers` for each sentence; `offsets` of the words in a raw text."""
+        predicted, found = _predicted(rows, answers), []
         for item, (start, end) in zip(rows.split.items, pairwise(rows.sentence_offsets), strict=True):
-            one = {"words": list(item.words), "numbers": [float(guess) for guess in guesses[start:end]]}
+            one = {"words": list(item.words), "numbers": [float(number) for number in predicted[start:end]]}
             if item.offsets is not None:
                 one["offsets"] = [list(place) for place in item.offsets]
-            told.append(one)
-        return told
+            found.append(one)
+        return found
 
 
 @dataclass(frozen=True)
@@ -128,20 +125,20 @@ class NumberObjective(TaskObjective):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class NumberRows(WordRows):
-    """Rows of words with a number each."""
+class NumberRows(WordRows[Sentence]):
+    """Rows of words with one number each."""
 
     labels: Float32[np.ndarray, "N"]
-    label_weights: Float32[np.ndarray, "N"]  # 0: no first piece, or a word without a number
+    label_weights: Float32[np.ndarray, "N"]  # 0: not a first piece, or a word without a number
 
     def truth(self, taken: Taken) -> tuple[Float32[np.ndarray, "B T"], Float32[np.ndarray, "B T"]]:
         weights = np.where(taken.real, self.label_weights[taken.tokens], 0)
         return np.where(taken.real, self.labels[taken.tokens], 0).astype(np.float32), weights.astype(np.float32)
 
 
-def _guesses(rows: NumberRows, answers: Sequence[Float[np.ndarray, "T"]]) -> Float32[np.ndarray, "W"]:
+def _predicted(rows: NumberRows, answers: Sequence[Float[np.ndarray, "T"]]) -> Float32[np.ndarray, "W"]:
     places = zip(rows.word_rows, rows.word_slots, strict=True)
-    return np.array([answers[row][slot] for row, slot in places], np.float32)
+    return np.array([answers[row][position] for row, position in places], np.float32)
 
 
 def _numbers(split: Split[Sentence]) -> Float32[np.ndarray, "W"]:
@@ -155,10 +152,10 @@ def _numbers(split: Split[Sentence]) -> Float32[np.ndarray, "W"]:
                 number = math.inf
             if abs(number) > LARGEST:
                 raise UserError(
-                    f"{split.path} line {line}: {written!r} is no number, and the task is a token_regression. "
-                    "Write - where a word has none, or correct the column (task.label)"
+                    f"{split.path} line {line}: {written!r} is not a number, but the task is a token_regression. "
+                    "Write - for a word without a number, or correct the column (task.label)"
                 )
             found.append(number)
     if all(math.isnan(number) for number in found):
-        raise UserError(f"{split.path} has no number at all. Correct the column (task.label)")
+        raise UserError(f"{split.path} has no numbers. Correct the column (task.label)")
     return np.array(found, np.float32)

@@ -1,11 +1,11 @@
-"""The tasks known by name: what each asks, and how its published files are laid out.
+"""The tasks known by name: their options, and the layout of their published files.
 
-layout     what there is to say of a named task
+layout     the description of a named task
 glue       the nine tasks of GLUE, and its diagnostic set
-choices    SWAG, and COPA of SuperGLUE
+choice     SWAG, and COPA of SuperGLUE
 superglue  BoolQ, CB, RTE and WiC of SuperGLUE
 squad      SQuAD 1.1 and 2.0
-words      parts of speech (ewt) and entities (conll2003)
+tagging    parts of speech (ewt) and entities (conll2003)
 """
 
 from bert_jax.tasks.named.choice import CHOICES
@@ -13,8 +13,8 @@ from bert_jax.tasks.named.glue import GLUE
 from bert_jax.tasks.named.layout import NamedTask
 from bert_jax.tasks.named.squad import SQUAD
 from bert_jax.tasks.named.superglue import SUPERGLUE
-from bert_jax.tasks.named.tagging import WORDS
+from bert_jax.tasks.named.tagging import TAGGING
 
 __all__ = ["TASKS", "NamedTask"]
 
-TASKS: dict[str, NamedTask] = {**GLUE, **SUPERGLUE, **CHOICES, **SQUAD, **WORDS}
+TASKS: dict[str, NamedTask] = {**GLUE, **SUPERGLUE, **CHOICES, **SQUAD, **TAGGING}

@@ -1,17 +1,49 @@
 """SWAG (Zellers et al. 2018), as https://github.com/rowanz/swagaf lays it out, and COPA as SuperGLUE gives it."""
 
-from bert_jax.tasks.kinds.choice_items import read_copa
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from bert_jax.command import UserError
+from bert_jax.tasks.example import Split
+from bert_jax.tasks.input_records import InputRecord
+from bert_jax.tasks.kinds.choice import ChoiceTask
+from bert_jax.tasks.kinds.choice_items import MultipleChoice
 from bert_jax.tasks.named.layout import NamedTask
 from bert_jax.tasks.named.superglue import FILES, STORED_SPLITS, superglue_folders
 from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import Task
+
+# The question that follows the premise of an item, as the authors print it (Roemmele et al. 2011, figure 1).
+COPA_QUESTIONS = {"cause": "What was the CAUSE of this?", "effect": "What happened as a RESULT?"}
+
+
+@dataclass(frozen=True)
+class CopaTask(ChoiceTask):
+    """COPA of SuperGLUE: a premise, and whether its cause or its effect is wanted."""
+
+    def read(self, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
+        """Reads items whose column text_pair is one of COPA_QUESTIONS, which is asked about the premise."""
+        split = super().read(path, columns, label_required)
+        return replace(split, items=tuple(_with_question(path, item) for item in split.items))
+
+    def item_of(self, source: Path, record: InputRecord) -> MultipleChoice:
+        item = super().item_of(source, record)
+        return _with_question(source, item) if item.start else item
+
+
+def _with_question(source: Path, item: MultipleChoice) -> MultipleChoice:
+    """The item with the question behind its premise. Raises UserError for one that is not in COPA_QUESTIONS."""
+    if item.start not in COPA_QUESTIONS:
+        raise UserError(
+            f"{source} line {item.line}: question is {item.start!r}; expected {' or '.join(COPA_QUESTIONS)}"
+        )
+    return item._replace(context=f"{item.context} {COPA_QUESTIONS[item.start]}", start="")
+
 
 CHOICES: dict[str, NamedTask] = {
-    # sent1 is the context, sent2 (a noun phrase) what every ending goes on from; the test file holds no labels.
+    # sent1 is the context, sent2 (a noun phrase) the common beginning of all endings; the test file has no labels.
     "swag": NamedTask(
-        Task(
+        ChoiceTask(
             "swag",
-            "choice",
             metrics=("accuracy",),
             columns=Columns("sent1", "sent2", "label"),
             choices="ending0,ending1,ending2,ending3",
@@ -21,9 +53,8 @@ CHOICES: dict[str, NamedTask] = {
         stored_splits=STORED_SPLITS,
     ),
     "copa": NamedTask(
-        Task(
+        CopaTask(
             "copa",
-            "choice",
             metrics=("accuracy",),
             columns=Columns("premise", "question", "label"),
             choices="choice1,choice2",
@@ -32,6 +63,5 @@ CHOICES: dict[str, NamedTask] = {
         FILES,
         stored="super_glue/copa",
         stored_splits=STORED_SPLITS,
-        reader=read_copa,
     ),
 }

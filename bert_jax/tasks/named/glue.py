@@ -1,16 +1,16 @@
-"""The nine tasks of GLUE, and its diagnostic set (AX), which the model of MNLI answers.
+"""The nine tasks of GLUE, and its diagnostic set (AX), which the model of MNLI predicts.
 
 Layouts and metrics: Wang et al. 2019, table 1, and the files of gluebenchmark.com. The order of labels is that of
 the Hugging Face `glue` data set, so that exported models agree.
 """
 
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from bert_jax.tasks.example import Example, Split
+from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
 from bert_jax.tasks.named.layout import SPLITS, NamedTask
 from bert_jax.tasks.reading import Columns, read_table
-from bert_jax.tasks.task import Task
 
 NLI_LABELS = ("entailment", "neutral", "contradiction")
 STORED_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
@@ -24,26 +24,32 @@ def _glue(
     columns: Columns,
     stored_columns: Columns | None = None,
     test_columns: Columns | None = None,
-    reader: Callable[[Task, Path, Columns, bool], Split[Example]] | None = None,
+    kind: type[ClassificationTask] | type[RegressionTask] = ClassificationTask,
 ) -> NamedTask:
-    kind = "classification" if labels else "regression"
     return NamedTask(
-        Task(name, kind, labels, metrics=metrics, columns=columns),
+        kind(name, labels, metrics=metrics, columns=columns),
         (folder, f"glue/{folder}", name, f"glue/{name}"),
         {split: (f"{split}.tsv",) for split in SPLITS},
         columns={} if test_columns is None else {"test.tsv": test_columns},
         stored=f"glue/{name}",
         stored_splits=STORED_SPLITS,
         stored_columns=stored_columns or columns,
-        reader=reader,
     )
 
 
-def _read_ragged(task: Task, path: Path, columns: Columns, label_required: bool) -> Split[Example]:
-    split = read_table(path, columns, label_required, task.labels, ragged_lines=True)
-    if split.left_out and not split.labelled:  # each line is answered, in its place
-        return read_table(path, columns, label_required, task.labels)
-    return split
+@dataclass(frozen=True)
+class QqpTask(ClassificationTask):
+    """QQP. Some questions of the published training file contain line ends, which split their lines in two."""
+
+    def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Example]:
+        """Leaves out lines with another number of fields, except in a file without labels.
+
+        Such a file is read strictly, because each of its lines needs a prediction in its place.
+        """
+        split = read_table(path, columns, label_required, self.labels, ragged_lines=True)
+        if split.left_out and not split.labelled:
+            return read_table(path, columns, label_required, self.labels)
+        return split
 
 
 _SENTENCES = Columns("sentence1", "sentence2", "label")
@@ -75,8 +81,8 @@ GLUE: dict[str, NamedTask] = {
         ("pearson", "spearman"),
         Columns("sentence1", "sentence2", "score"),
         stored_columns=_SENTENCES,
+        kind=RegressionTask,
     ),
-    # Some questions of the published training file hold line ends, which cut their lines in two.
     "qqp": _glue(
         "qqp",
         "QQP",
@@ -84,12 +90,11 @@ GLUE: dict[str, NamedTask] = {
         ("accuracy", "f1"),
         _QUESTIONS,
         stored_columns=Columns("question1", "question2", "label"),
-        reader=_read_ragged,
+        kind=QqpTask,
     ),
     "mnli": NamedTask(
-        Task(
+        ClassificationTask(
             "mnli",
-            "classification",
             NLI_LABELS,
             metrics=("accuracy",),
             columns=Columns("sentence1", "sentence2", "gold_label"),
@@ -107,7 +112,7 @@ GLUE: dict[str, NamedTask] = {
                     for name in ("diagnostic-full.tsv", "diagnostic.tsv")
                     for place in ("../diagnostic", "../AX", ".")
                 ),
-                "../ax/test-00000-of-00001.parquet",  # of the Hugging Face data set; held back are its labels
+                "../ax/test-00000-of-00001.parquet",  # of the Hugging Face data set, without labels
             ),
         },
         columns={"diagnostic-full.tsv": Columns("Premise", "Hypothesis", "Label")},

@@ -1,11 +1,9 @@
-"""What there is to say of a task known by name."""
+"""The description of a named task: its options and the layout of its published files."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from bert_jax.tasks.example import Split
 from bert_jax.tasks.reading import Columns, plain_name
 from bert_jax.tasks.task import Task
 
@@ -14,17 +12,16 @@ SPLITS = ("train", "dev", "test")
 
 @dataclass(frozen=True)
 class NamedTask:
-    """A Task and the layout of its published files.
+    """A task and the layout of its published files.
 
     | field | |
     |---|---|
-    | folders | where its files may lie in a folder of data; that folder itself is tried last |
-    | files | of each split, the names that its file may have, in order; a .xz, .gz or .zst may follow |
-    | columns | of files that have other columns than the task, by name |
-    | metrics | of splits that are measured by others than the task's |
-    | stored | its name in TensorFlow Datasets and in Hugging Face's data sets, where it is there |
-    | stored_splits, stored_columns | what they are called there |
-    | reader | what reads its files in place of the kind's own reader: (task, path, columns, label_required) |
+    | folders | folders in which its files may be, below a data folder; the data folder itself is tried last |
+    | files | the names that the file of each split may have, in order; .xz, .gz or .zst may follow |
+    | columns | the columns of files that differ from those of the task, by file name |
+    | metrics | the metrics of splits that differ from those of the task |
+    | stored | its name in TensorFlow Datasets and in the data sets of Hugging Face, where they have it |
+    | stored_splits, stored_columns | the names of its splits and columns there |
     """
 
     task: Task
@@ -35,10 +32,9 @@ class NamedTask:
     stored: str = ""
     stored_splits: Mapping[str, str] = field(default_factory=dict)
     stored_columns: Columns | None = None
-    reader: Callable[[Task, Path, Columns, bool], Split[Any]] | None = None
 
     def split_of(self, path: Path) -> str:
-        """The split whose file is called so; empty for none."""
+        """The split whose file has this name; empty for none."""
         name = plain_name(path)
         found = (split for split, names in self.files.items() if name in [Path(one).name for one in names])
         return next(found, "")

@@ -3,16 +3,16 @@
 The order of labels is that of the Hugging Face `super_glue` data set, so that exported models agree.
 """
 
+from bert_jax.tasks.kinds.classification import ClassificationTask
 from bert_jax.tasks.named.layout import NamedTask
 from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import Task
 
 FILES = {"train": ("train.jsonl",), "dev": ("val.jsonl",), "test": ("test.jsonl",)}
 STORED_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
 def superglue_folders(folder: str) -> tuple[str, ...]:
-    """Where a task of SuperGLUE may lie in a folder of data: the published name, or that of the Hugging Face data."""
+    """The folders of a task of SuperGLUE below a data folder: the published name, and that of the Hugging Face data."""
     return tuple(
         f"{place}{name}"
         for place in ("superglue/", "super_glue/", "SuperGLUE/", "")
@@ -20,7 +20,7 @@ def superglue_folders(folder: str) -> tuple[str, ...]:
     )
 
 
-def _superglue(task: Task, folder: str) -> NamedTask:
+def _superglue(task: ClassificationTask, folder: str) -> NamedTask:
     return NamedTask(
         task,
         superglue_folders(folder),
@@ -33,9 +33,8 @@ def _superglue(task: Task, folder: str) -> NamedTask:
 
 SUPERGLUE: dict[str, NamedTask] = {
     "boolq": _superglue(
-        Task(
+        ClassificationTask(
             "boolq",
-            "classification",
             ("false", "true"),
             metrics=("accuracy",),
             columns=Columns("question", "passage", "label"),
@@ -43,9 +42,8 @@ SUPERGLUE: dict[str, NamedTask] = {
         "BoolQ",
     ),
     "cb": _superglue(
-        Task(
+        ClassificationTask(
             "cb",
-            "classification",
             ("entailment", "contradiction", "neutral"),
             metrics=("accuracy", "macro_f1"),
             columns=Columns("premise", "hypothesis", "label"),
@@ -53,9 +51,8 @@ SUPERGLUE: dict[str, NamedTask] = {
         "CB",
     ),
     "superglue_rte": _superglue(
-        Task(
+        ClassificationTask(
             "superglue_rte",
-            "classification",
             ("entailment", "not_entailment"),
             metrics=("accuracy",),
             columns=Columns("premise", "hypothesis", "label"),
@@ -63,9 +60,8 @@ SUPERGLUE: dict[str, NamedTask] = {
         "RTE",
     ),
     "wic": _superglue(
-        Task(
+        ClassificationTask(
             "wic",
-            "classification",
             ("false", "true"),
             metrics=("accuracy",),
             columns=Columns("sentence1", "sentence2", "label", marks=("start1", "end1", "start2", "end2")),

@@ -1,8 +1,11 @@
-"""Tags of words: parts of speech of UD English EWT, entities of CoNLL-2003."""
+"""Tagging tasks: parts of speech of UD English EWT, entities of CoNLL-2003."""
 
+from dataclasses import dataclass
+from pathlib import Path
+
+from bert_jax.tasks.kinds.tagging import SentenceReader, TaggingTask
 from bert_jax.tasks.named.layout import SPLITS, NamedTask
-from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import Task
+from bert_jax.tasks.reading import Columns, is_stored, read_conllu
 
 # https://universaldependencies.org/u/pos
 UNIVERSAL_TAGS = (
@@ -10,17 +13,25 @@ UNIVERSAL_TAGS = (
     *("PRON", "PROPN", "PUNCT", "SCONJ", "SYM", "VERB", "X"),
 )
 
-WORDS: dict[str, NamedTask] = {
+
+@dataclass(frozen=True)
+class EwtTask(TaggingTask):
+    """UD English EWT, all of whose text files are CoNLL-U, whatever their names end in."""
+
+    def reader_of(self, path: Path) -> SentenceReader:
+        return super().reader_of(path) if is_stored(path) else read_conllu
+
+
+TAGGING: dict[str, NamedTask] = {
     "ewt": NamedTask(
-        Task("ewt", "tagging", UNIVERSAL_TAGS, metrics=("accuracy",), columns=Columns("FORM", "", "UPOS")),
+        EwtTask("ewt", UNIVERSAL_TAGS, metrics=("accuracy",), columns=Columns("FORM", "", "UPOS")),
         ("ud_english_ewt",),
         {split: (f"en_ewt-ud-{split}.conllu",) for split in SPLITS},
     ),
     # Tjong Kim Sang and De Meulder 2003; the order of the labels is that of the Hugging Face `conll2003` data set.
     "conll2003": NamedTask(
-        Task(
+        TaggingTask(
             "conll2003",
-            "tagging",
             ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"),
             metrics=("f1", "precision", "recall", "accuracy"),
             columns=Columns("0", "", "-1"),

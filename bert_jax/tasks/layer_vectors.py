@@ -1,0 +1,75 @@
+"""The vectors of a model's layers for encoded rows: what embed and features compute."""
+
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int64
+
+from bert_jax.config import MeshConfig, ModelConfig
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.model import paths
+from bert_jax.model.bert import bind
+from bert_jax.model.heads import Heads
+from bert_jax.model.layer_selection import LayerSelection
+from bert_jax.model.runtime import Runtime
+from bert_jax.tasks.example import TaskBatch
+from bert_jax.tasks.inference import run_batches
+from bert_jax.train import partitioning
+
+
+class LayerVectors:
+    """A model that computes selections of its layers, pooled over each row (none, cls, mean or max)."""
+
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        selections: tuple[LayerSelection, ...],
+        *,
+        pool: str = "none",
+        dtype: str = "float32",
+        compute_dtype: str = "float32",
+    ) -> None:
+        self.mesh = partitioning.make_mesh(MeshConfig())
+        # Each length is a program of its own, so the layer loop that compiles fast is used.
+        runtime = Runtime(compute_dtype=compute_dtype, layer_loop="scan", placement=partitioning.OnMesh())
+        params = partitioning.put(paths.unflatten(dict(loaded.params)), self.mesh)
+        self._compute = functools.partial(
+            _selected, loaded.model, loaded.heads, runtime, selections, pool, dtype, params
+        )
+
+    def run(
+        self, batches: Iterable[tuple[Int64[np.ndarray, "B"], TaskBatch]]
+    ) -> Iterator[tuple[Int64[np.ndarray, "B"], tuple[np.ndarray, ...]]]:
+        """For each batch the indices of its rows (-1: a filler) and one array [B, W] or [B, T, W] per selection."""
+        return run_batches(self._compute, batches, self.mesh)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5))
+def _selected(
+    config: ModelConfig,
+    heads: Heads,
+    runtime: Runtime,
+    selections: tuple[LayerSelection, ...],
+    pool: str,
+    dtype: str,
+    params: dict[str, Any],
+    batch: TaskBatch,
+) -> tuple[Float[Array, "B *T _"], ...]:
+    inner = any(one.inner(config.layers) for one in selections)
+    encoded = bind(config, heads, params, runtime).encode(batch, all_layers=inner)
+    real = batch.sequence_ids > 0
+    return tuple(_pooled(one.of(encoded, config.layers), real, pool).astype(dtype) for one in selections)
+
+
+def _pooled(hidden: Float[Array, "B T W"], real: Array, pool: str) -> Float[Array, "B *T W"]:
+    """One vector for each row, over the positions that hold a token; with none, all positions."""
+    if pool == "cls":
+        return hidden[:, 0]
+    mask = real[..., None]
+    if pool == "mean":
+        return jnp.where(mask, hidden, 0).sum(axis=1) / jnp.maximum(mask.sum(axis=1), 1)
+    return jnp.where(mask, hidden, -jnp.inf).max(axis=1) if pool == "max" else hidden
