@@ -8,9 +8,9 @@ import pytest
 from families import FAMILIES
 
 from bert_jax.command import UserError
-from bert_jax.model import attention_impl
 from bert_jax.model.attention import kernels, token_positions, visible_keys
 from bert_jax.model.dropout import row_seeds
+from bert_jax.model.ops import attention_kernels
 from bert_jax.model.runtime import Runtime
 
 GPU = {"platform": "gpu", "compute_dtype": "bfloat16", "head_width": 64, "dropout_rate": 0.0}
@@ -23,7 +23,7 @@ def random_heads(slots: int = 7) -> list[jax.Array]:
 
 
 def plain(query, key, value, visible, rate=0.0, seeds=None):
-    return attention_impl.einsum_attention(
+    return attention_kernels.einsum_attention(
         query, key, value, visible, dropout_rate=rate, seeds=seeds, precision=HIGHEST
     )[0]
 
@@ -55,7 +55,7 @@ def test_a_bias_is_added_to_the_scores_before_the_softmax():
     query, key, value = random_heads()
     visible, bias = visible_in(SEQUENCES), jax.random.normal(jax.random.key(9), (1, 3, 7, 7))
     wanted = jax.nn.dot_product_attention(query, key, value, bias=bias, mask=visible, implementation="xla")
-    context, probabilities = attention_impl.einsum_attention(
+    context, probabilities = attention_kernels.einsum_attention(
         query, key, value, visible, bias=bias, dropout_rate=0.0, seeds=None, precision=HIGHEST
     )
     np.testing.assert_allclose(context, wanted, atol=1e-6)
@@ -102,49 +102,56 @@ def test_dropout_falls_on_the_probabilities_and_leaves_their_mean():
 
 
 def test_auto_takes_cudnn_only_where_it_can():
-    choose = attention_impl.choose
+    choose = attention_kernels.choose
     assert choose("auto", **GPU) == "cudnn"
     assert choose("einsum", **GPU) == "einsum"
     for change in ({"platform": "cpu"}, {"compute_dtype": "float32"}, {"dropout_rate": 0.1}, {"needs_scores": True}):
         assert choose("auto", **GPU | change) == "einsum"
     assert choose("auto", **GPU | {"head_width": 5}) == "einsum"
-    assert choose("auto", **GPU | {"some_slots": True}) == "cudnn"
+    assert choose("auto", **GPU | {"some_queries": True}) == "cudnn"
 
 
 def test_auto_takes_splash_only_where_it_can():
-    choose = functools.partial(attention_impl.choose, "auto")
+    choose = functools.partial(attention_kernels.choose, "auto")
     assert choose(**TPU) == "splash"
     for change in (
         {"compute_dtype": "float32"},
         {"dropout_rate": 0.1},
         {"needs_scores": True},
         {"head_width": 36},
-        {"some_slots": True},
-        {"cut_by_hand": False},
+        {"some_queries": True},
+        {"shardable": False},
     ):
         assert choose(**TPU | change) == "einsum"
 
 
 def test_bands_are_for_layers_with_a_window_that_is_narrow():
-    choose, narrow = attention_impl.choose, {"windows": True, "local": True, "narrow": True}
+    choose, narrow = attention_kernels.choose, {"windows": True, "local": True, "narrow": True}
     for device in (GPU, TPU):
         assert choose("auto", **device | narrow | {"compute_dtype": "float32"}) == "banded"
     assert choose("auto", **GPU | narrow) == "cudnn" and choose("auto", **TPU | narrow) == "splash"
     plain = GPU | {"dropout_rate": 0.1} | narrow
-    for change in ({"local": False, "narrow": False}, {"narrow": False}, {"some_slots": True}, {"needs_scores": True}):
+    for change in (
+        {"local": False, "narrow": False},
+        {"narrow": False},
+        {"some_queries": True},
+        {"needs_scores": True},
+    ):
         assert choose("auto", **plain | change) == "einsum"
     assert choose("banded", **plain | {"narrow": False}) == "banded"
-    assert choose("banded", **plain | {"local": False}) == choose("banded", **plain | {"some_slots": True}) == "einsum"
+    assert (
+        choose("banded", **plain | {"local": False}) == choose("banded", **plain | {"some_queries": True}) == "einsum"
+    )
 
 
 @pytest.mark.parametrize(
     ("kernel", "change", "reason"),
     [
-        ("banded", {}, r"layers see a window \(model\.window\)"),
-        ("banded", {"windows": True, "needs_scores": True}, "banded gives no attention maps"),
+        ("banded", {}, r"windowed layers \(model\.window\)"),
+        ("banded", {"windows": True, "needs_scores": True}, "banded returns no attention maps"),
         ("splash", {}, "splash needs a TPU, and this runs on gpu"),
         ("splash", {"platform": "tpu", "head_width": 12}, "splash .* multiple of 8, got 12"),
-        ("splash", {"platform": "tpu", "cut_by_hand": False}, r"jax\.set_mesh"),
+        ("splash", {"platform": "tpu", "shardable": False}, r"jax\.set_mesh"),
         ("cudnn", {"platform": "cpu"}, "runs on cpu"),
         ("cudnn", {"compute_dtype": "float32"}, "compute_dtype=bfloat16"),
         ("cudnn", {"dropout_rate": 0.1}, "attention_dropout=0"),
@@ -154,7 +161,7 @@ def test_bands_are_for_layers_with_a_window_that_is_narrow():
 )
 def test_a_kernel_that_cannot_run_is_refused_with_the_reason(kernel, change, reason):
     with pytest.raises(UserError, match=reason):
-        attention_impl.choose(kernel, **GPU | change)
+        attention_kernels.choose(kernel, **GPU | change)
 
 
 def test_the_kernels_of_a_model_are_those_of_its_kinds_of_layers():
@@ -162,21 +169,23 @@ def test_the_kernels_of_a_model_are_those_of_its_kinds_of_layers():
     assert kernels(modern, Runtime(attention="banded"), 10) == ["einsum", "banded"]
     assert kernels(modern, Runtime(), 1000) == ["einsum", "banded"]
     assert kernels(modern, Runtime(), 10) == kernels(FAMILIES["shaw"], Runtime(), 1000) == ["einsum"]
-    with pytest.raises(UserError, match=r"layers see a window \(model\.window\)"):
+    with pytest.raises(UserError, match=r"windowed layers \(model\.window\)"):
         kernels(FAMILIES["bert"], Runtime(attention="banded"), 1000)
 
 
 def test_an_unknown_kernel_is_refused_by_name():
-    with pytest.raises(UserError, match="'flash'; use one of: auto, einsum, banded, cudnn, splash"):
-        attention_impl.choose("flash", **GPU)
+    with pytest.raises(
+        UserError, match=r"unknown config\.model\.attention 'flash'; choose from auto, einsum, banded, cudnn, splash"
+    ):
+        attention_kernels.choose("flash", **GPU)
 
 
 def test_the_choice_is_logged_once(caplog):
-    attention_impl.choose.cache_clear()
-    attention_impl._log.cache_clear()
+    attention_kernels.choose.cache_clear()
+    attention_kernels._log.cache_clear()
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            attention_impl.choose("auto", **GPU | {"dropout_rate": 0.1})
+            attention_kernels.choose("auto", **GPU | {"dropout_rate": 0.1})
     assert [record.message for record in caplog.records] == [
         "attention kernel: einsum (cudnn needs config.model.attention_dropout=0, got 0.1)"
     ]
@@ -188,7 +197,7 @@ def test_cudnn_equals_einsum():
     sequences = jnp.repeat(jnp.asarray([[1, 2, 3, 0], [1, 1, 1, 1]], jnp.int32), 32, axis=1)
     visible = visible_in(sequences)
     real = np.asarray(sequences > 0)
-    got = jax.jit(attention_impl.cudnn_attention)(query, key, value, visible)
+    got = jax.jit(attention_kernels.cudnn_attention)(query, key, value, visible)
     np.testing.assert_allclose(
         np.asarray(got, np.float32)[real], np.asarray(plain(query, key, value, visible), np.float32)[real], atol=2e-2
     )
@@ -196,9 +205,9 @@ def test_cudnn_equals_einsum():
 
 def test_the_softmax_that_keeps_half_has_the_gradient_of_the_other_to_half_precision():
     scores, weights = (4 * jax.random.normal(jax.random.key(index), (3, 40)) for index in range(2))
-    np.testing.assert_array_equal(attention_impl.softmax_narrow(scores), jax.nn.softmax(scores, axis=-1))
+    np.testing.assert_array_equal(attention_kernels.softmax_narrow(scores), jax.nn.softmax(scores, axis=-1))
     narrow, exact = (
         jax.grad(lambda scores, softmax=softmax: (softmax(scores) * weights).sum())(scores)
-        for softmax in (attention_impl.softmax_narrow, jax.nn.softmax)
+        for softmax in (attention_kernels.softmax_narrow, jax.nn.softmax)
     )
     np.testing.assert_allclose(narrow, exact, rtol=0, atol=2**-7 * float(np.abs(exact).max()))

@@ -11,13 +11,12 @@ from bert_jax.model.activations import activation
 from bert_jax.model.layers import (
     Dense,
     LayerNorm,
-    add_bias,
-    add_bias_by_product,
-    affine,
     child_key,
     layer_norm_narrow,
     truncated_normal,
 )
+from bert_jax.model.ops import operations
+from bert_jax.model.ops.bias import add_bias, add_bias_by_matmul
 from bert_jax.model.runtime import Runtime
 
 KEY = jax.random.key(0)
@@ -67,7 +66,7 @@ def test_the_norm_that_keeps_little_has_the_gradients_of_the_other(bias):
     jax.tree.map(lambda here, there: np.testing.assert_allclose(here, there, rtol=1e-4, atol=1e-5), one, other)
 
 
-@pytest.mark.parametrize("add", [add_bias, add_bias_by_product, lambda x, bias: add_bias_by_product(x, bias, 8)])
+@pytest.mark.parametrize("add", [add_bias, add_bias_by_matmul, lambda x, bias: add_bias_by_matmul(x, bias, 8)])
 def test_a_bias_adds_to_every_row_and_its_gradient_sums_them(add):
     x, bias = jnp.ones((5, 3)), jnp.arange(3.0)
     _, pull = jax.vjp(add, x, bias)
@@ -78,20 +77,20 @@ def test_a_bias_adds_to_every_row_and_its_gradient_sums_them(add):
     np.testing.assert_allclose(gradients[1], cotangent.sum(0), rtol=1e-6)
 
 
-def test_affine_contracts_the_last_axes():
+def test_dense_contracts_the_last_axes():
     x, kernel = jax.random.normal(KEY, (2, 3, 4, 5)), jax.random.normal(child_key(KEY, "kernel"), (4, 5, 6, 7))
     bias = jnp.arange(42.0).reshape(6, 7)
     wanted = np.einsum("abij,ijkl->abkl", x, kernel) + np.asarray(bias)
     for platform in ("cpu", "tpu"):
-        got = affine(x, kernel, bias, 2, Runtime(platform=platform))
+        got = operations(Runtime(platform=platform)).dense(x, kernel, bias, 2)
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_affine_as_tpus_want_it_has_the_same_gradients():
+def test_dense_in_the_form_for_tpus_has_the_same_gradients():
     x, kernel = jax.random.normal(KEY, (2, 3, 4)), jax.random.normal(child_key(KEY, "kernel"), (4, 5, 6))
 
     def loss(platform, x, kernel, bias):
-        return jnp.sin(affine(x, kernel, bias, 1, Runtime(platform=platform))).sum()
+        return jnp.sin(operations(Runtime(platform=platform)).dense(x, kernel, bias, 1)).sum()
 
     arguments = (x, kernel, jnp.ones((5, 6)))
     here, there = (jax.grad(functools.partial(loss, name), (0, 1, 2))(*arguments) for name in ("cpu", "tpu"))

@@ -74,7 +74,7 @@ def test_data_is_outermost_and_spans_the_slices():
     with pytest.raises(UserError, match=r"mesh\.data=1 does not divide over 2 slices.*divides the 4 devices"):
         partitioning.make_mesh(MeshConfig(fsdp=4, tensor=2), chips)
     for config in (MeshConfig(), MeshConfig(fsdp=2), MeshConfig(fsdp=2, tensor=2), MeshConfig(fsdp=4)):
-        laid = partitioning.lay_out(partitioning.axis_sizes(config, 8), chips)
+        laid = partitioning.device_array(partitioning.axis_sizes(config, 8), chips)
         spanned = np.vectorize(lambda chip: chip.slice_index, otypes=[int])(laid)
         half = len(laid) // 2
         assert (spanned[:half] == 0).all() and (spanned[half:] == 1).all()

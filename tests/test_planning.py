@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 from bert_jax.command import UserError
-from bert_jax.model.attention_splash import splash_attention
+from bert_jax.model.ops.attention_splash import splash_attention
 from bert_jax.model.placement import Placement
 from bert_jax.planning import flops, hlo
 from bert_jax.planning.chips import CHIPS, GIB

@@ -134,7 +134,7 @@ class ModelOptions:
 
     preset: str = "base"  # a name in bert_jax/model/sizes.py, or `checkpoint`: the architecture of init_from
     layer_loop: str = "auto"  # scan (compiles fast), unrolled (runs fast), auto: unrolled up to 12 layers
-    attention: str = "auto"  # see bert_jax/model/attention_impl.py
+    attention: str = "auto"  # see bert_jax/model/ops/attention_kernels.py
     remat: str = "none"  # none, attention, matmuls, layer: less memory for more work (bert_jax/model/runtime.py)
 
     if typing.TYPE_CHECKING:  # the type checker does not see the added fields

@@ -1,4 +1,4 @@
-"""Multi-head self-attention: who sees whom, and how far apart they are."""
+"""Multi-head self-attention: which keys a query sees, and how the distance between them enters."""
 
 import functools
 from typing import Any, NamedTuple
@@ -9,42 +9,42 @@ from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
-from bert_jax.model import attention_impl
-from bert_jax.model.attention_banded import banded_attention, saves
-from bert_jax.model.attention_splash import splash_attention
-from bert_jax.model.layers import Dense, Shape, add_bias_by_product, affine, child_key
+from bert_jax.model.layers import Dense, Shape, child_key
+from bert_jax.model.ops import attention_kernels, operations
+from bert_jax.model.ops.attention_banded import banded_attention, saves
+from bert_jax.model.ops.attention_splash import splash_attention
 from bert_jax.model.positions import RelativeTable, rotate
 from bert_jax.model.runtime import Runtime
 
 
 class TokenPositions(NamedTuple):
-    """Where vectors stand in their row: the slot, the sequence that it belongs to, the position in that."""
+    """Where vectors are in their row: the position in the row, the sequence, and the position in the sequence."""
 
-    slots: Int[Array, "B K"]
+    in_row: Int[Array, "B K"]
     sequence_ids: Int[Array, "B K"]
-    positions: Int[Array, "B K"]
+    in_sequence: Int[Array, "B K"]
 
-    def at(self, slots: Int[Array, "B K"]) -> "TokenPositions":
-        """Those of some slots, of places that are a whole row's."""
-        return TokenPositions(slots, *(jnp.take_along_axis(part, slots, axis=1) for part in self[1:]))
+    def at(self, positions: Int[Array, "B K"]) -> "TokenPositions":
+        """The entries at some positions of the row, where self covers the whole row."""
+        return TokenPositions(positions, *(jnp.take_along_axis(part, positions, axis=1) for part in self[1:]))
 
 
 def token_positions(sequence_ids: Int[Array, "B T"], positions: Int[Array, "B T"]) -> TokenPositions:
-    """The places of every slot of each row."""
-    slots = jax.lax.broadcasted_iota(jnp.int32, sequence_ids.shape, 1)
-    return TokenPositions(slots, sequence_ids, positions)
+    """The TokenPositions of whole rows, from the fields of a batch."""
+    in_row = jax.lax.broadcasted_iota(jnp.int32, sequence_ids.shape, 1)
+    return TokenPositions(in_row, sequence_ids, positions)
 
 
 def visible_keys(
     queries: TokenPositions, keys: TokenPositions, *, window: int = 0, causal: bool = False
 ) -> Bool[Array, "B 1 Q T"]:
-    """Which keys a query sees: those of its own sequence, at most `window` slots away unless that is 0, and if causal
-    none behind it.
+    """Which keys a query sees: those of its own sequence, at most `window` positions away unless window is 0, and
+    none after the query where causal.
 
-    Padding (sequence id 0) so sees padding alone: no real query sees it, and its own softmax has something to rest on.
+    Padding (sequence id 0) sees padding alone: no real query sees it, and its own softmax is over something.
     """
     visible = queries.sequence_ids[:, :, None] == keys.sequence_ids[:, None, :]
-    ahead = keys.slots[:, None, :] - queries.slots[:, :, None]
+    ahead = keys.in_row[:, None, :] - queries.in_row[:, :, None]
     if window:
         visible &= jnp.abs(ahead) <= window
     if causal:
@@ -52,16 +52,16 @@ def visible_keys(
     return visible[:, None]
 
 
-def kernels(config: ModelConfig, runtime: Runtime, slots: int) -> list[str]:
-    """The kernels that train the layers of a model on rows of so many slots, each once, in the order of the layers.
+def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
+    """The attention kernels of the layers of a model in training on rows of that length, each once, in order.
 
-    Raises UserError for a kernel that is asked for and cannot run (attention_impl.choose).
+    Raises UserError for a requested kernel that cannot run (attention_kernels.choose).
     """
     found = (
         _kernel(
             config,
             runtime,
-            slots,
+            length,
             local=not config.is_global(layer),
             dropout_rate=config.attention_dropout,
             needs_scores=config.relative != "none",
@@ -74,14 +74,14 @@ def kernels(config: ModelConfig, runtime: Runtime, slots: int) -> list[str]:
 def _kernel(
     config: ModelConfig,
     runtime: Runtime,
-    slots: int,
+    length: int,
     *,
     local: bool,
     dropout_rate: float,
     needs_scores: bool,
-    some_slots: bool = False,
+    some_queries: bool = False,
 ) -> str:
-    return attention_impl.choose(
+    return attention_kernels.choose(
         runtime.attention,
         platform=runtime.platform or jax.default_backend(),
         compute_dtype=runtime.compute_dtype,
@@ -90,10 +90,10 @@ def _kernel(
         needs_scores=needs_scores,
         windows=config.window > 0,
         local=local,
-        # Not asked of the symbolic length of an exported program, which is of einsum.
-        narrow=local and runtime.attention == "auto" and saves(config.window, slots),
-        some_slots=some_slots,
-        cut_by_hand=jax.device_count() == 1 or runtime.placement.cuts_kernels,
+        # The symbolic length of an exported program cannot be compared; such programs use einsum.
+        narrow=local and runtime.attention == "auto" and saves(config.window, length),
+        some_queries=some_queries,
+        shardable=jax.device_count() == 1 or runtime.placement.shards_kernels,
     )
 
 
@@ -132,44 +132,59 @@ class SelfAttention(nnx.Module):
         queries: tuple[Float[Array, "B Q D"], TokenPositions] | None = None,
         with_map: bool = False,
     ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
-        """Attends from every slot of hidden, or from `queries`, vectors of some of its slots and where they stand.
+        """Attends from every position of hidden, or from `queries`: vectors of some positions, and where these are.
 
         local     within the window of the architecture
         bias      added to the scores
-        with_map  whether to give the probabilities, too, as they are before dropout
+        with_map  whether to return the probabilities too, as they are before dropout
         """
         config = self.config
-        query, key, value = self._project(hidden, None if queries is None else queries[0])
         standing = keys if queries is None else queries[1]
+        query, key, value = operations(self.runtime).project_heads(
+            hidden,
+            None if queries is None else queries[0],
+            self.qkv.kernel[...],
+            None if self.qkv.bias is None else self.qkv.bias[...],
+        )
         if config.positions == "rotary":
             base = config.rotary_base_local if local else config.rotary_base
-            query, key = rotate(query, standing.positions, base), rotate(key, keys.positions, base)
+            query, key = rotate(query, standing.in_sequence, base), rotate(key, keys.in_sequence, base)
         if config.relative == "shaw":
-            slots = keys.slots[:1]  # the same in each row
-            asked = slots if queries is None else standing.slots
-            bias = self.relative(query, asked, slots, self.runtime.precision)
-        rate = 0.0 if seeds is None else config.attention_dropout
-        window = config.window if local else 0
+            in_row = keys.in_row[:1]  # the same in each row
+            asked = in_row if queries is None else standing.in_row
+            bias = self.relative(query, asked, in_row, self.runtime.precision)
         kernel = _kernel(
             config,
             self.runtime,
             hidden.shape[1],
             local=local,
-            dropout_rate=rate,
+            dropout_rate=0.0 if seeds is None else config.attention_dropout,
             needs_scores=with_map or bias is not None,
-            some_slots=queries is not None,
+            some_queries=queries is not None,
         )
-        probabilities = None
-        heads = (query, key, value)
+        context, probabilities = self._attend(kernel, (query, key, value), standing, keys, seeds, local, bias)
+        context = self.runtime.placement.constrain("heads", context)
+        return self.output(context), probabilities if with_map else None
+
+    def _attend(
+        self,
+        kernel: str,
+        heads: tuple[Array, Array, Array],
+        queries: TokenPositions,
+        keys: TokenPositions,
+        seeds: UInt32[Array, "B 2"] | None,
+        local: bool,
+        bias: Float[Array, "#B N Q T"] | None,
+    ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"] | None]:
+        """The context by a kernel, and the probabilities where the kernel has them in memory."""
+        config, runtime = self.config, self.runtime
+        window, rate = config.window if local else 0, 0.0 if seeds is None else config.attention_dropout
         if kernel == "splash":
             context = splash_attention(
-                *heads,
-                keys.sequence_ids,
-                window=window,
-                causal=config.causal,
-                placement=self.runtime.placement,
+                *heads, keys.sequence_ids, window=window, causal=config.causal, placement=runtime.placement
             )
-        elif kernel == "banded":
+            return context, None
+        if kernel == "banded":
             context = banded_attention(
                 *heads,
                 keys.sequence_ids,
@@ -177,47 +192,16 @@ class SelfAttention(nnx.Module):
                 causal=config.causal,
                 dropout_rate=rate,
                 seeds=seeds,
-                precision=self.runtime.precision,
+                precision=runtime.precision,
             )
-        else:
-            visible = visible_keys(standing, keys, window=window, causal=config.causal)
-            if kernel == "cudnn":
-                context = attention_impl.cudnn_attention(*heads, visible)
-            else:
-                attend: Any = functools.partial(
-                    attention_impl.einsum_attention, dropout_rate=rate, precision=self.runtime.precision
-                )
-                if self.runtime.remat == "attention":
-                    attend = jax.checkpoint(attend)
-                context, probabilities = attend(*heads, visible, bias=bias, seeds=seeds)
-        context = self.runtime.placement.constrain("heads", context)
-        return self.output(context), probabilities if with_map else None
-
-    def _project(
-        self, hidden: Float[Array, "B T D"], queries: Float[Array, "B Q D"] | None
-    ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B T N H"], Float[Array, "B T N H"]]:
-        kernel = self.qkv.kernel[...]
-        if self.runtime.on_tpu:
-            asked = hidden if queries is None else queries
-            query, key, value = (self._one(place, part) for place, part in enumerate((asked, hidden, hidden)))
-            return query, key, value
-        if queries is None:
-            query, key, value = self._parts(self.qkv(hidden))
-            return query, key, value
-        first, others = (None, None) if self.qkv.bias is None else (self.qkv.bias[...][0], self.qkv.bias[...][1:])
-        query = affine(queries, kernel[:, 0], first, 1, self.runtime)
-        key, value = self._parts(affine(hidden, kernel[:, 1:], others, 1, self.runtime))
-        return self.runtime.placement.constrain("heads", query), key, value
-
-    def _one(self, place: int, vectors: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
-        """Queries (0), keys or values by their own product: on a TPU, parting one of all three is a pass over it."""
-        found = affine(vectors, self.qkv.kernel[...][:, place], None, 1, self.runtime)
-        if self.qkv.bias is not None:
-            found = add_bias_by_product(found, self.qkv.bias[...][place], 8)
-        return self.runtime.placement.constrain("heads", found)
-
-    def _parts(self, stacked: Float[Array, "B T K N H"]) -> tuple[Float[Array, "B T N H"], ...]:
-        """The K arrays of axis 2. The gradient of lax.split is one concatenation, that of indexing a sum per part."""
-        stacked = self.runtime.placement.constrain("heads", stacked)
-        parts = jax.lax.split(stacked, (1,) * stacked.shape[2], axis=2)
-        return tuple(part[:, :, 0] for part in parts)
+            return context, None
+        visible = visible_keys(queries, keys, window=window, causal=config.causal)
+        if kernel == "cudnn":
+            return attention_kernels.cudnn_attention(*heads, visible), None
+        attend: Any = functools.partial(
+            attention_kernels.einsum_attention, dropout_rate=rate, precision=runtime.precision
+        )
+        if runtime.remat == "attention":
+            attend = jax.checkpoint(attend)
+        context, probabilities = attend(*heads, visible, bias=bias, seeds=seeds)
+        return context, probabilities

@@ -16,7 +16,7 @@ from bert_jax.shapes import padded_vocabulary
 
 
 class Embedding(nnx.Module):
-    """A table of vectors: table [entries, D]. Entries past `used` are padding, zero."""
+    """A table of vectors: table [entries, D]. Entries past `used` are padding and zero."""
 
     def __init__(self, entries: int, width: int, *, used: int, deviation: float, key: PRNGKeyArray) -> None:
         table = truncated_normal(child_key(key, "table"), (used, width), deviation)
@@ -24,13 +24,13 @@ class Embedding(nnx.Module):
 
 
 def token_table(config: ModelConfig, key: PRNGKeyArray) -> Embedding:
-    """A vector for each token, of the input or, untied from it, of the output: table [V, D], V padded."""
+    """A vector for each token: table [V, D], V padded. It serves the input, or the output where that is not tied."""
     used, entries = config.vocab_size, padded_vocabulary(config.vocab_size)
     return Embedding(entries, config.width, used=used, deviation=config.initializer_range, key=key)
 
 
 class Embeddings(nnx.Module):
-    """What the first layer sees."""
+    """The input of the first layer: token, position and segment embeddings, summed and normalized."""
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         def embedding(name: str, entries: int) -> Embedding:
@@ -64,7 +64,7 @@ class Embeddings(nnx.Module):
         elif config.positions == "sinusoidal":
             # "In the embedding layers, we multiply those weights by sqrt(d_model)": Vaswani et al. 2017, section 3.4.
             summed *= math.sqrt(config.width)
-            # Cut to length as a traced array, for the length of an exported program is symbolic.
+            # Sliced as a traced array, since the length of an exported program is symbolic.
             table = jnp.asarray(sinusoids(config.max_positions, config.width))
             summed += rows_by_matmul(table[:length], positions)
         if config.segment_types == 1:
@@ -76,6 +76,6 @@ class Embeddings(nnx.Module):
 
 
 def rows_by_matmul(table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """table[rows] for a small table, exactly. Its gradient is a matmul, where a gather's is a serial scatter."""
+    """table[rows] for a small table, exactly. Its gradient is a matmul; a gather's would be a serial scatter."""
     chosen = jax.nn.one_hot(rows, table.shape[0], dtype=table.dtype)
     return jnp.einsum("btk,kd->btd", chosen, table, precision=jax.lax.Precision.HIGHEST)

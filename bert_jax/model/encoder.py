@@ -20,7 +20,7 @@ __all__ = ["Encoder", "Stacked", "gather_positions"]
 
 
 class Stacked(NamedTuple):
-    """The last layer's output; every layer's output, and every layer's attention map, when asked for."""
+    """The output of the stack; and, when asked for, the output and the attention map of every layer."""
 
     last: Float[Array, "B T D"]
     layers: Float[Array, "L B T D"] | None = None
@@ -28,9 +28,9 @@ class Stacked(NamedTuple):
 
 
 class Encoder(nnx.Module):
-    """L layers, stored stacked [L, ...] whichever way they are looped.
+    """A stack of L layers, stored as one layer with parameters [L, ...], whether it is scanned or unrolled.
 
-    With norms before attention and feed-forward a last one ends the stack; the last of the `layers` is then after it.
+    Pre-norm layers are followed by a final norm. The last of the `layers` in the output is then taken after it.
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
@@ -67,25 +67,26 @@ class Encoder(nnx.Module):
         hidden: Float[Array, "B T D"],
         sequence_ids: Int[Array, "B T"],
         positions: Int[Array, "B T"],
-        slots: Int[Array, "B K"],
+        wanted: Int[Array, "B K"],
         dropout_key: PRNGKeyArray | None,
     ) -> Float[Array, "B K D"]:
-        """The last layer's output at K slots of each row, the rest of that layer left out."""
+        """The last layer's output at the K wanted positions of each row; the rest of that layer is not computed."""
         keys, depth = token_positions(sequence_ids, positions), self.config.layers
         below, last = _split(self._stacked(hidden.shape[0], dropout_key), (depth - 1, 1))
         hidden, _ = self._loop(hidden, keys, below, depth - 1, False, False)
         state, seeds = jax.tree.map(lambda leaf: leaf[0], last)
-        bias = self._bias(slots, keys.slots)
-        hidden, _ = self._layer(state)(hidden, self._layer_type(depth - 1), keys, seeds, bias=bias, queries=slots)
+        bias = self._bias(wanted, keys.in_row)
+        hidden, _ = self._layer(state)(hidden, self._layer_type(depth - 1), keys, seeds, bias=bias, queries=wanted)
         return hidden if self.config.norm == "post" else self.final_norm(hidden)
 
     def _stacked(self, rows: int, dropout_key: PRNGKeyArray | None) -> tuple:
-        """What a layer needs, stacked: its parameters and its dropout seeds."""
+        """The parameters and the dropout seeds of all layers, with a leading axis [L, ...]."""
         sites = (self.config.layers, SITES)
         seeds = None if dropout_key is None else row_seeds(dropout_key, sites, rows, self.runtime.placement)
         return nnx.split(self.layers)[1], seeds
 
     def _layer(self, state: nnx.State) -> EncoderLayer:
+        """The module of one layer, whose parameters are gathered first where they are sharded over fsdp."""
         if self.runtime.placement.gathers:
             params = self.runtime.placement.gather(nnx.to_pure_dict(state), "encoder/layers", self.runtime.dtype)
             state = jax.tree.map(lambda leaf: leaf, state)
@@ -97,14 +98,14 @@ class Encoder(nnx.Module):
             first=layer == 0 and self.config.norm == "pre_but_first", local=not self.config.is_global(layer)
         )
 
-    def _bias(self, query_slots: Int[Array, "B Q"], key_slots: Int[Array, "B T"]) -> Float[Array, "B N Q T"] | None:
-        """What every layer adds to its scores."""
-        return self.relative_bias(query_slots, key_slots) if self.config.relative in ATTENTION_BIASES else None
+    def _bias(self, queries: Int[Array, "B Q"], keys: Int[Array, "B T"]) -> Float[Array, "B N Q T"] | None:
+        """The bias that every layer adds to its scores, from positions in the row."""
+        return self.relative_bias(queries, keys) if self.config.relative in ATTENTION_BIASES else None
 
     def _loop(
         self, hidden: Array, keys: TokenPositions, stacked: tuple, depth: int, all_layers: bool, attention_maps: bool
     ) -> tuple[Array, tuple[Array | None, Array | None]]:
-        bias = self._bias(keys.slots[:1], keys.slots[:1])  # the slots are the same in each row
+        bias = self._bias(keys.in_row[:1], keys.in_row[:1])  # the positions are the same in each row
 
         def apply(
             hidden: Array, layer: tuple, layer_type: LayerType
@@ -117,19 +118,22 @@ class Encoder(nnx.Module):
         if self.runtime.unrolled(self.config.layers):
             outputs = []
             for layer_type, part in zip(layer_types, _split(stacked, (1,) * depth), strict=True):
-                one = self.runtime.kept(functools.partial(apply, layer_type=layer_type))
+                one = self.runtime.rematerialized(functools.partial(apply, layer_type=layer_type))
                 hidden, output = one(hidden, jax.tree.map(lambda leaf: leaf[0], part))
                 outputs.append(output)
             return hidden, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs) if outputs else (None, None)
-        if len(set(layer_types)) <= 1:  # nothing to tell apart at run time
+        if len(set(layer_types)) <= 1:  # all layers are alike, so the scan needs no flags
             same = functools.partial(apply, layer_type=layer_types[0] if layer_types else self._layer_type(0))
-            return jax.lax.scan(self.runtime.kept(same), hidden, stacked)
-        told = LayerType(*(jnp.array(flags) for flags in zip(*layer_types, strict=True)))
-        return jax.lax.scan(self.runtime.kept(lambda hidden, part: apply(hidden, *part)), hidden, (stacked, told))
+            return jax.lax.scan(self.runtime.rematerialized(same), hidden, stacked)
+        flags = LayerType(*(jnp.array(values) for values in zip(*layer_types, strict=True)))
+        return jax.lax.scan(
+            self.runtime.rematerialized(lambda hidden, part: apply(hidden, *part)), hidden, (stacked, flags)
+        )
 
 
 def _split(stacked: Any, sizes: tuple[int, ...]) -> list[Any]:
-    """Consecutive parts of the leading axis. lax.split's gradient is one concatenation, indexing's a sum per part."""
+    """Consecutive parts of the leading axis. The gradient of lax.split is one concatenation; indexing would give a sum
+    for each part."""
     leaves, tree = jax.tree.flatten(stacked)
     parts = [jax.lax.split(leaf, sizes) for leaf in leaves]
     return [jax.tree.unflatten(tree, [part[index] for part in parts]) for index in range(len(sizes))]

@@ -1,4 +1,4 @@
-"""One layer of the encoder: attention and feed-forward, each on a residual path, normalized after it or before."""
+"""One layer of the encoder: attention and feed-forward on residual paths, with a norm before or after each."""
 
 from typing import NamedTuple
 
@@ -12,19 +12,20 @@ from bert_jax.model.activations import activation
 from bert_jax.model.attention import SelfAttention, TokenPositions
 from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import Dense, LayerNorm, Shape, child_key
+from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
 
-ATTENTION_PROBABILITIES, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = range(3)  # where a layer drops out
+ATTENTION_PROBABILITIES, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = range(3)  # the places where a layer drops out
 SITES = 3
 
-Flag = bool | Bool[Array, ""]  # an array where layers are scanned
+Flag = bool | Bool[Array, ""]  # an array in a scan over layers
 
 
 class LayerType(NamedTuple):
-    """What sets a layer apart from the others of its stack."""
+    """The properties in which layers of one stack may differ."""
 
-    first: Flag
-    local: Flag  # attends within the window
+    first: Flag  # the first layer of a stack whose first layer has no norm before attention
+    local: Flag  # attends within the window only
 
 
 class FeedForward(nnx.Module):
@@ -47,18 +48,14 @@ class FeedForward(nnx.Module):
         self.output = dense("output", (config.feed_forward,), (config.width,), config.residual_deviation)
         self.gated = config.gated
         self.placement = runtime.placement
-        self.on_tpu, self.unrolled = runtime.on_tpu, runtime.unrolled(config.layers)
-        self.activation = activation(config.activation, again=self.on_tpu)
+        self.runtime, self.unrolled = runtime, runtime.unrolled(config.layers)
+        self.activation = activation(config.activation, again=operations(runtime).recomputes_activation)
 
     def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
         inner = self.placement.constrain("inner", self.input(hidden))
-        if not self.on_tpu:
-            return self._second(inner)
-        # The activation is part of the product that reads it, forward and backward; scanned layers would else keep its
-        # result, the largest of their arrays. In a scan nothing has to be kept apart, and a barrier would be a copy.
-        return jax.checkpoint(self._second, prevent_cse=self.unrolled)(inner)
+        return operations(self.runtime).feed_forward_output(self._output, inner, self.unrolled)
 
-    def _second(self, inner: Float[Array, "B T *inner"]) -> Float[Array, "B T D"]:
+    def _output(self, inner: Float[Array, "B T *inner"]) -> Float[Array, "B T D"]:
         if self.gated:
             through, gate = jax.lax.split(inner, (1, 1), axis=2)
             return self.output(self.activation(through[:, :, 0]) * gate[:, :, 0])
@@ -66,10 +63,10 @@ class FeedForward(nnx.Module):
 
 
 class EncoderLayer(nnx.Module):
-    """Attention, then feed-forward, each added to what it was given.
+    """Attention, then feed-forward, each with a residual connection.
 
-    post: normalized after each sum (Vaswani et al. 2017, section 3.1). pre: before attention and before feed-forward
-    (Xiong et al. 2020).
+    model.norm is post (a norm after each sum; Vaswani et al. 2017, section 3.1), pre (a norm before attention and
+    before feed-forward; Xiong et al. 2020) or pre_but_first (pre without the first layer's norm before attention).
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
@@ -95,11 +92,11 @@ class EncoderLayer(nnx.Module):
         queries: Int[Array, "B Q"] | None = None,
         with_map: bool = False,
     ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
-        """Every slot's next hidden state, or only those of the slots `queries`; and the attention map if asked for."""
+        """The next hidden state of every position, or of `queries` only; and the attention map if asked for."""
         config, rate = self.config, self.config.dropout
         seed = [None] * SITES if seeds is None else seeds
         seen = hidden if config.norm == "post" else self._before_attention(hidden, layer_type)
-        # What goes on: all slots, or those asked for.
+        # The residual path holds all positions, or only those that have queries.
         residual, asked = hidden, None
         if queries is not None:
             residual, standing = gather_positions(hidden, queries), keys.at(queries)
@@ -109,14 +106,14 @@ class EncoderLayer(nnx.Module):
         )
         attended = dropout(attended, rate, seed[ATTENTION_OUTPUT])
         if config.norm == "post":
-            hidden = self._lying(self.attention_norm(residual + attended))
+            hidden = self._placed(self.attention_norm(residual + attended))
             changed = dropout(self.feed_forward(hidden), rate, seed[FEED_FORWARD_OUTPUT])
-            return self._lying(self.feed_forward_norm(hidden + changed)), attention_map
-        hidden = self._lying(residual + attended)
+            return self._placed(self.feed_forward_norm(hidden + changed)), attention_map
+        hidden = self._placed(residual + attended)
         changed = self.feed_forward(self.feed_forward_norm(hidden))
-        return self._lying(hidden + dropout(changed, rate, seed[FEED_FORWARD_OUTPUT])), attention_map
+        return self._placed(hidden + dropout(changed, rate, seed[FEED_FORWARD_OUTPUT])), attention_map
 
-    def _lying(self, hidden: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
+    def _placed(self, hidden: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         return self.placement.constrain("hidden", hidden)
 
     def _before_attention(self, hidden: Float[Array, "B T D"], layer_type: LayerType) -> Float[Array, "B T D"]:
@@ -144,10 +141,11 @@ class EncoderLayer(nnx.Module):
         return jax.lax.cond(layer_type.local, lambda: attend(True), lambda: attend(False))
 
 
-def gather_positions(hidden: Float[Array, "B T D"], slots: Int[Array, "B K"]) -> Float[Array, "B K D"]:
-    """The vectors at K slots of each row, exactly.
+def gather_positions(hidden: Float[Array, "B T D"], positions: Int[Array, "B K"]) -> Float[Array, "B K D"]:
+    """The vectors at K positions of each row, exactly.
 
-    By a matmul, whose gradient is a matmul: a gather's is a scatter, serial on a CPU and in no fixed order on a GPU.
+    A one-hot matmul, because its gradient is a matmul too. The gradient of a gather is a scatter, which is serial on
+    a CPU and has no fixed order on a GPU.
     """
-    chosen = jax.nn.one_hot(slots, hidden.shape[1], dtype=hidden.dtype)
+    chosen = jax.nn.one_hot(positions, hidden.shape[1], dtype=hidden.dtype)
     return jnp.einsum("bkt,btd->bkd", chosen, hidden, precision=jax.lax.Precision.HIGHEST)

@@ -1,11 +1,10 @@
-"""Dense and LayerNorm: what every other module is made of.
+"""Dense and LayerNorm, the parts of every other module.
 
-Modules hold parameters and nothing that changes. `stack` is a leading shape, (L,) for the layers of the
-encoder, whose one stored form is stacked; a module is called on a slice of it (encoder.py).
+Modules hold parameters and no changing state. `stack` is a leading shape: (L,) for the layers of the encoder, which
+are stored stacked. A module is called on one layer's slice of its parameters (encoder.py).
 """
 
 import functools
-import math
 import zlib
 
 import jax
@@ -14,6 +13,7 @@ from flax import nnx
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
 
 Shape = tuple[int, ...]
@@ -54,84 +54,7 @@ class Dense(nnx.Module):
     def __call__(self, x: Float[Array, "..."], dtype: DTypeLike | None = None) -> Float[Array, "..."]:
         """[..., *in] to [..., *out], in the compute dtype unless another is asked."""
         bias = None if self.bias is None else self.bias[...]
-        return affine(x, self.kernel[...], bias, self.input_axes, self.runtime, dtype)
-
-
-def affine(
-    x: Float[Array, "..."],
-    kernel: Float[Array, "..."],
-    bias: Float[Array, "..."] | None,
-    input_axes: int,
-    runtime: Runtime,
-    dtype: DTypeLike | None = None,
-) -> Float[Array, "..."]:
-    """The product of x [..., *in] and kernel [*in, *out], plus any bias [*out]; in is input_axes long.
-
-    On a TPU a product of the arrays as they are: the compiler then lays the output out as what follows wants it, where
-    a product of matrices, and a reshape, are followed by copies (a third of a layer's time, by its own cycles). Else a
-    product of two matrices, so that the kernel's gradient is one as well: with several row axes XLA on a CPU transposes
-    the activations for it in a pass of their own.
-    """
-    wide = dtype or runtime.dtype
-    x, kernel = x.astype(runtime.dtype), kernel.astype(runtime.dtype)
-    # Where heads lie on several devices, N of [D, 3, N, H] cannot be merged with what is before it either.
-    if runtime.on_tpu or runtime.placement.cuts_layers:
-        product = jnp.tensordot(x, kernel, input_axes, precision=runtime.precision, preferred_element_type=wide)
-        return product if bias is None else add_bias(product, bias)
-    leading, outputs = x.shape[: x.ndim - input_axes], kernel.shape[input_axes:]
-    inputs = math.prod(kernel.shape[:input_axes])
-    product = jnp.matmul(
-        x.reshape(-1, inputs), kernel.reshape(inputs, -1), precision=runtime.precision, preferred_element_type=wide
-    )
-    if bias is not None:
-        product = add_bias_by_product(product, bias.reshape(-1))
-    return product.reshape(leading + outputs)
-
-
-@jax.custom_vjp
-def add_bias(x: Float[Array, "*rows_and_out"], bias: Float[Array, "*out"]) -> Float[Array, "*rows_and_out"]:
-    """x plus a bias of its last axes, in the dtype of x; the bias's gradient is summed in float32."""
-    return x + jnp.expand_dims(bias.astype(x.dtype), range(x.ndim - bias.ndim))
-
-
-def _add_bias_forward(x: Array, bias: Array) -> tuple[Array, tuple[None, ...]]:
-    return add_bias(x, bias), (None,) * bias.ndim
-
-
-def _add_bias_backward(outputs: tuple[None, ...], gradient: Array) -> tuple[Array, Array]:
-    rows = tuple(range(gradient.ndim - len(outputs)))
-    return gradient, gradient.sum(axis=rows, dtype=jnp.float32)
-
-
-add_bias.defvjp(_add_bias_forward, _add_bias_backward)
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def add_bias_by_product(
-    x: Float[Array, "*rows_and_out"], bias: Float[Array, "*out"], copies: int = 1
-) -> Float[Array, "*rows_and_out"]:
-    """The same, the bias's gradient as a product with rows of ones, as many as `copies`, of which one is used.
-
-    On a CPU one row takes a tenth of the time of XLA's reduction. On a TPU eight rows, which its matrix unit takes at a
-    time, take a sixth, where no product before the reduction could do it along.
-    """
-    return x + jnp.expand_dims(bias.astype(x.dtype), range(x.ndim - bias.ndim))
-
-
-def _by_product_forward(x: Array, bias: Array, copies: int) -> tuple[Array, tuple[None, ...]]:
-    return add_bias_by_product(x, bias, copies), (None,) * bias.ndim
-
-
-def _by_product_backward(copies: int, outputs: tuple[None, ...], gradient: Array) -> tuple[Array, Array]:
-    rows = gradient.shape[: gradient.ndim - len(outputs)]
-    ones = jnp.ones((copies, *rows), gradient.dtype)
-    # A product of ones and bfloat16 values is exact as it is.
-    precision = jax.lax.Precision.HIGHEST if gradient.dtype == jnp.float32 else jax.lax.Precision.DEFAULT
-    sums = jnp.tensordot(ones, gradient, len(rows), precision=precision, preferred_element_type=jnp.float32)
-    return gradient, sums[0]
-
-
-add_bias_by_product.defvjp(_by_product_forward, _by_product_backward)
+        return operations(self.runtime).dense(x, self.kernel[...], bias, self.input_axes, dtype)
 
 
 class LayerNorm(nnx.Module):

@@ -1,4 +1,4 @@
-"""What a model asks of whoever spreads its arrays over devices. It calls arrays by name, and knows no axis of a mesh.
+"""What a model requests of the sharding of its arrays. It calls arrays by name, and knows no axis of a mesh.
 
 hidden         [B, T, D]
 heads          [B, T, ..., N, H]    queries, keys, values, contexts
@@ -16,27 +16,27 @@ from jaxtyping import Array
 
 
 def all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy for jax.checkpoint: keeps everything, but not where it was brought to lie (gather, constrain).
+    """A policy for jax.checkpoint that saves everything except the results of `gather` and `constrain`.
 
-    So the backward pass gathers a layer's parameters again, where it would keep those of all layers whole. What a name
-    (checkpoint_name) stands for would be kept all the same, as what was named, and so would what is but reshaped.
+    The backward pass then gathers a layer's parameters again, instead of keeping those of all layers whole. A
+    checkpoint_name would not do: what it names would be saved under that name, and so would a reshape of it.
     """
     return primitive.name not in ("sharding_constraint", "reshape")
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Nothing asked: arrays lie where the compiler puts them. train/partitioning.py has one that knows the mesh."""
+    """No request: the compiler decides where arrays lie. train/partitioning.py has the one that knows the mesh."""
 
     def constrain(self, name: str, array: Array) -> Array:
-        """The array, lying as arrays of that name do."""
+        """The array with the sharding of arrays of that name."""
         return array
 
     def gather(self, params: Any, prefix: str = "", dtype: DTypeLike | None = None) -> Any:
-        """Nested parameters by path, as they are computed with, where they lie in parts between steps.
+        """Nested parameters by path, as they are computed with, where they are sharded between steps.
 
-        Those under a prefix are of one layer, cut out of the stack, and their kernels in the compute dtype; without
-        one all of a model but its layers are gathered.
+        With a prefix they are those of one layer of the stack, with kernels in the compute dtype. Without one, all
+        parameters outside the stacks of layers are gathered.
         """
         return params
 
@@ -45,28 +45,33 @@ class Placement:
         """Whether gather does anything."""
         return False
 
-    def by_part(self, kernel: Callable[..., Array], names: Sequence[str]) -> Callable[..., Array]:
-        """A kernel that the compiler cannot cut, run by each device on its part of the arguments, called by `names`;
-        what it gives lies as the first of them."""
+    def shard_kernel(self, kernel: Callable[..., Array], names: Sequence[str]) -> Callable[..., Array]:
+        """A kernel that the compiler cannot partition, run by each device on its shard of the arguments.
+
+        names are those of the arguments; the result is sharded as the first of them.
+        """
         return kernel
 
-    def by_rows(self, sums: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of a batch and more that gives sums over the batch's rows. What comes of it does the same, and may
-        do so part by part of the rows, where `row_numbers` says which part it is, to add the parts up once."""
+    def accumulate_over_data(self, sums: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of a batch (and more) that gives sums over the batch's rows, with the same result.
+
+        Each device may compute the sums over its own rows, which are then added up once. `row_numbers` tells the
+        function which rows it has.
+        """
         return sums
 
     def row_numbers(self, rows: int) -> tuple[int | Array, int]:
-        """Where some rows of a batch that are computed with begin in it, and how many it has in all."""
+        """Where these rows begin in the batch, and how many rows the batch has."""
         return 0, rows
 
     @property
-    def cuts_kernels(self) -> bool:
-        """Whether by_part cuts."""
+    def shards_kernels(self) -> bool:
+        """Whether shard_kernel does anything."""
         return False
 
     @property
-    def cuts_layers(self) -> bool:
-        """Whether heads and inner units lie on several devices."""
+    def shards_layers(self) -> bool:
+        """Whether heads and the feed-forward's inner units are sharded over several devices."""
         return False
 
 

@@ -1,4 +1,4 @@
-"""How a model is run: choices that change speed and rounding, never the parameters."""
+"""The run-time choices of a model: they change speed, memory and rounding, and never the parameters."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ COMPUTE_DTYPES = ("float32", "bfloat16")
 LAYER_LOOPS = ("scan", "unrolled", "auto")
 REMATS = ("none", "attention", "matmuls", "layer")
 
-# An unrolled loop runs faster (XLA sees across layers); a scan compiles faster, by the number of layers.
+# An unrolled loop runs faster, since XLA optimizes across layers; a scan compiles once for all layers.
 UNROLLED_AT_MOST = 12
 
 
@@ -25,16 +25,16 @@ UNROLLED_AT_MOST = 12
 class Runtime:
     """compute_dtype: float32 (matmul precision highest) or bfloat16; norms, softmax and logits stay float32.
 
-    layer_loop: scan, unrolled, or auto (unrolled up to 12 layers). attention: see attention_impl.py.
+    layer_loop: scan, unrolled, or auto (unrolled up to 12 layers). attention: see attention_kernels.py.
 
-    remat: what the backward pass computes again instead of keeping it (Chen et al. 2016), from the least memory saved
-    to the most: none; attention, the scores and probabilities of einsum's attention; matmuls, all of a layer but its
-    products with weights; layer, all but its input. The last two compute a causal model's logits again, too.
+    remat: what the backward pass recomputes instead of storing it (Chen et al. 2016), from the least memory saved to
+    the most: none; attention (scores and probabilities of einsum attention); matmuls (everything in a layer but its
+    products with weights); layer (everything but its input). The last two also recompute a causal model's logits.
 
-    platform: what programs are compiled for, as jax.default_backend() names it; empty: that. Another one is named where
-    programs are compiled for devices that this machine has not (bert_jax.plan).
+    platform: the platform that programs are compiled for, as jax.default_backend() names it; empty means that one.
+    bert_jax.plan compiles for devices that this machine lacks.
 
-    placement: where arrays lie on a mesh; by itself it asks for nothing.
+    placement: the sharding of arrays over a mesh; the default one requests nothing.
 
     Raises UserError for an unknown choice.
     """
@@ -49,12 +49,12 @@ class Runtime:
     def __post_init__(self) -> None:
         if self.compute_dtype not in COMPUTE_DTYPES:
             known = ", ".join(COMPUTE_DTYPES)
-            raise UserError(f"config.compute_dtype is {self.compute_dtype!r} here; use one of: {known}")
+            raise UserError(f"unknown config.compute_dtype {self.compute_dtype!r}; choose from {known}")
         if self.layer_loop not in LAYER_LOOPS:
             known = ", ".join(LAYER_LOOPS)
-            raise UserError(f"config.model.layer_loop is {self.layer_loop!r}; use one of: {known}")
+            raise UserError(f"unknown config.model.layer_loop {self.layer_loop!r}; choose from {known}")
         if self.remat not in REMATS:
-            raise UserError(f"config.model.remat is {self.remat!r}; use one of: {', '.join(REMATS)}")
+            raise UserError(f"unknown config.model.remat {self.remat!r}; choose from {', '.join(REMATS)}")
 
     @property
     def dtype(self) -> DTypeLike:
@@ -62,15 +62,16 @@ class Runtime:
 
     @property
     def precision(self) -> jax.lax.Precision:
-        """TPUs multiply float32 in bfloat16 passes and GPUs in TF32 unless told otherwise."""
+        """Highest for float32: by default TPUs multiply float32 in bfloat16 passes, and GPUs in TF32."""
         return jax.lax.Precision.HIGHEST if self.compute_dtype == "float32" else jax.lax.Precision.DEFAULT
 
     @property
     def keeps_logits(self) -> bool:
+        """Whether the backward pass keeps the logits of a causal model."""
         return self.remat in ("none", "attention")
 
-    def kept(self, layer: Callable[..., Result]) -> Callable[..., Result]:
-        """The function of a layer, keeping for the backward pass what `remat` says."""
+    def rematerialized(self, layer: Callable[..., Result]) -> Callable[..., Result]:
+        """The function of a layer whose backward pass recomputes what `remat` names."""
         if self.remat == "layer":
             return jax.checkpoint(layer)
         if self.remat == "matmuls":
@@ -81,8 +82,9 @@ class Runtime:
 
     @property
     def on_tpu(self) -> bool:
-        """Whether programs are compiled for TPUs, whose compiler wants some things written otherwise."""
+        """Whether programs are compiled for TPUs. Only bert_jax.model.ops asks this."""
         return (self.platform or jax.default_backend()) == "tpu"
 
     def unrolled(self, layers: int) -> bool:
+        """Whether a stack of that many layers is unrolled rather than scanned."""
         return self.layer_loop == "unrolled" or (self.layer_loop == "auto" and layers <= UNROLLED_AT_MOST)

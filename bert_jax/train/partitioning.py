@@ -1,7 +1,7 @@
-"""The mesh, and which array lies where on it. No other file names a mesh axis.
+"""The mesh, and the sharding of every array over it. No other file names a mesh axis.
 
-data     rows; parameters are whole on each of its devices
-fsdp     rows, too; parameters, gradients and optimizer state lie in parts, which a layer gathers when it is
+data     rows of a batch; parameters are replicated
+fsdp     rows of a batch too; parameters, gradients and optimizer state are sharded, and gathered when a layer is
          computed (fully sharded data parallelism: ZeRO stage 3, Rajbhandari et al. 2020)
 tensor   attention heads, the feed-forward's inner width and the vocabulary (Shoeybi et al. 2019, section 3)
 """
@@ -25,13 +25,16 @@ from bert_jax.model.placement import Placement
 from bert_jax.shapes import padded_vocabulary
 from bert_jax.train import rules
 
-DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")  # outermost first: what talks least is furthest apart
-ROWS = (DATA, FSDP)  # the axes that a batch's rows lie over
-FLAG = "--config.mesh"  # what MeshConfig is set by, where a command takes recipes
+DATA, FSDP, TENSOR = AXES = ("data", "fsdp", "tensor")  # outermost first: the axis that communicates least
+ROWS = (DATA, FSDP)  # the axes over which the rows of a batch are sharded
+FLAG = "--config.mesh"  # the flag that sets MeshConfig in commands that take a recipe
 
-Axes = tuple[str | tuple[str, ...] | EllipsisType | None, ...]  # an axis of the mesh for each of an array's; ...: some
+Axes = tuple[
+    str | tuple[str, ...] | EllipsisType | None, ...
+]  # a mesh axis for each array axis; ... stands for any number of None
 
-# Layers are stacked, [L, ...], and L is never cut. What a rule does not fit in number of axes is whole everywhere.
+# Layers are stacked, [L, ...], and L is never sharded. An array with another number of axes than its rule is
+# replicated.
 PARAMETER_RULES: tuple[tuple[str, Axes], ...] = (
     (r"(^|/)layers/attention/qkv/kernel$", (None, FSDP, None, TENSOR, None)),  # [L, D, 3, N, H]
     (r"(^|/)layers/attention/qkv/bias$", (None, None, TENSOR, None)),
@@ -57,20 +60,20 @@ ACTIVATION_RULES: dict[str, Axes] = {
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None, flag: str = FLAG) -> Mesh:
-    """Devices (None: all there are; those of a jax.experimental.topologies will do) on the axes of config.
+    """The mesh of the devices (None: all of this process; those of jax.experimental.topologies will do).
 
-    Devices of several TPU slices, or of several GPU machines, talk slower to each other than within one: `data` is
-    outermost and spans them. Raises UserError, which names `flag`, where the sizes do not fill the devices, or the
-    slices do not divide mesh.data.
+    The network between TPU slices, or between GPU machines, is slower than within one: `data` is the outermost axis
+    and spans them. Raises UserError, which names `flag`, where the sizes do not fill the devices, or where the number
+    of slices does not divide mesh.data.
     """
     devices = jax.devices() if devices is None else devices
     sizes = axis_sizes(config, len(devices), flag)
-    return Mesh(lay_out(sizes, devices, flag), AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(device_array(sizes, devices, flag), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def lay_out(sizes: tuple[int, ...], devices: Sequence[Any], flag: str = FLAG) -> np.ndarray:
-    """Devices as an array of those sizes, neighbours on a later axis being closer to each other; the first spans the
-    slices. Raises UserError where it cannot."""
+def device_array(sizes: tuple[int, ...], devices: Sequence[Any], flag: str = FLAG) -> np.ndarray:
+    """The devices as an array of those sizes. Neighbors on a later axis are closer to each other, and the first axis
+    spans the slices. Raises UserError where that is impossible."""
     slices = len({getattr(device, "slice_index", None) for device in devices})
     if sizes[0] % slices:
         raise UserError(
@@ -85,33 +88,33 @@ def lay_out(sizes: tuple[int, ...], devices: Sequence[Any], flag: str = FLAG) ->
 
 
 def axis_sizes(config: MeshConfig, devices: int, flag: str = FLAG) -> tuple[int, ...]:
-    """How many devices each axis has. Raises UserError where that does not come to all of them."""
+    """The number of devices on each axis. Raises UserError where their product is not the number of devices."""
     sizes = [config.data, config.fsdp, config.tensor]
     for name, size in zip(AXES, sizes, strict=True):
         if size < 1 and size != -1:
-            raise UserError(f"mesh.{name} is {size}; use 1 or more, or -1 for what the other axes leave")
+            raise UserError(f"mesh.{name} is {size}; use 1 or more, or -1 for the devices that the other axes leave")
     if sizes.count(-1) > 1:
-        raise UserError(f"several axes of mesh are -1, and one only can take what is left: {flag}.data=-1")
+        raise UserError(f"several axes of mesh are -1, but only one can take the remaining devices: {flag}.data=-1")
     given = math.prod(size for size in sizes if size != -1)
-    said = " x ".join(f"mesh.{name}={size}" for name, size in zip(AXES, sizes, strict=True))
+    given_sizes = " x ".join(f"mesh.{name}={size}" for name, size in zip(AXES, sizes, strict=True))
     if devices % given or (-1 not in sizes and given != devices):
         inner = math.prod(size for size in sizes[1:] if size != -1)
         advice = f"{flag}.data=-1"
         if devices % inner:
             advice = f"{flag}.data=-1, and fsdp and tensor whose product divides {devices}"
-        raise UserError(f"{said} does not come to the {devices} devices that there are; use {advice}")
+        raise UserError(f"{given_sizes} does not use exactly the {devices} devices of this run; use {advice}")
     return tuple(devices // given if size == -1 else size for size in sizes)
 
 
 def row_shards(mesh: Mesh) -> int:
-    """How many parts the rows of a batch are cut into."""
+    """The number of shards of the rows of a batch."""
     return math.prod(mesh.shape[axis] for axis in ROWS)
 
 
 def check_batch(batch_size: int, microbatches: int, mesh: Mesh, key: str = "batch_size") -> None:
     """Raises UserError unless every device gets the same number of rows of every microbatch.
 
-    key is what of the configuration says the batch size.
+    key is the configuration key that sets the batch size.
     """
     if microbatches < 1:
         raise UserError(f"microbatches is {microbatches}; use 1 or more")
@@ -127,7 +130,7 @@ def check_batch(batch_size: int, microbatches: int, mesh: Mesh, key: str = "batc
 
 
 def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG) -> None:
-    """Raises UserError, which names `flag`, where an axis of the mesh does not divide what it cuts of the layers."""
+    """Raises UserError, which names `flag`, where an axis of the mesh does not divide what it shards of the layers."""
     cut = (
         ("attention heads", model.heads, TENSOR),
         ("inner units of the feed-forward", model.feed_forward, TENSOR),
@@ -144,7 +147,10 @@ def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG) -> None:
 
 
 def whole_rows(batch_size: int, mesh: Mesh) -> int:
-    """The evaluation batch of at least batch_size rows that gives every device as many. Raises UserError below 1."""
+    """The smallest evaluation batch of at least batch_size rows with the same number on every device.
+
+    Raises UserError for a batch_size below 1.
+    """
     if batch_size < 1:
         raise UserError(f"the evaluation batch size is {batch_size}; use 1 or more")
     return -(-batch_size // row_shards(mesh)) * row_shards(mesh)
@@ -153,8 +159,8 @@ def whole_rows(batch_size: int, mesh: Mesh) -> int:
 def shardings(mesh: Mesh, tree: Any) -> Any:
     """A NamedSharding for each leaf of a tree of (abstract) parameters or of a training state, by the rules above.
 
-    An optimizer's moment of a parameter has a path that ends as the parameter's does, so it lies where that lies. An
-    axis that does not divide a small parameter (check_model has seen to the others) does not cut it.
+    The path of an optimizer's moment ends as that of its parameter does, so both have the same sharding. An axis that
+    does not divide a small parameter does not shard it; check_model has refused the others.
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:
@@ -164,7 +170,7 @@ def shardings(mesh: Mesh, tree: Any) -> Any:
 
 
 def undivided(mesh: Mesh, tree: Any) -> list[str]:
-    """The paths of what a rule would cut, and the mesh does not divide: each device holds it whole."""
+    """The paths of the parameters that a rule would shard but the mesh does not divide: they are replicated."""
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         axes = _expanded(rules.first_match(PARAMETER_RULES, _name(path)), len(leaf.shape))
@@ -185,7 +191,7 @@ def _name(path: Any) -> str:
 
 
 def _spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
-    """The rule's axes for an array of that shape, without those of one device and those that do not divide it."""
+    """The rule for an array of that shape, without the axes of one device and those that do not divide it."""
     axes = _expanded(axes, len(shape))
     if len(axes) != len(shape):
         return PartitionSpec()
@@ -199,7 +205,7 @@ def _spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
 
 
 def _expanded(axes: Axes, count: int) -> Axes:
-    """The rule's axes with as many None in the place of ... as an array of `count` axes has there."""
+    """The rule with ... replaced by as many None as an array of `count` axes needs."""
     if ... not in axes:
         return axes
     middle = axes.index(...)
@@ -207,7 +213,7 @@ def _expanded(axes: Axes, count: int) -> Axes:
 
 
 def with_shardings(mesh: Mesh, tree: Any) -> Any:
-    """The same abstract tree (jax.ShapeDtypeStruct), each leaf with its sharding."""
+    """The same tree as jax.ShapeDtypeStruct, each leaf with its sharding."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         tree,
@@ -216,30 +222,30 @@ def with_shardings(mesh: Mesh, tree: Any) -> Any:
 
 
 def put(tree: Any, mesh: Mesh) -> Any:
-    """A tree of numpy arrays, the same in every process, as arrays that lie as their paths' rules say."""
+    """A tree of numpy arrays, the same in every process, as arrays sharded by the rules for their paths."""
     return jax.tree.map(put_as, tree, shardings(mesh, tree))
 
 
 def put_as(value: np.ndarray, sharding: NamedSharding) -> jax.Array:
-    """A value that every process has, as an array that lies so; each device is given its part alone."""
+    """A value that every process has, as an array of that sharding; each device gets only its shard."""
     return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """How a value lies that every device holds whole."""
+    """The sharding of a value that every device holds whole."""
     return NamedSharding(mesh, PartitionSpec())
 
 
 def rows_sharding(mesh: Mesh) -> NamedSharding:
-    """How a batch lies: its first axis over the axes of rows."""
+    """The sharding of a batch: its first axis over the axes of rows."""
     return NamedSharding(mesh, PartitionSpec(ROWS))
 
 
 def local_rows(batch_size: int, mesh: Mesh) -> slice | np.ndarray:
-    """The rows of a global batch that this process's devices own, ascending: what it has to load.
+    """The rows of a global batch that this process's devices own, ascending: the rows that it has to load.
 
-    An array of their numbers where they do not follow each other: on a TPU pod a process's chips are a square of the
-    torus, and the mesh is laid along it.
+    An array of row numbers where they are not contiguous: on a TPU pod a process's chips form a square of the torus,
+    and the mesh runs along the torus.
     """
     owned = _owned(batch_size, mesh)
     first, last = int(owned[0]), int(owned[-1])
@@ -265,7 +271,7 @@ def place(batch: Any, batch_size: int, mesh: Mesh) -> Any:
 
 
 def among(owned: np.ndarray, rows: slice) -> slice:
-    """Where some rows of the global batch, which follow each other, stand among those that a process owns."""
+    """The positions of contiguous rows of the global batch among the rows that a process owns."""
     start, stop = rows.start or 0, int(owned[-1]) + 1 if rows.stop is None else rows.stop
     first = int(np.searchsorted(owned, start))
     return slice(first, first + stop - start)
@@ -273,11 +279,11 @@ def among(owned: np.ndarray, rows: slice) -> slice:
 
 @dataclass(frozen=True)
 class OnMesh(Placement):
-    """Activations by the rules above, on the mesh that is set (jax.set_mesh) where a model is traced."""
+    """Shards activations by the rules above, on the mesh that is set (jax.set_mesh) while a model is traced."""
 
     def constrain(self, name: str, array: jax.Array) -> jax.Array:
         mesh = jax.sharding.get_abstract_mesh()
-        if not _cuts_parameters(mesh):  # where rows alone are cut, that spreads from the batch by itself
+        if not _shards_parameters(mesh):  # the sharding of rows propagates from the batch by itself
             return array
         return jax.lax.with_sharding_constraint(array, _spec(ACTIVATION_RULES[name], array.shape, mesh))
 
@@ -292,7 +298,9 @@ class OnMesh(Placement):
             if FSDP not in axes or (not prefix and rules.stack_of(full)):
                 return leaf
             axes = tuple(None if axis == FSDP else axis for axis in (axes[1:] if prefix else axes))
-            gathered = leaf if dtype is None else leaf.astype(dtype)  # first: in bfloat16 that is half of the bytes
+            gathered = (
+                leaf if dtype is None else leaf.astype(dtype)
+            )  # cast first: bfloat16 halves the bytes that are gathered
             return jax.lax.with_sharding_constraint(gathered, _spec(axes, leaf.shape, mesh))
 
         return paths.unflatten({path: whole(path, leaf) for path, leaf in paths.flatten(params).items()})
@@ -302,21 +310,23 @@ class OnMesh(Placement):
         mesh = jax.sharding.get_abstract_mesh()
         return not mesh.empty and mesh.shape[FSDP] > 1
 
-    def by_part(self, kernel: Callable[..., jax.Array], names: Sequence[str]) -> Callable[..., jax.Array]:
+    def shard_kernel(self, kernel: Callable[..., jax.Array], names: Sequence[str]) -> Callable[..., jax.Array]:
         mesh = jax.sharding.get_abstract_mesh()
         if mesh.empty or mesh.are_all_axes_manual:
             return kernel
 
-        def cut(*arrays: jax.Array) -> jax.Array:
+        def sharded(*arrays: jax.Array) -> jax.Array:
             laid = zip(names, arrays, strict=True)
             specs = tuple(_spec(ACTIVATION_RULES[name], array.shape, mesh) for name, array in laid)
             return jax.shard_map(kernel, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
 
-        return cut
+        return sharded
 
-    def by_rows(self, sums: Callable[..., Any]) -> Callable[..., Any]:
-        """Part by part on a mesh of `data` alone. Where parameters are cut the compiler adds up as it sees fit: XLA's
-        partitioner (jaxlib 0.10.2) crashes on the look-ups of a program that is cut by hand over one axis of several.
+    def accumulate_over_data(self, sums: Callable[..., Any]) -> Callable[..., Any]:
+        """Sums of each shard by shard_map, then one reduction, on a mesh of `data` alone.
+
+        Where parameters are sharded the compiler decides: XLA's partitioner (jaxlib 0.10.2) crashes on lookups in a
+        program that is manual over one axis of several.
         """
         if not sums_once(jax.sharding.get_abstract_mesh()):
             return sums
@@ -324,11 +334,11 @@ class OnMesh(Placement):
         def added(*arguments: Any) -> Any:
             return jax.lax.psum(sums(*arguments), DATA)
 
-        def cut(batch: Any, *others: Any) -> Any:
+        def sharded(batch: Any, *others: Any) -> Any:
             specs = (PartitionSpec(DATA), *(PartitionSpec() for _ in others))
             return jax.shard_map(added, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)(batch, *others)
 
-        return cut
+        return sharded
 
     def row_numbers(self, rows: int) -> tuple[int | jax.Array, int]:
         mesh = jax.sharding.get_abstract_mesh()
@@ -337,32 +347,32 @@ class OnMesh(Placement):
         return jax.lax.axis_index(DATA) * rows, mesh.shape[DATA] * rows
 
     @property
-    def cuts_kernels(self) -> bool:
+    def shards_kernels(self) -> bool:
         return not jax.sharding.get_abstract_mesh().empty
 
     @property
-    def cuts_layers(self) -> bool:
+    def shards_layers(self) -> bool:
         mesh = jax.sharding.get_abstract_mesh()
         return not mesh.empty and mesh.shape[TENSOR] > 1
 
 
 def sums_once(mesh: Any) -> bool:
-    """Whether the gradients of several microbatches are summed over the devices together: on a mesh of `data` alone."""
-    return not mesh.empty and mesh.size > 1 and not _cuts_parameters(mesh)
+    """Whether gradients of several microbatches are reduced over the devices only once: on a mesh of `data` alone."""
+    return not mesh.empty and mesh.size > 1 and not _shards_parameters(mesh)
 
 
 def constrain_params(tree: Any) -> Any:
-    """A tree of parameters' shape and paths (gradients) that is being traced, lying as the parameters do on the mesh
-    that is set."""
+    """A traced tree with the shapes and paths of parameters, such as gradients, with the parameters' sharding on the
+    mesh that is set."""
     mesh = jax.sharding.get_abstract_mesh()
-    if not _cuts_parameters(mesh):
+    if not _shards_parameters(mesh):
         return tree
 
-    def lay(path: Any, leaf: jax.Array) -> jax.Array:
+    def constrain(path: Any, leaf: jax.Array) -> jax.Array:
         return jax.lax.with_sharding_constraint(leaf, _parameter_spec(path, leaf, mesh))
 
-    return jax.tree_util.tree_map_with_path(lay, tree)
+    return jax.tree_util.tree_map_with_path(constrain, tree)
 
 
-def _cuts_parameters(mesh: Any) -> bool:
+def _shards_parameters(mesh: Any) -> bool:
     return not mesh.empty and mesh.shape[FSDP] * mesh.shape[TENSOR] > 1

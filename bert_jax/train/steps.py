@@ -1,4 +1,4 @@
-"""One training step and one evaluation step: pure functions of state and batch."""
+"""The training step and the evaluation step: pure functions of state and batch."""
 
 import functools
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from bert_jax.train.state import TrainState
 
 @dataclass(frozen=True, eq=False)
 class Forward:
-    """What an evaluation step needs to know beside its arguments; fixed for a run."""
+    """The constants of an evaluation step, fixed for a run."""
 
     model: ModelConfig
     runtime: Runtime
@@ -28,14 +28,14 @@ class Forward:
 
 @dataclass(frozen=True, eq=False)
 class Plan(Forward):
-    """What a training step needs to know beside its arguments; fixed for a run."""
+    """The constants of a training step, fixed for a run."""
 
     optimizer_config: OptimizerConfig
     optimizer: optax.GradientTransformation
     microbatches: int = 1
-    factors: dict[str, Any] | None = None  # of the rate, by parameter (optim.rate_factors); None: 1 for all
+    factors: dict[str, Any] | None = None  # of the learning rate, by parameter (optim.rate_factors); None: 1 for all
     overlap: bool = True  # mesh.overlap
-    unfreezing: optim.Unfreezing | None = None  # which of them are 0 at first; None: none
+    unfreezing: optim.Unfreezing | None = None  # the parameters whose factor is 0 at first; None: none
 
 
 def initial_state(plan: Plan, params: dict[str, Any]) -> TrainState:
@@ -53,12 +53,12 @@ def train_step(
     key: PRNGKeyArray,
     peak: Float[Array, ""] | None = None,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """Descends once on a global batch. fraction is the share of the run done before this step; key is the run's; peak
-    takes the place of optimizer.learning_rate.
+    """One update on a global batch: the next state, and the metrics of the step.
 
-    Dropout follows from (key, step, microbatch); the same arguments give the same result, bit for bit. Where the loss
-    or the gradient is not finite, the step counts (`finite` 0 among the metrics, one more in `skipped`) but parameters,
-    optimizer state and average stay as they were.
+    fraction is the part of the run that is done before this step, key is the run's, and peak replaces
+    optimizer.learning_rate. Dropout is a function of (key, step, microbatch), so the same arguments give the same
+    result bit for bit. Where the loss or the gradient is not finite, the step counts (`finite` is 0 among the metrics
+    and `skipped` grows by one), but parameters, optimizer state and average stay as they were.
     """
     dropout_key = jax.random.fold_in(key, state.step)
     counts = plan.objective.counts(batch)
@@ -77,12 +77,12 @@ def train_step(
 
 
 def jitted(plan: Plan, mesh: Mesh, state: TrainState) -> Any:
-    """train_step by jax.jit, for (state, batch, fraction, key): the state is donated, and the next one lies as it does.
+    """train_step under jax.jit, as a function of (state, batch, fraction, key).
 
-    Of the state, which may be abstract, only the shardings are read. Metrics are whole on every device.
+    The state is donated, and the next one has the same shardings, which are all that is read of the state here (it may
+    be abstract). Metrics are replicated.
     """
-    lies = jax.tree.map(lambda leaf: leaf.sharding, state)
-    shardings = (lies, partitioning.replicated(mesh))
+    shardings = (jax.tree.map(lambda leaf: leaf.sharding, state), partitioning.replicated(mesh))
     options = compiler.options(mesh) if plan.overlap else None
     step = functools.partial(train_step, plan)
     return jax.jit(step, donate_argnums=0, out_shardings=shardings, compiler_options=options)
@@ -95,7 +95,7 @@ def evaluation_step(plan: Forward, params: dict[str, Any], batch: Any) -> tuple[
 
 
 def _descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Float[Array, ""]) -> TrainState:
-    """The state one update on."""
+    """The state after one update."""
     direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, state.params)
     factors = optim.factors_at(plan.factors, plan.unfreezing, state.step)
     params = optim.apply_updates(state.params, direction, rate, factors)
@@ -105,7 +105,7 @@ def _descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Flo
 
 
 def choose(good: Bool[Array, ""], following: TrainState, kept: TrainState) -> TrainState:
-    """A choice element by element, which XLA fuses into the update: no pass over memory of its own."""
+    """One of two states, chosen element by element, so that XLA fuses the choice into the update."""
     return jax.tree.map(lambda new, old: jnp.where(good, new, old), following, kept)
 
 
@@ -114,7 +114,8 @@ def accumulate(
 ) -> tuple[dict[str, Any], Terms]:
     """Gradient of the global loss, and the sums, over the microbatches of a batch.
 
-    Of several microbatches the gradients are summed over `data` once (Placement.by_rows), not each.
+    The gradients of several microbatches are added up first, and then over `data` only once
+    (Placement.accumulate_over_data).
     """
 
     def loss(params: dict[str, Any], part: Any, counts: Counts, key: Array) -> tuple[Float[Array, ""], Terms]:
@@ -129,9 +130,8 @@ def accumulate(
     if plan.microbatches == 1:
         return gradient(params, batch, counts, dropout_key)
 
-    def split(
-        leaf: Array,
-    ) -> Array:  # [B, ...] to [A, B/A, ...], every A-th row, so that each device keeps its rows
+    def split(leaf: Array) -> Array:
+        # [B, ...] to [A, B/A, ...]. A microbatch takes every A-th row, so that each device keeps its own rows.
         return leaf.reshape(-1, plan.microbatches, *leaf.shape[1:]).swapaxes(0, 1)
 
     def over_parts(batch: Any, params: dict[str, Any], counts: Counts, key: Array) -> tuple[dict[str, Any], Terms]:
@@ -146,4 +146,4 @@ def accumulate(
         total, _ = jax.lax.scan(add, zeros, (jnp.arange(plan.microbatches), parts))
         return total
 
-    return plan.runtime.placement.by_rows(over_parts)(batch, params, counts, dropout_key)
+    return plan.runtime.placement.accumulate_over_data(over_parts)(batch, params, counts, dropout_key)

@@ -8,7 +8,8 @@ from bert_jax.config import ModelConfig
 from bert_jax.model.activations import activation
 from bert_jax.model.embeddings import Embedding, rows_by_matmul, token_table
 from bert_jax.model.heads.classification import dense, norm
-from bert_jax.model.layers import add_bias, add_bias_by_product, child_key
+from bert_jax.model.layers import child_key
+from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
 from bert_jax.shapes import padded_vocabulary
 
@@ -103,7 +104,7 @@ def vocabulary_logits(
     runtime: Runtime,
 ) -> Float[Array, "B M V"]:
     """float32 products of vectors and the output matrix, -inf for the vocabulary's padding."""
-    # Matrices, for the reason of layers.affine: the gradient of the table is the largest product of all.
+    # Matrices, for the reason that Operations.dense gives: the gradient of the table is the largest matmul of all.
     rows = vectors.reshape(-1, table.shape[1])
     logits = jnp.einsum(
         "rd,vd->rv",
@@ -113,7 +114,7 @@ def vocabulary_logits(
         preferred_element_type=jnp.float32,
     )
     if bias is not None:
-        logits = add_bias(logits, bias) if runtime.on_tpu else add_bias_by_product(logits, bias)
+        logits = operations(runtime).add_vocabulary_bias(logits, bias)
     in_vocabulary = jnp.arange(table.shape[0]) < vocab_size
     logits = jnp.where(in_vocabulary[None], logits, -jnp.inf)
     return runtime.placement.constrain("logits", logits.reshape(*vectors.shape[:2], -1))

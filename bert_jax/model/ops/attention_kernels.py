@@ -1,11 +1,12 @@
-"""Attention kernels, and the choice of one, which is logged and never silent.
+"""Attention kernels, and the choice of one. The choice is always logged.
 
     einsum   plain XLA, every platform, with dropout, relative positions and attention maps
-    banded   plain XLA, every platform, with dropout: layers that see a window, others by einsum (attention_banded.py)
+    banded   plain XLA, every platform, with dropout, for layers with a window; other layers use einsum
+             (attention_banded.py)
     cudnn    cuDNN's fused kernel on NVIDIA GPUs, bfloat16, without attention dropout
     splash   the splash kernel on TPUs, bfloat16, without attention dropout (attention_splash.py)
 
-auto takes the fused kernel of the platform where that can run, banded where it saves work, and einsum elsewhere.
+`auto` takes the fused kernel of the platform where that can run, banded where it saves work, and einsum elsewhere.
 """
 
 import functools
@@ -18,19 +19,19 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
 from bert_jax.command import UserError
-from bert_jax.model import attention_splash
 from bert_jax.model.dropout import dropout
+from bert_jax.model.ops import attention_splash
 
 CHOICES = ("auto", "einsum", "banded", "cudnn", "splash")
 
-# Far below any score, and finite: a row with nothing to attend to stays free of NaN.
+# Far below any score, and finite, so that a row without visible keys has no NaN.
 MASKED_SCORE = -1e30
 
 CUDNN_HEAD_MULTIPLE = 8
 CUDNN_LARGEST_HEAD = 128
 
 
-@functools.cache  # so that a choice is logged once, not once a trace
+@functools.cache  # so that a choice is logged once, and not at every trace
 def choose(
     requested: str,
     *,
@@ -42,23 +43,23 @@ def choose(
     windows: bool = False,
     local: bool = False,
     narrow: bool = False,
-    some_slots: bool = False,
-    cut_by_hand: bool = True,
+    some_queries: bool = False,
+    shardable: bool = True,
 ) -> str:
     """The kernel that runs: "einsum", "banded", "cudnn" or "splash".
 
-    dropout_rate   of the pass: 0 in evaluation
-    needs_scores   whether something is added to the scores, or the probabilities are asked for
-    windows        whether some layers of the architecture see a window
+    dropout_rate   of attention probabilities; 0 in evaluation
+    needs_scores   whether a bias is added to the scores, or the probabilities are returned
+    windows        whether some layers of the architecture have a window
     local          whether this layer is one of them
     narrow         whether the window is so much shorter than the rows that bands save work
-    some_slots     whether queries are of some slots only, where banded and splash give way to einsum
-    cut_by_hand    whether splash could be cut over the devices: there is one only, or a mesh is set
+    some_queries   whether only some positions have queries, for which banded and splash give way to einsum
+    shardable      whether splash can be sharded over the devices: there is only one, or a mesh is set
 
-    Raises UserError for an unknown choice, or one that cannot run here, with the reason.
+    Raises UserError for an unknown choice, or for one that cannot run, with the reason.
     """
     if requested not in CHOICES:
-        raise UserError(f"config.model.attention is {requested!r}; use one of: {', '.join(CHOICES)}")
+        raise UserError(f"unknown config.model.attention {requested!r}; choose from {', '.join(CHOICES)}")
     fused = "splash" if platform == "tpu" else "cudnn"
     obstacles = {
         "einsum": "",
@@ -66,24 +67,24 @@ def choose(
         "cudnn": _fused_obstacle("cudnn", platform, compute_dtype, dropout_rate, needs_scores)
         or _cudnn_obstacle(head_width),
         "splash": _fused_obstacle("splash", platform, compute_dtype, dropout_rate, needs_scores)
-        or _splash_obstacle(head_width, cut_by_hand),
+        or _splash_obstacle(head_width, shardable),
     }
     if requested != "auto":
         if obstacle := obstacles[requested]:
             raise UserError(
                 f"config.model.attention={requested} cannot run: {obstacle}; or use config.model.attention=auto"
             )
-        chosen, why = requested, "as asked"
-        if some_slots and requested in ("banded", "splash"):
-            chosen, why = "einsum", f"{requested} has no queries of some slots only"
+        chosen, why = requested, "as requested"
+        if some_queries and requested in ("banded", "splash"):
+            chosen, why = "einsum", f"{requested} cannot compute some queries only"
         elif requested == "banded" and not local:
-            chosen, why = "einsum", "this layer sees the whole sequence"
-    elif not obstacles[fused] and not (some_slots and fused == "splash"):
-        chosen, why = fused, "fastest here"
-    elif local and narrow and not some_slots and not obstacles["banded"]:
+            chosen, why = "einsum", "this layer has no window"
+    elif not obstacles[fused] and not (some_queries and fused == "splash"):
+        chosen, why = fused, "fastest on this platform"
+    elif local and narrow and not some_queries and not obstacles["banded"]:
         chosen, why = "banded", obstacles[fused]
     else:
-        chosen, why = "einsum", obstacles[fused] or "of some slots only"
+        chosen, why = "einsum", obstacles[fused] or "some queries only"
     _log(f"attention kernel: {chosen} ({why})")
     return chosen
 
@@ -94,7 +95,7 @@ def _log(line: str) -> None:
 
 
 def _fused_obstacle(kernel: str, platform: str, compute_dtype: str, dropout_rate: float, needs_scores: bool) -> str:
-    """What keeps a fused kernel from running, or nothing."""
+    """The reason why a fused kernel cannot run, or an empty text."""
     devices, names = {"cudnn": ("an NVIDIA GPU", ("gpu", "cuda")), "splash": ("a TPU", ("tpu",))}[kernel]
     if platform not in names:
         return f"{kernel} needs {devices}, and this runs on {platform}"
@@ -103,27 +104,27 @@ def _fused_obstacle(kernel: str, platform: str, compute_dtype: str, dropout_rate
     if dropout_rate > 0:
         return f"{kernel} needs config.model.attention_dropout=0, got {dropout_rate}"
     if needs_scores:
-        return f"{kernel} gives no attention maps, and is not used with relative positions"
+        return f"{kernel} returns no attention maps and takes no bias of relative positions"
     return ""
 
 
 def _cudnn_obstacle(head_width: int) -> str:
     if head_width % CUDNN_HEAD_MULTIPLE or head_width > CUDNN_LARGEST_HEAD:
-        return f"cudnn needs heads of a width that is a multiple of 8 up to 128, got {head_width}"
+        return f"cudnn needs a head width that is a multiple of 8 up to 128, got {head_width}"
     return ""
 
 
-def _splash_obstacle(head_width: int, cut_by_hand: bool) -> str:
+def _splash_obstacle(head_width: int, shardable: bool) -> str:
     multiple = attention_splash.HEAD_MULTIPLE
     if head_width % multiple:
-        return f"splash needs heads of a width that is a multiple of {multiple}, got {head_width}"
-    return "" if cut_by_hand else "splash on several devices needs a mesh that is set (jax.set_mesh)"
+        return f"splash needs a head width that is a multiple of {multiple}, got {head_width}"
+    return "" if shardable else "splash on several devices needs a mesh (jax.set_mesh)"
 
 
 def _banded_obstacle(windows: bool, needs_scores: bool) -> str:
     if not windows:
-        return "banded needs an architecture whose layers see a window (model.window)"
-    return "banded gives no attention maps, and is not used with relative positions" if needs_scores else ""
+        return "banded needs an architecture with windowed layers (model.window)"
+    return "banded returns no attention maps and takes no bias of relative positions" if needs_scores else ""
 
 
 def einsum_attention(
@@ -139,7 +140,7 @@ def einsum_attention(
 ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"]]:
     """Scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017, section 3.2).
 
-    Also gives the probabilities before dropout. A bias is added to the scaled scores. Scores and softmax are float32
+    Also returns the probabilities before dropout. A bias is added to the scaled scores. Scores and softmax are float32
     whatever the dtype of the arguments.
     """
     query = query * (1.0 / math.sqrt(query.shape[-1]))
@@ -154,7 +155,7 @@ def einsum_attention(
 
 @jax.custom_vjp
 def softmax_narrow(scores: Float[Array, "*shape K"]) -> Float[Array, "*shape K"]:
-    """Softmax over the last axis in float32, of which the backward pass keeps bfloat16 values."""
+    """Softmax over the last axis in float32, for whose backward pass only bfloat16 values are kept."""
     return jax.nn.softmax(scores, axis=-1)
 
 
@@ -179,13 +180,14 @@ def cudnn_attention(
     *,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "B Q N H"]:
-    """The same without dropout, by cuDNN's fused kernel, for any Q and T.
+    """einsum_attention without dropout, by cuDNN's fused kernel, for any Q and T.
 
-    In training that takes even ones only, with a mask; a slot that is added no query sees, and as a query it sees all.
+    In training with a mask, cuDNN takes even Q and T only. Odd ones are padded by one position, which no query sees as
+    a key, and which sees everything as a query.
     """
-    queries, slots = query.shape[1], key.shape[1]
+    queries, length = query.shape[1], key.shape[1]
     query = jnp.pad(query, ((0, 0), (0, queries % 2), (0, 0), (0, 0)))
-    key, value = (jnp.pad(part, ((0, 0), (0, slots % 2), (0, 0), (0, 0))) for part in (key, value))
-    visible = jnp.pad(visible, ((0, 0), (0, 0), (0, 0), (0, slots % 2)))
+    key, value = (jnp.pad(part, ((0, 0), (0, length % 2), (0, 0), (0, 0))) for part in (key, value))
+    visible = jnp.pad(visible, ((0, 0), (0, 0), (0, 0), (0, length % 2)))
     visible = jnp.pad(visible, ((0, 0), (0, 0), (0, queries % 2), (0, 0)), constant_values=True)
     return jax.nn.dot_product_attention(query, key, value, mask=visible, implementation=implementation)[:, :queries]

@@ -38,7 +38,7 @@ def splash_attention(
     # No sequence has the id -1: what fills the row up sees itself alone.
     sequences = jnp.pad(sequence_ids, ((0, 0), (0, missing)), constant_values=-1)
     attend: Any = functools.partial(_attend, window=window, causal=causal, interpret=interpret)
-    cut = placement.by_part(attend, ("heads", "heads", "heads", "sequence_ids"))
+    cut = placement.shard_kernel(attend, ("heads", "heads", "heads", "sequence_ids"))
     return cut(*padded, sequences)[:, :slots]
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
-from bert_jax.model.attention_impl import MASKED_SCORE
 from bert_jax.model.dropout import dropout
+from bert_jax.model.ops.attention_kernels import MASKED_SCORE
 
 # Blocks of fewer slots make matmuls too small to be worth it on any device.
 SMALLEST_BLOCK = 16

@@ -1,0 +1,104 @@
+"""The operations of a layer in the form for CPUs and GPUs."""
+
+import math
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from bert_jax.model.ops.bias import add_bias, add_bias_by_matmul
+from bert_jax.model.runtime import Runtime
+
+Heads = tuple[Float[Array, "B Q N H"], Float[Array, "B T N H"], Float[Array, "B T N H"]]
+
+
+class Operations:
+    """Operations that have another form on some platform. All forms give the same values up to rounding."""
+
+    recomputes_activation = False  # whether a layer's activation is computed again in the backward pass
+
+    def __init__(self, runtime: Runtime) -> None:
+        self.runtime = runtime
+
+    def dense(
+        self,
+        x: Float[Array, "..."],
+        kernel: Float[Array, "..."],
+        bias: Float[Array, "..."] | None,
+        input_axes: int,
+        dtype: DTypeLike | None = None,
+    ) -> Float[Array, "..."]:
+        """The product of x [..., *in] and kernel [*in, *out], plus any bias [*out], where `in` has input_axes axes.
+
+        The result has the compute dtype unless another is given. Arrays are reshaped to matrices, so that the kernel's
+        gradient is a matmul of matrices too: with several row axes, XLA on a CPU transposes the activations for it in
+        an extra pass.
+        """
+        runtime = self.runtime
+        # Where heads lie on several devices, N of a kernel [D, 3, N, H] cannot be merged with the axis before it.
+        if runtime.placement.shards_layers:
+            return self._dense_unmerged(x, kernel, bias, input_axes, dtype)
+        x, kernel = x.astype(runtime.dtype), kernel.astype(runtime.dtype)
+        leading, outputs = x.shape[: x.ndim - input_axes], kernel.shape[input_axes:]
+        inputs = math.prod(kernel.shape[:input_axes])
+        product = jnp.matmul(
+            x.reshape(-1, inputs),
+            kernel.reshape(inputs, -1),
+            precision=runtime.precision,
+            preferred_element_type=dtype or runtime.dtype,
+        )
+        if bias is not None:
+            product = add_bias_by_matmul(product, bias.reshape(-1))
+        return product.reshape(leading + outputs)
+
+    def project_heads(
+        self,
+        hidden: Float[Array, "B T D"],
+        queries: Float[Array, "B Q D"] | None,
+        kernel: Float[Array, "D 3 N H"],
+        bias: Float[Array, "3 N H"] | None,
+    ) -> Heads:
+        """Queries, keys and values of attention. The queries come from `queries` where these are given.
+
+        One matmul gives all three, or keys and values where the queries come from other vectors.
+        """
+        if queries is None:
+            query, key, value = self._split(self.dense(hidden, kernel, bias, 1))
+            return query, key, value
+        first, others = (None, None) if bias is None else (bias[0], bias[1:])
+        query = self.dense(queries, kernel[:, 0], first, 1)
+        key, value = self._split(self.dense(hidden, kernel[:, 1:], others, 1))
+        return self.runtime.placement.constrain("heads", query), key, value
+
+    def add_vocabulary_bias(self, logits: Float[Array, "R V"], bias: Float[Array, "V"]) -> Float[Array, "R V"]:
+        """Adds the bias of the vocabulary head."""
+        return add_bias_by_matmul(logits, bias)
+
+    def feed_forward_output(
+        self, output: Callable[[Array], Array], inner: Float[Array, "B T *inner"], unrolled: bool
+    ) -> Float[Array, "B T D"]:
+        """output(inner), where output is the activation and the second matmul of a feed-forward layer."""
+        return output(inner)
+
+    def _split(self, stacked: Float[Array, "B T K N H"]) -> tuple[Float[Array, "B T N H"], ...]:
+        """The K arrays of axis 2. The gradient of lax.split is one concatenation; indexing would give a sum for each
+        array."""
+        stacked = self.runtime.placement.constrain("heads", stacked)
+        parts = jax.lax.split(stacked, (1,) * stacked.shape[2], axis=2)
+        return tuple(part[:, :, 0] for part in parts)
+
+    def _dense_unmerged(
+        self, x: Array, kernel: Array, bias: Array | None, input_axes: int, dtype: DTypeLike | None
+    ) -> Array:
+        """`dense` without reshaping the arrays to matrices."""
+        runtime = self.runtime
+        product = jnp.tensordot(
+            x.astype(runtime.dtype),
+            kernel.astype(runtime.dtype),
+            input_axes,
+            precision=runtime.precision,
+            preferred_element_type=dtype or runtime.dtype,
+        )
+        return product if bias is None else add_bias(product, bias)
