@@ -26,7 +26,7 @@ from data_prep.memory import keep_freed
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source, find_sources
 from data_prep.token_cache import TokenCache
-from data_prep.units import Cut, Unit, UnitSplitter, UnusableCorpus
+from data_prep.units import Unit, UnitSizes, UnitSplitter, UnusableCorpus
 
 SHORT_SEQ_PROB = 0.1  # google-research/bert, create_pretraining_data.py
 MB = 1_000_000
@@ -84,8 +84,8 @@ def _run(job: Job, corpus: Corpus, options: BuildOptions, cache: TokenCache | No
     """Splits the corpus, skips finished units, passes the others to the engine, and finishes the folder."""
     arguments = job.arguments
     worker.keep(job.directory, job.tokenizer)
-    cut = Cut(arguments.unit_bytes, arguments.eval_fraction, fewest_documents(arguments.objective))
-    splitter = UnitSplitter(cut, arguments.dedup)
+    sizes = UnitSizes(arguments.unit_bytes, arguments.eval_fraction, fewest_documents(arguments.objective))
+    splitter = UnitSplitter(sizes, arguments.dedup)
     records: list[UnitRecord] = []
     tokens = done = 0
 

@@ -1,11 +1,11 @@
-"""Learning a byte-level BPE vocabulary from word counts, as of GPT-2 (Radford et al. 2019) and RoBERTa (Liu et al.).
+"""Learns a byte-level BPE vocabulary from word counts, like GPT-2's (Radford et al. 2019) and RoBERTa's (Liu et al.).
 
-A text is parted by GPT-2's rule (the `tokenizers` library's ByteLevel pre-tokenizer), in which a word holds the space
-before it; each byte of its UTF-8 is written as a printable character ("\u0120" is the space), and the most frequent
+GPT-2's rule splits the text (the `tokenizers` library's ByteLevel pre-tokenizer), in which a word includes the space
+before it. Each byte of its UTF-8 is written as a printable character ("\u0120" is the space), and the most frequent
 pairs of pieces are merged (data_prep/merges.py), which gives the merges of the library's BpeTrainer. Every text can
-be encoded: all 256 bytes are in the vocabulary.
+be encoded, because all 256 bytes are in the vocabulary.
 
-Ids: <s> <pad> </s> <unk> as in RoBERTa, the bytes by code point, merges as they came, <mask> last.
+The order of ids is: <s> <pad> </s> <unk> as in RoBERTa, the bytes by code point, merges in order, and <mask> last.
 """
 
 import re
@@ -19,20 +19,20 @@ from data_prep.merges import Merges
 
 SPECIAL_TOKENS = ("<s>", "<pad>", "</s>", "<unk>")
 MASK = "<mask>"
-# Steps of the `tokenizers` library that make text as BERT's uncased models see it.
+# Steps of the `tokenizers` library that normalize text like BERT's uncased models.
 LOWERCASE = ("NFD", "Lowercase", "StripAccents")
 # As the `tokenizers` library's ByteLevelBPETokenizer.train.
 MIN_FREQUENCY = 2
-# All of Unicode's White_Space parts words (str.isspace would take in U+001C to U+001F). A space clings to what follows.
+# All of Unicode's White_Space separates words (str.isspace would add U+001C to U+001F). A space joins the next word.
 _CHUNK = re.compile(" ?[^\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+")
 _PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-# Bytes that are no printable character of Latin-1 are written as the characters from U+0100 on.
+# Bytes that are not printable in Latin-1 are written as the characters from U+0100 on.
 _WRITTEN = {byte: 0x100 + index for index, byte in enumerate(sorted(set(range(0x100)) - set(_PRINTABLE)))}
 BYTES = sorted(chr(_WRITTEN.get(byte, byte)) for byte in range(0x100))
 
 
 class ByteSplitter:
-    """Words of GPT-2's rule, written byte by byte. White space that parts words is not counted by itself."""
+    """Words by GPT-2's rule, written byte by byte. White space between words is not counted by itself."""
 
     def __init__(self, lowercase: bool = False) -> None:
         steps = [getattr(normalizers, name)() for name in LOWERCASE] if lowercase else []
@@ -65,15 +65,15 @@ def learn(
 ) -> tuple[list[str], list[tuple[str, str]]]:
     """The tokens by id, and the merges in order, from the counts of written words.
 
-    Fewer tokens than `vocab_size` when no pair is left that occurs `min_frequency` times. `on_token` is told the size
-    of the vocabulary as it grows. Depends on nothing but the counts and options, not even the order of `word_counts`.
-    Raises UserError when the special tokens and bytes do not fit.
+    The result has fewer tokens than `vocab_size` if no pair is left that occurs `min_frequency` times. `on_token` gets
+    the size of the vocabulary as it grows. The result depends only on the counts and options, and not on the order of
+    `word_counts`. Raises UserError if the special tokens and bytes do not fit.
     """
     tokens = [*SPECIAL_TOKENS, *BYTES]
     if vocab_size <= len(tokens):
         raise UserError(
             f"--vocab_size {vocab_size} is too small: the special tokens and the 256 bytes already take "
-            f"{len(tokens) + 1}. Give more, such as --vocab_size 8192"
+            f"{len(tokens) + 1}. Use more, for example --vocab_size 8192"
         )
     ids = {token: index for index, token in enumerate(tokens)}
     words = sorted(word_counts)
@@ -83,7 +83,7 @@ def learn(
     merges: list[tuple[str, str]] = []
     while len(tokens) < vocab_size - 1 and (pair := pairs.most_frequent()):
         left, right = tokens[pair[0]], tokens[pair[1]]
-        # A piece may come about in two ways ("a" "bc", "ab" "c"); it is one token still, by two merges.
+        # Two different pairs may give the same piece ("a" "bc", "ab" "c"), which is one token with two merges.
         if left + right not in ids:
             ids[left + right] = len(tokens)
             tokens.append(left + right)

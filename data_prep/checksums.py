@@ -60,7 +60,7 @@ def parse(content: bytes, place: str) -> dict[str, str]:
         )
     names = {match[2]: match[1] for match in matches if match}
     if outside := [name for name in names if name.startswith("/") or ".." in name.split("/")]:
-        raise UserError(f"damaged {place}: {outside[0]} is not in the folder; copy it again from where it was made")
+        raise UserError(f"damaged {place}: {outside[0]} is outside of the folder; copy it again from the original")
     return names
 
 

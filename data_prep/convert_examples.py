@@ -1,4 +1,4 @@
-"""Shards in another format: ours in any of the formats, or TFRecord files that the original scripts wrote."""
+"""Converts shards to another format, from an output of build_examples or TFRecord files of the original scripts."""
 
 import os
 from collections import deque
@@ -17,15 +17,15 @@ from data_prep import checksums, formats, import_tfrecord
 from data_prep.objectives import OBJECTIVES
 
 DESCRIPTION = """\
-Writes shards in another format. The text is not needed again.
+Converts shards to another format. The text is not needed again.
 
   python -m data_prep.convert_examples --input data/books_tfrecord --output data/books
   python -m data_prep.convert_examples --input 'pretraining/*.tfrecord' --tokenizer vocab.txt --output data/books
 
-INPUT is an output of data_prep.build_examples, whatever its --format; to arrow it gives the folder that --format arrow
-would have given, so that training on either is the same. Or INPUT names TFRecord files, plain or gzipped, that
-google-research/bert's create_pretraining_data.py wrote, or a script with its field layout; then give the tokenizer that
-made them, and --eval_input for the rows that are to be held out. Such rows keep their masks.
+INPUT is an output of data_prep.build_examples in any format. Converted to arrow, it equals the folder that --format
+arrow would have given, so training on either is the same. Or INPUT matches TFRecord files, plain or gzipped, that
+google-research/bert's create_pretraining_data.py wrote, or a script with its field layout; then also give the tokenizer
+that made them, and --eval_input for the rows to hold out. Such rows keep their masks.
 """
 
 
@@ -42,19 +42,19 @@ def convert(
 ) -> dict[str, Any]:
     """Converts as the command does, and returns the new manifest.
 
-    Raises UserError for an input that cannot be read, or rows that the format has no place for.
+    Raises UserError for an input that cannot be read, or rows that the format cannot hold.
     """
     output = Path(os.path.abspath(output))
     if (Path(input) / MANIFEST).exists():
         if (tokenizer, lowercase, eval_input, objective) != (None,) * 4:
             flags = "--tokenizer, --lowercase, --eval_input and --objective"
-            raise UserError(f"{input} has all that itself; leave out {flags}")
+            raise UserError(f"{flags} are only for TFRecord files; leave them out for {input}, which has a manifest")
         refuse_inside(output, Path(os.path.abspath(input)))
-        return _convert_ours(Path(os.path.abspath(input)), output, format, quiet)
+        return _convert_output(Path(os.path.abspath(input)), output, format, quiet)
     if Path(input).is_dir():
-        raise UserError(f"no {MANIFEST} in {input}; name its files, for example '{input}/*.tfrecord', and --tokenizer")
+        raise UserError(f"no {MANIFEST} in {input}. Name the files, for example '{input}/*.tfrecord', and --tokenizer")
     if tokenizer is None:
-        raise UserError(f"{input}: TFRecord files hold ids alone; give the --tokenizer that made them")
+        raise UserError(f"{input}: TFRecord files hold only ids; give the --tokenizer that made them")
     if objective is not None and objective not in OBJECTIVES:
         raise UserError(f"unknown --objective {objective}; choose from {', '.join(OBJECTIVES)}")
     formats.check(format, "static", 1)
@@ -65,7 +65,7 @@ def convert(
     return manifest
 
 
-def _convert_ours(directory: Path, output: Path, format: str, quiet: bool) -> dict[str, Any]:
+def _convert_output(directory: Path, output: Path, format: str, quiet: bool) -> dict[str, Any]:
     manifest = read_manifest(directory)
     formats.check(format, manifest["masking"]["kind"], manifest["pack"])
     check_sizes(directory, manifest["shards"])
@@ -81,7 +81,7 @@ def _convert_ours(directory: Path, output: Path, format: str, quiet: bool) -> di
             blocks = verified(source.blocks(name), f"{directory}/{name}", listed[name])
             if name.startswith("tokenizer/") or name == manifest["unigram_counts"]:
                 target.write(name, blocks)
-            else:  # of the manifest and of the format: made anew, of what is checked here
+            else:  # files of the manifest and of the format are only checked here, and written again
                 deque(blocks, maxlen=0)
         for part in PARTS:
             (folder / part).mkdir()
@@ -90,7 +90,7 @@ def _convert_ours(directory: Path, output: Path, format: str, quiet: bool) -> di
             path = directory / shard["name"]
             try:
                 if checksums.sha256(path) != listed[shard["name"]]:
-                    raise Corrupt(f"its sha256 is not that of {checksums.SUMS}")
+                    raise Corrupt(f"its sha256 differs from {checksums.SUMS}")
                 rows = read(path)
             except Corrupt as error:
                 raise UserError(f"damaged shard {path}: {error}; copy the folder again") from error
@@ -109,15 +109,15 @@ def main(arguments: Sequence[str]) -> None:
     parser = Parser("data_prep.convert_examples", DESCRIPTION)
     add = parser.add_argument
     add("--input", required=True, metavar="DIR_OR_GLOB", help="an output of build_examples, or TFRecord files")
-    add("--output", required=True, metavar="DIR", help="a folder to be made")
+    add("--output", required=True, metavar="DIR", help="the folder to create")
     add("--format", default="arrow", metavar="NAME", help="arrow, tfds or tfrecord; default arrow")
-    add("--tokenizer", metavar="DIR_OR_VOCAB", help="of TFRecord files: what made their ids")
-    parser.add_switch("lowercase", help="or --nolowercase: of a vocab.txt alone; default by what it holds")
-    add("--eval_input", metavar="GLOB", help="of TFRecord files: those to be held out")
+    add("--tokenizer", metavar="DIR_OR_VOCAB", help="for TFRecord files: the tokenizer that made their ids")
+    parser.add_switch("lowercase", help="lower-case the text, or --nolowercase; for a vocab.txt only")
+    add("--eval_input", metavar="GLOB", help="for TFRecord files: the files to hold out")
     add(
         "--objective",
         metavar="NAME",
-        help="of TFRecord files: what made them; default nsp, or without labels full_sentences",
+        help="for TFRecord files: their objective; default nsp, or full_sentences without labels",
     )
     given = parser.parse_args(arguments)
     manifest = convert(**vars(given), quiet=False)

@@ -1,4 +1,4 @@
-"""An output to or from an object store: every byte checked on the way, the manifest last."""
+"""Copies an output to or from an object store: every byte is verified, and the manifest is written last."""
 
 import contextlib
 import os
@@ -14,24 +14,24 @@ from bert_jax.storage.local import atomic_folder, refuse_inside
 from bert_jax.storage.remote import Folder, is_remote, verified
 from data_prep import checksums
 
-_AT_ONCE = 8  # files under way; a store answers each after a while
+_PARALLEL_FILES = 8  # a store takes a while to answer each request
 
 DESCRIPTION = """\
-Copies an output of data_prep.build_examples to an object store, or from one; or between two folders.
+Copies an output of data_prep.build_examples to or from an object store, or between two folders.
 
   python -m data_prep.copy_examples --input data/books --output gs://bucket/books
   python -m data_prep.copy_examples --input s3://bucket/books --output data/books
 
-Each file is hashed as it is read, and compared with SHA256SUMS; its size is checked where it arrived. manifest.json is
-written last: an output without one is not whole. A copy that was stopped is begun again by the same command.
+Each file is hashed while it is read and compared with SHA256SUMS; its size is checked at the destination. manifest.json
+is written last: an output without it is incomplete. If a copy is stopped, the same command starts it again.
 Credentials are those of the stores' own tools (AWS_PROFILE, AWS_ENDPOINT_URL, GOOGLE_APPLICATION_CREDENTIALS, ...).
 """
 
 
 def copy(input: str, output: str, *, quiet: bool = True) -> int:
-    """Copies as the command does, and returns how many bytes the output has.
+    """Copies as the command does, and returns the number of bytes of the output.
 
-    Raises UserError for an input that is no finished output or is damaged, an output that exists, and a store that
+    Raises UserError for an input that is not a finished output or is damaged, an output that exists, and a store that
     cannot be read or written.
     """
     if not is_remote(input) and not is_remote(output):
@@ -42,9 +42,9 @@ def copy(input: str, output: str, *, quiet: bool = True) -> int:
     checksums.must_list(listed, [MANIFEST], f"{input}/{checksums.SUMS}")
     with _target(output, set(sizes)) as target, Reporter("copying", sum(sizes.values()), ["MB"], quiet) as reporter:
         done = 0
-        # The manifest says that all is there.
+        # A manifest means that all other files exist.
         for names in (sorted(set(listed) - {MANIFEST}), [checksums.SUMS], [MANIFEST]):
-            with ThreadPoolExecutor(_AT_ONCE) as pool:
+            with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
                 for size in pool.map(lambda name: _copy_file(source, target, name, listed.get(name)), names):
                     done += size
                     reporter.update(done, done / 1e6)
@@ -53,7 +53,7 @@ def copy(input: str, output: str, *, quiet: bool = True) -> int:
 
 @contextlib.contextmanager
 def _target(output: str, names: set[str]) -> Iterator[Folder]:
-    """Where files may be written. A store may hold what a stopped copy of these files left, and nothing else."""
+    """The folder to write to. In a store it may hold what a stopped copy of these files left, and nothing else."""
     if not is_remote(output):
         with atomic_folder(Path(os.path.abspath(output))) as folder:
             yield Folder(str(folder))
@@ -61,9 +61,9 @@ def _target(output: str, names: set[str]) -> Iterator[Folder]:
     target = Folder(output)
     there = target.names()
     if MANIFEST in there:
-        raise UserError(f"output {output} exists. Name another --output, or remove it first")
+        raise UserError(f"output {output} exists. Choose another --output, or remove it first")
     if others := there - names:
-        raise UserError(f"{output} holds {min(others)}, which is no part of the output. Name another --output")
+        raise UserError(f"{output} holds {min(others)}, which is not part of the output. Choose another --output")
     yield target
 
 
@@ -83,7 +83,7 @@ def main(arguments: Sequence[str]) -> None:
     )
     given = parser.parse_args(arguments)
     size = copy(given.input, given.output, quiet=False)
-    print(f"{given.output}: {size / 1e6:.1f} MB, every file as {checksums.SUMS} says")
+    print(f"{given.output}: {size / 1e6:.1f} MB, every file verified by {checksums.SUMS}")
 
 
 if __name__ == "__main__":

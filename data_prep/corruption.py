@@ -1,13 +1,13 @@
-"""Deleted and inserted tokens: noise beside masking, put into the sequences when they are built.
+"""Token deletions and insertions: noise in addition to masking, applied when sequences are built.
 
-The training text of a masked language model may be corrupted by deletions and by extraneous insertions too (Jurafsky
+The training text of a masked language model may also be corrupted by deletions and extraneous insertions (Jurafsky
 and Martin, Speech and Language Processing, 3rd edition, "Masked Language Models"; token deletion is one of the
-noises of BART, Lewis et al. 2020, section 2.2). The model is asked for nothing there: it predicts the masked tokens of
-a text in which others are missing, or do not belong. Masking knows nothing of it: an inserted token may be masked, and
-is then what is to be predicted.
+noises of BART, Lewis et al. 2020, section 2.2). The model predicts nothing at those positions: it predicts the masked
+tokens of a text in which others are missing or do not belong. Masking is independent of this noise: an inserted token
+may be masked, and is then predicted.
 
-Which tokens are deleted, behind which one is inserted, and which, is a function of (seed, sequence key) and the
-token's place in the sequence, by counter-based hashing, as masks are (law 2).
+Counter-based hashing decides what is deleted and inserted, as it decides masks (law 2): the result is a function of
+(seed, sequence key) and the position of a token in its sequence.
 """
 
 import numpy as np
@@ -16,12 +16,12 @@ from bert_jax.array_types import Bool, Int64, UInt64
 from bert_jax.data import hashing
 from data_prep.objectives import Spans
 
-_STREAM = 101  # of hashes, far from those of masking
-_TOGETHER = 4096  # sequences: bounds the memory of the working arrays, changes no token
+_STREAM = 101  # of hashes, distinct from the streams of masking
+_TOGETHER = 4096  # sequences at a time: bounds the memory of the working arrays and changes no token
 
 
 def room_for(seq_len: int, delete_rate: float, insert_rate: float, segments: int) -> int:
-    """The seq_len to make sequences for, so that on average they fit seq_len when corrupted."""
+    """The length to build sequences for, so that after corruption they fit seq_len on average."""
     special = segments + 1
     return special + max(segments, int((seq_len - special) / max(1.0, 1.0 + insert_rate - delete_rate)))
 
@@ -35,13 +35,13 @@ def corrupt(
     seq_len: int,
     ordinary: Bool[np.ndarray, "V"],
 ) -> Spans:
-    """The sequences with each token deleted at delete_rate, or else a random one inserted behind it at insert_rate.
+    """Deletes each token with probability delete_rate, or inserts a random one after it with probability insert_rate.
 
-    ordinary  whether an id is no special token
+    ordinary   whether an id is an ordinary token rather than a special one
 
-    Special tokens stay, and so does the first token of a segment that would lose all. An inserted token is uniform
-    over the ordinary ones. Where insertions make a sequence longer than seq_len, those of the highest hashes are left
-    out. The rates together are at most 1.
+    Special tokens stay, and so does the first token of a segment that would lose all of them. Inserted tokens are
+    uniform over the ordinary ones. Where insertions would make a sequence longer than seq_len, those with the highest
+    hashes are left out. The sum of the rates is at most 1.
     """
     parts = []
     for start in range(0, len(keys), _TOGETHER):
@@ -102,7 +102,7 @@ def _fitting(
     deleted: np.ndarray,
     room: int,
 ) -> np.ndarray:
-    """The insertions that a sequence has room for, the lowest hashes first."""
+    """The insertions for which a sequence has room, lowest hashes first."""
     count = int(sequence[-1]) + 1
     left = room - np.bincount(sequence[~deleted], minlength=count)
     places = np.flatnonzero(inserted)

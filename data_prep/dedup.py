@@ -1,20 +1,20 @@
-"""A set of the documents seen so far, in 12 to 24 bytes each."""
+"""A set of the documents seen so far, in 12 to 24 bytes for each."""
 
 import numpy as np
 
 from bert_jax.array_types import UInt64
 
 _FIRST_SLOTS = 1 << 12
-_SPARE_SLOTS = 1 << 10  # behind the last one, for what does not fit before it
+_SPARE_SLOTS = 1 << 10  # after the last one, for entries that do not fit before it
 _MOST_FULL = 2 / 3
 
 
 class Seen:
     """64-bit hashes in an open-addressing table with linear probing, ordered by their highest bits.
 
-    A slot is 8 bytes, and a third to two thirds are full: 12 to 24 bytes a document. 10 million documents take 134 MB,
-    350 MB for a moment as the table grows. Two different documents are taken for the same with a probability of
-    n^2 / 2^65: 3e-6 for 10 million.
+    A slot has 8 bytes, and a third to two thirds of them are full: 12 to 24 bytes for each document. 10 million
+    documents take 134 MB, and 350 MB for a moment while the table grows. The probability that two different documents
+    are taken for equal is n^2 / 2^65: 3e-6 for 10 million.
     """
 
     def __init__(self) -> None:
@@ -23,10 +23,10 @@ class Seen:
         self._lay(np.zeros(0, np.uint64))
 
     def add(self, digest: bytes) -> bool:
-        """Takes in a digest, of which the last 8 bytes count. Returns whether it is new.
+        """Adds a digest, of which the last 8 bytes count. Returns whether it is new.
 
-        They are read backwards: a weight below 1 keeps the documents of which these bytes begin a small number, and
-        would crowd them into the first slots.
+        The bytes are read in little-endian order: a corpus weight below 1 keeps documents whose bytes form a small
+        big-endian number, and those would crowd into the first slots.
         """
         value = int.from_bytes(digest[-8:], "little") or 1  # 0 is an empty slot
         slots = self._slots
@@ -52,10 +52,10 @@ class Seen:
         self._lay(values)
 
     def _lay(self, values: UInt64[np.ndarray, "n"]) -> None:
-        """Puts sorted values into a new table, each at its slot or, where others are, behind them."""
+        """Puts sorted values into a new table, each in its slot or, if that is taken, in the next free one."""
         self._table = np.zeros((1 << self._bits) + _SPARE_SLOTS, np.uint64)
         order = np.arange(len(values))
         self._table[order + np.maximum.accumulate((values >> np.uint64(64 - self._bits)).astype(np.int64) - order)] = (
             values
         )
-        self._slots = self._table.data  # reads one element four times as fast as numpy
+        self._slots = self._table.data  # reading one element of it is four times as fast as by numpy

@@ -1,4 +1,4 @@
-"""A unit's text as ids: sentences, then the tokenizer; or what a cache of tokens has kept of that."""
+"""Encodes the text of a unit: sentence splitting, then the tokenizer; or the result that a token cache holds."""
 
 import numpy as np
 
@@ -10,7 +10,7 @@ from data_prep.units import Unit
 
 
 def encode(tokenizer: Tokenizer, unit: Unit, cache: TokenCache | None = None) -> Encoded:
-    """The ids of a unit's sentences, in one call of the tokenizer, or none where the cache has them."""
+    """The ids of a unit's sentences, from one call of the tokenizer or from the cache."""
     if cache is None:
         return _encode(tokenizer, unit)
     encoded = cache.load(tokenizer.content_hash, unit.text_hash)
@@ -21,8 +21,8 @@ def encode(tokenizer: Tokenizer, unit: Unit, cache: TokenCache | None = None) ->
 
 
 def _encode(tokenizer: Tokenizer, unit: Unit) -> Encoded:
-    # Byte-level BPE has the space before a word in its tokens, so a sentence within a text is not encoded as one that
-    # begins it: "well. As such" is one text to RoBERTa, and its "As" the start of a word.
+    # Tokens of byte-level BPE include the space before a word, so a sentence inside of a text is encoded differently
+    # from one that begins it: to RoBERTa "well. As such" is one text, and "As" has a space before it.
     space = " " if tokenizer.kind == "bpe" else ""
     sentences: list[str] = []
     counts = []
@@ -32,7 +32,7 @@ def _encode(tokenizer: Tokenizer, unit: Unit) -> Encoded:
         counts.append(len(found))
     ids, offsets = tokenizer.encode_many(sentences)
     present = np.diff(offsets) > 0
-    # How many sentences with a token lie before each one, and so before each document.
+    # Number of sentences with tokens before each sentence, and from that before each document.
     before = np.concatenate([[0], np.cumsum(present)])
     borders = before[np.concatenate([[0], np.cumsum(counts)])]
     documents = np.stack([borders[:-1], borders[1:]], axis=1)

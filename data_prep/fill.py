@@ -1,4 +1,4 @@
-"""Rows from spans: copies the ids of segments into fixed-width rows, all rows at once; and masks them."""
+"""Builds rows from spans: copies the ids of segments into fixed-width rows, all rows at once, and masks them."""
 
 from collections.abc import Iterator
 
@@ -11,27 +11,27 @@ from bert_jax.tokenizer import Tokenizer
 from data_prep.objectives import Spans
 from data_prep.packing import Packed
 
-# Rows masked together: bounds the memory of the masker's working arrays, changes no mask.
+# Rows masked together: bounds the memory of the masker's working arrays and changes no mask.
 _MASKED_TOGETHER = 4096
 
 
 def fill_rows(
     spans: Spans, keys: UInt64[np.ndarray, "Q"], packed: Packed, seq_len: int, pack: int, tokenizer: Tokenizer
 ) -> Rows:
-    """Rows of sequences `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, with a key for each, where packing put them."""
+    """Rows of sequences `[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]` with their keys, at their packed positions."""
     sequences, segments = spans.sequences[packed.order], spans.segments
     bounds = sequences[:, : 2 * segments].reshape(-1, segments, 2)
     lengths = bounds[..., 1] - bounds[..., 0]
-    ends = np.cumsum(lengths + 1, axis=1)  # the slot of the [SEP] after each segment, in its sequence; [CLS] has 0
+    ends = np.cumsum(lengths + 1, axis=1)  # position in the sequence of the [SEP] after each segment; [CLS] is at 0
     count = int(packed.rows[-1]) + 1
-    starts = packed.rows * seq_len + packed.slots  # of each sequence, among R*T
+    starts = packed.rows * seq_len + packed.slots  # of each sequence, as an index into R*T
 
     ids = np.full(count * seq_len, tokenizer.pad_id, tokenizer.id_dtype)
     ids[starts] = tokenizer.cls_id
     ids[starts[:, None] + ends] = tokenizer.sep_id
-    slots = starts[:, None] + ends - lengths  # of each segment's first id
+    slots = starts[:, None] + ends - lengths  # of the first id of each segment
     repeats = lengths.reshape(-1)
-    before = np.cumsum(repeats) - repeats  # ids copied before each segment's
+    before = np.cumsum(repeats) - repeats  # number of ids copied before each segment
     running = np.arange(repeats.sum())
     targets = running + np.repeat(slots.reshape(-1) - before, repeats)
     ids[targets] = spans.ids[running + np.repeat(bounds[..., 0].reshape(-1) - before, repeats)]
@@ -51,12 +51,12 @@ def fill_rows(
 
 
 def count_predictions(rows: Rows, masker: Masker) -> int:
-    """How many predictions the rows have in epoch 0."""
+    """The number of predictions that the rows have in epoch 0."""
     return sum(int(masker.count(part, np.zeros(len(part.input_ids), np.int64)).sum()) for part in _parts(rows))
 
 
 def mask_rows(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
-    """The rows with static masks: those that a loader of dynamic masks would give them in epoch 0 (law 2)."""
+    """The rows with static masks, equal to the dynamic masks that the loader would apply in epoch 0 (law 2)."""
     id_dtype = rows.input_ids.dtype
     parts = [masker.apply(part, np.zeros(len(part.input_ids), np.int64), max_predictions) for part in _parts(rows)]
     return rows._replace(

@@ -1,4 +1,4 @@
-"""Shards from TFRecord files by google-research/bert's create_pretraining_data.py, or a script with its layout."""
+"""Imports TFRecord files of google-research/bert's create_pretraining_data.py, or of a script with its layout."""
 
 import io
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ from data_prep.job import UNIGRAMS, versions
 from data_prep.lengths import summarise
 from data_prep.units import EVAL_KEY_BIT
 
-_SHARD_SLOTS = 1 << 23  # ids of a shard: 16 MB
+_SHARD_TOKENS = 1 << 23  # ids in a shard: 16 MB
 
 
 def convert(
@@ -35,16 +35,16 @@ def convert(
     format: str,
     quiet: bool,
 ) -> dict[str, Any]:
-    """Writes the rows of the files that a pattern for each part names as the shards, tokenizer and counts of a folder.
+    """Writes the rows of each part's files as the shards, tokenizer and counts of a folder.
 
-    A file is a work unit; the keys of its sequences count from 0 in the order of the file. Returns the manifest, which
-    is not written. Raises UserError for a file that is not of the layout, rows that are not of the tokenizer, or
-    files of different widths.
+    Each file is a work unit; the keys of its sequences count from 0 in the order of the file. Returns the manifest,
+    which is not written. Raises UserError for a file with another layout, rows of another tokenizer, or files of
+    different widths.
     """
     loaded = tokenizers.load(tokenizer, lowercase)
     files = {part: readers.expand(pattern) if pattern else [] for part, pattern in inputs.items()}
     if both := set(files["train"]) & set(files["eval"]):
-        raise UserError(f"{min(both)} is in --input and in --eval_input; name it in one")
+        raise UserError(f"{min(both)} is in --input and in --eval_input; name it in only one of them")
     sources = {path: path.stat().st_size for part in PARTS for path in files[part]}
     manifest = _empty_manifest(loaded, format) | {
         "objective": objective,
@@ -69,7 +69,7 @@ def convert(
                     reporter.update(done, rows_done)
                 done += sources[path]
     if "train" not in statistics:
-        raise UserError(f"no example in {inputs['train']}; name TFRecord files that hold some")
+        raise UserError(f"no example in {inputs['train']}; name TFRecord files with examples")
     _fill_in(manifest, {part: statistics.get(part) or PartStatistics(manifest, loaded) for part in PARTS})
     buffer = io.BytesIO()
     np.save(buffer, statistics["train"].ordinary_unigrams)
@@ -123,7 +123,7 @@ def _fill_in(manifest: dict[str, Any], statistics: dict[Part, PartStatistics]) -
 
 
 def _checked(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer, first_key: int) -> Iterator[Rows]:
-    """The rows of a file, some for each shard. The first of all give the manifest its widths, and an objective."""
+    """The rows of a file, one shard at a time. The first rows of all determine the widths and the objective."""
     number = 0
     try:
         for rows in _shards(path, tokenizer, first_key):
@@ -135,12 +135,12 @@ def _checked(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer, first_k
             wanted = manifest["seq_len"], manifest["masking"]["max_predictions"]
             if (length, most) != wanted:
                 raise UserError(
-                    f"{path}: examples of {length} slots and {most} predictions, those before have "
-                    f"{wanted[0]} and {wanted[1]}; convert files of one width at a time"
+                    f"{path}: examples of {length} tokens and {most} predictions, expected "
+                    f"{wanted[0]} and {wanted[1]}; convert files of different widths separately"
                 )
             for problem, row in row_problems(rows, manifest, tokenizer):
                 raise UserError(
-                    f"{path}: example {number + row} has {problem}; give the --tokenizer that made the files, "
+                    f"{path}: example {number + row} has {problem}; use the --tokenizer that made the files, "
                     "or make them again"
                 )
             yield rows
@@ -150,9 +150,9 @@ def _checked(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer, first_k
 
 
 def _shards(path: Path, tokenizer: Tokenizer, first_key: int) -> Iterator[Rows]:
-    """Raises Corrupt, with the place in the file, for what is no example."""
+    """The rows of a file, one shard at a time. Raises Corrupt, with the position in the file, for a bad example."""
     gathered: list[Rows] = []
-    slots = 0
+    tokens = 0
     with path.open("rb") as file:
         for records in tfrecord.blocks(file):
             examples = tfrecord.parse(records)
@@ -164,16 +164,16 @@ def _shards(path: Path, tokenizer: Tokenizer, first_key: int) -> Iterator[Rows]:
                 raise Corrupt("examples of different widths")
             gathered.append(rows)
             first_key += len(records)
-            slots += rows.input_ids.size
-            if slots >= _SHARD_SLOTS:
+            tokens += rows.input_ids.size
+            if tokens >= _SHARD_TOKENS:
                 yield _joined(gathered)
-                gathered, slots = [], 0
+                gathered, tokens = [], 0
     if gathered:
         yield _joined(gathered)
 
 
 def _widths(rows: Rows) -> tuple[int, int]:
-    """T and M."""
+    """The row length T and the number of predictions M."""
     assert rows.masked_positions is not None
     return rows.input_ids.shape[1], rows.masked_positions.shape[1]
 

@@ -1,8 +1,9 @@
-"""A build_examples job on disk: `DIR.incomplete` while it runs, `DIR` when it has ended, never anything between.
+"""A build_examples job on disk: `DIR.incomplete` while it runs, and `DIR` once it is complete.
 
-DIR.incomplete/job/arguments.json   all that decides the bytes; a later run goes on only if it has the same
-DIR.incomplete/job/lock             held by the one job that may write here
-DIR.incomplete/job/units/NAME.json  what a finished unit gave, written after its shards; NAME.npy unigrams and lengths
+DIR.incomplete/job/arguments.json   everything that decides the bytes; only a run with equal arguments resumes the job
+DIR.incomplete/job/lock             held by the one process that may write here
+DIR.incomplete/job/units/NAME.json  the record of a finished unit, written after its shards and NAME.npy (unigram
+                                    counts and sequence lengths)
 DIR.incomplete/tokenizer, train, eval, manifest.json, unigram_counts.npy, SHA256SUMS   as in DIR
 """
 
@@ -43,7 +44,7 @@ _LIBRARIES = ("numpy", "pyarrow", "tokenizers", "sentencepiece", "array_record")
 
 @dataclass(frozen=True)
 class Arguments:
-    """All that decides the bytes of the shards, as arguments.json keeps it."""
+    """Everything that decides the bytes of the shards, as stored in arguments.json."""
 
     objective: str
     seq_len: int
@@ -89,14 +90,14 @@ class Arguments:
 
 
 class UnitRecord(NamedTuple):
-    """What a finished unit gave. Its number and part are in its name and its shards' names."""
+    """The results of a finished unit. Its part and number are in its name and in the names of its shards."""
 
     name: str  # "train-00000"
     text_hash: str
     counts: dict[str, int]  # COUNTED
     skipped: dict[str, int]  # documents, by reason
     shards: list[dict[str, Any]]  # name, rows, bytes, sha256: as in the manifest
-    counted: str = ""  # sha256 of NAME.npy, when that is written
+    counted: str = ""  # sha256 of NAME.npy, once that is written
 
     @property
     def part(self) -> Part:
@@ -114,9 +115,9 @@ def finished_units(directory: Path) -> int:
 def write_record(
     directory: Path, record: UnitRecord, unigrams: Int64[np.ndarray, "V"], lengths: Int64[np.ndarray, "n"]
 ) -> UnitRecord:
-    """Marks a unit as finished: its shards are on disk already. Returns the record as it is written.
+    """Marks a unit as finished, after its shards are on disk. Returns the record as it was written.
 
-    unigrams, lengths  how often each id stands in its rows, and how many of its sequences have 0, 1, ..., T slots
+    unigrams, lengths   how often each id occurs in its rows, and how many of its sequences have 0, 1, ..., T tokens
     """
     buffer = io.BytesIO()
     np.save(buffer, np.concatenate([unigrams, lengths]))
@@ -128,11 +129,11 @@ def write_record(
 
 
 class Job:
-    """The folder of a job that runs: a context manager that holds its lock.
+    """The folder of a running job: a context manager that holds its lock.
 
-    Entering raises UserError if the output exists, another job is writing it, or what it would go on from has other
-    arguments. Leaving by an exception keeps the finished units, and removes a folder that holds none; by
-    UnusableCorpus it removes all, for no later run can use it.
+    Entering raises UserError if the output exists, another job is writing it, or an earlier run that it would resume
+    had other arguments. Leaving by an exception keeps the finished units and removes a folder that holds none; after
+    UnusableCorpus it removes everything, because no later run can use it.
     """
 
     def __init__(self, output: Path, arguments: Arguments, tokenizer: Tokenizer) -> None:
@@ -145,12 +146,12 @@ class Job:
     def __enter__(self) -> "Job":
         refuse_existing(self.output)
         if self.directory.exists() and not (self.directory / "job").exists():
-            raise UserError(f"{self.directory} is in the way and no job of ours; move it, or give another --output")
+            raise UserError(f"{self.directory} exists and is no unfinished output. Move it, or choose another --output")
         for folder in (unit_folder(self.directory), *(self.directory / part for part in PARTS)):
             folder.mkdir(parents=True, exist_ok=True)
         self._lock = lock(self.directory / "job" / "lock")
         try:
-            refuse_existing(self.output)  # the job that held the lock may just have ended
+            refuse_existing(self.output)  # the previous holder of the lock may have finished
             self._check_arguments()
             self.tokenizer.save(self.directory / "tokenizer")
         except BaseException:
@@ -169,24 +170,24 @@ class Job:
         self._leave()
 
     def finished(self, unit: Unit) -> UnitRecord | None:
-        """The record of a unit that an earlier run finished on the same text, with all that it wrote as it was."""
+        """The record of a unit if an earlier run finished it on the same text and all of its files are intact."""
         noted = unit_folder(self.directory) / f"{unit.name}.json"
         try:
             record = UnitRecord(**json.loads(noted.read_text(encoding="utf-8")))
             wanted = {self.directory / shard["name"]: shard["sha256"] for shard in record.shards}
             wanted[noted.with_suffix(".npy")] = record.counted
-            # Names and sizes are no proof: a machine that lost its power may have kept them alone.
-            whole = record.text_hash == unit.text_hash and all(
+            # Names and sizes are not enough: after a power failure they may be right and the content lost.
+            intact = record.text_hash == unit.text_hash and all(
                 checksums.sha256(path) == digest for path, digest in wanted.items()
             )
         except (FileNotFoundError, ValueError, TypeError, KeyError):
-            return None  # damaged, or of another version: done again
-        return record if whole else None
+            return None  # damaged, or from another version: the unit is built again
+        return record if intact else None
 
     def finish(self, records: Iterable[UnitRecord], skipped: Counter[str]) -> dict[str, Any]:
-        """Writes the unigram counts and then the manifest, and gives the folder its name. Returns the manifest.
+        """Writes the unigram counts and then the manifest, and renames the folder. Returns the manifest.
 
-        skipped   documents that came into no unit, by reason
+        skipped   number of documents that are in no unit, by reason
         """
         records = sorted(records, key=lambda record: (PARTS.index(record.part), record.name))
         vocab_size = self.tokenizer.vocab_size
@@ -216,21 +217,21 @@ class Job:
             begun = read_json(path)
         except UserError:
             raise UserError(
-                f"missing or damaged {path}, which says how the job was begun; remove {self.directory} to begin anew"
+                f"missing or damaged {path}, the arguments of the job; remove {self.directory} to start again"
             ) from None
         differing = [name for name in wanted if begun.get(name) != wanted[name]]
         if differing:
-            told = ", ".join(
+            listed = ", ".join(
                 name if isinstance(wanted[name], list) else f"{name} {begun.get(name)}, now {wanted[name]}"
                 for name in differing
             )
             raise UserError(
-                f"{self.directory} was begun with other arguments ({told}); "
-                "give the same to go on, or delete that folder to begin anew"
+                f"{self.directory} was started with other arguments ({listed}); "
+                "use the same ones to resume it, or remove that folder to start again"
             )
 
     def _remove_strays(self, names: set[str]) -> None:
-        """Removes what a killed worker left half-written."""
+        """Removes what a killed worker left unfinished."""
         for part in PARTS:
             for path in (self.directory / part).iterdir():
                 if f"{part}/{path.name}" not in names:
@@ -244,7 +245,7 @@ class Job:
 
 
 def versions() -> dict[str, str]:
-    """Of all that can change what is written."""
+    """The versions of everything that can change the bytes of the output."""
     libraries = {library: importlib.metadata.version(library) for library in _LIBRARIES}
     return {"python": platform.python_version(), "bert_jax": bert_jax.__version__, **libraries}
 
@@ -256,7 +257,7 @@ def _manifest(
     skipped: Counter[str],
     lengths: Mapping[Part, Int64[np.ndarray, "n"]],
 ) -> dict[str, Any]:
-    """docs/data_format.md describes it."""
+    """The content of manifest.json, as described in docs/data_format.md."""
     parts = {part: _sum_counts(record for record in records if record.part == part) for part in PARTS}
     for part, held in parts.items():
         slots = held["rows"] * arguments.seq_len
@@ -311,7 +312,7 @@ def _sum_counts(records: Iterable[UnitRecord]) -> dict[str, Any]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Makes a rename in the folder last through a power cut."""
+    """Makes a rename in the folder survive a power failure."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,29 +1,29 @@
-"""What sentence borders depend on in each language: words that take a full stop, and words that begin sentences.
+"""The words that decide sentence borders in each language: words that take a full stop, and words that begin sentences.
 
-Lists by hand, of what is common in running text; all in lower case. `common` are frequent words of a language: they
-tell which one a text is in, and, with a capital, that a new sentence begins.
+The lists are made by hand from common running text, in lower case. `common` holds the most frequent words of a
+language: they identify the language of a text, and with a capital letter they indicate a new sentence.
 """
 
 from typing import NamedTuple
 
 
 class Language(NamedTuple):
-    """Words by what their full stop may be."""
+    """Words by the meaning of a full stop after them."""
 
     common: frozenset[str]
-    never: frozenset[str]  # never ends a sentence: a title before a name
-    counted: frozenset[str]  # not before a number: No. 5
-    may: frozenset[str]  # ends one when a common word follows
-    last: frozenset[str]  # ends one when anything but a lower-case letter follows, short as it is
+    never: frozenset[str]  # the full stop never ends a sentence: titles before names
+    counted: frozenset[str]  # it does not end a sentence before a number: No. 5
+    may: frozenset[str]  # it ends one if a common word follows
+    last: frozenset[str]  # it ends one before anything but a lower-case letter, however short the word
     known: frozenset[str]  # all of these
     ordinals: bool  # whether a number with a full stop is an ordinal: der 4. Mai
 
 
-TITLES = frozenset(("mr", "mrs", "dr", "prof", "rev", "st"))  # known everywhere
+TITLES = frozenset(("mr", "mrs", "dr", "prof", "rev", "st"))  # known in every language
 
 
 def _language(common: str, never: str, counted: str, may: str, last: str = "", ordinals: bool = False) -> Language:
-    """Lists of words; those of `last` as written, for in Greek case tells "for example" from "before Christ"."""
+    """Makes a Language of word lists; `last` keeps case, by which Greek tells "for example" from "before Christ"."""
     parts = (part for word in f"{never} {counted} {may} {last}".split() for part in (word, *word.lower().split(".")))
     words = [frozenset(listed.split()) for listed in (common, never, counted, may, last)]
     return Language(words[0], words[1], words[2], words[3], words[4], TITLES.union(parts), ordinals)

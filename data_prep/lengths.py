@@ -1,4 +1,4 @@
-"""Statistics of the lengths of sequences, as the manifest has them (docs/data_format.md)."""
+"""Statistics of sequence lengths for the manifest (docs/data_format.md)."""
 
 from typing import Any
 
@@ -12,7 +12,7 @@ _BINS = 32
 def summarise(counts: Int64[np.ndarray, "n"]) -> dict[str, Any]:
     """min, mean, median, p95, max, and a histogram [[upper, sequences], ...] of at most 32 equal bins.
 
-    counts  how many sequences have 0, 1, ... slots: each sequence counts once; all of the figures are 0 without any
+    counts   how many sequences have 0, 1, ... tokens; without any sequence all figures are 0
     """
     total = int(counts.sum())
     if not total:

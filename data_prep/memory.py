@@ -1,17 +1,17 @@
-"""How a process of a job keeps memory, where the C library is GNU's; elsewhere nothing is changed."""
+"""Memory settings for the processes of a job; they need the GNU C library and do nothing without it."""
 
 from bert_jax import glibc
 
-# Free memory goes back to the system above so many bytes, and blocks from so many bytes on come from it each.
+# Free memory above _KEPT_BYTES returns to the system, and each block of _LARGE_BYTES or more comes directly from it.
 _KEPT_BYTES = 1 << 28
-_LARGE_BYTES = 1 << 25  # the most that the library would come to by itself
+_LARGE_BYTES = 1 << 25  # the largest value that the library reaches by itself
 
 
 def keep_freed() -> None:
-    """Has memory that a unit frees stay with the process, for the next one to use, and come in huge pages.
+    """Keeps memory that a unit frees in the process, for the next unit, and backs it by huge pages.
 
-    By default it goes back to the system and comes again page by page, set to 0: 150,000 pages in a job of 50 MB, an
-    eighth of its time (counted by hand).
+    By default it returns to the system and comes back page by page, filled with zeros: 150,000 pages in a job of 50 MB,
+    an eighth of its time (measured by hand).
     """
     if library := glibc.load():
         glibc.set_malloc(library, {glibc.M_TRIM_THRESHOLD: _KEPT_BYTES, glibc.M_MMAP_MAX: 0})

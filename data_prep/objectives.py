@@ -1,10 +1,10 @@
-"""What each objective makes of a unit's ids: sequences of one segment or two, as spans.
+"""The sequences that each objective makes from the ids of a unit: one or two segments each, as spans.
 
-nsp             [CLS] A [SEP] B [SEP], B random half of the time (BERT)
-sop             [CLS] A [SEP] B [SEP], consecutive, swapped half of the time (ALBERT)
+nsp             [CLS] A [SEP] B [SEP], B is random half of the time (BERT)
+sop             [CLS] A [SEP] B [SEP], consecutive, and swapped half of the time (ALBERT)
 full_sentences  [CLS] A [SEP], whole sentences, a separator between documents (RoBERTa)
 doc_sentences   [CLS] A [SEP], whole sentences of one document (RoBERTa)
-single          [CLS] A [SEP], T - 2 ids of one document, or what is left of it (SpanBERT)
+single          [CLS] A [SEP], T - 2 ids of one document, or the rest of it (SpanBERT)
 """
 
 import itertools
@@ -25,13 +25,13 @@ from data_prep.pairing import (
     sentence_order_piece,
 )
 from data_prep.passages import blocks, sentence_passages
-from data_prep.split_for_packing import fill_rooms
+from data_prep.split_for_packing import fill_gaps
 
 OBJECTIVES = ("nsp", "sop", "full_sentences", "doc_sentences", "single")
 
 
 class Encoded(NamedTuple):
-    """A unit's text as ids: only documents and sentences that have any."""
+    """The text of a unit as ids, without the documents and sentences that have none."""
 
     ids: UInt[np.ndarray, "n"]
     offsets: Int64[np.ndarray, "sentences+1"]  # sentence i is ids[offsets[i]:offsets[i + 1]]
@@ -45,7 +45,7 @@ class Spans(NamedTuple):
     ids: UInt[np.ndarray, "n"]
     sequences: Int64[np.ndarray, "Q 5"]  # Pairs of spans of ids; B is empty and the label -1 where there is one segment
     segments: int  # of each: 1 or 2
-    late: Bool[np.ndarray, "Q"]  # which were cut to fill rooms, and are packed last
+    late: Bool[np.ndarray, "Q"]  # those that were split to fill gaps, and are packed last
 
 
 def segments_of(objective: str) -> int:
@@ -53,12 +53,12 @@ def segments_of(objective: str) -> int:
 
 
 def fewest_documents(objective: str) -> int:
-    """How many documents a part must hold: a random segment comes from another one."""
+    """How many documents a part must hold, because a random segment comes from another document."""
     return 2 if objective == "nsp" else 1
 
 
 def usable(objective: str, encoded: Encoded) -> tuple[Encoded, dict[str, int]]:
-    """The unit without the documents that the objective can make nothing of, and how many there are of each kind."""
+    """Removes the documents that the objective cannot use; returns the rest and the number removed, by reason."""
     skipped = {"no_tokens": encoded.empty} if encoded.empty else {}
     documents = encoded.documents
     if objective == "nsp" and len(documents) == 1:
@@ -81,7 +81,7 @@ def spans(
     separator: int,
     generator: random.Random,
 ) -> Spans:
-    """One pairing of a unit's documents, for rows of at most `most` sequences each; `usable` has seen the unit."""
+    """One pairing of the documents of a unit, as returned by `usable`, for rows of at most `most` sequences."""
     if objective in PAIRS:
         return _pairs(objective, encoded, seq_len, most, short_seq_prob, generator)
     return _passages(objective, encoded, seq_len, most, separator, generator)
@@ -107,7 +107,7 @@ def _pairs(
 
     late = np.zeros(len(sequences), bool)
     if most > 1:
-        sequences, late = fill_rooms(sequences, 2, seq_len, most, own, piece, generator)
+        sequences, late = fill_gaps(sequences, 2, seq_len, most, own, piece, generator)
     return Spans(encoded.ids, sequences, 2, late)
 
 
@@ -141,12 +141,12 @@ def _passages(
 
     late = np.zeros(len(sequences), bool)
     if most > 1:
-        sequences, late = fill_rooms(sequences, 1, seq_len, most, own, _passage, generator)
+        sequences, late = fill_gaps(sequences, 1, seq_len, most, own, _passage, generator)
     return Spans(ids, sequences, 1, late)
 
 
 def _table(rows: Sequence[tuple[int, ...]], width: int) -> Int64[np.ndarray, "Q K"]:
-    """As np.array does, seven times as fast."""
+    """Same as np.array, but seven times as fast."""
     return np.fromiter(itertools.chain.from_iterable(rows), np.int64, width * len(rows)).reshape(-1, width)
 
 

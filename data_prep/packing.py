@@ -1,11 +1,11 @@
-"""Which sequences share a row: best-fit over a histogram of lengths (Krell et al. 2021, arXiv:2107.02027).
+"""Assigns sequences to rows: best-fit over a histogram of lengths (Krell et al. 2021, arXiv:2107.02027).
 
-Sequences are taken from the longest to the shortest, and each goes where it leaves the least room. Sequences of one
-length are alike, so whole groups of rows are filled at once: the work grows with the number of different lengths,
-and only sorting with the number of sequences.
+Sequences are placed from the longest to the shortest, each where it leaves the smallest gap. Sequences of one length
+are interchangeable, so whole groups of rows are filled at once: the work grows with the number of different lengths,
+and only the sorting with the number of sequences.
 
-Where a row holds few sequences at most, the shortest would come to rows of their own that they cannot fill. Those that
-are cut to fill rooms (split_for_packing.py) come last for this reason: each row keeps a place for one.
+If a row may hold only a few sequences, the shortest ones would end up in rows of their own that they cannot fill.
+Therefore the pieces that were split to fill gaps (split_for_packing.py) come last, and each row keeps a place for one.
 """
 
 from typing import NamedTuple
@@ -14,29 +14,29 @@ import numpy as np
 
 from bert_jax.array_types import Bool, Int64
 
-# So many rows, each with sequences of these lengths.
+# (number of rows, lengths of the sequences in each of them)
 Group = tuple[int, tuple[int, ...]]
 
 
 class Packed(NamedTuple):
-    """Where the Q sequences lie in R rows, row by row and in each from its first slot on.
+    """The positions of Q sequences in R rows, row by row, without gaps between the sequences of a row.
 
-    Rows are in the order of their first sequences, and the sequences of a row in their own order.
+    Rows are in the order of their first sequences, and the sequences of a row in their original order.
     """
 
-    order: Int64[np.ndarray, "Q"]  # the sequences, as numbers in the order they came in
-    rows: Int64[np.ndarray, "Q"]  # of each of them: ascending
-    places: Int64[np.ndarray, "Q"]  # 0, 1, ... within a row
-    slots: Int64[np.ndarray, "Q"]  # its first slot within the row
+    order: Int64[np.ndarray, "Q"]  # indices into the original order
+    rows: Int64[np.ndarray, "Q"]  # the row of each of them, ascending
+    places: Int64[np.ndarray, "Q"]  # the index of each within its row: 0, 1, ...
+    slots: Int64[np.ndarray, "Q"]  # the first position of each within its row
 
 
 def pack(lengths: Int64[np.ndarray, "Q"], late: Bool[np.ndarray, "Q"], seq_len: int, most: int) -> Packed:
-    """Packs sequences of so many slots into rows of seq_len, at most `most` of them to a row; the late ones last.
+    """Packs sequences of the given lengths into rows of seq_len, at most `most` in a row; the late ones last.
 
     Raises ValueError for a length outside 1..seq_len.
     """
     if lengths.size and not 1 <= lengths.min() <= lengths.max() <= seq_len:
-        raise ValueError(f"sequences of {lengths.min()} to {lengths.max()} slots; a row has {seq_len}")
+        raise ValueError(f"sequences of {lengths.min()} to {lengths.max()} tokens do not fit rows of {seq_len}")
     if most == 1:
         return _in_order(np.arange(lengths.size), lengths)
     groups = _first_groups(lengths[~late], seq_len, most)
@@ -44,29 +44,33 @@ def pack(lengths: Int64[np.ndarray, "Q"], late: Bool[np.ndarray, "Q"], seq_len: 
     return _in_order(_rows_of(lengths, groups), lengths)
 
 
-def rooms(lengths: Int64[np.ndarray, "Q"], seq_len: int, most: int) -> list[int]:
-    """The slots that `pack` leaves in each row for late sequences, in no order; none in a row that has no place."""
+def gaps(lengths: Int64[np.ndarray, "Q"], seq_len: int, most: int) -> list[int]:
+    """The lengths that `pack` leaves in the rows for late sequences, in any order; rows that are full have none."""
     groups = _first_groups(lengths, seq_len, most)
     return [seq_len - sum(held) for count, held in groups if len(held) < most for _ in range(count)]
 
 
 def _first_groups(lengths: Int64[np.ndarray, "Q"], seq_len: int, most: int) -> list[Group]:
-    # Of two places none is kept free: what is left of most documents would fill a row alone.
+    # With two places in a row none is kept free: the remainders of most documents would each fill a row alone.
     return _add([], np.bincount(lengths).tolist(), seq_len, most - 1 if most > 2 else most)
 
 
 def _add(begun: list[Group], counts: list[int], seq_len: int, most: int) -> list[Group]:
-    """How many rows hold which lengths, once counts[n] sequences of n slots are added to those that are begun."""
+    """Adds counts[n] sequences of each length n, longest first, to the rows already begun.
+
+    An integer has bit r set if some rows have a gap of r tokens and a free place: the smallest gap that is large enough
+    is then found by a shift and the lowest set bit, without a search.
+    """
     closed: list[Group] = []
-    opened: list[list[Group]] = [[] for _ in range(seq_len + 1)]  # by the room that is left
-    rooms = 0  # bit r: some rows have r slots left, and a place
+    opened: list[list[Group]] = [[] for _ in range(seq_len + 1)]  # by the length of the gap
+    open_gaps = 0  # bit r: some rows have a gap of r tokens and a free place
 
     def put(group: Group) -> None:
-        nonlocal rooms
+        nonlocal open_gaps
         room = seq_len - sum(group[1])
         if room and len(group[1]) < most:
             opened[room].append(group)
-            rooms |= 1 << room
+            open_gaps |= 1 << room
         else:
             closed.append(group)
 
@@ -75,11 +79,11 @@ def _add(begun: list[Group], counts: list[int], seq_len: int, most: int) -> list
     for length in range(len(counts) - 1, 0, -1):
         left = counts[length]
         while left:
-            fitting = rooms >> length
+            fitting = open_gaps >> length
             if fitting:
                 room = length + (fitting & -fitting).bit_length() - 1
                 count, held = opened[room].pop()
-                rooms ^= (not opened[room]) << room
+                open_gaps ^= (not opened[room]) << room
             else:
                 room, count, held = seq_len, left, ()
             each = min(most - len(held), room // length, left)
@@ -92,7 +96,7 @@ def _add(begun: list[Group], counts: list[int], seq_len: int, most: int) -> list
 
 
 def _rows_of(lengths: Int64[np.ndarray, "Q"], groups: list[Group]) -> Int64[np.ndarray, "Q"]:
-    """A row for each sequence, by the groups' lengths: those of a length are taken in their order."""
+    """Assigns a row to each sequence; sequences of equal length fill the groups in their original order."""
     by_length = np.argsort(lengths, kind="stable")
     following = np.searchsorted(lengths[by_length], np.arange(lengths.max(initial=0) + 1)).tolist()
     rows = np.empty(lengths.size, np.int64)
@@ -107,13 +111,13 @@ def _rows_of(lengths: Int64[np.ndarray, "Q"], groups: list[Group]) -> Int64[np.n
 
 
 def _in_order(rows: Int64[np.ndarray, "Q"], lengths: Int64[np.ndarray, "Q"]) -> Packed:
-    """Numbers the rows by their first sequences, and lays each row's sequences out."""
+    """Numbers the rows by their first sequences, and positions the sequences in each row."""
     _, firsts, rows = np.unique(rows, return_index=True, return_inverse=True)
     rank = np.empty(firsts.size, np.int64)
     rank[np.argsort(firsts)] = np.arange(firsts.size)
     rows = rank[rows]
     order = np.argsort(rows, kind="stable")
     rows, lengths = rows[order], lengths[order]
-    begins = np.searchsorted(rows, rows)  # of the row each is in
+    begins = np.searchsorted(rows, rows)  # the first index of each one's row
     before = np.cumsum(lengths) - lengths
     return Packed(order, rows, np.arange(rows.size) - begins, before - before[begins])

@@ -1,8 +1,8 @@
 """Pairs of segments: next-sentence pairs (BERT) and sentence-order pairs (ALBERT), as spans of a unit's ids.
 
-The ids of a work unit lie one after the other, sentence by sentence, document by document, so a segment is a span
-[begin, end) of them and pairing never touches an id. Only `random()` of the generator is used: what it draws is the
-same in every version of Python.
+The ids of a work unit are concatenated, sentence by sentence and document by document. So a segment is a span
+[begin, end) of them, and pairing never touches an id. Of the generator only `random()` is used, because its results
+are the same in every version of Python.
 """
 
 import random
@@ -10,7 +10,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-_COINS = 53  # random() is a whole number of 2**-53: that many fair coins
+_COINS = 53  # random() is a multiple of 2**-53, which gives that many fair coins
 
 
 class Pair(NamedTuple):
@@ -20,7 +20,7 @@ class Pair(NamedTuple):
     a_end: int
     b_begin: int
     b_end: int
-    label: int  # 0: B follows A in its document; 1: B is from another document (nsp), or goes before A (sop)
+    label: int  # 0: B follows A in its document; 1: B is from another document (nsp), or precedes A (sop)
 
 
 def next_sentence_pairs(
@@ -32,13 +32,13 @@ def next_sentence_pairs(
 ) -> list[Pair]:
     """The pairs of a unit's documents, in order (Devlin et al. 2019, appendix A.2).
 
-    The rule is that of google-research/bert, create_pretraining_data.py, `create_instances_from_document`, but that
-    the random segment never comes from the same document (there: hardly ever).
+    The rule is that of google-research/bert, create_pretraining_data.py, `create_instances_from_document`, except that
+    the random segment never comes from the same document (there it rarely does).
 
-    offsets    sentence i is ids[offsets[i]:offsets[i + 1]], never empty
-    documents  the sentences [first, last) of each, never none
+    offsets     sentence i is ids[offsets[i]:offsets[i + 1]], which is never empty
+    documents   the sentences [first, last) of each document, which are never empty
 
-    Raises ValueError with fewer than two documents.
+    Raises ValueError for fewer than two documents.
     """
     if len(documents) < 2:
         raise ValueError(f"next-sentence pairs need two documents, got {len(documents)}")
@@ -56,7 +56,7 @@ def next_sentence_pairs(
             if sentences == 1 or draw() < 0.5:
                 b_begin, b_end = _random_segment(offsets, documents, document, target - (a_end - begin), draw)
                 label = 1
-                first = split  # the sentences that were to be B are put back, for a later A
+                first = split  # the sentences that B did not use are available for a later A
             else:
                 b_begin, b_end = a_end, offsets[chunk_end]
                 label = 0
@@ -74,11 +74,11 @@ def sentence_order_pairs(
 ) -> list[Pair]:
     """Two consecutive segments, swapped half of the time (Lan et al. 2020, section 3.1); arguments as for nsp.
 
-    The chunks are those of google-research/albert, create_pretraining_data.py. A chunk of one sentence gets a random
-    segment there, labelled as swapped; here it is parted at a random token, so every pair is of one document and
-    none needs another. A last token that would be a chunk of its own goes with the chunk before it.
+    The chunks are those of google-research/albert, create_pretraining_data.py. There, a chunk of one sentence gets a
+    random segment that is labelled as swapped; here it is split at a random token, so every pair comes from one
+    document and needs no other. A last token that would be a chunk of its own joins the chunk before it.
 
-    Raises ValueError for a document of one token: it has no two segments.
+    Raises ValueError for a document of one token, which cannot have two segments.
     """
     room = seq_len - 3
     draw = generator.random
@@ -111,9 +111,9 @@ def next_sentence_piece(
     end: int,
     generator: random.Random,
 ) -> tuple[Pair, int]:
-    """A pair of so many tokens, two at least, from `begin` on in a document, and how many of the document's it took.
+    """A pair with the given number of tokens (two or more) from `begin`, and how many of the document's it consumed.
 
-    Where one token would be left before `end`, too few for a pair, the segments are consecutive.
+    If one token would be left before `end`, which is too few for another pair, the segments are consecutive.
     """
     draw = generator.random
     split = _border(offsets, begin, begin + tokens, draw)
@@ -123,18 +123,18 @@ def next_sentence_piece(
     document = bisect_right(documents, begin, key=lambda each: offsets[each[1]])
     b_begin, b_end = _random_segment(offsets, documents, document, begin + tokens - split, draw)
     b_end = min(b_end, b_begin + begin + tokens - split)
-    a_end = begin + tokens - (b_end - b_begin)  # longer where the other document ends
+    a_end = begin + tokens - (b_end - b_begin)  # longer if the other document ends early
     return (Pair(begin, a_end, b_begin, b_end, 1), a_end - begin) if a_end != end - 1 else consecutive
 
 
 def sentence_order_piece(offsets: Sequence[int], begin: int, tokens: int, generator: random.Random) -> tuple[Pair, int]:
-    """As next_sentence_piece, for consecutive segments: it takes all its tokens from there."""
+    """Like next_sentence_piece, but with consecutive segments, so it consumes all of its tokens."""
     split = _border(offsets, begin, begin + tokens, generator.random)
     return _ordered(begin, split, begin + tokens, generator.random), tokens
 
 
 def _target(room: int, short_seq_prob: float, draw: Callable[[], float]) -> int:
-    """Mostly rows are filled; some are short, so that short inputs are no surprise in fine-tuning."""
+    """The target length: mostly the whole row, and sometimes less, so that pretraining sees short inputs too."""
     return 2 + int(draw() * (room - 1)) if draw() < short_seq_prob else room
 
 
@@ -143,7 +143,7 @@ def _ordered(begin: int, split: int, end: int, draw: Callable[[], float]) -> Pai
 
 
 def _border(offsets: Sequence[int], begin: int, end: int, draw: Callable[[], float]) -> int:
-    """A random border of sentences between the two, or a random place where there is none."""
+    """A random sentence border between the two positions, or a random position if there is none."""
     first, last = bisect_right(offsets, begin), bisect_left(offsets, end)
     return (
         offsets[first + int(draw() * (last - first))] if first < last else begin + 1 + int(draw() * (end - begin - 1))
@@ -157,7 +157,7 @@ def _random_segment(
     wanted: int,
     draw: Callable[[], float],
 ) -> tuple[int, int]:
-    """From a random sentence of another document: as many sentences as it takes to hold `wanted` ids, at least one."""
+    """Sentences of another document from a random one on, as many as hold `wanted` ids, and at least one."""
     other = int(draw() * (len(documents) - 1))
     other += other >= document
     first, last = documents[other]
@@ -167,9 +167,9 @@ def _random_segment(
 
 
 def truncate(pair: Pair, room: int, generator: random.Random) -> Pair:
-    """Shortens a pair to `room` ids: one at a time from the longer segment (B when equal), from a random end.
+    """Shortens a pair to `room` ids, as if one by one from the longer segment (B if equal) and from a random end.
 
-    What is drawn is how many of a segment's lost ids are lost in front: a sum of fair coins.
+    Instead of removing ids one by one, it samples how many a segment loses in front: a sum of fair coins.
     """
     a_begin, a_end, b_begin, b_end, label = pair
     a_length, b_length = a_end - a_begin, b_end - b_begin
@@ -186,7 +186,7 @@ def truncate(pair: Pair, room: int, generator: random.Random) -> Pair:
 
 
 def _heads(coins: int, generator: random.Random) -> int:
-    """How many of so many fair coins fall heads."""
+    """How many of the given number of fair coins show heads."""
     heads = 0
     while coins > 0:
         tossed = min(coins, _COINS)

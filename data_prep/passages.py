@@ -11,15 +11,16 @@ from bert_jax.array_types import Int64
 def sentence_passages(
     begins: Sequence[int], ends: Sequence[int], documents: Sequence[tuple[int, int]], room: int
 ) -> list[tuple[int, int]]:
-    """Whole sentences one after another, as many as fit in `room` ids, anew in each document.
+    """Groups whole sentences into passages of at most `room` ids; each document starts a new passage.
 
-    With the documents of a unit this is DOC-SENTENCES (Liu et al. 2019, section 4.1), and FULL-SENTENCES when all of
-    its sentences count as one document, in a stream of ids with a separator at the borders of documents.
+    With the documents of a unit this is DOC-SENTENCES (Liu et al. 2019, section 4.1). It is FULL-SENTENCES if all
+    sentences count as one document, in a stream of ids with a separator at the borders of documents.
 
-    begins, ends  each sentence's span of the ids
-    documents     the sentences [first, last) of each
-    Returns spans that begin and end with a sentence's ids. A sentence longer than the room is cut into full passages
-    and a rest, on which the next sentences go: no id is lost.
+    begins, ends   the span of ids of each sentence
+    documents      the sentences [first, last) of each document
+
+    Returns spans that begin and end at sentence borders. A sentence longer than the room is split into full passages
+    and a remainder, which the next sentences join: no id is lost.
     """
     spans = []
     for first, last in documents:
@@ -34,9 +35,9 @@ def sentence_passages(
 
 
 def blocks(begins: Int64[np.ndarray, "n"], ends: Int64[np.ndarray, "n"], room: int) -> Int64[np.ndarray, "Q 2"]:
-    """Each document's ids [begin, end) in stretches of `room`, and what is left of it.
+    """Splits the ids [begin, end) of each document into spans of `room` and a remainder.
 
-    As SpanBERT takes them: up to 512 tokens, until a document's border is reached (Joshi et al. 2020, section 4.2).
+    SpanBERT takes its sequences so: up to 512 tokens, until the end of a document (Joshi et al. 2020, section 4.2).
     """
     counts = -((begins - ends) // room)
     begin = np.repeat(begins - room * (np.cumsum(counts) - counts), counts) + room * np.arange(counts.sum())

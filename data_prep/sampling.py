@@ -1,9 +1,9 @@
-"""Word counts of several languages, sampled so that small ones are not drowned (Lample and Conneau 2019, section 3.1).
+"""Word counts of several languages, weighted so that small ones are not lost (Lample and Conneau 2019, section 3.1).
 
-Language i with the share p_i of all characters counts as if its share were q_i = p_i^alpha / sum_j p_j^alpha: alpha is
-0.5 in XLM and 0.3 in XLM-R (Conneau et al. 2020); 1 leaves the text as it is, 0 makes all languages equal. (XLM counts
-sentences; characters do not depend on how a text is cut into lines.) The counts of the largest language stay, and
-those of the others are multiplied, which gives the expectation of sampling without its noise.
+A language i with the share p_i of all characters counts as if its share were q_i = p_i^alpha / sum_j p_j^alpha. alpha
+is 0.5 in XLM and 0.3 in XLM-R (Conneau et al. 2020); 1 leaves the text as it is, and 0 makes all languages equal. (XLM
+counts sentences; characters do not depend on how a text is divided into lines.) The counts of the largest language
+stay, and those of the others are multiplied, which gives the expectation of sampling without its noise.
 """
 
 from collections import Counter
@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from data_prep.counting import MAX_CHUNKS, ChunkCounter, WordSplitter
 
-# Factors are fractions of whole numbers, so that no rounding of a power depends on the machine.
+# Factors are fractions of integers, so that the rounding of a power does not depend on the machine.
 DENOMINATOR = 1000
 
 
 @dataclass(frozen=True)
 class Share:
-    """What became of a language: its share of the text, and of the counts."""
+    """A language's share of the text and of the weighted counts."""
 
     language: str
     text: float
@@ -26,7 +26,7 @@ class Share:
 
 
 def factors(characters: Sequence[int], alpha: float) -> list[int]:
-    """By what, in units of 1 / DENOMINATOR, the counts of each language are multiplied."""
+    """The factors, in units of 1 / DENOMINATOR, by which the counts of each language are multiplied."""
     largest = max(characters)
     return [round(DENOMINATOR * (size / largest) ** (alpha - 1)) if size else 0 for size in characters]
 
@@ -34,9 +34,9 @@ def factors(characters: Sequence[int], alpha: float) -> list[int]:
 def count_chunks(
     languages: Iterable[tuple[str, Iterable[str]]], splitter: WordSplitter, alpha: float, max_chunks: int = MAX_CHUNKS
 ) -> tuple[dict[str, int], list[Share]]:
-    """The counts of chunks over languages, given as names and documents, and the shares of those with any text.
+    """The weighted counts of chunks over languages (names with documents), and the shares of those with any text.
 
-    Never more than `max_chunks` are held: those of the largest counts so far are thinned first.
+    Never holds more than `max_chunks` chunks: the language with the most chunks is thinned first.
     """
     counters: dict[str, ChunkCounter] = {}
     for name, documents in languages:

@@ -1,12 +1,12 @@
-"""Learning a SentencePiece vocabulary (Kudo and Richardson 2018) by the sentencepiece library, from word counts.
+"""Learns a SentencePiece vocabulary (Kudo and Richardson 2018) with the sentencepiece library, from word counts.
 
-Kinds: unigram (Kudo 2018; of XLM-R and ALBERT) and sentencepiece_bpe. The library's trainer is a function of its input
-and options when its number of threads is fixed, its input sorted, and its own sampling, which is by chance, not used.
-It reads words and counts (its TSV format), so that its memory and time depend on the number of distinct words alone.
-It runs in a process of its own, whose log tells how far it is.
+Kinds: unigram (Kudo 2018; XLM-R and ALBERT use it) and sentencepiece_bpe. The library's trainer is a function of its
+input and options if its number of threads is fixed, its input is sorted, and its own random sampling is not used.
+It reads words with counts (its TSV format), so its memory and time depend only on the number of distinct words.
+It runs in a separate process, whose log shows its progress.
 
-The model numbers its pieces as the library does (<unk> <s> </s>, then its own); a tokenizer of it as XLM-R: <s> <pad>
-</s> <unk>, its own, <mask> last.
+The model numbers its pieces like the library (<unk> <s> </s>, then its own); the tokenizer numbers them like XLM-R:
+<s> <pad> </s> <unk>, the model's own, and <mask> last.
 """
 
 import json
@@ -24,21 +24,21 @@ from sentencepiece import sentencepiece_model_pb2
 from bert_jax.command import UserError
 from data_prep import counting
 
-BEGINNING = "\u2581"  # of a word
+BEGINNING = "\u2581"  # marks the beginning of a word
 MODEL_TYPES = {"unigram": "unigram", "sentencepiece_bpe": "bpe"}
-# <pad> and <mask>, which are no pieces of the model.
+# <pad> and <mask>, which are not pieces of the model.
 TOKENS_BESIDE = 2
-# Sums of floats depend on how many threads share them.
+# Fixed, because sums of floats depend on the number of threads.
 _THREADS = 8
 _TRAIN = "import json, sys, sentencepiece; sentencepiece.SentencePieceTrainer.train(**json.load(sys.stdin))"
-# What TSV cannot hold, and the library's clean-up drops.
+# Characters that TSV cannot hold and that the library's clean-up drops.
 _CONTROL = dict.fromkeys([*range(0x20), 0x7F])
 
 
 class SentencePieceSplitter:
-    """Words as chunks between white spaces, with SentencePiece's mark of the beginning; the library does the rest.
+    """Words are chunks between white space, with SentencePiece's mark of the beginning; the library does the rest.
 
-    A chunk keeps the punctuation beside it: the library's Unigram takes for a candidate what is part of two chunks.
+    A chunk keeps its punctuation: the library's Unigram makes a candidate of every string that two chunks share.
     """
 
     def chunks(self, text: str) -> list[str]:
@@ -59,13 +59,13 @@ def learn(
     character_coverage: float = counting.CHARACTER_COVERAGE,
     on_share: Callable[[float], None] = lambda share: None,
 ) -> bytes:
-    """The model, as the library's protocol buffer, from the counts of words as `SentencePieceSplitter` has them.
+    """Learns from the counts of SentencePieceSplitter's words; returns the model as the library's protocol buffer.
 
-    Fewer pieces than `vocab_size` when the text gives no more. `on_share` is told, now and then, about what share is
-    done. Raises UserError when the characters alone do not fit, and when the library fails.
+    It has fewer pieces than `vocab_size` if the text gives no more. `on_share` gets the approximate share of the work
+    that is done. Raises UserError if the characters alone do not fit, and if the library fails.
     """
     if vocab_size <= 3 + TOKENS_BESIDE:
-        raise UserError(f"--vocab_size {vocab_size} is too small for the special tokens. Give more, such as 8192")
+        raise UserError(f"--vocab_size {vocab_size} is too small for the special tokens. Use more, for example 8192")
     with tempfile.TemporaryDirectory() as folder:
         table, prefix = Path(folder) / "words.tsv", Path(folder) / "trained"
         with table.open("w", encoding="utf-8", newline="\n") as file:
@@ -81,8 +81,8 @@ def learn(
             "hard_vocab_limit": False,
             "character_coverage": character_coverage,
             "normalization_rule_name": "nmt_nfkc_cf" if lowercase else "nmt_nfkc",
-            "add_dummy_prefix": False,  # the words bring it, where
-            "remove_extra_whitespaces": False,  # would take it away
+            "add_dummy_prefix": False,  # the words have it already, and
+            "remove_extra_whitespaces": False,  # this would remove it
             "num_threads": _THREADS,
         }
         log = _Log(vocab_size, on_share)
@@ -91,7 +91,7 @@ def learn(
 
 
 class _Log:
-    """Reads the library's log: how far it is, and what it said last."""
+    """Reads the progress and the last message from the library's log."""
 
     def __init__(self, vocab_size: int, on_share: Callable[[float], None]) -> None:
         self._vocab_size = vocab_size
@@ -104,7 +104,7 @@ class _Log:
         if merged := re.search(r"Merged: .*merges=(\d+)", line):
             self._on_share(min(1.0, int(merged[1]) / self._vocab_size))
         elif pruned := re.search(r"EM sub_iter=\d+ size=(\d+)", line):
-            # Each round keeps the same share of the pieces, and takes about as long as any other.
+            # Each round keeps the same share of the pieces and takes about the same time.
             pieces = max(int(pruned[1]), self._vocab_size)
             self._most_pieces = max(self._most_pieces, pieces)
             if pieces < self._most_pieces:
@@ -112,18 +112,18 @@ class _Log:
                 self._on_share(1 - math.log(pieces / self._vocab_size) / rounds)
 
     def error(self) -> UserError:
-        """What the last line means to the user."""
+        """Turns the last line into an error that says what to change."""
         if sizes := re.search(r"smaller than required_chars. (\d+) vs (\d+)", self.last):
             needed = int(sizes[2]) + TOKENS_BESIDE
             return UserError(
                 f"--vocab_size {self._vocab_size} is too small: the special tokens and the characters of the text "
-                f"already take {needed}. Give more, such as --vocab_size {max(8192, 4 * needed)}"
+                f"already take {needed}. Use more, for example --vocab_size {max(8192, 4 * needed)}"
             )
-        return UserError(f"the sentencepiece library failed: {self.last}. Give more text, or another --vocab_size")
+        return UserError(f"the sentencepiece library failed: {self.last}. Use more text, or another --vocab_size")
 
 
 def _run(options: dict[str, object], log: _Log) -> None:
-    """The library's trainer in a process of its own, which it may end as it likes."""
+    """Runs the library's trainer in a separate process, because it may terminate the process on errors."""
     with subprocess.Popen([sys.executable, "-c", _TRAIN], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stderr is not None
         try:
@@ -139,8 +139,8 @@ def _run(options: dict[str, object], log: _Log) -> None:
 
 
 def _finished(model: bytes) -> bytes:
-    """The model with its own handling of beginnings, and nothing of where it was made."""
-    messages: Any = sentencepiece_model_pb2  # made when it is imported
+    """Restores the model's own handling of word beginnings, and removes the paths of the training files."""
+    messages: Any = sentencepiece_model_pb2  # its classes are created at import
     proto = messages.ModelProto.FromString(model)
     proto.trainer_spec.ClearField("input")
     proto.trainer_spec.ClearField("model_prefix")

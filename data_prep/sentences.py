@@ -1,33 +1,33 @@
-"""Cuts lines of running text into sentences, by rule, in the language that the text is found to be in.
+"""Splits lines of running text into sentences by rules for the detected language.
 
-Next-sentence prediction wants actual sentences, not arbitrary spans (google-research/bert,
-create_pretraining_data.py). A sentence ends at . ! ? or an ellipsis (in Greek at a semicolon too), with any closing
-quotes and brackets, before a space and something other than a lower-case letter; unless the word before the full stop
-is known to take one (Dr., J., z. B., No. 5: languages.py). Scripts that put no space after a sentence have full stops
-of their own; Thai has none, and is cut at spaces. A line never joins the next; text with one sentence a line mostly
-stays as it is, but a line that holds what looks like two sentences is cut too. A piece without a letter or digit (a
-lone full stop or quote) stays with the sentence before.
+Next-sentence prediction needs actual sentences, not arbitrary spans (google-research/bert,
+create_pretraining_data.py). A sentence ends at . ! ? or an ellipsis (in Greek also at a semicolon), with any closing
+quotes and brackets, before a space and anything other than a lower-case letter, unless the word before the full stop
+is known to take one (Dr., J., z. B., No. 5: languages.py). Scripts without a space after sentences have full stops of
+their own; Thai has none, and is split at spaces. Lines are never joined; text with one sentence in each line mostly
+stays as it is, but a line that looks like two sentences is split too. A piece without a letter or digit (a single full
+stop or quote) stays with the sentence before it.
 """
 
 import re
 
 from data_prep.languages import LANGUAGES, TITLES, Language
 
-# Goes up by one whenever a text may give other sentences than before, or the tokenizer is given them in another way
-# (encoding.py): caches of tokens are kept by it, and a job that was begun by another does not go on.
+# Increases by one whenever a text may give other sentences than before, or encoding.py passes them to the tokenizer in
+# another way. Token caches are keyed by it, and a job that started with another version is not resumed.
 RULE_VERSION = 2
 
 _CLOSERS = "\"'”’“‘»«›)\\]}"
 _OPENERS = "\"'“‘«‹„‚»([{¿¡—–-"
-# A place where a sentence may end: the marks, then the space. A lower-case ASCII letter after it rules most
-# others out here, in the regular expression engine; what is left is looked at one by one.
-# One set of marks comes first, which the engine looks for at the speed of a memory scan.
-# A space follows. A run of marks is looked at from its first one only, and nothing is given back, so that the
-# work is linear whatever the text. A closing quote of French stands behind a space.
+# A position where a sentence may end: the marks, then the space. The regular expression engine rules most others out by
+# a lower-case ASCII letter after the space; Python code checks the remaining ones.
+# A set of marks comes first, which the engine finds at the speed of a memory scan. A run of marks is examined only from
+# its first mark on, and possessive quantifiers never backtrack, so the work is linear for any text. French puts a space
+# before a closing quote.
 _SPACED = (
     rf"(?:(?<=[MARKS])(?<![MARKS]{{2}})[MARKS]*+[{_CLOSERS}]*+(?:[ \xa0\u202f][»”](?=\s))?+\s++(?![a-z])"
-    # None need follow: Chinese, Japanese, Hindi, Urdu, Armenian, Ethiopic, Burmese, Khmer. と after a closing bracket:
-    # what was quoted is in the middle of a Japanese sentence.
+    # No space is needed in Chinese, Japanese, Hindi, Urdu, Armenian, Ethiopic, Burmese and Khmer. A particle such as と
+    # after a closing bracket means that the quotation is in the middle of a Japanese sentence.
     rf"|(?<=[。！？｡।॥۔։።။។])[。！？｡।॥۔։።။។]*+[\"'”’」』）〉》】)\]}}]*+(?!(?<=[」』）])[とっなのがはをにもで、])\s*)"
 )
 
@@ -51,29 +51,29 @@ _ORDINAL = re.compile(r"\d{1,2}|[IVXLCDM]+")
 _BEFORE_INITIAL = re.compile(r"(?:(?<!\w)[^\W\d_]{1,3}\.\s?){1,3}\Z")  # the "z. " of "z. B."
 
 _THAI = re.compile("[\u0e00-\u0eff]")
-_SHORTEST_THAI = 40  # characters of a rest
-_THAI_PIECE = re.compile(r".{80,}?(?:\s+|\Z)|.+\Z", re.DOTALL)  # spaces part clauses, and short ones stay together
+_SHORTEST_THAI = 40  # characters; a shorter piece joins the one before it
+_THAI_PIECE = re.compile(r".{80,}?(?:\s+|\Z)|.+\Z", re.DOTALL)  # spaces separate clauses; short ones stay together
 
-# Of each frequent word the languages that it speaks for.
-_SPEAKS_FOR = {
+# The languages in which each frequent word is common.
+_LANGUAGES_OF = {
     word: tuple(name for name, language in LANGUAGES.items() if word in language.common)
     for language in LANGUAGES.values()
     for word in language.common
 }
-_LOOKED_AT = 500  # characters of a text, to find its language
+_DETECTED_FROM = 500  # characters of a text
 
 
 def language_of(text: str) -> str:
-    """The language of LANGUAGES that the beginning of a text is most likely in; English when there is no telling."""
+    """The most likely language of the beginning of a text, from LANGUAGES; English if no word decides."""
     votes: dict[str, int] = {"en": 0}
-    for word in text[:_LOOKED_AT].lower().split():
-        for name in _SPEAKS_FOR.get(word, ()):
+    for word in text[:_DETECTED_FROM].lower().split():
+        for name in _LANGUAGES_OF.get(word, ()):
             votes[name] = votes.get(name, 0) + 1
     return max(votes, key=votes.__getitem__)
 
 
 def document_sentences(document: str) -> list[str]:
-    """The sentences of a document: those of its lines, one after another."""
+    """The sentences of all lines of a document, in order."""
     language = language_of(document)
     sentences: list[str] = []
     for line in document.split("\n"):
@@ -82,9 +82,9 @@ def document_sentences(document: str) -> list[str]:
 
 
 def split_sentences(line: str, language: str | None = None) -> list[str]:
-    """The sentences of a line, in order, without outer white space; nothing but white space is lost.
+    """The sentences of a line, in order, without surrounding white space; only white space is lost.
 
-    language   of LANGUAGES; by default it is found
+    language   one of LANGUAGES; detected by default
     """
     first = 0
     if not line[:1].isalnum():
@@ -95,7 +95,7 @@ def split_sentences(line: str, language: str | None = None) -> list[str]:
     name = language or language_of(line)
     rules = LANGUAGES[name]
     sentences: list[str] = []
-    before = begin = 0  # of the last sentence, and of what comes after it
+    before = begin = 0  # where the last sentence, and the text after it, begin
     for match in (_GREEK if name == "el" else _CANDIDATE).finditer(line, first):
         mark, end = match.span()
         if end == len(line):
@@ -116,17 +116,19 @@ def split_sentences(line: str, language: str | None = None) -> list[str]:
         sentences.append(piece)
     else:
         sentences[-1] = line[before:].strip()
-    return _cut_at_spaces(sentences) if "\u0e32" in line or "\u0eb2" in line else sentences  # aa of Thai and of Lao
+    return (
+        _cut_at_spaces(sentences) if "\u0e32" in line or "\u0eb2" in line else sentences
+    )  # the frequent vowel aa of Thai and of Lao
 
 
 def _may_begin(line: str, place: int) -> bool:
-    """Whether what stands at a place, behind opening quotes and dashes, is no lower-case letter."""
+    """Whether the text at a position, after opening quotes and dashes, does not begin with a lower-case letter."""
     first = _BEFORE_FIRST.match(line, place).end()  # type: ignore[union-attr]
     return first == len(line) or not line[first].islower()
 
 
 def _ends(line: str, begin: int, mark: int, end: int, rules: Language) -> bool:
-    """Whether the full stop at `mark` ends the sentence begun at `begin`; the next one would begin at `end`."""
+    """Whether the full stop at `mark` ends the sentence from `begin`; the next one would begin at `end`."""
     look = max(begin, mark - _LONGEST_LOOK_BACK)
     word = line[max(line.rfind(" ", look, mark) + 1, look) : mark]
     if (
@@ -138,7 +140,7 @@ def _ends(line: str, begin: int, mark: int, end: int, rules: Language) -> bool:
     ):
         return True
     word = word.lstrip(_BEFORE_WORD).replace("\u202f", "\xa0").rpartition("\xa0")[2]
-    # Hindi has a full stop of its own, and Thai none: this is बी. सी. or กม.
+    # Hindi has its own full stop and Thai none, so this is an abbreviation such as बी. सी. or กม.
     if "\u0900" <= word[:1] <= "\u097f" and len(word) <= _LONGEST_INITIAL:
         return False
     if _THAI.match(word):
@@ -172,14 +174,14 @@ def _ends(line: str, begin: int, mark: int, end: int, rules: Language) -> bool:
 
 
 def _often_first(line: str, place: int, rules: Language) -> bool:
-    """Whether the word at a place is one of those that often begin a sentence."""
+    """Whether the word at a position is one that often begins a sentence."""
     first = _BEFORE_FIRST.match(line, place).end()  # type: ignore[union-attr]
     word = _NEXT_WORD.match(line, first, first + _LONGEST_LOOK_BACK)
     return word is not None and word.group().lower() in rules.common
 
 
 def _cut_at_spaces(sentences: list[str]) -> list[str]:
-    """Sentences of Thai or Lao in pieces; those in other scripts as they are."""
+    """Splits sentences of Thai or Lao at spaces; leaves those of other scripts as they are."""
     pieces: list[str] = []
     for sentence in sentences:
         if not _THAI.search(sentence):

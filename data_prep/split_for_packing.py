@@ -1,10 +1,9 @@
-"""Short sequences for the room that packing leaves: a few of a unit's sequences are cut again, each piece as long as
-the room of one row.
+"""Splits a few sequences of a unit into pieces that exactly fill the gaps that packing leaves in rows.
 
-Sequences that nearly fill a row leave rooms of some slots, which only short ones fit, and a corpus has few of those.
-So a random few are cut into pieces of just these lengths: as many as the rooms take, and no text is lost by it. Every
-other sequence stays as its objective made it, and long. (Krell et al. 2021 fill rows with the short sequences that a
-corpus happens to have.)
+Sequences that nearly fill a row leave gaps of a few tokens, into which only short sequences fit, and a corpus has few
+of those. So a few random sequences are split into pieces of just these lengths, as many as the gaps can take; no text
+is lost. Every other sequence keeps the form and the length that its objective gave it. (Krell et al. 2021 fill rows
+with the short sequences that a corpus happens to have.)
 """
 
 import random
@@ -14,21 +13,22 @@ from collections.abc import Callable
 import numpy as np
 
 from bert_jax.array_types import Bool, Int64
-from data_prep.packing import rooms
+from data_prep.packing import gaps
 from data_prep.pairing import Pair
 
-# Slots of the shortest sequence that is made to fill a room: one token or two between the special ones, and a third.
+# Length of the shortest piece: one or two tokens between the special ones, and one more.
 SHORTEST = 6
-# How much more is drawn than the rooms hold, as rests fill none.
+# How much more text is selected than the gaps hold, because the remainder of a split sequence fills no gap.
 _MARGIN = 1.05
 
-# So many tokens from a place on, as a sequence, of a span that ends at a place; and how many it took, one at least.
+# (begin, tokens, end of the span) -> a sequence of that many tokens from `begin`, and how many tokens it consumed, at
+# least one.
 Piece = Callable[[int, int, int], tuple[Pair, int]]
-# The text that is a sequence's own, as spans to cut.
+# The spans of a sequence that may be split: its own text, without a random segment of another document.
 Own = Callable[[Pair], list[tuple[int, int]]]
 
 
-def fill_rooms(
+def fill_gaps(
     sequences: Int64[np.ndarray, "Q 5"],
     segments: int,
     seq_len: int,
@@ -37,17 +37,17 @@ def fill_rooms(
     piece: Piece,
     generator: random.Random,
 ) -> tuple[Int64[np.ndarray, "m 5"], Bool[np.ndarray, "m"]]:
-    """The sequences (Pairs) with some cut again, in the order of the text, for rows of at most `most` of them.
+    """Splits some of the sequences (Pairs) for rows of at most `most` sequences.
 
-    And which are to be packed late: those that were drawn.
+    segments   of a sequence: 2, or 1 if all of its text is in A; a piece has at least as many tokens
 
-    segments  of a sequence: 2, or 1 where all is in A; a piece has that many tokens at least
+    Returns the sequences in the order of the text, and which ones are to be packed last: the pieces.
     """
     lengths = sequence_lengths(sequences, segments)
-    room_in_all = sum(room for room in rooms(lengths, seq_len, most) if room >= SHORTEST)
-    # What is drawn leaves its own rooms too.
-    wanted = _MARGIN * room_in_all / (1 + room_in_all / lengths.sum())
-    # Of a long one little is left over when it is cut.
+    gap_tokens = sum(room for room in gaps(lengths, seq_len, most) if room >= SHORTEST)
+    # A selected sequence leaves its row, which opens a gap too; hence the division.
+    wanted = _MARGIN * gap_tokens / (1 + gap_tokens / lengths.sum())
+    # Splitting a long sequence leaves a small remainder.
     long = np.flatnonzero(lengths > seq_len // 2).tolist()
     chosen: dict[int, None] = {}
     while wanted > 0 and len(chosen) < len(long) // 2:
@@ -57,7 +57,7 @@ def fill_rooms(
             wanted -= lengths[number]
     kept = np.ones(len(sequences), bool)
     kept[list(chosen)] = False
-    left = sorted(room for room in rooms(lengths[kept], seq_len, most) if room >= SHORTEST)
+    left = sorted(room for room in gaps(lengths[kept], seq_len, most) if room >= SHORTEST)
 
     found: list[Pair] = []
     numbers: list[int] = []
@@ -78,14 +78,14 @@ def fill_rooms(
 
 
 def sequence_lengths(sequences: Int64[np.ndarray, "Q 5"], segments: int) -> Int64[np.ndarray, "Q"]:
-    """Slots of each, with [CLS] and a [SEP] for each segment."""
+    """The length of each sequence in tokens, with [CLS] and a [SEP] for each segment."""
     return sequences[:, 1] - sequences[:, 0] + sequences[:, 3] - sequences[:, 2] + segments + 1
 
 
 def _cut(begin: int, end: int, left: list[int], segments: int, piece: Piece) -> list[Pair]:
-    """A span in pieces, each as long as the widest room that it can fill; the last one may be what is over.
+    """Splits a span into pieces, each as long as the widest gap that it can fill; the last may be a remainder.
 
-    left  the rooms, ascending: those that are filled are taken out
+    left   the gaps, ascending; those that are filled are removed
     """
     pieces = []
     while end - begin >= segments:

@@ -79,7 +79,7 @@ def print_cache_summary(cache: TokenCache, tokenizer_hash: str, records: Sequenc
 
 def _no_eval(splitter: UnitSplitter, eval_fraction: float) -> str:
     """Explains why no document is held out, and what to change."""
-    moved, fewest = splitter.moved_to_train, splitter.cut.fewest
+    moved, fewest = splitter.moved_to_train, splitter.sizes.min_documents
     if splitter.documents < 2 * fewest:
         return f"nothing is held out for eval, which needs {2 * fewest} documents or more. Use more text"
     if moved >= fewest:

@@ -1,10 +1,10 @@
-"""What tokenizing gave, kept for a job of another length or objective on the same text (--token_cache DIR).
+"""Token ids kept for jobs with another length or objective on the same text (--token_cache DIR).
 
-    DIR/TOKENIZER-rRULE/TEXT.ids    the ids of one unit: TOKENIZER and TEXT are hashes, RULE is the version of the
-                                    rule for sentences, so that another tokenizer, text or rule finds nothing
+    DIR/TOKENIZER-rRULE/TEXT.ids   the ids of one unit: TOKENIZER and TEXT are hashes, RULE is the version of the
+                                   rule for sentences, so another tokenizer, text or rule finds nothing
 
-A file is written under a name of its own and renamed, and ends with a hash of its content. One that is torn or was
-changed is as good as none: the unit is tokenized again. So any number of jobs may use one folder at once.
+A file is written under a unique name and renamed, and it ends with a hash of its content. An incomplete or modified
+file is ignored, and its unit is tokenized again. So any number of jobs may use one folder at the same time.
 """
 
 import hashlib
@@ -24,32 +24,32 @@ from data_prep.sentences import RULE_VERSION
 _SUFFIX = ".ids"
 _UNFINISHED = ".unfinished"
 _DIGEST_BYTES = 16
-_NAMED_BY = 16  # characters of the tokenizer's hash; the whole of it is in the files
-_LEFT_BEHIND = 24 * 3600  # seconds, after which an unfinished file is no writer's
+_NAMED_BY = 16  # characters of the tokenizer's hash; the files hold all of it
+_LEFT_BEHIND = 24 * 3600  # seconds after which an unfinished file has no writer any more
 
 
 @dataclass(frozen=True)
 class TokenCache:
-    """A folder of encoded units. Holds at most `limit` bytes: what would be more is not kept."""
+    """A folder of encoded units with at most `limit` bytes; units beyond that are not stored."""
 
     directory: Path
     limit: int
 
     def prepare(self) -> None:
-        """Makes the folder, and removes what killed writers left.
+        """Creates the folder, and removes what killed writers left.
 
-        Raises UserError where a file is in the way, and OSError where it cannot be written.
+        Raises UserError if the path is a file, and OSError if it cannot be written.
         """
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
         except FileExistsError:
-            raise UserError(f"--token_cache {self.directory} is a file. Name a folder") from None
+            raise UserError(f"--token_cache {self.directory} is a file. Choose a folder") from None
         for path in self.directory.glob(f"*/*{_UNFINISHED}"):
             if time.time() - path.stat().st_mtime > _LEFT_BEHIND:
                 path.unlink(missing_ok=True)
 
     def bytes(self) -> int:
-        """How much it holds."""
+        """The total size of the stored units."""
         return sum(
             entry.stat().st_size
             for folder in os.scandir(self.directory)
@@ -62,7 +62,7 @@ class TokenCache:
         return self._path(tokenizer_hash, text_hash).exists()
 
     def load(self, tokenizer_hash: str, text_hash: str) -> Encoded | None:
-        """What `store` was given, or None."""
+        """The unit that `store` was given, or None."""
         try:
             content = self._path(tokenizer_hash, text_hash).read_bytes()
         except FileNotFoundError:
@@ -85,7 +85,7 @@ class TokenCache:
         )
 
     def store(self, tokenizer_hash: str, text_hash: str, encoded: Encoded) -> None:
-        """Keeps what a unit gave, unless there is no room. Raises OSError when the disk is full or the like."""
+        """Stores an encoded unit, unless the cache is full. Raises OSError, for example if the disk is full."""
         ids = encoded.ids.astype(encoded.ids.dtype.newbyteorder("<"), copy=False)
         header = {
             "tokenizer": tokenizer_hash,
@@ -100,7 +100,7 @@ class TokenCache:
         body = b"".join([json.dumps(header).encode(), b"\n", ids.tobytes(), lengths.tobytes()])
         path = self._path(tokenizer_hash, text_hash)
         path.parent.mkdir(exist_ok=True)
-        # Jobs that run side by side may each find room for their last unit: over the limit by one a worker at most.
+        # Concurrent workers may each find room for their last unit: at most one unit for each is over the limit.
         if self.bytes() + len(body) + _DIGEST_BYTES > self.limit:
             return
         unfinished = path.with_name(f"{path.stem}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}")

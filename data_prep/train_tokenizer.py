@@ -1,5 +1,6 @@
 """Trains a tokenizer on text: the same text and options give the same bytes."""
 
+import argparse
 import math
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from bert_jax.tokenizer import KINDS, Tokenizer
 from data_prep import byte_bpe, counting, readers, sampling, sentence_pieces, wordpiece
 from data_prep.readers.corpus import patterns
 
-AS_IT_IS = readers.Reading()
+DEFAULT_READING = readers.Reading()
 
 DESCRIPTION = """\
 Trains a vocabulary on text and writes a tokenizer folder, which data_prep.build_examples and Hugging Face
@@ -25,23 +26,23 @@ transformers both read.
 
     python -m data_prep.train_tokenizer --input 'data_prep/sample/books/*.txt.xz' --output tokenizer --vocab_size 8192
 
---kind   wordpiece          as BERT: characters merged to pieces, inner ones marked ##; every CJK ideograph is a word
-         bpe                as RoBERTa: bytes merged to pieces, so that no text is unknown
-         unigram            as XLM-R: SentencePiece, the pieces that make the text most likely
-         sentencepiece_bpe  SentencePiece, characters merged to pieces
+--kind   wordpiece          BERT: merges characters to pieces, inner ones marked ##; every CJK ideograph is a word
+         bpe                RoBERTa: merges bytes to pieces, so no text is unknown
+         unigram            XLM-R: SentencePiece, the pieces that make the text most likely
+         sentencepiece_bpe  SentencePiece, merges characters to pieces
 
-The same text and options give the same bytes (with the same sentencepiece library, for its kinds). Words are counted
-first, in one pass and in bounded memory; then pieces are learnt from the counts.
+The same text and options give the same bytes (with the same version of the sentencepiece library, for its kinds).
+Words are counted first, in one pass and in bounded memory; then pieces are learned from the counts.
 
 Several languages: with --alpha, each pattern of --input (or each file, if there is one pattern) is a language, and
 the words of language i count as if its share of the text were p_i^alpha / sum_j p_j^alpha: 0.5 in XLM, 0.3 in XLM-R.
 
     ... --input 'text/en/*.txt.xz,text/sw/*.txt.xz' --kind unigram --alpha 0.3 --vocab_size 250000
 
-Memory: at most --max_words distinct words are counted at once, the marks around them included (unigram: half of it),
-in about 150 bytes each; learning takes up to 1000 bytes for each word without its marks (unigram: 2200 with them).
-Beyond that the rare ones are sampled by hash, so that frequencies stay right on average. Text without spaces (Chinese,
-Japanese, Thai) counts by ideographs and pieces of phrases."""
+Memory: at most --max_words distinct words, with adjacent punctuation, are counted at once (unigram: half as many), in
+about 150 bytes each; learning takes up to 1000 bytes for each word without punctuation (unigram: 2200 with it). Beyond
+that limit rare words are sampled by hash, so that frequencies stay right on average. Text without spaces (Chinese,
+Japanese, Thai) is counted by ideographs and parts of phrases."""
 
 
 def train(
@@ -54,26 +55,28 @@ def train(
     alpha: float | None = None,
     character_coverage: float = counting.CHARACTER_COVERAGE,
     max_words: int = counting.MAX_CHUNKS,
-    reading: readers.Reading = AS_IT_IS,
+    reading: readers.Reading = DEFAULT_READING,
     quiet: bool = True,
 ) -> Tokenizer:
-    """Trains a tokenizer on files or patterns and writes its folder; returns it.
+    """Trains a tokenizer on files or patterns, writes its folder, and returns it.
 
-    With `alpha` each of `paths` is a language (`data_prep.sampling`); their shares are printed. `output` must not
-    exist; it appears whole or not at all. A vocabulary smaller than asked for, when the text gives no more pieces,
-    is written and said on stderr. Raises UserError for an unknown kind, an empty corpus, a vocab_size under the
-    number of characters, options out of range, an output that exists, and what `readers` raises.
+    With `alpha`, each of `paths` is a language (`data_prep.sampling`); their shares are printed. `output` must not
+    exist; it appears complete or not at all. If the text gives fewer pieces than requested, the smaller vocabulary is
+    written and a warning is printed. Raises UserError for an unknown kind, an empty corpus, a vocab_size below the
+    number of characters, options out of range, an output that exists, and whatever `readers` raises.
     """
     if kind not in KINDS:
         raise UserError(f"unknown --kind {kind}; choose from {', '.join(KINDS)}")
     if vocab_size < 1:
-        raise UserError(f"--vocab_size {vocab_size} is no size. Give a number such as 8192 or 30522")
+        raise UserError(f"--vocab_size {vocab_size} must be positive. Use a number such as 8192 or 30522")
     if alpha is not None and not 0 <= alpha <= 1:
-        raise UserError(f"--alpha {alpha:g} is not within 0 (all languages alike) and 1 (as the text is). Try 0.3")
+        raise UserError(
+            f"--alpha {alpha:g} must be from 0 (all languages equal) to 1 (the shares of the text). Try 0.3"
+        )
     if not 0 < character_coverage <= 1:
-        raise UserError(f"--character_coverage {character_coverage:g} is no share of the text. Try 0.9995")
+        raise UserError(f"--character_coverage {character_coverage:g} must be above 0 and at most 1. Try 0.9995")
     if max_words < 1000:
-        raise UserError(f"--max_words {max_words} is too few to learn from. Give 1000 or more, such as 1000000")
+        raise UserError(f"--max_words {max_words} is too small. Use 1000 or more")
     groups = {str(path): readers.find_sources(str(path)) for path in paths}
     if alpha is None:
         groups = {"all": tuple(sorted({source for group in groups.values() for source in group}))}
@@ -88,29 +91,29 @@ def train(
     if trained.vocab_size < vocab_size:
         print(
             f"warning: the text gives {trained.vocab_size} tokens, fewer than --vocab_size {vocab_size}: nothing "
-            "further occurs twice. Give more text, or this size",
+            "else occurs twice. Use more text, or this size",
             file=sys.stderr,
         )
     return trained
 
 
-def main(arguments: Sequence[str]) -> None:
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = command.Parser("data_prep.train_tokenizer", DESCRIPTION)
     add = parser.add_argument
     add(
         "--input",
         required=True,
         metavar="GLOB",
-        help="text, JSONL or Parquet files, also compressed: a quoted glob or several parted by commas; required",
+        help="text, JSONL or Parquet files, plain or compressed: globs, quoted and separated by commas; required",
     )
-    add("--output", required=True, metavar="DIR", help="folder to make; must not exist; required")
+    add("--output", required=True, metavar="DIR", help="folder to create; must not exist; required")
     add("--kind", default="wordpiece", choices=list(KINDS), help="default wordpiece")
     add(
         "--vocab_size",
         type=int,
         required=True,
         metavar="N",
-        help="tokens, special ones included (BERT: 30522); required",
+        help="number of tokens, including special ones (BERT: 30522); required",
     )
     parser.add_switch(
         "lowercase",
@@ -121,14 +124,14 @@ def main(arguments: Sequence[str]) -> None:
         "--alpha",
         type=float,
         metavar="A",
-        help="several languages: exponent of their shares, 0 to 1; default: the text as it is",
+        help="for several languages: exponent of their shares, 0 to 1; default: the shares of the text",
     )
     add(
         "--character_coverage",
         type=float,
         default=counting.CHARACTER_COVERAGE,
         metavar="SHARE",
-        help=f"of the text, by characters that get a token (bpe: all do); default {counting.CHARACTER_COVERAGE}",
+        help=f"share of the text whose characters get a token (bpe: all do); default {counting.CHARACTER_COVERAGE}",
     )
     add(
         "--max_words",
@@ -137,10 +140,24 @@ def main(arguments: Sequence[str]) -> None:
         metavar="N",
         help=f"distinct words counted at once; default {counting.MAX_CHUNKS}",
     )
-    add("--text_field", default="text", metavar="NAME", help="of JSONL, Parquet and TFDS; default text")
-    add("--document", default="blank_line", choices=readers.DOCUMENT, help="what parts text; default blank_line")
-    add("--on_error", default="fail", choices=readers.ON_ERROR, help="at input that cannot be used; default fail")
-    flags = parser.parse_args(arguments)
+    add(
+        "--text_field",
+        default="text",
+        metavar="NAME",
+        help="field of JSONL, Parquet and TFDS records that holds the text; default text",
+    )
+    add(
+        "--document",
+        default="blank_line",
+        choices=readers.DOCUMENT,
+        help="what separates the documents of text; default blank_line",
+    )
+    add("--on_error", default="fail", choices=readers.ON_ERROR, help="for input that cannot be used; default fail")
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str]) -> None:
+    flags = _parse(arguments)
     trained = train(
         [flags.input] if flags.alpha is None else _languages(flags.input),
         flags.output,
@@ -158,7 +175,7 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _languages(pattern: str) -> list[str]:
-    """The patterns of --input; its files if it is one."""
+    """The languages: the patterns of --input, or its files if there is one pattern."""
     parts = patterns(pattern)
     return parts if len(parts) > 1 else [source.path for source in readers.find_sources(pattern)]
 
@@ -172,20 +189,20 @@ def _splitter(kind: str, lowercase: bool) -> counting.WordSplitter:
 def _learn(
     kind: str, words: dict[str, int], vocab_size: int, lowercase: bool, character_coverage: float, reporter: Reporter
 ) -> TokenizerSpec:
-    """The vocabulary of a kind."""
+    """Learns a vocabulary of the given kind."""
     first: list[int] = []
 
-    def told(size: int) -> None:
-        # The k-th most frequent pair occurs some 1/k times as often as the first, so the time is as a logarithm.
+    def report(size: int) -> None:
+        # The k-th most frequent pair occurs about 1/k times as often as the first, so the time grows like a logarithm.
         if not first:
             first.append(size)
         reporter.update(math.log1p(size - first[0]) / math.log1p(max(vocab_size - first[0], 1)), size)
 
     if kind == "wordpiece":
-        tokens = wordpiece.learn(words, vocab_size, character_coverage=character_coverage, on_token=told)
+        tokens = wordpiece.learn(words, vocab_size, character_coverage=character_coverage, on_token=report)
         return WordPieceSpec(tuple(tokens), lowercase=lowercase, strip_accents=lowercase)
     if kind == "bpe":
-        tokens, merges = byte_bpe.learn(words, vocab_size, on_token=told)
+        tokens, merges = byte_bpe.learn(words, vocab_size, on_token=report)
         return ByteBPESpec(tuple(tokens), tuple(merges), normalizers=byte_bpe.LOWERCASE if lowercase else ())
     return SentencePieceSpec(
         sentence_pieces.learn(
@@ -206,7 +223,7 @@ def _count(
     max_words: int,
     quiet: bool,
 ) -> dict[str, int]:
-    """The counts of words. Prints the shares of languages, and says on stderr what was refused."""
+    """Counts words. Prints the shares of the languages, and a warning on stderr for refused input."""
     total = sum(corpus.total_bytes for corpus in corpora.values())
     with Reporter("counting words", total, ("MB",), quiet) as reporter:
 
@@ -229,10 +246,10 @@ def _count(
         words = counting.count_words(chunks, splitter)
     for name, corpus in corpora.items():
         for reason, count in corpus.refused.items():
-            print(f"warning: {name}: {count} documents or rests of files left out: {reason}", file=sys.stderr)
+            print(f"warning: {name}: {count} documents or rests of files skipped: {reason}", file=sys.stderr)
     if not words:
         first = next(source.path for corpus in corpora.values() for source in corpus.sources)
-        raise UserError(f"no words in the files of --input ({first} ...). Give files with text")
+        raise UserError(f"no words in the files of --input ({first} ...). Use files with text")
     return words
 
 

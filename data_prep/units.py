@@ -1,7 +1,7 @@
-"""Cuts a stream of documents into the train and eval parts, and each part into work units at document borders.
+"""Splits a stream of documents into the train and eval parts, and each part into work units of whole documents.
 
-The units depend on the text and on nothing else: not on the seed, the engine or the number of workers. So the same
-text and options give the same shards byte for byte, and a job that was stopped finds its finished units again.
+The units depend only on the text, and not on the seed, the engine or the number of workers. So the same text and
+options give the same shards byte for byte, and a job that is run again recognizes its finished units.
 """
 
 import hashlib
@@ -14,19 +14,19 @@ from bert_jax.command import UserError
 from bert_jax.data.manifest import Part
 from data_prep.dedup import Seen
 
-# The highest bit of a unit's number in a sequence key tells the parts apart (docs/data_format.md).
+# The highest bit of a unit's number in a sequence key is the part (docs/data_format.md).
 EVAL_KEY_BIT = 1 << 31
 _DIGEST_BYTES = 16
 
-Document = str | bytes | None  # bytes: UTF-8; None: a pass over the corpus has ended
+Document = str | bytes | None  # bytes are UTF-8; None marks the end of a pass over the corpus
 
 
 class UnusableCorpus(UserError):
-    """The text gives no output with the options given, however often it is tried."""
+    """The text gives no output with these options, so there is nothing to resume."""
 
 
 class Unit(NamedTuple):
-    """What one task of data preparation reads: some whole documents, in the order of the corpus."""
+    """The input of one data-preparation task: some whole documents, in the order of the corpus."""
 
     part: Part
     number: int  # 0, 1, 2, ... within the part
@@ -43,40 +43,40 @@ class Unit(NamedTuple):
         return self.number | (EVAL_KEY_BIT if self.part == "eval" else 0)
 
 
-class Cut(NamedTuple):
-    """How to cut: unit_bytes of UTF-8 text a unit, and at least fewest documents in each part that has any."""
+class UnitSizes(NamedTuple):
+    """How large units and parts are."""
 
-    unit_bytes: int
+    unit_bytes: int  # of UTF-8 text; a unit is complete when it has as many
     eval_fraction: float
-    fewest: int  # 2 for next-sentence pairs, which need another document; else 1
+    min_documents: int  # of a part that has any: 2 for next-sentence pairs, which need another document; else 1
 
 
 @dataclass
 class UnitSplitter:
-    """Iterates over the units of a stream of documents; after that, `moved_to_train` says what was not as asked.
+    """Splits a stream of documents into units and counts what it skips and moves.
 
-    A unit ends with the document that fills it, and holds two documents at least: a last one of a single document
-    joins the one before. A part too small to be one (see Cut.fewest) goes to the other whole. With dedup a document
-    that was there before, byte for byte, is skipped.
+    A unit ends with the document that fills it and holds at least two documents: a last unit with one document is
+    joined to the one before it. If a part has fewer than UnitSizes.min_documents, all of its documents move to the
+    other one. With dedup, a document equal to an earlier one, byte for byte, is skipped.
     """
 
-    cut: Cut
+    sizes: UnitSizes
     dedup: bool = False
     documents: int = 0  # in units
     bytes: int = 0
-    moved_to_train: int = 0  # documents chosen for eval that were too few to be a part
-    skipped: Counter[str] = field(default_factory=Counter)  # documents that are in no unit, by reason
+    moved_to_train: int = 0  # documents chosen for eval that were too few for a part
+    skipped: Counter[str] = field(default_factory=Counter)  # number of documents in no unit, by reason
 
     def split(self, stream: Iterable[Document]) -> Iterator[Unit]:
-        """The units, each as soon as it is sure. Holds about two units of each part in memory.
+        """Yields each unit as soon as its documents are final. Holds about two units of each part in memory.
 
-        stream   documents, as UTF-8 when they are bytes; None ends a pass over the corpus: what follows may be copies
-                 of what came before, so no unit goes over it, where a unit would not be left with a single document
+        stream   documents (bytes are UTF-8); None ends a pass over the corpus. Later passes hold copies, so no unit
+                 spans two passes, unless one of its halves would be a single document
 
-        Raises UnusableCorpus at the end of a stream with too few documents for any part, saying how many there were.
+        Raises UnusableCorpus at the end of a stream with too few documents for any part.
         """
-        train, held_out = _Gathering("train", self.cut.unit_bytes), _Gathering("eval", self.cut.unit_bytes)
-        threshold = int(self.cut.eval_fraction * (1 << 64))
+        train, held_out = _Gathering("train", self.sizes.unit_bytes), _Gathering("eval", self.sizes.unit_bytes)
+        threshold = int(self.sizes.eval_fraction * (1 << 64))
         seen = Seen()
         for document in stream:
             if document is None:
@@ -94,77 +94,79 @@ class UnitSplitter:
             part = held_out if int.from_bytes(digest[:8]) < threshold else train
             if unit := part.add(text, digest):
                 yield unit
-        if held_out.total < self.cut.fewest or train.total < self.cut.fewest:
+        if held_out.total < self.sizes.min_documents or train.total < self.sizes.min_documents:
             self._join(train, held_out)
         yield from train.rest()
         yield from held_out.rest()
 
     def _join(self, train: "_Gathering", held_out: "_Gathering") -> None:
-        """Moves what was chosen for eval to train, when either would hold too few documents."""
-        if train.total + held_out.total < self.cut.fewest:
+        """Moves the documents chosen for eval to train if either part would hold too few."""
+        if train.total + held_out.total < self.sizes.min_documents:
             raise UnusableCorpus(_too_few(train.total + held_out.total))
         if held_out.closed:
             raise UnusableCorpus(
-                f"too few documents for train ({train.total}) beside those for eval ({held_out.total}); "
-                "lower --eval_fraction"
+                f"too few documents for train ({train.total}), with {held_out.total} for eval; lower --eval_fraction"
             )
         self.moved_to_train = held_out.total
         for text, digest in held_out.take():
-            # Never closes a unit too many: rest() joins what is over.
+            # add() could complete a unit too early; rest() forms the last units from what is held.
             train.add_held(text, digest)
 
 
 def _too_few(documents: int) -> str:
     if not documents:
         return (
-            "no document in --input: the files are empty or hold white space only. "
-            "Give text, with a blank line between documents"
+            "no document in --input: the files are empty or hold only white space. "
+            "Use text with a blank line between documents"
         )
     return (
         "--input holds one document, and --objective nsp takes random segments from another one. "
-        "Part the documents by blank lines, or give --objective full_sentences"
+        "Separate documents by blank lines, or use --objective full_sentences"
     )
 
 
 class _Gathering:
-    """The documents of one part that are in no finished unit yet: a full unit held back, and one being filled."""
+    """The documents of one part that are in no finished unit yet: a full unit, and one being filled.
+
+    The full unit is held back, because the next one may end up with a single document that has to join it.
+    """
 
     def __init__(self, part: Part, unit_bytes: int) -> None:
         self.part = part
         self.unit_bytes = unit_bytes
         self.total = 0
-        self.closed = 0  # units that have gone out
+        self.closed = 0  # units that were returned
         self._held: list[tuple[bytes, bytes]] = []
         self._filling: list[tuple[bytes, bytes]] = []
         self._bytes = 0
 
     def add(self, text: bytes, digest: bytes) -> Unit | None:
-        """Takes a document in; the unit held back goes out when the next one is full."""
+        """Adds a document. Returns the full unit that was held back once the next one is full."""
         self.add_held(text, digest)
         if self._bytes < self.unit_bytes or len(self._filling) < 2:
             return None
-        sure, self._held, self._filling, self._bytes = self._held, self._filling, [], 0
-        return self._unit(sure) if sure else None
+        complete, self._held, self._filling, self._bytes = self._held, self._filling, [], 0
+        return self._unit(complete) if complete else None
 
     def add_held(self, text: bytes, digest: bytes) -> None:
-        """Takes a document into the unit being filled, full or not."""
+        """Adds a document to the unit being filled, even if that is full."""
         self.total += 1
         self._bytes += len(text)
         self._filling.append((text, digest))
 
     def take(self) -> list[tuple[bytes, bytes]]:
-        """Gives up every document not yet in a finished unit."""
+        """Removes and returns every document that is in no finished unit yet."""
         documents, self._held, self._filling = self._held + self._filling, [], []
         self.total -= len(documents)
         return documents
 
     def end_pass(self) -> Iterator[Unit]:
-        """What is there as units, unless it is a single document."""
+        """Ends the units at the border of two passes, unless a single document is left."""
         if len(self._held) + len(self._filling) > 1:
             yield from self.rest()
 
     def rest(self) -> Iterator[Unit]:
-        """The last units; one of a single document joins the one before it."""
+        """The last units; a unit with one document is joined to the one before it."""
         if len(self._filling) == 1 and self._held:
             yield self._unit(self._held + self._filling)
         else:

@@ -1,19 +1,19 @@
-"""Learning a WordPiece vocabulary from word counts: byte-pair merges with a fixed order, so the result never varies.
+"""Learns a WordPiece vocabulary from word counts: byte-pair merges in a fixed order, so the result is reproducible.
 
-What is learned is what the `tokenizers` library's WordPieceTrainer learns: byte-pair encoding (Sennrich et al. 2016)
-over characters, in which a character inside a word carries the prefix "##". The most frequent pair of neighbouring
-pieces becomes a piece, again and again, until the vocabulary is full. It is not the original WordPiece of Schuster
-and Nakajima (2012), who choose the pair that raises the likelihood of a language model most; Google never published
-that trainer, and vocabularies made by merges serve as well (bert_jax encodes both by the same longest-match rule).
+It learns what the `tokenizers` library's WordPieceTrainer learns: byte-pair encoding (Sennrich et al. 2016) over
+characters, in which a character inside a word has the prefix "##". The most frequent pair of adjacent pieces becomes a
+piece, repeatedly, until the vocabulary is full. It is not the original WordPiece of Schuster and Nakajima (2012), which
+chooses the pair that most increases the likelihood of a language model; Google never published that trainer, and
+vocabularies made by merges work as well (bert_jax encodes both by the same longest-match rule).
 
-Why not the library's trainer: it counts into hash maps of random order, and pairs of equal count fall as that order
-has them, so that the same text gives other ids and sometimes other pieces. Here
-  - pieces start as characters: the most frequent, ties by code point, until they cover a share of the text, and
-    ALPHABET_MINIMUM at least; a word with another character in it is left out, for it would be encoded as [UNK];
-  - among pairs of equal count the first by (left id, right id) is merged;
-  - ids: special tokens, characters, characters inside a word, each by code point, then merges as they came.
-Every CJK ideograph is a word (the tokenizer's normaliser makes it one), so a text in Chinese needs as many tokens as
-it has characters: this is what the share is for, and the multilingual vocabularies of BERT hold them so.
+The library's own trainer is not used because it counts into hash maps of random order, and that order decides between
+pairs of equal count: the same text then gives other ids and sometimes other pieces. Here
+  - pieces start as characters: the most frequent ones, ties by code point, until they cover a share of the text, and
+    at least ALPHABET_MINIMUM; a word with any other character is left out, because it would be encoded as [UNK];
+  - among pairs of equal count, the first by (left id, right id) is merged;
+  - the order of ids is: special tokens, characters, characters inside a word, each by code point, then merges in order.
+Every CJK ideograph is a word (the tokenizer's normalizer makes it one), so Chinese text needs as many tokens as it has
+different characters. The covered share limits their number, as in the multilingual vocabularies of BERT.
 """
 
 import re
@@ -30,12 +30,12 @@ INSIDE = "##"
 # Both as in the `tokenizers` library's BertWordPieceTokenizer.train.
 ALPHABET_MINIMUM = 1000
 MIN_FREQUENCY = 2
-# White space to str.split, and dropped before it is looked for by the library.
+# White space for str.split; the library drops these characters before it splits.
 _SEPARATORS = re.compile("[\x0b\x0c\x1c-\x1f\x85]")
 
 
 class WordPieceSplitter:
-    """Words as the tokenizer has them: normalised, and parted at punctuation and ideographs, by the library."""
+    """The tokenizer's words: normalized, and split at punctuation and ideographs, by the library."""
 
     def __init__(self, lowercase: bool) -> None:
         self._library = WordPieceSpec(SPECIAL_TOKENS, lowercase=lowercase, strip_accents=lowercase).build()
@@ -43,11 +43,11 @@ class WordPieceSplitter:
         self._split = self._library.pre_tokenizer.pre_tokenize_str
 
     def chunks(self, text: str) -> list[str]:
-        # Where there is none of the characters that the two treat differently, str.split is five times as fast.
+        # str.split is five times as fast, and equal unless the text has one of these characters.
         return split_chunks(text) if _SEPARATORS.search(text) else text.split()
 
     def words(self, chunk: str) -> Iterator[str]:
-        """The words, "##" before each window but the first of a long one ("#" else is always a word of its own)."""
+        """The words, with "##" before all windows of a long one but the first (any other "#" is a word of its own)."""
         for word, _ in self._split(self._normalize(chunk)):
             first, *others = counting.windows(word)
             yield first
@@ -65,10 +65,10 @@ def learn(
 ) -> list[str]:
     """The tokens of a WordPiece vocabulary, by id: special tokens, characters, merges.
 
-    `word_counts` are by word, or by the inside of one ("##" and two characters or more). Fewer tokens than
-    `vocab_size` when no pair is left that occurs `min_frequency` times. `on_token` is told the size of the vocabulary
-    as it grows. Depends on nothing but the counts and options, not even the order of `word_counts`.
-    Raises UserError when the special tokens and characters alone do not fit.
+    The keys of `word_counts` are words, or insides of words ("##" and two or more characters). The result has fewer
+    tokens than `vocab_size` if no pair is left that occurs `min_frequency` times. `on_token` gets the size of the
+    vocabulary as it grows. The result depends only on the counts and options, and not on the order of `word_counts`.
+    Raises UserError if the special tokens and characters alone do not fit.
     """
     alphabet = _alphabet(word_counts, alphabet_minimum, character_coverage)
     allowed = set(alphabet)
@@ -79,7 +79,7 @@ def learn(
     if len(tokens) > vocab_size:
         raise UserError(
             f"--vocab_size {vocab_size} is too small: the special tokens and the {len(alphabet)} characters of the text"
-            f" already take {len(tokens)}. Give more, such as --vocab_size {max(8192, 4 * len(tokens))}"
+            f" already take {len(tokens)}. Use more, for example --vocab_size {max(8192, 4 * len(tokens))}"
         )
     ids = {token: index for index, token in enumerate(tokens)}
     beginning = {character: ids[character] for character in alphabet}
@@ -92,7 +92,7 @@ def learn(
     del words
     while len(tokens) < vocab_size and (pair := merges.most_frequent()):
         token = tokens[pair[0]] + tokens[pair[1]].removeprefix(INSIDE)
-        # A piece may come about in two ways ("a" "##bc", "ab" "##c"); it is one token still.
+        # Two different pairs may give the same piece ("a" "##bc", "ab" "##c"), which is one token.
         if token not in ids:
             ids[token] = len(tokens)
             tokens.append(token)
@@ -102,7 +102,7 @@ def learn(
 
 
 def _split(word: str) -> tuple[str, str]:
-    """The first character of a word, "" if it is the inside of one, and the others."""
+    """The first character of a word ("" for the inside of a word) and the others."""
     if len(word) > len(INSIDE) and word.startswith(INSIDE):
         return "", word[len(INSIDE) :]
     return word[0], word[1:]

@@ -1,4 +1,4 @@
-"""What one task of data preparation does: a unit's text to shards of rows."""
+"""The work of one data-preparation task: turns the text of a unit into shards of rows."""
 
 import random
 from pathlib import Path
@@ -24,8 +24,8 @@ from data_prep.units import Unit
 def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, unit: Unit) -> UnitRecord:
     """Writes a unit's shards, one for each of the dupe_factor pairings, and then its record.
 
-    Any process may do any unit: the result is a function of the arguments and the unit. `directory` is the job's;
-    a cache of tokens saves the tokenizer's work and changes nothing.
+    Any process may build any unit: the result is a function of the arguments and the unit. `directory` is the job's
+    folder; a token cache saves the tokenizer's work and changes nothing else.
     """
     tokenizer = _tokenizer(directory, arguments.tokenizer_hash)
     masker = Masker(tokenizer, arguments.rule, arguments.seed)
@@ -86,19 +86,19 @@ def _rows(
     return fill_rows(found, keys, packed, seq_len, most, tokenizer)
 
 
-_kept: dict[Path, Tokenizer] = {}  # one a process, so that its cache of words lives as long
+_kept: dict[Path, Tokenizer] = {}  # one for each process, so that its cache of words stays warm between units
 
 
 def keep(directory: Path, tokenizer: Tokenizer) -> None:
-    """Has the units that this process does of the job in a folder use a tokenizer that is loaded already."""
-    # By the job, for a tokenizer is not for two threads that each run one.
+    """Makes the units of a job in this process use a tokenizer that is already loaded."""
+    # Keyed by job, because two threads that each run a job must not share a tokenizer.
     _kept.clear()
     _kept[directory] = tokenizer
 
 
 def _tokenizer(directory: Path, content_hash: str) -> Tokenizer:
     tokenizer = _kept.get(directory)
-    if tokenizer is None or tokenizer.content_hash != content_hash:  # a later job may have the folder of an earlier one
+    if tokenizer is None or tokenizer.content_hash != content_hash:  # a later job may use the folder of an earlier one
         tokenizer = tokenizers.load(directory / "tokenizer")
         keep(directory, tokenizer)
     return tokenizer

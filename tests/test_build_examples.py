@@ -29,7 +29,7 @@ from data_prep.inspection.statistics import unmasked_ids
 from data_prep.inspection.verification import verify
 from data_prep.objectives import OBJECTIVES
 from data_prep.sentences import document_sentences
-from data_prep.units import Cut, UnitSplitter
+from data_prep.units import UnitSizes, UnitSplitter
 
 
 def plain(corpus: Path, vocab_dir: Path, output: Path) -> dict:
@@ -118,7 +118,7 @@ def documents_of(directory: Path, arguments: dict) -> dict[int, list[bytes]]:
     """The ids of each document, by the unit number that sequence keys hold."""
     manifest = json.loads((directory / "manifest.json").read_text())
     loaded = tokenizers.load(directory / "tokenizer")
-    splitter = UnitSplitter(Cut(manifest["unit_bytes"], manifest["eval_fraction"], 2))
+    splitter = UnitSplitter(UnitSizes(manifest["unit_bytes"], manifest["eval_fraction"], 2))
     found = {}
     for unit in splitter.split(readers.documents(arguments["input"])):
         ids, offsets, documents, _ = encode(loaded, unit)
@@ -337,7 +337,7 @@ def test_job_killed_in_the_middle_ends_with_the_same_bytes(arguments: dict, runn
     units = sorted(path.stem.removeprefix("train-") for path in incomplete.glob("job/units/train-*.json"))
     shard, cut_off = (incomplete / "train" / f"shard-{number}.arrow" for number in units[:2])
     written = shard.stat().st_mtime_ns
-    with pytest.raises(UserError, match=r"begun with other arguments .*seq_len 64, now 32"):
+    with pytest.raises(UserError, match=r"started with other arguments .*seq_len 64, now 32"):
         build(BuildOptions(**arguments | {"seq_len": 32}))
     assert finished_units(arguments["output"]) == finished
     (incomplete / "train" / "shard-99999.arrow.tmp").write_bytes(b"half")
@@ -401,7 +401,7 @@ def test_damaged_arguments_of_a_job_are_refused_in_one_line(arguments: dict, dam
     folder = unfinished(arguments)
     kept, before = folder / "job" / "arguments.json", finished_units(arguments["output"])
     kept.unlink() if damage is None else kept.write_text(damage)
-    with pytest.raises(UserError, match=r"damaged .*arguments\.json.*; remove .*out\.incomplete to begin") as caught:
+    with pytest.raises(UserError, match=r"damaged .*arguments\.json.*; remove .*out\.incomplete to start") as caught:
         build(BuildOptions(**arguments))
     assert "\n" not in str(caught.value) and finished_units(arguments["output"]) == before
     shutil.rmtree(folder)
@@ -486,7 +486,7 @@ def test_folder_in_the_way_is_left_alone(arguments: dict) -> None:
     incomplete = arguments["output"].with_name("out.incomplete")
     incomplete.mkdir()
     (incomplete / "mine.txt").write_text("mine")
-    with pytest.raises(UserError, match="in the way"):
+    with pytest.raises(UserError, match="exists and is no unfinished output"):
         build(BuildOptions(**arguments))
     assert (incomplete / "mine.txt").read_text() == "mine"
 
@@ -530,9 +530,9 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
         ({"masking": "none"}, "unknown --masking none; choose from dynamic, static"),
         ({"mask_unit": "sentence"}, "unknown --mask_unit sentence; choose from token, word, ngram, span"),
         ({"mask_split": (0.8, 0.2)}, "--mask_split 0.8,0.2: expected three shares"),
-        ({"mask_split": (0.8, 0.1, 0.2)}, "split 0.8,0.1,0.2; it is three shares that sum to 1"),
-        ({"mask_unit": "span", "reorder_rate": 0.1}, "reorder rate 0.1 with unit span"),
-        ({"random_tokens": "zipf"}, "random tokens 'zipf'; they are one of: uniform, unigram"),
+        ({"mask_split": (0.8, 0.1, 0.2)}, "mask split 0.8,0.1,0.2 is invalid. Give three shares that sum to 1"),
+        ({"mask_unit": "span", "reorder_rate": 0.1}, "reorder rate 0.1 is invalid with unit span"),
+        ({"random_tokens": "zipf"}, "unknown choice of random tokens 'zipf'; choose from uniform, unigram"),
         (
             {"random_tokens": "unigram", "masking": "static"},
             "--random_tokens unigram needs --masking dynamic",
@@ -546,7 +546,7 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
         ({"dupe_factor": 0}, "--dupe_factor 0: it must be from 1"),
         ({"eval_fraction": 1.0}, "--eval_fraction 1.0: it must be at least 0 and below 1"),
         ({"seed": -1}, "--seed -1: it must be at least 0"),
-        ({"token_cache": __file__}, r"--token_cache .* is a file. Name a folder"),
+        ({"token_cache": __file__}, r"--token_cache .* is a file. Choose a folder"),
         ({"delete_rate": 0.6}, "--delete_rate 0.6: it must be from 0 to 0.5"),
         ({"insert_rate": -0.1}, "--insert_rate -0.1: it must be from 0"),
         ({"output": "runs/out.incomplete"}, r"ends in \.incomplete"),
@@ -605,7 +605,7 @@ def test_units_hold_two_documents_and_every_document_once() -> None:
     for seed in range(30):
         generator = random.Random(seed)
         texts = [f"{i} " + "x" * generator.randrange(1, 400) for i in range(generator.randrange(2, 40))]
-        splitter = UnitSplitter(Cut(generator.randrange(100, 900), 0.3, 2))
+        splitter = UnitSplitter(UnitSizes(generator.randrange(100, 900), 0.3, 2))
         units = list(splitter.split(texts))
         assert sorted(text for unit in units for text in unit.documents) == sorted(text.encode() for text in texts)
         assert all(len(unit.documents) >= 2 for unit in units)

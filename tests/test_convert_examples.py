@@ -212,7 +212,7 @@ def test_tokenizer_that_is_too_small_is_refused(tmp_path: Path) -> None:
 def test_files_of_different_widths_are_refused(outputs: dict[str, Path], vocab_dir: Path, tmp_path: Path) -> None:
     shutil.copy(outputs["tfrecord"] / "train" / "shard-00000.tfrecord", tmp_path / "a.tfrecord")
     shutil.copy(ORIGINAL / "rows.tfrecord", tmp_path / "b.tfrecord")
-    with pytest.raises(UserError, match=r"b\.tfrecord: examples of 48 slots and 8 predictions, those before have 64"):
+    with pytest.raises(UserError, match=r"b\.tfrecord: examples of 48 tokens and 8 predictions, expected 64"):
         convert(f"{tmp_path}/*.tfrecord", tmp_path / "out", tokenizer=vocab_dir)
 
 
@@ -242,7 +242,7 @@ def test_damaged_shard_of_ours_is_named(outputs: dict[str, Path], tmp_path: Path
         ({"objective": "mlm"}, "unknown --objective mlm; choose from nsp, sop"),
         ({"objective": "single"}, r"rows\.tfrecord: example 0 has segment lengths that do not fit"),
         ({"format": "parquet"}, "choose from arrow, tfds, tfrecord"),
-        ({"input": str(ORIGINAL), "tokenizer": None}, r"name its files, for example .*\*\.tfrecord"),
+        ({"input": str(ORIGINAL), "tokenizer": None}, r"Name the files, for example .*\*\.tfrecord"),
         ({"eval_input": str(ORIGINAL / "rows.tfrecord")}, "is in --input and in --eval_input"),
         ({"input": str(ORIGINAL / "vocab.txt")}, r"vocab\.txt: a record of \d+ bytes: not a TFRecord file"),
     ],
@@ -258,9 +258,9 @@ def test_mistake_is_told_in_one_line(change: dict, told: str, tmp_path: Path) ->
 def test_dynamic_rows_have_no_tfrecord_form(shards_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="use --masking static"):
         convert(shards_dir, tmp_path / "out", format="tfrecord")
-    with pytest.raises(UserError, match="leave out --tokenizer"):
+    with pytest.raises(UserError, match=r"--tokenizer, .* are only for TFRecord files; leave them out"):
         convert(shards_dir, tmp_path / "out", tokenizer=shards_dir / "tokenizer")
-    with pytest.raises(UserError, match=r"leave out .*--lowercase"):
+    with pytest.raises(UserError, match=r"--lowercase, .* are only for TFRecord files; leave them out"):
         convert(shards_dir, tmp_path / "out", lowercase=True)
 
 

@@ -86,7 +86,7 @@ def test_list_that_leads_out_of_the_folder_is_refused(shards_dir: Path, store: P
     for name in ("../outside", "/outside", "train/../../outside"):
         with (store / "bucket" / "in" / checksums.SUMS).open("a") as file:
             file.write(f"{'0' * 64}  {name}\n")
-        with pytest.raises(UserError, match="is not in the folder"):
+        with pytest.raises(UserError, match="is outside of the folder"):
             copy("s3://bucket/in", str(tmp_path / "out"))
         shutil.copy(shards_dir / checksums.SUMS, store / "bucket" / "in")
 
@@ -97,7 +97,7 @@ def test_mistakes_are_told_in_one_line(shards_dir: Path, store: Path, tmp_path: 
     (store / "bucket" / "mixed" / "notes.txt").write_text("of somebody else")
     for input, output, told in [
         (str(shards_dir), "s3://bucket/there", "output s3://bucket/there exists"),
-        (str(shards_dir), "s3://bucket/mixed", r"holds notes\.txt, which is no part of the output"),
+        (str(shards_dir), "s3://bucket/mixed", r"holds notes\.txt, which is not part of the output"),
         (str(shards_dir), str(tmp_path), "exists"),
         (str(tmp_path), "s3://bucket/new", "SHA256SUMS does not exist. Check the address"),
         ("s3://bucket/nowhere", str(tmp_path / "out"), "SHA256SUMS does not exist"),
@@ -116,7 +116,7 @@ def test_address_without_a_bucket_is_told(shards_dir: Path) -> None:
 def test_other_commands_name_the_copy(sample_text: Path, vocab_dir: Path) -> None:
     with pytest.raises(UserError, match="Choose a local folder, and copy it when it is complete"):
         build(BuildOptions(str(sample_text), vocab_dir, "gs://bucket/books", 64))
-    with pytest.raises(UserError, match=r"bring them here: python -m data_prep.copy_examples"):
+    with pytest.raises(UserError, match=r"Copy them: python -m data_prep.copy_examples"):
         open_dataset("s3://bucket/books/train", "train")
     assert not Path("gs:").exists()
 

@@ -26,7 +26,7 @@ from data_prep.dedup import Seen
 from data_prep.inspection.verification import verify
 from data_prep.readers import Corpus, Reading, find_sources
 from data_prep.readers.corpus import _chosen
-from data_prep.units import Cut, UnitSplitter
+from data_prep.units import UnitSizes, UnitSplitter
 
 TEXTS = ["One.\nTwo.", "¿Qué? Sí.", "三。四。", "a\r\nb \u2028 c"]
 
@@ -87,13 +87,13 @@ def test_null_and_missing_fields_are_refused_and_blank_ones_counted(tmp_path):
     (tmp_path / "a.jsonl").write_text(
         '{"text": "one"}\n{"txet": "x"}\n\n{"text": null}\n[1]\n{"text": ""}\n{"text": "\\u0000"}\n'
     )
-    with pytest.raises(UserError, match=r"a\.jsonl, line 2: no text in 'text' .* there is: txet\. Give --text_field"):
+    with pytest.raises(UserError, match=r"a\.jsonl, line 2: expected .*'text'; its fields are txet\. Use"):
         list(corpus(tmp_path / "a.jsonl").documents())
     read = corpus(tmp_path / "a.jsonl", on_error="skip")
     assert list(read.documents()) == ["one"]
     assert read.refused == {"no_text_field": 3, "empty_text": 1, "nul_character": 1}
     write_parquet(tmp_path / "a.parquet", ["one", None, "", "two"])
-    with pytest.raises(UserError, match=r"a\.parquet, row 2: no text in 'text'"):
+    with pytest.raises(UserError, match=r"a\.parquet, row 2: expected text in 'text', got null"):
         list(corpus(tmp_path / "a.parquet").documents())
     read = corpus(tmp_path / "a.parquet", on_error="skip")
     assert list(read.documents()) == ["one", "two"] and read.refused == {"no_text_field": 1, "empty_text": 1}
@@ -115,9 +115,17 @@ def bad_inputs(folder: Path) -> dict[str, tuple[str, bytes | None, str]]:
         "damaged_file zst": ("x.zst", zstd(b"text\n\n" * 999)[:-9], r"x\.zst: damaged file \(truncated"),
         "not_json": ("x.jsonl", b'{"text": "a"}\n{"text": \n', r"x\.jsonl, line 2: not JSON"),
         "not_json deep": ("x.jsonl", b"[" * 100_000, r"x\.jsonl, line 1: nested too deep"),
-        "no_text_field": ("x.jsonl", b'{"text": "a"}\n{}\n', r"x\.jsonl, line 2: no text in 'text'"),
+        "no_text_field": (
+            "x.jsonl",
+            b'{"text": "a"}\n{}\n',
+            r"x\.jsonl, line 2: expected a JSON object with",
+        ),
         "invalid_utf8 json": ("x.jsonl", b'{"text": "\\ud800"}\n', r"x\.jsonl, line 1: half of a surrogate pair"),
-        "no_text_column": ("x.parquet", parquet, r"x\.parquet: no text column 'text'; there is: id \(int64\), other"),
+        "no_text_column": (
+            "x.parquet",
+            parquet,
+            r"x\.parquet: no text column 'text'; the columns are id \(int",
+        ),
         "damaged_file parquet": ("x.parquet", parquet[:-5], r"x\.parquet: damaged file"),
         "damaged_file short": ("x.parquet", b"PAR1", r"x\.parquet: damaged file"),
         "unreadable_file": ("x.bz2", b"BZ", r"x\.bz2: \.bz2 files are not supported"),
@@ -216,7 +224,7 @@ def test_a_job_does_not_go_on_by_another_rule_for_sentences(tmp_path, sample_tex
         build(BuildOptions(**arguments, output=tmp_path / "out"))
     kept = tmp_path / "out.incomplete" / "job" / "arguments.json"
     kept.write_text(json.dumps(json.loads(kept.read_text()) | {"sentence_rule": 1}))
-    with pytest.raises(UserError, match=r"begun with other arguments \(sentence_rule 1, now \d+\)"):
+    with pytest.raises(UserError, match=r"started with other arguments \(sentence_rule 1, now \d+\)"):
         build(BuildOptions(**arguments, output=tmp_path / "out", on_error="skip"))
 
 
@@ -260,9 +268,9 @@ def test_a_line_of_200_mb_takes_no_such_memory_and_one_line_to_tell(tmp_path, sa
 
 TOLD = {
     "a.txt": [
-        (gzip.compress(b"x"), "It looks compressed: end the file's name in .gz"),
-        (lzma.compress(b"x"), "It looks compressed: end the file's name in .xz"),
-        (zstd(b"x"), "It looks compressed: end the file's name in .zst"),
+        (gzip.compress(b"x"), "It looks compressed: rename the file to end in .gz"),
+        (lzma.compress(b"x"), "It looks compressed: rename the file to end in .xz"),
+        (zstd(b"x"), "It looks compressed: rename the file to end in .zst"),
         ("one\n\ntwo".encode("utf-16"), "It looks like UTF-16: convert"),
         ("one\n\ntwo".encode("utf-16-le"), "It looks like UTF-16: convert"),
         (b"a text with\0 one", "a NUL character (column 12). Remove it"),
@@ -271,11 +279,11 @@ TOLD = {
     "a.jsonl": [
         ('{"text": "x"}'.encode("utf-16"), "It looks like UTF-16: convert"),
         (b'{"n": ' + b"9" * 5000 + b"}", "JSON with a number that is too long"),
-        (b"[" * 100_000 + b"]" * 100_000, "nested too deep to be read as JSON"),
+        (b"[" * 100_000 + b"]" * 100_000, "nested too deep to be parsed as JSON"),
         (b'{"text": x}', "not JSON ("),
-        (b'{"text": null}', "no text in 'text', which holds null."),
-        (b'{"text": 1.5}', "no text in 'text', which holds a number."),
-        (b'{"text": [1]}', "no text in 'text', which holds a list."),
+        (b'{"text": null}', "expected text in 'text', got null."),
+        (b'{"text": 1.5}', "expected text in 'text', got a number."),
+        (b'{"text": [1]}', "expected text in 'text', got a list."),
     ],
 }
 
@@ -301,7 +309,7 @@ def test_columns_of_one_name_nulls_and_addresses_of_other_kinds_are_told(tmp_pat
     with pytest.raises(UserError, match="2 columns are called 'text'"):
         list(corpus(tmp_path / "a.parquet").documents())
     write_parquet(tmp_path / "a.parquet", texts)
-    with pytest.raises(UserError, match="row 2: no text in 'text', which holds null"):
+    with pytest.raises(UserError, match="row 2: expected text in 'text', got null"):
         list(corpus(tmp_path / "a.parquet").documents())
     for address in ("https://a.org/b.txt", f"file://{tmp_path}/a.parquet"):
         with pytest.raises(UserError, match=r"is not supported\. Use local paths, gs://, s3:// or tfds:NAME"):
@@ -357,7 +365,7 @@ def test_weights_are_copies_in_later_passes(tmp_path):
 def test_copies_share_a_part_and_never_a_unit(eval_fraction):
     texts = [f"document {number} " * (1 + number % 7) for number in range(300)]
     for unit_bytes in (1, 500, 10**9):
-        splitter = UnitSplitter(Cut(unit_bytes, eval_fraction, 2))
+        splitter = UnitSplitter(UnitSizes(unit_bytes, eval_fraction, 2))
         units = list(splitter.split([*texts, None, *texts, None, *texts[:50]]))
         assert all(len(set(unit.documents)) == len(unit.documents) >= 2 for unit in units)
         parts = {text: {unit.part for unit in units if text.encode() in unit.documents} for text in texts}
@@ -367,7 +375,7 @@ def test_copies_share_a_part_and_never_a_unit(eval_fraction):
 
 def test_duplicates_are_skipped_within_a_pass_only():
     stream = ["a", "b", "a", "c", "b", "a", None, "a", "b", "a"]
-    splitter = UnitSplitter(Cut(10**9, 0.0, 1), dedup=True)
+    splitter = UnitSplitter(UnitSizes(10**9, 0.0, 1), dedup=True)
     units = list(splitter.split(stream))
     assert [unit.documents for unit in units] == [(b"a", b"b", b"c"), (b"a", b"b")]
     assert splitter.skipped == {"duplicate": 4} and splitter.documents == 5

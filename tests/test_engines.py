@@ -128,7 +128,7 @@ def test_caller_that_stops_early_leaves_no_unit_half_done(tmp_path: Path) -> Non
 
 
 def test_options_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="the local engine has none"):
+    with pytest.raises(UserError, match="leave it out for the local engine"):
         engines.run("local", _never, [], 1, directory=tmp_path, options="--address=auto")
     with pytest.raises(UserError, match="unknown --engine spark; choose from local, beam, ray"):
         build_examples.build(BuildOptions("a", "b", tmp_path / "out", 64, engine="spark"))

@@ -189,13 +189,16 @@ def test_tfds_records_of_another_layout_are_refused(outputs: Path) -> None:
     manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
     path = outputs / "static_tfds" / manifest["shards"][0]["name"]
     for change in ({"seq_len": 128}, {"pack": 2}, {"masking": manifest["masking"] | {"max_predictions": 9}}):
-        with pytest.raises(Corrupt, match="records that are not of"):
+        with pytest.raises(Corrupt, match="records whose size is not"):
             formats.reader(manifest | change)(path)
 
 
 @pytest.mark.parametrize("output", ["static_tfds", "static_tfrecord"])
 def test_training_refuses_other_formats_and_names_the_conversion(outputs: Path, output: str) -> None:
-    with pytest.raises(UserError, match=rf"holds \w+ shards.*convert_examples --input .*{output} --output .*_arrow$"):
+    with pytest.raises(
+        UserError,
+        match=rf"has \w+ shards, but training reads Arrow.*convert_examples --input .*{output} --output .*_arrow$",
+    ):
         open_dataset(outputs / output, "train")
 
 

@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from data_prep.packing import pack, rooms
+from data_prep.packing import gaps, pack
 
 
 def best_fit_decreasing(lengths: list[int], seq_len: int) -> list[int]:
@@ -58,12 +58,12 @@ def test_rows_are_those_of_best_fit_decreasing(lengths: list[int], seq_len: int)
 def test_rooms_are_what_rows_with_a_free_place_have_left(lengths: list[int], seq_len: int, most: int) -> None:
     packed = pack(np.array(lengths), none_late(lengths), seq_len, most)
     held, count = np.bincount(packed.rows, np.array(lengths)[packed.order]), np.bincount(packed.rows)
-    assert sorted(rooms(np.array(lengths), seq_len, most)) == sorted((seq_len - held)[count < most].tolist())
+    assert sorted(gaps(np.array(lengths), seq_len, most)) == sorted((seq_len - held)[count < most].tolist())
 
 
 @given(some_lengths, st.integers(41, 70), st.integers(3, 9))
 def test_late_sequences_as_long_as_the_rooms_fill_all_rows(lengths: list[int], seq_len: int, most: int) -> None:
-    left = [room for room in rooms(np.array(lengths), seq_len, most) if room]
+    left = [room for room in gaps(np.array(lengths), seq_len, most) if room]
     together = np.array(lengths + left)
     packed = pack(together, np.arange(len(together)) >= len(lengths), seq_len, most)
     assert together.sum() == (packed.rows[-1] + 1) * seq_len
@@ -76,7 +76,7 @@ def test_one_sequence_a_row_leaves_them_as_they_are() -> None:
 
 
 def test_sequence_longer_than_a_row_is_refused() -> None:
-    with pytest.raises(ValueError, match="sequences of 3 to 9 slots; a row has 8"):
+    with pytest.raises(ValueError, match="sequences of 3 to 9 tokens do not fit rows of 8"):
         pack(np.array([3, 9]), np.zeros(2, bool), 8, 2)
 
 

@@ -67,7 +67,7 @@ def test_lowercase_folds(sample_text):
 
 def test_mistakes_are_one_line():
     counts = {f"\u2581{chr(97 + index)}b": 5 for index in range(20)}
-    with pytest.raises(UserError, match=r"--vocab_size 12 is too small: .* already take 26\. Give") as caught:
+    with pytest.raises(UserError, match=r"--vocab_size 12 is too small: .* already take 26\. Use more") as caught:
         sentence_pieces.learn(counts, 12, kind="unigram")
     assert "\n" not in str(caught.value)
     with pytest.raises(UserError, match="the sentencepiece library failed"):

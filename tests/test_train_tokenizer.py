@@ -202,10 +202,13 @@ def test_mistakes_are_one_line_and_leave_nothing(sample_text, tmp_path):
         ({"paths": [empty], "vocab_size": 900}, "no document in it"),
         ({"paths": [tmp_path / "absent.txt"], "vocab_size": 900}, "matches no file"),
         ({"paths": [sample_text], "vocab_size": 20}, "--vocab_size 20 is too small"),
-        ({"paths": [sample_text], "vocab_size": -1}, "--vocab_size -1 is no size"),
-        ({"paths": [sample_text], "vocab_size": 900, "alpha": 1.5}, "--alpha 1.5 is not within 0"),
-        ({"paths": [sample_text], "vocab_size": 900, "character_coverage": 0.0}, "--character_coverage 0 is no share"),
-        ({"paths": [sample_text], "vocab_size": 900, "max_words": 10}, "--max_words 10 is too few"),
+        ({"paths": [sample_text], "vocab_size": -1}, "--vocab_size -1 must be positive"),
+        ({"paths": [sample_text], "vocab_size": 900, "alpha": 1.5}, "--alpha 1.5 must be from 0"),
+        (
+            {"paths": [sample_text], "vocab_size": 900, "character_coverage": 0.0},
+            "--character_coverage 0 must be above 0",
+        ),
+        ({"paths": [sample_text], "vocab_size": 900, "max_words": 10}, "--max_words 10 is too small"),
     ]
     for arguments, message in cases:
         with pytest.raises(UserError, match=message) as caught:

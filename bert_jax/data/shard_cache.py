@@ -53,7 +53,7 @@ def _open(address: str) -> tuple[Folder, Part | None]:
     """The output that an address belongs to, and the part if the address ends in one."""
     output = Folder(address)
     parent, _, last = output.address.rpartition("/")
-    if last in PARTS and not output.has(MANIFEST):
+    if last in PARTS and output.read_if_present(MANIFEST) is None:
         return Folder(parent), "train" if last == "train" else "eval"
     return output, None
 

@@ -6,7 +6,7 @@ import lzma
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import PurePath
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import pyarrow as pa
 
@@ -26,12 +26,6 @@ class DamagedFile(Exception):
     """A compressed file is corrupt or truncated. The message says which."""
 
 
-@runtime_checkable
-class Readable(Protocol):
-    def read(self, size: int = -1, /) -> bytes: ...
-    def close(self) -> object: ...
-
-
 def ignore_progress(size: int) -> None:
     """An OnRead that does nothing."""
 
@@ -43,10 +37,10 @@ def suffixes(path: str) -> tuple[str, str]:
     return PurePath(name.stem if compression else name.name).suffix, compression
 
 
-def decompressed(stored: Readable, suffix: str, buffer_bytes: int = _BUFFER_BYTES) -> io.BufferedReader:
+def decompressed(stored: BinaryFile, suffix: str, buffer_bytes: int = _BUFFER_BYTES) -> io.BufferedReader:
     """The content of an open file with one of SUFFIXES, which is closed with it. Reading raises DamagedFile."""
-    stream = _Zstandard(stored) if suffix == ".zst" else _GzipOrXz(stored, suffix)
-    return io.BufferedReader(stream, buffer_bytes)
+    source = pa.CompressedInputStream(stored, "zstd") if suffix == ".zst" else _GzipOrXz(stored, suffix)
+    return io.BufferedReader(_Decompressed(stored, source.read), buffer_bytes)
 
 
 def read_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
@@ -72,31 +66,49 @@ def read_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]
         raise
 
 
-class _GzipOrXz(io.RawIOBase):
-    """The concatenated streams of a .gz or .xz file.
+class _Decompressed(io.RawIOBase):
+    """A stream whose `read` decompresses a stored file. Turns every decompressor's errors into DamagedFile."""
 
-    Python's LZMAFile is no replacement: it ends silently where a stream after the first one is damaged.
-    """
-
-    def __init__(self, stored: Readable, suffix: str) -> None:
+    def __init__(self, stored: BinaryFile, read: Callable[[int], bytes]) -> None:
         self._stored = stored
-        self._suffix = suffix
-        self._input = b""  # read, but not yet passed to a decompressor
-        self._decompressor: Any = None  # of the current stream
-        self._begun = False
+        self._read = read
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, target: Any, /) -> int:
         try:
-            return self._readinto(target)
+            piece = self._read(len(target))
         except (lzma.LZMAError, zlib.error) as error:
             raise DamagedFile(first_line(error)) from error
+        except OSError as error:
+            if error.errno is None:  # errors of pyarrow's decompressor have no number, those of the system have one
+                raise DamagedFile(first_line(error)) from error
+            raise
+        target[: len(piece)] = piece
+        return len(piece)
 
-    def _readinto(self, target: Any) -> int:
+    def close(self) -> None:
+        self._stored.close()
+        super().close()
+
+
+class _GzipOrXz:
+    """Decompresses the concatenated streams of a .gz or .xz file.
+
+    Python's LZMAFile is no replacement: it ends silently where a stream after the first one is damaged.
+    """
+
+    def __init__(self, stored: BinaryFile, suffix: str) -> None:
+        self._stored = stored
+        self._is_xz = suffix == ".xz"
+        self._input = b""  # read, but not yet passed to a decompressor
+        self._decompressor: Any = None  # of the current stream
+        self._begun = False
+
+    def read(self, size: int) -> bytes:
         while self._decompressor is not None or self._begin_stream():
-            piece = self._decompressor.decompress(self._input, len(target))
+            piece: bytes = self._decompressor.decompress(self._input, size)
             # zlib returns the input that it did not use; lzma keeps it.
             self._input = getattr(self._decompressor, "unconsumed_tail", b"")
             if self._decompressor.eof:
@@ -106,9 +118,8 @@ class _GzipOrXz(io.RawIOBase):
                 if not self._input:
                     raise DamagedFile("truncated")
             if piece:
-                target[: len(piece)] = piece
-                return len(piece)
-        return 0
+                return piece
+        return b""
 
     def _begin_stream(self) -> bool:
         """Whether another stream follows. NULs may pad the space between streams, in .xz in multiples of four."""
@@ -120,42 +131,14 @@ class _GzipOrXz(io.RawIOBase):
             rest = self._input.lstrip(b"\0")
             padding += len(self._input) - len(rest)
             self._input = rest
-        is_xz = self._suffix == ".xz"
-        if is_xz and padding % 4:
+        if self._is_xz and padding % 4:
             raise DamagedFile(f"{padding} NULs after a stream, which is not a multiple of 4")
-        if not self._input and (self._begun or not is_xz):
+        if not self._input and (self._begun or not self._is_xz):
             return False
-        self._decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ) if is_xz else zlib.decompressobj(16 + zlib.MAX_WBITS)
+        gzip_bits = 16 + zlib.MAX_WBITS
+        self._decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ) if self._is_xz else zlib.decompressobj(gzip_bits)
         self._begun = True
         return True
-
-    def close(self) -> None:
-        self._stored.close()
-        super().close()
-
-
-class _Zstandard(io.RawIOBase):
-    """The content of a .zst file, by pyarrow."""
-
-    def __init__(self, stored: Readable) -> None:
-        self._stream = pa.CompressedInputStream(stored, "zstd")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, target: Any, /) -> int:
-        try:
-            piece = self._stream.read(len(target))
-        except OSError as error:
-            if error.errno is None:  # errors of pyarrow's decompressor have no number, those of the system have one
-                raise DamagedFile(first_line(error)) from error
-            raise
-        target[: len(piece)] = piece
-        return len(piece)
-
-    def close(self) -> None:
-        self._stream.close()
-        super().close()
 
 
 def _rest_before_damage(path: str, compression: str, stored_bytes: int, content_bytes: int) -> bytes:

@@ -117,10 +117,6 @@ class Folder:
         found = {info.path.removeprefix(self._path).lstrip("/") for info in infos if info.is_file}
         return {name for name in found if not name.endswith(_TEMPORARY)}
 
-    def has(self, name: str) -> bool:
-        with self._user_errors(name):
-            return bool(self._store.get_file_info(f"{self._path}/{name}").is_file)
-
     def size(self, name: str) -> int:
         """The size of a file in bytes. Raises UserError if it does not exist."""
         with self._user_errors(name):

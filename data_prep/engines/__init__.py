@@ -1,8 +1,8 @@
-"""Where work units run: on this machine (local), in a Beam pipeline (beam), on a Ray cluster (ray).
+"""Where work units run: on this machine (local), in a Beam pipeline (beam), or on a Ray cluster (ray).
 
-An engine takes a function of a job's folder and a unit, and the stream of units; it yields the records, in any order.
-`work` is picklable, gives the same wherever and however often it runs, and needs nothing of the folder but the
-tokenizer. docs/engines.md has the commands.
+An engine takes a function of a job's folder and a unit, and the stream of units; it yields the records in any order.
+The function is picklable, gives the same result wherever and however often it runs, and reads nothing in the folder
+except the tokenizer. docs/engines.md has the commands.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ NAMES = ("local", "beam", "ray")
 
 
 def begin(name: str, workers: int) -> None:
-    """Starts what takes its time, before `run` is called with the same."""
+    """Starts loading what `run` needs with the same arguments, while the caller continues."""
     if name == "local":
         local.begin(workers)
 
@@ -26,15 +26,15 @@ def begin(name: str, workers: int) -> None:
 def run(
     name: str, work: Work, units: Iterable[Unit], workers: int, *, directory: Path, options: str = ""
 ) -> Iterator[UnitRecord]:
-    """Runs the units of the job whose folder is `directory` on one of NAMES.
+    """Runs the units of the job in `directory` on one of NAMES.
 
-    workers is the number of processes, 0 for what is there; options are flags of the engine's own, in one string.
-    Memory does not grow with the number of units. Raises UserError, with the finished units kept, for a mistake in
-    the options, a package or a service that is not there, and workers that are killed.
+    workers is the number of processes, 0 for all available; options are the engine's own flags, in one string.
+    Memory does not grow with the number of units. Raises UserError for a mistake in the options, a missing package or
+    service, and killed workers; the finished units are kept.
     """
     if name == "local":
         if options.strip():
-            raise UserError("--engine_options is for --engine beam and ray; the local engine has none")
+            raise UserError("--engine_options is only for --engine beam and ray; leave it out for the local engine")
         return local.run(work, units, workers, directory)
     if name == "beam":
         from data_prep.engines import beam

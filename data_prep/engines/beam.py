@@ -1,9 +1,9 @@
-"""Units in a Beam pipeline: of several processes here (DirectRunner), or on Dataflow, Flink or Spark.
+"""Runs units in a Beam pipeline: in several local processes (DirectRunner), or on Dataflow, Flink or Spark.
 
 A pipeline takes all its elements before it starts, and most runners keep small elements in memory. So the text of the
-units is first written to a folder that all workers reach, and one pipeline runs over their names: neither this process
-nor a runner holds more than a few units, and a service that takes minutes to start is started once. What a unit
-gave is left in the same folder and put in place here as it appears, so progress is seen with every runner.
+units is first written to an exchange folder that all workers can reach, and one pipeline runs over their names: neither
+this process nor a runner holds more than a few units, and a service that takes minutes to start is started once. The
+results appear in the same folder and are moved into the job's folder at once, so every runner shows progress.
 """
 
 import contextlib
@@ -25,23 +25,23 @@ from data_prep.engines.remote import KEPT, Work, missing, pack_tokenizer, pack_u
 from data_prep.job import UnitRecord
 from data_prep.units import Unit
 
-# Listing a bucket costs a request.
-_SECONDS_BETWEEN_LOOKS, _SECONDS_BETWEEN_FAR_LOOKS = 0.3, 5.0
+# Listing a bucket costs a request, so stores are polled less often.
+_LOCAL_POLL_SECONDS, _REMOTE_POLL_SECONDS = 0.3, 5.0
 _SECONDS_TO_STOP = 30.0
 
 
 def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, options: str) -> Iterator[UnitRecord]:
-    """Runs units in one Beam pipeline; workers are the processes of DirectRunner, 0 one for each core.
+    """Runs units in one Beam pipeline; workers is the number of DirectRunner processes, 0 for one per core.
 
     options   pipeline options (--runner=DataflowRunner --project=...), and --exchange=FOLDER for the text and the
               results while the job runs; by default a folder in `directory`
 
-    Raises UserError when the pipeline fails.
+    Raises UserError if the pipeline fails.
     """
     if importlib.util.find_spec("apache_beam") is None:
         raise missing("beam")
     given, flags = _options(options)
-    for left in (directory / "job").glob("exchange-*"):  # by a run that was killed
+    for left in (directory / "job").glob("exchange-*"):  # by a killed run
         shutil.rmtree(left, ignore_errors=True)
     name = os.urandom(8).hex()
     exchange = _exchange(f"{(given.exchange or str(directory / 'job')).rstrip('/')}/exchange-{name}")
@@ -57,12 +57,12 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
         with _started(task, sorted(waiting), workers or cores(), flags) as answer:
             ended = False
             while not ended:
-                ended = answer.poll(_SECONDS_BETWEEN_LOOKS if exchange.is_local else _SECONDS_BETWEEN_FAR_LOOKS)
+                ended = answer.poll(_LOCAL_POLL_SECONDS if exchange.is_local else _REMOTE_POLL_SECONDS)
                 results = {name.rpartition("/")[2] for name in exchange.names(beam_pipeline.RESULTS)}
                 for found in sorted(waiting & results):
                     record = put_in_place(directory, exchange.read(f"{beam_pipeline.RESULTS}/{found}"))
                     waiting.remove(found)
-                    # In this order: a worker that tries the unit again and finds no text knows that it is done.
+                    # In this order: a worker that retries the unit and finds no text knows that it is finished.
                     exchange.remove(f"{beam_pipeline.UNITS}/{found}")
                     exchange.remove(f"{beam_pipeline.RESULTS}/{found}")
                     yield record
@@ -72,8 +72,11 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
 
 
 def _options(options: str) -> tuple[Any, list[str]]:
-    parser = Parser("data_prep.build_examples --engine beam --engine_options", "Flags of the beam engine.")
-    parser.add_argument("--exchange", metavar="FOLDER", help="that all workers reach")
+    parser = Parser(
+        "data_prep.build_examples --engine beam --engine_options",
+        "Options of the beam engine; all other options go to Beam.",
+    )
+    parser.add_argument("--exchange", metavar="FOLDER", help="a folder that all workers can reach")
     return parser.parse_known_args(split_options(options))
 
 
@@ -87,9 +90,9 @@ def _exchange(address: str) -> Folder:
 
 @contextlib.contextmanager
 def _started(task: "beam_pipeline.Task", names: list[str], workers: int, flags: list[str]) -> Iterator[Connection]:
-    """The pipeline in a process of its own; gives the end where its answer will come.
+    """Runs the pipeline in a separate process; yields the connection on which its answer arrives.
 
-    A process, since DirectRunner cannot be asked to stop, and its workers end with their process group.
+    DirectRunner cannot be stopped, but a process can, and its workers end with their process group.
     """
     context = multiprocessing.get_context("spawn")
     answer, to_answer = context.Pipe(duplex=False)
@@ -99,7 +102,7 @@ def _started(task: "beam_pipeline.Task", names: list[str], workers: int, flags: 
     try:
         yield answer
     finally:
-        # SIGTERM cancels a pipeline elsewhere.
+        # SIGTERM makes the process cancel a remote pipeline.
         process.terminate()
         process.join(_SECONDS_TO_STOP)
         with contextlib.suppress(ProcessLookupError):
@@ -108,16 +111,16 @@ def _started(task: "beam_pipeline.Task", names: list[str], workers: int, flags: 
 
 
 def _check_answer(answer: Connection, waiting: set[str]) -> None:
-    """Raises UserError unless the pipeline ended well and no unit is left."""
+    """Raises UserError unless the pipeline succeeded and no unit is left."""
     try:
         problem = answer.recv()
     except EOFError:
         problem = "its process was killed"
     if problem is None and waiting:
-        problem = f"{len(waiting)} units, as {min(waiting)}, gave nothing"
+        problem = f"{len(waiting)} units, such as {min(waiting)}, have no result"
     if problem is None:
         return
-    if told := beam_pipeline.told(problem):
-        raise UserError(told)
-    lines = [line.strip() for line in problem.splitlines() if line.strip()] or ["no word why"]
+    if message := beam_pipeline.user_error_in(problem):
+        raise UserError(message)
+    lines = [line.strip() for line in problem.splitlines() if line.strip()] or ["no reason given"]
     raise UserError(f"the Beam pipeline failed ({lines[-1]}); {KEPT}")

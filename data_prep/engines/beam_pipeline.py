@@ -1,4 +1,4 @@
-"""The process of a Beam pipeline, and what its workers do. Only here is Beam imported."""
+"""The process of a Beam pipeline and the work of its workers. Only this module imports Beam."""
 
 import functools
 import logging
@@ -14,19 +14,19 @@ from bert_jax.command import UserError, explain_os_error
 from bert_jax.storage.remote import Folder
 from data_prep.engines.remote import KILLED, Work, do_unit, unpack_unit
 
-# In the exchange.
+# Names in the exchange folder.
 UNITS, RESULTS, TOKENIZER = "units", "results", "tokenizer.tar"
 
 _SECONDS_TO_CANCEL = 30.0
-# Around what a worker says in an error: of an error, a runner passes on its text alone.
+# Mark a user error in the text of an exception, because that text is all that a runner passes on.
 _BEGIN, _END = "[[build_examples: ", " :build_examples]]"
 
 
 class Task(NamedTuple):
-    """What a worker needs beside the name of a unit."""
+    """What a worker needs in addition to the name of a unit."""
 
     work: Work
-    job: str  # a name that no other job has
+    job: str  # a unique name
     exchange: str
 
 
@@ -35,16 +35,16 @@ class _Stopped(BaseException):
 
 
 def main(task: Task, names: list[str], workers: int, flags: list[str], answer: Connection) -> None:
-    """Runs the pipeline and answers None, or what went wrong; then ends with every process that it started.
+    """Runs the pipeline and answers None, or what went wrong; then exits with every process that it started.
 
-    Ctrl-C is the parent's affair. SIGTERM, and the parent's end however it went, cancel the pipeline.
+    The parent handles Ctrl-C. SIGTERM and the end of the parent, whatever its cause, cancel the pipeline.
     """
     os.setsid()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, _stop)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     threading.excepthook = functools.partial(_thread_failed, answer)
-    logging.getLogger().setLevel(logging.ERROR)  # Beam warns of what is not installed and of options of its own
+    logging.getLogger().setLevel(logging.ERROR)  # Beam warns of packages that are not installed and of its own options
     result = None
     try:
         import apache_beam
@@ -65,35 +65,35 @@ def main(task: Task, names: list[str], workers: int, flags: list[str], answer: C
         os.killpg(os.getpid(), signal.SIGKILL)
 
 
-def told(problem: str) -> str | None:
-    """What a worker said of a mistake of the user's, if the text of a failure holds it."""
+def user_error_in(problem: str) -> str | None:
+    """The message of a worker's UserError, if the text of a failure holds one."""
     _, begun, rest = problem.partition(_BEGIN)
     return rest.partition(_END)[0] if begun else None
 
 
 def _runner(workers: int, flags: list[str]) -> tuple[Any, Any]:
-    """The runner and the options that flags ask for; for DirectRunner, with as many processes as workers."""
+    """The runner and options for the given flags; DirectRunner gets as many processes as there are workers."""
     from apache_beam.options.pipeline_options import PipelineOptions, StandardOptions
 
     options = PipelineOptions(flags)
     if options.view_as(StandardOptions).runner not in (None, "DirectRunner"):
-        logging.getLogger().setLevel(logging.INFO)  # a service tells where its job can be seen
+        logging.getLogger().setLevel(logging.INFO)  # a service logs where its job can be watched
         return None, options
-    # By its name DirectRunner would first look on the network for a runner written in Go.
+    # The name DirectRunner would first search the network for a runner written in Go.
     from apache_beam.portability.api import beam_provision_api_pb2
     from apache_beam.runners.portability.fn_api_runner import FnApiRunner, fn_runner
     from apache_beam.runners.portability.portable_runner import JobServiceHandle
 
     mode = "multi_processing" if workers > 1 else "in_memory"
-    ours = [f"--direct_num_workers={workers}", f"--direct_running_mode={mode}"]
+    defaults = [f"--direct_num_workers={workers}", f"--direct_running_mode={mode}"]
     for_processes = JobServiceHandle.encode_pipeline_options({"default_sdk_harness_log_level": "ERROR"})
     provision = beam_provision_api_pb2.ProvisionInfo(pipeline_options=for_processes)
     runner = FnApiRunner(provision_info=fn_runner.ExtendedProvisionInfo(provision))
-    return runner, PipelineOptions([*ours, *flags])
+    return runner, PipelineOptions([*defaults, *flags])
 
 
 def _do(task: Task, name: str) -> None:
-    """On a worker: does a unit, unless an earlier try of the same bundle has."""
+    """On a worker: builds a unit, unless an earlier attempt at the same bundle has."""
     try:
         exchange = Folder(task.exchange)
         tokenizer = functools.partial(read_tokenizer, exchange)
@@ -122,7 +122,7 @@ def read_tokenizer(exchange: Folder) -> bytes:
 
 
 def _thread_failed(answer: Connection, failed: threading.ExceptHookArgs) -> None:
-    """DirectRunner waits for ever for a worker that was killed; only a thread of its own notices, and fails."""
+    """Ends the job if a worker was killed: DirectRunner waits for it forever, and only one of its threads fails."""
     if "Worker subprocess exited" in str(failed.exc_value):
         answer.send(f"{_BEGIN}{KILLED}{_END}")
         os.kill(os.getpid(), signal.SIGTERM)

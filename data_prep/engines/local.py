@@ -1,4 +1,4 @@
-"""Units on this machine: in this process, and in a pool of others beside it."""
+"""Runs units on this machine, in this process and in a pool of other processes."""
 
 import contextlib
 import functools
@@ -21,28 +21,28 @@ from data_prep.job import UnitRecord
 from data_prep.memory import keep_freed
 from data_prep.units import Unit
 
-# What workers import. They are forked from a process that has imported it and done nothing else: it has no threads of
-# ours, no open files and no locks, and unlike a fork of the caller's process is safe whatever that one runs.
+# Modules that workers need. Workers are forked from a server process that has imported them and done nothing else: it
+# has no threads, open files or locks, so unlike a fork of the caller's process this is safe whatever the caller runs.
 _PRELOADED = ["data_prep.worker", "data_prep.engines", "data_prep.build_options", "data_prep.summary"]
 
-# How long a thread may be kept waiting for another one's Python, at most. By default it is 5 ms, and there are several
-# turns between a unit that another process has done and the next one that it gets.
-_TURN_SECONDS = 0.0005
+# The longest time for which a thread may hold the interpreter while another one waits. The default is 5 ms, and several
+# switches happen between the end of a unit in another process and the start of its next one.
+_SWITCH_SECONDS = 0.0005
 
-# Bytes of text that take as long as the start of another process; of two units such a small one is not sent away.
+# Bytes of text that take as long as starting another process; of two units, one this small is not given away.
 _WORTH_A_PROCESS = 1_000_000
 
-# Bytes of text that keep a process for so long that those beside it run out of units: twice what units have unless a
-# document is longer than that, or --unit_mb says so. The process that hands units on does not take one.
+# Bytes of text that keep a process busy for so long that the others run out of units: twice the normal size, which only
+# a long document or --unit_mb exceeds. The process that distributes units does not build one itself.
 _LONG = 16_000_000
 
 
 def begin(workers: int) -> None:
-    """Has what the workers of `run` import be imported while the caller goes on."""
+    """Starts the server process that imports what the workers of `run` need, while the caller continues."""
     if (workers or cores()) > 1:
         multiprocessing.set_forkserver_preload(_PRELOADED)
-        resource_tracker.ensure_running()  # which unblocks SIGINT when it starts
-        # The server has no handler while it imports, and would show a traceback at Ctrl-C. What comes meanwhile waits.
+        resource_tracker.ensure_running()  # starting it unblocks SIGINT, so this comes before the mask below
+        # While it imports, the server has no handler and would print a traceback at Ctrl-C. A signal now stays pending.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             forkserver.ensure_running()
@@ -51,12 +51,12 @@ def begin(workers: int) -> None:
 
 
 def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Iterator[UnitRecord]:
-    """Runs units in this process, and in a pool of workers - 1 others; 0 workers are one for each core.
+    """Runs units in this process and in a pool of workers - 1 others; 0 workers means one for each core.
 
-    Each of the others is given a unit to do and one to go on with, and while they have that, this process does units
-    itself, but for the first long one: that waits for one of the others. So memory does not grow with the corpus, and
-    at the end all have something to do until less than a unit is left. When the caller stops early, or anything raises,
-    units that others have begun are finished first. Raises UserError when the system kills a worker.
+    Each of the others gets one unit to build and one to continue with. While they are busy, this process builds units
+    itself, except the first long one, which waits for one of the others. So memory does not grow with the corpus, and
+    at the end every process is busy until less than a unit is left. If the caller stops early, or anything raises,
+    units that others have begun are finished first. Raises UserError if the system kills a worker.
     """
     others = (workers or cores()) - 1
     units = iter(units)
@@ -71,9 +71,9 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Ite
     begin(workers)
     context = multiprocessing.get_context("forkserver")
     with (
-        _quick_turns(),
+        _quick_switches(),
         ProcessPoolExecutor(others, mp_context=context, initializer=_start_worker) as pool,
-        # A thread waits for each process of the pool. A unit that no thread has begun can be taken back.
+        # One thread waits for each process of the pool. A unit that no thread has begun can be taken back.
         ThreadPoolExecutor(others) as waiting,
     ):
         pending: dict[Future[UnitRecord], Unit] = {}
@@ -102,16 +102,16 @@ def _bytes(unit: Unit) -> int:
 
 
 def _emptying(units: deque[Unit]) -> Iterator[Unit]:
-    """What is in it, which is then not held any more."""
+    """Yields the units and drops each reference, so that their memory can be freed."""
     while units:
         yield units.popleft()
 
 
 @contextlib.contextmanager
-def _quick_turns() -> Iterator[None]:
-    """Lets threads that hand units on have their turn soon while this process does a unit of its own."""
+def _quick_switches() -> Iterator[None]:
+    """Lets the threads that distribute units run promptly while this process builds a unit."""
     before = sys.getswitchinterval()
-    sys.setswitchinterval(_TURN_SECONDS)
+    sys.setswitchinterval(_SWITCH_SECONDS)
     try:
         yield
     finally:
@@ -119,7 +119,7 @@ def _quick_turns() -> Iterator[None]:
 
 
 def _do_there(pool: ProcessPoolExecutor, work: Work, directory: Path, unit: Unit) -> UnitRecord:
-    """Has the pool do a unit. It goes through a pipe in one piece, which is less work than its documents one by one."""
+    """Builds a unit in the pool. Packed into one piece, it is cheaper to pickle than as single documents."""
     return pool.submit(_do_packed, work, directory, pack_unit(unit)).result()
 
 
@@ -128,12 +128,12 @@ def _do_packed(work: Work, directory: Path, packed: bytes) -> UnitRecord:
 
 
 def cores() -> int:
-    """The cores that this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _start_worker() -> None:
-    """Keeps memory for the next unit, leaves Ctrl-C to the parent, and ends when that is gone, however it went."""
+    """Keeps memory for the next unit, leaves Ctrl-C to the parent, and exits when the parent exits or dies."""
     keep_freed()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()

@@ -1,7 +1,7 @@
-"""Units as tasks of a Ray cluster, or of a Ray of this machine's own.
+"""Runs units as tasks of a Ray cluster, or of a Ray instance that it starts on this machine.
 
-A unit whose worker or node is lost runs again elsewhere; what it gave comes back through Ray and is written here, so
-nodes share no file system.
+If a worker or node is lost, its unit runs again on another one. Results come back through Ray and are written here, so
+the nodes need no shared file system.
 """
 
 import contextlib
@@ -19,14 +19,14 @@ from data_prep.engines.remote import KEPT, Work, do_unit, missing, pack_tokenize
 from data_prep.job import UnitRecord
 from data_prep.units import Unit
 
-# How often a unit is tried again after its worker or node was lost.
+# How often a unit is retried after its worker or node was lost.
 RETRIES = 5
 _SECONDS_TO_CONNECT = 20.0
 _SECONDS_TO_SIGNALS = 0.2
 
 
 class _Job(NamedTuple):
-    """What every unit needs: sent to a node once."""
+    """What every unit needs, sent to each node once."""
 
     work: Work
     name: str
@@ -34,10 +34,10 @@ class _Job(NamedTuple):
 
 
 def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, options: str) -> Iterator[UnitRecord]:
-    """Runs units as Ray tasks of one core each; 0 workers are as many as the cluster has cores, also while it grows.
+    """Runs units as Ray tasks of one core each; 0 workers means one for each core of the cluster, even as it grows.
 
-    At most one unit more than workers is under way; Ray's object store holds their text and what they gave. Raises
-    UserError when a unit was lost more often than --retries, or the cluster cannot be reached.
+    At most one unit more than there are workers is in flight; Ray's object store holds their text and results. Raises
+    UserError if a unit was lost more often than --retries, or the cluster cannot be reached.
     """
     try:
         import ray
@@ -71,8 +71,8 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
     except ray.exceptions.RayTaskError as error:
         raise error.cause from error
     except ray.exceptions.RayError as error:
-        told = str(error).strip().splitlines() or [type(error).__name__]
-        raise UserError(f"Ray gave up on a unit ({told[0]}); {KEPT}") from None
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        raise UserError(f"Ray could not finish a unit ({lines[0]}); {KEPT}") from None
     finally:
         for reference in pending:
             with contextlib.suppress(ray.exceptions.RayError):
@@ -87,21 +87,23 @@ def _do(job: _Job, unit: Unit) -> bytes:
 
 
 def _options(options: str) -> Any:
-    parser = Parser("data_prep.build_examples --engine ray --engine_options", "Flags of the ray engine.")
-    parser.add_argument("--address", metavar="HOST:PORT", help="of a cluster, or auto; default: a Ray of its own")
-    parser.add_argument("--retries", type=int, default=RETRIES, help="of a lost unit; -1: without end; default 5")
+    parser = Parser("data_prep.build_examples --engine ray --engine_options", "Options of the ray engine.")
+    parser.add_argument(
+        "--address", metavar="HOST:PORT", help="address of a cluster, or auto; default: start Ray on this machine"
+    )
+    parser.add_argument("--retries", type=int, default=RETRIES, help="retries of a lost unit; -1: no limit; default 5")
     return parser.parse_args(split_options(options))
 
 
 def _connect(ray: Any, address: str | None, workers: int) -> None:
-    """Raises UserError when there is no cluster at the address."""
+    """Connects to a cluster, or starts Ray. Raises UserError if there is no cluster at the address."""
     own: dict[str, Any] = {} if address else {"num_cpus": workers or None, "include_dashboard": False}
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # what is to be the default; else Ray warns
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # the announced default; without it Ray warns
     with _sigterm_kept():
         try:
             if address and address != "auto":
-                # Ray would wait for ever, deaf to Ctrl-C, for a cluster that is not there.
+                # Ray would wait forever for a cluster that does not exist, and ignore Ctrl-C.
                 host, _, port = address.removeprefix("ray://").rpartition(":")
                 socket.create_connection((host, int(port)), timeout=_SECONDS_TO_CONNECT).close()
             ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **own)
@@ -112,7 +114,7 @@ def _connect(ray: Any, address: str | None, workers: int) -> None:
 
 @contextlib.contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Ray puts a handler of its own in place."""
+    """Restores the SIGTERM handler, which Ray replaces."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -124,7 +126,7 @@ def _sigterm_kept() -> Iterator[None]:
 
 
 class _HeldSignals:
-    """Keeps SIGTERM and Ctrl-C for `check`: what their handlers raise inside of Ray's own code may be lost in there."""
+    """Delays SIGTERM and Ctrl-C until `check`: exceptions that handlers raise inside of Ray's code may be lost."""
 
     def __init__(self) -> None:
         self._seen: list[int] = []
@@ -134,12 +136,12 @@ class _HeldSignals:
                 self._handlers[number] = signal.signal(number, lambda number, frame: self._seen.append(number))
 
     def check(self) -> None:
-        """Lets the handler that was there before have the first signal that came."""
+        """Passes the first signal, if one arrived, to the original handler."""
         if self._seen:
             self.release()
 
     def release(self) -> None:
-        """Puts the handlers back, and gives them the first signal that came since."""
+        """Restores the original handlers and passes them the first signal that arrived."""
         while self._handlers:
             signal.signal(*self._handlers.popitem())
         if self._seen:

@@ -1,7 +1,7 @@
-"""What the engines that may use other machines share: a unit goes there, and what it gave comes back, as bytes.
+"""Running a unit on another machine, for the engines that may do so: units and results travel as bytes.
 
-So workers need none of this machine's files. A unit is done in a temporary folder, laid out as that of the job, with
-the tokenizer in it; what the unit writes there goes back as one tar, which is put in place here.
+Workers need none of this machine's files. A unit runs in a temporary folder with the layout of the job's folder and
+with the tokenizer in it; what the unit writes there comes back as one tar, which is unpacked here.
 """
 
 import contextlib
@@ -22,26 +22,26 @@ from bert_jax.storage.local import write_atomic
 from data_prep.job import UnitRecord, unit_folder
 from data_prep.units import Unit
 
-# Does a unit, in the folder of its job (data_prep.job).
+# Builds a unit in the folder of its job (data_prep.job).
 Work = Callable[[Path, Unit], UnitRecord]
 
 KEPT = "the units finished so far are kept: run the same command again"
-KILLED = f"a worker process was killed, perhaps for want of memory; {KEPT}"
+KILLED = f"a worker process was killed, perhaps because memory ran out; {KEPT}"
 
-# Of each job: the temporary folder, always the same in a process, since tokenizers are kept by their path; the tar of
-# the tokenizer.
+# By job: its temporary folder, the same for all units because loaded tokenizers are kept by path, and the tar of the
+# tokenizer.
 _known: dict[str, tuple[Path, bytes]] = {}
-# Some runners give a process several units at once; a tokenizer is for one thread at a time.
+# Some runners give a process several units at once, but only one thread at a time may use a tokenizer.
 _one_unit = threading.Lock()
 
 
 def missing(engine: str) -> UserError:
-    """What to say when the package of an engine is not installed."""
-    return UserError(f"--engine {engine} needs packages that are not here: pip install 'bert_jax[{engine}]'")
+    """The error for an engine whose package is not installed."""
+    return UserError(f"--engine {engine} needs packages that are not installed: pip install 'bert_jax[{engine}]'")
 
 
 def split_options(options: str) -> list[str]:
-    """The flags in --engine_options. Raises UserError for an open quote."""
+    """Splits --engine_options into flags. Raises UserError for an unclosed quote."""
     try:
         return shlex.split(options)
     except ValueError as error:
@@ -57,22 +57,22 @@ def pack_unit(unit: Unit) -> bytes:
 def unpack_unit(packed: bytes) -> Unit:
     head, text = packed.split(b"\n", 1)
     fields = json.loads(head)
-    documents, place = [], 0
+    documents, begin = [], 0
     for length in fields.pop("lengths"):
-        documents.append(text[place : place + length])
-        place += length
+        documents.append(text[begin : begin + length])
+        begin += length
     return Unit(**fields, documents=tuple(documents))
 
 
 def pack_tokenizer(directory: Path) -> bytes:
-    """The tokenizer of a job, for `do_unit`."""
+    """The tokenizer of a job as bytes, for `do_unit`."""
     return _pack(directory, (directory / "tokenizer").iterdir())
 
 
 def do_unit(work: Work, job: str, tokenizer: Callable[[], bytes], unit: Unit) -> bytes:
-    """On a worker: does a unit and gives what it wrote, for `put_in_place`.
+    """On a worker: builds a unit and returns the files that it wrote, for `put_in_place`.
 
-    `job` is a name that no other job has; `tokenizer`, what pack_tokenizer gave, is asked for once in a process.
+    `job` is a unique name; `tokenizer` returns the result of pack_tokenizer and is called once in each process.
     """
     with _one_unit:
         if job not in _known:
@@ -84,7 +84,7 @@ def do_unit(work: Work, job: str, tokenizer: Callable[[], bytes], unit: Unit) ->
 
 
 def put_in_place(directory: Path, packed: bytes) -> UnitRecord:
-    """Writes what a unit gave into the job's folder, its record last, and returns that."""
+    """Writes the files of a unit into the job's folder, its record last, and returns the record."""
     files = _unpack(packed)
     (name,) = (path for path in files if path.parent == unit_folder(Path()) and path.suffix == ".json")
     for path in sorted(files, key=lambda path: path == name):
@@ -115,11 +115,11 @@ def _pack(folder: Path, paths: Iterable[Path]) -> bytes:
 
 
 def _unpack(packed: bytes) -> dict[Path, bytes]:
-    """The files of a tar, by path. Raises ValueError for a path that leads out of the folder."""
+    """The files of a tar, by path. Raises ValueError for a path outside of the job's folder."""
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as tar:
         members = tar.getmembers()
-    # Not by extractfile, nor by another mode: the C code of io and the readers of compressed files that "r" tries drop
-    # what is raised in the middle of some of their steps, Ctrl-C among it (5 of 100 that came here were lost).
+    # extractfile and the mode "r" are avoided: the C code of io, and the readers of compressed files that "r" tries,
+    # drop exceptions raised in some of their steps, including Ctrl-C (5 of 100 interrupts here were lost).
     files = {Path(one.name): packed[one.offset_data : one.offset_data + one.size] for one in members}
     for path in files:
         if path.is_absolute() or ".." in path.parts:

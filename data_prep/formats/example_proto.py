@@ -1,9 +1,9 @@
-"""tf.train.Example without TensorFlow: the records of many rows at once (tensorflow/core/example/*.proto).
+"""Encodes tf.train.Example without TensorFlow, for many rows at once (tensorflow/core/example/*.proto).
 
     Example { Features features = 1 }      Feature { BytesList 1 | FloatList 2 | Int64List 3 }
     Features { map<string, Feature> 1 }    BytesList, FloatList, Int64List { repeated value = 1 [packed numbers] }
 
-Features are written in the order of their names, as protocol buffers' deterministic serialisation does.
+Features are written in the order of their names, like protocol buffers' deterministic serialization.
 """
 
 from collections.abc import Mapping
@@ -13,12 +13,12 @@ import numpy as np
 from bert_jax.array_types import Float32, Integer, Shaped
 from data_prep.formats.ragged import Ragged, concatenate, fixed, varints
 
-_FIRST, _SECOND = b"\x0a", b"\x12"  # fields 1 and 2 that hold a length and so many bytes
-_BYTES, _FLOATS, _INTS = b"\x0a", b"\x12", b"\x1a"  # Feature: fields 1, 2 and 3
+_FIRST, _SECOND = b"\x0a", b"\x12"  # tags of fields 1 and 2 with a length and that many bytes
+_BYTES, _FLOATS, _INTS = b"\x0a", b"\x12", b"\x1a"  # tags of Feature: fields 1, 2 and 3
 
 
 def encode(features: Mapping[str, tuple[bytes, Ragged]], count: int) -> Ragged:
-    """The Examples of `count` rows, from features by name, made by `ints`, `floats` and `raw`."""
+    """Encodes the Examples of `count` rows from features by name, which `ints`, `floats` and `raw` make."""
     pieces: list[Ragged | bytes] = []
     total = np.zeros(count, np.int64)
     for name, (kind, payload) in sorted(features.items()):
@@ -44,7 +44,7 @@ def floats(values: Float32[np.ndarray, "R n"]) -> tuple[bytes, Ragged]:
 
 
 def raw(values: Shaped[np.ndarray, "R *n"]) -> tuple[bytes, Ragged]:
-    """A feature of one byte string: the numbers as they lie in memory."""
+    """A feature of one byte string: the bytes of the numbers in memory."""
     return _BYTES, fixed(values)
 
 

@@ -1,7 +1,7 @@
 """A TensorFlow Datasets folder: ArrayRecord files, features.json and dataset_info.json, without TensorFlow.
 
 `tfds.builder_from_directory(DIR).as_data_source()` reads it. A record is a tf.train.Example with the columns of a
-row, each one byte string (the TFDS encoding "bytes"), so that all records of a folder are equally long.
+row, each as one byte string (the TFDS encoding "bytes"), so all records of a folder have the same length.
 """
 
 import errno
@@ -21,10 +21,10 @@ from bert_jax.storage.local import write_atomic
 from data_prep.formats import example_proto
 
 NAME = "bert_jax"
-UNNUMBERED = ".unnumbered"  # shards until their count is known: TFDS numbers them without gaps
+UNNUMBERED = ".unnumbered"  # suffix of shards until their number is known, because TFDS numbers them without gaps
 SUFFIX = "array_record"
 _TEMPLATE = "{SPLIT}/shard-{SHARD_INDEX}.{FILEFORMAT}"
-# As TFDS itself writes: each record can be read alone.
+# The setting of TFDS: each record can be read by itself.
 _OPTIONS = "group_size:1"
 _FILES = ("dataset_info.json", "features.json")
 _ABOUT = {
@@ -40,7 +40,7 @@ _ABOUT = {
 
 
 def write(path: Path, rows: Rows) -> dict[str, Any]:
-    """Writes rows as one ArrayRecord file, whole or not at all. Raises OSError when the disk is full or the like."""
+    """Writes rows as one ArrayRecord file, completely or not at all. Raises OSError, as if the disk is full."""
     from array_record.python import array_record_module
 
     unfinished = path.with_name(path.name + ".tmp")
@@ -52,7 +52,7 @@ def write(path: Path, rows: Rows) -> dict[str, Any]:
         content = unfinished.read_bytes()
         with unfinished.open("rb") as file:
             os.fsync(file.fileno())
-    except RuntimeError as error:  # the library's, with the words of the operating system in its message
+    except RuntimeError as error:  # of the library, with the message of the operating system
         unfinished.unlink(missing_ok=True)
         raise _os_error(error, path) from error
     unfinished.replace(path)
@@ -60,12 +60,12 @@ def write(path: Path, rows: Rows) -> dict[str, Any]:
 
 
 def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
-    """A function that reads a shard of ours. It raises Corrupt for a file whose records are not of the manifest."""
+    """A function that reads a shard. It raises Corrupt for a file whose records do not match the manifest."""
     wanted = columns_of(manifest)
     empty = {name: np.zeros((1, *shape), _stored_type(np.dtype(kind))) for name, (shape, kind) in wanted.items()}
     full = {name: np.invert(column) for name, column in empty.items()}
     blank, other = (np.frombuffer(_encode(columns)[0], np.uint8) for columns in (empty, full))
-    constant = blank == other  # what is not a value: names and lengths
+    constant = blank == other  # the bytes that are not values: names and lengths
     order = sorted(empty)
     ends = np.cumsum([empty[name].nbytes for name in order])
 
@@ -115,7 +115,7 @@ def finish(directory: Path, manifest: dict[str, Any]) -> None:
     info.set_file_format(tfds.core.FileFormat.ARRAY_RECORD)
     info.set_splits(tfds.core.SplitDict(splits))
     info.write_to_directory(directory)
-    for name in _FILES:  # again, to be on the disk before the manifest is
+    for name in _FILES:  # written again, to be on disk before the manifest
         write_atomic(directory / name, (directory / name).read_bytes())
     for shard, name in zip(manifest["shards"], names, strict=True):
         (directory / shard["name"]).rename(directory / name)
@@ -123,7 +123,7 @@ def finish(directory: Path, manifest: dict[str, Any]) -> None:
 
 
 def _stored_type(dtype: np.dtype) -> np.dtype:
-    """int32 for uint32, which tf.io.decode_raw does not know; the bytes are the same, for ids are below 2**31."""
+    """int32 for uint32, which tf.io.decode_raw does not support; the bytes are equal, because ids are below 2**31."""
     return np.dtype(np.int32) if dtype == np.uint32 else dtype
 
 
@@ -140,7 +140,7 @@ def _encode(columns: Mapping[str, Shaped[np.ndarray, "R *n"]]) -> list[bytes]:
 def _records(path: Path, length: int) -> UInt8[np.ndarray, "R n"]:
     from array_record.python import array_record_module
 
-    if not path.exists():  # the library's error has no type of its own
+    if not path.exists():  # the library raises a plain RuntimeError for it
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
     try:
         opened = array_record_module.ArrayRecordReader(str(path))
@@ -149,12 +149,12 @@ def _records(path: Path, length: int) -> UInt8[np.ndarray, "R n"]:
     except RuntimeError as error:
         raise Corrupt(f"not an ArrayRecord file ({' '.join(str(error).split())})") from error
     if any(len(record) != length for record in records):
-        raise Corrupt(f"records that are not of {length} bytes, as the manifest means")
+        raise Corrupt(f"records whose size is not the {length} bytes of the manifest")
     return np.frombuffer(b"".join(records), np.uint8).reshape(-1, length)
 
 
 def _os_error(error: RuntimeError, path: Path) -> Exception:
-    """The operating system's error behind one of the library's, or that itself."""
+    """The operating system's error behind an error of the library, or that error itself."""
     known = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.ENOENT, errno.EIO, errno.EMFILE)
     for number in known:
         if os.strerror(number) in str(error):

@@ -4,8 +4,8 @@
     masked_lm_positions, masked_lm_ids, masked_lm_weights   int64[M], int64[M], float[M]
     next_sentence_labels                                    int64[1]; -1: no label
 
-A record is framed as u64 length, masked CRC-32C of that, the bytes, masked CRC-32C of those
-(tensorflow/core/lib/io/record_writer.h). TensorFlow takes no part.
+A record is framed as a u64 length, the masked CRC-32C of that, the bytes, and the masked CRC-32C of those
+(tensorflow/core/lib/io/record_writer.h). TensorFlow is not used.
 """
 
 import gzip
@@ -27,10 +27,10 @@ from bert_jax.storage.local import write_atomic
 from data_prep.formats import example_proto
 from data_prep.formats.ragged import Ragged, concatenate, crc32c, fixed
 
-_ENCODED_TOGETHER = 1 << 18  # slots: bounds the memory of encoding, changes no byte
-_LONGEST = 1 << 26  # bytes a record may have: a damaged length is not believed
-_WIDEST = 65535  # slots: what the columns of lengths hold
-_SHORTEST = 4  # what the checksum here takes; an Example of these fields is far longer
+_ENCODED_TOGETHER = 1 << 18  # tokens: bounds the memory of encoding and changes no byte
+_LONGEST = 1 << 26  # bytes in a record: protects against a damaged length
+_WIDEST = 65535  # tokens: the limit of the columns of lengths
+_SHORTEST = 4  # bytes: the minimum for crc32c; an Example with these fields is far longer
 _READ_TOGETHER = 2048  # records: bounds the memory of reading
 _LENGTH, _SUM = struct.Struct("<QI"), struct.Struct("<I")
 _CRC_DELTA = 0xA282EAD8  # tensorflow/core/lib/hash/crc32c.h
@@ -45,7 +45,7 @@ class _Frame(NamedTuple):
 
 
 class Examples(NamedTuple):
-    """R examples as the original scripts lay them out."""
+    """R examples in the layout of the original scripts."""
 
     input_ids: Int64[np.ndarray, "R T"]
     input_mask: Int64[np.ndarray, "R T"]
@@ -57,9 +57,9 @@ class Examples(NamedTuple):
 
 
 def write(path: Path, rows: Rows) -> dict[str, Any]:
-    """Writes unpacked rows with static masks as one file, whole or not at all.
+    """Writes unpacked rows with static masks as one file, completely or not at all.
 
-    The layout has no place for sequence keys, so the manifest gets the first one: those of a shard count up by one.
+    The layout has no field for sequence keys, so the manifest gets the first one; the keys of a shard are consecutive.
     """
     keys = rows.sequence_keys[:, 0]
     assert rows.sequence_keys.shape[1] == 1 and (np.diff(keys) == 1).all(), "keys of a shard count up by one"
@@ -83,7 +83,7 @@ def write(path: Path, rows: Rows) -> dict[str, Any]:
 
 
 def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
-    """A function that reads a shard of ours, keys and all. It raises Corrupt for a file that is not one."""
+    """A function that reads a shard and restores its keys. It raises Corrupt for any other file."""
     columns = {name: (shape, np.dtype(kind)) for name, (shape, kind) in columns_of(manifest).items()}
     id_dtype = columns["input_ids"][1]
     first_keys = {shard["name"]: shard.get("first_sequence_key", 0) for shard in manifest["shards"]}
@@ -99,7 +99,7 @@ def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
 
 
 def to_examples(rows: Rows) -> Examples:
-    """Unpacked rows with static masks, spelled out."""
+    """Unpacked rows with static masks in the layout of the original scripts."""
     assert rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None
     slots = np.arange(rows.input_ids.shape[1])
     filled = slots < rows.sequence_lengths
@@ -116,13 +116,13 @@ def to_examples(rows: Rows) -> Examples:
 
 
 def to_rows(examples: Examples, id_dtype: np.dtype, first_key: int) -> Rows:
-    """The rows that are spelled out so, with keys that count from first_key; masked positions are put in order.
+    """The rows of examples, with consecutive keys from first_key; masked positions are sorted.
 
-    Raises Corrupt, with the number of the example, for what no row can be.
+    Raises Corrupt, with the number of the example, for one that is not a valid row.
     """
     count, width = examples.input_ids.shape
     if width > _WIDEST:
-        raise Corrupt(f"examples of {width} slots; a row has at most {_WIDEST}")
+        raise Corrupt(f"examples of {width} tokens; a row has at most {_WIDEST}")
     slots = np.arange(width)
     lengths = examples.input_mask.sum(axis=1)
     filled = slots < lengths[:, None]
@@ -167,7 +167,7 @@ def to_rows(examples: Examples, id_dtype: np.dtype, first_key: int) -> Rows:
 
 
 def frames(records: Ragged) -> Ragged:
-    """Records as they stand in a file."""
+    """Records with their frames, as in a file."""
     lengths = fixed(records.lengths.astype(np.uint64)[:, None])
     sums = (fixed(_masked_crc(strings)[:, None]) for strings in (lengths, records))
     pieces = [lengths, next(sums), records, next(sums)]
@@ -175,7 +175,7 @@ def frames(records: Ragged) -> Ragged:
 
 
 def blocks(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
-    """The records of a TFRecord file, plain or gzipped, in order, some at a time. Raises Corrupt for anything else."""
+    """The records of a TFRecord file, plain or gzipped, in batches. Raises Corrupt for any other file."""
     begin = file.read(len(_GZIP))
     file.seek(0)
     opened = gzip.GzipFile(fileobj=file) if begin == _GZIP else file
@@ -190,19 +190,19 @@ def blocks(file: io.BufferedIOBase) -> Iterator[list[bytes]]:
 
 
 def parse(records: list[bytes]) -> Examples:
-    """The fields of serialised Examples; next_sentence_labels may be missing, and are then -1.
+    """Parses serialized Examples; next_sentence_labels may be missing and are then -1.
 
-    Raises Corrupt for a record that is no Example, lacks a field, or has one of another length than the first record.
+    Raises Corrupt for a record that is not an Example, lacks a field, or has a field of another length than the first.
     """
     from google.protobuf.message import DecodeError
-    from tensorflow_datasets.proto import tf_example_pb2  # half a second
+    from tensorflow_datasets.proto import tf_example_pb2  # importing it takes half a second
 
     columns: dict[str, list[np.ndarray]] = {name: [] for name in Examples._fields}
     for number, record in enumerate(records):
         try:
             features = tf_example_pb2.Example.FromString(record).features.feature
         except DecodeError as error:
-            raise Corrupt(f"record {number} is no tf.train.Example ({error})") from error
+            raise Corrupt(f"record {number} is not a tf.train.Example ({error})") from error
         for name, column in columns.items():
             value: Any = [-1]
             if name in features:
@@ -257,6 +257,6 @@ def _check_sums(framed: list[_Frame], first: int) -> None:
 
 
 def _masked_crc(strings: Ragged) -> UInt32[np.ndarray, "R"]:
-    """The sum as it is stored: turned by 15 bits and moved, so that a sum of data that holds sums is a good one."""
+    """The stored form of a checksum: rotated by 15 bits and offset, because CRCs of data with CRCs are weak."""
     plain = crc32c(strings)
     return ((plain >> np.uint32(15)) | (plain << np.uint32(17))) + np.uint32(_CRC_DELTA)

@@ -1,4 +1,4 @@
-"""Text in: what a corpus names (local, gs://, s3://, tfds:), and its documents one at a time, however large the file.
+"""Reading text: the sources of a corpus (local, gs://, s3://, tfds:) and their documents, one at a time.
 
 corpus            all sources in order, with weights    plain_text        documents separated by blank lines
 refusal           what is wrong with an input           json_and_parquet  documents in a field of records
@@ -28,9 +28,9 @@ __all__ = [
 
 
 def expand(pattern: str) -> list[Path]:
-    """The sorted local files of a glob, or of several parted by commas (`books/*.txt.xz,more/**/*.txt`).
+    """The sorted local files of one or several comma-separated globs (`books/*.txt.xz,more/**/*.txt`).
 
-    Raises UserError when a pattern matches nothing, or a folder.
+    Raises UserError if a pattern matches nothing, or a folder.
     """
     corpus = Corpus(find_sources(pattern))
     remote = [source.path for source in corpus.sources if not Path(source.path).exists()]
@@ -40,9 +40,9 @@ def expand(pattern: str) -> list[Path]:
 
 
 def documents(path: str | Path, on_read: OnRead = ignore_progress) -> Iterator[str]:
-    """The documents of one file. `on_read` is told now and then how many more of its stored bytes were read.
+    """The documents of one file. `on_read` gets the number of stored bytes read since its last call.
 
-    Raises UserError at the first thing that cannot be used.
+    Raises UserError at the first document that cannot be used.
     """
     for item in read(str(path), on_read=on_read):
         if isinstance(item, Refusal):

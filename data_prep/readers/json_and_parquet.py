@@ -1,4 +1,8 @@
-"""Documents in a field of records: JSON lines, and Parquet read by batches within bounded memory."""
+"""Documents in a field of records: JSON lines, and Parquet read in batches within bounded memory.
+
+JSON lines are parsed one by one rather than by pyarrow's JSON reader, which needs the same types in every line and
+gives up a whole block at the first bad one: here one bad line is one Refusal.
+"""
 
 import contextlib
 import json
@@ -14,13 +18,13 @@ from data_prep.readers.plain_text import too_long, whole_lines
 from data_prep.readers.refusal import Item, Items, Refusal, check
 
 _BATCH_ROWS = 64
-_PAGES_BYTES = 1 << 20  # of a column chunk that are read together
+_PAGES_BYTES = 1 << 20  # read together from a column chunk
 _TEXT_TYPES = (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view())
 _JSON_KINDS = {int: "number", float: "number", bool: "truth value", list: "list", dict: "JSON object"}
 
 
 def jsonl_documents(path: str, field: str, on_read: OnRead = ignore_progress) -> Items:
-    """The documents of a file with a JSON object a line: what each holds under `field`. Blank lines are passed over."""
+    """The documents of a file with a JSON object in each line: the text of its `field`. Blank lines are skipped."""
     number = 0
     try:
         for piece in whole_lines(path, on_read):
@@ -43,26 +47,26 @@ def _json_document(line: bytes, field: str, where: str) -> Item:
     except UnicodeDecodeError:
         return check(line, where)
     except RecursionError:
-        return Refusal("not_json", where, "nested too deep to be read as JSON", "Mend the line")
+        return Refusal("not_json", where, "nested too deep to be parsed as JSON", "Correct the line")
     except json.JSONDecodeError as error:
-        return Refusal("not_json", where, f"not JSON ({first_line(error)})", "Mend the line")
-    except ValueError:  # of int()
-        return Refusal("not_json", where, "JSON with a number that is too long to be read", "Mend the line")
+        return Refusal("not_json", where, f"not JSON ({first_line(error)})", "Correct the line")
+    except ValueError:  # int() refuses numbers of thousands of digits
+        return Refusal("not_json", where, "JSON with a number that is too long to be parsed", "Correct the line")
     text = record.get(field) if isinstance(record, dict) else None
     if isinstance(record, dict) and field in record and not isinstance(text, str):
         return _not_text(where, field, "null" if text is None else f"a {_JSON_KINDS[type(text)]}")
     if not isinstance(text, str):
-        return _no_text(where, "a JSON object", field, list(record) if isinstance(record, dict) else [])
+        return _no_text(where, field, list(record) if isinstance(record, dict) else [])
     try:
         return check(text.encode(), where)
     except UnicodeEncodeError:
-        return Refusal("invalid_utf8", where, f"half of a surrogate pair in {field!r}", "Mend the line")
+        return Refusal("invalid_utf8", where, f"half of a surrogate pair in {field!r}", "Correct the line")
 
 
 def parquet_documents(path: str, field: str, on_read: OnRead = ignore_progress) -> Items:
-    """The documents of a Parquet file: what each row holds in column `field`.
+    """The documents of a Parquet file: the text of each row in column `field`.
 
-    A compressed file is unpacked into a temporary one, for Parquet is read from its end.
+    A compressed file is first decompressed into a temporary one, because Parquet is read from its end.
     """
     try:
         with contextlib.closing(_opened(path)) as file:
@@ -94,17 +98,20 @@ def _opened(path: str) -> BinaryFile:
 def _parquet_rows(file: BinaryFile, path: str, field: str, on_read: OnRead) -> Items:
     stored = file.seek(0, 2)
     file.seek(0)
-    import pyarrow.parquet as pq  # brings the libraries of object stores in
+    import pyarrow.parquet as pq  # slow: it loads the libraries of all object stores
 
     with pq.ParquetFile(file, buffer_size=_PAGES_BYTES, page_checksum_verification=True) as table:
         schema = table.schema_arrow
         if schema.names.count(field) > 1:
             what = f"{schema.names.count(field)} columns are called {field!r}"
-            raise Refusal("no_text_column", path, what, "Rename them, give another --text_field")
+            raise Refusal("no_text_column", path, what, "Rename them, use another --text_field")
         if field not in schema.names or _value_type(schema.field(field).type) not in _TEXT_TYPES:
-            told = ", ".join(f"{name} ({kind})" for name, kind in zip(schema.names, schema.types, strict=True))
+            columns = ", ".join(f"{name} ({kind})" for name, kind in zip(schema.names, schema.types, strict=True))
             raise Refusal(
-                "no_text_column", path, f"no text column {field!r}; there is: {told[:200]}", "Give --text_field"
+                "no_text_column",
+                path,
+                f"no text column {field!r}; the columns are {columns[:200]}",
+                "Use another --text_field",
             )
         rows, number = max(table.metadata.num_rows, 1), 0
         for batch in table.iter_batches(_BATCH_ROWS, columns=[field]):
@@ -120,17 +127,18 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _texts(column: pa.Array) -> list[bytes | None]:
-    """The values of a column as bytes, whatever they are: what is no UTF-8 is found by the caller."""
+    """The values of a column as bytes; the caller checks whether they are UTF-8."""
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()
     return cast(list[bytes | None], column.cast(pa.large_binary()).to_pylist())
 
 
-def _not_text(where: str, field: str, there: str) -> Refusal:
-    what = f"no text in {field!r}, which holds {there}"
-    return Refusal("no_text_field", where, what, "Mend the record, give another --text_field")
+def _not_text(where: str, field: str, found: str) -> Refusal:
+    advice = "Correct the record, use another --text_field"
+    return Refusal("no_text_field", where, f"expected text in {field!r}, got {found}", advice)
 
 
-def _no_text(where: str, kind: str, field: str, there: list[str]) -> Refusal:
-    told = f"; there is: {', '.join(there)[:200]}" if there else ""
-    return Refusal("no_text_field", where, f"no text in {field!r} of what should be {kind}{told}", "Give --text_field")
+def _no_text(where: str, field: str, fields: list[str]) -> Refusal:
+    found = f"; its fields are {', '.join(fields)[:200]}" if fields else ""
+    what = f"expected a JSON object with text in {field!r}{found}"
+    return Refusal("no_text_field", where, what, "Use another --text_field")

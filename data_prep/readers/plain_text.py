@@ -1,6 +1,6 @@
-"""Text files: documents parted by blank lines, or a file a document.
+"""Text files: documents separated by blank lines, or one document per file.
 
-Blocks are cut at blank lines as bytes, so that the work is by document and not by line.
+Blocks of bytes are split at blank lines, so the cost is per document and not per line.
 """
 
 import re
@@ -10,19 +10,19 @@ from bert_jax.storage.compression import OnRead, ignore_progress
 from data_prep.readers.file_blocks import file_blocks
 from data_prep.readers.refusal import Items, Refusal, check
 
-# A document is held whole, so one that never ends (a file without blank lines) is refused.
+# A document is kept in memory, so one that never ends (a file without blank lines) is refused.
 MAX_DOCUMENT_BYTES = 1 << 26
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-# The characters that str.isspace() knows, in UTF-8, but the line feed.
+# The characters for which str.isspace() is true, in UTF-8, without the line feed.
 _SPACE = rb"[\t\v\f\r\x1c-\x1f ]|\xc2[\x85\xa0]|\xe1\x9a\x80|\xe2\x80[\x80-\x8a\xa8\xa9\xaf]|\xe2\x81\x9f|\xe3\x80\x80"
 _BLANK_LINES = re.compile(rb"\n(?:(?:" + _SPACE + rb")*+\n)+")
 _BLANK = re.compile(rb"(?:\n|" + _SPACE + rb")*+")
 
 
 def whole_lines(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes | None]:
-    """A file in pieces that end with a line feed (the last is given one), without byte-order mark.
+    """A file in pieces that end with a line feed (added to the last one), without byte-order mark.
 
-    None stands for a line of more than MAX_DOCUMENT_BYTES. Raises Refusal as `file_blocks` does.
+    None replaces a line of more than MAX_DOCUMENT_BYTES. Raises Refusal as `file_blocks` does.
     """
     parts: list[bytes] = []
     size, too_long, mark = 0, False, BYTE_ORDER_MARK
@@ -50,7 +50,7 @@ def whole_lines(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes 
 
 
 class _Document:
-    """A document whose end has not come yet."""
+    """A document whose end has not been read yet."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -59,7 +59,7 @@ class _Document:
         self._line = 1
 
     def add(self, piece: bytes, line: int) -> None:
-        """Takes lines in, the first of which is line `line` of the file; what is too long is not kept."""
+        """Adds lines, the first of which is line `line` of the file; a document that is too long is not kept."""
         if not self._size:
             self._line = line
         self._size += len(piece)
@@ -69,13 +69,13 @@ class _Document:
             self._pieces.append(piece)
 
     def overflow(self, line: int) -> None:
-        """Takes note of a line that is too long to be kept."""
+        """Records a line that is too long to be kept."""
         if not self._size:
             self._line = line
         self._pieces, self._size = [], MAX_DOCUMENT_BYTES + 1
 
     def end(self) -> Items:
-        """The document, if there is one, without line ends around it; another may then begin."""
+        """Yields the document, if there is one, without surrounding line ends, and prepares for the next one."""
         text, size = b"".join(self._pieces), self._size
         self._pieces, self._size = [], 0
         if size > MAX_DOCUMENT_BYTES:
@@ -85,20 +85,20 @@ class _Document:
 
 
 def text_documents(path: str, on_read: OnRead = ignore_progress) -> Items:
-    """The documents of a text file, one at a time; blank lines part them.
+    """The documents of a text file, separated by blank lines, one at a time.
 
-    Lines lose their line end (LF or CRLF) and nothing else; lines of white space only count as blank. Memory is that
-    of the longest document. A file that breaks off ends with a Refusal; the unfinished document is part of that.
+    Lines lose their line end (LF or CRLF) and nothing else; lines of only white space count as blank. Memory is that
+    of the longest document. A truncated file ends with a Refusal, which stands for the unfinished document too.
     """
     document = _Document(path)
-    line = 1  # of the file, where the next piece begins
+    line = 1  # on which the next piece begins
     try:
         for piece in whole_lines(path, on_read):
             if piece is None:
                 document.overflow(line)
                 line += 1
                 continue
-            # A line feed in front, so that the first line is seen to be blank like any other.
+            # With a line feed in front, the expression finds a blank first line like any other.
             data, begin, feeds, here = b"\n" + piece, 1, 0, line
             for blank in _BLANK_LINES.finditer(data):
                 document.add(data[begin : blank.start()], here)
@@ -114,7 +114,7 @@ def text_documents(path: str, on_read: OnRead = ignore_progress) -> Items:
 
 
 def file_document(path: str, on_read: OnRead = ignore_progress) -> Items:
-    """A text file as one document, blank lines and all; nothing when it holds white space only."""
+    """A text file as one document with its blank lines; nothing if it holds only white space."""
     document = _Document(path)
     try:
         for block in file_blocks(path, on_read):
@@ -131,7 +131,7 @@ def file_document(path: str, on_read: OnRead = ignore_progress) -> Items:
 
 
 def too_long(where: str) -> Refusal:
-    advice = "Part the documents of the file by blank lines"
+    advice = "Separate the documents of the file by blank lines"
     return Refusal("document_too_long", where, f"a document of more than {MAX_DOCUMENT_BYTES >> 20} MiB", advice)
 
 

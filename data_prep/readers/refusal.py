@@ -1,6 +1,6 @@
-"""What is wrong with input, as a value: a reader yields a Refusal in the place of a document and goes on after it.
+"""A document that cannot be used, as a value: a reader yields a Refusal in its place and continues after it.
 
-Whoever reads decides: with --on_error fail it is raised (it is a UserError), with skip it is counted by its reason.
+The caller decides: with --on_error fail the Refusal is raised (it is a UserError), with skip its reason is counted.
 """
 
 import re
@@ -15,17 +15,17 @@ Reason = Literal[
     "control_character",
     "document_too_long",
     "not_json",
-    "no_text_field",  # a JSONL line or a Parquet row without the field, or with something else than text in it
+    "no_text_field",  # a JSONL line or Parquet row without the field, or with something other than text in it
     "no_text_column",  # a whole Parquet file
-    "empty_file",  # no document in it
-    "folder",  # where a file was wanted
+    "empty_file",  # a file without a document
+    "folder",  # instead of a file
     "damaged_file",  # the rest of a file that is truncated or corrupt
-    "unreadable_file",  # the rest of a file that the system or the store does not give
+    "unreadable_file",  # the rest of a file that the system or the store cannot read
 ]
 
-_SKIP = "or give --on_error skip"
-# What no text holds: C0 but white space (tab to carriage return), and delete. C1 is let through: it is what is left of
-# dashes and quotes in much real text (Windows-1252 read as Latin-1), and tokenizers drop it.
+_SKIP = "or use --on_error skip"
+# Characters that text never holds: C0 without white space (tab to carriage return), and delete. C1 is accepted: much
+# real text has it in place of dashes and quotes (Windows-1252 read as Latin-1), and tokenizers drop it.
 _CONTROLS = bytes([*range(9), *range(14, 32), 127])
 _CONTROL = re.compile(b"[" + re.escape(_CONTROLS) + b"]")
 # RFC 1952; the .xz file format, 2.1.1.1; RFC 8878.
@@ -45,10 +45,10 @@ Items = Iterator[Item]
 
 
 def check(text: bytes, where: str, first_line: int | None = None) -> Item:
-    """The text if it can be used, else what is wrong with it.
+    """Returns the text if it can be used, otherwise a Refusal that says what is wrong with it.
 
-    where        what holds the text, as "a.txt"; with first_line, the line that the text begins on, "a.txt, line 7"
-                 is said, and the column in bytes
+    where        what holds the text, for example "a.txt"
+    first_line   the line on which the text begins; the message then has the line and the column, in bytes
     """
     if len(text.translate(None, _CONTROLS)) != len(text):
         found = _CONTROL.search(text)
@@ -70,17 +70,17 @@ def check(text: bytes, where: str, first_line: int | None = None) -> Item:
 
 
 def _advice(text: bytes, other: str) -> str:
-    """What to do about bytes that are no text: for those of other kinds of files, what that is."""
+    """What to do about bytes that are not text; the bytes of other kinds of files are recognized."""
     for magic, suffix in _MAGIC.items():
         if text.startswith(magic):
-            return f"It looks compressed: end the file's name in {suffix}"
+            return f"It looks compressed: rename the file to end in {suffix}"
     if text.startswith((b"\xff\xfe", b"\xfe\xff")) or text.count(0) > len(text) // 3:
         return "It looks like UTF-16: convert the file, for example with iconv -f UTF-16 -t UTF-8"
     return other
 
 
 def _place(text: bytes, offset: int, where: str, first_line: int | None) -> tuple[str, str]:
-    """Where the byte at an offset stands: the file with the line, and the column."""
+    """The position of the byte at an offset: the file with the line, and the column."""
     if first_line is None:
         return where, f"byte {offset + 1}"
     line, column = first_line + text.count(b"\n", 0, offset), offset - text.rfind(b"\n", 0, offset)

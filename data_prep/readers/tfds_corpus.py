@@ -1,4 +1,4 @@
-"""Documents of TFDS datasets that are prepared already: tfds:NAME[:SPLIT] (bert_jax/data/tfds_source.py)."""
+"""Documents of prepared TFDS datasets: tfds:NAME[:SPLIT] (bert_jax/data/tfds_source.py)."""
 
 from bert_jax.data.tfds_source import open_tfds
 from bert_jax.storage.compression import OnRead, ignore_progress
@@ -10,18 +10,18 @@ PREFIX = "tfds:"
 
 
 def size(address: str) -> int:
-    """The bytes of a split as stored. Raises UserError when it is not prepared, or not made to be read so."""
+    """The stored bytes of a split. Raises UserError if it is not prepared, or only for TensorFlow."""
     builder, split = open_tfds(address)
     return int(builder.info.splits[split].num_bytes)
 
 
 def documents(address: str, field: str, on_read: OnRead = ignore_progress) -> Items:
-    """The documents of a split: what each example holds under `field`."""
+    """The documents of a split: the text of each example's `field`."""
     builder, split = open_tfds(address)
     features = builder.info.features
     if field not in features:
-        what = f"no feature {field!r}; there is: {', '.join(features)}"
-        yield Refusal("no_text_column", address, what, "Give --text_field")
+        what = f"no feature {field!r}; the features are {', '.join(features)}"
+        yield Refusal("no_text_column", address, what, "Use another --text_field")
         return
     try:
         for number, example in enumerate(builder.as_data_source(split), start=1):
@@ -30,9 +30,9 @@ def documents(address: str, field: str, on_read: OnRead = ignore_progress) -> It
                 text = text.encode()
             where = f"{address}, example {number}"
             if not isinstance(text, bytes):
-                yield Refusal("no_text_field", where, f"no text in {field!r}", "Give --text_field")
+                yield Refusal("no_text_field", where, f"no text in {field!r}", "Use another --text_field")
                 continue
             yield check(text, where)
             on_read(len(text))
-    except Exception as error:  # TFDS has no kind of its own for a file that is gone or damaged
+    except Exception as error:  # TFDS has no exception for a file that is missing or damaged
         yield damaged(address, first_line(error))
