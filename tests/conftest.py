@@ -3,13 +3,17 @@
 The text is cut from data_prep/sample; nothing here needs the network, an accelerator or torch.
 """
 
+import functools
 import gc
 import importlib.metadata
 import importlib.util
+import inspect
 import os
 import random
 import sys
+import typing
 from pathlib import Path
+from typing import Any
 
 # The tests run each program a few times, so most of their time would go into compiling. Without LLVM's optimization
 # passes compiling takes half as long; with XLA's older code generator, which jaxlib has until 0.10, and one LLVM module
@@ -30,11 +34,36 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 
 import hypothesis
 import jax
+import jaxtyping
 import pytest
-
-from bert_jax.config import ModelConfig
+from beartype import beartype
 
 jax.config.update("jax_numpy_rank_promotion", "raise")
+
+
+def names_arrays(annotation: object) -> bool:
+    """Whether jaxtyping has to see this annotation: it holds an array type, or is not evaluated yet."""
+    if isinstance(annotation, str) or getattr(type(annotation), "__module__", "").startswith("jaxtyping"):
+        return True
+    return any(names_arrays(argument) for argument in typing.get_args(annotation))
+
+
+def check_types(checked: Any = None, *, typechecker: Any = None, by_shape: Any = jaxtyping.jaxtyped) -> Any:
+    """What --jaxtyping-packages decorates with: jaxtyping for functions with array types, beartype alone for others.
+
+    jaxtyping binds the arguments of a call to the signature, for the shapes in it. Where the annotations have none,
+    that checks nothing more and took a tenth of the suite's CPU time.
+    """
+    if checked is None:
+        return functools.partial(check_types, typechecker=typechecker)
+    if inspect.isfunction(checked) and not any(map(names_arrays, checked.__annotations__.values())):
+        return beartype(checked)
+    return by_shape(checked, typechecker=typechecker)
+
+
+jaxtyping.jaxtyped = check_types  # before the first import of the packages
+
+from bert_jax.config import ModelConfig
 
 # An example may take as long as it takes on a loaded machine: no test here is about time.
 hypothesis.settings.register_profile("untimed", deadline=None)

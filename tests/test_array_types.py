@@ -5,8 +5,12 @@ import sys
 
 import jaxtyping
 import numpy as np
+import pytest
+from beartype.roar import BeartypeCallHintViolation
 
 from bert_jax import array_types
+from bert_jax.data import example
+from data_prep import lengths
 
 PROGRAM = """
 import sys
@@ -27,3 +31,11 @@ def test_types_are_those_of_jaxtyping_where_it_checks() -> None:
 
 def test_types_are_numpys_where_nothing_checks() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True)
+
+
+def test_calls_are_checked_with_and_without_array_types() -> None:
+    """By jaxtyping where a signature has shapes, by beartype alone where it has none (conftest.py)."""
+    with pytest.raises(jaxtyping.TypeCheckError, match="summarise"):
+        lengths.summarise(np.zeros((2, 2), np.int64))
+    with pytest.raises(BeartypeCallHintViolation, match="max_predictions"):
+        example.max_predictions("128", 1, 0.15)

@@ -77,7 +77,12 @@ def combined(layers: np.ndarray, name: str) -> np.ndarray:
     }[name]()
 
 
-@pytest.mark.parametrize("name", [*command.LAYERS, "0", "3", str(LAYERS)])
+# Each name is a program of its own: those that are not like another one here are in the default tests.
+FIRST = ("embeddings", "last", "concat_last_4", "3")
+NAMES = (*command.LAYERS, "0", "3", str(LAYERS))
+
+
+@pytest.mark.parametrize("name", [n if n in FIRST else pytest.param(n, marks=pytest.mark.slow) for n in NAMES])
 def test_every_layer_name_of_every_token(loaded, states, name):
     got = embed(loaded, TEXTS, layers=name, pool="none", batch_size=4)
     wanted = np.concatenate([combined(layers, name) for _, layers in states])
@@ -109,7 +114,7 @@ def test_a_causal_model_has_no_vector_at_cls(tmp_path):
 
 
 @pytest.mark.parametrize("pool", ["cls", "mean", "max"])
-@pytest.mark.parametrize("batch_size", [1, 32])
+@pytest.mark.parametrize("batch_size", [pytest.param(1, marks=pytest.mark.slow), 32])
 def test_every_pool_of_a_text(loaded, states, pool, batch_size):
     pooled = {"cls": lambda x: x[0], "mean": lambda x: x.mean(axis=0), "max": lambda x: x.max(axis=0)}[pool]
     got = embed(loaded, TEXTS, pool=pool, batch_size=batch_size)
