@@ -52,13 +52,13 @@ def copied(rows: Rows) -> Rows:
 
 
 def seal(output: Path) -> None:
-    """Lists the hashes of the files as they now are: what verify then finds, it finds in what they say."""
+    """Lists the hashes of the changed files, so that only their contents can fail the verification."""
     content = (output / "manifest.json").read_bytes()
     (output / checksums.SUMS).write_bytes(checksums.render(output, json.loads(content), content))
 
 
 def rewrite(output: Path, change, name: str = FIRST) -> None:
-    """Replaces a shard by changed rows, and makes the manifest's size and hash fit: only the rows tell."""
+    """Replaces a shard by changed rows and updates its size and hash in the manifest."""
     rows = change(copied(read_shard(output / name)))
     written = write_shard(output / name, rows)
     manifest = json.loads((output / "manifest.json").read_text())
@@ -77,7 +77,7 @@ def change_manifest(output: Path, change) -> None:
 
 
 def masked_again(output: Path, rows: Rows) -> Rows:
-    """Rows with other keys wear other masks."""
+    """Masks rows whose keys have changed: masks depend on the keys."""
     dataset = open_dataset(output, "train")
     masker = Masker(dataset.tokenizer(), dataset.masking, dataset.manifest["seed"])
     return mask_rows(Rows(unmasked_ids(rows), *rows[1:5]), masker, dataset.max_predictions)
@@ -99,8 +99,8 @@ def test_flipped_bit_is_detected_and_its_shard_named(output: Path, share: float)
         verify(output)
 
 
-def test_every_flipped_byte_of_every_file_is_told_with_the_files_name(output: Path) -> None:
-    """SHA256SUMS holds the hash of each file, and names the one that a damaged line of its own is of."""
+def test_every_flipped_byte_of_every_file_is_detected_and_the_file_named(output: Path) -> None:
+    """Damage of SHA256SUMS itself may name the file of the damaged line."""
     generator = random.Random(0)
     for path in sorted(path for path in output.rglob("*") if path.is_file()):
         name, whole = path.relative_to(output).as_posix(), path.read_bytes()
@@ -116,8 +116,8 @@ def test_every_flipped_byte_of_every_file_is_told_with_the_files_name(output: Pa
 
 
 @pytest.mark.parametrize("name", [FIRST, "unigram_counts.npy"])
-def test_damage_in_the_head_or_tail_of_a_file_raises_what_a_command_can_tell(output: Path, name: str) -> None:
-    """Where Arrow and numpy keep names, shapes and sizes. A reader that does not hash may meet any of it."""
+def test_damage_in_the_head_or_tail_of_a_file_raises_an_error_that_commands_report(output: Path, name: str) -> None:
+    """Arrow and numpy store names, shapes and sizes there, which readers that do not hash may find damaged."""
     generator = random.Random(1)
     manifest, whole = json.loads((output / "manifest.json").read_text()), (output / name).read_bytes()
     told = 0
@@ -142,7 +142,7 @@ def test_list_of_hashes_is_that_of_sha256sum(output: Path) -> None:
     }
 
 
-def test_note_beside_the_manifest_is_no_damage(output: Path) -> None:
+def test_a_note_next_to_the_manifest_is_not_damage(output: Path) -> None:
     (output / "notes.html").write_text("mine")
     verify(output)
 
@@ -205,7 +205,7 @@ def test_rows_that_break_a_guarantee_are_detected(output: Path, change, told: st
         verify(output)
 
 
-def test_counts_that_are_not_true_are_detected(output: Path) -> None:
+def test_wrong_counts_are_detected(output: Path) -> None:
     manifest = json.loads((output / "manifest.json").read_text())
     manifest["parts"]["train"]["predictions"] += 1
     manifest["counts"]["predictions"] += 1
@@ -215,7 +215,7 @@ def test_counts_that_are_not_true_are_detected(output: Path) -> None:
         verify(output)
 
 
-def test_share_of_filled_slots_that_is_not_true_is_detected(output: Path) -> None:
+def test_a_wrong_share_of_filled_positions_is_detected(output: Path) -> None:
     change_manifest(output, lambda manifest: manifest["parts"]["train"].update(filled=0.5))
     with pytest.raises(UserError, match=r"states that 0\.5 of the positions of train are filled, but 0\.\d+ are"):
         verify(output)
@@ -244,7 +244,7 @@ def test_skipped_documents_that_are_not_the_sum_of_the_parts_are_detected(output
         verify(output)
 
 
-def test_unigram_counts_that_are_not_true_are_detected(output: Path) -> None:
+def test_wrong_unigram_counts_are_detected(output: Path) -> None:
     counts = np.load(output / "unigram_counts.npy")
     counts[100] += 1
     np.save(output / "unigram_counts.npy", counts)
@@ -253,7 +253,7 @@ def test_unigram_counts_that_are_not_true_are_detected(output: Path) -> None:
         verify(output)
 
 
-def test_keys_that_come_twice_are_detected(output: Path) -> None:
+def test_repeated_keys_are_detected(output: Path) -> None:
     """Two shards with the same keys, each in order."""
     first = read_shard(output / FIRST)
     names = [shard["name"] for shard in json.loads((output / "manifest.json").read_text())["shards"]]
@@ -277,14 +277,14 @@ def test_keys_of_another_part_or_unit_are_detected(output: Path, offset: int, to
         verify(output)
 
 
-def test_masks_that_the_seed_does_not_draw_are_detected(output: Path) -> None:
+def test_masks_of_another_seed_are_detected(output: Path) -> None:
     change_manifest(output, lambda manifest: manifest.update(seed=manifest["seed"] + 1))
     with pytest.raises(UserError, match="static masks that are not those of epoch 0"):
         verify(output)
 
 
 @pytest.mark.parametrize("change", [lambda lines: lines[:-1], lambda lines: [*lines[:-1], "else"]])
-def test_vocab_txt_that_is_not_the_tokenizers_is_detected(output: Path, change) -> None:
+def test_a_vocab_txt_of_another_tokenizer_is_detected(output: Path, change) -> None:
     path = output / "tokenizer" / "vocab.txt"
     path.write_text("\n".join(change(path.read_text(encoding="utf-8").splitlines())) + "\n", encoding="utf-8")
     seal(output)
@@ -302,8 +302,8 @@ def test_vocab_txt_that_is_not_the_tokenizers_is_detected(output: Path, change) 
         *(("notes", kind) for kind in ("pipe", "dangling", "link", "folder")),
     ],
 )
-def test_what_the_list_has_not_is_told(output: Path, name: str, kind: str) -> None:
-    """A folder that holds something is told by that."""
+def test_files_that_are_not_listed_are_detected(output: Path, name: str, kind: str) -> None:
+    """A folder with contents is named by what it contains."""
     path = output / name
     path.parent.mkdir(exist_ok=True)
     match kind:
@@ -320,7 +320,7 @@ def test_what_the_list_has_not_is_told(output: Path, name: str, kind: str) -> No
 
 
 def test_part_without_rows_may_be_a_folder_or_none(sample_text: Path, vocab_dir: Path, tmp_path: Path) -> None:
-    """A copy by way of an object store has no empty folder."""
+    """A copy through an object store has no empty folders."""
     output = tmp_path / "out"
     build(BuildOptions(str(sample_text), vocab_dir, output, 64, eval_fraction=0.0, workers=1))
     verify(output)
@@ -328,7 +328,7 @@ def test_part_without_rows_may_be_a_folder_or_none(sample_text: Path, vocab_dir:
     verify(output)
 
 
-def test_other_tokenizer_is_told(output: Path) -> None:
+def test_another_tokenizer_is_detected(output: Path) -> None:
     vocabulary = output / "tokenizer" / "vocab.txt"
     lines = vocabulary.read_text(encoding="utf-8").splitlines()
     for path in (output / "tokenizer").iterdir():
@@ -340,8 +340,8 @@ def test_other_tokenizer_is_told(output: Path) -> None:
         verify(output)
 
 
-def test_shown_rows_are_text_with_labels_and_truths(output: Path, sample_text: Path) -> None:
-    """Words of the source come back; masked ones stand in braces with what was there."""
+def test_rows_are_shown_as_text_with_labels(output: Path, sample_text: Path) -> None:
+    """The text has words of the source; masked ones are in braces with their labels."""
     dataset = open_dataset(output, "train")
     shown = [excerpt_text(row) for row in first_rows(dataset, dataset.tokenizer(), 20)]
     assert len(shown) == 20
@@ -360,7 +360,7 @@ def test_dynamic_rows_show_no_masks(shards_dir: Path) -> None:
     assert all("[MASK]" not in excerpt_text(row) for row in first_rows(dataset, dataset.tokenizer(), 30))
 
 
-def test_command_prints_figures(shards_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_prints_statistics(shards_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inspect_shards.main([str(shards_dir)])
     told = capsys.readouterr().out
     manifest = json.loads((shards_dir / "manifest.json").read_text())
@@ -390,7 +390,7 @@ def test_brackets_in_names_are_shown_as_they_are(
 
 
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
-def test_what_the_terminal_cannot_show_is_escaped(
+def test_characters_that_the_terminal_lacks_are_escaped(
     output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, encoding: str
 ) -> None:
     """A euro sign in a name, and bars."""
@@ -414,8 +414,8 @@ def test_command_shows_a_part_and_verifies(shards_dir: Path, capsys: pytest.Capt
 
 @pytest.mark.parametrize("show", [[], ["--show", "3"]])
 @pytest.mark.parametrize("damage", ["zeros", "id"])
-def test_figures_and_text_of_a_damaged_shard_name_it(output: Path, damage: str, show: list[str]) -> None:
-    """A shard of the right size that is no Arrow file, and one with an id that no token has."""
+def test_statistics_and_text_of_a_damaged_shard_name_it(output: Path, damage: str, show: list[str]) -> None:
+    """A shard of the right size that is not an Arrow file, and one with an id outside of the vocabulary."""
     path = output / FIRST
     if damage == "zeros":
         path.write_bytes(bytes(path.stat().st_size))
@@ -426,7 +426,7 @@ def test_figures_and_text_of_a_damaged_shard_name_it(output: Path, damage: str, 
 
 
 @pytest.mark.parametrize("content", [None, b"", b"\x93NUMPY\x01", "cut"])
-def test_damaged_unigram_counts_are_told(output: Path, content) -> None:
+def test_damaged_unigram_counts_are_reported(output: Path, content) -> None:
     path = output / "unigram_counts.npy"
     whole = path.read_bytes()
     path.unlink()
@@ -437,7 +437,7 @@ def test_damaged_unigram_counts_are_told(output: Path, content) -> None:
         inspect_shards.main([str(output), "--verify"])
 
 
-def test_verify_says_nothing_on_an_stderr_that_is_no_terminal(
+def test_verify_prints_nothing_on_a_stderr_that_is_not_a_terminal(
     shards_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     inspect_shards.main([str(shards_dir), "--verify"])
@@ -445,7 +445,7 @@ def test_verify_says_nothing_on_an_stderr_that_is_no_terminal(
 
 
 @pytest.mark.parametrize("flags", [[], ["--verify"], ["--show", "1"]])
-def test_folder_that_is_no_output_is_told_before_it_is_searched(
+def test_a_folder_without_a_manifest_is_refused_before_its_files_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flags: list[str]
 ) -> None:
     monkeypatch.setattr(checksums, "files", lambda folder: pytest.fail(f"searched {folder}"))
@@ -453,7 +453,7 @@ def test_folder_that_is_no_output_is_told_before_it_is_searched(
         inspect_shards.main([str(tmp_path), *flags])
 
 
-def test_command_tells_damage_in_one_line_with_exit_code_2(output: Path) -> None:
+def test_command_reports_damage_in_one_line_with_exit_code_2(output: Path) -> None:
     path = output / "tokenizer" / "special_tokens_map.json"
     path.write_bytes(path.read_bytes().replace(b"CLS", b"CLs", 1))
     command = [sys.executable, "-m", "data_prep.inspect_shards", str(output), "--verify"]

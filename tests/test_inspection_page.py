@@ -1,4 +1,4 @@
-"""The page that inspect_shards --html draws: self-contained, escaped, and true to the shards."""
+"""The page of inspect_shards --html: self-contained, escaped, and consistent with the shards."""
 
 import html.parser
 import itertools
@@ -79,7 +79,7 @@ def test_page_says_what_was_checked(output: Path) -> None:
     assert "Every byte was checked" in drawn(output, "--verify")
 
 
-def test_figures_are_those_of_the_manifest(output: Path) -> None:
+def test_counts_are_those_of_the_manifest(output: Path) -> None:
     text = drawn(output)
     manifest = json.loads((output / "manifest.json").read_text())
     for part in ("train", "eval"):
@@ -88,7 +88,7 @@ def test_figures_are_those_of_the_manifest(output: Path) -> None:
 
 
 def test_marks_of_the_rows_are_what_the_shards_predict(output: Path) -> None:
-    """Rows with their masks: as many marked letters as the truths of those rows have."""
+    """The marked text of the rows is the text of their labels."""
     text = drawn(output)
     numbers = [int(number.replace(",", "")) for number in re.findall(r"row ([0-9,]+) <span>", text)]
     dataset = open_dataset(output, "train")
@@ -105,15 +105,15 @@ def test_marks_of_the_rows_are_what_the_shards_predict(output: Path) -> None:
 
 
 def marked(text: str) -> list[str]:
-    """What stands in each mark, unescaped."""
+    """The text of each mark, unescaped."""
     return [html.unescape(mark) for mark in re.findall(r"<mark[^>]*>(.*?)</mark>", text)]
 
 
-def test_part_alone_is_drawn(output: Path) -> None:
+def test_one_part_has_a_page_of_its_own(output: Path) -> None:
     assert "Rows for training" not in drawn(output / "eval") and "Rows for evaluation" in drawn(output / "eval")
 
 
-def test_page_of_a_damaged_shard_is_not_drawn(output: Path, tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_gets_no_page(output: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no manifest"):
         inspect_shards.main([str(tmp_path), "--html", str(tmp_path / "page.html")])
     assert not (tmp_path / "page.html").exists()
@@ -121,7 +121,7 @@ def test_page_of_a_damaged_shard_is_not_drawn(output: Path, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("inside", ["manifest.json", "train/page.html", "page.html", "", "link/page.html"])
 def test_page_in_a_finished_output_is_refused(output: Path, tmp_path: Path, inside: str) -> None:
-    """Also in another one than the page is of, and by a link."""
+    """Also in the output of another job, and through a link."""
     (tmp_path / "link").symlink_to(output / "train")
     target = tmp_path / inside if inside.startswith("link") else output / inside
     before = sorted(output.rglob("*")), (output / "manifest.json").read_bytes()
@@ -132,7 +132,7 @@ def test_page_in_a_finished_output_is_refused(output: Path, tmp_path: Path, insi
     assert (sorted(output.rglob("*")), (output / "manifest.json").read_bytes()) == before
 
 
-def test_page_is_drawn_over_a_page_and_nothing_else(output: Path, tmp_path: Path) -> None:
+def test_a_page_replaces_only_another_page(output: Path, tmp_path: Path) -> None:
     target = tmp_path / "page.html"
     inspect_shards.main([str(output / "eval"), "--html", str(target)])
     drawn_before = target.read_bytes()
@@ -148,8 +148,8 @@ def test_page_is_drawn_over_a_page_and_nothing_else(output: Path, tmp_path: Path
         assert (tmp_path / name).read_bytes() == before
 
 
-def test_bars_stand_where_their_values_are() -> None:
-    """Two histograms of bars 2 wide: bars of a bin side by side, none over its neighbour, heights as the values."""
+def test_bars_are_at_the_positions_of_their_values() -> None:
+    """Two histograms with bars of width 2: the bars of a bin do not overlap, and heights are proportional to values."""
     series = tuple(
         Series(name, np.array([1.0, 3.0, 5.0]), np.array(values))
         for name, values in {"train": [0.5, 0.25, 0.25], "eval": [1.0, 0.0, 0.0]}.items()

@@ -1,4 +1,4 @@
-"""The documents of the text against the manifest: each is used or skipped, and why."""
+"""Each document of the text is counted in the manifest, as used or as skipped for a reason."""
 
 import json
 from pathlib import Path
@@ -39,7 +39,7 @@ def again(output: Path) -> int:
     return check_source(output, manifest, source_corpus(output, manifest), lambda: None)
 
 
-def test_every_document_is_found_again(output: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_document_is_accounted_for(output: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = len(corpus.read_text(encoding="utf-8").splitlines())
     assert again(output) == records
     inspect_shards.main([str(output), "--verify", "--source"])
@@ -49,7 +49,7 @@ def test_every_document_is_found_again(output: Path, corpus: Path, capsys: pytes
         assert f"skipped: {reason}" in told
 
 
-def test_text_that_has_changed_is_told(output: Path, corpus: Path) -> None:
+def test_changed_text_is_detected(output: Path, corpus: Path) -> None:
     whole = corpus.read_text(encoding="utf-8")
     corpus.write_text(whole + "x", encoding="utf-8")
     with pytest.raises(UserError, match=r"some\.jsonl has \d+ bytes, but had \d+ when"):
@@ -64,6 +64,6 @@ def test_text_that_has_changed_is_told(output: Path, corpus: Path) -> None:
         again(output)
 
 
-def test_source_goes_with_verify(output: Path) -> None:
+def test_source_needs_verify(output: Path) -> None:
     with pytest.raises(UserError, match="give both"):
         inspect_shards.main([str(output), "--source"])

@@ -1,4 +1,4 @@
-"""What a long job says of itself on stderr."""
+"""The progress of a long job on stderr."""
 
 import re
 
@@ -18,7 +18,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_line_tells_share_rates_memory_and_time_left(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_has_share_rates_memory_and_time_left(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     with Reporter("counting words", 100, ["MB", "tokens"]) as reporter:
         clock[0] += 10
         reporter.update(25, 25, 12_500)
@@ -31,14 +31,14 @@ def test_line_tells_share_rates_memory_and_time_left(clock: list[float], capsys:
     assert re.fullmatch(LINE, told), told
 
 
-def test_nothing_is_told_when_quiet(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_printed_when_quiet(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     with Reporter("counting words", 100, ["MB"], quiet=True) as reporter:
         clock[0] += 100
         reporter.update(25, 25)
     assert capsys.readouterr().err == ""
 
 
-def test_nothing_done_yet_has_no_time_left(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_time_left_is_unknown_at_the_start(clock: list[float], capsys: pytest.CaptureFixture[str]) -> None:
     with Reporter("verifying", 0, ["MB"]) as reporter:
         clock[0] += 100
         reporter.update(0, 0)

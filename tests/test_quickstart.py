@@ -1,4 +1,4 @@
-"""The quickstart: what it runs, records and refuses; the whole of it is run by CI (`make quickstart`)."""
+"""The quickstart: what it runs, records and refuses. CI runs all of it (`make quickstart`)."""
 
 import json
 import os
@@ -45,7 +45,7 @@ def test_a_finished_output_and_a_folder_of_something_else_are_refused(tmp_path: 
     assert [file.name for file in (tmp_path / "mine").iterdir()] == ["thesis.txt"]
 
 
-def test_a_command_is_printed_before_it_runs_and_its_failure_is_told(
+def test_a_command_is_printed_before_it_runs_and_its_failure_is_reported(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     stages = Stages(tmp_path / "out")
@@ -85,7 +85,7 @@ def test_sigterm_stops_the_command_too(tmp_path: Path) -> None:
         ([(10, 1.0), (20, 2.0)], False),  # nothing came after
     ],
 )
-def test_the_log_tells_whether_the_run_went_on_from_its_checkpoint(
+def test_the_log_shows_whether_the_run_resumed_from_its_checkpoint(
     tmp_path: Path, log: list[tuple[int, float]], went_on: bool
 ) -> None:
     stages = Stages(tmp_path / "out")

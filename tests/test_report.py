@@ -1,4 +1,4 @@
-"""The HTML report: self-contained, escaped, true to the log, for finished and for unfinished runs."""
+"""The HTML report: self-contained, escaped, consistent with the log, for finished and for unfinished runs."""
 
 import dataclasses
 import html.parser
@@ -109,7 +109,7 @@ def pretrained(tmp_path: Path, shards_dir: Path, tiny_config: ModelConfig) -> Pa
     return workdir
 
 
-def test_page_shows_results_curves_guesses_and_configuration_and_needs_no_other_file(pretrained: Path) -> None:
+def test_page_shows_results_curves_predictions_and_configuration_and_needs_no_other_file(pretrained: Path) -> None:
     path = report.report(pretrained)
     text = path.read_text(encoding="utf-8")
     page = Page(text)
@@ -264,7 +264,7 @@ def test_ticks_are_round_few_and_cover_the_range(low: float, high: float) -> Non
     np.testing.assert_allclose(np.diff(marks), marks[1] - marks[0])
 
 
-def test_numbers_are_shown_as_people_write_them() -> None:
+def test_formats_of_numbers() -> None:
     assert [chart.number(value) for value in (0.0, 1234.0, 2_502_000.0, 0.0005, 2.5e-5, 5.6854)] == [
         *("0", "1,234", "2.502M", "0.0005", "2.5e-5", "5.685")
     ]

@@ -1,4 +1,4 @@
-"""The pages of fine-tuned runs: figures against other code's or by hand, and pages that say what is not there."""
+"""The reports of fine-tuned runs: metrics equal other libraries' or a count by hand, and missing files are reported."""
 
 import dataclasses
 import json
@@ -65,7 +65,7 @@ TAGS = st.lists(st.sampled_from(["O", "B-X", "I-X", "B-Y", "I-Y"]), min_size=1, 
 
 
 @given(st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=5))
-def test_right_and_true_entities_are_counted_as_seqeval_counts_them(pairs: list[tuple[list[str], list[str]]]) -> None:
+def test_correct_and_true_entities_are_counted_as_by_seqeval(pairs: list[tuple[list[str], list[str]]]) -> None:
     sentences = [(true[: len(guess)], guess[: len(true)]) for true, guess in pairs]
     judged = [one for true, guess in sentences for one in compare_spans(tagged_spans(true), tagged_spans(guess))]
     counts = span_errors.count_by_type(judged)
@@ -81,14 +81,14 @@ def test_right_and_true_entities_are_counted_as_seqeval_counts_them(pairs: list[
     assert sum(each[span_errors.SPURIOUS] for each in counts.values()) <= len(guessed)
 
 
-def test_how_an_entity_goes_wrong() -> None:
+def test_each_kind_of_span_error() -> None:
     truth = [Span("P", 0, 2), Span("P", 4, 6), Span("L", 8, 9), Span("L", 11, 13), Span("O", 20, 21)]
     guess = [Span("P", 0, 2), Span("P", 5, 6), Span("P", 8, 9), Span("P", 12, 14), Span("L", 30, 31)]
     outcomes = [outcome for outcome, _ in compare_spans(truth, guess)]
     assert outcomes == ["correct", "wrong border", "wrong type", "wrong type and border", "missed", "spurious"]
 
 
-def test_runs_share_a_chart_and_many_are_spanned(tmp_path: Path) -> None:
+def test_runs_share_a_chart_and_many_show_their_range(tmp_path: Path) -> None:
     for run in [f"seed-{seed}" for seed in (0, 2, 10)] + ["rate-5e-05/seed-1", "rate-0.0001/seed-1"]:
         (tmp_path / run).mkdir(parents=True)
         value = 0.1 * len(run)
@@ -123,7 +123,7 @@ def test_what_is_shown_is_escaped_and_cut() -> None:
 
 
 def workdir(folder: Path, kind: str, lines: list[str], name: str, **task: Any) -> Path:
-    """A workdir as fine-tuning leaves it, with random parameters, and the dev file beside it."""
+    """A workdir as fine-tuning leaves it, with random parameters, and the dev file next to it."""
     (folder / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     named = TaskConfig(train=str(folder / name), dev=str(folder / name), kind=kind, max_length=16, **task)
     resolved, files = registry.resolve(named)
@@ -234,6 +234,6 @@ def test_the_page_of_each_kind(kind: str, tmp_path: Path) -> None:
     assert "Not shown" in report(run).read_text(encoding="utf-8")
 
 
-def test_questions_are_told_apart_by_their_word() -> None:
+def test_question_words() -> None:
     asked = {"In what year?": "what", "How many are there?": "how many", "Somewhat who's": "who", "Name it.": "other"}
     assert {question: question_word(question) for question in asked} == asked

@@ -1,1 +1,1 @@
-"""What bert_jax.report draws: curves as inline SVG, tables, and a model's guesses, in one HTML file."""
+"""Documents of reports, plans and inspections: their contents, and how they are rendered as HTML or printed."""
