@@ -2,14 +2,14 @@
 
     python -m bert_jax.pretrain --config configs/academic_bert.py --workdir runs/academic --config.data.train=SHARDS
 
-SHARDS are of the uncased vocabulary and `build_examples --objective single --seq_len 128`. The budget is wall-clock:
-the rate rises over its first 6% and falls to 0 as the minutes run out. Where a batch does not fit at once,
+SHARDS are made by `build_examples --objective single --seq_len 128` with the uncased vocabulary. The budget is
+wall-clock time: the learning rate rises over its first 6% and then falls to 0. If a batch does not fit into memory, set
 --config.microbatches=N.
 
-Hardware  published: 8 Titan-V of 12 GB; not run by us
+Hardware  published: 8 Titan-V of 12 GB; not run here
 Hours     24, by the budget
 Expected  published: GLUE test MNLI 84.4, QNLI 90.6, QQP 70.7, RTE 57.7, SST-2 93.0, MRPC 87.5, CoLA 57.1, STS-B 82.0;
-          not measured by us
+          not measured here
 Source    Izsak et al. 2021, and the best configuration's command in the README of IntelLabs/academic-budget-bert
 """
 

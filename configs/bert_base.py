@@ -3,13 +3,14 @@
     python -m bert_jax.pretrain --config configs/bert_base.py --workdir runs/base --config.data.train=SHARDS_128 \\
         --config.data.phases=900000:SHARDS_512
 
-The last tenth of the steps is on rows of 512 slots; without data.phases there is one length. Both SHARDS are of
-`build_examples --objective nsp`; docs/recipes.md has the commands. Cased or uncased is the vocabulary's choice (28,996
-or 30,522 tokens as published), whole words are that of the shards: --mask_unit word.
+The last tenth of the steps uses rows of 512 positions; without data.phases there is one length. Both SHARDS are made by
+`build_examples --objective nsp`; docs/recipes.md has the commands. The vocabulary decides
+whether the model is cased (28,996 tokens as published) or uncased (30,522). For whole-word masking, build the shards
+with --mask_unit word.
 
-Hardware  published: 16 TPU chips (4 Cloud TPUs in Pod configuration); not run by us
+Hardware  published: 16 TPU chips (4 Cloud TPUs in Pod configuration); not run here
 Hours     published: 4 days
-Expected  published: GLUE test average 79.6 after fine-tuning (uncased); not measured by us
+Expected  published: GLUE test average 79.6 after fine-tuning (uncased); not measured here
 Source    Devlin et al. 2019, sections 3 and A.2: 90% of the steps at T=128, then 10% at T=512
 """
 
@@ -22,7 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="base"),
-            # As google-research/bert, optimization.py: Adam's moments without the correction of their bias.
+            # As in google-research/bert, optimization.py: Adam without bias correction.
             optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, bias_correction=False),
             batch_size=256,
             steps=1_000_000,

@@ -1,16 +1,16 @@
-"""BERT-Large, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 256 sequences; or by LAMB, 65,536 a step.
+"""BERT-Large, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 256 sequences; or LAMB with 65,536.
 
     python -m bert_jax.pretrain --config configs/bert_large.py --workdir runs/large --config.data.train=SHARDS_128 \\
         --config.data.phases=900000:SHARDS_512
 
-or configs/bert_large.py:lamb, on shards of --seq_len 128, and from there on shards of --seq_len 512 in another workdir:
+or configs/bert_large.py:lamb, on shards of --seq_len 128, followed by shards of --seq_len 512 in another workdir:
 --config.init_from=WORKDIR --config.batch_size=32768 --config.steps=1563 --config.optimizer.learning_rate=4e-3
---config.optimizer.warmup_share=0.128. A batch of so many rows does not fit at once: --config.microbatches=N.
+--config.optimizer.warmup_share=0.128. Such a large batch needs --config.microbatches=N to fit into memory.
 
-SHARDS are of `build_examples --objective nsp`; docs/recipes.md has the commands. Cased or uncased is the vocabulary's
-choice, whole words that of the shards: --mask_unit word.
+SHARDS are made by `build_examples --objective nsp`; docs/recipes.md has the commands. The vocabulary decides
+whether the model is cased. For whole-word masking, build the shards with --mask_unit word.
 
-Hardware  published: 64 TPU chips (16 Cloud TPUs); not run by us
+Hardware  published: 64 TPU chips (16 Cloud TPUs); not run here
 Hours     published: 4 days
 Expected  published: GLUE test average 82.1 after fine-tuning (uncased). After fine-tuning on SQuAD 1.1, F1/EM on dev,
           and on MultiNLI, accuracy: uncased 91.0/84.3 and 86.05, whole words 92.8/86.7 and 87.07; cased 91.5/84.8 and
@@ -18,7 +18,7 @@ Expected  published: GLUE test average 82.1 after fine-tuning (uncased). After f
 Source    Devlin et al. 2019, sections 3 and A.2; 90% of the steps at T=128, then 10% at T=512. Whole words: the README
           of google-research/bert, of 2019-05-31. lamb: You et al. 2020, section 4.1 (SQuAD 1.1 F1 on dev 90.6, 76
           minutes on 1,024 TPUv3 chips); steps, rates and warmup are those of NVIDIA/DeepLearningExamples,
-          run_pretraining.sh, whose rate falls by the square root of what is left of the run, and here linearly
+          run_pretraining.sh, whose rate falls with the square root of the rest of the run; here it falls linearly
 """
 
 import ml_collections
@@ -29,7 +29,7 @@ from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recip
 RECIPES = {
     "adamw": PretrainConfig(
         model=ModelOptions(preset="large"),
-        # As google-research/bert, optimization.py: Adam's moments without the correction of their bias.
+        # As in google-research/bert, optimization.py: Adam without bias correction.
         optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, bias_correction=False),
         batch_size=256,
         steps=1_000_000,
@@ -45,5 +45,5 @@ RECIPES = {
 
 def get_config(optimizer: str = "adamw") -> ml_collections.ConfigDict:
     if optimizer not in RECIPES:
-        raise UserError(f"configs/bert_large.py:{optimizer}: no such optimizer; use one of: {', '.join(RECIPES)}")
+        raise UserError(f"configs/bert_large.py: unknown optimizer {optimizer}; choose from {', '.join(RECIPES)}")
     return recipe(RECIPES[optimizer])

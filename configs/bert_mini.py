@@ -3,8 +3,8 @@
     python -m bert_jax.pretrain --config configs/bert_mini.py --workdir runs/mini --config.data.train=SHARDS
 
 Hardware  one GPU or TPU chip; a CPU for small corpora
-Hours     not measured by us
-Expected  not measured by us; Turc et al. 2019 give GLUE after distillation, which this recipe does not do
+Hours     not measured here
+Expected  not measured here; Turc et al. 2019 give GLUE after distillation, which this recipe does not do
 Source    size: Turc et al. 2019, table 1; batch and rate chosen here for small corpora
 """
 

@@ -3,13 +3,13 @@
     python -m bert_jax.pretrain --config configs/bert_multilingual.py --workdir runs/mbert --config.data.train=SHARDS
 
 The vocabulary is trained by `train_tokenizer --kind wordpiece --vocab_size 119547 --alpha 0.7` and the shards built by
-`build_examples --objective nsp --weights W,W,...`, a pattern of --input a language, its share of the text to the power
-0.7 in both (the published smoothing).
+`build_examples --objective nsp --weights W,W,...`, with one pattern of --input per language. Both smooth the share of
+a language in the text by the power 0.7, as published.
 
-Hardware  not published; not run by us
+Hardware  not published; not run here
 Hours     not published
 Expected  published: XNLI accuracy, fine-tuned on machine translations of the training text, English 81.9, Chinese 76.6,
-          Spanish 77.8, German 75.9, Arabic 70.7, Urdu 61.6 (multilingual.md); not measured by us
+          Spanish 77.8, German 75.9, Arabic 70.7, Urdu 61.6 (multilingual.md); not measured here
 Source    google-research/bert, multilingual.md (the cased model). Steps, batch and rate are not published; those here
           are BERT-Base's (Devlin et al. 2019, appendix A.2)
 """
@@ -23,7 +23,7 @@ def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="base"),
-            # As google-research/bert, optimization.py: Adam's moments without the correction of their bias.
+            # As in google-research/bert, optimization.py: Adam without bias correction.
             optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, bias_correction=False),
             batch_size=256,
             steps=1_000_000,

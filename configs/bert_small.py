@@ -3,8 +3,8 @@
     python -m bert_jax.pretrain --config configs/bert_small.py --workdir runs/small --config.data.train=SHARDS
 
 Hardware  one GPU or TPU chip
-Hours     not measured by us
-Expected  not measured by us; Turc et al. 2019 give GLUE after distillation, which this recipe does not do
+Hours     not measured here
+Expected  not measured here; Turc et al. 2019 give GLUE after distillation, which this recipe does not do
 Source    size: Turc et al. 2019, table 1; batch, rate and warmup: Devlin et al. 2019, appendix A.2
 """
 
@@ -17,7 +17,7 @@ def get_config() -> ml_collections.ConfigDict:
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset="small"),
-            # As google-research/bert, optimization.py: Adam's moments without the correction of their bias.
+            # As in google-research/bert, optimization.py: Adam without bias correction.
             optimizer=OptimizerConfig(learning_rate=1e-4, warmup_steps=10_000, bias_correction=False),
             batch_size=256,
             steps=1_000_000,

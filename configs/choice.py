@@ -1,20 +1,20 @@
-"""Multiple choice: swag (which sentence goes on), copa (cause or effect, of SuperGLUE), or items of your own.
+"""Multiple choice: swag (which sentence follows), copa (cause or effect, from SuperGLUE), or your own items.
 
     python -m bert_jax.finetune --config configs/choice.py:task=swag --workdir runs/swag --config.init_from=CHECKPOINT
     python -m bert_jax.finetune --config configs/choice.py:task=own --workdir runs/own --config.init_from=CHECKPOINT \\
         --config.task.train=train.csv --config.task.dev=dev.csv --config.task.text=context \\
         --config.task.choices=one,two,three --config.task.label=right
 
-swag is looked for in --config.task.data_dir, or in $BERT_JAX_DATA and its swag/ (train.csv, val.csv of
-https://github.com/rowanz/swagaf); copa in superglue/COPA (train.jsonl, val.jsonl). Of your own, task.choices names the
-columns of the choices (an empty one is none) or, in JSON lines, one that holds a list of texts; task.text_pair what
-every choice starts with; task.label a place from 0, a letter from A, or the text of the right choice. A batch of 16
-items of 4 choices is 64 sequences, each of up to task.max_length tokens.
+The files of swag are searched in --config.task.data_dir, $BERT_JAX_DATA and its folder swag/ (train.csv, val.csv of
+https://github.com/rowanz/swagaf), those of copa in superglue/COPA (train.jsonl, val.jsonl). For your own items,
+task.choices names the columns of the choices (an empty field is no choice) or, in JSON lines, one column with a list of
+texts; task.text_pair names the common beginning of all choices; task.label is an index from 0, a letter from A, or the
+text of the correct choice. A batch of 16 items of 4 choices has 64 sequences of up to task.max_length tokens each.
 
-Hardware  any; by BERT-Base one accelerator, by small models a CPU
-Hours     not measured by us
+Hardware  any; one accelerator for BERT-Base, a CPU for small models
+Hours     not measured here
 Expected  published accuracy of BERT-Base and BERT-Large: swag, dev 81.6 and 86.6, Large on test 86.3 (Devlin et al.
-          2019, table 4); copa, Large on test 70.6 (Wang et al. 2019b, table 3). Neither is measured by us
+          2019, table 4); copa, Large on test 70.6 (Wang et al. 2019b, table 3). Neither is measured here
 Source    swag: Devlin et al. 2019, section 4.4: batch 16, 3 epochs, rate 2e-5; copa: Wang et al. 2019b, section 5: rate
           1e-5, up to 10 epochs
 """
@@ -31,8 +31,7 @@ def get_config(argument: str = "task=swag") -> ml_collections.ConfigDict:
     name = argument.removeprefix("task=")
     if name not in EPOCHS_AND_RATES:
         raise UserError(
-            f"configs/choice.py:{argument}: no such task; use configs/choice.py:task=NAME, one of "
-            f"{', '.join(EPOCHS_AND_RATES)}"
+            f"configs/choice.py: unknown task {argument}; use task=NAME, NAME one of {', '.join(EPOCHS_AND_RATES)}"
         )
     epochs, rate = EPOCHS_AND_RATES[name]
     return recipe(

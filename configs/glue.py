@@ -2,21 +2,20 @@
 
     python -m bert_jax.finetune --config configs/glue.py:task=sst2 --workdir runs/sst2 --config.init_from=CHECKPOINT
 
-The files (SST-2/train.tsv and so on; .xz, .gz and .zst too) are looked for in --config.task.data_dir, or in
-$BERT_JAX_DATA and its glue/. data_dir may also hold a clone of the Hugging Face data set, or be tfds: (what TensorFlow
-Datasets has prepared in TFDS_DATA_DIR). --config.task.train=FILE and --config.task.dev=FILE name files of the same
-layout, as the four columns of an MNLI subset. --config.seeds=5 trains five times: the small tasks swing by points from
-seed to seed. --config.task.submission=DIR also writes what the leaderboard takes (DIR/SST-2.tsv and so on).
+The files (SST-2/train.tsv and so on; also .xz, .gz and .zst) are searched in --config.task.data_dir, $BERT_JAX_DATA and
+its folder glue/. data_dir may also be a clone of the Hugging Face data set, or tfds: (data that TensorFlow Datasets has
+prepared in TFDS_DATA_DIR). --config.task.train=FILE and --config.task.dev=FILE name files of the same layout, such as
+the four columns of an MNLI subset. --config.seeds=5 trains five times, because scores of the small tasks vary by points
+between seeds. --config.task.submission=DIR also writes the leaderboard's files (DIR/SST-2.tsv and so on).
 
-mnli is measured on dev_matched.tsv under plain names and on dev_mismatched.tsv as mismatched figures
-(dev_mismatched_accuracy). The diagnostic set (AX: diagnostic/diagnostic.tsv beside MNLI/) has no training files: the
-model of mnli answers it, and where it has its labels (diagnostic-full.tsv) it is measured (ax_matthews_correlation).
-RTE, MRPC and STS-B are often published from a start fine-tuned on MNLI: --config.init_from=runs/mnli does that, and
-result.json says so under `start`.
+mnli is evaluated on dev_matched.tsv under plain metric names and on dev_mismatched.tsv as dev_mismatched_accuracy. The
+diagnostic set (AX: diagnostic/diagnostic.tsv next to MNLI/) has no training files: the mnli model answers it, and if it
+has labels (diagnostic-full.tsv) it is evaluated (ax_matthews_correlation). Published RTE, MRPC and STS-B scores often
+start from a model fine-tuned on MNLI: --config.init_from=runs/mnli does that, and result.json records it under `start`.
 
-Hardware  any; by BERT-Base one accelerator, by small models a CPU
-Hours     published: at most one on a Cloud TPU, a few on a GPU (Devlin et al. 2019, section 3.2); not measured by us
-Expected  published test scores of BERT-Base and BERT-Large (Devlin et al. 2019, table 1); not measured by us, and a
+Hardware  any; one accelerator for BERT-Base, a CPU for small models
+Hours     published: at most one on a Cloud TPU, a few on a GPU (Devlin et al. 2019, section 3.2); not measured here
+Expected  published test scores of BERT-Base and BERT-Large (Devlin et al. 2019, table 1); not measured here, and a
           score on dev is not the same number
 
           | task | metric                          | Base       | Large      |
@@ -46,11 +45,11 @@ TASKS = ("sst2", "cola", "mrpc", "stsb", "qqp", "mnli", "qnli", "rte", "wnli")
 def get_config(argument: str = "task=sst2") -> ml_collections.ConfigDict:
     name = argument.removeprefix("task=")
     if name == "ax":
-        raise UserError("configs/glue.py:ax has no training files: the model of configs/glue.py:task=mnli answers it")
-    if name not in TASKS:
         raise UserError(
-            f"configs/glue.py:{argument}: no such task; use configs/glue.py:task=NAME, one of {', '.join(TASKS)}"
+            "configs/glue.py:ax has no training files. Use configs/glue.py:task=mnli, whose model answers it"
         )
+    if name not in TASKS:
+        raise UserError(f"configs/glue.py: unknown task {argument}; use task=NAME, NAME one of {', '.join(TASKS)}")
     return recipe(
         FinetuneConfig(
             task=TaskConfig(name=name, max_length=128),

@@ -2,17 +2,17 @@
 
     python -m bert_jax.pretrain --config configs/gpt.py:gpt2 --workdir runs/gpt2 --config.data.train=SHARDS
 
-or configs/gpt.py:gpt (Radford et al. 2018, 512 slots). SHARDS are of byte-level BPE (GPT-2: 50,257 tokens, 1,024 slots)
-and `build_examples --objective full_sentences`; their masks are undone, and every token but the first of a sequence is
-predicted. GPT-2 has its biases, which nanoGPT leaves out.
+or configs/gpt.py:gpt (Radford et al. 2018, 512 positions). SHARDS are made by `build_examples --objective
+full_sentences` with byte-level BPE (GPT-2: 50,257 tokens, 1,024 positions). Masks are ignored, and every token except
+the first of a sequence is predicted. This GPT-2 has biases, which nanoGPT omits.
 
-Hardware  published: GPT-2 again by nanoGPT, 8 A100 of 40 GB; not run by us
+Hardware  published: GPT-2 reproduced by nanoGPT, 8 A100 of 40 GB; not run here
 Hours     published: about 4 days (nanoGPT)
 Expected  published: GPT, perplexity 18.4 on BooksCorpus (Radford et al. 2018, section 4.1); GPT-2 by nanoGPT, a loss of
-          about 2.85 nats on OpenWebText, whose tokens are GPT-2's; not measured by us
-Source    gpt: Radford et al. 2018, section 4.1, 100 epochs of 64 sequences: set --config.steps to rows x 100 / 64, for
-          1,000,000 is our choice. gpt2: train.py and config/train_gpt2.py of karpathy/nanoGPT, for Radford et al. 2019
-          publish no settings
+          about 2.85 nats on OpenWebText, whose tokens are GPT-2's; not measured here
+Source    gpt: Radford et al. 2018, section 4.1, 100 epochs of 64 sequences: set --config.steps to rows x 100 / 64 (the
+          default of 1,000,000 is not from the paper). gpt2: train.py and config/train_gpt2.py of karpathy/nanoGPT,
+          because Radford et al. 2019 publish no settings
 """
 
 import ml_collections
@@ -50,5 +50,5 @@ MODELS = {
 
 def get_config(model: str = "gpt2") -> ml_collections.ConfigDict:
     if model not in MODELS:
-        raise UserError(f"configs/gpt.py:{model}: no such model; use one of: {', '.join(MODELS)}")
+        raise UserError(f"configs/gpt.py: unknown model {model}; choose from {', '.join(MODELS)}")
     return recipe(MODELS[model])

@@ -2,22 +2,24 @@
 
     python -m bert_jax.pretrain --config configs/modernbert.py:base --workdir runs/modern --config.data.train=SHARDS
 
-or configs/modernbert.py:large. SHARDS are of `build_examples --objective doc_sentences --pack 32 --seq_len 1024`, with
-30% masked by this recipe. Positions turn at base 10,000 in all layers here. For 8,192 slots go on, on shards of that
-length and with an eighth of the batch: --config.init_from=WORKDIR --config.model.preset=checkpoint
+or configs/modernbert.py:large. SHARDS are made by `build_examples --objective doc_sentences --pack 32 --seq_len 1024`;
+this recipe masks 30%. All layers use rotary base 10,000 here. For 8,192 positions, continue on shards of that length
+with an eighth of the batch: --config.init_from=WORKDIR --config.model.preset=checkpoint
 --config.model.rotary_base=160000.
 
-The rate is constant after the warmup, as theirs until the last 50 B tokens, in which it falls as 1 - sqrt: for such
-an end go on with --config.steps=MORE --config.optimizer.schedule=wsd --config.optimizer.decay_share=SHARE
---config.allow_changes=optimizer.schedule,optimizer.decay_share. Other than published: no growing batch
-(--config.batch_schedule has one); large from scratch and at one rate, where theirs starts from base and goes back once
-to a tenth of the rate; updates are measured by queries, keys and values apart, where theirs are one tensor.
+The rate is constant after warmup, as in the paper until the last 50 B tokens, where it decays as 1 - sqrt: for this
+decay, resume with --config.steps=MORE --config.optimizer.schedule=wsd --config.optimizer.decay_share=SHARE
+--config.allow_changes=optimizer.schedule,optimizer.decay_share. Differences from the paper: the batch does not
+grow (--config.batch_schedule can do it); large trains from scratch at one rate, while the paper starts from base and
+once
+returns to a tenth of the rate; updates are scaled for queries, keys and values separately, not as one tensor.
 
-Hardware  published: 8 H100; not run by us
+Hardware  published: 8 H100; not run here
 Hours     published: 194.2 (base), 425.3 (large)
-Expected  published: GLUE dev average 88.4 (base), 90.4 (large), after all 2 T tokens; not measured by us
+Expected  published: GLUE dev average 88.4 (base), 90.4 (large), after all 2 T tokens; not measured here
 Source    Warner et al. 2024, sections 2.2 and 3, table 3. Steps are 1.7 T tokens, warmup 3 B (base) and 2 B (large).
-          AnswerDotAI/ModernBERT, modernbert-base-pretrain.yaml, for the decay that knows no rate and no clipping
+          AnswerDotAI/ModernBERT, modernbert-base-pretrain.yaml, for weight decay independent of the rate, and no
+          clipping
 """
 
 import ml_collections
@@ -33,7 +35,7 @@ TOKENS = 1.7e12
 
 def get_config(size: str = "base") -> ml_collections.ConfigDict:
     if size not in SIZES:
-        raise UserError(f"configs/modernbert.py:{size}: no such size; use one of: {', '.join(SIZES)}")
+        raise UserError(f"configs/modernbert.py: unknown size {size}; choose from {', '.join(SIZES)}")
     batch, rate, warmup = SIZES[size]
     return recipe(
         PretrainConfig(
@@ -46,7 +48,7 @@ def get_config(size: str = "base") -> ml_collections.ConfigDict:
                 warmup_share=warmup / TOKENS,
                 schedule="constant",
                 beta2=0.98,
-                weight_decay=1e-5 / rate,  # theirs is 1e-5 a step at the peak rate, not times the rate
+                weight_decay=1e-5 / rate,  # published as 1e-5 per step at the peak rate, not multiplied by the rate
                 clip_norm=0.0,
             ),
             batch_size=batch,

@@ -3,14 +3,14 @@
     python -m bert_jax.pretrain --config configs/mosaicbert.py:base --workdir runs/mosaic --config.data.train=SHARDS
 
 or configs/mosaicbert.py:large. SHARDS are of the uncased vocabulary and `build_examples --objective single
---seq_len 128`; evaluation keeps their rate of masks, 15%, as theirs does. Other than published: rotary positions
-where they bias attention by distance (ALiBi), and biases in the gated product.
+--seq_len 128`; evaluation uses the mask rate of the shards, 15%, as in the paper. Differences from the paper: rotary
+positions instead of attention biases by distance (ALiBi), and biases in the gated feed-forward.
 
-Hardware  published, base: 8 A100 of 80 GB; not run by us
+Hardware  published, base: 8 A100 of 80 GB; not run here
 Hours     published, base: 1.13 to a GLUE dev average of 79.6
-Expected  published: GLUE dev average 79.6 after those hours (abstract); not measured by us
+Expected  published: GLUE dev average 79.6 after those hours (abstract); not measured here
 Source    Portes et al. 2023; base: mosaicml/examples, mosaic-bert-base-uncased.yaml: 286,720,000 samples in batches of
-          4,096. large trains here as base does: its settings are not in that repository
+          4,096. large uses the settings of base, because its own are not in that repository
 """
 
 import ml_collections
@@ -24,7 +24,7 @@ RATE = 5e-4
 
 def get_config(size: str = "base") -> ml_collections.ConfigDict:
     if size not in SIZES:
-        raise UserError(f"configs/mosaicbert.py:{size}: no such size; use one of: {', '.join(SIZES)}")
+        raise UserError(f"configs/mosaicbert.py: unknown size {size}; choose from {', '.join(SIZES)}")
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"mosaicbert_{size}"),
@@ -35,7 +35,8 @@ def get_config(size: str = "base") -> ml_collections.ConfigDict:
                 warmup_share=0.06,
                 final_share=0.02,
                 beta2=0.98,
-                # Composer's decay: 1e-5 a step at the peak rate, of all parameters; here it is times the rate.
+                # Composer's decay: 1e-5 per step at the peak rate, on all parameters; here it is multiplied by the
+                # rate.
                 decays=f".*={1e-5 / RATE}",
                 clip_norm=0.0,
             ),

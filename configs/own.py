@@ -3,28 +3,28 @@
     python -m bert_jax.finetune --config configs/own.py --workdir runs/stars --config.init_from=CHECKPOINT \\
         --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=review --config.task.label=stars
 
-What a table is, its ending says: .csv (quoted where needed, as RFC 4180 has it), .jsonl (an object a line), .parquet,
-tfds:NAME[:SPLIT] (data that TensorFlow Datasets has prepared, in TFDS_DATA_DIR); any other is a TSV, one example a
-line, fields parted by one tab and never quoted. Text may be compressed (.gz, .xz, .zst). task.text, task.text_pair and
-task.label name columns of the header line, or, when all are numbers from 0, columns of a TSV or CSV without a header.
-Labels are those of the training file; with --config.task.kind=regression they are numbers. In JSON lines, Parquet and
-prepared data numbers become the names that the file gives its classes. A file whose labels are all empty (there also
-null or -1) is unlabelled.
+The file name determines the format: .csv (quoted as in RFC 4180), .jsonl (one object per line), .parquet,
+tfds:NAME[:SPLIT] (data that TensorFlow Datasets has prepared in TFDS_DATA_DIR); any other file is a TSV, with one
+example per line and fields separated by one tab, never quoted. Text files may be compressed (.gz, .xz, .zst).
+task.text, task.text_pair and task.label name columns of the header line or, if all are numbers from 0, columns of a TSV
+or CSV without a header. Labels are those of the training file; with --config.task.kind=regression they are numbers. In
+JSON lines, Parquet and prepared data, numbers become the class names that the file defines. A file whose labels are all
+empty (in these formats also null or -1) is unlabelled.
 
-A file that ends in .conllu, .conll, .iob, .iob2 or .bio (or any with --config.task.kind=tagging) holds tagged words:
-of CoNLL-U FORM and UPOS unless task.text and task.label name others (--config.task.label=XPOS), of columns the first
-and the last unless they give numbers. Tags like B-PER and I-PER are measured by whole entities.
+A file that ends in .conllu, .conll, .iob, .iob2 or .bio (or any file with --config.task.kind=tagging) contains tagged
+words. CoNLL-U uses FORM and UPOS unless task.text and task.label name other fields (--config.task.label=XPOS); CoNLL
+columns use the first and the last unless these keys give numbers. Tags such as B-PER and I-PER are evaluated by entity.
 
-SQuAD's JSON (.json) holds questions whose answer is a part of a text, as do tables of question, context and answers
-with --config.task.kind=question; see configs/squad.py for what can be set.
+SQuAD's JSON (.json), and tables of question, context and answers with --config.task.kind=question, contain questions
+whose answer is a part of a text; configs/squad.py describes the options.
 
-With --config.task.kind=token_regression the label of a word is a number; - or _ stands where it has none. Words may
-also be lists in JSON lines, {"tokens": [...], "labels": [...]}. Items of multiple choice: configs/choice.py.
+With --config.task.kind=token_regression, the label of a word is a number, or - or _ for none. JSON lines may also have
+words as lists: {"tokens": [...], "labels": [...]}. For multiple choice see configs/choice.py.
 
-Hardware  any; by BERT-Base one accelerator, by small models a CPU
-Hours     not measured by us
+Hardware  any; one accelerator for BERT-Base, a CPU for small models
+Hours     not measured here
 Expected  depends on the data
-Source    Devlin et al. 2019, appendix A.3: batch 16 or 32, rate 2e-5 to 5e-5, 2 to 4 epochs
+Source    Devlin et al. 2019, appendix A.3: batch 16 or 32, learning rate 2e-5 to 5e-5, 2 to 4 epochs
 """
 
 import ml_collections

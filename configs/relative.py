@@ -2,13 +2,13 @@
 
     python -m bert_jax.pretrain --config configs/relative.py:shaw --workdir runs/shaw --config.data.train=SHARDS
 
-or configs/relative.py:buckets. SHARDS as of configs/bert_base.py; buckets knows no segments, so of `build_examples
---objective single`. --config.model.relative_distance=N is the distance beyond which all are one.
+or configs/relative.py:buckets. SHARDS are those of configs/bert_base.py; for buckets, which has no segments, use
+`build_examples --objective single`. --config.model.relative_distance=N clips longer distances.
 
-Hardware  not run by us
-Hours     not measured by us
-Expected  not measured by us. Published figures are of other objectives: Shaw et al. translate, MPNet permutes what it
-          masks
+Hardware  not run here
+Hours     not measured here
+Expected  not measured here. Published results are for other objectives: Shaw et al. translate, MPNet permutes
+          masked tokens
 Source    architectures: Shaw et al. 2018, section 3.2; Song et al. 2020 and Raffel et al. 2020, section 2.1.
           Training: BERT-Base's (Devlin et al. 2019, appendix A.2)
 """
@@ -23,7 +23,7 @@ KINDS = ("shaw", "buckets")
 
 def get_config(kind: str = "shaw") -> ml_collections.ConfigDict:
     if kind not in KINDS:
-        raise UserError(f"configs/relative.py:{kind}: no such kind; use one of: {', '.join(KINDS)}")
+        raise UserError(f"configs/relative.py: unknown kind {kind}; choose from {', '.join(KINDS)}")
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"{kind}_base"),

@@ -1,16 +1,16 @@
-"""RoBERTa, base or large (Liu et al. 2019): masked tokens of full sentences alone, 500,000 steps of 8,192 sequences.
+"""RoBERTa, base or large (Liu et al. 2019): masked tokens of full sentences only, 500,000 steps of 8,192 sequences.
 
     python -m bert_jax.pretrain --config configs/roberta.py:base --workdir runs/roberta --config.data.train=SHARDS
 
-or configs/roberta.py:large. SHARDS are of a byte-level BPE vocabulary and `build_examples --objective full_sentences
---seq_len 512`; docs/recipes.md has the commands.
+or configs/roberta.py:large. SHARDS are made by `build_examples --objective full_sentences --seq_len 512` with a
+byte-level BPE vocabulary; docs/recipes.md has the commands.
 
-Hardware  published, large: 1,024 V100; not run by us
+Hardware  published, large: 1,024 V100; not run here
 Hours     published, large: about a day for the first 100,000 steps
 Expected  published, after fine-tuning, dev: base MNLI 87.6, SST-2 94.8, CoLA 63.6 (fairseq, examples/roberta);
-          large MNLI 90.2, SST-2 96.4, CoLA 68.0 (table 5); not measured by us
-Source    Liu et al. 2019, section 5 and table 9, the batch of "8k" read as 8,192; the rate's fall from the warmup's end
-          on, and the decay of all parameters: fairseq, polynomial_decay_schedule.py and adam.py
+          large MNLI 90.2, SST-2 96.4, CoLA 68.0 (table 5); not measured here
+Source    Liu et al. 2019, section 5 and table 9, the batch of "8k" read as 8,192; decay of the rate from
+          the end of warmup, and weight decay of all parameters: fairseq, polynomial_decay_schedule.py and adam.py
 """
 
 import ml_collections
@@ -27,9 +27,9 @@ def get_config(size: str = "base") -> ml_collections.ConfigDict:
 
 
 def published(family: str, size: str, steps: int) -> ml_collections.ConfigDict:
-    """The recipe of a size of RoBERTa, or of one of its family that differs in architecture and steps alone."""
+    """The recipe of a RoBERTa size, or of a model that differs from it only in architecture and steps."""
     if size not in SIZES:
-        raise UserError(f"configs/{family}.py:{size}: no such size; use one of: {', '.join(SIZES)}")
+        raise UserError(f"configs/{family}.py: unknown size {size}; choose from {', '.join(SIZES)}")
     rate, warmup = SIZES[size]
     return recipe(
         PretrainConfig(
@@ -39,7 +39,7 @@ def published(family: str, size: str, steps: int) -> ml_collections.ConfigDict:
                 warmup_steps=0,
                 warmup_share=warmup / steps,
                 beta2=0.98,
-                decays=".*=0.01",  # fairseq's Adam knows no exception: biases and norms decay too
+                decays=".*=0.01",  # fairseq's Adam decays all parameters, including biases and norms
                 clip_norm=0.0,
             ),
             batch_size=8192,

@@ -2,14 +2,14 @@
 
     python -m bert_jax.pretrain --config configs/spanbert.py:large --workdir runs/spanbert --config.data.train=SHARDS
 
-or configs/spanbert.py:base. SHARDS are of a cased WordPiece vocabulary and `build_examples --objective single
---mask_unit span --seq_len 512`; docs/recipes.md has the commands.
+or configs/spanbert.py:base. SHARDS are made by `build_examples --objective single --mask_unit span --seq_len 512` with
+a cased WordPiece vocabulary; docs/recipes.md has the commands.
 
-Hardware  published, large: 32 V100; not run by us
+Hardware  published, large: 32 V100; not run here
 Hours     published, large: 15 days
 Expected  published, after fine-tuning: SQuAD 1.1 F1, large 94.6 (test), base 92.4 (dev); SQuAD 2.0 F1, large 88.7
-          (test), base 83.6 (dev) (README of facebookresearch/SpanBERT); not measured by us
-Source    Joshi et al. 2020, sections 3 and 4.2; base trains here as large does, for the paper tells of large alone
+          (test), base 83.6 (dev) (README of facebookresearch/SpanBERT); not measured here
+Source    Joshi et al. 2020, sections 3 and 4.2; base uses the settings of large, because the paper describes only large
 """
 
 import ml_collections
@@ -23,7 +23,7 @@ STEPS = 2_400_000
 
 def get_config(size: str = "large") -> ml_collections.ConfigDict:
     if size not in SIZES:
-        raise UserError(f"configs/spanbert.py:{size}: no such size; use one of: {', '.join(SIZES)}")
+        raise UserError(f"configs/spanbert.py: unknown size {size}; choose from {', '.join(SIZES)}")
     return recipe(
         PretrainConfig(
             model=ModelOptions(preset=f"spanbert_{size}"),

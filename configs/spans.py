@@ -1,4 +1,4 @@
-"""Spans of words that may nest (kind=spans), and relations between them (kind=span_pairs), from files of your own.
+"""Spans of words that may nest (kind=spans), and relations between them (kind=span_pairs), from your own files.
 
     python -m bert_jax.finetune --config configs/spans.py:kind=spans --workdir runs/nested \\
         --config.init_from=CHECKPOINT --config.task.train=train.jsonl --config.task.dev=dev.jsonl
@@ -10,19 +10,19 @@ Files are JSON lines (or Parquet) with `tokens` and `spans`, and for pairs `rela
                {"start": 4, "end": 5, "label": "PER"}],
      "relations": [{"head": 2, "tail": 0, "label": "works_for"}]}
 
-start and end are words from 0, end exclusive; head and tail are places in spans. Flat spans come from CoNLL columns of
-entity tags, too: files that end in .conll, .iob, .iob2 or .bio (--config.task.train=train.conll).
+start and end are word indices from 0, end exclusive; head and tail are indices into spans. CoNLL columns of entity tags
+also give flat spans: files that end in .conll, .iob, .iob2 or .bio (--config.task.train=train.conll).
 
---config.task.max_span=8          the words of the longest span that is looked for; the longest of the training file,
-                                  at most 12. Cost and memory grow with it
---config.task.span_scores=binary  a yes or no for each type, so that a span may have several; or classes: one of them
---config.task.threshold=0.5       the probability from which a span is one; else what gives the best F1 on dev
---config.task.relations_between=predicted   relations between spans that are learnt, too; or given: between those of
-                                  the input, at prediction also
+--config.task.max_span=8          the maximum number of words of a span; default: that of the training file, at most
+                                  12. Time and memory grow with it
+--config.task.span_scores=binary  yes or no for each type, so a span may have several; or classes: one type per span
+--config.task.threshold=0.5       the minimum probability of a span; default: the threshold with the best F1 on dev
+--config.task.relations_between=predicted   relations between predicted spans; or given: between the spans of the
+                                  input, also at prediction
 
-Hardware  any; by BERT-Base one accelerator, by small models a CPU
-Hours     not measured by us
-Expected  depends on the data; published, and not measured by us: nested entities, test F1: GENIA 80.5, ACE 2005 85.4
+Hardware  any; one accelerator for BERT-Base, a CPU for small models
+Hours     not measured here
+Expected  depends on the data; published, and not measured here: nested entities, test F1: GENIA 80.5, ACE 2005 85.4
           (Yu et al. 2020, BERT-Large, all spans); ACE 2005 within sentences, BERT-Base: entities 88.7, relations with
           both spans and their types right 64.6 (the models released with Zhong and Chen 2021, an encoder for each)
 Source    batch 16 and ten epochs: Zhong and Chen 2021, appendix; rate 5e-5: Devlin et al. 2019, appendix A.3
@@ -39,9 +39,7 @@ KINDS = ("spans", "span_pairs")
 def get_config(argument: str = "kind=spans") -> ml_collections.ConfigDict:
     kind = argument.removeprefix("kind=")
     if kind not in KINDS:
-        raise UserError(
-            f"configs/spans.py:{argument}: no such kind; use configs/spans.py:kind=NAME, one of {', '.join(KINDS)}"
-        )
+        raise UserError(f"configs/spans.py: unknown kind {argument}; use kind=NAME, NAME one of {', '.join(KINDS)}")
     return recipe(
         FinetuneConfig(
             task=TaskConfig(kind=kind, max_length=128),

@@ -1,20 +1,21 @@
-"""Answers that are a part of a text: squad1, squad2 (where some questions have none), or new_wiki.
+"""Answers that are part of a text: squad1, squad2 (some questions have no answer), or new_wiki.
 
     python -m bert_jax.finetune --config configs/squad.py:task=squad1 --workdir runs/squad --config.init_from=CHECKPOINT
 
 squad1 reads train-v1.1.json and dev-v1.1.json, squad2 train-v2.0.json and dev-v2.0.json, new_wiki the questions of
-SQuADShifts on other Wikipedia articles (squadshifts_new_wiki.json) and dev-v1.1.json; .xz, .gz and .zst too. They are
-looked for in --config.task.data_dir, or in $BERT_JAX_DATA and its squad/. Files of your own, in SQuAD's JSON or with
-a question, a context and answers a line (.jsonl), are taken by configs/own.py with --config.task.kind=question.
+SQuADShifts on other Wikipedia articles (squadshifts_new_wiki.json) and dev-v1.1.json; also .xz, .gz and .zst. They are
+searched in --config.task.data_dir, $BERT_JAX_DATA and its folder squad/. configs/own.py with
+--config.task.kind=question reads your own files, in SQuAD's JSON or with a question, a context and answers per line
+(.jsonl).
 
 A long text is read in windows: task.max_length pieces each, with the question (cut to task.max_query_length), every
-task.doc_stride. Answers are parts of the text as it is written, of up to task.max_answer_length pieces. Of squad2 the
-threshold of no answer that is best in F1 on dev stays with the checkpoint.
+task.doc_stride. Answers are exact parts of the text, of up to task.max_answer_length pieces. For squad2, the checkpoint
+stores the no-answer threshold with the best F1 on dev.
 
-Hardware  any; by BERT-Base one accelerator, by small models a CPU
+Hardware  any; one accelerator for BERT-Base, a CPU for small models
 Hours     published: about half an hour on a Cloud TPU, a few hours on a GPU (Devlin et al. 2019, section 3.2); not
           measured by us
-Expected  published, on dev; not measured by us
+Expected  published, on dev; not measured here
 
           | task   | metric           | Base        | Large       |
           | squad1 | exact match / F1 | 80.8 / 88.5 | 84.1 / 90.9 |  Devlin et al. 2019, table 2
@@ -35,9 +36,7 @@ TASKS = ("squad1", "squad2", "new_wiki")
 def get_config(argument: str = "task=squad1") -> ml_collections.ConfigDict:
     name = argument.removeprefix("task=")
     if name not in TASKS:
-        raise UserError(
-            f"configs/squad.py:{argument}: no such task; use configs/squad.py:task=NAME, one of {', '.join(TASKS)}"
-        )
+        raise UserError(f"configs/squad.py: unknown task {argument}; use task=NAME, NAME one of {', '.join(TASKS)}")
     return recipe(
         FinetuneConfig(
             task=TaskConfig(name=name, max_length=384),

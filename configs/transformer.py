@@ -2,12 +2,12 @@
 
     python -m bert_jax.pretrain --config configs/transformer.py --workdir runs/encoder --config.data.train=SHARDS
 
-SHARDS are of `build_examples --objective single --seq_len 128`; the model knows no segments. Optimizer, warmup,
-peak rate, its fall by the inverse square root of the step, and tokens a step are those of the paper's translation.
+SHARDS are made by `build_examples --objective single --seq_len 128`; the model has no segments. Optimizer, warmup,
+peak rate, inverse-square-root schedule and tokens per step are those of the paper's translation model.
 
-Hardware  published, for translation: 8 P100; not run by us
+Hardware  published, for translation: 8 P100; not run here
 Hours     published, for translation: 12
-Expected  none: the paper has no masked language model, and we have measured none
+Expected  none: the paper has no masked language model, and none is measured here
 Source    Vaswani et al. 2017, section 5 and table 3; the peak rate is section 5.3's at step 4,000; 192 rows of 128 are
           about its 25,000 tokens
 """

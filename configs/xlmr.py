@@ -2,10 +2,10 @@
 
     python -m bert_jax.pretrain --config configs/xlmr.py:base --workdir runs/xlmr --config.data.train=SHARDS
 
-or configs/xlmr.py:large. SHARDS are of `train_tokenizer --kind unigram --alpha 0.3` and `build_examples --objective
-full_sentences --seq_len 512 --weights W,W,...`; docs/recipes.md has the commands.
+or configs/xlmr.py:large. SHARDS are made by `train_tokenizer --kind unigram --alpha 0.3` and `build_examples
+--objective full_sentences --seq_len 512 --weights W,W,...`; docs/recipes.md has the commands.
 
-Hardware  published: 500 V100 of 32 GB; not run by us
+Hardware  published: 500 V100 of 32 GB; not run here
 Hours     not published
 Expected  published: XNLI zero-shot, average accuracy over 15 languages, base 76.2, large 80.9 (table 1); not measured
           by us

@@ -94,5 +94,5 @@ def test_a_recipe_says_its_command_hardware_and_expected_number(path):
 
 @pytest.mark.parametrize("name", sorted({name.partition(":")[0] for name in PRETRAINING if ":" in name}))
 def test_an_unknown_argument_of_a_recipe_is_told_with_those_that_it_knows(name):
-    with pytest.raises(UserError, match=rf"configs/{name}.py:huge: no such \w+; use one of: \w+, \w+$"):
+    with pytest.raises(UserError, match=rf"configs/{name}.py: unknown \w+ huge; choose from \w+, \w+$"):
         config.read_flags(named(f"{name}:huge"))

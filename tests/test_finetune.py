@@ -296,7 +296,7 @@ def test_a_recipe_is_a_fine_tuning_configuration(recipe: str) -> None:
 def test_a_recipe_names_its_tasks(recipe: str) -> None:
     from bert_jax import config as config_lib
 
-    with pytest.raises(UserError, match=r"no such task; use configs/.*one of"):
+    with pytest.raises(UserError, match=r"unknown task .*; use task=NAME, NAME one of"):
         config_lib.read_flags(str(ROOT / "configs" / recipe))
 
 
