@@ -25,6 +25,16 @@ from bert_jax.train import optim, rules, steps
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.objectives import extended_batch
 
+FILES = sorted((Path(__file__).parent / "extensions").glob("[a-z]*.py"))
+
+
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_the_guide_shows_every_extension_as_it_is(file: Path) -> None:
+    guide = (Path(__file__).parent.parent / "docs" / "extending.md").read_text(encoding="utf-8")
+    assert f"```python\n{file.read_text(encoding='utf-8')}```" in guide, (
+        f"copy {file.name} into docs/extending.md again"
+    )
+
 
 class Forgetful(first_token.FirstTokenObjective):
     def extend_batch(self, batch):
