@@ -59,6 +59,10 @@ ARGUMENTS = {
     "superglue": ("task=wic",),
 }
 
+# "default 0.1", "default: 0.1" and "0.1, the default".
+NUMBER = r"(-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?)"
+NUMERIC_DEFAULT = re.compile(rf"default:? {NUMBER}|{NUMBER}, the default")
+
 # Runs in the checkout: get_config() of every recipe is a part of the contract.
 READ_RECIPES = """
 import importlib, json, sys
@@ -91,13 +95,13 @@ def read_help(text: str) -> dict[str, Any]:
             continue
         name = heads[2]
         stands = re.search(rf"(\[?){re.escape(name)}(?![\w.])", usage)
-        default = re.search(r"default:? (-?\d[\d,]*(?:\.\d+)?(?:e-?\d+)?)", " ".join(block.split()))
+        default = NUMERIC_DEFAULT.search(" ".join(block.split()))
         choices = re.search(r"\{.*?\}", block)
         found[name] = {
             "required": bool(stands and not stands[1]),
             "takes a value": bool(re.search(rf"{re.escape(name)} [A-Z{{]", usage)) or bool(heads[3]),
             "choices": choices[0] if choices else "",
-            "default": default[1].replace(",", "") if default else "",
+            "default": float((default[1] or default[2]).replace(",", "")) if default else None,
         }
     return found
 
