@@ -51,8 +51,8 @@ def encoder_speed(text: Path, vocabulary: Path, threads: int) -> float:
     """Tokens per second of the bare encoder, in a process of its own."""
     command = [sys.executable, "-m", "benchmarks.data_prep_peer", str(text), str(vocabulary)]
     environment = variables() | {"RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "true"}
-    told = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=REPOSITORY)
-    result = json.loads(told.stdout)
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, env=environment, cwd=REPOSITORY)
+    result = json.loads(ended.stdout)
     return result["tokens"] / result["seconds"]
 
 
@@ -94,12 +94,12 @@ def speed(arguments: argparse.Namespace, folder: Path) -> None:
         "seq_len": arguments.seq_len,
         "masking": arguments.masking,
         "workers": arguments.workers,
-        "runs": [one.told() for one in ours],
-        "watched": watch(text, arguments, arguments.workers, folder).told(),
+        "runs": [one.as_dict() for one in ours],
+        "watched": watch(text, arguments, arguments.workers, folder).as_dict(),
     }
     peer = "tokenizers encode_batch_fast, no files written"
-    told = settings | {"peer_runs": [round(one) for one in encoder], "load_average": load_average()}
-    emit("data_prep_nsp_encoder", value, "tokens/s", peer, statistics.median(encoder), told)
+    details = settings | {"peer_runs": [round(one) for one in encoder], "load_average": load_average()}
+    emit("data_prep_nsp_encoder", value, "tokens/s", peer, statistics.median(encoder), details)
     if arguments.peer_python and arguments.peer_script:
         cut = folder / "sentences.txt"
         sentences = write_sentences(text, cut)
@@ -108,15 +108,15 @@ def speed(arguments: argparse.Namespace, folder: Path) -> None:
         command = google_command(arguments.peer_python.absolute(), script, folder, cut, vocabulary, arguments.seq_len)
         # The peer is one process, so sampling it on the other core does not slow it down.
         seconds, found = watched(command, folder)
-        told = settings | {
+        details = settings | {
             "sentences": sentences,
             "peer_seconds": round(seconds, 2),
-            "peer_watched": found.told(),
+            "peer_watched": found.as_dict(),
             "load_average": load_average(),
         }
         google = "google-research/bert create_pretraining_data.py"
         tokens = ours[0].counts["source_tokens"]
-        emit("data_prep_nsp_google", value, "tokens/s", google, tokens / seconds, told, versions)
+        emit("data_prep_nsp_google", value, "tokens/s", google, tokens / seconds, details, versions)
 
 
 def parse() -> argparse.Namespace:

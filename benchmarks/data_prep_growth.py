@@ -31,21 +31,21 @@ def scaling(arguments: argparse.Namespace, folder: Path) -> None:
     taken = {workers: [watch(text, arguments, workers, folder) for text in texts] for workers in middle}
     settings = {"seq_len": arguments.seq_len, "masking": arguments.masking, "repeats": arguments.repeats}
     runs = zip(sizes, middle[arguments.workers], taken[arguments.workers], strict=True)
-    table = [{"text_mb": round(size / MB, 1)} | one.told() | found.told() for size, one, found in runs]
+    table = [{"text_mb": round(size / MB, 1)} | one.as_dict() | found.as_dict() for size, one, found in runs]
     memory = max(found.peak_bytes for found in taken[arguments.workers]) / MB
-    told = settings | {"workers": arguments.workers}
-    emit("data_prep_memory", memory, "MB", None, None, told | {"runs": table}, lower_is_better=True)
+    details = settings | {"workers": arguments.workers}
+    emit("data_prep_memory", memory, "MB", None, None, details | {"runs": table}, lower_is_better=True)
     names = [f"{size / MB:.0f} MB" for size in sizes]
     disk = [one.shard_bytes / one.counts["tokens"] for one in middle[arguments.workers]]
     each = {name: round(one, 3) for name, one in zip(names, disk, strict=True)}
-    emit("data_prep_disk", max(disk), "bytes/token", None, None, told | each, lower_is_better=True)
+    emit("data_prep_disk", max(disk), "bytes/token", None, None, details | each, lower_is_better=True)
 
     write_mixture(paths, PAGE_MB, texts[0])
     starts = by_workers(str(texts[0]), arguments, folder)
     for workers, prepared in middle.items():
         seconds = np.array([one.seconds for one in prepared])
         by_turn = [exponent(sizes, [median(runs).seconds for runs in one[workers]]) for one in turns]
-        told = settings | {
+        details = settings | {
             "workers": workers,
             "by_turn": by_turn,
             "seconds": {name: round(one, 2) for name, one in zip(names, seconds.tolist(), strict=True)},
@@ -55,18 +55,18 @@ def scaling(arguments: argparse.Namespace, folder: Path) -> None:
             "exponent_without_start": exponent(sizes, (seconds - starts[workers]).tolist()),
             "load_average": load_average(),
         }
-        emit("data_prep_exponent", statistics.median(by_turn), "power of the size", None, None, told)
+        emit("data_prep_exponent", statistics.median(by_turn), "power of the size", None, None, details)
 
     ratios = {name: [ratio(one, place, arguments.workers) for one in turns] for place, name in enumerate(names)}
-    told = settings | {"workers": arguments.workers, "by_turn": ratios, "load_average": load_average()}
+    details = settings | {"workers": arguments.workers, "by_turn": ratios, "load_average": load_average()}
     pairs = zip(turns, apart, strict=True)
-    of_cores = statistics.median(arguments.workers * median(one[1][-1]).seconds / beside for one, beside in pairs)
-    emit("data_prep_workers", statistics.median(ratios[names[-1]]), "times", "separate jobs at once", of_cores, told)
+    of_cores = statistics.median(arguments.workers * median(one[1][-1]).seconds / separate for one, separate in pairs)
+    emit("data_prep_workers", statistics.median(ratios[names[-1]]), "times", "separate jobs at once", of_cores, details)
     stored = paths[: arguments.workers_files]
     seconds_by = by_workers(",".join(map(str, stored)), arguments, folder)
-    told = settings | {"files": [path.name for path in stored], "seconds_by_workers": seconds_by}
+    details = settings | {"files": [path.name for path in stored], "seconds_by_workers": seconds_by}
     times = seconds_by[1] / seconds_by[arguments.workers]
-    emit("data_prep_workers_stored", times, "times", None, None, told | {"load_average": load_average()})
+    emit("data_prep_workers_stored", times, "times", None, None, details | {"load_average": load_average()})
 
 
 def in_turns(

@@ -26,7 +26,7 @@ class Watched(NamedTuple):
     peak_bytes: int
     processes: int
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {
             "cpu_seconds": round(self.cpu_seconds, 2),
             "peak_mb": round(self.peak_bytes / MB),
@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
         """Tokens of the text per second."""
         return self.counts["source_tokens"] / self.seconds
 
-    def told(self) -> dict[str, Any]:
+    def as_dict(self) -> dict[str, Any]:
         return {
             "seconds": round(self.seconds, 2),
             "tokens": self.counts["source_tokens"],

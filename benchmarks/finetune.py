@@ -73,8 +73,8 @@ def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
     source = TaskSource(rows, batch_size=config.batch_size, seed=0, max_length=task.max_length, pool=config.length_pool)
     initial = initial_params(loaded, loaded.model, objective.heads, loaded.tokenizer).params
     key = jax.random.key(0)
-    drawn = paths.flatten(jax.jit(lambda key: init_params(loaded.model, objective.heads, key))(key))
-    params = paths.unflatten(drawn | {path: jax.numpy.asarray(value) for path, value in initial.items()})
+    initialized = paths.flatten(jax.jit(lambda key: init_params(loaded.model, objective.heads, key))(key))
+    params = paths.unflatten(initialized | {path: jax.numpy.asarray(value) for path, value in initial.items()})
     optimizer = optim.build(config.optimizer, params)
     plan = steps.Plan(loaded.model, trainer.runtime_of(config), objective, config.optimizer, optimizer)
     state = jax.jit(lambda params: steps.initial_state(plan, params))(params)

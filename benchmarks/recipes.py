@@ -76,20 +76,20 @@ def measure(arguments: argparse.Namespace, folder: Path) -> Iterator[tuple[list[
                 {
                     "text_mb": round(text_bytes / MB, 2),
                     "seconds": round(seconds, 2),
-                    **found.told(),
+                    **found.as_dict(),
                     **written(folder / output),
                     "load_average": load_average(),
                 },
             )
 
 
-def row(words: list[str], told: Mapping[str, Any]) -> str:
+def row(words: list[str], details: Mapping[str, Any]) -> str:
     """One row of the table."""
-    tokens = f"{told['tokens'] / 1e6:.2f}" if "tokens" in told else f"{told['vocab_size']:,} in all"
-    rows = f"{told['rows']:,}" if "rows" in told else ""
+    tokens = f"{details['tokens'] / 1e6:.2f}" if "tokens" in details else f"{details['vocab_size']:,} in all"
+    rows = f"{details['rows']:,}" if "rows" in details else ""
     name = f"`{words[0].split('.')[1]} ... --output {words[words.index('--output') + 1]}`"
-    cells = (told["seconds"], told["cpu_seconds"], told["peak_mb"], tokens, rows)
-    disk = (told.get("output_mb", ""), told.get("bytes_a_token", ""))
+    cells = (details["seconds"], details["cpu_seconds"], details["peak_mb"], tokens, rows)
+    disk = (details.get("output_mb", ""), details.get("bytes_a_token", ""))
     return f"| {' | '.join(map(str, (name, *cells, *disk)))} |"
 
 
@@ -111,12 +111,12 @@ def main() -> None:
     try:
         if arguments.markdown:
             print(HEADER)
-        for words, told in measure(arguments, folder):
+        for words, details in measure(arguments, folder):
             if arguments.markdown:
-                print(row(words, told), flush=True)
+                print(row(words, details), flush=True)
             else:
-                settings = {"command": shlex.join(words)} | told
-                emit(f"recipe {words[words.index('--output') + 1]}", told["seconds"], "s", None, None, settings)
+                settings = {"command": shlex.join(words)} | details
+                emit(f"recipe {words[words.index('--output') + 1]}", details["seconds"], "s", None, None, settings)
     finally:
         shutil.rmtree(folder)
 

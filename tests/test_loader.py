@@ -245,9 +245,9 @@ def test_spans_come_with_their_borders():
     left, right = batch.span_left[row, column], batch.span_right[row, column]
     assert (left < here).all() and (here < right).all()
     assert (here - batch.span_offsets[row, column] == left).all()
-    for slot in (left, right):  # never masked: the model sees them as they are
-        assert (batch.input_ids[row, slot] == ids[row, slot]).all()
-        assert (batch.sequence_ids[row, slot] == batch.sequence_ids[row, here]).all()
+    for position in (left, right):  # never masked: the model sees them as they are
+        assert (batch.input_ids[row, position] == ids[row, position]).all()
+        assert (batch.sequence_ids[row, position] == batch.sequence_ids[row, here]).all()
     for field in batch[10:]:
         assert field.dtype == np.int32 and field.shape == batch.masked_ids.shape
         assert not field[batch.masked_weights == 0].any()
@@ -382,7 +382,7 @@ def test_written_rows_are_read_masked_and_whole(written):
     assert real.any(axis=1).all(), "a row without a prediction"
     assert not np.isin(joined.masked_ids[real], tokenizer.special_ids).any()
     share = real.sum() / (joined.sequence_ids > 0).sum()
-    assert abs(share - 0.15) < 0.02  # rounding in rows of at most 64 slots, and words too long for what is left
+    assert abs(share - 0.15) < 0.02  # rounding in rows of at most 64 positions, and words too long for what is left
     np.testing.assert_array_equal(joined.input_ids == tokenizer.pad_id, joined.sequence_ids == 0)
     assert set(joined.next_sentence_label[:, 0].tolist()) == {0, 1} and joined.next_sentence_weight.all()
 

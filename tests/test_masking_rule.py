@@ -16,26 +16,28 @@ from bert_jax.data.masking import Masker, MaskingRule, RateSchedule, Replacement
 FALSE_ALARM = 1e-6
 
 
-def budget(rate: float, slots: int) -> int:
-    return max(1, round(rate * slots))
+def budget(rate: float, positions: int) -> int:
+    return max(1, round(rate * positions))
 
 
 @pytest.mark.parametrize("rate", [0.01, 0.05, 0.15, 0.2, 0.3, 0.5, 0.85, 1.0])
 def test_no_packing_overflows_its_row(rate):
-    """By dynamic programming over every packing of up to 8 sequences into up to 48 slots."""
-    slots = 48
-    budgets = np.array([budget(rate, length) for length in range(SHORTEST_SEQUENCE, slots + 1)])
-    most = np.zeros(slots + 1, int)  # of any number of sequences so far, in so many slots
+    """By dynamic programming over every packing of up to 8 sequences into up to 48 positions."""
+    positions = 48
+    budgets = np.array([budget(rate, length) for length in range(SHORTEST_SEQUENCE, positions + 1)])
+    most = np.zeros(positions + 1, int)  # of any number of sequences so far, in so many positions
     for pack in range(1, 9):
         more = most.copy()
-        for total in range(slots + 1):
+        for total in range(positions + 1):
             # What the other sequences can predict in the positions that a growing last one leaves them.
             rest = most[: max(0, total + 1 - SHORTEST_SEQUENCE)][::-1]
             more[total] = max(more[total], (rest + budgets[: len(rest)]).max(initial=0))
         most = np.maximum.accumulate(more)
-        for total in range(8, slots + 1):
+        for total in range(8, positions + 1):
             room = max_predictions(total, pack, rate)
-            assert min(most[total], total) <= room <= most[total] + pack // 2 + 1, f"{pack} sequences in {total} slots"
+            assert min(most[total], total) <= room <= most[total] + pack // 2 + 1, (
+                f"{pack} sequences in {total} positions"
+            )
 
 
 @hypothesis.settings(max_examples=60, deadline=None)
@@ -55,8 +57,8 @@ def test_packed_rows_of_any_lengths_have_room(bodies, rate, room, rule):
 
 def test_rows_of_one_sequence_have_the_room_they_always_had():
     for rate in (0.05, 0.15, 0.2, 0.3, 0.4):
-        for slots in (8, 64, 128, 384, 512, 8192):
-            assert max_predictions(slots, 1, rate) == max(1, int(rate * slots + 0.5 + 1e-6))
+        for positions in (8, 64, 128, 384, 512, 8192):
+            assert max_predictions(positions, 1, rate) == max(1, int(rate * positions + 0.5 + 1e-6))
     assert max_predictions(128, 1, 0.15) == 19
     assert max_predictions(512, 1, 0.15) == 77
 
