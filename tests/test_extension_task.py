@@ -1,0 +1,102 @@
+"""A kind of task from outside the package trains, resumes, is evaluated, predicts and is reported."""
+
+import dataclasses
+import json
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from extensions import new_task
+
+from bert_jax import tokenizer
+from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig, ModelOptions, OptimizerConfig, TaskConfig
+from bert_jax.evaluate import evaluate
+from bert_jax.finetune import finetune
+from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.predict import predict
+from bert_jax.report import report
+from bert_jax.tasks import registry
+from bert_jax.tasks.task_json import DEFAULTS, from_json, to_json
+
+FILE = Path(new_task.__file__)
+PAGE = Path(__file__).parent.parent / "docs" / "extending.md"
+ADVERBS = ("never", "seldom", "often", "always")
+
+
+@pytest.fixture(scope="module")
+def ratings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Texts with one of four adverbs, which tells their rating from 1 to 4."""
+    folder = tmp_path_factory.mktemp("ratings")
+    draw = np.random.default_rng(0)
+    for split, count in (("train", 64), ("dev", 16)):
+        ranks = draw.permutation(np.arange(count) % 4)
+        lines = [f"she is {ADVERBS[rank]} here\t{rank + 1}" for rank in ranks]
+        (folder / f"{split}.tsv").write_text("text\tstars\n" + "\n".join(lines) + "\n", encoding="utf-8")
+    return {split: str(folder / f"{split}.tsv") for split in ("train", "dev")}
+
+
+def config_of(ratings: dict[str, str], steps: int) -> FinetuneConfig:
+    return FinetuneConfig(
+        model=ModelOptions(preset="tiny", layers=1, width=32, heads=2, feed_forward=32, dropout=0.0),
+        optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=0, schedule="constant"),
+        task=TaskConfig(**ratings, text="text", label="stars", kind="ordinal", max_length=16),
+        batch_size=16,
+        steps=steps,
+        length_pool=1,
+        log_every=1,
+    )
+
+
+def test_the_example_is_short_and_uses_public_names_only() -> None:
+    text = FILE.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 80
+    assert not re.findall(r"bert_jax\S* import .*\b_|\._[a-z]", text)
+
+
+def test_the_page_shows_the_example() -> None:
+    assert f"```python\n{FILE.read_text(encoding='utf-8')}```" in PAGE.read_text(encoding="utf-8")
+
+
+def test_a_new_kind_trains_resumes_is_evaluated_predicts_and_is_reported(
+    ratings: dict[str, str], vocab_dir: Path, tmp_path: Path
+) -> None:
+    words = tokenizer.load(vocab_dir)
+    straight = finetune(config_of(ratings, 4), tmp_path / "straight", words)
+    finetune(config_of(ratings, 2), tmp_path / "resumed", words)
+    result = finetune(
+        dataclasses.replace(config_of(ratings, 4), allow_changes="steps,eval.every_steps"), tmp_path / "resumed", words
+    )
+    assert list(result["metrics"]) == ["weighted_kappa", "accuracy", "task_loss"]
+    assert result["metrics"] == straight["metrics"] and result["steps"] == [4]
+    wanted = open_checkpoint(tmp_path / "straight").params
+    for path, value in open_checkpoint(tmp_path / "resumed").params.items():
+        np.testing.assert_array_equal(value, wanted[path], err_msg=path)
+
+    saved = json.loads((tmp_path / "resumed" / "config.json").read_text(encoding="utf-8"))["task"]
+    assert list(saved) == list(DEFAULTS) and saved["kind"] == "ordinal" and saved["labels"] == ["1", "2", "3", "4"]
+    assert isinstance(from_json(saved), new_task.OrdinalTask) and to_json(from_json(saved)).keys() == saved.keys()
+
+    measured = evaluate(tmp_path / "resumed", ratings["dev"])
+    for name, metric in result["metrics"].items():
+        assert measured[name] == pytest.approx(metric["mean"], abs=1e-5), name
+    (prediction,) = predict(tmp_path / "resumed", ["she is never here"])
+    assert prediction["label"] in ("1", "2", "3", "4")
+    page = report(tmp_path / "resumed").read_text(encoding="utf-8")
+    assert "weighted_kappa" in page and "Confusion matrix" in page  # the section of its base class
+
+
+def test_weighted_kappa_follows_its_definition() -> None:
+    truth = np.array([0, 1, 2, 3])
+    assert new_task.weighted_kappa(truth, truth) == 1
+    assert new_task.weighted_kappa(truth, truth[::-1]) == pytest.approx(-1)
+    assert new_task.weighted_kappa(truth, np.array([1, 1, 2, 2])) == pytest.approx(1 - 0.5 / 1.5)
+    assert np.isnan(new_task.weighted_kappa(truth * 0, truth * 0))
+
+
+def test_an_unregistered_kind_is_refused_with_the_way_to_register_it(ratings: dict[str, str]) -> None:
+    with pytest.raises(
+        UserError, match=r"task.kind is 'ranking'; choose from: .*, or import the module that registers"
+    ):
+        registry.resolve(TaskConfig(**ratings, kind="ranking"))
