@@ -1,4 +1,6 @@
 import argparse
+import subprocess
+import sys
 
 import pytest
 
@@ -30,7 +32,6 @@ OPEN_MPI = {
 
 
 def test_one_machine_is_one_process():
-    assert cluster.find(flags(), {}) is None
     assert cluster.find(flags("--num_processes=1"), {"JAX_COORDINATOR_ADDRESS": "10.0.0.2:1"}) is None
 
 
@@ -47,37 +48,48 @@ def test_an_address_of_ip_6_is_read():
     assert found is not None and (found.host, found.port) == ("fd00::1", 8476)
 
 
+@pytest.mark.parametrize("environment", [{}, SLURM, OPEN_MPI])
+def test_what_flags_and_environment_leave_open_is_left_to_the_scheduler(environment):
+    found = cluster.find(flags(), environment)
+    assert found == Cluster() and not found.complete
+    assert cluster.find(flags("--process_id=1"), environment) == Cluster(process_id=1)
+    assert cluster.find(flags(*EXPLICIT), environment) == Cluster("10.0.0.2:8476", 4, 3)
+    assert cluster.find(flags("--num_processes=1"), environment) is None
+
+
+def test_a_scheduler_with_one_task_is_one_process():
+    assert cluster.find(flags(), SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}) is None
+    assert cluster.find(flags(), OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "1"}) is None
+
+
 @pytest.mark.parametrize(
-    ("environment", "wanted"),
+    ("given", "message"),
     [
-        (SLURM, Cluster("node003:61452", 2, 1, (0,))),  # the port follows from the job's number
-        (OPEN_MPI, Cluster("10.96.0.1:62624", 3, 2, (1,))),
+        (Cluster("10.0.0.2:8476"), "--num_processes and --process_id must be given too, or JAX_COORDINATOR_ADDRESS"),
+        (Cluster(None, 4, 3), "--coordinator_address must be given too, or JAX_COORDINATOR_ADDRESS"),
     ],
 )
-def test_a_scheduler_is_found_as_jax_finds_it(monkeypatch, environment, wanted):
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    assert cluster.find(flags()) == wanted
-    assert cluster.find(flags("--num_processes=1")) is None
-
-
-def test_a_scheduler_with_one_task_is_one_process(monkeypatch):
-    for name, value in (SLURM | {"SLURM_NTASKS": "1", "SLURM_PROCID": "0"}).items():
-        monkeypatch.setenv(name, value)
-    assert cluster.find(flags()) is None
+def test_what_no_scheduler_knows_is_named(given, message):
+    """jax's own words, from an environment without a scheduler; pytest's process has started its devices."""
+    program = (
+        "import jax, sys\nfrom bert_jax.train import cluster\n"
+        f"given = cluster.{given!r}\n"
+        "try: jax.distributed.initialize(given.coordinator_address, given.num_processes, given.process_id)\n"
+        "except ValueError as error: print(cluster.describe_failure(given, error))"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert message in ended.stdout and ended.stdout.count("\n") == 1
 
 
 @pytest.mark.parametrize(
     ("arguments", "environment", "said"),
     [
-        (EXPLICIT[:1], {}, "--num_processes and --process_id must be given too"),
-        (EXPLICIT[1:], {}, "--coordinator_address must be given too, or JAX_COORDINATOR_ADDRESS"),
-        ((), {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES is 'two'; give a number"),
-        (("--coordinator_address=host", *EXPLICIT[1:]), {}, "'host'; give HOST:PORT, as"),
-        (("--coordinator_address=host:99999", *EXPLICIT[1:]), {}, "give HOST:PORT"),
-        ((*EXPLICIT[:2], "--process_id=4"), {}, "--process_id is 4 with --num_processes=4; give 0 to 3, each once"),
-        ((*EXPLICIT[:1], "--num_processes=0", "--process_id=0"), {}, "--num_processes is 0; give 1 or more"),
-        ((*EXPLICIT, "--startup_timeout=0"), {}, "--startup_timeout is 0; give a number of seconds above 0"),
+        ((), {"JAX_NUM_PROCESSES": "two"}, "JAX_NUM_PROCESSES is 'two'; expected a number"),
+        (("--coordinator_address=host", *EXPLICIT[1:]), {}, "'host'; expected HOST:PORT of process 0"),
+        (("--coordinator_address=host:99999", *EXPLICIT[1:]), {}, "expected HOST:PORT"),
+        ((*EXPLICIT[:2], "--process_id=4"), {}, "--process_id is 4 with --num_processes=4; expected 0 to 3, each once"),
+        ((*EXPLICIT[:1], "--num_processes=0", "--process_id=0"), {}, "--num_processes is 0; expected 1 or more"),
+        ((*EXPLICIT, "--startup_timeout=0"), {}, "--startup_timeout is 0; expected a number of seconds above 0"),
         ((*EXPLICIT, "--heartbeat_timeout=-1"), {}, "--heartbeat_timeout is -1"),
     ],
 )

@@ -146,7 +146,7 @@ def test_when_one_is_killed_the_other_says_so_and_a_restart_goes_on(shards, alon
         assert time.monotonic() - began < 30
         assert codes[victim] == -signal.SIGKILL and codes[1 - victim] == 75
         last = started.said(1 - victim).splitlines()[-1]
-        assert last.startswith("error: process ") and "run the same command on every host to go on" in last
+        assert last.startswith("error: process ") and "run the same command on every host to resume" in last
     finished = Started("pretrain", arguments, 2, 1, tmp_path).all_well()
     same_run(tmp_path / "run", alone)
     [printed] = finished.printed(0)

@@ -1,95 +1,99 @@
-"""Which process of how many this one is, and where process 0 is: by flags, by the environment, or by the scheduler."""
+"""Finds which process of how many this one is, and where process 0 is, from flags and environment."""
 
 import argparse
 import os
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-from jax._src.clusters import ClusterEnv  # jax has no public name for what its initialize() finds out
 
 from bert_jax.command import UserError
 
 STARTUP_TIMEOUT = 300.0  # jax.distributed.initialize's own; pods of a scheduler start minutes apart
 HEARTBEAT_TIMEOUT = 100.0  # the same
+_TASK_COUNTS = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")  # in the environment of a task
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """A run of several processes, and this one's place in it."""
+    """The place of this process in a run, as flags and environment give it; what is None, a scheduler must tell."""
 
-    coordinator_address: str  # HOST:PORT of process 0
-    num_processes: int
-    process_id: int
-    local_device_ids: tuple[int, ...] | None = None  # None: all devices of this machine
+    coordinator_address: str | None = None  # HOST:PORT of process 0
+    num_processes: int | None = None
+    process_id: int | None = None
+
+    @property
+    def complete(self) -> bool:
+        """Whether flags and environment give everything."""
+        return None not in (self.coordinator_address, self.num_processes, self.process_id)
 
     @property
     def host(self) -> str:
-        return self.coordinator_address.rpartition(":")[0].strip("[]")
+        return (self.coordinator_address or "").rpartition(":")[0].strip("[]")
 
     @property
     def port(self) -> int:
-        return int(self.coordinator_address.rpartition(":")[2])
+        return int((self.coordinator_address or "").rpartition(":")[2])
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
     """Adds the flags of a run of several processes."""
-    several = parser.add_argument_group("several processes (found by itself on TPU pods, Slurm, Open MPI and GKE)")
-    several.add_argument("--coordinator_address", default="", metavar="HOST:PORT", help="where process 0 listens")
-    several.add_argument("--num_processes", type=int, metavar="N", help="how many there are; 1: this one alone")
-    several.add_argument("--process_id", type=int, metavar="I", help="which this is, from 0")
+    several = parser.add_argument_group("several processes (detected on TPU pods, Slurm, Open MPI and GKE)")
+    several.add_argument("--coordinator_address", default="", metavar="HOST:PORT", help="the address of process 0")
+    several.add_argument("--num_processes", type=int, metavar="N", help="the number of processes; 1: only this one")
+    several.add_argument("--process_id", type=int, metavar="I", help="the number of this process, from 0")
     several.add_argument(
         "--startup_timeout",
         type=float,
         default=STARTUP_TIMEOUT,
         metavar="SECONDS",
-        help=f"how long processes wait for each other at the start (default: {STARTUP_TIMEOUT:g})",
+        help=f"how long processes wait for each other at startup (default: {STARTUP_TIMEOUT:g})",
     )
     several.add_argument(
         "--heartbeat_timeout",
         type=float,
         default=HEARTBEAT_TIMEOUT,
         metavar="SECONDS",
-        help=f"after how long a silence a process counts as dead (default: {HEARTBEAT_TIMEOUT:g})",
+        help=f"how long a process may be silent before it counts as lost (default: {HEARTBEAT_TIMEOUT:g})",
     )
 
 
 def find(flags: argparse.Namespace, environment: Mapping[str, str] = os.environ) -> Cluster | None:
-    """The run that flags, JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID, or else the scheduler tell of.
+    """Returns what flags, JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and JAX_PROCESS_ID give, or None for one process.
 
-    None for one process. Raises UserError for what is given in part and is nowhere to be found, or makes no sense.
+    What they leave open, jax.distributed.initialize asks the scheduler for. Raises UserError for impossible values.
     """
     for name in ("startup_timeout", "heartbeat_timeout"):
         if not getattr(flags, name) > 0:
-            raise UserError(f"--{name} is {getattr(flags, name):g}; give a number of seconds above 0")
-    address = flags.coordinator_address or environment.get("JAX_COORDINATOR_ADDRESS", "")
+            raise UserError(f"--{name} is {getattr(flags, name):g}; expected a number of seconds above 0")
+    address = flags.coordinator_address or environment.get("JAX_COORDINATOR_ADDRESS") or None
     count = _number("num_processes", flags.num_processes, environment)
     process = _number("process_id", flags.process_id, environment)
-    if count == 1:
+    # A scheduler's only task is one process, and needs no coordinator.
+    of_scheduler = {environment[name] for name in _TASK_COUNTS if name in environment}
+    if count == 1 or (address is count is process is None and of_scheduler == {"1"}):
         return None
-    local: tuple[int, ...] | None = None
-    if not address or count is None or process is None:
-        found = _detected(address or None, count, process, flags.startup_timeout)
-        if found is None and not address and count is None and process is None:
-            return None
-        if found is None:
-            given = {"coordinator_address": address, "num_processes": count, "process_id": process}
-            missing = [f"--{name}" for name, value in given.items() if value in ("", None)]
-            raise UserError(
-                f"{' and '.join(missing)} must be given too, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
-                "JAX_PROCESS_ID: no scheduler is there that tells"
-            )
-        if found.num_processes == 1:
-            return None
-        address, count, process, local = (
-            found.coordinator_address,
-            found.num_processes,
-            found.process_id,
-            found.local_device_ids,
-        )
-    cluster = Cluster(address, count, process, local)
-    _check(cluster)
+    cluster = Cluster(address, count, process)
+    if cluster.complete:
+        _check(cluster)
     return cluster
+
+
+def describe_failure(cluster: Cluster, error: Exception) -> str:
+    """Returns the message for a run whose processes jax could not connect."""
+    given = {
+        "coordinator_address": cluster.coordinator_address,
+        "num_processes": cluster.num_processes,
+        "process_id": cluster.process_id,
+    }
+    missing = [f"--{name}" for name, value in given.items() if value is None]
+    if missing and "defined" in str(error):
+        return (
+            f"{' and '.join(missing)} must be given too, or JAX_COORDINATOR_ADDRESS, JAX_NUM_PROCESSES and "
+            "JAX_PROCESS_ID: jax finds no scheduler that knows them"
+        )
+    return (
+        f"jax cannot connect the processes of this run ({type(error).__name__}: {error}). Give --coordinator_address, "
+        "--num_processes and --process_id, or --num_processes=1 to run this process alone"
+    )
 
 
 def _number(name: str, flag: int | None, environment: Mapping[str, str]) -> int | None:
@@ -99,36 +103,18 @@ def _number(name: str, flag: int | None, environment: Mapping[str, str]) -> int 
     try:
         return int(environment[variable])
     except ValueError:
-        raise UserError(f"{variable} is {environment[variable]!r}; give a number, or --{name}") from None
+        raise UserError(f"{variable} is {environment[variable]!r}; expected a number, or give --{name}") from None
 
 
 def _check(cluster: Cluster) -> None:
-    host, port = cluster.host, cluster.coordinator_address.rpartition(":")[2]
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    count, process = cluster.num_processes or 0, cluster.process_id or 0
+    port = (cluster.coordinator_address or "").rpartition(":")[2]
+    if not cluster.host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise UserError(
-            f"--coordinator_address is {cluster.coordinator_address!r}; give HOST:PORT, as 10.0.0.2:8476, of process 0"
+            f"--coordinator_address is {cluster.coordinator_address!r}; expected HOST:PORT of process 0, such as "
+            "10.0.0.2:8476"
         )
-    if not 0 <= cluster.process_id < cluster.num_processes:
-        raise UserError(
-            f"--process_id is {cluster.process_id} with --num_processes={cluster.num_processes}; "
-            f"give 0 to {cluster.num_processes - 1}, each once"
-            if cluster.num_processes > 0
-            else f"--num_processes is {cluster.num_processes}; give 1 or more"
-        )
-
-
-def _detected(address: str | None, count: int | None, process: int | None, timeout: float) -> Cluster | None:
-    """What jax finds out of its schedulers for what is None; None where there is none of them."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # in a pod of Kubernetes without its package: a page on how to install that
-        try:
-            found = ClusterEnv.auto_detect_unset_distributed_params(address, count, process, None, None, int(timeout))
-        except Exception as error:  # of a scheduler's interface: whatever it raises
-            raise UserError(
-                f"the scheduler does not tell which processes there are ({type(error).__name__}: {error}). Give "
-                "--coordinator_address, --num_processes and --process_id; --num_processes=1 runs this one alone"
-            ) from error
-    found_address, found_count, found_process, local = found
-    if found_address is None or found_count is None or found_process is None:
-        return None
-    return Cluster(found_address, found_count, found_process, None if local is None else tuple(local))
+    if count <= 0:
+        raise UserError(f"--num_processes is {count}; expected 1 or more")
+    if not 0 <= process < count:
+        raise UserError(f"--process_id is {process} with --num_processes={count}; expected 0 to {count - 1}, each once")

