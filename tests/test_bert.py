@@ -302,9 +302,11 @@ def test_a_head_on_the_pooled_vector_wants_a_pooler():
 
 def test_parameters_of_another_architecture_are_refused_by_path(params):
     wider = dataclasses.replace(CONFIG, feed_forward=21)
-    with pytest.raises(UserError, match=r"feed_forward/input/bias has shape \[2, 20\], the model wants \[2, 21\]"):
+    with pytest.raises(
+        UserError, match=r"feed_forward/input/bias has shape \[2, 20\], but the model expects \[2, 21\]"
+    ):
         bind(wider, PRETRAINING, params, Runtime())
     with pytest.raises(UserError, match="classifier/dense/bias is missing"):
         bind(CONFIG, EVERY_HEAD, params, Runtime())
-    with pytest.raises(UserError, match="mlm_head/bias is not one of this model's"):
+    with pytest.raises(UserError, match="mlm_head/bias does not belong to this model"):
         bind(CONFIG, Heads(pooler=True), params, Runtime())

@@ -92,8 +92,8 @@ def test_the_mask_of_a_line_depends_on_its_number_in_the_row_whatever_the_shape(
 
 def test_the_mask_of_slots_knows_nothing_of_the_length_that_a_row_is_padded_to():
     seeds = row_seeds(jax.random.key(9), (), 3)
-    long = np.asarray(keep_mask(seeds, (3, 4, 48, 48), 0.3, slot_axes=2))
-    short = np.asarray(keep_mask(seeds, (3, 4, 16, 16), 0.3, slot_axes=2))
+    long = np.asarray(keep_mask(seeds, (3, 4, 48, 48), 0.3, position_axes=2))
+    short = np.asarray(keep_mask(seeds, (3, 4, 16, 16), 0.3, position_axes=2))
     np.testing.assert_array_equal(short, long[:, :, :16, :16])
     for first, second in ((long[:, 0], long[:, 1]), (long[:, :, 0], long[:, :, 1]), (long[..., 0], long[..., 1])):
         assert abs(z_of_correlation(first.astype(float), second.astype(float), 0.3)) < LIMIT

@@ -1,4 +1,4 @@
-"""What stands between the two products of a feed-forward layer, by name."""
+"""The activations between the two matmuls of a feed-forward layer, by name."""
 
 import functools
 import math
@@ -20,9 +20,9 @@ def activation(name: str, *, again: bool = False) -> Callable[[Array], Array]:
     gelu_sigmoid  GELU by a sigmoid: x sigmoid(1.702 x)
     relu          max(x, 0)
 
-    GELUs are those of Hendrycks and Gimpel 2016, section 2; in float32 inside, and their backward pass keeps x alone,
-    where autodiff would keep three arrays. `again`: for what jax.checkpoint computes again, which by itself sees to
-    that.
+    GELUs follow Hendrycks and Gimpel 2016, section 2. They are computed in float32, and their backward pass keeps x
+    only, where autodiff would keep three arrays. `again` is for functions under jax.checkpoint, which recomputes them
+    anyway.
     """
     if name == "relu":
         return jax.nn.relu
@@ -30,7 +30,7 @@ def activation(name: str, *, again: bool = False) -> Callable[[Array], Array]:
 
 
 def _lean(value: Callable[[Array], Array], slope: Callable[[Array], Array], again: bool) -> Callable[[Array], Array]:
-    """A function of its value and slope in float32, of which the backward pass keeps the argument."""
+    """A function given by its value and slope in float32, whose backward pass keeps the argument only."""
 
     @jax.custom_vjp
     def function(x: Array) -> Array:
@@ -40,8 +40,8 @@ def _lean(value: Callable[[Array], Array], slope: Callable[[Array], Array], agai
         return function(x), x
 
     def backward(x: Array, gradient: Array) -> tuple[Array]:
-        # Behind a barrier XLA cannot keep what the forward pass computed. The gradient is left free, to be fused with
-        # the product that makes it.
+        # The barrier stops XLA from keeping values of the forward pass. The gradient has none, so that it can be fused
+        # with the matmul that computes it.
         wide = (x if again else jax.lax.optimization_barrier(x)).astype(jnp.float32)
         return ((gradient.astype(jnp.float32) * slope(wide)).astype(x.dtype),)
 
@@ -70,7 +70,7 @@ def _gelu_tanh(x: Array) -> Array:
 
 
 def _gelu_tanh_slope(x: Array) -> Array:
-    # In as few operations as can be: they hold the products back that they are part of on TPUs (docs/tpu_plan.md).
+    # As few operations as possible: on TPUs they delay the matmuls that they are fused with (docs/tpu_plan.md).
     square = jnp.square(x)
     tanh = jnp.tanh(x * (_LINEAR + (_LINEAR * _CUBIC) * square))
     change = x * (_LINEAR + (3.0 * _LINEAR * _CUBIC) * square)  # x times the derivative of tanh's argument

@@ -22,10 +22,10 @@ __all__ = ["Bert", "Encoded", "Heads", "Runtime", "abstract_params", "bind", "in
 
 
 class Encoded(NamedTuple):
-    """Hidden states: of the last layer, of the embeddings, and of every layer when asked; attention maps when asked.
+    """Hidden states of the last layer and of the embeddings; and, when asked for, of every layer, and attention maps.
 
-    An architecture with a norm after the stack (pre-norm) has its output in `last` and in the last of `layers`, as
-    transformers has it. Attention maps are probabilities before dropout, by query and key.
+    Where a norm follows the stack (pre-norm), `last` and the last of `layers` are taken after it, as in transformers.
+    Attention maps are probabilities before dropout, by query and key.
     """
 
     last: Float[Array, "B T D"]
@@ -122,21 +122,21 @@ class Bert(nnx.Module):
 
 
 def init_params(config: ModelConfig, heads: Heads, key: PRNGKeyArray) -> dict[str, Any]:
-    """Initial parameters, float32: truncated normal of deviation 0.02, zero biases.
+    """Initial parameters, float32: truncated normal of deviation 0.02, zero biases (google-research/bert, modeling.py).
 
-    As google-research/bert, modeling.py. A parameter depends on key and its own path alone.
+    A parameter depends on the key and on its own path only.
     """
     _, state = nnx.split(Bert(config, heads=heads, runtime=Runtime(), key=key))
     return nnx.to_pure_dict(state)
 
 
 def abstract_params(config: ModelConfig, heads: Heads) -> dict[str, Any]:
-    """init_params as shapes and dtypes, without any memory."""
+    """init_params as shapes and dtypes, without memory."""
     return jax.eval_shape(lambda key: init_params(config, heads, key), jax.random.key(0))
 
 
 def bind(config: ModelConfig, heads: Heads, params: dict[str, Any], runtime: Runtime) -> Bert:
-    """The module over these parameters; call it inside the function that is jitted or differentiated.
+    """The module over these parameters, for use inside a function that is jitted or differentiated.
 
     Raises UserError when params are not those of this architecture and heads, naming the first that differs.
     """
@@ -150,10 +150,10 @@ def bind(config: ModelConfig, heads: Heads, params: dict[str, Any], runtime: Run
 def _check(got: dict[str, Any], wanted: dict[str, Any]) -> None:
     for path in sorted(got.keys() | wanted.keys()):
         if path not in got or path not in wanted:
-            problem = "is missing" if path in wanted else "is not one of this model's"
+            problem = "is missing" if path in wanted else "does not belong to this model"
             raise UserError(f"parameter {path} {problem}; check the model's configuration and heads")
         if got[path].shape != wanted[path].shape:
-            shapes = f"{list(got[path].shape)}, the model wants {list(wanted[path].shape)}"
+            shapes = f"{list(got[path].shape)}, but the model expects {list(wanted[path].shape)}"
             raise UserError(f"parameter {path} has shape {shapes}; check the model's configuration")
 
 

@@ -1,9 +1,8 @@
-"""Dropout from a counter-based hash: a function of a seed and of the index in the array, and of nothing else.
+"""Dropout by a counter-based hash: the mask is a function of a seed and of the index in the array only.
 
-A mask is never stored nor communicated: XLA computes it inside the elementwise work around it, the backward
-pass computes it again, and a sharded array gets the mask of the whole one. Threefry, jax.random's default,
-spends about a hundred integer operations on a number; here it seeds each row, and a hash of two rounds does
-the rest.
+A mask is neither stored nor communicated. XLA fuses its computation into the elementwise work around it, the backward
+pass recomputes it, and a sharded array gets the mask of the whole array. Threefry, the default of jax.random, needs
+about a hundred integer operations for a number; here it only seeds each row, and a hash of two rounds does the rest.
 """
 
 import functools
@@ -15,57 +14,59 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 from bert_jax.model.placement import ALONE, Placement
 
 SEED_WORDS = 2
-# Axes of slots are at least so long in the count of elements. With 256 heads a row has 2^32 of them.
-LEAST_SLOTS = 4096
+# In the numbering of elements, axes of positions have at least this length. With 256 heads a row then has 2^32.
+LEAST_POSITIONS = 4096
 
 
 def row_seeds(
     key: PRNGKeyArray, shape: tuple[int, ...], rows: int, placement: Placement = ALONE
 ) -> UInt32[Array, "*shape B 2"]:
-    """Seeds for `rows` rows of each of `shape` dropout sites: those rows of the batch that the placement says."""
+    """Seeds for `rows` rows of each of `shape` dropout sites, for the rows of the batch that the placement names."""
     first, every = placement.row_numbers(rows)
     seeds = jax.random.bits(key, (*shape, every, SEED_WORDS), jnp.uint32)
     return jax.lax.dynamic_slice_in_dim(seeds, first, rows, axis=len(shape)) if every > rows else seeds
 
 
 def dropout(
-    x: Float[Array, "B *shape"], rate: float, seeds: UInt32[Array, "B 2"] | None, *, slot_axes: int = 0
+    x: Float[Array, "B *shape"], rate: float, seeds: UInt32[Array, "B 2"] | None, *, position_axes: int = 0
 ) -> Float[Array, "B *shape"]:
     """Zeroes elements with probability `rate`, scales the others by 1 / (1 - rate) (Srivastava et al. 2014).
 
-    Nothing happens when rate is 0 or seeds is None (evaluation). `slot_axes` is as in keep_mask.
+    Nothing happens when rate is 0 or seeds is None (evaluation). `position_axes` is as in keep_mask.
     """
-    return x if seeds is None or rate == 0 else _dropout(x, seeds, rate, slot_axes)
+    return x if seeds is None or rate == 0 else _dropout(x, seeds, rate, position_axes)
 
 
 def keep_mask(
-    seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], rate: float, slot_axes: int = 0
+    seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], rate: float, position_axes: int = 0
 ) -> Bool[Array, "B *shape"]:
     """True with probability 1 - rate (to 2^-32), for an array of `shape`, whose first axis is the seeds'.
 
-    The last `slot_axes` axes are slots of a row: an element has the same mask whatever length, up to LEAST_SLOTS, the
-    row is padded to. Rows have up to 2^32 elements.
+    The last `position_axes` axes are positions of a row: an element's mask does not depend on the length, up to
+    LEAST_POSITIONS, that the row is padded to. Rows have up to 2^32 elements.
 
-    Each line of the last axis has two words, both of two rounds of fmix32 (the 32-bit finalizer of MurmurHash3, A.
-    Appleby, public domain) over the line's number, with a word of the seed before each round. An element takes one
-    round more, of its index in the line: the line's first word enters before it, the second between its two products.
+    Each line of the last axis has two words: two rounds of fmix32 (the 32-bit finalizer of MurmurHash3, A. Appleby,
+    public domain) over the line's number, with a word of the seed before each round. An element takes one more round
+    over its index in the line, with the line's first word before it and the second between its two products.
     """
-    first, second = jax.lax.optimization_barrier(_line_words(seeds, shape, slot_axes))  # XLA would compute them again
+    first, second = jax.lax.optimization_barrier(
+        _line_words(seeds, shape, position_axes)
+    )  # otherwise XLA recomputes them for each element
     index = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
     bits = _first_half(index ^ first[..., None]) ^ second[..., None]
     return bits * jnp.uint32(_SECOND) >= jnp.uint32(round(rate * 2**32))
 
 
 def _line_words(
-    seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], slot_axes: int
+    seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], position_axes: int
 ) -> tuple[UInt32[Array, "B ..."], UInt32[Array, "B ..."]]:
-    """Two for each line of the last axis of keep_mask's shape."""
+    """The two words of each line of the last axis of keep_mask's shape."""
     lines = shape[:-1]
     number = jnp.zeros(lines, jnp.uint32)
     stride = 1
     for axis in range(len(lines) - 1, 0, -1):
         number += jax.lax.broadcasted_iota(jnp.uint32, lines, axis) * jnp.uint32(stride % 2**32)
-        stride *= max(lines[axis], LEAST_SLOTS) if axis >= len(shape) - slot_axes else lines[axis]
+        stride *= max(lines[axis], LEAST_POSITIONS) if axis >= len(shape) - position_axes else lines[axis]
     one, other = (jax.lax.broadcast_in_dim(seeds[:, word], lines, (0,)) for word in range(SEED_WORDS))
     return _mix(_mix(number ^ one) ^ other), _mix(_mix(number ^ other) ^ one)
 
@@ -84,17 +85,17 @@ def _mix(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _dropout(x: Array, seeds: Array, rate: float, slot_axes: int) -> Array:
-    scaled = x.astype(jnp.float32) * (1.0 / (1.0 - rate))  # which in bfloat16 would be another number: 1.109, not 1.111
-    return jnp.where(keep_mask(seeds, x.shape, rate, slot_axes), scaled, 0).astype(x.dtype)
+def _dropout(x: Array, seeds: Array, rate: float, position_axes: int) -> Array:
+    scaled = x.astype(jnp.float32) * (1.0 / (1.0 - rate))  # in bfloat16 the factor would be 1.109, not 1.111
+    return jnp.where(keep_mask(seeds, x.shape, rate, position_axes), scaled, 0).astype(x.dtype)
 
 
-def _forward(x: Array, seeds: Array, rate: float, slot_axes: int) -> tuple[Array, Array]:
-    return _dropout(x, seeds, rate, slot_axes), seeds
+def _forward(x: Array, seeds: Array, rate: float, position_axes: int) -> tuple[Array, Array]:
+    return _dropout(x, seeds, rate, position_axes), seeds
 
 
-def _backward(rate: float, slot_axes: int, seeds: Array, gradient: Array) -> tuple[Array, None]:
-    return _dropout(gradient, seeds, rate, slot_axes), None
+def _backward(rate: float, position_axes: int, seeds: Array, gradient: Array) -> tuple[Array, None]:
+    return _dropout(gradient, seeds, rate, position_axes), None
 
 
 _dropout.defvjp(_forward, _backward)

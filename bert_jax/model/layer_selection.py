@@ -1,4 +1,4 @@
-"""Hidden states by the names of Devlin et al. 2019, table 7: one layer, or several made into one."""
+"""Hidden states by the names of Devlin et al. 2019, table 7: those of one layer, or a combination of several."""
 
 import functools
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ LAYERS = ("embeddings", "last", "second_to_last", "sum_all", "sum_last_4", "conc
 
 @dataclass(frozen=True)
 class LayerSelection:
-    """Which hidden states, 0 being the embeddings, and how they become one."""
+    """The selected hidden states, where 0 is the embeddings, and how they are combined."""
 
     indices: tuple[int, ...]
     combine: str  # sum, mean or concat
 
     @staticmethod
     def parse(name: str, layers: int) -> "LayerSelection":
-        """Of a name of LAYERS or a number, in a model of so many layers. Raises UserError for what is neither."""
+        """The selection for a name in LAYERS or a layer number. Raises UserError for anything else."""
         every = tuple(range(1, layers + 1))
         if name.isdecimal() and int(name) <= layers:
             return LayerSelection((int(name),), "sum")
@@ -37,19 +37,21 @@ class LayerSelection:
             "concat_last_4": LayerSelection(every[-4:], "concat"),
         }
         if name not in table:
-            raise UserError(f"--layers is {name!r}; use one of {', '.join(table)}, or a number from 0 to {layers}")
+            raise UserError(
+                f"unknown --layers {name!r}; choose from {', '.join(table)}, or give a number from 0 to {layers}"
+            )
         return table[name]
 
     def width(self, model_width: int) -> int:
-        """Of the vectors that they make."""
+        """The width of the combined vectors."""
         return model_width * (len(self.indices) if self.combine == "concat" else 1)
 
     def inner(self, layers: int) -> bool:
-        """Whether a layer is among them that encode gives with all_layers only."""
+        """Whether the selection needs a layer that encode returns with all_layers only."""
         return self.indices not in ((0,), (layers,))
 
     def of(self, encoded: Encoded, layers: int) -> Float[Array, "B T W"]:
-        """The vectors of every slot, float32."""
+        """The combined vectors of every position, float32."""
         states = {0: encoded.embeddings, layers: encoded.last}
         if encoded.layers is not None:
             states |= {depth + 1: encoded.layers[depth] for depth in range(layers)}

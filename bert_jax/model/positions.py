@@ -1,4 +1,4 @@
-"""How a model knows where a token stands: sinusoids, rotations, and what it learns of distances."""
+"""Encodings of positions: sinusoids, rotations, and biases of attention scores by distance."""
 
 import math
 from collections.abc import Callable
@@ -23,9 +23,9 @@ def sinusoids(length: int, width: int) -> Float32[np.ndarray, "T D"]:
 
 
 def rotate(vectors: Float[Array, "B K N H"], positions: Int[Array, "B K"], base: float) -> Float[Array, "B K N H"]:
-    """Turns coordinates i and i + H/2 together by an angle that grows with the position (Su et al. 2021, 3.4.2).
+    """Rotates coordinates i and i + H/2 by an angle that grows with the position (Su et al. 2021, section 3.4.2).
 
-    The pairing of halves is that of GPT-NeoX and ModernBERT. In float32.
+    The pairing of halves is that of GPT-NeoX and ModernBERT. Computed in float32.
     """
     speeds = rotation_speeds(vectors.shape[-1], base)
     angles = (positions[:, :, None].astype(jnp.float32) * speeds[None, None])[:, :, None]
@@ -36,10 +36,10 @@ def rotate(vectors: Float[Array, "B K N H"], positions: Int[Array, "B K"], base:
 
 
 def rotation_speeds(width: int, base: float) -> Float32[np.ndarray, "K"]:
-    """How far each pair of coordinates turns by a position: base^(-2i/H).
+    """The angle by which each pair of coordinates rotates from one position to the next: base^(-2i/H).
 
-    Rounded to float32 where transformers rounds, after the power and after the division: the last bit of a speed is
-    3e-4 of an angle at position 8,000.
+    Rounded to float32 where transformers rounds, after the power and after the division: at position 8,000 the last
+    bit of a speed changes the angle by 3e-4.
     """
     powers = np.power(float(base), np.arange(0, width, 2) / width).astype(np.float32)
     return np.float32(1) / powers
@@ -47,7 +47,7 @@ def rotation_speeds(width: int, base: float) -> Float32[np.ndarray, "K"]:
 
 class RelativeTable(nnx.Module):
     """A vector for each distance up to k, whose product with the query is added to the score (Shaw et al. 2018,
-    section 3.2, keys only: their section 4.3 finds that those of the values add nothing): table [*stack, 2k+1, H]."""
+    section 3.2): table [*stack, 2k+1, H]. For keys only: section 4.3 finds that vectors for values add nothing."""
 
     def __init__(self, config: ModelConfig, *, key: PRNGKeyArray, stack: Shape) -> None:
         self.distance = config.relative_distance
@@ -57,16 +57,16 @@ class RelativeTable(nnx.Module):
     def __call__(
         self,
         query: Float[Array, "B Q N H"],
-        query_slots: Int[Array, "#B Q"],
-        key_slots: Int[Array, "#B T"],
+        query_positions: Int[Array, "#B Q"],
+        key_positions: Int[Array, "#B T"],
         precision: jax.lax.Precision,
     ) -> Float[Array, "B N Q T"]:
-        """What is added to scaled scores; float32. Slots that are the same in each row are given once."""
+        """The float32 bias of the scaled scores. Positions that are the same in each row are given once (B = 1)."""
         query = query * (1.0 / math.sqrt(query.shape[-1]))
         table = self.table[...].astype(query.dtype)
         by_distance = jnp.einsum("bqnh,kh->bnqk", query, table, precision=precision, preferred_element_type=jnp.float32)
-        behind = jnp.clip(query_slots[:, :, None] - key_slots[:, None, :], -self.distance, self.distance)
-        # By a matmul, as in DistanceBuckets.
+        behind = jnp.clip(query_positions[:, :, None] - key_positions[:, None, :], -self.distance, self.distance)
+        # A one-hot matmul, for the reason in layer.gather_positions.
         chosen = jax.nn.one_hot(behind + self.distance, table.shape[0], dtype=jnp.float32)
         if chosen.shape[0] == 1:
             return jnp.einsum("bnqk,qtk->bnqt", by_distance, chosen[0], precision=jax.lax.Precision.HIGHEST)
@@ -74,25 +74,28 @@ class RelativeTable(nnx.Module):
 
 
 class DistanceBuckets(nnx.Module):
-    """A number for each head and bucket of distances, the same in all layers (Raffel et al. 2020, section 2.1):
-    table [32, N]."""
+    """A bias for each head and bucket of distances, shared by all layers (Raffel et al. 2020, section 2.1): table
+    [32, N]."""
 
     def __init__(self, config: ModelConfig, *, key: PRNGKeyArray) -> None:
         shape = (BUCKETS, config.heads)
         self.table = nnx.Param(truncated_normal(child_key(key, "table"), shape, config.initializer_range))
         self.distance = config.relative_distance
 
-    def __call__(self, query_slots: Int[Array, "B Q"], key_slots: Int[Array, "B T"]) -> Float[Array, "B N Q T"]:
-        """What is added to scores; float32."""
-        ahead = key_slots[:, None, :] - query_slots[:, :, None]
-        # By a matmul, whose gradient is one: a gather's is a scatter, serial on a CPU and in no fixed order on a GPU.
+    def __call__(self, query_positions: Int[Array, "B Q"], key_positions: Int[Array, "B T"]) -> Float[Array, "B N Q T"]:
+        """The float32 bias of the scores."""
+        ahead = key_positions[:, None, :] - query_positions[:, :, None]
+        # A one-hot matmul, for the reason in layer.gather_positions.
         chosen = jax.nn.one_hot(distance_bucket(ahead, self.distance), BUCKETS, dtype=jnp.float32)
         return jnp.einsum("bqtk,kn->bnqt", chosen, self.table[...], precision=jax.lax.Precision.HIGHEST)
 
 
 def distance_bucket(ahead: Int[Array, "*shape"], longest: int) -> Int[Array, "*shape"]:
-    """The bucket of a distance, key minus query: half for either direction, of which half are single distances and the
-    others grow by a constant factor up to `longest` (Raffel et al. 2020; the code is that of mesh-tensorflow)."""
+    """The bucket of a distance, key minus query (Raffel et al. 2020, as in the code of mesh-tensorflow).
+
+    Each direction has half of the buckets. Half of those hold single distances, and the others ranges that grow by a
+    constant factor up to `longest`.
+    """
     side = BUCKETS // 2
     exact = side // 2
     distances = np.arange(max(longest, exact) + 1)

@@ -1,4 +1,4 @@
-"""Dense layers to logits: of classes, of tags, of the ends of an answer."""
+"""Dense layers to logits: of classes, of tags, of both ends of an answer."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -11,7 +11,7 @@ from bert_jax.model.layers import Dense, LayerNorm, child_key
 from bert_jax.model.runtime import Runtime
 
 NEXT_SENTENCE_CLASSES = 2  # is next, random
-ANSWER_ENDS = 2  # first slot, last slot
+ANSWER_ENDS = 2  # first position, last position
 
 
 class Classifier(nnx.Module):
@@ -56,12 +56,12 @@ class Network(nnx.Module):
 
 
 def dense(config: ModelConfig, inputs: int, *, runtime: Runtime, key: PRNGKeyArray) -> Dense:
-    """A dense layer of a head's insides, to the model's width."""
+    """A dense layer inside a head, to the model's width."""
     return Dense(
         (inputs,), (config.width,), deviation=config.initializer_range, runtime=runtime, key=key, bias=config.bias
     )
 
 
 def norm(config: ModelConfig, *, runtime: Runtime) -> LayerNorm:
-    """A norm of a head's insides, over the model's width."""
+    """A norm inside a head, over the model's width."""
     return LayerNorm(config.width, epsilon=config.layer_norm_epsilon, runtime=runtime, bias=config.bias)

@@ -1,4 +1,4 @@
-"""One vector for each sequence: that of [CLS], or of all its slots by mean, maximum or attention."""
+"""One vector of each sequence: that of [CLS], or the mean, maximum or attention-weighted sum of all positions."""
 
 import jax
 import jax.numpy as jnp
@@ -14,8 +14,11 @@ from bert_jax.model.runtime import Runtime
 
 
 class Pooler(nnx.Module):
-    """What heads read in place of hidden states: tanh of a dense layer over the [CLS] vector (google-research/bert,
-    modeling.py); or, as "transform", a dense layer, activation and norm over whatever they read (ModernBERT)."""
+    """A layer between hidden states and heads.
+
+    model.pooler is tanh (a dense layer and tanh over the [CLS] vector; google-research/bert, modeling.py) or transform
+    (a dense layer, the activation and a norm over whatever the head reads; ModernBERT).
+    """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         self.dense = dense(config, config.width, runtime=runtime, key=child_key(key, "dense"))
@@ -30,7 +33,7 @@ class Pooler(nnx.Module):
 
 
 class AttentionPooling(nnx.Module):
-    """How much each slot counts in its sequence's vector: a learned query [D] against a key of each slot.
+    """The weight of each position in its sequence's vector: a learned query [D] against a key of each position.
 
     attention_dot       the key is the hidden state h: q.h (the dot score of Luong et al. 2015, section 3.1)
     attention_additive  the key is tanh(W h + b): q.tanh(W h + b) (Bahdanau et al. 2015, appendix A.1.2, without a
@@ -45,7 +48,7 @@ class AttentionPooling(nnx.Module):
         self.runtime = runtime
 
     def __call__(self, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
-        """float32 scores, whose softmax over a sequence are the weights."""
+        """float32 scores; their softmax over a sequence gives the weights."""
         keys = jnp.tanh(self.dense(hidden)) if self.score == "attention_additive" else hidden
         query = self.query[...].astype(keys.dtype)
         precision = self.runtime.precision
@@ -59,10 +62,10 @@ def pool_sequences(
     cls_positions: Int[Array, "B S"],
     scores: Float[Array, "B T"] | None = None,
 ) -> Float[Array, "B S D"]:
-    """The vector of each sequence of each row, by one of choice.POOLINGS; zeros for a sequence that is not there.
+    """The vector of each sequence of each row, by one of config.POOLINGS; zeros for an absent sequence.
 
-    Special tokens count as any other. The scores are AttentionPooling's. cls alone reads cls_positions beyond their
-    number, and gives the vector of slot 0 for what is not there.
+    Special tokens count like any other token. The scores are those of AttentionPooling. Of cls_positions, poolings
+    other than cls use only the number S; cls gives the vector of position 0 for an absent sequence.
     """
     if pooling == "cls":
         return gather_positions(hidden, cls_positions)
@@ -77,6 +80,6 @@ def pool_sequences(
 
 
 def _softmax_over(scores: Float[Array, "B 1 T"], inside: Bool[Array, "B S T"]) -> Float[Array, "B S T"]:
-    """Softmax over the slots inside; all zero where there is none."""
+    """Softmax over the positions inside a sequence; all zero where there is none."""
     masked = jnp.where(inside, scores, -1e30)
     return jnp.where(inside, jax.nn.softmax(masked, axis=-1), 0)

@@ -1,4 +1,4 @@
-"""Logits of tokens: those that were masked, the next ones, and those of a span from the slots around it."""
+"""Logits of tokens: masked ones, next ones, and those of a span from the positions around it."""
 
 import jax.numpy as jnp
 from flax import nnx
@@ -13,8 +13,8 @@ from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
 from bert_jax.shapes import padded_vocabulary
 
-# facebookresearch/SpanBERT, pair_bert.py: max_targets and position_embedding_size. Tokens further into a span than
-# that are not predicted.
+# facebookresearch/SpanBERT, pair_bert.py: max_targets and position_embedding_size. Tokens beyond that offset in a span
+# are not predicted.
 SPAN_PLACES = 20
 SPAN_PLACE_WIDTH = 200
 
@@ -35,15 +35,15 @@ class MaskedLanguageModel(nnx.Module):
         self.runtime = runtime
 
     def __call__(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V D"]) -> Float[Array, "B M V"]:
-        """float32 logits, by the token table where the output is tied to it; those of padding entries are -inf, so
-        that no gradient reaches them."""
+        """float32 logits, by the token table where model.tied_output is set. Those of padding entries are -inf, so that
+        no gradient reaches them."""
         rows = self.norm(activation(self.config.activation)(self.transform(vectors)))
         table = tokens if self.config.tied_output else self.output.table[...]
         return vocabulary_logits(rows, table, self.bias[...], self.config.vocab_size, self.runtime)
 
 
 class LanguageModel(nnx.Module):
-    """The output matrix over hidden states as they are (Radford et al. 2018, equation 2): left to right."""
+    """The output matrix applied directly to hidden states of a causal model (Radford et al. 2018, equation 2)."""
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         if not config.tied_output:
@@ -58,10 +58,10 @@ class LanguageModel(nnx.Module):
 
 
 class SpanBoundary(nnx.Module):
-    """Masked tokens from the vectors of the slots before and behind their span, and their place in it.
+    """Masked tokens from the hidden states on both sides of their span, and from their offset in it.
 
-    Two layers of dense, activation and norm over [left; right; place], then the output matrix, as for masked tokens
-    (Joshi et al. 2020, section 3.2), and a bias for each token (SpanBERT's code).
+    Two layers of dense, activation and norm over [left; right; offset], then the output matrix of masked tokens (Joshi
+    et al. 2020, section 3.2), and a bias for each token (SpanBERT's code).
 
     position/table [20,200], first/kernel [2D+200,D], first_norm, second/kernel [D,D], second_norm, bias [V]
     """
@@ -86,8 +86,8 @@ class SpanBoundary(nnx.Module):
         offsets: Int[Array, "B M"],
         table: Float[Array, "V D"],
     ) -> Float[Array, "B M V"]:
-        """float32 logits by the output matrix. offsets are places in the span from 1; those past the last place are
-        read as the last."""
+        """float32 logits by the output matrix. Offsets in the span count from 1; those past the last embedding use the
+        last."""
         places = rows_by_matmul(self.position.table[...], jnp.clip(offsets - 1, 0, SPAN_PLACES - 1))
         joined = jnp.concatenate([left, right, places.astype(left.dtype)], axis=-1)
         function = activation(self.config.activation)
@@ -103,7 +103,7 @@ def vocabulary_logits(
     vocab_size: int,
     runtime: Runtime,
 ) -> Float[Array, "B M V"]:
-    """float32 products of vectors and the output matrix, -inf for the vocabulary's padding."""
+    """float32 products of the vectors and the output matrix; -inf for the padding of the vocabulary."""
     # Matrices, for the reason that Operations.dense gives: the gradient of the table is the largest matmul of all.
     rows = vectors.reshape(-1, table.shape[1])
     logits = jnp.einsum(

@@ -149,7 +149,7 @@ def einsum_attention(
         scores += bias
     scores = jnp.where(visible, scores, MASKED_SCORE)
     probabilities = softmax_narrow(scores) if value.dtype == jnp.bfloat16 else jax.nn.softmax(scores, axis=-1)
-    dropped = dropout(probabilities, dropout_rate, seeds, slot_axes=2).astype(value.dtype)
+    dropped = dropout(probabilities, dropout_rate, seeds, position_axes=2).astype(value.dtype)
     return jnp.einsum("bnqk,bknh->bqnh", dropped, value, precision=precision), probabilities
 
 

@@ -1,4 +1,4 @@
-"""Attention by the splash kernel for TPUs, which never has the scores in memory (jax.experimental.pallas)."""
+"""Attention by the splash kernel for TPUs, which never stores the scores (jax.experimental.pallas)."""
 
 import functools
 import math
@@ -10,9 +10,9 @@ from jaxtyping import Array, Float, Int
 
 from bert_jax.model.placement import Placement
 
-LANES = 128  # the kernel takes slots by multiples of these
+LANES = 128  # the kernel takes multiples of this number of positions
 _LARGEST_BLOCK = 512
-HEAD_MULTIPLE = 8  # of these widths of heads 8 to 192 were compiled, for TPU v4 to v6e
+HEAD_MULTIPLE = 8  # head widths from 8 to 192 were compiled for TPU v4 to v6e
 
 
 def splash_attention(
@@ -26,38 +26,39 @@ def splash_attention(
     placement: Placement,
     interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
-    """einsum_attention without dropout, for any T. A window of 0 is none; blocks outside of it are left out.
+    """einsum_attention without dropout, for any T. A window of 0 means none; blocks outside the window are skipped.
 
-    XLA cannot cut the kernel over devices: the placement gives each its share of the rows and of the heads. `interpret`
-    runs it on any platform, slowly, for tests.
+    XLA cannot partition the kernel, so the placement gives each device its shard of the rows and heads. `interpret`
+    runs the kernel on any platform, slowly, for tests.
     """
-    slots = query.shape[1]
-    missing = -slots % LANES
+    length = query.shape[1]
+    missing = -length % LANES
     query = query * (1.0 / math.sqrt(query.shape[-1]))
     padded = [jnp.pad(part, ((0, 0), (0, missing), (0, 0), (0, 0))) for part in (query, key, value)]
-    # No sequence has the id -1: what fills the row up sees itself alone.
+    # No sequence has the id -1, so the filler sees only itself.
     sequences = jnp.pad(sequence_ids, ((0, 0), (0, missing)), constant_values=-1)
     attend: Any = functools.partial(_attend, window=window, causal=causal, interpret=interpret)
     cut = placement.shard_kernel(attend, ("heads", "heads", "heads", "sequence_ids"))
-    return cut(*padded, sequences)[:, :slots]
+    return cut(*padded, sequences)[:, :length]
 
 
 def _attend(
     query: Array, key: Array, value: Array, sequences: Array, *, window: int, causal: bool, interpret: bool
 ) -> Array:
-    # Only here, for it takes a second to import.
+    # Imported here, since the import takes a second.
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
     from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 
-    slots, heads = query.shape[1:3]
-    shape = (slots, slots)
+    length, heads = query.shape[1:3]
+    shape = (length, length)
     mask: Any
     if window:
         mask = masks.LocalMask(shape, (window, 0 if causal else window), 0)
     else:
         mask = masks.CausalMask(shape) if causal else masks.FullMask(shape)
-    block = next(size for size in range(_LARGEST_BLOCK, 0, -LANES) if slots % size == 0)
-    fused = block == slots  # five products in the backward pass, not seven; of more blocks it would keep a sum each
+    block = next(size for size in range(_LARGEST_BLOCK, 0, -LANES) if length % size == 0)
+    # With one block the fused backward pass needs five matmuls instead of seven; with more it stores a sum for each.
+    fused = block == length
     sizes = kernels.BlockSizes(
         block_q=block,
         block_kv=block,
