@@ -57,7 +57,13 @@ def check_types(checked: Any = None, *, typechecker: Any = None, by_shape: Any =
     if checked is None:
         return functools.partial(check_types, typechecker=typechecker)
     if inspect.isfunction(checked) and not any(map(names_arrays, checked.__annotations__.values())):
-        return beartype(checked)
+        by_type = beartype(checked)
+
+        @functools.wraps(checked)
+        def call(*arguments: Any, **named: Any) -> Any:
+            return (checked if jaxtyping.config.jaxtyping_disable else by_type)(*arguments, **named)
+
+        return call
     return by_shape(checked, typechecker=typechecker)
 
 
