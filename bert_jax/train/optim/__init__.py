@@ -1,16 +1,17 @@
-"""Optimizers: the direction from the gradients, the learning rate from the step, and the average of the parameters.
+"""Optimizers, learning-rate schedules and the moving average of the parameters.
 
-  chains      the Optax chain that a configuration names, from gradients to the direction of descent, without a rate
+  chains      the Optax chain for optimizer.name, from gradients to an unscaled update direction
   adam        Adam's moments, with and without bias correction
-  trust       updates scaled by their tensor: LAMB, StableAdamW
+  trust       updates scaled by per-tensor norms: LAMB, StableAdamW
   muon        orthogonalized momentum
-  tensors     which axes of an array count tensors (layers; queries, keys, values) and which belong to a tensor
-  factors     the factor of the learning rate and the weight decay of each parameter
-  schedules   the learning rate: a function of the step and of the fraction of the run that is done (law 4)
+  tensors     which axes of an array index its tensors (layers; queries, keys, values)
+  factors     the learning-rate factor and the weight decay of each parameter
+  schedules   the learning rate as a function of the step and of the completed fraction of the run
   updates     the update of the parameters along the direction
   averages    the moving average of the parameters
 
-Everything is a function of arrays, so it runs on any mesh: XLA reduces what is sharded over devices.
+Every function is a pure function of arrays and therefore works on any mesh: XLA inserts the
+reductions over sharded axes.
 """
 
 from bert_jax.train.optim.averages import first_average, next_average

@@ -1,4 +1,4 @@
-"""Adam's moments (Kingma and Ba 2015, algorithm 1), with and without the correction of their bias."""
+"""Adam's update direction (Kingma and Ba 2015, algorithm 1), with and without bias correction."""
 
 from typing import Any
 
@@ -10,12 +10,14 @@ from bert_jax.config import OptimizerConfig
 
 
 def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
-    """The mean of gradients over the root of the mean of their squares, by config.beta1, beta2 and epsilon.
+    """Returns the transformation from gradients to Adam's direction: first moment / (sqrt(second moment) + epsilon).
 
-    Without config.bias_correction both means begin at zero and stay as they are, as in google-research/bert,
-    optimization.py, AdamWeightDecayOptimizer: step t is then (1 - beta1^t) / sqrt(1 - beta2^t) times as long, with 0.9
-    and 0.999 three to seven times in the first hundred steps (Zhang et al. 2021, section 4, on what that does to
-    fine-tuning). The state is optax.ScaleByAdamState either way.
+    The settings are config.beta1, config.beta2 and config.epsilon. Without config.bias_correction
+    the moments, which start at zero, are used uncorrected, as in google-research/bert,
+    optimization.py, AdamWeightDecayOptimizer. Step t is then (1 - beta1^t) / sqrt(1 - beta2^t)
+    times as long: with beta1=0.9 and beta2=0.999, three to seven times in the first hundred steps.
+    Zhang et al. 2021, section 4, describe the effect on fine-tuning. The state is
+    optax.ScaleByAdamState in both cases.
     """
     corrected = optax.scale_by_adam(b1=config.beta1, b2=config.beta2, eps=config.epsilon)
     if config.bias_correction:
@@ -31,5 +33,5 @@ def scale_by_adam(config: OptimizerConfig) -> optax.GradientTransformation:
 
 
 def corrected_square(config: OptimizerConfig, state: optax.ScaleByAdamState) -> Any:
-    """The mean of squares that the last direction was divided by the root of."""
+    """Returns the second moment whose square root divided the most recent direction."""
     return optax.tree.bias_correction(state.nu, config.beta2, state.count) if config.bias_correction else state.nu

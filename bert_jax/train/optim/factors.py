@@ -1,4 +1,4 @@
-"""What each parameter has of its own: a factor of the learning rate, and a weight decay. Both by the rules of paths."""
+"""Learning-rate factors and weight decays of single parameters, both chosen by rules over parameter paths."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -16,15 +16,17 @@ from bert_jax.train import rules
 def rate_factors(
     config: OptimizerConfig, params: dict[str, Any], trainable: dict[str, Any] | None = None
 ) -> dict[str, Any] | None:
-    """The factor of the rate of each parameter, as rules.per_layer gives; 0 freezes, None is 1 for all.
+    """Returns the learning-rate factor of each parameter, in the form of rules.per_layer, or None if all are 1.
 
-    The product of trainable (rules.trainable), of config.rates and of config.layer_decay: from the top down each layer
-    has layer_decay times the rate of the one above it, the embeddings that of the first layer times it once more, and
-    what stands on the encoder has the whole rate (Howard and Ruder 2018, section 3.2; Clark et al. 2020, appendix B).
-    params may be abstract. Raises UserError for what rules.parse refuses, or a layer_decay outside (0, 1].
+    A factor of 0 freezes its parameter. The factor is the product of trainable (rules.trainable),
+    config.rates and config.layer_decay. With layer decay, each layer learns at layer_decay times
+    the rate of the layer above it, the embeddings at layer_decay times the rate of the first layer,
+    and the heads at the full rate (Howard and Ruder 2018, section 3.2; Clark et al. 2020,
+    appendix B). params may be abstract. Raises UserError for rules that rules.parse rejects and for
+    a layer_decay outside (0, 1].
     """
     if not 0.0 < config.layer_decay <= 1.0:
-        raise UserError(f"optimizer.layer_decay is {config.layer_decay}; use 1 (none), or a number between 0 and 1")
+        raise UserError(f"optimizer.layer_decay is {config.layer_decay}; use 1 (no decay) or a number between 0 and 1")
     trees = [] if trainable is None else [trainable]
     if config.layer_decay != 1.0:
         decay = config.layer_decay
@@ -39,23 +41,27 @@ def rate_factors(
 
 @dataclass(frozen=True, eq=False)
 class Unfreezing:
-    """Gradual unfreezing: what has a stage of rules.stages begins to learn after that many times `every` steps."""
+    """Gradual unfreezing: a parameter of stage s (rules.stages) is trained from step s * every on.
+
+    Raises ValueError if `every` is below 1.
+    """
 
     stages: dict[str, Any]
     every: int
 
     def __post_init__(self) -> None:
         if self.every < 1:
-            raise ValueError(f"unfreezing takes a number of steps from one layer to the next, not {self.every}")
+            raise ValueError(f"the number of steps between unfrozen layers is {self.every}; use 1 or more")
 
 
 def factors_at(
     factors: dict[str, Any] | None, unfreezing: Unfreezing | None, step: Int[Array, ""]
 ) -> dict[str, Any] | None:
-    """The factors of the rate at a step, 0 for what does not learn yet.
+    """Returns the learning-rate factors at a step; they are 0 for parameters that are still frozen.
 
-    What does not learn yet has gradients and moments like all else, only no update: moments that began at zero when it
-    was unfrozen, beside a count of steps that did not, would make its first steps three times as long.
+    A parameter that is still frozen has gradients and moments like any other and only lacks its
+    update. If its moments started at zero when it is unfrozen, while the step count for the bias
+    correction is already large, its first steps would be about three times too long.
     """
     if unfreezing is None:
         return factors
@@ -67,11 +73,11 @@ def factors_at(
 
 
 def decays(config: OptimizerConfig, params: dict[str, Any]) -> dict[str, Any]:
-    """The weight decay of each parameter, as rules.per_layer gives.
+    """Returns the weight decay of each parameter, in the form of rules.per_layer.
 
-    By config.decays where one of its rules matches; else config.weight_decay, and none of biases and norms.
-
-    params may be abstract. Raises UserError for what rules.parse refuses.
+    The first matching rule of config.decays decides. Where none matches, biases and normalization
+    parameters have no decay and all other parameters have config.weight_decay. params may be
+    abstract. Raises UserError for rules that rules.parse rejects.
     """
     given = rules.parse(config.decays, "optimizer.decays", params)
     none = tuple((pattern, 0.0) for pattern in rules.BIASES_AND_NORMS)
@@ -79,7 +85,7 @@ def decays(config: OptimizerConfig, params: dict[str, Any]) -> dict[str, Any]:
 
 
 def without_frozen(gradients: dict[str, Any], factors: dict[str, Any] | None) -> dict[str, Any]:
-    """The gradients, zero where the factor of the rate is: the norm that is clipped is of what learns."""
+    """Sets the gradients of frozen parameters (factor 0) to zero, so that clipping ignores them in the global norm."""
     if factors is None:
         return gradients
 

@@ -1,4 +1,4 @@
-"""Muon: momentum, each matrix of it made orthogonal (Jordan 2024, https://kellerjordan.github.io/posts/muon)."""
+"""Muon: momentum whose matrices are orthogonalized (Jordan 2024, https://kellerjordan.github.io/posts/muon)."""
 
 import math
 from typing import Any, NamedTuple
@@ -10,26 +10,33 @@ from jaxtyping import Array, Float
 
 from bert_jax.train.optim.tensors import Matrices, hidden_matrices, map_by_path
 
-# Jordan 2024, "Newton-Schulz": a quintic whose slope at 0 is as steep as it goes, and five steps of it.
+# Jordan 2024, section "Newton-Schulz": a quintic with coefficients that maximize its slope at 0, iterated five times.
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)
 STEPS = 5
 SMALLEST_NORM = 1e-7
-# Liu et al. 2025 (Moonlight), section 2.2, equation 4: the root mean square of an update is then about AdamW's.
+# Liu et al. 2025 (Moonlight), section 2.2, equation 4: matches the root mean square of AdamW's updates.
 UPDATE_SCALE = 0.2
 
 
 class MuonState(NamedTuple):
-    mu: Any  # running means of gradients
+    """The optimizer state: mu holds the exponential moving averages of the gradients."""
+
+    mu: Any
 
 
 def scale_by_muon(momentum: float) -> optax.GradientTransformation:
-    """Of arrays that are hidden matrices (tensors.hidden_matrices): the orthogonal part of their Nesterov momentum.
+    """Returns the transformation that orthogonalizes the Nesterov momentum of hidden matrices.
 
-    Each matrix [in, out] is times 0.2 sqrt(max(in, out)) (Liu et al. 2025), so that one learning rate, warmup and
-    weight decay serve it and what AdamW updates beside it; Jordan's own factor, sqrt(max(1, out / in)), wants a rate
-    of its own. Equal to torch.optim.Muon with adjust_lr_fn="match_rms_adamw" on each matrix, but that this one
-    computes in float32 (in bfloat16 passes where that is the platform's default). optax.contrib.muon corrects the bias
-    of the two terms of the momentum, so its first steps are others.
+    Every array must consist of hidden matrices (tensors.hidden_matrices); otherwise the update
+    raises ValueError. Each update [in, out] is multiplied by 0.2 sqrt(max(in, out)) (Liu et al.
+    2025), so that one learning rate, warmup and weight decay suit both these matrices and the
+    parameters that AdamW updates. Jordan's factor, sqrt(max(1, out / in)), requires a separate
+    learning rate.
+
+    The result equals that of torch.optim.Muon with adjust_lr_fn="match_rms_adamw" on each matrix,
+    except that this implementation computes in float32 (in bfloat16 passes where that is the
+    platform's default). optax.contrib.muon differs in its first steps because it corrects the bias
+    of both terms of the momentum.
     """
 
     def init(params: Any) -> MuonState:
@@ -44,13 +51,13 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
 
 
 def orthogonalize(matrices: Float[Array, "... R C"]) -> Float[Array, "... R C"]:
-    """U V^T of each matrix U S V^T, roughly: all but its small singular values become 0.68 to 1.16 (Jordan 2024).
+    """Approximates U V^T for each matrix U S V^T: singular values become 0.68 to 1.16 (Jordan 2024).
 
-    Those below a two-hundredth of the Frobenius norm stay smaller; a matrix of zeros stays as it is.
+    Singular values below 1/200 of the Frobenius norm stay smaller, and a zero matrix stays zero.
     """
     first, third, fifth = COEFFICIENTS
     wide = matrices.shape[-2] <= matrices.shape[-1]
-    x = matrices if wide else matrices.mT  # the smaller Gram matrix
+    x = matrices if wide else matrices.mT  # gives the smaller Gram matrix
     norm = jnp.sqrt(jnp.square(x).sum(axis=(-2, -1), keepdims=True))
     x = x / jnp.maximum(norm, SMALLEST_NORM)
     for _ in range(STEPS):
@@ -62,11 +69,11 @@ def orthogonalize(matrices: Float[Array, "... R C"]) -> Float[Array, "... R C"]:
 def _orthogonal_update(path: str, momentum: Array) -> Array:
     axes = hidden_matrices(path, momentum.ndim)
     if axes is None:
-        raise ValueError(f"{path} is no hidden matrix: Muon does not update it")
+        raise ValueError(f"{path} is not a hidden matrix; Muon updates only attention and feed-forward kernels")
     rows, columns = (math.prod(momentum.shape[axis] for axis in group) for group in (axes.inputs, axes.outputs))
     order = _order(axes)
-    apart = momentum.transpose(order)
-    update = orthogonalize(apart.reshape(-1, rows, columns)).reshape(apart.shape)
+    stacked = momentum.transpose(order)  # the axes that count matrices come first
+    update = orthogonalize(stacked.reshape(-1, rows, columns)).reshape(stacked.shape)
     return UPDATE_SCALE * math.sqrt(max(rows, columns)) * update.transpose(_inverse(order))
 
 

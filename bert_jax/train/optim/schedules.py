@@ -1,6 +1,7 @@
-"""The learning rate: a function of the step and of the share of the run that is done.
+"""Learning-rate schedules as functions of the step and of the completed fraction of the run.
 
-So a run that is measured in minutes and one that is measured in steps go through the same code (law 4).
+Because a schedule depends on the fraction, runs limited by minutes and runs limited by steps share
+the same code.
 """
 
 from collections.abc import Callable
@@ -15,22 +16,31 @@ from bert_jax.config import OptimizerConfig
 def learning_rate(
     config: OptimizerConfig, step: Int[Array, ""], fraction: Float[Array, ""], peak: Float[Array, ""] | None = None
 ) -> Float[Array, ""]:
-    """The peak times the smaller of a ramp and a schedule, which ends at config.final_share of the peak.
+    """Returns the learning rate of a step: the peak times the smaller of a warmup ramp and a decaying schedule.
 
-    The peak is config.learning_rate unless one is given.
-    With warmup_steps the ramp is (step + 1) / warmup_steps and the schedule runs from the run's beginning, as in
-    google-research/bert, optimization.py. That one replaces the first steps by the ramp, which begins with a step at
-    rate 0; the smaller of the two leaves no jump at the ramp's end, and this ramp begins a step further on. With
-    warmup_share the ramp takes that share of the run, and the schedule runs over what is left, as in fairseq
+    step is the number of completed steps, and fraction the completed fraction of the run, from 0
+    to 1. The peak is config.learning_rate unless `peak` is given. The schedule ends at
+    config.final_share of the peak.
+
+    With warmup_steps, the ramp is (step + 1) / warmup_steps and the schedule starts with the run,
+    as in google-research/bert, optimization.py. Two details differ from that file, which replaces
+    the schedule by the ramp during warmup and whose first step has rate 0: taking the minimum
+    avoids a jump at the end of the ramp, and this ramp is one step ahead. With warmup_share, the
+    ramp takes that share of the run and the schedule runs over the rest, as in fairseq
     (polynomial_decay) and transformers (get_linear_schedule_with_warmup).
 
-    linear    1 - x, x the share of the schedule that is done
-    cosine    (1 + cos(pi x)) / 2 (Loshchilov and Hutter 2017, equation 5, without restarts)
-    wsd       1 until the last decay_share of the run, then 1 - sqrt(x), x the share of that which is done (Hu et al.
-              2024, section 4; the fall as of Haegele et al. 2024, section 3)
-    constant  1
-    inverse_sqrt  sqrt(w / s) after s steps, w of them of warmup, or after so many shares of the run (Vaswani et al.
-              2017, section 5.3, whose peak is (d_model w)^-0.5): it depends on no end, and falls towards final_share
+    The schedules, where x is the completed share of the schedule:
+
+      linear        1 - x
+      cosine        (1 + cos(pi x)) / 2 (Loshchilov and Hutter 2017, equation 5, without restarts)
+      wsd           1 until the last decay_share of the run, then 1 - sqrt(x), where x is the
+                    completed share of that last part (Hu et al. 2024, section 4; decay shape of
+                    Haegele et al. 2024, section 3). Warmup does not shift the decay.
+      constant      1
+      inverse_sqrt  sqrt(w / s) after s steps with w warmup steps, or the same with shares of the
+                    run for warmup_share (Vaswani et al. 2017, section 5.3, whose peak is
+                    (d_model w)^-0.5). With warmup_steps it does not depend on the length of the
+                    run. It decays towards final_share.
     """
     if config.warmup_share > 0:
         ramp = fraction / config.warmup_share
@@ -48,7 +58,8 @@ def learning_rate(
 
 INVERSE_SQRT = "inverse_sqrt"
 
-# From 1 down to 0, by the share of the schedule that is done; inverse_sqrt by how often the warmup has gone by.
+# Each shape maps the completed share of the schedule to a level from 1 down to 0. The argument of inverse_sqrt is
+# instead the elapsed time in units of the warmup.
 SHAPES: dict[str, Callable[[Float[Array, ""]], Float[Array, ""]]] = {
     "linear": lambda done: 1.0 - done,
     "cosine": lambda done: 0.5 * (1.0 + jnp.cos(jnp.pi * done)),
@@ -59,14 +70,14 @@ SHAPES: dict[str, Callable[[Float[Array, ""]], Float[Array, ""]]] = {
 
 
 def check_schedule(config: OptimizerConfig) -> None:
-    """Raises UserError for a schedule that there is not, or a number out of its range."""
+    """Raises UserError for an unknown schedule, a value outside its range, or conflicting warmup settings."""
     if config.schedule not in SHAPES:
-        raise UserError(f"optimizer.schedule is {config.schedule!r}; use {', '.join(SHAPES)}")
+        raise UserError(f"unknown optimizer.schedule {config.schedule!r}; choose from {', '.join(SHAPES)}")
     ranges = (
         ("learning_rate", config.learning_rate >= 0, "0 or more"),
         ("warmup_steps", config.warmup_steps >= 0, "0 or more"),
-        ("warmup_share", 0 <= config.warmup_share < 1, "0 or a share below 1, as 0.06"),
-        ("decay_share", 0 < config.decay_share <= 1, "a share over 0 and up to 1, as 0.1"),
+        ("warmup_share", 0 <= config.warmup_share < 1, "0 or a share below 1, such as 0.06"),
+        ("decay_share", 0 < config.decay_share <= 1, "a share above 0 and up to 1, such as 0.1"),
         ("final_share", 0 <= config.final_share <= 1, "a share from 0 to 1"),
     )
     for name, fits, wanted in ranges:
@@ -74,11 +85,11 @@ def check_schedule(config: OptimizerConfig) -> None:
             raise UserError(f"optimizer.{name} is {getattr(config, name)}; use {wanted}")
     if config.schedule == INVERSE_SQRT and config.warmup_share <= 0 and config.warmup_steps <= 0:
         raise UserError(
-            "optimizer.schedule=inverse_sqrt falls by how often the warmup has gone by, and there is none; set "
-            "--config.optimizer.warmup_steps, or warmup_share"
+            "optimizer.schedule=inverse_sqrt decays relative to the length of the warmup, but no warmup is configured; "
+            "set --config.optimizer.warmup_steps or --config.optimizer.warmup_share"
         )
     if config.warmup_share > 0 and config.warmup_steps > 0:
         raise UserError(
-            f"optimizer.warmup_steps is {config.warmup_steps} and optimizer.warmup_share {config.warmup_share}; "
-            "give one of them and set the other to 0"
+            f"optimizer.warmup_steps is {config.warmup_steps} and optimizer.warmup_share is {config.warmup_share}; "
+            "only one of them can be used, so set the other to 0"
         )

@@ -1,8 +1,9 @@
-"""Which axes of an array count the tensors that papers speak of, and which are a tensor's own.
+"""Distinguishes the axes of an array that index separate tensors from the axes within one tensor.
 
-A layer's parameters are slices of a stack [L, ...]; queries, keys and values are one array [.., 3, N, H], and so are
-the two halves of a gated feed-forward [.., 2, F]. An optimizer that takes a norm of a tensor, or orthogonalizes a
-matrix, means each of them for itself, so that its updates are those of a model with a module for each.
+The parameters of all layers are stacked in arrays [L, ...]; queries, keys and values share one
+array [.., 3, N, H], and so do the two halves of a gated feed-forward [.., 2, F]. Optimizers that
+take the norm of a tensor or orthogonalize a matrix treat each of these tensors separately, so that
+their updates equal those of a model with a module per tensor.
 """
 
 import re
@@ -13,7 +14,8 @@ import jax
 
 from bert_jax.train import rules
 
-# Of one layer, without the leading axis: the axis of parts (or none), the axes into the matrix and out of it.
+# For one layer, without the leading layer axis: a path pattern, the number of axes, and then the axis that indexes
+# fused parts (or None), the input axes and the output axes of the matrix.
 _MATRICES: tuple[tuple[str, int, tuple[int | None, tuple[int, ...], tuple[int, ...]]], ...] = (
     (r"attention/qkv/kernel$", 4, (1, (0,), (2, 3))),  # [D, 3, N, H]
     (r"attention/output/kernel$", 3, (None, (0, 1), (2,))),  # [N, H, D]
@@ -25,7 +27,7 @@ _PARTS_OF_BIASES = ((r"attention/qkv/bias$", 3), (r"feed_forward/input/bias$", 2
 
 
 class Matrices(NamedTuple):
-    """An array as matrices: the axes that count them, those into each and those out of it."""
+    """How an array is read as a batch of matrices: the axes that index them, their input and their output axes."""
 
     parts: tuple[int, ...]
     inputs: tuple[int, ...]
@@ -33,7 +35,7 @@ class Matrices(NamedTuple):
 
 
 def hidden_matrices(path: str, ndim: int) -> Matrices | None:
-    """How a kernel of the encoder's attention or feed-forward lies in its array; None for any other parameter."""
+    """Returns the matrix layout of an encoder attention or feed-forward kernel, or None for any other parameter."""
     if rules.stack_of(path) is None:
         return None
     for pattern, axes, (part, inputs, outputs) in _MATRICES:
@@ -44,7 +46,7 @@ def hidden_matrices(path: str, ndim: int) -> Matrices | None:
 
 
 def own_axes(path: str, ndim: int) -> tuple[int, ...]:
-    """The axes of an array that are a tensor's own: a norm over them is one of each tensor."""
+    """Returns the axes within one tensor; a norm over them gives one value for each tensor of the array."""
     parts = set() if rules.stack_of(path) is None else {0}
     if matrices := hidden_matrices(path, ndim):
         parts = set(matrices.parts)
@@ -54,7 +56,7 @@ def own_axes(path: str, ndim: int) -> tuple[int, ...]:
 
 
 def map_by_path(function: Callable[..., Any], tree: Any, *others: Any) -> Any:
-    """jax.tree.map of function(path, leaf, ...), a path being as in bert_jax.model.paths."""
+    """Maps function(path, leaf, *other_leaves) over trees; paths are written as in bert_jax.model.paths."""
 
     def with_path(keys: Any, *leaves: Any) -> Any:
         return function(jax.tree_util.keystr(keys, simple=True, separator="/"), *leaves)

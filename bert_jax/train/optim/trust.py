@@ -1,4 +1,4 @@
-"""Updates measured by their tensor: LAMB's trust ratio, and the clipping of StableAdamW."""
+"""Updates rescaled per tensor: LAMB's trust ratio and StableAdamW's update clipping."""
 
 import re
 from typing import Any
@@ -14,12 +14,13 @@ from bert_jax.train.optim.tensors import map_by_path, own_axes
 
 
 def scale_by_trust_ratio() -> optax.GradientTransformation:
-    """Each tensor's update as long as the tensor is: times |parameter| / |update| (You et al. 2020, algorithm 2).
+    """Multiplies each tensor's update by |parameter| / |update| (You et al. 2020, algorithm 2, with phi the identity).
 
-    A norm is one of a tensor of one layer; of queries, keys and values each; of a gate and what it gates each. phi is
-    the identity. Biases and norms keep their update, as in google-research/albert, lamb_optimizer.py
-    (exclude_from_layer_adaptation); so does a tensor whose norm, or whose update's, is 0. On one matrix equal to
-    optax.scale_by_trust_ratio, which takes one norm of a stack, and of biases too.
+    Norms are taken separately for each layer, for queries, keys and values, and for the two halves
+    of a gated feed-forward. Updates of biases and normalization parameters are unchanged, as in
+    google-research/albert, lamb_optimizer.py (exclude_from_layer_adaptation), and so are those of
+    tensors whose parameter or update norm is 0. For a single matrix the result equals that of
+    optax.scale_by_trust_ratio, which takes one norm of a whole stack and also scales biases.
     """
 
     def scale(path: str, update: Array, param: Array) -> Array:
@@ -34,11 +35,12 @@ def scale_by_trust_ratio() -> optax.GradientTransformation:
 
 
 def scale_by_stable_adam(config: OptimizerConfig, decays: dict[str, Any]) -> optax.GradientTransformation:
-    """StableAdamW: Adam's step and the weight decay, divided by max(1, RMS) (Wortsman et al. 2023, algorithm 2).
+    """Returns StableAdamW: Adam's step plus weight decay, divided by max(1, RMS) (Wortsman et al. 2023, algorithm 2).
 
-    RMS is the root of the mean of g^2 / max(u, epsilon^2) over a tensor (of one layer; queries, keys and values apart),
-    u the mean of squares: over 1 where gradients are larger than their past says, as before a spike of the loss. It
-    takes the place of clipping the gradients' norm. The state is optax.ScaleByAdamState.
+    RMS is the root mean square of g / max(sqrt(u), epsilon) over one tensor of one layer (queries,
+    keys and values separately), where u is the second moment. It exceeds 1 when gradients are
+    larger than their history predicts, as happens before a loss spike. This replaces clipping by
+    the gradient norm. The state is optax.ScaleByAdamState.
     """
     adam = scale_by_adam(config)
 

@@ -1,4 +1,4 @@
-"""Parameters moved along a direction, each by a factor of its own."""
+"""Applies an update direction to the parameters, with a learning-rate factor for each parameter."""
 
 from typing import Any
 
@@ -9,9 +9,10 @@ from jaxtyping import Array, Float
 def apply_updates(
     params: dict[str, Any], direction: dict[str, Any], rate: Float[Array, ""], factors: dict[str, Any] | None
 ) -> dict[str, Any]:
-    """params - rate * factor * direction, a frozen parameter (factor 0) staying bit for bit as it is.
+    """Returns params - rate * factor * direction; a frozen parameter (factor 0) stays bitwise identical.
 
-    factors are numbers, or arrays that broadcast ([L, 1, ...] on stacked layers); None: 1 for all.
+    factors holds numbers, or arrays [L, 1, ...] for stacked layers; None means a factor of 1 for
+    every parameter.
     """
     if factors is None:
         return jax.tree.map(lambda value, change: value - rate * change, params, direction)
