@@ -1,3 +1,5 @@
+"""Tests the loss functions against scipy, torch (golden arrays) and computations by hand."""
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -27,14 +29,14 @@ def test_classification_sums_against_scipy():
     assert correct == ((logits.argmax(-1) == labels) * weights).sum()
 
 
-def test_label_zero_counts():
+def test_label_zero_contributes_to_the_loss():
     logits = jnp.array([[2.0, 0.0]])
     loss, correct = classification_sums(logits, jnp.array([0]), jnp.array([1.0]))
     assert loss > 0
     assert correct == 1
 
 
-def test_minus_infinity_logits_of_padding_entries_give_finite_gradients():
+def test_infinite_logits_of_padding_classes_give_finite_gradients():
     logits = jnp.array([[1.0, 2.0, -jnp.inf]])
     gradient = jax.grad(lambda x: classification_sums(x, jnp.array([0]), jnp.array([1.0]))[0])(logits)
     assert np.isfinite(gradient).all()
@@ -50,7 +52,7 @@ def test_terms_are_divided_by_their_own_counts_and_added():
     np.testing.assert_allclose(metrics["mlm_accuracy"], 1 / 3, rtol=1e-6)
 
 
-def test_a_term_without_a_single_item_adds_nothing_and_is_not_a_number():
+def test_term_without_items_adds_nothing_and_its_mean_is_nan():
     terms, counts = {"mlm": Term(jnp.float32(0), {})}, {"mlm": jnp.float32(0)}
     assert total_loss(terms, counts) == 0
     assert np.isnan(means(terms, counts)["mlm_loss"])
@@ -65,7 +67,7 @@ def test_binary_sums_against_scipy():
     assert correct == (((logits >= 0) == labels) * weights).sum()
 
 
-def test_choices_that_are_not_there_cannot_be_chosen():
+def test_absent_choices_are_never_predicted():
     scores = np.array([[1.0, 5.0, 2.0], [0.5, 0.1, 9.0]], np.float32)
     present = np.array([[1, 1, 1], [1, 1, 0]], bool)
     loss, correct = choice_sums(jnp.array(scores), jnp.array(present), jnp.array([1, 0]), jnp.ones(2))
@@ -73,7 +75,7 @@ def test_choices_that_are_not_there_cannot_be_chosen():
     assert correct == 2
 
 
-def test_answer_sums_by_hand_with_a_filler_row():
+def test_answer_sums_match_hand_computation_with_a_padding_row():
     random = np.random.default_rng(2)
     logits = random.normal(size=(3, 5, 2)).astype(np.float32)
     possible = np.array([[1, 1, 1, 1, 0], [0, 1, 1, 0, 0], [0] * 5], bool)
@@ -86,21 +88,21 @@ def test_answer_sums_by_hand_with_a_filler_row():
     second = -log_softmax(logits[1, 1:3, 0])[0] - log_softmax(logits[1, 1:3, 1])[1]
     loss, correct = sums(jnp.array(logits))
     np.testing.assert_allclose(loss, (first + second) / 2, rtol=1e-6)
-    guesses = [(logits[0, :4].argmax(0) == [1, 3]).all(), (logits[1, 1:3].argmax(0) == [0, 1]).all()]
-    assert correct == sum(guesses)
+    predictions = [(logits[0, :4].argmax(0) == [1, 3]).all(), (logits[1, 1:3].argmax(0) == [0, 1]).all()]
+    assert correct == sum(predictions)
     gradient = jax.grad(lambda logits: sums(logits)[0])(jnp.array(logits))
     assert np.isfinite(gradient).all()
     np.testing.assert_array_equal(gradient[~possible], 0)
 
 
-def test_the_squared_errors_of_token_scores():
+def test_squared_error_sum_of_token_scores():
     scores, targets = np.array([[1.0, 2.0], [0.0, 3.0]], np.float32), np.array([[0.0, 9.0], [0.5, 1.0]], np.float32)
     weights = np.array([[1.0, 0.0], [1.0, 1.0]], np.float32)
     assert squared_error_sum(*map(jnp.array, (scores, targets, weights))) == 1 + 0.25 + 4
 
 
 @pytest.mark.parametrize("name", ["plain", "weighed", "smoothed", "both"])
-def test_weights_of_classes_and_a_smoothed_truth_are_those_of_torch(name):
+def test_class_weights_and_label_smoothing_match_torch(name):
     golden = read_arrays("class_costs")
     costs = ClassCosts(
         weights=tuple(golden["class_weights"].tolist()) if name in ("weighed", "both") else (),
@@ -118,17 +120,17 @@ def test_weights_of_classes_and_a_smoothed_truth_are_those_of_torch(name):
     np.testing.assert_allclose(gradient, golden[f"{name}/gradient"], atol=1e-7, err_msg=REFRESH)
 
 
-def test_right_guesses_weigh_what_their_classes_do():
+def test_correct_predictions_are_weighted_by_class():
     logits, labels = jnp.eye(3), jnp.array([0, 1, 0])
     _, correct = classification_sums(logits, labels, jnp.ones(3), ClassCosts((0.25, 4.0, 1.0)))
     assert correct == 0.25 + 4.0
 
 
-def test_a_count_below_one_divides_all_the_same():
+def test_total_loss_divides_by_counts_below_one():
     assert total_loss({"task": Term(jnp.float32(0.5), {})}, {"task": jnp.float32(0.25)}) == 2
 
 
-def test_the_smoothed_choice_is_over_those_that_are_there():
+def test_smoothing_of_choices_is_over_present_choices():
     scores, present = jnp.array([[1.0, 5.0, 2.0], [0.5, 0.1, 9.0]]), jnp.array([[1, 1, 1], [1, 1, 0]], bool)
     labels, weights = jnp.array([1, 0]), jnp.array([1.0, 2.0])
 

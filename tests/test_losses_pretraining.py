@@ -1,4 +1,4 @@
-"""Pretraining's terms against a computation by hand, packed rows against separate ones."""
+"""Compares pretraining loss terms with computations by hand, and packed rows with separate rows."""
 
 import dataclasses
 import functools
@@ -41,9 +41,9 @@ LENGTHS = (9, 6, 8, 28)
 
 
 def batch(packed: bool) -> Batch:
-    """Four sequences in two rows, or in four, in arrays of one shape, so that one program serves both.
+    """Returns four sequences in two rows (packed) or in four; both have the same shapes and share one compiled program.
 
-    The last has a span longer than the span boundary head reaches.
+    The last sequence has a span longer than the span boundary head supports.
     """
     sequences = [random_sequence(length, 61, seed) for seed, length in enumerate(LENGTHS)]
     long = np.arange(3, 26)
@@ -71,7 +71,7 @@ def params_of(case: str) -> dict:
 
 @functools.cache
 def program(case: str, runtime: Runtime = Runtime()) -> Callable:  # noqa: B008
-    """Sums, counts, gradients of the loss, and hidden states of the text that the objective reads."""
+    """Returns the jitted function for terms, counts, gradients and the hidden states of the objective's input."""
     config, objective = CASES[case]
 
     @jax.jit
@@ -95,26 +95,25 @@ def compute(case: str, packed: bool) -> tuple[dict, dict, dict, jax.Array]:
 
 @pytest.mark.parametrize("case", ["span_boundary", "causal"])
 def test_packed_sequences_give_the_losses_and_gradients_of_separate_rows(case: str) -> None:
-    together, apart = compute(case, True), compute(case, False)
-    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-5), together[0], apart[0])
-    assert together[1] == apart[1]
-    for path, gradient in apart[2].items():
-        np.testing.assert_allclose(together[2][path], gradient, atol=2e-5, err_msg=path)
+    packed, separate = compute(case, True), compute(case, False)
+    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-5), packed[0], separate[0])
+    assert packed[1] == separate[1]
+    for path, gradient in separate[2].items():
+        np.testing.assert_allclose(packed[2][path], gradient, atol=2e-5, err_msg=path)
 
 
 def test_span_boundary_sums_by_hand() -> None:
     terms, counts, _, hidden = compute("span_boundary", True)
     hidden = np.asarray(hidden)
     flat, made = paths.flatten(params_of("span_boundary")), jax.tree.map(np.asarray, batch(True))
-    loss = right = 0.0
+    loss = correct = 0.0
     predictions = list(zip(*np.nonzero(made.masked_weights), strict=True))
-    reached = [place for place in predictions if made.span_offsets[place] <= 20]
-    assert len(reached) == len(predictions) - 3  # the long span's 23
+    reached = [prediction for prediction in predictions if made.span_offsets[prediction] <= 20]
+    assert len(reached) == len(predictions) - 3  # the long span has 23 predictions
     for row, number in reached:
-        left, right_slot, offset = (
-            field[row, number] for field in (made.span_left, made.span_right, made.span_offsets)
-        )
-        joined = [hidden[row, left], hidden[row, right_slot], flat["span_boundary_head/position/table"][offset - 1]]
+        boundaries = (made.span_left, made.span_right, made.span_offsets)
+        left, right, offset = (field[row, number] for field in boundaries)
+        joined = [hidden[row, left], hidden[row, right], flat["span_boundary_head/position/table"][offset - 1]]
         vector = np.concatenate(joined).astype(np.float64)
         for layer in ("first", "second"):
             vector = vector @ flat[f"span_boundary_head/{layer}/kernel"] + flat[f"span_boundary_head/{layer}/bias"]
@@ -124,9 +123,9 @@ def test_span_boundary_sums_by_hand() -> None:
             vector = vector * flat[f"{norm}/scale"] + flat[f"{norm}/bias"]
         logits = (flat["embeddings/token/table"] @ vector + flat["span_boundary_head/bias"])[:61]
         loss -= log_softmax(logits)[made.masked_ids[row, number]]
-        right += logits.argmax() == made.masked_ids[row, number]
+        correct += logits.argmax() == made.masked_ids[row, number]
     np.testing.assert_allclose(terms["sbo"].loss, loss, rtol=1e-4)
-    assert terms["sbo"].metrics["accuracy"] == right
+    assert terms["sbo"].metrics["accuracy"] == correct
     assert counts["sbo"] == len(reached)
     assert counts["mlm"] == len(predictions)
     np.testing.assert_allclose(
@@ -143,18 +142,19 @@ def test_causal_sums_by_hand(case: str) -> None:
     ids = made.input_ids.copy()
     for row, number in zip(*np.nonzero(made.masked_weights), strict=True):
         ids[row, made.masked_positions[row, number]] = made.masked_ids[row, number]
-    loss = right = 0.0
-    for row, slot in np.ndindex(2, 30):
-        if made.sequence_ids[row, slot] and made.sequence_ids[row, slot] == made.sequence_ids[row, slot + 1]:
-            logits = (table[:61] @ hidden[row, slot]).astype(np.float64)
-            loss -= log_softmax(logits)[ids[row, slot + 1]]
-            right += logits.argmax() == ids[row, slot + 1]
+    loss = correct = 0.0
+    for row, position in np.ndindex(2, 30):
+        sequence, following = made.sequence_ids[row, position : position + 2]
+        if sequence and sequence == following:
+            logits = (table[:61] @ hidden[row, position]).astype(np.float64)
+            loss -= log_softmax(logits)[ids[row, position + 1]]
+            correct += logits.argmax() == ids[row, position + 1]
     np.testing.assert_allclose(terms["lm"].loss, loss, rtol=1e-4)
-    assert terms["lm"].metrics["accuracy"] == right
+    assert terms["lm"].metrics["accuracy"] == correct
     assert counts["lm"] == sum(LENGTHS) - len(LENGTHS)
 
 
-def test_recomputed_logits_of_a_few_slots_at_a_time_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recomputing_logits_in_chunks_gives_equal_results(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(causal_lm, "POSITIONS_AT_ONCE", 8)  # of 30 positions
     terms, _, gradients, _ = program("causal", Runtime(remat="layer"))(params_of("causal"), batch(True))
     wanted = compute("causal", True)
@@ -163,11 +163,11 @@ def test_recomputed_logits_of_a_few_slots_at_a_time_give_the_same(monkeypatch: p
         np.testing.assert_allclose(gradients[path], gradient, atol=1e-5, err_msg=path)
 
 
-def test_a_filler_undoes_no_mask() -> None:
+def test_padding_predictions_leave_input_ids_unchanged() -> None:
     made = batch(True)
     np.testing.assert_array_equal(unmasked(made._replace(masked_weights=jnp.zeros((4, 24)))), made.input_ids)
 
 
-def test_span_boundaries_without_masks_of_spans_are_refused() -> None:
+def test_span_boundary_objective_without_span_masks_is_rejected() -> None:
     with pytest.raises(UserError, match="--mask_unit=span"):
         SPANS.counts(batch(True)._replace(span_offsets=None))

@@ -1,12 +1,14 @@
-"""Losses of the outputs of heads: weighted sums over everything that has a label.
+"""Loss functions for the outputs of the heads, computed as weighted sums over all labelled items.
 
-Logits are converted to float32, and a weight of 0 adds nothing. Losses are never means: the train step divides once,
-by a count over the whole global batch. `correct` is the weighted number of correct predictions; a tie between the
-label and another class counts as correct.
+Every function converts logits to float32, and an item with weight 0 contributes nothing. Losses
+are sums and not means, because the train step divides once, by a count over the whole global
+batch. Most functions return (loss, correct), where `correct` is the weighted number of correct
+predictions; a tie between the label and another class counts as correct.
 
-Classes may have weights and labels may be smoothed (ClassCosts). Losses, `correct` and denominators (ClassCosts.weigh)
-then include the class weights, so that their quotient equals torch.nn.functional.cross_entropy(weight=,
-label_smoothing=), whose mean divides by the weights of the labels.
+Classes can have weights and labels can be smoothed (ClassCosts). Losses, `correct` and
+denominators (ClassCosts.weigh) then include the class weights, so that their quotient equals
+torch.nn.functional.cross_entropy(weight=, label_smoothing=), whose mean divides by the weights of
+the labels.
 """
 
 from dataclasses import dataclass
@@ -17,7 +19,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from bert_jax.model.heads import CRF
 
-# The logit of what cannot be chosen. Finite, so that a filler row in which nothing can be is no NaN.
+# The logit of an item that cannot be chosen. It is finite so that a padding row, in which no item can be chosen, does
+# not produce NaN.
 IMPOSSIBLE = -1e30
 
 Scalar = Float[Array, ""]
@@ -25,18 +28,18 @@ Scalar = Float[Array, ""]
 
 @dataclass(frozen=True)
 class ClassCosts:
-    """How the cost of a class departs from its plain cross-entropy.
+    """Class weights and label smoothing of a cross-entropy loss.
 
-    weights    of the classes, in their order; empty: 1 each
-    smoothing  the truth is 1 - smoothing of its class and smoothing of the uniform distribution (Szegedy et al. 2016,
-               section 7)
+    weights    one weight for each class, in class order; empty means 1 for every class
+    smoothing  the target distribution is (1 - smoothing) * one-hot label + smoothing * uniform
+               distribution (Szegedy et al. 2016, section 7)
     """
 
     weights: tuple[float, ...] = ()
     smoothing: float = 0.0
 
     def weigh(self, labels: Int[Array, "*shape"], weights: Float[Array, "*shape"]) -> Float[Array, "*shape"]:
-        """Weights of what is labelled, times those of its classes."""
+        """Returns the weights of labelled items multiplied by the weights of their classes."""
         return weights * jnp.array(self.weights, jnp.float32)[labels] if self.weights else weights
 
 
@@ -49,10 +52,10 @@ def classification_sums(
     weights: Float[Array, "*shape"],
     costs: ClassCosts = PLAIN,
 ) -> tuple[Scalar, Scalar]:
-    """Cross-entropy in nats, and correct: of classes, tags, tokens, span classes, relations."""
+    """Returns the cross-entropy in nats and `correct` for classes, tags, tokens, span classes or relations."""
     logits = logits.astype(jnp.float32)
     picked = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
-    # The greatest logit is wanted by the softmax anyway; an argmax would be a second, slower pass over the classes.
+    # The softmax needs the largest logit anyway; an argmax would be a second, slower pass over the classes.
     top = jax.lax.stop_gradient(logits).max(axis=-1)
     total = jax.nn.logsumexp(logits, axis=-1)
     weighed = costs.weigh(labels, weights)
@@ -68,7 +71,7 @@ def classification_sums(
 def binary_sums(
     logits: Float[Array, "*shape"], labels: Int[Array, "*shape"], weights: Float[Array, "*shape"]
 ) -> tuple[Scalar, Scalar]:
-    """Cross-entropy in nats of yes (label 1, probability sigmoid(logit)) and no, and correct by a threshold of 1/2."""
+    """Returns the binary cross-entropy in nats and `correct` at a threshold of 1/2; P(label 1) = sigmoid(logit)."""
     signed = jnp.where(labels > 0, logits, -logits).astype(jnp.float32)
     return (jax.nn.softplus(-signed) * weights).sum(), ((signed >= 0) * weights).sum()
 
@@ -76,7 +79,7 @@ def binary_sums(
 def squared_error_sum(
     scores: Float[Array, "*shape"], targets: Float[Array, "*shape"], weights: Float[Array, "*shape"]
 ) -> Scalar:
-    """Squared error of the scores of sequences or of tokens."""
+    """Returns the weighted sum of squared errors between scores and targets, for sequences or tokens."""
     return (jnp.square(scores.astype(jnp.float32) - targets) * weights).sum()
 
 
@@ -87,9 +90,10 @@ def choice_sums(
     weights: Float[Array, "B"],
     smoothing: float = 0.0,
 ) -> tuple[Scalar, Scalar]:
-    """Cross-entropy of the right one among the choices that are present, softmax over their scores, and correct.
+    """Returns the cross-entropy of the correct choice and `correct`, with a softmax over the scores of present choices.
 
-    Radford et al. 2018, section 3.3; Devlin et al. 2019, section 4.4 (SWAG). Smoothing is over those that are present.
+    Source: Radford et al. 2018, section 3.3; Devlin et al. 2019, section 4.4 (SWAG). Label
+    smoothing is uniform over the present choices.
     """
     masked = jnp.where(present, scores.astype(jnp.float32), IMPOSSIBLE)
     loss, correct = classification_sums(masked, labels, weights)
@@ -107,10 +111,11 @@ def answer_sums(
     ends: Int[Array, "B"],
     weights: Float[Array, "B"],
 ) -> tuple[Scalar, Scalar]:
-    """Half the cross-entropies of an answer's first and last slot, and how often both are guessed.
+    """Returns the mean of the start and end cross-entropies, and how often both positions are predicted correctly.
 
-    Devlin et al. 2019, section 4.2; halved as google-research/bert's run_squad.py does. Where there is no answer, both
-    are the slot of [CLS] (section 4.3). possible are the slots that the softmax is over: those of the sequence.
+    Source: Devlin et al. 2019, section 4.2; the mean of the two is taken as in google-research/bert,
+    run_squad.py. For a question without an answer, start and end are the position of [CLS]
+    (section 4.3). `possible` marks the positions of the sequence, over which the softmax is taken.
     """
     masked = jnp.where(possible[..., None], logits.astype(jnp.float32), IMPOSSIBLE)
     truth = jnp.stack([starts, ends], axis=-1)
@@ -127,11 +132,11 @@ def chain_sums(
     weights: Float[Array, "B T"],
     sequence_ids: Int[Array, "B T"],
 ) -> tuple[Scalar, Scalar]:
-    """Minus the log-likelihood of the tags under a linear-chain CRF, and correct tags of the best path.
+    """Returns the negative log-likelihood of the tags under a linear-chain CRF, and `correct` for the best path.
 
-    Lafferty et al. 2001; Lample et al. 2016, section 2.2. A chain runs through the slots of a sequence that weigh
-    anything, in order; their weights are 0 or 1. Divided by the count of these slots it compares with
-    classification_sums.
+    Source: Lafferty et al. 2001; Lample et al. 2016, section 2.2. Weights are 0 or 1, and the chain
+    of a sequence consists of its positions with weight 1, in order. Divided by the number of these
+    positions, the loss is comparable with that of classification_sums.
     """
     tagged = weights > 0
     loss = chain.log_partition(logits, tagged, sequence_ids) - chain.score(logits, tags, tagged, sequence_ids)
@@ -142,10 +147,12 @@ def chain_sums(
 def span_sums(
     logits: Float[Array, "B T K C"], labels: Int[Array, "B T K"], weights: Float[Array, "B T K"]
 ) -> tuple[Scalar, Scalar]:
-    """Cross-entropy over all spans up to a length, and correct: C = 1 asks whether it is one, else class 0 is NULL.
+    """Returns the cross-entropy and `correct` over all spans up to the maximum length K.
 
-    Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Fine-tuning for Span-Based Applications". Weights
-    are 0 for what is no span of one sequence (Bert.possible_spans).
+    With C = 1 the loss is binary: span or no span. With C > 1 it is a softmax over span classes,
+    of which class 0 is NULL. Weights are 0 for spans that do not lie within one sequence
+    (Bert.possible_spans). Source: Jurafsky and Martin, Speech and Language Processing, 3rd edition,
+    "Fine-tuning for Span-Based Applications".
     """
     if logits.shape[-1] == 1:
         return binary_sums(logits[..., 0], labels, weights)
