@@ -1,4 +1,4 @@
-"""Pretrains a model on shards from data_prep.build_examples: masked tokens and what goes with them, or next tokens."""
+"""Pretrains a model on shards from data_prep.build_examples, by masked or causal language modeling."""
 
 import dataclasses
 import json
@@ -36,104 +36,99 @@ from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.objectives.source import ObjectiveSource
 from bert_jax.train.steps import Plan
 
-DESCRIPTION = """Pretrains an encoder: masked tokens, and next sentences where the shards have labels. A causal model,
-as of configs/gpt.py, learns next tokens instead.
+DESCRIPTION = """Pretrains a bidirectional encoder by masked language modeling, together with next-sentence or
+sentence-order prediction where the shards have such labels. A causal model (see configs/gpt.py) is
+trained to predict the next token.
 
   python -m bert_jax.pretrain --config configs/bert_tiny.py --workdir runs/tiny --config.data.train=shards
 
-Any key of the recipe can be set: --config.steps=1000, --config.budget_minutes=30, --config.batch_size=64,
---config.optimizer.learning_rate=1e-3, --config.compute_dtype=float32, --config.init_from=CHECKPOINT (go on from any
-checkpoint, ours or a Hugging Face folder, on another domain; --config.model.preset=checkpoint then takes its
-architecture). --config.data.mask_rate=0.2 sets the rate of dynamic masks, --config.data.mask_schedule=0:0.30,50000:0.15
-changes it at steps; so does --config.batch_schedule=0:256,10000:512 with the rows of a batch, and
---config.data.phases=900000:DIR with the shards (of another length: 128, then 512). --config.span_boundary=true
-predicts masked spans from their boundaries too (SpanBERT). --config.optimizer.name=adamw|lamb|muon|stable_adamw,
---config.optimizer.schedule=linear|cosine|wsd|constant|inverse_sqrt, --config.optimizer.ema_decay=0.999 (a moving
-average of the parameters): docs/recipes.md, section 6. Any part of the architecture is a key, as
---config.model.norm=pre. Run the same command again after any stop: it goes on from the newest checkpoint of the
-workdir. See the result with: python -m bert_jax.report WORKDIR
+--config.KEY=VALUE sets a key of the recipe. Frequently used keys:
+
+  steps=1000, budget_minutes=30   the length of the run
+  batch_size=64                   rows per batch
+  batch_schedule=0:256,10000:512  a batch size that changes at the given steps
+  compute_dtype=float32           the precision of the computation
+  init_from=CHECKPOINT            initial parameters: a bert_jax checkpoint or a Hugging Face folder
+  model.preset=checkpoint         the architecture of that checkpoint
+  model.norm=pre                  one part of the architecture; every part has such a key
+  data.mask_rate=0.2              the rate of dynamic masking
+  data.mask_schedule=0:0.30,50000:0.15
+                                  a mask rate that changes at the given steps
+  data.phases=900000:DIR          other shards from the given step on, e.g. of length 512 after 128
+  span_boundary=true              also predict masked spans from their boundaries (SpanBERT)
+  optimizer.learning_rate=1e-3    the peak learning rate
+  optimizer.name=NAME             adamw, lamb, muon or stable_adamw
+  optimizer.schedule=NAME         linear, cosine, wsd, constant or inverse_sqrt
+  optimizer.ema_decay=0.999       a moving average of the parameters
+
+Section 6 of docs/recipes.md describes the optimizers. After an interruption, run the same command
+again: training resumes from the newest checkpoint of the workdir. To view the result, run:
+python -m bert_jax.report WORKDIR
 """
 
 
-# What a longer context may change of rotary positions (Warner et al. 2024, section 3.2): no parameter depends on it.
+# Fields that a run on longer sequences may change when it takes its architecture from a checkpoint with rotary
+# positions (Warner et al. 2024, section 3.2). The shape of no parameter depends on them.
 CONTEXT_FIELDS = ("rotary_base", "rotary_base_local", "max_positions")
 
 
 def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | Path) -> dict[str, Any]:
-    """Trains by a recipe into a workdir and returns what result.json holds.
+    """Trains a model into a workdir and returns the contents of result.json.
 
-    Keys: step, seconds, tokens, eval_loss, eval_mlm_loss, eval_mlm_accuracy, eval_nsp_accuracy (None where there is no
-    such term or no held-out part), and those of further terms, as eval_sbo_loss, eval_lm_loss, and of the parameters'
-    average, as eval_ema_loss. Raises UserError for a mistake in the configuration, the shards or the checkpoints, and
-    Stopped after SIGTERM.
+    The keys are step, seconds, tokens, eval_loss, eval_mlm_loss, eval_mlm_accuracy and
+    eval_nsp_accuracy (None for a term that the objective lacks, or without held-out data), plus
+    those of further terms, such as eval_sbo_loss and eval_lm_loss, and of the parameter average,
+    such as eval_ema_loss. Raises UserError for errors in the configuration, the shards or the
+    checkpoints, and Stopped after SIGTERM.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(PretrainConfig, config)
-    workdir = Path(workdir)
-    phases = _phases(config.data)
-    dataset = phases[0].dataset
-    held_out = [_held_out(config, phase) for phase in phases]
-    for phase, part in zip(phases, held_out, strict=True):
-        if config.checkpoint.best and part is None:
-            raise UserError(
-                f"checkpoint.best={config.checkpoint.best}, but {phase.key} ({phase.dataset.directory}) has no "
-                "held-out part to measure. Name one by --config.data.eval, or leave out checkpoint.best"
-            )
-    tokenizer = dataset.tokenizer()
-    loaded = open_checkpoint(config.init_from, config.init_average) if config.init_from else None
-    model = _architecture(config, tokenizer.vocab_size, loaded)
-    if loaded is not None and config.model.preset == sizes.FROM_CHECKPOINT and model.positions == "rotary":
-        context = {name: getattr(model, name) for name in CONTEXT_FIELDS}
-        loaded = dataclasses.replace(loaded, model=dataclasses.replace(loaded.model, **context))
-    for part in (*(phase.dataset for phase in phases), *held_out):
-        if part is not None and part.seq_len > model.max_positions:
-            raise UserError(
-                f"the rows of {part.directory} have {part.seq_len} slots, the model has {model.max_positions} "
-                f"positions; use --config.model.max_positions={part.seq_len}"
-            )
+    phases = _open_phases(config.data)
+    held_out = _open_held_out(config, phases)
+    tokenizer = phases[0].dataset.tokenizer()
+    model, loaded = _model_and_checkpoint(config, tokenizer.vocab_size)
+    _check_lengths(model, phases, held_out)
     objective = pretraining_objective(config, model, [ShardTraits.of(phase.dataset) for phase in phases])
     if objective.heads.mlm and not tokenizer.has_mask:
         raise UserError(
-            f"the vocabulary of {dataset.directory} has no token for masks; build the examples with another "
+            f"the vocabulary of {phases[0].dataset.directory} has no mask token; rebuild the examples with another "
             "--tokenizer, or train a causal model: --config.model.causal=true"
         )
     batches = _batch_schedule(config)
     train = PhasedLoader(phases, tokenizer, batches=batches, seed=config.seed, rates=_mask_rates(config.data))
-    rows = config.eval.batch_size or min(batches.rows)  # of a batch that is measured
-    measured = [
+    rows = config.eval.batch_size or min(batches.rows)  # of one evaluation batch
+    loaders = [
         None if part is None else PretrainingLoader(part, tokenizer, batch_size=rows, seed=config.seed)
         for part in held_out
     ]
-    initial = {} if loaded is None else initial_params(loaded, model, objective.heads, tokenizer).params
-    result = trainer.fit(
-        trainer.Run(
-            config=config,
-            model=model,
-            objective=objective,
-            source=ObjectiveSource(train, objective),
-            workdir=workdir,
-            tokenizer=tokenizer,
-            kind="pretraining",
-            description=f"pretraining {config.model.preset}",
-            evaluators=[_evaluator(config, train, measured, rows)] if any(held_out) else [],
-            measured=objective.metric_names,
-            held_out={
-                phase.held_out_key: loader.fingerprint
-                for phase, loader in zip(phases, measured, strict=True)
-                if loader is not None
-            },
-            initial_params=initial,
-        )
+    run = trainer.Run(
+        config=config,
+        model=model,
+        objective=objective,
+        source=ObjectiveSource(train, objective),
+        workdir=Path(workdir),
+        tokenizer=tokenizer,
+        kind="pretraining",
+        description=f"pretraining {config.model.preset}",
+        evaluators=[_evaluator(config, train, loaders, rows)] if any(held_out) else [],
+        measured=objective.metric_names,
+        held_out={
+            phase.held_out_key: loader.fingerprint
+            for phase, loader in zip(phases, loaders, strict=True)
+            if loader is not None
+        },
+        initial_params={} if loaded is None else initial_params(loaded, model, objective.heads, tokenizer).params,
     )
-    return _write_result(workdir, result)
+    return _write_result(run.workdir, trainer.fit(run))
 
 
 def main(arguments: Sequence[str]) -> None:
+    """Runs the command and prints the result as JSON on the primary process."""
     parser = command.Parser("bert_jax.pretrain", DESCRIPTION)
     parser.add_argument(
-        "--config", required=True, help="a recipe, as configs/bert_base.py; --config.KEY=VALUE sets a key"
+        "--config", required=True, help="the recipe file, e.g. configs/bert_base.py; --config.KEY=VALUE sets a key"
     )
-    parser.add_argument("--workdir", required=True, help="where checkpoints, metrics and the result go")
+    parser.add_argument("--workdir", required=True, help="the directory for checkpoints, metrics and the result")
     distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     keep_freed_memory()
@@ -145,18 +140,37 @@ def main(arguments: Sequence[str]) -> None:
             print(json.dumps(result))
 
 
+def _model_and_checkpoint(config: PretrainConfig, vocab_size: int) -> tuple[ModelConfig, LoadedModel | None]:
+    """Returns the architecture, and the checkpoint of init_from with the architecture it is checked against."""
+    loaded = open_checkpoint(config.init_from, config.init_average) if config.init_from else None
+    model = _architecture(config, vocab_size, loaded)
+    if loaded is not None and config.model.preset == sizes.FROM_CHECKPOINT and model.positions == "rotary":
+        context = {name: getattr(model, name) for name in CONTEXT_FIELDS}
+        loaded = dataclasses.replace(loaded, model=dataclasses.replace(loaded.model, **context))
+    return model, loaded
+
+
 def _architecture(config: PretrainConfig, vocab_size: int, loaded: LoadedModel | None) -> ModelConfig:
     if config.model.preset != sizes.FROM_CHECKPOINT:
         return sizes.model_config(config.model, vocab_size)
     if loaded is None:
-        raise UserError("model.preset is checkpoint, but nothing is named by --config.init_from=CHECKPOINT")
+        raise UserError("model.preset is checkpoint, but init_from is not set; set --config.init_from=CHECKPOINT")
     return sizes.with_options(loaded.model, config.model)
 
 
+def _check_lengths(model: ModelConfig, phases: Sequence[Phase], held_out: Sequence[Dataset | None]) -> None:
+    for part in (*(phase.dataset for phase in phases), *held_out):
+        if part is not None and part.seq_len > model.max_positions:
+            raise UserError(
+                f"the rows of {part.directory} have {part.seq_len} positions, but the model supports only "
+                f"{model.max_positions}; use --config.model.max_positions={part.seq_len}"
+            )
+
+
 def _mask_rates(config: PretrainDataConfig) -> RateSchedule | None:
-    """The rates that data.mask_rate or data.mask_schedule ask for; None: those of the shards."""
+    """Returns the mask rates of data.mask_rate or data.mask_schedule, or None to use the rate of the shards."""
     if config.mask_rate is not None and config.mask_schedule:
-        raise UserError("data.mask_rate and data.mask_schedule are both set; give one of them")
+        raise UserError("data.mask_rate and data.mask_schedule are both set; set only one of them")
     if config.mask_rate is not None:
         return RateSchedule.constant(config.mask_rate)
     return RateSchedule.parse(config.mask_schedule) if config.mask_schedule else None
@@ -168,43 +182,57 @@ def _batch_schedule(config: PretrainConfig) -> BatchSchedule:
     return BatchSchedule.constant(config.batch_size)
 
 
-def _phases(config: PretrainDataConfig) -> list[Phase]:
-    """The opened shards of all phases."""
+def _open_phases(config: PretrainDataConfig) -> list[Phase]:
+    """Opens the training shards of all phases."""
     if not config.train:
-        raise UserError("data.train is not set; --config.data.train=DIR names the output of data_prep.build_examples")
+        raise UserError(
+            "data.train is not set; set --config.data.train=DIR to the output folder of data_prep.build_examples"
+        )
     named = parse_phases(config.train, config.phases)
     parts: tuple[Part, ...] = ("train",) if config.eval else PARTS
     return [Phase(first, open_dataset(_local(folder, config, parts), "train")) for first, folder in named]
 
 
+def _open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[Dataset | None]:
+    """Opens the held-out rows of each phase. Raises UserError if checkpoint.best needs rows that a phase lacks."""
+    held_out = [_held_out(config, phase) for phase in phases]
+    for phase, part in zip(phases, held_out, strict=True):
+        if config.checkpoint.best and part is None:
+            raise UserError(
+                f"checkpoint.best={config.checkpoint.best}, but {phase.key} ({phase.dataset.directory}) has no "
+                "held-out part to evaluate; set one by --config.data.eval, or do not set checkpoint.best"
+            )
+    return held_out
+
+
 def _held_out(config: PretrainConfig, phase: Phase) -> Dataset | None:
-    """A phase's held-out rows: data.eval, or those beside its own; None where build_examples set none aside."""
+    """Returns data.eval or, if it is not set, the phase's own held-out rows; None if build_examples kept none."""
     dataset = phase.dataset
     if not config.data.eval and not dataset.manifest["parts"]["eval"]["rows"]:
         return None
     held_out = open_dataset(_local(config.data.eval, config.data, ("eval",)) or dataset.directory, "eval")
     if held_out.tokenizer_hash != dataset.tokenizer_hash:
         raise UserError(
-            f"data.eval={config.data.eval} was built with another tokenizer than data.train={config.data.train}; "
+            f"data.eval={config.data.eval} was built with a different tokenizer than data.train={config.data.train}; "
             "build both with the same --tokenizer"
         )
     return held_out
 
 
 def _local(folder: str, config: PretrainDataConfig, parts: Sequence[Part]) -> str:
-    """The folder itself, or its copy in data.cache_dir."""
+    """Returns the folder, or its local copy if data.cache_dir is set."""
     if not folder or not config.cache_dir:
         return folder
     return local_copy(folder, config.cache_dir, parts, Console(stderr=True, soft_wrap=True, highlight=False).print)
 
 
 def _evaluator(
-    config: PretrainConfig, train: PhasedLoader, loaders: Sequence[PretrainingLoader | None], wanted: int
+    config: PretrainConfig, train: PhasedLoader, loaders: Sequence[PretrainingLoader | None], wanted_rows: int
 ) -> Callable[[Plan, Mesh], Evaluator]:
-    """Measures the held-out rows of the phase that the last step was of, in batches of about so many rows."""
+    """Builds the evaluator on the held-out rows of the latest step's phase, with about wanted_rows rows per batch."""
 
     def make(plan: Plan, mesh: Mesh) -> Evaluator:
-        size = partitioning.whole_rows(wanted, mesh)
+        size = partitioning.whole_rows(wanted_rows, mesh)
 
         def read(steps_done: int, rows: Rows) -> Iterator[Batch]:
             loader = loaders[train.phase(max(steps_done - 1, 0))]
@@ -216,7 +244,8 @@ def _evaluator(
 
 
 def _write_result(workdir: Path, result: trainer.Result) -> dict[str, Any]:
-    # BERT's own metrics are always there, null where they are undefined; the loss of nsp has never been one of them.
+    # The metrics of the original BERT are always present, and null where they are undefined. The next-sentence loss is
+    # left out because result.json has never contained it.
     always = ("loss", "mlm_loss", "mlm_accuracy", "nsp_accuracy")
     names = (*always, *sorted(set(result.evaluation) - {*always, "nsp_loss"}))
     values = {

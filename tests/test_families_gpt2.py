@@ -144,7 +144,7 @@ def test_the_vocabulary_serves_causal_models_only(tmp_path):
     rows = open_dataset(str(tmp_path / "data"), "train")
     assert rows.tokenizer().mask_id == rows.tokenizer().sep_id
     config = PretrainConfig(model=ModelOptions(preset="tiny"), data=PretrainDataConfig(train=str(tmp_path / "data")))
-    with pytest.raises(UserError, match=r"has no token for masks; .* --config\.model\.causal=true"):
+    with pytest.raises(UserError, match=r"has no mask token; .* --config\.model\.causal=true"):
         pretrain(config, tmp_path / "run")
 
 

@@ -1,4 +1,4 @@
-"""The command, from recipe to result.json, and its users' mistakes."""
+"""Tests the pretraining command from recipe to result.json, and its error messages."""
 
 import json
 import shutil
@@ -32,21 +32,21 @@ def arguments(shards: Path, workdir: Path, *overrides: str) -> list[str]:
 
 
 def measured_in(workdir: Path) -> set[str]:
-    """The names of what was held out and measured, as the objectives know them beforehand."""
+    """Returns the names of the evaluated metrics, without their prefix."""
     names = {name for line in metrics.read_metrics(workdir) for name in line}
     return {name.removeprefix("eval_") for name in names if name.startswith("eval_")}
 
 
 @pytest.fixture(scope="module")
 def trained(shards_dir, tmp_path_factory):
-    """A workdir after four steps of the tiny recipe."""
+    """Returns a workdir after four steps of the tiny recipe."""
     workdir = tmp_path_factory.mktemp("pretrained") / "run"
     pretrain.main(arguments(shards_dir, workdir))
     return workdir
 
 
 @pytest.mark.slow
-def test_the_order_of_packed_pairs_is_learnt_from_their_labels(sample_text, vocab_dir, tmp_path):
+def test_sentence_order_of_packed_pairs_is_trained_from_labels(sample_text, vocab_dir, tmp_path):
     build(
         BuildOptions(
             sample_text, vocab_dir, tmp_path / "shards", 64, objective="sop", pack=3, eval_fraction=0.25, workers=1
@@ -57,7 +57,7 @@ def test_the_order_of_packed_pairs_is_learnt_from_their_labels(sample_text, voca
     assert all(line["nsp_loss"] > 0 for line in metrics.read_metrics(tmp_path / "run"))
 
 
-def test_a_run_leaves_what_the_command_line_promises(trained):
+def test_run_writes_result_metrics_and_config(trained):
     result = json.loads((trained / "result.json").read_text())
     assert list(result) == [
         "step", "seconds", "tokens", "eval_loss", "eval_mlm_loss", "eval_mlm_accuracy", "eval_nsp_accuracy",
@@ -77,7 +77,7 @@ def test_a_run_leaves_what_the_command_line_promises(trained):
     assert json.loads((trained / "config.json").read_text())["training"]["batch_size"] == 16
 
 
-def test_the_evaluate_command_measures_what_the_run_measured(trained, shards_dir, capsys):
+def test_evaluate_command_reproduces_the_run_s_evaluation(trained, shards_dir, capsys):
     result = json.loads((trained / "result.json").read_text())
     evaluate.main([f"--checkpoint={trained}", f"--data={shards_dir}", "--batch_size=8"])
     measured = json.loads(capsys.readouterr().out)
@@ -85,18 +85,18 @@ def test_the_evaluate_command_measures_what_the_run_measured(trained, shards_dir
         assert measured[name] == pytest.approx(result[f"eval_{name}"], rel=1e-5)
 
 
-def test_a_mesh_that_evaluate_cannot_lay_is_told_by_its_own_flag(trained, shards_dir):
+def test_evaluate_rejects_an_impossible_mesh_by_its_own_flag(trained, shards_dir):
     flags = [f"--checkpoint={trained}", f"--data={shards_dir}"]
-    for mesh, said in (
+    for mesh, message in (
         (["--mesh.tensor=3"], r"use --mesh\.data=-1, and fsdp and tensor whose product divides 8"),
         (["--mesh.tensor=4"], r"attention heads do not divide over mesh\.tensor=4; use --mesh\.tensor=2"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             evaluate.main([*flags, *mesh])
 
 
 @pytest.mark.slow
-def test_spans_are_trained_by_a_schedule_that_a_run_keeps(sample_text, vocab_dir, tmp_path):
+def test_mask_schedule_of_a_span_run_cannot_change_on_resume(sample_text, vocab_dir, tmp_path):
     shards = tmp_path / "shards"
     build(
         BuildOptions(
@@ -113,16 +113,16 @@ def test_spans_are_trained_by_a_schedule_that_a_run_keeps(sample_text, vocab_dir
     schedule = "--config.data.mask_schedule=0:0.3,2:0.1"
     pretrain.main(arguments(shards, tmp_path / "run", schedule, "--config.microbatches=2"))
     assert json.loads((tmp_path / "run" / "result.json").read_text())["eval_mlm_loss"] > 0
-    for other, said in (
+    for other, message in (
         ("--config.data.mask_schedule=0:0.3,3:0.1", r"data\.mask_schedule: 0:0\.3,2:0\.1 -> 0:0\.3,3:0\.1"),
         ("--config.data.mask_rate=0.3", r"data\.mask_rate: none -> 0\.3; data\.mask_schedule: 0:0\.3,2:0\.1 -> none"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             pretrain.main(arguments(shards, tmp_path / "run", other, "--config.microbatches=2", "--config.steps=5"))
 
 
 @pytest.mark.slow
-def test_a_causal_model_learns_next_tokens_and_is_measured_by_them(shards_dir, tmp_path, capsys):
+def test_causal_model_is_trained_and_evaluated_on_next_tokens(shards_dir, tmp_path, capsys):
     pretrain.main(arguments(shards_dir, tmp_path / "run", "--config.model.causal=true", "--config.model.layers=1"))
     result = json.loads(capsys.readouterr().out)
     assert result["eval_lm_loss"] == result["eval_loss"] and result["eval_mlm_loss"] is None
@@ -135,7 +135,7 @@ def test_a_causal_model_learns_next_tokens_and_is_measured_by_them(shards_dir, t
 
 
 @pytest.mark.slow
-def test_span_boundaries_are_learnt_beside_masked_tokens(sample_text, vocab_dir, tmp_path, capsys):
+def test_span_boundary_term_is_trained_with_masked_tokens(sample_text, vocab_dir, tmp_path, capsys):
     build(
         BuildOptions(
             str(sample_text), vocab_dir, tmp_path / "shards", 64, mask_unit="span", eval_fraction=0.25, workers=1
@@ -150,7 +150,7 @@ def test_span_boundaries_are_learnt_beside_masked_tokens(sample_text, vocab_dir,
     assert json.loads(capsys.readouterr().out)["sbo_loss"] == pytest.approx(result["eval_sbo_loss"], rel=1e-5)
 
 
-def test_static_masks_take_no_schedule(sample_text, vocab_dir, tmp_path):
+def test_static_masks_reject_a_mask_rate(sample_text, vocab_dir, tmp_path):
     shards = tmp_path / "shards"
     build(BuildOptions(str(sample_text), vocab_dir, shards, 64, masking="static", workers=1))
     with pytest.raises(UserError, match=r"Leave out data\.mask_rate and data\.mask_schedule") as caught:
@@ -159,7 +159,7 @@ def test_static_masks_take_no_schedule(sample_text, vocab_dir, tmp_path):
 
 
 @pytest.mark.slow
-def test_pretraining_goes_on_from_any_checkpoint(trained, shards_dir, tmp_path):
+def test_init_from_loads_all_parameters(trained, shards_dir, tmp_path):
     overrides = (f"--config.init_from={trained}", "--config.optimizer.learning_rate=0.0", "--config.steps=1")
     pretrain.main(arguments(shards_dir, tmp_path / "on", *overrides))
     before, after = read_params(trained), read_params(tmp_path / "on")
@@ -168,15 +168,16 @@ def test_pretraining_goes_on_from_any_checkpoint(trained, shards_dir, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("overrides", "said"),
+    ("overrides", "message"),
     [
-        (["--config.data.train="], r"data\.train is not set"),
+        (["--config.data.train="], r"data\.train is not set; set --config\.data\.train=DIR"),
+        (["--config.model.preset=checkpoint"], r"init_from is not set; set --config\.init_from=CHECKPOINT"),
         (["--config.data.train=/nowhere/shards"], "/nowhere/shards"),
-        (["--config.data.mask_rate=0.2", "--config.data.mask_schedule=0:0.3"], "both set; give one of them"),
+        (["--config.data.mask_rate=0.2", "--config.data.mask_schedule=0:0.3"], "both set; set only one of them"),
         (["--config.data.mask_rate=1.5"], "mask rate 1.5"),
         (["--config.data.mask_schedule=9:0.3"], "Its steps must ascend from 0"),
         (["--config.model.preset=huge"], "preset"),
-        (["--config.model.max_positions=32"], "max_positions=64"),
+        (["--config.model.max_positions=32"], "model supports only 32; use --config.model.max_positions=64"),
         (["--config.batch_size=12"], "batch_size=16"),
         (["--config.steps=0"], "budget_minutes"),
         (["--config.compute_dtype=float16"], "compute_dtype"),
@@ -184,24 +185,30 @@ def test_pretraining_goes_on_from_any_checkpoint(trained, shards_dir, tmp_path):
         (["--config.no_such_key=1"], "no_such_key"),
         (["--config.init_from=/nowhere/checkpoint"], "/nowhere/checkpoint"),
         (["--config.model.norm=before"], "unknown model.norm 'before'; choose from post, pre"),
-        (["--config.objective=next"], "'next'; use one of: auto, mlm, causal"),
-        (["--config.objective=causal"], r"sees what it would have to predict.*model\.causal=true"),
-        (["--config.objective=mlm", "--config.model.causal=true"], r"only what stands before.*model\.causal=false"),
-        (["--config.span_boundary=true"], r"masks of spans, those of .* are of words.*--mask_unit span"),
-        (["--config.span_boundary=true", "--config.model.causal=true"], "none of them masked"),
-        (["--config.data.mask_rate=0.3", "--config.model.causal=true"], "none of them masked"),
+        (["--config.objective=next"], "unknown config.objective 'next'; choose from auto, mlm, causal"),
+        (["--config.objective=causal"], r"sees the tokens that it would predict; .*model\.causal=true"),
+        (["--config.objective=mlm", "--config.model.causal=true"], r"sees only earlier tokens; .*model\.causal=false"),
+        (["--config.span_boundary=true"], r"needs masked spans, but .* masks by word; .*--mask_unit span"),
+        (
+            ["--config.span_boundary=true", "--config.model.causal=true"],
+            "none of them is masked; leave out config.span_boundary",
+        ),
+        (
+            ["--config.data.mask_rate=0.3", "--config.model.causal=true"],
+            "none of them is masked; leave out config.span_boundary",
+        ),
     ],
 )
-def test_a_mistake_is_one_line_and_writes_nothing(shards_dir, tmp_path, overrides, said):
-    with pytest.raises(UserError, match=said) as caught:
+def test_invalid_option_gives_one_line_and_writes_nothing(shards_dir, tmp_path, overrides, message):
+    with pytest.raises(UserError, match=message) as caught:
         pretrain.main(arguments(shards_dir, tmp_path / "run", *overrides))
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_checkpoint_of_another_architecture_is_refused(trained, shards_dir, tmp_path):
+def test_checkpoint_of_another_architecture_is_rejected(trained, shards_dir, tmp_path):
     overrides = (f"--config.init_from={trained}", "--config.model.preset=mini")
-    with pytest.raises(UserError, match="another architecture: layers is 2, the configuration wants 4"):
+    with pytest.raises(UserError, match="another architecture: layers is 2, but the configuration has 4"):
         pretrain.main(arguments(shards_dir, tmp_path / "run", *overrides))
 
 
@@ -212,7 +219,7 @@ def test_preset_checkpoint_takes_the_architecture_of_init_from(trained, shards_d
 
 
 @pytest.mark.slow
-def test_a_longer_context_goes_on_with_slower_rotations(shards_dir, tmp_path):
+def test_longer_context_continues_with_larger_rotary_base(shards_dir, tmp_path):
     short = tmp_path / "short"
     rotary = ("--config.model.layers=1", "--config.model.positions=rotary", "--config.steps=1")
     pretrain.main(arguments(shards_dir, short, *rotary, "--config.model.max_positions=64"))
@@ -221,11 +228,11 @@ def test_a_longer_context_goes_on_with_slower_rotations(shards_dir, tmp_path):
     pretrain.main(arguments(shards_dir, tmp_path / "long", *overrides))
     there = read_config(tmp_path / "long").model
     assert (there.max_positions, there.rotary_base, there.layers) == (128, 160_000.0, 1)
-    with pytest.raises(UserError, match="norm is post, the configuration wants pre"):
+    with pytest.raises(UserError, match="norm is post, but the configuration has pre"):
         pretrain.main(arguments(shards_dir, tmp_path / "other", *overrides, "--config.model.norm=pre"))
 
 
-def test_shards_of_another_tokenizer_are_refused(shards_dir, tmp_path):
+def test_shards_with_another_tokenizer_are_rejected(shards_dir, tmp_path):
     from data_prep import train_tokenizer
 
     copy = tmp_path / "shards"
