@@ -185,7 +185,7 @@ def test_what_is_not_squads_json_is_told_with_its_place(tmp_path, text, said):
 def test_broken_lines_are_told_with_their_numbers(tmp_path):
     path = tmp_path / "train.jsonl"
     whole = json.dumps({"question": "When?", "context": CONTEXT, "answers": []})
-    for line, said in (("{", "line 2 is not JSON"), ("[1]", "line 2 is no JSON object")):
+    for line, said in (("{", "line 2 is not JSON"), ("[1]", "line 2 is not a JSON object")):
         path.write_text(f"{whole}\n{line}\n")
         with pytest.raises(UserError, match=rf"train\.jsonl {said}"):
             read(path)

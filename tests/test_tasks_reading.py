@@ -102,7 +102,7 @@ def test_conll_takes_first_and_last_column_and_no_document_marks(tmp_path: Path)
     ]
 
 
-def test_conll_columns_may_be_parted_by_tabs(tmp_path: Path) -> None:
+def test_conll_columns_may_be_separated_by_tabs(tmp_path: Path) -> None:
     path = write(tmp_path / "a.conll", "O\tNew York\nX\tis\n")
     split = reading.read_conll(path, Columns("1", "", "0"), label_required=True)
     assert (split.items[0].words, split.items[0].tags) == (("New York", "is"), ("O", "X"))
@@ -126,19 +126,19 @@ MISTAKES = {
     "header only": (TABLE, NAMED, "text\tlabel\n", "no examples"),
     "no such column": (TABLE, NAMED, "review\tlabel\na\tb\n", "no column 'text'; its columns are: review, label"),
     "no label column": (TABLE, NAMED, "text\tstars\na\tb\n", "no column 'label'.*task.label"),
-    "no label asked for": (TABLE, Columns("text"), "text\tstars\na\tb\n", "task.label is not known"),
-    "no text asked for": (TABLE, Columns(), "text\tstars\na\tb\n", "task.text is not known"),
+    "no label asked for": (TABLE, Columns("text"), "text\tstars\na\tb\n", "task.label is not set"),
+    "no text asked for": (TABLE, Columns(), "text\tstars\na\tb\n", "task.text is not set"),
     "number too high": (TABLE, Columns("0", "", "2"), "a\tb\n", "no column '2'.*columns 0 to 1"),
     "number of another kind": (TABLE, Columns("0", "", "²"), "a\tb\n", "no column '²'; its columns are: a, b"),
-    "two columns of one name": (TABLE, NAMED, "text\tlabel\tlabel\na\tb\tc\n", "has 2 columns called 'label'. Rename"),
-    "ragged table": (TABLE, NAMED, "text\tlabel\na\tb\nc\n", "line 3 has 1 fields, the first line has 2"),
+    "two columns of one name": (TABLE, NAMED, "text\tlabel\tlabel\na\tb\tc\n", "has 2 columns named 'label'. Rename"),
+    "ragged table": (TABLE, NAMED, "text\tlabel\na\tb\nc\n", "line 3 has 1 fields, but the first line has 2"),
     "not UTF-8": (TABLE, NAMED, b"text\tlabel\na\tb\n\xe9\tb\n", "line 3 is not UTF-8"),
     "ragged conllu": (reading.read_conllu, Columns(), "# x\n1\tI\tPRON\n", "line 2 has 3 tab-separated fields"),
     "conllu column": (reading.read_conllu, Columns(label="POS"), CONLLU, "no column 'POS'.*UPOS"),
-    "empty conllu": (reading.read_conllu, Columns(), "# text\n\n", "holds no words"),
-    "ragged conll": (reading.read_conll, Columns(), "a X O\nb O\n", "line 2 has 2 columns, the first line has 3"),
+    "empty conllu": (reading.read_conllu, Columns(), "# text\n\n", "contains no words"),
+    "ragged conll": (reading.read_conll, Columns(), "a X O\nb O\n", "line 2 has 2 columns, but the first line has 3"),
     "conll column": (reading.read_conll, Columns(label="tag"), "a X O\n", "no column 'tag'.*columns 0 to 2"),
-    "empty conll": (reading.read_conll, Columns(), "-DOCSTART- O\n", "holds no words"),
+    "empty conll": (reading.read_conll, Columns(), "-DOCSTART- O\n", "contains no words"),
 }
 
 

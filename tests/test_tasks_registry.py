@@ -255,7 +255,7 @@ def test_broken_lines_of_qqp_are_left_out_of_what_is_learnt_and_never_of_what_is
     path.write_text(labelled + "1\t2\t3\tHow\nis it?\tWhy?\t0\n")
     assert registry.read(registry.TASKS["qqp"].task, path).left_out == 2
     path.write_text(unlabelled + "1\tHow\nis it?\tWhy?\n")
-    with pytest.raises(UserError, match=r"test.tsv line 3 has 2 fields, the first line has 3"):
+    with pytest.raises(UserError, match=r"test.tsv line 3 has 2 fields, but the first line has 3"):
         registry.read(registry.TASKS["qqp"].task, path, label_required=False)
 
 
@@ -314,7 +314,7 @@ def test_a_marked_word_that_lies_nowhere_is_told_with_file_and_line(tmp_path: Pa
     path = tmp_path / "train.jsonl"
     for change in ({"end1": 31}, {"start2": -1}, {"end2": 400}, {"start1": "x"}):
         path.write_text(json.dumps(good) + "\n" + json.dumps(good | change) + "\n")
-        with pytest.raises(UserError, match=r"train.jsonl line 2: characters .* are no word of '(Do|A)"):
+        with pytest.raises(UserError, match=r"train.jsonl line 2: characters .* are not in '(Do|A)"):
             registry.read(registry.TASKS["wic"].task, path)
 
 

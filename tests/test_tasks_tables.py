@@ -152,7 +152,7 @@ def test_an_empty_label_is_none(tmp_path: Path, ending: str) -> None:
         path.write_text("\n".join([f"text{between}label", *lines][not between :]) + "\n")
 
     write("x", " ", "y")
-    with pytest.raises(UserError, match=rf"a.{ending} line {2 + bool(between)} has no label, and others have"):
+    with pytest.raises(UserError, match=rf"a.{ending} line {2 + bool(between)} has no label, but other lines have one"):
         reading.read_table(path, OWN, label_required=True)
     write("", " ")
     assert not reading.read_table(path, OWN, label_required=False).labelled
@@ -206,9 +206,9 @@ MISTAKES = {
     "half a pair": (
         JSONL,
         b'{"text": "\\ud83d\\ude00 \\\\ud83d", "label": 1}\n{"text": "\\uD83d", "label": 1}\n',
-        r"a.jsonl line 2 holds half of a surrogate pair",
+        r"a.jsonl line 2 contains half of a surrogate pair",
     ),
-    "no object": (JSONL, b'["a", 1]\n', "line 1 is no JSON object"),
+    "no object": (JSONL, b'["a", 1]\n', "line 1 is not a JSON object"),
     "no such field": (
         JSONL,
         b'{"review": "a", "label": 1}\n',
@@ -220,14 +220,14 @@ MISTAKES = {
         b'{"text": "a", "label": 1}\n{"text": "b", "label": NaN}\n',
         "line 2 has no label",
     ),
-    "label of no kind": (JSONL, b'{"text": "a", "label": [1]}\n', r"line 1: \[1\] is no label"),
-    "text of no kind": (JSONL, b'{"text": 7, "label": 1}\n', "line 1: column 'text' holds 7 where a text was wanted"),
+    "label of no kind": (JSONL, b'{"text": "a", "label": [1]}\n', r"line 1: \[1\] is not a label"),
+    "text of no kind": (JSONL, b'{"text": 7, "label": 1}\n', "line 1: column 'text' holds 7; expected a text"),
     "empty JSON": (JSONL, b"\n", "a.jsonl is empty"),
-    "ragged CSV": (CSV, b'text,label\n"a\nb",1\nc\n', "a.csv line 4 has 1 fields, the first line has 2.*quoted"),
+    "ragged CSV": (CSV, b'text,label\n"a\nb",1\nc\n', "a.csv line 4 has 1 fields, but the first line has 2.*Quote"),
     "an open quote": (CSV, b'text,label\na,1\n"b,2\nc,3\n', "a.csv line 3 is not CSV"),
-    "text after a quote": (CSV, b'text,label\n"a"b,1\n', "a.csv line 2 is not CSV.*doubled"),
+    "text after a quote": (CSV, b'text,label\n"a"b,1\n', "a.csv line 2 is not CSV.*double its quotes"),
     "no such column": (CSV, b"review,label\na,1\n", "no column 'text'; its columns are: review, label"),
-    "not Parquet": ("a.parquet", b"text,label\n", "a.parquet is no Parquet file, or damaged"),
+    "not Parquet": ("a.parquet", b"text,label\n", "a.parquet is damaged or not a Parquet file"),
     "damaged zst": ("a.csv.zst", b"(\xb5/\xfd garbage", "a.csv.zst is cut short or damaged"),
     "no such data": ("", b"", r"tfds:glue/mrpc is not prepared on this machine .*TFDS_DATA_DIR"),
 }
@@ -281,9 +281,9 @@ def test_the_first_of_several_parquet_files_stands_for_them_all(tmp_path: Path, 
 @pytest.mark.parametrize(
     "rows, classes, said",
     [
-        (SEVEN, ["bad", "good"], r"00002-of-00003.parquet names its classes otherwise than train-00000-of"),
+        (SEVEN, ["bad", "good"], r"00002-of-00003.parquet names its classes differently from train-00000-of"),
         ([{"review": "a", "label": 1}], None, r"00002-of-00003.parquet has no column 'text'; its columns are: review"),
-        ([{"text": "a"}], None, r"00002-of-00003.parquet has no column 'label', and train-00000-of-00003.parquet has"),
+        ([{"text": "a"}], None, r"00002-of-00003.parquet has no column 'label', but train-00000-of-00003.parquet has"),
     ],
 )
 def test_parquet_files_that_are_not_of_one_data_set_are_told(
@@ -298,17 +298,21 @@ def test_parquet_files_that_are_not_of_one_data_set_are_told(
 def test_parquet_files_of_two_data_sets_are_told_not_chosen_from(tmp_path: Path) -> None:
     write_shards(tmp_path, SEVEN)
     write_parquet(tmp_path / "train-00000-of-00001.parquet", SEVEN)
-    with pytest.raises(UserError, match=r"train-00000-of-00001.parquet and train-00000-of-00003.parquet are there"):
+    with pytest.raises(
+        UserError, match=r"train-00000-of-00001.parquet and train-00000-of-00003.parquet belong to different data sets"
+    ):
         registry.find_split("own", tmp_path, "train")
     for digits in ("-0123456789abcdef", "-fedcba9876543210"):
         write_parquet(tmp_path / f"dev-00001-of-00002{digits}.parquet", SEVEN)
-    with pytest.raises(UserError, match=r"dev-00001-of-00002-0123456789abcdef.parquet and dev-.* are there"):
+    with pytest.raises(
+        UserError, match=r"dev-00001-of-00002-0123456789abcdef.parquet and dev-.* belong to different data sets"
+    ):
         reading.files_of(tmp_path / "dev-00000-of-00002-0123456789abcdef.parquet")
 
 
 def test_a_split_that_is_part_of_another_one_is_refused(tmp_path: Path) -> None:
     first, _, last = map(str, write_shards(tmp_path, SEVEN))
-    with pytest.raises(UserError, match=r"stands for all 3 files of its name, and dev is one of them: train-00002-of"):
+    with pytest.raises(UserError, match=r"reads all 3 files of this data set, but dev is one of them: train-00002-of"):
         registry.resolve(TaskConfig(train=first, dev=last, text="text", label="label"))
     registry.resolve(
         TaskConfig(train=last, dev=first.replace("train-00000", "train-00001"), text="text", label="label")

@@ -105,8 +105,8 @@ def test_raw_text_is_answered_with_places(letters: Tokenizer) -> None:
         ("a.conll", "cat\tinf\n", "line 1: 'inf' is not a number"),
         ("a.conll", "cat\t-\n", "a.conll has no numbers"),
         ("a.conllu", "1\tcat" + "\t_" * 8 + "\n", "task.label is not set; name the column"),
-        ("a.jsonl", '{"tokens": ["a", "b"], "labels": [1]}\n', "line 1 has 1 labels for 2 words in labels"),
-        ("a.jsonl", '{"tokens": ["a"], "labels": 1}\n', "line 1 has no list of labels"),
+        ("a.jsonl", '{"tokens": ["a", "b"], "labels": [1]}\n', "line 1: labels has 1 labels; expected a list of 2"),
+        ("a.jsonl", '{"tokens": ["a"], "labels": 1}\n', "line 1: labels is 1; expected a list of 1"),
         ("a.jsonl", '{"tokens": "a", "labels": [1]}\n', "line 1: tokens is 'a'; expected a list of words"),
     ],
 )

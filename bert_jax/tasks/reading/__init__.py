@@ -1,15 +1,15 @@
 """Readers of a task's files, plain or compressed. Every error names the file and the line.
 
-text_lines      the lines of a text file, whatever it is compressed with; the kind of file that a name means
-columns         which columns of a file hold what
-tables          chosen columns of any table: one interface over the two modules below
-delimited       TSV (never quoted) and CSV (quoted)
-typed_tables    JSON lines, Parquet, and prepared data of TensorFlow Datasets
-parquet_parts   a data set in several Parquet files, under the name of the first
+text_lines      reads the lines of a plain or compressed text file, and detects the kind of a file
+columns         names the columns that hold the texts and the labels
+tables          reads selected columns of any table, through the next two modules
+delimited       reads TSV (never quoted) and CSV (quoted)
+typed_tables    reads JSON lines, Parquet, and data prepared by TensorFlow Datasets
+parquet_parts   finds the files of a data set that is split into several Parquet files
 marks           marks the word of a text that a task asks about
-labelled_texts  texts and pairs of texts with a label, from tables
-conll           words and tags: CoNLL columns and CoNLL-U
-word_lists      words and their labels, as lists
+labelled_texts  reads labelled texts and pairs of texts from tables
+conll           reads words and tags from CoNLL columns and CoNLL-U
+word_lists      reads words and their labels from lists
 """
 
 from bert_jax.tasks.reading.columns import Column, Columns

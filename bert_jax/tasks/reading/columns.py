@@ -1,4 +1,4 @@
-"""Which columns of a file hold what."""
+"""The columns of a file that hold the texts and the labels."""
 
 from dataclasses import astuple, dataclass
 from pathlib import Path
@@ -8,10 +8,10 @@ from bert_jax.command import UserError
 
 @dataclass(frozen=True)
 class Columns:
-    """Which columns of a file hold what: header names, or numbers from 0 (a negative number counts from the end).
+    """The columns of texts and labels: header names, or numbers from 0 (a negative number counts from the end).
 
-    marks are for a task that asks about a word of each text (marks.py): the column of its first character and that of
-    the one behind its last, of the text and then of text_pair.
+    marks is for a task that asks about a word of each text (marks.py): the column of the word's first
+    character and the column of its exclusive end, first for text and then for text_pair.
     """
 
     text: str = ""
@@ -20,13 +20,13 @@ class Columns:
     marks: tuple[str, ...] = ()
 
     def filled(self, default: "Columns") -> "Columns":
-        """These, and those of default where none is named."""
+        """The columns, with those of default in place of empty ones."""
         return Columns(*(mine or other for mine, other in zip(astuple(self), astuple(default), strict=True)))
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column that is asked of a file: its name there (or number), and the key under `task` by which it is named."""
+    """A column to read: its header name or number, and the key under `task` that selects it (its role)."""
 
     name: str
     role: str
@@ -34,28 +34,28 @@ class Column:
 
 
 def advice(role: str) -> str:
-    """What to do about a column that is not there."""
+    """The part of an error message that tells the user how to select another column."""
     return (
-        f"Name another by --config.task.{role} (of predict and evaluate: --{role}); a named task takes the columns "
-        "of its published files alone"
+        f"Name another one with --config.task.{role} (in predict and evaluate: --{role}); a named task reads only the "
+        "columns of its published files"
     )
 
 
 def is_number(name: str) -> bool:
-    """Whether a column is named by its place."""
+    """Whether a column is given by its number."""
     return name.removeprefix("-").isdecimal()
 
 
 def has_column(names: list[str], width: int, column: str) -> bool:
-    """Whether a table of so many columns, called so where it has a header, has this one."""
+    """Whether a table of `width` columns has a column; names is its header, or empty."""
     return column in names or (is_number(column) and -width <= int(column) < width)
 
 
 def place_of(path: Path, names: list[str], width: int, column: str, role: str) -> int:
-    """The place of a column from 0. Raises UserError where it is not there, or there twice."""
+    """The index of a column, from 0. Raises UserError for a missing column and for a repeated name."""
     if not has_column(names, width, column):
         known = f"its columns are: {', '.join(names)}" if names else f"it has columns 0 to {width - 1} and no header"
         raise UserError(f"{path} has no column {column!r}; {known}. {advice(role)}")
     if names.count(column) > 1:
-        raise UserError(f"{path} has {names.count(column)} columns called {column!r}. Rename all of them but one")
+        raise UserError(f"{path} has {names.count(column)} columns named {column!r}. Rename all but one")
     return names.index(column) if column in names else int(column) % width

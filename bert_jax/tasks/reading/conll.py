@@ -1,4 +1,4 @@
-"""CoNLL columns and CoNLL-U."""
+"""Reads CoNLL columns and CoNLL-U."""
 
 from pathlib import Path
 
@@ -9,15 +9,15 @@ from bert_jax.tasks.reading.text_lines import numbered_lines
 
 # The columns of CoNLL-U: https://universaldependencies.org/format.html
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
-# Marks the start of a document in the CoNLL-2003 files; no sentence of the task.
+# Marks the start of a document in the CoNLL-2003 files; it is not a sentence.
 DOCUMENT_MARK = "-DOCSTART-"
 
 
 def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
-    """Reads CoNLL-U: words are FORM and tags UPOS unless columns name others.
+    """Reads CoNLL-U: words from FORM and tags from UPOS, unless columns names others.
 
-    Lines of multiword tokens (1-2) and empty nodes (1.1) are no words and are left out. Raises UserError for a line
-    without the ten columns, an unknown column name or a file without words.
+    Lines of multiword tokens (1-2) and empty nodes (1.1) are not words and are skipped. Raises UserError for a line
+    without the ten columns, an unknown column name, and a file without words.
     """
     word_column = _conllu_column(columns.text or "FORM", "text")
     tag_column = _conllu_column(columns.label or "UPOS", "label")
@@ -38,11 +38,11 @@ def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sen
 
 
 def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
-    """Reads CoNLL columns: a word a line, columns parted by tabs or else by spaces, a blank line between sentences.
+    """Reads CoNLL columns: one word on each line, columns separated by tabs or spaces, blank lines between sentences.
 
-    Words are in column 0 and tags in the last unless columns give other numbers; -DOCSTART- lines are left out.
-    Without label_required a file of one column is read as unlabelled. Raises UserError for a line with another
-    number of columns than the first, a column that is not there or a file without words.
+    Words are in column 0 and tags in the last column, unless columns gives other numbers; -DOCSTART- lines
+    are skipped. Without label_required, a file of one column is read as unlabelled. Raises UserError for a
+    line whose number of columns differs from that of the first line, a missing column, and a file without words.
     """
     groups: list[list[tuple[int, list[str]]]] = [[]]
     width = 0
@@ -53,7 +53,9 @@ def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sent
         fields = line.split("\t") if "\t" in line else [field for field in line.split(" ") if field]
         width = width or len(fields)
         if len(fields) != width:
-            raise UserError(f"{path} line {number} has {len(fields)} columns, the first line has {width}")
+            raise UserError(
+                f"{path} line {number} has {len(fields)} columns, but the first line has {width}. Correct the line"
+            )
         if fields[0] != DOCUMENT_MARK:
             groups[-1].append((number, fields))
     word_column = _conll_column(path, columns.text or "0", width, "text") if width else 0
@@ -61,7 +63,7 @@ def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sent
         return _sentences(path, groups, word_column, None)
     tag_column = _conll_column(path, columns.label or "-1", width, "label") if width else 0
     if width == 1:
-        raise UserError(f"{path} has one column; words and tags need two, parted by a tab or by spaces")
+        raise UserError(f"{path} has one column; expected two or more, for words and tags, separated by tabs or spaces")
     return _sentences(path, groups, word_column, tag_column)
 
 
@@ -78,7 +80,7 @@ def _sentences(
         if group
     )
     if not items:
-        raise UserError(f"{path} holds no words. Give one word a line and a blank line between sentences")
+        raise UserError(f"{path} contains no words; expected one word on each line and a blank line between sentences")
     return Split(path, items, tag_column is not None)
 
 

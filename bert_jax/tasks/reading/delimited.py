@@ -1,4 +1,4 @@
-"""TSV, whose fields are never quoted, and CSV, whose fields are (RFC 4180)."""
+"""Reads TSV, whose fields are never quoted, and CSV, whose fields may be quoted (RFC 4180)."""
 
 import csv
 from collections.abc import Iterator, Sequence
@@ -8,20 +8,20 @@ from bert_jax.command import UserError
 from bert_jax.tasks.reading.columns import Column, has_column, is_number, place_of
 from bert_jax.tasks.reading.text_lines import decoded_lines, numbered_lines
 
-LONGEST_FIELD = 2**31 - 1  # of the csv module, which refuses fields of 128 KiB unless it is told
+LONGEST_FIELD = 2**31 - 1  # characters; the default limit of the csv module is 128 KiB
 
 Rows = list[tuple[int, tuple[str | None, ...]]]
 
 
 def tsv_records(path: Path, columns: Sequence[Column], ragged_lines: bool) -> tuple[Rows, tuple[bool, ...], int]:
-    """Line and values of each record, which columns are there, and how many ragged lines were left out."""
+    """The line and the values of each record, which columns exist, and the number of skipped ragged lines."""
     lines = ((number, line.split("\t")) for number, line in numbered_lines(path) if line)
-    return _chosen(path, lines, columns, ragged_lines, "Fields are parted by one tab and are never quoted")
+    return _chosen(path, lines, columns, ragged_lines, "Fields are separated by one tab and are never quoted")
 
 
 def csv_records(path: Path, columns: Sequence[Column], ragged_lines: bool) -> tuple[Rows, tuple[bool, ...], int]:
-    """As tsv_records; a record's line is that on which it ends, for a quoted field may hold line ends."""
-    advice = 'A field that holds commas, quotes or line ends is quoted, and its quotes are doubled: "so ""quoted"""'
+    """Like tsv_records; a record's line is the one on which it ends, because a quoted field may contain line ends."""
+    advice = 'Quote a field that contains commas, quotes or line ends, and double its quotes: "so ""quoted"""'
     return _chosen(path, _csv_rows(path, advice), columns, ragged_lines, advice)
 
 
@@ -45,7 +45,7 @@ def _chosen(
 ) -> tuple[Rows, tuple[bool, ...], int]:
     first = next(lines, None)
     if first is None:
-        raise UserError(f"{path} is empty. Give a file with one example a line")
+        raise UserError(f"{path} is empty; expected one example on each line")
     has_header = not all(is_number(column.name) for column in columns)
     names, width = first[1] if has_header else [], len(first[1])
     places = [
@@ -55,17 +55,17 @@ def _chosen(
         for column in columns
     ]
     rows: Rows = []
-    left_out = 0
+    skipped = 0
     for number, fields in lines if has_header else _chain(first, lines):
         if len(fields) == width:
             rows.append((number, tuple(None if place is None else fields[place] for place in places)))
         elif ragged_lines:
-            left_out += 1
+            skipped += 1
         else:
-            raise UserError(f"{path} line {number} has {len(fields)} fields, the first line has {width}. {advice}")
+            raise UserError(f"{path} line {number} has {len(fields)} fields, but the first line has {width}. {advice}")
     if not rows:
-        raise UserError(f"{path} holds a header and no examples")
-    return rows, tuple(place is not None for place in places), left_out
+        raise UserError(f"{path} contains a header but no examples. Name another file")
+    return rows, tuple(place is not None for place in places), skipped
 
 
 def _chain(first: tuple[int, list[str]], rest: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:

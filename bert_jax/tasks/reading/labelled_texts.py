@@ -1,4 +1,4 @@
-"""Texts and pairs of texts with a label, from any kind of table."""
+"""Reads labelled texts and pairs of texts from any kind of table."""
 
 import math
 from collections.abc import Sequence
@@ -15,29 +15,29 @@ from bert_jax.tasks.reading.tables import read_records
 def read_table(
     path: Path, columns: Columns, label_required: bool, labels: Sequence[str] = (), ragged_lines: bool = False
 ) -> Split[Example]:
-    """Reads texts, or pairs of texts, of a table (tables.py) with their labels as texts.
+    """Reads texts, or pairs of texts, from a table (tables.py), with their labels as strings.
 
-    In JSON, Parquet and prepared data a number may stand for a class: it becomes its name, or the label in its place
-    among `labels`, where these are known and no numbers themselves; true and false become `true` and `false`; a text
-    that is null is empty. A file whose labels are all empty, or null or -1 there, is unlabelled, and without
-    label_required so is one that lacks the label column; then an example may lack its own, too. Raises UserError for a
-    column that is not named or not there, an example without a label that is required, and all that read_records
-    refuses.
+    In JSON, Parquet and prepared data, a label may be the number of a class. It becomes the name of the class
+    where the file gives it, or the label with this index in `labels` unless these are numbers. true and false
+    become `true` and `false`; a null text becomes an empty one. A file whose labels are all empty, null or -1 is
+    unlabelled. Without label_required, so is a file without the label column, and single labels may be missing.
+    Raises UserError for a column that is not set or missing, for a missing label that is required, and for
+    whatever read_records rejects.
     """
     if not columns.text:
         raise UserError(
-            f"task.text is not known: name the column of {path} that holds the text (a header name or a number)"
+            f"task.text is not set; name the column of {path} that holds the text (a header name or a number)"
         )
     if label_required and not columns.label:
-        raise UserError(f"task.label is not known: name the column of {path} that holds the label")
-    wanted = [Column(columns.text, "text")]
+        raise UserError(f"task.label is not set; name the column of {path} that holds the label")
+    requested = [Column(columns.text, "text")]
     if columns.text_pair:
-        wanted.append(Column(columns.text_pair, "text_pair"))
-    texts = len(wanted)
-    wanted += [Column(name, "marks") for name in columns.marks]
+        requested.append(Column(columns.text_pair, "text_pair"))
+    texts = len(requested)
+    requested += [Column(name, "marks") for name in columns.marks]
     if columns.label:
-        wanted.append(Column(columns.label, "label", required=label_required))
-    found = read_records(path, wanted, ragged_lines)
+        requested.append(Column(columns.label, "label", required=label_required))
+    found = read_records(path, requested, ragged_lines)
     labelled = bool(columns.label) and found.present[-1]
     if labelled:
         labelled = not all(is_held_back(record.values[-1]) for record in found.records)
@@ -45,7 +45,7 @@ def read_table(
             raise UserError(f"{path} has no labels: column {columns.label!r} is empty, null or -1 throughout")
     items = []
     for line, values in found.records:
-        first, *second = (_text(path, line, wanted[place].name, values[place]) for place in range(texts))
+        first, *second = (_text(path, line, requested[place].name, values[place]) for place in range(texts))
         if columns.marks:
             first, *second = mark_words(path, line, (first, *second), values[texts : texts + len(columns.marks)])
         unknown = not labelled or (not label_required and is_missing(values[-1]))
@@ -55,7 +55,7 @@ def read_table(
 
 
 def is_held_back(label: Any) -> bool:
-    """Whether a label is empty, null, NaN or -1, which data sets put in the place of one that is not told."""
+    """Whether a label is empty, null, NaN or -1, which data sets write in place of a label that they withhold."""
     return is_missing(label) or label == -1
 
 
@@ -70,14 +70,14 @@ def _text(path: Path, line: int, column: str, value: Any) -> str:
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"{path} line {line}: column {column!r} holds {value!r:.40} where a text was wanted")
+        raise UserError(f"{path} line {line}: column {column!r} holds {value!r:.40}; expected a text")
     return value
 
 
 def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequence[str]) -> str:
-    """A label as the files of text write it."""
+    """A label as text files write it."""
     if is_missing(value):
-        raise UserError(f"{path} line {line} has no label, and others have. Leave the line out, or give it one")
+        raise UserError(f"{path} line {line} has no label, but other lines have one. Remove the line or add its label")
     if isinstance(value, str):
         return value.strip()
     if isinstance(value, bool):
@@ -88,7 +88,7 @@ def _label(path: Path, line: int, value: Any, labels: Sequence[str], names: Sequ
     elif isinstance(value, float):
         return repr(value)
     else:
-        raise UserError(f"{path} line {line}: {value!r:.40} is no label; wanted a text, a number, true or false")
+        raise UserError(f"{path} line {line}: {value!r:.40} is not a label; expected a text, a number, true or false")
     if written in labels:
         return written
     if str(number) in labels:

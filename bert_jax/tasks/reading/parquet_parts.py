@@ -1,7 +1,7 @@
-"""Data sets in several Parquet files, of which the first one's name stands for them all.
+"""Finds the files of a data set that is split into several Parquet files. The first file's name represents all.
 
-NAME-00000-of-00003.parquet is what `datasets` of Hugging Face calls them; earlier on with 16 hexadecimal digits behind
-that, other ones in each file.
+Hugging Face's `datasets` names them NAME-00000-of-00003.parquet. Earlier versions added 16 hexadecimal digits, which
+differ between the files.
 """
 
 import glob
@@ -15,9 +15,9 @@ _FIRST = re.compile(r"(?P<name>.+)-00000-of-(?P<count>\d{5})(?P<digits>-[0-9a-f]
 
 
 def files_of(path: Path) -> list[Path]:
-    """The files that a first one stands for, in order, whether they are there or not; any other file alone.
+    """The files of the data set whose first file is `path`, in order, existing or not; otherwise `path` alone.
 
-    Raises UserError where two files, which differ in their digits, have the same place.
+    Raises UserError if two files, which differ in their digits, have the same number.
     """
     match = _FIRST.fullmatch(path.name)
     if not match:
@@ -35,27 +35,27 @@ def files_of(path: Path) -> list[Path]:
 
 
 def first_file(folder: Path, name: str) -> Path | None:
-    """The first of the files in a folder that are NAME-00000-of-... and so on, if it is there.
+    """The file NAME-00000-of-....parquet in a folder, or None.
 
-    Raises UserError where there are two, which are of different data sets.
+    Raises UserError if there are two, which belong to different data sets.
     """
     found = folder.glob(name + "-00000-of-*.parquet")
     return _only(sorted(path for path in found if _FIRST.fullmatch(path.name)))
 
 
 def check_apart(files: Mapping[str, Path]) -> None:
-    """Raises UserError where the file of one split is among those that the file of another one stands for."""
+    """Raises UserError if the file of one split is one of several files that another split consists of."""
     for split, path in files.items():
         others = {file.resolve() for file in files_of(path)[1:]}
         for other, file in files.items():
             if file.resolve() in others:
                 raise UserError(
-                    f"{split} is {path}, which stands for all {len(others) + 1} files of its name, and {other} is one "
-                    f"of them: {file.name}. Give files of other names, as {other}.parquet, if they are to be apart"
+                    f"{split} is {path}, which reads all {len(others) + 1} files of this data set, but {other} is one "
+                    f"of them: {file.name}. To use them as separate splits, rename them, such as to {other}.parquet"
                 )
 
 
 def _only(found: list[Path]) -> Path | None:
     if len(found) > 1:
-        raise UserError(f"{found[0]} and {found[1].name} are there, of different data sets. Remove those of one")
+        raise UserError(f"{found[0]} and {found[1].name} belong to different data sets. Remove the files of one")
     return found[0] if found else None

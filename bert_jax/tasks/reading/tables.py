@@ -1,8 +1,12 @@
-"""Chosen columns of a table: one face over every kind of file, by its ending.
+"""Reads selected columns of a table. The ending of the file's name determines its format.
 
-.jsonl (or .ndjson)  an object a line             .parquet  its columns
-.csv                 quoted as RFC 4180 has it    tfds:     prepared data of TensorFlow Datasets, tfds:NAME[:SPLIT]
-any other            TSV, never quoted            Text files may be compressed (.gz, .xz, .zst).
+.jsonl, .ndjson  one object on each line
+.parquet         the columns of the file, or of several (parquet_parts.py)
+.csv             quoted as in RFC 4180
+tfds:            data prepared by TensorFlow Datasets, tfds:NAME[:SPLIT]
+any other        TSV, never quoted
+
+Text files may be compressed (.gz, .xz, .zst).
 """
 
 from collections.abc import Sequence
@@ -16,32 +20,32 @@ from bert_jax.tasks.reading.typed_tables import json_records, parquet_records, p
 
 
 class TableRow(NamedTuple):
-    """What a table holds of one example: a value for each column asked for, None where there is none."""
+    """The values of one example, one for each requested column; None where it has none."""
 
-    line: int  # of the file, from 1; in Parquet and prepared data the row, from 1
-    values: tuple[Any, ...]  # texts from TSV and CSV; whatever the file has elsewhere
+    line: int  # in the file, from 1; the row, from 1, in Parquet and prepared data
+    values: tuple[Any, ...]  # texts from TSV and CSV; values of any type from other formats
 
 
 class Table(NamedTuple):
-    """The records of a file, and what it says of their columns."""
+    """The records of a file and the properties of their columns."""
 
     records: list[TableRow]
-    present: tuple[bool, ...]  # which of the columns asked for are there
-    class_names: tuple[tuple[str, ...], ...]  # of each column, where its numbers stand for names
-    left_out: int = 0  # lines with another number of fields
+    present: tuple[bool, ...]  # for each requested column, whether the file has it
+    class_names: tuple[tuple[str, ...], ...]  # by column; empty unless the file names the classes
+    left_out: int = 0  # skipped lines with an unexpected number of fields
 
 
 def is_stored(path: Path) -> bool:
-    """Whether a file holds values of their own types under names, and no lines of fields."""
+    """Whether a file has named, typed columns (JSON lines, Parquet, prepared data), not lines of fields."""
     return str(path).startswith(TFDS) or plain_name(path).endswith((".jsonl", ".ndjson", ".parquet"))
 
 
 def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = False) -> Table:
-    """The columns of a file, of every example in order.
+    """Reads these columns of every example, in order.
 
-    TSV and CSV have a header, unless every column is named by a number. With ragged_lines a line of TSV with another
-    number of fields than the first is left out and counted. Raises UserError, with file and line, for what is not of
-    the form, a column that is required and not there, and a file without examples.
+    TSV and CSV have a header unless every column is given by a number. With ragged_lines, a line of TSV or CSV whose
+    number of fields differs from that of the first line is skipped and counted. Raises UserError, with file and line,
+    for malformed input, a missing column that is required, and a file without examples.
     """
     name = plain_name(path)
     if str(path).startswith(TFDS):
@@ -52,6 +56,6 @@ def read_records(path: Path, columns: Sequence[Column], ragged_lines: bool = Fal
         rows, present, class_names = json_records(path, columns)
     else:
         read = csv_records if name.endswith(".csv") else tsv_records
-        rows, present, left_out = read(path, columns, ragged_lines)
-        return Table([TableRow(*row) for row in rows], present, ((),) * len(columns), left_out)
+        rows, present, skipped = read(path, columns, ragged_lines)
+        return Table([TableRow(*row) for row in rows], present, ((),) * len(columns), skipped)
     return Table([TableRow(*row) for row in rows], present, class_names)

@@ -1,4 +1,4 @@
-"""Lines of a text file, whatever it is compressed by; what kind of file a name means."""
+"""Reads the lines of a plain or compressed text file, and detects the kind of a file from its name."""
 
 from collections.abc import Iterator
 from io import BufferedReader
@@ -12,12 +12,12 @@ TFDS = "tfds:"
 
 
 def plain_name(path: Path) -> str:
-    """A file's name without the ending of a compressed one."""
+    """A file's name without the ending of its compression."""
     return path.name.removesuffix(path.suffix) if path.suffix in COMPRESSED else path.name
 
 
 def kind_of_file(path: Path) -> str:
-    """`conllu`, `conll`, `squad` (.json) or `table`, by the name's ending (that of a compressed file left out)."""
+    """`conllu`, `conll`, `squad` (.json) or `table`, by the ending of plain_name."""
     name = plain_name(path)
     if name.endswith(".conllu"):
         return "conllu"
@@ -31,14 +31,14 @@ def check_file(path: Path) -> None:
     if not path.exists():
         raise UserError(f"no such file: {path}. Check its name and folder")
     if path.is_dir():
-        raise UserError(f"{path} is a folder where a file was wanted. Name a file in it")
+        raise UserError(f"{path} is a folder; expected a file. Name a file in it")
 
 
 def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a text file with their ends, and their numbers from 1.
+    """The numbers, from 1, and the lines of a text file, with their line ends.
 
     Only a line feed ends a line (texts hold U+2028 and the like); a byte-order mark is dropped. Raises UserError
-    for a missing file, a folder, a broken compressed file or bytes that are not UTF-8.
+    for a missing file, a folder, a damaged compressed file, and bytes that are not UTF-8.
     """
     check_file(path)
     number = 0
@@ -49,11 +49,11 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
     except UnicodeDecodeError as error:
         raise UserError(f"{path} line {number} is not UTF-8 ({error.reason}). Convert the file to UTF-8") from error
     except DamagedFile as error:
-        raise UserError(f"{path} is cut short or damaged after line {number}: {error}. Fetch it again") from error
+        raise UserError(f"{path} is cut short or damaged after line {number}: {error}. Download it again") from error
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """decoded_lines without their ends."""
+    """decoded_lines without the line ends."""
     for number, line in decoded_lines(path):
         yield number, line.rstrip("\r\n")
 

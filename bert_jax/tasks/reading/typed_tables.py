@@ -1,4 +1,4 @@
-"""Values of their own types under names: JSON lines, Parquet, and prepared data of TensorFlow Datasets."""
+"""Reads tables with named, typed columns: JSON lines, Parquet, and data prepared by TensorFlow Datasets."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -17,15 +17,15 @@ from bert_jax.tasks.reading.columns import Column, advice
 from bert_jax.tasks.reading.parquet_parts import files_of
 from bert_jax.tasks.reading.text_lines import check_file, numbered_lines
 
-# Line (or row) and values of each record, which columns are there, and the names of classes by column.
+# The line (or row) and the values of each record, which columns exist, and the names of classes by column.
 Stored = tuple[list[tuple[int, tuple[Any, ...]]], tuple[bool, ...], tuple[tuple[str, ...], ...]]
 
 
 def json_records(path: Path, columns: Sequence[Column]) -> Stored:
-    """Of a file with a JSON object a line; blank lines are passed over, other fields left out.
+    """Reads a file with one JSON object on each line; blank lines and other fields are ignored.
 
-    A column is there when any object has it; then an object without it has None. Raises UserError for a line that is
-    no JSON object and for a required column that an object lacks.
+    A column exists if any object has it; its value is None in an object without it. Raises UserError for a line that
+    is not a JSON object, and for an object without a required column.
     """
     rows = []
     for number, line in numbered_lines(path):
@@ -34,47 +34,47 @@ def json_records(path: Path, columns: Sequence[Column]) -> Stored:
         try:
             found = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise UserError(f"{path} line {number} is not JSON ({first_line(error)}). Mend the line") from error
+            raise UserError(f"{path} line {number} is not JSON ({first_line(error)}). Correct the line") from error
         if not isinstance(found, dict):
-            raise UserError(f"{path} line {number} is no JSON object. Give an object with the columns as its keys")
+            raise UserError(f"{path} line {number} is not a JSON object; expected an object whose keys are the columns")
         if "\\ud" in line.lower() and not is_unicode(json.dumps(found, ensure_ascii=False)):
             raise UserError(
-                f"{path} line {number} holds half of a surrogate pair, which is no character. Mend the line"
+                f"{path} line {number} contains half of a surrogate pair, which is not a character. Correct the line"
             )
         for column in columns:
             if column.required and column.name not in found:
                 _missing(f"{path} line {number}", column, found)
         rows.append((number, tuple(found.get(column.name) for column in columns), found.keys()))
     if not rows:
-        raise UserError(f"{path} is empty. Give a file with one example a line")
+        raise UserError(f"{path} is empty; expected one example on each line")
     present = tuple(any(column.name in keys for _, _, keys in rows) for column in columns)
     return [(number, values) for number, values, _ in rows], present, ((),) * len(columns)
 
 
 def parquet_records(path: Path, columns: Sequence[Column]) -> Stored:
-    """The rows of a Parquet file, or of the several files that the first one names (parquet_parts.py).
+    """Reads the rows of a Parquet file, or of all files of a data set (parquet_parts.py).
 
-    Rows are numbered through all files. Classes, alone or in lists, have names where the schema that `datasets` of
-    Hugging Face wrote tells them.
-
-    Raises UserError for a file that is missing, no Parquet or damaged, for a required column that it lacks, and for one
-    with other columns than the first, or other names of classes.
+    Rows are numbered through all files. Classes, single or in lists, have names where Hugging Face's `datasets` wrote
+    them into the schema. Raises UserError for a file that is missing, damaged or not Parquet, for a missing required
+    column, and for files that differ in their columns or in the names of their classes.
     """
     files = files_of(path)
     for file in files:
         check_file(file)
     (first, present, class_names), *others = (_parquet_rows(file, columns) for file in files)
     rows = list(first)
-    for file, (more, there, names) in zip(files[1:], others, strict=True):
-        for column, here, before in zip(columns, there, present, strict=True):
+    for file, (more, exists, names) in zip(files[1:], others, strict=True):
+        for column, here, before in zip(columns, exists, present, strict=True):
             if here != before:
                 one, other = (file, path) if before else (path, file)
-                raise UserError(f"{one} has no column {column.name!r}, and {other.name} has. Fetch or make both again")
+                raise UserError(
+                    f"{one} has no column {column.name!r}, but {other.name} has it. Download or create both again"
+                )
         if names != class_names:
-            raise UserError(f"{file} names its classes otherwise than {path.name}. Fetch or make both again")
+            raise UserError(f"{file} names its classes differently from {path.name}. Download or create both again")
         rows += more
     if not rows:
-        raise UserError(f"{path} has no rows. Give a file with one example a row")
+        raise UserError(f"{path} has no rows; expected one example in each row")
     return list(enumerate(rows, start=1)), present, class_names
 
 
@@ -89,7 +89,7 @@ def _parquet_rows(
         table = pq.read_table(path, columns=sorted(set(read)))
     except (pa.ArrowException, OSError) as error:
         what = first_line(error)
-        raise UserError(f"{path} is no Parquet file, or damaged ({what}). Make or fetch it again") from error
+        raise UserError(f"{path} is damaged or not a Parquet file ({what}). Create or download it again") from error
     values = [
         table.column(column.name).to_pylist() if there else [None] * table.num_rows
         for column, there in zip(columns, present, strict=True)
@@ -100,9 +100,9 @@ def _parquet_rows(
 
 
 def prepared_records(address: str, columns: Sequence[Column]) -> Stored:
-    """Of a split that TensorFlow Datasets has prepared (bert_jax/data/prepared.py), read without TensorFlow.
+    """Reads a split that TensorFlow Datasets has prepared (bert_jax/data/tfds_source.py), without TensorFlow.
 
-    Raises UserError for what is not prepared, damaged, and for a required column that is not there.
+    Raises UserError for data that is damaged or not prepared, and for a missing required column.
     """
     builder, split = open_tfds(address)
     features = builder.info.features
@@ -122,7 +122,7 @@ def prepared_records(address: str, columns: Sequence[Column]) -> Stored:
             )
             for number, example in enumerate(builder.as_data_source(split), start=1)
         ]
-    except Exception as error:  # TFDS has no kind of its own for a file that is gone or damaged
+    except Exception as error:  # TFDS has no exception class for a missing or damaged file
         raise UserError(f"{address} cannot be read ({first_line(error)}). Prepare it again") from error
     if not rows:
         raise UserError(f"{address} has no examples. Name another split")
@@ -144,24 +144,24 @@ def _missing(where: str, column: Column, names: Iterable[str]) -> None:
 
 
 def _features(schema: pa.Schema) -> dict[str, dict[str, Any]]:
-    """What `datasets` wrote of each column into the schema; nothing where it wrote nothing that is understood."""
+    """The feature descriptions that `datasets` wrote into the schema, by column; empty if there are none."""
     try:
-        told = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
-        features = told.get("info", {}).get("features", {})
+        metadata = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))
+        features = metadata.get("info", {}).get("features", {})
         return {name: feature for name, feature in features.items() if isinstance(feature, dict)}
     except (ValueError, AttributeError):
         return {}
 
 
 def _class_names(feature: Any) -> tuple[str, ...]:
-    """Of a column of classes, or of lists of them."""
+    """The names of the classes of a column, or of a column of lists of classes."""
     if not isinstance(feature, dict):
         return ()
     return tuple(feature.get("names") or _class_names(feature.get("feature")))
 
 
 def _plain(value: Any) -> Any:
-    """A value as JSON would have it."""
+    """A value as the JSON types: texts, numbers, lists and objects."""
     if isinstance(value, bytes):
         return value.decode()
     if isinstance(value, list):
