@@ -1,4 +1,4 @@
-"""What a fine-tuned checkpoint says of texts: labels, scores, tags, entities, answers, one JSON line an input."""
+"""Predicts labels, scores, tags, entities or answers for texts with a fine-tuned checkpoint."""
 
 import contextlib
 import json
@@ -21,31 +21,44 @@ from bert_jax.tasks.predictor import Answering, Counts
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 
-BENCHMARKS = {"glue": ".tsv", "superglue": ".jsonl"}  # and how the files are called that they take
+BENCHMARKS = {"glue": ".tsv", "superglue": ".jsonl"}  # the ending of the files that each leaderboard accepts
 FORMATS = ("lines", *BENCHMARKS)
-DIGITS = 7  # of a float32
+CHECKPOINT_HELP = "a fine-tuning workdir, a step in it, an export, or a Hugging Face folder with a task head"
+COMPUTE_DTYPE_HELP = "float32, bfloat16 or auto (default: auto, which is float32 on CPU and bfloat16 elsewhere)"
+DIGITS = 7  # significant digits of a float32
 
-DESCRIPTION = """Says what a fine-tuned checkpoint makes of texts, one JSON line an input, in their order.
+DESCRIPTION = """Runs a fine-tuned checkpoint on texts and writes one JSON object per line, in the order of the inputs.
 
   python -m bert_jax.predict --checkpoint runs/sst2 --input reviews.txt --output moods.jsonl
   echo "Ann Lee moved to Rome." | python -m bert_jax.predict --checkpoint runs/conll2003 --input -
   python -m bert_jax.predict --checkpoint runs/mrpc --input pairs.jsonl --all_scores
 
-CHECKPOINT is a workdir of bert_jax.finetune, a step in it, an export, or a Hugging Face folder with a task's head.
---input, UTF-8, plain, .gz, .xz or .zst, or - for standard input:
-  .txt    one input a line; a tab parts the texts of one (a pair; question and context)
-  .jsonl  one object a line: text, text_pair; tokens; question, context; choices; or the names of the task's columns
-  else    a file as those the model was trained on (.tsv with its columns, .conll, .conllu, .json ...)
---form text, jsonl or task says it where the name does not. Standard input is JSON where its first line is.
+Input: a UTF-8 file, plain or compressed (.gz, .xz, .zst), or standard input. The file name decides the form:
+  .txt, .text, none  text: one input per line; a tab separates its two texts (a pair, or question and context)
+  .jsonl, .ndjson    jsonl: one JSON object per line, with the fields text (and text_pair), tokens, question and
+                     context, or choices, or with the names of the task's columns
+  any other          task: a file in the format of the training files (.tsv, .conll, .conllu, .json, ...)
+Set --form if the name does not match. Standard input is read as jsonl if its first line is a JSON object, otherwise
+as text.
 
-What is told: of a class label and score (its probability); of a regression score; of a tagger words, tags, tag_scores
-and entities with type, text, score, start and end; of numbers by word words and numbers; of a question answer, score,
-start and end; of spans words, spans and relations; of choices label (its place), choice and score.
-start and end are characters [start, end) of the raw text. Raw text is split into words by white space, and every
-punctuation mark or symbol is a word; --words takes lines whose blanks part the words already. An `id` in an object is
-told with its answer.
-Lines come out as soon as they are known; --output appears whole or not at all. --format glue (superglue) writes what
-the leaderboard takes of --input, the benchmark's own file of a split, into the folder --output.
+Output: the fields of each object depend on the kind of task:
+  classification     label, score (the probability of the label)
+  regression         score
+  choice             label (the index of the choice, from 0), choice, score
+  tagging            words, tags, tag_scores; for entity tags also entities (type, text, score, start, end)
+  token_regression   words, numbers (one for each word)
+  question           answer, score, start, end
+  spans, span_pairs  words, spans; for span_pairs also relations
+start and end are character positions in the input text; end is exclusive. If an input object has an id, its output
+object has the same id.
+
+For tasks on words, the text is split at white space, and each punctuation mark or symbol is a word of its own. If the
+text is already split into words separated by spaces, pass --words.
+
+Lines are written as soon as they are predicted. A file named by --output appears only when it is complete.
+
+To submit to the GLUE or SuperGLUE leaderboard, pass the benchmark's own test file as --input, glue or superglue as
+--format, and a folder as --output.
 """
 
 
@@ -63,12 +76,13 @@ def predict(
     columns: Columns | None = None,
     average: str = "",
 ) -> list[dict[str, Any]]:
-    """What a fine-tuned checkpoint says of each input, in order, as `--help` tells it.
+    """Returns the predictions of a fine-tuned checkpoint, one object per input in order (fields: see `--help`).
 
-    inputs are plain texts and objects, or the path of a file. columns are those of a task's file, where the checkpoint
-    does not know them; average is of a checkpoint given by its path, as in open_checkpoint.
-    Raises UserError, naming the line, for an input that is empty, incomplete or broken (with on_error=skip it is told
-    as {"error": ...} in its place), for a checkpoint that was not fine-tuned, and an unknown form.
+    inputs are plain texts and objects, or the path of a file. columns names the columns of a task
+    file, for a checkpoint that does not record them. average applies to a checkpoint given by its
+    path, as in open_checkpoint. Raises UserError, naming the line, for an input that is empty,
+    incomplete or malformed (with on_error="skip" its result is {"error": ...} instead), and for a
+    checkpoint that was not fine-tuned and an unknown form.
     """
     if isinstance(inputs, str):
         raise UserError(f"inputs is the text {inputs!r:.40}; give a list of texts, or a pathlib.Path for a file")
@@ -78,7 +92,7 @@ def predict(
     )
     answering = Answering(model, words, all_scores, on_error)
     if isinstance(inputs, Path):
-        return [told for window in answering.of_file(inputs, form) for told in window]
+        return [answer for window in answering.of_file(inputs, form) for answer in window]
     answers: list[dict[str, Any]] = []
     for first in range(0, len(inputs), answering.window):
         answers += answering.of_given(inputs[first : first + answering.window], first + 1)
@@ -87,27 +101,29 @@ def predict(
 
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.predict", DESCRIPTION)
-    parser.add_argument("--checkpoint", required=True, help="what was fine-tuned")
-    parser.add_argument("--input", required=True, metavar="FILE", help="the texts; - for standard input")
-    parser.add_argument("--output", default="", metavar="FILE", help="the file to make (default: standard output)")
-    what = f"lines (default), or the file that a leaderboard takes: {', '.join(BENCHMARKS)}; --output is then a folder"
+    parser.add_argument("--checkpoint", required=True, help=CHECKPOINT_HELP)
+    parser.add_argument("--input", required=True, metavar="FILE", help="the texts (see above); - for standard input")
+    parser.add_argument("--output", default="", metavar="FILE", help="the file to write (default: standard output)")
+    what = f"lines (default), or a leaderboard's submission format: {', '.join(BENCHMARKS)}; --output is then a folder"
     parser.add_argument("--format", default="lines", help=what)
-    parser.add_argument("--form", default="auto", help=f"of the input: {', '.join(input_lines.FORMS)} (default: auto)")
-    parser.add_argument("--words", action="store_true", help="lines of text are words, parted by blanks")
-    all_scores = "tell those of all classes or choices, or a question's n_best answers; other kinds have none"
+    parser.add_argument("--form", default="auto", help=f"see above: {', '.join(input_lines.FORMS)} (default: auto)")
+    parser.add_argument("--words", action="store_true", help="each line of text is words separated by spaces")
+    all_scores = "also write scores: of all classes or choices, or of the n_best answers (no effect for other kinds)"
     parser.add_argument("--all_scores", action="store_true", help=all_scores)
-    parser.add_argument("--on_error", default="fail", help="at a bad input: fail, or skip (default: fail)")
-    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="rows a batch (default: 32)")
-    parser.add_argument("--max_length", type=int, default=0, metavar="N", help="tokens (default: as in fine-tuning)")
-    parser.add_argument("--compute_dtype", default="auto", help="float32, bfloat16, auto (default: float32 on a CPU)")
+    parser.add_argument("--on_error", default="fail", help="fail (default), or skip: write an error object")
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="inputs per batch (default: 32)")
+    parser.add_argument(
+        "--max_length", type=int, default=0, metavar="N", help="truncate to N tokens (default: as fine-tuned)"
+    )
+    parser.add_argument("--compute_dtype", default="auto", help=COMPUTE_DTYPE_HELP)
     checkpoint_average.add_argument(parser)
     for column in ("text", "text_pair"):
-        what = f"the {column} column of a task's file, by name or number (default: as the checkpoint was trained)"
+        what = f"the {column} column of a task file, by name or number (default: as in fine-tuning)"
         parser.add_argument(f"--{column}", default="", help=what)
     options = parser.parse_args(list(arguments))
     columns = Columns(options.text, options.text_pair)
     if options.format not in FORMATS:
-        raise UserError(f"--format is {options.format!r}; use one of: {', '.join(FORMATS)}")
+        raise UserError(f"unknown --format {options.format!r}; choose from {', '.join(FORMATS)}")
     with _output("" if options.format in BENCHMARKS else options.output) as output:
         loaded = open_checkpoint(options.checkpoint, options.average)
         model = FineTuned(
@@ -128,30 +144,30 @@ def main(arguments: Sequence[str]) -> None:
         for window in found:
             output.write("".join(map(_line, window)).encode())
             output.flush()
-    _tell(answering.counts, model.task)
+    _print_counts(answering.counts, model.task)
 
 
 def _submit(answering: Answering, model: FineTuned, path: Path, output: str, benchmark: str) -> Path:
-    """Answers the benchmark's own file of a split and writes what its leaderboard takes."""
+    """Predicts the benchmark's own file of a split and writes the leaderboard's submission file."""
     if not output:
-        raise UserError(f"--format is {benchmark}: name the folder of its files by --output")
+        raise UserError(f"--format {benchmark} needs a folder to write to; name the folder with --output")
     task = model.task
     split = TASKS[task.name].split_of(path) if task.name in TASKS else ""
     if not submission.file_name(task.name, split).endswith(BENCHMARKS[benchmark]):
         raise UserError(
-            f"{benchmark} takes nothing of {path.name} and task {task.name}. Name the unlabelled file of one of its "
-            "tasks, called as the benchmark calls it, or leave out --format"
+            f"the {benchmark} leaderboard does not accept predictions of {path.name} for task {task.name}. Use the "
+            "unlabelled test file of one of its tasks, under the name that the benchmark gives it, or omit --format"
         )
-    told = [one for window in answering.of_file(path, "task", quiet=False) for one in window]
-    return submission.write_submission(task, split, told, output)
+    predictions = [one for window in answering.of_file(path, "task", quiet=False) for one in window]
+    return submission.write_submission(task, split, predictions, output)
 
 
-def _line(told: dict[str, Any]) -> str:
-    return json.dumps(_rounded(told), ensure_ascii=False) + "\n"
+def _line(answer: dict[str, Any]) -> str:
+    return json.dumps(_rounded(answer), ensure_ascii=False) + "\n"
 
 
 def _rounded(value: Any) -> Any:
-    """JSON values, their floats to as many digits as were computed."""
+    """Rounds the floats in a JSON value to the digits that a float32 holds."""
     if isinstance(value, float):
         return float(f"{value:.{DIGITS}g}")
     if isinstance(value, Mapping):
@@ -161,18 +177,18 @@ def _rounded(value: Any) -> Any:
 
 @contextlib.contextmanager
 def _output(path: str) -> Iterator[IO[bytes]]:
-    """The file, which appears whole at the end, or standard output."""
+    """Opens the output file, which appears only when it is complete, or standard output if the path is empty."""
     if path:
         with atomic_file(Path(path)) as file:
             yield file
         return
     try:
         yield sys.stdout.buffer
-    except BrokenPipeError:  # whoever reads has enough, as `head`
+    except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _tell(counts: Counts, task: Task) -> None:
+def _print_counts(counts: Counts, task: Task) -> None:
     if counts.cut:
         option = "--max_length" if counts.cut_option == "max_length" else f"task.{counts.cut_option}"
         limit = getattr(task, counts.cut_option)
@@ -181,7 +197,7 @@ def _tell(counts: Counts, task: Task) -> None:
             file=sys.stderr,
         )
     if counts.refused:
-        print(f"{counts.refused:,} of {counts.inputs:,} inputs were bad and are told as errors", file=sys.stderr)
+        print(f"{counts.refused:,} of {counts.inputs:,} inputs were invalid (see the errors)", file=sys.stderr)
 
 
 if __name__ == "__main__":
