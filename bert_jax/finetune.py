@@ -1,4 +1,4 @@
-"""Fine-tunes a checkpoint on a task, once for each seed, and says how well it does."""
+"""Fine-tunes a checkpoint on a task, once for each seed and learning rate, and measures the results."""
 
 import functools
 import json
@@ -33,7 +33,7 @@ from bert_jax.train import distributed, trainer
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.host_memory import keep_freed_memory
 
-DESCRIPTION = f"""Fine-tunes a checkpoint on a task: a named one, or files of your own.
+DESCRIPTION = f"""Fine-tunes a checkpoint on a named task or on your own files, and prints the metrics as JSON.
 
   python -m bert_jax.finetune --config configs/glue.py:task=sst2 --workdir runs/sst2 --config.init_from=CHECKPOINT
   python -m bert_jax.finetune --config configs/tagging.py:task=ewt --workdir runs/ewt --config.init_from=CHECKPOINT
@@ -41,37 +41,45 @@ DESCRIPTION = f"""Fine-tunes a checkpoint on a task: a named one, or files of yo
       --config.task.train=train.tsv --config.task.dev=dev.tsv --config.task.text=review --config.task.label=stars
 
 CHECKPOINT is a workdir of pretraining or fine-tuning, a step in it, an export, or a Hugging Face folder.
-Named tasks: {", ".join(registry.TASKS)}. Their files are found in --config.task.data_dir,
-or else in $BERT_JAX_DATA; a part of ewt comes with the code and is used unless data_dir is given.
---config.task.submission=DIR writes what the leaderboards of GLUE and SuperGLUE take of a named task.
-Other keys: --config.seeds=5 (five runs, seeds 0 to 4, in WORKDIR/seed-K; WORKDIR then holds the best by dev; several
-numbers are the seeds themselves), --config.learning_rates="2e-5,3e-5,5e-5" (each with each seed),
---config.run_together=auto|yes|no (all runs in one program; auto: on an accelerator), --config.early_stop=2 (evaluations
-without a better one), --config.epochs=3, --config.train_layers=all|head|last:K|no_embeddings|gradual|gradual:EPOCHS,
---config.batch_size=32, --config.optimizer.learning_rate=3e-5, --config.task.max_length=128,
---config.task.pooling=cls|mean|max|attention_dot|attention_additive (what a class reads; default: as CHECKPOINT has it).
-Run the same command again after a stop: it goes on.
+Named tasks: {", ".join(registry.TASKS)}.
+Their files are read from --config.task.data_dir, by default $BERT_JAX_DATA. For ewt, bert_jax includes a part of the
+data, which is used unless data_dir is set.
+
+Common configuration keys (docs/recipes.md describes all):
+  --config.epochs=3  --config.batch_size=32  --config.optimizer.learning_rate=3e-5  --config.task.max_length=128
+  --config.seeds=5            train with seeds 0 to 4, each in WORKDIR/seed-K; the best by the dev metric is also
+                              written to WORKDIR itself. Several numbers (0,7,9) are the seeds themselves.
+  --config.learning_rates="2e-5,3e-5,5e-5"     train with each learning rate and each seed
+  --config.run_together=auto|yes|no            train all seeds and rates in one program; auto: on an accelerator
+  --config.early_stop=2       stop after this many evaluations without improvement
+  --config.train_layers=all|head|last:K|no_embeddings|gradual|gradual:EPOCHS
+  --config.task.pooling=cls|mean|max|attention_dot|attention_additive
+                              the pooling of token vectors for a class or score (default: as in CHECKPOINT)
+  --config.task.submission=DIR                 also write the files that the GLUE and SuperGLUE leaderboards accept
+
+If the run is interrupted, run the same command again to resume.
 """
 
-PADDED_TABLE = 128  # rows that a published table of tokens may have beyond its vocabulary
+# Published embedding tables are padded to a multiple of up to this many rows beyond the vocabulary.
+PADDED_TABLE = 128
 
 
 @dataclass(frozen=True)
 class Start:
-    """Where fine-tuning starts from."""
+    """The model, tokenizer and checkpoint from which fine-tuning starts."""
 
     model: ModelConfig
     tokenizer: Tokenizer
     loaded: LoadedModel | None  # None: from scratch
 
     def initial_params(self, heads: Heads, task: Task) -> dict[str, np.ndarray]:
-        """Parameters by path; what is not among them is drawn afresh, by each seed otherwise."""
+        """Returns the parameters of the checkpoint by path; each seed initializes the others at random."""
         if self.loaded is None:
             return {}
         return initial_params(self.loaded, self.model, heads, self.tokenizer, task_json.to_json(task)).params
 
-    def told(self) -> dict[str, Any] | None:
-        """What result.json says of it: its path, and the task that it was fine-tuned for; None: from scratch."""
+    def summary(self) -> dict[str, Any] | None:
+        """Returns `start` in result.json: the path, and the task of a fine-tuned checkpoint; None: from scratch."""
         if self.loaded is None:
             return None
         return {"path": self.loaded.origin, "task": self.loaded.task["name"] if self.loaded.task else None}
@@ -79,7 +87,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Data:
-    """A task and its encoded splits; those but train and dev only where they have labels."""
+    """A task and its splits; rows and counts hold the encoded splits that have labels."""
 
     task: Task
     splits: dict[str, Split]
@@ -90,48 +98,58 @@ class Data:
 def finetune(
     config: FinetuneConfig | ml_collections.ConfigDict, workdir: str | Path, tokenizer: Tokenizer | None = None
 ) -> dict[str, Any]:
-    """Trains once for each seed, and each of config.learning_rates, and returns what result.json holds.
+    """Trains once for each seed and each of config.learning_rates, and returns the content of result.json.
 
-    Keys: task, start {path, task} (what it began from, and what that was fine-tuned for; None: from scratch), seeds,
-    metrics {name: {mean, std, values}} (the dev metrics under their names, those of another labelled split after its
-    own, as `test_`; std is the sample deviation, None for one seed), steps (that of the parameters kept, by seed),
-    counts by split; of several runs the best, of several rates learning_rates. With one seed WORKDIR is the run; with
-    several each has WORKDIR/seed-K (in a sweep, of one rate too, WORKDIR/rate-R/seed-K), and WORKDIR opens as the best
-    by the task's first dev metric.
-    An empty init_from trains config.model from scratch, which takes a tokenizer. Raises UserError for a mistake in
-    the configuration, the files or the checkpoint, and Stopped after SIGTERM.
+    Its keys:
+        task: the name of the task.
+        start: {path, task} of the initial checkpoint; task is the one it was fine-tuned for, if any.
+            None if training starts from scratch.
+        seeds: the seeds.
+        metrics: {name: {mean, std, values}}. Metrics of dev have no prefix, those of another
+            labelled split have its name, such as `test_`. std is the sample standard deviation,
+            None for one seed.
+        steps: for each seed, the step of the parameters that are kept.
+        counts: by split.
+        best: the best run, if there are several.
+        learning_rates: the same figures for each rate, if there are several.
+
+    With one seed, WORKDIR is the run. With several seeds, each run is in WORKDIR/seed-K (with
+    learning_rates, even a single one, in WORKDIR/rate-R/seed-K), and WORKDIR also holds the best run
+    by the task's first dev metric. An empty init_from trains config.model from scratch and requires
+    a tokenizer. Raises UserError for a mistake in the configuration, the files or the checkpoint,
+    and Stopped after SIGTERM.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(FinetuneConfig, config)
     workdir = Path(workdir)
     start, data, runs = prepare(config, workdir, tokenizer)
     by_trial, steps = training.train(config, data.task, data.rows, runs)
-    chosen_by, told = data.task.metrics[0], {"start": start.told()}
-    result = results.result(data.task.name, chosen_by, by_trial, steps, data.counts) | told
+    chosen_by, origin = data.task.metrics[0], {"start": start.summary()}
+    result = results.result(data.task.name, chosen_by, by_trial, steps, data.counts) | origin
     best = results.best(by_trial, chosen_by)
     if best.folder:
         results.keep_best(workdir, best, averaged=config.optimizer.ema_decay > 0)
     if distributed.is_primary():
         for trial, metrics in by_trial.items():
             own = results.result(data.task.name, chosen_by, {trial: metrics}, steps, data.counts)
-            write_json(workdir / trial.folder / trainer.RESULT_FILE, own | told)
+            write_json(workdir / trial.folder / trainer.RESULT_FILE, own | origin)
         write_json(workdir / trainer.RESULT_FILE, result)
     if config.task.submission:
         model = FineTuned(open_checkpoint(workdir), batch_size=config.batch_size)
         for path in submission.submit(model, data.splits, config.task.submission):
-            _say(f"for the leaderboard: {path}")
+            _print(f"wrote the leaderboard submission {path}")
     return result
 
 
 def prepare(
     config: FinetuneConfig, workdir: Path, tokenizer: Tokenizer | None = None
 ) -> tuple[Start, Data, dict[Trial, trainer.Run]]:
-    """What finetune begins from, the task's encoded rows, and the run of each seed and rate. Nothing is written."""
+    """Returns the start, the encoded data, and the run of each seed and rate. Writes nothing."""
     _check(config, workdir)
     task, files = registry.resolve(config.task)
     for path in files.values():
         for line in measurement.file_remarks(path):
-            _say(line)
+            _print(line)
     splits = {
         name: registry.read(task, path, label_required=name.startswith(("train", "dev")))
         for name, path in files.items()
@@ -150,9 +168,9 @@ def prepare(
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.finetune", DESCRIPTION)
     parser.add_argument(
-        "--config", required=True, help="a recipe, as configs/glue.py:task=sst2; --config.KEY=VALUE sets a key"
+        "--config", required=True, help="a recipe, for example configs/glue.py:task=sst2; --config.KEY=VALUE sets a key"
     )
-    parser.add_argument("--workdir", required=True, help="where checkpoints, metrics and the result go")
+    parser.add_argument("--workdir", required=True, help="the folder for checkpoints, metrics and the result")
     distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     keep_freed_memory()
@@ -168,16 +186,18 @@ def main(arguments: Sequence[str]) -> None:
 
 def _check(config: FinetuneConfig, workdir: Path) -> None:
     if config.epochs <= 0 and config.steps <= 0 and config.budget_minutes <= 0:
-        raise UserError(f"epochs is {config.epochs}; use more than 0, or set steps or budget_minutes")
+        raise UserError(f"config.epochs is {config.epochs}; use more than 0, or set steps or budget_minutes")
     check_batch_size(config.batch_size)
     if config.length_pool < 1:
-        raise UserError(f"length_pool is {config.length_pool}; use a number of steps, 1 for rows as they come")
+        raise UserError(
+            f"config.length_pool is {config.length_pool}; use a number of steps, or 1 not to group rows by length"
+        )
     if config.eval.max_rows:
-        raise UserError("eval.max_rows is for pretraining; a task's metrics are over whole files. Leave it out")
+        raise UserError("config.eval.max_rows is for pretraining; task metrics are computed over whole files. Omit it")
     sweep.check(config, workdir)
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     Console(stderr=True, soft_wrap=True, quiet=not distributed.is_primary()).print(line, markup=False, highlight=False)
 
 
@@ -188,17 +208,19 @@ def _open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
         for name, value in given.items():
             if name not in ("dropout", "attention_dropout") and value != getattr(loaded.model, name):
                 raise UserError(
-                    f"model.{name} is {value}, but {config.init_from} has {getattr(loaded.model, name)}; leave it out"
+                    f"model.{name} is {value}, but {config.init_from} has {getattr(loaded.model, name)}; omit it"
                 )
         if loaded.model.vocab_size - loaded.tokenizer.vocab_size > PADDED_TABLE:
-            _say(
-                f"{config.init_from} has {loaded.model.vocab_size} rows of tokens, but its tokenizer knows "
-                f"{loaded.tokenizer.vocab_size}: is it that of another model?"
+            _print(
+                f"warning: the embedding table of {config.init_from} has {loaded.model.vocab_size} rows, but its "
+                f"tokenizer has {loaded.tokenizer.vocab_size} tokens. Check that it belongs to this model"
             )
         model = sizes.with_options(loaded.model, config.model)
         return Start(model, loaded.tokenizer, loaded)
     if tokenizer is None:
-        raise UserError("init_from is not set; --config.init_from=CHECKPOINT names what to fine-tune (see --help)")
+        raise UserError(
+            "init_from is not set; name the checkpoint to fine-tune with --config.init_from=CHECKPOINT (see --help)"
+        )
     return Start(sizes.model_config(config.model, tokenizer.vocab_size), tokenizer, None)
 
 
@@ -206,17 +228,17 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
     rows, counts = {}, {}
     for name, split in splits.items():
         if not split.labelled:
-            _say(f"{split.path} has no labels: not measured")
+            _print(f"{split.path} has no labels; it is not evaluated")
             continue
         rows[name] = task.encode(split, start.tokenizer)
         counts[name] = measurement.counts(rows[name], task, start.tokenizer)
         for line in measurement.remarks(rows[name], registry.metrics_of(task, name)):
-            _say(line)
+            _print(line)
     return Data(task, dict(splits), rows, counts)
 
 
 def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> dict[Trial, trainer.Run]:
-    """The run of each trial: they differ in seed, learning rate and workdir alone."""
+    """Returns the run of each trial; runs differ only in seed, learning rate and workdir."""
     rows, length = data.rows["train"], data.task.max_length
     initial = start.initial_params(_heads(data.task), data.task)
     evaluators = []
