@@ -153,7 +153,7 @@ def test_classifying_by_the_first_token_of_a_causal_model_is_refused(tmp_path):
     (tmp_path / "train.tsv").write_text("text\tlabel\nthe cat\tx\na mat\ty\n")
     files = {"train": str(tmp_path / "train.tsv"), "dev": str(tmp_path / "train.tsv")}
     config = FinetuneConfig(init_from=str(tmp_path / "gpt2"), task=TaskConfig(text="text", label="label", **files))
-    with pytest.raises(UserError, match=r"reads from left to right.*task\.pooling=mean"):
+    with pytest.raises(UserError, match=r"the model is causal.*task\.pooling=mean"):
         finetune(config, tmp_path / "run")
 
 

@@ -118,7 +118,7 @@ def test_the_table_has_each_layer_by_seed_beside_the_published_figures(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"layers": "middle"}, "--layers is 'middle'; use one of"),
+        ({"layers": "middle"}, "unknown --layers 'middle'; choose from embeddings"),
         ({"layers": ","}, "--layers is ','; use all, or names"),
         ({"seeds": 0}, "--seeds is 0"),
         ({"dtype": "int8"}, "--feature_dtype is 'int8'; use float16 or float32"),

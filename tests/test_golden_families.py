@@ -101,7 +101,7 @@ def test_a_step_equals_the_reference(tmp_path, name):
     values = json.loads(str(golden.arrays["config"]))
     family, architecture = FAMILIES[values["model_type"]], values["architectures"][0]
     theirs = name_table.export_tensors(family.table(architecture), flat, loaded.model)
-    got = {family.whole_name(bare, architecture): value for bare, value in theirs.items()}
+    got = {family.full_name(bare, architecture): value for bare, value in theirs.items()}
     wanted = golden.tensors("gradients")
     assert set(got) == set(wanted)
     for tensor, value in wanted.items():

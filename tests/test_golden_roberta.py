@@ -104,9 +104,9 @@ def test_a_model_equals_the_reference(tmp_path, name):
     flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
     theirs = name_table.export_tensors(family.table(architecture), flat, loaded.model)
     wanted = golden.tensors("gradients")
-    assert {family.whole_name(bare, architecture) for bare in theirs} == set(wanted)
+    assert {family.full_name(bare, architecture) for bare in theirs} == set(wanted)
     for bare, value in theirs.items():
-        whole = family.whole_name(bare, architecture)
+        whole = family.full_name(bare, architecture)
         assert_close(value, wanted[whole], f"gradient of {whole}")
 
 

@@ -96,5 +96,5 @@ def test_an_export_is_a_checkpoint_of_its_task(name: str, tmp_path: Path) -> Non
 )
 def test_what_the_layout_has_no_place_for_is_refused_by_name(heads: Heads, field: str, tmp_path: Path) -> None:
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), heads)
-    with pytest.raises(UserError, match=rf"no place for heads\.{field}="):
+    with pytest.raises(UserError, match=rf"cannot hold heads\.{field}="):
         huggingface.write(loaded, tmp_path / "out")

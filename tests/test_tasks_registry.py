@@ -200,7 +200,7 @@ MISTAKES = {
     ),
     "pooled tags": (
         TaskConfig(train="a.conllu", pooling="mean"),
-        "task.pooling is for classification, regression, choice, not for tagging; leave it out",
+        "task.pooling is for classification, regression, choice.*, not for tagging; leave it out",
     ),
     "no data folder": (TaskConfig(name="sst2"), r"BERT_JAX_DATA is not set.*SST-2"),
     "missing folder": (TaskConfig(name="sst2", data_dir="/nowhere/glue"), "no such folder: /nowhere/glue"),
