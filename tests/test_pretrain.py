@@ -131,7 +131,7 @@ def test_causal_model_is_trained_and_evaluated_on_next_tokens(shards_dir, tmp_pa
     evaluate.main([f"--checkpoint={tmp_path / 'run'}", f"--data={shards_dir}"])
     assert json.loads(capsys.readouterr().out)["lm_loss"] == pytest.approx(result["eval_lm_loss"], rel=1e-5)
     page = report.report(tmp_path / "run")
-    assert "Next tokens right" in page.read_text(encoding="utf-8")
+    assert "Next-token accuracy, held out" in page.read_text(encoding="utf-8")
 
 
 @pytest.mark.slow
