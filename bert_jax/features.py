@@ -231,7 +231,7 @@ def _run(
         return measured("dev", guesses)[task.metrics[0]]
 
     trained = train_head(vectors, len(task.labels), options, seed, score)
-    return trained.epoch, {split: measured(split, guesses) for split, guesses in trained.guesses.items()}
+    return trained.epoch, {split: measured(split, guesses) for split, guesses in trained.predictions.items()}
 
 
 def _by_sentence(task: Task, rows: TagRows, ids: np.ndarray) -> list[list[str]]:

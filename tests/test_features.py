@@ -82,8 +82,8 @@ def dataset(sentences: int, seed: int, before: bool) -> WordVectors:
 def accuracy(options: HeadOptions, before: bool, seed: int = 0) -> tuple[float, np.ndarray]:
     splits = {"train": dataset(200, 1, before), "dev": dataset(30, 2, before), "test": dataset(30, 3, before)}
     trained = train_head(splits, 2, options, seed, lambda guess: float((guess == splits["dev"].labels).mean()))
-    assert 1 <= trained.epoch <= options.epochs and set(trained.guesses) == {"dev", "test"}
-    return float((trained.guesses["test"] == splits["test"].labels).mean()), trained.guesses["dev"]
+    assert 1 <= trained.epoch <= options.epochs and set(trained.predictions) == {"dev", "test"}
+    return float((trained.predictions["test"] == splits["test"].labels).mean()), trained.predictions["dev"]
 
 
 def test_a_linear_head_learns_what_the_vectors_tell_and_nothing_of_the_words_beside() -> None:
@@ -134,5 +134,5 @@ def test_a_head_stops_by_a_dev_file_of_tags(loaded: LoadedModel, config: Finetun
         features(loaded, dataclasses.replace(config, task=dataclasses.replace(config.task, dev="")))
     with pytest.raises(UserError, match="features are of words"):
         features(loaded, FinetuneConfig(task=TaskConfig(train="a.tsv", text="a", label="b")))
-    with pytest.raises(UserError, match="--head is 'crf'; use linear or bilstm"):
+    with pytest.raises(UserError, match="unknown --head 'crf'; choose from: linear, bilstm"):
         HeadOptions(head="crf")

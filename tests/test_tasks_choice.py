@@ -287,7 +287,7 @@ def test_what_is_no_item_is_told_with_file_and_line(
 def test_a_table_of_fields_wants_the_columns_of_all_choices(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     path.write_text("context,choices,right\na,b,0\n")
-    with pytest.raises(UserError, match=r"task.choices names one column, 'choices'. Name those of all choices"):
+    with pytest.raises(UserError, match=r"task.choices names one column, 'choices'. Name one column for each choice"):
         own(path, kind="choice")
     with pytest.raises(UserError, match=r"task.choices is for choice, not for regression; leave it out"):
         own(path, choices="a,b", kind="regression")

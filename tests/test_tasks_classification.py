@@ -147,7 +147,7 @@ def test_what_was_cut_or_left_out_is_said(letters: Tokenizer) -> None:
     long = " ".join("abcdefghijklmno")
     split = replace(split_of((long, "a b", "yes"), ("a", "b", "no")), left_out=3)
     assert measurement.remarks(TASK.encode(split, letters), TASK) == [
-        "train.tsv: 3 lines are left out, which have another number of fields",
+        "train.tsv: 3 lines are skipped, because their number of fields differs",
         "train.tsv: 1 of 2 examples lost tokens to task.max_length=12",
     ]
 

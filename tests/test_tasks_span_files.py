@@ -58,8 +58,11 @@ def test_a_file_without_what_is_asked_for_is_not_labelled(tmp_path: Path) -> Non
             "is from word 2 to 2, but the sentence has",
         ),
         ({"spans": [{"start": 2, "end": 6, "label": "X"}]}, r"is from word 2 to 6"),
-        ({"relations": [{"head": 0, "tail": 3, "label": "r"}]}, r"relations\[0\] is from span 0 to 3; expected two"),
-        ({"relations": [{"head": 0, "tail": 0, "label": "r"}]}, "expected two different ones of the line's 3 spans"),
+        (
+            {"relations": [{"head": 0, "tail": 3, "label": "r"}]},
+            r"relations\[0\] is from span 0 to 3; expected the indices",
+        ),
+        ({"relations": [{"head": 0, "tail": 0, "label": "r"}]}, r"two different spans \(the line has 3\)"),
         ({"relations": [{"head": 0, "tail": 1}]}, "expected an object like"),
         ({"relations": 4}, "relations is 4; expected a list of relations"),
     ],

@@ -135,7 +135,7 @@ def test_a_chain_guesses_the_best_path_and_tells_its_marginals(letters: Tokenize
             "task.crf uses the first piece of each word; leave out task.label_subwords=all",
         ),
         ({"label_subwords": "last"}, "task.label_subwords is 'last'; choose from: first, all"),
-        ({"crf": True, "class_weights": "balanced"}, "which task.crf replaces; leave out one or the other"),
+        ({"crf": True, "class_weights": "balanced"}, "which task.crf replaces; remove one of the two"),
     ],
 )
 def test_options_that_do_not_go_together_are_told(options: dict, said: str) -> None:

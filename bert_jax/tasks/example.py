@@ -111,7 +111,7 @@ class TokenRows:
     def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:
         """The rows of these indices, padded to length; index -1 gives a filler row of weight 0."""
         taken = self.take(indices, length)
-        labels, weights = self.truth(taken)
+        labels, weights = self.targets(taken)
         segments = taken.real & (np.arange(length) >= self.first_lengths[taken.rows][:, None])
         return TaskBatch(
             input_ids=np.where(taken.real, self.input_ids[taken.tokens], self.pad_id).astype(np.int32),
@@ -131,7 +131,7 @@ class TokenRows:
         tokens = np.where(real, self.offsets[rows][:, None] + np.arange(length), 0)
         return Taken(rows, filler, real, tokens)
 
-    def truth(self, taken: "Taken") -> tuple[Any, Float32[np.ndarray, "..."]]:
+    def targets(self, taken: "Taken") -> tuple[Any, Float32[np.ndarray, "..."]]:
         """labels (arrays [B, ...]) and label_weights of a batch: none, unless a subclass has labels."""
         nothing = np.zeros(len(taken.rows), np.float32)
         return nothing, nothing
@@ -172,7 +172,7 @@ class LabelledRows(TaskRows[Example]):
     labels: Shaped[np.ndarray, "R"]  # i32 or f32
     label_weights: Float32[np.ndarray, "R"]
 
-    def truth(self, taken: Taken) -> tuple[Any, Float32[np.ndarray, "B"]]:
+    def targets(self, taken: Taken) -> tuple[Any, Float32[np.ndarray, "B"]]:
         return self.labels[taken.rows], np.where(taken.filler, 0, self.label_weights[taken.rows]).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""Small heads over vectors of words that stay as they are: a linear one, or a two-layer BiLSTM."""
+"""Small heads over frozen vectors of words: a linear layer, or a two-layer BiLSTM."""
 
 import functools
 from collections.abc import Callable, Iterator
@@ -18,19 +18,19 @@ from bert_jax.tasks.frozen_vectors import WordVectors
 from bert_jax.train.losses import classification_sums
 
 HEADS = ("linear", "bilstm")
-POOL = 16  # batches whose sentences are sorted by length, so that little is padding
-SHORTEST = 8  # words that a batch is padded to; then its doubles
+POOL = 16  # batches; the sentences of a pool are sorted by length, which reduces padding
+SHORTEST = 8  # words; a batch is padded to this length times a power of two
 
 
 @dataclass(frozen=True)
 class HeadOptions:
-    """What the head is, and how it is trained: Adam with its authors' defaults (Kingma and Ba 2015), early stop by dev.
+    """The head and its training: Adam with the default rates of Kingma and Ba 2015, and early stopping on dev.
 
-    Raises UserError for a head that there is not, or a number that is none of those possible.
+    Raises UserError for an unknown head and for a number out of range.
     """
 
     head: str = "bilstm"
-    hidden: int = 256  # units in each direction of each layer; Devlin et al. 2019, section 5.3, have 768
+    hidden: int = 256  # units in each direction of each layer; Devlin et al. 2019, section 5.3, use 768
     batch_size: int = 32  # sentences
     learning_rate: float = 1e-3
     epochs: int = 30  # at most
@@ -38,12 +38,12 @@ class HeadOptions:
 
     def __post_init__(self) -> None:
         if self.head not in HEADS:
-            raise UserError(f"--head is {self.head!r}; use {' or '.join(HEADS)}")
+            raise UserError(f"unknown --head {self.head!r}; choose from: {', '.join(HEADS)}")
         for name in ("hidden", "batch_size", "epochs", "patience"):
             if getattr(self, name) < 1:
                 raise UserError(f"--{name} is {getattr(self, name)}; use 1 or more")
         if not self.learning_rate > 0:
-            raise UserError(f"--learning_rate is {self.learning_rate}; use more than 0, as 1e-3")
+            raise UserError(f"--learning_rate is {self.learning_rate}; use a number above 0, such as 1e-3")
 
 
 class Linear(nnx.Module):
@@ -79,9 +79,9 @@ class BiLSTM(nnx.Module):
 
 
 class Trained(NamedTuple):
-    """A head at the epoch of its best dev score: the guessed tag of each word by split, and that epoch from 1."""
+    """A head at the epoch of its best dev score: the predicted tag of each word by split, and that epoch, from 1."""
 
-    guesses: dict[str, Int32[np.ndarray, "W"]]
+    predictions: dict[str, Int32[np.ndarray, "W"]]
     epoch: int
 
 
@@ -92,9 +92,9 @@ def train_head(
     seed: int,
     score: Callable[[Int32[np.ndarray, "W"]], float],
 ) -> Trained:
-    """Trains a head on `train` until `dev` gets no better by score, of its guesses; guesses are of all other splits.
+    """Trains a head on `train` until the score of its predictions on `dev` stops improving.
 
-    The same seed and vectors give the same head.
+    The predictions of the result are those of all splits except train. The same seed and vectors give the same head.
     """
     train = splits["train"]
     width = train.vectors.shape[1]
@@ -103,17 +103,17 @@ def train_head(
     state = optimizer.init(params)
     best, best_score, best_epoch = params, -np.inf, 0
     for epoch in range(1, options.epochs + 1):
-        draw = np.random.default_rng((seed, epoch))
-        for batch in _training_batches(train, options.batch_size, draw):
+        generator = np.random.default_rng((seed, epoch))
+        for batch in _training_batches(train, options.batch_size, generator):
             params, state = _step(options, graph, params, rest, state, batch)
-        found = score(_guesses(graph, params, rest, splits["dev"], options.batch_size))
+        found = score(_predict_split(graph, params, rest, splits["dev"], options.batch_size))
         if found > best_score:
             best, best_score, best_epoch = params, found, epoch
         if epoch - best_epoch >= options.patience:
             break
     others = {name: split for name, split in splits.items() if name != "train"}
-    guesses = {name: _guesses(graph, best, rest, split, options.batch_size) for name, split in others.items()}
-    return Trained(guesses, best_epoch)
+    predictions = {name: _predict_split(graph, best, rest, split, options.batch_size) for name, split in others.items()}
+    return Trained(predictions, best_epoch)
 
 
 class _Batch(NamedTuple):
@@ -142,7 +142,7 @@ def _step(options: HeadOptions, graph: Any, params: Any, rest: Any, state: Any, 
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _guess(graph: Any, params: Any, rest: Any, batch: _Batch) -> Int[Array, "B K"]:
+def _predict(graph: Any, params: Any, rest: Any, batch: _Batch) -> Int[Array, "B K"]:
     logits = nnx.merge(graph, params, *rest)(batch.vectors.astype(jnp.float32), batch.lengths)
     return logits.argmax(axis=-1).astype(jnp.int32)
 
@@ -151,31 +151,31 @@ def _inside(batch: _Batch) -> Any:
     return jnp.arange(batch.labels.shape[1])[None] < batch.lengths[:, None]
 
 
-def _guesses(graph: Any, params: Any, rest: Any, split: WordVectors, batch_size: int) -> Int32[np.ndarray, "W"]:
+def _predict_split(graph: Any, params: Any, rest: Any, split: WordVectors, batch_size: int) -> Int32[np.ndarray, "W"]:
     sizes = np.diff(split.sentence_offsets)
     order = np.argsort(sizes, kind="stable")
     found = np.zeros(len(split.labels), np.int32)
     for start in range(0, len(order), batch_size):
         chosen = order[start : start + batch_size]
-        guessed = np.asarray(_guess(graph, params, rest, _batch(split, chosen, batch_size)))
-        inside = np.arange(guessed.shape[1]) < sizes[chosen][:, None]
-        found[spans(split.sentence_offsets[chosen], sizes[chosen])] = guessed[: len(chosen)][inside]
+        predicted = np.asarray(_predict(graph, params, rest, _batch(split, chosen, batch_size)))
+        inside = np.arange(predicted.shape[1]) < sizes[chosen][:, None]
+        found[spans(split.sentence_offsets[chosen], sizes[chosen])] = predicted[: len(chosen)][inside]
     return found
 
 
-def _training_batches(split: WordVectors, batch_size: int, draw: np.random.Generator) -> Iterator[_Batch]:
-    """Every sentence once, in random order but for those of a pool, which are of like length in a batch."""
+def _training_batches(split: WordVectors, batch_size: int, generator: np.random.Generator) -> Iterator[_Batch]:
+    """Every sentence once, in random order. Within a pool, sentences of similar length share a batch."""
     sizes = np.diff(split.sentence_offsets)
-    order = draw.permutation(len(sizes))
+    order = generator.permutation(len(sizes))
     pools = [order[start : start + POOL * batch_size] for start in range(0, len(order), POOL * batch_size)]
     by_length = [pool[np.argsort(sizes[pool], kind="stable")] for pool in pools]
     batches = [pool[start : start + batch_size] for pool in by_length for start in range(0, len(pool), batch_size)]
-    for number in draw.permutation(len(batches)):
+    for number in generator.permutation(len(batches)):
         yield _batch(split, batches[number], batch_size)
 
 
 def _batch(split: WordVectors, chosen: Int64[np.ndarray, "R"], batch_size: int) -> _Batch:
-    """Sentences padded to one length, and fillers up to batch_size."""
+    """The chosen sentences, padded to one length, and filler rows up to batch_size."""
     sizes = np.diff(split.sentence_offsets)[chosen]
     longest = max(SHORTEST, 1 << (int(sizes.max()) - 1).bit_length())
     vectors = np.zeros((batch_size, longest, split.vectors.shape[1]), split.vectors.dtype)

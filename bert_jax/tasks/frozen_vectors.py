@@ -1,4 +1,4 @@
-"""The vectors of words from a model that is not trained: computed once for all layers, in memory-mapped files."""
+"""The vectors of words from a frozen model, computed once for all layers and stored in memory-mapped files."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -85,9 +85,9 @@ def _store(
     layers: Sequence[str],
 ) -> None:
     """Writes the vectors of the words of these rows, which are the first of a batch, to their places in the files."""
-    first, behind = (np.searchsorted(rows.word_rows, indices, side) for side in ("left", "right"))
-    words = spans(first, behind - first)
-    places = np.repeat(np.arange(len(indices)), behind - first)
+    first, end = (np.searchsorted(rows.word_rows, indices, side) for side in ("left", "right"))
+    words = spans(first, end - first)
+    places = np.repeat(np.arange(len(indices)), end - first)
     for name, file, states in zip(layers, files, vectors, strict=True):
         picked = states[places, rows.word_slots[words]]
         if not np.isfinite(picked).all():

@@ -50,7 +50,7 @@ def run_batches(
 
 
 class Predictor:
-    """Computes the answers of a task's model. Losses are plain (Task.measured), whatever the classes' weights."""
+    """Computes the answers of a task's model. Losses ignore class weights and label smoothing (Task.measured)."""
 
     def __init__(self, task: Task, model: ModelConfig, runtime: Runtime, mesh: Mesh) -> None:
         self._task = task
@@ -115,10 +115,10 @@ class FineTuned:
             )
         self.task = dataclasses.replace(task, max_length=max_length or task.max_length)
         self.tokenizer = loaded.tokenizer
-        # Each length is a program of its own, so the layer loop that compiles fast is used.
+        # Each length is compiled separately, so the layer loop that compiles fast is used.
         config = TrainConfig(compute_dtype=compute_dtype, model=ModelOptions(layer_loop="scan"), batch_size=batch_size)
         mesh = partitioning.make_mesh(config.mesh)
-        partitioning.whole_rows(batch_size, mesh)  # refuses an empty batch
+        partitioning.whole_rows(batch_size, mesh)  # raises UserError for a batch size below 1
         self.batch_size = batch_size
         self._predictor = Predictor(self.task, loaded.model, runtime_of(config), mesh)
         self._params = task_params(loaded, self.task, mesh)

@@ -34,7 +34,7 @@ class LayerVectors:
         compute_dtype: str = "float32",
     ) -> None:
         self.mesh = partitioning.make_mesh(MeshConfig())
-        # Each length is a program of its own, so the layer loop that compiles fast is used.
+        # Each length is compiled separately, so the layer loop that compiles fast is used.
         runtime = Runtime(compute_dtype=compute_dtype, layer_loop="scan", placement=partitioning.OnMesh())
         params = partitioning.put(paths.unflatten(dict(loaded.params)), self.mesh)
         self._compute = functools.partial(

@@ -7,14 +7,15 @@ from jaxtyping import Int64
 
 from bert_jax.tasks.example import TaskBatch, TokenRows
 
-# Batches of evaluation and inference are padded to the next of these, whatever the file: each is compiled once.
+# Evaluation and inference pad batches to the next of these lengths. They do not depend on the file, so that each
+# length is compiled once.
 LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 Batches = Iterator[tuple[Int64[np.ndarray, "B"], TaskBatch]]  # indices of the rows (-1: a filler of weight 0), batch
 
 
 def padded_length(longest: int, max_length: int) -> int:
-    """The smallest of LENGTHS, or multiple of their last, of at least so many tokens; at most max_length."""
+    """The smallest of LENGTHS, or multiple of the last one, that holds `longest` tokens; at most max_length."""
     step = LENGTHS[-1]
     fitting = (length for length in LENGTHS if length >= longest)
     return min(next(fitting, -(-longest // step) * step), max_length)

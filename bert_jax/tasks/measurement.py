@@ -52,7 +52,7 @@ def remarks(rows: TaskRows, task: Task) -> list[str]:
     found = []
     if rows.split.left_out:
         found.append(
-            f"{rows.split.path}: {rows.split.left_out} lines are left out, which have another number of fields"
+            f"{rows.split.path}: {rows.split.left_out} lines are skipped, because their number of fields differs"
         )
     if rows.truncated:
         what = rows.cut_part or f"of {len(rows.split.items)} examples"

@@ -23,10 +23,12 @@ LARGEST = float(np.finfo(np.float32).max)  # the largest absolute value of a reg
 UNDEFINED_OF_ONE = ("matthews_correlation", "pearson", "spearman")
 
 
-def compute_metrics(functions: Mapping[str, Metric], names: Sequence[str], truth: Any, guess: Any) -> dict[str, float]:
+def compute_metrics(
+    functions: Mapping[str, Metric], names: Sequence[str], labels: Any, predicted: Any
+) -> dict[str, float]:
     """The metrics of these names. Raises UserError for a name that is not among the functions."""
     check_metric_names(names, functions)
-    return {name: float(functions[name](truth, guess)) for name in names}
+    return {name: float(functions[name](labels, predicted)) for name in names}
 
 
 def check_metric_names(names: Sequence[str], known: Mapping[str, Any]) -> None:
@@ -42,46 +44,48 @@ def retrieval_metrics(names: Sequence[str], counted: Mapping[str, tuple[int, int
     A ratio with denominator 0 is 0.
     """
     found = {}
-    for prefix, (hits, guessed, true) in counted.items():
-        found[f"{prefix}precision"] = hits / guessed if guessed else 0.0
+    for prefix, (hits, predicted, true) in counted.items():
+        found[f"{prefix}precision"] = hits / predicted if predicted else 0.0
         found[f"{prefix}recall"] = hits / true if true else 0.0
-        found[f"{prefix}f1"] = 2 * hits / (guessed + true) if guessed + true else 0.0
+        found[f"{prefix}f1"] = 2 * hits / (predicted + true) if predicted + true else 0.0
     check_metric_names(names, found)
     return {name: found[name] for name in names}
 
 
-def _accuracy(truth: np.ndarray, guess: np.ndarray) -> float:
-    return float(metrics.accuracy_score(truth, guess))
+def _accuracy(labels: np.ndarray, predicted: np.ndarray) -> float:
+    return float(metrics.accuracy_score(labels, predicted))
 
 
-def _f1_of_class_1(truth: np.ndarray, guess: np.ndarray) -> float:
-    """F1 of class 1, as in GLUE's MRPC; undefined where class 1 is in neither."""
-    return float(metrics.f1_score(truth, guess, labels=[1], average="macro", zero_division=np.nan))
+def _f1_of_class_1(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """F1 of class 1, as in GLUE's MRPC; undefined if class 1 is neither a label nor a prediction."""
+    return float(metrics.f1_score(labels, predicted, labels=[1], average="macro", zero_division=np.nan))
 
 
-def _macro_f1(truth: np.ndarray, guess: np.ndarray) -> float:
-    return float(metrics.f1_score(truth, guess, average="macro", zero_division=0))
+def _macro_f1(labels: np.ndarray, predicted: np.ndarray) -> float:
+    return float(metrics.f1_score(labels, predicted, average="macro", zero_division=0))
 
 
-def _matthews_correlation(truth: np.ndarray, guess: np.ndarray) -> float:
-    """Undefined where all labels are of one class; 0 where only the predictions are, as in scikit-learn."""
-    return math.nan if _constant(truth) else float(metrics.matthews_corrcoef(truth, guess))
+def _matthews_correlation(labels: np.ndarray, predicted: np.ndarray) -> float:
+    """Undefined if all labels are equal; 0 if only the predictions are, as in scikit-learn."""
+    return math.nan if _constant(labels) else float(metrics.matthews_corrcoef(labels, predicted))
 
 
-def _pearson(truth: np.ndarray, guess: np.ndarray) -> float:
-    return math.nan if _constant(truth) or _constant(guess) else float(stats.pearsonr(truth, guess).statistic)
+def _pearson(labels: np.ndarray, predicted: np.ndarray) -> float:
+    return math.nan if _constant(labels) or _constant(predicted) else float(stats.pearsonr(labels, predicted).statistic)
 
 
-def _spearman(truth: np.ndarray, guess: np.ndarray) -> float:
-    return math.nan if _constant(truth) or _constant(guess) else float(stats.spearmanr(truth, guess).statistic)
+def _spearman(labels: np.ndarray, predicted: np.ndarray) -> float:
+    return (
+        math.nan if _constant(labels) or _constant(predicted) else float(stats.spearmanr(labels, predicted).statistic)
+    )
 
 
-def _mean_squared_error(truth: np.ndarray, guess: np.ndarray) -> float:
-    return float(metrics.mean_squared_error(truth, guess))
+def _mean_squared_error(labels: np.ndarray, predicted: np.ndarray) -> float:
+    return float(metrics.mean_squared_error(labels, predicted))
 
 
-def _tag_accuracy(truth: Sequence[Sequence[str]], guess: Sequence[Sequence[str]]) -> float:
-    flat = (np.array([tag for sentence in tags for tag in sentence]) for tags in (truth, guess))
+def _tag_accuracy(labels: Sequence[Sequence[str]], predicted: Sequence[Sequence[str]]) -> float:
+    flat = (np.array([tag for sentence in tags for tag in sentence]) for tags in (labels, predicted))
     return float(metrics.accuracy_score(*flat))
 
 
@@ -89,24 +93,25 @@ def _constant(values: np.ndarray) -> bool:
     return bool((values == values[0]).all())
 
 
-# Of class ids.
+# Metrics of class ids.
 CLASSIFICATION_METRICS: Mapping[str, Metric] = {
     "accuracy": _accuracy,
     "f1": _f1_of_class_1,
     "macro_f1": _macro_f1,
     "matthews_correlation": _matthews_correlation,
 }
-# Of scores; the correlations are undefined where the labels or the predictions are all the same.
+# Metrics of scores; the correlations are undefined if the labels or the predictions are all equal.
 REGRESSION_METRICS: Mapping[str, Metric] = {
     "pearson": _pearson,
     "spearman": _spearman,
     "mse": _mean_squared_error,
 }
-# Of the tags of each sentence: accuracy over words, the others over whole entities. An entity is correct when its type
-# and both its boundaries are (Tjong Kim Sang and De Meulder 2003). A ratio with denominator 0 is 0, as in conlleval.
+# Metrics of the tags of each sentence: accuracy over words, the others over whole entities. An entity is correct if
+# its type and both its boundaries are (Tjong Kim Sang and De Meulder 2003). A ratio with denominator 0 is 0, as in
+# conlleval.
 TAGGING_METRICS: Mapping[str, Metric] = {
     "accuracy": _tag_accuracy,
-    "precision": lambda truth, guess: entity_precision(truth, guess, zero_division=0),
-    "recall": lambda truth, guess: entity_recall(truth, guess, zero_division=0),
-    "f1": lambda truth, guess: entity_f1(truth, guess, zero_division=0),
+    "precision": lambda labels, predicted: entity_precision(labels, predicted, zero_division=0),
+    "recall": lambda labels, predicted: entity_recall(labels, predicted, zero_division=0),
+    "f1": lambda labels, predicted: entity_f1(labels, predicted, zero_division=0),
 }

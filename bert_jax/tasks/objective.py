@@ -1,4 +1,4 @@
-"""What fine-tuning learns: one term, `task`, and the arrays from which the host decodes a row's answer."""
+"""The base class of fine-tuning objectives: one loss term, `task`, and the arrays that predictions are decoded from."""
 
 import abc
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ class TaskObjective(Objective):
 
     @abc.abstractmethod
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Any:
-        """The outputs of the heads: float32 arrays [B, ...], one or a tree of them. Without a key nothing drops out."""
+        """The outputs of the heads: float32 arrays [B, ...], one or a tree of them. Without a key, dropout is off."""
 
     @abc.abstractmethod
     def terms_of(self, model: Bert, outputs: Any, batch: TaskBatch) -> Terms:

@@ -1,6 +1,6 @@
-"""Texts and pairs of texts as rows: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] with b in segment 1.
+"""Encodes texts and pairs of texts as rows: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] with b in segment 1.
 
-Between a and b are as many [SEP] as the vocabulary was published with (Tokenizer.pair_separators).
+The number of [SEP] between a and b depends on the vocabulary (Tokenizer.pair_separators).
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from bert_jax.tokenizer import Tokenizer
 
 
 class EncodedPairs(NamedTuple):
-    """R rows, their N tokens one after another, as TaskRows has them."""
+    """R rows, whose N tokens are concatenated as in TaskRows."""
 
     input_ids: Int32[np.ndarray, "N"]
     offsets: Int64[np.ndarray, "R+1"]
@@ -25,31 +25,31 @@ class EncodedPairs(NamedTuple):
 def encode_pairs(
     texts: Sequence[str], seconds: Sequence[str] | None, tokenizer: Tokenizer, max_length: int
 ) -> EncodedPairs:
-    """Rows of texts, or of pairs of texts; over max_length tokens the longer of the two is cut from its end."""
+    """Rows of texts or of pairs of texts. A row over max_length loses tokens from the end of its longer text."""
     first, first_offsets = tokenizer.encode_many(texts)
     second, second_offsets = tokenizer.encode_many([""] * len(texts) if seconds is None else seconds)
-    wanted = np.diff(first_offsets), np.diff(second_offsets)
+    lengths = np.diff(first_offsets), np.diff(second_offsets)
     separators = 1 if seconds is None else tokenizer.pair_separators
-    kept = truncated_lengths(*wanted, max_length - 1 - separators - (seconds is not None))
+    kept = truncated_lengths(*lengths, max_length - 1 - separators - (seconds is not None))
     first_lengths = kept[0] + 1 + separators
     offsets = np.concatenate([[0], np.cumsum(first_lengths + (0 if seconds is None else kept[1] + 1))])
 
-    # Whatever is neither [CLS] nor a piece is a [SEP].
+    # Positions that hold neither [CLS] nor a piece remain [SEP].
     input_ids = np.full(offsets[-1], tokenizer.sep_id, np.int32)
     input_ids[offsets[:-1]] = tokenizer.cls_id
     input_ids[spans(offsets[:-1] + 1, kept[0])] = first[spans(first_offsets[:-1], kept[0])]
     input_ids[spans(offsets[:-1] + first_lengths, kept[1])] = second[spans(second_offsets[:-1], kept[1])]
-    cut = (kept[0] < wanted[0]) | (kept[1] < wanted[1])
+    cut = (kept[0] < lengths[0]) | (kept[1] < lengths[1])
     return EncodedPairs(input_ids, offsets, first_lengths.astype(np.int32), cut)
 
 
 def truncated_lengths(
     first: Int64[np.ndarray, "R"], second: Int64[np.ndarray, "R"], room: int
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
-    """How many pieces of each text stay in room pieces when the longer one is always the one that loses.
+    """The number of pieces that each text keeps within `room` pieces, if the longer text always loses the next one.
 
-    Where the cut goes below both, each keeps half, the odd piece going to the one that was longer (to the second
-    of two equals): `longest_first` of Hugging Face tokenizers, which peers train with.
+    If both texts lose pieces, each keeps half. An odd piece goes to the text that was longer, or to the second of two
+    equally long ones, as in the strategy `longest_first` of Hugging Face tokenizers.
     """
     shorter, longer = np.minimum(first, second), np.maximum(first, second)
     kept_shorter = np.minimum(shorter, np.maximum(room // 2, room - longer))

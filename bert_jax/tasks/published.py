@@ -1,4 +1,4 @@
-"""Figures that another model was published with, to set one's own beside."""
+"""Published results of another model, for comparison."""
 
 # bert-base-cased on the dev files, the mean of five seeds, three epochs of batches of 32: the table of
 # huggingface/transformers, examples/flax/text-classification/README.md. Of MNLI the matched dev file.

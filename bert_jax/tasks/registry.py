@@ -1,6 +1,6 @@
-"""The kinds of tasks and the named tasks; which task a configuration means, and where its files are.
+"""The registry of task kinds and named tasks. It resolves a configuration to a task and its files.
 
-A user's own kind is added by `KINDS[kind] = TaskClass`, and an own named task by `TASKS[name] = NamedTask(...)`
+Add a new kind with `KINDS[kind] = TaskClass`, and a new named task with `TASKS[name] = NamedTask(...)`
 (docs/extending.md).
 """
 
@@ -72,7 +72,7 @@ def kind_class(kind: str) -> type[Task[Any, Any]]:
 
 
 def resolve(config: TaskConfig) -> tuple[Task, dict[str, Path]]:
-    """The task that a configuration means, and the existing file of each split.
+    """The task that a configuration selects, and the existing file of each split.
 
     The files of a named task are those of task.data_dir (a folder, or tfds: and the name of prepared data, by default
     the task's own), or of $BERT_JAX_DATA; task.train, task.dev and task.test replace single ones. With task.train and

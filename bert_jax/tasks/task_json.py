@@ -74,5 +74,5 @@ def task_of(loaded: LoadedModel) -> Task:
         )
     task = from_json(loaded.task)
     task = replace(task, max_length=min(task.max_length, loaded.model.max_positions)).with_metrics()
-    # A folder that others have written does not tell of a task; its heads tell the pooling.
+    # A folder in Hugging Face format does not record the options of a task; the pooling is that of its heads.
     return task.with_pooling(loaded.heads.pooling)

@@ -15,7 +15,7 @@ SHAPES, STEP = 6, 8
 
 
 def best_lengths(lengths: Int64[np.ndarray, "N"], max_length: int, shapes: int = SHAPES) -> tuple[int, ...]:
-    """The lengths, ascending and at most so many, that rows are padded to with the fewest positions in total.
+    """At most `shapes` lengths, ascending, such that padding rows to them takes the fewest positions in total.
 
     Each is a multiple of STEP, or max_length. The result is exact, by dynamic programming over the histogram: the best
     lengths for the rows up to some length end with it, and the others are the best ones, one fewer, for the rows up to
@@ -85,7 +85,7 @@ class TaskSource:
         return int(self._rows.lengths[self.indices(step)].max())
 
     def padded(self, longest: int) -> int:
-        """The length that a batch is padded to whose longest row has so many tokens."""
+        """The length to which a batch is padded, given the number of tokens of its longest row."""
         return next(length for length in self._lengths if length >= longest)
 
     def _bounds(self, step: int) -> tuple[int, int]:
@@ -95,13 +95,13 @@ class TaskSource:
         return first, min(self._pool, left)
 
     def _sort(self, first: int, count: int) -> Int64[np.ndarray, "N"]:
-        """The rows of so many steps from the first on, sorted by length; equal lengths keep the permuted order."""
+        """The rows of `count` steps from `first`, sorted by length; rows of equal length keep their permuted order."""
         size = self._rows.count
         places = np.arange(first * self._batch_size, (first + count) * self._batch_size, dtype=np.int64)
-        drawn = permute(places % size, size, hashing.combine(self._seed, places // size))
+        permuted = permute(places % size, size, hashing.combine(self._seed, places // size))
         if count == 1:
-            return drawn
-        return drawn[np.argsort(self._rows.lengths[drawn], kind="stable")]
+            return permuted
+        return permuted[np.argsort(self._rows.lengths[permuted], kind="stable")]
 
 
 def fingerprint(rows: TaskRows) -> str:

@@ -1,4 +1,4 @@
-"""Texts without labels: one on each line, with a tab between the two of a pair."""
+"""Reads and encodes texts without labels: one on each line, with a tab between the two texts of a pair."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -73,7 +73,7 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer, max_length: int, by_word:
 
 
 def _joined(begin: int, parts: Sequence[np.ndarray], end: list[int], between: int) -> np.ndarray:
-    """A row: its beginning, its parts, `between` ends between two of them, and one end after the last."""
-    behind = [*[end * between] * (len(parts) - 1), end]
-    ended = [np.concatenate([part, after]) for part, after in zip(parts, behind, strict=True)]
+    """A row: `begin`, the parts with `between` times `end` between them, and `end` once after the last part."""
+    separators = [*[end * between] * (len(parts) - 1), end]
+    ended = [np.concatenate([part, after]) for part, after in zip(parts, separators, strict=True)]
     return np.concatenate([[begin], *ended]).astype(np.int64)

@@ -1,4 +1,4 @@
-"""The kinds of tasks: a family of modules each, with the kind's name as their prefix.
+"""The kinds of tasks. The modules of a kind have its name as their prefix.
 
 classification    a class, or a score (regression), for a text or a pair of texts
 choice            the correct one of several texts that may follow a context
@@ -6,5 +6,5 @@ tagging           a tag for every word
 token_regression  a number for every word
 question          an answer that is a part of a context, or none
 span              spans of words, which may nest, and their relations
-labels            what kinds with a cross-entropy over labels share
+labels            the options and functions of all kinds with a cross-entropy over labels
 """

@@ -39,7 +39,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
 
     A row is an item. Its choices are S sequences [CLS] context [SEP] start choice [SEP] of up to max_length tokens,
     side by side, and the objective passes each to the encoder as a row of its own. S is the number of choices of the
-    split's item with the most choices. There are no labels: the index of a choice has no meaning of its own.
+    split's item with the most choices. There are no labels: the index of a choice carries no meaning.
 
     | option | |
     |---|---|
@@ -141,7 +141,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
 
 
 class ChoiceLabels(NamedTuple):
-    """What TaskBatch.labels holds."""
+    """The value of TaskBatch.labels."""
 
     right: Any  # i32[B]
     present: Any  # bool[B,S]; a row's positions are S equal parts
@@ -149,7 +149,7 @@ class ChoiceLabels(NamedTuple):
 
 @dataclass(frozen=True)
 class ChoiceObjective(TaskObjective):
-    """Cross-entropy of the right choice, softmax over the scores of those that are there."""
+    """Cross-entropy of the right choice, with a softmax over the scores of the present choices."""
 
     pooling: str = "cls"
     smoothing: float = 0.0
@@ -159,15 +159,15 @@ class ChoiceObjective(TaskObjective):
         return Heads(pooling=self.pooling, pooler=True, choices=True)
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B S"]:
-        """The score of each choice; IMPOSSIBLE where there is none."""
+        """The score of each choice; IMPOSSIBLE for an absent one."""
         present = batch.labels.present
         rows, count = present.shape
-        # The axis of rows is the outer one, so that each device keeps its own.
+        # The rows are the outer axis of the reshaped arrays, so that each device keeps its own rows.
         ids, segments, numbers, positions = (leaf.reshape(rows * count, -1) for leaf in batch[:4])
         sequences = TaskBatch(ids, segments, (numbers > 0).astype(jnp.int32), positions, None, None)
         hidden = model.encode(sequences, dropout_key).last
-        first_slot = jnp.zeros((rows * count, 1), jnp.int32)
-        vectors = sequence_vectors(model, hidden, sequences.sequence_ids, first_slot)
+        cls_position = jnp.zeros((rows * count, 1), jnp.int32)
+        vectors = sequence_vectors(model, hidden, sequences.sequence_ids, cls_position)
         scores = choice_logits(model, vectors, dropout_key)[:, 0]
         return jnp.where(present, scores.reshape(rows, count), IMPOSSIBLE)
 
@@ -197,10 +197,10 @@ class ChoiceRows(TaskRows[MultipleChoice]):
         rows = np.where(filler, 0, indices)
         lengths = np.where(filler[:, None], 0, self.choice_lengths[rows])
         starts = self.offsets[rows][:, None] + np.cumsum(lengths, axis=1) - lengths
-        slots = np.arange(length)
-        real = slots < lengths[..., None]
-        tokens = np.where(real, starts[..., None] + slots, 0)
-        segments = real & (slots >= self.first_lengths[rows][..., None])
+        offsets_in_row = np.arange(length)
+        real = offsets_in_row < lengths[..., None]
+        tokens = np.where(real, starts[..., None] + offsets_in_row, 0)
+        segments = real & (offsets_in_row >= self.first_lengths[rows][..., None])
         numbers = np.arange(1, lengths.shape[1] + 1)[:, None]
 
         def row(values: np.ndarray) -> Int32[np.ndarray, "B K"]:
@@ -210,7 +210,7 @@ class ChoiceRows(TaskRows[MultipleChoice]):
             input_ids=row(np.where(real, self.input_ids[tokens], self.pad_id)),
             segment_ids=row(segments),
             sequence_ids=row(np.where(real, numbers, 0)),
-            positions=row(np.where(real, slots, 0)),
+            positions=row(np.where(real, offsets_in_row, 0)),
             labels=ChoiceLabels(right=self.labels[rows], present=lengths > 0),
             label_weights=np.where(filler, 0, self.label_weights[rows]).astype(np.float32),
         )

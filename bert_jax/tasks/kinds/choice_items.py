@@ -33,23 +33,21 @@ def read_choices(path: Path, columns: Columns, choices: str, label_required: boo
     Raises UserError, with file and line, for missing columns and for an item with fewer than two choices.
     """
     if not columns.text:
-        raise UserError(
-            f"task.text is not known: name the column of {path} that holds the context (--config.task.text)"
-        )
+        raise UserError(f"task.text is not set; name the column of {path} that holds the context (--config.task.text)")
     if label_required and not columns.label:
-        raise UserError(f"task.label is not known: name the column of {path} that holds the correct choice")
+        raise UserError(f"task.label is not set; name the column of {path} that holds the correct choice")
     names = choice_columns(choices)
     if len(names) == 1 and not is_stored(path):
         raise UserError(
-            f"{path} is a table of fields, and task.choices names one column, {names[0]!r}. Name those of all choices: "
+            f"{path} is TSV or CSV, but task.choices names one column, {names[0]!r}. Name one column for each choice: "
             "--config.task.choices=A,B,C"
         )
-    wanted = [Column(columns.text, "text"), *(Column(name, "choices") for name in names)]
+    requested = [Column(columns.text, "text"), *(Column(name, "choices") for name in names)]
     if columns.text_pair:
-        wanted.append(Column(columns.text_pair, "text_pair"))
+        requested.append(Column(columns.text_pair, "text_pair"))
     if columns.label:
-        wanted.append(Column(columns.label, "label", required=label_required))
-    found = read_records(path, wanted)
+        requested.append(Column(columns.label, "label", required=label_required))
+    found = read_records(path, requested)
     labelled = bool(columns.label) and found.present[-1]
     labelled = labelled and not all(is_held_back(record.values[-1]) for record in found.records)
     if label_required and not labelled:

@@ -46,7 +46,7 @@ class TextTask(PooledTask[Example, LabelledRows]):
 
     @abc.abstractmethod
     def label_value(self, split: Split[Example], line: int, label: str) -> int | float:
-        """The number of a label as the file writes it. Raises UserError, with file and line, for an invalid one."""
+        """The class id or the score that a label means. Raises UserError, with file and line, for an invalid label."""
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Example]:
         if reading.kind_of_file(path) != "table":
@@ -55,7 +55,7 @@ class TextTask(PooledTask[Example, LabelledRows]):
         return reading.read_table(path, columns, label_required, self.labels)
 
     def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Example]:
-        """Texts, or pairs if the task is of pairs; if the checkpoint does not tell, whichever the first record is."""
+        """Texts, or pairs if the task is of pairs; if the checkpoint does not record this, the first record decides."""
         columns = self.columns
         names = [(columns.text, "text"), (columns.text_pair, "text_pair")]
         needed = 2 if columns.text_pair else 1
@@ -222,8 +222,10 @@ class ClassObjective(TaskObjective):
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B C"]:
         """Logits of classes, or the score (C = 1)."""
         hidden = model.encode(batch, dropout_key).last
-        first_slot = jnp.zeros((hidden.shape[0], 1), jnp.int32)  # one sequence a row: its [CLS] is in slot 0
-        vectors = sequence_vectors(model, hidden, batch.sequence_ids, first_slot)
+        cls_position = jnp.zeros(
+            (hidden.shape[0], 1), jnp.int32
+        )  # one sequence in each row: its [CLS] is at position 0
+        vectors = sequence_vectors(model, hidden, batch.sequence_ids, cls_position)
         return class_logits(model, vectors, dropout_key)[:, 0]
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Terms:

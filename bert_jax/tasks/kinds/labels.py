@@ -1,4 +1,4 @@
-"""Labels as files write them: their ids, and the weights of their classes in the loss."""
+"""Converts labels to ids, and computes the weights of their classes in the loss."""
 
 import math
 from collections import Counter
@@ -40,7 +40,7 @@ class LabelTask(Task[Item, Rows]):
         return replace(self, class_weights="", class_weight_values=(), label_smoothing=0.0)
 
     def weights_of(self, train: Split, labels: Iterable[str]) -> tuple[float, ...]:
-        """The class_weight_values that class_weights means, given the labels of the training file.
+        """The class_weight_values that class_weights selects, given the labels of the training file.
 
         balanced: n / (K * count), for n labels of K different classes (scikit-learn's compute_class_weight; King and
         Zeng 2001); a class that is not in the file weighs 1. Raises UserError for an unknown label, a malformed

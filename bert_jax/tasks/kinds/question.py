@@ -113,7 +113,7 @@ class QuestionTask(Task[Question, QuestionRows]):
         return {"unanswerable": without, "answers_moved": rows.moved, "answers_not_found": rows.not_found}
 
     def remarks(self, rows: QuestionRows) -> list[str]:
-        """Warnings about answers that are elsewhere in their context, or not in it."""
+        """Warnings about answers that are not at their answer_start, or not in their context."""
         path, found = rows.split.path, []
         if rows.moved:
             found.append(f"{path}: {rows.moved} answers are not at their answer_start; the nearest occurrence is used")
@@ -128,21 +128,21 @@ class QuestionTask(Task[Question, QuestionRows]):
         return QuestionObjective(self.n_best, self.max_answer_length)
 
     def measure(self, rows: QuestionRows, answers: Sequence[RowAnswers]) -> dict[str, float]:
-        """The metrics of SQuAD 1.1, or of 2.0 where the task or the split has questions without an answer.
+        """The metrics of SQuAD 1.1, or of 2.0 if the task or the split has questions without an answer.
 
-        Those of 2.0 are at the task's threshold; where it has none yet, at the one that is best for this split.
+        The metrics of 2.0 use the task's null_threshold, or the best threshold for this split if the task has none.
         """
         decoded = decode(rows, answers, self.n_best)
         questions = rows.split.items
-        truths = [[answer.text for answer in question.answers or ()] for question in questions]
-        guesses = [one.text(question.context) for one, question in zip(decoded, questions, strict=True)]
+        references = [[answer.text for answer in question.answers or ()] for question in questions]
+        predicted = [one.text(question.context) for one, question in zip(decoded, questions, strict=True)]
         if self.unanswerable:
             names, threshold = self.metrics, self.null_threshold
         elif _some_without(rows.split):
             names, threshold = SQUAD2_METRICS, None
         else:
-            return squad1_metrics(self.metrics, truths, guesses)
-        return squad2_metrics(names, truths, guesses, [one.no_answer for one in decoded], threshold)
+            return squad1_metrics(self.metrics, references, predicted)
+        return squad2_metrics(names, references, predicted, [one.no_answer for one in decoded], threshold)
 
     def metric_names(self, dev: Split[Question]) -> tuple[str, ...]:
         """Those of SQuAD 2.0 where dev has questions without an answer, even if the training file has none."""
@@ -150,7 +150,7 @@ class QuestionTask(Task[Question, QuestionRows]):
         return (*measured, "task_loss")
 
     def calibrated(self, metrics: Mapping[str, float]) -> "QuestionTask":
-        """With the threshold of no answer that gives the best F1, where none is set."""
+        """The task with the null_threshold of the best F1 on dev, unless it has one already."""
         threshold = metrics.get("best_f1_thresh")
         if not self.unanswerable or self.null_threshold is not None or threshold is None:
             return self
@@ -167,7 +167,7 @@ class QuestionTask(Task[Question, QuestionRows]):
 
 @dataclass(frozen=True)
 class QuestionObjective(TaskObjective):
-    """Cross-entropy of an answer's first slot and of its last (Devlin et al. 2019, sections 4.2 and 4.3)."""
+    """Cross-entropy of the first and the last position of an answer (Devlin et al. 2019, sections 4.2 and 4.3)."""
 
     n_best: int
     max_answer_length: int
@@ -177,7 +177,7 @@ class QuestionObjective(TaskObjective):
         return Heads(question=True)
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T 2"]:
-        """Logits of first and last slots."""
+        """Logits of the first and the last position of the answer."""
         return answer_logits(model, model.encode(batch, dropout_key).last)
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B T 2"], batch: TaskBatch) -> Terms:

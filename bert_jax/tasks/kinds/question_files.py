@@ -52,8 +52,10 @@ def read_squad(path: Path, label_required: bool) -> Split[Question]:
 
 
 def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[Question]:
-    """Reads a table (tasks.reading.tables) with one question in each row, in the columns QUESTION_COLUMNS unless others
-    are named: task.text is the question, task.text_pair the context, task.label the answers.
+    """Reads a table (tasks.reading.tables) with one question in each row.
+
+    The columns are QUESTION_COLUMNS unless others are named: task.text for the question, task.text_pair for the
+    context, task.label for the answers.
 
     Answers are {"text": [...], "answer_start": [...]} as in Hugging Face's data sets, a list of {"text",
     "answer_start"} as in SQuAD, a list of texts, or one text; an empty list or text means that there is no answer.
@@ -61,13 +63,13 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
     questions have answers.
     """
     question, context, answers = _names(columns)
-    wanted = [
+    requested = [
         Column(question, "text"),
         Column(context, "text_pair"),
         Column(answers, "label", required=label_required),
         *(Column(name, name, required=False) for name in ("id", "is_impossible") if not is_number(question)),
     ]
-    found = read_records(path, wanted)
+    found = read_records(path, requested)
     return _split(path, (_question(path, line, *values) for line, values in found.records), label_required)
 
 
@@ -99,7 +101,7 @@ def locate(context: str, answer: Answer) -> tuple[int, int] | None:
 
 def _names(columns: Columns) -> tuple[str, str, str]:
     given = (columns.text, columns.text_pair, columns.label)
-    question, context, answers = (name or usual for name, usual in zip(given, QUESTION_COLUMNS, strict=True))
+    question, context, answers = (name or default for name, default in zip(given, QUESTION_COLUMNS, strict=True))
     return question, context, answers
 
 
@@ -176,5 +178,5 @@ def _split(path: Path, found: Iterator[Question], label_required: bool) -> Split
 def _part(path: Path, place: str, holder: Any, key: str, kind: type[Part]) -> Part:
     if isinstance(holder, dict) and isinstance(value := holder.get(key), kind):
         return value
-    wanted = "a text" if kind is str else "a list"
-    raise UserError(f"{path}: {place} has no {key!r} ({wanted}), which SQuAD's JSON requires. Correct the file")
+    expected = "a text" if kind is str else "a list"
+    raise UserError(f"{path}: {place} has no {key!r} ({expected}), which SQuAD's JSON requires. Correct the file")

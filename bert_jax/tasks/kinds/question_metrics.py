@@ -29,19 +29,22 @@ def compared_words(text: str) -> list[str]:
     return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
 
 
-def overlap(truth: Sequence[str], guess: Sequence[str]) -> float:
+def overlap(reference: Sequence[str], prediction: Sequence[str]) -> float:
     """F1 of the words of two answers; 0 where they share none."""
-    shared = sum((Counter(truth) & Counter(guess)).values())
+    shared = sum((Counter(reference) & Counter(prediction)).values())
     if not shared:
         return 0.0
-    precision, recall = 1.0 * shared / len(guess), 1.0 * shared / len(truth)
+    precision, recall = 1.0 * shared / len(prediction), 1.0 * shared / len(reference)
     return (2 * precision * recall) / (precision + recall)
 
 
-def squad1_metrics(names: Sequence[str], truths: Sequence[Sequence[str]], guesses: Sequence[str]) -> dict[str, float]:
+def squad1_metrics(
+    names: Sequence[str], references: Sequence[Sequence[str]], predictions: Sequence[str]
+) -> dict[str, float]:
     """`exact_match` and `f1`: the maximum over a question's true answers, of which there is at least one."""
     scores = [
-        _best(map(compared_words, truth), compared_words(guess)) for truth, guess in zip(truths, guesses, strict=True)
+        _best(map(compared_words, reference), compared_words(prediction))
+        for reference, prediction in zip(references, predictions, strict=True)
     ]
     exact, f1 = np.array(scores, np.float64).T
     return _selected(names, {"exact_match": _mean(exact), "f1": _mean(f1)})
@@ -49,20 +52,23 @@ def squad1_metrics(names: Sequence[str], truths: Sequence[Sequence[str]], guesse
 
 def squad2_metrics(
     names: Sequence[str],
-    truths: Sequence[Sequence[str]],
-    guesses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    predictions: Sequence[str],
     no_answer: Sequence[float],
     threshold: float | None,
 ) -> dict[str, float]:
-    """SQUAD2_METRICS, for questions that may have no answer (without truths, the correct prediction is no answer).
+    """SQUAD2_METRICS, for questions that may have no answer (a question without references has none).
 
-    guesses are the best answer to every question; one whose probability of no answer is above the threshold counts as
-    no answer. The default threshold is best_f1_thresh, the best one for this split. A mean over no questions is NaN.
+    references are the true answers to each question, predictions the best answer to each. A prediction whose
+    probability of no answer is above the threshold counts as no answer. The default threshold is best_f1_thresh, the
+    best one for this split. A mean over no questions is NaN.
     """
-    answerable = np.array([bool(truth) for truth in truths])
-    scores = [_squad2_scores(truth, guess) for truth, guess in zip(truths, guesses, strict=True)]
+    answerable = np.array([bool(reference) for reference in references])
+    scores = [
+        _squad2_scores(reference, prediction) for reference, prediction in zip(references, predictions, strict=True)
+    ]
     exact, f1 = np.array(scores, np.float64).T
-    given = np.array([bool(guess) for guess in guesses])
+    given = np.array([bool(prediction) for prediction in predictions])
     probabilities = np.array(no_answer, np.float64)
     best_exact = best_threshold(exact, probabilities, answerable, given)
     best_f1 = best_threshold(f1, probabilities, answerable, given)
@@ -109,16 +115,16 @@ def best_threshold(
     return Best(float(reached[best]) / len(scores), float(no_answer[order[best - 1]]) if best else 0.0)
 
 
-def _squad2_scores(truth: Sequence[str], guess: str) -> tuple[float, float]:
+def _squad2_scores(reference: Sequence[str], prediction: str) -> tuple[float, float]:
     """Exact match and F1. An answer without compared words counts as no answer; two such answers are equal."""
-    words = compared_words(guess)
-    truths = [found for text in truth if (found := compared_words(text))] or [[]]
-    exact, f1 = _best(truths, words)
-    return exact, f1 if words and truths[0] else exact
+    words = compared_words(prediction)
+    references = [found for text in reference if (found := compared_words(text))] or [[]]
+    exact, f1 = _best(references, words)
+    return exact, f1 if words and references[0] else exact
 
 
-def _best(truths: Sequence[list[str]] | map, guess: list[str]) -> tuple[float, float]:
-    scores = [(float(truth == guess), overlap(truth, guess)) for truth in truths]
+def _best(references: Sequence[list[str]] | map, prediction: list[str]) -> tuple[float, float]:
+    scores = [(float(reference == prediction), overlap(reference, prediction)) for reference in references]
     return max(exact for exact, _ in scores), max(f1 for _, f1 in scores)
 
 

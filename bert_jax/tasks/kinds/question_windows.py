@@ -1,8 +1,8 @@
 """A question and its context as rows: [CLS] question [SEP] window of the context [SEP] (Devlin et al. 2019, 4.2).
 
 A long context continues in further rows, whose windows begin doc_stride pieces after each other, as in
-run_squad.py of google-research/bert. Of the windows that contain a piece, the best is the one that shows most of its
-context. An answer begins only in the best window of its first piece.
+run_squad.py of google-research/bert. Of the windows that contain a piece, the best is the one with the most context
+around it. An answer begins only in the best window of its first piece.
 """
 
 import functools
@@ -45,14 +45,14 @@ class QuestionRows(TaskRows[Question]):
     question_offsets: Int64[np.ndarray, "K"]  # question q has the rows question_offsets[q]:question_offsets[q + 1]
     first_pieces: Int64[np.ndarray, "R"]  # index among the P pieces of the first one of the window
     characters: Int32[np.ndarray, "P 2"]  # of each piece, [start, end) in its context
-    moved: int  # answers that are elsewhere in the context than the file says
+    moved: int  # answers that are not at their answer_start
     not_found: int  # questions without an answer that is in the context
 
     def items(self) -> Int64[np.ndarray, "R"]:
         """The question of each row."""
         return np.repeat(np.arange(len(self.question_offsets) - 1), np.diff(self.question_offsets))
 
-    def truth(self, taken: Taken) -> tuple[AnswerSpan, Float32[np.ndarray, "B"]]:
+    def targets(self, taken: Taken) -> tuple[AnswerSpan, Float32[np.ndarray, "B"]]:
         places = AnswerSpan(*np.ascontiguousarray(self.places[taken.rows].T))
         return places, np.where(taken.filler, 0, self.label_weights[taken.rows]).astype(np.float32)
 
@@ -64,11 +64,11 @@ class _Target(NamedTuple):
     last: int
 
 
-class _Truth(NamedTuple):
-    """What is known of the answer to a question."""
+class _Label(NamedTuple):
+    """The answer to a question, as far as it is known."""
 
     target: _Target | None  # None: unlabelled, or no answer is in the context
-    moved: bool  # whether the answer is elsewhere than the file says
+    moved: bool  # whether the answer is not at its answer_start
 
 
 def encode_questions(
@@ -93,7 +93,7 @@ def encode_questions(
     separators, close = tokenizer.pair_separators, np.array([tokenizer.sep_id], np.int32)
     rows: list[np.ndarray] = []
     places: list[AnswerSpan] = []
-    truths: list[_Truth] = []
+    labels: list[_Label] = []
     first_lengths, first_pieces, counts = [], [], []
     for number, question in enumerate(questions):
         query = asked[asked_bounds[number] : asked_bounds[number + 1]][:max_query_length]
@@ -106,16 +106,16 @@ def encode_questions(
             )
         context = numbers[question.context]
         begin, stop = int(bounds[context]), int(bounds[context + 1])
-        truths.append(_truth(question, characters[begin:stop]) if labelled else _Truth(None, False))
+        labels.append(_label_of(question, characters[begin:stop]) if labelled else _Label(None, False))
         windows = windows_of(stop - begin, room, doc_stride)
         for window in windows.tolist():
             first, end, *_ = window
             rows.append(np.concatenate([head, pieces[begin + first : begin + end], close]))
-            places.append(_answer_span(window, truths[-1].target, len(head)))
+            places.append(_answer_span(window, labels[-1].target, len(head)))
             first_pieces.append(begin + first)
         first_lengths += [len(head)] * len(windows)
         counts.append(len(windows))
-    known = [truth.target is not None for truth in truths]
+    known = [label.target is not None for label in labels]
     return {
         "input_ids": np.concatenate(rows),
         "first_lengths": np.array(first_lengths, np.int32),
@@ -127,7 +127,7 @@ def encode_questions(
         "question_offsets": np.cumsum([0, *counts], dtype=np.int64),
         "first_pieces": np.array(first_pieces, np.int64),
         "characters": characters.astype(np.int32),
-        "moved": sum(truth.moved for truth in truths),
+        "moved": sum(label.moved for label in labels),
         "not_found": known.count(False) if labelled else 0,
     }
 
@@ -145,7 +145,7 @@ def _answer_span(window: Sequence[int], target: _Target | None, before: int) -> 
 def windows_of(pieces: int, room: int, stride: int) -> Int32[np.ndarray, "W 4"]:
     """The windows of a context: first piece, end, and the range of the pieces whose best window it is.
 
-    A window has `room` pieces, the last one what is left, and begins min(room, stride) pieces after the one before
+    A window has `room` pieces, the last one at most as many, and begins min(room, stride) pieces after the one before
     it. The context of a piece in a window is the number of pieces on its shorter side, plus a hundredth of the
     window's length; the first window with the most context is the best (run_squad.py, _check_is_max_context). A
     context without pieces has one empty window.
@@ -162,16 +162,16 @@ def windows_of(pieces: int, room: int, stride: int) -> Int32[np.ndarray, "W 4"]:
     return np.stack([firsts, ends, best_firsts, best_ends], axis=-1).astype(np.int32)
 
 
-def _truth(question: Question, characters: Int64[np.ndarray, "n 2"]) -> _Truth:
+def _label_of(question: Question, characters: Int64[np.ndarray, "n 2"]) -> _Label:
     """The pieces of the first answer that occurs in the context, given the characters of the context's pieces."""
     if not question.answers:
-        return _Truth(_Target(-1, -1), moved=False)
+        return _Label(_Target(-1, -1), moved=False)
     for answer in question.answers:
         if span := locate(question.context, answer):
-            # The first piece that ends behind the answer's begin, and the last that begins before its end.
+            # The first piece that ends after the answer's start, and the last one that begins before its end.
             first = int(np.searchsorted(np.maximum.accumulate(characters[:, 1]), span[0], side="right"))
             last = int(np.searchsorted(characters[:, 0], span[1], side="left")) - 1
             if first <= last:
                 start = None if answer.start is None else answer.start + len(answer.text) - len(answer.text.lstrip())
-                return _Truth(_Target(first, last), moved=start is not None and span[0] != start)
-    return _Truth(None, moved=False)
+                return _Label(_Target(first, last), moved=start is not None and span[0] != start)
+    return _Label(None, moved=False)

@@ -1,9 +1,9 @@
-"""Spans of words and pairs of spans: nested entities, relations.
+"""Classifies spans of words and pairs of spans: nested entities and relations.
 
 span_files      reads words, spans and relations
 span_rows       encodes them as rows
-span_objective  the loss, and what the prediction of a row is decoded from
-span_decoding   the predicted spans and relations of a file
+span_objective  computes the loss and the arrays from which predictions are decoded
+span_decoding   decodes the predicted spans and relations of a file
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -32,7 +32,7 @@ from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task, check_choice
 from bert_jax.tokenizer import Tokenizer
 
-# Where the training file has longer spans, task.max_span must be set: each length costs as much as the first.
+# Longer spans require task.max_span, because each additional length costs as much as the first one.
 LONGEST_BY_DEFAULT = 12
 UNCALIBRATED = 0.5
 
@@ -234,7 +234,7 @@ class SpanPairTask(SpanTask):
         return read_spans(path, columns, label_required or self.pairs_are_given, relations=True)
 
     def complete(self, train: Split[SpannedSentence]) -> SpanTask:
-        """Also with the labels of relations. Raises UserError for a file without spans or relations."""
+        """Also sets the labels of relations. Raises UserError for a file without spans or relations."""
         relations = {relation.label for item in train.items for relation in item.relations}
         if not relations and any(item.spans for item in train.items):
             raise _missing(train, "relations")
@@ -246,12 +246,12 @@ class SpanPairTask(SpanTask):
         return relations if self.pairs_are_given else (*relations, *super().default_metrics())
 
     def counts(self, rows: SpanRows) -> dict[str, int]:
-        """Also relations, and those that rows cannot hold."""
+        """Also counts relations, and those that rows cannot hold."""
         lost = {"relations_lost": rows.lost["relations_lost"]}
         return super().counts(rows) | lost | {"relations": len(rows.heads)}
 
     def measure(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> dict[str, float]:
-        """Also the metrics over all relations. A relation is correct when its two spans and its label are."""
+        """Also computes the metrics over all relations. A relation is correct when its two spans and its label are."""
         counted: Counted = {}
         calibrated: dict[str, float] = {}
         spans: Sequence[Iterable[Span]] = [item.spans for item in rows.split.items]
@@ -259,17 +259,17 @@ class SpanPairTask(SpanTask):
             threshold, counted, spans = self._span_counts(rows, answers)
             calibrated = {} if self.threshold else {"threshold": threshold}
         found = predicted_relations(rows, answers, [list(one) for one in spans], self.relation_labels)
-        guesses = {guess[:4] for guess in found}
-        truth = {
+        predicted = {relation[:4] for relation in found}
+        true_relations = {
             (number, relation.label, item.spans[relation.head], item.spans[relation.tail])
             for number, item in enumerate(rows.split.items)
             for relation in item.relations
         }
-        counted["relation_"] = (len(guesses & truth), len(guesses), len(truth))
+        counted["relation_"] = (len(predicted & true_relations), len(predicted), len(true_relations))
         return retrieval_metrics(self.metrics, counted) | calibrated
 
     def predictions(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> list[dict[str, Any]]:
-        """Also `relations`, each with `type`, `head` and `tail`, indices of spans, and `score`."""
+        """Also returns `relations`, each with `type`, `head` and `tail`, indices of spans, and `score`."""
         spans = self._spans(rows, answers)
         objects = [one | {"relations": []} for one in self._span_objects(rows, spans)]
         found = predicted_relations(rows, answers, list(map(list, spans)), self.relation_labels)

@@ -22,7 +22,7 @@ class Candidates(NamedTuple):
     scores: Float[np.ndarray, "G"]
 
     def above(self, threshold: float) -> "Candidates":
-        """Those with at least this probability."""
+        """The candidates with at least this probability."""
         kept = self.scores >= threshold
         return Candidates(*(values[kept] for values in self))
 
@@ -38,7 +38,7 @@ class PredictedRelation(NamedTuple):
 
 
 def candidates(rows: SpanRows, answers: Sequence[SpanAnswer], types: int) -> Candidates:
-    """The best spans of each row, of so many types: CANDIDATES for each of its words, or all that there are."""
+    """The best spans of each row over `types` types: CANDIDATES for each of its words, or fewer if it has fewer."""
     kept = np.minimum(CANDIDATES * np.diff(rows.row_words), [len(answer.places) for answer in answers])
     row_of = np.repeat(np.arange(rows.count), kept)
     places = np.concatenate([answer.places[:count] for answer, count in zip(answers, kept, strict=True)])

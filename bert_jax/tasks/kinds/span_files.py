@@ -24,27 +24,27 @@ def read_spans(path: Path, columns: Columns, label_required: bool, relations: bo
             f"{path}: spans are read from .jsonl or .parquet (non-nested ones also from .conll). Convert the file"
         )
     tokens, spans = columns.text or "tokens", columns.label or "spans"
-    asked = [
+    requested = [
         Column(tokens, "text"),
         Column(spans, "label", required=label_required),
         Column("relations", "label", required=label_required and relations),
     ]
-    found = read_records(path, asked)
+    found = read_records(path, requested)
     items = []
-    for number, (words, said_spans, said_relations) in found.records:
+    for number, (words, span_values, relation_values) in found.records:
         where = f"{path} line {number}"
         if not isinstance(words, list) or not words or not all(isinstance(word, str) and word for word in words):
             raise UserError(
                 f"{where}: {tokens} is {words!r:.60}; expected a list of words, each a text that is not empty"
             )
-        of_words = checked_spans(f"{where}: {spans}", said_spans or [], len(words))
-        between = _relations(f"{where}: relations", said_relations or [], len(of_words))
+        of_words = checked_spans(f"{where}: {spans}", span_values or [], len(words))
+        between = _relations(f"{where}: relations", relation_values or [], len(of_words))
         items.append(SpannedSentence(tuple(words), of_words, between, number))
     return Split(path, tuple(items), found.present[2 if relations else 1])
 
 
 def checked_spans(where: str, values: Any, words: int) -> tuple[Span, ...]:
-    """A list of spans in the form of read_spans, in a sentence of so many words. Raises UserError, naming where."""
+    """The spans of a sentence of `words` words, from their JSON values. Raises UserError that begins with `where`."""
     if not isinstance(values, list):
         raise UserError(f"{where} is {values!r:.60}; expected a list of spans, each {SPAN}")
     return tuple(_span(f"{where}[{place}]", one, words) for place, one in enumerate(values))
@@ -75,7 +75,7 @@ def _relation(where: str, value: Any, spans: int) -> Relation:
         raise UserError(f"{where} is {value!r:.80}; expected {RELATION}")
     if not (0 <= head < spans and 0 <= tail < spans) or head == tail:
         raise UserError(
-            f"{where} is from span {head} to {tail}; expected two different ones of the line's {spans} spans"
+            f"{where} is from span {head} to {tail}; expected the indices of two different spans (the line has {spans})"
         )
     return Relation(label, head, tail)
 

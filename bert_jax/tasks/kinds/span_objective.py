@@ -1,4 +1,4 @@
-"""What is learnt of spans: which types each has, and how two of them relate."""
+"""The objective of span tasks: the types of each span, and the relations between two spans."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,30 +18,30 @@ from bert_jax.tasks.objective import TaskObjective
 from bert_jax.train.losses import binary_sums, classification_sums, span_sums
 from bert_jax.train.objectives import Counts, Term, Terms
 
-# Spans of a row that may be guesses, for each of its words: a tree over n words has fewer than 2n.
+# Candidate spans for each word of a row: a tree over n words has fewer than 2n nodes.
 CANDIDATES = 2
 
 
 class SpanOutputs(NamedTuple):
-    """What the heads say; W words a row, spans of up to K words, vectors of G = 3D."""
+    """The outputs of the heads: W words in each row, spans of up to K words, vectors of size G = 3D."""
 
     vectors: Any  # f32[B,W,K,G]
-    logits: Any  # f32[B,W,K,C], class 0 being none unless C are yes or no; None where spans are given
-    relations: Any  # f32[B,P,P,1+Q] between the batch's paired spans, class 0 being none; None without relations
+    logits: Any  # f32[B,W,K,C], class 0 is none, unless scores are binary; None if spans are given
+    relations: Any  # f32[B,P,P,1+Q] between the paired spans, class 0 is none; None without relations
 
 
 class SpanAnswer(NamedTuple):
-    """What a row's spans and relations are decoded from.
+    """The arrays from which the spans and relations of a row are decoded.
 
     | field | dtype, shape | |
     |---|---|---|
     | places | i32[2W] | the best of all spans with a type, best first: (word * K + length - 1) * C + type |
-    | scores | f32[2W] | their probabilities; 0 for what is no span |
-    | pair_firsts, pair_lengths | i32[P] | the spans between which relations were asked for; length 0: none |
-    | relations, relation_scores | i32, f32 [P,P] | from a row's span to a column's: 0 none, else the relation's id + 1;
+    | scores | f32[2W] | their probabilities; 0 where there is no span |
+    | pair_firsts, pair_lengths | i32[P] | the spans between which relations are predicted; length 0: none |
+    | relations, relation_scores | i32, f32 [P,P] | from span p to span q: 0 for none, else the relation's id + 1;
       and its probability |
 
-    None for what the task has not.
+    A field that the task does not need is None.
     """
 
     places: Any
@@ -57,15 +57,16 @@ class SpanObjective(TaskObjective):
     """Cross-entropy over all spans of up to `length` words, and over all pairs of a row's true spans.
 
     Spans: Jurafsky and Martin, Speech and Language Processing, 3rd edition, "Fine-tuning for Span-Based Applications";
-    a span that is none weighs as much as one that is. A span's vector is made of the hidden states of its words' first
-    pieces. With binary scores the terms of a span's types are added. Relations: trained between true spans and asked
-    of guessed ones (Zhong and Chen 2021, section 3.2), from the vectors of Luan et al. 2018; a term of their own.
+    spans with and without a type weigh the same. The vector of a span is computed from the hidden states of the first
+    pieces of its words. With binary scores, the losses of a span's types are summed. Relations: trained between true
+    spans and predicted between predicted ones (Zhong and Chen 2021, section 3.2), from the vectors of Luan et al.
+    2018; they have a separate loss term.
     """
 
     length: int
     types: int
     binary: bool
-    relations: int  # 0: none are looked for
+    relations: int  # the number of relation labels; 0: none are predicted
     given: bool  # spans are part of the input
 
     @property
@@ -124,12 +125,12 @@ class SpanObjective(TaskObjective):
         scores, places = jax.lax.top_k(flat, min(CANDIDATES * labels.words.shape[1], flat.shape[1]))
         if not self.relations:
             return SpanAnswer(places, scores, None, None, None, None)
-        firsts, lengths, there = choose_spans(shares.max(axis=-1), possible, PAIRED)
+        firsts, lengths, exists = choose_spans(shares.max(axis=-1), possible, PAIRED)
         relations = relation_logits(model, take_spans(outputs.vectors, firsts, lengths))
-        return SpanAnswer(places, scores, firsts, jnp.where(there, lengths, 0), *_best(relations))
+        return SpanAnswer(places, scores, firsts, jnp.where(exists, lengths, 0), *_best(relations))
 
     def _shares(self, logits: Float[Array, "B W K C"]) -> Float[Array, "B W K S"]:
-        """The probability of each of S types; of classes the best one's only, so that a span has one type."""
+        """The probability of each of S types. With classes, all but the best are 0, so that a span has one type."""
         if self.binary:
             return jax.nn.sigmoid(logits)
         shares = jax.nn.softmax(logits, axis=-1)[..., 1:]

@@ -16,7 +16,7 @@ PAIRED = 32
 
 
 class SpanLabels(NamedTuple):
-    """What TaskBatch.labels holds. W = T - 2 words a row, K lengths, P paired spans, C types.
+    """The value of TaskBatch.labels: W = T - 2 words in each row, K lengths, P paired spans, C types.
 
     | field | dtype, shape | |
     |---|---|---|
@@ -58,10 +58,10 @@ class SpanRows(WordRows[SpannedSentence]):
 
     @property
     def paired(self) -> int:
-        """P."""
+        """P, the number of spans in each row of a batch between which relations are predicted."""
         return max(1, min(PAIRED, int(np.diff(self.span_offsets).max(initial=0))))
 
-    def truth(self, taken: Taken) -> tuple[SpanLabels, Float32[np.ndarray, "B W K"]]:
+    def targets(self, taken: Taken) -> tuple[SpanLabels, Float32[np.ndarray, "B W K"]]:
         batch, longest, paired = len(taken.rows), self.longest, self.paired
         width = taken.real.shape[1] - 2
         counts = np.where(taken.filler, 0, np.diff(self.row_words)[taken.rows])
@@ -75,21 +75,21 @@ class SpanRows(WordRows[SpannedSentence]):
         for place, row in enumerate(taken.rows):
             if taken.filler[place]:
                 continue
-            mine = slice(*self.span_offsets[row : row + 2])
-            at = (place, self.firsts[mine], self.lengths_in_words[mine] - 1)
+            of_row = slice(*self.span_offsets[row : row + 2])
+            at = (place, self.firsts[of_row], self.lengths_in_words[of_row] - 1)
             if self.binary_types:
-                types[(*at, self.types[mine])] = 1
+                types[(*at, self.types[of_row])] = 1
             else:
-                types[at] = self.types[mine] + 1
-            count = min(paired, mine.stop - mine.start)
-            firsts[place, :count] = self.firsts[mine][:count]
-            lengths[place, :count] = self.lengths_in_words[mine][:count]
-            mine = slice(*self.relation_offsets[row : row + 2])
-            relations[place, self.heads[mine], self.tails[mine]] = self.relations[mine] + 1
+                types[at] = self.types[of_row] + 1
+            count = min(paired, of_row.stop - of_row.start)
+            firsts[place, :count] = self.firsts[of_row][:count]
+            lengths[place, :count] = self.lengths_in_words[of_row][:count]
+            of_row = slice(*self.relation_offsets[row : row + 2])
+            relations[place, self.heads[of_row], self.tails[of_row]] = self.relations[of_row] + 1
             weights[place, :count, :count] = self.labelled * (1 - np.eye(count))
-        slots = np.where(words, self.word_slots[places], 0).astype(np.int32)
+        word_positions = np.where(words, self.word_slots[places], 0).astype(np.int32)
         possible = np.arange(width)[:, None] + np.arange(1, longest + 1) <= counts[:, None, None]
-        labels = SpanLabels(slots, words.astype(np.int32), types, firsts, lengths, relations, weights)
+        labels = SpanLabels(word_positions, words.astype(np.int32), types, firsts, lengths, relations, weights)
         return labels, (possible & self.labelled).astype(np.float32)
 
 

@@ -64,7 +64,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"]):
         if self.crf and (self.class_weights or self.label_smoothing):
             raise UserError(
                 "task.class_weights and task.label_smoothing belong to the cross-entropy of single words, which "
-                "task.crf replaces; leave out one or the other"
+                "task.crf replaces; remove one of the two"
             )
         if self.decode == "mean" and self.label_subwords == "first":
             raise UserError(
@@ -133,9 +133,9 @@ class TaggingTask(LabelTask[Sentence, "TagRows"]):
         labels, weights = np.zeros(len(encoded.input_ids), np.int32), np.zeros(len(encoded.input_ids), np.float32)
         irregular = 0
         if split.labelled:
-            learning = encoded.word_sizes if self.label_subwords == "all" else np.ones_like(encoded.word_sizes)
-            labels[spans(encoded.starts, learning)] = np.repeat(_label_ids(self, split), learning)
-            weights[spans(encoded.starts, learning)] = 1
+            trained_pieces = encoded.word_sizes if self.label_subwords == "all" else np.ones_like(encoded.word_sizes)
+            labels[spans(encoded.starts, trained_pieces)] = np.repeat(_label_ids(self, split), trained_pieces)
+            weights[spans(encoded.starts, trained_pieces)] = 1
             if tagging_schemes.marks_entities(self.labels):
                 irregular = tagging_schemes.irregular_tags([sentence.tags or () for sentence in split.items])
         return TagRows(
@@ -186,7 +186,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"]):
 
 
 class TagLabels(NamedTuple):
-    """What TaskBatch.labels holds."""
+    """The value of TaskBatch.labels."""
 
     tags: Any  # i32[B,T]
     words: Any  # i32[B,T]: number of the piece's word in its row, from 1, labelled or not; 0: no word
@@ -201,7 +201,7 @@ class TagAnswer(NamedTuple):
 
 @dataclass(frozen=True)
 class TagObjective(TaskObjective):
-    """Cross-entropy of the tags of the pieces that learn one (Devlin et al. 2019, section 5.3).
+    """Cross-entropy of the tags of the pieces that are trained (Devlin et al. 2019, section 5.3).
 
     With crf, minus the log-likelihood of the tags of a row's words (Lample et al. 2016, section 2.2).
     """
@@ -216,7 +216,7 @@ class TagObjective(TaskObjective):
         return Heads(tags=self.tags, crf=self.crf)
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T C"]:
-        """Logits of tags by slot."""
+        """Logits of the tags at each position."""
         return tag_logits(model, model.encode(batch, dropout_key).last, dropout_key)
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Terms:
@@ -231,7 +231,7 @@ class TagObjective(TaskObjective):
         return {"task": self.costs.weigh(batch.labels.tags, batch.label_weights).sum()}
 
     def answers(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> TagAnswer:
-        """Of each slot [B, T]."""
+        """The predicted tag and its probability at each position, [B, T]."""
         if self.crf:
             return _best_path(model, outputs, batch)
         shares = jax.nn.softmax(outputs, axis=-1)
@@ -256,7 +256,7 @@ class TagRows(WordRows[Sentence]):
         words[spans(self.word_starts, self.word_sizes)] = np.repeat(numbers, self.word_sizes)
         return words
 
-    def truth(self, taken: Taken) -> tuple[TagLabels, Float32[np.ndarray, "B T"]]:
+    def targets(self, taken: Taken) -> tuple[TagLabels, Float32[np.ndarray, "B T"]]:
         def at(values: np.ndarray) -> np.ndarray:
             return np.where(taken.real, values[taken.tokens], 0).astype(values.dtype)
 
@@ -300,7 +300,7 @@ def _best_path(model: Bert, logits: Float[Array, "B T C"], batch: TaskBatch) -> 
 
 
 def _word_means(shares: Float[Array, "B T C"], words: Int[Array, "B T"]) -> Float[Array, "B T C"]:
-    """In each slot the mean over all slots of the same word."""
+    """At each position, the mean over all positions of the same word."""
     same = (words[:, :, None] == words[:, None, :]).astype(shares.dtype)
     return jnp.einsum("bts,bsc->btc", same, shares, precision=HIGHEST) / same.sum(axis=-1, keepdims=True)
 

@@ -1,8 +1,8 @@
-"""Tags that mark entities: IOB1, IOB2 (BIO), IOBES; the entities that they mark, and tags that cannot follow.
+"""Decodes tags that mark entities (IOB1, IOB2 or BIO, IOBES), and counts tags that break their scheme.
 
-What an entity is follows conlleval, the script of the CoNLL shared tasks (Tjong Kim Sang and De Meulder 2003), which
-reads any of the schemes, and any sequence of their tags: an I-X that follows no X begins an entity, too. Where there is
-one type of entity only, files may leave it out (B, I, O): it is then called UNTYPED.
+Entities are defined as in conlleval, the script of the CoNLL shared tasks (Tjong Kim Sang and De Meulder 2003). It
+reads all of these schemes and any sequence of their tags: an I-X that does not follow an X also begins an entity. Files
+with a single type of entity may omit the type (B, I, O); the type is then UNTYPED.
 """
 
 import re
@@ -14,16 +14,16 @@ from seqeval.metrics.sequence_labeling import get_entities
 
 from bert_jax.tasks.example import Sentence, Span, Split
 
-# Outside, or beginning, inside, ending or alone an entity, typed or not.
+# Outside an entity; or the beginning, inside, end or single word of one, with or without a type.
 ENTITY_TAG = re.compile(r"O|[BIES](-.+)?")
-UNTYPED = "_"  # as seqeval has it
-# IOBES under other letters (last, unit; middle), of typed tags.
+UNTYPED = "_"  # as in seqeval
+# IOBES with other letters (last, unit; middle), for typed tags.
 _OTHER_LETTERS = (re.compile(r"O|[BILU]-.+"), re.compile(r"O|[BMES]-.+"))
 _USUAL = {"L": "E", "U": "S", "M": "I"}
 
 
 def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
-    """The file, of BILOU or BMES tags with IOBES's letters; any other as it is."""
+    """Converts BILOU and BMES tags to IOBES; other files are unchanged."""
     tags = {tag for item in split.items for tag in item.tags or ()}
     if not any(tag[:1] in _USUAL for tag in tags) or not any(all(map(one.fullmatch, tags)) for one in _OTHER_LETTERS):
         return split
@@ -33,9 +33,9 @@ def with_usual_letters(split: Split[Sentence]) -> Split[Sentence]:
 
 
 def marks_entities(tags: Collection[str]) -> bool:
-    """Whether tags mark entities (O, B-X, I-X ...) and are no plain classes.
+    """Whether tags mark entities (O, B-X, I-X ...), rather than plain classes.
 
-    Those without types do where they hold O, and B or I: other sets of such letters are of classes.
+    Tags without types mark entities if they include O and also B or I; other sets of such letters are classes.
     """
     bare = any(len(tag) == 1 for tag in tags if tag != "O")
     if bare and not ("O" in tags and {"B", "I"} & set(tags)):
@@ -44,23 +44,23 @@ def marks_entities(tags: Collection[str]) -> bool:
 
 
 def first_line(split: Split[Sentence], chosen: Callable[[str], bool]) -> int | None:
-    """The line of the first tag of a file that is chosen; None where none is."""
+    """The line of the first tag of a file for which `chosen` is true; None if there is none."""
     tags = ((tag, line) for item in split.items for tag, line in zip(item.tags or (), item.lines, strict=False))
     return next((line for tag, line in tags if chosen(tag)), None)
 
 
 def marks_ends(tags: Collection[str]) -> bool:
-    """Whether entity tags are IOBES: the last word of an entity is told from those before it."""
+    """Whether entity tags are IOBES, which mark the last word of an entity."""
     return any(tag[:1] in ("E", "S") for tag in tags)
 
 
 def entities(tags: Sequence[str]) -> list[Span]:
-    """The entities that a sentence's tags mark, by conlleval's rules (and S-X, which it does not know, alone)."""
+    """The entities that a sentence's tags mark, by conlleval's rules. An S-X (unknown to conlleval) is one word."""
     return [Span(label, first, last + 1) for label, first, last in get_entities(list(tags))]
 
 
 def tags_of(found: Sequence[Span], words: int, ends: bool) -> tuple[str, ...]:
-    """IOB2 tags of entities that do not overlap, in a sentence of so many words; with ends, IOBES tags."""
+    """IOB2 tags of entities that do not overlap, in a sentence of `words` words; with ends, IOBES tags."""
     tags = ["O"] * words
     for label, first, last in found:
         tags[first:last] = [_tag("I", label)] * (last - first)
@@ -71,7 +71,7 @@ def tags_of(found: Sequence[Span], words: int, ends: bool) -> tuple[str, ...]:
 
 
 def closed_set(tags: Collection[str]) -> set[str]:
-    """All tags of the scheme for the types that these tags have: IOBES where one ends an entity, else IOB2."""
+    """All tags of the scheme for the types of these tags: IOBES if a tag marks an end, else IOB2."""
     types = {tag[2:] or UNTYPED for tag in tags if tag != "O"}
     return {"O"} | {_tag(mark, name) for name in types for mark in ("BIES" if marks_ends(tags) else "BI")}
 
@@ -79,8 +79,8 @@ def closed_set(tags: Collection[str]) -> set[str]:
 def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
     """How many tags of a file cannot follow the one before them (or end their sentence) in the file's scheme.
 
-    IOBES where a tag ends an entity; else IOB1 or IOB2, whichever the file breaks less often, since both are written
-    with the same tags: in IOB2 an I-X follows an X, in IOB1 a B-X does.
+    The scheme is IOBES if a tag marks an end. Otherwise it is IOB1 or IOB2, whichever the file breaks less often,
+    because both use the same tags: in IOB2, an I-X must follow an X; in IOB1, a B-X must.
     """
     if marks_ends({tag for tags in sentences for tag in tags}):
         return sum(_breaks_iobes(*pair) for tags in sentences for pair in pairwise(("O", *tags, "O")))
@@ -90,8 +90,8 @@ def irregular_tags(sentences: Sequence[Sequence[str]]) -> int:
 
 
 def _breaks_iobes(last: str, tag: str) -> bool:
-    goes_on = last[0] in "BI"
-    return goes_on != (tag[0] in "IE") or (goes_on and last[2:] != tag[2:])
+    inside = last[0] in "BI"
+    return inside != (tag[0] in "IE") or (inside and last[2:] != tag[2:])
 
 
 def _tag(mark: str, label: str) -> str:

@@ -1,4 +1,4 @@
-"""A number for every word: reading times, prominence, importance ..."""
+"""Token regression: a number for every word, such as its reading time or its prominence."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.losses import squared_error_sum
 from bert_jax.train.objectives import Term, Terms
 
-# Values for a word without a number: the word is read, with weight 0. JSON's null arrives here as an empty text.
+# Values of a word without a number; its weight is 0. The readers turn a null of JSON into an empty text.
 MISSING = ("", "-", "_", "null", "NA", "nan", "NaN")
 
 
@@ -77,7 +77,7 @@ class TokenRegressionTask(Task[Sentence, "NumberRows"]):
         return {"words": len(rows.word_rows), "words_with_number": int(rows.label_weights.sum())}
 
     def remarks(self, rows: "NumberRows") -> list[str]:
-        """A warning about numbers that are all the same."""
+        """A warning about numbers that are all equal."""
         numbers = rows.labels[rows.label_weights > 0]
         undefined = [name for name in self.metrics if name in UNDEFINED_OF_ONE]
         if not rows.split.labelled or np.ptp(numbers) > 0 or not undefined:
@@ -117,7 +117,7 @@ class NumberObjective(TaskObjective):
         return {"task": ()}
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T"]:
-        """The number of each slot."""
+        """The number at each position."""
         return tag_logits(model, model.encode(batch, dropout_key).last, dropout_key)[..., 0]
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B T"], batch: TaskBatch) -> Terms:
@@ -131,7 +131,7 @@ class NumberRows(WordRows[Sentence]):
     labels: Float32[np.ndarray, "N"]
     label_weights: Float32[np.ndarray, "N"]  # 0: not a first piece, or a word without a number
 
-    def truth(self, taken: Taken) -> tuple[Float32[np.ndarray, "B T"], Float32[np.ndarray, "B T"]]:
+    def targets(self, taken: Taken) -> tuple[Float32[np.ndarray, "B T"], Float32[np.ndarray, "B T"]]:
         weights = np.where(taken.real, self.label_weights[taken.tokens], 0)
         return np.where(taken.real, self.labels[taken.tokens], 0).astype(np.float32), weights.astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""SWAG (Zellers et al. 2018), as https://github.com/rowanz/swagaf lays it out, and COPA as SuperGLUE gives it."""
+"""SWAG (Zellers et al. 2018), in the layout of https://github.com/rowanz/swagaf, and COPA in that of SuperGLUE."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ COPA_QUESTIONS = {"cause": "What was the CAUSE of this?", "effect": "What happen
 
 @dataclass(frozen=True)
 class CopaTask(ChoiceTask):
-    """COPA of SuperGLUE: a premise, and whether its cause or its effect is wanted."""
+    """COPA of SuperGLUE: a premise, and a question about its cause or its effect."""
 
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[MultipleChoice]:
         """Reads items whose column text_pair is one of COPA_QUESTIONS, which is asked about the premise."""
@@ -31,7 +31,7 @@ class CopaTask(ChoiceTask):
 
 
 def _with_question(source: Path, item: MultipleChoice) -> MultipleChoice:
-    """The item with the question behind its premise. Raises UserError for one that is not in COPA_QUESTIONS."""
+    """The item with the question after its premise. Raises UserError for one that is not in COPA_QUESTIONS."""
     if item.start not in COPA_QUESTIONS:
         raise UserError(
             f"{source} line {item.line}: question is {item.start!r}; expected {' or '.join(COPA_QUESTIONS)}"

@@ -1,4 +1,4 @@
-"""The nine tasks of GLUE, and its diagnostic set (AX), which the model of MNLI predicts.
+"""The nine tasks of GLUE, and its diagnostic set (AX), which a model of MNLI is tested on.
 
 Layouts and metrics: Wang et al. 2019, table 1, and the files of gluebenchmark.com. The order of labels is that of
 the Hugging Face `glue` data set, so that exported models agree.

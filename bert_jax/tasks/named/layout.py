@@ -20,7 +20,7 @@ class NamedTask:
     | files | the names that the file of each split may have, in order; .xz, .gz or .zst may follow |
     | columns | the columns of files that differ from those of the task, by file name |
     | metrics | the metrics of splits that differ from those of the task |
-    | stored | its name in TensorFlow Datasets and in the data sets of Hugging Face, where they have it |
+    | stored | its name in TensorFlow Datasets and on the Hugging Face hub; empty if it is in neither |
     | stored_splits, stored_columns | the names of its splits and columns there |
     """
 
@@ -34,7 +34,7 @@ class NamedTask:
     stored_columns: Columns | None = None
 
     def split_of(self, path: Path) -> str:
-        """The split whose file has this name; empty for none."""
+        """The split whose file has this name; empty if there is none."""
         name = plain_name(path)
         found = (split for split, names in self.files.items() if name in [Path(one).name for one in names])
         return next(found, "")

@@ -1,4 +1,4 @@
-"""BoolQ, CB, RTE and WiC of SuperGLUE (Wang et al. 2019b, table 1), as super.gluebenchmark.com gives them.
+"""BoolQ, CB, RTE and WiC of SuperGLUE (Wang et al. 2019b, table 1), in the layout of super.gluebenchmark.com.
 
 The order of labels is that of the Hugging Face `super_glue` data set, so that exported models agree.
 """

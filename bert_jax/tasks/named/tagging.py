@@ -16,7 +16,7 @@ UNIVERSAL_TAGS = (
 
 @dataclass(frozen=True)
 class EwtTask(TaggingTask):
-    """UD English EWT, all of whose text files are CoNLL-U, whatever their names end in."""
+    """UD English EWT, whose text files are CoNLL-U regardless of the endings of their names."""
 
     def reader_of(self, path: Path) -> SentenceReader:
         return super().reader_of(path) if is_stored(path) else read_conllu
