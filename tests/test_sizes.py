@@ -120,5 +120,5 @@ def test_options_override_the_preset_and_attention_dropout_follows_dropout():
 
 
 def test_an_unknown_preset_is_refused_by_name():
-    with pytest.raises(UserError, match="'huge'; use one of: tiny, mini"):
+    with pytest.raises(UserError, match=r"unknown config\.model\.preset 'huge'; choose from tiny, mini"):
         sizes.model_config(ModelOptions(preset="huge"), 100)

@@ -1,16 +1,16 @@
-"""Architectures by name, each as published but for the vocabulary, which is the tokenizer's.
+"""Architectures by name, each as published except for the vocabulary, which is the tokenizer's.
 
 tiny to large   BERT: base and large, Devlin et al. 2019, section 3; the smaller ones Turc et al. 2019, "Well-Read
                 Students Learn Better", table 1, and the README of google-research/bert
 roberta, xlmr   Liu et al. 2019, section 3; Conneau et al. 2020, section 3. Positions begin at row 2, one token type
 spanbert        BERT's architecture (Joshi et al. 2020, section 4.2)
 academic_large  the "24hBERT" of Izsak et al. 2021: BERT-Large with the norm before each sublayer
-mosaicbert      like Portes et al. 2023: gated feed-forward, no learned positions. Where they bias attention by distance
-                (ALiBi) there are rotations here, and their gated product has no bias
+mosaicbert      like Portes et al. 2023: gated feed-forward, no learned positions. It has rotations where they bias
+                attention by distance (ALiBi), and biases in the gated matmul where they have none
 modernbert      Warner et al. 2024, section 2 and table 4
 transformer     the base encoder of Vaswani et al. 2017, table 3; epsilon and attention dropout of tensor2tensor's
                 transformer_base_v1, initial deviation 1/sqrt(D) as its embeddings have
-shaw            BERT-Base whose only positions are relative ones (Shaw et al. 2018, clipped at 16 as in section 4.1, one
+shaw            BERT-Base with relative positions only (Shaw et al. 2018, clipped at 16 as in section 4.1, one
                 table for all heads of a layer as in 3.3)
 buckets         MPNet's architecture (Song et al. 2020): learned positions and T5's buckets of distances
 gpt, gpt2       Radford et al. 2018, section 4.1; Radford et al. 2019, table 2, the smallest
@@ -22,16 +22,16 @@ from typing import Any, TypeAlias
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, ModelOptions
 
-Fields: TypeAlias = dict[str, Any]  # of ModelConfig, all but vocab_size; those left out are BERT's
+Fields: TypeAlias = dict[str, Any]  # of ModelConfig without vocab_size; omitted fields are BERT's
 
 HEAD_WIDTH = 64
 FEED_FORWARD_FACTOR = 4
 
-FROM_CHECKPOINT = "checkpoint"  # the preset that means: as init_from has it
+FROM_CHECKPOINT = "checkpoint"  # this preset takes the architecture of init_from
 
 
 def _size(layers: int, width: int) -> Fields:
-    """BERT's proportions: heads of 64, the feed-forward four times as wide as the model."""
+    """BERT's proportions: heads of width 64, a feed-forward four times as wide as the model."""
     return {
         "layers": layers,
         "width": width,
@@ -102,20 +102,20 @@ PRESETS: dict[str, Fields] = {
 
 
 def model_config(options: ModelOptions, vocab_size: int) -> ModelConfig:
-    """The architecture that a recipe's options name, for a tokenizer of vocab_size ids.
+    """The architecture that the options of a recipe name, for a tokenizer of vocab_size ids.
 
     Raises UserError for an unknown preset, and for options that ModelConfig refuses.
     """
     if options.preset not in PRESETS:
         known = ", ".join(PRESETS)
         raise UserError(
-            f"config.model.preset is {options.preset!r}; use one of: {known}, or {FROM_CHECKPOINT} with init_from"
+            f"unknown config.model.preset {options.preset!r}; choose from {known}, or {FROM_CHECKPOINT} with init_from"
         )
     return with_options(ModelConfig(vocab_size=vocab_size, **PRESETS[options.preset]), options)
 
 
 def with_options(model: ModelConfig, options: ModelOptions) -> ModelConfig:
-    """An architecture with what a recipe sets beside the preset."""
+    """An architecture with the fields that a recipe sets in addition to the preset."""
     return dataclasses.replace(model, **given_fields(options))
 
 

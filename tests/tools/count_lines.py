@@ -8,6 +8,7 @@ included; those that `import bert_jax.pretrain` loads at once are counted too. A
 to its last line, its docstring included; those over LONGEST_ALLOWED lines are counted.
 """
 
+import argparse
 import ast
 import io
 import json
@@ -137,4 +138,6 @@ def main(checkout: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1] if len(sys.argv) > 1 else ".").resolve())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checkout", nargs="?", type=Path, default=Path(), help="default: the current folder")
+    main(parser.parse_args().checkout.resolve())

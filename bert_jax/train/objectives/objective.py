@@ -42,7 +42,7 @@ class Objective(abc.ABC):
     @property
     @abc.abstractmethod
     def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
-        """The terms of the loss, and the metrics of each beside its loss, such as {"mlm": ("accuracy",)}."""
+        """The terms of the loss, and the metrics of each in addition to its loss, such as {"mlm": ("accuracy",)}."""
 
     @abc.abstractmethod
     def counts(self, batch: Any) -> Counts:
