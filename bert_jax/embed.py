@@ -1,4 +1,4 @@
-"""Computes the vectors of texts: of each token, each word, or each text, from any layer."""
+"""Computes vectors of texts, one for each token, word or text, from any layer."""
 
 import io
 import sys
@@ -25,27 +25,30 @@ from bert_jax.tasks.texts import EncodedTexts
 Arrays = dict[str, np.ndarray]
 POOLS = ("none", "cls", "mean", "max", "words")
 
-DESCRIPTION = f"""Writes the vectors of texts to a NumPy file.
+DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file.
 
   python -m bert_jax.embed --checkpoint CHECKPOINT --input texts.txt --output vectors.npz --layers last --pool mean
 
---input   UTF-8, one text a line, plain, .gz or .xz; a tab parts the two texts of a pair ([CLS] a [SEP] b [SEP]).
+--input   a UTF-8 file with one text per line, plain, .gz or .xz; a tab separates the two texts of a pair, which is
+          encoded as [CLS] a [SEP] b [SEP].
 --layers  {", ".join(LAYERS)}, or a number:
-          0 is the embeddings, 1 the first layer, and so on. The sums are of the layers without the embeddings;
-          concat_last_4 is four times as wide, the last layer last. Where a norm ends the stack (ModernBERT, GPT-2),
-          the last layer's vectors are after it, the others' before any, as in transformers.
---pool    none   the vector of every token, [CLS] and [SEP] too; with `offsets` and `input_ids`
-          cls    the vector at [CLS], as the layer gives it (without the pooler); not of a causal model, where it
-                 has seen nothing else
-          mean   the mean over the tokens of the text, [CLS] and [SEP] too, as sentence-transformers takes it
-          max    the largest value of each dimension over the same tokens
-          words  for each word (what white space parts; of a pair the first text's words, then the second's) the mean
-                 over its pieces; with `offsets`. A word that was cut away, or of which nothing is left once control
-                 characters are dropped, has a row of NaN, so that rows and words stay aligned.
+          0 for the embeddings, 1 for the first layer, and so on. The sums do not include the embeddings.
+          concat_last_4 is four times as wide; the last layer comes last. In models with a final norm (ModernBERT,
+          GPT-2), only the last layer's vectors are normalized, as in transformers.
+--pool    none   the vector of every token, including [CLS] and [SEP]; also writes `offsets` and `input_ids`
+          cls    the vector of [CLS] from the layer, without the pooler; not for causal models, whose first token
+                 attends only to itself
+          mean   the mean over the tokens of the text, including [CLS] and [SEP], as in sentence-transformers
+          max    the maximum of each dimension over the same tokens
+          words  the mean over the pieces of each word (words are separated by white space; in a pair, those of the
+                 first text come first); also writes `offsets`. A word without pieces, because it was truncated or
+                 holds only control characters, has a row of NaN, so that rows and words stay aligned.
 
---output holds `embeddings` f32[rows, width] in the order of the input; `offsets` i64[texts+1], where text i has the
-rows offsets[i]:offsets[i+1]; `input_ids` i32[rows]. A text over --max_length loses its end (the longer text of a pair
-first), and one line says how many did."""
+--output  holds `embeddings` f32[rows, width] in the order of the input; `offsets` i64[texts+1], where text i has the
+          rows offsets[i]:offsets[i+1]; and `input_ids` i32[rows].
+
+Texts longer than --max_length are truncated at the end, the longer text of a pair first. The number of truncated texts
+is printed."""
 
 
 def embed(
@@ -59,34 +62,34 @@ def embed(
     compute_dtype: str = "float32",
     average: str = "",
 ) -> dict[str, np.ndarray]:
-    """The vectors of texts, as `--help` says: `embeddings`, and by pool `offsets` and `input_ids`.
+    """Returns the vectors of texts: `embeddings` and, depending on pool, `offsets` and `input_ids` (see `--help`).
 
-    max_length of 0 is the model's; average is of a checkpoint given by its path, as in open_checkpoint. Raises
-    UserError for an unknown layer or pool, one that the model does not have, a line with two tabs, and a max_length
-    that the model does not have.
+    A max_length of 0 is the maximum of the model. average applies to a checkpoint given by its path,
+    as in open_checkpoint. Raises UserError for an unknown layer or pool, for one that the model does
+    not have, for a line with two tabs, and for a max_length beyond the model's positions.
     """
     if pool not in POOLS:
-        raise UserError(f"--pool is {pool!r}; use one of {', '.join(POOLS)}")
+        raise UserError(f"unknown --pool {pool!r}; choose from {', '.join(POOLS)}")
     if batch_size < 1:
         raise UserError(f"--batch_size is {batch_size}; use 1 or more")
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     limit = loaded.model.max_positions
     if max_length and not 5 <= max_length <= limit:
-        raise UserError(f"--max_length is {max_length}; use 5 to {limit} (the model's positions), or 0 for the most")
+        raise UserError(f"--max_length is {max_length}; use 5 to {limit} (the model's positions), or 0 for the maximum")
     if pool == "cls" and loaded.model.causal:
         raise UserError("--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none")
     chosen = LayerSelection.parse(layers, loaded.model.layers)
     encoded = texts_lib.encode(texts, loaded.tokenizer, max_length or limit, by_word=pool == "words")
     if encoded.rows.truncated:
         _print(
-            f"{encoded.rows.truncated} of {len(texts)} texts are longer than {max_length or limit} tokens and were cut"
+            f"{encoded.rows.truncated} of {len(texts)} texts are longer than {max_length or limit} tokens; truncated"
         )
     model = LayerVectors(loaded, (chosen,), pool=pool, compute_dtype=compute_dtype)
     return _run(loaded, encoded, model, pool, batch_size, chosen.width(loaded.model.width))
 
 
 def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
-    """Writes a .npz file, whole or not at all."""
+    """Writes a .npz file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = io.BytesIO()
     np.savez(content, **arrays)  # type: ignore[arg-type]
@@ -95,13 +98,17 @@ def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.embed", DESCRIPTION)
-    parser.add_argument("--checkpoint", required=True, help="a workdir, a step in it, an export, a Hugging Face folder")
+    parser.add_argument(
+        "--checkpoint", required=True, help="a workdir, a step in it, an export, or a Hugging Face folder"
+    )
     parser.add_argument("--input", required=True, metavar="FILE", help="the texts")
-    parser.add_argument("--output", required=True, metavar="FILE.npz", help="the file to make; it must not exist")
+    parser.add_argument("--output", required=True, metavar="FILE.npz", help="the file to write; must not exist yet")
     parser.add_argument("--layers", default="last", metavar="NAME", help="see above (default: last)")
     parser.add_argument("--pool", default="mean", help="see above (default: mean)")
-    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="texts at a time (default: 32)")
-    parser.add_argument("--max_length", type=int, default=0, metavar="N", help="tokens (default: 0, the model's most)")
+    parser.add_argument("--batch_size", type=int, default=32, metavar="N", help="texts per batch (default: 32)")
+    parser.add_argument(
+        "--max_length", type=int, default=0, metavar="N", help="truncate to N tokens (default: the model's limit)"
+    )
     parser.add_argument("--compute_dtype", default="float32", help="float32 or bfloat16 (default: float32)")
     checkpoint_average.add_argument(parser)
     options = parser.parse_args(arguments)
@@ -138,7 +145,7 @@ def _run(
         return {"embeddings": embeddings, "offsets": rows.offsets, "input_ids": rows.input_ids}
     if pool == "words":
         if empty := int(np.isnan(embeddings[:, 0]).sum()):
-            _print(f"{empty} of {len(embeddings)} words have no piece left: their rows are NaN")
+            _print(f"{empty} of {len(embeddings)} words have no pieces; their rows are NaN")
         return {"embeddings": embeddings, "offsets": encoded.word_offsets}
     return {"embeddings": embeddings}
 
@@ -150,7 +157,7 @@ def _store(
     indices: np.ndarray,
     pool: str,
 ) -> None:
-    """Copies the vectors of a batch, which begins with the texts `indices`, to their rows of embeddings."""
+    """Copies the vectors of a batch, whose first texts are `indices`, to their rows of embeddings."""
     if pool in ("cls", "mean", "max"):
         embeddings[indices] = vectors[: len(indices)]
         return

@@ -1,4 +1,4 @@
-"""Measures a checkpoint on held-out shards, or a fine-tuned one on labelled files."""
+"""Evaluates a checkpoint on held-out shards, or a fine-tuned checkpoint on labelled files."""
 
 import dataclasses
 import json
@@ -28,16 +28,18 @@ from bert_jax.train.objectives import OBJECTIVES, Objective, pretraining_objecti
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.steps import Forward
 
-DESCRIPTION = """Measures a checkpoint.
+DESCRIPTION = """Evaluates a checkpoint and prints the metrics as one JSON line.
 
-  python -m bert_jax.evaluate --checkpoint runs/base --data shards      masked tokens and next sentences, held out
+  python -m bert_jax.evaluate --checkpoint runs/base --data shards      the pretraining metrics on held-out shards
   python -m bert_jax.evaluate --checkpoint runs/ewt --data test.conllu  the metrics of the task it was fine-tuned for
 
 --checkpoint is a workdir, a step in it, an export, or a Hugging Face folder. --data is the output of
-data_prep.build_examples (its eval/ is measured; name DIR/train to measure that), or a file (or folder) of the task
-that the checkpoint was fine-tuned for. Prints the metrics as one JSON line. Each row counts once; masks of held-out
-rows are the same at every measurement, so figures compare between checkpoints. Rows are spread over all devices;
---mesh.fsdp and --mesh.tensor cut the parameters, too, for a model that one device does not hold.
+data_prep.build_examples (its eval/ is evaluated; pass DIR/train to evaluate the training shards), or a file or folder
+of the task that the checkpoint was fine-tuned for.
+
+Each row counts once. The masks of held-out rows are the same in every evaluation, so metrics of different checkpoints
+are comparable. Rows are sharded over all devices. If the model does not fit on one device, shard its parameters too,
+with --mesh.fsdp or --mesh.tensor.
 """
 
 MESH_FLAG = "--mesh"
@@ -54,12 +56,13 @@ def evaluate(
     average: str = "",
     mesh: MeshConfig | None = None,
 ) -> dict[str, Any]:
-    """Metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, `nsp_accuracy` ..., or those of the checkpoint's task.
+    """Returns metrics by name: `loss`, `mlm_loss`, `mlm_accuracy`, ..., or those of the checkpoint's task.
 
-    A metric that is undefined (a correlation with a constant) is None. columns are those of a task's file, where the
-    checkpoint does not know them; average is as in open_checkpoint; rows lie over all devices unless mesh says
-    otherwise. Raises UserError for a checkpoint without the head that the data asks for, or of another tokenizer than
-    theirs, and for a mesh that it or the devices do not divide over.
+    An undefined metric, such as a correlation with a constant, is None. columns names the columns of
+    a task file, for a checkpoint that does not record them. average is as in open_checkpoint. Without
+    mesh, rows are sharded over all devices. Raises UserError if the checkpoint lacks the head that
+    the data requires, if its tokenizer is not that of the data, or if the mesh does not fit the
+    model or the devices.
     """
     loaded = open_checkpoint(checkpoint, average)
     config = TrainConfig(batch_size=batch_size, compute_dtype=compute_dtype, mesh=mesh or MeshConfig())
@@ -89,11 +92,11 @@ def _evaluate_shards(loaded: LoadedModel, data: Path, config: TrainConfig, max_r
 
 
 def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
-    """All that the checkpoint has heads for and the shards have labels for."""
+    """Returns the objective for which the checkpoint has heads and the shards have labels."""
     heads, traits = loaded.heads, ShardTraits.of(dataset)
     name = loaded.training.get("objective", "auto")
     if not (heads.lm or heads.mlm or heads.named):
-        raise UserError(f"{loaded.origin} has no language-model head to measure; name a pretrained checkpoint")
+        raise UserError(f"{loaded.origin} has no language-model head to evaluate; use a pretrained checkpoint")
     config = PretrainConfig(
         objective=name if name in OBJECTIVES else "auto",
         span_boundary=traits.mask_unit == "span" and heads.span_boundary,
@@ -104,19 +107,21 @@ def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
 
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.evaluate", DESCRIPTION)
-    parser.add_argument("--checkpoint", required=True, help="what to measure")
-    parser.add_argument("--data", required=True, help="shards, or a file or folder of the checkpoint's task")
-    parser.add_argument("--batch_size", type=int, default=64, help="rows a batch (default: 64)")
-    parser.add_argument("--compute_dtype", default="auto", help="float32, bfloat16, auto (default: float32 on a CPU)")
-    parser.add_argument("--max_rows", type=int, default=0, help="measure no more rows of the shards (default: all)")
+    parser.add_argument("--checkpoint", required=True, help="the checkpoint (see above)")
+    parser.add_argument("--data", required=True, help="shards, or a file or folder of the task")
+    parser.add_argument("--batch_size", type=int, default=64, help="rows per batch (default: 64)")
+    parser.add_argument("--compute_dtype", default="auto", help="float32, bfloat16 or auto (default: auto)")
+    parser.add_argument(
+        "--max_rows", type=int, default=0, help="at most this many rows of the shards (default: 0, all)"
+    )
     checkpoint_average.add_argument(parser)
     for column in ("text", "text_pair", "label"):
-        what = f"the {column} column of a task's file, by name or number (default: as the checkpoint was trained)"
+        what = f"the {column} column of a task file, by name or number (default: as in fine-tuning)"
         parser.add_argument(f"--{column}", default="", help=what)
-    on = parser.add_argument_group("devices on each axis of the mesh (docs/scaling.md)")
+    on = parser.add_argument_group("number of devices on each mesh axis (docs/scaling.md)")
     for axis in partitioning.AXES:
         default = getattr(MeshConfig(), axis)
-        what = f"default: {default}" if default > 0 else "default: -1, what the others leave"
+        what = f"default: {default}" if default > 0 else "default: -1, the devices that remain"
         on.add_argument(f"{MESH_FLAG}.{axis}", type=int, default=default, metavar="N", help=what)
     distributed.add_flags(parser)
     known = parser.parse_args(list(arguments))

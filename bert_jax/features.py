@@ -1,4 +1,4 @@
-"""How much each layer of a frozen model knows of a tagging task: a small head over its vectors, layer by layer."""
+"""Compares the layers of a frozen model on a tagging task by training a small head on the vectors of each."""
 
 import dataclasses
 import json
@@ -29,7 +29,7 @@ from bert_jax.tasks.kinds.tagging import TagRows
 from bert_jax.tasks.metric_functions import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.task import Task
 
-# Devlin et al. 2019, table 7: dev F1 on CoNLL-2003 by features of BERT-Base cased.
+# Dev F1 on CoNLL-2003 with features of BERT-Base cased (Devlin et al. 2019, table 7).
 PUBLISHED = {
     "embeddings": 91.0,
     "second_to_last": 95.6,
@@ -39,18 +39,20 @@ PUBLISHED = {
     "sum_all": 95.5,
 }
 
-DESCRIPTION = f"""Trains a small head on a tagging task over the vectors of a model that stays as it is, by layer.
+DESCRIPTION = f"""Trains a small tagging head on the frozen vectors of each layer of a model, and compares the layers.
 
-  python -m bert_jax.features --checkpoint CHECKPOINT --config configs/tagging.py:task=conll2003 --output registry.json
+  python -m bert_jax.features --checkpoint CHECKPOINT --config configs/tagging.py:task=conll2003 --output layers.json
   python -m bert_jax.features --checkpoint CHECKPOINT --config configs/tagging.py:task=ewt --layers last,4 --head linear
 
-The vector of a word is that of its first piece. --layers: all, or names parted by commas:
-{", ".join(LAYERS)}, or a number (0: the embeddings); see bert_jax.embed --help.
-The head is a two-layer BiLSTM (Devlin et al. 2019, section 5.3, have --hidden 768) or linear; it stops when the task's
-first metric on dev gets no better, and each layer has one for each seed. Vectors are computed once for all layers
-and lie in a temporary folder (--scratch) meanwhile; how much they take is said at the start.
+A word is represented by the vector of its first piece. --layers is all, or a comma-separated list of
+{", ".join(LAYERS)}, or numbers (0: the embeddings); see
+python -m bert_jax.embed --help.
 
-The configuration gives the task (task.*) alone; how a head is trained is said by the flags below."""
+The head is a two-layer BiLSTM (Devlin et al. 2019, section 5.3, use --hidden 768) or a linear layer. Its training stops
+when the task's first metric on dev no longer improves. One head is trained for each layer and seed. The vectors are
+computed once and stored in a temporary folder (--scratch) until the command ends; their size is printed at the start.
+
+Only the task.* keys of the configuration are used; the flags below set how the heads are trained."""
 
 
 def features(
@@ -67,24 +69,30 @@ def features(
     average: str = "",
     quiet: bool = True,
 ) -> dict[str, Any]:
-    """The table, as --output has it: `task, head, seeds, counts, layers`.
+    """Returns the content of --output: `task, head, seeds, counts, layers`.
 
-    layers holds by name `width`, `epochs` by seed, and by split (dev, and test where it has labels) each metric's
-    `mean`, `std` (of the sample; None for one seed) and `values`. max_sentences takes the first so many of each split.
-    Raises UserError for a task that is no tagging, one without a dev file, and a layer that the model does not have.
+    layers holds, by layer name, `width`, `epochs` by seed, and for each split (dev, and test if it has
+    labels) the `mean`, `std` (sample standard deviation; None for one seed) and `values` of each
+    metric. max_sentences limits each split to its first sentences; 0 means all. Raises UserError for
+    a task of another kind than tagging, for one without a dev file, and for a layer that the model
+    does not have.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(FinetuneConfig, config)
     if seeds < 1 or max_sentences < 0:
-        raise UserError(f"--seeds is {seeds} and --max_sentences {max_sentences}; use 1 or more, and 0 (all) or more")
+        raise UserError(
+            f"--seeds is {seeds} and --max_sentences is {max_sentences}; use at least 1 seed, and 0 (all) or more"
+        )
     if dtype not in DTYPES:
-        raise UserError(f"--feature_dtype is {dtype!r}; use {' or '.join(DTYPES)}")
+        raise UserError(f"unknown --feature_dtype {dtype!r}; choose from {', '.join(DTYPES)}")
     options = options or HeadOptions()
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     task, splits, counts = _splits(loaded, config, max_sentences)
     names = _layer_names(layers, loaded.model.layers)
     size = bytes_needed(loaded, splits, names, dtype)
-    _say(f"{size / 1e6:,.0f} MB of vectors ({dtype}) in {scratch or tempfile.gettempdir()} until the end", quiet)
+    _print(
+        f"storing {size / 1e6:,.0f} MB of vectors ({dtype}) in {scratch or tempfile.gettempdir()} until the end", quiet
+    )
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=scratch or None, prefix="bert_jax-features-") as folder:
         vectors = word_vectors(
@@ -117,7 +125,7 @@ def features(
 
 
 def result_table(result: dict[str, Any], metric: str) -> Table:
-    """A line a layer name, with the published figures of another model beside CoNLL-2003's."""
+    """Returns a table with one row per layer; for CoNLL-2003 it includes published figures of another model."""
     published = result["task"] == "conll2003" and metric == "f1"
     head = result["head"]["head"]
     title = f"{result['task']}: {head} head on frozen vectors, {metric} in %, {len(result['seeds'])} seed(s)"
@@ -140,25 +148,31 @@ def result_table(result: dict[str, Any], metric: str) -> Table:
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.features", DESCRIPTION)
     defaults = HeadOptions()
-    parser.add_argument("--checkpoint", required=True, help="a workdir, a step in it, an export, a Hugging Face folder")
-    parser.add_argument("--config", required=True, help="a recipe of tags, as configs/tagging.py:task=conll2003")
+    parser.add_argument(
+        "--checkpoint", required=True, help="a workdir, a step in it, an export, or a Hugging Face folder"
+    )
+    parser.add_argument("--config", required=True, help="a tagging recipe, such as configs/tagging.py:task=conll2003")
     parser.add_argument("--layers", default="all", metavar="NAME,...", help="see above (default: all)")
     parser.add_argument("--head", default=defaults.head, help="bilstm or linear (default: bilstm)")
-    for name, said in (
+    for name, meaning in (
         ("hidden", "units of the BiLSTM in each direction"),
-        ("batch_size", "sentences"),
-        ("epochs", "at most so many"),
-        ("patience", "epochs without a better dev metric before it stops"),
+        ("batch_size", "sentences per batch"),
+        ("epochs", "maximum number of epochs"),
+        ("patience", "epochs without a better dev metric before training stops"),
     ):
         value = getattr(defaults, name)
-        parser.add_argument(f"--{name}", type=int, default=value, metavar="N", help=f"{said} (default: {value})")
-    parser.add_argument("--learning_rate", type=float, default=defaults.learning_rate, help="Adam's (default: 1e-3)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="heads a layer name (default: 3)")
-    parser.add_argument("--max_sentences", type=int, default=0, metavar="N", help="the first of each file (0: all)")
-    parser.add_argument("--feature_dtype", default="float16", help="how vectors are kept: float16 or float32")
-    parser.add_argument("--compute_dtype", default="float32", help="the model's: float32 or bfloat16")
-    parser.add_argument("--scratch", default="", metavar="DIR", help="where vectors lie (default: the system's)")
-    parser.add_argument("--output", default="", metavar="FILE.json", help="the table as JSON; it must not exist")
+        parser.add_argument(f"--{name}", type=int, default=value, metavar="N", help=f"{meaning} (default: {value})")
+    parser.add_argument("--learning_rate", type=float, default=defaults.learning_rate, help="of Adam (default: 1e-3)")
+    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="heads trained per layer (default: 3)")
+    parser.add_argument(
+        "--max_sentences", type=int, default=0, metavar="N", help="use the first N of each file (default: 0, all)"
+    )
+    parser.add_argument(
+        "--feature_dtype", default="float16", help="of the stored vectors: float16 (default) or float32"
+    )
+    parser.add_argument("--compute_dtype", default="float32", help="of the model: float32 (default) or bfloat16")
+    parser.add_argument("--scratch", default="", metavar="DIR", help="folder for the vectors (default: the system's)")
+    parser.add_argument("--output", default="", metavar="FILE.json", help="write the results here; must not exist yet")
     checkpoint_average.add_argument(parser)
     known, overrides = parser.parse_known_args(list(arguments))
     if known.output:
@@ -188,9 +202,13 @@ def _splits(
 ) -> tuple[Task, dict[str, TagRows], dict[str, dict[str, int]]]:
     task, files = registry.resolve(config.task)
     if task.kind != "tagging":
-        raise UserError(f"task.kind is {task.kind!r}; features are of words: use a tagging task, as configs/tagging.py")
+        raise UserError(
+            f"config.task.kind is {task.kind!r}; use a tagging task (kind tagging), such as those of configs/tagging.py"
+        )
     if "dev" not in files:
-        raise UserError("there is no dev file, and a head stops by it; name one: --config.task.dev=FILE")
+        raise UserError(
+            "the task has no dev file, which decides when training stops; set one with --config.task.dev=FILE"
+        )
     task.check_model(loaded.model)
     read = {name: registry.read(task, path, label_required=name != "test") for name, path in files.items()}
     task = task.complete(read["train"])
@@ -207,28 +225,28 @@ def _splits(
 
 
 def _layer_names(layers: str, count: int) -> list[str]:
-    """The names that are asked for; `all` are those that the model has."""
+    """Returns the layer names in --layers without repetitions; `all` is all that a model of `count` layers has."""
     if layers == "all":
         return [name for name in LAYERS if count >= 4 or not name.endswith("_last_4")]
     names = [name.strip() for name in layers.split(",") if name.strip()]
     if not names:
-        raise UserError(f"--layers is {layers!r}; use all, or names parted by commas: {', '.join(LAYERS)}")
+        raise UserError(f"--layers is {layers!r}; use all, or a comma-separated list of {', '.join(LAYERS)}")
     return list(dict.fromkeys(names))
 
 
 def _run(
     task: Task, splits: dict[str, TagRows], vectors: dict[str, Any], options: HeadOptions, seed: int
 ) -> tuple[int, dict[str, dict[str, float]]]:
-    """The epoch of the best head, and the metrics of its guesses by split."""
+    """Returns the epoch of the best head, and the metrics of its predictions by split."""
 
-    def measured(split: str, guesses: np.ndarray) -> dict[str, float]:
-        truth = splits[split].labels[splits[split].word_starts]
+    def measured(split: str, predictions: np.ndarray) -> dict[str, float]:
+        labels = splits[split].labels[splits[split].word_starts]
         return compute_metrics(
-            TAGGING_METRICS, task.metrics, *(_by_sentence(task, splits[split], ids) for ids in (truth, guesses))
+            TAGGING_METRICS, task.metrics, *(_by_sentence(task, splits[split], ids) for ids in (labels, predictions))
         )
 
-    def score(guesses: np.ndarray) -> float:
-        return measured("dev", guesses)[task.metrics[0]]
+    def score(predictions: np.ndarray) -> float:
+        return measured("dev", predictions)[task.metrics[0]]
 
     trained = train_head(vectors, len(task.labels), options, seed, score)
     return trained.epoch, {split: measured(split, guesses) for split, guesses in trained.predictions.items()}
@@ -241,7 +259,7 @@ def _by_sentence(task: Task, rows: TagRows, ids: np.ndarray) -> list[list[str]]:
 
 
 def _summary(runs: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """By split and metric, over seeds."""
+    """Returns mean, standard deviation and values over seeds, by split and metric."""
     found: dict[str, dict[str, dict[str, Any]]] = {}
     for split, metrics in runs[0].items():
         found[split] = {}
@@ -259,7 +277,7 @@ def _cell(metric: dict[str, Any] | None) -> str:
     return f"{100 * metric['mean']:.1f}{deviation}"
 
 
-def _say(line: str, quiet: bool) -> None:
+def _print(line: str, quiet: bool) -> None:
     Console(stderr=True, quiet=quiet).print(line, highlight=False, soft_wrap=True)
 
 

@@ -197,7 +197,7 @@ def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
     [
         ({"layers": "first"}, "unknown --layers 'first'; choose from embeddings, .*, or give a number from 0 to 5"),
         ({"layers": "6"}, "unknown --layers '6'; choose from"),
-        ({"pool": "sum"}, f"--pool is 'sum'; use one of {', '.join(POOLS)}"),
+        ({"pool": "sum"}, f"unknown --pool 'sum'; choose from {', '.join(POOLS)}"),
         ({"max_length": 25}, "--max_length is 25; use 5 to 24"),
         ({"batch_size": 0}, "--batch_size is 0"),
         ({"compute_dtype": "float16"}, "float16"),

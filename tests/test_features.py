@@ -119,9 +119,9 @@ def test_the_table_has_each_layer_by_seed_beside_the_published_figures(
     ("arguments", "said"),
     [
         ({"layers": "middle"}, "unknown --layers 'middle'; choose from embeddings"),
-        ({"layers": ","}, "--layers is ','; use all, or names"),
+        ({"layers": ","}, "--layers is ','; use all, or a comma-separated list of"),
         ({"seeds": 0}, "--seeds is 0"),
-        ({"dtype": "int8"}, "--feature_dtype is 'int8'; use float16 or float32"),
+        ({"dtype": "int8"}, "unknown --feature_dtype 'int8'; choose from float16, float32"),
     ],
 )
 def test_what_cannot_be_is_refused(loaded: LoadedModel, config: FinetuneConfig, arguments: dict, said: str) -> None:
@@ -130,9 +130,9 @@ def test_what_cannot_be_is_refused(loaded: LoadedModel, config: FinetuneConfig, 
 
 
 def test_a_head_stops_by_a_dev_file_of_tags(loaded: LoadedModel, config: FinetuneConfig) -> None:
-    with pytest.raises(UserError, match="there is no dev file"):
+    with pytest.raises(UserError, match="the task has no dev file"):
         features(loaded, dataclasses.replace(config, task=dataclasses.replace(config.task, dev="")))
-    with pytest.raises(UserError, match="features are of words"):
+    with pytest.raises(UserError, match="use a tagging task"):
         features(loaded, FinetuneConfig(task=TaskConfig(train="a.tsv", text="a", label="b")))
     with pytest.raises(UserError, match="unknown --head 'crf'; choose from: linear, bilstm"):
         HeadOptions(head="crf")

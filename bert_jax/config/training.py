@@ -135,38 +135,39 @@ class PretrainConfig(TrainConfig):
 
 @dataclass(frozen=True)
 class TaskConfig:
-    """A task by name (bert_jax/tasks), or files and columns of the user's own."""
+    """A named task (bert_jax/tasks/named), or the user's own files and columns."""
 
     name: str = ""
     data_dir: str = ""  # the folder of a named task's files, or tfds: and a name; empty: $BERT_JAX_DATA
     train: str = ""
     dev: str = ""
     test: str = ""
-    text: str = ""  # column, by header name or number from 0
+    text: str = ""  # a column, by its header name or its number from 0
     text_pair: str = ""
     label: str = ""
-    marks: str = ""  # where a word of each text is asked about: columns of its first character and its end, a,b,...
-    choices: str = ""  # of multiple choice: their columns, parted by commas, or one that holds a list
+    # For a question about one word in each text: the columns of the start and end of the word in characters: a,b,...
+    marks: str = ""
+    choices: str = ""  # multiple choice: a comma-separated list of columns, or one column that holds a list
     # classification, regression, choice, tagging, token_regression, question, spans, span_pairs
     kind: str = ""
     max_length: int = 128
-    # How a class or a score reads a text: cls, mean, max, attention_dot, attention_additive; empty: as init_from does.
+    # Pooling for a class or a score: cls, mean, max, attention_dot, attention_additive; empty: that of init_from.
     pooling: str = ""
-    class_weights: str = ""  # of the loss: balanced, or LABEL=WEIGHT,... (labels that are not named weigh 1)
-    label_smoothing: float = 0.0  # the share of the uniform distribution in the truth, as 0.1
-    label_subwords: str = ""  # which pieces of a word learn its tag: first, all; empty: first
-    decode: str = ""  # what a word's tag is read from: first (its first piece), mean (of all its pieces); empty: first
-    crf: bool = False  # tags of words depend on those beside them (a linear chain)
-    max_span: int = 0  # of spans: the words of the longest that is looked for; 0: as the training file's, at most 12
-    span_scores: str = ""  # of spans: binary (yes or no to each type), classes (one of them, or none); empty: binary
-    threshold: float = 0.0  # the probability from which a span is one; 0: what is best on dev
-    relations_between: str = ""  # of span_pairs: predicted spans (learnt, too), or given ones; empty: predicted
-    submission: str = ""  # a folder for the files that the leaderboard of a named task takes; empty: none
-    max_query_length: int = 64  # what is kept of a question, in pieces
-    doc_stride: int = 128  # from one window of a long context to the next, in pieces
-    n_best: int = 20  # answers that are kept of a question
+    class_weights: str = ""  # loss weights: balanced, or LABEL=WEIGHT,... (1 for other labels)
+    label_smoothing: float = 0.0  # the weight of the uniform distribution in the targets, such as 0.1
+    label_subwords: str = ""  # the pieces of a word whose target is its tag: first, all; empty: first
+    decode: str = ""  # predicts a word's tag from its first piece (first) or all (mean); empty: first
+    crf: bool = False  # adds a linear-chain conditional random field over the tags
+    max_span: int = 0  # spans: maximum length in words; 0: the longest of the training file, at most 12
+    span_scores: str = ""  # spans: binary (each type independently), classes (at most one); empty: binary
+    threshold: float = 0.0  # spans: minimum probability of a prediction; 0: the best on dev
+    relations_between: str = ""  # span_pairs: predicted (also trains on spans) or given spans; empty: predicted
+    submission: str = ""  # a folder for the leaderboard submission of a named task; empty: none
+    max_query_length: int = 64  # questions are truncated to this many pieces
+    doc_stride: int = 128  # pieces between the starts of successive windows of a long context
+    n_best: int = 20  # answers kept for each question
     max_answer_length: int = 30  # in pieces
-    # Of questions that may have no answer: its probability, 0 to 1, above which there is none; unset: best on dev.
+    # For questions that may have no answer: predict none above this probability of none; unset: the best on dev.
     null_threshold: float | None = None
 
 
@@ -175,12 +176,12 @@ class FinetuneConfig(TrainConfig):
     # Devlin et al. 2019, appendix A.3, tried 2e-5 to 5e-5; a warmup of -1 is a tenth of the run.
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(learning_rate=3e-5, warmup_steps=-1))
     task: TaskConfig = field(default_factory=TaskConfig)
-    seeds: tuple[int, ...] = (0,)  # one number: how many, from `seed` on; several: the seeds themselves
-    learning_rates: str = ""  # a sweep, each with each seed: 2e-5,3e-5,5e-5; empty: optimizer.learning_rate
-    run_together: str = "auto"  # all these runs in one program: yes, no; auto: on an accelerator that holds them
-    early_stop: int = 0  # evaluations without a better first dev metric (or checkpoint.best) that end a run; 0: none
+    seeds: tuple[int, ...] = (0,)  # one number: how many seeds, starting at `seed`; several: the seeds themselves
+    learning_rates: str = ""  # a sweep over rates and seeds: 2e-5,3e-5,5e-5; empty: optimizer.learning_rate
+    run_together: str = "auto"  # all runs in one program: yes, no; auto: on an accelerator with enough memory
+    early_stop: int = 0  # stop after this many evaluations without a better first dev metric; 0: off
     epochs: float = 3.0
-    # all, head, last:k, no_embeddings; gradual: the head first, one more layer each epoch; gradual:EPOCHS for each.
+    # all, head, last:K, no_embeddings; gradual: first the head, then one more layer each epoch; gradual:EPOCHS.
     train_layers: str = "all"
     batch_size: int = 32
-    length_pool: int = 32  # steps whose rows are grouped by length, so that little is padding; 1: as they come
+    length_pool: int = 32  # groups rows by length within this many steps, which reduces padding; 1: no grouping
