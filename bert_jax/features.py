@@ -93,7 +93,6 @@ def features(
     _print(
         f"storing {size / 1e6:,.0f} MB of vectors ({dtype}) in {scratch or tempfile.gettempdir()} until the end", quiet
     )
-    found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(dir=scratch or None, prefix="bert_jax-features-") as folder:
         vectors = word_vectors(
             loaded,
@@ -105,16 +104,7 @@ def features(
             compute_dtype=compute_dtype,
             quiet=quiet,
         )
-        with Reporter("heads", len(names) * seeds, ["heads"], quiet) as progress:
-            for name in names:
-                runs = []
-                for seed in range(seeds):
-                    runs.append(_run(task, splits, vectors[name], options, seed))
-                    progress.update(len(found) * seeds + seed + 1, len(found) * seeds + seed + 1)
-                width = int(vectors[name]["train"].vectors.shape[1])
-                found[name] = {"width": width, "epochs": [epoch for epoch, _ in runs]} | _summary(
-                    [one for _, one in runs]
-                )
+        found = _train_heads(task, splits, vectors, options, seeds, quiet)
     return {
         "task": task.name,
         "head": dataclasses.asdict(options),
@@ -232,6 +222,27 @@ def _layer_names(layers: str, count: int) -> list[str]:
     if not names:
         raise UserError(f"--layers is {layers!r}; use all, or a comma-separated list of {', '.join(LAYERS)}")
     return list(dict.fromkeys(names))
+
+
+def _train_heads(
+    task: Task,
+    splits: dict[str, TagRows],
+    vectors: dict[str, dict[str, Any]],
+    options: HeadOptions,
+    seeds: int,
+    quiet: bool,
+) -> dict[str, Any]:
+    """Trains a head for each layer and seed, and returns width, epochs and metrics by layer name."""
+    found: dict[str, Any] = {}
+    with Reporter("heads", len(vectors) * seeds, ["heads"], quiet) as progress:
+        for name, of_layer in vectors.items():
+            runs = []
+            for seed in range(seeds):
+                runs.append(_run(task, splits, of_layer, options, seed))
+                progress.update(len(found) * seeds + seed + 1, len(found) * seeds + seed + 1)
+            width = int(of_layer["train"].vectors.shape[1])
+            found[name] = {"width": width, "epochs": [epoch for epoch, _ in runs]} | _summary([one for _, one in runs])
+    return found
 
 
 def _run(
