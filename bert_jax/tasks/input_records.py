@@ -1,4 +1,4 @@
-"""What a user gives to predict, record by record: the texts and words in it, and every mistake told by its line."""
+"""The inputs of predict, record by record: their texts and words. Errors name the line of the record."""
 
 import unicodedata
 from collections.abc import Mapping, Sequence
@@ -19,25 +19,25 @@ class InputRecord(NamedTuple):
 
 
 class Words(NamedTuple):
-    """The words of a text, and where they lie in it."""
+    """The words of a text, and their positions in it."""
 
     words: tuple[str, ...]
-    text: str | None  # None where words alone were given
+    text: str | None  # None where only words were given
     offsets: tuple[tuple[int, int], ...] | None  # of each word, the characters [start, end) of the text
 
 
 def texts_of(source: Path, record: InputRecord, names: Sequence[Sequence[str]], needed: int) -> list[str]:
-    """The texts that a record is made of: parted by tabs in a plain line, or the fields of these names.
+    """The texts of a record: separated by tabs in a plain line, or the fields of these names.
 
-    names has, of each text, the names that its field may have; the first `needed` texts must be there. Raises UserError
-    for a text that is missing, empty or no text, and for a tab too many.
+    names has the possible field names of each text, and the first `needed` texts are required. Raises UserError for a
+    text that is missing, empty or not a string, and for too many tabs.
     """
     if isinstance(record.content, str):
         texts: list[Any] = record.content.split("\t")
         if not needed <= len(texts) <= len(names):
-            wanted = f"{needed}" if needed == len(names) else f"{needed} to {len(names)}"
+            expected = f"{needed}" if needed == len(names) else f"{needed} to {len(names)}"
             raise UserError(
-                f"{source} line {record.line} holds {len(texts)} texts, parted by tabs; wanted {wanted}: "
+                f"{source} line {record.line} has {len(texts)} texts separated by tabs; expected {expected}: "
                 f"{', '.join(choice[-1] for choice in names)}. Correct the line"
             )
     else:
@@ -47,13 +47,13 @@ def texts_of(source: Path, record: InputRecord, names: Sequence[Sequence[str]], 
 
 
 def value_of(source: Path, record: InputRecord, names: Sequence[str], required: bool = True) -> Any:
-    """The value of the first of these fields that an object has; None where it has none. Empty names are passed over.
+    """The value of the first of these fields that an object has; None where it has none. Empty names are ignored.
 
-    Raises UserError for a required field that is not there, or a plain line.
+    Raises UserError for a missing field that is required, and for a plain line.
     """
     if isinstance(record.content, str):
         raise UserError(
-            f"{source} line {record.line} is plain text, and {names[-1]!r} is wanted. Give JSON lines: {{...}}"
+            f"{source} line {record.line} is plain text, but {names[-1]!r} is required. Write JSON lines: {{...}}"
         )
     for name in names:
         if name and record.content.get(name) is not None:
@@ -61,23 +61,23 @@ def value_of(source: Path, record: InputRecord, names: Sequence[str], required: 
     if not required:
         return None
     there = ", ".join(map(repr, record.content)) or "none"
-    wanted = " or ".join(repr(name) for name in dict.fromkeys(names) if name)
-    raise UserError(f"{source} line {record.line} has no field {wanted}; its fields are: {there}. Add or rename it")
+    expected = " or ".join(repr(name) for name in dict.fromkeys(names) if name)
+    raise UserError(f"{source} line {record.line} has no field {expected}; its fields are: {there}. Add or rename it")
 
 
 def checked_text(source: Path, line: int, text: Any) -> str:
-    """A text as it is. Raises UserError for one that is empty, no text, or not to be written as UTF-8."""
+    """The text unchanged. Raises UserError for one that is empty, not a string, or not encodable as UTF-8."""
     if not isinstance(text, str):
-        raise UserError(f"{source} line {line}: wanted a text in quotes, got {text!r:.60}")
+        raise UserError(f"{source} line {line}: expected a string, got {text!r:.60}")
     if not text.strip():
-        raise UserError(f"{source} line {line} is empty. Write a text there, or remove the line")
+        raise UserError(f"{source} line {line} is empty. Write a text in it, or remove the line")
     if not is_unicode(text):
-        raise UserError(f"{source} line {line} holds half of a surrogate pair, which is no character")
+        raise UserError(f"{source} line {line} has half of a surrogate pair, which is not a character")
     return text
 
 
 def is_unicode(text: str) -> bool:
-    """Whether UTF-8 can write a text: what was escaped in JSON may hold half of a surrogate pair."""
+    """Whether UTF-8 can encode a text: an escape in JSON may give half of a surrogate pair."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -88,8 +88,8 @@ def is_unicode(text: str) -> bool:
 def words_of(source: Path, record: InputRecord, column: str = "") -> Words:
     """The words of a record: the list in its `column`, `tokens` or `words`, or what its text splits into.
 
-    Given tokens are looked for in the text, in order, where there is a text too. Raises UserError as texts_of, and
-    for a token that is not in the text where it should be.
+    Given tokens are located in the text, in order, where there is a text too. Raises UserError as texts_of does, and
+    for a token that the text lacks.
     """
     tokens = None
     if not isinstance(record.content, str):
@@ -101,7 +101,7 @@ def words_of(source: Path, record: InputRecord, column: str = "") -> Words:
         offsets = split_words(text)
         return Words(tuple(text[start:end] for start, end in offsets), text, tuple(offsets))
     if not isinstance(tokens, list) or not tokens:
-        raise UserError(f"{source} line {record.line}: tokens is {tokens!r:.60}; wanted a list of words")
+        raise UserError(f"{source} line {record.line}: tokens is {tokens!r:.60}; expected a list of words")
     words = tuple(checked_text(source, record.line, token) for token in tokens)
     text = value_of(source, record, ("text",), required=False)
     if text is None or text is tokens:
@@ -110,7 +110,7 @@ def words_of(source: Path, record: InputRecord, column: str = "") -> Words:
 
 
 def sentences_of(source: Path, records: Sequence[InputRecord], column: str) -> Split[Sentence]:
-    """Sentences without labels of the words that were given, or that texts split into (words_of)."""
+    """Sentences without labels, of given words or of the words of texts (words_of)."""
     items = []
     for record in records:
         words, text, offsets = words_of(source, record, column)
