@@ -46,7 +46,7 @@ def test_a_label_may_hold_an_equals_sign() -> None:
     [
         ({"class_weights": "e=2"}, r"names 'e' in 'e=2', which is not a label of train.tsv: a, b, c, d. Use balanced"),
         ({"class_weights": "balance"}, r"names '' in 'balance'"),
-        ({"class_weights": "a=many"}, r"has 'a=many', and 'many' is not a weight"),
+        ({"class_weights": "a=many"}, r"has 'a=many', but 'many' is not a weight"),
         ({"class_weights": "a=0,b=0,c=0,d=0"}, r"so all classes weigh 0; give one a weight above 0"),
         ({"class_weights": "a=-1"}, r"'-1' is not a weight; use a number of 0 or more"),
         ({"label_smoothing": 1.0}, r"task.label_smoothing is 1.0; use 0 \(none\) or a share below 1"),
@@ -62,7 +62,7 @@ def test_what_is_no_weight_and_no_share_is_told(options: dict, said: str) -> Non
 def test_options_of_another_kind_are_refused(options: dict) -> None:
     with pytest.raises(UserError, match=rf"task.{next(iter(options))} is for classification, .*, not for regression;"):
         registry.resolve(TaskConfig(train="a.tsv", kind="regression", **options))
-    with pytest.raises(UserError, match=r"which task.crf replaces; leave out one"):
+    with pytest.raises(UserError, match=r"which task.crf replaces; remove one"):
         TaggingTask("own", crf=True, **options)
 
 

@@ -144,7 +144,7 @@ def test_what_is_to_be_predicted_is_a_record_or_a_line_of_two_texts():
     split = TASK.parse(Path("input"), records)
     assert [(one.id, one.question, one.answers) for one in split.items] == [("1", "When?", None), ("2", "Who?", None)]
     assert not split.labelled
-    with pytest.raises(UserError, match="input line 3 holds 1 texts, parted by tabs; wanted 2: question, context"):
+    with pytest.raises(UserError, match="input line 3 has 1 texts separated by tabs; expected 2: question, context"):
         TASK.parse(Path("input"), [InputRecord(3, "When?")])
 
 
