@@ -133,7 +133,7 @@ def test_a_word_is_the_mean_of_its_pieces_and_keeps_its_place(loaded, states, ca
     # 22 pieces of the long text fit the 24 positions; \x01 is no character to the tokenizer.
     assert np.flatnonzero(missing).tolist() == [*range(9 + 22, 9 + 30), 9 + 30 + 2 + 2]
     said = capsys.readouterr().err
-    assert "1 of 6 texts are longer than 24 tokens and were cut" in said and "9 of 45 words" in said
+    assert "1 of 6 texts are longer than 24 tokens; truncated" in said and "9 of 45 words" in said
 
 
 def test_words_of_byte_level_bpe_are_those_of_the_text(tmp_path):

@@ -204,7 +204,7 @@ def test_a_run_killed_in_a_phase_and_in_an_epoch_ends_bit_equal(short_dir, shard
     whole = train("whole")
     said = " ".join(capsys.readouterr().err.split())
     for step, rows, slots in ((4, 16, 32), (6, 16, 64)):
-        assert f"from step {step} on, batches of {rows} rows of {slots} slots" in said
+        assert f"from step {step}: batches of {rows} rows of {slots} positions" in said
         assert f"compiling for step {step}: batches of {rows} rows of {slots} positions" in said
     for end in (5, 11):
         monkeypatch.setattr(Dying, "end", end)

@@ -26,12 +26,17 @@ assert job.versions()["bert_jax"] == bert_jax.__version__
 
 
 def test_a_checkout_that_is_not_installed_knows_its_version(tmp_path: Path) -> None:
-    """A Python without site-packages, on whose path are the checkout and all that is installed but this package."""
+    """A Python without site-packages, whose path has the packages of the checkout and everything installed but them.
+
+    The checkout itself is not on the path, since an editable install leaves its metadata there.
+    """
     installed = Path(np.__file__).parent.parent
     for path in installed.iterdir():
         if "bert_jax" not in path.name:
             (tmp_path / path.name).symlink_to(path)
-    environment = {"PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    for package in ("bert_jax", "data_prep"):
+        (tmp_path / package).symlink_to(ROOT / package)
+    environment = {"PYTHONPATH": str(tmp_path)}
     subprocess.run([sys.executable, "-S", "-c", PROGRAM], cwd=tmp_path, env=environment, check=True)
 
 

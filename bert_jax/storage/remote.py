@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
 
-from bert_jax.command import UserError
+from bert_jax.command import UserError, explain_os_error
 
 if TYPE_CHECKING:  # pyarrow.fs loads the libraries of every store, so it is imported only when a store is opened
     from pyarrow import fs
@@ -185,9 +185,11 @@ class Folder:
         try:
             yield
         except OSError as error:
-            raise UserError(
-                f"{self.address}/{name}: {first_line(error)}. Check the address, the credentials and the free space"
-            ) from None
+            where = f"{self.address}/{name}"
+            # On a local file system the error number tells the reason; a store only has its message.
+            explained = None if is_remote(self.address) else explain_os_error(OSError(error.errno, "", where))
+            advice = f"{where}: {first_line(error)}. Check the address, the credentials and the free space"
+            raise UserError(explained or advice) from None
 
 
 def verified(blocks: Iterable[bytes], origin: str, sha256: str | None, size: int | None = None) -> Iterator[bytes]:
