@@ -37,6 +37,7 @@ add_flags = cluster_lib.add_flags
 _PATIENCE = 3
 # How long a failing process waits to hear that another one was lost, which is then the reason.
 _BLAME_SECONDS = 5.0
+_SIZE_BYTES, _FIRST_BYTES = 4, 60  # of the first broadcast of a value: its size in bytes, and its beginning
 _STDERR = 2  # the file descriptor, which C++ writes to as well
 
 _Value = TypeVar("_Value")
@@ -58,15 +59,24 @@ def broadcast_from_primary(value: _Value) -> _Value:
     """
     if jax.process_count() == 1:
         return value
-    content = json.dumps(value).encode()
-    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
-    # A power of 2, so that few shapes are compiled. Only process 0 knows its content; the others receive it.
-    padded = np.zeros(max(64, 1 << (size - 1).bit_length()), np.uint8)
-    if is_primary():
-        padded[:size] = np.frombuffer(content, np.uint8)
-    received = np.asarray(multihost_utils.broadcast_one_to_all(padded), np.uint8)
-    decoded: _Value = json.loads(received[:size].tobytes())
+    # Only process 0 knows the content; the others receive it. Its size goes first, with as much as fits: a clock, which
+    # is read while training waits, takes one broadcast. The rest has a power of 2 of bytes, to compile few shapes.
+    content = json.dumps(value).encode() if is_primary() else b""
+    first = _broadcast(
+        len(content).to_bytes(_SIZE_BYTES, "little") + content[:_FIRST_BYTES], _SIZE_BYTES + _FIRST_BYTES
+    )
+    size, received = int.from_bytes(first[:_SIZE_BYTES], "little"), first[_SIZE_BYTES:]
+    if size > _FIRST_BYTES:
+        rest = size - _FIRST_BYTES
+        received += _broadcast(content[_FIRST_BYTES:], 1 << (rest - 1).bit_length())
+    decoded: _Value = json.loads(received[:size])
     return decoded
+
+
+def _broadcast(content: bytes, size: int) -> bytes:
+    """Process 0's bytes, padded to `size` with zeros."""
+    padded = np.frombuffer(content.ljust(size, b"\0"), np.uint8)
+    return np.asarray(multihost_utils.broadcast_one_to_all(padded), np.uint8).tobytes()
 
 
 def check_same(values: Mapping[str, Any], advice: str) -> None:
