@@ -42,7 +42,10 @@ def stream_lines(stream: IO[bytes]) -> Iterator[Line]:
 
 
 def record_of(source: Path, line: Line, form: str, words: bool = False) -> InputRecord:
-    """A line as a InputRecord; with `words`, a plain line is words parted by blanks. Raises UserError for bad JSON."""
+    """A line as an InputRecord; with `words`, a plain line holds words separated by blanks.
+
+    Raises UserError for bad JSON.
+    """
     number, text = line
     if form == "text":
         return InputRecord(number, {"tokens": text.split(), "text": text} if words and text.split() else text)

@@ -68,7 +68,7 @@ class Clock:
         by_steps = step / self.steps if self.steps > 0 else 0.0
         if self.budget > 0 and step == self._start and self.fraction < 1.0:
             # The step of a restart logs no line, so a new value would be missing from the log that repeats the run.
-            # A finished run is read again all the same: a larger budget lets it continue.
+            # The clock of a finished run is still read, since a larger budget lets it continue.
             return self.fraction
         if self.budget <= 0:
             self.refreshed, self.fraction = step % self.log_every == 0, by_steps

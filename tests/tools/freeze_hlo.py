@@ -74,7 +74,7 @@ def _sizes(text: str) -> list[int]:
 
 
 def explain(old: Any, new: Any) -> list[str]:
-    """What differs between two compiled steps, by opcode; the same counts are said to be, too."""
+    """Describes how two compiled steps differ, by opcode, or reports that the counts of opcodes are equal."""
     if "opcodes" not in old or "opcodes" not in new:
         return [f"{old} -> {new}"[:400]]
     names = sorted({*old["opcodes"], *new["opcodes"]})
