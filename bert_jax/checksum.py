@@ -1,5 +1,7 @@
 """CRC-32C, which TensorFlow puts behind everything that it writes, of buffers of any size by numpy."""
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from bert_jax.array_types import Shaped, UInt8, UInt32
@@ -9,6 +11,7 @@ _CASTAGNOLI = 0x82F63B78
 _ONES = 0xFFFFFFFF
 _LANES = 1 << 14  # so many pieces of a buffer advance together, a byte at a time
 _BLOCK = 1 << 24  # bytes taken at a time
+_REGISTER_BYTES = 4
 
 
 def _table() -> UInt32[np.ndarray, "256"]:
@@ -35,6 +38,25 @@ def crc32c(buffer: bytes | Shaped[np.ndarray, "..."]) -> int:
         block = flat[start : start + _BLOCK]
         register = _advance(register, _zeros(len(block))) ^ _from_zero(block)
     return int(register[0]) ^ _ONES
+
+
+def crc32c_of_each(strings: Sequence[bytes]) -> UInt32[np.ndarray, "R"]:
+    """The CRC-32C of each string of at least four bytes; all strings advance together, a byte at a time.
+
+    Starting with a register of all ones is the same as starting with zeros and inverting the first four bytes, and
+    leading zeros leave a register of zeros unchanged. So strings are padded in front and all end in the same step.
+    """
+    lengths = np.array([len(string) for string in strings], np.int64)[:, None]
+    count, width = len(strings), int(lengths.max(initial=0))
+    if count and lengths.min() < _REGISTER_BYTES:
+        raise ValueError(f"crc32c_of_each needs strings of at least {_REGISTER_BYTES} bytes")
+    aligned = np.zeros((count, width), np.uint8)
+    aligned[np.arange(width) >= width - lengths] = np.frombuffer(b"".join(strings), np.uint8)
+    aligned[np.arange(count)[:, None], width - lengths + np.arange(_REGISTER_BYTES)] ^= np.uint8(0xFF)
+    registers = np.zeros(count, np.uint32)
+    for column in np.ascontiguousarray(aligned.T):
+        registers = TABLE[registers.astype(np.uint8) ^ column] ^ (registers >> np.uint32(8))
+    return ~registers
 
 
 def mask(crc: int) -> int:

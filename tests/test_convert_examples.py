@@ -275,9 +275,6 @@ def test_rows_without_labels_are_no_pairs(tmp_path: Path) -> None:
     """As of a script for RoBERTa that keeps the layout: one segment, no next_sentence_labels."""
     from tensorflow_datasets.proto import tf_example_pb2
 
-    from data_prep.formats import example_proto
-    from data_prep.formats.ragged import Ragged
-
     tokenizer = tokenizers.load(ORIGINAL / "vocab.txt")
     cls, sep = tokenizer.cls_id, tokenizer.sep_id
     width = 12
@@ -289,11 +286,14 @@ def test_rows_without_labels_are_no_pairs(tmp_path: Path) -> None:
         "masked_lm_positions": np.array([[1], [2]]),
         "masked_lm_ids": np.array([[20], [31]]),
     }
-    features = {name: example_proto.ints(values) for name, values in fields.items()}
-    features["masked_lm_weights"] = example_proto.floats(np.ones((2, 1), np.float32))
-    records = example_proto.encode(features, 2)
-    assert isinstance(records, Ragged) and tf_example_pb2.Example.FromString(records.strings()[0])
-    (tmp_path / "rows.tfrecord").write_bytes(tfrecord.frames(records).flat.tobytes())
+    records = []
+    for row in range(2):
+        example = tf_example_pb2.Example()
+        for name, values in fields.items():
+            example.features.feature[name].int64_list.value.extend(values[row].tolist())
+        example.features.feature["masked_lm_weights"].float_list.value.append(1.0)
+        records.append(example.SerializeToString())
+    (tmp_path / "rows.tfrecord").write_bytes(b"".join(tfrecord.frames(records)))
     manifest = convert(tmp_path / "rows.tfrecord", tmp_path / "out", tokenizer=ORIGINAL / "vocab.txt")
     assert manifest["objective"] == "full_sentences" and manifest["seq_len"] == width
     assert verify(tmp_path / "out").statistics["train"].labels == {0: 0, 1: 0, -1: 2}
