@@ -29,8 +29,9 @@ from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.workdir import CHECKPOINTS, latest_step, read_params
-from data_prep import build_examples, readers, train_tokenizer
+from data_prep import build_examples, train_tokenizer
 from data_prep.build_options import BuildOptions
+from data_prep.train_tokenizer import TokenizerOptions
 
 SAMPLE = str(common.REPOSITORY / "data_prep" / "sample" / "books" / "*.txt.xz")
 RECIPE = str(common.REPOSITORY / "configs" / "bert_tiny.py")
@@ -62,7 +63,7 @@ class Lives:
 
 def shards(directory: Path) -> Path:
     """Shards of the text in the repository, T=64, with a held-out part."""
-    train_tokenizer.train(readers.expand(SAMPLE), directory / "vocabulary", vocab_size=2000, lowercase=True)
+    train_tokenizer.train(TokenizerOptions(SAMPLE, directory / "vocabulary", vocab_size=2000, lowercase=True))
     build_examples.build(
         BuildOptions(SAMPLE, directory / "vocabulary", directory / "shards", 64, eval_fraction=0.05, workers=1)
     )

@@ -20,8 +20,9 @@ from bert_jax import config as config_lib
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.metrics import read_metrics
-from data_prep import build_examples, readers, train_tokenizer
+from data_prep import build_examples, train_tokenizer
 from data_prep.build_options import BuildOptions
+from data_prep.train_tokenizer import TokenizerOptions
 
 RECIPE = common.REPOSITORY / "configs" / "bert_tiny.py"
 VOCAB_SIZE = 30522  # of bert-base-uncased
@@ -33,7 +34,7 @@ def measure(preset: str, rows: int, pairs: int, input: str) -> dict[str, Any]:
     """Builds shards, trains, prints the JSON line and returns it."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        train_tokenizer.train(readers.expand(input), work / "vocabulary", vocab_size=VOCAB_SIZE, lowercase=True)
+        train_tokenizer.train(TokenizerOptions(input, work / "vocabulary", vocab_size=VOCAB_SIZE, lowercase=True))
         build_examples.build(BuildOptions(input, work / "vocabulary", work / "shards", SEQ_LEN, workers=1))
         overrides = {
             "data.train": work / "shards",

@@ -30,8 +30,9 @@ from bert_jax import command
 from bert_jax.data import shards
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.masking import MaskingRule
-from data_prep import build_examples, readers, train_tokenizer
+from data_prep import build_examples, train_tokenizer
 from data_prep.build_options import BuildOptions
+from data_prep.train_tokenizer import TokenizerOptions
 
 BATCH_SIZE = 256  # the global batch of BERT's recipes (Devlin et al. 2019, appendix A.2)
 SMALL_BATCH = 16
@@ -83,7 +84,7 @@ def measure(input: str, tokenizer: str, peer_python: str) -> dict[str, Any]:
 
 
 def _train(input: str, directory: Path) -> Path:
-    train_tokenizer.train(readers.expand(input), directory, vocab_size=SAMPLE_VOCABULARY, lowercase=True)
+    train_tokenizer.train(TokenizerOptions(input, directory, vocab_size=SAMPLE_VOCABULARY, lowercase=True))
     return directory
 
 

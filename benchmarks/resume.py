@@ -28,8 +28,9 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.workdir import CHECKPOINTS, latest_step
-from data_prep import build_examples, readers, train_tokenizer
+from data_prep import build_examples, train_tokenizer
 from data_prep.build_options import BuildOptions
+from data_prep.train_tokenizer import TokenizerOptions
 
 RECIPE = common.REPOSITORY / "configs" / "bert_tiny.py"
 ROWS = 256
@@ -74,7 +75,7 @@ def measure(input: str, preset: str) -> dict[str, Any]:
     """Builds the shards, resumes at each position, prints the JSON line and returns it."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        train_tokenizer.train(readers.expand(input), work / "vocabulary", vocab_size=8000, lowercase=True)
+        train_tokenizer.train(TokenizerOptions(input, work / "vocabulary", vocab_size=8000, lowercase=True))
         build_examples.build(BuildOptions(input, work / "vocabulary", work / "built", 128, mask_unit="word", workers=1))
         data = loader.many_shards(work / "built", work / "many")
         epoch = open_dataset(data, "train").rows // ROWS

@@ -132,9 +132,10 @@ def corpus(sample_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def vocab_dir(sample_text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tokenizer folder of 1000 ids, trained on sample_text."""
     from data_prep import train_tokenizer
+    from data_prep.train_tokenizer import TokenizerOptions
 
     directory = tmp_path_factory.mktemp("tokenizer") / "vocab"
-    train_tokenizer.train([sample_text], directory, vocab_size=1000, lowercase=True)
+    train_tokenizer.train(TokenizerOptions(sample_text, directory, vocab_size=1000, lowercase=True))
     return directory
 
 

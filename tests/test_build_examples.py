@@ -529,7 +529,7 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
         ),
         ({"masking": "none"}, "unknown --masking none; choose from dynamic, static"),
         ({"mask_unit": "sentence"}, "unknown --mask_unit sentence; choose from token, word, ngram, span"),
-        ({"mask_split": (0.8, 0.2)}, "--mask_split 0.8,0.2: expected three shares"),
+        ({"mask_split": (0.8, 0.2)}, "--mask_split 0.8,0.2: it must be three shares"),
         ({"mask_split": (0.8, 0.1, 0.2)}, "mask split 0.8,0.1,0.2 is invalid. Give three shares that sum to 1"),
         ({"mask_unit": "span", "reorder_rate": 0.1}, "reorder rate 0.1 is invalid with unit span"),
         ({"random_tokens": "zipf"}, "unknown choice of random tokens 'zipf'; choose from uniform, unigram"),
@@ -633,7 +633,7 @@ def test_lists_of_numbers_are_flags_with_commas() -> None:
     parsed = build_options.parse([*required, "--weights=1,0.5", "--mask_split=1,0,0", "--nolowercase", "--dedup"])
     changed = {"weights": (1.0, 0.5), "mask_split": (1.0, 0.0, 0.0), "lowercase": False, "dedup": True}
     assert parsed == BuildOptions("a", "b", "c", 64, **changed)
-    with pytest.raises(UserError, match="--weights 1,many: expected numbers separated by commas"):
+    with pytest.raises(UserError, match="--weights: 1,many: expected numbers separated by commas"):
         build_options.parse([*required, "--weights=1,many"])
 
 

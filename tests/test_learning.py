@@ -27,6 +27,7 @@ from data_prep import readers, train_tokenizer
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 from data_prep.sentences import document_sentences
+from data_prep.train_tokenizer import TokenizerOptions
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +74,7 @@ LETTERS: tuple[Callable[[str], str], ...] = (str.lower, str.upper, lambda text: 
 def vocabulary(tmp_path_factory):
     """Of the books, and small, so that a token is seen often."""
     directory = tmp_path_factory.mktemp("learning") / "vocabulary"
-    train_tokenizer.train([BOOKS], directory, vocab_size=1500, lowercase=True)
+    train_tokenizer.train(TokenizerOptions(BOOKS, directory, vocab_size=1500, lowercase=True))
     return directory
 
 
@@ -92,7 +93,7 @@ def test_what_goes_on_from_what_is_learnt(name, tmp_path):
     sentences = [one for one in sentences if 6 <= len(one.split()) <= 16]
     text = tmp_path / "text.txt"
     text.write_text("\n\n".join(documents(sentences, case.shards["objective"])), encoding="utf-8")
-    train_tokenizer.train([text], tmp_path / "vocabulary", vocab_size=1500)
+    train_tokenizer.train(TokenizerOptions(text, tmp_path / "vocabulary", vocab_size=1500))
     vocabulary = tmp_path / "vocabulary"
     build(
         BuildOptions(

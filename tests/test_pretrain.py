@@ -234,12 +234,13 @@ def test_longer_context_continues_with_larger_rotary_base(shards_dir, tmp_path):
 
 def test_shards_with_another_tokenizer_are_rejected(shards_dir, tmp_path):
     from data_prep import train_tokenizer
+    from data_prep.train_tokenizer import TokenizerOptions
 
     copy = tmp_path / "shards"
     shutil.copytree(shards_dir, copy)
     shutil.rmtree(copy / "tokenizer")
     text = tmp_path / "text.txt"
     text.write_text("quite another text of very few words indeed\n\nand words again\n" * 3)
-    train_tokenizer.train([text], copy / "tokenizer", vocab_size=60, lowercase=True)
+    train_tokenizer.train(TokenizerOptions(text, copy / "tokenizer", vocab_size=60, lowercase=True))
     with pytest.raises(UserError, match="tokenizer"):
         pretrain.main(arguments(copy, tmp_path / "run"))

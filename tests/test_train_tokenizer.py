@@ -21,6 +21,7 @@ from bert_jax.command import UserError
 from bert_jax.storage.local import MARKER
 from bert_jax.tokenization.wordpiece import SPECIAL_TOKENS
 from data_prep import counting, readers, train_tokenizer, wordpiece
+from data_prep.train_tokenizer import TokenizerOptions
 
 BOOKS = Path(train_tokenizer.__file__).parent / "sample" / "books"
 
@@ -132,14 +133,14 @@ def words_and_tokens(library: tokenizers.Tokenizer, texts: list[str]) -> tuple[i
 
 def test_vocabulary_is_as_good_as_the_librarys(tmp_path):
     """Tokens a word on text that neither trainer saw, against the library's own WordPieceTrainer at equal size."""
-    books = [BOOKS / "alcott_little_men.txt.xz"]
+    book = BOOKS / "alcott_little_men.txt.xz"
     held_out = list(readers.documents(BOOKS / "stevenson_jekyll_and_hyde.txt.xz"))
-    ours = train_tokenizer.train(books, tmp_path / "ours", vocab_size=2048, lowercase=True)
+    ours = train_tokenizer.train(TokenizerOptions(book, tmp_path / "ours", vocab_size=2048, lowercase=True))
     library = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
     library.normalizer = normalizers.BertNormalizer()
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.train_from_iterator(
-        (document for book in books for document in readers.documents(book)),
+        readers.documents(book),
         trainers.WordPieceTrainer(
             vocab_size=2048,
             min_frequency=2,
@@ -148,7 +149,7 @@ def test_vocabulary_is_as_good_as_the_librarys(tmp_path):
             show_progress=False,
         ),
     )
-    for texts in (held_out, list(readers.documents(books[0]))):
+    for texts in (held_out, list(readers.documents(book))):
         words, expected = words_and_tokens(library, texts)
         found = len(ours.encode_many(texts)[0])
         assert abs(found - expected) <= 0.005 * expected, (
@@ -159,7 +160,7 @@ def test_vocabulary_is_as_good_as_the_librarys(tmp_path):
 
 
 def test_trained_vocabulary_is_well_formed(sample_text, tmp_path):
-    trained = train_tokenizer.train([sample_text], tmp_path / "out" / "vocab", vocab_size=1200, lowercase=False)
+    trained = train_tokenizer.train(TokenizerOptions(sample_text, tmp_path / "out" / "vocab", 1200, lowercase=False))
     tokens = trained.tokens(range(trained.vocab_size))
     assert tokens[:5] == list(SPECIAL_TOKENS) and trained.vocab_size == 1200 == len(set(tokens))
     assert not trained.lowercase and any(token != token.lower() for token in tokens[5:])
@@ -186,7 +187,7 @@ def test_inside_of_a_word_is_no_beginning():
 
 def test_smaller_vocabulary_than_asked_for_is_written_and_said(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("low lower lowest low low\n\nnew newer newest\n")
-    trained = train_tokenizer.train([tmp_path / "text.txt"], tmp_path / "vocab", vocab_size=5000)
+    trained = train_tokenizer.train(TokenizerOptions(tmp_path / "text.txt", tmp_path / "vocab", vocab_size=5000))
     assert trained.vocab_size < 60 and trained.id_of("low") is not None
     assert f"the text gives {trained.vocab_size} tokens, fewer than --vocab_size 5000" in capsys.readouterr().err
 
@@ -195,29 +196,29 @@ def test_mistakes_are_one_line_and_leave_nothing(sample_text, tmp_path):
     empty, output = tmp_path / "empty.txt", tmp_path / "vocab"
     empty.write_text("\n\n  \n")
     cases = [
-        ({"paths": [sample_text], "kind": "words", "vocab_size": 900}, "unknown --kind words; choose from wordp"),
-        ({"paths": [sample_text], "kind": "bpe", "vocab_size": 90}, "--vocab_size 90 is too small"),
-        ({"paths": [sample_text], "kind": "unigram", "vocab_size": 20}, "--vocab_size 20 is too small"),
-        ({"paths": [sample_text], "kind": "sentencepiece_bpe", "vocab_size": 1}, "--vocab_size 1 is too small"),
-        ({"paths": [empty], "vocab_size": 900}, "no document in it"),
-        ({"paths": [tmp_path / "absent.txt"], "vocab_size": 900}, "matches no file"),
-        ({"paths": [sample_text], "vocab_size": 20}, "--vocab_size 20 is too small"),
-        ({"paths": [sample_text], "vocab_size": -1}, "--vocab_size -1 must be positive"),
-        ({"paths": [sample_text], "vocab_size": 900, "alpha": 1.5}, "--alpha 1.5 must be from 0"),
+        ({"input": sample_text, "kind": "words", "vocab_size": 900}, "unknown --kind words; choose from wordp"),
+        ({"input": sample_text, "kind": "bpe", "vocab_size": 90}, "--vocab_size 90 is too small"),
+        ({"input": sample_text, "kind": "unigram", "vocab_size": 20}, "--vocab_size 20 is too small"),
+        ({"input": sample_text, "kind": "sentencepiece_bpe", "vocab_size": 1}, "--vocab_size 1 is too small"),
+        ({"input": empty, "vocab_size": 900}, "no document in it"),
+        ({"input": tmp_path / "absent.txt", "vocab_size": 900}, "matches no file"),
+        ({"input": sample_text, "vocab_size": 20}, "--vocab_size 20 is too small"),
+        ({"input": sample_text, "vocab_size": -1}, "--vocab_size -1: it must be positive"),
+        ({"input": sample_text, "vocab_size": 900, "alpha": 1.5}, "--alpha 1.5: it must be from 0"),
         (
-            {"paths": [sample_text], "vocab_size": 900, "character_coverage": 0.0},
-            "--character_coverage 0 must be above 0",
+            {"input": sample_text, "vocab_size": 900, "character_coverage": 0.0},
+            "--character_coverage 0.0: it must be above 0",
         ),
-        ({"paths": [sample_text], "vocab_size": 900, "max_words": 10}, "--max_words 10 is too small"),
+        ({"input": sample_text, "vocab_size": 900, "max_words": 10}, "--max_words 10: it must be 1000 or more"),
     ]
     for arguments, message in cases:
         with pytest.raises(UserError, match=message) as caught:
-            train_tokenizer.train(output=output, **arguments)
+            train_tokenizer.train(TokenizerOptions(output=output, **arguments))
         assert "\n" not in str(caught.value)
         assert [path.name for path in tmp_path.iterdir()] == ["empty.txt"]
     output.mkdir()
     with pytest.raises(UserError, match=r"vocab exists"):
-        train_tokenizer.train([sample_text], output, vocab_size=900)
+        train_tokenizer.train(TokenizerOptions(sample_text, output, vocab_size=900))
 
 
 def test_unfinished_folder_of_another_is_left_alone(sample_text, tmp_path):
@@ -226,13 +227,13 @@ def test_unfinished_folder_of_another_is_left_alone(sample_text, tmp_path):
     other.mkdir()
     (other / "mine.txt").write_text("mine")
     with pytest.raises(UserError, match=r"vocab\.incomplete exists and is no unfinished output"):
-        train_tokenizer.train([sample_text], tmp_path / "vocab", vocab_size=900)
+        train_tokenizer.train(TokenizerOptions(sample_text, tmp_path / "vocab", vocab_size=900))
     assert [path.name for path in other.iterdir()] == ["mine.txt"]
     (other / MARKER).touch()
-    train_tokenizer.train([sample_text], tmp_path / "vocab", vocab_size=900)
+    train_tokenizer.train(TokenizerOptions(sample_text, tmp_path / "vocab", vocab_size=900))
     assert not other.exists() and not (tmp_path / "vocab" / MARKER).exists()
     with pytest.raises(UserError, match=r"ends in \.incomplete"):
-        train_tokenizer.train([sample_text], tmp_path / "x.incomplete", vocab_size=900)
+        train_tokenizer.train(TokenizerOptions(sample_text, tmp_path / "x.incomplete", vocab_size=900))
 
 
 @pytest.mark.parametrize("kind", train_tokenizer.KINDS)

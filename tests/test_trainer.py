@@ -224,11 +224,12 @@ def test_a_refused_run_changes_nothing_and_an_allowed_one_goes_on(run, capsys):
 def test_a_workdir_that_never_had_a_checkpoint_takes_the_next_run_s_tokenizer(run, tmp_path):
     from bert_jax import tokenizer
     from data_prep import train_tokenizer
+    from data_prep.train_tokenizer import TokenizerOptions
 
     text = tmp_path / "text.txt"
     text.write_text("a few words of another text\n\nand again a few words\n" * 3)
     begun = run("begun")
-    train_tokenizer.train([text], begun.workdir / "tokenizer", vocab_size=60, lowercase=True)
+    train_tokenizer.train(TokenizerOptions(text, begun.workdir / "tokenizer", vocab_size=60, lowercase=True))
     trainer.fit(begun)
     assert tokenizer.load(begun.workdir / "tokenizer").content_hash == begun.tokenizer.content_hash
 

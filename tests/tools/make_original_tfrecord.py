@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from data_prep import readers, train_tokenizer
 from data_prep.sentences import document_sentences
+from data_prep.train_tokenizer import TokenizerOptions
 
 ROOT = Path(__file__).parent.parent.parent
 FOLDER = ROOT / "tests" / "testdata" / "original_bert"
@@ -33,7 +34,7 @@ def main() -> None:
     chapters = [document_sentences(text)[:SENTENCES] for text in readers.documents(book) if len(text) > 5000]
     text = FOLDER / "text.txt"
     text.write_text("\n\n".join("\n".join(chapter) for chapter in chapters[:CHAPTERS]) + "\n", encoding="utf-8")
-    train_tokenizer.train([text], FOLDER / "vocab", vocab_size=600, lowercase=True)
+    train_tokenizer.train(TokenizerOptions(text, FOLDER / "vocab", vocab_size=600, lowercase=True))
     (FOLDER / "vocab" / "vocab.txt").rename(FOLDER / "vocab.txt")
     sys.modules["tensorflow"] = tf.compat.v1  # the script was written for TensorFlow 1
     sys.path.insert(0, str(script))

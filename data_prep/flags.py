@@ -1,0 +1,86 @@
+"""The options of a command as one dataclass: each field has its default, its help, the values it may have and its flag.
+
+@dataclass(frozen=True)
+class Options:
+    output: str = option(REQUIRED, "the folder to create", metavar="DIR")
+    seed: int = option(0, "seed of the shuffle", valid=between(0, 99))
+    __post_init__ = check
+"""
+
+import argparse
+import dataclasses
+import typing
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from bert_jax.command import Parser, UserError
+
+REQUIRED: Any = dataclasses.MISSING
+
+
+class Valid(NamedTuple):
+    """A condition on the value of an option, and its description in an error message."""
+
+    holds: Callable[[Any], bool]
+    expected: str
+
+
+def between(low: int | float, high: int | float) -> Valid:
+    return Valid(lambda value: low <= value <= high, f"from {low} to {high}")
+
+
+def option(
+    default: Any, help: str, *, metavar: str | None = None, choices: Sequence[str] = (), valid: Valid | None = None
+) -> Any:
+    """A field of a dataclass of options."""
+    return dataclasses.field(
+        default=default, metadata={"help": help, "metavar": metavar, "choices": choices, "valid": valid}
+    )
+
+
+def check(options: Any) -> None:
+    """Raises UserError, with the name of the flag, for the first value that its field does not allow."""
+    for field in dataclasses.fields(options):
+        value, choices, valid = getattr(options, field.name), field.metadata["choices"], field.metadata["valid"]
+        if choices and value not in choices:
+            raise UserError(f"unknown --{field.name} {value}; choose from {', '.join(choices)}")
+        if valid and value is not None and not valid.holds(value):
+            given = ",".join(map(str, value)) if isinstance(value, tuple) else value
+            raise UserError(f"--{field.name} {given}: it must be {valid.expected}")
+
+
+def add_flags(parser: Parser, options: type) -> None:
+    """Adds a flag for each field of a dataclass of options; its type decides how the flag is parsed."""
+    types = typing.get_type_hints(options)
+    for field in dataclasses.fields(options):
+        flag, help, required = f"--{field.name}", field.metadata["help"], field.default is REQUIRED
+        if types[field.name] == bool | None:
+            parser.add_switch(field.name, help=help)
+        elif types[field.name] is bool:
+            parser.add_argument(flag, action="store_true", help=help)
+        else:
+            parser.add_argument(
+                flag,
+                required=required,
+                default=field.default,
+                type=_PARSERS.get(types[field.name], str),
+                metavar=field.metadata["metavar"],
+                help=help if required or "default" in help else f"{help}; default {field.default}",
+            )
+
+
+def _numbers(text: str) -> tuple[float, ...]:
+    try:
+        return tuple(float(number) for number in text.split(",")) if text else ()
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"{text}: expected numbers separated by commas, for example 0.8,0.1,0.1"
+        ) from None
+
+
+_PARSERS: dict[Any, Callable[[str], Any]] = {
+    int: int,
+    float: float,
+    float | None: float,
+    tuple[float, ...]: _numbers,
+}
