@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from bert_jax import command
-from bert_jax.interop import bert_jax_format, huggingface, original_bert
+from bert_jax.interop import bert_jax_export, huggingface, original_bert
 from bert_jax.interop.families import FAMILIES
+from bert_jax.interop.folder_formats import is_original_bert
+from bert_jax.interop.huggingface_export import describe
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.interop.open_checkpoint import describe
 from bert_jax.storage.local import atomic_folder
 
 DESCRIPTION = f"""Converts a model in Hugging Face format to a bert_jax checkpoint: config.json, tokenizer/ and
@@ -33,9 +34,9 @@ def convert(input_directory: str | Path, output: str | Path) -> LoadedModel:
     Raises UserError if the output exists, and whenever `huggingface.read` or `original_bert.read` does.
     """
     with atomic_folder(output) as unfinished:
-        read = original_bert.read if original_bert.is_original(Path(input_directory)) else huggingface.read
+        read = original_bert.read if is_original_bert(Path(input_directory)) else huggingface.read
         loaded = read(input_directory)
-        bert_jax_format.write(loaded, unfinished)
+        bert_jax_export.write(loaded, unfinished)
     return loaded
 
 

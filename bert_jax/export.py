@@ -5,9 +5,10 @@ from pathlib import Path
 
 from bert_jax import command
 from bert_jax.command import UserError
-from bert_jax.interop import bert_jax_format, checkpoint_average, huggingface, stablehlo
+from bert_jax.interop import bert_jax_export, checkpoint_average, huggingface_export, stablehlo
+from bert_jax.interop.huggingface_export import describe
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.interop.open_checkpoint import describe, open_checkpoint
+from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.storage.local import atomic_folder, refuse_existing
 
 FORMATS = ("hf", "orbax", "stablehlo")
@@ -40,12 +41,12 @@ def export(checkpoint: str | Path, output: str | Path, format: str = "hf", avera
     refuse_existing(Path(output))
     loaded = open_checkpoint(checkpoint, average)
     if format == "hf":
-        huggingface.write(loaded, output)
+        huggingface_export.write(loaded, output)
     elif format == "stablehlo":
         stablehlo.write(loaded, output)
     else:
         with atomic_folder(output) as unfinished:
-            bert_jax_format.write(loaded, unfinished)
+            bert_jax_export.write(loaded, unfinished)
     return loaded
 
 

@@ -11,7 +11,7 @@ import safetensors.numpy
 from random_checkpoints import odd_config, random_checkpoint, write_vocabulary
 
 from bert_jax import command, convert, embed, export, fill_mask
-from bert_jax.interop import bert_jax_format, huggingface
+from bert_jax.interop import bert_jax_export, huggingface, huggingface_export
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import read_json
 
@@ -19,7 +19,7 @@ from bert_jax.storage.local import read_json
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     folder = tmp_path_factory.mktemp("whole")
-    huggingface.write(random_checkpoint(folder / "vocabulary", odd_config()), folder / "model")
+    huggingface_export.write(random_checkpoint(folder / "vocabulary", odd_config()), folder / "model")
     return folder / "model"
 
 
@@ -155,7 +155,7 @@ def test_sequences_longer_than_the_positions_are_refused(folder, tmp_path, error
 
 
 def test_a_tokenizer_with_ids_outside_the_vocabulary_is_refused(folder, tmp_path, error_of):
-    bert_jax_format.write(huggingface.read(folder), tmp_path / "workdir")
+    bert_jax_export.write(huggingface.read(folder), tmp_path / "workdir")
     for place, tokenizer in ((folder, folder), (tmp_path / "workdir", tmp_path / "workdir" / "tokenizer")):
         for file in tokenizer.glob("*token*.json"):
             file.unlink()
@@ -166,7 +166,7 @@ def test_a_tokenizer_with_ids_outside_the_vocabulary_is_refused(folder, tmp_path
 
 def test_a_command_that_needs_a_missing_head_is_refused(tmp_path, error_of):
     bare = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(pooler=True))
-    huggingface.write(bare, tmp_path / "bare")
+    huggingface_export.write(bare, tmp_path / "bare")
     message = error_of(fill_mask.main, "--checkpoint", tmp_path / "bare", "the [MASK] sat")
     assert "has no masked language model head" in message
     change_config(tmp_path / "bare", architectures=["BertForMaskedLM"])

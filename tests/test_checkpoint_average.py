@@ -7,14 +7,14 @@ from random_checkpoints import assert_same_tensors, odd_config, random_checkpoin
 from bert_jax import export
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
-from bert_jax.interop import bert_jax_format
+from bert_jax.interop import bert_jax_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
 from bert_jax.train import checkpoint
 from bert_jax.train.workdir import CHECKPOINTS
 
-FACTORS = {0: 1.0, 5: 4.0, 9: 16.0}  # powers of two are exact; step 0 is what bert_jax_format.write leaves
+FACTORS = {0: 1.0, 5: 4.0, 9: 16.0}  # powers of two are exact; step 0 is what bert_jax_export.write leaves
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def scaled(loaded, factor):
 @pytest.fixture(scope="module")
 def workdir(loaded, tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs") / "run"
-    bert_jax_format.write(loaded, folder)
+    bert_jax_export.write(loaded, folder)
     (folder / "result.json").write_text('{"eval_loss": 1.5}')
     with checkpoint.Checkpoints(folder / CHECKPOINTS, keep=0) as checkpoints:
         for step, factor in FACTORS.items():

@@ -5,13 +5,13 @@ from random_checkpoints import assert_same_tensors, odd_config, random_checkpoin
 
 from bert_jax import convert
 from bert_jax.command import UserError
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.open_checkpoint import open_checkpoint
 
 
 @pytest.fixture
 def folder(tmp_path):
-    huggingface.write(random_checkpoint(tmp_path / "vocabulary", odd_config()), tmp_path / "hf")
+    huggingface_export.write(random_checkpoint(tmp_path / "vocabulary", odd_config()), tmp_path / "hf")
     return tmp_path / "hf"
 
 

@@ -16,7 +16,7 @@ from bert_jax import embed as command
 from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.embed import POOLS, embed
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface_export
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.heads import Heads
@@ -175,7 +175,7 @@ def test_lengths_share_few_shapes_and_every_text_comes_once():
 
 
 def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
-    huggingface.write(loaded, tmp_path / "hf")
+    huggingface_export.write(loaded, tmp_path / "hf")
     lines = [text for text in TEXTS if "\x01" not in text]
     (tmp_path / "texts.txt").write_text("".join(f"{line}\n" for line in lines))
     output = tmp_path / "new" / "vectors.npz"

@@ -5,7 +5,7 @@ from random_checkpoints import assert_same_tensors, odd_config, random_checkpoin
 
 from bert_jax import export
 from bert_jax.command import UserError
-from bert_jax.interop import bert_jax_format
+from bert_jax.interop import bert_jax_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.heads import Heads
@@ -18,7 +18,7 @@ def workdir(tmp_path):
     heads = Heads(pooler=True, classes=2)
     training = {"optimizer": {"learning_rate": 3e-5}, "data": {"train": ""}, "batch_size": 32}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), heads, task=TASK, training=training)
-    bert_jax_format.write(loaded, tmp_path / "workdir")
+    bert_jax_export.write(loaded, tmp_path / "workdir")
     (tmp_path / "workdir" / "result.json").write_text('{"metrics": {"accuracy": {"mean": 0.8125, "values": [1]}}}')
     return tmp_path / "workdir"
 

@@ -16,7 +16,7 @@ from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelOptions, PretrainConfig, PretrainDataConfig, TaskConfig
 from bert_jax.data.shards import open_dataset
 from bert_jax.finetune import finetune
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.families.gpt2 import ALWAYS
 from bert_jax.model.heads import Heads
 from bert_jax.pretrain import pretrain
@@ -43,7 +43,7 @@ def gpt2(**changes):
 def test_export_and_import_preserve_everything(tmp_path, architecture, tied):
     heads, task = CASES[architecture]
     loaded = random_checkpoint(tmp_path / "words", gpt2(tied_output=tied), heads, task=task)
-    huggingface.write(loaded, tmp_path / "out")
+    huggingface_export.write(loaded, tmp_path / "out")
     again = huggingface.read(tmp_path / "out")
     assert (again.model, again.heads) == (loaded.model, loaded.heads)
     assert_same_tensors(again.params, loaded.params)
@@ -68,7 +68,7 @@ def test_files_in_the_published_form_are_read(tmp_path):
 
 def test_the_inner_width_defaults_to_four_times_the_width(tmp_path):
     loaded = random_checkpoint(tmp_path / "words", gpt2(feed_forward=80), Heads(lm=True))
-    huggingface.write(loaded, tmp_path / "out")
+    huggingface_export.write(loaded, tmp_path / "out")
     values = json.loads((tmp_path / "out" / "config.json").read_text())
     for inner in ({}, {"n_inner": None}):
         without = {name: value for name, value in values.items() if name not in ("n_inner", "activation_function")}
@@ -101,7 +101,7 @@ def test_unsupported_fields_are_named(tmp_path):
     for changes, message in (({"embedding_norm": True}, "embedding_norm=True"), ({"bias": False}, "bias=False")):
         loaded = random_checkpoint(tmp_path / "words", gpt2(**changes), Heads(lm=True))
         with pytest.raises(UserError, match=f"nearest is GPT-2, except for {message}"):
-            huggingface.write(loaded, tmp_path / "out")
+            huggingface_export.write(loaded, tmp_path / "out")
 
 
 def write_vocabulary(folder, settings, left_out=("<s>", "<pad>", "</s>", "<unk>", "<mask>")) -> tokenizer.Tokenizer:
@@ -121,7 +121,7 @@ def test_one_special_token_serves_every_role(tmp_path, settings):
     assert words.special_ids == (end,) and not words.has_mask
     assert words.decode(words.encode("the cat, the mat")) == "the cat, the mat"
     loaded = random_checkpoint(tmp_path / "other", gpt2(vocab_size=words.vocab_size), Heads(lm=True))
-    huggingface.write(dataclasses.replace(loaded, tokenizer=words), tmp_path / "out")
+    huggingface_export.write(dataclasses.replace(loaded, tokenizer=words), tmp_path / "out")
     assert huggingface.read(tmp_path / "out").tokenizer.content_hash == words.content_hash
 
 
@@ -149,7 +149,7 @@ def test_the_vocabulary_serves_causal_models_only(tmp_path):
 
 
 def test_classifying_by_the_first_token_of_a_causal_model_is_refused(tmp_path):
-    huggingface.write(random_checkpoint(tmp_path / "words", gpt2(), Heads(lm=True)), tmp_path / "gpt2")
+    huggingface_export.write(random_checkpoint(tmp_path / "words", gpt2(), Heads(lm=True)), tmp_path / "gpt2")
     (tmp_path / "train.tsv").write_text("text\tlabel\nthe cat\tx\na mat\ty\n")
     files = {"train": str(tmp_path / "train.tsv"), "dev": str(tmp_path / "train.tsv")}
     config = FinetuneConfig(init_from=str(tmp_path / "gpt2"), task=TaskConfig(text="text", label="label", **files))
@@ -164,7 +164,7 @@ def test_transformers_loads_exports_and_gives_the_same_outputs(tmp_path, peer_py
     exports = []
     for index, (heads, changes) in enumerate(cases):
         loaded = random_checkpoint(tmp_path / f"words{index}", gpt2(**changes), heads)
-        huggingface.write(loaded, tmp_path / str(index))
+        huggingface_export.write(loaded, tmp_path / str(index))
         exports.append((tmp_path / str(index), loaded))
     said = assert_transformers_agrees(peer_python, exports, tolerance=1e-5)
     assert [one["architecture"] for one in said][: len(CASES)] == list(CASES)

@@ -11,7 +11,7 @@ from golden import open_golden
 from random_checkpoints import assert_same_tensors, odd_config, random_checkpoint
 
 from bert_jax.command import UserError
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.families.modernbert import ALWAYS
 from bert_jax.model.heads import Heads
 
@@ -120,7 +120,7 @@ def test_export_and_import_preserve_everything(tmp_path, architecture, tied):
     for path, without in (("encoder/layers/attention_norm/scale", 1), ("encoder/layers/attention_norm/bias", 0)):
         if path in loaded.params:
             loaded.params[path][0] = without  # never read, and in no file
-    huggingface.write(loaded, tmp_path / "out")
+    huggingface_export.write(loaded, tmp_path / "out")
     again = huggingface.read(tmp_path / "out")
     assert (again.model, again.heads) == (loaded.model, loaded.heads)
     assert_same_tensors(again.params, loaded.params)
@@ -134,7 +134,7 @@ def test_unsupported_fields_are_named(tmp_path):
     def refused(heads=Heads(), **changes):  # noqa: B008 (frozen)
         loaded = random_checkpoint(tmp_path / "words", modernbert(**changes), heads)
         with pytest.raises(UserError) as raised:
-            huggingface.write(loaded, tmp_path / "out")
+            huggingface_export.write(loaded, tmp_path / "out")
         return str(raised.value)
 
     assert "ModernBERT, except for norm='pre'" in refused(norm="pre")
@@ -146,7 +146,7 @@ def test_unsupported_fields_are_named(tmp_path):
 def test_windows_in_all_layers_and_in_none_survive_export(tmp_path):
     for index, changes in enumerate(({"window": 0, "global_every": 1}, {"global_every": 4}, {"global_every": 9})):
         loaded = random_checkpoint(tmp_path / "words", modernbert(**changes), Heads())
-        huggingface.write(loaded, tmp_path / str(index))
+        huggingface_export.write(loaded, tmp_path / str(index))
         assert huggingface.read(tmp_path / str(index)).model == loaded.model
         kinds = json.loads((tmp_path / str(index) / "config.json").read_text())["layer_types"]
         assert np.count_nonzero(np.array(kinds) == "full_attention") == (1 if index else 4)
@@ -161,7 +161,7 @@ def test_transformers_loads_exports_and_gives_the_same_outputs(tmp_path, peer_py
     exports = []
     for index, (heads, changes) in enumerate(cases):
         loaded = random_checkpoint(tmp_path / f"words{index}", modernbert(**changes), heads)
-        huggingface.write(loaded, tmp_path / str(index))
+        huggingface_export.write(loaded, tmp_path / str(index))
         exports.append((tmp_path / str(index), loaded))
     said = assert_transformers_agrees(peer_python, exports, tolerance=1e-5)
     assert [one["architecture"] for one in said][: len(CASES)] == list(CASES)

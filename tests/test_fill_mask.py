@@ -14,7 +14,7 @@ from tokenizer_kinds import make
 from bert_jax import fill_mask, tokenizer
 from bert_jax.command import UserError
 from bert_jax.fill_mask import MASK
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface_export
 from bert_jax.model.heads import Heads
 
 
@@ -116,7 +116,7 @@ def test_a_bias_towards_a_word_is_found(loaded):
 
 
 def test_the_command_prints_sentences_masks_and_percents(tmp_path, loaded, capsys):
-    huggingface.write(loaded, tmp_path / "hf")
+    huggingface_export.write(loaded, tmp_path / "hf")
     fill_mask.main(["--checkpoint", str(tmp_path / "hf"), "--top", "2", "the [MASK] [MASK]", "a [MASK]"])
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "the [MASK] [MASK]" and lines[1] == "  mask 1 of 2" and lines[4] == "  mask 2 of 2"

@@ -21,7 +21,7 @@ from bert_jax.config import (
     TrainConfig,
 )
 from bert_jax.finetune import finetune
-from bert_jax.interop import bert_jax_format
+from bert_jax.interop import bert_jax_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
@@ -49,7 +49,7 @@ def start(tmp_path_factory: pytest.TempPathFactory, vocab_dir: Path, tiny_config
         if path.endswith(("norm/scale", "norm/bias")):
             params[path] = np.full(leaf.shape, path.endswith("scale"), np.float32)
     folder = tmp_path_factory.mktemp("start") / "pretrained"
-    bert_jax_format.write(LoadedModel(model, heads, params, tokenizer), folder)
+    bert_jax_export.write(LoadedModel(model, heads, params, tokenizer), folder)
     return folder
 
 

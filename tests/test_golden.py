@@ -24,7 +24,7 @@ from golden import (
 )
 from random_checkpoints import assert_same_tensors
 
-from bert_jax.interop import huggingface, name_table
+from bert_jax.interop import huggingface_export, name_table
 from bert_jax.interop.families.bert import BERT
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
@@ -105,7 +105,7 @@ def test_task_heads_equal_the_reference(tmp_path, name, kind):
 def test_exported_tensors_equal_those_of_the_reference(tmp_path, name):
     (tmp_path / "in").mkdir()
     golden = open_golden(f"bert_{name}", tmp_path / "in")
-    huggingface.write(golden.loaded, tmp_path / "out")
+    huggingface_export.write(golden.loaded, tmp_path / "out")
     wanted = golden.tensors("weights")
     assert_same_tensors(safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors"), wanted)
     again, first = json.loads((tmp_path / "out" / "config.json").read_text()), json.loads(str(golden.arrays["config"]))

@@ -18,7 +18,7 @@ from random_checkpoints import assert_same_tensors, write_vocabulary
 from tokenizer_kinds import byte_pairs, make
 
 from bert_jax import tokenizer
-from bert_jax.interop import huggingface, name_table
+from bert_jax.interop import huggingface_export, name_table
 from bert_jax.interop.families import FAMILIES
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
@@ -120,7 +120,7 @@ def test_exported_tensors_equal_those_of_the_reference(tmp_path, sample_text, na
     (tmp_path / "in").mkdir()
     golden = open_golden(name, tmp_path / "in")
     loaded = dataclasses.replace(golden.loaded, tokenizer=words_of(name, tmp_path / "words", sample_text))
-    huggingface.write(loaded, tmp_path / "out")
+    huggingface_export.write(loaded, tmp_path / "out")
     assert_same_tensors(safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors"), golden.tensors("weights"))
     again, first = json.loads((tmp_path / "out" / "config.json").read_text()), json.loads(str(golden.arrays["config"]))
     shared = set(again) & set(first)

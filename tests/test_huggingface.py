@@ -16,7 +16,7 @@ from tokenizer_kinds import byte_pairs, make
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.interop import huggingface, name_table
+from bert_jax.interop import huggingface, huggingface_export, name_table
 from bert_jax.interop.families.bert import BERT
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
@@ -45,7 +45,7 @@ CASES = {
 def export(tmp_path: Path, architecture: str) -> tuple[LoadedModel, Path]:
     heads, task = CASES[architecture]
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), heads, task=task)
-    huggingface.write(loaded, tmp_path / "out")
+    huggingface_export.write(loaded, tmp_path / "out")
     return loaded, tmp_path / "out"
 
 
@@ -80,7 +80,7 @@ def test_export_and_import_preserve_everything(tmp_path, architecture):
 def test_the_table_covers_every_parameter_of_every_head():
     config = odd_config()
     for heads, _ in CASES.values():
-        table = BERT.table(BERT.architecture_of(heads))
+        table = BERT.table(huggingface_export.architecture_of(BERT, heads))
         params = paths.flatten(abstract_params(config, heads))
         assert {entry.path for entry in table} >= set(params)
         assert sum(map(np.prod, name_table.tensor_shapes(table, config, heads).values())) == sum(
@@ -130,7 +130,7 @@ def test_the_exported_tokenizer_builds_the_rows_of_the_model(tmp_path, sample_te
     make(kind, sample_text.read_text(encoding="utf-8").split("\n"), folder)
     words = tokenizer.load(folder)
     loaded = random_checkpoint(tmp_path / "other", odd_config(vocab_size=words.vocab_size))
-    huggingface.write(dataclasses.replace(loaded, tokenizer=words), tmp_path / "out")
+    huggingface_export.write(dataclasses.replace(loaded, tokenizer=words), tmp_path / "out")
     assert huggingface.read(tmp_path / "out").tokenizer.content_hash == words.content_hash
     library = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     theirs = library.encode("a river", "the river bank")
@@ -151,7 +151,7 @@ def test_the_exported_tokenizer_of_a_question_model_builds_its_rows(tmp_path, ty
     words = tokenizer.load(byte_pairs(tmp_path / "vocabulary", []))
     model = odd_config(vocab_size=words.vocab_size, layers=1, segment_types=types)
     loaded = random_checkpoint(tmp_path / "other", model, Heads(question=True))
-    huggingface.write(dataclasses.replace(loaded, tokenizer=words), tmp_path / "out")
+    huggingface_export.write(dataclasses.replace(loaded, tokenizer=words), tmp_path / "out")
     library = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     theirs = library.encode("ab", "a cd")
     split = Split(Path("in"), (Question("0", "ab", "a cd", None, "line 1"),), labelled=False)
@@ -269,13 +269,13 @@ def test_a_damaged_bert_jax_task_falls_back_to_the_standard_fields(tmp_path, dam
     change_config(folder, bert_jax_task={**task, **damage})
     again = huggingface.read(folder)
     assert (again.task["name"], again.task["labels"]) == ("own", task["labels"])
-    huggingface.write(again, tmp_path / "again")
+    huggingface_export.write(again, tmp_path / "again")
 
 
 def test_a_regression_survives_export(tmp_path):
     task = {"name": "stsb", "kind": "regression", "labels": []}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(pooler=True, classes=1), task=task)
-    huggingface.write(loaded, tmp_path / "out")
+    huggingface_export.write(loaded, tmp_path / "out")
     values = json.loads((tmp_path / "out" / "config.json").read_text())
     assert values["problem_type"] == "regression" and values["id2label"] == {"0": "LABEL_0"}
     again = huggingface.read(tmp_path / "out").task
@@ -285,7 +285,7 @@ def test_a_regression_survives_export(tmp_path):
 def test_the_no_answer_threshold_survives_export_and_defaults_to_always_answering(tmp_path):
     task = {"name": "squad2", "kind": "question", "labels": [], "unanswerable": True, "null_threshold": 0.25}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), Heads(question=True), task=task)
-    huggingface.write(loaded, tmp_path / "out")
+    huggingface_export.write(loaded, tmp_path / "out")
     assert task_json.task_of(huggingface.read(tmp_path / "out")).null_threshold == 0.25
     change_config(tmp_path / "out", bert_jax_task=None)
     foreign = task_json.task_of(huggingface.read(tmp_path / "out"))
@@ -323,16 +323,16 @@ def test_a_tokenizer_of_another_model_is_refused(tmp_path):
 def test_export_overwrites_nothing_and_leaves_no_partial_output(tmp_path):
     loaded, folder = export(tmp_path, "BertModel")
     with pytest.raises(UserError, match=r"out exists\. Choose another"):
-        huggingface.write(loaded, folder)
+        huggingface_export.write(loaded, folder)
     both = random_checkpoint(tmp_path / "both", odd_config(), Heads(pooler=True, classes=2, tags=2))
     with pytest.raises(UserError, match="no BERT class of transformers holds them together"):
-        huggingface.write(both, tmp_path / "both_out")
+        huggingface_export.write(both, tmp_path / "both_out")
     (tmp_path / "new.incomplete").mkdir()
     (tmp_path / "new.incomplete" / "left").touch()
     with pytest.raises(UserError, match="exists and is no unfinished output"):
-        huggingface.write(loaded, tmp_path / "new")
+        huggingface_export.write(loaded, tmp_path / "new")
     (tmp_path / "new.incomplete" / MARKER).touch()  # a killed writer leaves the marker
-    huggingface.write(loaded, tmp_path / "new")
+    huggingface_export.write(loaded, tmp_path / "new")
     assert not (tmp_path / "new" / "left").exists()
     assert not [path for path in tmp_path.iterdir() if path.name.endswith(".incomplete") or path.name == "both_out"]
 
@@ -343,13 +343,13 @@ def test_half_precision_is_exported_unchanged_until_it_is_trained_further(tmp_pa
     narrow = jnp.dtype(dtype)
     params = {path: value.astype(narrow).astype(np.float32) for path, value in loaded.params.items()}
     halved = dataclasses.replace(loaded, params=params, dtype=dtype)
-    huggingface.write(halved, tmp_path / "half")
+    huggingface_export.write(halved, tmp_path / "half")
     again = huggingface.read(tmp_path / "half")
     assert again.dtype == dtype
     for path, value in params.items():
         np.testing.assert_array_equal(again.params[path], value, err_msg=path)
     trained = dict(params) | {"embeddings/norm/bias": params["embeddings/norm/bias"] + np.float32(1e-7)}
-    huggingface.write(dataclasses.replace(halved, params=trained), tmp_path / "trained")
+    huggingface_export.write(dataclasses.replace(halved, params=trained), tmp_path / "trained")
     assert huggingface.read(tmp_path / "trained").dtype == "float32"
 
 

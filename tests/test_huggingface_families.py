@@ -14,9 +14,9 @@ from tokenizer_kinds import byte_pairs, make
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface, huggingface_export
+from bert_jax.interop.huggingface_export import describe
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.interop.open_checkpoint import describe
 from bert_jax.model.heads import Heads, SpanHeads
 
 HEADS = {
@@ -43,7 +43,7 @@ def change_config(folder: Path, **changes: object) -> None:
 @pytest.mark.parametrize("ending", HEADS)
 def test_export_and_import_preserve_roberta(tmp_path, ending):
     loaded = byte_pair_model(tmp_path, HEADS[ending])
-    huggingface.write(loaded, tmp_path / "out")
+    huggingface_export.write(loaded, tmp_path / "out")
     values = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (values["model_type"], values["architectures"]) == ("roberta", [f"Roberta{ending}"])
     assert (values["max_position_embeddings"], values["pad_token_id"], values["type_vocab_size"]) == (26, 1, 1)
@@ -62,7 +62,7 @@ def test_a_model_with_a_sentencepiece_vocabulary_is_exported_as_xlm_roberta(tmp_
     words = tokenizer.load(tmp_path / "words")
     config = dataclasses.replace(ROBERTA, vocab_size=words.vocab_size)
     loaded = dataclasses.replace(random_checkpoint(tmp_path / "other", config, Heads(mlm=True)), tokenizer=words)
-    huggingface.write(loaded, tmp_path / "out")
+    huggingface_export.write(loaded, tmp_path / "out")
     values = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (values["model_type"], values["architectures"]) == ("xlm-roberta", ["XLMRobertaForMaskedLM"])
     assert "XLM-RoBERTa encoder" in (tmp_path / "out" / "README.md").read_text()
@@ -77,7 +77,7 @@ def test_a_model_without_segments_gets_rows_without_token_types(tmp_path):
         ("bpe", byte_pair_model(tmp_path / "bpe", Heads(mlm=True))),
         ("wordpiece", random_checkpoint(tmp_path / "wordpiece", odd_config(segment_types=1), Heads(mlm=True))),
     ):
-        huggingface.write(loaded, tmp_path / f"{kind}_out")
+        huggingface_export.write(loaded, tmp_path / f"{kind}_out")
         library = tokenizers.Tokenizer.from_file(str(tmp_path / f"{kind}_out" / "tokenizer.json"))
         pair = library.encode("a cat", "the mat")
         words = loaded.tokenizer
@@ -89,7 +89,7 @@ def test_a_model_without_segments_gets_rows_without_token_types(tmp_path):
 
 def test_extra_tensors_of_published_roberta_files_are_left_out(tmp_path, capsys):
     loaded = byte_pair_model(tmp_path, Heads(pooler=True, classes=3))
-    huggingface.write(loaded, tmp_path / "out")
+    huggingface_export.write(loaded, tmp_path / "out")
     tensors = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
     assert {"classifier.dense.weight", "classifier.out_proj.bias"} < set(tensors)
     tensors["roberta.pooler.dense.weight"] = np.ones((20, 20), np.float32)
@@ -116,7 +116,7 @@ def test_extra_tensors_of_published_roberta_files_are_left_out(tmp_path, capsys)
     ],
 )
 def test_an_unsupported_roberta_field_is_named(tmp_path, changes, message):
-    huggingface.write(byte_pair_model(tmp_path, Heads(mlm=True)), tmp_path / "out")
+    huggingface_export.write(byte_pair_model(tmp_path, Heads(mlm=True)), tmp_path / "out")
     change_config(tmp_path / "out", **changes)
     if message is None:
         assert huggingface.read(tmp_path / "out").model.position_offset == 1
@@ -128,7 +128,7 @@ def test_an_unsupported_roberta_field_is_named(tmp_path, changes, message):
 @pytest.mark.parametrize("activation", ["gelu_tanh", "gelu_sigmoid", "relu"])
 def test_an_untied_output_and_the_other_activations_survive_export(tmp_path, activation):
     loaded = random_checkpoint(tmp_path / "words", odd_config(activation=activation, tied_output=False))
-    huggingface.write(loaded, tmp_path / "out")
+    huggingface_export.write(loaded, tmp_path / "out")
     tensors = safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors")
     assert tensors["cls.predictions.decoder.weight"].shape == (131, 20)
     again = huggingface.read(tmp_path / "out")
@@ -152,7 +152,7 @@ def test_an_untied_output_and_the_other_activations_survive_export(tmp_path, act
 def test_an_architecture_without_a_format_names_the_field_and_the_alternative(tmp_path, changes, field):
     loaded = random_checkpoint(tmp_path / "words", odd_config(**changes), Heads())
     with pytest.raises(UserError, match=f"nearest is BERT, except for {field}.*--format orbax"):
-        huggingface.write(loaded, tmp_path / "out")
+        huggingface_export.write(loaded, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 
@@ -171,13 +171,13 @@ def test_an_architecture_without_a_format_names_the_field_and_the_alternative(tm
 def test_an_unsupported_head_is_named(tmp_path, heads, field):
     loaded = random_checkpoint(tmp_path / "words", odd_config(), heads)
     with pytest.raises(UserError, match=f"{field}.*--format orbax"):
-        huggingface.write(loaded, tmp_path / "out")
+        huggingface_export.write(loaded, tmp_path / "out")
 
 
 def test_the_span_boundary_head_is_left_out_and_reported(tmp_path, capsys):
     heads = Heads(mlm=True, span_boundary=True)
     loaded = random_checkpoint(tmp_path / "words", odd_config(), heads)
-    huggingface.write(loaded, tmp_path / "out")
+    huggingface_export.write(loaded, tmp_path / "out")
     assert "left out: span_boundary_head" in capsys.readouterr().err
     again = huggingface.read(tmp_path / "out")
     assert again.heads == Heads(mlm=True)
@@ -189,7 +189,7 @@ def test_transformers_loads_exports_of_roberta_and_gives_the_same_outputs(tmp_pa
     exports = []
     for ending, heads in HEADS.items():
         loaded = byte_pair_model(tmp_path / ending, heads)
-        huggingface.write(loaded, tmp_path / ending / "out")
+        huggingface_export.write(loaded, tmp_path / ending / "out")
         exports.append((tmp_path / ending / "out", loaded))
     make("unigram", sample_text.read_text(encoding="utf-8").split("\n"), tmp_path / "words")
     words = tokenizer.load(tmp_path / "words")
@@ -197,7 +197,7 @@ def test_transformers_loads_exports_of_roberta_and_gives_the_same_outputs(tmp_pa
     xlm = dataclasses.replace(random_checkpoint(tmp_path / "other", config, Heads(mlm=True)), tokenizer=words)
     untied = random_checkpoint(tmp_path / "untied" / "words", odd_config(activation="relu", tied_output=False))
     for loaded, folder in ((xlm, tmp_path / "xlm"), (untied, tmp_path / "untied" / "out")):
-        huggingface.write(loaded, folder)
+        huggingface_export.write(loaded, folder)
         exports.append((folder, loaded))
     said = assert_transformers_agrees(peer_python, exports, tolerance=1e-5)
     wanted = [*(f"Roberta{ending}" for ending in HEADS), "XLMRobertaForMaskedLM", "BertForPreTraining"]

@@ -9,7 +9,7 @@ from random_checkpoints import PRETRAINING, assert_same_tensors, odd_config, ran
 
 from bert_jax.command import UserError
 from bert_jax.config import MODEL_CHOICES
-from bert_jax.interop import bert_jax_format, huggingface
+from bert_jax.interop import bert_jax_export, huggingface_export
 from bert_jax.interop.family import ARCHITECTURE_FIELDS
 from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -25,10 +25,10 @@ def loaded(tmp_path):
 
 
 def test_every_kind_of_checkpoint_opens_as_the_same_model(tmp_path, loaded):
-    bert_jax_format.write(loaded, tmp_path / "workdir")
+    bert_jax_export.write(loaded, tmp_path / "workdir")
     write_params(tmp_path / "workdir", 7, {path: value + 1 for path, value in loaded.params.items()})
     (tmp_path / "workdir" / "result.json").write_text(json.dumps({"step": 7, "eval_loss": 1.25}))
-    huggingface.write(loaded, tmp_path / "exported")
+    huggingface_export.write(loaded, tmp_path / "exported")
     for path in (tmp_path / "workdir" / "checkpoints" / "0", tmp_path / "exported"):
         opened = open_checkpoint(path)
         assert (opened.model, opened.heads, opened.step) == (loaded.model, PRETRAINING, 0)
@@ -40,7 +40,7 @@ def test_every_kind_of_checkpoint_opens_as_the_same_model(tmp_path, loaded):
 
 
 def test_paths_that_are_no_checkpoints_are_refused(tmp_path, loaded):
-    bert_jax_format.write(loaded, tmp_path / "workdir")
+    bert_jax_export.write(loaded, tmp_path / "workdir")
     (tmp_path / "file").touch()
     (tmp_path / "empty").mkdir()
     (tmp_path / "half.incomplete").mkdir()
@@ -56,7 +56,7 @@ def test_paths_that_are_no_checkpoints_are_refused(tmp_path, loaded):
 
 
 def test_a_config_that_does_not_match_the_weights_names_the_parameter(tmp_path, loaded):
-    bert_jax_format.write(loaded, tmp_path / "workdir")
+    bert_jax_export.write(loaded, tmp_path / "workdir")
     config = read_config(tmp_path / "workdir")
     for model, heads, message in (
         (odd_config(feed_forward=32), PRETRAINING, "parameter encoder/layers/feed_forward/input/bias"),

@@ -16,7 +16,7 @@ from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax import predict as predict_lib
 from bert_jax.command import UserError
-from bert_jax.interop import bert_jax_format
+from bert_jax.interop import bert_jax_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.predict import predict
@@ -47,7 +47,7 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory: pytest.TempPathFactory, classifier: LoadedModel) -> Path:
     folder = tmp_path_factory.mktemp("runs") / "moods"
-    bert_jax_format.write(classifier, folder)
+    bert_jax_export.write(classifier, folder)
     return folder
 
 
@@ -282,7 +282,7 @@ def test_the_file_that_a_leaderboard_takes(classifier: LoadedModel, tmp_path: Pa
     labels = {"labels": ["entailment", "neutral", "contradiction"]}
     task = {"name": "mnli", "kind": "classification", "max_length": 16} | labels
     task["columns"] = {"text": "sentence1", "text_pair": "sentence2", "label": "gold_label"}
-    bert_jax_format.write(dataclasses.replace(classifier, task=task), tmp_path / "mnli")
+    bert_jax_export.write(dataclasses.replace(classifier, task=task), tmp_path / "mnli")
     pairs = [("the cat", "a dog"), ("mat", "river"), ("sat", "the")]
     lines = ["index\tsentence1\tsentence2", *(f"{n}\t{a}\t{b}" for n, (a, b) in enumerate(pairs))]
     for name in ("test_mismatched.tsv", "mine.tsv"):
@@ -333,7 +333,7 @@ def test_every_kind_is_told_by_the_command(
     tmp_path: Path,
 ) -> None:
     loaded = model(tmp_path_factory, heads, task)
-    bert_jax_format.write(loaded, tmp_path / "run")
+    bert_jax_export.write(loaded, tmp_path / "run")
     (tmp_path / "in.jsonl").write_text(json.dumps(line) + "\n" + json.dumps(bad) + "\n")
     arguments = ["--checkpoint", tmp_path / "run", "--input", tmp_path / "in.jsonl"]
     run(*arguments, "--output", tmp_path / "out.jsonl", "--on_error=skip")

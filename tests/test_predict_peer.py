@@ -9,7 +9,7 @@ import pytest
 from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax.command import UserError
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.predict import predict
@@ -46,7 +46,7 @@ def loaded_of(name: str, folder: Path) -> LoadedModel:
 def test_transformers_says_the_same_of_every_export(peer_python: str, tmp_path: Path) -> None:
     arguments, ours = [], {}
     for name, inputs in INPUTS.items():
-        huggingface.write(loaded_of(name, tmp_path / "vocabulary" / name), tmp_path / name)
+        huggingface_export.write(loaded_of(name, tmp_path / "vocabulary" / name), tmp_path / name)
         (tmp_path / f"{name}.json").write_text(json.dumps(inputs))
         arguments += [str(tmp_path / name), str(tmp_path / f"{name}.json")]
         ours[name] = predict(tmp_path / name, inputs, all_scores=True)
@@ -75,7 +75,7 @@ def test_transformers_says_the_same_of_every_export(peer_python: str, tmp_path: 
 @pytest.mark.parametrize("name", HEADS)
 def test_an_export_is_a_checkpoint_of_its_task(name: str, tmp_path: Path) -> None:
     loaded = loaded_of(name, tmp_path / "vocabulary")
-    huggingface.write(loaded, tmp_path / "out")
+    huggingface_export.write(loaded, tmp_path / "out")
     again = huggingface.read(tmp_path / "out")
     assert again.task == loaded.task and again.heads == loaded.heads
     config = json.loads((tmp_path / "out" / "config.json").read_text())
@@ -97,4 +97,4 @@ def test_an_export_is_a_checkpoint_of_its_task(name: str, tmp_path: Path) -> Non
 def test_what_the_layout_has_no_place_for_is_refused_by_name(heads: Heads, field: str, tmp_path: Path) -> None:
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), heads)
     with pytest.raises(UserError, match=rf"cannot hold heads\.{field}="):
-        huggingface.write(loaded, tmp_path / "out")
+        huggingface_export.write(loaded, tmp_path / "out")

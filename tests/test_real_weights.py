@@ -14,7 +14,7 @@ import safetensors.numpy
 from exporting import assert_transformers_agrees
 from random_checkpoints import assert_same_tensors
 
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.model.heads import Heads
 
 pytestmark = pytest.mark.slow
@@ -30,7 +30,7 @@ def folder() -> Path:
 def test_a_published_model_equals_transformers_and_is_exported_unchanged(tmp_path, folder, peer_python):
     loaded = huggingface.read(folder)
     assert (loaded.model.layers, loaded.model.width, loaded.heads) == (6, 384, Heads(pooler=True))
-    huggingface.write(loaded, tmp_path / "out")
+    huggingface_export.write(loaded, tmp_path / "out")
     original = safetensors.numpy.load_file(folder / "model.safetensors")
     # Older versions store this buffer, which is not a parameter.
     original = {name: value for name, value in original.items() if not name.endswith("position_ids")}

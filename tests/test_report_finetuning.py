@@ -16,7 +16,7 @@ from seqeval.metrics import classification_report
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from bert_jax.config import FinetuneConfig, TaskConfig
-from bert_jax.interop import bert_jax_format
+from bert_jax.interop import bert_jax_export
 from bert_jax.model.heads import Heads
 from bert_jax.report import report
 from bert_jax.reporting import class_metrics, curves, seed_curves, span_errors, square_plots
@@ -132,7 +132,7 @@ def workdir(folder: Path, kind: str, lines: list[str], name: str, **task: Any) -
     training = json.loads(json.dumps(dataclasses.asdict(FinetuneConfig(task=named))))
     loaded = random_checkpoint(folder / "vocabulary", odd_config(layers=1), heads, task=to_json(resolved))
     assert isinstance(heads, Heads)
-    bert_jax_format.write(dataclasses.replace(loaded, training=training), folder / "run")
+    bert_jax_export.write(dataclasses.replace(loaded, training=training), folder / "run")
     lines = [json.dumps({"step": step, "loss": 1.0, "task_loss": 1.0, "eval_accuracy": 0.5}) for step in (1, 2)]
     (folder / "run" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
     metrics = {"accuracy": {"mean": 0.5, "std": None, "values": [0.5]}}

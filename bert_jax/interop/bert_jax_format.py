@@ -1,4 +1,4 @@
-"""Reads and writes models in bert_jax format, which is a workdir."""
+"""Reads models in bert_jax format, which is a workdir."""
 
 import json
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
 from bert_jax.train.early_stop import selected_step
 from bert_jax.train.run import RESULT_FILE
-from bert_jax.train.workdir import WorkdirConfig, read_config, write_config, write_params
+from bert_jax.train.workdir import read_config
 
 TOKENIZER = "tokenizer"
 
@@ -47,18 +47,6 @@ def read(workdir: Path, step: int | None = None, average: str = "") -> LoadedMod
         # result.json reports the parameters themselves, not an average of them.
         metrics={} if average else _result(workdir),
         average=average,
-    )
-
-
-def write(loaded: LoadedModel, directory: Path) -> None:
-    """Writes a model as the workdir of a run at step 0, with parameters and no optimizer state."""
-    directory.mkdir(parents=True, exist_ok=True)
-    write_params(directory, 0, loaded.params)
-    loaded.tokenizer.save(directory / TOKENIZER)
-    kind = "pretraining" if loaded.task is None else "finetuning"
-    write_config(
-        directory,
-        WorkdirConfig(loaded.model, loaded.heads, kind, training=loaded.training, task=loaded.task, dtype=loaded.dtype),
     )
 
 

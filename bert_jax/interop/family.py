@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.interop.name_table import Entry
 from bert_jax.model.heads import Heads
@@ -82,46 +81,6 @@ class Family:
     def is_buffer(self, bare: str) -> bool:
         """Returns whether a tensor is one of the buffers."""
         return re.sub(r"(?<=\.)\d+(?=\.)", "{}", bare) in self.buffers
-
-    def architecture_of(self, heads: Heads) -> str | None:
-        """Returns the class that holds these heads, or None if no class does."""
-        has = parts_of(heads)
-        found = [
-            name
-            for name, (required, optional) in self.architectures.items()
-            if set(required) <= has <= set(required) | set(optional)
-        ]
-        # A class that requires a head describes a model with it better than one that only allows it.
-        return max(found, key=lambda name: len(self.architectures[name].required), default=None)
-
-    def unsupported_head(self, heads: Heads) -> str | None:
-        """Returns the first field of Heads, other than the parts, that this format cannot hold, or None."""
-        held = dataclasses.asdict(Heads()) | self.read_heads(
-            Path(), self.write_heads(heads), frozenset(parts_of(heads))
-        )
-        parts = {name for architecture in self.architectures.values() for part in architecture for name in part}
-        return next(
-            (name for name, value in dataclasses.asdict(heads).items() if name not in parts and value != held[name]),
-            None,
-        )
-
-    def unsupported_fields(self, model: ModelConfig, words: Tokenizer) -> list[str]:
-        """Returns the fields of an architecture that this format cannot hold.
-
-        They are the fields that change when config.json is written and read again.
-        """
-        differing = [name for name, value in self.always.items() if getattr(model, name) != value]
-        try:
-            reread = self.read_model(Path(), self.write_model(model, words))
-        except UserError:  # RoBERTa's positions begin after the padding id, which may exceed all positions
-            return differing or ["position_offset"]
-        differing += [
-            name
-            for name in ARCHITECTURE_FIELDS
-            if name not in self.always and getattr(reread, name) != getattr(model, name)
-        ]
-        # Another length of the position table only follows from another position offset.
-        return [name for name in differing if name != "max_positions" or differing == ["max_positions"]]
 
 
 def parts_of(heads: Heads) -> set[str]:

@@ -1,35 +1,22 @@
-"""Reads and writes the Hugging Face format: config.json, model.safetensors, tokenizer files, model card.
+"""Reads the Hugging Face format: config.json, model.safetensors and tokenizer files, without transformers."""
 
-This follows the files that transformers 5 writes, without depending on transformers.
-"""
-
-import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 from rich.console import Console
-from tokenizers import processors
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.interop import model_card, name_table
+from bert_jax.interop import name_table
 from bert_jax.interop.families import FAMILIES
-from bert_jax.interop.family import COUNTED, Family, parts_of
+from bert_jax.interop.family import COUNTED, Family
 from bert_jax.interop.loaded_model import LoadedModel, check_vocabulary
-from bert_jax.interop.safetensors_folder import (
-    WEIGHTS_FILE,
-    SafetensorsFolder,
-    refuse_pickle,
-    restore_dtype,
-    save_tensors,
-)
+from bert_jax.interop.safetensors_folder import SafetensorsFolder, refuse_pickle
 from bert_jax.model.heads import Heads
-from bert_jax.storage.local import atomic_folder, read_json, write_json
+from bert_jax.storage.local import read_json
 
 CONFIG_FILE = "config.json"
 LABELLED = ("classification", "tagging")
@@ -67,57 +54,6 @@ def read(directory: str | Path) -> LoadedModel:
     check_vocabulary(directory, words, model)
     task = _task(directory, values, model, heads)
     return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(directory))
-
-
-def write(loaded: LoadedModel, directory: str | Path) -> None:
-    """Writes a folder that transformers and `read` can open; it appears complete or not at all.
-
-    Raises UserError if the folder exists and, naming the field, for a model that no family's format holds.
-    """
-    family = _family_of(loaded)
-    loaded = _without_span_boundary(loaded)
-    architecture = _architecture(family, loaded.heads)
-    bare = name_table.export_tensors(family.table(architecture), loaded.params, loaded.model)
-    tensors = {family.full_name(name, architecture): tensor for name, tensor in bare.items()}
-    tensors, dtype = restore_dtype(tensors, loaded.dtype)
-    with atomic_folder(directory) as unfinished:
-        values = _write_config(loaded, family, architecture) | {"dtype": dtype}
-        (unfinished / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        _save_tokenizer(loaded.tokenizer, unfinished, types=loaded.model.segment_types > 1)
-        parameters = sum(tensor.size for tensor in tensors.values())
-        card = model_card.render(loaded, family, architecture, parameters)
-        (unfinished / "README.md").write_text(card, encoding="utf-8")
-        save_tensors(tensors, unfinished / WEIGHTS_FILE)
-
-
-def _save_tokenizer(words: tokenizer.Tokenizer, directory: Path, types: bool) -> None:
-    """Writes the tokenizer's files so that transformers builds the sequences that this model expects.
-
-    `types` says whether the model has token types. The classes of transformers give none for the
-    vocabularies of RoBERTa and XLM-R, which use two separators, and always give them for the others. A
-    model that differs is exported with the general class and its own template.
-    """
-    words.save(directory)
-    if types == (words.pair_separators == 1):
-        return
-    file = directory / "tokenizer.json"
-    library = tokenizers.Tokenizer.from_file(str(file))
-    cls, sep = words.roles.cls_token, words.roles.sep_token
-    second = 1 if types else 0
-    template = processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {' '.join([f'{sep}:0'] * words.pair_separators)} $B:{second} {sep}:{second}",
-        special_tokens=[(cls, words.cls_id), (sep, words.sep_id)],
-    )
-    trim = [processors.ByteLevel(trim_offsets=True)] if words.kind == "bpe" else []
-    library.post_processor = processors.Sequence([*trim, template])
-    file.write_text(library.to_str(pretty=True), encoding="utf-8")
-    settings = directory / "tokenizer_config.json"
-    generic = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "model_input_names": ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"],
-    }
-    write_json(settings, read_json(settings) | generic)
 
 
 def _family(where: Path, values: Mapping[str, Any]) -> tuple[Family, str]:
@@ -177,16 +113,17 @@ def _check_tensors(
                 "Correct config.json"
             )
     if unread:
-        _report(f"{directory}: not used by the architecture in config.json, left out: {', '.join(unread)}")
+        report(f"{directory}: not used by the architecture in config.json, left out: {', '.join(unread)}")
 
 
-def _report(line: str) -> None:
+def report(line: str) -> None:
+    """Prints what reading or writing leaves out."""
     Console(stderr=True).print(line, highlight=False, soft_wrap=True)
 
 
 def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads: Heads) -> dict[str, Any] | None:
     """Returns the task of a fine-tuned model, with the keys of bert_jax/tasks that the format has; None for others."""
-    kind = _kind(heads)
+    kind = task_kind(heads)
     if not kind:
         return None
     outputs = heads.classes or heads.tags
@@ -208,7 +145,7 @@ def _task(directory: Path, values: Mapping[str, Any], model: ModelConfig, heads:
     return {"name": "own", "kind": kind, "labels": labels, "max_length": min(longest, model.max_positions)}
 
 
-def _kind(heads: Heads) -> str:
+def task_kind(heads: Heads) -> str:
     """Returns the kind of task that a model's heads serve; empty if they serve none."""
     if heads.classes:
         return "regression" if heads.classes == 1 else "classification"
@@ -223,68 +160,3 @@ def _is_task(task: Mapping[str, Any], outputs: int) -> bool:
     if not isinstance(task.get("name"), str) or not isinstance(labels, list):
         return False
     return len(labels) in (0, outputs) and all(isinstance(label, str) for label in labels)
-
-
-def title(loaded: LoadedModel) -> str:
-    """Returns the title of the family whose format holds a model; without one, "encoder" or "causal model"."""
-    held = (one for one in _families_for(loaded) if not one.unsupported_fields(loaded.model, loaded.tokenizer))
-    return next((one.title for one in held), "causal model" if loaded.model.causal else "encoder")
-
-
-def _families_for(loaded: LoadedModel) -> list[Family]:
-    """Returns the families with this kind of tokenizer, the only difference between XLM-R and RoBERTa."""
-    return [one for one in FAMILIES.values() if not one.tokenizers or loaded.tokenizer.kind in one.tokenizers]
-
-
-def _family_of(loaded: LoadedModel) -> Family:
-    """Returns the first family whose format holds a model. Raises UserError, naming the fields, if none does."""
-    unsupported: dict[str, list[str]] = {}
-    for family in _families_for(loaded):
-        unsupported[family.title] = family.unsupported_fields(loaded.model, loaded.tokenizer)
-        if not unsupported[family.title]:
-            return family
-    nearest = min(unsupported, key=lambda name: len(unsupported[name]))
-    fields = ", ".join(f"{name}={getattr(loaded.model, name)!r}" for name in unsupported[nearest])
-    raise UserError(
-        f"no Hugging Face format holds this architecture; the nearest is {nearest}, except for {fields}. "
-        "Use --format orbax, which holds any"
-    )
-
-
-def _without_span_boundary(loaded: LoadedModel) -> LoadedModel:
-    """Returns the model without the span boundary head, as SpanBERT was published, and reports that it is left out."""
-    if not loaded.heads.span_boundary:
-        return loaded
-    _report("the Hugging Face format has no such head, left out: span_boundary_head")
-    params = {path: value for path, value in loaded.params.items() if not path.startswith("span_boundary_head/")}
-    return dataclasses.replace(loaded, heads=dataclasses.replace(loaded.heads, span_boundary=False), params=params)
-
-
-def _architecture(family: Family, heads: Heads) -> str:
-    """Returns the class that holds these heads. Raises UserError if there is none."""
-    if unsupported := family.unsupported_head(heads):
-        raise UserError(
-            f"the Hugging Face format of {family.title} cannot hold "
-            f"heads.{unsupported}={getattr(heads, unsupported)!r}. Use --format orbax, which holds any"
-        )
-    if found := family.architecture_of(heads):
-        return found
-    raise UserError(
-        f"the model has the heads {', '.join(sorted(parts_of(heads)))}, but no {family.title} class of "
-        "transformers holds them together. Use --format orbax, which holds any"
-    )
-
-
-def _write_config(loaded: LoadedModel, family: Family, architecture: str) -> dict[str, Any]:
-    values = family.write_model(loaded.model, loaded.tokenizer) | family.write_heads(loaded.heads)
-    values |= {"architectures": [architecture], "model_type": family.model_type}
-    if outputs := loaded.heads.classes or loaded.heads.tags:
-        known = list(loaded.task["labels"]) if loaded.task else []
-        labels = known if len(known) == outputs else [f"LABEL_{index}" for index in range(outputs)]
-        values["id2label"] = {str(index): label for index, label in enumerate(labels)}
-        values["label2id"] = {label: index for index, label in enumerate(labels)}
-    if loaded.task and _kind(loaded.heads):
-        values[TASK_FIELD] = dict(loaded.task)
-    if loaded.heads.classes:
-        values["problem_type"] = "regression" if loaded.heads.classes == 1 else "single_label_classification"
-    return values

@@ -1,13 +1,12 @@
 """Opens any CHECKPOINT that a command accepts."""
 
-import dataclasses
 from pathlib import Path
 
 from bert_jax.command import UserError
-from bert_jax.interop import bert_jax_format, huggingface, original_bert, stablehlo
+from bert_jax.interop import bert_jax_format, huggingface
+from bert_jax.interop.folder_formats import PROGRAMS_FILE, is_original_bert
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import refuse_pickle
-from bert_jax.model.heads import Heads
 from bert_jax.storage.local import INCOMPLETE, read_json
 from bert_jax.train.workdir import CHECKPOINTS, CONFIG_FILE
 
@@ -30,9 +29,9 @@ def open_checkpoint(path: str | Path, average: str = "") -> LoadedModel:
     step = None
     if path.absolute().parent.name == CHECKPOINTS and path.name.isdecimal():
         path, step = path.absolute().parent.parent, int(path.name)
-    if (path / stablehlo.DESCRIPTION_FILE).exists():
+    if (path / PROGRAMS_FILE).exists():
         raise UserError(f"{path} holds StableHLO programs, not a checkpoint. Give the one they were exported from")
-    if original_bert.is_original(path):
+    if is_original_bert(path):
         raise UserError(
             f"{path} is in Google's TensorFlow layout. Convert it once: python -m bert_jax.convert "
             f"--input {path} --output DIR"
@@ -42,20 +41,6 @@ def open_checkpoint(path: str | Path, average: str = "") -> LoadedModel:
     if average:
         raise UserError(f"{path} holds a single set of weights, not a workdir. Omit --average")
     return huggingface.read(path)
-
-
-def describe(loaded: LoadedModel) -> str:
-    """Returns a one-line description of a model, which commands print when they finish."""
-    plain = Heads()
-    heads = [
-        item.name for item in dataclasses.fields(Heads) if getattr(loaded.heads, item.name) != getattr(plain, item.name)
-    ]
-    model = loaded.model
-    average = f"; average {loaded.average}" if loaded.average else ""
-    return (
-        f"{huggingface.title(loaded)}, {model.layers} layers x {model.width}, vocabulary {model.vocab_size}, "
-        f"{model.max_positions} positions; heads: {', '.join(heads) or 'none'}{average}"
-    )
 
 
 def _is_workdir(path: Path) -> bool:

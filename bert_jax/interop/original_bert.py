@@ -15,12 +15,12 @@ from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.interop import name_table
 from bert_jax.interop.families.bert import BERT
+from bert_jax.interop.folder_formats import BERT_CONFIG_FILE
 from bert_jax.interop.loaded_model import LoadedModel, check_vocabulary
 from bert_jax.interop.tensor_bundle import INDEX, TensorBundle
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import read_json
 
-CONFIG_FILE = "bert_config.json"
 # Optimizer state and counters that training saves along with the parameters.
 _TRAINING_STATE = re.compile(r".*/adam_[mv]$|global_step$|.*/(Adam|LAMB\w*)(_1)?$|beta[12]_power$")
 # Names that do not follow the rule: Hugging Face -> TensorFlow.
@@ -35,12 +35,6 @@ _HEADS = {
 }
 
 
-def is_original(path: Path) -> bool:
-    """Returns whether a folder, or the prefix of a checkpoint in a folder, is in this format."""
-    folder = path if path.is_dir() else path.parent
-    return (folder / CONFIG_FILE).exists() and not (folder / "config.json").exists()
-
-
 def read(path: str | Path) -> LoadedModel:
     """Reads a folder in Google's format, or one of several checkpoints in it by prefix (DIR/model.ckpt-1000).
 
@@ -52,7 +46,7 @@ def read(path: str | Path) -> LoadedModel:
     unexpected or of another shape, damaged files, and a vocabulary that does not fit.
     """
     prefix = _prefix(Path(path))
-    where = prefix.parent / CONFIG_FILE
+    where = prefix.parent / BERT_CONFIG_FILE
     model = BERT.read_model(where, read_json(where))
     bundle = TensorBundle(prefix)
     heads = _heads(bundle)
@@ -64,7 +58,7 @@ def read(path: str | Path) -> LoadedModel:
         table, lambda name: _transposed(name, bundle[_tensorflow_name(name)]), model, heads
     )
     words = tokenizer.load(prefix.parent)
-    check_vocabulary(prefix.parent, words, model, config_file=CONFIG_FILE)
+    check_vocabulary(prefix.parent, words, model, config_file=BERT_CONFIG_FILE)
     return LoadedModel(model, heads, params, words, origin=str(path))
 
 
@@ -81,7 +75,9 @@ def _prefix(path: Path) -> Path:
     if len(found) == 1:
         return found[0]
     if not found:
-        raise UserError(f"{path} holds {CONFIG_FILE} but no checkpoint (*.ckpt{INDEX} and its data). Download them too")
+        raise UserError(
+            f"{path} holds {BERT_CONFIG_FILE} but no checkpoint (*.ckpt{INDEX} and its data). Download them too"
+        )
     raise UserError(f"{path} holds {len(found)} checkpoints. Give one of them, such as {found[-1]}")
 
 
@@ -125,7 +121,7 @@ def _check(bundle: TensorBundle, shapes: Mapping[str, tuple[int, ...]]) -> None:
             raise UserError(f"{bundle.prefix}: tensor {name} is missing ({missing} in all). Is this a BERT checkpoint?")
         if bundle.shape(name) != shape:
             raise UserError(
-                f"{bundle.prefix}: tensor {name} has shape {list(bundle.shape(name))}, but {CONFIG_FILE} expects "
+                f"{bundle.prefix}: tensor {name} has shape {list(bundle.shape(name))}, but {BERT_CONFIG_FILE} expects "
                 f"{list(shape)}"
             )
     extra = [name for name in bundle if name not in expected and not _TRAINING_STATE.match(name)]

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import safetensors
 import safetensors.numpy
@@ -126,18 +125,6 @@ def _open(path: Path) -> Any:
         return safetensors.safe_open(path, framework="numpy")
     except safetensors.SafetensorError as error:
         raise UserError(f"{path} is damaged or not a safetensors file ({error}). Download it again") from error
-
-
-def restore_dtype(tensors: Mapping[str, np.ndarray], dtype: str) -> tuple[dict[str, np.ndarray], str]:
-    """Returns tensors in the dtype they were read from if that loses nothing, else as float32; and the dtype.
-
-    An imported half-precision file is thus exported unchanged, and one that was trained further is not
-    rounded.
-    """
-    narrow = {name: tensor.astype(jnp.dtype(dtype)) for name, tensor in tensors.items()}
-    if all(np.array_equal(narrow[name].astype(np.float32), tensor) for name, tensor in tensors.items()):
-        return narrow, dtype
-    return dict(tensors), "float32"
 
 
 def save_tensors(tensors: Mapping[str, np.ndarray], path: Path) -> None:

@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from bert_jax.command import UserError
 from bert_jax.config import to_dict
+from bert_jax.interop.folder_formats import PROGRAMS_FILE
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import save_tensors
 from bert_jax.model import paths
@@ -36,7 +37,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.storage.local import atomic_folder, write_json
 
-DESCRIPTION_FILE, PARAMETERS_FILE, TOKENIZER = "programs.json", "parameters.safetensors", "tokenizer"
+PARAMETERS_FILE, TOKENIZER = "parameters.safetensors", "tokenizer"
 SUFFIX = ".stablehlo"
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
@@ -88,7 +89,7 @@ def write(loaded: LoadedModel, directory: str | Path) -> None:
             descriptions[name] = {"file": f"{name}{SUFFIX}"} | _describe(exported)
         save_tensors(loaded.params, unfinished / PARAMETERS_FILE)
         loaded.tokenizer.save(unfinished / TOKENIZER)
-        write_json(unfinished / DESCRIPTION_FILE, _folder_description(loaded, descriptions))
+        write_json(unfinished / PROGRAMS_FILE, _folder_description(loaded, descriptions))
         (unfinished / "README.md").write_text(_readme(loaded, descriptions), encoding="utf-8")
 
 
@@ -217,7 +218,7 @@ def _readme(loaded: LoadedModel, programs: Mapping[str, Any]) -> str:
             "# Programs in StableHLO",
             "",
             f"Any batch size, any length up to {loaded.model.max_positions}; float32; {', '.join(PLATFORMS)}. "
-            f"`{DESCRIPTION_FILE}` lists every input, output and parameter in order. To run a program, install jax, "
+            f"`{PROGRAMS_FILE}` lists every input, output and parameter in order. To run a program, install jax, "
             "flatbuffers, safetensors and tokenizers:",
             "",
             "```python",

@@ -24,7 +24,7 @@ from tokenizer_kinds import byte_pairs
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.interop import huggingface
+from bert_jax.interop import huggingface, huggingface_export
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.heads import Heads
 
@@ -107,7 +107,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         for name in MODELS:
-            huggingface.write(model(name, folder / f"{name}_words"), folder / name)
+            huggingface_export.write(model(name, folder / f"{name}_words"), folder / name)
         for index in range(options.inputs):
             damaged = shutil.copytree(folder / generator.choice(sorted(MODELS)), folder / f"damaged_{index}")
             change = generator.choice((change_config, change_config, change_tensor, change_bytes))

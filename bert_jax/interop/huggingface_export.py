@@ -1,0 +1,203 @@
+"""Writes the Hugging Face format: config.json, model.safetensors, tokenizer files, model card.
+
+This follows the files that transformers 5 writes, without depending on transformers.
+"""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import tokenizers
+from tokenizers import processors
+
+from bert_jax import tokenizer
+from bert_jax.command import UserError
+from bert_jax.interop import model_card, name_table
+from bert_jax.interop.families import FAMILIES
+from bert_jax.interop.family import ARCHITECTURE_FIELDS, Family, parts_of
+from bert_jax.interop.huggingface import CONFIG_FILE, TASK_FIELD, report, task_kind
+from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.interop.safetensors_folder import WEIGHTS_FILE, save_tensors
+from bert_jax.model.heads import Heads
+from bert_jax.storage.local import atomic_folder, read_json, write_json
+
+
+def write(loaded: LoadedModel, directory: str | Path) -> None:
+    """Writes a folder that transformers and `huggingface.read` can open; it appears complete or not at all.
+
+    Raises UserError if the folder exists and, naming the field, for a model that no family's format holds.
+    """
+    family = _family_of(loaded)
+    loaded = _without_span_boundary(loaded)
+    architecture = architecture_of(family, loaded.heads)
+    bare = name_table.export_tensors(family.table(architecture), loaded.params, loaded.model)
+    tensors = {family.full_name(name, architecture): tensor for name, tensor in bare.items()}
+    tensors, dtype = _restore_dtype(tensors, loaded.dtype)
+    with atomic_folder(directory) as unfinished:
+        values = _write_config(loaded, family, architecture) | {"dtype": dtype}
+        (unfinished / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        _save_tokenizer(loaded.tokenizer, unfinished, types=loaded.model.segment_types > 1)
+        parameters = sum(tensor.size for tensor in tensors.values())
+        card = model_card.render(loaded, family, architecture, parameters)
+        (unfinished / "README.md").write_text(card, encoding="utf-8")
+        save_tensors(tensors, unfinished / WEIGHTS_FILE)
+
+
+def describe(loaded: LoadedModel) -> str:
+    """Returns a one-line description of a model, which commands print when they finish."""
+    plain = Heads()
+    heads = [
+        item.name for item in dataclasses.fields(Heads) if getattr(loaded.heads, item.name) != getattr(plain, item.name)
+    ]
+    model = loaded.model
+    average = f"; average {loaded.average}" if loaded.average else ""
+    held = (one for one in _families_for(loaded) if not _unsupported_fields(one, loaded))
+    title = next((one.title for one in held), "causal model" if model.causal else "encoder")
+    return (
+        f"{title}, {model.layers} layers x {model.width}, vocabulary {model.vocab_size}, "
+        f"{model.max_positions} positions; heads: {', '.join(heads) or 'none'}{average}"
+    )
+
+
+def _families_for(loaded: LoadedModel) -> list[Family]:
+    """Returns the families with this kind of tokenizer, the only difference between XLM-R and RoBERTa."""
+    return [one for one in FAMILIES.values() if not one.tokenizers or loaded.tokenizer.kind in one.tokenizers]
+
+
+def _family_of(loaded: LoadedModel) -> Family:
+    """Returns the first family whose format holds a model. Raises UserError, naming the fields, if none does."""
+    unsupported: dict[str, list[str]] = {}
+    for family in _families_for(loaded):
+        unsupported[family.title] = _unsupported_fields(family, loaded)
+        if not unsupported[family.title]:
+            return family
+    nearest = min(unsupported, key=lambda name: len(unsupported[name]))
+    fields = ", ".join(f"{name}={getattr(loaded.model, name)!r}" for name in unsupported[nearest])
+    raise UserError(
+        f"no Hugging Face format holds this architecture; the nearest is {nearest}, except for {fields}. "
+        "Use --format orbax, which holds any"
+    )
+
+
+def _unsupported_fields(family: Family, loaded: LoadedModel) -> list[str]:
+    """Returns the fields of a model's architecture that the format of a family cannot hold.
+
+    They are the fields that change when config.json is written and read again.
+    """
+    model = loaded.model
+    differing = [name for name, value in family.always.items() if getattr(model, name) != value]
+    try:
+        reread = family.read_model(Path(), family.write_model(model, loaded.tokenizer))
+    except UserError:  # RoBERTa's positions begin after the padding id, which may exceed all positions
+        return differing or ["position_offset"]
+    differing += [
+        name
+        for name in ARCHITECTURE_FIELDS
+        if name not in family.always and getattr(reread, name) != getattr(model, name)
+    ]
+    # Another length of the position table only follows from another position offset.
+    return [name for name in differing if name != "max_positions" or differing == ["max_positions"]]
+
+
+def architecture_of(family: Family, heads: Heads) -> str:
+    """Returns the class that holds these heads. Raises UserError if there is none."""
+    if unsupported := _unsupported_head(family, heads):
+        raise UserError(
+            f"the Hugging Face format of {family.title} cannot hold "
+            f"heads.{unsupported}={getattr(heads, unsupported)!r}. Use --format orbax, which holds any"
+        )
+    has = parts_of(heads)
+    found = [
+        name
+        for name, (required, optional) in family.architectures.items()
+        if set(required) <= has <= set(required) | set(optional)
+    ]
+    if not found:
+        raise UserError(
+            f"the model has the heads {', '.join(sorted(has))}, but no {family.title} class of "
+            "transformers holds them together. Use --format orbax, which holds any"
+        )
+    # A class that requires a head describes a model with it better than one that only allows it.
+    return max(found, key=lambda name: len(family.architectures[name].required))
+
+
+def _unsupported_head(family: Family, heads: Heads) -> str | None:
+    """Returns the first field of Heads, other than the parts, that this format cannot hold, or None."""
+    held = dataclasses.asdict(Heads()) | family.read_heads(
+        Path(), family.write_heads(heads), frozenset(parts_of(heads))
+    )
+    parts = {name for architecture in family.architectures.values() for part in architecture for name in part}
+    return next(
+        (name for name, value in dataclasses.asdict(heads).items() if name not in parts and value != held[name]),
+        None,
+    )
+
+
+def _without_span_boundary(loaded: LoadedModel) -> LoadedModel:
+    """Returns the model without the span boundary head, as SpanBERT was published, and reports that it is left out."""
+    if not loaded.heads.span_boundary:
+        return loaded
+    report("the Hugging Face format has no such head, left out: span_boundary_head")
+    params = {path: value for path, value in loaded.params.items() if not path.startswith("span_boundary_head/")}
+    return dataclasses.replace(loaded, heads=dataclasses.replace(loaded.heads, span_boundary=False), params=params)
+
+
+def _write_config(loaded: LoadedModel, family: Family, architecture: str) -> dict[str, Any]:
+    values = family.write_model(loaded.model, loaded.tokenizer) | family.write_heads(loaded.heads)
+    values |= {"architectures": [architecture], "model_type": family.model_type}
+    if outputs := loaded.heads.classes or loaded.heads.tags:
+        known = list(loaded.task["labels"]) if loaded.task else []
+        labels = known if len(known) == outputs else [f"LABEL_{index}" for index in range(outputs)]
+        values["id2label"] = {str(index): label for index, label in enumerate(labels)}
+        values["label2id"] = {label: index for index, label in enumerate(labels)}
+    if loaded.task and task_kind(loaded.heads):
+        values[TASK_FIELD] = dict(loaded.task)
+    if loaded.heads.classes:
+        values["problem_type"] = "regression" if loaded.heads.classes == 1 else "single_label_classification"
+    return values
+
+
+def _restore_dtype(tensors: Mapping[str, np.ndarray], dtype: str) -> tuple[dict[str, np.ndarray], str]:
+    """Returns tensors in the dtype they were read from if that loses nothing, else as float32; and the dtype.
+
+    An imported half-precision file is thus exported unchanged, and one that was trained further is not
+    rounded.
+    """
+    narrow = {name: tensor.astype(jnp.dtype(dtype)) for name, tensor in tensors.items()}
+    if all(np.array_equal(narrow[name].astype(np.float32), tensor) for name, tensor in tensors.items()):
+        return narrow, dtype
+    return dict(tensors), "float32"
+
+
+def _save_tokenizer(words: tokenizer.Tokenizer, directory: Path, types: bool) -> None:
+    """Writes the tokenizer's files so that transformers builds the sequences that this model expects.
+
+    `types` says whether the model has token types. The classes of transformers give none for the
+    vocabularies of RoBERTa and XLM-R, which use two separators, and always give them for the others. A
+    model that differs is exported with the general class and its own template.
+    """
+    words.save(directory)
+    if types == (words.pair_separators == 1):
+        return
+    file = directory / "tokenizer.json"
+    library = tokenizers.Tokenizer.from_file(str(file))
+    cls, sep = words.roles.cls_token, words.roles.sep_token
+    second = 1 if types else 0
+    template = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {' '.join([f'{sep}:0'] * words.pair_separators)} $B:{second} {sep}:{second}",
+        special_tokens=[(cls, words.cls_id), (sep, words.sep_id)],
+    )
+    trim = [processors.ByteLevel(trim_offsets=True)] if words.kind == "bpe" else []
+    library.post_processor = processors.Sequence([*trim, template])
+    file.write_text(library.to_str(pretty=True), encoding="utf-8")
+    settings = directory / "tokenizer_config.json"
+    generic = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", *(["token_type_ids"] if types else []), "attention_mask"],
+    }
+    write_json(settings, read_json(settings) | generic)
