@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +58,24 @@ def report(workdir: str | Path, examples: int = EXAMPLES) -> Path:
     """
     run = _read(Path(workdir))
     finetuned = run.config.kind != "pretraining"
-    held_out = HeldOut() if finetuned else _held_out(run)
+    references, predictions = ({}, []) if finetuned else _held_out(run)
     document = Document(
         title=run.workdir.absolute().name,
         program="bert_jax.report",
         source=str(run.workdir),
         lines=[_description(run)],
         warning="" if run.result is not None else _unfinished(run),
-        tiles=_task_tiles(run) if finetuned else _pretraining_tiles(run, held_out.references),
+        tiles=_task_tiles(run) if finetuned else _pretraining_tiles(run, references),
         sections=[
             *(_task_tables(run) if finetuned else ()),
             *(error_sections(run.workdir, run.config, examples) if finetuned else ()),
             *_seed_sections(run),
             Section(
                 "Curves",
-                [Charts(curves.charts(run.lines, held_out.references, _loss_unit(run)))],
+                [Charts(curves.charts(run.lines, references, _loss_unit(run)))],
                 "Bold: a running mean, if a curve is noisy. Move the pointer over a chart to read its values.",
             ),
-            *held_out.sections,
+            *predictions,
             Section("Configuration", [Settings(_settings(run.config))]),
         ],
     )
@@ -122,21 +122,13 @@ def _unfinished(run: Run) -> str:
     return f"Not finished: there is no result.json yet. The log up to step {run.lines[-1]['step']:,} is shown."
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """What the held-out shards add to a report of pretraining: baselines, and predictions for masked tokens."""
-
-    references: Mapping[str, Reference] = field(default_factory=dict)
-    sections: Sequence[Section] = ()
-
-
-def _held_out(run: Run) -> HeldOut:
-    """The unigram baseline and the table of predictions, or a section that says why there is none."""
+def _held_out(run: Run) -> tuple[dict[str, Reference], list[Section]]:
+    """The baselines on the held-out shards by metric; and the table of predictions, or the reason why it is missing."""
     title = "Predictions for masked tokens"
     data = run.config.training.get("data", {})
     shards = data.get("eval") or data.get("train")
     if not shards or not run.config.heads.mlm:
-        return HeldOut()
+        return {}, []
     references: dict[str, Reference] = {}
     try:
         baseline = unigram_baseline(shards, run.config.training["eval"]["max_rows"])
@@ -146,7 +138,7 @@ def _held_out(run: Run) -> HeldOut:
             references["nsp_accuracy"] = Reference("always the same label", baseline.next_sentence_accuracy)
         masked_tokens = predict_masked_tokens(run.workdir, shards, MASKED_TOKENS)
     except UserError as error:
-        return HeldOut(references, [Section(title, note=f"No table: {error}.")])
+        return references, [Section(title, note=f"No table: {error}.")]
     first = sum(one.rank == 0 for one in masked_tokens)
     among = sum(one.rank is not None for one in masked_tokens)
     note = (
@@ -155,7 +147,7 @@ def _held_out(run: Run) -> HeldOut:
         "grey. As in training, 10% of the predicted tokens are replaced by random ones and 10% are kept. "
         f"The first prediction is correct in {first} of {len(masked_tokens)} rows, one of five in {among}."
     )
-    return HeldOut(references, [Section(title, [masked_token_table(masked_tokens)], note)])
+    return references, [Section(title, [masked_token_table(masked_tokens)], note)]
 
 
 def _pretraining_tiles(run: Run, references: Mapping[str, Reference]) -> list[Tile]:

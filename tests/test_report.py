@@ -252,8 +252,8 @@ def test_everything_is_drawn_inside_the_axes(highest: float) -> None:
     tags = Page(plot.figure(drawn)).tags
     heights = [float(attributes[name]) for _, attributes in tags for name in ("y1", "y2", "cy") if attributes.get(name)]
     assert len(heights) > 12
-    bottom = plot.HEIGHT - plot.BOTTOM
-    assert min(heights) >= plot.TOP and sorted(set(heights))[-2] <= bottom and max(heights) == bottom + 4  # tick marks
+    assert min(heights) >= plot.TOP and sorted(set(heights))[-2] <= plot.BASE
+    assert max(heights) == plot.BASE + 4  # tick marks
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (5.5, 8.2), (0.0, 3e-4), (-3.0, 17.0), (0.0, 1e6)])

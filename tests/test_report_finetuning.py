@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from random_checkpoints import WORDS, odd_config, random_checkpoint
 from seqeval.metrics import classification_report
-from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.interop import bert_jax_export
@@ -32,13 +31,8 @@ from bert_jax.tasks.task_json import to_json
 from bert_jax.train import workdir as workdir_lib
 
 
-def test_confusions_and_class_scores_are_scikit_learns() -> None:
-    draw = np.random.default_rng(0)
-    truth, guess = draw.integers(0, 4, 300), draw.integers(0, 3, 300)  # class 3 is never guessed
-    counts = class_metrics.confusion(truth, guess, 5)
-    np.testing.assert_array_equal(counts, confusion_matrix(truth, guess, labels=range(5)))
-    wanted = precision_recall_fscore_support(truth, guess, labels=range(5), zero_division=0)
-    np.testing.assert_allclose(dataclasses.astuple(class_metrics.class_scores(counts)), wanted[:3])
+def test_the_most_frequent_confusions_are_listed_first() -> None:
+    counts = np.random.default_rng(0).integers(0, 30, (5, 5))
     names = list("abcde")
     listed = class_metrics.most_confused(counts, names, 3)
     assert [count for *_, count, _ in listed] == sorted((counts * (1 - np.eye(5, dtype=int))).ravel())[:-4:-1]

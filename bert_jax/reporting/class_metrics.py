@@ -1,36 +1,13 @@
-"""Confusion matrix, precision, recall and F1 of classes, and calibration of probabilities. Pure numpy."""
+"""The most frequent confusions of classes, and the calibration of probabilities."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from bert_jax.array_types import Bool, Float, Int64, Integer
+from bert_jax.array_types import Bool, Float, Int64
 
 BINS = 15  # Guo et al. 2017, section 4
-
-
-def confusion(
-    labels: Integer[np.ndarray, "R"], predictions: Integer[np.ndarray, "R"], classes: int
-) -> Int64[np.ndarray, "C C"]:
-    """How often a class, in its row, was predicted as another, in its column."""
-    return np.bincount(labels.astype(np.int64) * classes + predictions, minlength=classes**2).reshape(classes, classes)
-
-
-@dataclass(frozen=True)
-class ClassScores:
-    """Scores of each class; a class that is never a label or never predicted scores 0."""
-
-    precision: Float[np.ndarray, "C"]
-    recall: Float[np.ndarray, "C"]
-    f1: Float[np.ndarray, "C"]
-
-
-def class_scores(counts: Int64[np.ndarray, "C C"]) -> ClassScores:
-    """Scores from a confusion matrix."""
-    correct = np.diag(counts).astype(float)
-    precision, recall = _share(correct, counts.sum(axis=0)), _share(correct, counts.sum(axis=1))
-    return ClassScores(precision, recall, _share(2 * precision * recall, precision + recall))
 
 
 @dataclass(frozen=True)
@@ -68,7 +45,3 @@ def most_confused(
         for label, other in order
         if wrong[label, other]
     ]
-
-
-def _share(part: Float[np.ndarray, "C"], whole: np.ndarray) -> Float[np.ndarray, "C"]:
-    return np.divide(part, whole, out=np.zeros(len(part)), where=whole > 0)

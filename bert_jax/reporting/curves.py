@@ -9,6 +9,8 @@ import numpy as np
 from bert_jax.reporting.chart import Chart, Format, Reference, Series, number, percent
 from bert_jax.train.held_out import lower_is_better
 
+Lines = Sequence[Mapping[str, Any]]  # of a metrics.jsonl
+
 TRAINING, HELD_OUT = "training", "held out"
 NATS = "nats"
 # A chart is some 450 pixels wide; more points than these are averaged in buckets of equal length.
@@ -23,9 +25,7 @@ def show_of(metric: str) -> Format:
     return number if lower_is_better(metric) else percent
 
 
-def charts(
-    lines: Sequence[Mapping[str, Any]], references: Mapping[str, Reference], loss_unit: str = NATS
-) -> list[Chart]:
+def charts(lines: Lines, references: Mapping[str, Reference], loss_unit: str = NATS) -> list[Chart]:
     """The charts of a run, in reading order, without those for which the run logged nothing.
 
     references  by the name of their metric, such as mlm_accuracy
@@ -39,19 +39,19 @@ def charts(
             continue  # in the chart of the training curve
         if (chart := _metric_chart(lines, name, references, loss_unit)) is not None:
             found.append(chart)
-    found.append(_plain_chart(lines, "Learning rate", "", {"learning rate": "learning_rate"}, number))
-    found.append(_plain_chart(lines, "Gradient norm", "", {"before clipping": "gradient_norm"}, number))
-    found.append(_plain_chart(lines, "Throughput", "tokens/s", {"real tokens": "tokens_per_second"}, number))
     shares = {"time waiting for data": "data_wait_share", "positions of padding": "padding_share"}
-    found.append(_plain_chart(lines, "Waste", "", shares, percent))
-    found.append(_plain_chart(lines, "Model FLOPs utilization", "share of peak", {"MFU": "mfu"}, percent))
-    found.append(_plain_chart(lines, "Peak memory", "GB", {"fullest device": "peak_memory_gb"}, number))
+    found += [
+        _plain_chart(lines, "Learning rate", "", {"learning rate": "learning_rate"}, number),
+        _plain_chart(lines, "Gradient norm", "", {"before clipping": "gradient_norm"}, number),
+        _plain_chart(lines, "Throughput", "tokens/s", {"real tokens": "tokens_per_second"}, number),
+        _plain_chart(lines, "Waste", "", shares, percent),
+        _plain_chart(lines, "Model FLOPs utilization", "share of peak", {"MFU": "mfu"}, percent),
+        _plain_chart(lines, "Peak memory", "GB", {"fullest device": "peak_memory_gb"}, number),
+    ]
     return [chart for chart in found if chart.series]
 
 
-def _metric_chart(
-    lines: Sequence[Mapping[str, Any]], name: str, references: Mapping[str, Reference], loss_unit: str
-) -> Chart | None:
+def _metric_chart(lines: Lines, name: str, references: Mapping[str, Reference], loss_unit: str) -> Chart | None:
     """The chart of a loss, an accuracy or a held-out metric; None for other metrics."""
     is_loss = name.endswith("loss")
     if not (is_loss or name.endswith("accuracy") or name.startswith("eval_")):
@@ -98,27 +98,31 @@ def _training_name(held_out: str) -> str:
     return "task_accuracy" if held_out == "eval_accuracy" else held_out.removeprefix("eval_")
 
 
-def _held_out_name(lines: Sequence[Mapping[str, Any]], name: str) -> str:
+def _held_out_name(lines: Lines, name: str) -> str:
     if name == "task_accuracy" and any("eval_accuracy" in line for line in lines):
         return "eval_accuracy"
     return name if name.startswith("eval_") else f"eval_{name}"
 
 
-def _plain_chart(
-    lines: Sequence[Mapping[str, Any]], title: str, unit: str, names: Mapping[str, str], show: Format
-) -> Chart:
+def _plain_chart(lines: Lines, title: str, unit: str, names: Mapping[str, str], show: Format) -> Chart:
     series = (_series(lines, name, label) for label, name in names.items())
     return Chart(title, unit, tuple(one for one in series if one is not None), show)
 
 
-def _series(lines: Sequence[Mapping[str, Any]], name: str, label: str) -> Series | None:
-    """A metric over the steps, without the lines that have no value for it; None if no line has one."""
-    points = [(line["step"], line[name]) for line in lines if isinstance(line.get(name), int | float)]
-    if not points:
-        return None
-    steps, values = np.array(points, np.float64).T
-    finite = np.isfinite(values)
-    return _smoothed(_thinned(Series(label, steps[finite], values[finite]))) if finite.any() else None
+def points(lines: Lines, name: str) -> dict[float, float]:
+    """The finite values of a metric by step, without the lines that have no value for it."""
+    logged = {float(line["step"]): line.get(name) for line in lines}
+    return {step: value for step, value in logged.items() if isinstance(value, int | float) and np.isfinite(value)}
+
+
+def series_of(label: str, values: Mapping[float, float]) -> Series:
+    """A curve through values by step."""
+    return Series(label, np.array(list(values), np.float64), np.array(list(values.values()), np.float64))
+
+
+def _series(lines: Lines, name: str, label: str) -> Series | None:
+    found = points(lines, name)
+    return _smoothed(_thinned(series_of(label, found))) if found else None
 
 
 def _thinned(series: Series) -> Series:

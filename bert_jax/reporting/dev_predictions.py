@@ -25,12 +25,11 @@ AnyRows = TypeVar("AnyRows", bound=TaskRows)
 
 @dataclass(frozen=True, eq=False)
 class DevPredictions(Generic[AnyTask, AnyRows]):
-    """Items of the dev file with the model's answers, predictions and losses."""
+    """Items of the dev file with the model's predictions and losses."""
 
     task: AnyTask
     path: Path
     rows: AnyRows
-    answers: Sequence[Any]  # TaskObjective.answers of each row
     predictions: Sequence[dict[str, Any]]  # of each item
     losses: Float64[np.ndarray, "K"]  # of each item; NaN for items without a label
     total: int  # number of items in the file; the others here may be a sample of them
@@ -70,5 +69,5 @@ def predict_dev(workdir: Path, config: WorkdirConfig, most: int) -> DevPredictio
         split = dataclasses.replace(split, items=tuple(split.items[index] for index in kept))
     rows = model.encode(split)
     answers, losses = model.item_losses(rows)
-    told = model.task.predictions(rows, answers)
-    return DevPredictions(model.task, files["dev"], rows, answers, told, losses, total)
+    predictions = model.task.predictions(rows, answers)
+    return DevPredictions(model.task, files["dev"], rows, predictions, losses, total)

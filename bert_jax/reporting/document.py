@@ -63,13 +63,6 @@ class Excerpt(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Facts:
-    """Names and values."""
-
-    rows: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True)
 class Table:
     """Groups of rows below a header. The first column holds words and the others numbers."""
 
@@ -107,7 +100,7 @@ class Excerpts:
 
 @dataclass(frozen=True)
 class Settings:
-    """Groups of a configuration; nested keys are joined by dots."""
+    """Names and values in groups; nested names are joined by dots. A group without a name has no heading."""
 
     groups: Mapping[str, Mapping[str, Any]]
 
@@ -119,7 +112,7 @@ class Markup:
     html: str
 
 
-Block = Facts | Table | Panels | Charts | Bullets | Excerpts | Settings | Markup
+Block = Table | Panels | Charts | Bullets | Excerpts | Settings | Markup
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
 from bert_jax.command import UserError
 from bert_jax.reporting import class_metrics, page, span_errors, square_plots
@@ -55,7 +56,6 @@ def _classification(found: DevPredictions[ClassificationTask, LabelledRows]) -> 
     names, labels = found.task.labels, found.rows.labels.astype(int)
     shares = np.array([[prediction["scores"][name] for name in names] for prediction in found.predictions])
     predicted = shares.argmax(axis=1)
-    counts = class_metrics.confusion(labels, predicted, len(names))
 
     def card(item: int) -> ErrorCard:
         # The label is among the bars, in place of the last of the most likely classes if it is not one of them.
@@ -68,7 +68,7 @@ def _classification(found: DevPredictions[ClassificationTask, LabelledRows]) -> 
         return ErrorCard(f"{names[labels[item]]}, {result}", f"line {example.line}", _texts(example), tuple(bars))
 
     return [
-        Section("Confusion matrix", [Markup(_confusions(counts, names))], f"On {found.description}."),
+        Section("Confusion matrix", [Markup(_confusions(labels, predicted, names))], f"On {found.description}."),
         _calibration_section(found, shares.max(axis=1), predicted == labels),
         error_section(map(card, found.worst(WORST))),
     ]
@@ -98,7 +98,6 @@ def _tagging(found: DevPredictions[TaggingTask, TagRows]) -> list[Section]:
     ids = {name: index for index, name in enumerate(names)}
     labels = rows.labels[rows.word_starts].astype(int)
     predicted = np.array([ids[tag] for prediction in found.predictions for tag in prediction["tags"]])
-    counts = class_metrics.confusion(labels, predicted, len(names))
     tags = [[names[tag] for tag in labels[start:end]] for start, end in pairwise(rows.sentence_offsets)]
     sections = []
     if tagging_schemes.marks_entities(names):
@@ -119,7 +118,7 @@ def _tagging(found: DevPredictions[TaggingTask, TagRows]) -> list[Section]:
 
     return [
         *sections,
-        Section("Confusion of tags", [Markup(_confusions(counts, names))], f"Words of {found.description}."),
+        Section("Confusion of tags", [Markup(_confusions(labels, predicted, names))], f"Words of {found.description}."),
         error_section(map(card, found.worst(WORST))),
     ]
 
@@ -237,15 +236,17 @@ def _scatter_section(labels: np.ndarray, predicted: np.ndarray, names: Sequence[
     return Section("Labels and predictions", [Markup(f'<div class="charts">{chart}</div>')], note)
 
 
-def _confusions(counts: np.ndarray, names: tuple[str, ...]) -> str:
-    """A matrix, or a list if there are many classes, next to the scores of each class."""
-    seen = [index for index in range(len(names)) if counts[index].any() or counts[:, index].any()]
-    counts, shown = counts[np.ix_(seen, seen)], [names[index] for index in seen]
-    scores = class_metrics.class_scores(counts)
-    columns = zip(shown, counts.sum(axis=1), scores.precision, scores.recall, scores.f1, strict=True)
+def _confusions(labels: np.ndarray, predicted: np.ndarray, names: tuple[str, ...]) -> str:
+    """A matrix, or a list if there are many classes, next to the scores of each class that occurs."""
+    seen = np.union1d(labels, predicted)
+    shown, counts = [names[index] for index in seen], confusion_matrix(labels, predicted, labels=seen)
+    scores = precision_recall_fscore_support(labels, predicted, labels=seen, zero_division=0)
     table = page.table(
         ["class", "true", "precision", "recall", "F1"],
-        [[name, f"{true:,}", *(percent(float(value)) for value in values)] for name, true, *values in columns],
+        [
+            [name, f"{true:,}", *(percent(float(value)) for value in values)]
+            for name, *values, true in zip(shown, *scores, strict=True)
+        ],
     )
     if len(shown) <= MOST_CLASSES:
         layout = "pair" if len(shown) <= NARROW else "stacked"

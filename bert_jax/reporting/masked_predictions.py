@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -33,8 +34,7 @@ _NO_SPACE_BEFORE = set(",.;:!?)]}%”’…'—–-")
 _NO_SPACE_AFTER = set("([{“‘$£’'—–-")
 
 
-@dataclass(frozen=True)
-class Prediction:
+class Prediction(NamedTuple):
     token: str
     probability: float
 
@@ -166,11 +166,10 @@ def _context(words: str) -> str:
 
 
 def _bars(masked_token: MaskedToken) -> str:
-    bars = (
-        Bar(one.token + (" ✓" if index == masked_token.rank else ""), one.probability, percent(one.probability))
-        for index, one in enumerate(masked_token.predictions)
+    bars = bar_list(
+        Bar(f"{token} ✓" if token == masked_token.label else token, share, percent(share), token == masked_token.label)
+        for token, share in masked_token.predictions
     )
-    bars = (bar._replace(highlighted=index == masked_token.rank) for index, bar in enumerate(bars))
     if masked_token.rank is not None:
-        return bar_list(bars)
-    return bar_list(bars) + f'<div class="missed">the label has {percent(masked_token.label_probability)}</div>'
+        return bars
+    return bars + f'<div class="missed">the label has {percent(masked_token.label_probability)}</div>'

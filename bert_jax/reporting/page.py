@@ -1,10 +1,11 @@
 """Renders a Document as one HTML file that needs no other file and no network.
 
-Everything that comes from data passes `text`, which escapes it.
+Everything that comes from data passes `text`, which escapes it. page.css and page.js are copied into the page.
 """
 
 import html
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from bert_jax.reporting import plot
@@ -17,7 +18,6 @@ from bert_jax.reporting.document import (
     Document,
     Excerpt,
     Excerpts,
-    Facts,
     Fragment,
     Markup,
     Panel,
@@ -27,12 +27,13 @@ from bert_jax.reporting.document import (
     Table,
     Tile,
 )
-from bert_jax.reporting.style import SCRIPT, STYLE
+
+_FOLDER = Path(__file__).parent
 
 
 def render(document: Document) -> str:
     """The whole page."""
-    script = SCRIPT.replace("TOP", str(plot.TOP)).replace("BASE", str(plot.HEIGHT - plot.BOTTOM))
+    style, script = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     header = "".join(f"<p>{text(line)}</p>" for line in document.lines)
     header += f'<p class="state">{text(document.warning)}</p>' if document.warning else ""
     sections = [_section(section) for section in document.sections if section.blocks or section.note]
@@ -40,10 +41,10 @@ def render(document: Document) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{text(document.title)}</title><style>{STYLE}</style></head>\n"
+        f"<title>{text(document.title)}</title><style>\n{style}</style></head>\n"
         f"<body><header><h1>{text(document.title)}</h1>{header}</header>\n"
         + "\n".join([_tiles(document.tiles), *sections, footer if document.program else ""])
-        + f"\n<script>{script}</script></body></html>\n"
+        + f"\n<script>\nconst TOP = {plot.TOP}, BASE = {plot.BASE};\n{script}</script></body></html>\n"
     )
 
 
@@ -55,8 +56,6 @@ def text(value: object) -> str:
 def block(content: Block) -> str:
     """The HTML of one block of a section."""
     match content:
-        case Facts(rows):
-            return _settings({"": dict(rows)})
         case Table():
             return table(content.header, *content.groups)
         case Panels(panels):

@@ -3,10 +3,10 @@
 Colours are CSS classes (series-0, series-1 ...), so that the style sheet sets them for light, dark and print.
 """
 
-import html
 import json
 import math
-from typing import NamedTuple
+from html import escape
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,19 +18,11 @@ SPARSE = 15  # curves of at most this many points show them
 _BAR_SHARE = 0.86  # the width of a bar as a share of the distance to the next
 
 
-class Frame(NamedTuple):
-    """The size of a plot and its margins, in pixels."""
+# The size of a chart and the borders of its curves, in pixels.
+WIDTH, HEIGHT = 520, 250
+LEFT, RIGHT, TOP, BASE = 52, 506, 12, 210
 
-    width: int
-    height: int
-    left: int
-    right: int
-    top: int
-    bottom: int
-
-
-FRAME = Frame(520, 250, 52, 14, 12, 40)
-WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = FRAME
+Values = TypeVar("Values", float, np.ndarray)
 
 
 class Scale(NamedTuple):
@@ -42,28 +34,25 @@ class Scale(NamedTuple):
     end: float
     marks: Float[np.ndarray, "k"]
 
-    def __call__(self, values: Float[np.ndarray, "n"]) -> Float[np.ndarray, "n"]:
+    def __call__(self, values: Values) -> Values:
         share = (values - self.low) / (self.high - self.low)
         return self.begin + share * (self.end - self.begin)
-
-    def at(self, value: float) -> float:
-        return float(self(np.array([value], np.float64))[0])
 
 
 def figure(chart: Chart) -> str:
     """An HTML figure: title, legend, SVG, and a read-out that the page's script updates."""
     x_scale, y_scale = _scales(chart)
-    marks = [axes(FRAME, x_scale, y_scale, chart.axis, number, chart.show)]
+    marks = [axes(x_scale, y_scale, chart.axis, number, chart.show)]
     shape = _bars if chart.bar_width else _curve
     marks += [shape(chart, index, x_scale, y_scale) for index in range(len(chart.series))]
     marks += [_level(chart, reference, y_scale) for reference in chart.references]
     data = json.dumps(_read_out(chart, x_scale, y_scale)).replace("<", "\\u003c")
-    unit = f" <span>{html.escape(chart.unit)}</span>" if chart.unit else ""
+    unit = f" <span>{escape(chart.unit)}</span>" if chart.unit else ""
     return (
-        f'<figure class="chart"><figcaption><h3>{html.escape(chart.title)}{unit}</h3>{_legend(chart)}</figcaption>'
-        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{html.escape(_summary(chart))}">'
+        f'<figure class="chart"><figcaption><h3>{escape(chart.title)}{unit}</h3>{_legend(chart)}</figcaption>'
+        f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(_summary(chart))}">'
         f"{''.join(marks)}<g class=cursor></g></svg>"
-        f'<p class="readout">{html.escape(_latest(chart))}</p><script type="application/json">{data}</script></figure>'
+        f'<p class="readout">{escape(_latest(chart))}</p><script type="application/json">{data}</script></figure>'
     )
 
 
@@ -78,64 +67,57 @@ def ticks(low: float, high: float, count: int = TICKS) -> Float[np.ndarray, "k"]
 
 def _scales(chart: Chart) -> tuple[Scale, Scale]:
     steps = np.concatenate([series.steps for series in chart.series])
-    values = np.concatenate([series.values for series in chart.series])
     levels = [reference.value for reference in chart.references]
-    low, high = min([values.min(), *levels]), max([values.max(), *levels])
+    values = np.concatenate([*(series.values for series in chart.series), levels])
+    low, high = float(values.min()), float(values.max())
     if chart.from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
     if high - low < 1e-12:
         low, high = (0.0, high) if high > 0 else (low, low + 1.0)
-    marks = ticks(float(low), float(high))
+    marks = ticks(low, high)
     first_step, last_step = 0.0, max(float(steps.max()), 1.0)
     if chart.bar_width:  # the bar of a number extends half-way to its neighbours
         first_step, last_step = float(steps.min()) - 0.5, float(steps.max()) + chart.bar_width - 0.5
     step_marks = ticks(first_step, last_step)
     if chart.bar_width:
         step_marks = np.unique(np.rint(step_marks))
-    return (
-        Scale(
-            first_step,
-            last_step,
-            LEFT,
-            WIDTH - RIGHT,
-            step_marks[(step_marks >= first_step) & (step_marks <= last_step)],
-        ),
-        Scale(float(marks[0]), float(marks[-1]), HEIGHT - BOTTOM, TOP, marks),
-    )
+    step_marks = step_marks[(step_marks >= first_step) & (step_marks <= last_step)]
+    x_scale = Scale(first_step, last_step, LEFT, RIGHT, step_marks)
+    return x_scale, Scale(float(marks[0]), float(marks[-1]), BASE, TOP, marks)
 
 
-def axes(frame: Frame, x: Scale, y: Scale, name: str, show_x: Format, show_y: Format) -> str:
+def axes(x: Scale, y: Scale, name: str, show_x: Format, show_y: Format) -> str:
     """Grid lines and labels at the ticks of both scales, and the name of the x axis."""
-    right, base = frame.width - frame.right, frame.height - frame.bottom
+    left, right, base = x.begin, x.end, y.begin
     parts = []
     for value in y.marks.tolist():
-        at, label = y.at(value), html.escape(show_y(value).replace(".0%", "%"))
-        parts.append(f'<line class="grid" x1="{frame.left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
-        parts.append(f'<text class="tick" x="{frame.left - 7}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
+        at, label = y(value), escape(show_y(value).replace(".0%", "%"))
+        parts.append(f'<line class="grid" x1="{left}" x2="{right}" y1="{at:.1f}" y2="{at:.1f}"/>')
+        parts.append(f'<text class="tick" x="{left - 7}" y="{at + 4:.1f}" text-anchor="end">{label}</text>')
     for value in x.marks.tolist():
-        at, label = x.at(value), html.escape(show_x(value).replace(".0%", "%"))
+        at, label = x(value), escape(show_x(value).replace(".0%", "%"))
         anchor = "end" if at > right - 20 else "middle"  # a wide label would be cut at the edge
         parts.append(f'<line class="axis" x1="{at:.1f}" x2="{at:.1f}" y1="{base}" y2="{base + 4}"/>')
         parts.append(f'<text class="tick" x="{at:.1f}" y="{base + 17}" text-anchor="{anchor}">{label}</text>')
-    parts.append(f'<line class="axis" x1="{frame.left}" x2="{right}" y1="{base}" y2="{base}"/>')
-    middle = (frame.left + right) / 2
-    parts.append(f'<text class="tick" x="{middle:.0f}" y="{base + 35}" text-anchor="middle">{html.escape(name)}</text>')
+    parts.append(f'<line class="axis" x1="{left}" x2="{right}" y1="{base}" y2="{base}"/>')
+    middle = (left + right) / 2
+    parts.append(f'<text class="tick" x="{middle:.0f}" y="{base + 35}" text-anchor="middle">{escape(name)}</text>')
     return "".join(parts)
 
 
 def _level(chart: Chart, reference: Reference, y_scale: Scale) -> str:
-    y = y_scale.at(reference.value)
-    words = html.escape(f"{reference.name} {chart.show(reference.value)}")
+    y = y_scale(reference.value)
+    words = escape(f"{reference.name} {chart.show(reference.value)}")
     return (
-        f'<line class="reference" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
-        f'<text class="reference" x="{WIDTH - RIGHT}" y="{y - 5:.1f}" text-anchor="end">{words}</text>'
+        f'<line class="reference" x1="{LEFT}" x2="{RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
+        f'<text class="reference" x="{RIGHT}" y="{y - 5:.1f}" text-anchor="end">{words}</text>'
     )
 
 
 def _bars(chart: Chart, index: int, x_scale: Scale, y_scale: Scale) -> str:
     """The bars of one series; those of several series are next to each other."""
-    series, count, base = chart.series[index], len(chart.series), y_scale.at(0.0)
-    width = (x_scale.at(float(chart.bar_width)) - x_scale.at(0.0)) * _BAR_SHARE / count
+    series, count, base = chart.series[index], len(chart.series), y_scale(0.0)
+    width = (x_scale(float(chart.bar_width)) - x_scale(0.0)) * _BAR_SHARE / count
     bars = "".join(
         f'<rect x="{middle - width / 2:.1f}" y="{top:.1f}" width="{width:.1f}" height="{base - top:.1f}"/>'
         for middle, top in zip(_middles(chart, index, x_scale), y_scale(series.values), strict=True)
@@ -171,8 +153,7 @@ def _line(x: Float[np.ndarray, "n"], y: Float[np.ndarray, "n"], name: str) -> st
 
 def _legend(chart: Chart) -> str:
     keys = "".join(
-        f'<li class="series-{index}"><i></i>{html.escape(series.name)}</li>'
-        for index, series in enumerate(chart.series)
+        f'<li class="series-{index}"><i></i>{escape(series.name)}</li>' for index, series in enumerate(chart.series)
     )
     return f'<ul class="legend">{keys}</ul>'
 

@@ -1,18 +1,15 @@
 """Charts of several runs of one fine-tuning, which differ in the seed or in seed and learning rate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from bert_jax.reporting.chart import Chart, Series
-from bert_jax.reporting.curves import NATS, show_of, title_of
+from bert_jax.reporting.curves import NATS, Lines, points, series_of, show_of, title_of
 from bert_jax.train.metrics import METRICS_FILE, read_metrics
 
-COLOURS = 4  # of reporting/style.py: of more runs the mean, the highest and the lowest are shown
-
-Lines = Sequence[Mapping[str, Any]]
+COLOURS = 4  # of reporting/page.css: of more runs the mean, the highest and the lowest are shown
 
 
 def read_runs(workdir: Path) -> dict[str, Lines]:
@@ -32,39 +29,27 @@ def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]
     wanted = [name for name in names if name.startswith("eval_")] + ["task_loss"] * ("task_loss" in names)
     charts = []
     for name in sorted(wanted, key=lambda name: (name.endswith("loss"), name == "task_loss", name)):
-        found = {run: _points(lines, name) for run, lines in runs.items()}
-        found = {run: points for run, points in found.items() if points}
+        found = {run: values for run, lines in runs.items() if (values := points(lines, name))}
         if not found:
             continue
-        series = [Series(run, *_arrays(points)) for run, points in found.items()]
         loss = name.endswith("loss")
         title = "Training loss" if name == "task_loss" else f"{title_of(name.removeprefix('eval_'))}, held out"
-        kept = tuple(series) if len(series) <= COLOURS else _range(found)
+        several = tuple(series_of(run, values) for run, values in found.items())
+        kept = several if len(several) <= COLOURS else _range(found)
         charts.append(Chart(title, loss_unit if loss else "", kept, show_of(name), from_zero=False))
     return charts
 
 
 def _range(found: Mapping[str, Mapping[float, float]]) -> tuple[Series, ...]:
     """The mean, the highest and the lowest value of the runs at the steps that all of them logged."""
-    steps = sorted(set.intersection(*(set(points) for points in found.values())))
-    values = np.array([[points[step] for step in steps] for points in found.values()])
+    steps = sorted(set.intersection(*map(set, found.values())))
+    values = np.array([[run[step] for step in steps] for run in found.values()])
     at = np.array(steps, np.float64)
     return (
         Series(f"mean of {len(found)} runs", at, values.mean(axis=0)),
         Series("highest", at, values.max(axis=0)),
         Series("lowest", at, values.min(axis=0)),
     )
-
-
-def _points(lines: Lines, name: str) -> dict[float, float]:
-    values = {float(line["step"]): line.get(name) for line in lines}
-    return {
-        step: float(value) for step, value in values.items() if isinstance(value, int | float) and np.isfinite(value)
-    }
-
-
-def _arrays(points: Mapping[float, float]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array(list(points), np.float64), np.array(list(points.values()), np.float64)
 
 
 def _order(path: Path, workdir: Path) -> list[tuple[float, str]]:

@@ -1,16 +1,17 @@
 """Square plots as inline SVG: a reliability diagram, and labels against predictions, with tooltips of the values."""
 
-import html
 from collections.abc import Sequence
+from html import escape
 
 import numpy as np
 
 from bert_jax.array_types import Float
 from bert_jax.reporting.chart import number, percent
 from bert_jax.reporting.class_metrics import Calibration
-from bert_jax.reporting.plot import Frame, Scale, axes, ticks
+from bert_jax.reporting.plot import Scale, axes, ticks
 
-FRAME = Frame(360, 360, left=48, right=12, top=12, bottom=40)
+SIDE = 360  # pixels
+LEFT, RIGHT, TOP, BASE = 48, 348, 12, 320
 STRIP = 54  # pixels below a reliability diagram that show the number of predictions in each bin
 MOST_POINTS = 1500
 
@@ -20,27 +21,26 @@ def reliability(calibration: Calibration) -> str:
     x, y = _scales(ticks(0.0, 1.0))
     bins = len(calibration.counts)
     width = (x.end - x.begin) / bins - 1
-    base = FRAME.height + STRIP
+    base = SIDE + STRIP
     bars, strip = [], []
     for place, count in enumerate(calibration.counts):
-        left = x.at(place / bins) + 0.5
+        left = x(place / bins) + 0.5
         title = f"<title>{percent(place / bins)} to {percent((place + 1) / bins)}: {count:,} predictions"
         if count:
             confidence, accuracy = float(calibration.confidence[place]), float(calibration.accuracy[place])
             title += f", accuracy {percent(accuracy)}, mean confidence {percent(confidence)}"
-            top, bottom = sorted((y.at(accuracy), y.at(confidence)))
-            bar = _bar(left, y.at(accuracy), width, y.begin - y.at(accuracy), title)
+            top, bottom = sorted((y(accuracy), y(confidence)))
+            bar = _bar(left, y(accuracy), width, y.begin - y(accuracy), title)
             bars.append(
                 f'<g class="series-0">{bar}</g><g class="gap">{_bar(left, top, width, bottom - top, title)}</g>'
             )
             height = (STRIP - 10) * count / calibration.counts.max()
             strip.append(_bar(left, base - height, width, max(height, 0.7), title))
-    left, right = FRAME.left, FRAME.width - FRAME.right
     content = (
-        f"{axes(FRAME, x, y, 'confidence', percent, percent)}{''.join(bars)}{_diagonal(x, y)}"
+        f"{axes(x, y, 'confidence', percent, percent)}{''.join(bars)}{_diagonal(x, y)}"
         f'<g class="strip">{"".join(strip)}</g>'
-        f'<text class="tick" x="{left - 7}" y="{base - STRIP / 2 + 14:.0f}" text-anchor="end">count</text>'
-        f'<line class="axis" x1="{left}" x2="{right}" y1="{base}" y2="{base}"/>'
+        f'<text class="tick" x="{LEFT - 7}" y="{base - STRIP / 2 + 14:.0f}" text-anchor="end">count</text>'
+        f'<line class="axis" x1="{LEFT}" x2="{RIGHT}" y1="{base}" y2="{base}"/>'
     )
     summary = f"Calibration, expected calibration error {percent(calibration.error)}"
     return _figure("Calibration", "accuracy", summary, content, base + 4)
@@ -54,24 +54,21 @@ def scatter(labels: Float[np.ndarray, "R"], predictions: Float[np.ndarray, "R"],
         low, high = low - 0.5, high + 0.5
     x, y = _scales(ticks(low, high))
     points = "".join(
-        f'<circle cx="{x.at(float(labels[item])):.1f}" cy="{y.at(float(predictions[item])):.1f}" r="3"><title>'
-        f"{html.escape(names[item][:120])}: {number(float(labels[item]))}, predicted "
+        f'<circle cx="{x(float(labels[item])):.1f}" cy="{y(float(predictions[item])):.1f}" r="3"><title>'
+        f"{escape(names[item][:120])}: {number(float(labels[item]))}, predicted "
         f"{number(float(predictions[item]))}</title></circle>"
         for item in kept
     )
-    grid = axes(FRAME, x, y, "label", number, number)
+    grid = axes(x, y, "label", number, number)
     content = f'{grid}<g class="series-0 points">{points}</g>{_diagonal(x, y)}'
     summary = f"Labels and predictions: {len(kept):,} points"
-    return _figure("Labels and predictions", "prediction", summary, content, FRAME.height)
+    return _figure("Labels and predictions", "prediction", summary, content, SIDE)
 
 
 def _scales(marks: Float[np.ndarray, "k"]) -> tuple[Scale, Scale]:
     """The same values on both axes."""
     low, high = float(marks[0]), float(marks[-1])
-    return (
-        Scale(low, high, FRAME.left, FRAME.width - FRAME.right, marks),
-        Scale(low, high, FRAME.height - FRAME.bottom, FRAME.top, marks),
-    )
+    return Scale(low, high, LEFT, RIGHT, marks), Scale(low, high, BASE, TOP, marks)
 
 
 def _bar(x: float, y: float, width: float, height: float, title: str) -> str:
@@ -84,7 +81,7 @@ def _diagonal(x: Scale, y: Scale) -> str:
 
 def _figure(title: str, unit: str, summary: str, content: str, height: int) -> str:
     return (
-        f'<figure class="panel"><figcaption><h3>{html.escape(title)} <span>{html.escape(unit)}</span></h3></figcaption>'
-        f'<svg viewBox="0 0 {FRAME.width} {height}" role="img" aria-label="{html.escape(summary)}">{content}</svg>'
+        f'<figure class="panel"><figcaption><h3>{escape(title)} <span>{escape(unit)}</span></h3></figcaption>'
+        f'<svg viewBox="0 0 {SIDE} {height}" role="img" aria-label="{escape(summary)}">{content}</svg>'
         "</figure>"
     )

@@ -1,7 +1,8 @@
 """Prints a Document on a terminal, or as plain text of 100 columns where there is none."""
 
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
+from typing import Any
 
 from rich.bar import Bar as RichBar
 from rich.columns import Columns
@@ -17,7 +18,6 @@ from bert_jax.reporting.document import (
     Document,
     Excerpt,
     Excerpts,
-    Facts,
     Fragment,
     Panel,
     Panels,
@@ -70,11 +70,9 @@ def _print_section(section: Section, console: Console) -> None:
         console.print(section.title, style="bold", soft_wrap=True, highlight=False)
     for block in section.blocks:
         match block:
-            case Facts(rows):
-                console.print(_two_columns(rows))
             case Settings(groups):
                 for name, values in groups.items():
-                    console.print(_two_columns([(f"{name}.{key}", str(value)) for key, value in values.items()]))
+                    console.print(_settings(f"{name}." if name else "", values))
             case Table():
                 console.print(_table(block))
             case Panels(panels):
@@ -93,10 +91,10 @@ def _print_section(section: Section, console: Console) -> None:
         console.print(section.note, style="dim", highlight=False)
 
 
-def _two_columns(rows: Sequence[tuple[str, str]]) -> RichTable:
+def _settings(prefix: str, values: Mapping[str, Any]) -> RichTable:
     table = RichTable(show_header=False)
-    for row in rows:
-        table.add_row(*row)
+    for name, value in values.items():
+        table.add_row(prefix + name, str(value))
     return table
 
 
@@ -130,22 +128,18 @@ def _histogram(histogram: Histogram) -> RichTable:
     for name in histogram.counts:
         table.add_column(name, justify="right")
         table.add_column("", width=width)
-    binned = histogram.bins(_HISTOGRAM_BINS)
-    longest = {name: max(count for _, _, count in bins) for name, bins in binned.items()}
-    for rows in zip(*binned.values(), strict=True):
+    binned = list(histogram.bins(_HISTOGRAM_BINS).values())
+    longest = [max(1, *(count for _, _, count in bins)) for bins in binned]
+    for rows in zip(*binned, strict=True):
         first, last, _ = rows[0]
-        cells = _histogram_cells(dict(zip(binned, (count for _, _, count in rows), strict=True)), longest, width)
+        cells: list[RenderableType] = []
+        for (_, _, count), most in zip(rows, longest, strict=True):
+            cells += [f"{count:,}", _Bar(count / most, width)]
         table.add_row(str(first) if first == last else f"{first}-{last}", *cells)
     if any(counts[0] for counts in histogram.counts.values()):
         none = [cell for counts in histogram.counts.values() for cell in (f"{counts[0]:,}", "")]
         table.add_row(Text("none", "dim"), *none)
     return table
-
-
-def _histogram_cells(counts: Mapping[str, int], longest: Mapping[str, int], width: int) -> Iterator[RenderableType]:
-    for name, count in counts.items():
-        yield f"{count:,}"
-        yield _Bar(count / max(longest[name], 1), width)
 
 
 class _Bar:

@@ -17,7 +17,6 @@ from bert_jax.reporting.document import (
     Document,
     Excerpt,
     Excerpts,
-    Facts,
     Panel,
     Panels,
     Section,
@@ -62,7 +61,7 @@ def document(directory: Path, found: Inspection, verified: bool, rows: Sequence[
             Section("Shares", [Panels([*_labels(manifest, filled), *_replacements(filled, tokenizer)])]),
             Section("Rows", [Excerpts(rows)] if rows else [], _legend(manifest, tokenizer) if rows else "", True),
             Section("Most frequent tokens", [Panels(_tokens(filled, tokenizer))], "Without special tokens."),
-            Section("How it was made", [Facts(_origin(manifest))]),
+            Section("How it was made", [Settings({"": _origin(manifest)})]),
             Section("Manifest", [Settings(_settings(manifest))], page_only=True),
         ],
     )
@@ -224,7 +223,7 @@ def _legend(manifest: Mapping[str, Any], tokenizer: Tokenizer) -> str:
     )
 
 
-def _origin(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _origin(manifest: Mapping[str, Any]) -> dict[str, str]:
     """What build_examples was asked for."""
     masking, tokenizer, shards = manifest["masking"], manifest["tokenizer"], manifest["shards"]
     case = "lower-cased" if tokenizer["lowercase"] else "cased"
@@ -241,14 +240,14 @@ def _origin(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
             f"{masking['max_predictions']} per row"
         )
         seed = "unknown: the rows are imported"
-    return [
-        ("objective", f"{manifest['objective']}, rows of {manifest['seq_len']} tokens, pack {manifest['pack']}"),
-        ("masking", masks),
-        ("tokenizer", f"{tokenizer['vocab_size']} tokens, {case}, {tokenizer['hash'][:12]}"),
-        ("seed, pairings", seed),
-        ("sources", f"{len(manifest['sources'])} files, {size / 1e6:.1f} MB as stored"),
-        ("shards", f"{len(shards)} {manifest['format']} files, {sum(shard['bytes'] for shard in shards) / 1e6:.1f} MB"),
-    ]
+    return {
+        "objective": f"{manifest['objective']}, rows of {manifest['seq_len']} tokens, pack {manifest['pack']}",
+        "masking": masks,
+        "tokenizer": f"{tokenizer['vocab_size']} tokens, {case}, {tokenizer['hash'][:12]}",
+        "seed, pairings": seed,
+        "sources": f"{len(manifest['sources'])} files, {size / 1e6:.1f} MB as stored",
+        "shards": f"{len(shards)} {manifest['format']} files, {sum(shard['bytes'] for shard in shards) / 1e6:.1f} MB",
+    }
 
 
 def _settings(manifest: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
