@@ -17,7 +17,7 @@ from bert_jax.storage.local import atomic_file
 from bert_jax.tasks import input_lines, submission
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.named import TASKS
-from bert_jax.tasks.predictor import Answering, Counts
+from bert_jax.tasks.predictor import InputPredictor
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 
@@ -90,13 +90,9 @@ def predict(
     model = FineTuned(
         loaded, batch_size=batch_size, max_length=max_length, compute_dtype=compute_dtype, columns=columns
     )
-    answering = Answering(model, words, all_scores, on_error)
-    if isinstance(inputs, Path):
-        return [answer for window in answering.of_file(inputs, form) for answer in window]
-    answers: list[dict[str, Any]] = []
-    for first in range(0, len(inputs), answering.window):
-        answers += answering.of_given(inputs[first : first + answering.window], first + 1)
-    return answers
+    predictor = InputPredictor(model, form=form, words=words, all_scores=all_scores, on_error=on_error)
+    windows = predictor.file(inputs) if isinstance(inputs, Path) else predictor.objects(inputs)
+    return [prediction for window in windows for prediction in window]
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -125,45 +121,47 @@ def main(arguments: Sequence[str]) -> None:
     if options.format not in FORMATS:
         raise UserError(f"unknown --format {options.format!r}; choose from {', '.join(FORMATS)}")
     with _output("" if options.format in BENCHMARKS else options.output) as output:
-        loaded = open_checkpoint(options.checkpoint, options.average)
         model = FineTuned(
-            loaded,
+            open_checkpoint(options.checkpoint, options.average),
             batch_size=options.batch_size,
             max_length=options.max_length,
             compute_dtype=options.compute_dtype,
             columns=columns if columns != Columns() else None,
         )
-        answering = Answering(model, options.words, options.all_scores, options.on_error)
+        form = "task" if options.format in BENCHMARKS else options.form
+        predictor = InputPredictor(
+            model, form=form, words=options.words, all_scores=options.all_scores, on_error=options.on_error
+        )
         if options.format in BENCHMARKS:
-            print(_submit(answering, model, Path(options.input), options.output, options.format))
+            print(_submit(predictor, model.task, Path(options.input), options.output, options.format))
             return
         if options.input == "-":
-            found = answering.of_stream(sys.stdin.buffer, options.form)
+            windows = predictor.stream(sys.stdin.buffer)
         else:
-            found = answering.of_file(Path(options.input), options.form, quiet=not options.output)
-        for window in found:
+            windows = predictor.file(Path(options.input), quiet=not options.output)
+        for window in windows:
             output.write("".join(map(_line, window)).encode())
             output.flush()
-    _print_counts(answering.counts, model.task)
+    for remark in predictor.remarks():
+        print(remark, file=sys.stderr)
 
 
-def _submit(answering: Answering, model: FineTuned, path: Path, output: str, benchmark: str) -> Path:
+def _submit(predictor: InputPredictor, task: Task, path: Path, output: str, benchmark: str) -> Path:
     """Predicts the benchmark's own file of a split and writes the leaderboard's submission file."""
     if not output:
         raise UserError(f"--format {benchmark} needs a folder to write to; name the folder with --output")
-    task = model.task
     split = TASKS[task.name].split_of(path) if task.name in TASKS else ""
     if not submission.file_name(task.name, split).endswith(BENCHMARKS[benchmark]):
         raise UserError(
             f"the {benchmark} leaderboard does not accept predictions of {path.name} for task {task.name}. Use the "
             "unlabelled test file of one of its tasks, under the name that the benchmark gives it, or omit --format"
         )
-    predictions = [one for window in answering.of_file(path, "task", quiet=False) for one in window]
+    predictions = [prediction for window in predictor.file(path, quiet=False) for prediction in window]
     return submission.write_submission(task, split, predictions, output)
 
 
-def _line(answer: dict[str, Any]) -> str:
-    return json.dumps(_rounded(answer), ensure_ascii=False) + "\n"
+def _line(prediction: dict[str, Any]) -> str:
+    return json.dumps(_rounded(prediction), ensure_ascii=False) + "\n"
 
 
 def _rounded(value: Any) -> Any:
@@ -186,18 +184,6 @@ def _output(path: str) -> Iterator[IO[bytes]]:
         yield sys.stdout.buffer
     except BrokenPipeError:  # the reader has closed the pipe, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def _print_counts(counts: Counts, task: Task) -> None:
-    if counts.cut:
-        option = "--max_length" if counts.cut_option == "max_length" else f"task.{counts.cut_option}"
-        limit = getattr(task, counts.cut_option)
-        print(
-            f"{counts.cut:,} {counts.what_is_cut} were longer than {limit} tokens and were cut ({option})",
-            file=sys.stderr,
-        )
-    if counts.refused:
-        print(f"{counts.refused:,} of {counts.inputs:,} inputs were invalid (see the errors)", file=sys.stderr)
 
 
 if __name__ == "__main__":

@@ -135,7 +135,7 @@ def test_several_seeds_are_summed_up_and_the_workdir_opens_as_the_best(
     fit = trainer.fit
     with monkeypatch.context() as patch:  # SIGTERM while a seed's last checkpoint is written
         patch.setattr(trainer, "fit", lambda run: dataclasses.replace(fit(run), stop_requested=True))
-        with pytest.raises(Stopped, match="seed-0 is done, seeds after it are not"):
+        with pytest.raises(Stopped, match="seed-0 is complete, later seeds are not"):
             finetune(config, workdir)
     assert not (workdir / "seed-1").exists()
     result = finetune(config, workdir)
@@ -259,7 +259,10 @@ def test_a_folder_for_the_leaderboard_of_a_task_that_none_takes_is_told(
     start: Path, reviews: dict[str, str], tmp_path: Path
 ) -> None:
     task = TaskConfig(train=reviews["train"], text="review", label="stars", submission=str(tmp_path / "out"))
-    with pytest.raises(UserError, match=r"task.submission: task own has nothing that a leaderboard takes; .*boolq"):
+    with pytest.raises(
+        UserError,
+        match=r"no leaderboard accepts predictions of train of task own; .*boolq",
+    ):
         finetune(config_of(start, task), tmp_path / "work")
     assert not (tmp_path / "work").exists() and not (tmp_path / "out").exists()
 
@@ -309,13 +312,13 @@ def test_the_command_names_what_is_missing(tmp_path: Path) -> None:
 
 MISTAKES = {
     "more slots than positions": ({"task": {"max_length": 128}}, "task.max_length is 128.*64 positions.*max_length=64"),
-    "a seed twice": ({"seeds": (1, 1)}, "different numbers"),
-    "a seed that stands for another": ({"seeds": (1, 2**32)}, "different numbers from 0 to 4294967295"),
-    "no seed": ({"seeds": ()}, "give how many, as --config.seeds=5"),
-    "a seed for their number": ({"seeds": (1234,)}, "for that one seed alone give --config.seed=1234"),
-    "a rate twice": ({"learning_rates": "1e-4,1e-4"}, "learning_rates is '1e-4,1e-4'; give different numbers over 0"),
+    "a seed twice": ({"seeds": (1, 1)}, "several different seeds"),
+    "a seed that stands for another": ({"seeds": (1, 2**32)}, "several different seeds from 0 to 4294967295"),
+    "no seed": ({"seeds": ()}, "give the number of seeds, such as --config.seeds=5"),
+    "a seed for their number": ({"seeds": (1234,)}, "to train with this seed, use --config.seed=1234"),
+    "a rate twice": ({"learning_rates": "1e-4,1e-4"}, "learning_rates is '1e-4,1e-4'; give different numbers above 0"),
     "no rate": ({"learning_rates": "fast"}, "learning_rates is 'fast'"),
-    "half together": ({"run_together": "maybe"}, "run_together is 'maybe'; use auto, yes, no"),
+    "half together": ({"run_together": "maybe"}, "unknown run_together 'maybe'; choose from auto, yes, no"),
     "negative patience": ({"early_stop": -1}, "early_stop is -1"),
     "no rows in a batch": (
         {"batch_size": 0},

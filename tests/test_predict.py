@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -175,7 +175,7 @@ def test_what_is_cut_is_counted_and_said(workdir: Path, tmp_path: Path, capsys: 
     (tmp_path / "in.txt").write_text("mat\n" + "the cat " * 12 + "\n")
     arguments = ["--checkpoint", workdir, "--input", tmp_path / "in.txt"]
     run(*arguments)
-    assert "1 inputs were longer than 16 tokens and were cut (--max_length)" in capsys.readouterr().err
+    assert "1 inputs were longer than 16 tokens and were truncated (--max_length)" in capsys.readouterr().err
     run(*arguments, "--max_length=24")
     assert "1 inputs were longer than 24" in capsys.readouterr().err
     with pytest.raises(UserError, match="--max_length is 30; use 8 to 24"):
@@ -218,37 +218,41 @@ def test_a_pipe_is_answered_line_by_line(
     assert same([json.loads(line) for line in written], predict(workdir, TEXTS))
 
 
-def test_windows_hold_no_more_than_they_should() -> None:
-    def lines() -> Iterator[input_lines.Line]:
-        yield from ((number, str(number)) for number in range(10))
+def test_windows_of_a_stream_have_at_most_so_many_lines(tmp_path: Path) -> None:
+    lines = [(number, str(number)) for number in range(1, 11)]
+    assert [len(window) for window in input_lines.windows(lines, 4)] == [4, 4, 2]
+    path = tmp_path / "lines"
+    for content in ("\ufeff" + "\n".join(text for _, text in lines), "\r\n".join(text for _, text in lines) + "\r\n"):
+        path.write_bytes(content.encode())
+        with path.open("rb") as stream:
+            found = list(input_lines.stream_windows(stream, 4))
+        assert [len(window) for window in found] == [4, 4, 2]
+        assert [line for window in found for line in window] == lines
 
-    assert [len(window) for window in input_lines.windows(lines(), 4)] == [4, 4, 2]
-    ready = list(input_lines.ready_windows(lines(), 4))
-    assert [line for window in ready for line in window] == list(lines()) and max(map(len, ready)) <= 4
 
-    def broken() -> Iterator[input_lines.Line]:
-        yield 1, "fine"
-        raise UserError("line 2 is not UTF-8")
-
-    found = []
-    with pytest.raises(UserError, match="line 2"):
-        for window in input_lines.ready_windows(broken(), 4):
-            found += window
-    assert found == [(1, "fine")]
+def test_a_line_of_a_stream_that_is_not_utf_8_is_an_error_after_the_lines_that_arrived_before() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "rb") as stream, os.fdopen(writing, "wb", buffering=0) as pipe:
+        windows = input_lines.stream_windows(stream, 4)
+        pipe.write(b"one\ntwo\nthr")
+        assert next(windows) == [(1, "one"), (2, "two")]
+        pipe.write(b"ee\n\xff\n")
+        with pytest.raises(UserError, match="standard input line 4 is not UTF-8"):
+            list(windows)
 
 
 def test_the_form_of_standard_input_is_that_of_its_first_line() -> None:
     lines = ['{"text": "a"}', '{"text": ', "[1]", "plain", ""]
     assert [input_lines.form_of_line(line) for line in lines] == ["jsonl", "text", "text", "text", "text"]
     names = {"a.txt": "text", "a.jsonl.gz": "jsonl", "a": "text", "a.tsv": "task", "a.conllu.xz": "task"}
-    assert {name: input_lines.form_of(Path(name)) for name in names} == names
+    assert {name: input_lines.form_of_file(Path(name)) for name in names} == names
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"form": "csv"}, "--form is 'csv'; use one of: auto, text, jsonl, task"),
-        ({"on_error": "stop"}, "--on_error is 'stop'; use fail or skip"),
+        ({"form": "csv"}, "unknown --form 'csv'; choose from auto, text, jsonl, task"),
+        ({"on_error": "stop"}, "unknown --on_error 'stop'; choose from fail, skip"),
         ({"batch_size": 0}, "batch size is 0; use 1 or more"),
     ],
 )

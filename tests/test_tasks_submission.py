@@ -52,9 +52,14 @@ def test_superglue_takes_an_object_a_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "split", "told", "message"),
     [
-        ("rte", "dev", answers("entailment"), "no leaderboard takes dev of task rte; they take: cola"),
-        ("ewt", "test", answers("NOUN"), "no leaderboard takes test of task ewt"),
-        ("rte", "test", [], "no predictions for RTE.tsv"),
+        (
+            "rte",
+            "dev",
+            answers("entailment"),
+            "no leaderboard accepts predictions of dev of task rte; .* use one of: cola",
+        ),
+        ("ewt", "test", answers("NOUN"), "no leaderboard accepts predictions of test of task ewt"),
+        ("rte", "test", [], "there are no predictions for RTE.tsv"),
     ],
 )
 def test_what_no_leaderboard_takes_is_told(

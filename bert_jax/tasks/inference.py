@@ -7,8 +7,7 @@ rows that its devices own, and results are returned in the order of the rows.
 import dataclasses
 import functools
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -23,7 +22,6 @@ from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import Split, TaskBatch, TaskRows
-from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.length_batches import sorted_batches
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
@@ -122,10 +120,6 @@ class FineTuned:
         self.batch_size = batch_size
         self._predictor = Predictor(self.task, loaded.model, runtime_of(config), mesh)
         self._params = task_params(loaded, self.task, mesh)
-
-    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Any]:
-        """Task.parse."""
-        return self.task.parse(source, records)
 
     def encode(self, split: Split[Any]) -> TaskRows:
         """Task.encode."""

@@ -1,11 +1,12 @@
-"""Inputs of predict as they come: lines of a file or of standard input, in windows, and what form they have."""
+"""The lines that predict reads from files and standard input, and their forms."""
 
 import json
-import queue
-import threading
+import os
+import select
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
-from typing import IO
+from typing import IO, Any, TypeVar
 
 from bert_jax.command import UserError
 from bert_jax.tasks.input_records import InputRecord
@@ -13,88 +14,80 @@ from bert_jax.tasks.reading import plain_name
 
 FORMS = ("auto", "text", "jsonl", "task")
 STDIN = Path("standard input")  # in messages
-LINES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".text": "text", "": "text"}
+FORM_OF_ENDING = {".jsonl": "jsonl", ".ndjson": "jsonl", ".txt": "text", ".text": "text", "": "text"}
+CHUNK = 1 << 20  # bytes; a pipe returns at most what it holds
 
-Line = tuple[int, str]  # its number, from 1, and what it holds
+Line = tuple[int, str]  # its number, from 1, and its content
+Item = TypeVar("Item")
 
 
-def form_of(path: Path) -> str:
-    """`text` (a line an input), `jsonl` (an object a line) or `task` (files as those it was trained on), by the name's
-    ending, that of a compressed file left out."""
-    return LINES.get(Path(plain_name(path)).suffix, "task")
+def form_of_file(path: Path) -> str:
+    """`text` (one input per line), `jsonl` (one object per line) or `task` (the format of the training files).
+
+    The ending of the name decides; the ending of a compressed file does not count.
+    """
+    return FORM_OF_ENDING.get(Path(plain_name(path)).suffix, "task")
 
 
 def form_of_line(text: str) -> str:
-    """The form of a stream by its first line: `jsonl` where that is a JSON object, else `text`."""
+    """The form of a stream with this first line: `jsonl` if the line is a JSON object, otherwise `text`."""
     try:
         return "jsonl" if isinstance(json.loads(text), dict) else "text"
     except (ValueError, RecursionError):
         return "text"
 
 
-def stream_lines(stream: IO[bytes]) -> Iterator[Line]:
-    """The lines of standard input, without their ends. Raises UserError for what is not UTF-8."""
-    for number, line in enumerate(stream, start=1):
-        try:
-            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
-        except UnicodeDecodeError as error:
-            raise UserError(f"{STDIN} line {number} is not UTF-8 ({error.reason}). Convert it") from error
+def windows(items: Iterable[Item], size: int) -> Iterator[list[Item]]:
+    """The items in lists of `size`; the last list may be shorter."""
+    remaining = iter(items)
+    return iter(lambda: list(islice(remaining, size)), [])
 
 
-def record_of(source: Path, line: Line, form: str, words: bool = False) -> InputRecord:
-    """A line as an InputRecord; with `words`, a plain line holds words separated by blanks.
+def stream_windows(stream: IO[bytes], size: int) -> Iterator[list[Line]]:
+    """The lines of a stream, without line ends, in lists of at most `size` lines.
 
-    Raises UserError for bad JSON.
+    A list is yielded as soon as reading more would wait. A program that writes a line into a pipe and waits for its
+    prediction therefore receives it. Raises UserError for a line that is not UTF-8.
     """
-    number, text = line
-    if form == "text":
-        return InputRecord(number, {"tokens": text.split(), "text": text} if words and text.split() else text)
+    number, unfinished = 0, b""
+    waiting: list[bytes] = []
+    while chunk := os.read(stream.fileno(), CHUNK):
+        *lines, unfinished = (unfinished + chunk).split(b"\n")
+        waiting += lines
+        while len(waiting) >= size or (waiting and not select.select([stream], [], [], 0)[0]):
+            yield _decoded(waiting[:size], number)
+            number += len(waiting[:size])
+            del waiting[:size]
+    waiting += [unfinished] if unfinished else []
+    if waiting:
+        yield _decoded(waiting, number)
+
+
+def _decoded(lines: list[bytes], before: int) -> list[Line]:
+    """Lines as text. `before` lines precede them in the stream; a byte-order mark at its start is dropped."""
+    found = []
+    for number, line in enumerate(lines, before + 1):
+        try:
+            found.append((number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r")))
+        except UnicodeDecodeError as error:
+            raise UserError(f"{STDIN} line {number} is not UTF-8 ({error.reason}). Convert it to UTF-8") from error
+    return found
+
+
+def record_of(source: Path, number: int, content: str | Mapping[str, Any], form: str, words: bool) -> InputRecord:
+    """A line, or an object of the caller, as an InputRecord.
+
+    With `words`, a line of text holds words separated by white space. Raises UserError for a line of the form jsonl
+    that is not a JSON object.
+    """
+    if form == "text" and isinstance(content, str) and words and content.split():
+        return InputRecord(number, {"tokens": content.split(), "text": content})
+    if form == "text" or not isinstance(content, str):
+        return InputRecord(number, content)
     try:
-        found = json.loads(text)
+        found = json.loads(content)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{source} line {number} is not JSON ({error}). Write one object a line") from None
+        raise UserError(f"{source} line {number} is not JSON ({error}). Write one object per line") from None
     if not isinstance(found, Mapping):
-        raise UserError(f"{source} line {number} is {text:.40}, no JSON object. Write {{...}} on each line")
+        raise UserError(f"{source} line {number} is {content:.40}, which is not a JSON object. Write {{...}} per line")
     return InputRecord(number, found)
-
-
-def windows(lines: Iterable[Line], size: int) -> Iterator[list[Line]]:
-    """As many lines at a time as size says, the last window but fewer."""
-    found: list[Line] = []
-    for line in lines:
-        found.append(line)
-        if len(found) == size:
-            yield found
-            found = []
-    if found:
-        yield found
-
-
-def ready_windows(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
-    """Up to size lines at a time, but never waiting for a second one: whoever writes a line into a pipe and waits for
-    its answer gets it. A thread reads ahead, no further than size lines."""
-    ahead: queue.Queue[Line | BaseException | None] = queue.Queue(maxsize=size)
-    threading.Thread(target=_read_ahead, args=(lines, ahead), name="read lines", daemon=True).start()
-    while True:
-        found = [ahead.get()]
-        while len(found) < size and not ahead.empty():
-            found.append(ahead.get())
-        window: list[Line] = []
-        for line in found:
-            if not isinstance(line, tuple):  # the end, or what was raised: nothing follows
-                if window:
-                    yield window
-                if line is not None:
-                    raise line
-                return
-            window.append(line)
-        yield window
-
-
-def _read_ahead(lines: Iterator[Line], ahead: "queue.Queue[Line | BaseException | None]") -> None:
-    try:
-        for line in lines:
-            ahead.put(line)
-        ahead.put(None)
-    except BaseException as error:  # whatever it is, whoever takes the lines is told
-        ahead.put(error)

@@ -1,4 +1,4 @@
-"""What came of the trials of a task: mean, deviation, each; the best of them, which the workdir opens as."""
+"""The result of a fine-tuning over its trials: statistics of the metrics, tables, and the checkpoint of the best."""
 
 import json
 import math
@@ -28,25 +28,26 @@ Metrics = Mapping[str, float]
 def result(
     task: str, chosen_by: str, by_trial: Mapping[Trial, Metrics], steps: Mapping[Trial, int], counts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """What result.json holds: task, seeds, metrics {name: {mean, std, values}}, steps, counts, and of several the best.
+    """The content of result.json: task, seeds, metrics {name: {mean, std, values}}, steps, counts, and best of several.
 
-    Of a sweep, metrics are those of the best rate, by the mean over its seeds, and learning_rates has those of each.
-    chosen_by is the dev metric that chooses; steps are those that the parameters kept are of.
+    In a sweep, metrics are those of the learning rate with the best mean over its seeds, and learning_rates holds those
+    of every rate. chosen_by is the dev metric that decides; steps are the steps of the parameters that are kept.
     """
-    rates = list(dict.fromkeys(trial.learning_rate for trial in by_trial))
-    of = {rate: [trial for trial in by_trial if trial.learning_rate == rate] for rate in rates}
-    rate = best_rate(by_trial, chosen_by)
-
-    def summed_up(trials: Sequence[Trial]) -> dict[str, Any]:
-        return {
-            "metrics": _summary([by_trial[trial] for trial in trials]),
+    by_rate: dict[float, list[Trial]] = {}
+    for trial in by_trial:
+        by_rate.setdefault(trial.learning_rate, []).append(trial)
+    summaries = {
+        rate: {
+            "metrics": summary([by_trial[trial] for trial in trials]),
             "steps": [steps[trial] for trial in trials],
         }
-
+        for rate, trials in by_rate.items()
+    }
+    rate = best(by_trial, chosen_by).learning_rate
     found: dict[str, Any] = {
         "task": task,
-        "seeds": [trial.seed for trial in of[rate]],
-        **summed_up(of[rate]),
+        "seeds": [trial.seed for trial in by_rate[rate]],
+        **summaries[rate],
         "counts": dict(counts),
     }
     if len(by_trial) > 1:
@@ -59,26 +60,18 @@ def result(
             "metric": chosen_by,
             "value": None if math.isnan(value) else value,
         }
-    if len(rates) > 1:
-        found["learning_rates"] = [{"learning_rate": each, **summed_up(of[each])} for each in rates]
+    if len(by_rate) > 1:
+        found["learning_rates"] = [{"learning_rate": each, **figures} for each, figures in summaries.items()]
     return found
 
 
-def best_rate(by_trial: Mapping[Trial, Metrics], chosen_by: str) -> float:
-    """The learning rate with the best mean over its seeds; the first where nothing was measured."""
-    scores: dict[float, list[float]] = {}
-    for trial, metrics in by_trial.items():
-        scores.setdefault(trial.learning_rate, []).append(_score(metrics, chosen_by))
-    return max(scores, key=lambda rate: sum(scores[rate]) / len(scores[rate]))
-
-
 def best(by_trial: Mapping[Trial, Metrics], chosen_by: str) -> Trial:
-    """The best trial of the best rate; the first where nothing was measured."""
-    rate = best_rate(by_trial, chosen_by)
-    return max(
-        (trial for trial in by_trial if trial.learning_rate == rate),
-        key=lambda trial: _score(by_trial[trial], chosen_by),
-    )
+    """The best trial of the learning rate with the best mean over its seeds; the first one if nothing was measured."""
+    by_rate: dict[float, dict[Trial, float]] = {}
+    for trial, metrics in by_trial.items():
+        by_rate.setdefault(trial.learning_rate, {})[trial] = _score(metrics, chosen_by)
+    scores = max(by_rate.values(), key=lambda scores: sum(scores.values()) / len(scores))
+    return max(scores, key=scores.__getitem__)
 
 
 def _score(metrics: Metrics, name: str) -> float:
@@ -89,16 +82,18 @@ def _score(metrics: Metrics, name: str) -> float:
 
 
 def keep_best(workdir: Path, trial: Trial, averaged: bool) -> None:
-    """Makes the workdir open as that trial; averaged says whether it has a moving average, too."""
+    """Copies the checkpoint of a trial to the workdir itself. averaged: the trial also has a moving average."""
     chosen = workdir / trial.folder
     note = workdir / BEST_FILE
     step = selected_step(chosen) or 0
-    said = {"run": trial.folder, "step": step}
-    if distributed.broadcast_from_primary(note.exists() and json.loads(note.read_text(encoding="utf-8")) == said):
+    content = {"run": trial.folder, "step": step}
+    if distributed.broadcast_from_primary(note.exists() and json.loads(note.read_text(encoding="utf-8")) == content):
         return
     if distributed.is_primary():
-        note.unlink(missing_ok=True)  # of what is removed now, for we may be killed before another is there
-        (workdir / CONFIG_FILE).unlink(missing_ok=True)  # comes last: without it nobody opens the folder
+        # The process may be killed at any point from here on. The note is removed first and written last, so that it
+        # never describes another checkpoint. Without config.json, nothing opens the folder as a checkpoint.
+        note.unlink(missing_ok=True)
+        (workdir / CONFIG_FILE).unlink(missing_ok=True)
         for old in (CHECKPOINTS, "tokenizer"):
             shutil.rmtree(workdir / old, ignore_errors=True)
     distributed.broadcast_from_primary("removed")
@@ -108,11 +103,11 @@ def keep_best(workdir: Path, trial: Trial, averaged: bool) -> None:
         shutil.copytree(chosen / "tokenizer", workdir / "tokenizer")
         shutil.copy(chosen / METRICS_FILE, workdir / METRICS_FILE)
         write_config(workdir, read_config(chosen))
-        write_json(note, said)
+        write_json(note, content)
 
 
-def _summary(by_seed: Sequence[Metrics]) -> dict[str, dict[str, Any]]:
-    """Mean, sample deviation and values of each metric; None for what is undefined."""
+def summary(by_seed: Sequence[Metrics]) -> dict[str, dict[str, Any]]:
+    """`mean`, `std` (sample standard deviation) and `values` of each metric; None for what is undefined."""
     found = {}
     for name in by_seed[0]:
         values = [metrics[name] for metrics in by_seed]
@@ -126,7 +121,7 @@ def _summary(by_seed: Sequence[Metrics]) -> dict[str, dict[str, Any]]:
 
 
 def tables(found: Mapping[str, Any]) -> list[Table]:
-    """The result to be shown: of the seeds, beside another model's published figures, and of the rates of a sweep."""
+    """Tables of a result: the metrics by seed, next to published figures of another model; and a sweep by rate."""
     seeds, others = found["seeds"], published.FIGURES.get(found["task"], {})
     title = f"{found['task']}: {len(seeds)} seed(s)"
     if "learning_rates" in found:

@@ -1,12 +1,12 @@
-"""The files that the leaderboards of GLUE and SuperGLUE take, one a split, from the answers to its examples.
+"""Writes the files that the GLUE and SuperGLUE leaderboards accept: one for each split, made from its predictions.
 
 GLUE: https://gluebenchmark.com/faq (a table of index and prediction); SuperGLUE: https://super.gluebenchmark.com/faq
-(a JSON object a line). An index is the place of an example in the benchmark's own file, from 0.
+(one JSON object per line). The index is the position of an example in the benchmark's own file, from 0.
 """
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from bert_jax.train import distributed
 
 STSB_RANGE = (0.0, 5.0)
 
-# By task and split.
+# The name of the file by task and split.
 FILES: dict[tuple[str, str], str] = {
     ("cola", "test"): "CoLA.tsv",
     ("sst2", "test"): "SST-2.tsv",
@@ -41,49 +41,47 @@ FILES: dict[tuple[str, str], str] = {
 
 
 def file_name(task_name: str, split: str) -> str:
-    """The name that a benchmark wants for a split of a task; empty where it wants none."""
+    """The name of the file that a leaderboard accepts for a split of a task; empty if none accepts it."""
     return FILES.get((task_name, split), "")
 
 
-def write_submission(
-    task: Task, split: str, predictions: Sequence[Mapping[str, Any]], directory: str | Path, name: str = ""
-) -> Path:
-    """Writes the benchmark's file of a split into a folder (made where it is not there) and returns its path.
+def check(task_name: str, splits: Iterable[str]) -> None:
+    """Raises UserError if no leaderboard accepts predictions of any of these splits of a task."""
+    if not any(file_name(task_name, split) for split in splits):
+        accepted = ", ".join(f"{name} ({split})" for name, split in FILES)
+        raise UserError(
+            f"no leaderboard accepts predictions of {' or '.join(splits)} of task {task_name}; "
+            f"omit task.submission, or use one of: {accepted}"
+        )
 
-    predictions are Kind.predictions of all examples of the split, in the order of its file; name is for a file called
-    otherwise. Scores of STS-B are clipped to 0 ... 5. Raises UserError for a task or split that no benchmark takes,
-    and for no predictions at all.
+
+def write_submission(task: Task, split: str, predictions: Sequence[Mapping[str, Any]], directory: str | Path) -> Path:
+    """Writes the leaderboard's file of a split into a folder, which is created if necessary, and returns its path.
+
+    predictions are Task.predictions of all examples of the split, in the order of its file. Scores of STS-B are clipped
+    to 0 ... 5. Raises UserError for a task or split that no leaderboard accepts, and for no predictions.
     """
-    wanted = file_name(task.name, split)
-    if not wanted:
-        there = ", ".join(f"{task_name} ({split_name})" for task_name, split_name in FILES)
-        raise UserError(f"no leaderboard takes {split} of task {task.name}; they take: {there}")
+    check(task.name, [split])
+    path = Path(directory) / file_name(task.name, split)
     if not predictions:
-        raise UserError(f"no predictions for {wanted}; give the unlabelled file of the benchmark")
-    form = _json_line if wanted.endswith(".jsonl") else _table_line
-    lines = [form(index, _answer(task, told)) for index, told in enumerate(predictions)]
-    if form is _table_line:
-        lines.insert(0, "index\tprediction")
-    path = Path(directory) / (name or wanted)
+        raise UserError(f"there are no predictions for {path.name}; use the unlabelled file of the benchmark")
+    labels = [_label(task, prediction) for prediction in predictions]
+    if path.suffix == ".jsonl":
+        lines = [
+            json.dumps({"idx": index, "label": int(label) if label.isdecimal() else label})
+            for index, label in enumerate(labels)
+        ]
+    else:
+        lines = ["index\tprediction", *(f"{index}\t{label}" for index, label in enumerate(labels))]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, ("\n".join(lines) + "\n").encode())
     return path
 
 
-def check(task_name: str, splits: Collection[str]) -> None:
-    """Raises UserError where none of these splits of a task is one that a leaderboard takes."""
-    if not any(file_name(task_name, split) for split in splits):
-        wanted = [split for name, split in FILES if name == task_name]
-        there = (
-            f"the files of: {', '.join(wanted)}" if wanted else f"a task of: {', '.join(sorted({t for t, _ in FILES}))}"
-        )
-        raise UserError(f"task.submission: task {task_name} has nothing that a leaderboard takes; it takes {there}")
-
-
 def submit(model: FineTuned, splits: Mapping[str, Split[Any]], directory: str | Path) -> list[Path]:
-    """Answers the splits that a leaderboard takes of a model's task and writes their files, whose paths it returns.
+    """Predicts the splits that a leaderboard accepts, writes their files and returns the paths.
 
-    All processes answer, the first writes.
+    All processes of a run predict; the first one writes.
     """
     written = []
     for split, content in splits.items():
@@ -94,16 +92,8 @@ def submit(model: FineTuned, splits: Mapping[str, Split[Any]], directory: str | 
     return written
 
 
-def _answer(task: Task, told: Mapping[str, Any]) -> str:
+def _label(task: Task, prediction: Mapping[str, Any]) -> str:
     if task.kind == "regression":
         low, high = STSB_RANGE
-        return f"{min(max(told['score'], low), high):.3f}"
-    return str(told["label"])
-
-
-def _table_line(index: int, answer: str) -> str:
-    return f"{index}\t{answer}"
-
-
-def _json_line(index: int, answer: str) -> str:
-    return json.dumps({"idx": index, "label": int(answer) if answer.isdecimal() else answer})
+        return f"{min(max(prediction['score'], low), high):.3f}"
+    return str(prediction["label"])

@@ -1,4 +1,4 @@
-"""The runs of one fine-tuning, a seed each, or a seed and a rate each: how each is configured, and its rows."""
+"""The trials of one fine-tuning, one for each seed and learning rate: their configurations and their batches."""
 
 import dataclasses
 import functools
@@ -19,12 +19,11 @@ from bert_jax.tasks.task_source import TaskSource
 from bert_jax.train import multi_seed, rules
 from bert_jax.train.held_out import PREFIX
 
-# Devlin et al. 2019 ramp up over 10,000 steps of pretraining; google-research/bert's run_classifier.py, whose
-# --warmup_proportion is 0.1 by default, over a tenth of fine-tuning.
+# Fine-tuning with run_classifier.py of google-research/bert warms up over a tenth of the steps (--warmup_proportion).
 WARMUP_SHARE = 0.1
-MOST_SEEDS = 100  # of a count: who gives more means a seed
+MOST_SEEDS = 100  # a larger number of seeds is more likely meant as a seed
 TOGETHER = ("auto", "yes", "no")
-# Parameters, their gradients and two moments; activations come to that, so not all of the memory is for them.
+# Each run holds its parameters, their gradients and two moments. The rest of the memory is left for activations.
 _COPIES = 4
 _SHARE_OF_MEMORY = 0.7
 _WHERE = ("config.json", "seed-*/config.json", "rate-*/seed-*/config.json")
@@ -32,7 +31,7 @@ _WHERE = ("config.json", "seed-*/config.json", "rate-*/seed-*/config.json")
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: its seed, the peak of its learning rate, and where it lies in the workdir (empty: it is the workdir)."""
+    """One run: its seed, its peak learning rate, and its folder in the workdir (empty: the workdir itself)."""
 
     seed: int
     learning_rate: float
@@ -40,10 +39,7 @@ class Trial:
 
 
 def trials_of(config: FinetuneConfig) -> list[Trial]:
-    """The runs that a configuration asks for, rate by rate.
-
-    Raises UserError for seeds or rates that are none, or given twice.
-    """
+    """The trials of a configuration, grouped by learning rate. Raises UserError for invalid or repeated values."""
     seeds, rates = seeds_of(config), rates_of(config)
     if not rates:
         rate = config.optimizer.learning_rate
@@ -52,25 +48,25 @@ def trials_of(config: FinetuneConfig) -> list[Trial]:
 
 
 def seeds_of(config: FinetuneConfig) -> tuple[int, ...]:
-    """Several numbers are the seeds; one is how many, from config.seed on, and 0 is one, too."""
+    """The seeds of a configuration: config.seeds, or as many seeds from config.seed as its single number (0: one)."""
     given = config.seeds
     if not given or len(set(given)) < len(given) or not all(0 <= seed < SEEDS for seed in given):
         raise UserError(
-            f"seeds is {given}; give how many, as --config.seeds=5, or several different numbers from 0 to "
-            f"{SEEDS - 1}, as --config.seeds=0,1,2"
+            f"seeds is {given}; give the number of seeds, such as --config.seeds=5, or several different seeds from 0 "
+            f"to {SEEDS - 1}, such as --config.seeds=0,1,2"
         )
     if len(given) > 1:
         return given
     if given[0] > MOST_SEEDS:
         raise UserError(
-            f"seeds is {given[0]}, which is how many there are to be, {MOST_SEEDS} at most; "
-            f"for that one seed alone give --config.seed={given[0]}"
+            f"seeds is {given[0]}, but the number of seeds is at most {MOST_SEEDS}; "
+            f"to train with this seed, use --config.seed={given[0]}"
         )
     return tuple(range(config.seed, config.seed + max(given[0], 1)))
 
 
 def rates_of(config: FinetuneConfig) -> tuple[float, ...]:
-    """The peaks of a sweep of learning rates; none for optimizer.learning_rate alone."""
+    """The peak learning rates of a sweep; empty if only optimizer.learning_rate is used."""
     if not config.learning_rates:
         return ()
     try:
@@ -79,44 +75,44 @@ def rates_of(config: FinetuneConfig) -> tuple[float, ...]:
         rates = ()
     if not rates or len(set(rates)) < len(rates) or not all(0 < rate < math.inf for rate in rates):
         raise UserError(
-            f"learning_rates is {config.learning_rates!r}; give different numbers over 0, as "
+            f"learning_rates is {config.learning_rates!r}; give different numbers above 0, such as "
             '--config.learning_rates="2e-5,3e-5,5e-5"'
         )
     return rates
 
 
 def check(config: FinetuneConfig, workdir: Path) -> None:
-    """Raises UserError for keys out of their range, and for a workdir that holds trials of another kind."""
+    """Raises UserError for keys out of range, and for a workdir that holds another kind of trials."""
     found = trials_of(config)
     if config.run_together not in TOGETHER:
-        raise UserError(f"run_together is {config.run_together!r}; use {', '.join(TOGETHER)}")
+        raise UserError(f"unknown run_together {config.run_together!r}; choose from {', '.join(TOGETHER)}")
     if config.early_stop < 0:
         raise UserError(f"early_stop is {config.early_stop}; use a number of evaluations, 0 to train to the end")
     kinds = ("a run of one seed", "runs of several seeds", "runs of several learning rates")
     wanted = len(Path(found[0].folder).parts)
-    # What lies deeper counts first: WORKDIR/config.json is also that of the best of several.
-    there = next((depth for depth in (2, 1, 0) if any(workdir.glob(_WHERE[depth]))), wanted)
-    if there != wanted:
-        others = ("", ", or give all of their seeds", ", or give all of their learning_rates")[there]
-        raise UserError(f"{workdir} holds {kinds[there]}. Name another --workdir for {kinds[wanted]}{others}")
+    # The deepest folder decides, because WORKDIR/config.json may also be that of the best of several runs.
+    present = next((depth for depth in (2, 1, 0) if any(workdir.glob(_WHERE[depth]))), wanted)
+    if present != wanted:
+        others = ("", ", or give all of their seeds", ", or give all of their learning_rates")[present]
+        raise UserError(f"{workdir} holds {kinds[present]}. Name another --workdir for {kinds[wanted]}{others}")
 
 
 def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measured: bool) -> FinetuneConfig:
-    """The configuration of one trial's run, with steps, warmup and evaluation in steps; what it would be alone.
+    """The configuration of a trial, as if it were run alone, with its length, warmup and evaluation given in steps.
 
-    rows are those of its training file; measured says whether there is a dev file. Raises UserError for an early stop
-    without one.
+    rows is the number of rows of the training file; measured is whether there is a dev file. Raises UserError for
+    early_stop without a dev file.
     """
     if config.early_stop and not measured:
         raise UserError(
-            f"early_stop={config.early_stop}, but there is no dev file to measure. Name one by --config.task.dev, or "
-            "leave out early_stop"
+            f"early_stop={config.early_stop}, but there is no dev file to evaluate. Name one with --config.task.dev, "
+            "or omit early_stop"
         )
     epoch = math.ceil(rows / config.batch_size)
     length = config.steps or math.ceil(rows * config.epochs / config.batch_size)
     warmup, share = config.optimizer.warmup_steps, config.optimizer.warmup_share
     if warmup < 0:
-        if share <= 0 and config.budget_minutes > 0:  # how many steps there will be is not known
+        if share <= 0 and config.budget_minutes > 0:  # the number of steps is not known in advance
             share = WARMUP_SHARE
         warmup = 0 if share > 0 else math.ceil(WARMUP_SHARE * length)
     best = config.checkpoint.best or (PREFIX + task.metrics[0] if config.early_stop else "")
@@ -135,16 +131,16 @@ def settings(config: FinetuneConfig, trial: Trial, task: Task, rows: int, measur
 
 
 def unfreeze_every(config: FinetuneConfig, rows: int) -> int:
-    """The steps from one layer to the next of train_layers gradual; 0 for any other."""
+    """The number of steps between unfreezing one layer and the next with train_layers=gradual; otherwise 0."""
     epochs = rules.gradual_epochs(config.train_layers)
     return 0 if epochs is None else max(1, round(epochs * rows / config.batch_size))
 
 
 def run_together(config: FinetuneConfig, trials: int, parameters: int) -> bool:
-    """Whether so many trials, of a model of so many parameters, are one program: as config.run_together says.
+    """Whether this many trials of a model with this many parameters run as one program (config.run_together).
 
-    auto: on an accelerator, where nothing refuses it and what they hold fits in the memory of a device. On a CPU one
-    run fills the cores.
+    auto: on an accelerator, if the configuration allows it and their state fits in the memory of a device. On a CPU,
+    one run already uses all cores.
     """
     if trials == 1 or config.run_together != "auto":
         return trials > 1 and config.run_together == "yes"
@@ -154,9 +150,9 @@ def run_together(config: FinetuneConfig, trials: int, parameters: int) -> bool:
 
 
 def sources_of(rows: TaskRows, seeds: Sequence[int], make: Callable[[int], TaskSource]) -> dict[int, "TrialSource"]:
-    """The batches of each seed's run. make gives a seed's TaskSource.
+    """The batches of each seed's run; make returns the TaskSource of a seed.
 
-    A step's batches are as long as the longest of them all, so that the runs can be one program.
+    The batches of a step are padded to the same length for all seeds, so that the runs can be one program.
     """
     every = {seed: make(seed) for seed in seeds}
 
@@ -168,13 +164,13 @@ def sources_of(rows: TaskRows, seeds: Sequence[int], make: Callable[[int], TaskS
 
 
 class TrialSource:
-    """The batches of a TaskSource, padded to a length that `length` gives for a step."""
+    """The batches of a TaskSource, padded to length(step)."""
 
     def __init__(self, rows: TaskRows, source: TaskSource, length: Callable[[int], int]) -> None:
         self._rows, self._source, self._length = rows, source, length
         self.fingerprints, self.changes, self.rows_at = source.fingerprints, source.changes, source.rows_at
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> TaskBatch:
-        """The global batch of a step, or only those of its rows."""
+        """The global batch of a step, or only these rows of it."""
         indices = self._source.indices(step)
         return self._rows.batch(indices if rows is None else indices[rows], self._length(step))

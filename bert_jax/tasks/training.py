@@ -1,4 +1,4 @@
-"""Training the runs of a fine-tuning, in one program or in turn, and measuring what came of each."""
+"""Trains the runs of a fine-tuning, in one program or one after another, and measures each."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -20,10 +20,10 @@ from bert_jax.train.workdir import read_config, write_config
 def train(
     config: FinetuneConfig, task: Task, rows: Mapping[str, TaskRows], runs: Mapping[Trial, trainer.Run]
 ) -> tuple[dict[Trial, dict[str, float]], dict[Trial, int]]:
-    """Trains all runs (or goes on, or only measures what is trained already); rows are those of each split.
+    """Trains or resumes all runs, and measures them; rows holds those of each split.
 
-    Returns their final metrics, and the steps that their parameters are of. Raises what trainer.fit does, and Stopped
-    after SIGTERM where not all is done.
+    Returns the final metrics, and the step of the parameters that are kept. Raises what trainer.fit raises, and Stopped
+    if SIGTERM arrives before the last run.
     """
     run = next(iter(runs.values()))
     parameters = sum(leaf.size for leaf in paths.flatten(abstract_params(run.model, run.objective.heads)).values())
@@ -36,13 +36,13 @@ def train(
     for trial, run in runs.items():
         result = trainer.fit(run)
         if result.stop_requested and trial != list(runs)[-1]:
-            raise Stopped(f"SIGTERM: {run.workdir} is done, seeds after it are not; run the same command to resume")
+            raise Stopped(f"SIGTERM: {run.workdir} is complete, later seeds are not; run the same command to resume")
         metrics[trial], steps[trial] = _measured(task, rows, run, result), result.kept
     return metrics, steps
 
 
 def _measured(task: Task, rows: Mapping[str, TaskRows], run: trainer.Run, result: trainer.Result) -> dict[str, float]:
-    """What was measured of dev, and what is of all splits but that and train."""
+    """The metrics of dev, from training, and of the other splits except train, measured here."""
     metrics = dict(result.evaluation)
     calibrated = _calibrated(task, run.workdir, metrics if "dev" in rows else {})
     for split in [name for name in rows if name not in ("train", "dev")]:
@@ -53,7 +53,7 @@ def _measured(task: Task, rows: Mapping[str, TaskRows], run: trainer.Run, result
 
 
 def _calibrated(task: Task, folder: Path, metrics: Mapping[str, float]) -> Task:
-    """The task with the thresholds that the metrics of dev tell, which its run's config.json then has too."""
+    """The task with the thresholds that were found on dev; they are also written to config.json of its run."""
     calibrated = task.calibrated(metrics)
     if calibrated != task and distributed.is_primary():
         write_config(folder, dataclasses.replace(read_config(folder), task=to_json(calibrated)))
