@@ -189,7 +189,7 @@ def test_numbers_of_tags_become_the_names_that_a_parquet_file_gives_them(tmp_pat
 
 def test_lists_of_prepared_data_are_those_of_json() -> None:
     example = {"tokens": [b"caf\xc3\xa9", b"b"], "tags": [np.int64(0), np.float32(0.5)], "more": {"text": [b"c"]}}
-    assert typed_tables._plain(example) == {"tokens": ["café", "b"], "tags": [0, 0.5], "more": {"text": ["c"]}}
+    assert typed_tables.plain_value(example) == {"tokens": ["café", "b"], "tags": [0, 0.5], "more": {"text": ["c"]}}
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from bert_jax.command import UserError
 from bert_jax.tasks import input_records
 from bert_jax.tasks.example import Split
-from bert_jax.tasks.reading import Column, Columns, is_stored, read_records
-from bert_jax.tasks.reading.labelled_texts import is_held_back, is_missing
+from bert_jax.tasks.reading import Column, Columns, is_stored
+from bert_jax.tasks.reading.labelled_texts import is_missing, read_labelled, text_of
 
 CHOICES = "choices"  # the column of a list, where task.choices names none
 
@@ -32,36 +32,22 @@ def read_choices(path: Path, columns: Columns, choices: str, label_required: boo
     without the label column, or whose labels are all empty, null or -1, is read as unlabelled unless label_required.
     Raises UserError, with file and line, for missing columns and for an item with fewer than two choices.
     """
-    if not columns.text:
-        raise UserError(f"task.text is not set; name the column of {path} that holds the context (--config.task.text)")
-    if label_required and not columns.label:
-        raise UserError(f"task.label is not set; name the column of {path} that holds the correct choice")
     names = choice_columns(choices)
     if len(names) == 1 and not is_stored(path):
         raise UserError(
             f"{path} is TSV or CSV, but task.choices names one column, {names[0]!r}. Name one column for each choice: "
             "--config.task.choices=A,B,C"
         )
-    requested = [Column(columns.text, "text"), *(Column(name, "choices") for name in names)]
-    if columns.text_pair:
-        requested.append(Column(columns.text_pair, "text_pair"))
-    if columns.label:
-        requested.append(Column(columns.label, "label", required=label_required))
-    found = read_records(path, requested)
-    labelled = bool(columns.label) and found.present[-1]
-    labelled = labelled and not all(is_held_back(record.values[-1]) for record in found.records)
-    if label_required and not labelled:
-        raise UserError(f"{path} has no labels: column {columns.label!r} is empty, null or -1 throughout")
+    found, labelled = read_labelled(path, columns, [Column(name, "choices") for name in names], label_required)
     items = []
-    for line, values in found.records:
-        start = values[1 + len(names)] if columns.text_pair else ""
-        unknown = not labelled or (not label_required and is_missing(values[-1]))
+    for line, (context, start, label, *texts) in found.records:
+        unknown = not labelled or (not label_required and is_missing(label))
         items.append(
             MultipleChoice(
-                context=_text(path, line, values[0]),
+                context=_text(path, line, context),
                 start=_text(path, line, start),
-                choices=checked_choices(path, line, values[1 : 1 + len(names)]),
-                label=None if unknown else _label(path, line, values[-1]),
+                choices=checked_choices(path, line, texts),
+                label=None if unknown else _label(path, line, label),
                 line=line,
             )
         )
@@ -78,9 +64,8 @@ def item_of(columns: Columns, names: Sequence[str], source: Path, record: input_
     if isinstance(record.content, str):
         context, *texts = (input_records.checked_text(source, line, text) for text in record.content.split("\t"))
         return MultipleChoice(context, "", checked_choices(source, line, texts), None, line)
-    listed = input_records.value_of(
-        source, record, (names[0], CHOICES) if len(names) == 1 else (CHOICES,), required=False
-    )
+    list_names = (names[0], CHOICES) if len(names) == 1 else (CHOICES,)
+    listed = input_records.value_of(source, record, list_names, required=False)
     texts = [listed] if listed is not None else [input_records.value_of(source, record, (name,)) for name in names]
     context = input_records.checked_text(
         source, line, input_records.value_of(source, record, (columns.text, "text", "context"))
@@ -127,11 +112,7 @@ def correct_choice(source: Path, item: MultipleChoice) -> int:
 
 
 def _text(source: Path, line: int, value: Any) -> str:
-    if value is None:
-        return ""
-    if not isinstance(value, str):
-        raise UserError(f"{source} line {line} holds {value!r:.40}; expected a text. Write it in quotes")
-    return value.strip()
+    return text_of(f"{source} line {line}", value).strip()
 
 
 def _label(path: Path, line: int, value: Any) -> str:

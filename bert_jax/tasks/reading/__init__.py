@@ -1,7 +1,7 @@
 """Readers of a task's files, plain or compressed. Every error names the file and the line.
 
 text_lines      reads the lines of a plain or compressed text file, and detects the kind of a file
-columns         names the columns that hold the texts and the labels
+columns         names the columns that hold the texts and the labels, and their values
 tables          reads selected columns of any table, through the next two modules
 delimited       reads TSV (never quoted) and CSV (quoted)
 typed_tables    reads JSON lines, Parquet, and data prepared by TensorFlow Datasets
@@ -12,12 +12,12 @@ conll           reads words and tags from CoNLL columns and CoNLL-U
 word_lists      reads words and their labels from lists
 """
 
-from bert_jax.tasks.reading.columns import Column, Columns
+from bert_jax.tasks.reading.columns import Column, Columns, Table, TableRow
 from bert_jax.tasks.reading.conll import read_conll, read_conllu
 from bert_jax.tasks.reading.labelled_texts import read_table
 from bert_jax.tasks.reading.marks import mark_words
 from bert_jax.tasks.reading.parquet_parts import check_apart, files_of, first_file
-from bert_jax.tasks.reading.tables import Table, TableRow, is_stored, read_records
+from bert_jax.tasks.reading.tables import is_stored, read_records
 from bert_jax.tasks.reading.text_lines import COMPRESSED, TFDS, kind_of_file, numbered_lines, plain_name
 from bert_jax.tasks.reading.word_lists import read_word_lists
 

@@ -1,7 +1,8 @@
-"""The columns of a file that hold the texts and the labels."""
+"""The columns of a table that hold the texts and the labels, and the values that are read from them."""
 
 from dataclasses import astuple, dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from bert_jax.command import UserError
 
@@ -33,6 +34,22 @@ class Column:
     required: bool = True
 
 
+class TableRow(NamedTuple):
+    """The values of one example, one for each requested column; None where it has none."""
+
+    line: int  # in the file, from 1; the row, from 1, in Parquet and prepared data
+    values: tuple[Any, ...]  # texts from TSV and CSV; values of any type from other formats
+
+
+class Table(NamedTuple):
+    """The records of a file and the properties of their columns."""
+
+    records: list[TableRow]
+    present: tuple[bool, ...]  # for each requested column, whether the file has it
+    class_names: tuple[tuple[str, ...], ...]  # by column; empty unless the file names the classes
+    left_out: int = 0  # skipped lines with an unexpected number of fields
+
+
 def advice(role: str) -> str:
     """The part of an error message that tells the user how to select another column."""
     return (
@@ -48,7 +65,7 @@ def is_number(name: str) -> bool:
 
 def has_column(names: list[str], width: int, column: str) -> bool:
     """Whether a table of `width` columns has a column; names is its header, or empty."""
-    return column in names or (is_number(column) and -width <= int(column) < width)
+    return column != "" and (column in names or (is_number(column) and -width <= int(column) < width))
 
 
 def place_of(path: Path, names: list[str], width: int, column: str, role: str) -> int:

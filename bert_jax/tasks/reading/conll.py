@@ -4,13 +4,15 @@ from pathlib import Path
 
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Sentence, Split
-from bert_jax.tasks.reading.columns import Columns, advice, is_number
+from bert_jax.tasks.reading.columns import Columns, place_of
 from bert_jax.tasks.reading.text_lines import numbered_lines
 
 # The columns of CoNLL-U: https://universaldependencies.org/format.html
 CONLLU_COLUMNS = ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "FEATS", "HEAD", "DEPREL", "DEPS", "MISC")
 # Marks the start of a document in the CoNLL-2003 files; it is not a sentence.
 DOCUMENT_MARK = "-DOCSTART-"
+
+Group = list[tuple[int, list[str]]]  # the line and the fields of each word of a sentence
 
 
 def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
@@ -19,9 +21,7 @@ def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sen
     Lines of multiword tokens (1-2) and empty nodes (1.1) are not words and are skipped. Raises UserError for a line
     without the ten columns, an unknown column name, and a file without words.
     """
-    word_column = _conllu_column(columns.text or "FORM", "text")
-    tag_column = _conllu_column(columns.label or "UPOS", "label")
-    groups: list[list[tuple[int, list[str]]]] = [[]]
+    groups: list[Group] = [[]]
     for number, line in numbered_lines(path):
         if not line.strip():
             groups.append([])
@@ -34,6 +34,10 @@ def read_conllu(path: Path, columns: Columns, label_required: bool) -> Split[Sen
                 )
             if fields[0].isdigit():
                 groups[-1].append((number, fields))
+    _check_words(path, groups)
+    names, width = list(CONLLU_COLUMNS), len(CONLLU_COLUMNS)
+    word_column = place_of(path, names, width, columns.text or "FORM", "text")
+    tag_column = place_of(path, names, width, columns.label or "UPOS", "label")
     return _sentences(path, groups, word_column, tag_column)
 
 
@@ -44,7 +48,7 @@ def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sent
     are skipped. Without label_required, a file of one column is read as unlabelled. Raises UserError for a
     line whose number of columns differs from that of the first line, a missing column, and a file without words.
     """
-    groups: list[list[tuple[int, list[str]]]] = [[]]
+    groups: list[Group] = [[]]
     width = 0
     for number, line in numbered_lines(path):
         if not line.strip():
@@ -58,18 +62,22 @@ def read_conll(path: Path, columns: Columns, label_required: bool) -> Split[Sent
             )
         if fields[0] != DOCUMENT_MARK:
             groups[-1].append((number, fields))
-    word_column = _conll_column(path, columns.text or "0", width, "text") if width else 0
+    _check_words(path, groups)
+    word_column = place_of(path, [], width, columns.text or "0", "text")
     if width == 1 and not label_required:
         return _sentences(path, groups, word_column, None)
-    tag_column = _conll_column(path, columns.label or "-1", width, "label") if width else 0
+    tag_column = place_of(path, [], width, columns.label or "-1", "label")
     if width == 1:
         raise UserError(f"{path} has one column; expected two or more, for words and tags, separated by tabs or spaces")
     return _sentences(path, groups, word_column, tag_column)
 
 
-def _sentences(
-    path: Path, groups: list[list[tuple[int, list[str]]]], word_column: int, tag_column: int | None
-) -> Split[Sentence]:
+def _check_words(path: Path, groups: list[Group]) -> None:
+    if not any(groups):
+        raise UserError(f"{path} contains no words; expected one word on each line and a blank line between sentences")
+
+
+def _sentences(path: Path, groups: list[Group], word_column: int, tag_column: int | None) -> Split[Sentence]:
     items = tuple(
         Sentence(
             words=tuple(fields[word_column] for _, fields in group),
@@ -79,20 +87,4 @@ def _sentences(
         for group in groups
         if group
     )
-    if not items:
-        raise UserError(f"{path} contains no words; expected one word on each line and a blank line between sentences")
     return Split(path, items, tag_column is not None)
-
-
-def _conllu_column(column: str, role: str) -> int:
-    if column in CONLLU_COLUMNS:
-        return CONLLU_COLUMNS.index(column)
-    if is_number(column) and 0 <= int(column) < len(CONLLU_COLUMNS):
-        return int(column)
-    raise UserError(f"CoNLL-U has no column {column!r}; its columns are: {', '.join(CONLLU_COLUMNS)}. {advice(role)}")
-
-
-def _conll_column(path: Path, column: str, width: int, role: str) -> int:
-    if not is_number(column) or not -width <= int(column) < width:
-        raise UserError(f"{path} has no column {column!r}; it has columns 0 to {width - 1}. {advice(role)}")
-    return int(column) % width

@@ -1,52 +1,29 @@
 """Reads TSV, whose fields are never quoted, and CSV, whose fields may be quoted (RFC 4180)."""
 
 import csv
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from bert_jax.command import UserError
-from bert_jax.tasks.reading.columns import Column, has_column, is_number, place_of
+from bert_jax.tasks.reading.columns import Column, Table, TableRow, has_column, is_number, place_of
 from bert_jax.tasks.reading.text_lines import decoded_lines, numbered_lines
 
 LONGEST_FIELD = 2**31 - 1  # characters; the default limit of the csv module is 128 KiB
-
-Rows = list[tuple[int, tuple[str | None, ...]]]
-
-
-def tsv_records(path: Path, columns: Sequence[Column], ragged_lines: bool) -> tuple[Rows, tuple[bool, ...], int]:
-    """The line and the values of each record, which columns exist, and the number of skipped ragged lines."""
-    lines = ((number, line.split("\t")) for number, line in numbered_lines(path) if line)
-    return _chosen(path, lines, columns, ragged_lines, "Fields are separated by one tab and are never quoted")
+TSV_ADVICE = "Fields are separated by one tab and are never quoted"
+CSV_ADVICE = 'Quote a field that contains commas, quotes or line ends, and double its quotes: "so ""quoted"""'
 
 
-def csv_records(path: Path, columns: Sequence[Column], ragged_lines: bool) -> tuple[Rows, tuple[bool, ...], int]:
-    """Like tsv_records; a record's line is the one on which it ends, because a quoted field may contain line ends."""
-    advice = 'Quote a field that contains commas, quotes or line ends, and double its quotes: "so ""quoted"""'
-    return _chosen(path, _csv_rows(path, advice), columns, ragged_lines, advice)
+def read_delimited(path: Path, columns: Sequence[Column], ragged_lines: bool, quoted: bool) -> Table:
+    """Reads CSV if quoted, else TSV (tables.read_records).
 
-
-def _csv_rows(path: Path, advice: str) -> Iterator[tuple[int, list[str]]]:
-    csv.field_size_limit(LONGEST_FIELD)
-    reader = csv.reader((line for _, line in decoded_lines(path)), strict=True)
-    while True:
-        before = reader.line_num
-        try:
-            fields = next(reader, None)
-        except csv.Error as error:
-            raise UserError(f"{path} line {before + 1} is not CSV ({error}). {advice}") from error
-        if fields is None:
-            return
-        if fields:
-            yield reader.line_num, fields
-
-
-def _chosen(
-    path: Path, lines: Iterator[tuple[int, list[str]]], columns: Sequence[Column], ragged_lines: bool, advice: str
-) -> tuple[Rows, tuple[bool, ...], int]:
+    The line of a CSV record is the one on which it ends, because a quoted field may contain line ends.
+    """
+    lines = _csv_lines(path) if quoted else _tsv_lines(path)
     first = next(lines, None)
     if first is None:
         raise UserError(f"{path} is empty; expected one example on each line")
-    has_header = not all(is_number(column.name) for column in columns)
+    has_header = not all(is_number(column.name) for column in columns if column.name)
     names, width = first[1] if has_header else [], len(first[1])
     places = [
         place_of(path, names, width, column.name, column.role)
@@ -54,20 +31,37 @@ def _chosen(
         else None
         for column in columns
     ]
-    rows: Rows = []
+    rows = []
     skipped = 0
-    for number, fields in lines if has_header else _chain(first, lines):
+    for number, fields in lines if has_header else itertools.chain([first], lines):
         if len(fields) == width:
-            rows.append((number, tuple(None if place is None else fields[place] for place in places)))
+            rows.append(TableRow(number, tuple(None if place is None else fields[place] for place in places)))
         elif ragged_lines:
             skipped += 1
         else:
-            raise UserError(f"{path} line {number} has {len(fields)} fields, but the first line has {width}. {advice}")
+            raise UserError(
+                f"{path} line {number} has {len(fields)} fields, but the first line has {width}. "
+                f"{CSV_ADVICE if quoted else TSV_ADVICE}"
+            )
     if not rows:
         raise UserError(f"{path} contains a header but no examples. Name another file")
-    return rows, tuple(place is not None for place in places), skipped
+    return Table(rows, tuple(place is not None for place in places), ((),) * len(columns), skipped)
 
 
-def _chain(first: tuple[int, list[str]], rest: Iterator[tuple[int, list[str]]]) -> Iterator[tuple[int, list[str]]]:
-    yield first
-    yield from rest
+def _tsv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    return ((number, line.split("\t")) for number, line in numbered_lines(path) if line)
+
+
+def _csv_lines(path: Path) -> Iterator[tuple[int, list[str]]]:
+    csv.field_size_limit(LONGEST_FIELD)
+    reader = csv.reader((line for _, line in decoded_lines(path)), strict=True)
+    while True:
+        before = reader.line_num
+        try:
+            fields = next(reader, None)
+        except csv.Error as error:
+            raise UserError(f"{path} line {before + 1} is not CSV ({error}). {CSV_ADVICE}") from error
+        if fields is None:
+            return
+        if fields:
+            yield reader.line_num, fields

@@ -7,9 +7,11 @@ from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.tasks.example import Example, Split
-from bert_jax.tasks.reading.columns import Column, Columns
+from bert_jax.tasks.reading.columns import Column, Columns, Table
 from bert_jax.tasks.reading.marks import mark_words
 from bert_jax.tasks.reading.tables import read_records
+
+LABEL = 2  # the index of the label among the values that read_labelled reads
 
 
 def read_table(
@@ -24,34 +26,47 @@ def read_table(
     Raises UserError for a column that is not set or missing, for a missing label that is required, and for
     whatever read_records rejects.
     """
+    marks = [Column(name, "marks") for name in columns.marks]
+    found, labelled = read_labelled(path, columns, marks, label_required, ragged_lines)
+    items = []
+    for line, (text, text_pair, value, *borders) in found.records:
+        texts = [text_of(f"{path} line {line}: column {columns.text!r}", text)]
+        if columns.text_pair:
+            texts.append(text_of(f"{path} line {line}: column {columns.text_pair!r}", text_pair))
+        if borders:
+            texts = mark_words(path, line, texts, borders)
+        unknown = not labelled or (not label_required and is_missing(value))
+        label = None if unknown else _label(path, line, value, labels, found.class_names[LABEL])
+        items.append(Example(texts[0], texts[1] if columns.text_pair else None, label, line))
+    return Split(path, tuple(items), labelled, found.left_out, found.class_names[-1] if labelled else ())
+
+
+def read_labelled(
+    path: Path, columns: Columns, others: Sequence[Column], label_required: bool, ragged_lines: bool = False
+) -> tuple[Table, bool]:
+    """Reads the columns text, text_pair (unless it has no name), label and `others` of a table, and whether it is
+    labelled.
+
+    Raises UserError for columns that are not set, and for a file without labels where they are required.
+    """
     if not columns.text:
         raise UserError(
             f"task.text is not set; name the column of {path} that holds the text (a header name or a number)"
         )
     if label_required and not columns.label:
         raise UserError(f"task.label is not set; name the column of {path} that holds the label")
-    requested = [Column(columns.text, "text")]
-    if columns.text_pair:
-        requested.append(Column(columns.text_pair, "text_pair"))
-    texts = len(requested)
-    requested += [Column(name, "marks") for name in columns.marks]
-    if columns.label:
-        requested.append(Column(columns.label, "label", required=label_required))
+    requested = [
+        Column(columns.text, "text"),
+        Column(columns.text_pair, "text_pair", required=bool(columns.text_pair)),
+        Column(columns.label, "label", required=label_required),
+        *others,
+    ]
     found = read_records(path, requested, ragged_lines)
-    labelled = bool(columns.label) and found.present[-1]
-    if labelled:
-        labelled = not all(is_held_back(record.values[-1]) for record in found.records)
-        if label_required and not labelled:
-            raise UserError(f"{path} has no labels: column {columns.label!r} is empty, null or -1 throughout")
-    items = []
-    for line, values in found.records:
-        first, *second = (_text(path, line, requested[place].name, values[place]) for place in range(texts))
-        if columns.marks:
-            first, *second = mark_words(path, line, (first, *second), values[texts : texts + len(columns.marks)])
-        unknown = not labelled or (not label_required and is_missing(values[-1]))
-        label = None if unknown else _label(path, line, values[-1], labels, found.class_names[-1])
-        items.append(Example(first, second[0] if second else None, label, line))
-    return Split(path, tuple(items), labelled, found.left_out, found.class_names[-1] if labelled else ())
+    labelled = bool(columns.label) and found.present[LABEL]
+    labelled = labelled and not all(is_held_back(record.values[LABEL]) for record in found.records)
+    if label_required and not labelled:
+        raise UserError(f"{path} has no labels: column {columns.label!r} is empty, null or -1 throughout")
+    return found, labelled
 
 
 def is_held_back(label: Any) -> bool:
@@ -66,11 +81,12 @@ def is_missing(label: Any) -> bool:
     return label is None or (isinstance(label, float) and math.isnan(label))
 
 
-def _text(path: Path, line: int, column: str, value: Any) -> str:
+def text_of(where: str, value: Any) -> str:
+    """The text that a column holds; a null is an empty one. Raises UserError, which begins with `where`, for others."""
     if value is None:
         return ""
     if not isinstance(value, str):
-        raise UserError(f"{path} line {line}: column {column!r} holds {value!r:.40}; expected a text")
+        raise UserError(f"{where} holds {value!r:.40}; expected a text. Write it in quotes")
     return value
 
 
