@@ -23,6 +23,9 @@ class Clock:
     Without a time budget the fraction is step / steps. With a budget it comes from the clock of process 0, is read at
     refreshes only, and does not change between two refreshes. `refreshed` is true at those steps, so that the loop
     logs the value. With `replay` the clock follows the logged values of an earlier run and repeats it exactly.
+
+    Several processes know the clock of process 0 at the steps that are multiples of log_every. Process 0 sends it one
+    step earlier, while the device computes, so no process waits for it.
     """
 
     def __init__(
@@ -47,6 +50,8 @@ class Clock:
         self._elapsed_before = elapsed
         self._started = time.monotonic()
         self._last_refresh = -1.0
+        self._received = elapsed
+        self._sent: jax.Array | None = None
         self._replay = read_fractions(replay) if replay else None
 
     @property
@@ -55,32 +60,41 @@ class Clock:
         return self._elapsed_before + time.monotonic() - self._started
 
     @property
+    def agreed(self) -> float:
+        """As `elapsed`, but the same in all processes: what process 0 sent for the last multiple of log_every."""
+        return self.elapsed if jax.process_count() == 1 else self._received
+
+    @property
     def remaining(self) -> float | None:
         """Estimated seconds until the run ends, or None before anything is done."""
         return self.elapsed * (1 - self.fraction) / self.fraction if self.fraction > 0 else None
 
     def read(self, step: int) -> float:
         """Returns the fraction that is done before this step. Call it once for each step, in order."""
-        if self._replay is not None:
-            self.refreshed = step in self._replay
-            self.fraction = self._replay.get(step, self.fraction)
-            return self.fraction
+        self._exchange(step)
         by_steps = step / self.steps if self.steps > 0 else 0.0
-        if self.budget > 0 and step == self._start and self.fraction < 1.0:
+        if self._replay is not None:
+            self.refreshed, self.fraction = step in self._replay, self._replay.get(step, self.fraction)
+        elif self.budget <= 0:
+            self.refreshed, self.fraction = step % self.log_every == 0, by_steps
+        elif step > self._start or self.fraction >= 1.0:
             # The step of a restart logs no line, so a new value would be missing from the log that repeats the run.
             # The clock of a finished run is still read, since a larger budget lets it continue.
-            return self.fraction
-        if self.budget <= 0:
-            self.refreshed, self.fraction = step % self.log_every == 0, by_steps
-            return self.fraction
-        # Several processes must refresh at the same steps, and the step number is all that they share without asking.
-        due = jax.process_count() == 1 and self.elapsed - self._last_refresh >= REFRESH_SHARE * self.budget
-        self.refreshed = due or step % self.log_every == 0 or (0 < self.steps <= step)
-        if self.refreshed:
-            self._last_refresh = self.elapsed
-            share = np.float32(min(1.0, max(by_steps, self.elapsed / self.budget)))
-            self.fraction = distributed.broadcast_from_primary(float(share))
+            due = jax.process_count() == 1 and self.elapsed - self._last_refresh >= REFRESH_SHARE * self.budget
+            self.refreshed = due or step % self.log_every == 0 or (0 < self.steps <= step)
+            if self.refreshed:
+                self._last_refresh = self.elapsed
+                self.fraction = float(np.float32(min(1.0, max(by_steps, self.agreed / self.budget))))
         return self.fraction
+
+    def _exchange(self, step: int) -> None:
+        """Receives what process 0 sent for this step, and sends its clock for the next step if that needs it."""
+        if jax.process_count() == 1:
+            return
+        if self._sent is not None:
+            self._received, self._sent = float(self._sent), None
+        if (step + 1) % self.log_every == 0:
+            self._sent = distributed.send_from_primary(self.elapsed)
 
 
 def make_clock(config: TrainConfig, meta: Mapping[str, Any]) -> Clock:

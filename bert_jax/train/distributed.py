@@ -20,8 +20,10 @@ from collections.abc import Iterator, Mapping
 from typing import Any, NoReturn, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax import command
 from bert_jax.command import EXIT_LOST, EXIT_STOPPED, Stopped, UserError
@@ -37,7 +39,6 @@ add_flags = cluster_lib.add_flags
 _PATIENCE = 3
 # How long a failing process waits to hear that another one was lost, which is then the reason.
 _BLAME_SECONDS = 5.0
-_SIZE_BYTES, _FIRST_BYTES = 4, 60  # of the first broadcast of a value: its size in bytes, and its beginning
 _STDERR = 2  # the file descriptor, which C++ writes to as well
 
 _Value = TypeVar("_Value")
@@ -59,24 +60,25 @@ def broadcast_from_primary(value: _Value) -> _Value:
     """
     if jax.process_count() == 1:
         return value
-    # Only process 0 knows the content; the others receive it. Its size goes first, with as much as fits: a clock, which
-    # is read while training waits, takes one broadcast. The rest has a power of 2 of bytes, to compile few shapes.
+    # Only process 0 knows the size, so it goes first. The content is padded to a power of 2, to compile few shapes.
     content = json.dumps(value).encode() if is_primary() else b""
-    first = _broadcast(
-        len(content).to_bytes(_SIZE_BYTES, "little") + content[:_FIRST_BYTES], _SIZE_BYTES + _FIRST_BYTES
-    )
-    size, received = int.from_bytes(first[:_SIZE_BYTES], "little"), first[_SIZE_BYTES:]
-    if size > _FIRST_BYTES:
-        rest = size - _FIRST_BYTES
-        received += _broadcast(content[_FIRST_BYTES:], 1 << (rest - 1).bit_length())
-    decoded: _Value = json.loads(received[:size])
+    size = int(multihost_utils.broadcast_one_to_all(np.int32(len(content))))
+    padded = np.frombuffer(content.ljust(1 << (size - 1).bit_length(), b"\0"), np.uint8)
+    received = np.asarray(multihost_utils.broadcast_one_to_all(padded), np.uint8)
+    decoded: _Value = json.loads(received.tobytes()[:size])
     return decoded
 
 
-def _broadcast(content: bytes, size: int) -> bytes:
-    """Process 0's bytes, padded to `size` with zeros."""
-    padded = np.frombuffer(content.ljust(size, b"\0"), np.uint8)
-    return np.asarray(multihost_utils.broadcast_one_to_all(padded), np.uint8).tobytes()
+def send_from_primary(number: float) -> jax.Array:
+    """Returns at once an array [] that will hold process 0's number, which must not be negative, as a float32.
+
+    All processes call it at the same point. Reading the array waits for the steps that were dispatched before.
+    """
+    mesh = Mesh(jax.devices(), "devices")
+    of_process = np.full(jax.local_device_count(), number if is_primary() else 0, np.float32)
+    sent = jax.make_array_from_process_local_data(NamedSharding(mesh, PartitionSpec("devices")), of_process)
+    received: jax.Array = jax.jit(jnp.max, out_shardings=NamedSharding(mesh, PartitionSpec()))(sent)
+    return received
 
 
 def check_same(values: Mapping[str, Any], advice: str) -> None:

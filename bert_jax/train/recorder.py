@@ -1,7 +1,6 @@
 """Records a run while it trains: logging, held-out evaluation and saving, one small object each."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -146,20 +145,19 @@ class Saver:
     ) -> None:
         self._config, self._opened, self._clock = run.config.checkpoint, opened, clock
         self._accumulator, self._evaluation = accumulator, evaluation
-        self._saved_step = meta.get("step", 0)
-        self._saved_time = time.monotonic()
+        self._saved_step, self._saved_seconds = meta.get("step", 0), clock.agreed
 
     def due(self, step: int, logged: bool) -> bool:
         """Whether to save this step: by its number, because it is the best one, or by the clock.
 
-        With several processes the clock of process 0 decides, and is asked only at steps that are logged.
+        With several processes the clock of process 0 decides, at steps that are logged.
         """
         every_steps, every_minutes = self._config.every_steps, self._config.every_minutes
         if (every_steps > 0 and step % every_steps == 0) or self._evaluation.found_best(step):
             return True
         if every_minutes <= 0 or not (logged or jax.process_count() == 1):
             return False
-        return distributed.broadcast_from_primary((time.monotonic() - self._saved_time) / 60 >= every_minutes)
+        return (self._clock.agreed - self._saved_seconds) / 60 >= every_minutes
 
     def save(self, step: int, state: TrainState, unlogged: bool = False) -> None:
         """Starts to save a step; for a step that is saved already, only records what was measured since.
@@ -173,7 +171,7 @@ class Saver:
                 checkpoints.wait()
                 if distributed.broadcast_from_primary(checkpoints.latest_step()) == step:
                     checkpoints.measured(step, evaluation)
-                    self._saved_time = time.monotonic()
+                    self._saved_seconds = self._clock.agreed
                     return
             meta = {
                 "step": step,
@@ -188,7 +186,7 @@ class Saver:
             if early_stop:
                 meta["early_stop"] = early_stop.state()
             checkpoints.save(step, state.params, state.optimizer_state, meta, state.average)
-        self._saved_step, self._saved_time = step, time.monotonic()
+        self._saved_step, self._saved_seconds = step, self._clock.agreed
 
 
 class RunRecorder:
