@@ -1,6 +1,5 @@
 """Builds pretraining examples from text: `build` for notebooks, `python -m data_prep.build_examples` for a terminal."""
 
-import dataclasses
 import functools
 import os
 import signal
@@ -13,7 +12,7 @@ from typing import Any
 
 from bert_jax import command
 from bert_jax import tokenizer as tokenizers
-from bert_jax.command import Stopped, UserError
+from bert_jax.command import Stopped
 from bert_jax.data.manifest import PAIRS
 from bert_jax.progress import Reporter
 from bert_jax.storage.compression import SUFFIXES as COMPRESSED
@@ -21,12 +20,13 @@ from bert_jax.storage.local import incomplete_path, refuse_existing
 from bert_jax.tokenizer import Tokenizer
 from data_prep import build_options, engines, summary, worker
 from data_prep.build_options import BuildOptions
-from data_prep.job import Arguments, Job, UnitRecord, finished_units
+from data_prep.job import Arguments, Job
 from data_prep.memory import keep_freed
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source, find_sources
 from data_prep.token_cache import TokenCache
-from data_prep.units import Unit, UnitSizes, UnitSplitter, UnusableCorpus
+from data_prep.unit_records import UnitRecord, finished_units, read_record
+from data_prep.units import Unit, UnitSplitter, UnusableCorpus
 
 SHORT_SEQ_PROB = 0.1  # google-research/bert, create_pretraining_data.py
 MB = 1_000_000
@@ -51,41 +51,26 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
         cache = TokenCache(Path(os.path.abspath(options.token_cache)), round(options.token_cache_gb * GB))
         cache.prepare()
     with Job(output, arguments, tokenizer) as job:
-        return _run(job, corpus, options, cache, quiet)
+        return _run(job, corpus, cache, quiet)
 
 
 def _arguments(options: BuildOptions, sources: tuple[Source, ...], tokenizer: Tokenizer) -> Arguments:
-    """The options that decide the bytes of the shards, with defaults that depend on other options or on the text."""
+    """The options, and defaults that depend on other options or on the text."""
     short_seq_prob = options.short_seq_prob
     if short_seq_prob is None:
         # Packing makes short sequences itself (split_for_packing.py); more of them would not fill rows that hold only
         # a few sequences.
         short_seq_prob = SHORT_SEQ_PROB if options.objective in PAIRS and options.pack == 1 else 0.0
-    names = {field.name for field in dataclasses.fields(Arguments)}
-    shared = {name: value for name, value in vars(options).items() if name in names}
-    arguments = Arguments(
-        **shared
-        | {
-            "mask_split": tuple(map(float, options.mask_split)),
-            "short_seq_prob": short_seq_prob,
-            "unit_bytes": round(options.unit_mb * MB) if options.unit_mb else _default_unit_bytes(sources),
-            "tokenizer_hash": tokenizer.content_hash,
-            "sources": sources,
-        }
-    )
-    if arguments.rule.random == "unigram" and arguments.masking == "static":  # .rule raises for an impossible rule
-        raise UserError(
-            "--random_tokens unigram needs --masking dynamic, because the counts are known only at the end of the job"
-        )
-    return arguments
+    unit_bytes = round(options.unit_mb * MB) if options.unit_mb else _default_unit_bytes(sources)
+    return Arguments(options, short_seq_prob, unit_bytes, sources, tokenizer.content_hash)
 
 
-def _run(job: Job, corpus: Corpus, options: BuildOptions, cache: TokenCache | None, quiet: bool) -> dict[str, Any]:
+def _run(job: Job, corpus: Corpus, cache: TokenCache | None, quiet: bool) -> dict[str, Any]:
     """Splits the corpus, skips finished units, passes the others to the engine, and finishes the folder."""
-    arguments = job.arguments
+    arguments, options = job.arguments, job.arguments.options
     worker.keep(job.directory, job.tokenizer)
-    sizes = UnitSizes(arguments.unit_bytes, arguments.eval_fraction, fewest_documents(arguments.objective))
-    splitter = UnitSplitter(sizes, arguments.dedup)
+    fewest = fewest_documents(options.objective)
+    splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup)
     records: list[UnitRecord] = []
     tokens = done = 0
 
@@ -98,7 +83,7 @@ def _run(job: Job, corpus: Corpus, options: BuildOptions, cache: TokenCache | No
         nonlocal done
         try:
             for unit in splitter.split(documents()):
-                record = job.finished(unit)
+                record = read_record(job.directory, unit)
                 if record is None:
                     yield unit
                 else:

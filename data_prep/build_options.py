@@ -5,8 +5,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bert_jax.command import Parser, UserError
+from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import PAIRS
-from bert_jax.data.masking import UNITS
+from bert_jax.data.masking import UNITS, MaskingRule, ReplacementShares
 from data_prep import engines, flags, formats
 from data_prep.flags import REQUIRED, Valid, between, option
 from data_prep.objectives import OBJECTIVES
@@ -143,6 +144,19 @@ class BuildOptions:
             raise UserError(
                 f"--short_seq_prob is only for --objective {' and '.join(PAIRS)}; leave it out for {self.objective}"
             )
+        if self.rule.random == "unigram" and self.masking == "static":  # an impossible rule raises here
+            raise UserError(
+                "--random_tokens unigram needs --masking dynamic, because counts are known only at the end of the job"
+            )
+
+    @property
+    def rule(self) -> MaskingRule:
+        shares = ReplacementShares(*map(float, self.mask_split))
+        return MaskingRule(self.mask_unit, float(self.mask_rate), shares, self.random_tokens, float(self.reorder_rate))
+
+    @property
+    def max_predictions(self) -> int:
+        return max_predictions(self.seq_len, self.pack, self.mask_rate, self.reorder_rate)
 
 
 def parse(arguments: Sequence[str]) -> BuildOptions:

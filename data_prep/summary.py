@@ -7,8 +7,9 @@ from typing import Any
 
 from bert_jax.data.manifest import PAIRS, read_unigram_counts
 from bert_jax.tokenizer import Tokenizer
-from data_prep.job import Job, UnitRecord
+from data_prep.job import Job
 from data_prep.token_cache import TokenCache
+from data_prep.unit_records import UnitRecord
 from data_prep.units import UnitSplitter
 
 # Rare words alone never give this much; a vocabulary of another language, script or case does.
@@ -41,8 +42,8 @@ def print_summary(job: Job, manifest: dict[str, Any], splitter: UnitSplitter, to
         f"{splitter.documents} documents; {seconds:.1f} s, {splitter.bytes / 1e6 / seconds:.1f} MB/s, "
         f"{tokens / 1e6 / seconds:.2f} M tokens/s"
     ]
-    if job.arguments.eval_fraction and not held_out["documents"]:
-        lines.append(_no_eval(splitter, job.arguments.eval_fraction))
+    if job.arguments.options.eval_fraction and not held_out["documents"]:
+        lines.append(_no_eval(splitter, job.arguments.options.eval_fraction))
     if skipped := manifest["counts"]["skipped"]:
         lines.append(f"skipped: {listed(skipped)}")
     if (share := unknown_share(job.output, manifest, job.tokenizer)) > _MUCH_UNKNOWN:
@@ -79,7 +80,7 @@ def print_cache_summary(cache: TokenCache, tokenizer_hash: str, records: Sequenc
 
 def _no_eval(splitter: UnitSplitter, eval_fraction: float) -> str:
     """Explains why no document is held out, and what to change."""
-    moved, fewest = splitter.moved_to_train, splitter.sizes.min_documents
+    moved, fewest = splitter.moved_to_train, splitter.min_documents
     if splitter.documents < 2 * fewest:
         return f"nothing is held out for eval, which needs {2 * fewest} documents or more. Use more text"
     if moved >= fewest:

@@ -43,24 +43,18 @@ class Unit(NamedTuple):
         return self.number | (EVAL_KEY_BIT if self.part == "eval" else 0)
 
 
-class UnitSizes(NamedTuple):
-    """How large units and parts are."""
-
-    unit_bytes: int  # of UTF-8 text; a unit is complete when it has as many
-    eval_fraction: float
-    min_documents: int  # of a part that has any: 2 for next-sentence pairs, which need another document; else 1
-
-
 @dataclass
 class UnitSplitter:
     """Splits a stream of documents into units and counts what it skips and moves.
 
     A unit ends with the document that fills it and holds at least two documents: a last unit with one document is
-    joined to the one before it. If a part has fewer than UnitSizes.min_documents, all of its documents move to the
-    other one. With dedup, a document equal to an earlier one, byte for byte, is skipped.
+    joined to the one before it. If a part has fewer than min_documents, all of its documents move to the other one.
+    With dedup, a document equal to an earlier one, byte for byte, is skipped.
     """
 
-    sizes: UnitSizes
+    unit_bytes: int  # of UTF-8 text; a unit is complete when it has as many
+    eval_fraction: float
+    min_documents: int  # of a part that has any: 2 for next-sentence pairs, which need another document; else 1
     dedup: bool = False
     documents: int = 0  # in units
     bytes: int = 0
@@ -75,8 +69,8 @@ class UnitSplitter:
 
         Raises UnusableCorpus at the end of a stream with too few documents for any part.
         """
-        train, held_out = _Gathering("train", self.sizes.unit_bytes), _Gathering("eval", self.sizes.unit_bytes)
-        threshold = int(self.sizes.eval_fraction * (1 << 64))
+        train, held_out = _Gathering("train", self.unit_bytes), _Gathering("eval", self.unit_bytes)
+        threshold = int(self.eval_fraction * (1 << 64))
         seen = Seen()
         for document in stream:
             if document is None:
@@ -94,14 +88,14 @@ class UnitSplitter:
             part = held_out if int.from_bytes(digest[:8]) < threshold else train
             if unit := part.add(text, digest):
                 yield unit
-        if held_out.total < self.sizes.min_documents or train.total < self.sizes.min_documents:
+        if held_out.total < self.min_documents or train.total < self.min_documents:
             self._join(train, held_out)
         yield from train.rest()
         yield from held_out.rest()
 
     def _join(self, train: "_Gathering", held_out: "_Gathering") -> None:
         """Moves the documents chosen for eval to train if either part would hold too few."""
-        if train.total + held_out.total < self.sizes.min_documents:
+        if train.total + held_out.total < self.min_documents:
             raise UnusableCorpus(_too_few(train.total + held_out.total))
         if held_out.closed:
             raise UnusableCorpus(

@@ -13,11 +13,12 @@ from data_prep import formats
 from data_prep.corruption import corrupt, room_for
 from data_prep.encoding import encode
 from data_prep.fill import count_predictions, fill_rows, mask_rows
-from data_prep.job import Arguments, UnitRecord, write_record
+from data_prep.job import Arguments
 from data_prep.objectives import Encoded, segments_of, spans, usable
 from data_prep.packing import pack
 from data_prep.split_for_packing import sequence_lengths
 from data_prep.token_cache import TokenCache
+from data_prep.unit_records import UnitRecord, write_record
 from data_prep.units import Unit
 
 
@@ -28,7 +29,8 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
     folder; a token cache saves the tokenizer's work and changes nothing else.
     """
     tokenizer = _tokenizer(directory, arguments.tokenizer_hash)
-    masker = Masker(tokenizer, arguments.rule, arguments.seed)
+    options = arguments.options
+    masker = Masker(tokenizer, options.rule, options.seed)
     encoded = encode(tokenizer, unit, cache)
     counts = {
         "documents": len(unit.documents),
@@ -39,27 +41,27 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
         "tokens": 0,
         "predictions": 0,
     }
-    encoded, skipped = usable(arguments.objective, encoded)
+    encoded, skipped = usable(options.objective, encoded)
     counts["used"] = len(encoded.documents)
     unigrams = np.zeros(tokenizer.vocab_size, np.int64)
-    lengths = np.zeros(arguments.seq_len + 1, np.int64)
+    lengths = np.zeros(options.seq_len + 1, np.int64)
     shards = []
-    for dupe in range(arguments.dupe_factor if len(encoded.documents) else 0):
-        generator = random.Random(f"{arguments.seed} {unit.part} {unit.number} {dupe}")
+    for dupe in range(options.dupe_factor if len(encoded.documents) else 0):
+        generator = random.Random(f"{options.seed} {unit.part} {unit.number} {dupe}")
         first_key = (unit.key << 32) | counts["sequences"]
         rows = _rows(tokenizer, arguments, encoded, first_key, generator)
         unigrams += np.bincount(rows.input_ids.reshape(-1), minlength=tokenizer.vocab_size)
         lengths += np.bincount(rows.sequence_lengths[rows.sequence_lengths > 0], minlength=len(lengths))
-        if arguments.masking == "static":
-            rows = mask_rows(rows, masker, arguments.max_predictions)
+        if options.masking == "static":
+            rows = mask_rows(rows, masker, options.max_predictions)
             counts["predictions"] += int(rows.masked_counts.sum())  # type: ignore[union-attr]
         else:
             counts["predictions"] += count_predictions(rows, masker)
         counts["sequences"] += int(np.count_nonzero(rows.sequence_lengths))
         counts["rows"] += len(rows.input_ids)
         counts["tokens"] += int(rows.sequence_lengths.sum())
-        stem = f"{unit.part}/shard-{unit.number * arguments.dupe_factor + dupe:05d}"
-        shards.append(formats.write(arguments.format, directory, stem, rows))
+        stem = f"{unit.part}/shard-{unit.number * options.dupe_factor + dupe:05d}"
+        shards.append(formats.write(options.format, directory, stem, rows))
     unigrams[list(tokenizer.special_ids)] = 0
     record = UnitRecord(unit.name, unit.text_hash, counts, skipped, shards)
     return write_record(directory, record, unigrams, lengths)
@@ -73,15 +75,16 @@ def _rows(
     generator: random.Random,
 ) -> Rows:
     """One pairing of a unit's documents, as rows before masking."""
-    seq_len, most = arguments.seq_len, arguments.pack
-    rates = arguments.delete_rate, arguments.insert_rate
-    made_for = room_for(seq_len, *rates, segments_of(arguments.objective))
-    found = spans(arguments.objective, encoded, made_for, most, arguments.short_seq_prob, tokenizer.sep_id, generator)
+    options = arguments.options
+    seq_len, most = options.seq_len, options.pack
+    rates = options.delete_rate, options.insert_rate
+    made_for = room_for(seq_len, *rates, segments_of(options.objective))
+    found = spans(options.objective, encoded, made_for, most, arguments.short_seq_prob, tokenizer.sep_id, generator)
     keys = first_key + np.arange(len(found.sequences), dtype=np.uint64)
     if any(rates):
         ordinary = np.ones(tokenizer.vocab_size, bool)
         ordinary[list(tokenizer.special_ids)] = False
-        found = corrupt(found, keys, arguments.seed, *rates, seq_len, ordinary)
+        found = corrupt(found, keys, options.seed, *rates, seq_len, ordinary)
     packed = pack(sequence_lengths(found.sequences, found.segments), found.late, seq_len, most)
     return fill_rows(found, keys, packed, seq_len, most, tokenizer)
 

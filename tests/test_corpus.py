@@ -26,7 +26,7 @@ from data_prep.dedup import Seen
 from data_prep.inspection.verification import verify
 from data_prep.readers import Corpus, Reading, find_sources
 from data_prep.readers.corpus import _chosen
-from data_prep.units import UnitSizes, UnitSplitter
+from data_prep.units import UnitSplitter
 
 TEXTS = ["One.\nTwo.", "¿Qué? Sí.", "三。四。", "a\r\nb \u2028 c"]
 
@@ -365,7 +365,7 @@ def test_weights_are_copies_in_later_passes(tmp_path):
 def test_copies_share_a_part_and_never_a_unit(eval_fraction):
     texts = [f"document {number} " * (1 + number % 7) for number in range(300)]
     for unit_bytes in (1, 500, 10**9):
-        splitter = UnitSplitter(UnitSizes(unit_bytes, eval_fraction, 2))
+        splitter = UnitSplitter(unit_bytes, eval_fraction, 2)
         units = list(splitter.split([*texts, None, *texts, None, *texts[:50]]))
         assert all(len(set(unit.documents)) == len(unit.documents) >= 2 for unit in units)
         parts = {text: {unit.part for unit in units if text.encode() in unit.documents} for text in texts}
@@ -375,7 +375,7 @@ def test_copies_share_a_part_and_never_a_unit(eval_fraction):
 
 def test_duplicates_are_skipped_within_a_pass_only():
     stream = ["a", "b", "a", "c", "b", "a", None, "a", "b", "a"]
-    splitter = UnitSplitter(UnitSizes(10**9, 0.0, 1), dedup=True)
+    splitter = UnitSplitter(10**9, 0.0, 1, dedup=True)
     units = list(splitter.split(stream))
     assert [unit.documents for unit in units] == [(b"a", b"b", b"c"), (b"a", b"b")]
     assert splitter.skipped == {"duplicate": 4} and splitter.documents == 5

@@ -14,7 +14,7 @@ from data_prep.encoding import encode
 from data_prep.objectives import OBJECTIVES, Encoded, Spans, spans, usable
 from data_prep.packing import pack
 from data_prep.split_for_packing import SHORTEST, sequence_lengths
-from data_prep.units import UnitSizes, UnitSplitter
+from data_prep.units import UnitSplitter
 
 SEPARATOR = 0  # other ids count from 1, each once
 
@@ -128,7 +128,7 @@ def test_packed_rows_of_wikipedia_are_full(
 ) -> None:
     tokenizer = tokenizers.load(bert_jax_data / "vocab" / "bert-base-uncased.txt")
     documents = readers.documents(bert_jax_data / "pretrain" / "wiki_en_0.txt.xz")
-    first = next(UnitSplitter(UnitSizes(1_000_000, 0.0, 2)).split(documents))
+    first = next(UnitSplitter(1_000_000, 0.0, 2).split(documents))
     encoded, _ = usable(objective, encode(tokenizer, first))
     found = made(objective, encoded, seq_len, most, 0)
     lengths = sequence_lengths(found.sequences, found.segments)

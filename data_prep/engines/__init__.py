@@ -11,7 +11,7 @@ from pathlib import Path
 from bert_jax.command import UserError
 from data_prep.engines import local
 from data_prep.engines.remote import Work
-from data_prep.job import UnitRecord
+from data_prep.unit_records import UnitRecord
 from data_prep.units import Unit
 
 NAMES = ("local", "beam", "ray")

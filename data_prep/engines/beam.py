@@ -22,7 +22,7 @@ from bert_jax.storage.remote import Folder
 from data_prep.engines import beam_pipeline
 from data_prep.engines.local import cores
 from data_prep.engines.remote import KEPT, Work, missing, pack_tokenizer, pack_unit, put_in_place, split_options
-from data_prep.job import UnitRecord
+from data_prep.unit_records import UnitRecord
 from data_prep.units import Unit
 
 # Listing a bucket costs a request, so stores are polled less often.

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from bert_jax.command import UserError
 from data_prep.engines.remote import KILLED, Work, pack_unit, unpack_unit
-from data_prep.job import UnitRecord
 from data_prep.memory import keep_freed
+from data_prep.unit_records import UnitRecord
 from data_prep.units import Unit
 
 # Modules that workers need. Workers are forked from a server process that has imported them and done nothing else: it

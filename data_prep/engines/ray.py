@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from bert_jax.command import Parser, UserError
 from data_prep.engines.remote import KEPT, Work, do_unit, missing, pack_tokenizer, put_in_place, split_options
-from data_prep.job import UnitRecord
+from data_prep.unit_records import UnitRecord
 from data_prep.units import Unit
 
 # How often a unit is retried after its worker or node was lost.

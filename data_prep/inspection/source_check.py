@@ -11,7 +11,7 @@ from bert_jax.storage.remote import is_remote
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source
 from data_prep.readers.tfds_corpus import PREFIX
-from data_prep.units import UnitSizes, UnitSplitter
+from data_prep.units import UnitSplitter
 
 
 def source_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:
@@ -40,8 +40,8 @@ def check_source(directory: Path, manifest: Mapping[str, Any], corpus: Corpus, o
 
     Raises UserError that names the first count of the manifest that differs. Calls `on_document` for each document.
     """
-    cut = UnitSizes(manifest["unit_bytes"], manifest["eval_fraction"], fewest_documents(manifest["objective"]))
-    splitter = UnitSplitter(cut, manifest["reading"]["dedup"])
+    fewest = fewest_documents(manifest["objective"])
+    splitter = UnitSplitter(manifest["unit_bytes"], manifest["eval_fraction"], fewest, manifest["reading"]["dedup"])
     found = dict.fromkeys(PARTS, 0)
 
     def texts() -> Iterator[Any]:

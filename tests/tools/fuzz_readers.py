@@ -25,7 +25,7 @@ from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 from data_prep.readers import Corpus, Reading, find_sources
 from data_prep.sentences import document_sentences
-from data_prep.units import UnitSizes, UnitSplitter, UnusableCorpus
+from data_prep.units import UnitSplitter, UnusableCorpus
 
 TEXTS = [
     "Mr. Smith went to the U.S. in 1914. He stayed there.\nA second line, with «quotes» and so on...",
@@ -116,7 +116,7 @@ def check(path: Path, generator: random.Random) -> Counter[str]:
     """Reads one file with both settings of on_error. Returns refusals by reason, and the number of used documents."""
     skipping = Corpus(find_sources(str(path)), Reading(on_error="skip"))
     splitter = UnitSplitter(
-        UnitSizes(generator.choice((50, 10**6)), generator.choice((0.0, 0.3)), 1), generator.random() < 0.5
+        generator.choice((50, 10**6)), generator.choice((0.0, 0.3)), 1, dedup=generator.random() < 0.5
     )
     with contextlib.suppress(UnusableCorpus):
         units = list(splitter.split(skipping.texts()))
