@@ -20,7 +20,6 @@ from data_prep.formats import tfrecord
 from data_prep.inspection.row_checks import row_problems
 from data_prep.inspection.statistics import PartStatistics, row_batches
 from data_prep.job import UNIGRAMS, versions
-from data_prep.lengths import summarise
 from data_prep.units import EVAL_KEY_BIT
 
 _SHARD_TOKENS = 1 << 23  # ids in a shard: 16 MB
@@ -106,15 +105,7 @@ def _empty_manifest(tokenizer: Tokenizer, format: str) -> dict[str, Any]:
 def _fill_in(manifest: dict[str, Any], statistics: dict[Part, PartStatistics]) -> None:
     """What the rows tell, counted; documents and sentences they do not, which are 0."""
     for part, found in statistics.items():
-        manifest["parts"][part] = dict.fromkeys(COUNTED, 0) | {
-            "sequences": found.sequences,
-            "rows": found.rows,
-            "tokens": found.tokens,
-            "predictions": found.predicted,
-            "skipped": {},
-            "filled": round(found.filled_share, 6),
-            "lengths": summarise(found.lengths),
-        }
+        manifest["parts"][part] = dict.fromkeys(COUNTED, 0) | {"skipped": {}} | found.manifest_counts
     parts = manifest["parts"].values()
     manifest["counts"] = {name: sum(counts[name] for counts in parts) for name in COUNTED} | {"skipped": {}}
     if not manifest["counts"]["predictions"]:

@@ -217,7 +217,7 @@ def test_wrong_counts_are_detected(output: Path) -> None:
 
 def test_a_wrong_share_of_filled_positions_is_detected(output: Path) -> None:
     change_manifest(output, lambda manifest: manifest["parts"]["train"].update(filled=0.5))
-    with pytest.raises(UserError, match=r"states that 0\.5 of the positions of train are filled, but 0\.\d+ are"):
+    with pytest.raises(UserError, match=r"states 0\.5 filled in train, but the shards hold 0\.\d+"):
         verify(output)
 
 

@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.array_types import Int64
 from bert_jax.data.manifest import Part
 from bert_jax.data.masking import MaskingRule
 from bert_jax.data.shards import Dataset
@@ -111,7 +110,7 @@ def _tiles(manifest: Mapping[str, Any], parts: ByPart, unk: str) -> list[Tile]:
     ]
     tokens = sum(found.tokens for found in parts.values())
     predicted = sum(found.predicted for found in parts.values())
-    positions = sum(found.rows for found in parts.values()) * manifest["seq_len"]
+    positions = sum(found.positions for found in parts.values())
     unknown = sum(found.unknown for found in parts.values())
     text = sum(found.text_tokens for found in parts.values())
     size = sum(shard["bytes"] for shard in manifest["shards"] if shard["name"].split("/")[0] in parts)
@@ -147,7 +146,7 @@ def _counts(manifest: Mapping[str, Any], parts: ByPart, unk: str) -> Table:
     shares = [
         [name, *(show(found) if found.rows else "" for found in parts.values()), *blank]
         for name, show in {
-            "positions filled": lambda found: f"{found.filled_share:.2%}",
+            "positions filled": lambda found: f"{found.tokens / max(found.positions, 1):.2%}",
             "tokens predicted": lambda found: f"{found.predicted / max(found.tokens, 1):.2%}",
             f"{unk} in the text": lambda found: f"{found.unknown / max(found.text_tokens, 1):.2%}",
             "tokens in a sequence: mean": lambda found: f"{summarise(found.lengths)['mean']:.1f}",
@@ -161,16 +160,17 @@ def _counts(manifest: Mapping[str, Any], parts: ByPart, unk: str) -> Table:
 def _histograms(manifest: Mapping[str, Any], parts: ByPart) -> list[Histogram]:
     words = "tokens" if manifest["masking"]["unit"] == "token" else "words"
 
-    def histogram(title: str, unit: str, axis: str, name: str) -> Histogram:
-        counts: dict[str, Int64[np.ndarray, n]] = {part: getattr(found, name) for part, found in parts.items()}
-        return Histogram(title, unit, axis, counts)
-
+    titles = {
+        "lengths": ("Length of a sequence", "of sequences", "tokens"),
+        "filled": ("Filled positions of a row", "of rows", "tokens"),
+        "packed": ("Sequences in a row", "of rows", "sequences"),
+        "predictions": ("Predictions in a sequence", "of sequences", "predictions"),
+        "runs": (f"Adjacent predicted {words}", "of runs", words),
+    }
     return [
-        histogram("Length of a sequence", "of sequences", "tokens", "lengths"),
-        histogram("Filled positions of a row", "of rows", "tokens", "filled"),
-        *([histogram("Sequences in a row", "of rows", "sequences", "packed")] if manifest["pack"] > 1 else []),
-        histogram("Predictions in a sequence", "of sequences", "predictions", "predictions"),
-        histogram(f"Adjacent predicted {words}", "of runs", words, "runs"),
+        Histogram(*title, {part: getattr(found, name) for part, found in parts.items()})
+        for name, title in titles.items()
+        if name != "packed" or manifest["pack"] > 1
     ]
 
 
@@ -208,9 +208,8 @@ def _tokens(parts: ByPart, tokenizer: Tokenizer) -> list[Panel]:
     panels = []
     for part, found in parts.items():
         top = found.most_frequent(tokenizer, _TOKENS)
-        longest = max((share for _, _, share in top), default=1.0)
         panels.append(
-            Panel(part, "", [Bar(name, share / longest, percent(share), number=count) for name, count, share in top])
+            Panel(part, "", [Bar(name, share / top[0][2], percent(share), number=count) for name, count, share in top])
         )
     return panels
 

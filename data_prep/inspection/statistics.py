@@ -14,6 +14,7 @@ from bert_jax.data.shards import Dataset
 from bert_jax.tokenizer import Tokenizer
 from data_prep import formats
 from data_prep.fill import mask_rows
+from data_prep.lengths import summarise
 
 # Rows processed at a time: bounds the memory of the working arrays and changes no result.
 ROWS_PER_BATCH = 4096
@@ -24,7 +25,7 @@ NO_LABEL = -1
 class PartStatistics:
     """Counts over the rows of one part, as passed to `add`. With dynamic masking the masks are those of epoch 0.
 
-    rows                     number of rows
+    rows, positions          number of rows, and of their positions
     lengths      i64[T+1]    sequences by their number of tokens
     filled       i64[T+1]    rows by their number of tokens that are not padding
     packed       i64[S+1]    rows by their number of sequences
@@ -47,7 +48,7 @@ class PartStatistics:
         self.runs = np.zeros(width + 1, np.int64)
         self.replaced = np.zeros(len(REPLACEMENTS), np.int64)
         self.unigrams = np.zeros(tokenizer.vocab_size, np.int64)
-        self._positions = 0
+        self.positions = 0
         self._mask_id, self._unk_id = tokenizer.mask_id, tokenizer.unk_id
         self._has_unknown = tokenizer.has_unknown
         self._special = list(tokenizer.special_ids)
@@ -60,7 +61,7 @@ class PartStatistics:
         lengths = rows.sequence_lengths.astype(np.int64)
         present = lengths > 0
         self.rows += len(lengths)
-        self._positions += rows.input_ids.size
+        self.positions += rows.input_ids.size
         self.lengths += np.bincount(lengths[present], minlength=len(self.lengths))
         self.filled += np.bincount(lengths.sum(axis=1), minlength=len(self.filled))
         self.packed += np.bincount(present.sum(axis=1), minlength=len(self.packed))
@@ -91,8 +92,16 @@ class PartStatistics:
         return counts
 
     @property
-    def filled_share(self) -> float:
-        return self.tokens / max(self._positions, 1)
+    def manifest_counts(self) -> dict[str, Any]:
+        """What the manifest states of the rows of a part (docs/data_format.md)."""
+        return {
+            "sequences": self.sequences,
+            "rows": self.rows,
+            "tokens": self.tokens,
+            "predictions": self.predicted,
+            "filled": round(self.tokens / max(self.positions, 1), 6),
+            "lengths": summarise(self.lengths),
+        }
 
     @property
     def unknown(self) -> int:

@@ -2,7 +2,7 @@
 
 import itertools
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -18,7 +18,6 @@ from bert_jax.tokenizer import load as load_tokenizer
 from data_prep import checksums, formats
 from data_prep.inspection.row_checks import row_problems
 from data_prep.inspection.statistics import PartStatistics, open_masker, row_batches, unmasked_ids, with_masks
-from data_prep.lengths import summarise
 from data_prep.units import EVAL_KEY_BIT
 
 _REBUILD = "build the examples again"
@@ -141,30 +140,15 @@ class _ShardVerifier:
         path = self._directory / MANIFEST
         for part, found in self.statistics.items():
             stated = self._manifest["parts"][part]
-            for name, value in _counts(found):
-                if stated[name] != value:
+            for name, value in found.manifest_counts.items():
+                if stated.get(name, value) != value:
                     raise UserError(
                         f"{path} states {stated[name]} {name} in {part}, but the shards hold {value}; {_REBUILD}"
                     )
-            share = round(found.filled_share, 6)
-            if stated.get("filled", share) != share:
-                raise UserError(
-                    f"{path} states that {stated['filled']} of the positions of {part} are filled, but {share} are; "
-                    f"{_REBUILD}"
-                )
-            if stated.get("lengths", summarise(found.lengths)) != summarise(found.lengths):
-                raise UserError(f"the lengths of {part} in {path} are not those of the shards; {_REBUILD}")
         unigrams = self.statistics["train"].ordinary_unigrams
         if not np.array_equal(read_unigram_counts(self._directory, self._manifest), unigrams):
             counts = self._directory / self._manifest["unigram_counts"]
             raise UserError(f"{counts} does not hold the counts of the shards; {_REBUILD}")
-
-
-def _counts(found: PartStatistics) -> Iterator[tuple[str, int]]:
-    yield "sequences", found.sequences
-    yield "rows", found.rows
-    yield "tokens", found.tokens
-    yield "predictions", found.predicted
 
 
 def _equal(rows: Rows, others: Rows) -> bool:
@@ -176,16 +160,14 @@ def _check_totals(directory: Path, manifest: Mapping[str, Any]) -> None:
     path = directory / MANIFEST
     unread = manifest.get("skipped_reading", {})
     total, parts = manifest["counts"], [manifest["parts"][part] for part in PARTS]
-    skipped = [*(part["skipped"] for part in parts), unread]
-    sums = [(name, total[name], [part[name] for part in parts]) for name in COUNTED if name != "documents"]
-    sums.append(("documents", total["documents"], [*(part["documents"] for part in parts), sum(unread.values())]))
-    for reason in sorted({reason for counts in (total["skipped"], *skipped) for reason in counts}):
-        sums.append((reason, total["skipped"].get(reason, 0), [counts.get(reason, 0) for counts in skipped]))
-    for name, stated, found in sums:
-        if stated != sum(found):
+    stated, *addends = [{name: counts[name] for name in COUNTED} | counts["skipped"] for counts in (total, *parts)]
+    addends.append(unread | {"documents": sum(unread.values())})
+    for name in sorted({name for counts in (stated, *addends) for name in counts}):
+        found = [counts.get(name, 0) for counts in addends]
+        if stated.get(name, 0) != sum(found):
             raise UserError(
-                f"{path} states {stated} {name} in total, but {' + '.join(map(str, found))} in the parts and in "
-                f"reading; {_REBUILD}"
+                f"{path} states {stated.get(name, 0)} {name} in total, but {' + '.join(map(str, found))} in the parts "
+                f"and in reading; {_REBUILD}"
             )
     if total["documents"] != total["used"] + sum(total["skipped"].values()):
         raise UserError(
