@@ -1,6 +1,5 @@
 """Finding files by glob patterns, on disk and in object stores."""
 
-import fnmatch
 import glob
 import os
 import re
@@ -44,21 +43,6 @@ def is_special(path: str) -> bool:
     return not is_remote(path) and os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
 
 
-def glob_expression(pattern: str) -> re.Pattern[str]:
-    """Translates a glob over paths: * and ? match within one folder, ** any number of folders."""
-    parts = pattern.split("/")
-    expression = ""
-    for index, part in enumerate(parts):
-        last = index == len(parts) - 1
-        if part == "**":
-            expression += ".*" if last else "(?:[^/]+/)*"
-        else:
-            inner = fnmatch.translate(part).removeprefix("(?s:").removesuffix(r")\Z")
-            expression += inner.replace(".*", "[^/]*") if "*" in part else inner
-            expression += "" if last else "/"
-    return re.compile(expression)
-
-
 def _check_folders(pattern: str) -> None:
     """Raises UserError for a folder that the pattern searches and that may not be read; glob skips it silently."""
     parts = pattern.split("/")
@@ -85,6 +69,7 @@ def _found_local(path: str) -> FoundFile:
 
 
 def _find_remote(pattern: str) -> list[FoundFile]:
+    from fsspec.utils import glob_translate
     from pyarrow import fs
 
     store, path = open_store(pattern)
@@ -98,7 +83,7 @@ def _find_remote(pattern: str) -> list[FoundFile]:
     else:
         recursive = first < len(parts) - 1 or parts[first] == "**"
         selector = fs.FileSelector("/".join(parts[:first]), allow_not_found=True, recursive=recursive)
-        wanted = glob_expression(path)
+        wanted = re.compile(glob_translate(path))
         infos = [info for info in store.get_file_info(selector) if wanted.fullmatch(info.path)]
     present = (info for info in infos if info.type != fs.FileType.NotFound)
     return sorted(

@@ -85,7 +85,7 @@ def open_stream(path: str) -> BinaryFile:
 class Folder:
     """A local folder, or everything in a store under an address.
 
-    Every method raises UserError if the file system or store refuses, so callers see one kind of error.
+    Every method raises UserError if a file does not exist, or if the file system or store refuses.
     """
 
     def __init__(self, address: str) -> None:
@@ -94,98 +94,86 @@ class Folder:
         self.address = address.rstrip("/")
         try:
             if is_remote(address) and "?" not in address:
-                self._store, path = open_store(address)
-                self._path = path.rstrip("/")
+                store, path = open_store(address)
             elif "://" in address:  # any other that pyarrow knows, as hdfs://, and options of a store after a "?"
-                self._store, self._path = fs.FileSystem.from_uri(address)
+                store, path = fs.FileSystem.from_uri(address)
             else:
-                self._store, self._path = fs.LocalFileSystem(), os.path.abspath(self.address)
+                store, path = fs.LocalFileSystem(), os.path.abspath(self.address)
         except (OSError, ValueError) as error:  # ValueError: pyarrow's error for an address that cannot be parsed
             raise UserError(f"{address}: {' '.join(str(error).split())}") from None
+        self._files = fs.SubTreeFileSystem(path.rstrip("/"), store)
 
     @property
     def is_local(self) -> bool:
-        return self._store.type_name == "local"
+        return self._files.base_fs.type_name == "local"
 
     def names(self, within: str = "") -> set[str]:
         """The names of all files, or of those below one folder, relative to this one."""
         from pyarrow import fs
 
         with self._user_errors(within):
-            selector = fs.FileSelector(f"{self._path}/{within}".rstrip("/"), allow_not_found=True, recursive=True)
-            infos: list[Any] = self._store.get_file_info(selector)
-        found = {info.path.removeprefix(self._path).lstrip("/") for info in infos if info.is_file}
-        return {name for name in found if not name.endswith(_TEMPORARY)}
+            found: list[Any] = self._files.get_file_info(fs.FileSelector(within, allow_not_found=True, recursive=True))
+        return {info.path for info in found if info.is_file and not info.path.endswith(_TEMPORARY)}
 
     def size(self, name: str) -> int:
-        """The size of a file in bytes. Raises UserError if it does not exist."""
+        """The size of a file in bytes."""
         with self._user_errors(name):
-            info = self._store.get_file_info(f"{self._path}/{name}")
-        if not info.is_file:
-            raise self._missing(name)
-        return cast(int, info.size)
+            info = self._files.get_file_info(name)
+            if not info.is_file:
+                raise FileNotFoundError
+            return cast(int, info.size)
 
     def read(self, name: str) -> bytes:
-        """The content of a file. Raises UserError if it does not exist."""
-        content = self.read_if_present(name)
-        if content is None:
-            raise self._missing(name)
-        return content
+        """The content of a file."""
+        return b"".join(self.blocks(name))
 
     def read_if_present(self, name: str) -> bytes | None:
         """The content of a file, or None if it does not exist."""
-        with self._user_errors(name):
-            try:
-                with self._store.open_input_stream(f"{self._path}/{name}", compression=None) as stream:
-                    return cast(bytes, stream.read())
-            except FileNotFoundError:
-                return None
+        with self._user_errors(name), contextlib.suppress(FileNotFoundError), self._opened(name) as stream:
+            return cast(bytes, stream.read())
+        return None
 
     def blocks(self, name: str) -> Iterator[bytes]:
-        """The content of a file, block by block. Raises UserError if it does not exist."""
-        if not self.size(name):
-            return
-        with self._user_errors(name), self._store.open_input_stream(f"{self._path}/{name}", compression=None) as stream:
+        """The content of a file, block by block."""
+        with self._user_errors(name), self._opened(name) as stream:
             while block := stream.read(_BLOCK_BYTES):
                 yield block
 
     def write(self, name: str, content: bytes | Iterable[bytes]) -> None:
         """Writes a file that appears complete or not at all, given at once or in blocks; creates its folders."""
-        path = f"{self._path}/{name}"
         with self._user_errors(name):
             # A store has no folders, and shows an object only once it is complete. There a rename would be a copy.
-            is_object = self._store.type_name in ("s3", "gcs")
-            unfinished = path if is_object else f"{path}.{os.urandom(4).hex()}{_TEMPORARY}"
+            is_object = self._files.base_fs.type_name in ("s3", "gcs")
+            unfinished = name if is_object else f"{name}.{os.urandom(4).hex()}{_TEMPORARY}"
             if not is_object:
-                self._store.create_dir(path.rsplit("/", 1)[0], recursive=True)
-            with self._store.open_output_stream(unfinished, compression=None) as stream:
+                self._files.base_fs.create_dir(os.path.dirname(self._files.base_path + name), recursive=True)
+            with self._files.open_output_stream(unfinished, compression=None) as stream:
                 for block in (content,) if isinstance(content, bytes) else content:
                     stream.write(block)
             if not is_object:
-                self._store.move(unfinished, path)
+                self._files.move(unfinished, name)
 
     def remove(self, name: str) -> None:
         """Removes a file."""
         with self._user_errors(name):
-            self._store.delete_file(f"{self._path}/{name}")
+            self._files.delete_file(name)
 
     def clear(self) -> None:
         """Removes the folder with everything in it, if it exists."""
-        from pyarrow import fs
+        with self._user_errors(""), contextlib.suppress(FileNotFoundError):
+            self._files.base_fs.delete_dir(self._files.base_path)
 
-        with self._user_errors(""):
-            if self._store.get_file_info(self._path).type == fs.FileType.Directory:
-                self._store.delete_dir(self._path)
-
-    def _missing(self, name: str) -> UserError:
-        return UserError(f"{self.address}/{name} does not exist. Check the address")
+    def _opened(self, name: str) -> Any:
+        return self._files.open_input_stream(name, compression=None)
 
     @contextlib.contextmanager
     def _user_errors(self, name: str) -> Iterator[None]:
+        where = f"{self.address}/{name}"
         try:
             yield
+        except FileNotFoundError:
+            raise UserError(f"{where} does not exist. Check the address") from None
         except OSError as error:
-            where = f"{self.address}/{name}"
             # On a local file system the error number tells the reason; a store only has its message.
             explained = None if is_remote(self.address) else explain_os_error(OSError(error.errno, "", where))
             advice = f"{where}: {first_line(error)}. Check the address, the credentials and the free space"
