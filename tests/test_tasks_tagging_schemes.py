@@ -15,7 +15,7 @@ from seqeval import scheme as strict
 from bert_jax.config import TaskConfig
 from bert_jax.tasks import registry
 from bert_jax.tasks.example import Sentence, Span, Split
-from bert_jax.tasks.kinds import tagging, tagging_schemes
+from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.tagging import TaggingTask
 from bert_jax.tasks.kinds.tagging_schemes import entities, irregular_tags, tags_of
 from bert_jax.tasks.metric_functions import TAGGING_METRICS, compute_metrics
@@ -129,7 +129,7 @@ def test_tags_without_types_mark_entities_where_they_can() -> None:
     split = Split(path, (Sentence(("a", "b"), ("I", "I"), (1, 2)), Sentence(("c", "d"), ("O", "I"), (4, 5))), True)
     task = task.complete(split)
     assert task.labels == ("O", "B", "I") and task.metrics[0] == "f1"
-    assert tagging._label_ids(task, split) == [1, 2, 0, 1]  # IOB1 learnt as IOB2, of a sentence without O, too
+    assert task.label_ids(split) == [1, 2, 0, 1]  # IOB1 learnt as IOB2, of a sentence without O, too
 
 
 def test_a_set_of_tags_is_closed_in_its_scheme() -> None:

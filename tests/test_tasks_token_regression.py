@@ -16,7 +16,8 @@ from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import measurement, registry
 from bert_jax.tasks.input_records import InputRecord
-from bert_jax.tasks.kinds.token_regression import NumberRows, TokenRegressionTask
+from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
+from bert_jax.tasks.word_rows import LabelledWordRows
 from bert_jax.tokenizer import Tokenizer
 
 TASK = TokenRegressionTask("own", max_length=8, metrics=("pearson", "spearman", "mse"))
@@ -33,19 +34,19 @@ def letters(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return tokenizer_lib.load(path, lowercase=True)
 
 
-def rows_of(path: Path, tokenizer: Tokenizer) -> NumberRows:
+def rows_of(path: Path, tokenizer: Tokenizer) -> LabelledWordRows:
     task, files = registry.resolve(TaskConfig(train=str(path), kind="token_regression", max_length=8))
     return task.encode(registry.read(task, files["train"]), tokenizer)
 
 
 @pytest.fixture
-def rows(tmp_path: Path, letters: Tokenizer) -> NumberRows:
+def rows(tmp_path: Path, letters: Tokenizer) -> LabelledWordRows:
     path = tmp_path / "train.conll"
     path.write_text(CONLL)
     return rows_of(path, letters)
 
 
-def test_numbers_stand_on_first_pieces_and_what_is_missing_weighs_nothing(rows: NumberRows) -> None:
+def test_numbers_stand_on_first_pieces_and_what_is_missing_weighs_nothing(rows: LabelledWordRows) -> None:
     batch = rows.batch(np.array([0, 1, -1]), 8)
     assert batch.labels.tolist()[0] == [0, 1.5, 0, 0, 0, 0, -2, 0]  # [CLS] c ##a ##t i ##s a [SEP]
     assert batch.labels.tolist()[1] == [0, 0.25, 0, 0, 0, 0, 0, 0]  # [CLS] b ##e a ##b [SEP]
@@ -53,7 +54,7 @@ def test_numbers_stand_on_first_pieces_and_what_is_missing_weighs_nothing(rows: 
     assert TASK.counts(rows) == {"words": 5, "words_with_number": 3}
 
 
-def test_lists_in_json_lines_are_the_same_sentences(tmp_path: Path, rows: NumberRows, letters: Tokenizer) -> None:
+def test_lists_in_json_lines_are_the_same_sentences(tmp_path: Path, rows: LabelledWordRows, letters: Tokenizer) -> None:
     path = tmp_path / "train.jsonl"
     sentences = [(["cat", "is", "a"], [1.5, None, -2]), (["be", "ab"], [0.25, None])]
     path.write_text("".join(json.dumps({"tokens": words, "labels": labels}) + "\n" for words, labels in sentences))
@@ -61,7 +62,7 @@ def test_lists_in_json_lines_are_the_same_sentences(tmp_path: Path, rows: Number
         np.testing.assert_array_equal(array, getattr(rows, name))
 
 
-def test_the_loss_is_the_mean_square_over_words_with_a_number(rows: NumberRows) -> None:
+def test_the_loss_is_the_mean_square_over_words_with_a_number(rows: LabelledWordRows) -> None:
     model = ModelConfig(vocab_size=60, layers=1, width=16, heads=2, feed_forward=24, max_positions=16)
     objective, draw = TASK.objective(), np.random.default_rng(0)
     abstract = abstract_params(model, objective.heads)
@@ -79,7 +80,7 @@ def test_the_loss_is_the_mean_square_over_words_with_a_number(rows: NumberRows) 
     assert float(loss) == pytest.approx(((guesses - [1.5, -2, 0.25]) ** 2).sum(), rel=1e-5)
 
 
-def test_metrics_are_over_words_that_have_a_number_and_answers_are_of_all(rows: NumberRows) -> None:
+def test_metrics_are_over_words_that_have_a_number_and_answers_are_of_all(rows: LabelledWordRows) -> None:
     answers = [np.arange(8, dtype=np.float32) * factor for factor in (1, -3)]
     truth, guess = [1.5, -2, 0.25], [1, 6, -3]
     found = TASK.measure(rows, answers)
@@ -119,7 +120,7 @@ def test_what_is_no_number_is_told_with_file_and_line(
 
 
 def test_numbers_that_are_all_the_same_are_said_to_leave_correlations_undefined(
-    tmp_path: Path, rows: NumberRows, letters: Tokenizer
+    tmp_path: Path, rows: LabelledWordRows, letters: Tokenizer
 ) -> None:
     assert TASK.remarks(rows) == []
     path = tmp_path / "dev.conll"

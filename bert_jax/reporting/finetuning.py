@@ -26,8 +26,9 @@ from bert_jax.tasks.kinds.question_windows import QuestionRows
 from bert_jax.tasks.kinds.span import SpanTask
 from bert_jax.tasks.kinds.span_rows import SpanRows
 from bert_jax.tasks.kinds.tagging import TaggingTask, TagRows
-from bert_jax.tasks.kinds.token_regression import NumberRows, TokenRegressionTask
+from bert_jax.tasks.kinds.token_regression import TokenRegressionTask
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.word_rows import LabelledWordRows
 from bert_jax.train.workdir import WorkdirConfig
 
 WORST = 12  # examples shown
@@ -146,7 +147,7 @@ def _choice(found: DevPredictions[ChoiceTask, ChoiceRows]) -> list[Section]:
     return [_calibration_section(found, highest, correct), error_section(map(card, found.worst(WORST)))]
 
 
-def _token_regression(found: DevPredictions[TokenRegressionTask, NumberRows]) -> list[Section]:
+def _token_regression(found: DevPredictions[TokenRegressionTask, LabelledWordRows]) -> list[Section]:
     rows = found.rows
     known = rows.label_weights[rows.word_starts] > 0
     labels = rows.labels[rows.word_starts].astype(float)

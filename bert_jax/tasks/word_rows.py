@@ -3,43 +3,27 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
-from jaxtyping import Int32, Int64, Integer
+from jaxtyping import Float32, Int64, Integer, Shaped
 
-from bert_jax.tasks.example import Item, TaskRows, spans
+from bert_jax.tasks.example import Item, Sentence, SpannedSentence, Split, Taken, TaskRows, spans
 from bert_jax.tokenizer import Tokenizer
 
-
-class EncodedWords(NamedTuple):
-    """R rows of N tokens, as in TaskRows; the positions of W words; K - 1 sentences."""
-
-    input_ids: Int32[np.ndarray, "N"]
-    offsets: Int64[np.ndarray, "R+1"]
-    first_lengths: Int32[np.ndarray, "R"]
-    truncated: int  # words that lost pieces
-    word_rows: Int64[np.ndarray, "W"]
-    word_slots: Int64[np.ndarray, "W"]  # position of the first piece of each word in its row
-    word_sizes: Int64[np.ndarray, "W"]  # pieces of each word, 1 or more
-    sentence_offsets: Int64[np.ndarray, "K"]  # in the words
-
-    @property
-    def starts(self) -> Int64[np.ndarray, "W"]:
-        """Where each word starts in the N tokens."""
-        return self.offsets[self.word_rows] + self.word_slots
+WordsItem = TypeVar("WordsItem", bound=Sentence | SpannedSentence)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class WordRows(TaskRows[Item]):
-    """Rows of words. A kind of task adds their labels."""
+    """Rows of the W words of K - 1 sentences. A kind of task adds their labels."""
 
     cut_part: ClassVar[str] = "words"
 
     word_rows: Int64[np.ndarray, "W"]
-    word_slots: Int64[np.ndarray, "W"]
-    word_sizes: Int64[np.ndarray, "W"]
-    sentence_offsets: Int64[np.ndarray, "K"]
+    word_slots: Int64[np.ndarray, "W"]  # position of the first piece of each word in its row
+    word_sizes: Int64[np.ndarray, "W"]  # pieces of each word, 1 or more
+    sentence_offsets: Int64[np.ndarray, "K"]  # in the words
 
     @property
     def word_starts(self) -> Int64[np.ndarray, "W"]:
@@ -51,13 +35,34 @@ class WordRows(TaskRows[Item]):
         sentences = np.repeat(np.arange(len(self.sentence_offsets) - 1), np.diff(self.sentence_offsets))
         return sentences[np.searchsorted(self.word_rows, np.arange(self.count))]  # by the first word of the row
 
+    def at_words(self, values: Sequence[Shaped[np.ndarray, "T"]]) -> Shaped[np.ndarray, "W"]:
+        """The value at the first piece of each word, given the values at the positions of each row."""
+        return np.array([values[row][slot] for row, slot in zip(self.word_rows, self.word_slots, strict=True)])
 
-def encode_words(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_length: int) -> EncodedWords:
+    def by_sentence(self, values: Sequence[Any]) -> list[Sequence[Any]]:
+        """The values of the words of each sentence, given those of all words."""
+        return [values[start:end] for start, end in pairwise(self.sentence_offsets)]
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LabelledWordRows(WordRows[Sentence]):
+    """Rows of words with one label each, at one or more of its pieces."""
+
+    labels: Shaped[np.ndarray, "N"]  # i32 or f32
+    label_weights: Float32[np.ndarray, "N"]  # 0: a position that is not trained
+
+    def targets(self, taken: Taken) -> tuple[Any, Float32[np.ndarray, "B T"]]:
+        labels, weights = (np.where(taken.real, one[taken.tokens], 0) for one in (self.labels, self.label_weights))
+        return labels.astype(self.labels.dtype), weights.astype(np.float32)
+
+
+def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int) -> WordRows[WordsItem]:
     """One row for each sentence, [CLS] pieces [SEP].
 
     A sentence over max_length continues in further rows. It is split between words, so that every word is in exactly
     one row. A word without pieces becomes [UNK]; only a word that is longer than a row is itself cut.
     """
+    sentences = [item.words for item in split.items]
     room = max_length - 2
     flat, piece_offsets = tokenizer.encode_many([word for words in sentences for word in tokenizer.as_in_text(words)])
     sizes = np.clip(np.diff(piece_offsets), 1, room)
@@ -75,11 +80,13 @@ def encode_words(sentences: Sequence[Sequence[str]], tokenizer: Tokenizer, max_l
     known = np.diff(piece_offsets) > 0  # words with pieces
     starts = offsets[word_rows] + word_slots
     input_ids[spans(starts[known], sizes[known])] = flat[spans(piece_offsets[:-1][known], sizes[known])]
-    return EncodedWords(
+    return WordRows(
         input_ids=input_ids,
         offsets=offsets,
         first_lengths=lengths.astype(np.int32),
+        pad_id=tokenizer.pad_id,
         truncated=int((np.diff(piece_offsets) > room).sum()),
+        split=split,
         word_rows=word_rows,
         word_slots=word_slots,
         word_sizes=sizes,

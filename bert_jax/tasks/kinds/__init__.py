@@ -6,5 +6,6 @@ tagging           a tag for every word
 token_regression  a number for every word
 question          an answer that is a part of a context, or none
 span              spans of words, which may nest, and their relations
+words             what the kinds that label words share
 labels            the options and functions of all kinds with a cross-entropy over labels
 """

@@ -75,9 +75,6 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
     def default_metrics(self) -> tuple[str, ...]:
         return ("accuracy",)
 
-    def complete(self, train: Split[MultipleChoice]) -> "ChoiceTask":
-        return replace(self, metrics=self.metrics or self.default_metrics())
-
     def encode(self, split: Split[MultipleChoice], tokenizer: Tokenizer) -> "ChoiceRows":
         """One row for each item. Over max_length, the longer of context and choice is cut (pairs.truncated_lengths).
 

@@ -31,7 +31,7 @@ from bert_jax.tasks.metric_functions import (
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import PooledTask
+from bert_jax.tasks.task import PooledTask, Task
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.losses import PLAIN, ClassCosts, classification_sums, squared_error_sum
 from bert_jax.train.objectives import Counts, Term, Terms
@@ -123,7 +123,7 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
     metric_functions = CLASSIFICATION_METRICS
     label_dtype = np.int32
 
-    def complete(self, train: Split[Example]) -> "ClassificationTask":
+    def complete(self, train: Split[Example]) -> Task:
         """The task with the labels, class weights and metrics that its training file implies.
 
         Labels are in the order of the classes that the file names; otherwise sorted, whole numbers first and in
@@ -142,7 +142,7 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
             named = found <= set(train.class_names)
             task = replace(task, labels=train.class_names if named else tuple(sorted(found, key=_label_order)))
         weights = task.weights_of(train, (example.label or "" for example in train.items))
-        return replace(task, class_weight_values=weights, metrics=task.metrics or task.default_metrics())
+        return replace(task, class_weight_values=weights).with_metrics()
 
     def default_metrics(self) -> tuple[str, ...]:
         return ("accuracy", "f1") if self.labels == ("0", "1") else ("accuracy", "macro_f1")
@@ -174,9 +174,6 @@ class RegressionTask(TextTask):
     kind = "regression"
     metric_functions = REGRESSION_METRICS
     label_dtype = np.float32
-
-    def complete(self, train: Split[Example]) -> "RegressionTask":
-        return replace(self, metrics=self.metrics or self.default_metrics())
 
     def default_metrics(self) -> tuple[str, ...]:
         return ("pearson", "spearman")

@@ -26,6 +26,7 @@ from bert_jax.tasks.kinds.span_decoding import (
 from bert_jax.tasks.kinds.span_files import checked_spans, read_spans
 from bert_jax.tasks.kinds.span_objective import SpanAnswer, SpanObjective
 from bert_jax.tasks.kinds.span_rows import PAIRED, SpanRows, encode_spans
+from bert_jax.tasks.kinds.words import span_object
 from bert_jax.tasks.metric_functions import retrieval_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
@@ -101,7 +102,7 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
             items.append(SpannedSentence(words, spans, (), record.line, text, offsets))
         return Split(source, tuple(items), labelled=False)
 
-    def complete(self, train: Split[SpannedSentence]) -> "SpanTask":
+    def complete(self, train: Split[SpannedSentence]) -> Task:
         """The task with the types, longest span and metrics of its training file.
 
         Raises UserError for a file without spans.
@@ -110,12 +111,8 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
         if not spans:
             raise _missing(train, "spans")
         longest = self.max_span or min(max(span.end - span.first for span in spans), LONGEST_BY_DEFAULT)
-        return replace(
-            self,
-            labels=self.labels or tuple(sorted({span.label for span in spans})),
-            max_span=longest,
-            metrics=self.metrics or self.default_metrics(),
-        )
+        labels = self.labels or tuple(sorted({span.label for span in spans}))
+        return replace(self, labels=labels, max_span=longest).with_metrics()
 
     def default_metrics(self) -> tuple[str, ...]:
         return ("f1", "precision", "recall")
@@ -163,8 +160,8 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
 
         A span is correct when its words and its type are.
         """
-        threshold, counted, _ = self._span_counts(rows, answers)
-        return retrieval_metrics(self.metrics, counted) | ({} if self.threshold else {"threshold": threshold})
+        counted, _, calibrated = self._span_counts(rows, answers)
+        return retrieval_metrics(self.metrics, counted) | calibrated
 
     def calibrated(self, metrics: Mapping[str, float]) -> "SpanTask":
         """The task with the threshold that is best on dev; 1/2 without a dev file."""
@@ -177,14 +174,16 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
 
     def _span_counts(
         self, rows: SpanRows, answers: Sequence[SpanAnswer]
-    ) -> tuple[float, Counted, list[dict[Span, float]]]:
-        """The threshold, the counts that the metrics of spans are computed from, and the predicted spans."""
+    ) -> tuple[Counted, list[dict[Span, float]], dict[str, float]]:
+        """The counts that the metrics of spans are computed from, the predicted spans, and `threshold`, where it is
+        calibrated."""
         found = candidates(rows, answers, len(self.labels))
         hits, total = is_true(rows, found, len(self.labels)), sum(len(set(item.spans)) for item in rows.split.items)
         threshold = self.threshold or best_threshold(found.scores, hits, total)
         kept = found.scores >= threshold
         counted = {"": (int(hits[kept].sum()), int(kept.sum()), total)}
-        return threshold, counted, predicted_spans(rows, found.above(threshold), self.labels)
+        predicted = predicted_spans(rows, found.above(threshold), self.labels)
+        return counted, predicted, {} if self.threshold else {"threshold": threshold}
 
     def _spans(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> list[dict[Span, float]]:
         """The spans of each sentence and their probabilities: the given ones, or the predicted ones."""
@@ -195,7 +194,7 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
 
     def _span_objects(self, rows: SpanRows, spans: Sequence[Mapping[Span, float]]) -> list[dict[str, Any]]:
         return [
-            {"words": list(item.words), "spans": [_span_object(item, *one) for one in of_item.items()]}
+            {"words": list(item.words), "spans": [span_object(item, *one) for one in of_item.items()]}
             for item, of_item in zip(rows.split.items, spans, strict=True)
         ]
 
@@ -233,7 +232,7 @@ class SpanPairTask(SpanTask):
             raise UserError(f"{path} holds tags but no relations. Give a .jsonl with tokens, spans and relations")
         return read_spans(path, columns, label_required or self.pairs_are_given, relations=True)
 
-    def complete(self, train: Split[SpannedSentence]) -> SpanTask:
+    def complete(self, train: Split[SpannedSentence]) -> Task:
         """Also sets the labels of relations. Raises UserError for a file without spans or relations."""
         relations = {relation.label for item in train.items for relation in item.relations}
         if not relations and any(item.spans for item in train.items):
@@ -256,8 +255,7 @@ class SpanPairTask(SpanTask):
         calibrated: dict[str, float] = {}
         spans: Sequence[Iterable[Span]] = [item.spans for item in rows.split.items]
         if not self.pairs_are_given:
-            threshold, counted, spans = self._span_counts(rows, answers)
-            calibrated = {} if self.threshold else {"threshold": threshold}
+            counted, spans, calibrated = self._span_counts(rows, answers)
         found = predicted_relations(rows, answers, [list(one) for one in spans], self.relation_labels)
         predicted = {relation[:4] for relation in found}
         true_relations = {
@@ -282,14 +280,6 @@ class SpanPairTask(SpanTask):
 
 def _missing(train: Split, what: str) -> UserError:
     return UserError(f"{train.path} has no {what}. Name another file, or the column that holds them (task.label)")
-
-
-def _span_object(item: SpannedSentence, span: Span, score: float) -> dict[str, Any]:
-    one = {"type": span.label, "text": " ".join(item.words[span.first : span.end]), "score": score}
-    if item.text is not None and item.offsets is not None:
-        start, end = item.offsets[span.first][0], item.offsets[span.end - 1][1]
-        one |= {"text": item.text[start:end], "start": start, "end": end}
-    return one | {"words": [span.first, span.end]}
 
 
 def _spans_of_tags(sentence: Sentence) -> SpannedSentence:

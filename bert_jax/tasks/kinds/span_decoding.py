@@ -74,9 +74,8 @@ def best_threshold(scores: Float[np.ndarray, "G"], true: Bool[np.ndarray, "G"], 
 
 def sentence_of_rows(rows: SpanRows) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
     """The sentence of each row, and how many of its words are in earlier rows."""
-    first_words = rows.row_words[:-1]
-    sentences = np.searchsorted(rows.sentence_offsets, first_words, side="right") - 1
-    return sentences, first_words - rows.sentence_offsets[sentences]
+    sentences = rows.items()
+    return sentences, rows.row_words[:-1] - rows.sentence_offsets[sentences]
 
 
 def predicted_spans(rows: SpanRows, found: Candidates, labels: Sequence[str]) -> list[dict[Span, float]]:

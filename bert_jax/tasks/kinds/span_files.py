@@ -1,6 +1,6 @@
 """Reads words, spans and relations between spans from JSON lines or Parquet."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -45,44 +45,39 @@ def read_spans(path: Path, columns: Columns, label_required: bool, relations: bo
 
 def checked_spans(where: str, values: Any, words: int) -> tuple[Span, ...]:
     """The spans of a sentence of `words` words, from their JSON values. Raises UserError that begins with `where`."""
-    if not isinstance(values, list):
-        raise UserError(f"{where} is {values!r:.60}; expected a list of spans, each {SPAN}")
-    return tuple(_span(f"{where}[{place}]", one, words) for place, one in enumerate(values))
+    found = []
+    for place, first, end, label in _listed(where, values, "spans", SPAN, ("start", "end", "label")):
+        if not 0 <= first < end <= words:
+            raise UserError(f"{place} is from word {first} to {end}, but the sentence has {words} words. Correct it")
+        found.append(Span(label, first, end))
+    return tuple(found)
 
 
 def _relations(where: str, values: Any, spans: int) -> tuple[Relation, ...]:
+    found = []
+    for place, head, tail, label in _listed(where, values, "relations", RELATION, ("head", "tail", "label")):
+        if not (0 <= head < spans and 0 <= tail < spans) or head == tail:
+            raise UserError(
+                f"{place} is from span {head} to {tail}; expected the indices of two different spans (the line has "
+                f"{spans})"
+            )
+        found.append(Relation(label, head, tail))
+    return tuple(found)
+
+
+def _listed(
+    where: str, values: Any, what: str, expected: str, names: tuple[str, str, str]
+) -> Iterator[tuple[str, int, int, str]]:
+    """Where each object of a list is, and its fields of these names: two indices and a label.
+
+    The label of a span may be missing.
+    """
     if not isinstance(values, list):
-        raise UserError(f"{where} is {values!r:.60}; expected a list of relations, each {RELATION}")
-    return tuple(_relation(f"{where}[{place}]", one, spans) for place, one in enumerate(values))
-
-
-def _span(where: str, value: Any, words: int) -> Span:
-    if not isinstance(value, Mapping):
-        raise UserError(f"{where} is {value!r:.60}; expected {SPAN}")
-    first, end, label = _fields(value, "start", "end", "label")
-    if not _is_int(first) or not _is_int(end) or not (label is None or isinstance(label, str)):
-        raise UserError(f"{where} is {value!r:.80}; expected {SPAN}")
-    if not 0 <= first < end <= words:
-        raise UserError(f"{where} is from word {first} to {end}, but the sentence has {words} words. Correct it")
-    return Span(label or "", first, end)
-
-
-def _relation(where: str, value: Any, spans: int) -> Relation:
-    if not isinstance(value, Mapping):
-        raise UserError(f"{where} is {value!r:.60}; expected {RELATION}")
-    head, tail, label = _fields(value, "head", "tail", "label")
-    if not _is_int(head) or not _is_int(tail) or not isinstance(label, str) or not label:
-        raise UserError(f"{where} is {value!r:.80}; expected {RELATION}")
-    if not (0 <= head < spans and 0 <= tail < spans) or head == tail:
-        raise UserError(
-            f"{where} is from span {head} to {tail}; expected the indices of two different spans (the line has {spans})"
-        )
-    return Relation(label, head, tail)
-
-
-def _fields(value: Mapping[str, Any], *names: str) -> list[Any]:
-    return [value.get(name) for name in names]
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+        raise UserError(f"{where} is {values!r:.60}; expected a list of {what}, each {expected}")
+    for number, value in enumerate(values):
+        place = f"{where}[{number}]"
+        first, second, label = map(value.get, names) if isinstance(value, Mapping) else (None,) * 3
+        has_label = (isinstance(label, str) and label != "") or (what == "spans" and label in (None, ""))
+        if type(first) is not int or type(second) is not int or not has_label:
+            raise UserError(f"{place} is {value!r:.80}; expected {expected}")
+        yield place, first, second, label or ""

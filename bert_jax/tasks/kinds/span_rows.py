@@ -8,11 +8,13 @@ from jaxtyping import Float32, Int32, Int64
 
 from bert_jax.tasks.example import SpannedSentence, Split, Taken
 from bert_jax.tasks.kinds.labels import check_label
-from bert_jax.tasks.word_rows import EncodedWords, WordRows, encode_words
+from bert_jax.tasks.word_rows import WordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
 
 # The most spans of a row between which relations are predicted: there are quadratically many pairs, with wide vectors.
 PAIRED = 32
+
+Triples = list[list[tuple[int, int, int]]]  # of each row
 
 
 class SpanLabels(NamedTuple):
@@ -67,9 +69,8 @@ class SpanRows(WordRows[SpannedSentence]):
         counts = np.where(taken.filler, 0, np.diff(self.row_words)[taken.rows])
         words = np.arange(width) < counts[:, None]
         places = np.where(words, self.row_words[taken.rows][:, None] + np.arange(width), 0)
-        types = np.zeros((batch, width, longest), np.int32)
-        if self.binary_types:
-            types = np.zeros((batch, width, longest, self.binary_types), np.int32)
+        by_type = (self.binary_types,) if self.binary_types else ()
+        types = np.zeros((batch, width, longest, *by_type), np.int32)
         firsts, lengths = np.zeros((2, batch, paired), np.int32)
         relations, weights = np.zeros((batch, paired, paired), np.int32), np.zeros((batch, paired, paired), np.float32)
         for place, row in enumerate(taken.rows):
@@ -110,76 +111,61 @@ def encode_spans(
     a lost span, or after the row's first PAIRED spans. These are in no row. They are counted, and remain among the
     true ones that predictions are measured by. Raises UserError, with the line, for an unknown label.
     """
-    encoded = encode_words([item.words for item in split.items], tokenizer, max_length)
-    count = len(encoded.offsets) - 1
-    row_words = np.searchsorted(encoded.word_rows, np.arange(count + 1)).astype(np.int64)
-    held = _Held.of(split, encoded, row_words, max_span, labels, relation_labels)
-    firsts, lengths, types = _columns(held.spans)
-    heads, tails, kinds = _columns(held.relations)
+    words = encode_words(split, tokenizer, max_length)
+    row_words = np.searchsorted(words.word_rows, np.arange(words.count + 1)).astype(np.int64)
+    held, between, lost = _held(words, row_words, max_span, labels, relation_labels)
+    firsts, lengths, types = _columns(held)
+    heads, tails, relations = _columns(between)
     return SpanRows(
-        **encoded._asdict(),
-        pad_id=tokenizer.pad_id,
-        split=split,
+        **vars(words),
         row_words=row_words,
-        span_offsets=np.cumsum([0, *map(len, held.spans)], dtype=np.int64),
+        span_offsets=np.cumsum([0, *map(len, held)], dtype=np.int64),
         firsts=firsts,
         lengths_in_words=lengths,
         types=types,
-        relation_offsets=np.cumsum([0, *map(len, held.relations)], dtype=np.int64),
+        relation_offsets=np.cumsum([0, *map(len, between)], dtype=np.int64),
         heads=heads,
         tails=tails,
-        relations=kinds,
+        relations=relations,
         longest=max_span,
         binary_types=binary_types,
         labelled=split.labelled,
-        lost=held.lost,
+        lost=lost,
     )
 
 
-Triples = list[list[tuple[int, int, int]]]  # of each row
-
-
-class _Held(NamedTuple):
+def _held(
+    words: WordRows[SpannedSentence],
+    row_words: Int64[np.ndarray, "K"],
+    max_span: int,
+    labels: tuple[str, ...] | None,
+    relation_labels: tuple[str, ...],
+) -> tuple[Triples, Triples, dict[str, int]]:
     """The spans (first word, length, type) and relations (head, tail, label) of each row, and the lost ones' counts."""
-
-    spans: Triples
-    relations: Triples
-    lost: dict[str, int]
-
-    @classmethod
-    def of(
-        cls,
-        split: Split[SpannedSentence],
-        encoded: EncodedWords,
-        row_words: Int64[np.ndarray, "K"],
-        max_span: int,
-        labels: tuple[str, ...] | None,
-        relation_labels: tuple[str, ...],
-    ) -> "_Held":
-        spans: Triples = [[] for _ in row_words[:-1]]
-        relations: Triples = [[] for _ in row_words[:-1]]
-        lost = dict.fromkeys(("spans_too_long", "spans_cut", "relations_lost"), 0)
-        given = split.labelled or labels is None
-        for item, base in zip(split.items, encoded.sentence_offsets, strict=False):
-            where: dict[int, tuple[int, int]] = {}  # of each span kept, its row and its index there
-            for number, span in enumerate(item.spans if given else ()):
-                row = int(encoded.word_rows[base + span.first])
-                kind = 0 if labels is None else check_label(split, item.line, span.label, labels)
-                if span.end - span.first > max_span:
-                    lost["spans_too_long"] += 1
-                elif encoded.word_rows[base + span.end - 1] != row:
-                    lost["spans_cut"] += 1
-                else:
-                    where[number] = row, len(spans[row])
-                    spans[row].append((int(base) + span.first - int(row_words[row]), span.end - span.first, kind))
-            for relation in item.relations if split.labelled and relation_labels else ():
-                kind = check_label(split, item.line, relation.label, relation_labels)
-                head, tail = where.get(relation.head), where.get(relation.tail)
-                if head and tail and head[0] == tail[0] and max(head[1], tail[1]) < PAIRED:
-                    relations[head[0]].append((head[1], tail[1], kind))
-                else:
-                    lost["relations_lost"] += 1
-        return cls(spans, relations, lost)
+    split = words.split
+    spans: Triples = [[] for _ in range(words.count)]
+    relations: Triples = [[] for _ in range(words.count)]
+    lost = dict.fromkeys(("spans_too_long", "spans_cut", "relations_lost"), 0)
+    for item, base in zip(split.items, words.sentence_offsets, strict=False):
+        where: dict[int, tuple[int, int]] = {}  # of each span kept, its row and its index there
+        for number, span in enumerate(item.spans if split.labelled or labels is None else ()):
+            row = int(words.word_rows[base + span.first])
+            kind = 0 if labels is None else check_label(split, item.line, span.label, labels)
+            if span.end - span.first > max_span:
+                lost["spans_too_long"] += 1
+            elif words.word_rows[base + span.end - 1] != row:
+                lost["spans_cut"] += 1
+            else:
+                where[number] = row, len(spans[row])
+                spans[row].append((int(base) + span.first - int(row_words[row]), span.end - span.first, kind))
+        for relation in item.relations if split.labelled and relation_labels else ():
+            kind = check_label(split, item.line, relation.label, relation_labels)
+            head, tail = where.get(relation.head), where.get(relation.tail)
+            if head and tail and head[0] == tail[0] and max(head[1], tail[1]) < PAIRED:
+                relations[head[0]].append((head[1], tail[1], kind))
+            else:
+                lost["relations_lost"] += 1
+    return spans, relations, lost
 
 
 def _columns(by_row: Triples) -> tuple[Int32[np.ndarray, "S"], ...]:

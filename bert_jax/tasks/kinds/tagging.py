@@ -1,9 +1,8 @@
 """Tagging: a tag for every word, such as parts of speech and named entities."""
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,27 +15,24 @@ from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
 from bert_jax.model.head_outputs import tag_logits
 from bert_jax.model.heads import Heads
-from bert_jax.tasks import reading
 from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, spans
-from bert_jax.tasks.input_records import InputRecord, sentences_of
 from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.labels import LabelTask, check_label
+from bert_jax.tasks.kinds.words import WordTask, sentence_objects, span_object
 from bert_jax.tasks.metric_functions import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import check_choice
-from bert_jax.tasks.word_rows import WordRows, encode_words
+from bert_jax.tasks.task import Task, check_choice
+from bert_jax.tasks.word_rows import LabelledWordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.losses import PLAIN, ClassCosts, chain_sums, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms
 
 HIGHEST = jax.lax.Precision.HIGHEST
 
-SentenceReader = Callable[[Path, Columns, bool], Split[Sentence]]
-
 
 @dataclass(frozen=True)
-class TaggingTask(LabelTask[Sentence, "TagRows"]):
+class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
     """A tag for every word.
 
     | option | |
@@ -74,12 +70,6 @@ class TaggingTask(LabelTask[Sentence, "TagRows"]):
         if self.crf and self.label_subwords == "all":
             raise UserError("task.crf uses the first piece of each word; leave out task.label_subwords=all")
 
-    def reader_of(self, path: Path) -> SentenceReader:
-        """The reader for a file, by its name."""
-        if reading.is_stored(path):
-            return reading.read_word_lists
-        return reading.read_conllu if reading.kind_of_file(path) == "conllu" else reading.read_conll
-
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
         """Reads CoNLL-U, CoNLL columns, or lists in JSON lines, Parquet and prepared data.
 
@@ -94,11 +84,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"]):
             raise UserError(f"{path} line {line}: a word has no tag, but others have one. Give it a tag, such as O")
         return split
 
-    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Sentence]:
-        """Sentences of the given words, or of the words of raw texts."""
-        return sentences_of(source, records, self.columns.text)
-
-    def complete(self, train: Split[Sentence]) -> "TaggingTask":
+    def complete(self, train: Split[Sentence]) -> Task:
         """The task with the labels, class weights and metrics that its training file implies.
 
         Tags that all look like O, B-X, I-X, E-X or S-X mark entities: the label set then has all tags of the scheme
@@ -113,9 +99,9 @@ class TaggingTask(LabelTask[Sentence, "TagRows"]):
                 found = tagging_schemes.closed_set(found)
             task = replace(task, labels=tuple(sorted(found, key=lambda tag: (tag != "O", tag))))
         if task.class_weights:  # counted by words, however many pieces of each are trained
-            weights = task.weights_of(train, (task.labels[number] for number in _label_ids(task, train)))
+            weights = task.weights_of(train, (task.labels[number] for number in task.label_ids(train)))
             task = replace(task, class_weight_values=weights)
-        return replace(task, metrics=task.metrics or task.default_metrics())
+        return task.with_metrics()
 
     def default_metrics(self) -> tuple[str, ...]:
         """Metrics over entities where the tags mark them, else accuracy."""
@@ -129,23 +115,16 @@ class TaggingTask(LabelTask[Sentence, "TagRows"]):
         Entity tags are converted to the scheme of the task's labels. A tag that cannot follow the one before it is
         interpreted as conlleval does (tagging_schemes.entities), and counted.
         """
-        encoded = encode_words([sentence.words for sentence in split.items], tokenizer, self.max_length)
-        labels, weights = np.zeros(len(encoded.input_ids), np.int32), np.zeros(len(encoded.input_ids), np.float32)
+        words = encode_words(split, tokenizer, self.max_length)
+        labels, weights = np.zeros(len(words.input_ids), np.int32), np.zeros(len(words.input_ids), np.float32)
         irregular = 0
         if split.labelled:
-            trained_pieces = encoded.word_sizes if self.label_subwords == "all" else np.ones_like(encoded.word_sizes)
-            labels[spans(encoded.starts, trained_pieces)] = np.repeat(_label_ids(self, split), trained_pieces)
-            weights[spans(encoded.starts, trained_pieces)] = 1
+            trained_pieces = words.word_sizes if self.label_subwords == "all" else np.ones_like(words.word_sizes)
+            labels[spans(words.word_starts, trained_pieces)] = np.repeat(self.label_ids(split), trained_pieces)
+            weights[spans(words.word_starts, trained_pieces)] = 1
             if tagging_schemes.marks_entities(self.labels):
                 irregular = tagging_schemes.irregular_tags([sentence.tags or () for sentence in split.items])
-        return TagRows(
-            **encoded._asdict(),
-            labels=labels,
-            label_weights=weights,
-            irregular_tags=irregular,
-            pad_id=tokenizer.pad_id,
-            split=split,
-        )
+        return TagRows(**vars(words), labels=labels, label_weights=weights, irregular_tags=irregular)
 
     def counts(self, rows: "TagRows") -> dict[str, int]:
         """words, and irregular_tags: tags that cannot follow the one before them (tagging_schemes.irregular_tags)."""
@@ -165,24 +144,37 @@ class TaggingTask(LabelTask[Sentence, "TagRows"]):
 
     def measure(self, rows: "TagRows", answers: Sequence["TagAnswer"]) -> dict[str, float]:
         """The metrics, from the predicted tag at each position."""
-        truth = _by_sentence(self, rows, rows.labels[rows.word_starts])
-        return compute_metrics(TAGGING_METRICS, self.metrics, truth, predicted_tags(self, rows, answers))
+        true_tags, predicted = (
+            rows.by_sentence(self._tags(ids)) for ids in (rows.labels[rows.word_starts], _predicted_ids(rows, answers))
+        )
+        return compute_metrics(TAGGING_METRICS, self.metrics, true_tags, predicted)
 
     def predictions(self, rows: "TagRows", answers: Sequence["TagAnswer"]) -> list[dict[str, Any]]:
         """`words`, `tags` and `tag_scores`, their probabilities; `offsets` of the words in a raw text; and `entities`
-        where the tags mark them."""
-        predicted = predicted_tags(self, rows, answers)
-        places = zip(rows.word_rows, rows.word_slots, strict=True)
-        scores = np.array([answers[row].scores[position] for row, position in places], np.float64)
-        found = []
-        for item, tags, (start, end) in zip(rows.split.items, predicted, pairwise(rows.sentence_offsets), strict=True):
-            one = {"words": list(item.words), "tags": tags, "tag_scores": scores[start:end].tolist()}
-            if item.offsets is not None:
-                one["offsets"] = [list(place) for place in item.offsets]
-            if tagging_schemes.marks_entities(self.labels):
-                one["entities"] = entity_objects(item, tags, one["tag_scores"])
-            found.append(one)
-        return found
+        where the tags mark them, whose score is the mean of the words' probabilities."""
+        scores = rows.at_words([answer.scores for answer in answers]).astype(np.float64).tolist()
+        objects = sentence_objects(rows, tags=self._tags(_predicted_ids(rows, answers)), tag_scores=scores)
+        if tagging_schemes.marks_entities(self.labels):
+            for item, one in zip(rows.split.items, objects, strict=True):
+                one["entities"] = [
+                    span_object(item, span, float(np.mean(one["tag_scores"][span.first : span.end])))
+                    for span in tagging_schemes.entities(one["tags"])
+                ]
+        return objects
+
+    def label_ids(self, split: Split[Sentence]) -> list[int]:
+        """The ids of the tags of all words. Entity tags are converted to the scheme of the task's labels."""
+        entity_tags, ends = tagging_schemes.marks_entities(self.labels), tagging_schemes.marks_ends(self.labels)
+        ids = []
+        for sentence in split.items:
+            tags = sentence.tags or ()
+            if entity_tags and all(map(tagging_schemes.ENTITY_TAG.fullmatch, tags)):
+                tags = tagging_schemes.tags_of(tagging_schemes.entities(tags), len(tags), ends)
+            ids += [check_label(split, line, tag, self.labels) for line, tag in zip(sentence.lines, tags, strict=True)]
+        return ids
+
+    def _tags(self, ids: Integer[np.ndarray, "W"]) -> list[str]:
+        return [self.labels[number] for number in ids]
 
 
 class TagLabels(NamedTuple):
@@ -241,11 +233,9 @@ class TagObjective(TaskObjective):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class TagRows(WordRows[Sentence]):
+class TagRows(LabelledWordRows):
     """Rows of words with one tag each."""
 
-    labels: Int32[np.ndarray, "N"]
-    label_weights: Float32[np.ndarray, "N"]  # 0: a position that is not trained
     irregular_tags: int  # of the file
 
     @functools.cached_property
@@ -257,33 +247,14 @@ class TagRows(WordRows[Sentence]):
         return words
 
     def targets(self, taken: Taken) -> tuple[TagLabels, Float32[np.ndarray, "B T"]]:
-        def at(values: np.ndarray) -> np.ndarray:
-            return np.where(taken.real, values[taken.tokens], 0).astype(values.dtype)
-
-        return TagLabels(at(self.labels), at(self.token_words)), at(self.label_weights)
-
-
-def predicted_tags(task: TaggingTask, rows: TagRows, answers: Sequence[TagAnswer]) -> list[list[str]]:
-    """The tags of the words of each sentence, from the predicted tag at each position of each row."""
-    places = zip(rows.word_rows, rows.word_slots, strict=True)
-    return _by_sentence(task, rows, [int(answers[row].tags[position]) for row, position in places])
+        tags, weights = super().targets(taken)
+        words = np.where(taken.real, self.token_words[taken.tokens], 0).astype(np.int32)
+        return TagLabels(tags, words), weights
 
 
-def entity_objects(sentence: Sentence, tags: Sequence[str], scores: Sequence[float]) -> list[dict[str, Any]]:
-    """The entities of a sentence: `type`, `text`, `score`, `words` [first, end), and `start` and `end`, characters of
-    the raw text, where there is one.
-
-    The score is the mean of the words' probabilities.
-    """
-    found = []
-    for name, first, end_word in tagging_schemes.entities(tags):
-        words = slice(first, end_word)
-        one = {"type": name, "text": " ".join(sentence.words[words]), "score": float(np.mean(scores[words]))}
-        if sentence.text is not None and sentence.offsets is not None:
-            start, end = sentence.offsets[first][0], sentence.offsets[end_word - 1][1]
-            one |= {"text": sentence.text[start:end], "start": start, "end": end}
-        found.append(one | {"words": [first, end_word]})
-    return found
+def _predicted_ids(rows: TagRows, answers: Sequence[TagAnswer]) -> Integer[np.ndarray, "W"]:
+    """The predicted tag of each word, from the predicted tag at each position of each row."""
+    return rows.at_words([answer.tags for answer in answers])
 
 
 def _best_path(model: Bert, logits: Float[Array, "B T C"], batch: TaskBatch) -> TagAnswer:
@@ -303,19 +274,3 @@ def _word_means(shares: Float[Array, "B T C"], words: Int[Array, "B T"]) -> Floa
     """At each position, the mean over all positions of the same word."""
     same = (words[:, :, None] == words[:, None, :]).astype(shares.dtype)
     return jnp.einsum("bts,bsc->btc", same, shares, precision=HIGHEST) / same.sum(axis=-1, keepdims=True)
-
-
-def _label_ids(task: TaggingTask, split: Split[Sentence]) -> list[int]:
-    entity_tags, ends = tagging_schemes.marks_entities(task.labels), tagging_schemes.marks_ends(task.labels)
-    ids = []
-    for sentence in split.items:
-        tags = sentence.tags or ()
-        if entity_tags and all(map(tagging_schemes.ENTITY_TAG.fullmatch, tags)):
-            tags = tagging_schemes.tags_of(tagging_schemes.entities(tags), len(tags), ends)
-        ids += [check_label(split, line, tag, task.labels) for line, tag in zip(sentence.lines, tags, strict=True)]
-    return ids
-
-
-def _by_sentence(task: TaggingTask, rows: TagRows, ids: Sequence[int] | Integer[np.ndarray, "W"]) -> list[list[str]]:
-    tags = [task.labels[number] for number in ids]
-    return [tags[start:stop] for start, stop in pairwise(rows.sentence_offsets)]

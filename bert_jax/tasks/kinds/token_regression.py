@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,13 +14,12 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.head_outputs import tag_logits
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
-from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch
-from bert_jax.tasks.input_records import InputRecord, sentences_of
+from bert_jax.tasks.example import Sentence, Split, TaskBatch
+from bert_jax.tasks.kinds.words import WordTask, sentence_objects
 from bert_jax.tasks.metric_functions import LARGEST, REGRESSION_METRICS, UNDEFINED_OF_ONE, compute_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
-from bert_jax.tasks.task import Task
-from bert_jax.tasks.word_rows import WordRows, encode_words
+from bert_jax.tasks.word_rows import LabelledWordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.losses import squared_error_sum
 from bert_jax.train.objectives import Term, Terms
@@ -31,7 +29,7 @@ MISSING = ("", "-", "_", "null", "NA", "nan", "NaN")
 
 
 @dataclass(frozen=True)
-class TokenRegressionTask(Task[Sentence, "NumberRows"]):
+class TokenRegressionTask(WordTask[LabelledWordRows]):
     """A number for every word, trained and predicted at its first piece."""
 
     kind = "token_regression"
@@ -39,44 +37,31 @@ class TokenRegressionTask(Task[Sentence, "NumberRows"]):
     def read(self, path: Path, columns: Columns, label_required: bool) -> Split[Sentence]:
         """Reads CoNLL columns, CoNLL-U (where task.label must name the column of numbers), or lists in JSON lines or
         Parquet."""
-        if reading.is_stored(path):
-            return reading.read_word_lists(path, columns, label_required)
-        if reading.kind_of_file(path) != "conllu":
-            return reading.read_conll(path, columns, label_required)
-        if not columns.label:
+        if not columns.label and reading.kind_of_file(path) == "conllu":
             raise UserError(f"task.label is not set; name the column of {path} that holds the numbers, such as MISC")
-        return reading.read_conllu(path, columns, label_required)
-
-    def parse(self, source: Path, records: Sequence[InputRecord]) -> Split[Sentence]:
-        """Sentences of the given words, or of the words of raw texts."""
-        return sentences_of(source, records, self.columns.text)
+        return self.reader_of(path)(path, columns, label_required)
 
     def default_metrics(self) -> tuple[str, ...]:
         return ("pearson", "spearman", "mse")
 
-    def complete(self, train: Split[Sentence]) -> "TokenRegressionTask":
-        return replace(self, metrics=self.metrics or self.default_metrics())
-
-    def encode(self, split: Split[Sentence], tokenizer: Tokenizer) -> "NumberRows":
+    def encode(self, split: Split[Sentence], tokenizer: Tokenizer) -> LabelledWordRows:
         """Rows of words (word_rows.encode_words). A word's number is at its first piece; all other positions weigh 0.
 
         Raises UserError, with file and line, for a value that is neither a number nor in MISSING.
         """
-        encoded = encode_words([sentence.words for sentence in split.items], tokenizer, self.max_length)
-        labels, weights = np.zeros(len(encoded.input_ids), np.float32), np.zeros(len(encoded.input_ids), np.float32)
+        words = encode_words(split, tokenizer, self.max_length)
+        labels, weights = np.zeros((2, len(words.input_ids)), np.float32)
         if split.labelled:
             numbers = _numbers(split)
-            labels[encoded.starts] = np.nan_to_num(numbers)
-            weights[encoded.starts] = ~np.isnan(numbers)
-        return NumberRows(
-            **encoded._asdict(), labels=labels, label_weights=weights, pad_id=tokenizer.pad_id, split=split
-        )
+            labels[words.word_starts] = np.nan_to_num(numbers)
+            weights[words.word_starts] = ~np.isnan(numbers)
+        return LabelledWordRows(**vars(words), labels=labels, label_weights=weights)
 
-    def counts(self, rows: "NumberRows") -> dict[str, int]:
+    def counts(self, rows: LabelledWordRows) -> dict[str, int]:
         """words, and words_with_number."""
         return {"words": len(rows.word_rows), "words_with_number": int(rows.label_weights.sum())}
 
-    def remarks(self, rows: "NumberRows") -> list[str]:
+    def remarks(self, rows: LabelledWordRows) -> list[str]:
         """A warning about numbers that are all equal."""
         numbers = rows.labels[rows.label_weights > 0]
         undefined = [name for name in self.metrics if name in UNDEFINED_OF_ONE]
@@ -87,21 +72,15 @@ class TokenRegressionTask(Task[Sentence, "NumberRows"]):
     def objective(self) -> TaskObjective:
         return NumberObjective()
 
-    def measure(self, rows: "NumberRows", answers: Sequence[Float[np.ndarray, "T"]]) -> dict[str, float]:
+    def measure(self, rows: LabelledWordRows, answers: Sequence[Float[np.ndarray, "T"]]) -> dict[str, float]:
         """The metrics over all words that have a number, from the prediction at each position."""
         known = rows.label_weights[rows.word_starts] > 0
-        truth = rows.labels[rows.word_starts]
-        return compute_metrics(REGRESSION_METRICS, self.metrics, truth[known], _predicted(rows, answers)[known])
+        labels, predicted = rows.labels[rows.word_starts][known], rows.at_words(answers)[known]
+        return compute_metrics(REGRESSION_METRICS, self.metrics, labels, predicted)
 
-    def predictions(self, rows: "NumberRows", answers: Sequence[Float[np.ndarray, "T"]]) -> list[dict[str, Any]]:
+    def predictions(self, rows: LabelledWordRows, answers: Sequence[Float[np.ndarray, "T"]]) -> list[dict[str, Any]]:
         """`words` and their `numbers` for each sentence; `offsets` of the words in a raw text."""
-        predicted, found = _predicted(rows, answers), []
-        for item, (start, end) in zip(rows.split.items, pairwise(rows.sentence_offsets), strict=True):
-            one = {"words": list(item.words), "numbers": [float(number) for number in predicted[start:end]]}
-            if item.offsets is not None:
-                one["offsets"] = [list(place) for place in item.offsets]
-            found.append(one)
-        return found
+        return sentence_objects(rows, numbers=rows.at_words(answers).astype(float).tolist())
 
 
 @dataclass(frozen=True)
@@ -122,23 +101,6 @@ class NumberObjective(TaskObjective):
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B T"], batch: TaskBatch) -> Terms:
         return {"task": Term(squared_error_sum(outputs, batch.labels, batch.label_weights), {})}
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class NumberRows(WordRows[Sentence]):
-    """Rows of words with one number each."""
-
-    labels: Float32[np.ndarray, "N"]
-    label_weights: Float32[np.ndarray, "N"]  # 0: not a first piece, or a word without a number
-
-    def targets(self, taken: Taken) -> tuple[Float32[np.ndarray, "B T"], Float32[np.ndarray, "B T"]]:
-        weights = np.where(taken.real, self.label_weights[taken.tokens], 0)
-        return np.where(taken.real, self.labels[taken.tokens], 0).astype(np.float32), weights.astype(np.float32)
-
-
-def _predicted(rows: NumberRows, answers: Sequence[Float[np.ndarray, "T"]]) -> Float32[np.ndarray, "W"]:
-    places = zip(rows.word_rows, rows.word_slots, strict=True)
-    return np.array([answers[row][position] for row, position in places], np.float32)
 
 
 def _numbers(split: Split[Sentence]) -> Float32[np.ndarray, "W"]:

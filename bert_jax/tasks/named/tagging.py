@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.tasks.kinds.tagging import SentenceReader, TaggingTask
+from bert_jax.tasks.kinds.tagging import TaggingTask
+from bert_jax.tasks.kinds.words import SentenceReader
 from bert_jax.tasks.named.layout import SPLITS, NamedTask
 from bert_jax.tasks.reading import Columns, is_stored, read_conllu
 
