@@ -68,7 +68,6 @@ def _arguments(options: BuildOptions, sources: tuple[Source, ...], tokenizer: To
 def _run(job: Job, corpus: Corpus, cache: TokenCache | None, quiet: bool) -> dict[str, Any]:
     """Splits the corpus, skips finished units, passes the others to the engine, and finishes the folder."""
     arguments, options = job.arguments, job.arguments.options
-    worker.keep(job.directory, job.tokenizer)
     fewest = fewest_documents(options.objective)
     splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup)
     records: list[UnitRecord] = []

@@ -13,7 +13,6 @@ from bert_jax.data.manifest import MANIFEST, PARTS
 from bert_jax.storage.local import MARKER, write_atomic
 
 SUMS = "SHA256SUMS"
-_BLOCK_BYTES = 1 << 20
 _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 
 
@@ -82,8 +81,10 @@ def damage(directory: Path, listed: Mapping[str, str], on_read: Callable[[int], 
     for name, digest in listed.items():
         if name not in found:
             problems[name] = f"it is missing, and {SUMS} lists it"
-        elif sha256(directory / name, on_read) != digest:
-            problems[name] = f"its sha256 is not that of {SUMS}"
+        else:
+            if sha256(directory / name) != digest:
+                problems[name] = f"its sha256 is not that of {SUMS}"
+            on_read((directory / name).stat().st_size)
     problems |= dict.fromkeys(_strays(directory, listed), f"{SUMS} does not list it")
     if MANIFEST not in listed:
         problems.setdefault(SUMS, f"it does not list {MANIFEST}")
@@ -117,10 +118,6 @@ def _paths(directory: Path) -> Iterator[tuple[str, Path]]:
             yield name, path
 
 
-def sha256(path: Path, on_read: Callable[[int], None] = lambda size: None) -> str:
-    digest = hashlib.sha256()
+def sha256(path: Path) -> str:
     with path.open("rb") as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            on_read(len(block))
-    return digest.hexdigest()
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -1,5 +1,6 @@
 """The work of one data-preparation task: turns the text of a unit into shards of rows."""
 
+import functools
 import random
 from pathlib import Path
 
@@ -89,19 +90,8 @@ def _rows(
     return fill_rows(found, keys, packed, seq_len, most, tokenizer)
 
 
-_kept: dict[Path, Tokenizer] = {}  # one for each process, so that its cache of words stays warm between units
-
-
-def keep(directory: Path, tokenizer: Tokenizer) -> None:
-    """Makes the units of a job in this process use a tokenizer that is already loaded."""
-    # Keyed by job, because two threads that each run a job must not share a tokenizer.
-    _kept.clear()
-    _kept[directory] = tokenizer
-
-
+# One for each process, so that its cache of words stays warm between units. By folder, because two threads that each
+# run a job must not share a tokenizer; and by hash, because a later job may use the folder of an earlier one.
+@functools.lru_cache(maxsize=1)
 def _tokenizer(directory: Path, content_hash: str) -> Tokenizer:
-    tokenizer = _kept.get(directory)
-    if tokenizer is None or tokenizer.content_hash != content_hash:  # a later job may use the folder of an earlier one
-        tokenizer = tokenizers.load(directory / "tokenizer")
-        keep(directory, tokenizer)
-    return tokenizer
+    return tokenizers.load(directory / "tokenizer")

@@ -10,6 +10,7 @@ import contextlib
 import importlib.util
 import multiprocessing
 import os
+import pickle
 import shutil
 import signal
 from collections.abc import Iterable, Iterator
@@ -21,7 +22,7 @@ from bert_jax.command import Parser, UserError
 from bert_jax.storage.remote import Folder
 from data_prep.engines import beam_pipeline
 from data_prep.engines.local import cores
-from data_prep.engines.remote import KEPT, Work, missing, pack_tokenizer, pack_unit, put_in_place, split_options
+from data_prep.engines.remote import KEPT, Work, missing, pack_tokenizer, put_in_place, split_options
 from data_prep.unit_records import UnitRecord
 from data_prep.units import Unit
 
@@ -48,7 +49,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
     waiting = set()
     try:
         for unit in units:
-            exchange.write(f"{beam_pipeline.UNITS}/{unit.name}", pack_unit(unit))
+            exchange.write(f"{beam_pipeline.UNITS}/{unit.name}", pickle.dumps(unit))
             waiting.add(unit.name)
         if not waiting:
             return

@@ -16,7 +16,7 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 from bert_jax.command import UserError
-from data_prep.engines.remote import KILLED, Work, pack_unit, unpack_unit
+from data_prep.engines.remote import KILLED, Work
 from data_prep.memory import keep_freed
 from data_prep.unit_records import UnitRecord
 from data_prep.units import Unit
@@ -119,12 +119,7 @@ def _quick_switches() -> Iterator[None]:
 
 
 def _do_there(pool: ProcessPoolExecutor, work: Work, directory: Path, unit: Unit) -> UnitRecord:
-    """Builds a unit in the pool. Packed into one piece, it is cheaper to pickle than as single documents."""
-    return pool.submit(_do_packed, work, directory, pack_unit(unit)).result()
-
-
-def _do_packed(work: Work, directory: Path, packed: bytes) -> UnitRecord:
-    return work(directory, unpack_unit(packed))
+    return pool.submit(work, directory, unit).result()
 
 
 def cores() -> int:

@@ -48,22 +48,6 @@ def split_options(options: str) -> list[str]:
         raise UserError(f"--engine_options {options!r}: {error}") from None
 
 
-def pack_unit(unit: Unit) -> bytes:
-    head = {"part": unit.part, "number": unit.number, "text_hash": unit.text_hash}
-    lengths = [len(document) for document in unit.documents]
-    return b"\n".join([json.dumps(head | {"lengths": lengths}).encode(), b"".join(unit.documents)])
-
-
-def unpack_unit(packed: bytes) -> Unit:
-    head, text = packed.split(b"\n", 1)
-    fields = json.loads(head)
-    documents, begin = [], 0
-    for length in fields.pop("lengths"):
-        documents.append(text[begin : begin + length])
-        begin += length
-    return Unit(**fields, documents=tuple(documents))
-
-
 def pack_tokenizer(directory: Path) -> bytes:
     """The tokenizer of a job as bytes, for `do_unit`."""
     return _pack(directory, (directory / "tokenizer").iterdir())
