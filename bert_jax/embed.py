@@ -14,7 +14,7 @@ from bert_jax.command import UserError
 from bert_jax.interop import checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model.layer_selection import LAYERS, LayerSelection
+from bert_jax.model.layer_selection import LAYERS
 from bert_jax.progress import Reporter
 from bert_jax.storage.local import refuse_existing, write_atomic
 from bert_jax.tasks import texts as texts_lib
@@ -78,14 +78,13 @@ def embed(
         raise UserError(f"--max_length is {max_length}; use 5 to {limit} (the model's positions), or 0 for the maximum")
     if pool == "cls" and loaded.model.causal:
         raise UserError("--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none")
-    chosen = LayerSelection.parse(layers, loaded.model.layers)
+    model = LayerVectors(loaded, [layers], pool=pool, compute_dtype=compute_dtype)
     encoded = texts_lib.encode(texts, loaded.tokenizer, max_length or limit, by_word=pool == "words")
     if encoded.rows.truncated:
         _print(
             f"{encoded.rows.truncated} of {len(texts)} texts are longer than {max_length or limit} tokens; truncated"
         )
-    model = LayerVectors(loaded, (chosen,), pool=pool, compute_dtype=compute_dtype)
-    return _run(loaded, encoded, model, pool, batch_size, chosen.width(loaded.model.width))
+    return _run(loaded, encoded, model, pool, batch_size, model.widths[layers])
 
 
 def write_arrays(arrays: dict[str, np.ndarray], path: Path) -> None:
@@ -135,12 +134,10 @@ def _run(
     sizes = {"none": len(rows.input_ids), "words": int(encoded.word_offsets[-1])}
     embeddings = np.full((sizes.get(pool, rows.count), width), np.nan, np.float32)
     batches = bucketed_batches(rows, batch_size, model.mesh.size, loaded.model.max_positions)
-    done = 0
     with Reporter("embedding", rows.count, ["texts"], quiet=not sys.stderr.isatty()) as progress:
         for indices, (vectors,) in model.run(batches):
             _store(embeddings, vectors, encoded, indices[indices >= 0], pool)
-            done += int((indices >= 0).sum())
-            progress.update(done, done)
+            progress.advance(int((indices >= 0).sum()), int((indices >= 0).sum()))
     if pool == "none":
         return {"embeddings": embeddings, "offsets": rows.offsets, "input_ids": rows.input_ids}
     if pool == "words":

@@ -3,9 +3,11 @@
 import dataclasses
 import json
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ml_collections
 import numpy as np
@@ -22,13 +24,15 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.layer_selection import LAYERS
 from bert_jax.progress import Reporter
 from bert_jax.storage.local import refuse_existing, write_json
-from bert_jax.tasks import measurement, registry
-from bert_jax.tasks.frozen_heads import HeadOptions, train_head
-from bert_jax.tasks.frozen_vectors import DTYPES, bytes_needed, word_vectors
+from bert_jax.tasks import measurement, registry, results
+from bert_jax.tasks.frozen_heads import HeadOptions, option, train_head
+from bert_jax.tasks.frozen_vectors import WordVectors, word_vectors
 from bert_jax.tasks.kinds.tagging import TagRows
+from bert_jax.tasks.layer_vectors import LayerVectors
 from bert_jax.tasks.metric_functions import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.task import Task
 
+DTYPES = ("float16", "float32")
 # Dev F1 on CoNLL-2003 with features of BERT-Base cased (Devlin et al. 2019, table 7).
 PUBLISHED = {
     "embeddings": 91.0,
@@ -55,17 +59,33 @@ computed once and stored in a temporary folder (--scratch) until the command end
 Only the task.* keys of the configuration are used; the flags below set how the heads are trained."""
 
 
+@dataclass(frozen=True)
+class FeatureOptions(HeadOptions):
+    """What is compared, and how the heads are trained. Raises UserError for a value out of range."""
+
+    layers: str = option("all", "see above (default: all)", "NAME,...")
+    seeds: int = option(3, "heads trained per layer (default: 3)")
+    max_sentences: int = option(0, "use the first N of each file (default: 0, all)")
+    feature_dtype: str = option("float16", "of the stored vectors: float16 (default) or float32", None)
+    compute_dtype: str = option("float32", "of the model: float32 (default) or bfloat16", None)
+    scratch: str = option("", "folder for the vectors (default: the system's)", "DIR")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.seeds < 1 or self.max_sentences < 0:
+            raise UserError(
+                f"--seeds is {self.seeds} and --max_sentences is {self.max_sentences}; use at least 1 seed, and 0 "
+                "(all) or more"
+            )
+        if self.feature_dtype not in DTYPES:
+            raise UserError(f"unknown --feature_dtype {self.feature_dtype!r}; choose from {', '.join(DTYPES)}")
+
+
 def features(
     checkpoint: str | Path | LoadedModel,
     config: FinetuneConfig | ml_collections.ConfigDict,
+    options: FeatureOptions | None = None,
     *,
-    layers: str = "all",
-    options: HeadOptions | None = None,
-    seeds: int = 3,
-    max_sentences: int = 0,
-    dtype: str = "float16",
-    compute_dtype: str = "float32",
-    scratch: str = "",
     average: str = "",
     quiet: bool = True,
 ) -> dict[str, Any]:
@@ -73,43 +93,38 @@ def features(
 
     layers holds, by layer name, `width`, `epochs` by seed, and for each split (dev, and test if it has
     labels) the `mean`, `std` (sample standard deviation; None for one seed) and `values` of each
-    metric. max_sentences limits each split to its first sentences; 0 means all. Raises UserError for
-    a task of another kind than tagging, for one without a dev file, and for a layer that the model
-    does not have.
+    metric. Raises UserError for a task of another kind than tagging, for one without a dev file, and
+    for a layer that the model does not have.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(FinetuneConfig, config)
-    if seeds < 1 or max_sentences < 0:
-        raise UserError(
-            f"--seeds is {seeds} and --max_sentences is {max_sentences}; use at least 1 seed, and 0 (all) or more"
-        )
-    if dtype not in DTYPES:
-        raise UserError(f"unknown --feature_dtype {dtype!r}; choose from {', '.join(DTYPES)}")
-    options = options or HeadOptions()
+    options = options or FeatureOptions()
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
-    task, splits, counts = _splits(loaded, config, max_sentences)
-    names = _layer_names(layers, loaded.model.layers)
-    size = bytes_needed(loaded, splits, names, dtype)
-    _print(
-        f"storing {size / 1e6:,.0f} MB of vectors ({dtype}) in {scratch or tempfile.gettempdir()} until the end", quiet
-    )
-    with tempfile.TemporaryDirectory(dir=scratch or None, prefix="bert_jax-features-") as folder:
-        vectors = word_vectors(
-            loaded,
-            splits,
-            names,
-            Path(folder),
-            max_length=task.max_length,
-            dtype=dtype,
-            compute_dtype=compute_dtype,
-            quiet=quiet,
+    task, splits = _encode(loaded, config, options.max_sentences)
+    names = _layer_names(options.layers, loaded.model.layers)
+    model = LayerVectors(loaded, names, dtype=options.feature_dtype, compute_dtype=options.compute_dtype)
+    words = sum(len(rows.word_rows) for rows in splits.values())
+    size = words * sum(model.widths.values()) * np.dtype(model.dtype).itemsize
+    with tempfile.TemporaryDirectory(dir=options.scratch or None, prefix="bert_jax-features-") as folder:
+        Console(stderr=True, quiet=quiet, soft_wrap=True).print(
+            f"storing {size / 1e6:,.0f} MB of vectors ({model.dtype}) in {folder} until the end", highlight=False
         )
-        found = _train_heads(task, splits, vectors, options, seeds, quiet)
+        vectors = word_vectors(model, splits, Path(folder), task.max_length, quiet)
+        found: dict[str, Any] = {}
+        with Reporter("heads", len(vectors) * options.seeds, ["heads"], quiet) as progress:
+            for name, of_layer in vectors.items():
+                runs = []
+                for seed in range(options.seeds):
+                    runs.append(_train(task, splits, of_layer, options, seed))
+                    progress.advance(1, 1)
+                found[name] = {"width": model.widths[name], "epochs": [epoch for epoch, _ in runs]}
+                for split in runs[0][1]:
+                    found[name][split] = results.summary([metrics[split] for _, metrics in runs])
     return {
         "task": task.name,
-        "head": dataclasses.asdict(options),
-        "seeds": list(range(seeds)),
-        "counts": counts,
+        "head": {item.name: getattr(options, item.name) for item in fields(HeadOptions)},
+        "seeds": list(range(options.seeds)),
+        "counts": {name: measurement.counts(rows, task, loaded.tokenizer) for name, rows in splits.items()},
         "layers": found,
     }
 
@@ -137,31 +152,12 @@ def result_table(result: dict[str, Any], metric: str) -> Table:
 
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.features", DESCRIPTION)
-    defaults = HeadOptions()
     parser.add_argument(
         "--checkpoint", required=True, help="a workdir, a step in it, an export, or a Hugging Face folder"
     )
     parser.add_argument("--config", required=True, help="a tagging recipe, such as configs/tagging.py:task=conll2003")
-    parser.add_argument("--layers", default="all", metavar="NAME,...", help="see above (default: all)")
-    parser.add_argument("--head", default=defaults.head, help="bilstm or linear (default: bilstm)")
-    for name, meaning in (
-        ("hidden", "units of the BiLSTM in each direction"),
-        ("batch_size", "sentences per batch"),
-        ("epochs", "maximum number of epochs"),
-        ("patience", "epochs without a better dev metric before training stops"),
-    ):
-        value = getattr(defaults, name)
-        parser.add_argument(f"--{name}", type=int, default=value, metavar="N", help=f"{meaning} (default: {value})")
-    parser.add_argument("--learning_rate", type=float, default=defaults.learning_rate, help="of Adam (default: 1e-3)")
-    parser.add_argument("--seeds", type=int, default=3, metavar="N", help="heads trained per layer (default: 3)")
-    parser.add_argument(
-        "--max_sentences", type=int, default=0, metavar="N", help="use the first N of each file (default: 0, all)"
-    )
-    parser.add_argument(
-        "--feature_dtype", default="float16", help="of the stored vectors: float16 (default) or float32"
-    )
-    parser.add_argument("--compute_dtype", default="float32", help="of the model: float32 (default) or bfloat16")
-    parser.add_argument("--scratch", default="", metavar="DIR", help="folder for the vectors (default: the system's)")
+    for item in fields(FeatureOptions):
+        parser.add_argument(f"--{item.name}", type=type(item.default), default=item.default, **item.metadata)
     parser.add_argument("--output", default="", metavar="FILE.json", help="write the results here; must not exist yet")
     checkpoint_average.add_argument(parser)
     known, overrides = parser.parse_known_args(list(arguments))
@@ -170,13 +166,7 @@ def main(arguments: Sequence[str]) -> None:
     result = features(
         known.checkpoint,
         config_lib.read_flags(known.config, overrides),
-        layers=known.layers,
-        options=HeadOptions(**{field.name: getattr(known, field.name) for field in dataclasses.fields(HeadOptions)}),
-        seeds=known.seeds,
-        max_sentences=known.max_sentences,
-        dtype=known.feature_dtype,
-        compute_dtype=known.compute_dtype,
-        scratch=known.scratch,
+        FeatureOptions(**{item.name: getattr(known, item.name) for item in fields(FeatureOptions)}),
         average=known.average,
         quiet=False,
     )
@@ -187,9 +177,8 @@ def main(arguments: Sequence[str]) -> None:
     print(json.dumps(result))
 
 
-def _splits(
-    loaded: LoadedModel, config: FinetuneConfig, max_sentences: int
-) -> tuple[Task, dict[str, TagRows], dict[str, dict[str, int]]]:
+def _encode(loaded: LoadedModel, config: FinetuneConfig, max_sentences: int) -> tuple[Task, dict[str, TagRows]]:
+    """Returns the task, with its labels, and the first sentences of each labelled split."""
     task, files = registry.resolve(config.task)
     if task.kind != "tagging":
         raise UserError(
@@ -200,18 +189,14 @@ def _splits(
             "the task has no dev file, which decides when training stops; set one with --config.task.dev=FILE"
         )
     task.check_model(loaded.model)
-    read = {name: registry.read(task, path, label_required=name != "test") for name, path in files.items()}
-    task = task.complete(read["train"])
-    rows: dict[str, TagRows] = {}
-    counts = {}
-    for name, split in read.items():
-        if not split.labelled:
-            continue
-        cut = dataclasses.replace(split, items=split.items[: max_sentences or None])
-        encoded = task.encode(cut, loaded.tokenizer)
-        assert isinstance(encoded, TagRows)
-        rows[name], counts[name] = encoded, measurement.counts(encoded, task, loaded.tokenizer)
-    return task, rows, counts
+    splits = {name: registry.read(task, path, label_required=name != "test") for name, path in files.items()}
+    task = task.complete(splits["train"])
+    rows = {}
+    for name, split in splits.items():
+        if split.labelled:
+            part = dataclasses.replace(split, items=split.items[: max_sentences or None])
+            rows[name] = cast(TagRows, task.encode(part, loaded.tokenizer))
+    return task, rows
 
 
 def _layer_names(layers: str, count: int) -> list[str]:
@@ -224,61 +209,23 @@ def _layer_names(layers: str, count: int) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _train_heads(
-    task: Task,
-    splits: dict[str, TagRows],
-    vectors: dict[str, dict[str, Any]],
-    options: HeadOptions,
-    seeds: int,
-    quiet: bool,
-) -> dict[str, Any]:
-    """Trains a head for each layer and seed, and returns width, epochs and metrics by layer name."""
-    found: dict[str, Any] = {}
-    with Reporter("heads", len(vectors) * seeds, ["heads"], quiet) as progress:
-        for name, of_layer in vectors.items():
-            runs = []
-            for seed in range(seeds):
-                runs.append(_run(task, splits, of_layer, options, seed))
-                progress.update(len(found) * seeds + seed + 1, len(found) * seeds + seed + 1)
-            width = int(of_layer["train"].vectors.shape[1])
-            found[name] = {"width": width, "epochs": [epoch for epoch, _ in runs]} | _summary([one for _, one in runs])
-    return found
-
-
-def _run(
-    task: Task, splits: dict[str, TagRows], vectors: dict[str, Any], options: HeadOptions, seed: int
+def _train(
+    task: Task, splits: Mapping[str, TagRows], vectors: dict[str, WordVectors], options: HeadOptions, seed: int
 ) -> tuple[int, dict[str, dict[str, float]]]:
     """Returns the epoch of the best head, and the metrics of its predictions by split."""
 
+    def by_sentence(ids: np.ndarray, rows: TagRows) -> list[list[str]]:
+        tags = [task.labels[number] for number in ids]
+        return [tags[start:stop] for start, stop in pairwise(rows.sentence_offsets)]
+
     def measured(split: str, predictions: np.ndarray) -> dict[str, float]:
-        labels = splits[split].labels[splits[split].word_starts]
-        return compute_metrics(
-            TAGGING_METRICS, task.metrics, *(_by_sentence(task, splits[split], ids) for ids in (labels, predictions))
-        )
+        labels, predicted = (by_sentence(ids, splits[split]) for ids in (vectors[split].labels, predictions))
+        return compute_metrics(TAGGING_METRICS, task.metrics, labels, predicted)
 
-    def score(predictions: np.ndarray) -> float:
-        return measured("dev", predictions)[task.metrics[0]]
-
-    trained = train_head(vectors, len(task.labels), options, seed, score)
-    return trained.epoch, {split: measured(split, guesses) for split, guesses in trained.predictions.items()}
-
-
-def _by_sentence(task: Task, rows: TagRows, ids: np.ndarray) -> list[list[str]]:
-    tags = [task.labels[number] for number in ids]
-    bounds = zip(rows.sentence_offsets[:-1], rows.sentence_offsets[1:], strict=True)
-    return [tags[start:stop] for start, stop in bounds]
-
-
-def _summary(runs: Sequence[dict[str, dict[str, float]]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """Returns mean, standard deviation and values over seeds, by split and metric."""
-    found: dict[str, dict[str, dict[str, Any]]] = {}
-    for split, metrics in runs[0].items():
-        found[split] = {}
-        for name in metrics:
-            values = [run[split][name] for run in runs]
-            deviation = float(np.std(values, ddof=1)) if len(values) > 1 else None
-            found[split][name] = {"mean": float(np.mean(values)), "std": deviation, "values": values}
-    return found
+    trained = train_head(
+        vectors, len(task.labels), options, seed, lambda predictions: measured("dev", predictions)[task.metrics[0]]
+    )
+    return trained.epoch, {split: measured(split, predictions) for split, predictions in trained.predictions.items()}
 
 
 def _cell(metric: dict[str, Any] | None) -> str:
@@ -286,10 +233,6 @@ def _cell(metric: dict[str, Any] | None) -> str:
         return "-"
     deviation = "" if metric["std"] is None else f" ± {100 * metric['std']:.1f}"
     return f"{100 * metric['mean']:.1f}{deviation}"
-
-
-def _print(line: str, quiet: bool) -> None:
-    Console(stderr=True, quiet=quiet).print(line, highlight=False, soft_wrap=True)
 
 
 if __name__ == "__main__":

@@ -14,16 +14,17 @@ from bert_jax import features as command
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, TaskConfig
 from bert_jax.embed import embed
-from bert_jax.features import features, result_table
+from bert_jax.features import FeatureOptions, features, result_table
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import registry
 from bert_jax.tasks.frozen_heads import HeadOptions, train_head
 from bert_jax.tasks.frozen_vectors import WordVectors, word_vectors
 from bert_jax.tasks.kinds.tagging import TagRows
+from bert_jax.tasks.layer_vectors import LayerVectors
 
 WORDS = {"the": "O", "a": "O", "cat": "B-X", "dog": "B-X", "river": "B-Y", "sat": "O", "on": "O", "mat": "B-X"}
-LINEAR = HeadOptions(head="linear", epochs=4, batch_size=8, learning_rate=1e-2)
+LINEAR = FeatureOptions(head="linear", epochs=4, batch_size=8, learning_rate=1e-2)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +49,7 @@ def encoded(loaded: LoadedModel, config: FinetuneConfig) -> tuple[dict[str, TagR
     read = {split: registry.read(task, path) for split, path in files.items()}
     task = task.complete(read["train"])
     rows = {split: task.encode(one, loaded.tokenizer) for split, one in read.items()}
-    return rows, [" ".join(sentence.words) for sentence in read["dev"].items]  # type: ignore[return-value]
+    return rows, [" ".join(sentence.words) for sentence in read["train"].items]  # type: ignore[return-value]
 
 
 def test_the_vector_of_a_word_is_that_of_its_first_piece(
@@ -56,14 +57,12 @@ def test_the_vector_of_a_word_is_that_of_its_first_piece(
 ) -> None:
     rows, texts = encoded(loaded, config)
     names = ["embeddings", "concat_last_4", "2"]
-    found = word_vectors(
-        loaded, {"dev": rows["dev"]}, names, tmp_path, max_length=24, batch_size=8, dtype="float32", quiet=True
-    )
+    found = word_vectors(LayerVectors(loaded, names), {"train": rows["train"]}, tmp_path, max_length=24)
     for name in names:
         whole = embed(loaded, texts, layers=name, pool="none")["embeddings"]
-        got = found[name]["dev"]
-        np.testing.assert_allclose(got.vectors, whole[rows["dev"].word_starts], atol=2e-5)
-        np.testing.assert_array_equal(got.labels, rows["dev"].labels[rows["dev"].word_starts])
+        got = found[name]["train"]
+        np.testing.assert_allclose(got.vectors, whole[rows["train"].word_starts], atol=2e-5)
+        np.testing.assert_array_equal(got.labels, rows["train"].labels[rows["train"].word_starts])
 
 
 def dataset(sentences: int, seed: int, before: bool) -> WordVectors:
@@ -103,7 +102,7 @@ def test_a_bilstm_learns_from_the_words_beside() -> None:
 def test_the_table_has_each_layer_by_seed_beside_the_published_figures(
     loaded: LoadedModel, config: FinetuneConfig
 ) -> None:
-    result = features(loaded, config, layers="all", options=dataclasses.replace(LINEAR, epochs=1), seeds=2)
+    result = features(loaded, config, dataclasses.replace(LINEAR, epochs=1, seeds=2))
     assert list(result["layers"]) == list(command.LAYERS)
     assert result["layers"]["concat_last_4"]["width"] == 4 * loaded.model.width
     one = result["layers"]["last"]["test"]["f1"]
@@ -121,12 +120,12 @@ def test_the_table_has_each_layer_by_seed_beside_the_published_figures(
         ({"layers": "middle"}, "unknown --layers 'middle'; choose from embeddings"),
         ({"layers": ","}, "--layers is ','; use all, or a comma-separated list of"),
         ({"seeds": 0}, "--seeds is 0"),
-        ({"dtype": "int8"}, "unknown --feature_dtype 'int8'; choose from float16, float32"),
+        ({"feature_dtype": "int8"}, "unknown --feature_dtype 'int8'; choose from float16, float32"),
     ],
 )
 def test_what_cannot_be_is_refused(loaded: LoadedModel, config: FinetuneConfig, arguments: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
-        features(loaded, config, **arguments)
+        features(loaded, config, FeatureOptions(**arguments))
 
 
 def test_a_head_stops_by_a_dev_file_of_tags(loaded: LoadedModel, config: FinetuneConfig) -> None:

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
@@ -13,13 +13,17 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Int32, Int64
 
 from bert_jax.command import UserError
-from bert_jax.tasks.example import spans
-from bert_jax.tasks.frozen_vectors import WordVectors
+from bert_jax.tasks.frozen_vectors import WordBatch, WordVectors
 from bert_jax.train.losses import classification_sums
 
 HEADS = ("linear", "bilstm")
 POOL = 16  # batches; the sentences of a pool are sorted by length, which reduces padding
 SHORTEST = 8  # words; a batch is padded to this length times a power of two
+
+
+def option(default: Any, help: str, metavar: str | None = "N") -> Any:
+    """A field with the help text of its command-line flag."""
+    return field(default=default, metadata={"help": help, "metavar": metavar})
 
 
 @dataclass(frozen=True)
@@ -29,12 +33,13 @@ class HeadOptions:
     Raises UserError for an unknown head and for a number out of range.
     """
 
-    head: str = "bilstm"
-    hidden: int = 256  # units in each direction of each layer; Devlin et al. 2019, section 5.3, use 768
-    batch_size: int = 32  # sentences
-    learning_rate: float = 1e-3
-    epochs: int = 30  # at most
-    patience: int = 4  # epochs without a better dev metric before it stops
+    head: str = option("bilstm", "bilstm or linear (default: bilstm)", None)
+    # Devlin et al. 2019, section 5.3, use 768.
+    hidden: int = option(256, "units of the BiLSTM in each direction (default: 256)")
+    batch_size: int = option(32, "sentences per batch (default: 32)")
+    learning_rate: float = option(1e-3, "of Adam (default: 1e-3)", None)
+    epochs: int = option(30, "maximum number of epochs (default: 30)")
+    patience: int = option(4, "epochs without a better dev metric before training stops (default: 4)")
 
     def __post_init__(self) -> None:
         if self.head not in HEADS:
@@ -46,35 +51,27 @@ class HeadOptions:
             raise UserError(f"--learning_rate is {self.learning_rate}; use a number above 0, such as 1e-3")
 
 
-class Linear(nnx.Module):
-    """A dense layer over each word's vector."""
+class Head(nnx.Module):
+    """A dense layer over each word's vector, after the layers of a BiLSTM (Devlin et al. 2019, section 5.3) if any."""
 
-    def __init__(self, width: int, classes: int, rngs: nnx.Rngs) -> None:
-        self.output = nnx.Linear(width, classes, rngs=rngs)
+    def __init__(self, options: HeadOptions, width: int, classes: int, rngs: nnx.Rngs) -> None:
+        self.hidden = options.hidden
+        inputs = (width, 2 * self.hidden) if options.head == "bilstm" else ()
 
-    def __call__(self, vectors: Float[Array, "B K F"], lengths: Int[Array, "B"]) -> Float[Array, "B K C"]:
-        return self.output(vectors)
-
-
-class BiLSTM(nnx.Module):
-    """Two layers of LSTMs in both directions over a sentence's words, and a dense layer (Devlin et al. 2019,
-    section 5.3)."""
-
-    def __init__(self, width: int, hidden: int, classes: int, rngs: nnx.Rngs) -> None:
         def direction(inputs: int) -> nnx.RNN:
-            return nnx.RNN(nnx.OptimizedLSTMCell(inputs, hidden, rngs=rngs), rngs=rngs)
+            return nnx.RNN(nnx.OptimizedLSTMCell(inputs, self.hidden, rngs=rngs), rngs=rngs)
 
-        self.forward = nnx.List([direction(inputs) for inputs in (width, 2 * hidden)])
-        self.backward = nnx.List([direction(inputs) for inputs in (width, 2 * hidden)])
-        self.output = nnx.Linear(2 * hidden, classes, rngs=rngs)
-        self.hidden = hidden
+        self.forward = nnx.List([direction(size) for size in inputs])
+        self.backward = nnx.List([direction(size) for size in inputs])
+        self.output = nnx.Linear(2 * self.hidden if inputs else width, classes, rngs=rngs)
 
-    def __call__(self, vectors: Float[Array, "B K F"], lengths: Int[Array, "B"]) -> Float[Array, "B K C"]:
+    def __call__(self, batch: WordBatch) -> Float[Array, "B K C"]:
+        vectors = batch.vectors.astype(jnp.float32)
         start = jnp.zeros((vectors.shape[0], self.hidden))
+        run = {"initial_carry": (start, start), "seq_lengths": batch.lengths}
         for forward, backward in zip(self.forward, self.backward, strict=True):
-            ahead = forward(vectors, initial_carry=(start, start), seq_lengths=lengths)
-            behind = backward(vectors, initial_carry=(start, start), seq_lengths=lengths, reverse=True, keep_order=True)
-            vectors = jnp.concatenate([ahead, behind], axis=-1)
+            both = forward(vectors, **run), backward(vectors, **run, reverse=True, keep_order=True)
+            vectors = jnp.concatenate(both, axis=-1)
         return self.output(vectors)
 
 
@@ -97,8 +94,8 @@ def train_head(
     The predictions of the result are those of all splits except train. The same seed and vectors give the same head.
     """
     train = splits["train"]
-    width = train.vectors.shape[1]
-    graph, params, *rest = nnx.split(_module(options, width, classes, nnx.Rngs(seed)), nnx.Param, ...)
+    module = Head(options, train.vectors.shape[1], classes, nnx.Rngs(seed))
+    graph, params, *rest = nnx.split(module, nnx.Param, ...)
     optimizer = _optimizer(options)
     state = optimizer.init(params)
     best, best_score, best_epoch = params, -np.inf, 0
@@ -116,25 +113,15 @@ def train_head(
     return Trained(predictions, best_epoch)
 
 
-class _Batch(NamedTuple):
-    vectors: Any  # [B,K,F]
-    labels: Any  # i32[B,K]
-    lengths: Any  # i32[B]; 0: a filler
-
-
-def _module(options: HeadOptions, width: int, classes: int, rngs: nnx.Rngs) -> nnx.Module:
-    return Linear(width, classes, rngs) if options.head == "linear" else BiLSTM(width, options.hidden, classes, rngs)
-
-
 def _optimizer(options: HeadOptions) -> optax.GradientTransformation:
     return optax.chain(optax.clip_by_global_norm(1.0), optax.adam(options.learning_rate))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _step(options: HeadOptions, graph: Any, params: Any, rest: Any, state: Any, batch: _Batch) -> tuple[Any, Any]:
+def _step(options: HeadOptions, graph: Any, params: Any, rest: Any, state: Any, batch: WordBatch) -> tuple[Any, Any]:
     def loss(params: Any) -> Float[Array, ""]:
-        logits = nnx.merge(graph, params, *rest)(batch.vectors.astype(jnp.float32), batch.lengths)
-        weights = _inside(batch).astype(jnp.float32)
+        logits = nnx.merge(graph, params, *rest)(batch)
+        weights = (jnp.arange(logits.shape[1])[None] < batch.lengths[:, None]).astype(jnp.float32)
         return classification_sums(logits, batch.labels, weights)[0] / jnp.maximum(weights.sum(), 1)
 
     updates, state = _optimizer(options).update(jax.grad(loss)(params), state, params)
@@ -142,46 +129,34 @@ def _step(options: HeadOptions, graph: Any, params: Any, rest: Any, state: Any, 
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _predict(graph: Any, params: Any, rest: Any, batch: _Batch) -> Int[Array, "B K"]:
-    logits = nnx.merge(graph, params, *rest)(batch.vectors.astype(jnp.float32), batch.lengths)
-    return logits.argmax(axis=-1).astype(jnp.int32)
+def _predict(graph: Any, params: Any, rest: Any, batch: WordBatch) -> Int[Array, "B K"]:
+    return nnx.merge(graph, params, *rest)(batch).argmax(axis=-1).astype(jnp.int32)
 
 
-def _inside(batch: _Batch) -> Any:
-    return jnp.arange(batch.labels.shape[1])[None] < batch.lengths[:, None]
-
-
-def _predict_split(graph: Any, params: Any, rest: Any, split: WordVectors, batch_size: int) -> Int32[np.ndarray, "W"]:
-    sizes = np.diff(split.sentence_offsets)
-    order = np.argsort(sizes, kind="stable")
+def _predict_split(graph: Any, params: Any, rest: Any, split: WordVectors, size: int) -> Int32[np.ndarray, "W"]:
     found = np.zeros(len(split.labels), np.int32)
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        predicted = np.asarray(_predict(graph, params, rest, _batch(split, chosen, batch_size)))
-        inside = np.arange(predicted.shape[1]) < sizes[chosen][:, None]
-        found[spans(split.sentence_offsets[chosen], sizes[chosen])] = predicted[: len(chosen)][inside]
+    for sentences in _sorted_parts(split, np.arange(len(split.lengths)), size):
+        predicted = np.asarray(_predict(graph, params, rest, _padded(split, sentences, size)))[: len(sentences)]
+        inside = np.arange(predicted.shape[1]) < split.lengths[sentences][:, None]
+        found[split.words(sentences)] = predicted[inside]
     return found
 
 
-def _training_batches(split: WordVectors, batch_size: int, generator: np.random.Generator) -> Iterator[_Batch]:
+def _training_batches(split: WordVectors, size: int, generator: np.random.Generator) -> Iterator[WordBatch]:
     """Every sentence once, in random order. Within a pool, sentences of similar length share a batch."""
-    sizes = np.diff(split.sentence_offsets)
-    order = generator.permutation(len(sizes))
-    pools = [order[start : start + POOL * batch_size] for start in range(0, len(order), POOL * batch_size)]
-    by_length = [pool[np.argsort(sizes[pool], kind="stable")] for pool in pools]
-    batches = [pool[start : start + batch_size] for pool in by_length for start in range(0, len(pool), batch_size)]
-    for number in generator.permutation(len(batches)):
-        yield _batch(split, batches[number], batch_size)
+    order = generator.permutation(len(split.lengths))
+    pools = [order[start : start + POOL * size] for start in range(0, len(order), POOL * size)]
+    parts = [part for pool in pools for part in _sorted_parts(split, pool, size)]
+    for number in generator.permutation(len(parts)):
+        yield _padded(split, parts[number], size)
 
 
-def _batch(split: WordVectors, chosen: Int64[np.ndarray, "R"], batch_size: int) -> _Batch:
-    """The chosen sentences, padded to one length, and filler rows up to batch_size."""
-    sizes = np.diff(split.sentence_offsets)[chosen]
-    longest = max(SHORTEST, 1 << (int(sizes.max()) - 1).bit_length())
-    vectors = np.zeros((batch_size, longest, split.vectors.shape[1]), split.vectors.dtype)
-    labels = np.zeros((batch_size, longest), np.int32)
-    inside = np.zeros(labels.shape, bool)
-    inside[: len(chosen)] = np.arange(longest) < sizes[:, None]
-    words = spans(split.sentence_offsets[chosen], sizes)
-    vectors[inside], labels[inside] = split.vectors[words], split.labels[words]
-    return _Batch(vectors, labels, np.pad(sizes, (0, batch_size - len(chosen))).astype(np.int32))
+def _sorted_parts(split: WordVectors, sentences: Int64[np.ndarray, "R"], size: int) -> list[Int64[np.ndarray, "..."]]:
+    """The sentences, sorted by length, in parts of `size`."""
+    ordered = sentences[np.argsort(split.lengths[sentences], kind="stable")]
+    return [ordered[start : start + size] for start in range(0, len(ordered), size)]
+
+
+def _padded(split: WordVectors, sentences: Int64[np.ndarray, "R"], size: int) -> WordBatch:
+    longest = int(split.lengths[sentences].max())
+    return split.batch(sentences, size, max(SHORTEST, 1 << (longest - 1).bit_length()))

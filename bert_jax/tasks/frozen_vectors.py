@@ -1,15 +1,14 @@
 """The vectors of words from a frozen model, computed once for all layers and stored in memory-mapped files."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from jaxtyping import Float, Int32, Int64
 
 from bert_jax.command import UserError
-from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.model.layer_selection import LayerSelection
 from bert_jax.progress import Reporter
 from bert_jax.tasks.example import spans
 from bert_jax.tasks.kinds.tagging import TagRows
@@ -17,7 +16,15 @@ from bert_jax.tasks.layer_vectors import LayerVectors
 from bert_jax.tasks.length_batches import sorted_batches
 from bert_jax.train import partitioning
 
-DTYPES = ("float16", "float32")
+BATCH_SIZE = 32  # rows per batch of the frozen model
+
+
+class WordBatch(NamedTuple):
+    """B sentences, padded to K words."""
+
+    vectors: Any  # [B,K,F]
+    labels: Any  # i32[B,K]
+    lengths: Any  # i32[B]; 0: a filler
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,68 +35,52 @@ class WordVectors:
     labels: Int32[np.ndarray, "W"]
     sentence_offsets: Int64[np.ndarray, "K"]  # in the words
 
+    @property
+    def lengths(self) -> Int64[np.ndarray, "R"]:
+        """The number of words of each sentence."""
+        return np.diff(self.sentence_offsets)
 
-def bytes_needed(loaded: LoadedModel, splits: Mapping[str, TagRows], layers: Sequence[str], dtype: str) -> int:
-    """The size of the files that word_vectors writes."""
-    words = sum(len(rows.word_rows) for rows in splits.values())
-    width = sum(LayerSelection.parse(name, loaded.model.layers).width(loaded.model.width) for name in layers)
-    return words * width * np.dtype(dtype).itemsize
+    def words(self, sentences: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "N"]:
+        """The numbers of all words of these sentences."""
+        return spans(self.sentence_offsets[sentences], self.lengths[sentences])
+
+    def batch(self, sentences: Int64[np.ndarray, "R"], size: int, length: int) -> WordBatch:
+        """These sentences, padded to `length` words, and fillers up to `size` sentences."""
+        lengths = np.pad(self.lengths[sentences], (0, size - len(sentences))).astype(np.int32)
+        inside = np.arange(length) < lengths[:, None]
+        vectors = np.zeros((size, length, self.vectors.shape[1]), self.vectors.dtype)
+        labels = np.zeros((size, length), np.int32)
+        words = self.words(sentences)
+        vectors[inside], labels[inside] = self.vectors[words], self.labels[words]
+        return WordBatch(vectors, labels, lengths)
 
 
 def word_vectors(
-    loaded: LoadedModel,
-    splits: Mapping[str, TagRows],
-    layers: Sequence[str],
-    folder: Path,
-    *,
-    max_length: int,
-    batch_size: int = 32,
-    dtype: str = "float16",
-    compute_dtype: str = "float32",
-    quiet: bool = False,
+    model: LayerVectors, splits: Mapping[str, TagRows], folder: Path, max_length: int, quiet: bool = True
 ) -> dict[str, dict[str, WordVectors]]:
-    """The vectors by layer name (model/layer_selection.py) and split, from one pass over all rows.
+    """The vectors by name of the layers and split, from one pass of the model over all rows.
 
-    Raises UserError for a layer that the model does not have, and for values that the dtype cannot represent.
+    Raises UserError for values that the dtype of the model's vectors cannot represent.
     """
-    chosen = tuple(LayerSelection.parse(name, loaded.model.layers) for name in layers)
-    model = LayerVectors(loaded, chosen, dtype=dtype, compute_dtype=compute_dtype)
-    size = partitioning.whole_rows(batch_size, model.mesh)
-    found: dict[str, dict[str, WordVectors]] = {name: {} for name in layers}
-    done = 0
+    size = partitioning.whole_rows(BATCH_SIZE, model.mesh)
+    found: dict[str, dict[str, WordVectors]] = {name: {} for name in model.widths}
     with Reporter("vectors of words", sum(rows.count for rows in splits.values()), ["rows"], quiet) as progress:
         for split, rows in splits.items():
-            files = [
-                np.lib.format.open_memmap(
-                    folder / f"{split}-{number}.npy",
-                    mode="w+",
-                    dtype=dtype,
-                    shape=(len(rows.word_rows), one.width(loaded.model.width)),
+            for number, (name, width) in enumerate(model.widths.items()):
+                file = np.lib.format.open_memmap(
+                    folder / f"{split}-{number}.npy", mode="w+", dtype=model.dtype, shape=(len(rows.word_rows), width)
                 )
-                for number, one in enumerate(chosen)
-            ]
-            for indices, vectors in model.run(sorted_batches(rows, size, max_length)):
-                _store(files, vectors, rows, indices[indices >= 0], layers)
-                done += int((indices >= 0).sum())
-                progress.update(done, done)
-            for name, file in zip(layers, files, strict=True):
                 found[name][split] = WordVectors(file, rows.labels[rows.word_starts], rows.sentence_offsets)
+            for indices, states in model.run(sorted_batches(rows, size, max_length)):
+                indices = indices[indices >= 0]
+                first, end = (np.searchsorted(rows.word_rows, indices, side) for side in ("left", "right"))
+                words = spans(first, end - first)
+                places = np.repeat(np.arange(len(indices)), end - first), rows.word_slots[words]
+                for name, of_layer in zip(found, states, strict=True):
+                    if not np.isfinite(of_layer[places]).all():
+                        raise UserError(
+                            f"--layers {name}: a value is too large for {model.dtype}. Use --feature_dtype float32"
+                        )
+                    found[name][split].vectors[words] = of_layer[places]
+                progress.advance(len(indices), len(indices))
     return found
-
-
-def _store(
-    files: Sequence[np.ndarray],
-    vectors: Sequence[np.ndarray],
-    rows: TagRows,
-    indices: Int64[np.ndarray, "B"],
-    layers: Sequence[str],
-) -> None:
-    """Writes the vectors of the words of these rows, which are the first of a batch, to their places in the files."""
-    first, end = (np.searchsorted(rows.word_rows, indices, side) for side in ("left", "right"))
-    words = spans(first, end - first)
-    places = np.repeat(np.arange(len(indices)), end - first)
-    for name, file, states in zip(layers, files, vectors, strict=True):
-        picked = states[places, rows.word_slots[words]]
-        if not np.isfinite(picked).all():
-            raise UserError(f"--layers {name}: a value is too large for {picked.dtype}. Use --feature_dtype float32")
-        file[words] = picked

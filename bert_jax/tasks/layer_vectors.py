@@ -1,7 +1,7 @@
 """The vectors of a model's layers for encoded rows: what embed and features compute."""
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -22,17 +22,24 @@ from bert_jax.train import partitioning
 
 
 class LayerVectors:
-    """A model that computes selections of its layers, pooled over each row (none, cls, mean or max)."""
+    """A model that computes vectors of layers, pooled over each row (none, cls, mean or max).
+
+    widths has the width of the vectors by name of the layers (model/layer_selection.py), in the order of the results.
+    Raises UserError for layers that the model does not have.
+    """
 
     def __init__(
         self,
         loaded: LoadedModel,
-        selections: tuple[LayerSelection, ...],
+        layers: Sequence[str],
         *,
         pool: str = "none",
         dtype: str = "float32",
         compute_dtype: str = "float32",
     ) -> None:
+        selections = tuple(LayerSelection.parse(name, loaded.model.layers) for name in layers)
+        self.widths = {name: one.width(loaded.model.width) for name, one in zip(layers, selections, strict=True)}
+        self.dtype = dtype
         self.mesh = partitioning.make_mesh(MeshConfig())
         # Each length is compiled separately, so the layer loop that compiles fast is used.
         runtime = Runtime(compute_dtype=compute_dtype, layer_loop="scan", placement=partitioning.OnMesh())
@@ -44,7 +51,7 @@ class LayerVectors:
     def run(
         self, batches: Iterable[tuple[Int64[np.ndarray, "B"], TaskBatch]]
     ) -> Iterator[tuple[Int64[np.ndarray, "B"], tuple[np.ndarray, ...]]]:
-        """For each batch the indices of its rows (-1: a filler) and one array [B, W] or [B, T, W] per selection."""
+        """For each batch the indices of its rows (-1: a filler) and one array [B, W] or [B, T, W] per name."""
         return run_batches(self._compute, batches, self.mesh)
 
 
