@@ -91,12 +91,14 @@ def test_blocks_cut_anywhere_give_the_documents_of_the_definition(tmp_path_facto
     assert found == by_line(content.encode())
 
 
-def test_every_white_space_that_python_knows_makes_a_blank_line():
-    blank = re.compile(rb"(?:" + plain_text._SPACE + rb")")
-    for code in range(0x110000):
-        if chr(code).isspace() and chr(code) != "\n":
-            assert blank.fullmatch(chr(code).encode()), hex(code)
-    assert not blank.fullmatch("\u200b".encode())
+def test_every_white_space_that_python_knows_makes_a_blank_line(tmp_path):
+    path = tmp_path / "text.txt"
+    spaces = [chr(code) for code in range(0x110000) if chr(code).isspace() and chr(code) != "\n"]
+    for space in spaces:
+        path.write_bytes(f"one\n{space}{space}\ntwo".encode())
+        assert list(documents(path)) == ["one", "two"], hex(ord(space))
+    path.write_bytes("one\n\u200b\ntwo".encode())
+    assert list(documents(path)) == ["one\n\u200b\ntwo"]
 
 
 def test_a_file_is_a_document_when_asked(tmp_path):

@@ -49,11 +49,21 @@ class Reading:
 
 
 def read(path: str, reading: Reading = Reading(), on_read: OnRead = ignore_progress) -> Items:
-    """The documents of one source as UTF-8, with a Refusal in place of each one that cannot be used."""
+    """The documents of one source as UTF-8, with a Refusal in place of each one that cannot be used.
+
+    What makes the rest of a source unusable is its last Refusal.
+    """
+    try:
+        yield from _documents(path, reading, on_read)
+    except Refusal as refusal:
+        yield refusal
+
+
+def _documents(path: str, reading: Reading, on_read: OnRead) -> Items:
     if path.startswith(tfds_corpus.PREFIX):
         return tfds_corpus.documents(path, reading.text_field, on_read)
     if is_special(path):
-        return iter([_special(path)])
+        raise _special(path)
     kind = suffixes(path)[0]
     if kind in JSON_SUFFIXES:
         return json_and_parquet.jsonl_documents(path, reading.text_field, on_read)
@@ -162,10 +172,8 @@ class Corpus:
     def _texts(self, source: Source, number: int) -> Iterator[bytes]:
         share = min(1.0, source.weight - number)
         before, count = self.bytes_read, 0
-        items: Items = iter([file_blocks.folder(source.path)])
-        if not source.folder:
-            items = read(source.path, self.reading, self._on_read)
-        for item in items:
+        folder = iter([file_blocks.folder(source.path)])
+        for item in folder if source.folder else read(source.path, self.reading, self._on_read):
             count += 1
             if isinstance(item, Refusal):
                 self._refuse(item, number)

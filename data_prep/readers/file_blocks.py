@@ -1,5 +1,6 @@
 """The decompressed bytes of an input file, with everything that can go wrong as a Refusal."""
 
+import contextlib
 from collections.abc import Iterator
 from pathlib import PurePath
 
@@ -20,31 +21,32 @@ def file_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]
     if (kind := PurePath(path).suffix) in UNSUPPORTED:
         advice = "Decompress it, or compress it as .gz, .xz or .zst"
         raise Refusal("unreadable_file", path, f"{kind} files are not supported", advice)
-    try:
+    with refusals(path):
         yield from read_blocks(path, on_read)
+
+
+@contextlib.contextmanager
+def refusals(path: str) -> Iterator[None]:
+    """Raises what can go wrong with a file as Refusal."""
+    try:
+        yield
     except FileNotFoundError:
-        raise missing(path) from None
+        raise Refusal("unreadable_file", path, "no such file", "Check --input") from None
     except IsADirectoryError:
         raise folder(path) from None
     except DamagedFile as error:
-        raise damaged(path, str(error)) from None
+        raise damaged(path, error) from None
     except OSError as error:
-        raise unreadable(path, error) from None
-
-
-def missing(path: str) -> Refusal:
-    return Refusal("unreadable_file", path, "no such file", "Check --input")
+        problem = explain_os_error(error) or first_line(error)
+        what = f"cannot be read ({problem.rstrip('.')})"
+        raise Refusal("unreadable_file", path, what, "Correct that") from None
 
 
 def folder(path: str) -> Refusal:
     return Refusal("folder", path, "expected a file, got a folder", f"Name its files, for example '{path}/*.txt'")
 
 
-def damaged(path: str, problem: str) -> Refusal:
+def damaged(path: str, error: Exception) -> Refusal:
+    problem = first_line(error)
     what = f"damaged file ({problem[:1].lower()}{problem[1:]})"
     return Refusal("damaged_file", path, what, "Download or create it again")
-
-
-def unreadable(path: str, error: OSError) -> Refusal:
-    problem = explain_os_error(error) or first_line(error)
-    return Refusal("unreadable_file", path, f"cannot be read ({problem.rstrip('.')})", "Correct that")

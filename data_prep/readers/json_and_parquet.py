@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from bert_jax.storage.compression import OnRead, ignore_progress, suffixes
 from bert_jax.storage.remote import BinaryFile, first_line, open_file
-from data_prep.readers.file_blocks import damaged, file_blocks, missing, unreadable
+from data_prep.readers.file_blocks import damaged, file_blocks, refusals
 from data_prep.readers.plain_text import too_long, whole_lines
 from data_prep.readers.refusal import Item, Items, Refusal, check
 
@@ -26,18 +26,15 @@ _JSON_KINDS = {int: "number", float: "number", bool: "truth value", list: "list"
 def jsonl_documents(path: str, field: str, on_read: OnRead = ignore_progress) -> Items:
     """The documents of a file with a JSON object in each line: the text of its `field`. Blank lines are skipped."""
     number = 0
-    try:
-        for piece in whole_lines(path, on_read):
-            if piece is None:
-                number += 1
-                yield too_long(f"{path}, line {number}")
-                continue
-            for line in piece[:-1].split(b"\n"):
-                number += 1
-                if line and not line.isspace():
-                    yield _json_document(line, field, f"{path}, line {number}")
-    except Refusal as refusal:
-        yield refusal
+    for piece in whole_lines(path, on_read):
+        if piece is None:
+            number += 1
+            yield too_long(f"{path}, line {number}")
+            continue
+        for line in piece[:-1].split(b"\n"):
+            number += 1
+            if line and not line.isspace():
+                yield _json_document(line, field, f"{path}, line {number}")
 
 
 def _json_document(line: bytes, field: str, where: str) -> Item:
@@ -68,17 +65,15 @@ def parquet_documents(path: str, field: str, on_read: OnRead = ignore_progress) 
 
     A compressed file is first decompressed into a temporary one, because Parquet is read from its end.
     """
-    try:
-        with contextlib.closing(_opened(path)) as file:
-            yield from _parquet_rows(file, path, field, on_read)
-    except Refusal as refusal:
-        yield refusal
-    except FileNotFoundError:
-        yield missing(path)
-    except (pa.ArrowException, UnicodeDecodeError) as error:
-        yield damaged(path, first_line(error))
-    except OSError as error:
-        yield damaged(path, first_line(error)) if error.errno is None else unreadable(path, error)
+    with refusals(path):
+        try:
+            with contextlib.closing(_opened(path)) as file:
+                yield from _parquet_rows(file, path, field, on_read)
+        except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
+            # Parquet's errors have no number, those of the system have one.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise damaged(path, error) from None
 
 
 def _opened(path: str) -> BinaryFile:

@@ -58,21 +58,18 @@ class _Document:
         self._size = 0
         self._line = 1
 
-    def add(self, piece: bytes, line: int) -> None:
-        """Adds lines, the first of which is line `line` of the file; a document that is too long is not kept."""
+    def add(self, piece: bytes | None, line: int) -> None:
+        """Adds lines, the first of which is line `line` of the file, or None for a line that is too long to be kept.
+
+        A document that is too long is not kept either.
+        """
         if not self._size:
             self._line = line
-        self._size += len(piece)
+        self._size += MAX_DOCUMENT_BYTES + 1 if piece is None else len(piece)
         if self._size > MAX_DOCUMENT_BYTES:
             self._pieces = []
         elif piece:
             self._pieces.append(piece)
-
-    def overflow(self, line: int) -> None:
-        """Records a line that is too long to be kept."""
-        if not self._size:
-            self._line = line
-        self._pieces, self._size = [], MAX_DOCUMENT_BYTES + 1
 
     def end(self) -> Items:
         """Yields the document, if there is one, without surrounding line ends, and prepares for the next one."""
@@ -88,40 +85,32 @@ def text_documents(path: str, on_read: OnRead = ignore_progress) -> Items:
     """The documents of a text file, separated by blank lines, one at a time.
 
     Lines lose their line end (LF or CRLF) and nothing else; lines of only white space count as blank. Memory is that
-    of the longest document. A truncated file ends with a Refusal, which stands for the unfinished document too.
+    of the longest document. A truncated file raises a Refusal, which stands for the unfinished document too.
     """
     document = _Document(path)
     line = 1  # on which the next piece begins
-    try:
-        for piece in whole_lines(path, on_read):
-            if piece is None:
-                document.overflow(line)
-                line += 1
-                continue
-            # With a line feed in front, the expression finds a blank first line like any other.
-            data, begin, feeds, here = b"\n" + piece, 1, 0, line
-            for blank in _BLANK_LINES.finditer(data):
-                document.add(data[begin : blank.start()], here)
-                yield from document.end()
-                feeds += data.count(b"\n", begin, blank.end())
-                begin, here = blank.end(), line + feeds
-            document.add(data[begin:], here)
-            line += feeds + data.count(b"\n", begin)
-    except Refusal as refusal:
-        yield refusal
-        return
+    for piece in whole_lines(path, on_read):
+        if piece is None:
+            document.add(None, line)
+            line += 1
+            continue
+        # With a line feed in front, the expression finds a blank first line like any other.
+        data, begin, feeds, here = b"\n" + piece, 1, 0, line
+        for blank in _BLANK_LINES.finditer(data):
+            document.add(data[begin : blank.start()], here)
+            yield from document.end()
+            feeds += data.count(b"\n", begin, blank.end())
+            begin, here = blank.end(), line + feeds
+        document.add(data[begin:], here)
+        line += feeds + data.count(b"\n", begin)
     yield from document.end()
 
 
 def file_document(path: str, on_read: OnRead = ignore_progress) -> Items:
     """A text file as one document with its blank lines; nothing if it holds only white space."""
     document = _Document(path)
-    try:
-        for block in file_blocks(path, on_read):
-            document.add(block, 1)
-    except Refusal as refusal:
-        yield refusal
-        return
+    for block in file_blocks(path, on_read):
+        document.add(block, 1)
     for item in document.end():
         if isinstance(item, bytes):
             item = item.removeprefix(BYTE_ORDER_MARK)

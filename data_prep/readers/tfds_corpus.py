@@ -2,7 +2,6 @@
 
 from bert_jax.data.tfds_source import open_tfds
 from bert_jax.storage.compression import OnRead, ignore_progress
-from bert_jax.storage.remote import first_line
 from data_prep.readers.file_blocks import damaged
 from data_prep.readers.refusal import Items, Refusal, check
 
@@ -21,8 +20,7 @@ def documents(address: str, field: str, on_read: OnRead = ignore_progress) -> It
     features = builder.info.features
     if field not in features:
         what = f"no feature {field!r}; the features are {', '.join(features)}"
-        yield Refusal("no_text_column", address, what, "Use another --text_field")
-        return
+        raise Refusal("no_text_column", address, what, "Use another --text_field")
     try:
         for number, example in enumerate(builder.as_data_source(split), start=1):
             text = example[field]
@@ -35,4 +33,4 @@ def documents(address: str, field: str, on_read: OnRead = ignore_progress) -> It
             yield check(text, where)
             on_read(len(text))
     except Exception as error:  # TFDS has no exception for a file that is missing or damaged
-        yield damaged(address, first_line(error))
+        raise damaged(address, error) from None
