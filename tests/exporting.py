@@ -12,11 +12,12 @@ import numpy as np
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
+from bert_jax.model.encoder import gather_positions
 from bert_jax.model.head_outputs import (
     answer_logits,
     class_logits,
     next_sentence_logits,
-    pooled_vectors,
+    pool_vectors,
     sequence_vectors,
     tag_logits,
     vocabulary_logits,
@@ -58,7 +59,7 @@ def our_outputs(loaded: LoadedModel, length: int = 24) -> dict[str, np.ndarray]:
             answers = answer_logits(model, encoded.last)
             outputs |= {"start_logits": answers[..., 0], "end_logits": answers[..., 1]}
         if heads.next_sentence or (heads.pooler and loaded.model.pooler == "tanh"):
-            pooled = pooled_vectors(model, encoded.last, first)
+            pooled = pool_vectors(model, gather_positions(encoded.last, first))
             outputs["pooled"] = pooled[:, 0]
             if heads.next_sentence:
                 outputs["next_sentence_logits"] = next_sentence_logits(model, pooled)[:, 0]

@@ -1,4 +1,3 @@
-import functools
 import logging
 
 import jax
@@ -101,8 +100,11 @@ def test_dropout_falls_on_the_probabilities_and_leaves_their_mean():
     assert abs(float(sums.mean()) - 1) < 0.05
 
 
+def choose(requested, **situation):
+    return attention_kernels.choose(requested, attention_kernels.Situation(**situation))
+
+
 def test_auto_takes_cudnn_only_where_it_can():
-    choose = attention_kernels.choose
     assert choose("auto", **GPU) == "cudnn"
     assert choose("einsum", **GPU) == "einsum"
     for change in ({"platform": "cpu"}, {"compute_dtype": "float32"}, {"dropout_rate": 0.1}, {"needs_scores": True}):
@@ -112,8 +114,7 @@ def test_auto_takes_cudnn_only_where_it_can():
 
 
 def test_auto_takes_splash_only_where_it_can():
-    choose = functools.partial(attention_kernels.choose, "auto")
-    assert choose(**TPU) == "splash"
+    assert choose("auto", **TPU) == "splash"
     for change in (
         {"compute_dtype": "float32"},
         {"dropout_rate": 0.1},
@@ -122,11 +123,11 @@ def test_auto_takes_splash_only_where_it_can():
         {"some_queries": True},
         {"shardable": False},
     ):
-        assert choose(**TPU | change) == "einsum"
+        assert choose("auto", **TPU | change) == "einsum"
 
 
 def test_bands_are_for_layers_with_a_window_that_is_narrow():
-    choose, narrow = attention_kernels.choose, {"windows": True, "local": True, "narrow": True}
+    narrow = {"windows": True, "local": True, "narrow": True}
     for device in (GPU, TPU):
         assert choose("auto", **device | narrow | {"compute_dtype": "float32"}) == "banded"
     assert choose("auto", **GPU | narrow) == "cudnn" and choose("auto", **TPU | narrow) == "splash"
@@ -161,7 +162,7 @@ def test_bands_are_for_layers_with_a_window_that_is_narrow():
 )
 def test_a_kernel_that_cannot_run_is_refused_with_the_reason(kernel, change, reason):
     with pytest.raises(UserError, match=reason):
-        attention_kernels.choose(kernel, **GPU | change)
+        choose(kernel, **GPU | change)
 
 
 def test_the_kernels_of_a_model_are_those_of_its_kinds_of_layers():
@@ -177,15 +178,14 @@ def test_an_unknown_kernel_is_refused_by_name():
     with pytest.raises(
         UserError, match=r"unknown config\.model\.attention 'flash'; choose from auto, einsum, banded, cudnn, splash"
     ):
-        attention_kernels.choose("flash", **GPU)
+        choose("flash", **GPU)
 
 
 def test_the_choice_is_logged_once(caplog):
-    attention_kernels.choose.cache_clear()
-    attention_kernels._log.cache_clear()
+    attention_kernels.log_choice.cache_clear()
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            attention_kernels.choose("auto", **GPU | {"dropout_rate": 0.1})
+            choose("auto", **GPU | {"dropout_rate": 0.1})
     assert [record.message for record in caplog.records] == [
         "attention kernel: einsum (cudnn needs config.model.attention_dropout=0, got 0.1)"
     ]

@@ -12,12 +12,12 @@ from bert_jax.config import ModelConfig
 from bert_jax.data.example import Batch
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind, init_params
+from bert_jax.model.encoder import gather_positions
 from bert_jax.model.head_outputs import (
     class_logits,
     masked_logits,
     next_sentence_logits,
     pool_vectors,
-    pooled_vectors,
     tag_logits,
     vocabulary_logits,
 )
@@ -54,7 +54,7 @@ def losses(model, batch: Batch, dropout_key=None) -> jax.Array:
     hidden = model.encode(batch, dropout_key).last
     logits = masked_logits(model, hidden, batch.masked_positions)
     masked = _cross_entropy(logits, batch.masked_ids, batch.masked_weights)
-    logits = next_sentence_logits(model, pooled_vectors(model, hidden, batch.cls_positions))
+    logits = next_sentence_logits(model, pool_vectors(model, gather_positions(hidden, batch.cls_positions)))
     return jnp.stack([masked, _cross_entropy(logits, batch.next_sentence_label, batch.next_sentence_weight)])
 
 
@@ -189,7 +189,7 @@ def test_bfloat16_is_near_float32_and_its_logits_are_float32(params):
     def outputs(params):
         model = bind(CONFIG, PRETRAINING, params, narrow)
         hidden = model.encode(batch).last
-        vectors = pooled_vectors(model, hidden, batch.cls_positions)
+        vectors = pool_vectors(model, gather_positions(hidden, batch.cls_positions))
         return hidden, masked_logits(model, hidden, batch.masked_positions), next_sentence_logits(model, vectors)
 
     dtypes = [output.dtype for output in jax.eval_shape(outputs, params)]
@@ -261,7 +261,7 @@ def test_encode_at_gives_the_vectors_that_the_heads_read(params):
         vectors = model.encode_at(batch, positions)
         hidden = model.encode(batch).last
         logits = vocabulary_logits(model, vectors[:, :4]), masked_logits(model, hidden, batch.masked_positions)
-        pooled = pool_vectors(model, vectors[:, 4:]), pooled_vectors(model, hidden, batch.cls_positions)
+        pooled = pool_vectors(model, vectors[:, 4:]), pool_vectors(model, gather_positions(hidden, batch.cls_positions))
         return logits, pooled
 
     logits, pooled = both_ways(params)
@@ -276,7 +276,7 @@ def test_classifier_and_tagger_drop_out_and_give_float32_logits():
     def logits(params):
         model = bind(DROPPING, EVERY_HEAD, params, Runtime(compute_dtype="bfloat16"))
         hidden = model.encode(batch).last
-        pooled = pooled_vectors(model, hidden, batch.cls_positions)
+        pooled = pool_vectors(model, gather_positions(hidden, batch.cls_positions))
         return [
             (head(model, vectors), head(model, vectors, KEY))
             for head, vectors in ((class_logits, pooled), (tag_logits, hidden))

@@ -29,7 +29,7 @@ def test_scan_equals_unrolled(dropout_key):
         module = encoder(layer_loop)
 
         def loss(hidden, module=module):
-            last, layers, _ = module(hidden, SEQUENCES, POSITIONS, dropout_key, all_layers=True)
+            last, _, layers, _ = module(hidden, SEQUENCES, POSITIONS, dropout_key, all_layers=True)
             return jnp.square(last).sum() + jnp.sin(layers).sum(), (last, layers)
 
         gradient, outputs = jax.jit(jax.grad(loss, has_aux=True))(HIDDEN)
@@ -68,7 +68,7 @@ def _last(encoder, given, key, slots):
 
 def test_every_layer_is_given_in_order_when_asked():
     module = encoder("scan")
-    last, layers, _ = jax.jit(lambda hidden: module(hidden, SEQUENCES, POSITIONS, None, all_layers=True))(HIDDEN)
+    last, _, layers, _ = jax.jit(lambda hidden: module(hidden, SEQUENCES, POSITIONS, None, all_layers=True))(HIDDEN)
     assert layers.shape == (3, 2, 7, 12)
     np.testing.assert_array_equal(layers[-1], last)
     assert float(jnp.abs(layers[0] - layers[1]).max()) > 0.1

@@ -13,7 +13,8 @@ from bert_jax.config import ModelConfig
 from bert_jax.data.example import Batch
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
-from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pooled_vectors, tag_logits
+from bert_jax.model.encoder import gather_positions
+from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors, tag_logits
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 
@@ -48,7 +49,7 @@ def losses(config: ModelConfig, runtime: Runtime, params, batch: Batch) -> jax.A
     hidden = model.encode(batch).last
     logits = masked_logits(model, hidden, batch.masked_positions)
     picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch.masked_ids[..., None], axis=-1)[..., 0]
-    pooled = pooled_vectors(model, hidden, batch.cls_positions)
+    pooled = pool_vectors(model, gather_positions(hidden, batch.cls_positions))
     next_sentence = jnp.sin(next_sentence_logits(model, pooled)) * batch.next_sentence_weight[..., None]
     tags = jnp.cos(tag_logits(model, hidden)) * (batch.sequence_ids > 0)[..., None]
     return jnp.stack([-(picked * batch.masked_weights).sum(), next_sentence.sum(), tags.sum()])

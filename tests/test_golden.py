@@ -28,7 +28,8 @@ from bert_jax.interop import huggingface_export, name_table
 from bert_jax.interop.families.bert import BERT
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
-from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pooled_vectors
+from bert_jax.model.encoder import gather_positions
+from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors
 from bert_jax.tasks.registry import KINDS
 from bert_jax.train.objectives import MaskedLMObjective, means, total_loss
 
@@ -41,7 +42,7 @@ def test_pretraining_model_equals_the_reference(tmp_path):
     def run(params, batch):
         model = bind(loaded.model, loaded.heads, params, UNROLLED)
         encoded = model.encode(batch, all_layers=True)
-        pooled = pooled_vectors(model, encoded.last, batch.cls_positions)
+        pooled = pool_vectors(model, gather_positions(encoded.last, batch.cls_positions))
         logits = masked_logits(model, encoded.last, batch.masked_positions)
         return encoded, pooled, logits, next_sentence_logits(model, pooled)
 

@@ -22,7 +22,8 @@ from bert_jax.interop import huggingface_export, name_table
 from bert_jax.interop.families import FAMILIES
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
-from bert_jax.model.head_outputs import answer_logits, class_logits, pooled_vectors, tag_logits, vocabulary_logits
+from bert_jax.model.encoder import gather_positions
+from bert_jax.model.head_outputs import answer_logits, class_logits, pool_vectors, tag_logits, vocabulary_logits
 from bert_jax.tasks.example import TaskBatch
 
 # The layer loop of each case; together they cover both forms.
@@ -58,7 +59,7 @@ def logits_of(heads, model, last) -> dict[str, jax.Array]:
         answers = answer_logits(model, last)
         return {"start_logits": answers[..., 0], "end_logits": answers[..., 1]}
     first_slot = jnp.zeros((len(last), 1), jnp.int32)
-    return {"logits": class_logits(model, pooled_vectors(model, last, first_slot))[:, 0]}
+    return {"logits": class_logits(model, pool_vectors(model, gather_positions(last, first_slot)))[:, 0]}
 
 
 def loss_of(logits: dict[str, jax.Array], arrays: dict[str, np.ndarray]) -> jax.Array:

@@ -20,7 +20,8 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.interop.tensor_bundle import TensorBundle
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
-from bert_jax.model.head_outputs import answer_logits, masked_logits, next_sentence_logits, pooled_vectors
+from bert_jax.model.encoder import gather_positions
+from bert_jax.model.head_outputs import answer_logits, masked_logits, next_sentence_logits, pool_vectors
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import TaskBatch
@@ -73,7 +74,7 @@ def test_hidden_states_and_heads_equal_the_original_code(wanted):
     assert loaded.heads == PRETRAINING and loaded.tokenizer.vocab_size == loaded.model.vocab_size
 
     def outputs(model, hidden):
-        pooled = pooled_vectors(model, hidden[-1], jax.numpy.zeros((2, 1), int))
+        pooled = pool_vectors(model, gather_positions(hidden[-1], jax.numpy.zeros((2, 1), int)))
         masked = masked_logits(model, hidden[-1], jax.numpy.asarray(wanted["positions"]))
         masked = masked[..., : loaded.model.vocab_size]
         return {

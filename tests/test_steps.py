@@ -11,7 +11,8 @@ import pytest
 from bert_jax.config import MeshConfig, ModelConfig, OptimizerConfig
 from bert_jax.data.example import Batch
 from bert_jax.model import bert, paths
-from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pooled_vectors
+from bert_jax.model.encoder import gather_positions
+from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors
 from bert_jax.model.runtime import Runtime
 from bert_jax.planning import hlo
 from bert_jax.train import optim, partitioning, rules, steps
@@ -149,7 +150,9 @@ def test_loss_is_the_sum_of_two_means_over_the_whole_batch(model, params):
         bound = bert.bind(model, MaskedLMObjective().heads, params, Runtime())
         hidden = bound.encode(batch).last
         mlm = jax.nn.log_softmax(masked_logits(bound, hidden, batch.masked_positions))
-        return mlm, jax.nn.log_softmax(next_sentence_logits(bound, pooled_vectors(bound, hidden, batch.cls_positions)))
+        return mlm, jax.nn.log_softmax(
+            next_sentence_logits(bound, pool_vectors(bound, gather_positions(hidden, batch.cls_positions)))
+        )
 
     mlm, nsp = (np.asarray(part) for part in log_probabilities(batch))
     batch = jax.tree.map(np.asarray, batch)

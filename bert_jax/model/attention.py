@@ -81,8 +81,7 @@ def _kernel(
     needs_scores: bool,
     some_queries: bool = False,
 ) -> str:
-    return attention_kernels.choose(
-        runtime.attention,
+    situation = attention_kernels.Situation(
         platform=runtime.platform or jax.default_backend(),
         compute_dtype=runtime.compute_dtype,
         head_width=config.width // config.heads,
@@ -95,27 +94,17 @@ def _kernel(
         some_queries=some_queries,
         shardable=jax.device_count() == 1 or runtime.placement.shards_kernels,
     )
+    return attention_kernels.choose(runtime.attention, situation)
 
 
 class SelfAttention(nnx.Module):
     """Queries, keys and values by one matmul, N heads, an output projection (Vaswani et al. 2017, section 3.2)."""
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
-        heads = (config.heads, config.width // config.heads)
-
-        def dense(name: str, inputs: Shape, outputs: Shape, deviation: float) -> Dense:
-            return Dense(
-                inputs,
-                outputs,
-                deviation=deviation,
-                runtime=runtime,
-                key=child_key(key, name),
-                stack=stack,
-                bias=config.bias,
-            )
-
-        self.qkv = dense("qkv", (config.width,), (3, *heads), config.initializer_range)
-        self.output = dense("output", heads, (config.width,), config.residual_deviation)
+        heads, width = (config.heads, config.width // config.heads), (config.width,)
+        dense = functools.partial(Dense, runtime=runtime, stack=stack, bias=config.bias)
+        self.qkv = dense(width, (3, *heads), deviation=config.initializer_range, key=child_key(key, "qkv"))
+        self.output = dense(heads, width, deviation=config.residual_deviation, key=child_key(key, "output"))
         if config.relative == "shaw":
             self.relative = RelativeTable(config, key=child_key(key, "relative"), stack=stack)
         self.config = config

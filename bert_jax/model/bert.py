@@ -1,7 +1,7 @@
 """A model: an encoder and its heads, as a nested dict of parameters and as a module bound to them under jit."""
 
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from flax import nnx
@@ -12,26 +12,13 @@ from bert_jax.config import ModelConfig
 from bert_jax.model import paths
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.embeddings import Embeddings
-from bert_jax.model.encoder import Encoder
+from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.heads import Heads
 from bert_jax.model.heads.table import heads_of
 from bert_jax.model.layers import child_key
 from bert_jax.model.runtime import Runtime
 
 __all__ = ["Bert", "Encoded", "Heads", "Runtime", "abstract_params", "bind", "init_params"]
-
-
-class Encoded(NamedTuple):
-    """Hidden states of the last layer and of the embeddings; and, when asked for, of every layer, and attention maps.
-
-    Where a norm follows the stack (pre-norm), `last` and the last of `layers` are taken after it, as in transformers.
-    Attention maps are probabilities before dropout, by query and key.
-    """
-
-    last: Float[Array, "B T D"]
-    embeddings: Float[Array, "B T D"]
-    layers: Float[Array, "L B T D"] | None
-    attention_maps: Float[Array, "L B N T T"] | None = None
 
 
 class Bert(nnx.Module):
@@ -83,15 +70,8 @@ class Bert(nnx.Module):
         """The hidden states of a batch. Raises UserError for rows longer than model.max_positions."""
         embedded = self._embed(batch, dropout_key)
         key = None if dropout_key is None else child_key(dropout_key, "encoder")
-        found = self.encoder(
-            embedded,
-            batch.sequence_ids,
-            batch.positions,
-            key,
-            all_layers=all_layers,
-            attention_maps=attention_maps,
-        )
-        return Encoded(found.last, embedded, found.layers, found.attention_maps)
+        options = {"all_layers": all_layers, "attention_maps": attention_maps}
+        return self.encoder(embedded, batch.sequence_ids, batch.positions, key, **options)
 
     def encode_at(
         self, batch: Any, positions: Int[Array, "B K"], dropout_key: PRNGKeyArray | None = None

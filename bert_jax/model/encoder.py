@@ -16,21 +16,26 @@ from bert_jax.model.layers import LayerNorm, child_key
 from bert_jax.model.positions import ATTENTION_BIASES
 from bert_jax.model.runtime import Runtime
 
-__all__ = ["Encoder", "Stacked", "gather_positions"]
+__all__ = ["Encoded", "Encoder", "gather_positions"]
 
 
-class Stacked(NamedTuple):
-    """The output of the stack; and, when asked for, the output and the attention map of every layer."""
+class Encoded(NamedTuple):
+    """Hidden states of the last layer and of the embeddings; and, when asked for, of every layer, and attention maps.
+
+    Where a norm follows the stack (pre-norm), `last` and the last of `layers` are taken after it, as in transformers.
+    Attention maps are probabilities before dropout, by query and key.
+    """
 
     last: Float[Array, "B T D"]
-    layers: Float[Array, "L B T D"] | None = None
+    embeddings: Float[Array, "B T D"]
+    layers: Float[Array, "L B T D"] | None
     attention_maps: Float[Array, "L B N T T"] | None = None
 
 
 class Encoder(nnx.Module):
     """A stack of L layers, stored as one layer with parameters [L, ...], whether it is scanned or unrolled.
 
-    Pre-norm layers are followed by a final norm. The last of the `layers` in the output is then taken after it.
+    Pre-norm layers are followed by a final norm.
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
@@ -52,15 +57,15 @@ class Encoder(nnx.Module):
         *,
         all_layers: bool = False,
         attention_maps: bool = False,
-    ) -> Stacked:
-        """The hidden states after the stack. Attention maps are the probabilities before dropout."""
+    ) -> Encoded:
+        """The hidden states of the stack on these embeddings."""
         keys = token_positions(sequence_ids, positions)
         stacked = self._stacked(hidden.shape[0], dropout_key)
-        hidden, (layers, maps) = self._loop(hidden, keys, stacked, self.config.layers, all_layers, attention_maps)
-        if self.config.norm == "post":
-            return Stacked(hidden, layers, maps)
-        last = self.final_norm(hidden)
-        return Stacked(last, layers.at[-1].set(last) if layers is not None else None, maps)
+        last, (layers, maps) = self._loop(hidden, keys, stacked, self.config.layers, all_layers, attention_maps)
+        if self.config.norm != "post":
+            last = self.final_norm(last)
+            layers = None if layers is None else layers.at[-1].set(last)
+        return Encoded(last, hidden, layers, maps)
 
     def at_positions(
         self,

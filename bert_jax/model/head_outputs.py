@@ -39,13 +39,6 @@ def pool_vectors(model: Bert, vectors: Float[Array, "B S D"]) -> Float[Array, "B
     return model.head("pooler")(vectors)
 
 
-def pooled_vectors(
-    model: Bert, hidden: Float[Array, "B T D"], cls_positions: Int[Array, "B S"]
-) -> Float[Array, "B S D"]:
-    """The pooled vector of each sequence of each row, from its [CLS]."""
-    return pool_vectors(model, gather_positions(hidden, cls_positions))
-
-
 def sequence_vectors(
     model: Bert, hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], cls_positions: Int[Array, "B S"]
 ) -> Float[Array, "B S D"]:

@@ -1,5 +1,6 @@
 """One layer of the encoder: attention and feed-forward on residual paths, with a norm before or after each."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -32,20 +33,11 @@ class FeedForward(nnx.Module):
     """Two matmuls with an activation between (Vaswani et al. 2017, section 3.3), which may be gated (Shazeer 2020)."""
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
-        def dense(name: str, inputs: Shape, outputs: Shape, deviation: float) -> Dense:
-            return Dense(
-                inputs,
-                outputs,
-                deviation=deviation,
-                runtime=runtime,
-                key=child_key(key, name),
-                stack=stack,
-                bias=config.bias,
-            )
-
-        inner = (2, config.feed_forward) if config.gated else (config.feed_forward,)
-        self.input = dense("input", (config.width,), inner, config.initializer_range)
-        self.output = dense("output", (config.feed_forward,), (config.width,), config.residual_deviation)
+        width, inner = (config.width,), (config.feed_forward,)
+        through = (2, *inner) if config.gated else inner
+        dense = functools.partial(Dense, runtime=runtime, stack=stack, bias=config.bias)
+        self.input = dense(width, through, deviation=config.initializer_range, key=child_key(key, "input"))
+        self.output = dense(inner, width, deviation=config.residual_deviation, key=child_key(key, "output"))
         self.gated = config.gated
         self.placement = runtime.placement
         self.runtime, self.unrolled = runtime, runtime.unrolled(config.layers)
@@ -70,10 +62,14 @@ class EncoderLayer(nnx.Module):
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
-        def norm() -> LayerNorm:
-            epsilon = config.layer_norm_epsilon
-            return LayerNorm(config.width, epsilon=epsilon, runtime=runtime, stack=stack, bias=config.bias)
-
+        norm = functools.partial(
+            LayerNorm,
+            config.width,
+            epsilon=config.layer_norm_epsilon,
+            runtime=runtime,
+            stack=stack,
+            bias=config.bias,
+        )
         self.attention = SelfAttention(config, runtime=runtime, key=child_key(key, "attention"), stack=stack)
         self.attention_norm = norm()
         self.feed_forward = FeedForward(config, runtime=runtime, key=child_key(key, "feed_forward"), stack=stack)

@@ -47,14 +47,13 @@ class Runtime:
     placement: Placement = field(default_factory=Placement)
 
     def __post_init__(self) -> None:
-        if self.compute_dtype not in COMPUTE_DTYPES:
-            known = ", ".join(COMPUTE_DTYPES)
-            raise UserError(f"unknown config.compute_dtype {self.compute_dtype!r}; choose from {known}")
-        if self.layer_loop not in LAYER_LOOPS:
-            known = ", ".join(LAYER_LOOPS)
-            raise UserError(f"unknown config.model.layer_loop {self.layer_loop!r}; choose from {known}")
-        if self.remat not in REMATS:
-            raise UserError(f"unknown config.model.remat {self.remat!r}; choose from {', '.join(REMATS)}")
+        for key, value, known in (
+            ("compute_dtype", self.compute_dtype, COMPUTE_DTYPES),
+            ("model.layer_loop", self.layer_loop, LAYER_LOOPS),
+            ("model.remat", self.remat, REMATS),
+        ):
+            if value not in known:
+                raise UserError(f"unknown config.{key} {value!r}; choose from {', '.join(known)}")
 
     @property
     def dtype(self) -> DTypeLike:

@@ -12,6 +12,7 @@
 import functools
 import logging
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import jax
@@ -31,100 +32,85 @@ CUDNN_HEAD_MULTIPLE = 8
 CUDNN_LARGEST_HEAD = 128
 
 
-@functools.cache  # so that a choice is logged once, and not at every trace
-def choose(
-    requested: str,
-    *,
-    platform: str,
-    compute_dtype: str,
-    head_width: int,
-    dropout_rate: float,
-    needs_scores: bool = False,
-    windows: bool = False,
-    local: bool = False,
-    narrow: bool = False,
-    some_queries: bool = False,
-    shardable: bool = True,
-) -> str:
-    """The kernel that runs: "einsum", "banded", "cudnn" or "splash".
+@dataclass(frozen=True)
+class Situation:
+    """What the choice of a kernel depends on."""
 
-    dropout_rate   of attention probabilities; 0 in evaluation
-    needs_scores   whether a bias is added to the scores, or the probabilities are returned
-    windows        whether some layers of the architecture have a window
-    local          whether this layer is one of them
-    narrow         whether the window is so much shorter than the rows that bands save work
-    some_queries   whether only some positions have queries, for which banded and splash give way to einsum
-    shardable      whether splash can be sharded over the devices: there is only one, or a mesh is set
+    platform: str
+    compute_dtype: str
+    head_width: int
+    dropout_rate: float  # of attention probabilities; 0 in evaluation
+    needs_scores: bool = False  # a bias is added to the scores, or the probabilities are returned
+    windows: bool = False  # some layers of the architecture have a window
+    local: bool = False  # this layer is one of them
+    narrow: bool = False  # the window is so much shorter than the rows that bands save work
+    some_queries: bool = False  # only some positions have queries, for which banded and splash give way to einsum
+    shardable: bool = True  # splash can be sharded over the devices: there is only one, or a mesh is set
+
+
+def choose(requested: str, situation: Situation) -> str:
+    """The kernel that runs: "einsum", "banded", "cudnn" or "splash".
 
     Raises UserError for an unknown choice, or for one that cannot run, with the reason.
     """
     if requested not in CHOICES:
         raise UserError(f"unknown config.model.attention {requested!r}; choose from {', '.join(CHOICES)}")
-    fused = "splash" if platform == "tpu" else "cudnn"
-    obstacles = {
-        "einsum": "",
-        "banded": _banded_obstacle(windows, needs_scores),
-        "cudnn": _fused_obstacle("cudnn", platform, compute_dtype, dropout_rate, needs_scores)
-        or _cudnn_obstacle(head_width),
-        "splash": _fused_obstacle("splash", platform, compute_dtype, dropout_rate, needs_scores)
-        or _splash_obstacle(head_width, shardable),
-    }
+    fused = "splash" if situation.platform == "tpu" else "cudnn"
+    some_queries, why_not = situation.some_queries, _obstacles(situation)
     if requested != "auto":
-        if obstacle := obstacles[requested]:
+        if requested in why_not:
             raise UserError(
-                f"config.model.attention={requested} cannot run: {obstacle}; or use config.model.attention=auto"
+                f"config.model.attention={requested} cannot run: {why_not[requested]}; or use "
+                "config.model.attention=auto"
             )
         chosen, why = requested, "as requested"
         if some_queries and requested in ("banded", "splash"):
             chosen, why = "einsum", f"{requested} cannot compute some queries only"
-        elif requested == "banded" and not local:
+        elif requested == "banded" and not situation.local:
             chosen, why = "einsum", "this layer has no window"
-    elif not obstacles[fused] and not (some_queries and fused == "splash"):
+    elif fused not in why_not and not (some_queries and fused == "splash"):
         chosen, why = fused, "fastest on this platform"
-    elif local and narrow and not some_queries and not obstacles["banded"]:
-        chosen, why = "banded", obstacles[fused]
+    elif situation.local and situation.narrow and not some_queries and "banded" not in why_not:
+        chosen, why = "banded", why_not.get(fused, "")
     else:
-        chosen, why = "einsum", obstacles[fused] or "some queries only"
-    _log(f"attention kernel: {chosen} ({why})")
+        chosen, why = "einsum", why_not.get(fused, "some queries only")
+    log_choice(f"attention kernel: {chosen} ({why})")
     return chosen
 
 
-@functools.cache
-def _log(line: str) -> None:
-    logging.getLogger(__name__).info(line)
-
-
-def _fused_obstacle(kernel: str, platform: str, compute_dtype: str, dropout_rate: float, needs_scores: bool) -> str:
-    """The reason why a fused kernel cannot run, or an empty text."""
-    devices, names = {"cudnn": ("an NVIDIA GPU", ("gpu", "cuda")), "splash": ("a TPU", ("tpu",))}[kernel]
-    if platform not in names:
-        return f"{kernel} needs {devices}, and this runs on {platform}"
-    if compute_dtype != "bfloat16":
-        return f"{kernel} needs config.compute_dtype=bfloat16, got {compute_dtype}"
-    if dropout_rate > 0:
-        return f"{kernel} needs config.model.attention_dropout=0, got {dropout_rate}"
-    if needs_scores:
-        return f"{kernel} returns no attention maps and takes no bias of relative positions"
-    return ""
-
-
-def _cudnn_obstacle(head_width: int) -> str:
-    if head_width % CUDNN_HEAD_MULTIPLE or head_width > CUDNN_LARGEST_HEAD:
-        return f"cudnn needs a head width that is a multiple of 8 up to 128, got {head_width}"
-    return ""
-
-
-def _splash_obstacle(head_width: int, shardable: bool) -> str:
+def _obstacles(situation: Situation) -> dict[str, str]:
+    """The kernels that cannot run, each with the first reason."""
+    s = situation
+    maps = ("returns no attention maps and takes no bias of relative positions", s.needs_scores)
+    fused = [
+        (f"needs config.compute_dtype=bfloat16, got {s.compute_dtype}", s.compute_dtype != "bfloat16"),
+        (f"needs config.model.attention_dropout=0, got {s.dropout_rate}", s.dropout_rate > 0),
+        maps,
+    ]
     multiple = attention_splash.HEAD_MULTIPLE
-    if head_width % multiple:
-        return f"splash needs a head width that is a multiple of {multiple}, got {head_width}"
-    return "" if shardable else "splash on several devices needs a mesh (jax.set_mesh)"
+    odd = s.head_width % CUDNN_HEAD_MULTIPLE or s.head_width > CUDNN_LARGEST_HEAD
+    reasons: dict[str, list[tuple[str, object]]] = {
+        "banded": [("needs an architecture with windowed layers (model.window)", not s.windows), maps],
+        "cudnn": [
+            (f"needs an NVIDIA GPU, and this runs on {s.platform}", s.platform not in ("gpu", "cuda")),
+            *fused,
+            (f"needs a head width that is a multiple of 8 up to 128, got {s.head_width}", odd),
+        ],
+        "splash": [
+            (f"needs a TPU, and this runs on {s.platform}", s.platform != "tpu"),
+            *fused,
+            (f"needs a head width that is a multiple of {multiple}, got {s.head_width}", s.head_width % multiple),
+            ("on several devices needs a mesh (jax.set_mesh)", not s.shardable),
+        ],
+    }
+    found = {kernel: [reason for reason, holds in listed if holds] for kernel, listed in reasons.items()}
+    return {kernel: f"{kernel} {holding[0]}" for kernel, holding in found.items() if holding}
 
 
-def _banded_obstacle(windows: bool, needs_scores: bool) -> str:
-    if not windows:
-        return "banded needs an architecture with windowed layers (model.window)"
-    return "banded returns no attention maps and takes no bias of relative positions" if needs_scores else ""
+@functools.cache
+def log_choice(line: str) -> None:
+    """Logs a line once, and not at every trace."""
+    logging.getLogger(__name__).info(line)
 
 
 def einsum_attention(

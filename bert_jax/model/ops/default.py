@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from bert_jax.model.ops.bias import add_bias, add_bias_by_matmul
+from bert_jax.model.ops.bias import add_bias
 from bert_jax.model.runtime import Runtime
 
 Heads = tuple[Float[Array, "B Q N H"], Float[Array, "B T N H"], Float[Array, "B T N H"]]
@@ -17,7 +17,11 @@ Heads = tuple[Float[Array, "B Q N H"], Float[Array, "B T N H"], Float[Array, "B 
 class Operations:
     """Operations that have another form on some platform. All forms give the same values up to rounding."""
 
+    # Arrays are reshaped to matrices, so that a kernel's gradient is a matmul of matrices too: with several row axes,
+    # XLA on a CPU transposes the activations for it in an extra pass.
+    multiplies_matrices = True
     recomputes_activation = False  # whether a layer's activation is computed again in the backward pass
+    vocabulary_rows_of_ones = 1  # in the gradient of the vocabulary bias (bias.add_bias)
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -32,25 +36,24 @@ class Operations:
     ) -> Float[Array, "..."]:
         """The product of x [..., *in] and kernel [*in, *out], plus any bias [*out], where `in` has input_axes axes.
 
-        The result has the compute dtype unless another is given. Arrays are reshaped to matrices, so that the kernel's
-        gradient is a matmul of matrices too: with several row axes, XLA on a CPU transposes the activations for it in
-        an extra pass.
+        The result has the compute dtype unless another is given.
         """
-        runtime = self.runtime
-        # Where heads lie on several devices, N of a kernel [D, 3, N, H] cannot be merged with the axis before it.
-        if runtime.placement.shards_layers:
-            return self._dense_unmerged(x, kernel, bias, input_axes, dtype)
+        runtime, dtype = self.runtime, dtype or self.runtime.dtype
         x, kernel = x.astype(runtime.dtype), kernel.astype(runtime.dtype)
+        # Where heads lie on several devices, N of a kernel [D, 3, N, H] cannot be merged with the axis before it.
+        if runtime.placement.shards_layers or not self.multiplies_matrices:
+            product = jnp.tensordot(x, kernel, input_axes, precision=runtime.precision, preferred_element_type=dtype)
+            return product if bias is None else add_bias(product, bias)
         leading, outputs = x.shape[: x.ndim - input_axes], kernel.shape[input_axes:]
         inputs = math.prod(kernel.shape[:input_axes])
         product = jnp.matmul(
             x.reshape(-1, inputs),
             kernel.reshape(inputs, -1),
             precision=runtime.precision,
-            preferred_element_type=dtype or runtime.dtype,
+            preferred_element_type=dtype,
         )
         if bias is not None:
-            product = add_bias_by_matmul(product, bias.reshape(-1))
+            product = add_bias(product, bias.reshape(-1), 1)
         return product.reshape(leading + outputs)
 
     def project_heads(
@@ -74,13 +77,16 @@ class Operations:
 
     def add_vocabulary_bias(self, logits: Float[Array, "R V"], bias: Float[Array, "V"]) -> Float[Array, "R V"]:
         """Adds the bias of the vocabulary head."""
-        return add_bias_by_matmul(logits, bias)
+        return add_bias(logits, bias, self.vocabulary_rows_of_ones)
 
     def feed_forward_output(
         self, output: Callable[[Array], Array], inner: Float[Array, "B T *inner"], unrolled: bool
     ) -> Float[Array, "B T D"]:
         """output(inner), where output is the activation and the second matmul of a feed-forward layer."""
-        return output(inner)
+        if not self.recomputes_activation:
+            return output(inner)
+        # In a scan nothing has to be protected from common subexpression elimination, and a barrier would be a copy.
+        return jax.checkpoint(output, prevent_cse=unrolled)(inner)
 
     def _split(self, stacked: Float[Array, "B T K N H"]) -> tuple[Float[Array, "B T N H"], ...]:
         """The K arrays of axis 2. The gradient of lax.split is one concatenation; indexing would give a sum for each
@@ -88,17 +94,3 @@ class Operations:
         stacked = self.runtime.placement.constrain("heads", stacked)
         parts = jax.lax.split(stacked, (1,) * stacked.shape[2], axis=2)
         return tuple(part[:, :, 0] for part in parts)
-
-    def _dense_unmerged(
-        self, x: Array, kernel: Array, bias: Array | None, input_axes: int, dtype: DTypeLike | None
-    ) -> Array:
-        """`dense` without reshaping the arrays to matrices."""
-        runtime = self.runtime
-        product = jnp.tensordot(
-            x.astype(runtime.dtype),
-            kernel.astype(runtime.dtype),
-            input_axes,
-            precision=runtime.precision,
-            preferred_element_type=dtype or runtime.dtype,
-        )
-        return product if bias is None else add_bias(product, bias)
