@@ -11,13 +11,14 @@ import time
 from pathlib import Path
 
 from bert_jax.tokenization import wordpiece
+from bert_jax.tokenization.wordpiece_engine import library_tokenizer
 
 LINES_TOGETHER = 4096
 
 
 def main() -> None:
     text, vocabulary = map(Path, sys.argv[1:])
-    library = wordpiece.from_lines(vocabulary, {}, None).build()
+    library = library_tokenizer(wordpiece.from_lines(vocabulary, {}, None))
     lines = [line for line in text.read_text(encoding="utf-8").split("\n") if line]
     tokens = 0
     started = time.monotonic()

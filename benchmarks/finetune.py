@@ -40,6 +40,7 @@ from bert_jax.model import paths
 from bert_jax.model.bert import init_params
 from bert_jax.tasks import registry
 from bert_jax.tasks.task_source import TaskSource
+from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import optim, partitioning, steps, trainer
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.host_memory import keep_freed_memory
@@ -67,11 +68,11 @@ def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
     """The trainer's step on the batches of the task, which it makes as it goes, and the seconds of compilation."""
     task, files = registry.resolve(config.task)
     loaded = open_checkpoint(config.init_from)
-    rows = task.encode(registry.read(task, files["train"]), loaded.tokenizer)
+    rows = task.encode(registry.read(task, files["train"]), Tokenizer(loaded.vocabulary.spec))
     objective = task.objective()
     mesh = partitioning.make_mesh(config.mesh)
     source = TaskSource(rows, batch_size=config.batch_size, seed=0, max_length=task.max_length, pool=config.length_pool)
-    initial = initial_params(loaded, loaded.model, objective.heads, loaded.tokenizer).params
+    initial = initial_params(loaded, loaded.model, objective.heads, loaded.vocabulary).params
     key = jax.random.key(0)
     initialized = paths.flatten(jax.jit(lambda key: init_params(loaded.model, objective.heads, key))(key))
     params = paths.unflatten(initialized | {path: jax.numpy.asarray(value) for path, value in initial.items()})

@@ -96,7 +96,7 @@ def _build(input: str, tokenizer: Path, directory: Path, seq_len: int) -> Path:
 def _our_rate(directory: Path, unit: str = "word", batch_size: int = BATCH_SIZE) -> float:
     dataset = shards.open_dataset(directory, "train")
     dataset.masking = MaskingRule(unit)
-    loader = PretrainingLoader(dataset, dataset.tokenizer(), batch_size=batch_size, seed=0)
+    loader = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=batch_size, seed=0)
     rates, step = [], 0
     for repeat in range(REPEATS + 1):
         tokens, began = 0, time.process_time()
@@ -129,7 +129,7 @@ def _first_batch_seconds(directory: Path, many: Path) -> float:
     for _ in range(REPEATS):
         began = time.perf_counter()
         dataset = shards.open_dataset(many, "train")
-        PretrainingLoader(dataset, dataset.tokenizer(), batch_size=BATCH_SIZE, seed=0).batch(0)
+        PretrainingLoader(dataset, dataset.vocabulary(), batch_size=BATCH_SIZE, seed=0).batch(0)
         seconds.append(time.perf_counter() - began)
     return statistics.median(seconds)
 
@@ -145,7 +145,7 @@ def _peer_rates(directory: Path, python: str) -> dict[str, Any]:
         lengths=rows.sequence_lengths[:, 0],
         first_lengths=rows.first_segment_lengths[:, 0],
         labels=rows.next_sentence_labels[:, 0],
-        continuation=dataset.tokenizer().continuation,
+        continuation=dataset.vocabulary().continuation,
     )
     arguments = [python, str(PEER), str(file), str(directory / "tokenizer"), str(BATCH_SIZE), str(REPEATS)]
     ran = subprocess.run(

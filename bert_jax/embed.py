@@ -21,6 +21,7 @@ from bert_jax.tasks import texts as texts_lib
 from bert_jax.tasks.layer_vectors import LayerVectors
 from bert_jax.tasks.length_batches import bucketed_batches
 from bert_jax.tasks.texts import EncodedTexts
+from bert_jax.tokenizer import Tokenizer
 
 Arrays = dict[str, np.ndarray]
 POOLS = ("none", "cls", "mean", "max", "words")
@@ -79,7 +80,7 @@ def embed(
     if pool == "cls" and loaded.model.causal:
         raise UserError("--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none")
     model = LayerVectors(loaded, [layers], pool=pool, compute_dtype=compute_dtype)
-    encoded = texts_lib.encode(texts, loaded.tokenizer, max_length or limit, by_word=pool == "words")
+    encoded = texts_lib.encode(texts, Tokenizer(loaded.vocabulary.spec), max_length or limit, by_word=pool == "words")
     if encoded.rows.truncated:
         _print(
             f"{encoded.rows.truncated} of {len(texts)} texts are longer than {max_length or limit} tokens; truncated"

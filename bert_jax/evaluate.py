@@ -81,7 +81,7 @@ def _evaluate_shards(loaded: LoadedModel, data: Path, config: TrainConfig, max_r
     dataset = open_dataset(data, "train" if data.name == "train" else "eval")
     mesh = partitioning.make_mesh(config.mesh)
     size = partitioning.whole_rows(config.batch_size, mesh)
-    loader = PretrainingLoader(dataset, loaded.tokenizer, batch_size=size, seed=0)
+    loader = PretrainingLoader(dataset, loaded.vocabulary, batch_size=size, seed=0)
     objective = _objective(loaded, dataset)
     plan = Forward(loaded.model, trainer.runtime_of(config), objective)
     with jax.set_mesh(mesh):

@@ -31,6 +31,7 @@ from bert_jax.tasks.kinds.tagging import TagRows
 from bert_jax.tasks.layer_vectors import LayerVectors
 from bert_jax.tasks.metric_functions import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.task import Task
+from bert_jax.tokenizer import Tokenizer
 
 DTYPES = ("float16", "float32")
 # Dev F1 on CoNLL-2003 with features of BERT-Base cased (Devlin et al. 2019, table 7).
@@ -124,7 +125,7 @@ def features(
         "task": task.name,
         "head": {item.name: getattr(options, item.name) for item in fields(HeadOptions)},
         "seeds": list(range(options.seeds)),
-        "counts": {name: measurement.counts(rows, task, loaded.tokenizer) for name, rows in splits.items()},
+        "counts": {name: measurement.counts(rows, task, loaded.vocabulary) for name, rows in splits.items()},
         "layers": found,
     }
 
@@ -191,11 +192,12 @@ def _encode(loaded: LoadedModel, config: FinetuneConfig, max_sentences: int) -> 
     task.check_model(loaded.model)
     splits = {name: registry.read(task, path, label_required=name != "test") for name, path in files.items()}
     task = task.complete(splits["train"])
+    tokenizer = Tokenizer(loaded.vocabulary.spec)
     rows = {}
     for name, split in splits.items():
         if split.labelled:
             part = dataclasses.replace(split, items=split.items[: max_sentences or None])
-            rows[name] = cast(TagRows, task.encode(part, loaded.tokenizer))
+            rows[name] = cast(TagRows, task.encode(part, tokenizer))
     return task, rows
 
 

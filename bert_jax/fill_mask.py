@@ -21,6 +21,7 @@ from bert_jax.model.head_outputs import masked_logits
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import TaskBatch, TokenRows
+from bert_jax.tokenizer import Tokenizer
 
 MASK = "[MASK]"
 BATCH_SIZE = 32
@@ -64,11 +65,12 @@ def fill_mask(
         raise UserError(
             f"{origin} has no masked language model head; use a pretraining checkpoint instead of a fine-tuned one"
         )
-    if not loaded.tokenizer.has_mask:
+    if not loaded.vocabulary.has_mask:
         raise UserError(f"the vocabulary of {origin} has no mask token; use a model that was trained with one")
-    if not 1 <= top <= loaded.tokenizer.vocab_size:
-        raise UserError(f"--top is {top}; use 1 to {loaded.tokenizer.vocab_size} (the vocabulary size)")
-    encoded = [_encode(sentence, loaded) for sentence in sentences]
+    if not 1 <= top <= loaded.vocabulary.vocab_size:
+        raise UserError(f"--top is {top}; use 1 to {loaded.vocabulary.vocab_size} (the vocabulary size)")
+    tokenizer = Tokenizer(loaded.vocabulary.spec)
+    encoded = [_encode(sentence, tokenizer, loaded.model.max_positions) for sentence in sentences]
     filled: list[Filled] = []
     for start in range(0, len(encoded), BATCH_SIZE):
         filled += _fill(loaded, sentences[start : start + BATCH_SIZE], encoded[start : start + BATCH_SIZE], top)
@@ -86,22 +88,21 @@ def main(arguments: Sequence[str]) -> None:
     print("\n\n".join(map(_render, filled)))
 
 
-def _encode(sentence: str, loaded: LoadedModel) -> np.ndarray:
-    words = loaded.tokenizer
+def _encode(sentence: str, words: Tokenizer, max_positions: int) -> np.ndarray:
     marked = sentence.replace(MASK, words.roles.mask_token)
     ids = np.concatenate([[words.cls_id], words.encode_special(marked), [words.sep_id]]).astype(np.int32)
     if words.mask_id not in ids:
         raise UserError(f"no {MASK} in {sentence[:80]!r}. Write {MASK} in place of each word to predict")
-    if len(ids) > loaded.model.max_positions:
+    if len(ids) > max_positions:
         raise UserError(
-            f"a sentence of {len(ids)} tokens does not fit the model's {loaded.model.max_positions} positions: "
+            f"a sentence of {len(ids)} tokens does not fit the model's {max_positions} positions: "
             f"{sentence[:40]!r}... Shorten it"
         )
     return ids
 
 
 def _fill(loaded: LoadedModel, sentences: Sequence[str], encoded: Sequence[np.ndarray], top: int) -> list[Filled]:
-    words = loaded.tokenizer
+    words = loaded.vocabulary
     rows = TokenRows(
         input_ids=np.concatenate(encoded),
         offsets=np.cumsum([0, *map(len, encoded)], dtype=np.int64),

@@ -210,13 +210,13 @@ def _open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
                 raise UserError(
                     f"model.{name} is {value}, but {config.init_from} has {getattr(loaded.model, name)}; omit it"
                 )
-        if loaded.model.vocab_size - loaded.tokenizer.vocab_size > PADDED_TABLE:
+        if loaded.model.vocab_size - loaded.vocabulary.vocab_size > PADDED_TABLE:
             _print(
                 f"warning: the embedding table of {config.init_from} has {loaded.model.vocab_size} rows, but its "
-                f"tokenizer has {loaded.tokenizer.vocab_size} tokens. Check that it belongs to this model"
+                f"tokenizer has {loaded.vocabulary.vocab_size} tokens. Check that it belongs to this model"
             )
         model = sizes.with_options(loaded.model, config.model)
-        return Start(model, loaded.tokenizer, loaded)
+        return Start(model, Tokenizer(loaded.vocabulary.spec), loaded)
     if tokenizer is None:
         raise UserError(
             "init_from is not set; name the checkpoint to fine-tune with --config.init_from=CHECKPOINT (see --help)"

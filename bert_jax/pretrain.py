@@ -85,20 +85,20 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
         config = config_lib.load(PretrainConfig, config)
     phases = _open_phases(config.data)
     held_out = _open_held_out(config, phases)
-    tokenizer = phases[0].dataset.tokenizer()
-    model, loaded = _model_and_checkpoint(config, tokenizer.vocab_size)
+    vocabulary = phases[0].dataset.vocabulary()
+    model, loaded = _model_and_checkpoint(config, vocabulary.vocab_size)
     _check_lengths(model, phases, held_out)
     objective = pretraining_objective(config, model, [ShardTraits.of(phase.dataset) for phase in phases])
-    if objective.heads.mlm and not tokenizer.has_mask:
+    if objective.heads.mlm and not vocabulary.has_mask:
         raise UserError(
             f"the vocabulary of {phases[0].dataset.directory} has no mask token; rebuild the examples with another "
             "--tokenizer, or train a causal model: --config.model.causal=true"
         )
     batches = _batch_schedule(config)
-    train = PhasedLoader(phases, tokenizer, batches=batches, seed=config.seed, rates=_mask_rates(config.data))
+    train = PhasedLoader(phases, vocabulary, batches=batches, seed=config.seed, rates=_mask_rates(config.data))
     rows = config.eval.batch_size or min(batches.rows)  # of one evaluation batch
     loaders = [
-        None if part is None else PretrainingLoader(part, tokenizer, batch_size=rows, seed=config.seed)
+        None if part is None else PretrainingLoader(part, vocabulary, batch_size=rows, seed=config.seed)
         for part in held_out
     ]
     run = trainer.Run(
@@ -107,7 +107,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
         objective=objective,
         source=ObjectiveSource(train, objective),
         workdir=Path(workdir),
-        tokenizer=tokenizer,
+        tokenizer=vocabulary,
         kind="pretraining",
         description=f"pretraining {config.model.preset}",
         evaluators=[_evaluator(config, train, loaders, rows)] if any(held_out) else [],
@@ -117,7 +117,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
             for phase, loader in zip(phases, loaders, strict=True)
             if loader is not None
         },
-        initial_params={} if loaded is None else initial_params(loaded, model, objective.heads, tokenizer).params,
+        initial_params={} if loaded is None else initial_params(loaded, model, objective.heads, vocabulary).params,
     )
     return _write_result(run.workdir, trainer.fit(run))
 

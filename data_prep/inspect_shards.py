@@ -140,7 +140,7 @@ def main(arguments: Sequence[str]) -> None:
             console.print(str(given.html), soft_wrap=True, highlight=False)
     if given.show:
         dataset = open_dataset(directory, parts[0], formats.reader)
-        for row in first_rows(dataset, dataset.tokenizer(), given.show):
+        for row in first_rows(dataset, open_tokenizer(dataset.directory, dataset.manifest), given.show):
             console.print(excerpt_text(row), highlight=False, soft_wrap=True)
 
 

@@ -14,7 +14,8 @@ from bert_jax.tokenization.byte_bpe import ByteBPESpec
 from bert_jax.tokenization.sentencepiece_model import SentencePieceSpec
 from bert_jax.tokenization.tokenizer_spec import TokenizerSpec
 from bert_jax.tokenization.wordpiece import WordPieceSpec
-from bert_jax.tokenizer import KINDS, Tokenizer
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.vocabulary import KINDS
 from data_prep import byte_bpe, counting, flags, readers, sampling, sentence_pieces, wordpiece
 from data_prep.flags import REQUIRED, Valid, option
 from data_prep.readers.corpus import patterns

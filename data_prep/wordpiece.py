@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from bert_jax.command import UserError
 from bert_jax.tokenization.wordpiece import SPECIAL_TOKENS, WordPieceSpec
-from bert_jax.tokenization.wordpiece_engine import split_chunks
+from bert_jax.tokenization.wordpiece_engine import library_tokenizer, split_chunks
 from data_prep import counting
 from data_prep.merges import Merges
 
@@ -38,7 +38,7 @@ class WordPieceSplitter:
     """The tokenizer's words: normalized, and split at punctuation and ideographs, by the library."""
 
     def __init__(self, lowercase: bool) -> None:
-        self._library = WordPieceSpec(SPECIAL_TOKENS, lowercase=lowercase, strip_accents=lowercase).build()
+        self._library = library_tokenizer(WordPieceSpec(SPECIAL_TOKENS, lowercase=lowercase, strip_accents=lowercase))
         self._normalize = self._library.normalizer.normalize_str
         self._split = self._library.pre_tokenizer.pre_tokenize_str
 

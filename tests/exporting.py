@@ -38,7 +38,7 @@ def our_outputs(loaded: LoadedModel, length: int = 24) -> dict[str, np.ndarray]:
     position = np.arange(length, dtype=np.int32)
     mask = (position < np.array([length, 5, 13])[:, None]).astype(np.int32)
     ids = generator.integers(5, loaded.model.vocab_size, mask.shape)
-    ids = np.where(mask == 1, ids, loaded.tokenizer.pad_id).astype(np.int32)
+    ids = np.where(mask == 1, ids, loaded.vocabulary.pad_id).astype(np.int32)
     segments = (position >= 4).astype(np.int32) * mask
     none = np.zeros(3, np.float32)
     batch = TaskBatch(ids, segments, mask, position * mask, none, none)
@@ -94,6 +94,6 @@ def assert_transformers_agrees(
         more = bool(heads.pooler or heads.mlm or heads.lm or heads.tags or heads.question)
         assert len(said["differences"]) >= loaded.model.layers + 1 + more, said
         assert max(said["differences"].values()) < tolerance, said
-        words = loaded.tokenizer
+        words = loaded.vocabulary
         assert said["tokens"] == [words.cls_id, *words.encode(TEXT).tolist(), words.sep_id]
     return lines

@@ -291,7 +291,7 @@ def test_static_masks_are_those_of_epoch_zero(arguments: dict, built: Path, mask
     build(BuildOptions(**arguments | {"mask_unit": mask_unit, "masking": "static"}))
     dataset = open_dataset(built, "train")
     rows, static = all_rows(built, "train"), all_rows(arguments["output"], "train")
-    masked = Masker(dataset.tokenizer(), MaskingRule(mask_unit), 0).apply(
+    masked = Masker(dataset.vocabulary(), MaskingRule(mask_unit), 0).apply(
         rows, np.zeros(dataset.rows, np.int64), dataset.max_predictions
     )
     np.testing.assert_array_equal(unmasked_ids(static), rows.input_ids)

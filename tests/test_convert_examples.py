@@ -56,7 +56,7 @@ def test_training_on_an_import_gives_the_batches_of_the_arrow_twin(outputs: dict
     loaders = []
     for directory in (outputs["arrow"], tmp_path / "out"):
         dataset = open_dataset(directory, "train")
-        loaders.append(PretrainingLoader(dataset, dataset.tokenizer(), batch_size=16, seed=3))
+        loaders.append(PretrainingLoader(dataset, dataset.vocabulary(), batch_size=16, seed=3))
     assert loaders[0].fingerprint == loaders[1].fingerprint
     for step in (0, 1, 50):
         for one, other in zip(*(loader.batch(step) for loader in loaders), strict=True):
@@ -147,7 +147,7 @@ def test_imported_rows_are_the_fields_that_tensorflow_reads(imported: Path) -> N
 def test_imported_batches_are_the_fields_that_tensorflow_reads(imported: Path) -> None:
     """What the model gets in evaluation, which keeps the order of the rows."""
     dataset = open_dataset(imported, "eval")
-    (batch,) = PretrainingLoader(dataset, dataset.tokenizer(), batch_size=43, seed=0).evaluation_batches(43)
+    (batch,) = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=43, seed=0).evaluation_batches(43)
     names = {
         "input_ids": "input_ids",
         "segment_ids": "segment_ids",

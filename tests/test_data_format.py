@@ -68,7 +68,7 @@ def test_reader_from_the_documentation_gives_the_loaders_batches(output: reader.
     manifest = output.manifest
     width, pack, most = manifest["seq_len"], manifest["pack"], manifest["masking"]["max_predictions"]
     dataset = open_dataset(output.directory, part)
-    loader = PretrainingLoader(dataset, dataset.tokenizer(), batch_size=1, seed=3)
+    loader = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=1, seed=3)
     rows = list(output.rows(part))
     assert len(rows) == manifest["parts"][part]["rows"] == dataset.rows
     [batch] = loader.evaluation_batches(len(rows))

@@ -49,7 +49,7 @@ def states_of(loaded, texts):
         return jax.numpy.concatenate([encoded.embeddings[None], encoded.layers])
 
     found = []
-    words = loaded.tokenizer
+    words = loaded.vocabulary
     for text in texts:
         parts = [words.encode(part).tolist() for part in text.split("\t")]
         if len(parts) == 1:
@@ -148,7 +148,7 @@ def test_words_of_byte_level_bpe_are_those_of_the_text(tmp_path):
 def test_a_text_over_max_length_is_cut_and_the_longer_of_a_pair_first(loaded, capsys):
     texts = ["cat cat cat cat cat cat cat", "the dog\ta a a a a a a a", "the"]
     got = embed(loaded, texts, pool="none", max_length=8)
-    words = loaded.tokenizer
+    words = loaded.vocabulary
     rows = [words.decode(got["input_ids"][start:end]) for start, end in itertools.pairwise(got["offsets"])]
     assert rows == [
         "[CLS] cat cat cat cat cat cat [SEP]",

@@ -30,7 +30,7 @@ def test_an_export_opens_as_the_same_model(tmp_path, workdir, layout):
     assert (after.model, after.heads) == (before.model, before.heads)
     assert_same_tensors(after.params, before.params)
     assert isinstance(after, LoadedModel) and after.task is not None and after.task["labels"] == TASK["labels"]
-    assert after.tokenizer.content_hash == before.tokenizer.content_hash
+    assert after.vocabulary.content_hash == before.vocabulary.content_hash
 
 
 def test_the_model_card_contains_what_is_known(tmp_path, workdir):

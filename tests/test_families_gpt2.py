@@ -121,8 +121,8 @@ def test_one_special_token_serves_every_role(tmp_path, settings):
     assert words.special_ids == (end,) and not words.has_mask
     assert words.decode(words.encode("the cat, the mat")) == "the cat, the mat"
     loaded = random_checkpoint(tmp_path / "other", gpt2(vocab_size=words.vocab_size), Heads(lm=True))
-    huggingface_export.write(dataclasses.replace(loaded, tokenizer=words), tmp_path / "out")
-    assert huggingface.read(tmp_path / "out").tokenizer.content_hash == words.content_hash
+    huggingface_export.write(dataclasses.replace(loaded, vocabulary=words), tmp_path / "out")
+    assert huggingface.read(tmp_path / "out").vocabulary.content_hash == words.content_hash
 
 
 def test_an_added_padding_token_is_used_for_padding(tmp_path):
@@ -142,7 +142,7 @@ def test_the_vocabulary_serves_causal_models_only(tmp_path):
     )
     verify(tmp_path / "data")
     rows = open_dataset(str(tmp_path / "data"), "train")
-    assert rows.tokenizer().mask_id == rows.tokenizer().sep_id
+    assert rows.vocabulary().mask_id == rows.vocabulary().sep_id
     config = PretrainConfig(model=ModelOptions(preset="tiny"), data=PretrainDataConfig(train=str(tmp_path / "data")))
     with pytest.raises(UserError, match=r"has no mask token; .* --config\.model\.causal=true"):
         pretrain(config, tmp_path / "run")

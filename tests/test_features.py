@@ -22,6 +22,7 @@ from bert_jax.tasks.frozen_heads import HeadOptions, train_head
 from bert_jax.tasks.frozen_vectors import WordVectors, word_vectors
 from bert_jax.tasks.kinds.tagging import TagRows
 from bert_jax.tasks.layer_vectors import LayerVectors
+from bert_jax.tokenizer import Tokenizer
 
 WORDS = {"the": "O", "a": "O", "cat": "B-X", "dog": "B-X", "river": "B-Y", "sat": "O", "on": "O", "mat": "B-X"}
 LINEAR = FeatureOptions(head="linear", epochs=4, batch_size=8, learning_rate=1e-2)
@@ -48,7 +49,7 @@ def encoded(loaded: LoadedModel, config: FinetuneConfig) -> tuple[dict[str, TagR
     task, files = registry.resolve(config.task)
     read = {split: registry.read(task, path) for split, path in files.items()}
     task = task.complete(read["train"])
-    rows = {split: task.encode(one, loaded.tokenizer) for split, one in read.items()}
+    rows = {split: task.encode(one, Tokenizer(loaded.vocabulary.spec)) for split, one in read.items()}
     return rows, [" ".join(sentence.words) for sentence in read["train"].items]  # type: ignore[return-value]
 
 

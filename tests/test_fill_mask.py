@@ -25,13 +25,13 @@ def loaded(tmp_path_factory):
 
 def test_probabilities_cover_the_vocabulary_and_decrease(loaded):
     sentences = ["the [MASK] sat on the [MASK].", "a [MASK]"]
-    filled = fill_mask.fill_mask(loaded, sentences, top=loaded.tokenizer.vocab_size)
+    filled = fill_mask.fill_mask(loaded, sentences, top=loaded.vocabulary.vocab_size)
     assert [item.sentence for item in filled] == sentences
     assert [len(item.masks) for item in filled] == [2, 1]
     for predictions in filled[0].masks + filled[1].masks:
         values = np.array([prediction.probability for prediction in predictions])
         assert abs(values.sum() - 1) < 1e-5 and (np.diff(values) <= 0).all()
-        assert len({prediction.token for prediction in predictions}) == loaded.tokenizer.vocab_size
+        assert len({prediction.token for prediction in predictions}) == loaded.vocabulary.vocab_size
 
 
 def test_other_sentences_in_the_call_change_nothing(loaded):
@@ -49,7 +49,7 @@ def test_a_mask_is_written_for_any_vocabulary(loaded, tmp_path):
     words = tokenizer.load(tmp_path)
     sizes = dataclasses.replace(loaded.model, vocab_size=8)
     bpe = random_checkpoint(tmp_path / "other", sizes)
-    bpe = dataclasses.replace(bpe, tokenizer=words)
+    bpe = dataclasses.replace(bpe, vocabulary=words)
     ours, theirs = fill_mask.fill_mask(bpe, ["a [MASK] a", "a <mask> a"], top=8)
     assert {prediction.token for prediction in ours.masks[0]} == set(tokens)
     assert [prediction.token for prediction in ours.masks[0]] == [prediction.token for prediction in theirs.masks[0]]
@@ -68,7 +68,7 @@ def test_every_kind_of_tokenizer_finds_its_masks(tmp_path, sample_text, kind):
         ids = words.encode_special(sentence.replace(MASK, own)).tolist()
         assert ids == library.encode(sentence.replace(MASK, own), add_special_tokens=False).ids
     sizes = odd_config(vocab_size=words.vocab_size, layers=1)
-    loaded = dataclasses.replace(random_checkpoint(tmp_path / "model", sizes), tokenizer=words)
+    loaded = dataclasses.replace(random_checkpoint(tmp_path / "model", sizes), vocabulary=words)
     bias = loaded.params["mlm_head/bias"].copy()
     bias[following] += 100
     filled = fill_mask.fill_mask(
@@ -88,15 +88,15 @@ def saved(words, folder):
 def test_other_families_fill_masks_too(tmp_path, family):
     loaded = random_checkpoint(tmp_path, dataclasses.replace(FAMILIES[family], layers=1), Heads(mlm=True))
     bias = loaded.params["mlm_head/bias"].copy()
-    bias[loaded.tokenizer.id_of("river")] += 100
+    bias[loaded.vocabulary.id_of("river")] += 100
     towards = dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias})
     [predictions] = fill_mask.fill_mask(towards, ["the [MASK] sat"])[0].masks
     assert predictions[0].token == "river"
 
 
 def test_a_vocabulary_without_a_mask_is_refused(loaded):
-    words = dataclasses.replace(loaded, tokenizer=copy.copy(loaded.tokenizer))
-    words.tokenizer.has_mask = False  # as GPT-2's
+    words = dataclasses.replace(loaded, vocabulary=copy.copy(loaded.vocabulary))
+    words.vocabulary.has_mask = False  # as GPT-2's
     with pytest.raises(UserError, match="has no mask token"):
         fill_mask.fill_mask(words, ["the [MASK]"])
 
@@ -109,7 +109,7 @@ def test_a_causal_model_is_refused(tmp_path):
 
 def test_a_bias_towards_a_word_is_found(loaded):
     bias = loaded.params["mlm_head/bias"].copy()
-    bias[loaded.tokenizer.id_of("river")] += 100
+    bias[loaded.vocabulary.id_of("river")] += 100
     towards = dataclasses.replace(loaded, params={**loaded.params, "mlm_head/bias": bias})
     [predictions] = fill_mask.fill_mask(towards, ["the [MASK]"])[0].masks
     assert predictions[0].token == "river" and predictions[0].probability > 0.999 and len(predictions) == 5

@@ -120,7 +120,7 @@ def family_of(arrays: dict[str, np.ndarray]):
 def test_exported_tensors_equal_those_of_the_reference(tmp_path, sample_text, name):
     (tmp_path / "in").mkdir()
     golden = open_golden(name, tmp_path / "in")
-    loaded = dataclasses.replace(golden.loaded, tokenizer=words_of(name, tmp_path / "words", sample_text))
+    loaded = dataclasses.replace(golden.loaded, vocabulary=words_of(name, tmp_path / "words", sample_text))
     huggingface_export.write(loaded, tmp_path / "out")
     assert_same_tensors(safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors"), golden.tensors("weights"))
     again, first = json.loads((tmp_path / "out" / "config.json").read_text()), json.loads(str(golden.arrays["config"]))

@@ -67,7 +67,7 @@ def test_export_and_import_preserve_everything(tmp_path, architecture):
     again = huggingface.read(folder)
     assert again.model == loaded.model and again.heads == loaded.heads
     assert_same_tensors(again.params, loaded.params)
-    assert again.tokenizer.content_hash == loaded.tokenizer.content_hash
+    assert again.vocabulary.content_hash == loaded.vocabulary.content_hash
     none = [] if loaded.heads.choices or loaded.heads.question else None  # tasks without labels
     assert (again.task or {}).get("labels") == (loaded.task or {}).get("labels", none)
     assert json.loads((folder / "config.json").read_text())["architectures"] == [architecture]
@@ -130,8 +130,8 @@ def test_the_exported_tokenizer_builds_the_rows_of_the_model(tmp_path, sample_te
     make(kind, sample_text.read_text(encoding="utf-8").split("\n"), folder)
     words = tokenizer.load(folder)
     loaded = random_checkpoint(tmp_path / "other", odd_config(vocab_size=words.vocab_size))
-    huggingface_export.write(dataclasses.replace(loaded, tokenizer=words), tmp_path / "out")
-    assert huggingface.read(tmp_path / "out").tokenizer.content_hash == words.content_hash
+    huggingface_export.write(dataclasses.replace(loaded, vocabulary=words), tmp_path / "out")
+    assert huggingface.read(tmp_path / "out").vocabulary.content_hash == words.content_hash
     library = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     theirs = library.encode("a river", "the river bank")
     rows = texts.encode(["a river\tthe river bank"], words, 24, by_word=False).rows
@@ -151,7 +151,7 @@ def test_the_exported_tokenizer_of_a_question_model_builds_its_rows(tmp_path, ty
     words = tokenizer.load(byte_pairs(tmp_path / "vocabulary", []))
     model = odd_config(vocab_size=words.vocab_size, layers=1, segment_types=types)
     loaded = random_checkpoint(tmp_path / "other", model, Heads(question=True))
-    huggingface_export.write(dataclasses.replace(loaded, tokenizer=words), tmp_path / "out")
+    huggingface_export.write(dataclasses.replace(loaded, vocabulary=words), tmp_path / "out")
     library = tokenizers.Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     theirs = library.encode("ab", "a cd")
     split = Split(Path("in"), (Question("0", "ab", "a cd", None, "line 1"),), labelled=False)
@@ -315,7 +315,7 @@ def test_damaged_or_missing_files_are_named(tmp_path):
 
 def test_a_tokenizer_of_another_model_is_refused(tmp_path):
     _, folder = export(tmp_path, "BertModel")
-    random_checkpoint(tmp_path / "more", odd_config(vocab_size=140)).tokenizer.save(folder)
+    random_checkpoint(tmp_path / "more", odd_config(vocab_size=140)).vocabulary.save(folder)
     with pytest.raises(UserError, match=r"tokenizer has 140 tokens, but config\.json has vocab_size 131"):
         huggingface.read(folder)
 

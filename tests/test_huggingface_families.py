@@ -32,7 +32,7 @@ ROBERTA = odd_config(segment_types=1, position_offset=2, layer_norm_epsilon=1e-5
 
 def byte_pair_model(folder: Path, heads: Heads, config=ROBERTA) -> LoadedModel:
     words = tokenizer.load(byte_pairs(folder / "words", []))
-    return dataclasses.replace(random_checkpoint(folder / "other", config, heads), tokenizer=words)
+    return dataclasses.replace(random_checkpoint(folder / "other", config, heads), vocabulary=words)
 
 
 def change_config(folder: Path, **changes: object) -> None:
@@ -50,7 +50,7 @@ def test_export_and_import_preserve_roberta(tmp_path, ending):
     again = huggingface.read(tmp_path / "out")
     assert (again.model, again.heads) == (loaded.model, loaded.heads)
     assert_same_tensors(again.params, loaded.params)
-    assert again.tokenizer.content_hash == loaded.tokenizer.content_hash
+    assert again.vocabulary.content_hash == loaded.vocabulary.content_hash
     held = sum(value.size for value in safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors").values())
     card = (tmp_path / "out" / "README.md").read_text()
     assert f"A RoBERTa encoder of 3 layers, width 20, 4 attention heads and {held:,} parameters" in card
@@ -61,14 +61,14 @@ def test_a_model_with_a_sentencepiece_vocabulary_is_exported_as_xlm_roberta(tmp_
     make("unigram", sample_text.read_text(encoding="utf-8").split("\n"), tmp_path / "words")
     words = tokenizer.load(tmp_path / "words")
     config = dataclasses.replace(ROBERTA, vocab_size=words.vocab_size)
-    loaded = dataclasses.replace(random_checkpoint(tmp_path / "other", config, Heads(mlm=True)), tokenizer=words)
+    loaded = dataclasses.replace(random_checkpoint(tmp_path / "other", config, Heads(mlm=True)), vocabulary=words)
     huggingface_export.write(loaded, tmp_path / "out")
     values = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (values["model_type"], values["architectures"]) == ("xlm-roberta", ["XLMRobertaForMaskedLM"])
     assert "XLM-RoBERTa encoder" in (tmp_path / "out" / "README.md").read_text()
     assert describe(loaded).startswith("XLM-RoBERTa, 3 layers x 20")
     again = huggingface.read(tmp_path / "out")
-    assert again.model == loaded.model and again.tokenizer.content_hash == words.content_hash
+    assert again.model == loaded.model and again.vocabulary.content_hash == words.content_hash
     assert_same_tensors(again.params, loaded.params)
 
 
@@ -80,7 +80,7 @@ def test_a_model_without_segments_gets_rows_without_token_types(tmp_path):
         huggingface_export.write(loaded, tmp_path / f"{kind}_out")
         library = tokenizers.Tokenizer.from_file(str(tmp_path / f"{kind}_out" / "tokenizer.json"))
         pair = library.encode("a cat", "the mat")
-        words = loaded.tokenizer
+        words = loaded.vocabulary
         assert not any(pair.type_ids) and pair.ids.count(words.sep_id) == 1 + words.pair_separators
         settings = json.loads((tmp_path / f"{kind}_out" / "tokenizer_config.json").read_text())
         if settings["tokenizer_class"] != "RobertaTokenizer":  # this class gives none by default
@@ -194,7 +194,7 @@ def test_transformers_loads_exports_of_roberta_and_gives_the_same_outputs(tmp_pa
     make("unigram", sample_text.read_text(encoding="utf-8").split("\n"), tmp_path / "words")
     words = tokenizer.load(tmp_path / "words")
     config = dataclasses.replace(ROBERTA, vocab_size=words.vocab_size)
-    xlm = dataclasses.replace(random_checkpoint(tmp_path / "other", config, Heads(mlm=True)), tokenizer=words)
+    xlm = dataclasses.replace(random_checkpoint(tmp_path / "other", config, Heads(mlm=True)), vocabulary=words)
     untied = random_checkpoint(tmp_path / "untied" / "words", odd_config(activation="relu", tied_output=False))
     for loaded, folder in ((xlm, tmp_path / "xlm"), (untied, tmp_path / "untied" / "out")):
         huggingface_export.write(loaded, folder)

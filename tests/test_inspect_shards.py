@@ -23,7 +23,7 @@ from data_prep.build_options import BuildOptions
 from data_prep.fill import mask_rows
 from data_prep.inspection.contents import first_rows
 from data_prep.inspection.statistics import unmasked_ids
-from data_prep.inspection.verification import verify
+from data_prep.inspection.verification import open_tokenizer, verify
 
 ROOT = Path(__file__).parent.parent
 FIRST = "train/shard-00000.arrow"
@@ -79,7 +79,7 @@ def change_manifest(output: Path, change) -> None:
 def masked_again(output: Path, rows: Rows) -> Rows:
     """Masks rows whose keys have changed: masks depend on the keys."""
     dataset = open_dataset(output, "train")
-    masker = Masker(dataset.tokenizer(), dataset.masking, dataset.manifest["seed"])
+    masker = Masker(dataset.vocabulary(), dataset.masking, dataset.manifest["seed"])
     return mask_rows(Rows(unmasked_ids(rows), *rows[1:5]), masker, dataset.max_predictions)
 
 
@@ -343,7 +343,7 @@ def test_another_tokenizer_is_detected(output: Path) -> None:
 def test_rows_are_shown_as_text_with_labels(output: Path, sample_text: Path) -> None:
     """The text has words of the source; masked ones are in braces with their labels."""
     dataset = open_dataset(output, "train")
-    shown = [excerpt_text(row) for row in first_rows(dataset, dataset.tokenizer(), 20)]
+    shown = [excerpt_text(row) for row in first_rows(dataset, open_tokenizer(dataset.directory, dataset.manifest), 20)]
     assert len(shown) == 20
     rows = dataset.gather(np.arange(20))
     source = set(sample_text.read_text(encoding="utf-8").lower().split())
@@ -357,7 +357,10 @@ def test_rows_are_shown_as_text_with_labels(output: Path, sample_text: Path) -> 
 
 def test_dynamic_rows_show_no_masks(shards_dir: Path) -> None:
     dataset = open_dataset(shards_dir, "train")
-    assert all("[MASK]" not in excerpt_text(row) for row in first_rows(dataset, dataset.tokenizer(), 30))
+    assert all(
+        "[MASK]" not in excerpt_text(row)
+        for row in first_rows(dataset, open_tokenizer(dataset.directory, dataset.manifest), 30)
+    )
 
 
 def test_command_prints_statistics(shards_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:

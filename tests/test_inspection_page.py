@@ -93,7 +93,7 @@ def test_marks_of_the_rows_are_what_the_shards_predict(output: Path) -> None:
     numbers = [int(number.replace(",", "")) for number in re.findall(r"row ([0-9,]+) <span>", text)]
     dataset = open_dataset(output, "train")
     rows = dataset.gather(np.array(numbers))
-    tokens = dataset.tokenizer().tokens
+    tokens = dataset.vocabulary().tokens
     shown = "".join(re.sub(r"\s", "", re.sub(" <small>.*?</small>", "", mark)) for mark in marked(text))
     hidden = "".join(
         token.removeprefix("##")

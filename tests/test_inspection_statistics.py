@@ -41,7 +41,7 @@ def test_statistics_equal_a_count_by_hand(output: Path) -> None:
     found = verify(output)
     for part, statistics in found.statistics.items():
         dataset = open_dataset(output, part)
-        inside = set(np.flatnonzero(dataset.tokenizer().continuation).tolist())
+        inside = set(np.flatnonzero(dataset.vocabulary().continuation).tolist())
         rows = dataset.gather(np.arange(dataset.rows))
         names = ("lengths", "filled", "packed", "labels", "predictions", "runs", "replaced", "unigrams")
         by_hand: dict[str, Counter] = {name: Counter() for name in names}

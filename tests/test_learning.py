@@ -152,7 +152,7 @@ def train(folder: Path, *overrides: str) -> dict[str, float]:
 def truth_entropy(shards: Path, term: str) -> float:
     """Of what a term predicts in the held-out rows, in nats."""
     dataset = open_dataset(shards, "eval")
-    loader = PretrainingLoader(dataset, dataset.tokenizer(), batch_size=1, seed=EVALUATION_SEED)
+    loader = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=1, seed=EVALUATION_SEED)
     truths = []
     for batch in loader.evaluation_batches(256, ROWS):
         if term == "nsp":

@@ -355,7 +355,7 @@ def test_ten_thousand_shards_are_read_with_few_open_files(shards_dir, tmp_path):
         "from bert_jax.data import shards\n"
         "from bert_jax.data.loader import PretrainingLoader\n"
         f"dataset = shards.open_dataset({str(tmp_path)!r}, 'train')\n"
-        "PretrainingLoader(dataset, dataset.tokenizer(), batch_size=256, seed=3).batch(0)\n"
+        "PretrainingLoader(dataset, dataset.vocabulary(), batch_size=256, seed=3).batch(0)\n"
         f"starts = np.arange({count}) * (dataset.rows // {count})\n"
         "rows = dataset.gather(starts)\n"
         "assert (rows.input_ids == rows.input_ids[0]).all()\n"
@@ -368,11 +368,11 @@ def test_ten_thousand_shards_are_read_with_few_open_files(shards_dir, tmp_path):
 @pytest.fixture
 def written(shards_dir: Path) -> PretrainingLoader:
     dataset = shards.open_dataset(shards_dir, "train")
-    return PretrainingLoader(dataset, dataset.tokenizer(), batch_size=32, seed=3)
+    return PretrainingLoader(dataset, dataset.vocabulary(), batch_size=32, seed=3)
 
 
 def test_written_rows_are_read_masked_and_whole(written):
-    dataset, tokenizer = written.dataset, written.dataset.tokenizer()
+    dataset, tokenizer = written.dataset, written.dataset.vocabulary()
     steps = -(-dataset.rows // 32)
     batches = [written.batch(step) for step in range(steps)]
     joined = each(lambda field: field[: dataset.rows], join(batches))
@@ -393,7 +393,7 @@ def test_another_process_reads_the_same_batches(written, shards_dir):
         "from bert_jax.data import shards\n"
         "from bert_jax.data.loader import PretrainingLoader\n"
         f"dataset = shards.open_dataset({str(shards_dir)!r}, 'train')\n"
-        "batch = PretrainingLoader(dataset, dataset.tokenizer(), batch_size=32, seed=3).batch(11)\n"
+        "batch = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=32, seed=3).batch(11)\n"
         "print(hashlib.sha256(b''.join(field.tobytes() for field in batch[:10])).hexdigest())\n"
     )
     told = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.strip()

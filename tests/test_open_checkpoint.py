@@ -33,7 +33,7 @@ def test_every_kind_of_checkpoint_opens_as_the_same_model(tmp_path, loaded):
         opened = open_checkpoint(path)
         assert (opened.model, opened.heads, opened.step) == (loaded.model, PRETRAINING, 0)
         assert_same_tensors(opened.params, loaded.params)
-        assert opened.tokenizer.content_hash == loaded.tokenizer.content_hash
+        assert opened.vocabulary.content_hash == loaded.vocabulary.content_hash
     newest = open_checkpoint(tmp_path / "workdir")
     assert newest.step == 7 and newest.metrics["eval_loss"] == 1.25
     np.testing.assert_array_equal(newest.params["pooler/dense/bias"], loaded.params["pooler/dense/bias"] + 1)
@@ -74,7 +74,7 @@ def test_a_config_that_does_not_match_the_weights_names_the_parameter(tmp_path, 
 
 def test_a_new_head_is_initialized_and_reported(loaded, capsys):
     heads = Heads(pooler=True, classes=3)
-    initial = initial_params(loaded, loaded.model, heads, loaded.tokenizer)
+    initial = initial_params(loaded, loaded.model, heads, loaded.vocabulary)
     assert set(initial.fresh) == {"classifier/dense/kernel", "classifier/dense/bias"}
     assert set(initial.params) | set(initial.fresh) == set(paths.flatten(abstract_params(loaded.model, heads)))
     assert initial.params["pooler/dense/kernel"] is loaded.params["pooler/dense/kernel"]
@@ -82,15 +82,15 @@ def test_a_new_head_is_initialized_and_reported(loaded, capsys):
         "initialized randomly, since not in the checkpoint: classifier/dense/bias, classifier/dense/kernel"
         in capsys.readouterr().err
     )
-    same = initial_params(loaded, loaded.model, PRETRAINING, loaded.tokenizer)
+    same = initial_params(loaded, loaded.model, PRETRAINING, loaded.vocabulary)
     assert not same.fresh and set(same.params) == set(loaded.params)
     assert not capsys.readouterr().err
 
 
 def test_a_head_for_another_number_of_classes_is_initialized(tmp_path):
     loaded = random_checkpoint(tmp_path, odd_config(), Heads(pooler=True, classes=2))
-    kept = initial_params(loaded, loaded.model, Heads(pooler=True, classes=2), loaded.tokenizer)
-    other = initial_params(loaded, loaded.model, Heads(pooler=True, classes=5), loaded.tokenizer)
+    kept = initial_params(loaded, loaded.model, Heads(pooler=True, classes=2), loaded.vocabulary)
+    other = initial_params(loaded, loaded.model, Heads(pooler=True, classes=5), loaded.vocabulary)
     assert not kept.fresh and set(other.fresh) == {"classifier/dense/kernel", "classifier/dense/bias"}
 
 
@@ -99,10 +99,10 @@ def test_a_head_for_other_labels_is_initialized_even_if_their_number_is_equal(tm
     task = {"name": "sst2", "kind": "classification", "labels": ["0", "1"]}
     loaded = dataclasses.replace(loaded, task=task)
     heads = Heads(pooler=True, classes=2)
-    same = initial_params(loaded, loaded.model, heads, loaded.tokenizer, task | {"labels": ("0", "1")})
+    same = initial_params(loaded, loaded.model, heads, loaded.vocabulary, task | {"labels": ("0", "1")})
     assert not same.fresh
     for change in ({"labels": ("1", "0")}, {"labels": ("no", "yes")}, {"kind": "choice"}):
-        other = initial_params(loaded, loaded.model, heads, loaded.tokenizer, task | change)
+        other = initial_params(loaded, loaded.model, heads, loaded.vocabulary, task | change)
         assert set(other.fresh) == {"classifier/dense/kernel", "classifier/dense/bias"}
         assert "or specific to its task (sst2: 0, 1): classifier" in capsys.readouterr().err
 
@@ -116,14 +116,14 @@ def test_another_architecture_names_the_field(loaded, field):
     change = others[0] if others else odd.get(field, not now if isinstance(now, bool) else now + 1)
     wanted = dataclasses.replace(loaded.model, **{field: change})
     with pytest.raises(UserError, match=f"another architecture: {field} is .*, but the configuration has"):
-        initial_params(loaded, wanted, PRETRAINING, loaded.tokenizer)
+        initial_params(loaded, wanted, PRETRAINING, loaded.vocabulary)
 
 
 def test_a_modernbert_classifier_starts_from_the_layer_before_the_mlm_output(tmp_path):
     loaded = random_checkpoint(tmp_path, odd_config(), Heads(mlm=True))
     modern = dataclasses.replace(loaded.model, pooler="transform")
     loaded = dataclasses.replace(loaded, model=modern)
-    initial = initial_params(loaded, modern, Heads(pooler=True, classes=2), loaded.tokenizer)
+    initial = initial_params(loaded, modern, Heads(pooler=True, classes=2), loaded.vocabulary)
     assert set(initial.fresh) == {"classifier/dense/kernel", "classifier/dense/bias"}
     for new, old in (("dense/kernel", "transform/kernel"), ("norm/scale", "norm/scale")):
         assert initial.params[f"pooler/{new}"] is loaded.params[f"mlm_head/{old}"]
@@ -131,13 +131,13 @@ def test_a_modernbert_classifier_starts_from_the_layer_before_the_mlm_output(tmp
 
 def test_dropout_is_not_part_of_the_architecture(loaded):
     wanted = dataclasses.replace(loaded.model, dropout=0.0, attention_dropout=0.0)
-    assert not initial_params(loaded, wanted, PRETRAINING, loaded.tokenizer).fresh
+    assert not initial_params(loaded, wanted, PRETRAINING, loaded.vocabulary).fresh
 
 
 def test_another_tokenizer_is_refused(tmp_path, loaded):
     folder = tmp_path / "other"
-    other = random_checkpoint(folder, odd_config()).tokenizer
-    assert other.content_hash == loaded.tokenizer.content_hash
+    other = random_checkpoint(folder, odd_config()).vocabulary
+    assert other.content_hash == loaded.vocabulary.content_hash
     (folder / "vocab.txt").write_text((folder / "vocab.txt").read_text().replace("river", "brook"))
     from bert_jax import tokenizer
 

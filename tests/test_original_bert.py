@@ -71,7 +71,7 @@ def encoded(loaded, wanted, outputs):
 
 def test_hidden_states_and_heads_equal_the_original_code(wanted):
     loaded = original_bert.read(ORIGINAL)
-    assert loaded.heads == PRETRAINING and loaded.tokenizer.vocab_size == loaded.model.vocab_size
+    assert loaded.heads == PRETRAINING and loaded.vocabulary.vocab_size == loaded.model.vocab_size
 
     def outputs(model, hidden):
         pooled = pool_vectors(model, gather_positions(hidden[-1], jax.numpy.zeros((2, 1), int)))

@@ -38,7 +38,7 @@ def phased(shards_dir):
     def make() -> PhasedLoader:
         parts = [open_dataset(shards_dir, part) for part in ("train", "eval")]
         phases = [Phase(first, parts[number % 2]) for number, first in enumerate(STARTS)]
-        return PhasedLoader(phases, parts[0].tokenizer(), batches=SCHEDULE, seed=3)
+        return PhasedLoader(phases, parts[0].vocabulary(), batches=SCHEDULE, seed=3)
 
     return make
 
@@ -61,7 +61,7 @@ def test_each_data_set_is_read_row_after_row_across_ramps_and_phases(phased, sha
         dataset = open_dataset(shards_dir, part)
         rows = sum(len(batch.input_ids) for batch in read[number])
         assert part == "train" or rows > dataset.rows, "no epoch ends on the way"
-        whole = PretrainingLoader(dataset, dataset.tokenizer(), batch_size=rows, seed=3).batch(0)
+        whole = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=rows, seed=3).batch(0)
         fields = zip(*read[number], strict=True)
         assert_rows_equal(Batch(*(None if f[0] is None else np.concatenate(f) for f in fields)), whole)
 
@@ -81,7 +81,7 @@ def test_a_restart_anywhere_reads_what_would_have_come(phased):
 def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
     dataset = open_dataset(shards_dir, "train")
     batches = BatchSchedule.parse("0:8,4:16,9:8,20:24")
-    source = PhasedLoader([Phase(0, dataset), Phase(6, dataset)], dataset.tokenizer(), batches=batches, seed=3)
+    source = PhasedLoader([Phase(0, dataset), Phase(6, dataset)], dataset.vocabulary(), batches=batches, seed=3)
     mesh = partitioning.make_mesh(MeshConfig())
 
     def shapes(first: int, end: int = 0) -> dict[int, tuple[int, ...]]:

@@ -276,7 +276,7 @@ def test_probabilities_are_softmax_of_what_the_head_says(classifier: LoadedModel
     params = dict(classifier.params)
     params["classifier/dense/kernel"] = np.zeros_like(params["classifier/dense/kernel"])
     params["classifier/dense/bias"] = np.log(np.array([0.2, 0.7, 0.1], np.float32))
-    loaded = LoadedModel(classifier.model, classifier.heads, params, classifier.tokenizer, classifier.task)
+    loaded = LoadedModel(classifier.model, classifier.heads, params, classifier.vocabulary, classifier.task)
     (told,) = predict(loaded, ["the cat"], all_scores=True)
     assert told["label"] == "sad"
     assert told["scores"] == pytest.approx({"glad": 0.2, "sad": 0.7, "so so": 0.1}, abs=1e-6)

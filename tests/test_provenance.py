@@ -19,7 +19,7 @@ from bert_jax.train.workdir import check_provenance, provenance
 @pytest.fixture
 def make(shards_dir, tiny_config):
     dataset = open_dataset(shards_dir, "train")
-    tokenizer = dataset.tokenizer()
+    tokenizer = dataset.vocabulary()
 
     def make(config: PretrainConfig | None = None, starts: tuple[int, ...] = (), **changes: object) -> Run:
         config = config or PretrainConfig()

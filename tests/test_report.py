@@ -93,7 +93,7 @@ def make_workdir(
 @pytest.fixture
 def pretrained(tmp_path: Path, shards_dir: Path, tiny_config: ModelConfig) -> Path:
     """A finished pretraining workdir: untrained parameters, a log, a result."""
-    tokenizer = open_dataset(shards_dir, "eval").tokenizer()
+    tokenizer = open_dataset(shards_dir, "eval").vocabulary()
     model = dataclasses.replace(tiny_config, vocab_size=tokenizer.vocab_size)
     heads = Heads(mlm=True, next_sentence=True, pooler=True)
     workdir = tmp_path / "run"
@@ -211,7 +211,7 @@ def test_a_word_is_shown_rather_than_the_inside_of_one(tmp_path: Path) -> None:
 def test_unigram_baseline_is_a_count(shards_dir: Path) -> None:
     baseline = unigram_baseline(shards_dir)
     dataset = open_dataset(shards_dir, "eval")
-    tokenizer = dataset.tokenizer()
+    tokenizer = dataset.vocabulary()
     loader = PretrainingLoader(dataset, tokenizer, batch_size=1, seed=7)
     truths = np.concatenate([batch.masked_ids[batch.masked_weights > 0] for batch in loader.evaluation_batches(3)])
     assert baseline.predictions == len(truths)

@@ -41,7 +41,7 @@ def test_a_copy_is_made_once_and_opens_as_what_it_is_of(store, copy, shards_dir,
     assert len(said) == 1 and said[0].startswith("copying ") and "gs://bucket/books" in said[0]
     for part in PARTS:
         assert open_dataset(there, part).fingerprint == open_dataset(shards_dir, part).fingerprint
-    assert open_dataset(there, "train").tokenizer().content_hash == open_dataset(shards_dir, "train").tokenizer_hash
+    assert open_dataset(there, "train").vocabulary().content_hash == open_dataset(shards_dir, "train").tokenizer_hash
     assert copy("gs://bucket/books/") == (there, [])
     assert copy("gs://bucket/books/eval") == (there / "eval", [])
     assert copy(str(shards_dir))[0].name == there.name.replace("books", "shards")

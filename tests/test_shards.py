@@ -10,7 +10,7 @@ from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import COUNTED, read_manifest, read_unigram_counts
 from bert_jax.data.shards import open_dataset, read_shard, write_shard
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.vocabulary import Vocabulary
 
 SEQ_LEN, MOST = 16, 3
 
@@ -159,8 +159,8 @@ def test_fingerprint_follows_content(tmp_path: Path) -> None:
 
 def test_dataset_tells_what_the_manifest_says(shards_dir: Path) -> None:
     dataset = open_dataset(shards_dir, "train")
-    tokenizer = dataset.tokenizer()
-    assert isinstance(tokenizer, Tokenizer)
+    tokenizer = dataset.vocabulary()
+    assert isinstance(tokenizer, Vocabulary)
     assert (dataset.seq_len, dataset.pack, dataset.static, dataset.masking.unit) == (64, 1, False, "word")
     assert (dataset.masking.rate, dataset.max_predictions) == (0.15, 10)
     assert dataset.vocab_size == tokenizer.vocab_size and dataset.tokenizer_hash == tokenizer.content_hash
@@ -310,7 +310,7 @@ def test_wrong_tokenizer_for_the_shards_is_refused(tmp_path: Path, vocab_dir: Pa
     write_output(tmp_path, [4])
     (tmp_path / "tokenizer").symlink_to(vocab_dir)
     with pytest.raises(UserError, match="wrong tokenizer for the shards"):
-        open_dataset(tmp_path, "train").tokenizer()
+        open_dataset(tmp_path, "train").vocabulary()
 
 
 def test_failed_write_leaves_nothing_and_names_the_file(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ from bert_jax.model.head_outputs import (
 from bert_jax.model.heads import Heads, SpanHeads
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import texts
+from bert_jax.tokenizer import Tokenizer
 
 WITHOUT_BERT_JAX = """
 import sys
@@ -134,7 +135,7 @@ def test_the_program_in_the_readme_runs_without_this_package(tmp_path):
     assert run.returncode == 0, run.stderr
     shapes, logits = run.stdout.splitlines()
     assert shapes == "{'class_logits': (1, 3)}"
-    rows = texts.encode(["the cat sat unwantable"], loaded.tokenizer, 24, by_word=False).rows
+    rows = texts.encode(["the cat sat unwantable"], Tokenizer(loaded.vocabulary.spec), 24, by_word=False).rows
     batch = rows.batch(np.array([0]), int(rows.lengths[0]))
     inputs = {"input_ids": batch.input_ids, "attention_mask": batch.sequence_ids, "segment_ids": batch.segment_ids}
     np.testing.assert_allclose(json.loads(logits), outputs_of_the_model(loaded, inputs)["class_logits"], atol=1e-5)

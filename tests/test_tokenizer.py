@@ -16,7 +16,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 
 from bert_jax import tokenizer
 from bert_jax.command import UserError
-from bert_jax.tokenization import chunk_cache, tokenizer_spec
+from bert_jax.tokenization import chunk_cache, engine
 from bert_jax.tokenization.wordpiece import AddedToken, WordPieceSpec
 
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -134,7 +134,7 @@ def test_small_caches_and_blocks_change_no_id(vocab_dir, lines, monkeypatch):
     expected = tokenizer.load(vocab_dir).encode_many(lines)
     monkeypatch.setattr(chunk_cache, "CACHE_CHUNKS", 100)
     monkeypatch.setattr(chunk_cache, "BLOCK_CHARACTERS", 500)
-    monkeypatch.setattr(tokenizer_spec, "LIBRARY_CHUNKS", 7)
+    monkeypatch.setattr(engine, "LIBRARY_CHUNKS", 7)
     monkeypatch.setattr(chunk_cache, "CACHED_CHUNK_LENGTH", 3)
     small = tokenizer.load(vocab_dir)
     for _ in range(2):

@@ -19,6 +19,7 @@ from tokenizer_kinds import KINDS, Encode, make, random_texts, train_sentencepie
 from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.tokenization import sentencepiece_model
+from bert_jax.tokenization.sentencepiece_engine import SentencePieceEngine
 from bert_jax.tokenization.tokenizer_spec import Roles
 
 # A little of other scripts, so that the vocabularies have some of their characters.
@@ -447,7 +448,7 @@ def rules_of(charsmap: bytes) -> dict[str, str]:
 def test_no_rule_of_sentencepiece_looks_across_a_space(rule):
     content = train_sentencepiece(["a b c d e f g h"] * 50, normalization_rule_name=rule)
     model = sentencepiece_model_pb2.ModelProto.FromString(content)
-    engine = sentencepiece_model.SentencePieceSpec(content).engine()
+    engine = SentencePieceEngine(sentencepiece_model.SentencePieceSpec(content))
     assert not engine._chunks  # Unigram
     rules = rules_of(model.normalizer_spec.precompiled_charsmap)
     assert len(rules) > 200_000 and rules["\u00a0"] == " "

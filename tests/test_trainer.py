@@ -61,7 +61,7 @@ def dataset(shards_dir):
 
 @pytest.fixture
 def run(dataset, tiny_config, tmp_path):
-    tokenizer = dataset.tokenizer()
+    tokenizer = dataset.vocabulary()
     held_out = PretrainingLoader(open_dataset(dataset.directory, "eval"), tokenizer, batch_size=8, seed=0)
 
     def make(name: str, config: TrainConfig = CONFIG, **changes: object) -> trainer.Run:

@@ -49,7 +49,7 @@ class RowTable(Protocol):
 
 @runtime_checkable
 class LoaderTokenizer(MaskingTokenizer, Protocol):
-    """The attributes of a tokenizer (bert_jax.tokenizer.Tokenizer) that the loader uses."""
+    """The attributes of a vocabulary (bert_jax.vocabulary.Vocabulary) that the loader uses."""
 
     @property
     def content_hash(self) -> str: ...

@@ -13,13 +13,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from bert_jax import tokenizer as tokenizers
 from bert_jax.array_types import Int64
 from bert_jax.command import UserError
 from bert_jax.data.example import Rows
 from bert_jax.data.manifest import MANIFEST, PAIRS, PARTS, Part, read_manifest, read_unigram_counts
 from bert_jax.data.masking import MaskingRule
 from bert_jax.storage.local import write_atomic
+from bert_jax.vocabulary import Vocabulary
+from bert_jax.vocabulary import load as load_vocabulary
 
 # The maximum number of mapped shards, well under Linux's 65 530 mappings a process (vm.max_map_count).
 MOST_MAPPED = 16_384
@@ -197,10 +198,10 @@ class Dataset:
         """The number of occurrences of each id in the training rows. Raises UserError for a missing or damaged file."""
         return read_unigram_counts(self.directory, self.manifest)
 
-    def tokenizer(self) -> "tokenizers.Tokenizer":
-        """The tokenizer in the output folder. Raises UserError if it is not the one that made the shards."""
+    def vocabulary(self) -> Vocabulary:
+        """The vocabulary in the output folder. Raises UserError if it is not that of the shards."""
         path = self.directory / "tokenizer"
-        loaded = tokenizers.load(path)
+        loaded = load_vocabulary(path)
         if loaded.content_hash != self.tokenizer_hash:
             raise UserError(
                 f"wrong tokenizer for the shards: {path} has hash {loaded.content_hash[:12]} instead of "

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from bert_jax.interop.bert_jax_format import TOKENIZER
 from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.tokenizer import Tokenizer
 from bert_jax.train.workdir import WorkdirConfig, write_config, write_params
 
 
@@ -11,7 +12,7 @@ def write(loaded: LoadedModel, directory: Path) -> None:
     """Writes a model as the workdir of a run at step 0, with parameters and no optimizer state."""
     directory.mkdir(parents=True, exist_ok=True)
     write_params(directory, 0, loaded.params)
-    loaded.tokenizer.save(directory / TOKENIZER)
+    Tokenizer(loaded.vocabulary.spec).save(directory / TOKENIZER)
     kind = "pretraining" if loaded.task is None else "finetuning"
     write_config(
         directory,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax import tokenizer
+from bert_jax import vocabulary
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.interop import checkpoint_average
@@ -32,7 +32,7 @@ def read(workdir: Path, step: int | None = None, average: str = "") -> LoadedMod
         raise UserError(f"no checkpoint in {workdir}: none has been saved yet. Train first, or give another folder")
     params = checkpoint_average.read_params(workdir, step, average)
     _check_params(params, config.model, config.heads, workdir)
-    words = tokenizer.load(workdir / TOKENIZER)
+    words = vocabulary.load(workdir / TOKENIZER)
     check_vocabulary(workdir, words, config.model)
     return LoadedModel(
         config.model,

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from bert_jax.config import ModelConfig
 from bert_jax.interop.name_table import Entry
 from bert_jax.model.heads import Heads
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.vocabulary import Vocabulary
 
 # Fields of Heads whose value is a number of outputs.
 COUNTED = ("classes", "tags")
@@ -45,7 +45,7 @@ class Family:
     buffers         tensors that a file may hold and that are not read; {} stands for a layer
     unread          trained tensors that a file may hold and that reading reports as left out
     read_model      (path for messages, fields of config.json) -> architecture
-    write_model     (architecture, tokenizer) -> fields of config.json, as close as the format allows
+    write_model     (architecture, vocabulary) -> fields of config.json, as close as the format allows
     read_heads      (path, fields, heads found) -> further fields of Heads that config.json decides
     write_heads     the inverse of read_heads
     always          the fields of ModelConfig that are the same for all models of the family
@@ -60,7 +60,7 @@ class Family:
     encoder: tuple[Entry, ...]
     architectures: Mapping[str, Architecture]
     read_model: Callable[[Path, Mapping[str, Any]], ModelConfig]
-    write_model: Callable[[ModelConfig, Tokenizer], dict[str, Any]]
+    write_model: Callable[[ModelConfig, Vocabulary], dict[str, Any]]
     copies: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()

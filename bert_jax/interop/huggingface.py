@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from bert_jax import tokenizer
+from bert_jax import vocabulary
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.interop import name_table
@@ -50,7 +50,7 @@ def read(directory: str | Path) -> LoadedModel:
     table = family.table(architecture)
     _check_tensors(directory, weights, name_table.tensor_shapes(table, model, heads), family)
     params = name_table.import_params(table, weights.__getitem__, model, heads)
-    words = tokenizer.load(directory)
+    words = vocabulary.load(directory)
     check_vocabulary(directory, words, model)
     task = _task(directory, values, model, heads)
     return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(directory))

@@ -14,7 +14,6 @@ import numpy as np
 import tokenizers
 from tokenizers import processors
 
-from bert_jax import tokenizer
 from bert_jax.command import UserError
 from bert_jax.interop import model_card, name_table
 from bert_jax.interop.families import FAMILIES
@@ -24,6 +23,9 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import WEIGHTS_FILE, save_tensors
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import atomic_folder, read_json, write_json
+from bert_jax.tokenization.engine import template
+from bert_jax.tokenizer import Tokenizer
+from bert_jax.vocabulary import Vocabulary
 
 
 def write(loaded: LoadedModel, directory: str | Path) -> None:
@@ -40,7 +42,7 @@ def write(loaded: LoadedModel, directory: str | Path) -> None:
     with atomic_folder(directory) as unfinished:
         values = _write_config(loaded, family, architecture) | {"dtype": dtype}
         (unfinished / CONFIG_FILE).write_text(json.dumps(values, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-        _save_tokenizer(loaded.tokenizer, unfinished, types=loaded.model.segment_types > 1)
+        _save_tokenizer(loaded.vocabulary, unfinished, types=loaded.model.segment_types > 1)
         parameters = sum(tensor.size for tensor in tensors.values())
         card = model_card.render(loaded, family, architecture, parameters)
         (unfinished / "README.md").write_text(card, encoding="utf-8")
@@ -65,7 +67,7 @@ def describe(loaded: LoadedModel) -> str:
 
 def _families_for(loaded: LoadedModel) -> list[Family]:
     """Returns the families with this kind of tokenizer, the only difference between XLM-R and RoBERTa."""
-    return [one for one in FAMILIES.values() if not one.tokenizers or loaded.tokenizer.kind in one.tokenizers]
+    return [one for one in FAMILIES.values() if not one.tokenizers or loaded.vocabulary.kind in one.tokenizers]
 
 
 def _family_of(loaded: LoadedModel) -> Family:
@@ -91,7 +93,7 @@ def _unsupported_fields(family: Family, loaded: LoadedModel) -> list[str]:
     model = loaded.model
     differing = [name for name, value in family.always.items() if getattr(model, name) != value]
     try:
-        reread = family.read_model(Path(), family.write_model(model, loaded.tokenizer))
+        reread = family.read_model(Path(), family.write_model(model, loaded.vocabulary))
     except UserError:  # RoBERTa's positions begin after the padding id, which may exceed all positions
         return differing or ["position_offset"]
     differing += [
@@ -147,7 +149,7 @@ def _without_span_boundary(loaded: LoadedModel) -> LoadedModel:
 
 
 def _write_config(loaded: LoadedModel, family: Family, architecture: str) -> dict[str, Any]:
-    values = family.write_model(loaded.model, loaded.tokenizer) | family.write_heads(loaded.heads)
+    values = family.write_model(loaded.model, loaded.vocabulary) | family.write_heads(loaded.heads)
     values |= {"architectures": [architecture], "model_type": family.model_type}
     if outputs := loaded.heads.classes or loaded.heads.tags:
         known = list(loaded.task["labels"]) if loaded.task else []
@@ -173,27 +175,22 @@ def _restore_dtype(tensors: Mapping[str, np.ndarray], dtype: str) -> tuple[dict[
     return dict(tensors), "float32"
 
 
-def _save_tokenizer(words: tokenizer.Tokenizer, directory: Path, types: bool) -> None:
+def _save_tokenizer(words: Vocabulary, directory: Path, types: bool) -> None:
     """Writes the tokenizer's files so that transformers builds the sequences that this model expects.
 
     `types` says whether the model has token types. The classes of transformers give none for the
     vocabularies of RoBERTa and XLM-R, which use two separators, and always give them for the others. A
     model that differs is exported with the general class and its own template.
     """
-    words.save(directory)
+    Tokenizer(words.spec).save(directory)
     if types == (words.pair_separators == 1):
         return
     file = directory / "tokenizer.json"
     library = tokenizers.Tokenizer.from_file(str(file))
-    cls, sep = words.roles.cls_token, words.roles.sep_token
-    second = 1 if types else 0
-    template = processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {' '.join([f'{sep}:0'] * words.pair_separators)} $B:{second} {sep}:{second}",
-        special_tokens=[(cls, words.cls_id), (sep, words.sep_id)],
-    )
+    cls, sep = (words.roles.cls_token, words.cls_id), (words.roles.sep_token, words.sep_id)
+    sequences = template(cls, sep, separators=words.pair_separators, second=1 if types else 0)
     trim = [processors.ByteLevel(trim_offsets=True)] if words.kind == "bpe" else []
-    library.post_processor = processors.Sequence([*trim, template])
+    library.post_processor = processors.Sequence([*trim, sequences])
     file.write_text(library.to_str(pretty=True), encoding="utf-8")
     settings = directory / "tokenizer_config.json"
     generic = {

@@ -13,8 +13,8 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
-from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed
+from bert_jax.vocabulary import Vocabulary
 
 # ModernBERT applies one dense layer and norm before whichever head it has, so a fine-tuned head's
 # layer starts from the one that the masked language model was pretrained with.
@@ -32,9 +32,9 @@ class InitialParams(NamedTuple):
 
 
 def initial_params(
-    loaded: LoadedModel, model: ModelConfig, heads: Heads, tokenizer: Tokenizer, task: Mapping[str, Any] | None = None
+    loaded: LoadedModel, model: ModelConfig, heads: Heads, vocabulary: Vocabulary, task: Mapping[str, Any] | None = None
 ) -> InitialParams:
-    """Returns the parameters of a checkpoint that fit a run with this model, these heads and this tokenizer.
+    """Returns the parameters of a checkpoint that fit a run with this model, these heads and this vocabulary.
 
     A head that the checkpoint lacks, or has with another number of classes, is initialized randomly, as
     are all heads with labels if `task` (its `kind` and `labels`) differs from the task that the
@@ -43,7 +43,7 @@ def initial_params(
     """
     origin = loaded.origin or "the checkpoint"
     check_architecture(loaded.model, model, origin)
-    if loaded.tokenizer.content_hash != tokenizer.content_hash:
+    if loaded.vocabulary.content_hash != vocabulary.content_hash:
         raise UserError(
             f"{origin} was trained with another tokenizer than the one of this run's data. Build the data with "
             f"--tokenizer={origin}, or set init_from to another checkpoint"

@@ -10,7 +10,7 @@ import numpy as np
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model.heads import Heads
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.vocabulary import Vocabulary
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +31,7 @@ class LoadedModel:
     model: ModelConfig
     heads: Heads
     params: Mapping[str, np.ndarray]
-    tokenizer: Tokenizer
+    vocabulary: Vocabulary
     task: Mapping[str, Any] | None = None
     step: int = 0
     dtype: str = "float32"
@@ -41,7 +41,7 @@ class LoadedModel:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_vocabulary(directory: Path, words: Tokenizer, model: ModelConfig, config_file: str = "config.json") -> None:
+def check_vocabulary(directory: Path, words: Vocabulary, model: ModelConfig, config_file: str = "config.json") -> None:
     """Raises UserError if the tokenizer has ids that the model's token table lacks."""
     if words.vocab_size > model.vocab_size:
         raise UserError(

@@ -6,7 +6,7 @@ from typing import Any
 from bert_jax.interop.checkpoint_average import MOVING_AVERAGE
 from bert_jax.interop.family import Family, parts_of
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.tokenizer import KINDS
+from bert_jax.vocabulary import KINDS
 
 # The Hub's task names by head; the first head that a model has decides.
 _PIPELINES = {
@@ -25,13 +25,13 @@ def render(loaded: LoadedModel, family: Family, architecture: str, parameters: i
     has = parts_of(loaded.heads)
     pipeline = next((name for part, name in _PIPELINES.items() if part in has), "feature-extraction")
     kind = "language model (left to right)" if model.causal else "encoder"
-    case = "uncased" if loaded.tokenizer.lowercase else "cased"
+    case = "uncased" if loaded.vocabulary.lowercase else "cased"
     sections = [
         f"---\nlibrary_name: transformers\npipeline_tag: {pipeline}\ntags:\n- {family.model_type}\n- bert_jax\n---",
         f"# {architecture}",
         f"A {family.title} {kind} of {model.layers} layers, width {model.width}, {model.heads} attention heads and "
         f"{parameters:,} parameters, for up to {model.max_positions} tokens, with an {case} "
-        f"{KINDS[loaded.tokenizer.kind]} vocabulary of {loaded.tokenizer.vocab_size:,}. Exported by bert_jax"
+        f"{KINDS[loaded.vocabulary.kind]} vocabulary of {loaded.vocabulary.vocab_size:,}. Exported by bert_jax"
         + (f" after {loaded.step:,} steps of training." if loaded.step else ".")
         + _average_sentence(loaded.average),
         *_task_section(loaded),

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax import tokenizer
+from bert_jax import vocabulary
 from bert_jax.command import UserError
 from bert_jax.interop import name_table
 from bert_jax.interop.families.bert import BERT
@@ -57,7 +57,7 @@ def read(path: str | Path) -> LoadedModel:
     params = name_table.import_params(
         table, lambda name: _transposed(name, bundle[_tensorflow_name(name)]), model, heads
     )
-    words = tokenizer.load(prefix.parent)
+    words = vocabulary.load(prefix.parent)
     check_vocabulary(prefix.parent, words, model, config_file=BERT_CONFIG_FILE)
     return LoadedModel(model, heads, params, words, origin=str(path))
 

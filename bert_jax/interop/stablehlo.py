@@ -36,6 +36,7 @@ from bert_jax.model.head_outputs import (
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.storage.local import atomic_folder, write_json
+from bert_jax.tokenizer import Tokenizer
 
 PARAMETERS_FILE, TOKENIZER = "parameters.safetensors", "tokenizer"
 SUFFIX = ".stablehlo"
@@ -88,7 +89,7 @@ def write(loaded: LoadedModel, directory: str | Path) -> None:
             (unfinished / f"{name}{SUFFIX}").write_bytes(exported.serialize())
             descriptions[name] = {"file": f"{name}{SUFFIX}"} | _describe(exported)
         save_tensors(loaded.params, unfinished / PARAMETERS_FILE)
-        loaded.tokenizer.save(unfinished / TOKENIZER)
+        Tokenizer(loaded.vocabulary.spec).save(unfinished / TOKENIZER)
         write_json(unfinished / PROGRAMS_FILE, _folder_description(loaded, descriptions))
         (unfinished / "README.md").write_text(_readme(loaded, descriptions), encoding="utf-8")
 
@@ -178,7 +179,7 @@ def _tensor(name: str, aval: Any) -> dict[str, Any]:
 
 
 def _folder_description(loaded: LoadedModel, programs: Mapping[str, Any]) -> dict[str, Any]:
-    words = loaded.tokenizer
+    words = loaded.vocabulary
     return {
         "programs": programs,
         "platforms": list(PLATFORMS),
@@ -191,7 +192,7 @@ def _folder_description(loaded: LoadedModel, programs: Mapping[str, Any]) -> dic
 
 
 def _readme(loaded: LoadedModel, programs: Mapping[str, Any]) -> str:
-    words, name = loaded.tokenizer, list(programs)[-1]
+    words, name = loaded.vocabulary, list(programs)[-1]
     others = [name for name in _input_names(loaded) if name in ("segment_ids", "tagged")]
     values = {"segment_ids": "zeros", "tagged": "ones"}
     further = [f'    "{name}": np.{values[name]}((1, len(ids)), np.int32),' for name in others]

@@ -49,7 +49,7 @@ class RowSpec:
                     f"--seq_len is {seq_len}, but the rows of {config.data.train} have {data.seq_len} positions; "
                     "omit --seq_len"
                 )
-            return cls(data.seq_len, data.pack, data.max_predictions, data.tokenizer().vocab_size, data.labelled)
+            return cls(data.seq_len, data.pack, data.max_predictions, data.vocabulary().vocab_size, data.labelled)
         words = vocab_size or BERT_VOCABULARY
         length = seq_len or min(USUAL_LENGTH, sizes.model_config(config.model, words).max_positions)
         rate = config.data.mask_rate if config.data.mask_rate is not None else MASK_RATE

@@ -24,7 +24,7 @@ from bert_jax.reporting.chart import percent
 from bert_jax.reporting.document import Bar, Markup
 from bert_jax.reporting.page import bar_list, text
 from bert_jax.tokenization.wordpiece import SPECIAL_TOKENS
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.vocabulary import Vocabulary
 
 MASK = "[MASK]"
 MOST_LIKELY = 5  # predictions shown
@@ -66,20 +66,20 @@ def predict_masked_tokens(checkpoint: str | Path, shards: str | Path, count: int
     loaded = open_checkpoint(checkpoint)
     dataset = open_dataset(shards, "eval")
     rows = min(count, dataset.rows)
-    batch = PretrainingLoader(dataset, loaded.tokenizer, batch_size=rows, seed=EVALUATION_SEED).batch(0)
-    chosen = choose_masked_positions(batch, loaded.tokenizer)
+    batch = PretrainingLoader(dataset, loaded.vocabulary, batch_size=rows, seed=EVALUATION_SEED).batch(0)
+    chosen = choose_masked_positions(batch, loaded.vocabulary)
     positions = batch.masked_positions[np.arange(rows), chosen]
     labels = batch.masked_ids[np.arange(rows), chosen]
     probabilities = _probabilities(loaded, batch, positions)
     return [
-        _masked_token(loaded.tokenizer, ids, position, label, row)
+        _masked_token(loaded.vocabulary, ids, position, label, row)
         for ids, position, label, row in zip(
             batch.input_ids, positions.tolist(), labels.tolist(), probabilities, strict=True
         )
     ]
 
 
-def choose_masked_positions(batch: Batch, tokenizer: Tokenizer) -> Int[np.ndarray, "B"]:
+def choose_masked_positions(batch: Batch, tokenizer: Vocabulary) -> Int[np.ndarray, "B"]:
     """The prediction of each row to show: the middle one of those whose label is a word or its beginning."""
     chosen = []
     for ids, positions, labels, weights in zip(
@@ -132,7 +132,7 @@ def _probabilities(loaded: LoadedModel, batch: Batch, positions: Int[np.ndarray,
 
 
 def _masked_token(
-    tokenizer: Tokenizer, ids: Int[np.ndarray, "T"], position: int, label: int, probabilities: Float[np.ndarray, "V"]
+    tokenizer: Vocabulary, ids: Int[np.ndarray, "T"], position: int, label: int, probabilities: Float[np.ndarray, "V"]
 ) -> MaskedToken:
     length = int((ids != tokenizer.pad_id).sum())
     first, last = max(1, position - CONTEXT), min(length - 1, position + 1 + CONTEXT)  # without [CLS] and last [SEP]
@@ -150,7 +150,7 @@ def _masked_token(
     )
 
 
-def _surfaces(tokenizer: Tokenizer, ids: Int[np.ndarray, "n"]) -> list[str]:
+def _surfaces(tokenizer: Vocabulary, ids: Int[np.ndarray, "n"]) -> list[str]:
     """Tokens of any vocabulary as WordPiece writes them: "##" inside of words; [MASK] and [SEP] by these names."""
     names = {tokenizer.mask_id: MASK, tokenizer.sep_id: "[SEP]"}
     surfaces = zip(ids.tolist(), tokenizer.surfaces(ids), strict=True)

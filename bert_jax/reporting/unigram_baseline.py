@@ -27,24 +27,24 @@ def unigram_baseline(shards: str | os.PathLike[str], max_rows: int = 0) -> Unigr
     Raises UserError if the shards cannot be opened or have no held-out part.
     """
     dataset = open_dataset(shards, "eval")
-    tokenizer = dataset.tokenizer()
+    vocabulary = dataset.vocabulary()
     counts = read_unigram_counts(dataset.directory, dataset.manifest).astype(np.float64)
-    ordinary = np.ones(tokenizer.vocab_size, bool)
-    ordinary[list(tokenizer.special_ids)] = False
+    ordinary = np.ones(vocabulary.vocab_size, bool)
+    ordinary[list(vocabulary.special_ids)] = False
     counts = np.where(ordinary, counts + 1, 0.0)
     with np.errstate(divide="ignore"):
         log_shares = np.log(counts / counts.sum())
     top = int(counts.argmax())
 
-    loader = PretrainingLoader(dataset, tokenizer, batch_size=1, seed=EVALUATION_SEED)
-    seen = np.zeros(tokenizer.vocab_size, np.int64)
+    loader = PretrainingLoader(dataset, vocabulary, batch_size=1, seed=EVALUATION_SEED)
+    seen = np.zeros(vocabulary.vocab_size, np.int64)
     labels = np.zeros(2, np.int64)
     for batch in loader.evaluation_batches(256, max_rows):
-        seen += np.bincount(batch.masked_ids[batch.masked_weights > 0], minlength=tokenizer.vocab_size)
+        seen += np.bincount(batch.masked_ids[batch.masked_weights > 0], minlength=vocabulary.vocab_size)
         labels += np.bincount(batch.next_sentence_label[batch.next_sentence_weight > 0], minlength=2)
     total = int(seen.sum())
     return UnigramBaseline(
-        token=tokenizer.tokens([top])[0],
+        token=vocabulary.tokens([top])[0],
         accuracy=float(seen[top] / total),
         loss=float(-(seen[ordinary] * log_shares[ordinary]).sum() / total),
         next_sentence_accuracy=float(labels.max() / labels.sum()) if labels.sum() else None,

@@ -27,6 +27,7 @@ from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_json import task_of
+from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning
 from bert_jax.train.objectives import Terms
 from bert_jax.train.run import runtime_of
@@ -112,7 +113,7 @@ class FineTuned:
                 task, columns=dataclasses.replace(columns.filled(task.columns), label=columns.label)
             )
         self.task = dataclasses.replace(task, max_length=max_length or task.max_length)
-        self.tokenizer = loaded.tokenizer
+        self.tokenizer = Tokenizer(loaded.vocabulary.spec)
         # Each length is compiled separately, so the layer loop that compiles fast is used.
         config = TrainConfig(compute_dtype=compute_dtype, model=ModelOptions(layer_loop="scan"), batch_size=batch_size)
         mesh = partitioning.make_mesh(config.mesh)

@@ -22,9 +22,10 @@ from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning, trainer
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.steps import Plan
+from bert_jax.vocabulary import Vocabulary
 
 
-def counts(rows: TaskRows, task: Task, tokenizer: Tokenizer) -> dict[str, int]:
+def counts(rows: TaskRows, task: Task, tokenizer: Vocabulary) -> dict[str, int]:
     """The size of a split: examples (sentences), rows, tokens, unknown_tokens, truncated, and Task.counts.
 
     Also left_out, the number of unreadable lines (Split.left_out), if there are any.
@@ -106,13 +107,14 @@ def evaluate(
     labelled = {split: content for split, content in found.items() if content.labelled}
     if not labelled:
         raise UserError(f"{data} has no labels (column {task.columns.label!r}), which evaluation needs")
+    tokenizer = Tokenizer(loaded.vocabulary.spec)
     params = task_params(loaded, task, partitioning.make_mesh(config.mesh))
     metrics: dict[str, float] = {}
     sizes: dict[str, dict[str, int]] = {}
     messages: list[str] = []
     for name, split in labelled.items():
-        rows = task.encode(split, loaded.tokenizer)
-        sizes[name] = counts(rows, task, loaded.tokenizer)
+        rows = task.encode(split, tokenizer)
+        sizes[name] = counts(rows, task, tokenizer)
         split_task = registry.metrics_of(task, _split_of(task, name, split.path))
         measured = measure(split_task, loaded.model, config, params, rows)
         metrics |= {f"{metric_prefix(name)}{metric}": value for metric, value in measured.items()}

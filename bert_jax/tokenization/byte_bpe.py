@@ -3,18 +3,13 @@
 Formats: tokenizer.json of the `tokenizers` library, and GPT-2's vocab.json with merges.txt.
 """
 
-import dataclasses
 from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
-
 from bert_jax.command import UserError
 from bert_jax.storage.local import write_json
-from bert_jax.tokenization.byte_bpe_engine import ByteBPEEngine, token_text
 from bert_jax.tokenization.tokenizer_spec import (
     BERT_ROLES,
     GPT2_ROLES,
@@ -24,11 +19,12 @@ from bert_jax.tokenization.tokenizer_spec import (
     added_tokens,
     check_added_ids,
     hash_of,
-    id_dtype,
     named_roles,
     refuse_contradiction,
+    special_token_map,
     tokens_by_id,
     tokens_outside,
+    write_settings,
 )
 
 # The library's normalizers that a byte-level tokenizer may have. They take no settings.
@@ -85,31 +81,18 @@ class ByteBPESpec:
         return tuple(index for index, token in enumerate(self.all_tokens()) if token in special)
 
     def is_inside(self, token: str) -> bool:
-        return token_text(token)[:1] not in _SPACES
+        return _token_text(token)[:1] not in _SPACES
 
     def surface(self, token: str) -> str:
-        return token_text(token).removeprefix(" ")
+        return _token_text(token).removeprefix(" ")
 
     def content_hash(self) -> str:
         return hash_of(self)
 
-    def engine(self) -> ByteBPEEngine:
-        return ByteBPEEngine(
-            self.build,
-            dataclasses.replace(self, add_prefix_space=False).build,
-            id_dtype(len(self.all_tokens())),
-            add_prefix_space=self.add_prefix_space,
-            text_tokens=[token.content for token in self.added if not token.special],
-            normalizers=self.normalizers,
-            ignore_merges=self.ignore_merges,
-        )
-
     def write(self, directory: Path) -> None:
         """Writes vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json."""
         roberta = self.roles == ROBERTA_ROLES and not self.normalizers and not self.ignore_merges
-        further = [token.content for token in self.added if token.special and token.content not in self.roles]
-        special: dict[str, Any] = {"bos_token": self.roles.cls_token, "eos_token": self.roles.sep_token}
-        special |= self.roles._asdict() | ({"additional_special_tokens": further} if further else {})
+        special = {"bos_token": self.roles.cls_token, "eos_token": self.roles.sep_token}
         config = {
             "tokenizer_class": "RobertaTokenizer" if roberta else "PreTrainedTokenizerFast",
             "add_prefix_space": self.add_prefix_space,
@@ -118,41 +101,7 @@ class ByteBPESpec:
         merges = "".join(f"{left} {right}\n" for left, right in self.merges)
         write_json(directory / "vocab.json", {token: index for index, token in enumerate(self.tokens)})
         (directory / "merges.txt").write_text(f"{MERGES_HEADER}\n{merges}", encoding="utf-8")
-        write_json(directory / "tokenizer_config.json", config | special)
-        write_json(directory / "special_tokens_map.json", special)
-
-    def build(self) -> tokenizers.Tokenizer:
-        """The `tokenizers` library's tokenizer. Raises UserError for merges that do not fit the vocabulary."""
-        vocabulary = {token: index for index, token in enumerate(self.tokens)}
-        try:
-            model = models.BPE(vocab=vocabulary, merges=list(self.merges), ignore_merges=self.ignore_merges)
-        except Exception as error:  # the library raises no narrower class
-            raise UserError(f"the merges do not fit the vocabulary ({error}). Download both again") from None
-        library = tokenizers.Tokenizer(model)
-        if self.normalizers:
-            library.normalizer = normalizers.Sequence([getattr(normalizers, name)() for name in self.normalizers])
-        library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=self.add_prefix_space)
-        library.decoder = decoders.ByteLevel()
-        for token in self.added:
-            options = dataclasses.asdict(token)
-            added = tokenizers.AddedToken(options.pop("content"), **options)
-            (library.add_special_tokens if token.special else library.add_tokens)([added])
-        tokens = self.all_tokens()
-        sep, cls = ((token, tokens.index(token)) for token in (self.roles.sep_token, self.roles.cls_token))
-        if self.pair_separators == 2:
-            library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=self.add_prefix_space)
-        else:
-            library.post_processor = processors.Sequence(
-                [
-                    processors.ByteLevel(trim_offsets=True, add_prefix_space=self.add_prefix_space),
-                    processors.TemplateProcessing(
-                        single=f"{cls[0]}:0 $A:0 {sep[0]}:0",
-                        pair=f"{cls[0]}:0 $A:0 {sep[0]}:0 $B:1 {sep[0]}:1",
-                        special_tokens=[cls, sep],
-                    ),
-                ]
-            )
-        return library
+        write_settings(directory, config, special | special_token_map(self.roles, self.added))
 
 
 def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase: bool | None) -> ByteBPESpec:
@@ -234,3 +183,20 @@ def _normalizers(settings: Mapping[str, Any] | None) -> tuple[str, ...]:
     if wrong := [name for name in names if name not in NORMALIZERS]:
         raise UserError(f"unsupported normalizer {wrong[0]}; choose from {', '.join(NORMALIZERS)}")
     return names
+
+
+def _byte_characters() -> dict[str, int]:
+    """GPT-2's character for each byte: the byte's own character if printable, otherwise the next from U+0100 on."""
+    printing = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = [byte for byte in range(256) if byte not in printing]
+    return {chr(byte): byte for byte in printing} | {chr(256 + index): byte for index, byte in enumerate(others)}
+
+
+_BYTES = _byte_characters()
+
+
+def _token_text(token: str) -> str:
+    """The text of a token. Bytes that do not form a whole character become U+FFFD."""
+    if not all(character in _BYTES for character in token):
+        return token
+    return bytes(_BYTES[character] for character in token).decode("utf-8", "replace")

@@ -1,17 +1,22 @@
-"""The byte-level BPE engine, by the `tokenizers` library, and the characters that stand for bytes.
+"""The byte-level BPE engine, by the `tokenizers` library.
 
 The library splits text by GPT-2's regular expression (Radford et al. 2019), in which a word includes the space before
 it. This module uses two facts about it: it always splits before a space that is followed by anything but white space,
 and, for ASCII text, all of its rules.
 """
 
+import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
+from bert_jax.command import UserError
+from bert_jax.tokenization.byte_bpe import ByteBPESpec
 from bert_jax.tokenization.chunk_cache import ChunkedTexts
-from bert_jax.tokenization.tokenizer_spec import LibraryEngine
+from bert_jax.tokenization.engine import LibraryEngine, add_tokens, template
+from bert_jax.tokenization.tokenizer_spec import id_dtype
 from bert_jax.tokenization.wordpiece_engine import WHITE_SPACE
 
 # The white-space half of GPT-2's expression: a space belongs to what follows it; of several, the last one does.
@@ -32,27 +37,18 @@ class ByteBPEEngine(LibraryEngine):
     without one begins with a space instead.
     """
 
-    def __init__(
-        self,
-        build: Callable[[], tokenizers.Tokenizer],
-        build_for_chunks: Callable[[], tokenizers.Tokenizer],
-        dtype: type,
-        *,
-        add_prefix_space: bool,
-        text_tokens: Sequence[str],
-        normalizers: Sequence[str],
-        ignore_merges: bool,
-    ) -> None:
-        """`build_for_chunks` makes the same tokenizer without add_prefix_space, because a chunk has its own space."""
-        super().__init__(build, dtype)
-        self._chunk_library = build_for_chunks()
+    def __init__(self, spec: ByteBPESpec) -> None:
+        super().__init__(library_tokenizer(spec), id_dtype(len(spec.all_tokens())))
+        # A chunk has its own space.
+        self._chunk_library = library_tokenizer(dataclasses.replace(spec, add_prefix_space=False))
         self._chunk_library.encode_special_tokens = True
-        self._add_prefix_space = add_prefix_space
-        self._text_tokens = re.compile("|".join(map(re.escape, text_tokens))) if text_tokens else None
-        self._whole = bool(text_tokens and normalizers)
+        self._add_prefix_space = spec.add_prefix_space
+        text_tokens = [re.escape(token.content) for token in spec.added if not token.special]
+        self._text_tokens = re.compile("|".join(text_tokens)) if text_tokens else None
+        self._whole = bool(text_tokens and spec.normalizers)
         # Other normalizers may change where text splits, so only ASCII text, which they leave alone, is split here.
-        self._only_ascii = not set(normalizers) <= set(CHUNKABLE_NORMALIZERS)
-        self._splits_ascii = "Lowercase" not in normalizers and not ignore_merges
+        self._only_ascii = not set(spec.normalizers) <= set(CHUNKABLE_NORMALIZERS)
+        self._splits_ascii = "Lowercase" not in spec.normalizers and not spec.ignore_merges
 
     def split(self, texts: Sequence[str]) -> ChunkedTexts | None:
         if self._whole:
@@ -95,18 +91,24 @@ def _chunk(key: str) -> str:
     return key[1:] if key[:1] == " " else " " + key
 
 
-def _byte_characters() -> dict[str, int]:
-    """GPT-2's character for each byte: the byte's own character if printable, otherwise the next from U+0100 on."""
-    printing = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    others = [byte for byte in range(256) if byte not in printing]
-    return {chr(byte): byte for byte in printing} | {chr(256 + index): byte for index, byte in enumerate(others)}
-
-
-_BYTES = _byte_characters()
-
-
-def token_text(token: str) -> str:
-    """The text of a token. Bytes that do not form a whole character become U+FFFD."""
-    if not all(character in _BYTES for character in token):
-        return token
-    return bytes(_BYTES[character] for character in token).decode("utf-8", "replace")
+def library_tokenizer(spec: ByteBPESpec) -> tokenizers.Tokenizer:
+    """The `tokenizers` library's tokenizer. Raises UserError for merges that do not fit the vocabulary."""
+    vocabulary = {token: index for index, token in enumerate(spec.tokens)}
+    try:
+        model = models.BPE(vocab=vocabulary, merges=list(spec.merges), ignore_merges=spec.ignore_merges)
+    except Exception as error:  # the library raises no narrower class
+        raise UserError(f"the merges do not fit the vocabulary ({error}). Download both again") from None
+    library = tokenizers.Tokenizer(model)
+    if spec.normalizers:
+        library.normalizer = normalizers.Sequence([getattr(normalizers, name)() for name in spec.normalizers])
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spec.add_prefix_space)
+    library.decoder = decoders.ByteLevel()
+    add_tokens(library, spec.added)
+    tokens = spec.all_tokens()
+    sep, cls = ((token, tokens.index(token)) for token in (spec.roles.sep_token, spec.roles.cls_token))
+    if spec.pair_separators == 2:
+        library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=spec.add_prefix_space)
+    else:
+        trim = processors.ByteLevel(trim_offsets=True, add_prefix_space=spec.add_prefix_space)
+        library.post_processor = processors.Sequence([trim, template(cls, sep)])
+    return library

@@ -1,24 +1,19 @@
-"""Conversion between a SentencePiece model and the tokenizer.json with which `tokenizers` does nearly the same."""
+"""Parses SentencePiece models, and rebuilds them from the tokenizer.json of a Unigram model."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import sentencepiece
-import tokenizers
 from google.protobuf.message import DecodeError
-from numpy import ndarray
 from sentencepiece import sentencepiece_model_pb2
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from bert_jax.array_types import Int64
 from bert_jax.command import UserError
 from bert_jax.tokenization.tokenizer_spec import ROBERTA_ROLES, Roles, added_tokens
 
 schema: Any = sentencepiece_model_pb2  # protobuf creates its classes at import
 # The first pieces of a model that XLM-R's numbering requires.
 FAIRSEQ_HEAD = ("<unk>", "<s>", "</s>")
-_UNIGRAM, _BPE = schema.TrainerSpec.UNIGRAM, schema.TrainerSpec.BPE
 _PIECE = schema.ModelProto.SentencePiece
 # Normalization steps in the files of XLM-R and ALBERT. The model itself collapses runs of spaces.
 _STEPS = ("Replace", "NFKD", "StripAccents", "Lowercase", "Precompiled")
@@ -50,53 +45,6 @@ def folds_case(model: Any) -> bool:
     """Whether the model's own normalization lower-cases text."""
     rules = schema.ModelProto(normalizer_spec=model.normalizer_spec).SerializeToString()
     return bool(sentencepiece.SentencePieceNormalizer(model_proto=rules).normalize("A").endswith("a"))
-
-
-def library_tokenizer(
-    model: Any,
-    tokens: Sequence[str],
-    token_ids: Int64[ndarray, "n"],
-    roles: Roles,
-    normalizer: normalizers.Normalizer | None,
-) -> tokenizers.Tokenizer:
-    """The `tokenizers` library's tokenizer for a SentencePiece model, converted as transformers does.
-
-    It encodes word by word and adds scores in float64, so it may segment a word differently where scores tie.
-    """
-    scores = dict(zip(token_ids.tolist(), (piece.score for piece in model.pieces), strict=True))
-    special = [piece.piece for piece in model.pieces if piece.type in (_PIECE.UNKNOWN, _PIECE.CONTROL)]
-    unk = tokens.index(roles.unk_token)
-    fallback = model.trainer_spec.byte_fallback
-    if model.trainer_spec.model_type == _UNIGRAM:
-        vocabulary = [(token, scores.get(index, 0.0)) for index, token in enumerate(tokens)]
-        library = tokenizers.Tokenizer(models.Unigram(vocabulary, unk_id=unk, byte_fallback=fallback))
-    else:
-        ids = {token: index for index, token in enumerate(tokens)}
-        library = tokenizers.Tokenizer(
-            models.BPE(ids, _merges(model), unk_token=roles.unk_token, fuse_unk=True, byte_fallback=fallback)
-        )
-    steps = [normalizer] if normalizer else []
-    if rules := model.normalizer_spec.precompiled_charsmap:
-        steps.append(normalizers.Precompiled(rules))
-    if steps:
-        library.normalizer = normalizers.Sequence(steps)
-    scheme = "always" if model.normalizer_spec.add_dummy_prefix else "never"
-    metaspace = pre_tokenizers.Metaspace(prepend_scheme=scheme)
-    library.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
-    joined = decoders.Metaspace(prepend_scheme=scheme)
-    library.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse(), joined]) if fallback else joined
-    for token in dict.fromkeys([*special, *roles]):
-        is_mask = token == roles.mask_token
-        library.add_special_tokens([tokenizers.AddedToken(token, lstrip=is_mask, normalized=False)])
-    cls, sep = roles.cls_token, roles.sep_token
-    between = f"{sep}:0 {sep}:0" if roles == ROBERTA_ROLES else f"{sep}:0"
-    second = 0 if roles == ROBERTA_ROLES else 1
-    library.post_processor = processors.TemplateProcessing(
-        single=f"{cls}:0 $A:0 {sep}:0",
-        pair=f"{cls}:0 $A:0 {between} $B:{second} {sep}:{second}",
-        special_tokens=[(token, tokens.index(token)) for token in (cls, sep)],
-    )
-    return library
 
 
 def normalizer_steps(content: Mapping[str, Any]) -> list[str]:
@@ -141,7 +89,8 @@ def unigram_model(content: Mapping[str, Any], roles: Roles) -> bytes:
             kind = _PIECE.BYTE
         model.pieces.add(piece=piece, score=score, type=kind)
     trainer, spec = model.trainer_spec, model.normalizer_spec
-    trainer.model_type, trainer.vocab_size, trainer.byte_fallback = _UNIGRAM, len(vocabulary), fallback
+    trainer.model_type, trainer.vocab_size = schema.TrainerSpec.UNIGRAM, len(vocabulary)
+    trainer.byte_fallback = fallback
     trainer.unk_id, trainer.unk_piece = unk, vocabulary[unk][0]
     trainer.bos_id = trainer.eos_id = trainer.pad_id = -1
     settings = content.get("normalizer") or {}
@@ -150,15 +99,3 @@ def unigram_model(content: Mapping[str, Any], roles: Roles) -> bytes:
             spec.precompiled_charsmap = base64.b64decode(step["precompiled_charsmap"] or "")
     spec.add_dummy_prefix = prefix != "never"
     return bytes(model.SerializeToString())
-
-
-def _merges(model: Any) -> list[tuple[str, str]]:
-    """The pairs of pieces that merge into a piece, ordered by the score of that piece."""
-    pieces = {piece.piece: piece.score for piece in model.pieces if piece.type == _PIECE.NORMAL}
-    ranked = sorted(pieces, key=lambda piece: -pieces[piece])
-    return [
-        (piece[:cut], piece[cut:])
-        for piece in ranked
-        for cut in range(1, len(piece))
-        if piece[:cut] in pieces and piece[cut:] in pieces
-    ]

@@ -14,18 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import tokenizers
-from tokenizers import normalizers
-
-from bert_jax.array_types import Int64
 from bert_jax.command import UserError
-from bert_jax.storage.local import write_json
-from bert_jax.tokenization.sentencepiece_engine import SPACE, SentencePieceEngine
 from bert_jax.tokenization.sentencepiece_json import (
     FAIRSEQ_HEAD,
     folds_case,
-    library_tokenizer,
     normalizer_steps,
     parse,
     refuse_damaged,
@@ -39,13 +31,17 @@ from bert_jax.tokenization.tokenizer_spec import (
     Roles,
     added_tokens,
     check_added_ids,
-    id_dtype,
     named_roles,
     refuse_contradiction,
+    special_token_map,
+    write_settings,
 )
 from bert_jax.tokenization.wordpiece import has_capitals
 
 _KINDS = {schema.TrainerSpec.UNIGRAM: "unigram", schema.TrainerSpec.BPE: "sentencepiece_bpe"}
+# The types of pieces that are special tokens.
+MARKED = (schema.ModelProto.SentencePiece.UNKNOWN, schema.ModelProto.SentencePiece.CONTROL)
+SPACE = "▁"  # U+2581, which represents a space in pieces
 XLM_R_FILE, ALBERT_FILE = "sentencepiece.bpe.model", "spiece.model"
 
 
@@ -74,7 +70,7 @@ class SentencePieceSpec:
             raise UserError(
                 f"its first pieces are {', '.join(pieces[:3])}; XLM-R's numbering requires <unk>, <s>, </s>"
             )
-        if self.fairseq and self.normalizer():
+        if self.fairseq and self.prepares:
             raise UserError("XLM-R's numbering supports only the model's own normalization. Train it with nmt_nfkc_cf")
         known = self.all_tokens()
         if len(set(known)) < len(known):
@@ -107,6 +103,11 @@ class SentencePieceSpec:
         return _KINDS[self.parsed.trainer_spec.model_type]
 
     @property
+    def prepares(self) -> bool:
+        """Whether text is normalized before the model's own normalization."""
+        return self.do_lower_case or self.strip_accents or self.replace_quotes
+
+    @property
     def pair_separators(self) -> int:
         return 2 if self.fairseq else 1
 
@@ -120,17 +121,8 @@ class SentencePieceSpec:
         mask = () if self.roles.mask_token in self.pieces else (self.roles.mask_token,)
         return self.pieces + mask
 
-    def token_ids(self) -> Int64[np.ndarray, "n"]:
-        """The tokenizer's id of each piece of the model."""
-        ids = np.arange(len(self.pieces))
-        if self.fairseq:
-            ids += 1
-            ids[:3] = 3, 0, 2
-        return ids
-
     def special_ids(self) -> tuple[int, ...]:
-        marked = (schema.ModelProto.SentencePiece.UNKNOWN, schema.ModelProto.SentencePiece.CONTROL)
-        special = {piece.piece for piece in self.parsed.pieces if piece.type in marked} | set(self.roles)
+        special = {piece.piece for piece in self.parsed.pieces if piece.type in MARKED} | set(self.roles)
         return tuple(index for index, token in enumerate(self.all_tokens()) if token in special)
 
     def is_inside(self, token: str) -> bool:
@@ -156,58 +148,19 @@ class SentencePieceSpec:
         }
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
-    def normalizer(self) -> normalizers.Normalizer | None:
-        """The normalizer that precedes the model's own, as in transformers' AlbertTokenizer; None if there is none."""
-        parts: list[normalizers.Normalizer] = []
-        if self.replace_quotes:
-            parts += [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-        if self.strip_accents:
-            parts += [normalizers.NFKD(), normalizers.StripAccents()]
-        if self.do_lower_case:
-            parts.append(normalizers.Lowercase())
-        return normalizers.Sequence(parts) if parts else None
-
-    def engine(self) -> SentencePieceEngine:
-        spec = self.parsed.normalizer_spec
-        words = self.kind == "sentencepiece_bpe" and SPACE in self.pieces
-        within_words = all(SPACE not in piece[1:] and " " not in piece for piece in self.pieces)
-        return SentencePieceEngine(
-            self.model,
-            self.token_ids(),
-            self.all_tokens(),
-            self.special_ids(),
-            self.normalizer(),
-            dtype=id_dtype(len(self.all_tokens())),
-            ascii_normalizer=self._normalize_ascii,
-            chunks=words and within_words and spec.add_dummy_prefix and spec.remove_extra_whitespaces,
-            rules=spec.precompiled_charsmap,
-            build=self.build,
-        )
-
     def write(self, directory: Path) -> None:
         """Writes the model, tokenizer_config.json and special_tokens_map.json."""
-        special = {"bos_token": self.roles.cls_token, "eos_token": self.roles.sep_token} | self.roles._asdict()
+        special = {"bos_token": self.roles.cls_token, "eos_token": self.roles.sep_token}
         # transformers' own classes rebuild these tokenizers from the vocabulary alone.
         unigram = self.kind == "unigram" and not self.parsed.trainer_spec.byte_fallback
         config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast"}
-        if unigram and self.fairseq and not self.normalizer():
+        if unigram and self.fairseq and not self.prepares:
             config = {"tokenizer_class": "XLMRobertaTokenizer"}
         elif unigram and self.roles == ALBERT_ROLES and self.replace_quotes:
             config = {"tokenizer_class": "AlbertTokenizer"}
         settings = {"do_lower_case": self.do_lower_case, "keep_accents": not self.strip_accents}
         (directory / (XLM_R_FILE if self.fairseq else ALBERT_FILE)).write_bytes(self.model)
-        write_json(directory / "tokenizer_config.json", config | settings | special)
-        write_json(directory / "special_tokens_map.json", special)
-
-    def build(self) -> tokenizers.Tokenizer:
-        """A tokenizer of the `tokenizers` library that gives nearly the same ids."""
-        return library_tokenizer(self.parsed, self.all_tokens(), self.token_ids(), self.roles, self.normalizer())
-
-    def _normalize_ascii(self, text: str) -> str:
-        """The normalizer for ASCII text, where it reduces to this and runs ten times faster."""
-        if self.replace_quotes:
-            text = text.replace("``", '"').replace("''", '"')
-        return text.lower() if self.do_lower_case else text
+        write_settings(directory, config | settings, special | special_token_map(self.roles))
 
 
 def from_model(file: Path, settings: Mapping[str, Any], lowercase: bool | None) -> SentencePieceSpec:

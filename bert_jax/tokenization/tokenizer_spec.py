@@ -1,26 +1,20 @@
-"""What all kinds of tokenizer share: special tokens, the specification's protocol, and the `tokenizers` library."""
+"""What the specifications of all kinds of tokenizer share: special tokens, settings files, and their protocol."""
 
 import dataclasses
-import functools
 import hashlib
-import itertools
 import json
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
-import tokenizers
 
 from bert_jax.command import UserError
-from bert_jax.storage.local import read_json
-from bert_jax.tokenization.chunk_cache import ChunkEncoder
+from bert_jax.storage.local import read_json, write_json
 
 # Boolean settings of `transformers`' tokenizer_config.json.
 _SWITCHES = ("do_lower_case", "strip_accents", "tokenize_chinese_chars", "keep_accents", "add_prefix_space")
-# Chunks passed to the library in one call.
-LIBRARY_CHUNKS = 20_000
 
 
 @dataclass(frozen=True)
@@ -49,23 +43,6 @@ BERT_ROLES = Roles("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALBERT_ROLES = Roles("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_ROLES = Roles("<pad>", "<unk>", "<s>", "</s>", "<mask>")
 GPT2_ROLES = Roles(*["<|endoftext|>"] * 5)  # GPT-2's only special token, which separates texts
-
-
-@runtime_checkable
-class Engine(ChunkEncoder, Protocol):
-    """A library's tokenizer that encodes and decodes, in addition to what the cache needs. Texts are Unicode."""
-
-    def encode_special(self, text: str) -> list[int]:
-        """The ids of a text in which special tokens are replaced by their ids."""
-
-    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """The ids of a text and the character span [start, end) of each."""
-
-    def decode(self, ids: list[int]) -> str:
-        """Readable text, including special tokens."""
-
-    def to_json(self) -> str:
-        """The content of tokenizer.json, by which the `tokenizers` library gives the same ids, or nearly the same."""
 
 
 @runtime_checkable
@@ -101,78 +78,13 @@ class TokenizerSpec(Protocol):
     def content_hash(self) -> str:
         """sha256, hexadecimal."""
 
-    def engine(self) -> Engine: ...
-
     def write(self, directory: Path) -> None:
         """Writes the files of a Hugging Face folder, except tokenizer.json, into an existing folder."""
-
-
-class LibraryEngine:
-    """Encodes by a tokenizer of the `tokenizers` library."""
-
-    def __init__(self, build: Callable[[], tokenizers.Tokenizer], dtype: type) -> None:
-        self._id_dtype = dtype
-        self._library = build()
-        self._library.encode_special_tokens = True  # "[MASK]" in a text is ordinary text
-        self._build = build
-
-    @functools.cached_property
-    def _special_library(self) -> tokenizers.Tokenizer:
-        return self._build()
-
-    def encode(self, texts: Sequence[str]) -> list[bytes]:
-        return self.library_ids(self._library, texts)
-
-    def encode_special(self, text: str) -> list[int]:
-        return list(self._special_library.encode(text, add_special_tokens=False).ids)
-
-    def encode_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        encoding = self._library.encode(text, add_special_tokens=False)
-        return list(encoding.ids), list(encoding.offsets)
-
-    def decode(self, ids: list[int]) -> str:
-        return str(self._library.decode(ids, skip_special_tokens=False))
-
-    def to_json(self) -> str:
-        return str(self._library.to_str(pretty=True))
-
-    def library_ids(self, library: tokenizers.Tokenizer, texts: Sequence[str]) -> list[bytes]:
-        """The ids of each text, as bytes. One call encodes many texts, because a call costs more than a word."""
-        encoded: list[bytes] = []
-        width = np.dtype(self._id_dtype).itemsize
-        for start in range(0, len(texts), LIBRARY_CHUNKS):
-            part = texts[start : start + LIBRARY_CHUNKS]
-            # Pre-tokenized input is normalized and split text by text, and word_ids gives the text of each id.
-            # (encode_batch_fast would be a fifth faster, but leaves word_ids empty.)
-            try:
-                encoding = library.encode(list(part), is_pretokenized=True, add_special_tokens=False)
-            except TypeError:
-                refuse_surrogates(part)
-                raise
-            ids = np.array(encoding.ids, self._id_dtype).tobytes()
-            owners = np.array(encoding.word_ids, np.int64)
-            bounds = (np.searchsorted(owners, np.arange(len(part) + 1)) * width).tolist()
-            encoded += [ids[first:last] for first, last in itertools.pairwise(bounds)]
-        return encoded
 
 
 def id_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
     """The narrowest dtype that holds every id."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
-
-
-def refuse_surrogates(texts: Iterable[str]) -> None:
-    """Raises UserError for text with a lone surrogate, which UTF-8 cannot represent.
-
-    Python decodes terminal input that is not valid UTF-8 to such text.
-    """
-    for text in texts:
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise UserError(
-                f"text contains the lone surrogate U+{ord(text[error.start]):04X}: {text[:40]!a}. Give valid UTF-8"
-            ) from None
 
 
 def read_settings(directory: Path) -> dict[str, Any]:
@@ -189,6 +101,18 @@ def read_settings(directory: Path) -> dict[str, Any]:
                 raise UserError(f"{name} is {value!r} in {file.name} of the same folder. Change it to true or false")
         settings |= found
     return settings
+
+
+def special_token_map(roles: Roles, added: Sequence[AddedToken] = ()) -> dict[str, Any]:
+    """The special tokens by the names of `transformers`, of those in `added` the ones without a role too."""
+    further = [token.content for token in added if token.special and token.content not in roles]
+    return roles._asdict() | ({"additional_special_tokens": further} if further else {})
+
+
+def write_settings(directory: Path, config: Mapping[str, Any], special: Mapping[str, Any]) -> None:
+    """Writes tokenizer_config.json and special_tokens_map.json."""
+    write_json(directory / "tokenizer_config.json", {**config, **special})
+    write_json(directory / "special_tokens_map.json", special)
 
 
 def tokens_by_id(vocabulary: Mapping[str, int]) -> tuple[str, ...]:
@@ -221,13 +145,18 @@ def added_tokens(content: Mapping[str, Any]) -> tuple[AddedToken, ...]:
 
 
 def check_added_ids(content: Mapping[str, Any], tokens: Sequence[str]) -> None:
-    """Raises UserError if tokenizer.json gives an added token another id than its index in `tokens`."""
+    """Raises UserError if tokenizer.json gives an added token another id than its index in `tokens`.
+
+    With a SentencePiece model this is the case for tokens that a user added, and for the numbering of other families
+    (CamemBERT).
+    """
     ids = {token: index for index, token in enumerate(tokens)}
     for token in content.get("added_tokens") or []:
         if ids.get(token["content"]) != token["id"]:
             raise UserError(
-                f"added token {token['content']!r} has id {token['id']}, but its place in the vocabulary is "
-                f"{ids.get(token['content'])}. Renumber it"
+                f"tokenizer.json gives {token['content']!r} the id {token['id']}, but its index in the vocabulary is "
+                f"{ids.get(token['content'], 'none')}. Renumber it; a SentencePiece model needs the numbering of XLM-R "
+                "or ALBERT without added tokens"
             )
 
 

@@ -4,32 +4,25 @@ Formats: vocab.txt of google-research/bert (one token per line; the line number 
 `tokenizers` library, and tokenizer_config.json and special_tokens_map.json of `transformers`.
 """
 
-import dataclasses
-import string
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
-
 from bert_jax.command import UserError
-from bert_jax.storage.local import write_json
-from bert_jax.tokenization.longest_match import LongestMatch
 from bert_jax.tokenization.tokenizer_spec import (
     BERT_ROLES,
     AddedToken,
     added_tokens,
     check_added_ids,
     hash_of,
-    id_dtype,
     refuse_contradiction,
+    special_token_map,
     tokens_by_id,
     tokens_outside,
+    write_settings,
 )
-from bert_jax.tokenization.wordpiece_engine import WordPieceEngine
 
 # BERT's special tokens, in the order in which vocabularies trained by bert_jax contain them (ids 0 to 4).
 PAD, UNK, CLS, SEP, MASK = SPECIAL_TOKENS = BERT_ROLES
@@ -74,10 +67,6 @@ class WordPieceSpec:
         special = {token.content for token in self.added if token.special} | set(SPECIAL_TOKENS)
         return tuple(index for index, token in enumerate(self.all_tokens()) if token in special)
 
-    def has_text_tokens(self) -> bool:
-        """Whether an added token is matched in ordinary text."""
-        return any(not token.special for token in self.added)
-
     def content_hash(self) -> str:
         """The hexadecimal sha256."""
         return hash_of(self)
@@ -88,33 +77,8 @@ class WordPieceSpec:
     def surface(self, token: str) -> str:
         return token.removeprefix(self.continuation_prefix)
 
-    def engine(self) -> WordPieceEngine:
-        """The engine that encodes with this specification."""
-        return WordPieceEngine(
-            self.build,
-            id_dtype(len(self.all_tokens())),
-            lowercase=self.lowercase,
-            clean_text=self.clean_text,
-            has_text_tokens=self.has_text_tokens(),
-            longest_match=self._longest_match,
-        )
-
-    def _longest_match(self) -> LongestMatch:
-        """Gives the same ids for the ASCII words that normalization does not change."""
-        letters = string.ascii_lowercase if self.lowercase else string.ascii_letters
-        return LongestMatch(
-            self.tokens,
-            prefix=self.continuation_prefix,
-            characters=letters + string.digits,
-            longest=self.max_word_length,
-            unknown_id=self.tokens.index(UNK),
-            dtype=id_dtype(len(self.all_tokens())),
-        )
-
     def write(self, directory: Path) -> None:
         """Writes vocab.txt, tokenizer_config.json and special_tokens_map.json."""
-        further = [token.content for token in self.added if token.special and token.content not in SPECIAL_TOKENS]
-        special = SPECIAL_TOKENS._asdict() | ({"additional_special_tokens": further} if further else {})
         config = {
             "tokenizer_class": "BertTokenizer",
             "do_lower_case": self.lowercase,
@@ -122,36 +86,7 @@ class WordPieceSpec:
             "tokenize_chinese_chars": self.split_chinese,
         }
         (directory / "vocab.txt").write_text("".join(token + "\n" for token in self.tokens), encoding="utf-8")
-        write_json(directory / "tokenizer_config.json", config | special)
-        write_json(directory / "special_tokens_map.json", special)
-
-    def build(self) -> tokenizers.Tokenizer:
-        """The `tokenizers` library's tokenizer of this specification."""
-        model = models.WordPiece(
-            {token: index for index, token in enumerate(self.tokens)},
-            unk_token=UNK,
-            continuing_subword_prefix=self.continuation_prefix,
-            max_input_chars_per_word=self.max_word_length,
-        )
-        library = tokenizers.Tokenizer(model)
-        library.normalizer = normalizers.BertNormalizer(
-            clean_text=self.clean_text,
-            handle_chinese_chars=self.split_chinese,
-            strip_accents=self.strip_accents,
-            lowercase=self.lowercase,
-        )
-        library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        library.decoder = decoders.WordPiece(prefix=self.continuation_prefix)
-        for token in self.added:
-            options = dataclasses.asdict(token)
-            added = tokenizers.AddedToken(options.pop("content"), **options)
-            (library.add_special_tokens if token.special else library.add_tokens)([added])
-        library.post_processor = processors.TemplateProcessing(
-            single=f"{CLS}:0 $A:0 {SEP}:0",
-            pair=f"{CLS}:0 $A:0 {SEP}:0 $B:1 {SEP}:1",
-            special_tokens=[(token, library.token_to_id(token)) for token in (CLS, SEP)],
-        )
-        return library
+        write_settings(directory, config, special_token_map(SPECIAL_TOKENS, self.added))
 
 
 def from_json(content: Mapping[str, Any], config: Mapping[str, Any], lowercase: bool | None) -> WordPieceSpec:

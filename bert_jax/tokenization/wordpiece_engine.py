@@ -5,13 +5,17 @@ It also knows that the library lower-cases ASCII capitals and leaves other ASCII
 """
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+import string
+from collections.abc import Mapping, Sequence
 
 import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.tokenization.chunk_cache import ChunkedTexts
+from bert_jax.tokenization.engine import LibraryEngine, add_tokens, template
 from bert_jax.tokenization.longest_match import LongestMatch
-from bert_jax.tokenization.tokenizer_spec import LibraryEngine
+from bert_jax.tokenization.tokenizer_spec import id_dtype
+from bert_jax.tokenization.wordpiece import CLS, SEP, UNK, WordPieceSpec
 
 # str.split splits at these. The library does not: its clean-up first drops them, as it drops other control
 # characters.
@@ -29,27 +33,16 @@ class WordPieceEngine(LibraryEngine):
     Words of ASCII letters and digits, which are most words of a text, go to `longest_match` instead.
     """
 
-    def __init__(
-        self,
-        build: Callable[[], tokenizers.Tokenizer],
-        dtype: type,
-        *,
-        lowercase: bool,
-        clean_text: bool,
-        has_text_tokens: bool,
-        longest_match: Callable[[], LongestMatch],
-    ) -> None:
-        super().__init__(build, dtype)
-        self._build_longest_match = longest_match
-        self._lowercase = lowercase
-        self._clean_text = clean_text
-        self._has_text_tokens = has_text_tokens
+    def __init__(self, spec: WordPieceSpec) -> None:
+        super().__init__(library_tokenizer(spec), id_dtype(len(spec.all_tokens())))
+        self._spec = spec
+        self._has_text_tokens = any(not token.special for token in spec.added)
 
     def split(self, texts: Sequence[str]) -> ChunkedTexts | None:
         if self._has_text_tokens:
             return None  # added tokens that are matched in running text may span white space
-        block = replaced(lines(texts), _CLEANED if self._clean_text else _SPACES)
-        return ChunkedTexts(block, marks=True, fold=self._lowercase)
+        block = replaced(lines(texts), _CLEANED if self._spec.clean_text else _SPACES)
+        return ChunkedTexts(block, marks=True, fold=self._spec.lowercase)
 
     def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
         return {}
@@ -61,7 +54,39 @@ class WordPieceEngine(LibraryEngine):
 
     @functools.cached_property
     def _longest_match(self) -> LongestMatch:
-        return self._build_longest_match()
+        """Gives the same ids for the ASCII words that normalization does not change."""
+        letters = string.ascii_lowercase if self._spec.lowercase else string.ascii_letters
+        return LongestMatch(
+            self._spec.tokens,
+            prefix=self._spec.continuation_prefix,
+            characters=letters + string.digits,
+            longest=self._spec.max_word_length,
+            unknown_id=self._spec.tokens.index(UNK),
+            dtype=self.id_dtype,
+        )
+
+
+def library_tokenizer(spec: WordPieceSpec) -> tokenizers.Tokenizer:
+    """The `tokenizers` library's tokenizer of a specification."""
+    model = models.WordPiece(
+        {token: index for index, token in enumerate(spec.tokens)},
+        unk_token=UNK,
+        continuing_subword_prefix=spec.continuation_prefix,
+        max_input_chars_per_word=spec.max_word_length,
+    )
+    library = tokenizers.Tokenizer(model)
+    library.normalizer = normalizers.BertNormalizer(
+        clean_text=spec.clean_text,
+        handle_chinese_chars=spec.split_chinese,
+        strip_accents=spec.strip_accents,
+        lowercase=spec.lowercase,
+    )
+    library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    library.decoder = decoders.WordPiece(prefix=spec.continuation_prefix)
+    add_tokens(library, spec.added)
+    cls, sep = ((token, spec.tokens.index(token)) for token in (CLS, SEP))
+    library.post_processor = template(cls, sep)
+    return library
 
 
 def split_chunks(text: str) -> list[str]:

@@ -11,11 +11,11 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.model.runtime import Runtime
-from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed, partitioning
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.objectives import Objective
 from bert_jax.train.steps import Plan
+from bert_jax.vocabulary import Vocabulary
 
 RESULT_FILE = "result.json"  # written to a workdir when its run has finished
 
@@ -48,7 +48,7 @@ class Run:
     objective: Objective
     source: Source
     workdir: Path
-    tokenizer: Tokenizer
+    tokenizer: Vocabulary
     kind: str  # "pretraining" or "finetuning"
     description: str = "training"
     evaluators: Sequence[Callable[[Plan, Mesh], Evaluator]] = ()

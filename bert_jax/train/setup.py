@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from bert_jax import tokenizer
+from bert_jax import vocabulary
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig, to_dict
 from bert_jax.data.prefetch import Prefetched, prefetch
@@ -200,7 +200,7 @@ def write_workdir(run: Run) -> None:
     if distributed.is_primary():
         run.workdir.mkdir(parents=True, exist_ok=True)
         folder = run.workdir / "tokenizer"
-        if folder.exists() and tokenizer.load(folder).content_hash != run.tokenizer.content_hash:
+        if folder.exists() and vocabulary.load(folder).content_hash != run.tokenizer.content_hash:
             shutil.rmtree(folder)  # from a run that left no checkpoint: open_workdir has compared the data of any other
         if not folder.exists():
             with atomic_folder(folder) as unfinished:

@@ -21,7 +21,7 @@ _ORDER, _REPLACEMENT, _LENGTH, _REORDER, _SHUFFLE = 1, 2, 4, 5, 6
 
 @runtime_checkable
 class MaskingTokenizer(Protocol):
-    """The attributes of a tokenizer (bert_jax.tokenizer.Tokenizer) that masking uses."""
+    """The attributes of a vocabulary (bert_jax.vocabulary.Vocabulary) that masking uses."""
 
     @property
     def vocab_size(self) -> int: ...

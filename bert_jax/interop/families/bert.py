@@ -30,7 +30,7 @@ from bert_jax.interop.name_table import (
     norm,
     output_entries,
 )
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.vocabulary import Vocabulary
 
 # Defaults of BertConfig.
 FIELDS = (
@@ -115,7 +115,7 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
     return make_model_config(where, FIELDS, activation=activation, tied_output=tied, **fields)
 
 
-def write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:
+def write_model(model: ModelConfig, words: Vocabulary) -> dict[str, Any]:
     return write_fields(model, FIELDS) | {
         "hidden_act": WRITTEN_ACTIVATIONS[model.activation],
         "type_vocab_size": max(1, model.segment_types),  # the format cannot omit token types

@@ -19,7 +19,7 @@ from bert_jax.interop.config_fields import (
 )
 from bert_jax.interop.family import Architecture, Family, Parts
 from bert_jax.interop.name_table import LAYERS, SAME, VOCABULARY, Entry, Layout, dense, head_shape, norm
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.vocabulary import Vocabulary
 
 # Defaults of GPT2Config. n_inner, which most files omit, defaults to 4 n_embd; embd_pdrop is written as resid_pdrop.
 FIELDS = (
@@ -95,7 +95,7 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
     )
 
 
-def _write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:
+def _write_model(model: ModelConfig, words: Vocabulary) -> dict[str, Any]:
     return write_fields(model, (*FIELDS, FEED_FORWARD)) | {
         ACTIVATION: WRITTEN_ACTIVATIONS[model.activation],
         "embd_pdrop": model.dropout,

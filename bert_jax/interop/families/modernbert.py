@@ -35,7 +35,7 @@ from bert_jax.interop.name_table import (
     norm,
 )
 from bert_jax.model.heads import Heads
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.vocabulary import Vocabulary
 
 # Defaults of ModernBertConfig. The other dropout rates are written as mlp_dropout and not read.
 FIELDS = (
@@ -202,7 +202,7 @@ def _rotary_bases(where: Path, values: Mapping[str, Any]) -> dict[str, float]:
     return bases
 
 
-def _write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:
+def _write_model(model: ModelConfig, words: Vocabulary) -> dict[str, Any]:
     """Returns the fields of transformers 5 and those of earlier versions."""
     activation = WRITTEN_ACTIVATIONS[model.activation]
     bases = {GLOBAL: model.rotary_base, LOCAL: model.rotary_base_local}

@@ -14,7 +14,7 @@ from bert_jax.interop.config_fields import Field, check_fixed, make_model_config
 from bert_jax.interop.families import bert
 from bert_jax.interop.family import Architecture, Family, Parts
 from bert_jax.interop.name_table import dense, norm, output_entries
-from bert_jax.tokenizer import Tokenizer
+from bert_jax.vocabulary import Vocabulary
 
 FIELDS = tuple(field for field in bert.FIELDS if field.field != "max_positions")
 POSITIONS = (Field("rows", "max_position_embeddings", 512), Field("padding", "pad_token_id", 1))
@@ -57,7 +57,7 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
     return make_model_config(where, FIELDS, **fields)
 
 
-def _write_model(model: ModelConfig, words: Tokenizer) -> dict[str, Any]:
+def _write_model(model: ModelConfig, words: Vocabulary) -> dict[str, Any]:
     return bert.write_model(model, words) | {
         "hidden_act": "gelu",
         "max_position_embeddings": model.max_positions + model.position_offset,

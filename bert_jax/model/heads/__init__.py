@@ -4,7 +4,7 @@ config          the choice of heads of a model
 table           every head by name; an extension adds its own here
 pooling         one vector of a sequence
 classification  dense layers to logits: classes, scores, tags, both ends of an answer
-vocabulary      logits of tokens: masked ones, next ones, those inside a span from its boundaries
+language_model  logits of tokens: masked ones, next ones, those inside a span from its boundaries
 crf             a linear-chain conditional random field over tags
 spans           vectors of all spans up to a length, their classes, and relations between them
 """
@@ -12,6 +12,7 @@ spans           vectors of all spans up to a length, their classes, and relation
 from bert_jax.model.heads.classification import ANSWER_ENDS, NEXT_SENTENCE_CLASSES, Classifier, Network
 from bert_jax.model.heads.config import Heads, SpanHeads
 from bert_jax.model.heads.crf import CRF
+from bert_jax.model.heads.language_model import SPAN_PLACES, LanguageModel, MaskedLanguageModel, SpanBoundary
 from bert_jax.model.heads.pooling import AttentionPooling, Pooler, pool_sequences
 from bert_jax.model.heads.spans import (
     SpanClassifier,
@@ -23,7 +24,6 @@ from bert_jax.model.heads.spans import (
     take_spans,
 )
 from bert_jax.model.heads.table import HEADS, Head
-from bert_jax.model.heads.vocabulary import SPAN_PLACES, LanguageModel, MaskedLanguageModel, SpanBoundary
 
 __all__ = [
     "ANSWER_ENDS",

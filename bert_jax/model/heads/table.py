@@ -13,9 +13,9 @@ from bert_jax.config import ModelConfig
 from bert_jax.model.heads.classification import ANSWER_ENDS, NEXT_SENTENCE_CLASSES, Classifier
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.heads.crf import CRF
+from bert_jax.model.heads.language_model import LanguageModel, MaskedLanguageModel, SpanBoundary
 from bert_jax.model.heads.pooling import AttentionPooling, Pooler
 from bert_jax.model.heads.spans import SpanClassifier, SpanPairs, SpanVectors
-from bert_jax.model.heads.vocabulary import LanguageModel, MaskedLanguageModel, SpanBoundary
 
 
 class Head(NamedTuple):
