@@ -20,7 +20,7 @@ from bert_jax.storage.local import incomplete_path, refuse_existing
 from bert_jax.tokenizer import Tokenizer
 from data_prep import build_options, engines, summary, worker
 from data_prep.build_options import BuildOptions
-from data_prep.job import Arguments, Job
+from data_prep.job import Arguments, Job, open_job
 from data_prep.memory import keep_freed
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source, find_sources
@@ -50,7 +50,7 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
     if options.token_cache is not None:
         cache = TokenCache(Path(os.path.abspath(options.token_cache)), round(options.token_cache_gb * GB))
         cache.prepare()
-    with Job(output, arguments, tokenizer) as job:
+    with open_job(output, arguments, tokenizer) as job:
         return _run(job, corpus, cache, quiet)
 
 

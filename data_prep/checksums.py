@@ -11,13 +11,15 @@ from typing import Any
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST, PARTS
 from bert_jax.storage.local import MARKER, write_atomic
+from data_prep import formats
 
 SUMS = "SHA256SUMS"
 _LINE = re.compile(r"([0-9a-f]{64})  (\S.*)")
 
 
-def write_with_manifest(directory: Path, manifest: Mapping[str, Any]) -> None:
-    """Writes SHA256SUMS and then manifest.json, the last two files of an output."""
+def write_with_manifest(directory: Path, manifest: dict[str, Any]) -> None:
+    """Writes the files that the format of the shards adds, then SHA256SUMS, and manifest.json last."""
+    formats.FORMATS[manifest["format"]]().finish(directory, manifest)
     content = json.dumps(manifest, indent=1).encode() + b"\n"
     write_atomic(directory / SUMS, render(directory, manifest, content))
     write_atomic(directory / MANIFEST, content)

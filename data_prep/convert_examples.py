@@ -100,7 +100,6 @@ def _convert_output(directory: Path, output: Path, format: str, quiet: bool) -> 
             done += shard["rows"]
             reporter.update(done, done)
         manifest |= {"format": format, "shards": written}
-        formats.FORMATS[format]().finish(folder, manifest)
         checksums.write_with_manifest(folder, manifest)
     return manifest
 

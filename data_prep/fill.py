@@ -11,8 +11,8 @@ from bert_jax.tokenizer import Tokenizer
 from data_prep.objectives import Spans
 from data_prep.packing import Packed
 
-# Rows masked together: bounds the memory of the masker's working arrays and changes no mask.
-_MASKED_TOGETHER = 4096
+# Rows processed at a time: bounds the memory of the working arrays and changes no result.
+ROWS_PER_BATCH = 4096
 
 
 def fill_rows(
@@ -52,13 +52,13 @@ def fill_rows(
 
 def count_predictions(rows: Rows, masker: Masker) -> int:
     """The number of predictions that the rows have in epoch 0."""
-    return sum(int(masker.count(part, np.zeros(len(part.input_ids), np.int64)).sum()) for part in _parts(rows))
+    return sum(int(masker.count(part, np.zeros(len(part.input_ids), np.int64)).sum()) for part in row_batches(rows))
 
 
 def mask_rows(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
     """The rows with static masks, equal to the dynamic masks that the loader would apply in epoch 0 (law 2)."""
     id_dtype = rows.input_ids.dtype
-    parts = [masker.apply(part, np.zeros(len(part.input_ids), np.int64), max_predictions) for part in _parts(rows)]
+    parts = [masker.apply(part, np.zeros(len(part.input_ids), np.int64), max_predictions) for part in row_batches(rows)]
     return rows._replace(
         input_ids=np.concatenate([part.input_ids for part in parts]).astype(id_dtype),
         masked_positions=np.concatenate([part.positions for part in parts]).astype(np.uint16),
@@ -67,6 +67,7 @@ def mask_rows(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
     )
 
 
-def _parts(rows: Rows) -> Iterator[Rows]:
-    for start in range(0, len(rows.input_ids), _MASKED_TOGETHER):
-        yield Rows(*(column[start : start + _MASKED_TOGETHER] for column in rows if column is not None))
+def row_batches(rows: Rows) -> Iterator[Rows]:
+    """The rows, ROWS_PER_BATCH at a time."""
+    for start in range(0, len(rows.input_ids), ROWS_PER_BATCH):
+        yield Rows(*(None if column is None else column[start : start + ROWS_PER_BATCH] for column in rows))  # type: ignore[arg-type]

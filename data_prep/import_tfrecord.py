@@ -16,9 +16,10 @@ from bert_jax.progress import Reporter
 from bert_jax.storage.local import write_atomic
 from bert_jax.tokenizer import Tokenizer
 from data_prep import formats, readers
+from data_prep.fill import row_batches
 from data_prep.formats import tfrecord
 from data_prep.inspection.row_checks import row_problems
-from data_prep.inspection.statistics import PartStatistics, row_batches
+from data_prep.inspection.statistics import PartStatistics
 from data_prep.job import UNIGRAMS, versions
 from data_prep.units import EVAL_KEY_BIT
 
@@ -73,7 +74,6 @@ def convert(
     buffer = io.BytesIO()
     np.save(buffer, statistics["train"].ordinary_unigrams)
     write_atomic(folder / UNIGRAMS, buffer.getvalue())
-    formats.FORMATS[format]().finish(folder, manifest)
     return manifest
 
 

@@ -6,6 +6,7 @@ DIR.incomplete/job/units            the records of finished units (data_prep.uni
 DIR.incomplete/tokenizer, train, eval, manifest.json, unigram_counts.npy, SHA256SUMS   as in DIR
 """
 
+import contextlib
 import importlib.metadata
 import io
 import json
@@ -13,10 +14,9 @@ import os
 import platform
 import shutil
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -26,7 +26,7 @@ from bert_jax.command import UserError
 from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, Part
 from bert_jax.storage.local import incomplete_path, lock, read_json, refuse_existing, write_atomic
 from bert_jax.tokenizer import Tokenizer
-from data_prep import checksums, formats
+from data_prep import checksums
 from data_prep.build_options import BuildOptions
 from data_prep.lengths import summarise
 from data_prep.readers import Source
@@ -66,46 +66,66 @@ class Arguments(NamedTuple):
         return json.loads(json.dumps(values))
 
 
-class Job:
-    """The folder of a running job: a context manager that holds its lock.
+@contextlib.contextmanager
+def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterator["Job"]:
+    """Begins or resumes a job, and holds its lock.
 
-    Entering raises UserError if the output exists, another job is writing it, or an earlier run that it would resume
-    had other arguments. Leaving by an exception keeps the finished units and removes a folder that holds none; after
-    UnusableCorpus it removes everything, because no later run can use it.
+    Raises UserError if the output exists, another job is writing it, or an earlier run that it would resume had other
+    arguments. An exception keeps the finished units and removes a folder that holds none; UnusableCorpus removes
+    everything, because no later run can use it.
     """
-
-    def __init__(self, output: Path, arguments: Arguments, tokenizer: Tokenizer) -> None:
-        self.output = output
-        self.directory = incomplete_path(output)
-        self.arguments = arguments
-        self.tokenizer = tokenizer
-        self._lock: IO[bytes] | None = None
-
-    def __enter__(self) -> "Job":
-        refuse_existing(self.output)
-        if self.directory.exists() and not (self.directory / "job").exists():
-            raise UserError(f"{self.directory} exists and is no unfinished output. Move it, or choose another --output")
-        for folder in (unit_folder(self.directory), *(self.directory / part for part in PARTS)):
-            folder.mkdir(parents=True, exist_ok=True)
-        self._lock = lock(self.directory / "job" / "lock")
+    refuse_existing(output)
+    directory = incomplete_path(output)
+    if directory.exists() and not (directory / "job").exists():
+        raise UserError(f"{directory} exists and is no unfinished output. Move it, or choose another --output")
+    for folder in (unit_folder(directory), *(directory / part for part in PARTS)):
+        folder.mkdir(parents=True, exist_ok=True)
+    with lock(directory / "job" / "lock"):
         try:
-            refuse_existing(self.output)  # the previous holder of the lock may have finished
-            self._check_arguments()
-            self.tokenizer.save(self.directory / "tokenizer")
-        except BaseException:
-            self._leave()
+            refuse_existing(output)  # the previous holder of the lock may have finished
+            _check_arguments(directory, arguments)
+            tokenizer.save(directory / "tokenizer")
+            yield Job(output, directory, arguments, tokenizer)
+        except UnusableCorpus:
+            shutil.rmtree(unit_folder(directory), ignore_errors=True)
             raise
-        return self
+        finally:
+            if directory.exists() and not finished_units(directory):
+                shutil.rmtree(directory, ignore_errors=True)
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if isinstance(error, UnusableCorpus):
-            shutil.rmtree(unit_folder(self.directory), ignore_errors=True)
-        self._leave()
+
+def _check_arguments(directory: Path, arguments: Arguments) -> None:
+    """Stores the arguments of a new job. Raises UserError if the job was started with others."""
+    path = directory / "job" / "arguments.json"
+    wanted = arguments.to_json()
+    if not finished_units(directory):
+        write_atomic(path, json.dumps(wanted, indent=1).encode())
+        return
+    try:
+        begun = read_json(path)
+    except UserError:
+        raise UserError(
+            f"missing or damaged {path}, the arguments of the job; remove {directory} to start again"
+        ) from None
+    differing = [name for name in wanted if begun.get(name) != wanted[name]]
+    if differing:
+        listed = ", ".join(
+            name if isinstance(wanted[name], list) else f"{name} {begun.get(name)}, now {wanted[name]}"
+            for name in differing
+        )
+        raise UserError(
+            f"{directory} was started with other arguments ({listed}); "
+            "use the same ones to resume it, or remove that folder to start again"
+        )
+
+
+class Job(NamedTuple):
+    """A job that holds the lock of its folder, as `open_job` yields it."""
+
+    output: Path
+    directory: Path
+    arguments: Arguments
+    tokenizer: Tokenizer
 
     def finish(self, records: Iterable[UnitRecord], skipped: Counter[str]) -> dict[str, Any]:
         """Writes the unigram counts and then the manifest, and renames the folder. Returns the manifest.
@@ -122,7 +142,6 @@ class Job:
         write_atomic(self.directory / UNIGRAMS, buffer.getvalue())
         lengths = {part: counts[vocab_size:] for part, counts in counted.items()}
         manifest = _manifest(self.arguments, self.tokenizer, records, skipped, lengths)
-        formats.FORMATS[options.format]().finish(self.directory, manifest)
         self._remove_strays({shard["name"] for shard in manifest["shards"]})
         checksums.write_with_manifest(self.directory, manifest)
         self.directory.rename(self.output)
@@ -130,41 +149,12 @@ class Job:
         shutil.rmtree(self.output / "job", ignore_errors=True)
         return manifest
 
-    def _check_arguments(self) -> None:
-        path = self.directory / "job" / "arguments.json"
-        wanted = self.arguments.to_json()
-        if not finished_units(self.directory):
-            write_atomic(path, json.dumps(wanted, indent=1).encode())
-            return
-        try:
-            begun = read_json(path)
-        except UserError:
-            raise UserError(
-                f"missing or damaged {path}, the arguments of the job; remove {self.directory} to start again"
-            ) from None
-        differing = [name for name in wanted if begun.get(name) != wanted[name]]
-        if differing:
-            listed = ", ".join(
-                name if isinstance(wanted[name], list) else f"{name} {begun.get(name)}, now {wanted[name]}"
-                for name in differing
-            )
-            raise UserError(
-                f"{self.directory} was started with other arguments ({listed}); "
-                "use the same ones to resume it, or remove that folder to start again"
-            )
-
     def _remove_strays(self, names: set[str]) -> None:
         """Removes what a killed worker left unfinished."""
         for part in PARTS:
             for path in (self.directory / part).iterdir():
                 if f"{part}/{path.name}" not in names:
                     path.unlink()
-
-    def _leave(self) -> None:
-        if self.directory.exists() and not finished_units(self.directory):
-            shutil.rmtree(self.directory, ignore_errors=True)
-        if self._lock is not None:
-            self._lock.close()
 
 
 def versions() -> dict[str, str]:
@@ -184,8 +174,8 @@ def _manifest(
     options = arguments.options
     parts = {part: _sum_counts(record for record in records if record.part == part) for part in PARTS}
     for part, held in parts.items():
-        slots = held["rows"] * options.seq_len
-        held["filled"] = round(held["tokens"] / slots, 6) if slots else 0.0
+        positions = held["rows"] * options.seq_len
+        held["filled"] = round(held["tokens"] / positions, 6) if positions else 0.0
         held["lengths"] = summarise(lengths[part])
     counts = _sum_counts(records)
     counts["documents"] += skipped.total()

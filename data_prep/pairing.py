@@ -36,12 +36,8 @@ def next_sentence_pairs(
     the random segment never comes from the same document (there it rarely does).
 
     offsets     sentence i is ids[offsets[i]:offsets[i + 1]], which is never empty
-    documents   the sentences [first, last) of each document, which are never empty
-
-    Raises ValueError for fewer than two documents.
+    documents   the sentences [first, last) of each of two or more documents, which are never empty
     """
-    if len(documents) < 2:
-        raise ValueError(f"next-sentence pairs need two documents, got {len(documents)}")
     room = seq_len - 3
     draw = generator.random
     pairs: list[Pair] = []
@@ -76,9 +72,8 @@ def sentence_order_pairs(
 
     The chunks are those of google-research/albert, create_pretraining_data.py. There, a chunk of one sentence gets a
     random segment that is labelled as swapped; here it is split at a random token, so every pair comes from one
-    document and needs no other. A last token that would be a chunk of its own joins the chunk before it.
-
-    Raises ValueError for a document of one token, which cannot have two segments.
+    document and needs no other. A last token that would be a chunk of its own joins the chunk before it. Each document
+    has two tokens or more.
     """
     room = seq_len - 3
     draw = generator.random
@@ -86,8 +81,6 @@ def sentence_order_pairs(
     for first, last in documents:
         target = _target(room, short_seq_prob, draw)
         end = offsets[last]
-        if end - offsets[first] < 2:
-            raise ValueError("a document of one token has no two segments")
         while first < last:
             begin = offsets[first]
             chunk_end = bisect_left(offsets, begin + target, first + 1, last)

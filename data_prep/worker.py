@@ -8,6 +8,7 @@ import numpy as np
 
 from bert_jax import tokenizer as tokenizers
 from bert_jax.data.example import Rows
+from bert_jax.data.manifest import COUNTED
 from bert_jax.data.masking import Masker
 from bert_jax.tokenizer import Tokenizer
 from data_prep import formats
@@ -32,18 +33,13 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
     tokenizer = _tokenizer(directory, arguments.tokenizer_hash)
     options = arguments.options
     masker = Masker(tokenizer, options.rule, options.seed)
-    encoded = encode(tokenizer, unit, cache)
-    counts = {
+    encoded, skipped = usable(options.objective, encode(tokenizer, unit, cache))
+    counts = dict.fromkeys(COUNTED, 0) | {
         "documents": len(unit.documents),
+        "used": len(encoded.documents),
         "sentences": len(encoded.offsets) - 1,
         "source_tokens": len(encoded.ids),
-        "sequences": 0,
-        "rows": 0,
-        "tokens": 0,
-        "predictions": 0,
     }
-    encoded, skipped = usable(options.objective, encoded)
-    counts["used"] = len(encoded.documents)
     unigrams = np.zeros(tokenizer.vocab_size, np.int64)
     lengths = np.zeros(options.seq_len + 1, np.int64)
     shards = []

@@ -2,7 +2,6 @@ import random
 from itertools import accumulate, chain
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -128,11 +127,6 @@ def test_document_of_one_sentence_gets_a_random_segment() -> None:
     assert [pair.label for pair in next_sentence_pairs(offsets, ranges, 32, 0.0, random.Random(0))] == [1, 1]
 
 
-def test_one_document_is_refused() -> None:
-    with pytest.raises(ValueError, match="two documents"):
-        next_sentence_pairs([0, 3], [(0, 1)], 32, 0.1, random.Random(0))
-
-
 @given(st.integers(1, 300), st.integers(1, 300), st.integers(2, 200), st.integers(0, 1000))
 def test_truncation_keeps_the_lengths_of_one_token_at_a_time(a: int, b: int, room: int, seed: int) -> None:
     pair = truncate(Pair(0, a, 1000, 1000 + b, 1), room, random.Random(seed))
@@ -246,8 +240,3 @@ def test_half_of_the_order_pairs_are_swapped() -> None:
     offsets, ranges = laid_out([[5] * 400] * 50)
     labels = [pair.label for pair in sentence_order_pairs(offsets, ranges, 128, 0.0, random.Random(7))]
     assert len(labels) > 500 and abs(sum(labels) - len(labels) / 2) < 5 * np.sqrt(len(labels) / 4)
-
-
-def test_document_of_one_token_has_no_order() -> None:
-    with pytest.raises(ValueError, match="one token"):
-        sentence_order_pairs([0, 1, 4], [(0, 1), (1, 2)], 32, 0.1, random.Random(0))

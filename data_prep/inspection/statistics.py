@@ -1,6 +1,6 @@
 """Statistics of the rows of a part: lengths, labels, token counts, and masks."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,9 @@ from bert_jax.data.masking import Masker, MaskingRule
 from bert_jax.data.shards import Dataset
 from bert_jax.tokenizer import Tokenizer
 from data_prep import formats
-from data_prep.fill import mask_rows
+from data_prep.fill import mask_rows, row_batches
 from data_prep.lengths import summarise
 
-# Rows processed at a time: bounds the memory of the working arrays and changes no result.
-ROWS_PER_BATCH = 4096
 REPLACEMENTS = ("[MASK]", "random", "kept")
 NO_LABEL = -1
 
@@ -155,12 +153,6 @@ def unmasked_ids(rows: Rows) -> Integer[np.ndarray, "R T"]:
 def with_masks(rows: Rows, masker: Masker | None, max_predictions: int) -> Rows:
     """Rows with the masks of epoch 0: the stored ones of static masking, else those that a loader would choose."""
     return rows if masker is None or rows.masked_positions is not None else mask_rows(rows, masker, max_predictions)
-
-
-def row_batches(rows: Rows) -> Iterator[Rows]:
-    """The rows, ROWS_PER_BATCH at a time."""
-    for start in range(0, len(rows.input_ids), ROWS_PER_BATCH):
-        yield Rows(*(None if column is None else column[start : start + ROWS_PER_BATCH] for column in rows))  # type: ignore[arg-type]
 
 
 def open_masker(directory: Path, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> Masker | None:

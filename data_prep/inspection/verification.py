@@ -16,8 +16,9 @@ from bert_jax.data.shards import Corrupt, check_sizes, layout_problem
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.tokenizer import load as load_tokenizer
 from data_prep import checksums, formats
+from data_prep.fill import row_batches
 from data_prep.inspection.row_checks import row_problems
-from data_prep.inspection.statistics import PartStatistics, open_masker, row_batches, unmasked_ids, with_masks
+from data_prep.inspection.statistics import PartStatistics, open_masker, unmasked_ids, with_masks
 from data_prep.units import EVAL_KEY_BIT
 
 _REBUILD = "build the examples again"
