@@ -17,7 +17,7 @@ from jax.sharding import Mesh
 from bert_jax import vocabulary
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig, to_dict
-from bert_jax.data.prefetch import Prefetched, prefetch
+from bert_jax.data.prefetch import Prefetched
 from bert_jax.model import attention, paths
 from bert_jax.storage.local import atomic_folder
 from bert_jax.storage.remote import is_remote
@@ -226,7 +226,7 @@ def prefetch_batches(source: Source, mesh: Mesh, first: int, depth: int) -> Pref
         size = source.rows_at(step)
         return partitioning.place(source.batch(step, local_rows(size)), size, mesh)
 
-    return prefetch(make, first, None, depth)
+    return Prefetched(make, first, depth)
 
 
 def batch_length(source: Source, step: int) -> int:
