@@ -26,7 +26,7 @@ from bert_jax.model.bert import abstract_params, init_params
 from bert_jax.model.runtime import Runtime
 from bert_jax.planning.collectives import collectives
 from bert_jax.planning.hlo import parse
-from bert_jax.train import optim, partitioning, steps
+from bert_jax.train import mesh_placement, optim, partitioning, steps
 from bert_jax.train.objectives import MaskedLMObjective
 
 VOCAB_SIZE = 30522  # bert-base-uncased
@@ -54,7 +54,7 @@ def count(model: ModelConfig, shape: tuple[int, ...], batch_size: int, seq_len: 
     partitioning.check_model(model, mesh)
     partitioning.check_batch(batch_size, 1, mesh)
     objective, config = MaskedLMObjective(), OptimizerConfig()
-    runtime = Runtime(layer_loop="scan", placement=partitioning.OnMesh())
+    runtime = Runtime(layer_loop="scan", placement=mesh_placement.OnMesh())
     chain = optim.build(config, abstract_params(model, objective.heads))
     plan = steps.Plan(model, runtime, objective, config, chain)
     key = jax.eval_shape(lambda: jax.random.key(0))

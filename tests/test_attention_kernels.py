@@ -17,7 +17,8 @@ from bert_jax.model.ops import attention_kernels
 from bert_jax.model.ops.attention_banded import banded_attention, saves
 from bert_jax.model.ops.attention_splash import splash_attention
 from bert_jax.model.placement import Placement
-from bert_jax.train.partitioning import OnMesh, make_mesh
+from bert_jax.train.mesh_placement import OnMesh
+from bert_jax.train.partitioning import make_mesh
 
 HIGHEST = jax.lax.Precision.HIGHEST
 

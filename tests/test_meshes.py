@@ -14,7 +14,7 @@ from tiny_batches import lay, random_sequence
 from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.model import bert, paths
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import optim, partitioning, steps
+from bert_jax.train import mesh_placement, optim, partitioning, steps
 from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective
 
 ONE = (1, 1, 1)
@@ -58,7 +58,7 @@ def plan_of(family: str, *, loop: str = "scan", microbatches: int = 1, **optimiz
     model = dataclasses.replace(FAMILIES[family], **CHANGES)
     objective = CausalLMObjective() if model.causal else MaskedLMObjective()
     config = OptimizerConfig(learning_rate=0.01, warmup_steps=1, **optimizer)
-    runtime = Runtime(layer_loop=loop, placement=partitioning.OnMesh())
+    runtime = Runtime(layer_loop=loop, placement=mesh_placement.OnMesh())
     chain = optim.build(config, bert.abstract_params(model, objective.heads))
     return steps.Plan(model, runtime, objective, config, chain, microbatches)
 

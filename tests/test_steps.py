@@ -15,7 +15,7 @@ from bert_jax.model.encoder import gather_positions
 from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors
 from bert_jax.model.runtime import Runtime
 from bert_jax.planning import hlo
-from bert_jax.train import optim, partitioning, rules, steps
+from bert_jax.train import mesh_placement, optim, partitioning, rules, steps
 from bert_jax.train.objectives import MaskedLMObjective
 
 CONFIG = OptimizerConfig(learning_rate=0.01, warmup_steps=1)
@@ -122,7 +122,7 @@ def test_over_data_alone_the_gradients_of_microbatches_are_summed_once(tiny_conf
     batch = random_batch(tiny_config.vocab_size)
     counts, key = MaskedLMObjective().counts(jax.tree.map(jnp.asarray, batch)), jax.random.key(0)
     plan = dataclasses.replace(
-        make_plan(tiny_config, microbatches=2), runtime=Runtime(layer_loop="scan", placement=partitioning.OnMesh())
+        make_plan(tiny_config, microbatches=2), runtime=Runtime(layer_loop="scan", placement=mesh_placement.OnMesh())
     )
     accumulate = jax.jit(steps.accumulate, static_argnums=0)
     alone, alone_terms = accumulate(plan, params, batch, counts, key)

@@ -26,7 +26,7 @@ def all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
 
 @dataclass(frozen=True)
 class Placement:
-    """No request: the compiler decides where arrays lie. train/partitioning.py has the one that knows the mesh."""
+    """No request: the compiler decides where arrays lie. train/mesh_placement.py has the one that knows the mesh."""
 
     def constrain(self, name: str, array: Array) -> Array:
         """The array with the sharding of arrays of that name."""

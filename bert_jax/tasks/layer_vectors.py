@@ -18,7 +18,7 @@ from bert_jax.model.layer_selection import LayerSelection
 from bert_jax.model.runtime import Runtime
 from bert_jax.tasks.example import TaskBatch
 from bert_jax.tasks.inference import run_batches
-from bert_jax.train import partitioning
+from bert_jax.train import mesh_placement, partitioning
 
 
 class LayerVectors:
@@ -42,7 +42,7 @@ class LayerVectors:
         self.dtype = dtype
         self.mesh = partitioning.make_mesh(MeshConfig())
         # Each length is compiled separately, so the layer loop that compiles fast is used.
-        runtime = Runtime(compute_dtype=compute_dtype, layer_loop="scan", placement=partitioning.OnMesh())
+        runtime = Runtime(compute_dtype=compute_dtype, layer_loop="scan", placement=mesh_placement.OnMesh())
         params = partitioning.put(paths.unflatten(dict(loaded.params)), self.mesh)
         self._compute = functools.partial(
             _selected, loaded.model, loaded.heads, runtime, selections, pool, dtype, params

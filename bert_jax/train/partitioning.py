@@ -1,4 +1,6 @@
-"""The mesh, and the sharding of every array over it. No other file names a mesh axis.
+"""The mesh, and the sharding of parameters and batches over it; that of activations is in train/mesh_placement.py.
+
+Only these two files name the axes of the mesh:
 
 data     rows of a batch; parameters are replicated
 fsdp     rows of a batch too; parameters, gradients and optimizer state are sharded, and gathered when a layer is
@@ -7,8 +9,7 @@ tensor   attention heads, the feed-forward's inner width and the vocabulary (Sho
 """
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from types import EllipsisType
 from typing import Any
 
@@ -16,12 +17,10 @@ import jax
 import numpy as np
 from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
-from jax.typing import DTypeLike
 
 from bert_jax.command import UserError
 from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.model import paths
-from bert_jax.model.placement import Placement
 from bert_jax.shapes import padded_vocabulary
 from bert_jax.train import rules
 
@@ -49,14 +48,6 @@ PARAMETER_RULES: tuple[tuple[str, Axes], ...] = (
     (r"(^|/)(dense|transform|first|second|start|end|hidden)/kernel$", (FSDP, None)),  # of heads
     (r".*", ()),
 )
-# By the names of model/placement.py.
-ACTIVATION_RULES: dict[str, Axes] = {
-    "hidden": (ROWS, None, None),
-    "heads": (ROWS, ..., TENSOR, None),
-    "inner": (ROWS, ..., TENSOR),
-    "logits": (ROWS, None, TENSOR),
-    "sequence_ids": (ROWS, None),
-}
 
 
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None, flag: str = FLAG) -> Mesh:
@@ -164,7 +155,7 @@ def shardings(mesh: Mesh, tree: Any) -> Any:
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, _parameter_spec(path, leaf, mesh))
+        return NamedSharding(mesh, parameter_spec(path, leaf, mesh))
 
     return jax.tree_util.tree_map_with_path(place, tree)
 
@@ -173,26 +164,26 @@ def undivided(mesh: Mesh, tree: Any) -> list[str]:
     """The paths of the parameters that a rule would shard but the mesh does not divide: they are replicated."""
     found = []
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
-        axes = _expanded(rules.first_match(PARAMETER_RULES, _name(path)), len(leaf.shape))
-        cut = [axis for axis in axes if isinstance(axis, str) and mesh.shape[axis] > 1]
-        if len(axes) == len(leaf.shape) and len(cut) > sum(
-            axis is not None for axis in _parameter_spec(path, leaf, mesh)
-        ):
+        axes = rules.first_match(PARAMETER_RULES, _name(path))
+        if parameter_spec(path, leaf, mesh) != spec(axes, (0,) * leaf.ndim, mesh):  # every size divides 0
             found.append(_name(path))
     return found
 
 
-def _parameter_spec(path: Any, leaf: Any, mesh: Any) -> PartitionSpec:
-    return _spec(rules.first_match(PARAMETER_RULES, _name(path)), leaf.shape, mesh)
+def parameter_spec(path: Any, leaf: Any, mesh: Any) -> PartitionSpec:
+    """How the rule for the path of a leaf, as jax.tree_util gives it, shards that leaf."""
+    return spec(rules.first_match(PARAMETER_RULES, _name(path)), leaf.shape, mesh)
 
 
 def _name(path: Any) -> str:
     return jax.tree_util.keystr(path, simple=True, separator=paths.SEPARATOR)
 
 
-def _spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
+def spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
     """The rule for an array of that shape, without the axes of one device and those that do not divide it."""
-    axes = _expanded(axes, len(shape))
+    if ... in axes:
+        middle = axes.index(...)
+        axes = (*axes[:middle], *[None] * (len(shape) - len(axes) + 1), *axes[middle + 1 :])
     if len(axes) != len(shape):
         return PartitionSpec()
     found = []
@@ -202,14 +193,6 @@ def _spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
         divides = size % math.prod(mesh.shape[name] for name in used) == 0
         found.append(used if used and divides else None)
     return PartitionSpec(*found)
-
-
-def _expanded(axes: Axes, count: int) -> Axes:
-    """The rule with ... replaced by as many None as an array of `count` axes needs."""
-    if ... not in axes:
-        return axes
-    middle = axes.index(...)
-    return (*axes[:middle], *[None] * (count - len(axes) + 1), *axes[middle + 1 :])
 
 
 def with_shardings(mesh: Mesh, tree: Any) -> Any:
@@ -247,132 +230,17 @@ def local_rows(batch_size: int, mesh: Mesh) -> slice | np.ndarray:
     An array of row numbers where they are not contiguous: on a TPU pod a process's chips form a square of the torus,
     and the mesh runs along the torus.
     """
-    owned = _owned(batch_size, mesh)
+    indices = rows_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
+    owned = np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices if index is not None]))
     first, last = int(owned[0]), int(owned[-1])
     return slice(first, last + 1) if last - first + 1 == len(owned) else owned
 
 
-def _owned(batch_size: int, mesh: Mesh) -> np.ndarray:
-    indices = rows_sharding(mesh).addressable_devices_indices_map((batch_size,)).values()
-    return np.unique(np.concatenate([np.arange(batch_size)[index] for index in indices if index is not None]))
-
-
 def place(batch: Any, batch_size: int, mesh: Mesh) -> Any:
     """Global arrays from this process's rows (local_rows) of a batch of numpy arrays."""
-    sharding, owned = rows_sharding(mesh), _owned(batch_size, mesh)
+    sharding = rows_sharding(mesh)
 
     def put(local: np.ndarray) -> jax.Array:
-        def part(index: Any) -> np.ndarray:  # a slice for each axis
-            return local[among(owned, index[0])]
-
-        return jax.make_array_from_callback((batch_size, *local.shape[1:]), sharding, part)
+        return jax.make_array_from_process_local_data(sharding, local, (batch_size, *local.shape[1:]))
 
     return jax.tree.map(put, batch)
-
-
-def among(owned: np.ndarray, rows: slice) -> slice:
-    """The positions of contiguous rows of the global batch among the rows that a process owns."""
-    start, stop = rows.start or 0, int(owned[-1]) + 1 if rows.stop is None else rows.stop
-    first = int(np.searchsorted(owned, start))
-    return slice(first, first + stop - start)
-
-
-@dataclass(frozen=True)
-class OnMesh(Placement):
-    """Shards activations by the rules above, on the mesh that is set (jax.set_mesh) while a model is traced."""
-
-    def constrain(self, name: str, array: jax.Array) -> jax.Array:
-        mesh = jax.sharding.get_abstract_mesh()
-        if not _shards_parameters(mesh):  # the sharding of rows propagates from the batch by itself
-            return array
-        return jax.lax.with_sharding_constraint(array, _spec(ACTIVATION_RULES[name], array.shape, mesh))
-
-    def gather(self, params: Any, prefix: str = "", dtype: DTypeLike | None = None) -> Any:
-        mesh = jax.sharding.get_abstract_mesh()
-        if not self.gathers:
-            return params
-
-        def whole(path: str, leaf: jax.Array) -> jax.Array:
-            full = f"{prefix}/{path}" if prefix else path
-            axes = rules.first_match(PARAMETER_RULES, full)
-            if FSDP not in axes or (not prefix and rules.stack_of(full)):
-                return leaf
-            axes = tuple(None if axis == FSDP else axis for axis in (axes[1:] if prefix else axes))
-            gathered = (
-                leaf if dtype is None else leaf.astype(dtype)
-            )  # cast first: bfloat16 halves the bytes that are gathered
-            return jax.lax.with_sharding_constraint(gathered, _spec(axes, leaf.shape, mesh))
-
-        return paths.unflatten({path: whole(path, leaf) for path, leaf in paths.flatten(params).items()})
-
-    @property
-    def gathers(self) -> bool:
-        mesh = jax.sharding.get_abstract_mesh()
-        return not mesh.empty and mesh.shape[FSDP] > 1
-
-    def shard_kernel(self, kernel: Callable[..., jax.Array], names: Sequence[str]) -> Callable[..., jax.Array]:
-        mesh = jax.sharding.get_abstract_mesh()
-        if mesh.empty or mesh.are_all_axes_manual:
-            return kernel
-
-        def sharded(*arrays: jax.Array) -> jax.Array:
-            laid = zip(names, arrays, strict=True)
-            specs = tuple(_spec(ACTIVATION_RULES[name], array.shape, mesh) for name, array in laid)
-            return jax.shard_map(kernel, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
-
-        return sharded
-
-    def accumulate_over_data(self, sums: Callable[..., Any]) -> Callable[..., Any]:
-        """Sums of each shard by shard_map, then one reduction, on a mesh of `data` alone.
-
-        Where parameters are sharded the compiler decides: XLA's partitioner (jaxlib 0.10.2) crashes on lookups in a
-        program that is manual over one axis of several.
-        """
-        if not sums_once(jax.sharding.get_abstract_mesh()):
-            return sums
-
-        def added(*arguments: Any) -> Any:
-            return jax.lax.psum(sums(*arguments), DATA)
-
-        def sharded(batch: Any, *others: Any) -> Any:
-            specs = (PartitionSpec(DATA), *(PartitionSpec() for _ in others))
-            return jax.shard_map(added, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)(batch, *others)
-
-        return sharded
-
-    def row_numbers(self, rows: int) -> tuple[int | jax.Array, int]:
-        mesh = jax.sharding.get_abstract_mesh()
-        if mesh.empty or not mesh.are_all_axes_manual:
-            return 0, rows
-        return jax.lax.axis_index(DATA) * rows, mesh.shape[DATA] * rows
-
-    @property
-    def shards_kernels(self) -> bool:
-        return not jax.sharding.get_abstract_mesh().empty
-
-    @property
-    def shards_layers(self) -> bool:
-        mesh = jax.sharding.get_abstract_mesh()
-        return not mesh.empty and mesh.shape[TENSOR] > 1
-
-
-def sums_once(mesh: Any) -> bool:
-    """Whether gradients of several microbatches are reduced over the devices only once: on a mesh of `data` alone."""
-    return not mesh.empty and mesh.size > 1 and not _shards_parameters(mesh)
-
-
-def constrain_params(tree: Any) -> Any:
-    """A traced tree with the shapes and paths of parameters, such as gradients, with the parameters' sharding on the
-    mesh that is set."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if not _shards_parameters(mesh):
-        return tree
-
-    def constrain(path: Any, leaf: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(leaf, _parameter_spec(path, leaf, mesh))
-
-    return jax.tree_util.tree_map_with_path(constrain, tree)
-
-
-def _shards_parameters(mesh: Any) -> bool:
-    return not mesh.empty and mesh.shape[FSDP] * mesh.shape[TENSOR] > 1

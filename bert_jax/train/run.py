@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import distributed, partitioning
+from bert_jax.train import distributed, mesh_placement
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.objectives import Objective
 from bert_jax.train.steps import Plan
@@ -95,6 +95,6 @@ def runtime_of(config: TrainConfig, platform: str = "") -> Runtime:
         layer_loop=model.layer_loop,
         attention=model.attention,
         remat=model.remat,
-        placement=partitioning.OnMesh(),
+        placement=mesh_placement.OnMesh(),
         platform=platform,
     )

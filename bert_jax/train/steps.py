@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from bert_jax.config import ModelConfig, OptimizerConfig
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import compiler, optim, partitioning
+from bert_jax.train import compiler, mesh_placement, optim, partitioning
 from bert_jax.train.objectives import Counts, Objective, Terms, means, total_loss
 from bert_jax.train.state import TrainState
 
@@ -125,7 +125,7 @@ def accumulate(
 
     def gradient(params: dict[str, Any], part: Any, counts: Counts, key: Array) -> tuple[dict[str, Any], Terms]:
         gradients, terms = jax.grad(loss, has_aux=True)(params, part, counts, key)
-        return partitioning.constrain_params(gradients), terms
+        return mesh_placement.constrain_params(gradients), terms
 
     if plan.microbatches == 1:
         return gradient(params, batch, counts, dropout_key)

@@ -1,0 +1,122 @@
+"""Shards the arrays of a traced program over the mesh: activations, gathered parameters, kernels and gradients."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import PartitionSpec
+from jax.typing import DTypeLike
+
+from bert_jax.model import paths
+from bert_jax.model.placement import Placement
+from bert_jax.train import rules
+from bert_jax.train.partitioning import DATA, FSDP, PARAMETER_RULES, ROWS, TENSOR, Axes, parameter_spec, spec
+
+# By the names of model/placement.py.
+ACTIVATION_RULES: dict[str, Axes] = {
+    "hidden": (ROWS, None, None),
+    "heads": (ROWS, ..., TENSOR, None),
+    "inner": (ROWS, ..., TENSOR),
+    "logits": (ROWS, None, TENSOR),
+    "sequence_ids": (ROWS, None),
+}
+
+
+@dataclass(frozen=True)
+class OnMesh(Placement):
+    """Shards activations by the rules above, on the mesh that is set (jax.set_mesh) while a model is traced."""
+
+    def constrain(self, name: str, array: jax.Array) -> jax.Array:
+        mesh = jax.sharding.get_abstract_mesh()
+        if not _shards_parameters(mesh):  # the sharding of rows propagates from the batch by itself
+            return array
+        return jax.lax.with_sharding_constraint(array, spec(ACTIVATION_RULES[name], array.shape, mesh))
+
+    def gather(self, params: Any, prefix: str = "", dtype: DTypeLike | None = None) -> Any:
+        mesh = jax.sharding.get_abstract_mesh()
+        if not self.gathers:
+            return params
+
+        def whole(path: str, leaf: jax.Array) -> jax.Array:
+            full = f"{prefix}/{path}" if prefix else path
+            axes = rules.first_match(PARAMETER_RULES, full)
+            if FSDP not in axes or (not prefix and rules.stack_of(full)):
+                return leaf
+            axes = tuple(None if axis == FSDP else axis for axis in (axes[1:] if prefix else axes))
+            gathered = leaf if dtype is None else leaf.astype(dtype)  # bfloat16 halves the bytes that are gathered
+            return jax.lax.with_sharding_constraint(gathered, spec(axes, leaf.shape, mesh))
+
+        return paths.unflatten({path: whole(path, leaf) for path, leaf in paths.flatten(params).items()})
+
+    @property
+    def gathers(self) -> bool:
+        mesh = jax.sharding.get_abstract_mesh()
+        return not mesh.empty and mesh.shape[FSDP] > 1
+
+    def shard_kernel(self, kernel: Callable[..., jax.Array], names: Sequence[str]) -> Callable[..., jax.Array]:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty or mesh.are_all_axes_manual:
+            return kernel
+
+        def sharded(*arrays: jax.Array) -> jax.Array:
+            laid = zip(names, arrays, strict=True)
+            specs = tuple(spec(ACTIVATION_RULES[name], array.shape, mesh) for name, array in laid)
+            return jax.shard_map(kernel, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
+
+        return sharded
+
+    def accumulate_over_data(self, sums: Callable[..., Any]) -> Callable[..., Any]:
+        """Sums of each shard by shard_map, then one reduction, on a mesh of `data` alone.
+
+        Where parameters are sharded the compiler decides: XLA's partitioner (jaxlib 0.10.2) crashes on lookups in a
+        program that is manual over one axis of several.
+        """
+        if not sums_once(jax.sharding.get_abstract_mesh()):
+            return sums
+
+        def added(*arguments: Any) -> Any:
+            return jax.lax.psum(sums(*arguments), DATA)
+
+        def sharded(batch: Any, *others: Any) -> Any:
+            specs = (PartitionSpec(DATA), *(PartitionSpec() for _ in others))
+            return jax.shard_map(added, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)(batch, *others)
+
+        return sharded
+
+    def row_numbers(self, rows: int) -> tuple[int | jax.Array, int]:
+        mesh = jax.sharding.get_abstract_mesh()
+        if mesh.empty or not mesh.are_all_axes_manual:
+            return 0, rows
+        return jax.lax.axis_index(DATA) * rows, mesh.shape[DATA] * rows
+
+    @property
+    def shards_kernels(self) -> bool:
+        return not jax.sharding.get_abstract_mesh().empty
+
+    @property
+    def shards_layers(self) -> bool:
+        mesh = jax.sharding.get_abstract_mesh()
+        return not mesh.empty and mesh.shape[TENSOR] > 1
+
+
+def sums_once(mesh: Any) -> bool:
+    """Whether gradients of several microbatches are reduced over the devices only once: on a mesh of `data` alone."""
+    return not mesh.empty and mesh.size > 1 and not _shards_parameters(mesh)
+
+
+def constrain_params(tree: Any) -> Any:
+    """A traced tree with the shapes and paths of parameters, such as gradients, with the parameters' sharding on the
+    mesh that is set."""
+    mesh = jax.sharding.get_abstract_mesh()
+    if not _shards_parameters(mesh):
+        return tree
+
+    def constrain(path: Any, leaf: jax.Array) -> jax.Array:
+        return jax.lax.with_sharding_constraint(leaf, parameter_spec(path, leaf, mesh))
+
+    return jax.tree_util.tree_map_with_path(constrain, tree)
+
+
+def _shards_parameters(mesh: Any) -> bool:
+    return not mesh.empty and mesh.shape[FSDP] * mesh.shape[TENSOR] > 1
