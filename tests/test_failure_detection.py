@@ -3,6 +3,7 @@
 import contextlib
 import queue
 import socket
+import struct
 import threading
 import time
 from collections.abc import Iterator
@@ -128,10 +129,11 @@ def test_two_of_one_number_and_another_count_are_refused(port):
 
 
 def test_strangers_and_those_who_went_away_again_hold_nobody_up(port):
+    hello = b'{"process": 1, "count": 2}'
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(call, port, 2, 0)
         time.sleep(0.2)
-        for content in (b"", b"GET / HTTP/1.1\r\n\r\n", b'{"process": 1, "count": 2}\n'):
+        for content in (b"", b"GET / HTTP/1.1\r\n\r\n", struct.pack("!i", len(hello)) + hello):
             with socket.create_connection(("127.0.0.1", port)) as stranger:
                 stranger.sendall(content)
         # The last of them is process 1 that died: with it the roll is full, and its end is heard at once.

@@ -9,17 +9,17 @@ Measured with two processes on one CPU machine (jax 0.10.2), from SIGKILL of one
 0.06 s with this module. Without it jax aborts the other by SIGABRT with a stack trace: after 0.1 to 0.2 s where process
 0 was killed, and only after the heartbeat timeout (100 s by default) where process 1 was.
 
-Every message is one line of JSON. This module does not import jax.
+Every message is a JSON object in a frame of multiprocessing.connection. This module does not import jax.
 """
 
 import contextlib
 import json
-import select
-import selectors
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterable
+from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from bert_jax.command import EXIT_LOST, UserError
@@ -28,8 +28,8 @@ _HELLO_SECONDS = 2.0  # for a new connection to send its number
 _RETRY_SECONDS = 0.25  # between two attempts to connect
 _GRACE_SECONDS = 5.0  # the others wait this much longer than process 0, which can name what is missing
 _LEAVE_SECONDS = 3.0  # how long process 0 waits for the others to exit
-_SEND_SECONDS = 2.0  # for a few bytes, which a lost machine does not accept
-_LONGEST_LINE = 1 << 16
+_MESSAGE_SECONDS = 2  # for the rest of a message that has begun, and to send a few bytes to a machine that is lost
+_LONGEST_MESSAGE = 1 << 16
 
 Stop = Callable[[int, str], None]  # called with an exit code and one line with the reason
 
@@ -37,11 +37,12 @@ Stop = Callable[[int, str], None]  # called with an exit code and one line with 
 class Peers:
     """The connections of one process: process 0 has one to each other, the others have one to process 0."""
 
-    def __init__(self, process: int, count: int, connections: dict[int, "Connection"]) -> None:
+    def __init__(self, process: int, count: int, connections: dict[int, Connection]) -> None:
         self.process, self.count = process, count
         self._connections = connections
         self._left: set[int] = set()  # ended successfully
         self._closing = threading.Event()
+        self._sending = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def watch(self, heartbeat_timeout: float, on_stop: Stop) -> None:
@@ -49,12 +50,8 @@ class Peers:
 
         A process that is silent for heartbeat_timeout seconds counts as lost.
         """
-        selector = selectors.DefaultSelector()
-        for process, peer in self._connections.items():
-            selector.register(peer.socket, selectors.EVENT_READ, process)
-            peer.heard = time.monotonic()
         self._thread = threading.Thread(
-            target=self._watch, args=(selector, heartbeat_timeout, on_stop), name="failure_detection", daemon=True
+            target=self._watch, args=(heartbeat_timeout, on_stop), name="failure_detection", daemon=True
         )
         self._thread.start()
 
@@ -69,55 +66,48 @@ class Peers:
         self._closing.set()
         if self._thread is not None:
             self._thread.join(_LEAVE_SECONDS)
-        for peer in self._connections.values():
-            peer.close()
+        for connection in self._connections.values():
+            connection.close()
 
     def _tell(self, message: dict[str, Any], but: int = -1) -> None:
-        for process, peer in self._connections.items():
-            if process != but:
-                peer.send(message)
+        with self._sending:
+            for process, connection in self._connections.items():
+                if process != but:
+                    _send(connection, message)
 
     def _let_others_go(self) -> None:
         """Makes process 0 exit last, because it runs jax's service, without which the others abort."""
         until = time.monotonic() + _LEAVE_SECONDS
         while self.process == 0 and time.monotonic() < until:
-            if all(peer.closed() for peer in self._connections.values()):
+            if all(map(_is_closed, self._connections.values())):
                 break
             time.sleep(0.02)
 
-    def _watch(self, selector: selectors.BaseSelector, heartbeat_timeout: float, on_stop: Stop) -> None:
+    def _watch(self, heartbeat_timeout: float, on_stop: Stop) -> None:
         interval = heartbeat_timeout / 5
         next_sign = 0.0
-        with selector:
-            while not self._closing.is_set():
-                if time.monotonic() >= next_sign:
-                    self._tell({"alive": self.process})
-                    next_sign = time.monotonic() + interval
-                for key, _ in selector.select(min(interval, 0.2)):
-                    if stopped := self._hear(key.data, selector):
-                        return self._stop(*stopped, on_stop)
-                silent = [
-                    process
-                    for process, peer in self._connections.items()
-                    if process not in self._left and time.monotonic() - peer.heard > heartbeat_timeout
-                ]
-                if silent:
-                    return self._stop(silent[0], *_lost(silent[0], self.count, heartbeat_timeout), on_stop)
-
-    def _hear(self, process: int, selector: selectors.BaseSelector) -> tuple[int, int, str] | None:
-        """Reads what a process has sent; returns who has stopped, its exit code and the reason, or None."""
-        peer = self._connections[process]
-        for message in peer.receive():
-            if "end" in message:
-                self._left.add(process)
-            if "stop" in message:
-                stop = message["stop"]
-                return stop["process"], stop["code"], stop["message"]
-        if peer.ended:
-            selector.unregister(peer.socket)
-            if process not in self._left and not self._closing.is_set():
-                return process, *_lost(process, self.count)
-        return None
+        heard = dict.fromkeys(self._connections, time.monotonic())
+        while not self._closing.is_set():
+            if time.monotonic() >= next_sign:
+                self._tell({"alive": self.process})
+                next_sign = time.monotonic() + interval
+            watched = {process: each for process, each in self._connections.items() if process not in self._left}
+            ready = wait([each for each in watched.values() if not each.closed], min(interval, 0.2))
+            for process, connection in watched.items():
+                if connection not in ready:
+                    continue
+                heard[process] = time.monotonic()
+                message = _receive(connection)
+                if message is None and not self._closing.is_set():
+                    return self._stop(process, *_lost(process, self.count), on_stop)
+                if message and "stop" in message:
+                    stop = message["stop"]
+                    return self._stop(stop["process"], stop["code"], stop["message"], on_stop)
+                if message and "end" in message:
+                    self._left.add(process)
+            for process in watched:
+                if process not in self._left and time.monotonic() - heard[process] > heartbeat_timeout:
+                    return self._stop(process, *_lost(process, self.count, heartbeat_timeout), on_stop)
 
     def _stop(self, process: int, code: int, message: str, on_stop: Stop) -> None:
         if self.process == 0:
@@ -154,7 +144,7 @@ def free_address() -> tuple[str, int]:
     return socket.gethostname(), port
 
 
-def _gather(port: int, count: int, timeout: float) -> dict[int, "Connection"]:
+def _gather(port: int, count: int, timeout: float) -> dict[int, Connection]:
     """Returns the connections of all other processes, once they are present."""
     here: dict[int, Connection] = {}
     until = time.monotonic() + timeout
@@ -162,7 +152,7 @@ def _gather(port: int, count: int, timeout: float) -> dict[int, "Connection"]:
         while len(here) < count - 1:
             listener.settimeout(max(until - time.monotonic(), 0.01))
             try:
-                connection = Connection(listener.accept()[0])
+                connection = _framed(listener.accept()[0])
             except TimeoutError:
                 missing = ", ".join(str(number) for number in range(1, count) if number not in here)
                 why = (
@@ -171,7 +161,7 @@ def _gather(port: int, count: int, timeout: float) -> dict[int, "Connection"]:
                 )
                 _refuse(here.values(), why)
                 raise UserError(why) from None
-            if (hello := connection.first(_HELLO_SECONDS)) is None or "process" not in hello:
+            if (hello := _receive(connection, _HELLO_SECONDS)) is None or "process" not in hello:
                 connection.close()  # not a process of a run: a port scan or a health check
                 continue
             number = hello["process"]
@@ -182,22 +172,22 @@ def _gather(port: int, count: int, timeout: float) -> dict[int, "Connection"]:
                 here[number].close()  # it died while it waited, and was started again
             here[number] = connection
     for connection in here.values():
-        connection.send({"go": count})
+        _send(connection, {"go": count})
     return here
 
 
-def _why_refused(hello: dict[str, Any], count: int, here: dict[int, "Connection"]) -> str:
+def _why_refused(hello: dict[str, Any], count: int, here: dict[int, Connection]) -> str:
     number, others = hello["process"], hello["count"]
     if others != count:
         return f"process 0 was started with --num_processes={count}, process {number} with {others}; give one count"
-    if number in here and not here[number].closed():
+    if number in here and not _is_closed(here[number]):
         return f"two processes were started with --process_id={number}; give each its own, from 0 to {count - 1}"
     return ""
 
 
-def _refuse(connections: Iterable["Connection"], why: str) -> None:
+def _refuse(connections: Iterable[Connection], why: str) -> None:
     for connection in connections:
-        connection.send({"refused": why})
+        _send(connection, {"refused": why})
         connection.close()
 
 
@@ -213,19 +203,19 @@ def _listen(port: int) -> socket.socket:
         ) from error
 
 
-def _join(host: str, port: int, count: int, process: int, timeout: float) -> "Connection":
+def _join(host: str, port: int, count: int, process: int, timeout: float) -> Connection:
     """Returns the connection to process 0, once all processes are present."""
     until = time.monotonic() + timeout
     why = ""
     while (left := until - time.monotonic()) > 0:
         try:
-            connection = Connection(socket.create_connection((host, port), timeout=left))
+            connection = _framed(socket.create_connection((host, port), timeout=left))
         except OSError as error:
             why = error.strerror or str(error)
             time.sleep(_RETRY_SECONDS)
             continue
-        connection.send({"process": process, "count": count})
-        answer = connection.first(left + _GRACE_SECONDS)
+        _send(connection, {"process": process, "count": count})
+        answer = _receive(connection, left + _GRACE_SECONDS)
         if answer is not None and "go" in answer:
             return connection
         connection.close()
@@ -239,65 +229,35 @@ def _join(host: str, port: int, count: int, process: int, timeout: float) -> "Co
     )
 
 
-class Connection:
-    """One end of a connection, which carries lines of JSON; records whether the other end has closed it."""
+def _framed(connected: socket.socket) -> Connection:
+    """The connection of a socket, which it takes over."""
+    connected.settimeout(None)
+    connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connected.setsockopt(socket.SOL_SOCKET, option, struct.pack("ll", _MESSAGE_SECONDS, 0))
+    return Connection(connected.detach())
 
-    def __init__(self, connected: socket.socket) -> None:
-        self.socket = connected
-        self.heard = time.monotonic()
-        self.ended = False
-        self._buffer = b""
-        self._waiting: list[dict[str, Any]] = []
-        self._sending = threading.Lock()
-        connected.settimeout(_SEND_SECONDS)
-        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def send(self, message: dict[str, Any]) -> None:
-        """Sends a message; drops one that cannot be delivered, since reading reports that the other end is gone."""
-        with self._sending, contextlib.suppress(OSError):
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
+def _send(connection: Connection, message: dict[str, Any]) -> None:
+    """Sends a message; drops one that cannot be delivered, since reading reports that the other end is gone."""
+    with contextlib.suppress(OSError):
+        connection.send_bytes(json.dumps(message).encode())
 
-    def receive(self) -> list[dict[str, Any]]:
-        """Waits for data or the end of the connection, and returns the messages received."""
-        try:
-            received = self.socket.recv(_LONGEST_LINE)
-        except TimeoutError:
-            return self._taken()
-        except OSError:
-            received = b""
-        self.heard = time.monotonic()
-        self._buffer += received
-        *lines, self._buffer = self._buffer.split(b"\n")
-        self.ended = not received or len(self._buffer) > _LONGEST_LINE
-        for line in lines:
-            with contextlib.suppress(ValueError):
-                if isinstance(message := json.loads(line), dict):
-                    self._waiting.append(message)
-        return self._taken()
 
-    def _taken(self) -> list[dict[str, Any]]:
-        taken, self._waiting = self._waiting, []
-        return taken
+def _receive(connection: Connection, seconds: float = 0.0) -> dict[str, Any] | None:
+    """The next message; None, and closes the connection, where none arrives in time or the other end has closed it."""
+    with contextlib.suppress(EOFError, OSError, ValueError):
+        if connection.poll(seconds):
+            message = json.loads(connection.recv_bytes(_LONGEST_MESSAGE))
+            if isinstance(message, dict):
+                return message
+    connection.close()
+    return None
 
-    def first(self, seconds: float) -> dict[str, Any] | None:
-        """Returns the first message, or None where none arrives in time; later ones are left for `receive`."""
-        until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0 and not self.ended:
-            self.socket.settimeout(left)
-            messages = self.receive()
-            self.socket.settimeout(_SEND_SECONDS)
-            if messages:
-                self._waiting = messages[1:]
-                return messages[0]
-        return None
 
-    def closed(self) -> bool:
-        """Whether the other end is known to have closed it; drops messages that have arrived."""
-        with contextlib.suppress(OSError, ValueError):  # ValueError: closed at this end
-            while not self.ended and select.select([self.socket], [], [], 0)[0]:
-                self.receive()
-            return self.ended
-        return True
-
-    def close(self) -> None:
-        self.socket.close()
+def _is_closed(connection: Connection) -> bool:
+    """Whether the other end is known to have closed it; drops messages that have arrived."""
+    with contextlib.suppress(OSError):
+        while not connection.closed and connection.poll():
+            _receive(connection)
+    return connection.closed
