@@ -13,34 +13,56 @@ from bert_jax.tasks.example import spans
 from bert_jax.tokenizer import Tokenizer
 
 
+class Texts(NamedTuple):
+    """A text of each of R rows: row r has pieces[starts[r]:starts[r] + sizes[r]]."""
+
+    pieces: Int32[np.ndarray, "K"]
+    starts: Int64[np.ndarray, "R"]
+    sizes: Int64[np.ndarray, "R"]
+
+
 class EncodedPairs(NamedTuple):
     """R rows, whose N tokens are concatenated as in TaskRows."""
 
     input_ids: Int32[np.ndarray, "N"]
     offsets: Int64[np.ndarray, "R+1"]
     first_lengths: Int32[np.ndarray, "R"]
-    cut: Bool[np.ndarray, "R"]  # which rows lost tokens
 
 
 def encode_pairs(
     texts: Sequence[str], seconds: Sequence[str] | None, tokenizer: Tokenizer, max_length: int
-) -> EncodedPairs:
-    """Rows of texts or of pairs of texts. A row over max_length loses tokens from the end of its longer text."""
+) -> tuple[EncodedPairs, Bool[np.ndarray, "R"]]:
+    """Rows of texts or of pairs of texts, and which rows lost tokens.
+
+    A row over max_length loses tokens from the end of its longer text.
+    """
     first, first_offsets = tokenizer.encode_many(texts)
     second, second_offsets = tokenizer.encode_many([""] * len(texts) if seconds is None else seconds)
     lengths = np.diff(first_offsets), np.diff(second_offsets)
-    separators = 1 if seconds is None else tokenizer.pair_separators
-    kept = truncated_lengths(*lengths, max_length - 1 - separators - (seconds is not None))
-    first_lengths = kept[0] + 1 + separators
-    offsets = np.concatenate([[0], np.cumsum(first_lengths + (0 if seconds is None else kept[1] + 1))])
+    special = 2 if seconds is None else 2 + tokenizer.pair_separators
+    kept = truncated_lengths(*lengths, max_length - special)
+    encoded = join_pairs(
+        Texts(first, first_offsets[:-1], kept[0]),
+        None if seconds is None else Texts(second, second_offsets[:-1], kept[1]),
+        tokenizer,
+    )
+    return encoded, (kept[0] < lengths[0]) | (kept[1] < lengths[1])
 
+
+def join_pairs(first: Texts, second: Texts | None, tokenizer: Tokenizer) -> EncodedPairs:
+    """Rows of texts, or of pairs of texts, with the tokens between and after them."""
+    lengths = first_lengths = first.sizes + 1 + (1 if second is None else tokenizer.pair_separators)
+    if second is not None:
+        lengths = first_lengths + second.sizes + 1
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
     # Positions that hold neither [CLS] nor a piece remain [SEP].
     input_ids = np.full(offsets[-1], tokenizer.sep_id, np.int32)
     input_ids[offsets[:-1]] = tokenizer.cls_id
-    input_ids[spans(offsets[:-1] + 1, kept[0])] = first[spans(first_offsets[:-1], kept[0])]
-    input_ids[spans(offsets[:-1] + first_lengths, kept[1])] = second[spans(second_offsets[:-1], kept[1])]
-    cut = (kept[0] < lengths[0]) | (kept[1] < lengths[1])
-    return EncodedPairs(input_ids, offsets, first_lengths.astype(np.int32), cut)
+    input_ids[spans(offsets[:-1] + 1, first.sizes)] = first.pieces[spans(first.starts, first.sizes)]
+    if second is not None:
+        starts = offsets[:-1] + first_lengths
+        input_ids[spans(starts, second.sizes)] = second.pieces[spans(second.starts, second.sizes)]
+    return EncodedPairs(input_ids, offsets, first_lengths.astype(np.int32))
 
 
 def truncated_lengths(

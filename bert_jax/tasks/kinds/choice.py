@@ -84,7 +84,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
         places = [
             (row, place) for row, item in enumerate(split.items) for place, text in enumerate(item.choices) if text
         ]
-        encoded = encode_pairs(
+        encoded, cut = encode_pairs(
             [split.items[row].context for row, _ in places],
             [f"{split.items[row].start} {split.items[row].choices[place]}".lstrip() for row, place in places],
             tokenizer,
@@ -105,7 +105,7 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
             labels=labels,
             label_weights=np.full(len(split.items), float(split.labelled), np.float32),
             pad_id=tokenizer.pad_id,
-            truncated=len({row for (row, _), cut in zip(places, encoded.cut, strict=True) if cut}),
+            truncated=len({row for (row, _), lost in zip(places, cut, strict=True) if lost}),
             split=split,
         )
 

@@ -83,19 +83,17 @@ class TextTask(PooledTask[Example, LabelledRows]):
         """
         paired = split.items[0].text_pair is not None
         seconds = [example.text_pair or "" for example in split.items] if paired else None
-        encoded = encode_pairs([example.text for example in split.items], seconds, tokenizer, self.max_length)
+        encoded, cut = encode_pairs([example.text for example in split.items], seconds, tokenizer, self.max_length)
         count = len(split.items)
         values: Sequence[int | float] = [0] * count
         if split.labelled:
             values = [self.label_value(split, example.line, example.label or "") for example in split.items]
         return LabelledRows(
-            input_ids=encoded.input_ids,
-            offsets=encoded.offsets,
-            first_lengths=encoded.first_lengths,
+            **encoded._asdict(),
             labels=np.array(values, self.label_dtype),
             label_weights=np.full(count, float(split.labelled), np.float32),
             pad_id=tokenizer.pad_id,
-            truncated=int(encoded.cut.sum()),
+            truncated=int(cut.sum()),
             split=split,
         )
 

@@ -79,7 +79,7 @@ class QuestionTask(Task[Question, QuestionRows]):
         found = tuple(question_of(source, record, self.columns) for record in records)
         return Split(source, found, labelled=False)
 
-    def complete(self, train: Split[Question]) -> "QuestionTask":
+    def complete(self, train: Split[Question]) -> Task:
         """The task with unanswerable set where the training file has questions without an answer.
 
         Raises UserError for a null_threshold where every question has one.
@@ -90,22 +90,20 @@ class QuestionTask(Task[Question, QuestionRows]):
                 f"task.null_threshold is {task.null_threshold}, but every question of {train.path} has an answer, so "
                 "the model learns to always give one. Leave it out"
             )
-        return replace(task, metrics=task.metrics or task.default_metrics())
+        return task.with_metrics()
 
     def default_metrics(self) -> tuple[str, ...]:
         return SQUAD2_METRICS if self.unanswerable else SQUAD1_METRICS
 
     def encode(self, split: Split[Question], tokenizer: Tokenizer) -> QuestionRows:
         """One row for each window (question_windows). The target is the first answer that is in the context."""
-        fields = encode_questions(
-            split.items,
-            split.labelled,
+        return encode_questions(
+            split,
             tokenizer,
             max_length=self.max_length,
             max_query_length=self.max_query_length,
             doc_stride=self.doc_stride,
         )
-        return QuestionRows(**fields, split=split)
 
     def counts(self, rows: QuestionRows) -> dict[str, int]:
         """unanswerable questions; answers_moved; answers_not_found, whose questions are not trained on."""

@@ -6,7 +6,6 @@ around it. An answer begins only in the best window of its first piece.
 """
 
 import functools
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
@@ -14,8 +13,9 @@ import numpy as np
 from jaxtyping import Float32, Int32, Int64
 
 from bert_jax.command import UserError
-from bert_jax.tasks.example import Taken, TaskRows
+from bert_jax.tasks.example import Split, Taken, TaskRows
 from bert_jax.tasks.kinds.question_files import Question, locate
+from bert_jax.tasks.pairs import Texts, join_pairs
 from bert_jax.tokenizer import Tokenizer
 
 
@@ -57,88 +57,75 @@ class QuestionRows(TaskRows[Question]):
         return places, np.where(taken.filler, 0, self.label_weights[taken.rows]).astype(np.float32)
 
 
-class _Target(NamedTuple):
-    """The first and the last piece of an answer in its context; -1 both where the question has no answer."""
-
-    first: int
-    last: int
-
-
 class _Label(NamedTuple):
     """The answer to a question, as far as it is known."""
 
-    target: _Target | None  # None: unlabelled, or no answer is in the context
-    moved: bool  # whether the answer is not at its answer_start
+    first: int = -1  # the first and the last piece of the answer in its context; -1 both: none
+    last: int = -1
+    known: bool = False  # False: unlabelled, or no answer is in the context
+    moved: bool = False  # whether the answer is not at its answer_start
 
 
 def encode_questions(
-    questions: Sequence[Question],
-    labelled: bool,
-    tokenizer: Tokenizer,
-    *,
-    max_length: int,
-    max_query_length: int,
-    doc_stride: int,
-) -> dict[str, Any]:
-    """The fields of QuestionRows except split.
+    split: Split[Question], tokenizer: Tokenizer, *, max_length: int, max_query_length: int, doc_stride: int
+) -> QuestionRows:
+    """One row for each window of each question's context.
 
     A question is cut to max_query_length pieces; a row has up to max_length. Raises UserError where that leaves no
     space for a context.
     """
     # Many questions share a context: each is tokenized once.
-    texts = list(dict.fromkeys(question.context for question in questions))
-    pieces, bounds, characters = tokenizer.encode_offsets_many(texts)
-    numbers = {text: number for number, text in enumerate(texts)}
-    asked, asked_bounds = tokenizer.encode_many([question.question.strip() for question in questions])
-    separators, close = tokenizer.pair_separators, np.array([tokenizer.sep_id], np.int32)
-    rows: list[np.ndarray] = []
-    places: list[AnswerSpan] = []
-    labels: list[_Label] = []
-    first_lengths, first_pieces, counts = [], [], []
-    for number, question in enumerate(questions):
-        query = asked[asked_bounds[number] : asked_bounds[number + 1]][:max_query_length]
-        head = np.array([tokenizer.cls_id, *query, *[tokenizer.sep_id] * separators], np.int32)
-        room = max_length - len(head) - 1
-        if room < 1:
-            raise UserError(
-                f"task.max_length is {max_length} and task.max_query_length {max_query_length}, which leaves no space "
-                f"for a context; use --config.task.max_length={max_query_length + 128}"
-            )
-        context = numbers[question.context]
-        begin, stop = int(bounds[context]), int(bounds[context + 1])
-        labels.append(_label_of(question, characters[begin:stop]) if labelled else _Label(None, False))
-        windows = windows_of(stop - begin, room, doc_stride)
-        for window in windows.tolist():
-            first, end, *_ = window
-            rows.append(np.concatenate([head, pieces[begin + first : begin + end], close]))
-            places.append(_answer_span(window, labels[-1].target, len(head)))
-            first_pieces.append(begin + first)
-        first_lengths += [len(head)] * len(windows)
-        counts.append(len(windows))
-    known = [label.target is not None for label in labels]
-    return {
-        "input_ids": np.concatenate(rows),
-        "first_lengths": np.array(first_lengths, np.int32),
-        "offsets": np.cumsum([0, *map(len, rows)], dtype=np.int64),
-        "pad_id": tokenizer.pad_id,
-        "truncated": int((np.diff(asked_bounds) > max_query_length).sum()),
-        "places": np.array(places, np.int32),
-        "label_weights": np.repeat(np.array(known, np.float32), counts),
-        "question_offsets": np.cumsum([0, *counts], dtype=np.int64),
-        "first_pieces": np.array(first_pieces, np.int64),
-        "characters": characters.astype(np.int32),
-        "moved": sum(label.moved for label in labels),
-        "not_found": known.count(False) if labelled else 0,
-    }
+    numbers = {text: number for number, text in enumerate(dict.fromkeys(item.context for item in split.items))}
+    pieces, bounds, characters = tokenizer.encode_offsets_many(list(numbers))
+    contexts = [numbers[item.context] for item in split.items]
+    queries, query_offsets = tokenizer.encode_many([item.question.strip() for item in split.items])
+    query_sizes = np.minimum(np.diff(query_offsets), max_query_length)
+    rooms = max_length - query_sizes - tokenizer.pair_separators - 2
+    if rooms.min() < 1:
+        raise UserError(
+            f"task.max_length is {max_length} and task.max_query_length {max_query_length}, which leaves no space "
+            f"for a context; use --config.task.max_length={max_query_length + 128}"
+        )
+    sizes = np.diff(bounds)[contexts]
+    windows_by_question = [
+        windows_of(size, room, doc_stride) for size, room in zip(sizes.tolist(), rooms.tolist(), strict=True)
+    ]
+    counts = list(map(len, windows_by_question))
+    questions, windows = np.repeat(np.arange(len(contexts)), counts), np.concatenate(windows_by_question)
+    first_pieces = bounds[contexts][questions] + windows[:, 0]
+    encoded = join_pairs(
+        Texts(queries, query_offsets[questions], query_sizes[questions]),
+        Texts(pieces, first_pieces, (windows[:, 1] - windows[:, 0]).astype(np.int64)),
+        tokenizer,
+    )
+    labels = [
+        _label_of(item, characters[bounds[context] : bounds[context + 1]]) if split.labelled else _Label()
+        for item, context in zip(split.items, contexts, strict=True)
+    ]
+    answers = np.array([label[:2] for label in labels])[questions]
+    known = np.array([label.known for label in labels])
+    return QuestionRows(
+        **encoded._asdict(),
+        pad_id=tokenizer.pad_id,
+        truncated=int((np.diff(query_offsets) > max_query_length).sum()),
+        split=split,
+        places=_answer_spans(windows, answers, encoded.first_lengths),
+        label_weights=known[questions].astype(np.float32),
+        question_offsets=np.cumsum([0, *counts], dtype=np.int64),
+        first_pieces=first_pieces,
+        characters=characters.astype(np.int32),
+        moved=sum(label.moved for label in labels),
+        not_found=int((~known).sum()) if split.labelled else 0,
+    )
 
 
-def _answer_span(window: Sequence[int], target: _Target | None, before: int) -> AnswerSpan:
-    """The positions in a row whose window (see windows_of) begins at position `before`."""
-    first, end, best_first, best_end = window
-    answer = (0, 0)
-    if target is not None and first <= target.first and target.last < end:
-        answer = target.first - first + before, target.last - first + before
-    return AnswerSpan(*answer, *(piece - first + before for piece in (first, end, best_first, best_end)))
+def _answer_spans(
+    windows: Int32[np.ndarray, "R 4"], answers: Int64[np.ndarray, "R 2"], begins: Int32[np.ndarray, "R"]
+) -> Int32[np.ndarray, "R 6"]:
+    """The AnswerSpan of rows whose windows (windows_of) begin at these positions, from the pieces of the answers."""
+    inside = (windows[:, 0] <= answers[:, 0]) & (answers[:, 1] < windows[:, 1])
+    shifts = (begins - windows[:, 0])[:, None]
+    return np.concatenate([np.where(inside[:, None], answers + shifts, 0), windows + shifts], axis=1).astype(np.int32)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -165,7 +152,7 @@ def windows_of(pieces: int, room: int, stride: int) -> Int32[np.ndarray, "W 4"]:
 def _label_of(question: Question, characters: Int64[np.ndarray, "n 2"]) -> _Label:
     """The pieces of the first answer that occurs in the context, given the characters of the context's pieces."""
     if not question.answers:
-        return _Label(_Target(-1, -1), moved=False)
+        return _Label(known=True)
     for answer in question.answers:
         if span := locate(question.context, answer):
             # The first piece that ends after the answer's start, and the last one that begins before its end.
@@ -173,5 +160,5 @@ def _label_of(question: Question, characters: Int64[np.ndarray, "n 2"]) -> _Labe
             last = int(np.searchsorted(characters[:, 0], span[1], side="left")) - 1
             if first <= last:
                 start = None if answer.start is None else answer.start + len(answer.text) - len(answer.text.lstrip())
-                return _Label(_Target(first, last), moved=start is not None and span[0] != start)
-    return _Label(None, moved=False)
+                return _Label(first, last, known=True, moved=start is not None and span[0] != start)
+    return _Label()

@@ -8,7 +8,7 @@ squad      SQuAD 1.1 and 2.0
 tagging    parts of speech (ewt) and entities (conll2003)
 """
 
-from bert_jax.tasks.named.choice import CHOICES
+from bert_jax.tasks.named.choice import COPA, SWAG
 from bert_jax.tasks.named.glue import GLUE
 from bert_jax.tasks.named.layout import NamedTask
 from bert_jax.tasks.named.squad import SQUAD
@@ -17,4 +17,4 @@ from bert_jax.tasks.named.tagging import TAGGING
 
 __all__ = ["TASKS", "NamedTask"]
 
-TASKS: dict[str, NamedTask] = {**GLUE, **SUPERGLUE, **CHOICES, **SQUAD, **TAGGING}
+TASKS: dict[str, NamedTask] = {named.task.name: named for named in (*GLUE, *SUPERGLUE, SWAG, COPA, *SQUAD, *TAGGING)}

@@ -8,8 +8,8 @@ from bert_jax.tasks.example import Split
 from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.choice import ChoiceTask
 from bert_jax.tasks.kinds.choice_items import MultipleChoice
-from bert_jax.tasks.named.layout import NamedTask
-from bert_jax.tasks.named.superglue import FILES, STORED_SPLITS, superglue_folders
+from bert_jax.tasks.named.layout import STORED_SPLITS, NamedTask
+from bert_jax.tasks.named.superglue import FILES, superglue_folders
 from bert_jax.tasks.reading import Columns
 
 # The question that follows the premise of an item, as the authors print it (Roemmele et al. 2011, figure 1).
@@ -39,29 +39,22 @@ def _with_question(source: Path, item: MultipleChoice) -> MultipleChoice:
     return item._replace(context=f"{item.context} {COPA_QUESTIONS[item.start]}", start="")
 
 
-CHOICES: dict[str, NamedTask] = {
+SWAG = NamedTask(
     # sent1 is the context, sent2 (a noun phrase) the common beginning of all endings; the test file has no labels.
-    "swag": NamedTask(
-        ChoiceTask(
-            "swag",
-            metrics=("accuracy",),
-            columns=Columns("sent1", "sent2", "label"),
-            choices="ending0,ending1,ending2,ending3",
-        ),
-        ("swag", "SWAG", "swagaf/data", "swagaf", "swag/regular"),
-        {"train": ("train.csv",), "dev": ("val.csv",), "test": ("test.csv",)},
-        stored_splits=STORED_SPLITS,
+    ChoiceTask(
+        "swag",
+        metrics=("accuracy",),
+        columns=Columns("sent1", "sent2", "label"),
+        choices="ending0,ending1,ending2,ending3",
     ),
-    "copa": NamedTask(
-        CopaTask(
-            "copa",
-            metrics=("accuracy",),
-            columns=Columns("premise", "question", "label"),
-            choices="choice1,choice2",
-        ),
-        superglue_folders("COPA"),
-        FILES,
-        stored="super_glue/copa",
-        stored_splits=STORED_SPLITS,
-    ),
-}
+    ("swag", "SWAG", "swagaf/data", "swagaf", "swag/regular"),
+    {"train": ("train.csv",), "dev": ("val.csv",), "test": ("test.csv",)},
+    stored_splits=STORED_SPLITS,
+)
+COPA = NamedTask(
+    CopaTask("copa", metrics=("accuracy",), columns=Columns("premise", "question", "label"), choices="choice1,choice2"),
+    superglue_folders("COPA"),
+    FILES,
+    stored="super_glue/copa",
+    stored_splits=STORED_SPLITS,
+)

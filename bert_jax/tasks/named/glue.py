@@ -4,16 +4,15 @@ Layouts and metrics: Wang et al. 2019, table 1, and the files of gluebenchmark.c
 the Hugging Face `glue` data set, so that exported models agree.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bert_jax.tasks.example import Example, Split
 from bert_jax.tasks.kinds.classification import ClassificationTask, RegressionTask
-from bert_jax.tasks.named.layout import SPLITS, NamedTask
+from bert_jax.tasks.named.layout import SPLITS, STORED_SPLITS, NamedTask
 from bert_jax.tasks.reading import Columns, read_table
 
 NLI_LABELS = ("entailment", "neutral", "contradiction")
-STORED_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
 def _glue(
@@ -53,11 +52,11 @@ class QqpTask(ClassificationTask):
 
 
 _SENTENCES = Columns("sentence1", "sentence2", "label")
-_QUESTIONS = Columns("question1", "question2", "is_duplicate")
+_TWO_WAY = ("entailment", "not_entailment")
 
-GLUE: dict[str, NamedTask] = {
-    "sst2": _glue("sst2", "SST-2", ("0", "1"), ("accuracy",), Columns("sentence", "", "label")),
-    "cola": _glue(
+GLUE = (
+    _glue("sst2", "SST-2", ("0", "1"), ("accuracy",), Columns("sentence", "", "label")),
+    _glue(
         "cola",
         "CoLA",
         ("0", "1"),
@@ -66,7 +65,7 @@ GLUE: dict[str, NamedTask] = {
         stored_columns=Columns("sentence", "", "label"),
         test_columns=Columns("sentence"),
     ),
-    "mrpc": _glue(
+    _glue(
         "mrpc",
         "MRPC",
         ("0", "1"),
@@ -74,7 +73,7 @@ GLUE: dict[str, NamedTask] = {
         Columns("#1 String", "#2 String", "Quality"),
         stored_columns=_SENTENCES,
     ),
-    "stsb": _glue(
+    _glue(
         "stsb",
         "STS-B",
         (),
@@ -83,24 +82,25 @@ GLUE: dict[str, NamedTask] = {
         stored_columns=_SENTENCES,
         kind=RegressionTask,
     ),
-    "qqp": _glue(
+    _glue(
         "qqp",
         "QQP",
         ("0", "1"),
         ("accuracy", "f1"),
-        _QUESTIONS,
+        Columns("question1", "question2", "is_duplicate"),
         stored_columns=Columns("question1", "question2", "label"),
         kind=QqpTask,
     ),
-    "mnli": NamedTask(
-        ClassificationTask(
+    replace(
+        _glue(
             "mnli",
+            "MNLI",
             NLI_LABELS,
-            metrics=("accuracy",),
-            columns=Columns("sentence1", "sentence2", "gold_label"),
+            ("accuracy",),
+            Columns("sentence1", "sentence2", "gold_label"),
+            stored_columns=Columns("premise", "hypothesis", "label"),
         ),
-        ("MNLI", "glue/MNLI", "mnli", "glue/mnli"),
-        {
+        files={
             "train": ("train.tsv",),
             "dev": ("dev_matched.tsv",),
             "dev_mismatched": ("dev_mismatched.tsv",),
@@ -117,7 +117,6 @@ GLUE: dict[str, NamedTask] = {
         },
         columns={"diagnostic-full.tsv": Columns("Premise", "Hypothesis", "Label")},
         metrics={"ax": ("matthews_correlation",)},
-        stored="glue/mnli",
         stored_splits={
             "train": "train",
             "dev": "validation_matched",
@@ -125,15 +124,8 @@ GLUE: dict[str, NamedTask] = {
             "test": "test_matched",
             "test_mismatched": "test_mismatched",
         },
-        stored_columns=Columns("premise", "hypothesis", "label"),
     ),
-    "qnli": _glue(
-        "qnli",
-        "QNLI",
-        ("entailment", "not_entailment"),
-        ("accuracy",),
-        Columns("question", "sentence", "label"),
-    ),
-    "rte": _glue("rte", "RTE", ("entailment", "not_entailment"), ("accuracy",), _SENTENCES),
-    "wnli": _glue("wnli", "WNLI", ("0", "1"), ("accuracy",), _SENTENCES),
-}
+    _glue("qnli", "QNLI", _TWO_WAY, ("accuracy",), Columns("question", "sentence", "label")),
+    _glue("rte", "RTE", _TWO_WAY, ("accuracy",), _SENTENCES),
+    _glue("wnli", "WNLI", ("0", "1"), ("accuracy",), _SENTENCES),
+)

@@ -8,6 +8,8 @@ from bert_jax.tasks.reading import Columns, plain_name
 from bert_jax.tasks.task import Task
 
 SPLITS = ("train", "dev", "test")
+# The splits of most data sets in TensorFlow Datasets and on the Hugging Face hub.
+STORED_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
 @dataclass(frozen=True)

@@ -5,27 +5,25 @@ from bert_jax.tasks.kinds.question_metrics import SQUAD1_METRICS, SQUAD2_METRICS
 from bert_jax.tasks.named.layout import NamedTask
 
 FOLDERS = ("squad", "SQuAD")
-STORED_SPLITS = {"train": "train", "dev": "validation"}
 
-SQUAD: dict[str, NamedTask] = {
-    "squad1": NamedTask(
-        QuestionTask("squad1", metrics=SQUAD1_METRICS),
+
+def _squad(name: str, version: str, metrics: tuple[str, ...], unanswerable: bool = False) -> NamedTask:
+    return NamedTask(
+        QuestionTask(name, metrics=metrics, unanswerable=unanswerable),
         FOLDERS,
-        {"train": ("train-v1.1.json",), "dev": ("dev-v1.1.json",)},
-        stored="squad/v1.1",
-        stored_splits=STORED_SPLITS,
-    ),
-    "squad2": NamedTask(
-        QuestionTask("squad2", metrics=SQUAD2_METRICS, unanswerable=True),
-        FOLDERS,
-        {"train": ("train-v2.0.json",), "dev": ("dev-v2.0.json",)},
-        stored="squad/v2.0",
-        stored_splits=STORED_SPLITS,
-    ),
+        {"train": (f"train-{version}.json",), "dev": (f"dev-{version}.json",)},
+        stored=f"squad/{version}",
+        stored_splits={"train": "train", "dev": "validation"},
+    )
+
+
+SQUAD = (
+    _squad("squad1", "v1.1", SQUAD1_METRICS),
+    _squad("squad2", "v2.0", SQUAD2_METRICS, unanswerable=True),
     # Miller et al. 2020: questions on Wikipedia articles that are in neither part of SQuAD.
-    "new_wiki": NamedTask(
+    NamedTask(
         QuestionTask("new_wiki", metrics=SQUAD1_METRICS),
         FOLDERS,
         {"train": ("squadshifts_new_wiki.json", "new_wiki_v1.0.json"), "dev": ("dev-v1.1.json",)},
     ),
-}
+)

@@ -4,11 +4,10 @@ The order of labels is that of the Hugging Face `super_glue` data set, so that e
 """
 
 from bert_jax.tasks.kinds.classification import ClassificationTask
-from bert_jax.tasks.named.layout import NamedTask
+from bert_jax.tasks.named.layout import STORED_SPLITS, NamedTask
 from bert_jax.tasks.reading import Columns
 
 FILES = {"train": ("train.jsonl",), "dev": ("val.jsonl",), "test": ("test.jsonl",)}
-STORED_SPLITS = {"train": "train", "dev": "validation", "test": "test"}
 
 
 def superglue_folders(folder: str) -> tuple[str, ...]:
@@ -20,52 +19,25 @@ def superglue_folders(folder: str) -> tuple[str, ...]:
     )
 
 
-def _superglue(task: ClassificationTask, folder: str) -> NamedTask:
+def _superglue(
+    name: str, folder: str, labels: tuple[str, ...], metrics: tuple[str, ...], columns: Columns
+) -> NamedTask:
     return NamedTask(
-        task,
+        ClassificationTask(name, labels, metrics=metrics, columns=columns),
         superglue_folders(folder),
         FILES,
         stored=f"super_glue/{folder.lower()}",
         stored_splits=STORED_SPLITS,
-        stored_columns=task.columns,
+        stored_columns=columns,
     )
 
 
-SUPERGLUE: dict[str, NamedTask] = {
-    "boolq": _superglue(
-        ClassificationTask(
-            "boolq",
-            ("false", "true"),
-            metrics=("accuracy",),
-            columns=Columns("question", "passage", "label"),
-        ),
-        "BoolQ",
-    ),
-    "cb": _superglue(
-        ClassificationTask(
-            "cb",
-            ("entailment", "contradiction", "neutral"),
-            metrics=("accuracy", "macro_f1"),
-            columns=Columns("premise", "hypothesis", "label"),
-        ),
-        "CB",
-    ),
-    "superglue_rte": _superglue(
-        ClassificationTask(
-            "superglue_rte",
-            ("entailment", "not_entailment"),
-            metrics=("accuracy",),
-            columns=Columns("premise", "hypothesis", "label"),
-        ),
-        "RTE",
-    ),
-    "wic": _superglue(
-        ClassificationTask(
-            "wic",
-            ("false", "true"),
-            metrics=("accuracy",),
-            columns=Columns("sentence1", "sentence2", "label", marks=("start1", "end1", "start2", "end2")),
-        ),
-        "WiC",
-    ),
-}
+_PREMISES = Columns("premise", "hypothesis", "label")
+_WORDS = Columns("sentence1", "sentence2", "label", marks=("start1", "end1", "start2", "end2"))
+
+SUPERGLUE = (
+    _superglue("boolq", "BoolQ", ("false", "true"), ("accuracy",), Columns("question", "passage", "label")),
+    _superglue("cb", "CB", ("entailment", "contradiction", "neutral"), ("accuracy", "macro_f1"), _PREMISES),
+    _superglue("superglue_rte", "RTE", ("entailment", "not_entailment"), ("accuracy",), _PREMISES),
+    _superglue("wic", "WiC", ("false", "true"), ("accuracy",), _WORDS),
+)

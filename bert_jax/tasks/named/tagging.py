@@ -23,14 +23,14 @@ class EwtTask(TaggingTask):
         return super().reader_of(path) if is_stored(path) else read_conllu
 
 
-TAGGING: dict[str, NamedTask] = {
-    "ewt": NamedTask(
+TAGGING = (
+    NamedTask(
         EwtTask("ewt", UNIVERSAL_TAGS, metrics=("accuracy",), columns=Columns("FORM", "", "UPOS")),
         ("ud_english_ewt",),
         {split: (f"en_ewt-ud-{split}.conllu",) for split in SPLITS},
     ),
     # Tjong Kim Sang and De Meulder 2003; the order of the labels is that of the Hugging Face `conll2003` data set.
-    "conll2003": NamedTask(
+    NamedTask(
         TaggingTask(
             "conll2003",
             ("O", "B-PER", "I-PER", "B-ORG", "I-ORG", "B-LOC", "I-LOC", "B-MISC", "I-MISC"),
@@ -40,4 +40,4 @@ TAGGING: dict[str, NamedTask] = {
         ("conll2003",),
         {"train": ("eng.train",), "dev": ("eng.testa",), "test": ("eng.testb",)},
     ),
-}
+)
