@@ -72,18 +72,17 @@ def _find_remote(pattern: str) -> list[FoundFile]:
     from fsspec.utils import glob_translate
     from pyarrow import fs
 
-    store, path = open_store(pattern)
-    path = path.rstrip("/")
-    parts = path.split("/")
+    parts = pattern[5:].rstrip("/").split("/")
     first = _first_wildcard(parts)
-    if first == len(parts):
-        infos = [store.get_file_info(path)]
-    elif not first:
+    if not first:
         raise UserError(f"{pattern}: the bucket may not contain wildcards. Name it")
+    store, _ = open_store(pattern)
+    if first == len(parts):
+        infos = [store.get_file_info("/".join(parts))]
     else:
         recursive = first < len(parts) - 1 or parts[first] == "**"
         selector = fs.FileSelector("/".join(parts[:first]), allow_not_found=True, recursive=recursive)
-        wanted = re.compile(glob_translate(path))
+        wanted = re.compile(glob_translate("/".join(parts)))
         infos = [info for info in store.get_file_info(selector) if wanted.fullmatch(info.path)]
     present = (info for info in infos if info.type != fs.FileType.NotFound)
     return sorted(

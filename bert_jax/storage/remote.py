@@ -6,7 +6,6 @@ GOOGLE_APPLICATION_CREDENTIALS, gcloud auth application-default login).
 """
 
 import contextlib
-import datetime
 import functools
 import hashlib
 import io
@@ -25,7 +24,7 @@ _BLOCK_BYTES = 1 << 22
 _REQUEST_BYTES = 8 << 20  # each request to a store takes a round trip, so one asks for this much of a file
 _TEMPORARY = ".bert_jax_tmp"
 _DIGITS = 12  # of a hash in a message
-_TIMEOUT = datetime.timedelta(minutes=2)  # for a store that does not answer
+_TIMEOUT_SECONDS = 120  # for a store that does not answer
 
 
 @runtime_checkable
@@ -58,14 +57,10 @@ def open_store(address: str) -> "tuple[fs.FileSystem, str]":
 def _store(scheme: str, bucket: str) -> "fs.FileSystem":
     from pyarrow import fs
 
-    if scheme == "gs://":
-        return fs.GcsFileSystem(retry_time_limit=_TIMEOUT)
-    if endpoint := os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL"):
-        protocol, _, host = endpoint.rpartition("://")
-        return fs.S3FileSystem(endpoint_override=host.rstrip("/"), scheme=protocol or "https")
-    if "AWS_REGION" in os.environ or "AWS_DEFAULT_REGION" in os.environ:
-        return fs.S3FileSystem()
-    return fs.S3FileSystem(region=fs.resolve_s3_region(bucket))
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    options = f"retry_limit_seconds={_TIMEOUT_SECONDS}" if scheme == "gs://" else f"region={region}" if region else ""
+    # Unlike the constructors of its stores, from_uri reads AWS_ENDPOINT_URL and finds the region of a bucket.
+    return fs.FileSystem.from_uri(f"{scheme}{bucket}?{options}")[0]
 
 
 def open_file(path: str) -> BinaryFile:

@@ -45,7 +45,7 @@ def write(path: Path, rows: Rows) -> dict[str, Any]:
     unfinished = path.with_name(path.name + ".tmp")
     try:
         writer = array_record_module.ArrayRecordWriter(str(unfinished), _OPTIONS)
-        for record in _encode(_stored(rows)):
+        for record in _encode({name: column for name, column in rows._asdict().items() if column is not None}):
             writer.write(record)
         writer.close()
         content = unfinished.read_bytes()
@@ -61,7 +61,7 @@ def write(path: Path, rows: Rows) -> dict[str, Any]:
 def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
     """A function that reads a shard. It raises Corrupt for a file whose records do not match the manifest."""
     wanted = columns_of(manifest)
-    empty = {name: np.zeros((1, *shape), _stored_type(np.dtype(kind))) for name, (shape, kind) in wanted.items()}
+    empty = {name: np.zeros((1, *shape), kind) for name, (shape, kind) in wanted.items()}
     full = {name: np.invert(column) for name, column in empty.items()}
     blank, other = (np.frombuffer(_encode(columns)[0], np.uint8) for columns in (empty, full))
     constant = blank == other  # the bytes that are not values: names and lengths
@@ -126,11 +126,6 @@ def _stored_type(dtype: np.dtype) -> np.dtype:
     return np.dtype(np.int32) if dtype == np.uint32 else dtype
 
 
-def _stored(rows: Rows) -> dict[str, np.ndarray]:
-    present = {name: column for name, column in rows._asdict().items() if column is not None}
-    return {name: column.view(_stored_type(column.dtype)) for name, column in present.items()}
-
-
 def _encode(columns: Mapping[str, Shaped[np.ndarray, "R *n"]]) -> list[bytes]:
     from tensorflow_datasets.proto import tf_example_pb2  # importing it takes a quarter of a second
 
@@ -161,8 +156,7 @@ def _records(path: Path, length: int) -> UInt8[np.ndarray, "R n"]:
 
 def _os_error(error: RuntimeError, path: Path) -> Exception:
     """The operating system's error behind an error of the library, or that error itself."""
-    known = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno.EROFS, errno.ENOENT, errno.EIO, errno.EMFILE)
-    for number in known:
+    for number in errno.errorcode:
         if os.strerror(number) in str(error):
             return OSError(number, os.strerror(number), str(path))
     return error

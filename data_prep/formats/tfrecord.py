@@ -122,26 +122,23 @@ def to_rows(examples: Examples, id_dtype: np.dtype, first_key: int) -> Rows:
         np.take_along_axis(column, order, axis=1)
         for column in (examples.masked_lm_positions * real, examples.masked_lm_ids * real, real)
     )
-    largest = np.iinfo(id_dtype).max
+
+    def outside(values: np.ndarray, end: Any) -> np.ndarray:
+        return (values < 0) | (values >= end)
+
+    ids_end = np.iinfo(id_dtype).max + 1
     checks = {
-        "an input_mask that is not ones and then zeros": (examples.input_mask != filled).any(axis=1) | (lengths < 1),
-        "segment_ids that are not zeros and then ones": (
-            examples.segment_ids != (filled & (slots >= firsts[:, None]))
-        ).any(axis=1),
-        "an id outside of the vocabulary": ((examples.input_ids < 0) | (examples.input_ids > largest)).any(axis=1)
-        | ((ids < 0) | (ids > largest)).any(axis=1),
-        "a masked position outside of the sequence": (real & ((positions < 0) | (positions >= lengths[:, None]))).any(
-            axis=1
-        ),
-        "a masked position twice": (real[:, 1:] & (np.diff(positions, axis=1) == 0)).any(axis=1),
-        "masked_lm_weights other than 0 and 1": ((weights != 0) & (weights != 1)).any(axis=1),
-        "a next_sentence_label other than 0, 1 and -1": (~np.isin(examples.next_sentence_labels, (-1, 0, 1))).any(
-            axis=1
-        ),
+        "an input_mask that is not ones and then zeros": (examples.input_mask != filled) | (lengths < 1)[:, None],
+        "segment_ids that are not zeros and then ones": examples.segment_ids != (filled & (slots >= firsts[:, None])),
+        "an id outside of the vocabulary": np.hstack([outside(examples.input_ids, ids_end), outside(ids, ids_end)]),
+        "a masked position outside of the sequence": real & outside(positions, lengths[:, None]),
+        "a masked position twice": real[:, 1:] & (np.diff(positions, axis=1) == 0),
+        "masked_lm_weights other than 0 and 1": ~np.isin(weights, (0, 1)),
+        "a next_sentence_label other than 0, 1 and -1": ~np.isin(examples.next_sentence_labels, (-1, 0, 1)),
     }
     for problem, bad in checks.items():
         if bad.any():
-            raise Corrupt(f"example {int(np.flatnonzero(bad)[0])} has {problem}")
+            raise Corrupt(f"example {np.nonzero(bad)[0][0]} has {problem}")
     return Rows(
         input_ids=examples.input_ids.astype(id_dtype),
         sequence_lengths=lengths[:, None].astype(np.uint16),

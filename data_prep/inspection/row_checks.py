@@ -15,7 +15,7 @@ from data_prep.inspection.statistics import unmasked_ids
 def row_problems(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:
     """The guarantees that rows of the right layout violate, each with the first row that violates it."""
     ends = np.cumsum(rows.sequence_lengths.astype(np.int64), axis=1)
-    checks = _sequence_checks(rows, manifest, tokenizer, ends) | _segment_checks(rows, manifest, tokenizer, ends)
+    checks = _sequence_checks(rows, manifest, tokenizer, ends)
     if rows.masked_positions is not None:
         never = tokenizer.special_ids
         if manifest["imported"]:  # the original scripts may predict [UNK]
@@ -23,47 +23,40 @@ def row_problems(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) 
         checks |= _mask_checks(rows, tokenizer.vocab_size, never, ends[:, -1])
     for problem, violated in checks.items():
         if violated.any():
-            yield problem, int(np.flatnonzero(violated)[0])
+            yield problem, int(np.nonzero(violated)[0][0])
 
 
 def _sequence_checks(
     rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer, ends: Int64[np.ndarray, "R S"]
 ) -> dict[str, np.ndarray]:
-    """Each problem with whether a row has it."""
-    ids, width = rows.input_ids, rows.input_ids.shape[1]
-    present = rows.sequence_lengths > 0
+    """Each problem with whether a row, or a part of it, has it."""
+    ids, labels, width = rows.input_ids, rows.next_sentence_labels, rows.input_ids.shape[1]
+    lengths, firsts = rows.sequence_lengths.astype(np.int64), rows.first_segment_lengths.astype(np.int64)
+    present, filled = lengths > 0, np.arange(width) < ends[:, -1:]
+    starts = ends - lengths
     row = np.arange(len(ids))[:, None]
-    starts = np.clip(ends - rows.sequence_lengths.astype(np.int64), 0, width - 1)
-    filled = np.arange(width) < ends[:, -1:]
+
+    def differs(positions: Int64[np.ndarray, "R S"], token: int) -> np.ndarray:
+        return present & (ids[row, np.clip(positions, 0, width - 1)] != token)
+
     # The original scripts may put any id in the place of a token, also the padding id: look below the masks.
     original = unmasked_ids(rows) if manifest["imported"] else ids
     # In GPT-2's vocabulary one token pads, and begins and ends sequences.
     own_padding = tokenizer.pad_id not in (tokenizer.cls_id, tokenizer.sep_id)
-    last = ids[row, np.clip(ends - 1, 0, width - 1)]
-    return {
-        "an id outside of the vocabulary": (ids >= tokenizer.vocab_size).any(axis=1),
-        "sequences longer than the row": ends[:, -1] > width,
-        "no sequence": ~present[:, 0],
-        "a sequence that does not begin with [CLS]": (present & (ids[row, starts] != tokenizer.cls_id)).any(axis=1),
-        "a sequence that does not end with [SEP]": (present & (last != tokenizer.sep_id)).any(axis=1),
-        "padding before the end of a sequence": ((original == tokenizer.pad_id) & filled & own_padding).any(axis=1),
-        "ids after the last sequence": ((ids != tokenizer.pad_id) & ~filled).any(axis=1),
-    }
-
-
-def _segment_checks(
-    rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer, ends: Int64[np.ndarray, "R S"]
-) -> dict[str, np.ndarray]:
-    lengths, firsts = rows.sequence_lengths.astype(np.int64), rows.first_segment_lengths.astype(np.int64)
-    labels, present, pairs = rows.next_sentence_labels, lengths > 0, manifest["objective"] in PAIRS
-    row = np.arange(len(lengths))[:, None]
-    last_of_a = rows.input_ids[row, np.clip(ends - lengths + firsts - 1, 0, rows.input_ids.shape[1] - 1)]
+    pairs = manifest["objective"] in PAIRS
     wrong_length = (firsts < 3) | (firsts > lengths - 2 if pairs else firsts != lengths)
     wrong_label = (labels != 0) & (labels != 1) if pairs else labels != -1
     return {
-        "a segment A that does not end with [SEP]": (present & (last_of_a != tokenizer.sep_id)).any(axis=1),
-        "segment lengths that do not fit": (present & wrong_length).any(axis=1),
-        "an invalid next-sentence label": (present & wrong_label).any(axis=1),
+        "an id outside of the vocabulary": ids >= tokenizer.vocab_size,
+        "sequences longer than the row": ends[:, -1] > width,
+        "no sequence": ~present[:, 0],
+        "a sequence that does not begin with [CLS]": differs(starts, tokenizer.cls_id),
+        "a sequence that does not end with [SEP]": differs(ends - 1, tokenizer.sep_id),
+        "padding before the end of a sequence": (original == tokenizer.pad_id) & filled & own_padding,
+        "ids after the last sequence": (ids != tokenizer.pad_id) & ~filled,
+        "a segment A that does not end with [SEP]": differs(starts + firsts - 1, tokenizer.sep_id),
+        "segment lengths that do not fit": present & wrong_length,
+        "an invalid next-sentence label": present & wrong_label,
     }
 
 
@@ -74,12 +67,11 @@ def _mask_checks(
     assert rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None
     positions, counts = rows.masked_positions.astype(np.int64), rows.masked_counts.astype(np.int64)
     real = np.arange(positions.shape[1]) < counts[:, None]
-    special = np.isin(rows.masked_ids, never)
     return {
-        "a masked position outside of the sequences": (real & (positions >= ends[:, None])).any(axis=1),
-        "masked positions that do not ascend": (real[:, 1:] & (np.diff(positions, axis=1) <= 0)).any(axis=1),
+        "a masked position outside of the sequences": real & (positions >= ends[:, None]),
+        "masked positions that do not ascend": real[:, 1:] & (np.diff(positions, axis=1) <= 0),
         "more predictions than fit": counts > positions.shape[1],
-        "a special token that is predicted": (real & special).any(axis=1),
-        "a masked id outside of the vocabulary": (rows.masked_ids >= vocab_size).any(axis=1),
-        "a filler that is not 0": (~real & ((positions != 0) | (rows.masked_ids != 0))).any(axis=1),
+        "a special token that is predicted": real & np.isin(rows.masked_ids, never),
+        "a masked id outside of the vocabulary": rows.masked_ids >= vocab_size,
+        "a filler that is not 0": ~real & ((positions != 0) | (rows.masked_ids != 0)),
     }

@@ -7,6 +7,7 @@ gives up a whole block at the first bad one: here one bad line is one Refusal.
 import contextlib
 import json
 import tempfile
+from collections.abc import Iterator
 from typing import cast
 
 import pyarrow as pa
@@ -67,7 +68,7 @@ def parquet_documents(path: str, field: str, on_read: OnRead = ignore_progress) 
     """
     with refusals(path):
         try:
-            with contextlib.closing(_opened(path)) as file:
+            with _opened(path) as file:
                 yield from _parquet_rows(file, path, field, on_read)
         except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
             # Parquet's errors have no number, those of the system have one.
@@ -76,18 +77,16 @@ def parquet_documents(path: str, field: str, on_read: OnRead = ignore_progress) 
             raise damaged(path, error) from None
 
 
-def _opened(path: str) -> BinaryFile:
-    if not suffixes(path)[1]:
-        return open_file(path)
-    unpacked = tempfile.TemporaryFile()  # noqa: SIM115 (the caller closes it)
-    try:
-        for block in file_blocks(path):
-            unpacked.write(block)
-        unpacked.seek(0)
-    except BaseException:
-        unpacked.close()
-        raise
-    return cast(BinaryFile, unpacked)
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[BinaryFile]:
+    if suffixes(path)[1]:
+        with tempfile.TemporaryFile() as unpacked:
+            unpacked.writelines(file_blocks(path))
+            unpacked.seek(0)
+            yield cast(BinaryFile, unpacked)
+    else:
+        with contextlib.closing(open_file(path)) as file:
+            yield file
 
 
 def _parquet_rows(file: BinaryFile, path: str, field: str, on_read: OnRead) -> Items:
