@@ -3,7 +3,7 @@
 Next-sentence prediction needs actual sentences, not arbitrary spans (google-research/bert,
 create_pretraining_data.py). A sentence ends at . ! ? or an ellipsis (in Greek also at a semicolon), with any closing
 quotes and brackets, before a space and anything other than a lower-case letter, unless the word before the full stop
-is known to take one (Dr., J., z. B., No. 5: languages.py). Scripts without a space after sentences have full stops of
+is known to take one (Dr., J., z. B., No. 5: languages.toml). Scripts without a space after sentences have full stops of
 their own; Thai has none, and is split at spaces. Lines are never joined; text with one sentence in each line mostly
 stays as it is, but a line that looks like two sentences is split too. A piece without a letter or digit (a single full
 stop or quote) stays with the sentence before it.
