@@ -168,6 +168,13 @@ def tiny_config() -> ModelConfig:
 
 
 @pytest.fixture
+def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs of this test use one device instead of eight, which is cheaper for tests that are not about meshes."""
+    first = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *_: first)
+
+
+@pytest.fixture
 def bert_jax_data() -> Path:
     """The folder of real data, or a skip that says why."""
     if "BERT_JAX_DATA" not in os.environ:

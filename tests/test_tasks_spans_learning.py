@@ -14,7 +14,7 @@ from bert_jax.finetune import finetune
 from bert_jax.predict import predict
 from bert_jax.tokenizer import Tokenizer
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 
 @pytest.fixture

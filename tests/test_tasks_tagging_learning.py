@@ -11,7 +11,7 @@ from bert_jax.evaluate import evaluate
 from bert_jax.finetune import finetune
 from bert_jax.predict import predict
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_device")]
 
 
 # By the first letter of a word; its second piece says nothing.
