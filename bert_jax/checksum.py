@@ -10,7 +10,7 @@ from bert_jax.array_types import Shaped, UInt8, UInt32
 _CASTAGNOLI = 0x82F63B78
 _ONES = 0xFFFFFFFF
 _LANES = 1 << 14  # so many pieces of a buffer advance together, a byte at a time
-_BLOCK = 1 << 24  # bytes taken at a time
+BLOCK_BYTES = 1 << 24  # bytes taken at a time
 _REGISTER_BYTES = 4
 
 
@@ -34,8 +34,8 @@ def crc32c(buffer: bytes | Shaped[np.ndarray, "..."]) -> int:
     flat = np.frombuffer(buffer, np.uint8) if isinstance(buffer, bytes) else np.ascontiguousarray(buffer)
     flat = flat.reshape(-1).view(np.uint8)
     register = np.array([_ONES], np.uint32)
-    for start in range(0, len(flat), _BLOCK):
-        block = flat[start : start + _BLOCK]
+    for start in range(0, len(flat), BLOCK_BYTES):
+        block = flat[start : start + BLOCK_BYTES]
         register = _advance(register, _zeros(len(block))) ^ _from_zero(block)
     return int(register[0]) ^ _ONES
 

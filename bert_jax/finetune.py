@@ -157,7 +157,7 @@ def prepare(
     if config.task.submission:
         submission.check(task.name, files)
     task = task.complete(splits["train"])
-    start = _open_start(config, tokenizer)
+    start = open_start(config, tokenizer)
     if start.loaded and not config.task.pooling:
         task = task.with_pooling(start.loaded.heads.pooling)
     task.check_model(start.model)
@@ -201,7 +201,7 @@ def _print(line: str) -> None:
     Console(stderr=True, soft_wrap=True, quiet=not distributed.is_primary()).print(line, markup=False, highlight=False)
 
 
-def _open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
+def open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:
     if config.init_from:
         loaded = open_checkpoint(config.init_from, config.init_average)
         given = sizes.given_fields(config.model)

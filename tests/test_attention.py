@@ -131,7 +131,7 @@ def test_bands_are_for_layers_with_a_window_that_is_narrow():
     for device in (GPU, TPU):
         assert choose("auto", **device | narrow | {"compute_dtype": "float32"}) == "banded"
     assert choose("auto", **GPU | narrow) == "cudnn" and choose("auto", **TPU | narrow) == "splash"
-    plain = GPU | {"dropout_rate": 0.1} | narrow
+    plain = GPU | {"dropout_rate": 0.123} | narrow
     for change in (
         {"local": False, "narrow": False},
         {"narrow": False},
@@ -185,9 +185,9 @@ def test_the_choice_is_logged_once(caplog):
     attention_kernels.log_choice.cache_clear()
     with caplog.at_level(logging.INFO):
         for _ in range(3):
-            choose("auto", **GPU | {"dropout_rate": 0.1})
+            choose("auto", **GPU | {"dropout_rate": 0.123})
     assert [record.message for record in caplog.records] == [
-        "attention kernel: einsum (cudnn needs config.model.attention_dropout=0, got 0.1)"
+        "attention kernel: einsum (cudnn needs config.model.attention_dropout=0, got 0.123)"
     ]
 
 

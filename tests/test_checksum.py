@@ -43,5 +43,5 @@ def test_pieces_and_blocks_change_nothing(size, monkeypatch):
     content = np.random.default_rng(size).integers(0, 256, size, dtype=np.uint8)
     [wanted] = checksum.crc32c_of_each([content.tobytes()])
     assert checksum.crc32c(content) == checksum.crc32c(content.tobytes()) == wanted
-    monkeypatch.setattr(checksum, "_BLOCK", 1000)
+    monkeypatch.setattr(checksum, "BLOCK_BYTES", 1000)
     assert checksum.crc32c(content) == wanted

@@ -40,21 +40,21 @@ def test_output_goes_to_a_store_and_comes_back_whole(shards_dir: Path, store: Pa
     assert open_dataset(tmp_path / "back", "train").fingerprint == open_dataset(shards_dir, "train").fingerprint
 
 
-def test_stopped_copy_has_no_manifest_and_is_begun_again(
+def test_a_stopped_copy_has_no_manifest_and_starts_again(
     shards_dir: Path, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever file it is stopped at."""
-    whole = copy_examples._copy_file
+    """At each of its files."""
+    write = remote.Folder.write
     for name in [*checksums.read(shards_dir), checksums.SUMS]:
         address = f"gs://bucket/{hashlib.sha256(name.encode()).hexdigest()}"
 
-        def stopped(source, target, copied, wanted, last=name):
-            if copied == last:
+        def stopped(folder, written, content, last=name):
+            if written == last:
                 raise KeyboardInterrupt
-            return whole(source, target, copied, wanted)
+            write(folder, written, content)
 
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
-            patched.setattr(copy_examples, "_copy_file", stopped)
+            patched.setattr(remote.Folder, "write", stopped)
             copy(str(shards_dir), address)
         assert not (store / address[5:] / "manifest.json").exists()
         with pytest.raises(UserError, match="does not exist"):

@@ -9,8 +9,11 @@ import random
 import re
 import subprocess
 import sys
+import tracemalloc
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 
 import numpy as np
 import pyarrow as pa
@@ -20,12 +23,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.command import UserError
+from data_prep import dedup
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 from data_prep.dedup import Seen
 from data_prep.inspection.verification import verify
 from data_prep.readers import Corpus, Reading, find_sources
-from data_prep.readers.corpus import _chosen
 from data_prep.units import UnitSplitter
 
 TEXTS = ["One.\nTwo.", "¿Qué? Sí.", "三。四。", "a\r\nb \u2028 c"]
@@ -391,19 +394,56 @@ def test_seen_is_a_set(values):
     assert len(seen) == len(truth)
 
 
-def test_seen_grows_and_takes_24_bytes_a_document_at_most():
+def test_seen_grows():
     generator = np.random.default_rng(0)
     seen = Seen()
     values = generator.integers(1, 1 << 63, 6_000, np.uint64).tolist() + list(range((1 << 64) - 400, 1 << 64))
     assert all(seen.add(value.to_bytes(8, "little")) for value in values)
     assert not any(seen.add(value.to_bytes(8, "little")) for value in values)
-    assert len(seen) == len(values) and seen._table.nbytes <= 24 * len(values) + 8192
+    assert len(seen) == len(values)
 
 
-def test_a_sample_of_the_documents_fills_the_whole_table():
-    """Both look at a document's hash: of a tenth, all would lie in a tenth of the slots, one run to walk along."""
-    seen = Seen()
-    sample = [text for text in (str(number).encode() for number in range(20_000)) if _chosen(text, 0.1)]
-    assert all(seen.add(hashlib.blake2b(text, digest_size=16).digest()) for text in sample)
-    quarters = [np.count_nonzero(quarter) for quarter in np.array_split(seen._table[: 1 << seen._bits], 4)]
-    assert min(quarters) > len(sample) / 6
+def test_seen_takes_24_bytes_a_document_at_most():
+    digests = np.random.default_rng(0).integers(1, 1 << 63, 6_400, np.uint64)
+    tracemalloc.start()
+    try:
+        seen = Seen()
+        assert all(seen.add(digest.tobytes()) for digest in digests)
+        assert tracemalloc.get_traced_memory()[0] <= 24 * len(digests) + 10_240
+    finally:
+        tracemalloc.stop()
+
+
+def lines_run(run: Callable[[], object]) -> int:
+    """The number of lines of data_prep.dedup that a function runs."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, argument: object) -> Callable | None:
+        nonlocal lines
+        if frame.f_code.co_filename != dedup.__file__:
+            return None
+        lines += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        run()
+    finally:
+        sys.settrace(before)
+    return lines
+
+
+def test_a_sample_of_the_documents_takes_no_longer_than_others(tmp_path):
+    """A weight and Seen both use the hash: a tenth of the documents could crowd into a tenth of the table."""
+    texts = [str(number) for number in range(20_000)]
+    (tmp_path / "a.txt").write_text("\n\n".join(texts))
+    sample = [text.encode() for text in corpus(tmp_path / "a.txt", (0.1,)).documents()]
+    assert 1_500 < len(sample) < 2_500
+
+    def add(documents: list[bytes]) -> None:
+        seen = Seen()
+        assert all(seen.add(hashlib.blake2b(text, digest_size=16).digest()) for text in documents)
+
+    others = [text.encode() for text in texts[: len(sample)]]
+    assert lines_run(lambda: add(sample)) < 1.5 * lines_run(lambda: add(others))

@@ -40,7 +40,7 @@ def test_missing_package_names_the_extra(monkeypatch, tmp_path: Path, engine: st
         list(engines.run(engine, _never, [], 1, directory=tmp_path))
 
 
-@pytest.mark.parametrize("name", local._PRELOADED)
+@pytest.mark.parametrize("name", local.PRELOADED)
 def test_what_workers_are_forked_with_is_there(name: str) -> None:
     """The fork server passes over what it cannot import; and warns of a command's own module."""
     assert importlib.import_module(name) and name != "data_prep.build_examples"
@@ -76,7 +76,7 @@ def test_each_unit_is_done_once(tmp_path: Path, count: int, workers: int) -> Non
 
 
 def test_two_large_units_are_shared(tmp_path: Path) -> None:
-    units = _units(2, size=local._WORTH_A_PROCESS)
+    units = _units(2, size=local.WORTH_A_PROCESS)
     assert len({one.counts["process"] for one in local.run(functools.partial(_slowly, 0.05), units, 2, tmp_path)}) == 2
 
 
@@ -97,7 +97,7 @@ def _waits_for_the_long_one(here: int, long: str, directory: Path, unit: Unit) -
 
 
 def test_the_process_that_hands_units_on_takes_no_long_one(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(local, "_LONG", 100)
+    monkeypatch.setattr(local, "LONG_UNIT", 100)
     units = _units(20)
     units[6] = units[6]._replace(documents=(b"x" * 100,))
     work = functools.partial(_waits_for_the_long_one, os.getpid(), units[6].name)
@@ -174,7 +174,7 @@ def test_no_interrupt_is_lost_while_what_a_unit_gave_is_unpacked(tmp_path: Path)
     """As Ctrl-C comes: at any moment."""
     for name, size in (("shard.arrow", 100_000), ("unit.json", 400)):
         (tmp_path / name).write_bytes(b"x" * size)
-    packed = remote._pack(tmp_path, tmp_path.iterdir())
+    packed = remote.pack_files(tmp_path, tmp_path.iterdir())
     generator = random.Random(0)
     came = 0
 
@@ -189,7 +189,7 @@ def test_no_interrupt_is_lost_while_what_a_unit_gave_is_unpacked(tmp_path: Path)
         number = came
         signal.setitimer(signal.ITIMER_REAL, generator.uniform(1e-4, 2e-3))
         while came == number:
-            remote._unpack(packed)
+            remote.unpack_files(packed)
 
     before = signal.signal(signal.SIGALRM, interrupt)
     gc.disable()  # what other tests left, and jax's own hook there, may drop one

@@ -17,7 +17,7 @@ from bert_jax.train import failure_detection
 
 @pytest.fixture(autouse=True)
 def short_goodbyes(monkeypatch) -> None:
-    monkeypatch.setattr(failure_detection, "_LEAVE_SECONDS", 0.5)
+    monkeypatch.setattr(failure_detection, "LEAVE_SECONDS", 0.5)
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def peers(port: int, count: int) -> Iterator[list[failure_detection.Peers]]:
 
 def die(peer: failure_detection.Peers) -> None:
     """Closes the connections, as the kernel does for a process that is killed."""
-    for connection in peer._connections.values():
+    for connection in peer.connections.values():
         connection.close()
 
 

@@ -251,7 +251,7 @@ def test_a_tokenizer_that_knows_far_less_than_the_model_has_is_said_to(
         model = dataclasses.replace(loaded.model, vocab_size=loaded.vocabulary.vocab_size + more)
         other = dataclasses.replace(loaded, model=model)
         monkeypatch.setattr(finetune_lib, "open_checkpoint", lambda *_, other=other: other)
-        finetune_lib._open_start(config_of(start, TaskConfig()), None)
+        finetune_lib.open_start(config_of(start, TaskConfig()), None)
         assert ("Check that it belongs to this model" in capsys.readouterr().err) == said
 
 

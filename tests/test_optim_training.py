@@ -62,7 +62,7 @@ def made(tiny_config):
 
 def descend(plan: steps.Plan) -> Callable[[TrainState, dict], TrainState]:
     rate = jnp.float32(plan.optimizer_config.learning_rate)
-    return jax.jit(lambda state, gradients: steps._descend(plan, state, gradients, rate))
+    return jax.jit(lambda state, gradients: steps.descend(plan, state, gradients, rate))
 
 
 def assert_near(got: dict, wanted: dict, tolerance: float) -> None:

@@ -85,7 +85,7 @@ def outputs_of_the_model(loaded, inputs):
         return found
 
     return outputs(
-        dict(loaded.params), stablehlo._Rows(inputs["input_ids"], inputs["segment_ids"] * real, real, positions)
+        dict(loaded.params), stablehlo.Rows(inputs["input_ids"], inputs["segment_ids"] * real, real, positions)
     )
 
 
@@ -183,7 +183,7 @@ def test_programs_of_crfs_and_spans_equal_the_model(tmp_path):
 
     positions = np.arange(9, dtype=np.int32) * inputs["attention_mask"]
     segments = inputs["segment_ids"] * inputs["attention_mask"]
-    rows = stablehlo._Rows(inputs["input_ids"], segments, inputs["attention_mask"], positions)
+    rows = stablehlo.Rows(inputs["input_ids"], segments, inputs["attention_mask"], positions)
     theirs = wanted(dict(loaded.params), rows)
     assert set(got) == set(theirs)
     for name, value in theirs.items():

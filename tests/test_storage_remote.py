@@ -16,7 +16,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 from pyarrow import fs
 
 from bert_jax.command import Stopped, UserError
-from bert_jax.storage import listing, remote
+from bert_jax.storage import listing
 from bert_jax.storage.remote import Folder
 from data_prep.readers import Corpus, Reading, find_sources
 
@@ -54,13 +54,11 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[fs.FileSystem]:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
-    remote._store.cache_clear()
     try:
         store = fs.S3FileSystem(endpoint_override=f"http://{host}:{port}", allow_bucket_creation=True)
         store.create_dir("books")
         yield store
     finally:
-        remote._store.cache_clear()
         server.stop()
 
 

@@ -1,4 +1,4 @@
-"""The tokenizer gives the library's ids, always; and every way to load one vocabulary gives one tokenizer."""
+"""The ids are always the ones of the library, and every way to load a vocabulary gives the same tokenizer."""
 
 import json
 import lzma
@@ -7,6 +7,7 @@ import pickle
 import random
 import shutil
 import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -142,13 +143,41 @@ def test_small_caches_and_blocks_change_no_id(vocab_dir, lines, monkeypatch):
             np.testing.assert_array_equal(found, wanted)
 
 
-def test_cache_is_bounded_whatever_the_text(trained, monkeypatch):
+class RecordingLibrary:
+    """A chunk encoder whose only id for a chunk is its length, and which records the chunks that it encodes."""
+
+    def __init__(self) -> None:
+        self.encoded: list[str] = []
+
+    def encode(self, texts: Sequence[str]) -> list[bytes]:
+        raise AssertionError("no text needs to be encoded as a whole")
+
+    def split(self, texts: Sequence[str]) -> chunk_cache.ChunkedTexts:
+        return chunk_cache.ChunkedTexts("\n".join(texts))
+
+    def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
+        return {}
+
+    def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
+        self.encoded += keys
+        return [np.uint16(len(key)).tobytes() for key in keys]
+
+
+def test_cache_is_bounded_and_keeps_recent_short_chunks(monkeypatch):
     monkeypatch.setattr(chunk_cache, "CACHE_CHUNKS", 1000)
-    fresh = pickle.loads(pickle.dumps(trained))
-    for part in range(20):
-        fresh.encode_many([f"word{number} {'long' * 20}{number}" for number in range(part * 400, part * 400 + 400)])
-        assert len(fresh._cache._cache) + len(fresh._cache._older) <= 1000 + 400
-    assert max(map(len, [*fresh._cache._cache, *fresh._cache._older])) <= chunk_cache.CACHED_CHUNK_LENGTH
+    library = RecordingLibrary()
+    cache = chunk_cache.ChunkCache(library, np.uint16)
+    texts = [f"word{number} {'long' * 20}{number}" for number in range(8000)]
+    for start in range(0, len(texts), 400):
+        cache.encode(texts[start : start + 400])
+    library.encoded.clear()
+    ids, counts = cache.encode(texts)
+    np.testing.assert_array_equal(ids, [len(chunk) for text in texts for chunk in text.split()])
+    assert counts.tolist() == [2] * len(texts)
+    words = [text.split()[0] for text in texts]
+    known = set(words) - set(library.encoded)
+    assert 400 <= len(known) <= 1000 + 400 and known == set(words[-len(known) :])
+    assert sum(len(chunk) > chunk_cache.CACHED_CHUNK_LENGTH for chunk in library.encoded) == len(texts)
 
 
 def test_texts_are_encoded_one_by_one_or_together_alike(trained, lines):

@@ -53,7 +53,7 @@ _INPUTS = {
 }
 
 
-class _Rows(NamedTuple):
+class Rows(NamedTuple):
     """The batch of a program: one sequence per row, starting at the first position."""
 
     input_ids: Int[Array, "B T"]
@@ -150,16 +150,16 @@ def _has_predictions(heads: Heads) -> bool:
     return any((heads.mlm, heads.lm, *sequence_heads, heads.tags, heads.question, heads.spans.classes))
 
 
-def _run(loaded: LoadedModel, parameters: dict[str, Array], inputs: Mapping[str, Array]) -> tuple[Bert, _Rows, Encoded]:
+def _run(loaded: LoadedModel, parameters: dict[str, Array], inputs: Mapping[str, Array]) -> tuple[Bert, Rows, Encoded]:
     # einsum is the only kernel that supports every platform and every length.
     model = bind(loaded.model, loaded.heads, paths.unflatten(parameters), Runtime(attention="einsum"))
     real = jnp.minimum(inputs["attention_mask"], 1)
     segments = inputs.get("segment_ids", jnp.zeros_like(real))
-    rows = _Rows(inputs["input_ids"], segments * real, real, (jnp.cumsum(real, axis=1) - 1) * real)
+    rows = Rows(inputs["input_ids"], segments * real, real, (jnp.cumsum(real, axis=1) - 1) * real)
     return model, rows, model.encode(rows)
 
 
-def _sequence_vectors(model: Bert, rows: _Rows, encoded: Encoded) -> Float[Array, "B 1 D"]:
+def _sequence_vectors(model: Bert, rows: Rows, encoded: Encoded) -> Float[Array, "B 1 D"]:
     return sequence_vectors(model, encoded.last, rows.sequence_ids, jnp.zeros_like(rows.input_ids[:, :1]))
 
 

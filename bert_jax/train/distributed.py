@@ -178,10 +178,10 @@ def _fail(peers: failure_detection.Peers, error: BaseException) -> NoReturn:
     with _last_words:
         if outcome is None:
             code, message = 1, f"{type(error).__name__}: {error}"
-            _say_last("".join(traceback.format_exception(error)))
+            print_last("".join(traceback.format_exception(error)))
         else:
             code, message = outcome
-            _say_last(command.one_line(message), begun_by_others=code == EXIT_LOST)
+            print_last(command.one_line(message), begun_by_others=code == EXIT_LOST)
         peers.announce(code, command.one_line(message).removeprefix("error: ")[:2000])
         _exit(code)
 
@@ -189,11 +189,11 @@ def _fail(peers: failure_detection.Peers, error: BaseException) -> NoReturn:
 def _end(code: int, why: str) -> None:
     """Ends this process because another one ended; called in a thread while the main one may be waiting."""
     with _last_words:
-        _say_last(command.one_line(f"error: {why}"), begun_by_others=code == EXIT_LOST)
+        print_last(command.one_line(f"error: {why}"), begun_by_others=code == EXIT_LOST)
         _exit(code)
 
 
-def _say_last(text: str, *, begun_by_others: bool = False) -> None:
+def print_last(text: str, *, begun_by_others: bool = False) -> None:
     """Writes the last line on stderr, in one piece.
 
     C++ threads (gRPC, gloo) also write there, at any time and in pieces, about connections that a process's end closes.

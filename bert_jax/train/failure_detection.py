@@ -27,7 +27,7 @@ from bert_jax.command import EXIT_LOST, UserError
 _HELLO_SECONDS = 2.0  # for a new connection to send its number
 _RETRY_SECONDS = 0.25  # between two attempts to connect
 _GRACE_SECONDS = 5.0  # the others wait this much longer than process 0, which can name what is missing
-_LEAVE_SECONDS = 3.0  # how long process 0 waits for the others to exit
+LEAVE_SECONDS = 3.0  # how long process 0 waits for the others to exit
 _MESSAGE_SECONDS = 2  # for the rest of a message that has begun, and to send a few bytes to a machine that is lost
 _LONGEST_MESSAGE = 1 << 16
 
@@ -39,7 +39,7 @@ class Peers:
 
     def __init__(self, process: int, count: int, connections: dict[int, Connection]) -> None:
         self.process, self.count = process, count
-        self._connections = connections
+        self.connections = connections
         self._left: set[int] = set()  # ended successfully
         self._closing = threading.Event()
         self._sending = threading.Lock()
@@ -65,33 +65,33 @@ class Peers:
         self._tell({"end": self.process})
         self._closing.set()
         if self._thread is not None:
-            self._thread.join(_LEAVE_SECONDS)
-        for connection in self._connections.values():
+            self._thread.join(LEAVE_SECONDS)
+        for connection in self.connections.values():
             connection.close()
 
     def _tell(self, message: dict[str, Any], but: int = -1) -> None:
         with self._sending:
-            for process, connection in self._connections.items():
+            for process, connection in self.connections.items():
                 if process != but:
                     _send(connection, message)
 
     def _let_others_go(self) -> None:
         """Makes process 0 exit last, because it runs jax's service, without which the others abort."""
-        until = time.monotonic() + _LEAVE_SECONDS
+        until = time.monotonic() + LEAVE_SECONDS
         while self.process == 0 and time.monotonic() < until:
-            if all(map(_is_closed, self._connections.values())):
+            if all(map(_is_closed, self.connections.values())):
                 break
             time.sleep(0.02)
 
     def _watch(self, heartbeat_timeout: float, on_stop: Stop) -> None:
         interval = heartbeat_timeout / 5
         next_sign = 0.0
-        heard = dict.fromkeys(self._connections, time.monotonic())
+        heard = dict.fromkeys(self.connections, time.monotonic())
         while not self._closing.is_set():
             if time.monotonic() >= next_sign:
                 self._tell({"alive": self.process})
                 next_sign = time.monotonic() + interval
-            watched = {process: each for process, each in self._connections.items() if process not in self._left}
+            watched = {process: each for process, each in self.connections.items() if process not in self._left}
             ready = wait([each for each in watched.values() if not each.closed], min(interval, 0.2))
             for process, connection in watched.items():
                 if connection not in ready:

@@ -71,7 +71,7 @@ def train_step(
         "tokens": (batch.sequence_ids > 0).sum(),
     }
     finite = jnp.isfinite(metrics["loss"]) & jnp.isfinite(metrics["gradient_norm"])
-    following = _descend(plan, state, gradients, rate)
+    following = descend(plan, state, gradients, rate)
     following = choose(finite, following, state._replace(skipped=state.skipped + 1))._replace(step=state.step + 1)
     return following, metrics | {"finite": finite, "skipped": following.skipped}
 
@@ -94,7 +94,7 @@ def evaluation_step(plan: Forward, params: dict[str, Any], batch: Any) -> tuple[
     return plan.objective.apply(model, batch, None), plan.objective.counts(batch)
 
 
-def _descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Float[Array, ""]) -> TrainState:
+def descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Float[Array, ""]) -> TrainState:
     """The state after one update."""
     direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, state.params)
     factors = optim.factors_at(plan.factors, plan.unfreezing, state.step)

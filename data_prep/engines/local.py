@@ -23,24 +23,24 @@ from data_prep.units import Unit
 
 # Modules that workers need. Workers are forked from a server process that has imported them and done nothing else: it
 # has no threads, open files or locks, so unlike a fork of the caller's process this is safe whatever the caller runs.
-_PRELOADED = ["data_prep.worker", "data_prep.engines", "data_prep.build_options", "data_prep.summary"]
+PRELOADED = ["data_prep.worker", "data_prep.engines", "data_prep.build_options", "data_prep.summary"]
 
 # The longest time for which a thread may hold the interpreter while another one waits. The default is 5 ms, and several
 # switches happen between the end of a unit in another process and the start of its next one.
 _SWITCH_SECONDS = 0.0005
 
 # Bytes of text that take as long as starting another process; of two units, one this small is not given away.
-_WORTH_A_PROCESS = 1_000_000
+WORTH_A_PROCESS = 1_000_000
 
 # Bytes of text that keep a process busy for so long that the others run out of units: twice the normal size, which only
 # a long document or --unit_mb exceeds. The process that distributes units does not build one itself.
-_LONG = 16_000_000
+LONG_UNIT = 16_000_000
 
 
 def begin(workers: int) -> None:
     """Starts the server process that imports what the workers of `run` need, while the caller continues."""
     if (workers or cores()) > 1:
-        multiprocessing.set_forkserver_preload(_PRELOADED)
+        multiprocessing.set_forkserver_preload(PRELOADED)
         resource_tracker.ensure_running()  # starting it unblocks SIGINT, so this comes before the mask below
         # While it imports, the server has no handler and would print a traceback at Ctrl-C. A signal now stays pending.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
@@ -61,7 +61,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Ite
     others = (workers or cores()) - 1
     units = iter(units)
     first = deque(itertools.islice(units, 2 if others else 0))
-    small = any(_bytes(unit) < _WORTH_A_PROCESS for unit in first)
+    small = any(_bytes(unit) < WORTH_A_PROCESS for unit in first)
     first.extend(itertools.islice(units, 1 if small else 0))
     nothing_to_share = len(first) < (3 if small else 2)
     units = itertools.chain(_emptying(first), units)
@@ -82,7 +82,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Ite
                 for future in [future for future in pending if future.done()]:
                     del pending[future]
                     yield future.result()
-                if len(pending) < 2 * others + (_bytes(unit) >= _LONG):
+                if len(pending) < 2 * others + (_bytes(unit) >= LONG_UNIT):
                     pending[waiting.submit(_do_there, pool, work, directory, unit)] = unit
                 else:
                     yield work(directory, unit)

@@ -50,7 +50,7 @@ def split_options(options: str) -> list[str]:
 
 def pack_tokenizer(directory: Path) -> bytes:
     """The tokenizer of a job as bytes, for `do_unit`."""
-    return _pack(directory, (directory / "tokenizer").iterdir())
+    return pack_files(directory, (directory / "tokenizer").iterdir())
 
 
 def do_unit(work: Work, job: str, tokenizer: Callable[[], bytes], unit: Unit) -> bytes:
@@ -64,12 +64,12 @@ def do_unit(work: Work, job: str, tokenizer: Callable[[], bytes], unit: Unit) ->
         with _job_folder(*_known[job]) as folder:
             work(folder, unit)
             written = (path for path in folder.rglob("*") if path.is_file() and path.parent != folder / "tokenizer")
-            return _pack(folder, written)
+            return pack_files(folder, written)
 
 
 def put_in_place(directory: Path, packed: bytes) -> UnitRecord:
     """Writes the files of a unit into the job's folder, its record last, and returns the record."""
-    files = _unpack(packed)
+    files = unpack_files(packed)
     (name,) = (path for path in files if path.parent == unit_folder(Path()) and path.suffix == ".json")
     for path in sorted(files, key=lambda path: path == name):
         write_atomic(directory / path, files[path])
@@ -82,7 +82,7 @@ def _job_folder(folder: Path, tokenizer: bytes) -> Iterator[Path]:
     try:
         for inner in (unit_folder(folder), *(folder / part for part in PARTS)):
             inner.mkdir(parents=True)
-        for path, content in _unpack(tokenizer).items():
+        for path, content in unpack_files(tokenizer).items():
             (folder / path).parent.mkdir(exist_ok=True)
             (folder / path).write_bytes(content)
         yield folder
@@ -90,7 +90,7 @@ def _job_folder(folder: Path, tokenizer: bytes) -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _pack(folder: Path, paths: Iterable[Path]) -> bytes:
+def pack_files(folder: Path, paths: Iterable[Path]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for path in paths:
@@ -98,7 +98,7 @@ def _pack(folder: Path, paths: Iterable[Path]) -> bytes:
     return buffer.getvalue()
 
 
-def _unpack(packed: bytes) -> dict[Path, bytes]:
+def unpack_files(packed: bytes) -> dict[Path, bytes]:
     """The files of a tar, by path. Raises ValueError for a path outside of the job's folder."""
     with tarfile.open(fileobj=io.BytesIO(packed), mode="r:") as tar:
         members = tar.getmembers()
