@@ -6,11 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax import vocabulary
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.interop import checkpoint_average
-from bert_jax.interop.loaded_model import LoadedModel, check_vocabulary
+from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
 from bert_jax.model.heads import Heads
@@ -32,8 +31,7 @@ def read(workdir: Path, step: int | None = None, average: str = "") -> LoadedMod
         raise UserError(f"no checkpoint in {workdir}: none has been saved yet. Train first, or give another folder")
     params = checkpoint_average.read_params(workdir, step, average)
     _check_params(params, config.model, config.heads, workdir)
-    words = vocabulary.load(workdir / TOKENIZER)
-    check_vocabulary(workdir, words, config.model)
+    words = load_vocabulary(workdir / TOKENIZER, config.model)
     return LoadedModel(
         config.model,
         config.heads,

@@ -8,6 +8,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_jax.config import ModelConfig
+from bert_jax.interop.config_fields import (
+    WRITTEN_ACTIVATIONS,
+    Field,
+    check_fixed,
+    make_model_config,
+    read_activation,
+    read_fields,
+    write_fields,
+)
 from bert_jax.interop.name_table import Entry
 from bert_jax.model.heads import Heads
 from bert_jax.vocabulary import Vocabulary
@@ -18,6 +27,9 @@ COUNTED = ("classes", "tags")
 TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range")
 ARCHITECTURE_FIELDS = tuple(one.name for one in dataclasses.fields(ModelConfig) if one.name not in TRAINING_FIELDS)
 
+# Whether the output matrix is the token table; None means that it is.
+TIED: tuple[str, tuple[Any, ...]] = ("tie_word_embeddings", (True, False, None))
+
 Parts = dict[str, tuple[Entry, ...]]  # name tables by the name of the head that they belong to
 
 
@@ -26,6 +38,12 @@ class Architecture(NamedTuple):
 
     required: Parts
     optional: Parts
+
+
+def make_architecture(*required: Parts, optional: Parts) -> Architecture:
+    """Returns the architecture that must hold some heads and may hold others."""
+    needed = {name: part for parts in required for name, part in parts.items()}
+    return Architecture(needed, {name: part for name, part in optional.items() if name not in needed})
 
 
 @dataclass(frozen=True)
@@ -44,11 +62,14 @@ class Family:
     copies          tensors that a file may hold as a copy of another: copy -> original
     buffers         tensors that a file may hold and that are not read; {} stands for a layer
     unread          trained tensors that a file may hold and that reading reports as left out
-    read_model      (path for messages, fields of config.json) -> architecture
-    write_model     (architecture, vocabulary) -> fields of config.json, as close as the format allows
+    fields          the numbers in config.json
+    activation      the name of the activation there, and its default
+    fixed           fields of config.json whose other values are not supported (check_fixed)
+    always          the fields of ModelConfig that are the same for all models of the family
+    read_further    (path for messages, content of config.json, fields read) -> further fields of ModelConfig
+    write_further   (architecture, vocabulary) -> further fields of config.json
     read_heads      (path, fields, heads found) -> further fields of Heads that config.json decides
     write_heads     the inverse of read_heads
-    always          the fields of ModelConfig that are the same for all models of the family
     tokenizers      the kinds of tokenizer that the family's models have; None for any
     """
 
@@ -59,8 +80,11 @@ class Family:
     base_class: str
     encoder: tuple[Entry, ...]
     architectures: Mapping[str, Architecture]
-    read_model: Callable[[Path, Mapping[str, Any]], ModelConfig]
-    write_model: Callable[[ModelConfig, Vocabulary], dict[str, Any]]
+    fields: tuple[Field, ...]
+    write_further: Callable[[ModelConfig, Vocabulary], dict[str, Any]]
+    read_further: Callable[[Path, Mapping[str, Any], dict[str, Any]], dict[str, Any]] = lambda where, values, fields: {}
+    activation: tuple[str, str] = ("hidden_act", "gelu")
+    fixed: tuple[tuple[str, tuple[Any, ...]], ...] = ()
     copies: Mapping[str, str] = field(default_factory=dict)
     buffers: tuple[str, ...] = ()
     unread: tuple[str, ...] = ()
@@ -68,6 +92,24 @@ class Family:
     write_heads: Callable[[Heads], dict[str, Any]] = lambda heads: {}
     always: Mapping[str, Any] = field(default_factory=dict)
     tokenizers: tuple[str, ...] | None = None
+
+    def read_model(self, where: Path, values: Mapping[str, Any]) -> ModelConfig:
+        """Returns the architecture that a config.json describes; `where` is its path.
+
+        Raises UserError, naming the field, for a value that is wrong or not supported.
+        """
+        check_fixed(where, values, (TIED, *self.fixed))
+        name, default = self.activation
+        read = {**self.always, **read_fields(where, values, self.fields)}
+        read["activation"] = read_activation(where, {name: default, **values}, name)
+        read["tied_output"] = values.get(TIED[0]) is not False
+        return make_model_config(where, self.fields, **(read | self.read_further(where, values, read)))
+
+    def write_model(self, model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
+        """Returns the fields of config.json, as close as the format allows."""
+        written = write_fields(model, self.fields)
+        written |= {self.activation[0]: WRITTEN_ACTIVATIONS[model.activation], TIED[0]: model.tied_output}
+        return written | {"pad_token_id": vocabulary.pad_id} | self.write_further(model, vocabulary)
 
     def table(self, architecture: str) -> tuple[Entry, ...]:
         """Returns the name table of an architecture with all its heads."""

@@ -7,13 +7,12 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from bert_jax import vocabulary
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.interop import name_table
 from bert_jax.interop.families import FAMILIES
 from bert_jax.interop.family import COUNTED, Family
-from bert_jax.interop.loaded_model import LoadedModel, check_vocabulary
+from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
 from bert_jax.interop.safetensors_folder import SafetensorsFolder, refuse_pickle
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import read_json
@@ -50,8 +49,7 @@ def read(directory: str | Path) -> LoadedModel:
     table = family.table(architecture)
     _check_tensors(directory, weights, name_table.tensor_shapes(table, model, heads), family)
     params = name_table.import_params(table, weights.__getitem__, model, heads)
-    words = vocabulary.load(directory)
-    check_vocabulary(directory, words, model)
+    words = load_vocabulary(directory, model)
     task = _task(directory, values, model, heads)
     return LoadedModel(model, heads, params, words, task, dtype=weights.dtype, origin=str(directory))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from bert_jax import vocabulary
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model.heads import Heads
@@ -41,10 +42,12 @@ class LoadedModel:
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
-def check_vocabulary(directory: Path, words: Vocabulary, model: ModelConfig, config_file: str = "config.json") -> None:
-    """Raises UserError if the tokenizer has ids that the model's token table lacks."""
+def load_vocabulary(directory: Path, model: ModelConfig, config_file: str = "config.json") -> Vocabulary:
+    """Reads a model's vocabulary. Raises UserError if it has ids that the model's token table lacks."""
+    words = vocabulary.load(directory)
     if words.vocab_size > model.vocab_size:
         raise UserError(
             f"{directory}: the tokenizer has {words.vocab_size} tokens, but {config_file} has vocab_size "
             f"{model.vocab_size}. Put the tokenizer files that belong to this model there"
         )
+    return words

@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from bert_jax import vocabulary
 from bert_jax.command import UserError
 from bert_jax.interop import name_table
 from bert_jax.interop.families.bert import BERT
 from bert_jax.interop.folder_formats import BERT_CONFIG_FILE
-from bert_jax.interop.loaded_model import LoadedModel, check_vocabulary
+from bert_jax.interop.loaded_model import LoadedModel, load_vocabulary
 from bert_jax.interop.tensor_bundle import INDEX, TensorBundle
 from bert_jax.model.heads import Heads
 from bert_jax.storage.local import read_json
@@ -57,8 +56,7 @@ def read(path: str | Path) -> LoadedModel:
     params = name_table.import_params(
         table, lambda name: _transposed(name, bundle[_tensorflow_name(name)]), model, heads
     )
-    words = vocabulary.load(prefix.parent)
-    check_vocabulary(prefix.parent, words, model, config_file=BERT_CONFIG_FILE)
+    words = load_vocabulary(prefix.parent, model, BERT_CONFIG_FILE)
     return LoadedModel(model, heads, params, words, origin=str(path))
 
 

@@ -16,14 +16,14 @@ from bert_jax.tokenization.tokenizer_spec import (
     ROBERTA_ROLES,
     AddedToken,
     Roles,
+    TokenList,
     added_tokens,
     check_added_ids,
-    hash_of,
     named_roles,
     refuse_contradiction,
+    refuse_repeated,
     special_token_map,
     tokens_by_id,
-    tokens_outside,
     write_settings,
 )
 
@@ -34,7 +34,7 @@ MERGES_HEADER = "#version: 0.2"
 
 
 @dataclass(frozen=True)
-class ByteBPESpec:
+class ByteBPESpec(TokenList):
     """Everything that determines the ids of a byte-level BPE tokenizer."""
 
     tokens: tuple[str, ...]  # by id; bytes are written as GPT-2 writes them
@@ -48,8 +48,7 @@ class ByteBPESpec:
     kind = "bpe"
 
     def __post_init__(self) -> None:
-        if len(set(self.tokens)) < len(self.tokens):
-            raise UserError("a token occurs twice in the vocabulary. Correct the vocabulary")
+        refuse_repeated(self.tokens)
         if missing := [token for token in self.roles if token not in self.all_tokens()]:
             raise UserError(
                 f"the vocabulary lacks {', '.join(missing)}. Name the tokens for cls, sep, pad, unk and mask in "
@@ -73,21 +72,11 @@ class ByteBPESpec:
     def pair_separators(self) -> int:
         return 2 if self.roles.sep_token == ROBERTA_ROLES.sep_token else 1
 
-    def all_tokens(self) -> tuple[str, ...]:
-        return self.tokens + tokens_outside(self.tokens, self.added)
-
-    def special_ids(self) -> tuple[int, ...]:
-        special = {token.content for token in self.added if token.special} | set(self.roles)
-        return tuple(index for index, token in enumerate(self.all_tokens()) if token in special)
-
     def is_inside(self, token: str) -> bool:
         return _token_text(token)[:1] not in _SPACES
 
     def surface(self, token: str) -> str:
         return _token_text(token).removeprefix(" ")
-
-    def content_hash(self) -> str:
-        return hash_of(self)
 
     def write(self, directory: Path) -> None:
         """Writes vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json."""

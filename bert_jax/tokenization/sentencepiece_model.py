@@ -33,6 +33,7 @@ from bert_jax.tokenization.tokenizer_spec import (
     check_added_ids,
     named_roles,
     refuse_contradiction,
+    refuse_repeated,
     special_token_map,
     write_settings,
 )
@@ -73,8 +74,7 @@ class SentencePieceSpec:
         if self.fairseq and self.prepares:
             raise UserError("XLM-R's numbering supports only the model's own normalization. Train it with nmt_nfkc_cf")
         known = self.all_tokens()
-        if len(set(known)) < len(known):
-            raise UserError("a token occurs twice in the vocabulary. Train or download the model again")
+        refuse_repeated(known)
         if missing := [token for token in self.roles if token not in known]:
             raise UserError(f"its pieces lack {', '.join(missing)}. Give a model that is numbered as XLM-R or ALBERT")
         spec = self.parsed.normalizer_spec

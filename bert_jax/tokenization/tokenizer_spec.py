@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +83,31 @@ class TokenizerSpec(Protocol):
         """Writes the files of a Hugging Face folder, except tokenizer.json, into an existing folder."""
 
 
+class TokenList:
+    """A specification that lists the tokens of its model, and those added to them."""
+
+    kind: str
+    tokens: tuple[str, ...]  # by id
+    added: tuple[AddedToken, ...]
+    roles: Roles
+
+    def all_tokens(self) -> tuple[str, ...]:
+        """Every token by id: the model's tokens, then the added tokens that are not among them."""
+        present = {token.content for token in self.added}.intersection(self.tokens)
+        return self.tokens + tuple(token.content for token in self.added if token.content not in present)
+
+    def special_ids(self) -> tuple[int, ...]:
+        special = {token.content for token in self.added if token.special} | set(self.roles)
+        return tuple(index for index, token in enumerate(self.all_tokens()) if token in special)
+
+    def content_hash(self) -> str:
+        """The hexadecimal sha256 of the kind and the dataclass fields, names included."""
+        # dataclasses.asdict would copy every token.
+        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        serialized = json.dumps({"kind": self.kind} | fields, sort_keys=True, default=dataclasses.asdict)
+        return hashlib.sha256(serialized.encode()).hexdigest()
+
+
 def id_dtype(vocab_size: int) -> type[np.uint16] | type[np.uint32]:
     """The narrowest dtype that holds every id."""
     return np.uint16 if vocab_size <= 1 << 16 else np.uint32
@@ -123,18 +149,12 @@ def tokens_by_id(vocabulary: Mapping[str, int]) -> tuple[str, ...]:
     return tuple(by_id[index] for index in range(len(by_id)))
 
 
-def tokens_outside(tokens: tuple[str, ...], added: Sequence[AddedToken]) -> tuple[str, ...]:
-    """The added tokens that are not among the tokens of the model, in order."""
-    present = {token.content for token in added}.intersection(tokens)
-    return tuple(token.content for token in added if token.content not in present)
-
-
-def hash_of(content: Any) -> str:
-    """The hexadecimal sha256 of a specification: of its kind and its dataclass fields, names included."""
-    # dataclasses.asdict would copy every token.
-    fields = {field.name: getattr(content, field.name) for field in dataclasses.fields(content)}
-    serialized = json.dumps({"kind": content.kind} | fields, sort_keys=True, default=dataclasses.asdict)
-    return hashlib.sha256(serialized.encode()).hexdigest()
+def refuse_repeated(tokens: Sequence[str]) -> None:
+    """Raises UserError for a token that occurs twice."""
+    if len(set(tokens)) < len(tokens):
+        token, _ = Counter(tokens).most_common(1)[0]
+        first, second, *_ = (index for index, found in enumerate(tokens) if found == token)
+        raise UserError(f"token {token!r} occurs twice, as id {first} and {second}. Correct the vocabulary")
 
 
 def added_tokens(content: Mapping[str, Any]) -> tuple[AddedToken, ...]:

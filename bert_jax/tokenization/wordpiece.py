@@ -4,7 +4,6 @@ Formats: vocab.txt of google-research/bert (one token per line; the line number 
 `tokenizers` library, and tokenizer_config.json and special_tokens_map.json of `transformers`.
 """
 
-from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,13 +13,13 @@ from bert_jax.command import UserError
 from bert_jax.tokenization.tokenizer_spec import (
     BERT_ROLES,
     AddedToken,
+    TokenList,
     added_tokens,
     check_added_ids,
-    hash_of,
     refuse_contradiction,
+    refuse_repeated,
     special_token_map,
     tokens_by_id,
-    tokens_outside,
     write_settings,
 )
 
@@ -32,7 +31,7 @@ MAX_WORD_LENGTH = 100
 
 
 @dataclass(frozen=True)
-class WordPieceSpec:
+class WordPieceSpec(TokenList):
     """Everything that determines the ids of a WordPiece tokenizer."""
 
     tokens: tuple[str, ...]  # by id
@@ -45,10 +44,7 @@ class WordPieceSpec:
     added: tuple[AddedToken, ...] = tuple(AddedToken(token) for token in SPECIAL_TOKENS)
 
     def __post_init__(self) -> None:
-        if len(set(self.tokens)) < len(self.tokens):
-            token, _ = Counter(self.tokens).most_common(1)[0]
-            first, second, *_ = (index for index, found in enumerate(self.tokens) if found == token)
-            raise UserError(f"token {token!r} occurs twice, as id {first} and {second}. Correct the vocabulary")
+        refuse_repeated(self.tokens)
         if missing := [token for token in SPECIAL_TOKENS if token not in self.tokens]:
             raise UserError(
                 f"the vocabulary lacks {', '.join(missing)}. Add a line for each, or give a BERT vocabulary"
@@ -57,19 +53,6 @@ class WordPieceSpec:
     kind = "wordpiece"
     roles = SPECIAL_TOKENS
     pair_separators = 1
-
-    def all_tokens(self) -> tuple[str, ...]:
-        """Every token by id: the model's tokens, then the added tokens that are not among them."""
-        return self.tokens + tokens_outside(self.tokens, self.added)
-
-    def special_ids(self) -> tuple[int, ...]:
-        """The ids of the special tokens, ascending."""
-        special = {token.content for token in self.added if token.special} | set(SPECIAL_TOKENS)
-        return tuple(index for index, token in enumerate(self.all_tokens()) if token in special)
-
-    def content_hash(self) -> str:
-        """The hexadecimal sha256."""
-        return hash_of(self)
 
     def is_inside(self, token: str) -> bool:
         return token.startswith(self.continuation_prefix)

@@ -3,21 +3,11 @@
 Dense kernels are [out, in]; query, key and value are separate tensors.
 """
 
-from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig
-from bert_jax.interop.config_fields import (
-    WRITTEN_ACTIVATIONS,
-    Field,
-    check_fixed,
-    make_model_config,
-    read_activation,
-    read_fields,
-    write_fields,
-)
-from bert_jax.interop.family import Architecture, Family, Parts
+from bert_jax.interop.config_fields import Field
+from bert_jax.interop.family import Architecture, Family, Parts, make_architecture
 from bert_jax.interop.name_table import (
     ATTENTION_OUTPUT,
     LAYERS,
@@ -62,7 +52,6 @@ FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("position_embedding_type", ("absolute", None)),
     ("is_decoder", (False, None)),
     ("add_cross_attention", (False, None)),
-    ("tie_word_embeddings", (True, False, None)),
     ("pruned_heads", ({}, None)),
 )
 
@@ -102,29 +91,17 @@ BUFFERS = ("embeddings.position_ids", "embeddings.token_type_ids")
 
 
 def _architecture(*required: Parts) -> Architecture:
-    """Makes an architecture that may also hold the pooler and the pretraining heads, as published files often do."""
-    needed = {name: part for parts in required for name, part in parts.items()}
-    return Architecture(needed, {n: p for n, p in (POOLER | MLM | NEXT_SENTENCE).items() if n not in needed})
+    """Returns an architecture that may also hold the pooler and the pretraining heads, as published files often do."""
+    return make_architecture(*required, optional=POOLER | MLM | NEXT_SENTENCE)
 
 
-def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
-    check_fixed(where, values, FIXED)
-    fields = read_fields(where, values, FIELDS)
-    tied = values.get("tie_word_embeddings") is not False
-    activation = read_activation(where, values, "hidden_act")
-    return make_model_config(where, FIELDS, activation=activation, tied_output=tied, **fields)
-
-
-def write_model(model: ModelConfig, words: Vocabulary) -> dict[str, Any]:
-    return write_fields(model, FIELDS) | {
-        "hidden_act": WRITTEN_ACTIVATIONS[model.activation],
+def write_further(model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
+    return {
         "type_vocab_size": max(1, model.segment_types),  # the format cannot omit token types
         "position_embedding_type": "absolute",
         "is_decoder": False,
         "add_cross_attention": False,
-        "tie_word_embeddings": model.tied_output,
         "classifier_dropout": None,
-        "pad_token_id": words.pad_id,
     }
 
 
@@ -150,7 +127,8 @@ BERT = Family(
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
     buffers=BUFFERS,
-    read_model=_read_model,
-    write_model=write_model,
+    fields=FIELDS,
+    fixed=FIXED,
     always=ALWAYS,
+    write_further=write_further,
 )

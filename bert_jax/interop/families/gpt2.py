@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.config import ModelConfig
-from bert_jax.interop.config_fields import (
-    WRITTEN_ACTIVATIONS,
-    Field,
-    check_fixed,
-    make_model_config,
-    read_activation,
-    read_fields,
-    write_fields,
-)
+from bert_jax.interop.config_fields import Field, read_fields
 from bert_jax.interop.family import Architecture, Family, Parts
 from bert_jax.interop.name_table import LAYERS, SAME, VOCABULARY, Entry, Layout, dense, head_shape, norm
 from bert_jax.vocabulary import Vocabulary
@@ -50,9 +42,7 @@ FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("scale_attn_weights", (True,)),
     ("scale_attn_by_inverse_layer_idx", (False,)),
     ("add_cross_attention", (False,)),
-    ("tie_word_embeddings", (True, False, None)),
 )
-ACTIVATION = "activation_function"
 
 QKV_KERNEL = Layout(
     lambda tensors, c: tensors[0].reshape(c.width, 3, *head_shape(c)),
@@ -80,34 +70,22 @@ TAGS: Parts = {"tags": dense("tagger/dense", "classifier")}
 QUESTION: Parts = {"question": dense("question_head/dense", "qa_outputs")}
 
 
-def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
-    check_fixed(where, values, FIXED)
-    fields = read_fields(where, values, FIELDS)
+def _read_further(where: Path, values: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     inner = values if values.get("n_inner") is not None else {"n_inner": 4 * fields["width"]}
-    return make_model_config(
-        where,
-        FIELDS,
-        **fields,
-        **read_fields(where, inner, (FEED_FORWARD,)),
-        **ALWAYS,
-        activation=read_activation(where, {ACTIVATION: "gelu_new", **values}, ACTIVATION),
-        tied_output=values.get("tie_word_embeddings") is not False,
-    )
+    return read_fields(where, inner, (FEED_FORWARD,))
 
 
-def _write_model(model: ModelConfig, words: Vocabulary) -> dict[str, Any]:
-    return write_fields(model, (*FIELDS, FEED_FORWARD)) | {
-        ACTIVATION: WRITTEN_ACTIVATIONS[model.activation],
+def _write_further(model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
+    return {
+        FEED_FORWARD.name: model.feed_forward,
         "embd_pdrop": model.dropout,
         "scale_attn_weights": True,
         "scale_attn_by_inverse_layer_idx": False,
         "reorder_and_upcast_attn": False,
         "add_cross_attention": False,
-        "tie_word_embeddings": model.tied_output,
         "classifier_dropout": model.dropout,
-        "pad_token_id": words.pad_id,
-        "bos_token_id": words.cls_id,
-        "eos_token_id": words.sep_id,
+        "bos_token_id": vocabulary.cls_id,
+        "eos_token_id": vocabulary.sep_id,
     }
 
 
@@ -127,7 +105,10 @@ GPT2 = Family(
     copies={"lm_head.weight": "wte.weight"},
     # The causal mask, which older files contain.
     buffers=("h.{}.attn.bias", "h.{}.attn.masked_bias"),
-    read_model=_read_model,
-    write_model=_write_model,
+    fields=FIELDS,
+    activation=("activation_function", "gelu_new"),
+    fixed=FIXED,
     always=ALWAYS,
+    read_further=_read_further,
+    write_further=_write_further,
 )

@@ -13,15 +13,7 @@ import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.interop.config_fields import (
-    WRITTEN_ACTIVATIONS,
-    Field,
-    check_fixed,
-    make_model_config,
-    read_activation,
-    read_fields,
-    write_fields,
-)
+from bert_jax.interop.config_fields import WRITTEN_ACTIVATIONS, Field, read_activation, read_fields
 from bert_jax.interop.family import Architecture, Family, Parts
 from bert_jax.interop.name_table import (
     ATTENTION_OUTPUT,
@@ -66,7 +58,6 @@ ALWAYS = {
 }
 FIXED: tuple[tuple[str, tuple[Any, ...]], ...] = (
     ("decoder_bias", (True,)),
-    ("tie_word_embeddings", (True, False, None)),
     ("classifier_pooling", POOLINGS),
 )
 BIASES = ("attention_bias", "mlp_bias", "norm_bias", "classifier_bias")
@@ -118,15 +109,12 @@ TAGS: Parts = {"tags": dense("tagger/dense", "classifier") + POOLER["pooler"]}
 QUESTION: Parts = {"question": dense("question_head/dense", "classifier") + POOLER["pooler"]}
 
 
-def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
-    check_fixed(where, values, FIXED)
-    fields = read_fields(where, values, FIELDS)
+def _read_further(where: Path, values: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     biases = {name: bool(values.get(name)) for name in BIASES}
     if len(set(biases.values())) > 1:
         name = next(name for name in BIASES if biases[name] != biases[BIASES[0]])
         raise UserError(f"{where}: {name} is {biases[name]}, but {BIASES[0]} is not; all biases must be equal")
-    activation = read_activation(where, values, "hidden_activation")
-    if read_activation(where, values, "classifier_activation") != activation:
+    if read_activation(where, values, "classifier_activation") != fields["activation"]:
         raise UserError(f"{where}: classifier_activation differs from hidden_activation; they must be equal")
     layers = fields["layers"]
     every = _global_every(where, values, layers)
@@ -134,19 +122,13 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
     if window < 2 and every < layers:  # half of it would be 0, which means no window
         raise UserError(f"{where}: {LOCAL_ATTENTION.name} is {window}; expected 2 or more")
     bases = _rotary_bases(where, values)
-    return make_model_config(
-        where,
-        FIELDS,
-        **fields,
-        **ALWAYS,
-        bias=biases[BIASES[0]],
-        activation=activation,
-        rotary_base=bases[GLOBAL],
-        rotary_base_local=bases[LOCAL],
-        window=0 if every == 1 else window // 2,
-        global_every=every,
-        tied_output=values.get("tie_word_embeddings") is not False,
-    )
+    return {
+        "bias": biases[BIASES[0]],
+        "rotary_base": bases[GLOBAL],
+        "rotary_base_local": bases[LOCAL],
+        "window": 0 if every == 1 else window // 2,
+        "global_every": every,
+    }
 
 
 def _global_every(where: Path, values: Mapping[str, Any], layers: int) -> int:
@@ -202,30 +184,25 @@ def _rotary_bases(where: Path, values: Mapping[str, Any]) -> dict[str, float]:
     return bases
 
 
-def _write_model(model: ModelConfig, words: Vocabulary) -> dict[str, Any]:
+def _write_further(model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
     """Returns the fields of transformers 5 and those of earlier versions."""
-    activation = WRITTEN_ACTIVATIONS[model.activation]
     bases = {GLOBAL: model.rotary_base, LOCAL: model.rotary_base_local}
     return (
-        write_fields(model, FIELDS)
-        | dict.fromkeys(BIASES, model.bias)
+        dict.fromkeys(BIASES, model.bias)
         | {old: bases[kind] for kind, (old, _) in OLD_BASES.items()}
         | {
             "layer_types": _layer_types(model.layers, model.global_every if model.window else 1),
             EVERY.name: model.global_every,
             LOCAL_ATTENTION.name: 2 * model.window or LOCAL_ATTENTION.default,
             "rope_parameters": {kind: {"rope_type": "default", "rope_theta": base} for kind, base in bases.items()},
-            "hidden_activation": activation,
-            "classifier_activation": activation,
+            "classifier_activation": WRITTEN_ACTIVATIONS[model.activation],
             "decoder_bias": True,
             "embedding_dropout": model.dropout,
             "classifier_dropout": model.dropout,
-            "tie_word_embeddings": model.tied_output,
-            "pad_token_id": words.pad_id,
-            "cls_token_id": words.cls_id,
-            "bos_token_id": words.cls_id,
-            "sep_token_id": words.sep_id,
-            "eos_token_id": words.sep_id,
+            "cls_token_id": vocabulary.cls_id,
+            "bos_token_id": vocabulary.cls_id,
+            "sep_token_id": vocabulary.sep_id,
+            "eos_token_id": vocabulary.sep_id,
         }
     )
 
@@ -255,8 +232,11 @@ MODERNBERT = Family(
         "ModernBertForMultipleChoice": Architecture(CHOICES, {}),
     },
     copies={"decoder.weight": "embeddings.tok_embeddings.weight"},
-    read_model=_read_model,
-    write_model=_write_model,
+    fields=FIELDS,
+    activation=("hidden_activation", "gelu"),
+    fixed=FIXED,
+    read_further=_read_further,
+    write_further=_write_further,
     read_heads=_read_heads,
     write_heads=_write_heads,
     always=ALWAYS,

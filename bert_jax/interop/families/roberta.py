@@ -10,9 +10,9 @@ from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.interop.config_fields import Field, check_fixed, make_model_config, read_fields
+from bert_jax.interop.config_fields import Field, read_fields
 from bert_jax.interop.families import bert
-from bert_jax.interop.family import Architecture, Family, Parts
+from bert_jax.interop.family import Architecture, Family, Parts, make_architecture
 from bert_jax.interop.name_table import dense, norm, output_entries
 from bert_jax.vocabulary import Vocabulary
 
@@ -35,13 +35,11 @@ CLASSES: Parts = {
 
 
 def _architecture(*required: Parts) -> Architecture:
-    """Makes an architecture that may also hold the pooler and the MLM head."""
-    needed = {name: part for parts in required for name, part in parts.items()}
-    return Architecture(needed, {name: part for name, part in (bert.POOLER | MLM).items() if name not in needed})
+    """Returns an architecture that may also hold the pooler and the MLM head."""
+    return make_architecture(*required, optional=bert.POOLER | MLM)
 
 
-def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
-    check_fixed(where, values, FIXED)
+def _read_further(where: Path, values: Mapping[str, Any], fields: dict[str, Any]) -> dict[str, Any]:
     rows = read_fields(where, values, POSITIONS)
     offset = rows["padding"] + 1
     if rows["rows"] <= offset:
@@ -49,20 +47,15 @@ def _read_model(where: Path, values: Mapping[str, Any]) -> ModelConfig:
             f"{where}: max_position_embeddings is {rows['rows']}; "
             f"expected more than {offset}, the rows up to pad_token_id"
         )
-    fields = read_fields(where, values, FIELDS) | {
-        "max_positions": rows["rows"] - offset,
-        "position_offset": offset,
-        "tied_output": values.get("tie_word_embeddings") is not False,
-    }
-    return make_model_config(where, FIELDS, **fields)
+    return {"max_positions": rows["rows"] - offset, "position_offset": offset}
 
 
-def _write_model(model: ModelConfig, words: Vocabulary) -> dict[str, Any]:
-    return bert.write_model(model, words) | {
+def _write_further(model: ModelConfig, vocabulary: Vocabulary) -> dict[str, Any]:
+    return bert.write_further(model, vocabulary) | {
         "hidden_act": "gelu",
         "max_position_embeddings": model.max_positions + model.position_offset,
-        "bos_token_id": words.cls_id,
-        "eos_token_id": words.sep_id,
+        "bos_token_id": vocabulary.cls_id,
+        "eos_token_id": vocabulary.sep_id,
     }
 
 
@@ -89,9 +82,11 @@ def _family(model_type: str, title: str, prefix: str, tokenizers: tuple[str, ...
         buffers=bert.BUFFERS,
         # Published classifiers contain the pooler of the model they were fine-tuned from.
         unread=("pooler.dense.weight", "pooler.dense.bias"),
-        read_model=_read_model,
-        write_model=_write_model,
+        fields=FIELDS,
+        fixed=FIXED,
         always=bert.ALWAYS,
+        read_further=_read_further,
+        write_further=_write_further,
         tokenizers=tokenizers,
     )
 
