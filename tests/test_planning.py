@@ -15,7 +15,6 @@ from bert_jax.planning.collectives import collectives, exposed_seconds
 from bert_jax.planning.compiled import parse_out_of_memory
 from bert_jax.planning.step_time import kernel_efficiency, step_time
 from bert_jax.planning.topology import Topology, open_topology, parse_topology
-from bert_jax.train.metrics import PEAK_FLOPS
 
 PROGRAM = (Path(__file__).parent / "testdata" / "program.hlo").read_text(encoding="utf-8")
 V5E = CHIPS["v5e"]
@@ -219,12 +218,6 @@ def test_without_libtpu_the_error_gives_the_install_command(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"pip install 'bert_jax\[tpu\]'"):
         open_topology("v5e:2x2")
-
-
-def test_peaks_equal_those_of_the_training_metrics():
-    kinds = {"v4": "TPU v4", "v5e": "TPU v5 lite", "v5p": "TPU v5", "v6e": "TPU v6 lite", "tpu7x": "TPU7x"}
-    for name, kind in kinds.items():
-        assert CHIPS[name].peak_flops == PEAK_FLOPS[kind]
 
 
 def test_clocks_equal_the_published_ones():

@@ -42,17 +42,12 @@ class Bert(nnx.Module):
         self.head_config = heads
         self.runtime = runtime
 
-    @property
-    def heads(self) -> dict[str, nnx.Module]:
-        """The heads by name."""
-        return {name: getattr(self, name) for name in heads_of(self.head_config, self.config)}
-
     def head(self, name: str) -> Any:
         """The head of that name. Raises UserError where the model lacks it."""
-        found = self.heads
-        if name not in found:
-            raise UserError(f"the model has no head {name}; its heads are: {', '.join(found) or 'none'}")
-        return found[name]
+        names = heads_of(self.head_config, self.config)
+        if name not in names:
+            raise UserError(f"the model has no head {name}; its heads are: {', '.join(names) or 'none'}")
+        return getattr(self, name)
 
     @property
     def token_table(self) -> Float[Array, "V D"]:

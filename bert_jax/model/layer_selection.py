@@ -25,22 +25,15 @@ class LayerSelection:
         every = tuple(range(1, layers + 1))
         if name.isdecimal() and int(name) <= layers:
             return LayerSelection((int(name),), "sum")
-        if name.endswith("_last_4") and name in LAYERS and layers < 4:
-            raise UserError(f"--layers is {name}, but the model has {layers} layers. Use last, sum_all or a number")
-        table = {
-            "embeddings": LayerSelection((0,), "sum"),
-            "last": LayerSelection((layers,), "sum"),
-            "second_to_last": LayerSelection((layers - 1,), "sum"),
-            "sum_all": LayerSelection(every, "sum"),
-            "sum_last_4": LayerSelection(every[-4:], "sum"),
-            "mean_last_4": LayerSelection(every[-4:], "mean"),
-            "concat_last_4": LayerSelection(every[-4:], "concat"),
-        }
-        if name not in table:
+        if name not in LAYERS:
             raise UserError(
-                f"unknown --layers {name!r}; choose from {', '.join(table)}, or give a number from 0 to {layers}"
+                f"unknown --layers {name!r}; choose from {', '.join(LAYERS)}, or give a number from 0 to {layers}"
             )
-        return table[name]
+        if name.endswith("_last_4") and layers < 4:
+            raise UserError(f"--layers is {name}, but the model has {layers} layers. Use last, sum_all or a number")
+        singles = {"embeddings": (0,), "last": (layers,), "second_to_last": (layers - 1,), "sum_all": every}
+        combine = name.removesuffix("_last_4") if name.endswith("_last_4") else "sum"
+        return LayerSelection(singles.get(name, every[-4:]), combine)
 
     def width(self, model_width: int) -> int:
         """The width of the combined vectors."""

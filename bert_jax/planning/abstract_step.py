@@ -98,6 +98,10 @@ class AbstractStep:
         """Rows that a device computes at a time, in one microbatch."""
         return self.config.batch_size // partitioning.row_shards(self.mesh) // self.config.microbatches
 
+    @property
+    def head_width(self) -> int:
+        return self.model.width // self.model.heads
+
     def state(self) -> Any:
         """Returns the abstract training state with a sharding on each leaf."""
 

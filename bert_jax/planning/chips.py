@@ -1,12 +1,14 @@
 """The kinds of TPU and the peak figures of one device of each.
 
-Peak FLOP/s, memory and memory bandwidth are from cloud.google.com/tpu/docs, the page of each
-version. Link bandwidths are bytes per second in one direction of one link, from Austin et al. 2025,
-"How to Scale Your Model", part 2 (jax-ml.github.io/scaling-book). The clock follows from the peak
-and the matrix units: a unit of n x n performs n * n multiply-adds per cycle.
+Memory and memory bandwidth are from cloud.google.com/tpu/docs, the page of each version. Link
+bandwidths are bytes per second in one direction of one link, from Austin et al. 2025, "How to Scale
+Your Model", part 2 (jax-ml.github.io/scaling-book). The clock follows from the peak and the matrix
+units: a unit of n x n performs n * n multiply-adds per cycle.
 """
 
 from dataclasses import dataclass
+
+from bert_jax.train.metrics import PEAK_FLOPS
 
 GIB = 2**30
 
@@ -46,10 +48,10 @@ class Chip:
 CHIPS = {
     chip.name: chip
     for chip in (
-        Chip("v4", 275e12, 128, 8, 30.75 * GIB, 1228e9, 4.5e10, 4, 3, 4096),
-        Chip("v5e", 197e12, 128, 4, 15.75 * GIB, 819e9, 4.5e10, 16, 2, 256),
-        Chip("v5p", 459e12, 128, 8, 95.74 * GIB, 2765e9, 9e10, 4, 3, 6144),
-        Chip("v6e", 918e12, 256, 4, 31.25 * GIB, 1638e9, 9e10, 16, 2, 256),
-        Chip("tpu7x", 2307e12 / 2, 256, 4, 94.75 * GIB, 7380e9 / 2, 9e10, 4, 3, 9216, cores=2),
+        Chip("v4", PEAK_FLOPS["TPU v4"], 128, 8, 30.75 * GIB, 1228e9, 4.5e10, 4, 3, 4096),
+        Chip("v5e", PEAK_FLOPS["TPU v5 lite"], 128, 4, 15.75 * GIB, 819e9, 4.5e10, 16, 2, 256),
+        Chip("v5p", PEAK_FLOPS["TPU v5"], 128, 8, 95.74 * GIB, 2765e9, 9e10, 4, 3, 6144),
+        Chip("v6e", PEAK_FLOPS["TPU v6 lite"], 256, 4, 31.25 * GIB, 1638e9, 9e10, 16, 2, 256),
+        Chip("tpu7x", PEAK_FLOPS["TPU7x"], 256, 4, 94.75 * GIB, 7380e9 / 2, 9e10, 4, 3, 9216, cores=2),
     )
 }

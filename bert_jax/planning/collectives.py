@@ -4,7 +4,6 @@ import math
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from bert_jax.planning.hlo import Instruction, Program
 from bert_jax.planning.topology import Topology
@@ -34,16 +33,6 @@ class Collective:
         passes = 2.0 if self.kind == "all-reduce" else 1.0
         bandwidth = topology.chip.link_bandwidth * topology.links(self.group)
         return passes * bytes_sent * (self.group - 1) / self.group / bandwidth
-
-    def as_json(self, topology: Topology) -> dict[str, Any]:
-        return {
-            "kind": self.kind,
-            "group": self.group,
-            "count": self.count,
-            "bytes": self.bytes,
-            "overlapped_bytes": self.overlapped_bytes,
-            "seconds": self.seconds(topology, self.bytes),
-        }
 
 
 def collectives(program: Program, devices: int) -> list[Collective]:

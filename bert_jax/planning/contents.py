@@ -1,6 +1,6 @@
 """What a plan shows: one document for the terminal and for the HTML page."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from bert_jax.planning.advice import gib
 from bert_jax.planning.estimate import Estimate
@@ -19,11 +19,8 @@ def document(found: Estimate) -> Document:
             ),
             *_time(found),
             *_collectives(found),
-            *(
-                Section(name, [Bullets(lines)])
-                for name, lines in (("Advice", found.advice), ("Notes", found.notes))
-                if lines
-            ),
+            Section("Advice", [Bullets(found.advice)] if found.advice else []),
+            Section("Notes", [Bullets(found.notes)] if found.notes else []),
         ],
     )
 
@@ -113,10 +110,6 @@ def _collectives(found: Estimate) -> list[Section]:
     ]
     table = Table(["", "count", "MB per device", "ms", "bytes overlapped"], [rows])
     return [Section("Collectives of a step", [table])] if rows else []
-
-
-def _lists(lists: Mapping[str, Sequence[str]]) -> list[Section]:
-    return [Section(name, [Bullets(lines)]) for name, lines in lists.items() if lines]
 
 
 def _milliseconds(seconds: float) -> str:

@@ -63,7 +63,9 @@ class Estimate:
             "fits": self.memory.fits,
             "memory_bytes": memory,
             "flops": {"program": self.flops.total, "pallas": self.flops.pallas, "model": self.model_flops},
-            "collectives": [one.as_json(topology) for one in self.collectives],
+            "collectives": [
+                dataclasses.asdict(one) | {"seconds": one.seconds(topology, one.bytes)} for one in self.collectives
+            ],
             "step_seconds": time and time.total,
             "step_seconds_without_pallas": time and time.without_pallas,
             "step_seconds_by_kind": time and self.seconds_by_kind(),
@@ -72,7 +74,7 @@ class Estimate:
             "mfu_at_most": self.mfu_at_most,
             "roofline": self.roofline and dataclasses.asdict(self.roofline),
             "tokens_per_second": self.tokens_per_second,
-            "kernel_efficiency": kernel_efficiency(chip, self._head_width),
+            "kernel_efficiency": kernel_efficiency(chip, self.step.head_width),
             "attention": self.kernels,
             "model": dataclasses.asdict(self.step.model),
             "rows": dataclasses.asdict(self.step.rows),
@@ -88,10 +90,6 @@ class Estimate:
         parts = dict(self.time.by_kind)
         parts |= {"Pallas kernels": self.time.pallas, "exposed collectives": self.time.exposed_collectives}
         return dict(sorted(((name, part) for name, part in parts.items() if part), key=lambda item: -item[1]))
-
-    @property
-    def _head_width(self) -> int:
-        return self.step.model.width // self.step.model.heads
 
 
 def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estimate:
@@ -109,14 +107,14 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
             compiled.program,
             chip,
             pallas_flops=compiled.flops.pallas / devices,
-            head_width=model.width // model.heads,
+            head_width=step.head_width,
             exposed_collectives=exposed_seconds(found, topology),
         )
         # Causal and windowed masks skip blocks of a kernel's grid, and the program does not say which, so
         # their kernels do not count towards the lower bound.
         whole = not (model.causal or model.window)
         least_work = dataclasses.replace(compiled.flops, pallas=compiled.flops.pallas * whole)
-        least = roofline(compiled.program, chip, least_work, devices, model.width // model.heads)
+        least = roofline(compiled.program, chip, least_work, devices, step.head_width)
     partial = Estimate(
         step=step,
         memory=compiled.memory,
@@ -153,7 +151,7 @@ def notes_for(step: AbstractStep, compiled: Compiled, time: StepTime | None) -> 
     if compiled.program is not None and (unknown := compiled.program.loops_without_trip_count()):
         notes.append(f"{unknown} loops have no known trip count and are counted as one iteration each")
     if compiled.flops.pallas and time:
-        share = kernel_efficiency(chip, step.model.width // step.model.heads)
+        share = kernel_efficiency(chip, step.head_width)
         notes.append(
             f"Pallas kernels are counted at {share:.0%} of the peak, since the compiler estimates no cycles for them"
         )

@@ -169,16 +169,9 @@ def memory_bytes(shape: str) -> int:
 
 def arrays_of(shape: str) -> list[tuple[int, bool]]:
     """Returns the bytes of each array of a shape and whether it lies in device memory."""
-    found = _ARRAY.findall(shape)
-    return [(_element_bytes(kind) * _elements(sizes), "S(" not in layout) for kind, sizes, layout in found]
-
-
-def _elements(sizes: str) -> int:
-    return math.prod(int(size) for size in sizes.split(",")) if sizes else 1
-
-
-def _element_bytes(kind: str) -> int:
-    if kind == "pred":
-        return 1
-    bits = _BITS.search(kind)
-    return max(int(bits[0]) // 8, 1) if bits else 0
+    arrays = []
+    for kind, sizes, layout in _ARRAY.findall(shape):
+        bits = _BITS.search(kind.replace("pred", "s8"))
+        elements = math.prod(map(int, filter(None, sizes.split(","))))
+        arrays.append((elements * (max(int(bits[0]) // 8, 1) if bits else 0), "S(" not in layout))
+    return arrays

@@ -24,9 +24,6 @@ LIBTPU_ENVIRONMENT = {
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
 
-# jax presents the two cores of a v4 chip as one device.
-CHIP_CONFIGS = {"v4": "megacore"}
-
 
 @dataclass(frozen=True)
 class Topology:
@@ -96,8 +93,8 @@ def open_topology(name: str, slices: int = 1) -> Topology:
     options: dict[str, Any] = {}
     if math.prod(sides) == 1:  # libtpu assumes several chips per host unless this is set
         options["chips_per_host_bounds"] = [1, 1, 1]
-    if chip.name in CHIP_CONFIGS:
-        options["chip_config_name"] = CHIP_CONFIGS[chip.name]
+    if chip.name == "v4":  # jax presents the two cores of a chip as one device
+        options["chip_config_name"] = "megacore"
     if slices > 1:
         options["num_slices"] = slices
     try:

@@ -19,6 +19,22 @@ MOST_POINTS = 300
 SMOOTHED_ABOVE = 40
 SMOOTHING = 25
 
+# The terms in the order in which their charts are shown.
+TITLES = {
+    "mlm_accuracy": "Masked tokens: accuracy",
+    "mlm_loss": "Masked tokens: loss",
+    "sbo_accuracy": "Spans from their boundaries: accuracy",
+    "sbo_loss": "Spans from their boundaries: loss",
+    "lm_accuracy": "Next tokens: accuracy",
+    "lm_loss": "Next tokens: loss",
+    "nsp_accuracy": "Next sentence: accuracy",
+    "nsp_loss": "Next sentence: loss",
+    "task_accuracy": "Task: accuracy",
+    "task_loss": "Task: loss",
+    "test_task_loss": "Test: loss",
+    "loss": "Loss, all terms",
+}
+
 
 def show_of(metric: str) -> Format:
     """The format of a metric's values: percent for shares of 1; losses and errors are plain numbers."""
@@ -69,28 +85,13 @@ def _metric_chart(lines: Lines, name: str, references: Mapping[str, Reference], 
 
 def title_of(metric: str) -> str:
     """The name of a metric in words."""
-    known = {
-        "loss": "Loss, all terms",
-        "mlm_loss": "Masked tokens: loss",
-        "mlm_accuracy": "Masked tokens: accuracy",
-        "sbo_loss": "Spans from their boundaries: loss",
-        "sbo_accuracy": "Spans from their boundaries: accuracy",
-        "lm_loss": "Next tokens: loss",
-        "lm_accuracy": "Next tokens: accuracy",
-        "nsp_loss": "Next sentence: loss",
-        "nsp_accuracy": "Next sentence: accuracy",
-        "task_loss": "Task: loss",
-        "task_accuracy": "Task: accuracy",
-        "test_task_loss": "Test: loss",
-    }
-    return known.get(metric, metric.replace("_", " ").capitalize())
+    return TITLES.get(metric, metric.replace("_", " ").capitalize())
 
 
 def _reading_order(name: str) -> tuple[int, str]:
-    terms = ("mlm", "sbo", "lm", "nsp", "task")
-    order = [f"{term}_{value}" for term in terms for value in ("accuracy", "loss")] + ["loss"]
+    """A sort key: metrics without a title, then those of TITLES in its order."""
     metric = name.removeprefix("eval_")
-    return (order.index(metric) if metric in order else -1, name)
+    return (list(TITLES).index(metric) if metric in TITLES else -1, name)
 
 
 def _training_name(held_out: str) -> str:
