@@ -14,14 +14,15 @@ from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, PretrainConfig, PretrainDataConfig
-from bert_jax.data.batch_schedule import BatchSchedule
+from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.manifest import PARTS, Part
-from bert_jax.data.masking import RateSchedule
+from bert_jax.data.masking import rate_schedule
 from bert_jax.data.phases import Phase, PhasedLoader, parse_phases
 from bert_jax.data.shard_cache import local_copy
 from bert_jax.data.shards import Dataset, open_dataset
+from bert_jax.data.step_schedule import StepSchedule
 from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -94,9 +95,9 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
             f"the vocabulary of {phases[0].dataset.directory} has no mask token; rebuild the examples with another "
             "--tokenizer, or train a causal model: --config.model.causal=true"
         )
-    batches = _batch_schedule(config)
+    batches = batch_schedule(config.batch_schedule, config.batch_size)
     train = PhasedLoader(phases, vocabulary, batches=batches, seed=config.seed, rates=_mask_rates(config.data))
-    rows = config.eval.batch_size or min(batches.rows)  # of one evaluation batch
+    rows = config.eval.batch_size or min(batches.values)  # of one evaluation batch
     loaders = [
         None if part is None else PretrainingLoader(part, vocabulary, batch_size=rows, seed=config.seed)
         for part in held_out
@@ -167,19 +168,13 @@ def _check_lengths(model: ModelConfig, phases: Sequence[Phase], held_out: Sequen
             )
 
 
-def _mask_rates(config: PretrainDataConfig) -> RateSchedule | None:
+def _mask_rates(config: PretrainDataConfig) -> StepSchedule[float] | None:
     """Returns the mask rates of data.mask_rate or data.mask_schedule, or None to use the rate of the shards."""
     if config.mask_rate is not None and config.mask_schedule:
         raise UserError("data.mask_rate and data.mask_schedule are both set; set only one of them")
-    if config.mask_rate is not None:
-        return RateSchedule.constant(config.mask_rate)
-    return RateSchedule.parse(config.mask_schedule) if config.mask_schedule else None
-
-
-def _batch_schedule(config: PretrainConfig) -> BatchSchedule:
-    if config.batch_schedule:
-        return BatchSchedule.parse(config.batch_schedule)
-    return BatchSchedule.constant(config.batch_size)
+    if config.mask_rate is None and not config.mask_schedule:
+        return None
+    return rate_schedule(config.mask_schedule, config.mask_rate)
 
 
 def _open_phases(config: PretrainDataConfig) -> list[Phase]:

@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bert_jax.command import UserError
-from bert_jax.data.batch_schedule import BatchSchedule, batch_segments
-from bert_jax.data.masking import RateSchedule
+from bert_jax.data.batch_schedule import batch_schedule, batch_segments
+from bert_jax.data.masking import rate_schedule
 from bert_jax.data.phases import parse_phases
+from bert_jax.data.step_schedule import StepSchedule
 
 STEPS = 60
 borders = st.lists(st.integers(1, STEPS - 5), max_size=4, unique=True).map(lambda steps: (0, *sorted(steps)))
@@ -21,7 +22,7 @@ borders = st.lists(st.integers(1, STEPS - 5), max_size=4, unique=True).map(lambd
 )
 def test_each_step_reads_on_where_the_steps_before_it_ended(steps, rows, starts, names):
     """By brute force: phases that read two data sets in turns, and a counter for each of these, step by step."""
-    batches = BatchSchedule(steps, tuple(rows[: len(steps)]))
+    batches = StepSchedule(steps, tuple(rows[: len(steps)]))
     phases = list(zip(starts, names, strict=False))
     parts = batch_segments(batches, phases)
     counters = {"a": 0, "b": 0}
@@ -32,25 +33,29 @@ def test_each_step_reads_on_where_the_steps_before_it_ended(steps, rows, starts,
         assert [number for number, _ in holding] == [phase]
         stretch = holding[0][1]
         name = phases[phase][1]
-        assert stretch.rows == wanted == batches.rows_at(step)
+        assert stretch.rows == wanted == batches.at(step)
         assert stretch.before + (step - stretch.first) * stretch.rows == counters[name]
         counters[name] += wanted
 
 
 def test_one_size_and_one_data_set_are_one_stretch():
-    assert batch_segments(BatchSchedule.constant(8), [(0, "a")]) == [[(0, None, 8, 0)]]
+    assert batch_segments(batch_schedule("", 8), [(0, "a")]) == [[(0, None, 8, 0)]]
 
 
 @pytest.mark.parametrize(
     ("read", "text", "said"),
     [
-        (BatchSchedule.parse, "256", "not of the form STEP:VALUE,STEP:VALUE, such as 0:256,10000:512"),
-        (BatchSchedule.parse, "0:256,9:big", "not of the form STEP:VALUE"),
-        (BatchSchedule.parse, "5:256", "Its steps must ascend from 0"),
-        (BatchSchedule.parse, "0:256,9:512,9:64", "Its steps must ascend from 0"),
-        (BatchSchedule.parse, "0:256,9:0", r"batch_size is 0 in batch_schedule '0:256,9:0'\. Use at least one row"),
+        (lambda text: batch_schedule(text, 8), "256", "not of the form STEP:VALUE,STEP:VALUE, such as 0:256,10000:512"),
+        (lambda text: batch_schedule(text, 8), "0:256,9:big", "not of the form STEP:VALUE"),
+        (lambda text: batch_schedule(text, 8), "5:256", "Its steps must ascend from 0"),
+        (lambda text: batch_schedule(text, 8), "0:256,9:512,9:64", "Its steps must ascend from 0"),
         (
-            RateSchedule.parse,
+            lambda text: batch_schedule(text, 8),
+            "0:256,9:0",
+            r"batch_size is 0 in batch_schedule '0:256,9:0'\. Use at least one row",
+        ),
+        (
+            rate_schedule,
             "0:0.3;9:0.1",
             "data.mask_schedule is .*not of the form STEP:VALUE,STEP:VALUE, such as 0:0.30",
         ),

@@ -15,7 +15,7 @@ from bert_jax.command import UserError
 from bert_jax.data import loader, shards
 from bert_jax.data.example import Batch, Rows, max_predictions
 from bert_jax.data.loader import PretrainingLoader
-from bert_jax.data.masking import Masker, MaskingRule, RateSchedule, ReplacementShares
+from bert_jax.data.masking import Masker, MaskingRule, ReplacementShares, rate_schedule
 
 CLS, SEP = 2, 3
 
@@ -255,7 +255,7 @@ def test_spans_come_with_their_borders():
 
 def test_a_schedule_sets_the_rate_of_each_step():
     rows = packed_rows(30)
-    rates = RateSchedule.parse("0:0.3,3:0.1")
+    rates = rate_schedule("0:0.3,3:0.1")
     scheduled = PretrainingLoader(Table(rows), Facts(), batch_size=8, seed=7, rates=rates)
     for step in range(6):
         rule = MaskingRule("word", 0.3 if step < 3 else 0.1)
@@ -273,7 +273,7 @@ def test_a_schedule_sets_the_rate_of_each_step():
 def test_static_rows_take_no_other_rate():
     static = packed_rows(3)
     with pytest.raises(UserError, match="static, with the rate of build_examples"):
-        PretrainingLoader(Table(static, static=True), Facts(), batch_size=1, seed=0, rates=RateSchedule.parse("0:0.3"))
+        PretrainingLoader(Table(static, static=True), Facts(), batch_size=1, seed=0, rates=rate_schedule("0:0.3"))
 
 
 def test_steps_made_together_are_those_made_alone():

@@ -11,7 +11,7 @@ from scipy import stats
 
 from bert_jax.command import UserError
 from bert_jax.data.example import SHORTEST_SEQUENCE, max_predictions
-from bert_jax.data.masking import Masker, MaskingRule, RateSchedule, ReplacementShares
+from bert_jax.data.masking import Masker, MaskingRule, ReplacementShares, rate_schedule
 
 FALSE_ALARM = 1e-6
 
@@ -97,10 +97,10 @@ def test_shares_that_do_not_sum_to_one_are_refused(split):
 
 
 def test_a_schedule_holds_each_rate_until_the_next_step():
-    schedule = RateSchedule.parse("0:0.30,50000:0.15,90000:0.05")
-    steps = np.array([0, 1, 49_999, 50_000, 89_999, 90_000, 10**9])
-    assert schedule.at(steps).tolist() == [0.3, 0.3, 0.3, 0.15, 0.15, 0.05, 0.05]
-    assert schedule.highest == 0.3
+    schedule = rate_schedule("0:0.30,50000:0.15,90000:0.05")
+    steps = (0, 1, 49_999, 50_000, 89_999, 90_000, 10**9)
+    assert [schedule.at(step) for step in steps] == [0.3, 0.3, 0.3, 0.15, 0.15, 0.05, 0.05]
+    assert max(schedule.values) == 0.3
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_schedule_holds_each_rate_until_the_next_step():
 )
 def test_what_is_no_schedule_is_told(text):
     with pytest.raises(UserError, match=r"mask(_schedule is| rate)"):
-        RateSchedule.parse(text)
+        rate_schedule(text)
 
 
 @pytest.mark.parametrize("unit", ["token", "span"])

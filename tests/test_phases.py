@@ -15,7 +15,7 @@ from tiny_runs import RECIPE, ROOT, TINY, environment
 from bert_jax import pretrain
 from bert_jax.command import UserError
 from bert_jax.config import MeshConfig
-from bert_jax.data.batch_schedule import BatchSchedule
+from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.phases import Phase, PhasedLoader
@@ -26,7 +26,7 @@ from bert_jax.train.workdir import read_params
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 
-SCHEDULE = BatchSchedule.parse("0:3,4:24,11:15")  # rows enough that epochs end on the way
+SCHEDULE = batch_schedule("0:3,4:24,11:15", 0)  # rows enough that epochs end on the way
 STARTS = (0, 6, 13, 19)  # train, eval, train, eval
 STEPS = 26
 
@@ -55,7 +55,7 @@ def test_each_data_set_is_read_row_after_row_across_ramps_and_phases(phased, sha
     read: dict[int, list[Batch]] = {0: [], 1: []}
     for step in range(STEPS):
         batch = loader.batch(step)
-        assert len(batch.input_ids) == loader.rows_at(step) == SCHEDULE.rows_at(step)
+        assert len(batch.input_ids) == loader.rows_at(step) == SCHEDULE.at(step)
         read[loader.phase(step) % 2].append(batch)
     for number, part in enumerate(("train", "eval")):
         dataset = open_dataset(shards_dir, part)
@@ -80,7 +80,7 @@ def test_a_restart_anywhere_reads_what_would_have_come(phased):
 
 def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
     dataset = open_dataset(shards_dir, "train")
-    batches = BatchSchedule.parse("0:8,4:16,9:8,20:24")
+    batches = batch_schedule("0:8,4:16,9:8,20:24", 0)
     source = PhasedLoader([Phase(0, dataset), Phase(6, dataset)], dataset.vocabulary(), batches=batches, seed=3)
     mesh = partitioning.make_mesh(MeshConfig())
 

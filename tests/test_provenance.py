@@ -8,9 +8,9 @@ import pytest
 
 from bert_jax.command import UserError
 from bert_jax.config import CheckpointConfig, FinetuneConfig, MeshConfig, ModelOptions, OptimizerConfig, PretrainConfig
-from bert_jax.data.batch_schedule import BatchSchedule
 from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.shards import open_dataset
+from bert_jax.data.step_schedule import StepSchedule
 from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.run import Run
 from bert_jax.train.workdir import check_provenance, provenance
@@ -24,7 +24,7 @@ def make(shards_dir, tiny_config):
     def make(config: PretrainConfig | None = None, starts: tuple[int, ...] = (), **changes: object) -> Run:
         config = config or PretrainConfig()
         phases = [Phase(first, dataset) for first in (0, *starts)]
-        batches = BatchSchedule.constant(config.batch_size)
+        batches = StepSchedule.constant(config.batch_size)
         run = Run(
             config=config,
             model=tiny_config,
@@ -133,7 +133,7 @@ def test_data_are_told_apart_by_content_and_not_by_path(make, shards_dir):
     moved = PretrainConfig(data=dataclasses.replace(PretrainConfig().data, train="elsewhere"))
     assert told(provenance(make()), make(moved)) == []
     held_out = PhasedLoader(
-        [Phase(0, open_dataset(shards_dir, "eval"))], make().tokenizer, batches=BatchSchedule.constant(8), seed=0
+        [Phase(0, open_dataset(shards_dir, "eval"))], make().tokenizer, batches=StepSchedule.constant(8), seed=0
     )
     said = refusal(provenance(make()), make(source=held_out))
     assert "another run: data.train: fingerprint " in said and said.endswith("allow_changes=data.train")

@@ -3,37 +3,25 @@
 import bisect
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from bert_jax.command import UserError
 from bert_jax.data import step_schedule
+from bert_jax.data.step_schedule import StepSchedule
 
 
-@dataclass(frozen=True)
-class BatchSchedule:
-    """The number of rows of a global batch by step. Each value applies until the next one; a ramp has a few values."""
+def batch_schedule(text: str, batch_size: int) -> StepSchedule[int]:
+    """The number of rows of each step's global batch, B(s): `0:256,10000:512`, or batch_size if the text is empty.
 
-    steps: tuple[int, ...]  # ascending, the first 0
-    rows: tuple[int, ...]
-
-    @classmethod
-    def parse(cls, text: str) -> "BatchSchedule":
-        """Parses `0:256,10000:512`. Raises UserError for invalid syntax or order, and for a batch without rows."""
-        schedule = cls(*step_schedule.parse(text, "batch_schedule", int, "0:256,10000:512"))
-        for rows in schedule.rows:
-            check_batch_size(rows, f"batch_schedule {text!r}")
-        return schedule
-
-    @classmethod
-    def constant(cls, rows: int) -> "BatchSchedule":
-        """The same batch size at all steps. Raises UserError for a size below 1."""
-        check_batch_size(rows)
-        return cls((0,), (rows,))
-
-    def rows_at(self, step: int) -> int:
-        """The number of rows of the global batch of a step, B(s)."""
-        return self.rows[bisect.bisect_right(self.steps, step) - 1]
+    Raises UserError for invalid syntax or order, and for a batch without rows.
+    """
+    if not text:
+        check_batch_size(batch_size)
+        return StepSchedule.constant(batch_size)
+    schedule = step_schedule.parse(text, "batch_schedule", int, "0:256,10000:512")
+    for rows in schedule.values:
+        check_batch_size(rows, f"batch_schedule {text!r}")
+    return schedule
 
 
 class BatchSegment(NamedTuple):
@@ -48,7 +36,7 @@ class BatchSegment(NamedTuple):
         return self.first <= step and (self.end is None or step < self.end)
 
 
-def batch_segments(batches: BatchSchedule, phases: Sequence[tuple[int, str]]) -> list[list[BatchSegment]]:
+def batch_segments(batches: StepSchedule[int], phases: Sequence[tuple[int, str]]) -> list[list[BatchSegment]]:
     """The segments of each phase; a phase is its first step and the fingerprint of its data set.
 
     The first phase begins at step 0, and each phase ends where the next begins. If an earlier phase has read a data
@@ -60,7 +48,7 @@ def batch_segments(batches: BatchSchedule, phases: Sequence[tuple[int, str]]) ->
     found: list[list[BatchSegment]] = [[] for _ in phases]
     for first, end in itertools.zip_longest(borders, borders[1:]):
         phase = bisect.bisect_right(starts, first) - 1
-        fingerprint, rows = phases[phase][1], batches.rows_at(first)
+        fingerprint, rows = phases[phase][1], batches.at(first)
         before = read.get(fingerprint, 0)
         found[phase].append(BatchSegment(first, end, rows, before))
         if end is not None:

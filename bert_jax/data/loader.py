@@ -18,7 +18,8 @@ from bert_jax.command import UserError
 from bert_jax.data import hashing, permutation
 from bert_jax.data.batch_schedule import BatchSegment, check_batch_size
 from bert_jax.data.example import Batch, Rows, max_predictions
-from bert_jax.data.masking import Masked, Masker, MaskingRule, MaskingTokenizer, RateSchedule, span_targets
+from bert_jax.data.masking import Masked, Masker, MaskingRule, MaskingTokenizer, span_targets
+from bert_jax.data.step_schedule import StepSchedule
 
 # Held-out masks depend on the sequence alone, so that metrics compare between runs, steps and seeds.
 EVALUATION_SEED = 0
@@ -71,7 +72,7 @@ class PretrainingLoader:
         *,
         batch_size: int,
         seed: int,
-        rates: RateSchedule | None = None,
+        rates: StepSchedule[float] | None = None,
         segments: Sequence[BatchSegment] = (),
     ) -> None:
         check_batch_size(batch_size)
@@ -88,11 +89,11 @@ class PretrainingLoader:
             )
         self.dataset, self.seed = dataset, seed
         self.segments = tuple(segments) or (BatchSegment(0, None, batch_size, 0),)
-        self.rates = RateSchedule.constant(dataset.masking.rate) if rates is None else rates
+        self.rates = StepSchedule.constant(dataset.masking.rate) if rates is None else rates
         self.max_predictions = dataset.max_predictions
         if rates is not None:
             self.max_predictions = max_predictions(
-                dataset.seq_len, dataset.pack, rates.highest, dataset.masking.reorder_rate
+                dataset.seq_len, dataset.pack, max(rates.values), dataset.masking.reorder_rate
             )
         by_count = dataset.masking.random == "unigram" and not dataset.static
         self._unigram_counts = dataset.unigram_counts() if by_count else None
@@ -164,7 +165,7 @@ class PretrainingLoader:
         if self._masker is None:
             masked = _stored(gathered)
         else:
-            rates = np.repeat(self.rates.at(steps), picked.size)
+            rates = np.repeat([self.rates.at(step) for step in steps.tolist()], picked.size)
             masked = self._masker.apply(gathered, epochs, self.max_predictions, rates)
         made = self._batch(gathered, masked)
         for field in made:

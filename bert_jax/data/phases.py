@@ -8,11 +8,11 @@ import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.data import step_schedule
-from bert_jax.data.batch_schedule import BatchSchedule, batch_segments
+from bert_jax.data.batch_schedule import batch_segments
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import LoaderTokenizer, PretrainingLoader
-from bert_jax.data.masking import RateSchedule
 from bert_jax.data.shards import Dataset
+from bert_jax.data.step_schedule import StepSchedule
 
 
 class Phase(NamedTuple):
@@ -36,8 +36,8 @@ def parse_phases(train: str, phases: str) -> list[tuple[int, str]]:
     """The first step and the folder of each phase, data.train first. Raises UserError for invalid syntax."""
     if not phases:
         return [(0, train)]
-    steps, folders = step_schedule.parse(phases, "data.phases", _folder, "900000:shards_512", first=1)
-    return [(0, train), *zip(steps, folders, strict=True)]
+    schedule = step_schedule.parse(phases, "data.phases", _folder, "900000:shards_512", first=1)
+    return [(0, train), *zip(schedule.steps, schedule.values, strict=True)]
 
 
 def _folder(text: str) -> str:
@@ -73,9 +73,9 @@ class PhasedLoader:
         phases: Sequence[Phase],
         tokenizer: LoaderTokenizer,
         *,
-        batches: BatchSchedule,
+        batches: StepSchedule[int],
         seed: int,
-        rates: RateSchedule | None = None,
+        rates: StepSchedule[float] | None = None,
     ) -> None:
         """Raises UserError as PretrainingLoader and check_phases do."""
         check_phases(phases)

@@ -4,6 +4,7 @@
 Opening checks names and sizes only. A shard is memory-mapped when one of its rows is first requested.
 """
 
+import functools
 import hashlib
 import os
 from collections.abc import Callable, Mapping
@@ -24,7 +25,6 @@ from bert_jax.vocabulary import load as load_vocabulary
 
 # The maximum number of mapped shards, well under Linux's 65 530 mappings a process (vm.max_map_count).
 MOST_MAPPED = 16_384
-
 
 Reader = Callable[[Mapping[str, Any]], Callable[[Path], Rows]]
 
@@ -153,7 +153,7 @@ class Dataset:
             digest.update(f"{shard['name']} {shard['rows']} {shard['sha256']}\n".encode())
         self.fingerprint = digest.hexdigest()
         self._read = read
-        self._mapped: dict[int, list[np.ndarray]] = {}
+        self._columns = functools.lru_cache(MOST_MAPPED)(self._map)
 
     def gather(self, indices: Int64[np.ndarray, "R"]) -> Rows:
         """Copies of the requested rows, in the requested order, as contiguous columns.
@@ -209,17 +209,8 @@ class Dataset:
             )
         return loaded
 
-    def _columns(self, shard: int) -> list[np.ndarray]:
-        """The columns of one shard in the order of Rows, mapped at first use."""
-        columns = self._mapped.get(shard)
-        if columns is None:
-            columns = self._map(shard)
-            if len(self._mapped) >= MOST_MAPPED:
-                self._mapped = {}
-            self._mapped[shard] = columns
-        return columns
-
     def _map(self, shard: int) -> list[np.ndarray]:
+        """The columns of one shard in the order of Rows, memory-mapped."""
         path = self.directory / self.shards[shard]["name"]
         try:
             rows = self._read(path)

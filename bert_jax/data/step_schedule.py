@@ -1,18 +1,35 @@
-"""Parses schedules of the form STEP:VALUE,..., in which each value applies from its step until the next one."""
+"""Values by training step: batch sizes, mask rates and folders of shards."""
 
+import bisect
 import itertools
 from collections.abc import Callable
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from bert_jax.command import UserError
 
 Value = TypeVar("Value")
 
 
-def parse(
-    text: str, what: str, read: Callable[[str], Value], example: str, first: int = 0
-) -> tuple[tuple[int, ...], tuple[Value, ...]]:
-    """Parses `STEP:VALUE,STEP:VALUE` into the steps and the values.
+@dataclass(frozen=True)
+class StepSchedule(Generic[Value]):
+    """A value for each step. Each of the values applies from its step until the next one."""
+
+    steps: tuple[int, ...]  # ascending
+    values: tuple[Value, ...]
+
+    @classmethod
+    def constant(cls, value: Value) -> "StepSchedule[Value]":
+        """The same value at all steps."""
+        return cls((0,), (value,))
+
+    def at(self, step: int) -> Value:
+        """The value at a step."""
+        return self.values[bisect.bisect_right(self.steps, step) - 1]
+
+
+def parse(text: str, what: str, read: Callable[[str], Value], example: str, first: int = 0) -> StepSchedule[Value]:
+    """Parses `STEP:VALUE,STEP:VALUE`.
 
     what      the configuration key, for messages
     read      converts the text of a value; raises ValueError for an invalid one
@@ -29,4 +46,4 @@ def parse(
     starts_right = steps[0] >= 1 if first else steps[0] == 0
     if not starts_right or any(later <= earlier for earlier, later in itertools.pairwise(steps)):
         raise UserError(f"{what} is {text!r}. Its steps must ascend from {first}, such as {example}")
-    return steps, values
+    return StepSchedule(steps, values)

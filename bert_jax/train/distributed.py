@@ -109,21 +109,21 @@ def processes(flags: argparse.Namespace, *, saves: bool = True) -> Iterator[None
     """
     cluster = cluster_lib.find(flags)
     peers: failure_detection.Peers | None = None
-    if cluster is not None and cluster.complete:
-        host, port, count, process = cluster.host, cluster.port, cluster.num_processes, cluster.process_id
-        assert count is not None and process is not None
+    if (
+        cluster is not None
+        and cluster.num_processes is not None
+        and cluster.process_id is not None
+        and cluster.complete
+    ):
         # Before jax connects: its client aborts, with a stack trace, where an address is wrong or a process is missing.
-        peers = failure_detection.call(host, port, count, process, flags.startup_timeout)
-        peers.watch(flags.heartbeat_timeout, _end)
+        peers = _call(flags, (cluster.host, cluster.port), cluster.num_processes, cluster.process_id)
     try:
         if cluster is None or not _initialize(cluster, flags, saves) or jax.process_count() == 1:
             yield
             return
         if peers is None:  # a scheduler knows the processes, and jax alone knows its address: meet at another one
-            host, port = broadcast_from_primary(failure_detection.free_address())
-            count, process = jax.process_count(), jax.process_index()
-            peers = failure_detection.call(host, port, count, process, flags.startup_timeout)
-            peers.watch(flags.heartbeat_timeout, _end)
+            address = broadcast_from_primary(failure_detection.free_address())
+            peers = _call(flags, address, jax.process_count(), jax.process_index())
         yield
     except Stopped:  # all of them at the same step
         if peers is None:
@@ -137,6 +137,13 @@ def processes(flags: argparse.Namespace, *, saves: bool = True) -> Iterator[None
             raise
         _fail(peers, error)
     _leave(peers)
+
+
+def _call(flags: argparse.Namespace, address: tuple[str, int], count: int, process: int) -> failure_detection.Peers:
+    """Waits for all processes of the run, and ends this one when another one stops."""
+    peers = failure_detection.call(*address, count, process, flags.startup_timeout)
+    peers.watch(flags.heartbeat_timeout, _end)
+    return peers
 
 
 def _initialize(cluster: Cluster, flags: argparse.Namespace, saves: bool) -> bool:

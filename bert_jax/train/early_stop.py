@@ -9,7 +9,7 @@ from typing import Any
 from bert_jax.command import UserError
 from bert_jax.storage.local import read_json
 from bert_jax.train.checkpoint import BEST_FILE
-from bert_jax.train.held_out import PREFIX, Best, lower_is_better
+from bert_jax.train.held_out import Best
 from bert_jax.train.workdir import CHECKPOINTS, latest_step, read_config, saved_steps
 
 
@@ -36,7 +36,7 @@ class EarlyStop:
                       until now, or used another metric
         """
         self.patience = patience
-        self._metric, self._sign = best.metric, 1.0 if lower_is_better(best.metric) else -1.0
+        self._best = best
         if saved.get("metric", best.metric) != best.metric:
             saved = {}
         self.step: int | None = saved.get("step")
@@ -57,15 +57,15 @@ class EarlyStop:
 
     def note(self, step: int, evaluation: Mapping[str, float]) -> None:
         """Counts the evaluation of a step. Call it once for each, in order."""
-        value = evaluation.get(self._metric.removeprefix(PREFIX), math.nan)
-        if math.isfinite(value) and (self.step is None or self._sign * value < self._sign * self.value):
-            self.step, self.value, self.evaluation, self.waited = step, float(value), dict(evaluation), 0
+        value = self._best.value_in(evaluation)
+        if value is not None and (self.step is None or self._best.is_better(value, self.value)):
+            self.step, self.value, self.evaluation, self.waited = step, value, dict(evaluation), 0
         else:
             self.waited += 1
 
     def state(self) -> dict[str, Any]:
         """Returns the part that a checkpoint keeps, as JSON values."""
-        values = {"metric": self._metric, "waited": self.waited}
+        values = {"metric": self._best.metric, "waited": self.waited}
         if self.step is None:
             return values
         return values | {"step": self.step, "value": self.value, "evaluation": self.evaluation}

@@ -35,9 +35,18 @@ class Best:
 
     def note(self, step: int, evaluation: Mapping[str, float]) -> None:
         """Records the value of a step, if the metric was measured there and is finite."""
-        value = evaluation.get(self.metric.removeprefix(PREFIX), math.nan)
-        if math.isfinite(value):
-            self.values[step] = float(value)
+        value = self.value_in(evaluation)
+        if value is not None:
+            self.values[step] = value
+
+    def value_in(self, evaluation: Mapping[str, float]) -> float | None:
+        """Returns the value of the metric in an evaluation; None if it was not measured or is not finite."""
+        value = float(evaluation.get(self.metric.removeprefix(PREFIX), math.nan))
+        return value if math.isfinite(value) else None
+
+    def is_better(self, value: float, other: float) -> bool:
+        """Whether one value of the metric is better than another."""
+        return self._sign * value < self._sign * other
 
     def check_among(self, measured: Collection[str]) -> None:
         """Raises UserError when the metric is not one of those that are measured."""
@@ -47,8 +56,8 @@ class Best:
 
     def beaten_by(self, evaluation: Mapping[str, float]) -> bool:
         """Whether an evaluation is better than that of every step recorded so far."""
-        value = evaluation.get(self.metric.removeprefix(PREFIX), math.nan)
-        return math.isfinite(value) and all(self._sign * value < self._sign * other for other in self.values.values())
+        value = self.value_in(evaluation)
+        return value is not None and all(self.is_better(value, other) for other in self.values.values())
 
     def among(self, steps: Sequence[int]) -> int | None:
         """Returns the best of these steps, or None when none of them was measured."""

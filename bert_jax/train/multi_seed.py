@@ -270,13 +270,13 @@ def restore_or_initialize(seeds: Sequence[Seed], plan: steps.Plan, mesh: Mesh) -
     training = [index for index in range(len(seeds)) if index not in found]
     saved = [set(seeds[index].opened.checkpoints.steps()) for index in training]
     common = set.intersection(*saved) if saved else set()
-    while behind := [index for index in training if index not in found]:
-        found[behind[0]] = seeds[behind[0]].restore(plan, mesh, common)
-        at = seeds[behind[0]].last
-        common = {step for step in common if step <= at}
-        for index in training:  # where the checkpoint of one was damaged, all go back to the one before it
-            if index in found and seeds[index].last > at:
-                del found[index]
+    together: dict[int, TrainState] = {}
+    while training and not together:
+        together = {index: seeds[index].restore(plan, mesh, common) for index in training}
+        oldest = min(seeds[index].last for index in training)
+        if any(seeds[index].last > oldest for index in training):  # a checkpoint was damaged: all go back before it
+            common, together = {step for step in common if step <= oldest}, {}
+    found |= together
     for index in training:
         _replace_later_steps(seeds[index])
     return [found[index] for index in range(len(seeds))]

@@ -33,7 +33,7 @@ Differences from those programs:
 """
 
 from bert_jax.data.masking.masker import Masked, Masker, MaskingTokenizer
-from bert_jax.data.masking.rate_schedule import RateSchedule
+from bert_jax.data.masking.rate_schedule import rate_schedule
 from bert_jax.data.masking.rule import BERT_SHARES, RANDOM_TOKENS, UNITS, MaskingRule, ReplacementShares
 from bert_jax.data.masking.span_boundaries import SpanTargets, span_targets
 
@@ -45,8 +45,8 @@ __all__ = [
     "Masker",
     "MaskingRule",
     "MaskingTokenizer",
-    "RateSchedule",
     "ReplacementShares",
     "SpanTargets",
+    "rate_schedule",
     "span_targets",
 ]
