@@ -39,7 +39,7 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import init_params
 from bert_jax.tasks import registry
-from bert_jax.tasks.task_source import TaskSource
+from bert_jax.tasks.task_source import TaskSource, best_lengths
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import optim, partitioning, steps, trainer
 from bert_jax.train.compilation_cache import enable_compilation_cache
@@ -96,7 +96,7 @@ def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
         return seconds
 
     indices = np.arange(config.batch_size)
-    lengths = sorted({source.padded(int(length)) for length in rows.lengths})
+    lengths = best_lengths(rows.lengths, task.max_length)
     compiling = sum(step(rows.batch(indices, length)) for length in lengths)
     return run, compiling
 

@@ -1,6 +1,5 @@
 """Fine-tunes a checkpoint on a task, once for each seed and learning rate, and measures the results."""
 
-import functools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -239,8 +238,8 @@ def _encode(task: Task, splits: Mapping[str, Split], start: Start) -> Data:
 
 def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> dict[Trial, trainer.Run]:
     """Returns the run of each trial; runs differ only in seed, learning rate and workdir."""
-    rows, length = data.rows["train"], data.task.max_length
-    initial = start.initial_params(_heads(data.task), data.task)
+    rows, objective = data.rows["train"], data.task.objective()
+    initial = start.initial_params(objective.heads, data.task)
     evaluators = []
     measured: tuple[str, ...] = ()
     if "dev" in data.rows:
@@ -252,20 +251,24 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
         trial: sweep.settings(config, trial, data.task, rows.count, measured=bool(evaluators))
         for trial in sweep.trials_of(config)
     }
-    source = functools.partial(
-        TaskSource,
-        rows,
-        batch_size=config.batch_size,
-        max_length=length,
-        pool=config.length_pool,
-        steps=next(iter(every.values())).steps,
-    )
-    sources = sweep.sources_of(rows, sweep.seeds_of(config), lambda seed: source(seed=seed))
+    seeds = sweep.seeds_of(config)
+    sources = {
+        seed: TaskSource(
+            rows,
+            batch_size=config.batch_size,
+            seed=seed,
+            max_length=data.task.max_length,
+            pool=config.length_pool,
+            steps=next(iter(every.values())).steps,
+            seeds=seeds,
+        )
+        for seed in seeds
+    }
     return {
         trial: trainer.Run(
             config=settings,
             model=start.model,
-            objective=data.task.objective(),
+            objective=objective,
             source=sources[trial.seed],
             workdir=workdir / trial.folder,
             summary_workdir=workdir,
@@ -283,10 +286,6 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
         )
         for trial, settings in every.items()
     }
-
-
-def _heads(task: Task) -> Heads:
-    return task.objective().heads
 
 
 if __name__ == "__main__":

@@ -54,11 +54,11 @@ class Predictor:
     def __init__(self, task: Task, model: ModelConfig, runtime: Runtime, mesh: Mesh) -> None:
         self._task = task
         self._mesh = mesh
-        self._programs = task.measured.objective(), model, runtime, mesh
+        self._settings = task.measured.objective(), model, runtime, mesh
 
     def answers(self, params: Mapping[str, Any], rows: TaskRows, batch_size: int) -> tuple[list[Any], float]:
         """TaskObjective.answers of each row, in order, and the mean loss, which is NaN without labels."""
-        compute = functools.partial(_answer_program(*self._programs), params)
+        compute = functools.partial(_compiled(_answer, *self._settings), params)
         answers: list[Any] = [None] * rows.count
         loss = count = 0.0
         for indices, (found, terms, weight) in run_batches(compute, self._batches(rows, batch_size), self._mesh):
@@ -70,7 +70,7 @@ class Predictor:
         self, params: Mapping[str, Any], rows: TaskRows, batch_size: int
     ) -> tuple[list[Any], Float64[np.ndarray, "K"]]:
         """The answers of labelled rows, and the mean loss of each item over its labels, NaN where it has none."""
-        compute = functools.partial(_row_loss_program(*self._programs), params)
+        compute = functools.partial(_compiled(_row_losses, *self._settings), params)
         answers: list[Any] = [None] * rows.count
         parts = np.zeros((2, rows.count))  # the summed loss and the count of each row
         for indices, (found, *sums) in run_batches(compute, self._batches(rows, batch_size), self._mesh):
@@ -155,14 +155,10 @@ def _fill(answers: list[Any], indices: Int64[np.ndarray, "B"], found: Any) -> No
 
 # Programs are cached by what they compute, so that the evaluations of several seeds, and of all splits, share them.
 @functools.cache
-def _answer_program(objective: TaskObjective, model: ModelConfig, runtime: Runtime, mesh: Mesh) -> Callable[..., Any]:
-    compute = functools.partial(_answer, objective, model, runtime)
-    return jax.jit(compute, out_shardings=partitioning.replicated(mesh))
-
-
-@functools.cache
-def _row_loss_program(objective: TaskObjective, model: ModelConfig, runtime: Runtime, mesh: Mesh) -> Callable[..., Any]:
-    compute = functools.partial(_row_losses, objective, model, runtime)
+def _compiled(
+    function: Callable[..., Any], objective: TaskObjective, model: ModelConfig, runtime: Runtime, mesh: Mesh
+) -> Callable[..., Any]:
+    compute = functools.partial(function, objective, model, runtime)
     return jax.jit(compute, out_shardings=partitioning.replicated(mesh))
 
 

@@ -4,19 +4,22 @@ The number of [SEP] between a and b depends on the vocabulary (Tokenizer.pair_se
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from jaxtyping import Bool, Int32, Int64
+from jaxtyping import Bool, Int32, Int64, Integer, UInt
 
 from bert_jax.tasks.example import spans
 from bert_jax.tokenizer import Tokenizer
+
+# The pieces of texts: ids and offsets, as Tokenizer.encode_many returns them.
+Pieces: TypeAlias = tuple[UInt[np.ndarray, "..."], Int64[np.ndarray, "..."]]
 
 
 class Texts(NamedTuple):
     """A text of each of R rows: row r has pieces[starts[r]:starts[r] + sizes[r]]."""
 
-    pieces: Int32[np.ndarray, "K"]
+    pieces: Integer[np.ndarray, "K"]
     starts: Int64[np.ndarray, "R"]
     sizes: Int64[np.ndarray, "R"]
 
@@ -36,37 +39,50 @@ def encode_pairs(
 
     A row over max_length loses tokens from the end of its longer text.
     """
-    first, first_offsets = tokenizer.encode_many(texts)
-    second, second_offsets = tokenizer.encode_many([""] * len(texts) if seconds is None else seconds)
+    first = tokenizer.encode_many(texts)
+    second = tokenizer.encode_many([""] * len(texts) if seconds is None else seconds)
+    encoded, cut, _ = encode_pieces(first, second, np.full(len(texts), seconds is not None), tokenizer, max_length)
+    return encoded, cut
+
+
+def encode_pieces(
+    first: Pieces, second: Pieces, paired: Bool[np.ndarray, "R"], tokenizer: Tokenizer, max_length: int
+) -> tuple[EncodedPairs, Bool[np.ndarray, "R"], Int64[np.ndarray, "N"]]:
+    """encode_pairs for texts that are already split into pieces, and the places of join_pairs."""
+    (first_ids, first_offsets), (second_ids, second_offsets) = first, second
     lengths = np.diff(first_offsets), np.diff(second_offsets)
-    special = 2 if seconds is None else 2 + tokenizer.pair_separators
-    kept = truncated_lengths(*lengths, max_length - special)
-    encoded = join_pairs(
-        Texts(first, first_offsets[:-1], kept[0]),
-        None if seconds is None else Texts(second, second_offsets[:-1], kept[1]),
+    kept = truncated_lengths(*lengths, max_length - np.where(paired, 2 + tokenizer.pair_separators, 2))
+    encoded, places = join_pairs(
+        Texts(first_ids, first_offsets[:-1], kept[0]),
+        Texts(second_ids, second_offsets[:-1], kept[1]),
         tokenizer,
+        paired,
     )
-    return encoded, (kept[0] < lengths[0]) | (kept[1] < lengths[1])
+    return encoded, (kept[0] < lengths[0]) | (kept[1] < lengths[1]), places
 
 
-def join_pairs(first: Texts, second: Texts | None, tokenizer: Tokenizer) -> EncodedPairs:
-    """Rows of texts, or of pairs of texts, with the tokens between and after them."""
-    lengths = first_lengths = first.sizes + 1 + (1 if second is None else tokenizer.pair_separators)
-    if second is not None:
-        lengths = first_lengths + second.sizes + 1
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    # Positions that hold neither [CLS] nor a piece remain [SEP].
-    input_ids = np.full(offsets[-1], tokenizer.sep_id, np.int32)
+def join_pairs(
+    first: Texts, second: Texts, tokenizer: Tokenizer, paired: Bool[np.ndarray, "R"] | bool = True
+) -> tuple[EncodedPairs, Int64[np.ndarray, "N"]]:
+    """Rows of pairs of texts, with the tokens between and after them, and the places of their tokens.
+
+    The place of a token is its index in the pieces of the first texts followed by those of the second texts; -1 if it
+    is not a piece. Rows that are not paired have no second text.
+    """
+    first_lengths = first.sizes + 1 + np.where(paired, tokenizer.pair_separators, 1)
+    offsets = np.concatenate([[0], np.cumsum(first_lengths + np.where(paired, second.sizes + 1, 0))])
+    places = np.full(offsets[-1], -1)
+    places[spans(offsets[:-1] + 1, first.sizes)] = spans(first.starts, first.sizes)
+    second_places = len(first.pieces) + spans(second.starts, second.sizes)
+    places[spans(offsets[:-1] + first_lengths, second.sizes)] = second_places
+    # Positions that hold neither [CLS] nor a piece are [SEP]: their -1 selects the last element.
+    input_ids = np.concatenate([first.pieces, second.pieces, [tokenizer.sep_id]])[places].astype(np.int32)
     input_ids[offsets[:-1]] = tokenizer.cls_id
-    input_ids[spans(offsets[:-1] + 1, first.sizes)] = first.pieces[spans(first.starts, first.sizes)]
-    if second is not None:
-        starts = offsets[:-1] + first_lengths
-        input_ids[spans(starts, second.sizes)] = second.pieces[spans(second.starts, second.sizes)]
-    return EncodedPairs(input_ids, offsets, first_lengths.astype(np.int32))
+    return EncodedPairs(input_ids, offsets, first_lengths.astype(np.int32)), places
 
 
 def truncated_lengths(
-    first: Int64[np.ndarray, "R"], second: Int64[np.ndarray, "R"], room: int
+    first: Int64[np.ndarray, "R"], second: Int64[np.ndarray, "R"], room: int | Int64[np.ndarray, "R"]
 ) -> tuple[Int64[np.ndarray, "R"], Int64[np.ndarray, "R"]]:
     """The number of pieces that each text keeps within `room` pieces, if the longer text always loses the next one.
 

@@ -39,19 +39,17 @@ __all__ = [
     "splits_of",
 ]
 
-KINDS: dict[str, type[Task[Any, Any]]] = {
-    one.kind: one
-    for one in (
-        ClassificationTask,
-        RegressionTask,
-        ChoiceTask,
-        TaggingTask,
-        TokenRegressionTask,
-        QuestionTask,
-        SpanTask,
-        SpanPairTask,
-    )
-}
+BUILT_IN: tuple[type[Task[Any, Any]], ...] = (
+    ClassificationTask,
+    RegressionTask,
+    ChoiceTask,
+    TaggingTask,
+    TokenRegressionTask,
+    QuestionTask,
+    SpanTask,
+    SpanPairTask,
+)
+KINDS = {one.kind: one for one in BUILT_IN}
 
 BUNDLED_EWT = Path(__file__).resolve().parents[2] / "data_prep" / "sample" / "ewt"
 # The default kind of a user's own file, by its format.

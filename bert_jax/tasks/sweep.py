@@ -1,21 +1,16 @@
-"""The trials of one fine-tuning, one for each seed and learning rate: their configurations and their batches."""
+"""The trials of one fine-tuning, one for each seed and learning rate, and their configurations."""
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import jax
-import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig
 from bert_jax.config.training import SEEDS
-from bert_jax.tasks.example import TaskBatch, TaskRows
 from bert_jax.tasks.task import Task
-from bert_jax.tasks.task_source import TaskSource
 from bert_jax.train import multi_seed, rules
 from bert_jax.train.held_out import PREFIX
 
@@ -147,30 +142,3 @@ def run_together(config: FinetuneConfig, trials: int, parameters: int) -> bool:
     memory = (jax.local_devices()[0].memory_stats() or {}).get("bytes_limit", math.inf)
     fits = trials * parameters * 4 * (_COPIES + (config.optimizer.ema_decay > 0)) < _SHARE_OF_MEMORY * memory
     return jax.default_backend() != "cpu" and not multi_seed.refusal(config) and fits
-
-
-def sources_of(rows: TaskRows, seeds: Sequence[int], make: Callable[[int], TaskSource]) -> dict[int, "TrialSource"]:
-    """The batches of each seed's run; make returns the TaskSource of a seed.
-
-    The batches of a step are padded to the same length for all seeds, so that the runs can be one program.
-    """
-    every = {seed: make(seed) for seed in seeds}
-
-    @functools.lru_cache(maxsize=64)
-    def length(step: int) -> int:
-        return max(source.padded(source.longest(step)) for source in every.values())
-
-    return {seed: TrialSource(rows, source, length) for seed, source in every.items()}
-
-
-class TrialSource:
-    """The batches of a TaskSource, padded to length(step)."""
-
-    def __init__(self, rows: TaskRows, source: TaskSource, length: Callable[[int], int]) -> None:
-        self._rows, self._source, self._length = rows, source, length
-        self.fingerprints, self.changes, self.rows_at = source.fingerprints, source.changes, source.rows_at
-
-    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> TaskBatch:
-        """The global batch of a step, or only these rows of it."""
-        indices = self._source.indices(step)
-        return self._rows.batch(indices if rows is None else indices[rows], self._length(step))

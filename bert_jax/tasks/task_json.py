@@ -1,7 +1,8 @@
 """A task as the JSON values under `task` in the config.json of a workdir or an export.
 
-The names, their order and the defaults are a file contract. Every kind writes the options of all kinds that come with
-bert_jax, with the default for each option that it does not have.
+The names, their order and the defaults are a file contract: FIRST, then the other options in the order of the kinds.
+Every kind writes the options of all kinds that come with bert_jax, with the default for each option that it does not
+have.
 """
 
 from collections.abc import Mapping
@@ -11,36 +12,12 @@ from typing import Any
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.interop.loaded_model import LoadedModel
-from bert_jax.tasks.registry import TASKS, kind_class
+from bert_jax.tasks.registry import BUILT_IN, TASKS, kind_class
 from bert_jax.tasks.task import Task
 
-DEFAULTS: Mapping[str, Any] = {
-    "name": "",
-    "kind": "",
-    "labels": (),
-    "max_length": 128,
-    "metrics": (),
-    "columns": {},
-    "pooling": "cls",
-    "choices": "",
-    "class_weights": "",
-    "class_weight_values": (),
-    "label_smoothing": 0.0,
-    "label_subwords": "first",
-    "decode": "first",
-    "crf": False,
-    "max_query_length": 64,
-    "doc_stride": 128,
-    "n_best": 20,
-    "max_answer_length": 30,
-    "unanswerable": False,
-    "null_threshold": None,
-    "max_span": 0,
-    "span_scores": "binary",
-    "threshold": 0.0,
-    "relations_between": "predicted",
-    "relation_labels": (),
-}
+FIRST = ("name", "kind", "labels", "max_length", "metrics", "columns", "pooling", "choices")
+OPTIONS = {item.name: item.default for kind in BUILT_IN for item in fields(kind)}
+DEFAULTS: Mapping[str, Any] = {**dict.fromkeys(FIRST), **OPTIONS, "name": "", "kind": "", "columns": {}}
 
 
 def to_json(task: Task) -> dict[str, Any]:

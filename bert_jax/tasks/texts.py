@@ -8,8 +8,8 @@ import numpy as np
 from jaxtyping import Int64
 
 from bert_jax.command import UserError
-from bert_jax.tasks.example import TokenRows
-from bert_jax.tasks.pairs import truncated_lengths
+from bert_jax.tasks.example import TokenRows, spans
+from bert_jax.tasks.pairs import Pieces, encode_pieces
 from bert_jax.tasks.reading import numbered_lines
 from bert_jax.tokenizer import Tokenizer
 
@@ -38,42 +38,27 @@ def encode(texts: Sequence[str], tokenizer: Tokenizer, max_length: int, by_word:
     are encoded separately, so that the word of each token is known; otherwise a whole text counts as one word. Raises
     UserError for a text with two tabs.
     """
-    pairs = [text.split("\t") for text in texts]
-    for line, parts in enumerate(pairs, start=1):
-        if len(parts) > 2:
-            raise UserError(f"line {line} has {len(parts) - 1} tabs; use one, between the two texts of a pair")
-    units = [[tokenizer.as_in_text(part.split()) if by_word else [part] for part in parts] for parts in pairs]
-    ids, offsets = tokenizer.encode_many([unit for parts in units for part in parts for unit in part])
-    unit_of_piece = np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
-    counts = np.array([[len(parts[0]), len(parts[1]) if len(parts) > 1 else 0] for parts in units]).reshape(-1, 2)
-    bounds = offsets[np.concatenate([[0], counts.ravel().cumsum()])]  # of the pieces of each text's two parts
-    lengths = np.diff(bounds).reshape(-1, 2)
-    paired = np.array([len(parts) > 1 for parts in units])
-    separators = tokenizer.pair_separators
-    kept = np.where(
-        paired[:, None],
-        np.stack(truncated_lengths(lengths[:, 0], lengths[:, 1], max_length - 2 - separators), axis=1),
-        np.minimum(lengths, max_length - 2),
-    )
-    rows, words = [], []
-    for row, (first, second) in enumerate(kept):
-        spans = [slice(bounds[2 * row], bounds[2 * row] + first)]
-        if paired[row]:
-            spans.append(slice(bounds[2 * row + 1], bounds[2 * row + 1] + second))
-        rows.append(_joined(tokenizer.cls_id, [ids[span] for span in spans], [tokenizer.sep_id], separators))
-        words.append(_joined(-1, [unit_of_piece[span] for span in spans], [-1], separators))
-    encoded = TokenRows(
-        input_ids=np.concatenate(rows).astype(np.int32),
-        offsets=np.cumsum([0, *map(len, rows)], dtype=np.int64),
-        first_lengths=(kept[:, 0] + 1 + np.where(paired, separators, 1)).astype(np.int32),
+    parts = [text.split("\t") for text in texts]
+    for line, found in enumerate(parts, start=1):
+        if len(found) > 2:
+            raise UserError(f"line {line} has {len(found) - 1} tabs; use one, between the two texts of a pair")
+    units = [[tokenizer.as_in_text(part.split()) if by_word else [part] for part in found] for found in parts]
+    paired = np.array([len(found) > 1 for found in parts])
+    both = [found[0] for found in units], [found[1] if len(found) > 1 else [] for found in units]
+    counts = np.array([list(map(len, side)) for side in both])  # of the words of first and second texts
+    word_offsets = np.cumsum([0, *counts.sum(axis=0)], dtype=np.int64)
+    pieces: list[Pieces] = []
+    words = []  # of each piece, the number of its word
+    for side, starts, sizes in zip(both, (word_offsets[:-1], word_offsets[:-1] + counts[0]), counts, strict=True):
+        ids, bounds = tokenizer.encode_many([unit for units_of_text in side for unit in units_of_text])
+        pieces.append((ids, bounds[np.cumsum([0, *sizes])]))
+        words.append(np.repeat(spans(starts, sizes), np.diff(bounds)))
+    encoded, cut, places = encode_pieces(pieces[0], pieces[1], paired, tokenizer, max_length)
+    rows = TokenRows(
+        input_ids=encoded.input_ids,
+        offsets=encoded.offsets,
+        first_lengths=encoded.first_lengths,
         pad_id=tokenizer.pad_id,
-        truncated=int((kept < lengths).any(axis=1).sum()),
+        truncated=int(cut.sum()),
     )
-    return EncodedTexts(encoded, np.concatenate(words), np.cumsum([0, *counts.sum(axis=1)], dtype=np.int64))
-
-
-def _joined(begin: int, parts: Sequence[np.ndarray], end: list[int], between: int) -> np.ndarray:
-    """A row: `begin`, the parts with `between` times `end` between them, and `end` once after the last part."""
-    separators = [*[end * between] * (len(parts) - 1), end]
-    ended = [np.concatenate([part, after]) for part, after in zip(parts, separators, strict=True)]
-    return np.concatenate([[begin], *ended]).astype(np.int64)
+    return EncodedTexts(rows, np.concatenate([*words, [-1]])[places], word_offsets)

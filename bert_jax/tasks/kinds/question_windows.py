@@ -93,7 +93,7 @@ def encode_questions(
     counts = list(map(len, windows_by_question))
     questions, windows = np.repeat(np.arange(len(contexts)), counts), np.concatenate(windows_by_question)
     first_pieces = bounds[contexts][questions] + windows[:, 0]
-    encoded = join_pairs(
+    encoded, _ = join_pairs(
         Texts(queries, query_offsets[questions], query_sizes[questions]),
         Texts(pieces, first_pieces, (windows[:, 1] - windows[:, 0]).astype(np.int64)),
         tokenizer,
