@@ -69,9 +69,7 @@ def _documents(path: str, reading: Reading, on_read: OnRead) -> Items:
         return json_and_parquet.jsonl_documents(path, reading.text_field, on_read)
     if kind == ".parquet":
         return json_and_parquet.parquet_documents(path, reading.text_field, on_read)
-    if reading.document == "file":
-        return plain_text.file_document(path, on_read)
-    return plain_text.text_documents(path, on_read)
+    return plain_text.text_documents(path, on_read, whole=reading.document == "file")
 
 
 def find_sources(pattern: str, weights: Sequence[float] = ()) -> tuple[Source, ...]:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from bert_jax.storage.compression import OnRead, ignore_progress, suffixes
 from bert_jax.storage.remote import BinaryFile, first_line, open_file
 from data_prep.readers.file_blocks import damaged, file_blocks, refusals
-from data_prep.readers.plain_text import too_long, whole_lines
+from data_prep.readers.plain_text import numbered_lines, too_long
 from data_prep.readers.refusal import Item, Items, Refusal, check
 
 _BATCH_ROWS = 64
@@ -26,20 +26,15 @@ _JSON_KINDS = {int: "number", float: "number", bool: "truth value", list: "list"
 
 def jsonl_documents(path: str, field: str, on_read: OnRead = ignore_progress) -> Items:
     """The documents of a file with a JSON object in each line: the text of its `field`. Blank lines are skipped."""
-    number = 0
-    for piece in whole_lines(path, on_read):
-        if piece is None:
-            number += 1
-            yield too_long(f"{path}, line {number}")
-            continue
-        for line in piece[:-1].split(b"\n"):
-            number += 1
-            if line and not line.isspace():
-                yield _json_document(line, field, f"{path}, line {number}")
+    for number, line in numbered_lines(path, on_read):
+        where = f"{path}, line {number}"
+        if line is None:
+            yield too_long(where)
+        elif line and not line.isspace():
+            yield _json_document(line, field, where)
 
 
 def _json_document(line: bytes, field: str, where: str) -> Item:
-    line = line.removesuffix(b"\r")
     try:
         record = json.loads(line.decode())
     except UnicodeDecodeError:
