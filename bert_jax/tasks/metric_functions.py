@@ -48,6 +48,11 @@ def retrieval_metrics(names: Sequence[str], counted: Mapping[str, tuple[int, int
         found[f"{prefix}precision"] = hits / predicted if predicted else 0.0
         found[f"{prefix}recall"] = hits / true if true else 0.0
         found[f"{prefix}f1"] = 2 * hits / (predicted + true) if predicted + true else 0.0
+    return select_metrics(names, found)
+
+
+def select_metrics(names: Sequence[str], found: Mapping[str, float]) -> dict[str, float]:
+    """The metrics of these names among those computed. Raises UserError for one that is not."""
     check_metric_names(names, found)
     return {name: found[name] for name in names}
 

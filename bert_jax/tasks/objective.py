@@ -4,9 +4,11 @@ import abc
 from collections.abc import Mapping
 from typing import Any
 
-from jaxtyping import Array
+import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from bert_jax.model.bert import Bert
+from bert_jax.model.head_outputs import sequence_vectors
 from bert_jax.tasks.example import TaskBatch
 from bert_jax.train.objectives import Counts, Objective, Terms
 
@@ -39,3 +41,9 @@ class TaskObjective(Objective):
 
     def apply(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Terms:
         return self.terms_of(model, self.outputs(model, batch, dropout_key), batch)
+
+
+def pooled_vectors(model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B 1 D"]:
+    """The vector of the one sequence of each row, whose [CLS] is at position 0."""
+    hidden = model.encode(batch, dropout_key).last
+    return sequence_vectors(model, hidden, batch.sequence_ids, jnp.zeros((hidden.shape[0], 1), jnp.int32))

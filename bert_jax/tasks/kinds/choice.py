@@ -1,5 +1,6 @@
 """Multiple choice: which of several texts that may follow a context is correct."""
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,9 +12,9 @@ from jaxtyping import Array, Float, Float32, Int32, Int64, Integer
 from scipy.special import softmax
 
 from bert_jax.model.bert import Bert
-from bert_jax.model.head_outputs import choice_logits, sequence_vectors
+from bert_jax.model.head_outputs import choice_logits
 from bert_jax.model.heads import Heads
-from bert_jax.tasks.example import Split, TaskBatch, TaskRows
+from bert_jax.tasks.example import Split, TaskBatch, TaskRows, TokenRows
 from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.choice_items import (
     MultipleChoice,
@@ -24,7 +25,7 @@ from bert_jax.tasks.kinds.choice_items import (
 )
 from bert_jax.tasks.kinds.labels import check_smoothing
 from bert_jax.tasks.metric_functions import CLASSIFICATION_METRICS, compute_metrics
-from bert_jax.tasks.objective import TaskObjective
+from bert_jax.tasks.objective import TaskObjective, pooled_vectors
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import PooledTask
@@ -162,10 +163,7 @@ class ChoiceObjective(TaskObjective):
         # The rows are the outer axis of the reshaped arrays, so that each device keeps its own rows.
         ids, segments, numbers, positions = (leaf.reshape(rows * count, -1) for leaf in batch[:4])
         sequences = TaskBatch(ids, segments, (numbers > 0).astype(jnp.int32), positions, None, None)
-        hidden = model.encode(sequences, dropout_key).last
-        cls_position = jnp.zeros((rows * count, 1), jnp.int32)
-        vectors = sequence_vectors(model, hidden, sequences.sequence_ids, cls_position)
-        scores = choice_logits(model, vectors, dropout_key)[:, 0]
+        scores = choice_logits(model, pooled_vectors(model, sequences, dropout_key), dropout_key)[:, 0]
         return jnp.where(present, scores.reshape(rows, count), IMPOSSIBLE)
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B S"], batch: TaskBatch) -> Terms:
@@ -190,24 +188,27 @@ class ChoiceRows(TaskRows[MultipleChoice]):
 
     def batch(self, indices: Integer[np.ndarray, "B"], length: int) -> TaskBatch:
         """The rows of these indices, [B, S * length]: each choice padded to length."""
-        filler = indices < 0
-        rows = np.where(filler, 0, indices)
-        lengths = np.where(filler[:, None], 0, self.choice_lengths[rows])
-        starts = self.offsets[rows][:, None] + np.cumsum(lengths, axis=1) - lengths
-        offsets_in_row = np.arange(length)
-        real = offsets_in_row < lengths[..., None]
-        tokens = np.where(real, starts[..., None] + offsets_in_row, 0)
-        segments = real & (offsets_in_row >= self.first_lengths[rows][..., None])
-        numbers = np.arange(1, lengths.shape[1] + 1)[:, None]
-
-        def row(values: np.ndarray) -> Int32[np.ndarray, "B K"]:
-            return values.reshape(len(rows), -1).astype(np.int32)
-
+        count, filler = self.choice_lengths.shape[1], indices < 0
+        rows, choices = np.where(filler, 0, indices), np.arange(count)
+        flat = self.by_choice.batch(np.where(filler[:, None], -1, rows[:, None] * count + choices).ravel(), length)
+        numbers = np.tile(choices + 1, len(rows))[:, None].astype(np.int32)
+        shape = len(rows), -1
         return TaskBatch(
-            input_ids=row(np.where(real, self.input_ids[tokens], self.pad_id)),
-            segment_ids=row(segments),
-            sequence_ids=row(np.where(real, numbers, 0)),
-            positions=row(np.where(real, offsets_in_row, 0)),
-            labels=ChoiceLabels(right=self.labels[rows], present=lengths > 0),
+            input_ids=flat.input_ids.reshape(shape),
+            segment_ids=flat.segment_ids.reshape(shape),
+            sequence_ids=(flat.sequence_ids * numbers).reshape(shape),
+            positions=flat.positions.reshape(shape),
+            labels=ChoiceLabels(self.labels[rows], ~filler[:, None] & (self.choice_lengths[rows] > 0)),
             label_weights=np.where(filler, 0, self.label_weights[rows]).astype(np.float32),
+        )
+
+    @functools.cached_property
+    def by_choice(self) -> TokenRows:
+        """Rows of one choice each; an absent one has no tokens."""
+        return TokenRows(
+            input_ids=self.input_ids,
+            first_lengths=self.first_lengths.ravel(),
+            offsets=np.concatenate([[0], np.cumsum(self.choice_lengths)]),
+            pad_id=self.pad_id,
+            truncated=0,
         )

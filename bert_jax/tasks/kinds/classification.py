@@ -7,14 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
-import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 from scipy.special import softmax
 
 from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
-from bert_jax.model.head_outputs import class_logits, sequence_vectors
+from bert_jax.model.head_outputs import class_logits
 from bert_jax.model.heads import Heads
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Example, LabelledRows, Split, TaskBatch
@@ -28,7 +27,7 @@ from bert_jax.tasks.metric_functions import (
     Metric,
     compute_metrics,
 )
-from bert_jax.tasks.objective import TaskObjective
+from bert_jax.tasks.objective import TaskObjective, pooled_vectors
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import PooledTask, Task
@@ -216,12 +215,7 @@ class ClassObjective(TaskObjective):
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B C"]:
         """Logits of classes, or the score (C = 1)."""
-        hidden = model.encode(batch, dropout_key).last
-        cls_position = jnp.zeros(
-            (hidden.shape[0], 1), jnp.int32
-        )  # one sequence in each row: its [CLS] is at position 0
-        vectors = sequence_vectors(model, hidden, batch.sequence_ids, cls_position)
-        return class_logits(model, vectors, dropout_key)[:, 0]
+        return class_logits(model, pooled_vectors(model, batch, dropout_key), dropout_key)[:, 0]
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B C"], batch: TaskBatch) -> Terms:
         if self.regression:

@@ -62,12 +62,12 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
     Raises UserError, with the line, for malformed input, an empty question or context, and a file in which only some
     questions have answers.
     """
-    question, context, answers = _names(columns)
+    names = columns.filled(Columns(*QUESTION_COLUMNS))
     requested = [
-        Column(question, "text"),
-        Column(context, "text_pair"),
-        Column(answers, "label", required=label_required),
-        *(Column(name, name, required=False) for name in ("id", "is_impossible") if not is_number(question)),
+        Column(names.text, "text"),
+        Column(names.text_pair, "text_pair"),
+        Column(names.label, "label", required=label_required),
+        *(Column(name, name, required=False) for name in ("id", "is_impossible") if not is_number(names.text)),
     ]
     found = read_records(path, requested)
     return _split(path, (_question(path, line, *values) for line, values in found.records), label_required)
@@ -76,7 +76,7 @@ def read_questions(path: Path, columns: Columns, label_required: bool) -> Split[
 def question_of(source: Path, record: InputRecord, columns: Columns) -> Question:
     """The question, without answers, of an input of a prediction: an object with the columns of read_questions, or a
     plain line of a question, a tab and its context. Raises UserError, with the line, for a missing part."""
-    names = list(zip(_names(columns), QUESTION_COLUMNS, strict=True))[:2]
+    names = [(columns.text, "question"), (columns.text_pair, "context")]
     question, context = texts_of(source, record, names, needed=2)
     given = None if isinstance(record.content, str) else record.content.get("id")
     return _question(source, record.line, question, context, None, given)
@@ -97,12 +97,6 @@ def locate(context: str, answer: Answer) -> tuple[int, int] | None:
             return start, start + len(text)
     found = [match.span() for match in re.finditer(r"\s+".join(map(re.escape, text.split())), context)]
     return min(found, key=lambda span: abs(span[0] - (answer.start or 0)), default=None)
-
-
-def _names(columns: Columns) -> tuple[str, str, str]:
-    given = (columns.text, columns.text_pair, columns.label)
-    question, context, answers = (name or default for name, default in zip(given, QUESTION_COLUMNS, strict=True))
-    return question, context, answers
 
 
 def _question(

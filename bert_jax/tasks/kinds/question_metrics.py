@@ -7,13 +7,13 @@ section 4), whose metric names are kept.
 import re
 import string
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float64
 
-from bert_jax.tasks.metric_functions import check_metric_names
+from bert_jax.tasks.metric_functions import select_metrics
 
 SQUAD1_METRICS = ("f1", "exact_match")
 SQUAD2_METRICS = (
@@ -47,7 +47,7 @@ def squad1_metrics(
         for reference, prediction in zip(references, predictions, strict=True)
     ]
     exact, f1 = np.array(scores, np.float64).T
-    return _selected(names, {"exact_match": _mean(exact), "f1": _mean(f1)})
+    return select_metrics(names, {"exact_match": _mean(exact), "f1": _mean(f1)})
 
 
 def squad2_metrics(
@@ -86,7 +86,7 @@ def squad2_metrics(
             f"HasAns_{name}": _mean(final[answerable]),
             f"NoAns_{name}": _mean(final[~answerable]),
         }
-    return _selected(names, found)
+    return select_metrics(names, found)
 
 
 class Best(NamedTuple):
@@ -123,15 +123,10 @@ def _squad2_scores(reference: Sequence[str], prediction: str) -> tuple[float, fl
     return exact, f1 if words and references[0] else exact
 
 
-def _best(references: Sequence[list[str]] | map, prediction: list[str]) -> tuple[float, float]:
-    scores = [(float(reference == prediction), overlap(reference, prediction)) for reference in references]
-    return max(exact for exact, _ in scores), max(f1 for _, f1 in scores)
+def _best(references: Iterable[list[str]], prediction: list[str]) -> tuple[float, float]:
+    exact, f1 = zip(*((float(words == prediction), overlap(words, prediction)) for words in references), strict=True)
+    return max(exact), max(f1)
 
 
 def _mean(values: np.ndarray) -> float:
     return float(values.mean()) if len(values) else float("nan")
-
-
-def _selected(names: Sequence[str], found: dict[str, float]) -> dict[str, float]:
-    check_metric_names(names, found)
-    return {name: found[name] for name in names}

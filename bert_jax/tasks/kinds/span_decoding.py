@@ -51,8 +51,9 @@ def candidates(rows: SpanRows, answers: Sequence[SpanAnswer], types: int) -> Can
 def is_true(rows: SpanRows, found: Candidates, types: int) -> Bool[np.ndarray, "G"]:
     """Which candidates are true spans."""
     true_rows = np.repeat(np.arange(rows.count), np.diff(rows.span_offsets))
-    true = _key(rows, types, true_rows, rows.firsts, rows.lengths_in_words, rows.types)
-    return np.isin(_key(rows, types, found.rows, found.firsts, found.lengths, found.types), true)
+    shape = rows.count, int(rows.lengths.max()), rows.longest + 1, types
+    true = np.ravel_multi_index((true_rows, rows.firsts, rows.lengths_in_words, rows.types), shape)
+    return np.isin(np.ravel_multi_index((found.rows, found.firsts, found.lengths, found.types), shape), true)
 
 
 def best_threshold(scores: Float[np.ndarray, "G"], true: Bool[np.ndarray, "G"], total: int) -> float:
@@ -117,11 +118,3 @@ def predicted_relations(
                     if a != b:
                         found.setdefault((sentence, label, a, b), score)
     return [PredictedRelation(*ends, score) for ends, score in found.items()]
-
-
-def _key(
-    rows: SpanRows, types: int, row: np.ndarray, first: np.ndarray, length: np.ndarray, kind: np.ndarray
-) -> np.ndarray:
-    """A unique number for each span and type."""
-    width = int(rows.lengths.max())
-    return ((row.astype(np.int64) * width + first) * (rows.longest + 1) + length) * types + kind

@@ -6,16 +6,14 @@ tables          reads selected columns of any table, through the next two module
 delimited       reads TSV (never quoted) and CSV (quoted)
 typed_tables    reads JSON lines, Parquet, and data prepared by TensorFlow Datasets
 parquet_parts   finds the files of a data set that is split into several Parquet files
-marks           marks the word of a text that a task asks about
-labelled_texts  reads labelled texts and pairs of texts from tables
+labelled_texts  reads labelled texts and pairs of texts from tables, and marks the words that a task asks about
 conll           reads words and tags from CoNLL columns and CoNLL-U
 word_lists      reads words and their labels from lists
 """
 
-from bert_jax.tasks.reading.columns import Column, Columns, Table, TableRow
+from bert_jax.tasks.reading.columns import Column, Columns
 from bert_jax.tasks.reading.conll import read_conll, read_conllu
-from bert_jax.tasks.reading.labelled_texts import read_table
-from bert_jax.tasks.reading.marks import mark_words
+from bert_jax.tasks.reading.labelled_texts import mark_words, read_table
 from bert_jax.tasks.reading.parquet_parts import check_apart, files_of, first_file
 from bert_jax.tasks.reading.tables import is_stored, read_records
 from bert_jax.tasks.reading.text_lines import COMPRESSED, TFDS, kind_of_file, numbered_lines, plain_name
@@ -26,8 +24,6 @@ __all__ = [
     "TFDS",
     "Column",
     "Columns",
-    "Table",
-    "TableRow",
     "check_apart",
     "files_of",
     "first_file",

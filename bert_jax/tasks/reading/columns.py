@@ -11,7 +11,7 @@ from bert_jax.command import UserError
 class Columns:
     """The columns of texts and labels: header names, or numbers from 0 (a negative number counts from the end).
 
-    marks is for a task that asks about a word of each text (marks.py): the column of the word's first
+    marks is for a task that asks about a word of each text (labelled_texts.mark_words): the column of the word's first
     character and the column of its exclusive end, first for text and then for text_pair.
     """
 
@@ -51,7 +51,7 @@ class Table(NamedTuple):
 
 
 def advice(role: str) -> str:
-    """The part of an error message that tells the user how to select another column."""
+    """The part of an error message that explains how to select another column."""
     return (
         f"Name another one with --config.task.{role} (in predict and evaluate: --{role}); a named task reads only the "
         "columns of its published files"
