@@ -46,10 +46,7 @@ def convert(
     if both := set(files["train"]) & set(files["eval"]):
         raise UserError(f"{min(both)} is in --input and in --eval_input; name it in only one of them")
     sources = {path: path.stat().st_size for part in PARTS for path in files[part]}
-    manifest = _empty_manifest(loaded, format) | {
-        "objective": objective,
-        "sources": [{"path": str(path), "bytes": size} for path, size in sources.items()],
-    }
+    manifest = _empty_manifest(loaded, format, objective, sources)
     loaded.save(folder / "tokenizer")
     statistics: dict[Part, PartStatistics] = {}
     done = rows_done = 0
@@ -59,7 +56,7 @@ def convert(
             number = 0
             for unit, path in enumerate(files[part]):
                 first_key = (unit | (EVAL_KEY_BIT if part == "eval" else 0)) << 32
-                for rows in _checked(path, manifest, loaded, first_key):
+                for rows in _shards(path, manifest, loaded, first_key):
                     manifest["shards"].append(formats.write(format, folder, f"{part}/shard-{number:05d}", rows))
                     number += 1
                     found = statistics.setdefault(part, PartStatistics(manifest, loaded))
@@ -77,12 +74,15 @@ def convert(
     return manifest
 
 
-def _empty_manifest(tokenizer: Tokenizer, format: str) -> dict[str, Any]:
+def _empty_manifest(
+    tokenizer: Tokenizer, format: str, objective: str | None, sources: dict[Path, int]
+) -> dict[str, Any]:
+    """The manifest before any row is read; the widths, the counts and maybe the objective are filled in later."""
     return {
         "schema_version": SCHEMA_VERSION,
         "format": format,
         "imported": True,
-        "objective": "",
+        "objective": objective,
         "seq_len": 0,
         "pack": 1,
         "masking": {"kind": "static", "unit": "token", "rate": 0.0, "max_predictions": 0},
@@ -93,7 +93,7 @@ def _empty_manifest(tokenizer: Tokenizer, format: str) -> dict[str, Any]:
         },
         "seed": 0,
         "dupe_factor": 1,
-        "sources": [],
+        "sources": [{"path": str(path), "bytes": size} for path, size in sources.items()],
         "counts": {},
         "parts": {},
         "unigram_counts": UNIGRAMS,
@@ -103,7 +103,7 @@ def _empty_manifest(tokenizer: Tokenizer, format: str) -> dict[str, Any]:
 
 
 def _fill_in(manifest: dict[str, Any], statistics: dict[Part, PartStatistics]) -> None:
-    """What the rows tell, counted; documents and sentences they do not, which are 0."""
+    """Fills in the counts of the rows. Rows say nothing of documents and sentences, whose counts are 0."""
     for part, found in statistics.items():
         manifest["parts"][part] = dict.fromkeys(COUNTED, 0) | {"skipped": {}} | found.manifest_counts
     parts = manifest["parts"].values()
@@ -113,60 +113,51 @@ def _fill_in(manifest: dict[str, Any], statistics: dict[Part, PartStatistics]) -
     manifest["masking"]["rate"] = round(manifest["counts"]["predictions"] / manifest["counts"]["tokens"], 6)
 
 
-def _checked(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer, first_key: int) -> Iterator[Rows]:
-    """The rows of a file, one shard at a time. The first rows of all determine the widths and the objective."""
-    number = 0
+def _shards(path: Path, manifest: dict[str, Any], tokenizer: Tokenizer, first_key: int) -> Iterator[Rows]:
+    """The rows of a file, one shard at a time."""
+    gathered: list[Rows] = []
+    number = tokens = 0
     try:
-        for rows in _shards(path, tokenizer, first_key):
-            length, most = _widths(rows)
-            if not manifest["seq_len"]:
-                unlabelled = (rows.next_sentence_labels < 0).all()
-                manifest["objective"] = manifest["objective"] or ("full_sentences" if unlabelled else "nsp")
-                manifest["seq_len"], manifest["masking"]["max_predictions"] = length, most
-            wanted = manifest["seq_len"], manifest["masking"]["max_predictions"]
-            if (length, most) != wanted:
-                raise UserError(
-                    f"{path}: examples of {length} tokens and {most} predictions, expected "
-                    f"{wanted[0]} and {wanted[1]}; convert files of different widths separately"
-                )
-            for problem, row in row_problems(rows, manifest, tokenizer):
-                raise UserError(
-                    f"{path}: example {number + row} has {problem}; use the --tokenizer that made the files, "
-                    "or make them again"
-                )
-            yield rows
-            number += len(rows.input_ids)
+        with path.open("rb") as file:
+            for records in tfrecord.blocks(file):
+                examples = tfrecord.parse(records)
+                ids = np.where(examples.input_mask == 1, examples.input_ids, tokenizer.pad_id)
+                examples = examples._replace(input_ids=ids)
+                rows = tfrecord.to_rows(examples, np.dtype(tokenizer.id_dtype), first_key + number)
+                _check(rows, path, number, manifest, tokenizer)
+                gathered.append(rows)
+                number += len(records)
+                tokens += rows.input_ids.size
+                if tokens >= _SHARD_TOKENS:
+                    yield _joined(gathered)
+                    gathered, tokens = [], 0
     except Corrupt as error:
         raise UserError(f"{path}: {error}; copy or make it again") from error
-
-
-def _shards(path: Path, tokenizer: Tokenizer, first_key: int) -> Iterator[Rows]:
-    """The rows of a file, one shard at a time. Raises Corrupt, with the position in the file, for a bad example."""
-    gathered: list[Rows] = []
-    tokens = 0
-    with path.open("rb") as file:
-        for records in tfrecord.blocks(file):
-            examples = tfrecord.parse(records)
-            examples = examples._replace(
-                input_ids=np.where(examples.input_mask == 1, examples.input_ids, tokenizer.pad_id)
-            )
-            rows = tfrecord.to_rows(examples, np.dtype(tokenizer.id_dtype), first_key)
-            if gathered and _widths(rows) != _widths(gathered[0]):
-                raise Corrupt("examples of different widths")
-            gathered.append(rows)
-            first_key += len(records)
-            tokens += rows.input_ids.size
-            if tokens >= _SHARD_TOKENS:
-                yield _joined(gathered)
-                gathered, tokens = [], 0
     if gathered:
         yield _joined(gathered)
 
 
-def _widths(rows: Rows) -> tuple[int, int]:
-    """The row length T and the number of predictions M."""
+def _check(rows: Rows, path: Path, number: int, manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
+    """Raises UserError for rows that cannot be used. The first rows of all determine the widths and the objective.
+
+    number   of the first row in its file
+    """
     assert rows.masked_positions is not None
-    return rows.input_ids.shape[1], rows.masked_positions.shape[1]
+    length, most = rows.input_ids.shape[1], rows.masked_positions.shape[1]
+    if not manifest["seq_len"]:
+        unlabelled = (rows.next_sentence_labels < 0).all()
+        manifest["objective"] = manifest["objective"] or ("full_sentences" if unlabelled else "nsp")
+        manifest["seq_len"], manifest["masking"]["max_predictions"] = length, most
+    wanted = manifest["seq_len"], manifest["masking"]["max_predictions"]
+    if (length, most) != wanted:
+        raise UserError(
+            f"{path}: examples of {length} tokens and {most} predictions, expected "
+            f"{wanted[0]} and {wanted[1]}; convert files of different widths separately"
+        )
+    for problem, row in row_problems(rows, manifest, tokenizer):
+        raise UserError(
+            f"{path}: example {number + row} has {problem}; use the --tokenizer that made the files, or make them again"
+        )
 
 
 def _joined(gathered: list[Rows]) -> Rows:

@@ -85,57 +85,47 @@ def learn(
             "remove_extra_whitespaces": False,  # this would remove it
             "num_threads": _THREADS,
         }
-        log = _Log(vocab_size, on_share)
-        _run(options, log)
+        _run(options, vocab_size, on_share)
         return _finished(prefix.with_suffix(".model").read_bytes())
 
 
-class _Log:
-    """Reads the progress and the last message from the library's log."""
+def _run(options: dict[str, object], vocab_size: int, on_share: Callable[[float], None]) -> None:
+    """Runs the library's trainer in a separate process, because it may terminate the process on errors.
 
-    def __init__(self, vocab_size: int, on_share: Callable[[float], None]) -> None:
-        self._vocab_size = vocab_size
-        self._on_share = on_share
-        self._most_pieces = vocab_size
-        self.last = "no message"
-
-    def read(self, line: str) -> None:
-        self.last = line or self.last
-        if merged := re.search(r"Merged: .*merges=(\d+)", line):
-            self._on_share(min(1.0, int(merged[1]) / self._vocab_size))
-        elif pruned := re.search(r"EM sub_iter=\d+ size=(\d+)", line):
-            # Each round keeps the same share of the pieces and takes about the same time.
-            pieces = max(int(pruned[1]), self._vocab_size)
-            self._most_pieces = max(self._most_pieces, pieces)
-            if pieces < self._most_pieces:
-                rounds = math.log(self._most_pieces / self._vocab_size)
-                self._on_share(1 - math.log(pieces / self._vocab_size) / rounds)
-
-    def error(self) -> UserError:
-        """Turns the last line into an error that says what to change."""
-        if sizes := re.search(r"smaller than required_chars. (\d+) vs (\d+)", self.last):
-            needed = int(sizes[2]) + TOKENS_BESIDE
-            return UserError(
-                f"--vocab_size {self._vocab_size} is too small: the special tokens and the characters of the text "
-                f"already take {needed}. Use more, for example --vocab_size {max(8192, 4 * needed)}"
-            )
-        return UserError(f"the sentencepiece library failed: {self.last}. Use more text, or another --vocab_size")
-
-
-def _run(options: dict[str, object], log: _Log) -> None:
-    """Runs the library's trainer in a separate process, because it may terminate the process on errors."""
+    Its log tells the progress and, in the last line, the error.
+    """
+    most_pieces, last = vocab_size, "no message"
     with subprocess.Popen([sys.executable, "-c", _TRAIN], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None and process.stderr is not None
         try:
             process.stdin.write(json.dumps(options).encode())
             process.stdin.close()
             for line in process.stderr:
-                log.read(line.decode("utf-8", "replace").strip())
+                last = line.decode("utf-8", "replace").strip() or last
+                if merged := re.search(r"Merged: .*merges=(\d+)", last):
+                    on_share(min(1.0, int(merged[1]) / vocab_size))
+                elif pruned := re.search(r"EM sub_iter=\d+ size=(\d+)", last):
+                    # Each round keeps the same share of the pieces and takes about the same time.
+                    pieces = max(int(pruned[1]), vocab_size)
+                    most_pieces = max(most_pieces, pieces)
+                    if pieces < most_pieces:
+                        on_share(1 - math.log(pieces / vocab_size) / math.log(most_pieces / vocab_size))
         except BaseException:
             process.kill()
             raise
     if process.returncode:
-        raise log.error()
+        raise _error(last, vocab_size)
+
+
+def _error(last: str, vocab_size: int) -> UserError:
+    """Turns the last line of the log into an error that says what to change."""
+    if sizes := re.search(r"smaller than required_chars. (\d+) vs (\d+)", last):
+        needed = int(sizes[2]) + TOKENS_BESIDE
+        return UserError(
+            f"--vocab_size {vocab_size} is too small: the special tokens and the characters of the text "
+            f"already take {needed}. Use more, for example --vocab_size {max(8192, 4 * needed)}"
+        )
+    return UserError(f"the sentencepiece library failed: {last}. Use more text, or another --vocab_size")
 
 
 def _finished(model: bytes) -> bytes:

@@ -5,6 +5,7 @@ The function is picklable, gives the same result wherever and however often it r
 except the tokenizer. docs/engines.md has the commands.
 """
 
+import importlib.util
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -14,7 +15,8 @@ from data_prep.engines.remote import Work
 from data_prep.unit_records import UnitRecord
 from data_prep.units import Unit
 
-NAMES = ("local", "beam", "ray")
+_PACKAGES = {"beam": "apache_beam", "ray": "ray"}
+NAMES = ("local", *_PACKAGES)
 
 
 def begin(name: str, workers: int) -> None:
@@ -36,6 +38,8 @@ def run(
         if options.strip():
             raise UserError("--engine_options is only for --engine beam and ray; leave it out for the local engine")
         return local.run(work, units, workers, directory)
+    if importlib.util.find_spec(_PACKAGES[name]) is None:
+        raise UserError(f"--engine {name} needs packages that are not installed: pip install 'bert_jax[{name}]'")
     if name == "beam":
         from data_prep.engines import beam
 

@@ -7,7 +7,6 @@ results appear in the same folder and are moved into the job's folder at once, s
 """
 
 import contextlib
-import importlib.util
 import multiprocessing
 import os
 import pickle
@@ -22,7 +21,7 @@ from bert_jax.command import Parser, UserError
 from bert_jax.storage.remote import Folder
 from data_prep.engines import beam_pipeline
 from data_prep.engines.local import cores
-from data_prep.engines.remote import KEPT, Work, missing, pack_tokenizer, put_in_place, split_options
+from data_prep.engines.remote import KEPT, Work, pack_tokenizer, put_in_place, split_options
 from data_prep.unit_records import UnitRecord
 from data_prep.units import Unit
 
@@ -39,8 +38,6 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
 
     Raises UserError if the pipeline fails.
     """
-    if importlib.util.find_spec("apache_beam") is None:
-        raise missing("beam")
     given, flags = _options(options)
     for left in (directory / "job").glob("exchange-*"):  # by a killed run
         shutil.rmtree(left, ignore_errors=True)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_jax.command import Parser, UserError
-from data_prep.engines.remote import KEPT, Work, do_unit, missing, pack_tokenizer, put_in_place, split_options
+from data_prep.engines.remote import KEPT, Work, do_unit, pack_tokenizer, put_in_place, split_options
 from data_prep.unit_records import UnitRecord
 from data_prep.units import Unit
 
@@ -39,12 +39,8 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
     At most one unit more than there are workers is in flight; Ray's object store holds their text and results. Raises
     UserError if a unit was lost more often than --retries, or the cluster cannot be reached.
     """
-    try:
-        import ray
-    except ModuleNotFoundError as error:
-        if error.name != "ray":
-            raise
-        raise missing("ray") from None
+    import ray
+
     given = _options(options)
     connected_before = ray.is_initialized()
     if not connected_before:

@@ -35,11 +35,6 @@ _known: dict[str, tuple[Path, bytes]] = {}
 _one_unit = threading.Lock()
 
 
-def missing(engine: str) -> UserError:
-    """The error for an engine whose package is not installed."""
-    return UserError(f"--engine {engine} needs packages that are not installed: pip install 'bert_jax[{engine}]'")
-
-
 def split_options(options: str) -> list[str]:
     """Splits --engine_options into flags. Raises UserError for an unclosed quote."""
     try:
