@@ -23,7 +23,7 @@ from benchmarks.turns import Turn, alternate
 from bert_jax import command, finetune
 from bert_jax import config as config_lib
 from bert_jax.config import FinetuneConfig
-from bert_jax.train import multi_seed, partitioning, setup
+from bert_jax.train import multi_seed, partitioning, setup, stacked_states
 from bert_jax.train import steps as train_steps
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.host_memory import keep_freed_memory
@@ -50,8 +50,10 @@ def turn_of(groups: Sequence[Sequence[Run]], sources: Sequence[Source], folder: 
                 step, arguments = train_steps.jitted(plan, mesh, state), (setup.training_key(runs[0], mesh),)
             else:
                 seeds = [multi_seed.Seed(*pair) for pair in zip(runs, opened, strict=True)]
-                state = multi_seed.stack_states(seeds, multi_seed.restore_or_initialize(seeds, plan, mesh))
-                step, arguments = multi_seed.jitted(plan, mesh, state), multi_seed.step_arguments(seeds, mesh)
+                running = [True] * len(runs)
+                state = stacked_states.stack_states(multi_seed.restore_or_initialize(seeds, plan, mesh), running)
+                step = stacked_states.jitted(plan, mesh, state)
+                arguments = stacked_states.step_arguments(runs, running, mesh)
         advance.append(stepping(step, state, arguments))
     batches = [
         [partitioning.place(source.batch(step), source.rows_at(step), mesh) for source in sources]

@@ -16,7 +16,7 @@ from bert_jax.finetune import finetune
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.tasks import measurement, published, registry, results, sweep
 from bert_jax.tasks.sweep import Trial
-from bert_jax.train import metrics, multi_seed
+from bert_jax.train import metrics, multi_seed, stacked_states
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.early_stop import EarlyStop, selected_step
 from bert_jax.train.held_out import Best
@@ -183,7 +183,7 @@ def test_seeds_in_one_program_equal_seeds_in_turn_and_killed_ones_resume_bit_for
     assert_close(whole, whole / result["best"]["run"], 0)
     assert finetune(config, whole) == result
 
-    batch, save = multi_seed.StackedSource.batch, Checkpoints.save
+    batch, save = stacked_states.StackedSource.batch, Checkpoints.save
 
     def killed_before_step_7(self, step, rows=None):
         if step == 7:
@@ -195,7 +195,7 @@ def test_seeds_in_one_program_equal_seeds_in_turn_and_killed_ones_resume_bit_for
             raise Killed
         return save(self, step, *rest)
 
-    for target, patched in ((multi_seed.StackedSource, killed_before_step_7), (Checkpoints, None)):
+    for target, patched in ((stacked_states.StackedSource, killed_before_step_7), (Checkpoints, None)):
         with monkeypatch.context() as patch:
             if patched:
                 patch.setattr(target, "batch", patched)

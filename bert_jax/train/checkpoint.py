@@ -30,13 +30,13 @@ from bert_jax.train.integrity import (
     PARAMS,
     DamagedCheckpoint,
     describe,
-    ignore_closed_loops,
     named_leaves,
-    os_error_code,
-    read_item,
     read_meta,
+    read_tree,
+    saved_steps,
     signature,
 )
+from bert_jax.train.orbax_workarounds import Manager, OneMessage, ignore_closed_loops, os_error_code
 
 REMOVED = "removed"  # the folder of steps that are no longer kept and wait for deletion
 DAMAGED = "damaged"  # the folder of steps that cannot be read
@@ -65,12 +65,12 @@ class Checkpoints:
         self.best = Best(best, {}) if best else None
         policy = _preservation_policy(keep, keep_every, self.best)
         ignore_closed_loops()
-        self._quiet = _OneMessage()
+        self._quiet = OneMessage()
         logging.getLogger("absl").addFilter(self._quiet)
         self.directory = Path(directory).absolute()
         # float32 weights hardly compress (by 8%), and zstd took nearly half of a save's processor time.
         trees = {item: ocp.PyTreeCheckpointHandler(use_compression=False) for item in (PARAMS, OPTIMIZER, AVERAGE)}
-        self._manager = _Manager(
+        self._manager = Manager(
             self.directory,
             item_handlers={**trees, META: ocp.JsonCheckpointHandler()},
             options=ocp.CheckpointManagerOptions(
@@ -138,7 +138,7 @@ class Checkpoints:
 
     def steps(self) -> list[int]:
         """Returns the complete steps in ascending order, without one that is still being written."""
-        return sorted(ocp.utils.checkpoint_steps(self.directory))
+        return saved_steps(self.directory)
 
     def latest_step(self) -> int | None:
         """Returns the newest complete step, or None."""
@@ -214,9 +214,9 @@ class Checkpoints:
         if AVERAGE not in tensors:
             average = None
         return Restored(
-            params=_read_tree(directory, PARAMS, tensors[PARAMS], params),
-            optimizer_state=_read_tree(directory, OPTIMIZER, tensors[OPTIMIZER], optimizer_state),
-            average=None if average is None else _read_tree(directory, AVERAGE, tensors[AVERAGE], average),
+            params=read_tree(directory, PARAMS, tensors[PARAMS], params),
+            optimizer_state=read_tree(directory, OPTIMIZER, tensors[OPTIMIZER], optimizer_state),
+            average=None if average is None else read_tree(directory, AVERAGE, tensors[AVERAGE], average),
             meta=document["meta"],
         )
 
@@ -306,46 +306,3 @@ def _preservation_policy(keep: int, keep_every: int, best: Best | None) -> Any:
     if best is not None:
         parts.append(best)
     return _policies.AnyPreservationPolicy(parts)
-
-
-def _read_tree(directory: Path, item: str, saved: Mapping[str, Any], wanted: PyTree) -> PyTree:
-    """Reads one item into the shardings and the structure of an abstract tree."""
-    named = named_leaves(wanted)
-    _check_tensors(directory, item, saved, named)
-    arguments = {
-        name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
-        for name, leaf in named.items()
-    }
-    restored = read_item(directory, item, saved, ocp.args.PyTreeRestore(restore_args=unflatten(arguments)))
-    return jax.tree.unflatten(jax.tree.structure(wanted), [restored[name] for name in named])
-
-
-def _check_tensors(directory: Path, item: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
-    """Raises UserError unless the saved tensors have the names, shapes and dtypes of the wanted ones."""
-    advice = "Resume with the configuration that made the checkpoint, or name a new workdir"
-    if missing := [name for name in wanted if name not in saved]:
-        raise UserError(f"checkpoint {directory} has no tensor {item}/{missing[0]} ({len(missing)} missing). {advice}")
-    if extra := [name for name in saved if name not in wanted]:
-        raise UserError(f"checkpoint {directory} has an extra tensor {item}/{extra[0]} ({len(extra)} extra). {advice}")
-    for name, tensor in wanted.items():
-        got = f"{saved[name]['dtype']}{saved[name]['shape']}"
-        if got != (want := f"{tensor.dtype}{list(tensor.shape)}"):
-            raise UserError(f"checkpoint {directory}: tensor {item}/{name} is {got}, expected {want}. {advice}")
-
-
-class _Manager(ocp.CheckpointManager):
-    """Never asks jax's preemption service: its step numbers would mix with the count in train/distributed.py.
-
-    Every question tells the service a step; with two different counts the processes would agree to stop at a step that
-    none of them reaches.
-    """
-
-    def reached_preemption(self, step: int) -> bool:
-        return False
-
-
-class _OneMessage(logging.Filter):
-    """Drops the stack traces that Orbax's threads log for a failure which they also raise to the caller."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and "orbax" in record.pathname)

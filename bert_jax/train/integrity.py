@@ -3,16 +3,12 @@
 Every step stores a fingerprint of each tensor, computed where the tensor lives, and a sha256 of its metadata.
 """
 
-import contextlib
 import errno
 import gc
 import hashlib
 import json
-import logging
 import os
-import re
-import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, TypeVar
@@ -24,6 +20,8 @@ import orbax.checkpoint as ocp
 from jaxtyping import PyTree
 
 from bert_jax.command import UserError
+from bert_jax.model.paths import unflatten
+from bert_jax.train.orbax_workarounds import ignore_closed_loops, os_error_code, reports_muted
 
 Result = TypeVar("Result")
 
@@ -45,6 +43,11 @@ class DamagedCheckpoint(UserError):
         self.why = why
 
 
+def saved_steps(directory: Path) -> list[int]:
+    """Returns the complete steps in a folder of checkpoints in ascending order, without one that is being written."""
+    return sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
+
+
 def read_item(directory: Path, item: str, saved: Mapping[str, Any], args: ocp.args.PyTreeRestore) -> dict[str, Any]:
     """Reads one item of a step by path and verifies the fingerprints in `saved`. Raises DamagedCheckpoint."""
 
@@ -57,6 +60,31 @@ def read_item(directory: Path, item: str, saved: Mapping[str, Any], args: ocp.ar
         if found != saved[name]:
             raise damaged(directory, f"{item}/{name} does not have the content that was saved")
     return restored
+
+
+def read_tree(directory: Path, item: str, saved: Mapping[str, Any], wanted: PyTree) -> PyTree:
+    """Reads one item into the shardings and the structure of an abstract tree."""
+    named = named_leaves(wanted)
+    _check_tensors(directory, item, saved, named)
+    arguments = {
+        name: ocp.ArrayRestoreArgs(sharding=leaf.sharding, global_shape=leaf.shape, dtype=leaf.dtype)
+        for name, leaf in named.items()
+    }
+    restored = read_item(directory, item, saved, ocp.args.PyTreeRestore(restore_args=unflatten(arguments)))
+    return jax.tree.unflatten(jax.tree.structure(wanted), [restored[name] for name in named])
+
+
+def _check_tensors(directory: Path, item: str, saved: Mapping[str, Any], wanted: Mapping[str, Any]) -> None:
+    """Raises UserError unless the saved tensors have the names, shapes and dtypes of the wanted ones."""
+    advice = "Resume with the configuration that made the checkpoint, or name a new workdir"
+    if missing := [name for name in wanted if name not in saved]:
+        raise UserError(f"checkpoint {directory} has no tensor {item}/{missing[0]} ({len(missing)} missing). {advice}")
+    if extra := [name for name in saved if name not in wanted]:
+        raise UserError(f"checkpoint {directory} has an extra tensor {item}/{extra[0]} ({len(extra)} extra). {advice}")
+    for name, tensor in wanted.items():
+        got = f"{saved[name]['dtype']}{saved[name]['shape']}"
+        if got != (want := f"{tensor.dtype}{list(tensor.shape)}"):
+            raise UserError(f"checkpoint {directory}: tensor {item}/{name} is {got}, expected {want}. {advice}")
 
 
 def read_meta(directory: Path) -> dict[str, Any]:
@@ -114,18 +142,10 @@ def signature(document: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
-def os_error_code(error: BaseException) -> int | None:
-    """Returns the errno of an operating-system error, including one that the storage library turned into text."""
-    if isinstance(error, OSError):
-        return error.errno
-    found = re.search(r"os_error_code='(\d+)'", str(error))
-    return int(found[1]) if found else None
-
-
 def read_or_explain(step_directory: Path, read: Callable[[], Result]) -> Result:
     """Returns what `read` returns; turns what a truncated or altered file makes it raise into a DamagedCheckpoint."""
     ignore_closed_loops()
-    with _reports_muted():
+    with reports_muted():
         try:
             return read()
         except (MemoryError, PermissionError, jax.errors.JaxRuntimeError):
@@ -141,37 +161,7 @@ def read_or_explain(step_directory: Path, read: Callable[[], Result]) -> Result:
 
 def damaged(step_directory: Path, why: str) -> DamagedCheckpoint:
     """Returns the error for a damaged checkpoint: which one, why, and which one is before it."""
-    steps = ocp.utils.checkpoint_steps(step_directory.parent)
+    steps = saved_steps(step_directory.parent)
     before = max((step for step in steps if step < int(step_directory.name)), default=None)
     advice = "there is none before it" if before is None else f"fall back to {step_directory.parent / str(before)}"
     return DamagedCheckpoint(f"checkpoint {step_directory} is damaged ({why}). Delete that folder; {advice}", why)
-
-
-def ignore_closed_loops() -> None:
-    """Mutes reports of the storage library's reads and writes that end after another one closed their event loop.
-
-    Permanently, since nothing tells when the last of them has ended; the failure itself is raised to the caller.
-    """
-    if not isinstance(sys.unraisablehook, _ClosedLoops):
-        sys.unraisablehook = _ClosedLoops(sys.unraisablehook)
-
-
-class _ClosedLoops:
-    """An unraisable hook that drops one kind of report and passes on all others."""
-
-    def __init__(self, others: Callable[[Any], Any]) -> None:
-        self._others = others
-
-    def __call__(self, unraisable: Any) -> None:
-        if "Event loop is closed" not in str(unraisable.exc_value):
-            self._others(unraisable)
-
-
-@contextlib.contextmanager
-def _reports_muted() -> Iterator[None]:
-    hook, asyncio = sys.unraisablehook, logging.getLogger("asyncio")
-    sys.unraisablehook, asyncio.disabled = lambda _: None, True
-    try:
-        yield
-    finally:
-        sys.unraisablehook, asyncio.disabled = hook, False

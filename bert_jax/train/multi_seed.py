@@ -13,14 +13,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Float, Key
 
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
-from bert_jax.train import partitioning, setup, steps
+from bert_jax.train import setup, steps
 from bert_jax.train.clock import Clock, make_clock
 from bert_jax.train.compilation_cache import compile_ahead, later_batch_shapes
 from bert_jax.train.early_stop import has_stopped_early
@@ -30,7 +28,8 @@ from bert_jax.train.metrics import ProgressLine
 from bert_jax.train.parameter_summary import parameter_table
 from bert_jax.train.profiler import Profiler
 from bert_jax.train.recorder import RunRecorder, saving_on_failure, stopped
-from bert_jax.train.run import Result, Run, Source
+from bert_jax.train.run import Result, Run
+from bert_jax.train.stacked_states import StackedSource, jitted, stack_states, step_arguments, taking
 from bert_jax.train.state import TrainState
 
 
@@ -63,7 +62,7 @@ def fit(runs: Sequence[Run]) -> list[Result]:
         seeds = [Seed(run, stack.enter_context(setup.open_workdir(run, keep))) for run in runs]
         states = restore_or_initialize(seeds, plan, mesh)
         lines = _describe_start(seeds, states, plan)
-        state = stack_states(seeds, states)
+        state = stack_states(states, [not seed.ended for seed in seeds])
         for run in runs:
             setup.write_workdir(run)
         first = int(state.step)
@@ -124,6 +123,10 @@ class Seed:
         self.last, self.seconds = int(state.step), float(self.meta.get("seconds", 0.0))
         return state
 
+    def end(self, step: int, seconds: float) -> None:
+        """Records that this run has ended at a step, after so many seconds of training."""
+        self.ended, self.last, self.seconds = True, step, seconds
+
 
 class SeedGroup:
     """The recorders of runs that train as one program, and the clock that they share."""
@@ -142,7 +145,7 @@ class SeedGroup:
         for index, seed in enumerate(seeds):
             recorder = RunRecorder(seed.run, seed.opened, seed.meta, evaluators, self.clock, report, index)
             seed.recorder = stack.enter_context(recorder)
-        self.arguments = step_arguments(seeds, mesh)
+        self.arguments = self._arguments()
 
     @property
     def running(self) -> list[Seed]:
@@ -178,11 +181,11 @@ class SeedGroup:
         if ending or any(seed.recorder.saver.due(step, logged) for seed in running):
             self.save(step, state)
         for seed in ending:
-            seed.ended, seed.last, seed.seconds = True, step, self.clock.elapsed
+            seed.end(step, self.clock.elapsed)
             best = seed.recorder.evaluation.describe_best()
             self._report(f"{seed.run.workdir}: stopped early at step {step}; {best}")
         if ending:
-            self.arguments = step_arguments(self.seeds, self._mesh)
+            self.arguments = self._arguments()
         return shown
 
     def save(self, step: int, state: TrainState, unlogged: bool = False) -> None:
@@ -204,8 +207,8 @@ class SeedGroup:
             self._evaluate(step, state, unmeasured, interruption)
         self.save(step, state)
         for seed in self.running:
-            seed.ended, seed.last, seed.seconds = True, step, self.clock.elapsed if trained else seed.seconds
-        take = _take(self._mesh)
+            seed.end(step, self.clock.elapsed if trained else seed.seconds)
+        take = taking(self._mesh)
         return [
             seed.recorder.result(
                 seed.last, seed.seconds, take(np.int32(index), state.params), self._mesh, interruption.requested
@@ -219,29 +222,16 @@ class SeedGroup:
         with self.paused(), saving_on_failure(interruption, step, workdirs, save):
             for seed in seeds:
                 index = self.seeds.index(seed)
-                params, average = _take(self._mesh)(np.int32(index), (state.params, state.average))
+                params, average = taking(self._mesh)(np.int32(index), (state.params, state.average))
                 seed.recorder.evaluation.measure(seed.last if seed.ended else step, params, average)
 
+    def _arguments(self) -> tuple[Any, ...]:
+        """The arguments of the step after state, batch and fraction."""
+        runs = [seed.run for seed in self.seeds]
+        return step_arguments(runs, [not seed.ended for seed in self.seeds], self._mesh)
+
     def _state_of(self, index: int, state: TrainState) -> TrainState:
-        return TrainState(state.step, *_take(self._mesh)(np.int32(index), tuple(state)[1:]))
-
-
-class StackedSource:
-    """The batches of several sources, [B, K, ...]: those of run k are [:, k]. All of a step have one shape."""
-
-    def __init__(self, sources: Sequence[Source]) -> None:
-        self._sources = sources
-        self.fingerprints = sources[0].fingerprints
-        self.changes = sources[0].changes
-
-    def rows_at(self, step: int) -> int:
-        """Returns the number of rows of a step's global batch, for each run."""
-        return self._sources[0].rows_at(step)
-
-    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Any:
-        """Returns the global batches of a step, or those rows of each."""
-        batches = [source.batch(step, rows) for source in self._sources]
-        return jax.tree.map(lambda *leaves: np.stack(leaves, axis=1), *batches)
+        return TrainState(state.step, *taking(self._mesh)(np.int32(index), tuple(state)[1:]))
 
 
 def stacked_source(runs: Sequence[Run]) -> StackedSource:
@@ -301,57 +291,6 @@ def has_ended(run: Run, meta: Mapping[str, Any]) -> bool:
     return has_stopped_early(run.early_stop, meta) or make_clock(run.config, meta).read(meta["step"]) >= 1.0
 
 
-def stack_states(seeds: Sequence[Seed], states: list[TrainState]) -> TrainState:
-    """Returns the stacked state, with the step of the runs that still train. Frees each leaf once it is copied."""
-    step = next((state.step for seed, state in zip(seeds, states, strict=True) if not seed.ended), states[0].step)
-
-    def stack(*leaves: jax.Array) -> jax.Array:
-        whole = jax.block_until_ready(jnp.stack(leaves))
-        for leaf in leaves:
-            leaf.delete()
-        return whole
-
-    return TrainState(step, *jax.tree.map(stack, *[tuple(state)[1:] for state in states]))
-
-
-def jitted(plan: steps.Plan, mesh: Mesh, state: TrainState) -> Any:
-    """Returns the jitted `train_step` of a stacked state, for (state, batch, fraction, *step_arguments)."""
-    shardings = (jax.tree.map(lambda leaf: leaf.sharding, state), partitioning.replicated(mesh))
-    return jax.jit(functools.partial(train_step, plan), donate_argnums=0, out_shardings=shardings)
-
-
-def train_step(
-    plan: steps.Plan,
-    state: TrainState,
-    batch: Any,
-    fraction: Float[Array, ""],
-    keys: Key[Array, "K"],
-    peaks: Float[Array, "K"],
-    running: Bool[Array, "K"],
-) -> tuple[TrainState, dict[str, Array]]:
-    """Maps steps.train_step over the runs, each with its own key and peak learning rate; ended runs do not change.
-
-    Everything but the step has a leading axis of runs, batches have it second, and metrics are [K].
-    """
-
-    def step(own: tuple[Any, ...], batch: Any, key: Array, peak: Array, running: Array) -> tuple[Any, dict[str, Array]]:
-        before = TrainState(state.step, *own)
-        following, metrics = steps.train_step(plan, before, batch, fraction, key, peak)
-        return steps.choose(running, following, before)[1:], metrics
-
-    own, metrics = jax.vmap(step, in_axes=(0, 1, 0, 0, 0))(tuple(state)[1:], batch, keys, peaks, running)
-    return TrainState(state.step + 1, *own), metrics
-
-
-def step_arguments(seeds: Sequence[Seed], mesh: Mesh) -> tuple[Any, ...]:
-    """Returns the keys, peak learning rates and running flags of the runs, on all devices."""
-    runs = [seed.run for seed in seeds]
-    keys = jnp.stack([jax.random.key(run.config.seed, impl=run.config.prng) for run in runs])
-    peaks = np.array([run.config.optimizer.learning_rate for run in runs], np.float32)
-    running = np.array([not seed.ended for seed in seeds])
-    return tuple(jax.device_put(value, partitioning.replicated(mesh)) for value in (keys, peaks, running))
-
-
 def means(shown: Sequence[Mapping[str, float | None]]) -> dict[str, float | None]:
     """Returns the mean over runs of each value; None where a run has none."""
     found: dict[str, float | None] = {}
@@ -360,14 +299,6 @@ def means(shown: Sequence[Mapping[str, float | None]]) -> dict[str, float | None
         known = [value for value in values if value is not None]
         found[name] = sum(known) / len(known) if len(known) == len(values) else None
     return found
-
-
-@functools.cache
-def _take(mesh: Mesh) -> Callable[..., Any]:
-    """A function that takes one run's part of a stacked tree; one program serves all, as their index is an argument."""
-    return jax.jit(
-        lambda index, tree: jax.tree.map(lambda leaf: leaf[index], tree), out_shardings=partitioning.replicated(mesh)
-    )
 
 
 def _describe_start(seeds: Sequence[Seed], states: Sequence[TrainState], plan: steps.Plan) -> list[str]:

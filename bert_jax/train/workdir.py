@@ -34,6 +34,7 @@ from bert_jax.config import ModelConfig, to_dict
 from bert_jax.model.heads import Heads
 from bert_jax.model.paths import unflatten
 from bert_jax.storage.local import read_json, write_json
+from bert_jax.train import integrity
 from bert_jax.train.checkpoint import Checkpoints
 from bert_jax.train.integrity import PARAMS, read_item, read_meta
 from bert_jax.train.run import Run, runtime_of
@@ -118,8 +119,7 @@ def read_config(workdir: str | Path) -> WorkdirConfig:
 
 def saved_steps(workdir: str | Path) -> list[int]:
     """Returns the complete checkpoints of a workdir in ascending order."""
-    directory = Path(workdir).absolute() / CHECKPOINTS
-    return sorted(ocp.utils.checkpoint_steps(directory)) if directory.is_dir() else []
+    return integrity.saved_steps(Path(workdir).absolute() / CHECKPOINTS)
 
 
 def latest_step(workdir: str | Path) -> int | None:

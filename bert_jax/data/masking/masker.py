@@ -42,17 +42,6 @@ class Masked(NamedTuple):
     counts: Int32[np.ndarray, "R"]
 
 
-class _Chosen(NamedTuple):
-    """The K positions to be predicted, ascending."""
-
-    sequence: Int64[np.ndarray, "K"]
-    position: Int64[np.ndarray, "K"]  # in its sequence
-    flat_indices: Int64[np.ndarray, "K"]  # into the R*T positions of the rows
-    rows: Int64[np.ndarray, "K"]
-    moved: Bool[np.ndarray, "K"]  # shuffled, not masked
-    counts: Int64[np.ndarray, "R"]
-
-
 class Masker:
     """Masks rows for one tokenizer, rule and seed.
 
@@ -89,29 +78,32 @@ class Masker:
         row_count, width = rows.input_ids.shape
         sequences = cutting.cut(rows, self._kinds.take(rows.input_ids))
         epochs = epochs[sequences.rows]
-        chosen = self._choose(rows, sequences, epochs, rates)
-        counts = chosen.counts
+        chosen, moved = self._choose_positions(sequences, epochs, rates)
+        sequence, position = np.divmod(np.flatnonzero(chosen), chosen.shape[1])  # of each prediction, ascending
+        flat_indices = sequences.offsets[sequence] + position
+        row = sequences.rows[sequence]
+        counts = np.bincount(row, minlength=row_count)
         if counts.size and counts.max() > max_predictions:
             raise ValueError(f"a row has {counts.max()} predictions, and max_predictions is {max_predictions}")
-        column = np.arange(chosen.flat_indices.size) - np.repeat(np.cumsum(counts) - counts, counts)
+        column = np.arange(flat_indices.size) - np.repeat(np.cumsum(counts) - counts, counts)
 
-        states = hashing.combine(_REPLACEMENT, self.seed, epochs, sequences.keys)[chosen.sequence]
-        picks = cases = hashing.mix(states + chosen.position.astype(np.uint64) * hashing.GAMMA)
+        states = hashing.combine(_REPLACEMENT, self.seed, epochs, sequences.keys)[sequence]
+        picks = cases = hashing.mix(states + position.astype(np.uint64) * hashing.GAMMA)
         if self.rule.unit == "span":
             # One random choice for the whole span: the hash of its first position.
-            firsts = run_starts(chosen.sequence, chosen.position)
+            firsts = run_starts(sequence, position)
             cases = hashing.mix(states + firsts.astype(np.uint64) * hashing.GAMMA)
         input_ids = rows.input_ids.astype(np.int32)
-        original = input_ids.reshape(-1)[chosen.flat_indices]
+        original = input_ids.reshape(-1)[flat_indices]
         replaced = self._replacer.replace(original, cases, picks)
         if self.rule.reorder_rate:
-            at = np.flatnonzero(chosen.moved)
-            states = hashing.combine(_SHUFFLE, self.seed, epochs, sequences.keys)[chosen.sequence[at]]
-            replaced[at] = reorder.shuffled(original[at], states, chosen.position[at])
-        input_ids.reshape(-1)[chosen.flat_indices] = replaced
+            at = np.flatnonzero(moved[sequence, position])
+            states = hashing.combine(_SHUFFLE, self.seed, epochs, sequences.keys)[sequence[at]]
+            replaced[at] = reorder.shuffled(original[at], states, position[at])
+        input_ids.reshape(-1)[flat_indices] = replaced
         positions, ids = np.zeros((2, row_count, max_predictions), np.int32)
-        positions[chosen.rows, column] = chosen.flat_indices - chosen.rows * width
-        ids[chosen.rows, column] = original
+        positions[row, column] = flat_indices - row * width
+        ids[row, column] = original
         return Masked(input_ids, positions, ids, counts.astype(np.int32))
 
     def count(self, rows: Rows, epochs: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
@@ -136,20 +128,6 @@ class Masker:
     def _budgets(self, sequences: Sequences, rates: Float64[np.ndarray, "R"] | None) -> Int64[np.ndarray, "Q"]:
         rate = self.rule.rate if rates is None else rates[sequences.rows]
         return np.maximum(1, np.rint(rate * sequences.lengths)).astype(np.int64)
-
-    def _choose(
-        self,
-        rows: Rows,
-        sequences: Sequences,
-        epochs: Int64[np.ndarray, "Q"],
-        rates: Float64[np.ndarray, "R"] | None,
-    ) -> _Chosen:
-        chosen, moved = self._choose_positions(sequences, epochs, rates)
-        sequence, position = np.divmod(np.flatnonzero(chosen), chosen.shape[1])
-        flat_indices = sequences.offsets[sequence] + position
-        numbers = sequences.rows[sequence]
-        counts = np.bincount(numbers, minlength=len(rows.input_ids))
-        return _Chosen(sequence, position, flat_indices, numbers, moved[sequence, position], counts)
 
     def _choose_positions(
         self, sequences: Sequences, epochs: Int64[np.ndarray, "Q"], rates: Float64[np.ndarray, "R"] | None

@@ -1,0 +1,67 @@
+"""Works around Orbax where it reports one failure several times, or asks jax about preemption on its own."""
+
+import contextlib
+import logging
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import orbax.checkpoint as ocp
+
+
+class Manager(ocp.CheckpointManager):
+    """Never asks jax's preemption service: its step numbers would mix with the count in train/distributed.py.
+
+    Every question tells the service a step; with two different counts the processes would agree to stop at a step that
+    none of them reaches.
+    """
+
+    def reached_preemption(self, step: int) -> bool:
+        return False
+
+
+class OneMessage(logging.Filter):
+    """Drops the stack traces that Orbax's threads log for a failure which they also raise to the caller."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        return not (record.exc_info and "orbax" in record.pathname)
+
+
+def os_error_code(error: BaseException) -> int | None:
+    """Returns the errno of an operating-system error, including one that the storage library turned into text."""
+    if isinstance(error, OSError):
+        return error.errno
+    found = re.search(r"os_error_code='(\d+)'", str(error))
+    return int(found[1]) if found else None
+
+
+def ignore_closed_loops() -> None:
+    """Mutes reports of the storage library's reads and writes that end after another one closed their event loop.
+
+    Permanently, since nothing tells when the last of them has ended; the failure itself is raised to the caller.
+    """
+    if not isinstance(sys.unraisablehook, _ClosedLoops):
+        sys.unraisablehook = _ClosedLoops(sys.unraisablehook)
+
+
+class _ClosedLoops:
+    """An unraisable hook that drops one kind of report and passes on all others."""
+
+    def __init__(self, others: Callable[[Any], Any]) -> None:
+        self._others = others
+
+    def __call__(self, unraisable: Any) -> None:
+        if "Event loop is closed" not in str(unraisable.exc_value):
+            self._others(unraisable)
+
+
+@contextlib.contextmanager
+def reports_muted() -> Iterator[None]:
+    """Mutes what a failed read of the storage library reports from other threads."""
+    hook, asyncio = sys.unraisablehook, logging.getLogger("asyncio")
+    sys.unraisablehook, asyncio.disabled = lambda _: None, True
+    try:
+        yield
+    finally:
+        sys.unraisablehook, asyncio.disabled = hook, False
