@@ -12,7 +12,7 @@ from bert_jax.data.manifest import MANIFEST, PARTS, Part, read_manifest
 from bert_jax.data.shards import Corrupt, check_sizes, layout_problem, value_problem
 from bert_jax.progress import Reporter
 from bert_jax.storage.local import atomic_folder, refuse_inside
-from bert_jax.storage.remote import Folder, verified
+from bert_jax.storage.remote import Folder
 from data_prep import checksums, formats, import_tfrecord
 from data_prep.objectives import OBJECTIVES
 
@@ -78,7 +78,7 @@ def _convert_output(directory: Path, output: Path, format: str, quiet: bool) -> 
     with atomic_folder(output) as folder, Reporter("converting", manifest["counts"]["rows"], rates, quiet) as reporter:
         source, target = Folder(str(directory)), Folder(str(folder))
         for name in sorted(set(listed) - set(shards)):
-            blocks = verified(source.blocks(name), f"{directory}/{name}", listed[name])
+            blocks = source.verified_blocks(name, listed[name])
             if name.startswith("tokenizer/") or name == manifest["unigram_counts"]:
                 target.write(name, blocks)
             else:  # files of the manifest and of the format are only checked here, and written again

@@ -11,7 +11,7 @@ from bert_jax.command import Parser, UserError
 from bert_jax.data.manifest import MANIFEST
 from bert_jax.progress import Reporter
 from bert_jax.storage.local import atomic_folder, refuse_inside
-from bert_jax.storage.remote import Folder, is_remote, verified
+from bert_jax.storage.remote import Folder, is_remote
 from data_prep import checksums
 
 _PARALLEL_FILES = 8  # a store takes a while to answer each request
@@ -69,7 +69,7 @@ def _target(output: str, names: set[str]) -> Iterator[Folder]:
 
 def _copy_file(source: Folder, target: Folder, name: str, sha256: str | None) -> int:
     size = source.size(name)
-    target.write(name, verified(source.blocks(name), f"{source.address}/{name}", sha256, size))
+    target.write(name, source.verified_blocks(name, sha256, size))
     if (stored := target.size(name)) != size:
         raise UserError(f"{target.address}/{name} has {stored} bytes, expected {size}; copy it again")
     return size

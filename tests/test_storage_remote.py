@@ -107,7 +107,7 @@ def test_s3_is_listed_and_streamed(bucket, tmp_path):
 def test_folder_is_written_listed_read_and_removed(tmp_path):
     """The name has every character that a glob or an address could take for its own."""
     folder = Folder(str(tmp_path / "an [odd] *name?"))
-    assert folder.is_local and folder.names("units") == set()
+    assert folder.names("units") == set()
     folder.write("units/a", b"text")
     folder.write("units/a", [b"mo", b"re"])
     assert folder.names("units") == folder.names() == {"units/a"}

@@ -16,7 +16,7 @@ from typing import Any
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST, PARTS, Part, parse_manifest
 from bert_jax.storage.local import write_atomic
-from bert_jax.storage.remote import Folder, is_remote, verified
+from bert_jax.storage.remote import Folder, is_remote
 
 _PARALLEL_FILES = 8  # a store takes a while to answer each request
 _DIGITS = 12  # of the hash in a folder's name
@@ -75,8 +75,7 @@ def _complete(
 
     def fetch(name: str) -> None:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        origin = f"{source.address}/{name}"
-        write_atomic(folder / name, verified(source.blocks(name), origin, hashes.get(name), sizes[name]))
+        write_atomic(folder / name, source.verified_blocks(name, hashes.get(name), sizes[name]))
 
     with ThreadPoolExecutor(_PARALLEL_FILES) as pool:
         list(pool.map(fetch, missing))

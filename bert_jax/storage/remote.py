@@ -98,10 +98,6 @@ class Folder:
             raise UserError(f"{address}: {' '.join(str(error).split())}") from None
         self._files = fs.SubTreeFileSystem(path.rstrip("/"), store)
 
-    @property
-    def is_local(self) -> bool:
-        return self._files.base_fs.type_name == "local"
-
     def names(self, within: str = "") -> set[str]:
         """The names of all files, or of those below one folder, relative to this one."""
         from pyarrow import fs
@@ -133,6 +129,21 @@ class Folder:
         with self._user_errors(name), self._opened(name) as stream:
             while block := stream.read(_BLOCK_BYTES):
                 yield block
+
+    def verified_blocks(self, name: str, sha256: str | None, size: int | None = None) -> Iterator[bytes]:
+        """As `blocks`; raises UserError after the last block if the hash or the total size of the file is wrong."""
+        digest, total, origin = hashlib.sha256(), 0, f"{self.address}/{name}"
+        for block in self.blocks(name):
+            digest.update(block)
+            total += len(block)
+            yield block
+        if size is not None and total != size:
+            raise UserError(f"damaged {origin}: it has {total} bytes, expected {size}; copy or build it again")
+        if sha256 is not None and digest.hexdigest() != sha256:
+            found, expected = digest.hexdigest()[:_DIGITS], sha256[:_DIGITS]
+            raise UserError(
+                f"damaged {origin}: its sha256 is {found}..., expected {expected}...; copy or build it again"
+            )
 
     def write(self, name: str, content: bytes | Iterable[bytes]) -> None:
         """Writes a file that appears complete or not at all, given at once or in blocks; creates its folders."""
@@ -173,20 +184,6 @@ class Folder:
             explained = None if is_remote(self.address) else explain_os_error(OSError(error.errno, "", where))
             advice = f"{where}: {first_line(error)}. Check the address, the credentials and the free space"
             raise UserError(explained or advice) from None
-
-
-def verified(blocks: Iterable[bytes], origin: str, sha256: str | None, size: int | None = None) -> Iterator[bytes]:
-    """Yields the same blocks and then raises UserError, naming their origin, if their hash or total size is wrong."""
-    digest, total = hashlib.sha256(), 0
-    for block in blocks:
-        digest.update(block)
-        total += len(block)
-        yield block
-    if size is not None and total != size:
-        raise UserError(f"damaged {origin}: it has {total} bytes, expected {size}; copy or build it again")
-    if sha256 is not None and digest.hexdigest() != sha256:
-        found, expected = digest.hexdigest()[:_DIGITS], sha256[:_DIGITS]
-        raise UserError(f"damaged {origin}: its sha256 is {found}..., expected {expected}...; copy or build it again")
 
 
 def first_line(error: BaseException) -> str:

@@ -55,7 +55,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
         with _started(task, sorted(waiting), workers or cores(), flags) as answer:
             ended = False
             while not ended:
-                ended = answer.poll(_LOCAL_POLL_SECONDS if exchange.is_local else _REMOTE_POLL_SECONDS)
+                ended = answer.poll(_REMOTE_POLL_SECONDS if "://" in exchange.address else _LOCAL_POLL_SECONDS)
                 results = {name.rpartition("/")[2] for name in exchange.names(beam_pipeline.RESULTS)}
                 for found in sorted(waiting & results):
                     record = put_in_place(directory, exchange.read(f"{beam_pipeline.RESULTS}/{found}"))

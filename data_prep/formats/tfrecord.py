@@ -89,13 +89,13 @@ def reader(manifest: Mapping[str, Any]) -> Callable[[Path], Rows]:
 def to_examples(rows: Rows) -> Examples:
     """Unpacked rows with static masks in the layout of the original scripts."""
     assert rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None
-    slots = np.arange(rows.input_ids.shape[1])
-    filled = slots < rows.sequence_lengths
+    columns = np.arange(rows.input_ids.shape[1])
+    filled = columns < rows.sequence_lengths
     real = np.arange(rows.masked_positions.shape[1]) < rows.masked_counts[:, None]
     return Examples(
         input_ids=rows.input_ids.astype(np.int64),
         input_mask=filled.astype(np.int64),
-        segment_ids=(filled & (slots >= rows.first_segment_lengths)).astype(np.int64),
+        segment_ids=(filled & (columns >= rows.first_segment_lengths)).astype(np.int64),
         masked_lm_positions=rows.masked_positions.astype(np.int64),
         masked_lm_ids=rows.masked_ids.astype(np.int64),
         masked_lm_weights=real.astype(np.float32),
@@ -111,9 +111,9 @@ def to_rows(examples: Examples, id_dtype: np.dtype, first_key: int) -> Rows:
     count, width = examples.input_ids.shape
     if width > _WIDEST:
         raise Corrupt(f"examples of {width} tokens; a row has at most {_WIDEST}")
-    slots = np.arange(width)
+    columns = np.arange(width)
     lengths = examples.input_mask.sum(axis=1)
-    filled = slots < lengths[:, None]
+    filled = columns < lengths[:, None]
     firsts = (filled & (examples.segment_ids == 0)).sum(axis=1)
     weights = examples.masked_lm_weights
     real = weights == 1
@@ -129,7 +129,7 @@ def to_rows(examples: Examples, id_dtype: np.dtype, first_key: int) -> Rows:
     ids_end = np.iinfo(id_dtype).max + 1
     checks = {
         "an input_mask that is not ones and then zeros": (examples.input_mask != filled) | (lengths < 1)[:, None],
-        "segment_ids that are not zeros and then ones": examples.segment_ids != (filled & (slots >= firsts[:, None])),
+        "segment_ids that are not zeros and then ones": examples.segment_ids != (filled & (columns >= firsts[:, None])),
         "an id outside of the vocabulary": np.hstack([outside(examples.input_ids, ids_end), outside(ids, ids_end)]),
         "a masked position outside of the sequence": real & outside(positions, lengths[:, None]),
         "a masked position twice": real[:, 1:] & (np.diff(positions, axis=1) == 0),
