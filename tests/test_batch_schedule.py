@@ -63,7 +63,7 @@ def test_one_size_and_one_data_set_are_one_stretch():
         (lambda text: parse_phases("first", text), "9:", "not of the form STEP:VALUE"),
     ],
 )
-def test_a_mistake_in_a_schedule_is_told_with_how_one_is_written(read, text, said):
+def test_an_invalid_schedule_is_refused_with_an_example(read, text, said):
     with pytest.raises(UserError, match=said):
         read(text)
 

@@ -165,7 +165,7 @@ def test_padding_changes_no_real_output(params, config):
     np.testing.assert_allclose(other[:, :13][real], one[real], atol=1e-5)
 
 
-def test_a_slot_of_padding_or_of_another_sequence_has_no_gradient(params):
+def test_padding_and_other_sequences_have_no_gradient(params):
     batch = on_device(lay([[random_sequence(5, 61, 1), random_sequence(6, 61, 2)]], slots=13, predictions=2))
     model = bind(CONFIG, PRETRAINING, params, Runtime())
 
@@ -295,7 +295,7 @@ def test_rows_longer_than_the_positions_are_refused(params):
         bind(CONFIG, PRETRAINING, params, Runtime()).encode(padded_batch(slots=40))
 
 
-def test_a_head_on_the_pooled_vector_wants_a_pooler():
+def test_a_head_on_the_pooled_vector_needs_a_pooler():
     with pytest.raises(UserError, match="pooler=True"):
         Heads(classes=2)
 

@@ -275,7 +275,7 @@ def test_another_tokenizer_under_the_same_output_is_loaded(arguments: dict, tmp_
     assert contents(arguments["output"]) == contents(tmp_path / "fresh")
 
 
-def test_manifest_tells_lengths_and_what_is_filled(built: Path) -> None:
+def test_manifest_has_lengths_and_the_share_of_filled_positions(built: Path) -> None:
     manifest = read_manifest(built)
     for part in PARTS:
         lengths = all_rows(built, part).sequence_lengths
@@ -426,7 +426,7 @@ def test_another_job_is_refused_and_sigterm_stops_with_143(arguments: dict, runn
 
 
 @pytest.mark.parametrize("kept", [True, False])
-def test_sigterm_says_that_units_are_kept_where_some_are_and_more_of_it_change_nothing(
+def test_sigterm_reports_kept_units_and_further_signals_change_nothing(
     arguments: dict, monkeypatch: pytest.MonkeyPatch, kept: bool
 ) -> None:
     if kept:
@@ -558,7 +558,7 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
     ],
     ids=str,
 )
-def test_mistake_in_the_arguments_is_told_and_writes_nothing(arguments: dict, change: dict, told: str) -> None:
+def test_invalid_arguments_are_refused_and_write_nothing(arguments: dict, change: dict, told: str) -> None:
     with pytest.raises(UserError, match=told) as caught:
         build(BuildOptions(**arguments | change))
     assert "\n" not in str(caught.value)
@@ -585,7 +585,7 @@ def test_eval_of_a_single_document_goes_to_train(arguments: dict, tmp_path: Path
         (9, "nsp", 1 - 1e-9, "left too few for it. Lower it"),
     ],
 )
-def test_empty_eval_says_what_would_fill_it(
+def test_empty_eval_names_the_flags_that_fill_it(
     arguments: dict, tmp_path: Path, capsys, count: int, objective: str, eval_fraction: float, told: str
 ) -> None:
     path = tmp_path / "text.txt"

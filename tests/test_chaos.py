@@ -1,4 +1,4 @@
-"""Law 4 under fire: shorter forms of benchmarks/chaos.py, by the real command in real processes."""
+"""Killed and resumed runs equal uninterrupted ones (law 4): shorter forms of benchmarks/chaos.py."""
 
 import json
 import random
@@ -14,14 +14,14 @@ from bert_jax.train import checkpoint
 
 
 @pytest.mark.slow
-def test_killed_at_random_instants_the_run_ends_bit_for_bit_the_same(shards_dir, tmp_path, monkeypatch):
-    monkeypatch.delenv("XLA_FLAGS")  # compiled as for users: what is optimized must repeat itself, too
-    figures = chaos.fixed(shards_dir, tmp_path, kills=4, steps=120, seed=1, more=TINY)
-    assert sum(figures["kills"].values()) == 4 and figures["differing"] == []
+def test_a_run_killed_at_random_instants_ends_bit_for_bit_the_same(shards_dir, tmp_path, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS")  # compiled as for users: optimized programs must be deterministic, too
+    figures = chaos.fixed(shards_dir, tmp_path, kills=3, steps=120, seed=1, more=TINY)
+    assert sum(figures["kills"].values()) == 3 and figures["differing"] == []
 
 
 @pytest.mark.slow
-def test_on_changing_devices_and_processes_batches_are_the_same_and_losses_within_a_millionth(shards_dir, tmp_path):
+def test_on_other_devices_and_processes_batches_are_equal_and_losses_within_1e_6(shards_dir, tmp_path):
     shapes = ((4, 1), (2, 2), (1, 1))
     figures = chaos.elastic(shards_dir, tmp_path, kills=3, steps=200, seed=1, shapes=shapes, more=TINY)
     chaos.check("elastic", figures)
@@ -30,21 +30,21 @@ def test_on_changing_devices_and_processes_batches_are_the_same_and_losses_withi
 
 
 def finished(workdir, value: float) -> None:
-    """A workdir as a run of one tensor and one step leaves it."""
+    """Writes the workdir of a run of one tensor and one step."""
     with checkpoint.Checkpoints(workdir / "checkpoints", keep=1) as checkpoints:
         checkpoints.save(1, {"kernel": np.full(3, value, np.float32)}, {"mu": np.zeros(3, np.float32)}, {})
     (workdir / "metrics.jsonl").write_text(json.dumps({"step": 1, "time": random.random(), "loss": 1.0}) + "\n")
     (workdir / "result.json").write_text(json.dumps({"step": 1, "seconds": random.random()}))
 
 
-def test_a_difference_of_one_bit_is_told(tmp_path):
+def test_a_difference_of_one_bit_is_reported(tmp_path):
     for name, value in (("one", 1.0), ("same", 1.0), ("other", np.nextafter(np.float32(1), np.float32(2)))):
         finished(tmp_path / name, value)
     assert chaos.compare(tmp_path / "one", tmp_path / "same") == []
     assert chaos.compare(tmp_path / "one", tmp_path / "other") == ["params/kernel"]
 
 
-def test_a_run_that_ends_before_its_kills_is_said(tmp_path):
+def test_a_run_that_ends_before_its_kills_is_an_error(tmp_path):
     def start(life: int) -> list[subprocess.Popen[bytes]]:
         return [subprocess.Popen(["true"])]
 

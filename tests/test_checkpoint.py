@@ -57,7 +57,7 @@ def test_restores_the_optimizer_state_in_its_own_types_and_in_the_sharding_asked
     assert restored.meta == {"fraction": 0.5}
 
 
-def test_saving_goes_on_while_donated_steps_overwrite_the_state(tmp_path):
+def test_saving_continues_while_donated_steps_overwrite_the_state(tmp_path):
     step = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf * 1.5 + 1, tree), donate_argnums=0)
     _, optimizer_state = make_state()
     state = {"wide": jax.device_put(jnp.arange(400_000.0).reshape(400, 1000), sharding())}
@@ -102,7 +102,7 @@ def test_saving_does_not_ask_when_to_stop_which_the_loop_alone_counts(tmp_path, 
     assert asked == []
 
 
-def test_nothing_goes_on_from_parameters_alone(tmp_path):
+def test_no_run_resumes_from_parameters_alone(tmp_path):
     params, optimizer_state = make_state()
     with Checkpoints(tmp_path, keep=1) as checkpoints:
         checkpoints.save(5, params, None, {})
@@ -136,7 +136,7 @@ def test_another_structure_shape_or_dtype_names_the_tensor(tmp_path, change, mes
 
 
 @pytest.mark.slow
-def test_no_flipped_bit_goes_unnoticed_and_the_one_before_is_named(tmp_path):
+def test_every_flipped_bit_is_detected_and_the_checkpoint_before_is_named(tmp_path):
     params, optimizer_state = make_state()
     wanted = abstract(params), abstract(optimizer_state)
     noticed = set()
@@ -235,7 +235,7 @@ def files_of(step) -> list:
 
 
 @pytest.mark.slow
-def test_whatever_file_of_the_newest_is_broken_the_run_goes_on_from_a_whole_one(tmp_path, capsys):
+def test_a_run_resumes_from_a_whole_checkpoint_if_any_file_of_the_newest_is_damaged(tmp_path, capsys):
     params, optimizer_state = make_state()
     older, _ = make_state(1)
     wanted = abstract(params), abstract(optimizer_state)
@@ -283,7 +283,7 @@ def test_a_second_damaged_copy_of_a_step_has_a_name_of_its_own_and_all_damaged_i
 
 
 @pytest.mark.parametrize(("metric", "best"), [("eval_loss", 20), ("eval_accuracy", 30)])
-def test_every_kth_and_the_best_stay_beside_the_newest(tmp_path, metric, best):
+def test_every_kth_and_the_best_are_kept_with_the_newest(tmp_path, metric, best):
     state = make_state()
     measured = {10: 3.0, 20: 1.0, 30: 5.0, 40: 2.0, 50: float("nan"), 60: None, 70: None}
 
@@ -310,7 +310,7 @@ def test_every_kth_and_the_best_stay_beside_the_newest(tmp_path, metric, best):
     }
 
 
-def test_what_is_made_anew_replaces_later_checkpoints_once_the_first_of_it_is_saved(tmp_path):
+def test_recomputed_checkpoints_replace_later_ones_once_the_first_is_saved(tmp_path):
     state = make_state()
     with Checkpoints(tmp_path, keep=3, best="eval_loss") as checkpoints:
         for step in (10, 20, 30):
@@ -326,7 +326,7 @@ def test_what_is_made_anew_replaces_later_checkpoints_once_the_first_of_it_is_sa
     assert json.loads((tmp_path / "best.json").read_text())["value"] == 19.0
 
 
-def test_the_best_is_known_after_a_restart_where_it_was_measured_after_it_was_saved(tmp_path):
+def test_a_restart_knows_the_best_step_that_was_evaluated_after_it_was_saved(tmp_path):
     """As where SIGTERM cuts off an evaluation, which is made when the run goes on."""
     state = make_state()
     with Checkpoints(tmp_path, keep=1, best="eval_loss") as checkpoints:
@@ -352,7 +352,7 @@ def test_the_best_is_known_after_a_restart_where_it_was_measured_after_it_was_sa
         ({"keep": 1, "best": "loss"}, "checkpoint.best is 'loss'; expected a held-out metric"),
     ],
 )
-def test_a_mistake_in_what_to_keep_is_said_before_a_folder_is_made(tmp_path, keeping, message):
+def test_invalid_options_for_keeping_are_refused_before_a_folder_is_made(tmp_path, keeping, message):
     with pytest.raises(UserError, match=message):
         Checkpoints(tmp_path / "checkpoints", **keeping)
     assert not (tmp_path / "checkpoints").exists()

@@ -39,7 +39,7 @@ def test_the_record_of_a_run_is_followed(tmp_path):
     assert [clock.read(step) for step in range(6)] == [0, 0, 0.5, 0.5, 0.5, 1.0]
 
 
-def test_more_minutes_count_from_where_the_run_stands_and_an_ended_run_goes_on():
+def test_more_minutes_count_from_the_current_step_and_an_ended_run_continues():
     minutes = {"elapsed": 48.0, "start": 7, "fraction": 0.8}  # 48 of 60 seconds
     clock = Clock(steps=0, budget_minutes=4.0, log_every=1, **minutes)
     assert clock.read(7) == 0.8  # as the log has it
@@ -49,7 +49,7 @@ def test_more_minutes_count_from_where_the_run_stands_and_an_ended_run_goes_on()
     assert Clock(steps=0, budget_minutes=1.0, log_every=1, elapsed=60.0, start=9, fraction=1.0).read(9) == 1.0
 
 
-def test_elapsed_goes_on_over_a_restart():
+def test_elapsed_time_continues_after_a_restart():
     assert Clock(steps=1, budget_minutes=0.0, log_every=1, elapsed=100.0).elapsed >= 100.0
 
 

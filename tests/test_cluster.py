@@ -69,7 +69,7 @@ def test_a_scheduler_with_one_task_is_one_process():
         (Cluster(None, 4, 3), "--coordinator_address must be given too, or JAX_COORDINATOR_ADDRESS"),
     ],
 )
-def test_what_no_scheduler_knows_is_named(given, message):
+def test_values_that_no_scheduler_provides_are_named(given, message):
     """jax's own words, from an environment without a scheduler; pytest's process has started its devices."""
     program = (
         "import jax, sys\nfrom bert_jax.train import cluster\n"

@@ -25,7 +25,7 @@ def mesh_of(kind: str, devices: int) -> Mesh:
     return Mesh(np.array([Device(number, kind) for number in range(devices)], dtype=object), ("data",))
 
 
-def test_sums_of_gradients_go_on_beside_products():
+def test_gradient_all_reduces_overlap_with_matmuls():
     options = compiler.options(mesh_of("TPU v5 lite", 4))
     assert options is not None and options["xla_enable_async_all_reduce"] == "true"
 

@@ -59,7 +59,7 @@ def named(recipe: str) -> str:
     return f"{ROOT}/configs/{file}.py{colon}{argument}"
 
 
-def test_every_recipe_and_every_preset_is_there():
+def test_every_recipe_and_every_preset_exists():
     assert {name.partition(":")[0] for name in (*PRETRAINING, *FINETUNING)} == {path.stem for path in RECIPES}
     assert set(PRETRAINING.values()) == set(sizes.PRESETS)
 
@@ -85,7 +85,7 @@ def test_a_fine_tuning_recipe_loads(name):
 
 
 @pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
-def test_a_recipe_says_its_command_hardware_and_expected_number(path):
+def test_a_recipe_names_its_command_hardware_and_expected_number(path):
     text = path.read_text(encoding="utf-8")
     assert f"--config configs/{path.name}" in text
     for word in ("Hardware", "Hours", "Expected", "Source"):
@@ -93,6 +93,6 @@ def test_a_recipe_says_its_command_hardware_and_expected_number(path):
 
 
 @pytest.mark.parametrize("name", sorted({name.partition(":")[0] for name in PRETRAINING if ":" in name}))
-def test_an_unknown_argument_of_a_recipe_is_told_with_those_that_it_knows(name):
+def test_an_unknown_argument_of_a_recipe_is_refused_with_the_known_ones(name):
     with pytest.raises(UserError, match=rf"configs/{name}.py: unknown \w+ huge; choose from \w+, \w+$"):
         config.read_flags(named(f"{name}:huge"))

@@ -164,7 +164,7 @@ def test_imported_batches_are_the_fields_that_tensorflow_reads(imported: Path) -
     assert batch.next_sentence_weight.all()
 
 
-def test_objective_of_an_import_can_be_told(tmp_path: Path) -> None:
+def test_objective_of_an_import_can_be_set(tmp_path: Path) -> None:
     """As of google-research/albert's script: the same fields, the labels of sentence order."""
     manifest = convert(ORIGINAL / "rows.tfrecord", tmp_path / "out", tokenizer=ORIGINAL / "vocab.txt", objective="sop")
     assert manifest["objective"] == "sop"
@@ -179,7 +179,7 @@ def test_sequence_keys_of_an_import_are_of_the_file_and_the_place_in_it(imported
 
 
 @pytest.mark.parametrize("format", ["tfds", "tfrecord"])
-def test_import_goes_to_any_format(imported: Path, format: str, tmp_path: Path) -> None:
+def test_import_writes_any_format(imported: Path, format: str, tmp_path: Path) -> None:
     source = f"{imported.parent}/*.tfrecord"
     keywords = {"tokenizer": ORIGINAL / "vocab.txt", "eval_input": str(imported.parent / "c.tfrecord.gz")}
     convert(source, tmp_path / "direct", format=format, **keywords)
@@ -223,7 +223,7 @@ def test_damaged_file_is_named_and_nothing_stays(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["rows.tfrecord"]
 
 
-def test_damaged_shard_of_ours_is_named(outputs: dict[str, Path], tmp_path: Path) -> None:
+def test_damaged_arrow_shard_is_named(outputs: dict[str, Path], tmp_path: Path) -> None:
     shutil.copytree(outputs["tfds"], tmp_path / "in")
     path = tmp_path / "in" / "train" / "shard-00000.array_record"
     content = bytearray(path.read_bytes())
@@ -247,7 +247,7 @@ def test_damaged_shard_of_ours_is_named(outputs: dict[str, Path], tmp_path: Path
         ({"input": str(ORIGINAL / "vocab.txt")}, r"vocab\.txt: a record of \d+ bytes: not a TFRecord file"),
     ],
 )
-def test_mistake_is_told_in_one_line(change: dict, told: str, tmp_path: Path) -> None:
+def test_error_is_one_line(change: dict, told: str, tmp_path: Path) -> None:
     keywords = {"input": ORIGINAL / "rows.tfrecord", "tokenizer": ORIGINAL / "vocab.txt"} | change
     with pytest.raises(UserError, match=told) as caught:
         convert(output=tmp_path / "out", **keywords)

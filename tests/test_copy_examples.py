@@ -31,7 +31,7 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_output_goes_to_a_store_and_comes_back_whole(shards_dir: Path, store: Path, tmp_path: Path) -> None:
+def test_output_is_copied_to_a_store_and_back(shards_dir: Path, store: Path, tmp_path: Path) -> None:
     copy_examples.main([f"--input={shards_dir}", "--output=s3://bucket/books"])
     assert files(store / "bucket" / "books") == files(shards_dir)
     copy_examples.main(["--input=s3://bucket/books/", f"--output={tmp_path / 'back'}"])
@@ -91,7 +91,7 @@ def test_list_that_leads_out_of_the_folder_is_refused(shards_dir: Path, store: P
         shutil.copy(shards_dir / checksums.SUMS, store / "bucket" / "in")
 
 
-def test_mistakes_are_told_in_one_line(shards_dir: Path, store: Path, tmp_path: Path) -> None:
+def test_errors_are_one_line(shards_dir: Path, store: Path, tmp_path: Path) -> None:
     copy(str(shards_dir), "s3://bucket/there")
     (store / "bucket" / "mixed").mkdir()
     (store / "bucket" / "mixed" / "notes.txt").write_text("of somebody else")
@@ -108,7 +108,7 @@ def test_mistakes_are_told_in_one_line(shards_dir: Path, store: Path, tmp_path: 
         assert "\n" not in str(caught.value)
 
 
-def test_address_without_a_bucket_is_told(shards_dir: Path) -> None:
+def test_an_address_without_a_bucket_is_refused(shards_dir: Path) -> None:
     with pytest.raises(UserError, match="gs:// names no bucket"):
         copy(str(shards_dir), "gs://")
 
@@ -121,9 +121,7 @@ def test_other_commands_name_the_copy(sample_text: Path, vocab_dir: Path) -> Non
     assert not Path("gs:").exists()
 
 
-def test_store_that_refuses_is_told_in_one_line(
-    shards_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_error_of_a_store_is_one_line(shards_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """pyarrow's own S3 client, at an address where nothing listens."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")

@@ -151,7 +151,7 @@ def test_bad_input_fails_in_one_line_or_is_counted(tmp_path):
         assert read.refused == {case.split()[0]: 1}, case
 
 
-def test_unreadable_file_is_told_or_counted(tmp_path):
+def test_unreadable_file_is_reported_or_counted(tmp_path):
     (tmp_path / "a.txt").symlink_to("nowhere.txt")
     with pytest.raises(UserError, match=r"a\.txt: no such file"):
         list(corpus(f"{tmp_path}/*.txt").documents())
@@ -159,7 +159,7 @@ def test_unreadable_file_is_told_or_counted(tmp_path):
     assert not list(read.documents()) and read.refused == {"unreadable_file": 1}
 
 
-def test_manifest_says_what_reading_skipped_and_verify_sums_it(tmp_path, sample_text, vocab_dir):
+def test_manifest_counts_what_reading_skipped_and_verify_adds_it_up(tmp_path, sample_text, vocab_dir):
     text = sample_text.read_bytes()
     (tmp_path / "a.txt").write_bytes(text + b"\n\nbad \xff\n\n" + text)
     (tmp_path / "b.jsonl").write_text("no JSON\n")
@@ -176,14 +176,14 @@ def test_manifest_says_what_reading_skipped_and_verify_sums_it(tmp_path, sample_
     assert verify(tmp_path / "out").manifest == manifest
 
 
-def test_corpus_of_refused_documents_alone_says_so(tmp_path, vocab_dir):
+def test_corpus_of_refused_documents_alone_is_an_error(tmp_path, vocab_dir):
     (tmp_path / "a.txt").write_bytes(b"\xff\n\n\xfe")
     with pytest.raises(UserError, match=r"no document in --input.*skipped: 2 invalid_utf8"):
         build(BuildOptions(tmp_path / "a.txt", vocab_dir, tmp_path / "out", 64, workers=1, on_error="skip"))
     assert not (tmp_path / "out").exists()
 
 
-def test_a_job_that_failed_goes_on_when_told_to_skip(tmp_path, sample_text, vocab_dir):
+def test_a_failed_job_resumes_with_on_error_skip(tmp_path, sample_text, vocab_dir):
     text = sample_text.read_bytes()
     (tmp_path / "a.txt").write_bytes(text + b"\n\nbad \xff")
     arguments = {"input": tmp_path / "a.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1, "unit_mb": 0.01}
@@ -220,7 +220,7 @@ def test_a_finished_output_among_the_input_is_no_text(tmp_path, sample_text, voc
     assert [source.path for source in find_sources(f"{tmp_path}/out/*.txt")] == [f"{tmp_path}/out/note.txt"]
 
 
-def test_a_job_does_not_go_on_by_another_rule_for_sentences(tmp_path, sample_text, vocab_dir):
+def test_a_job_does_not_resume_with_another_rule_for_sentences(tmp_path, sample_text, vocab_dir):
     (tmp_path / "a.txt").write_bytes(sample_text.read_bytes() + b"\n\nbad \xff")
     arguments = {"input": tmp_path / "a.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1, "unit_mb": 0.01}
     with pytest.raises(UserError, match="not UTF-8"):
@@ -241,7 +241,7 @@ def test_a_word_longer_than_any_vocabulary_allows_is_used(tmp_path, sample_text,
 
 
 @pytest.mark.slow
-def test_a_line_of_200_mb_takes_no_such_memory_and_one_line_to_tell(tmp_path, sample_text, vocab_dir):
+def test_a_line_of_200_mb_is_refused_in_bounded_memory(tmp_path, sample_text, vocab_dir):
     with gzip.open(tmp_path / "long.txt.gz", "wb", compresslevel=1) as file:
         for _ in range(200):
             file.write(b"no end " * 142_858)
@@ -294,7 +294,7 @@ TOLD = {
 @pytest.mark.parametrize(
     "name, content, told", [pytest.param(name, *case, id=case[1]) for name, cases in TOLD.items() for case in cases]
 )
-def test_what_is_said_of_what_cannot_be_used_is_so(tmp_path, name, content, told):
+def test_reasons_for_refusing_text_are_right(tmp_path, name, content, told):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(UserError, match=re.escape(told)):
         list(corpus(tmp_path / name).documents())
@@ -306,7 +306,7 @@ def test_a_store_without_such_a_file_is_no_other_kind_of_address(monkeypatch):
         find_sources("gs://bucket/none*.txt")
 
 
-def test_columns_of_one_name_nulls_and_addresses_of_other_kinds_are_told(tmp_path):
+def test_repeated_columns_nulls_and_unsupported_addresses_are_refused(tmp_path):
     texts = pa.array(["one", None])
     pq.write_table(pa.table([texts, texts], names=["text", "text"]), tmp_path / "a.parquet")
     with pytest.raises(UserError, match="2 columns are called 'text'"):

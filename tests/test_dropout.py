@@ -70,7 +70,7 @@ def test_rows_sites_and_steps_are_independent():
     assert np.abs(z[~np.eye(48, dtype=bool)]).max() < LIMIT  # 1 128 pairs: one false alarm in 1 500
 
 
-def test_lines_are_independent_of_their_neighbours_at_every_offset():
+def test_lines_are_independent_of_their_neighbors_at_every_offset():
     kept = masks(11, (4, 512, 1024), 0.1).astype(np.float64)
     for distance in (1, 2, 3, 64, 128, 511):
         for offset in (0, 1, 2, 7, 128, 512):
@@ -82,7 +82,7 @@ def test_lines_are_independent_of_their_neighbours_at_every_offset():
     assert abs(z.std() - 1) < 0.01
 
 
-def test_the_mask_of_a_line_depends_on_its_number_in_the_row_whatever_the_shape():
+def test_the_mask_of_a_line_depends_only_on_its_number_in_the_row():
     seeds = row_seeds(jax.random.key(6), (), 3)
     whole = keep_mask(seeds, (3, 4 * 5, 6), 0.3)
     np.testing.assert_array_equal(keep_mask(seeds, (3, 4, 5, 6), 0.3).reshape(3, 20, 6), whole)
@@ -90,7 +90,7 @@ def test_the_mask_of_a_line_depends_on_its_number_in_the_row_whatever_the_shape(
     np.testing.assert_array_equal(keep_mask(seeds[1:2], (1, 20, 6), 0.3), whole[1:2])
 
 
-def test_the_mask_of_slots_knows_nothing_of_the_length_that_a_row_is_padded_to():
+def test_the_mask_of_positions_does_not_depend_on_the_padded_length():
     seeds = row_seeds(jax.random.key(9), (), 3)
     long = np.asarray(keep_mask(seeds, (3, 4, 48, 48), 0.3, position_axes=2))
     short = np.asarray(keep_mask(seeds, (3, 4, 16, 16), 0.3, position_axes=2))

@@ -203,7 +203,7 @@ def test_the_command_writes_what_the_function_gives(tmp_path, loaded, capsys):
         ({"compute_dtype": "float16"}, "float16"),
     ],
 )
-def test_an_option_out_of_range_is_said(loaded, options, message):
+def test_an_option_out_of_range_is_refused(loaded, options, message):
     with pytest.raises(UserError, match=message):
         embed(loaded, ["the cat"], **options)
 
@@ -214,7 +214,7 @@ def test_four_layers_are_not_taken_of_a_model_that_has_fewer(tmp_path):
         embed(small, ["the cat"], layers="sum_last_4")
 
 
-def test_texts_are_read_plain_or_compressed_and_what_is_no_text_is_said(tmp_path, loaded):
+def test_texts_are_read_plain_or_compressed_and_other_data_are_refused(tmp_path, loaded):
     content = b"eins\r\nzwei\tdrei\n\nvier"
     for name, write in (("t.txt", bytes), ("t.gz", gzip.compress), ("t.xz", lzma.compress)):
         (tmp_path / name).write_bytes(write(content))

@@ -76,7 +76,7 @@ def test_every_layer_is_given_in_order_when_asked():
 
 @pytest.mark.parametrize("layers", [1, 3])
 @pytest.mark.parametrize("layer_loop", ["scan", "unrolled"])
-def test_the_last_layer_at_some_slots_is_the_whole_one_there(layers, layer_loop):
+def test_the_last_layer_at_some_positions_equals_the_whole_layer(layers, layer_loop):
     module = encoder(layer_loop, dataclasses.replace(CONFIG, layers=layers))
 
     def whole(hidden):
@@ -105,7 +105,7 @@ def test_layers_differ_in_their_dropout():
     assert float(jnp.abs(layers[0] - layers[1]).max()) > 0.1
 
 
-def test_slots_are_gathered_exactly_in_both_dtypes():
+def test_positions_are_gathered_exactly_in_both_dtypes():
     for dtype in (jnp.float32, jnp.bfloat16):
         hidden = HIDDEN.astype(dtype)
         wanted = np.take_along_axis(np.asarray(hidden), np.asarray(SLOTS)[..., None], axis=1)

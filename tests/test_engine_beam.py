@@ -34,7 +34,7 @@ def test_one_process_gives_the_shards_of_the_local_engine(arguments: dict, by_lo
     assert not list(exchange.iterdir())
 
 
-def test_stopped_and_killed_goes_on_and_ends_with_the_same_bytes(arguments: dict, by_local: Path) -> None:
+def test_a_stopped_and_killed_job_resumes_and_writes_the_same_bytes(arguments: dict, by_local: Path) -> None:
     """Ctrl-C, then a worker killed, then the main process: each in a run that goes on where the last was."""
     process = begin(arguments)
     children = psutil.Process(process.pid).children(recursive=True)
@@ -61,7 +61,7 @@ def test_stopped_and_killed_goes_on_and_ends_with_the_same_bytes(arguments: dict
     assert contents(arguments["output"]) == contents(by_local)
 
 
-def test_failures_are_told_in_one_line(arguments: dict, tmp_path: Path) -> None:
+def test_failures_are_one_line(arguments: dict, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"the Beam pipeline failed \(.*NoRunner.*\); the units finished so far"):
         build(BuildOptions(**arguments | {"engine_options": "--runner=NoRunner"}))
     limited = ["bash", "-c", 'ulimit -f 100; exec "$@"', "bash", *command_line(arguments)]

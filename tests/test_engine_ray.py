@@ -32,7 +32,7 @@ def busy_workers(process: psutil.Process) -> list[psutil.Process]:
     return [child for child in process.children(recursive=True) if "ray::_do" in str(child.cmdline())]
 
 
-def test_stopped_goes_on_survives_a_killed_worker_and_gives_the_shards_of_the_local_engine(
+def test_a_stopped_job_resumes_survives_a_killed_worker_and_writes_the_same_shards(
     arguments: dict, by_local: Path
 ) -> None:
     process = begin(arguments)
@@ -85,7 +85,7 @@ def test_job_survives_the_loss_of_a_node(arguments: dict, by_local: Path, two_no
     assert contents(arguments["output"]) == contents(by_local)
 
 
-def test_no_cluster_is_told_in_one_line(arguments: dict) -> None:
+def test_a_missing_cluster_is_reported_in_one_line(arguments: dict) -> None:
     with pytest.raises(UserError, match=r"cannot reach a Ray cluster at 127\.0\.0\.1:1: .*refused"):
         build(BuildOptions(**arguments | {"engine_options": "--address=127.0.0.1:1"}))
     with pytest.raises(UserError, match="unrecognized arguments: --adress"):

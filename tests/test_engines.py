@@ -41,7 +41,7 @@ def test_missing_package_names_the_extra(monkeypatch, tmp_path: Path, engine: st
 
 
 @pytest.mark.parametrize("name", local.PRELOADED)
-def test_what_workers_are_forked_with_is_there(name: str) -> None:
+def test_preloaded_modules_exist(name: str) -> None:
     """The fork server passes over what it cannot import; and warns of a command's own module."""
     assert importlib.import_module(name) and name != "data_prep.build_examples"
 
@@ -80,7 +80,7 @@ def test_two_large_units_are_shared(tmp_path: Path) -> None:
     assert len({one.counts["process"] for one in local.run(functools.partial(_slowly, 0.05), units, 2, tmp_path)}) == 2
 
 
-def test_units_are_shared_with_processes_beside_this_one(tmp_path: Path) -> None:
+def test_units_are_shared_with_other_processes(tmp_path: Path) -> None:
     done = [one.counts["process"] for one in local.run(functools.partial(_slowly, 0.05), _units(30), 3, tmp_path)]
     assert os.getpid() in done and len(set(done)) > 1
 

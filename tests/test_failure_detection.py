@@ -83,7 +83,7 @@ def test_without_a_coordinator_one_line_in_bounded_time(port):
     assert time.monotonic() - began < 5 and "\n" not in str(caught.value)
 
 
-def test_a_host_that_does_not_exist_is_told():
+def test_a_host_that_does_not_exist_is_reported():
     with pytest.raises(UserError, match=r"no answer from the coordinator.*nowhere\.invalid:8476"):
         failure_detection.call("nowhere.invalid", 8476, 2, 1, 0.5)
 
@@ -110,7 +110,7 @@ def test_missing_processes_are_named_by_all_that_are_there(port):
                 future.result(20)
 
 
-def test_a_port_that_is_taken_is_told(port):
+def test_a_port_that_is_in_use_is_reported(port):
     with socket.create_server(("", port)), pytest.raises(UserError, match=f"cannot listen on port {port}"):
         call(port, 2, 0, timeout=1.0)
 
@@ -128,7 +128,7 @@ def test_two_of_one_number_and_another_count_are_refused(port):
             future.result(20).leave()
 
 
-def test_strangers_and_those_who_went_away_again_hold_nobody_up(port):
+def test_other_connections_and_processes_that_left_delay_nobody(port):
     hello = b'{"process": 1, "count": 2}'
     with ThreadPoolExecutor(3) as pool:
         first = pool.submit(call, port, 2, 0)
@@ -166,7 +166,7 @@ def test_a_process_that_falls_silent_counts_as_dead(port):
         assert code == EXIT_LOST and "it sent nothing for 0.5 s" in why
 
 
-def test_why_one_stops_is_told_by_all(port):
+def test_all_processes_report_why_one_stops(port):
     with peers(port, 3) as found:
         told = watched(found, heartbeat=60.0)
         found[1].announce(2, "no such file")

@@ -112,7 +112,7 @@ def test_who_sees_whom_is_shown_by_gradients(family):
 
 
 @pytest.mark.parametrize("family", EACH)
-def test_the_last_layer_at_some_slots_is_the_whole_one_there(family):
+def test_the_last_layer_at_some_positions_equals_the_whole_layer(family):
     config = FAMILIES[family]
     slots = jnp.asarray([[1, 1, 12, 24], [2, 0, 1, 2]], jnp.int32)
 

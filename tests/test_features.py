@@ -86,7 +86,7 @@ def accuracy(options: HeadOptions, before: bool, seed: int = 0) -> tuple[float, 
     return float((trained.predictions["test"] == splits["test"].labels).mean()), trained.predictions["dev"]
 
 
-def test_a_linear_head_learns_what_the_vectors_tell_and_nothing_of_the_words_beside() -> None:
+def test_a_linear_head_learns_from_its_word_alone() -> None:
     options = dataclasses.replace(LINEAR, learning_rate=0.1)
     share, guesses = accuracy(options, before=False)
     assert share > 0.95
@@ -95,14 +95,12 @@ def test_a_linear_head_learns_what_the_vectors_tell_and_nothing_of_the_words_bes
 
 
 @pytest.mark.slow
-def test_a_bilstm_learns_from_the_words_beside() -> None:
+def test_a_bilstm_learns_from_neighboring_words() -> None:
     share, _ = accuracy(HeadOptions(hidden=8, batch_size=16, learning_rate=0.02, epochs=12), before=True)
     assert share > 0.9
 
 
-def test_the_table_has_each_layer_by_seed_beside_the_published_figures(
-    loaded: LoadedModel, config: FinetuneConfig
-) -> None:
+def test_the_table_has_each_layer_by_seed_next_to_published_scores(loaded: LoadedModel, config: FinetuneConfig) -> None:
     result = features(loaded, config, dataclasses.replace(LINEAR, epochs=1, seeds=2))
     assert list(result["layers"]) == list(command.LAYERS)
     assert result["layers"]["concat_last_4"]["width"] == 4 * loaded.model.width

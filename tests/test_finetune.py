@@ -243,7 +243,7 @@ def test_mnli_is_measured_split_by_split_submitted_and_a_start_for_rte_that_the_
     assert "or specific to its task (mnli: entailment, neutral, contradiction): classifier/" in said
 
 
-def test_a_tokenizer_that_knows_far_less_than_the_model_has_is_said_to(
+def test_a_tokenizer_much_smaller_than_the_embedding_table_gives_a_warning(
     start: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     loaded = open_checkpoint(start)
@@ -255,7 +255,7 @@ def test_a_tokenizer_that_knows_far_less_than_the_model_has_is_said_to(
         assert ("Check that it belongs to this model" in capsys.readouterr().err) == said
 
 
-def test_a_folder_for_the_leaderboard_of_a_task_that_none_takes_is_told(
+def test_a_submission_folder_for_a_task_without_a_leaderboard_is_refused(
     start: Path, reviews: dict[str, str], tmp_path: Path
 ) -> None:
     task = TaskConfig(train=reviews["train"], text="review", label="stars", submission=str(tmp_path / "out"))
@@ -338,7 +338,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_before_anything_is_written(
+def test_an_invalid_configuration_is_refused_before_anything_is_written(
     start: Path, reviews: dict[str, str], tmp_path: Path, mistake: str
 ) -> None:
     changes, message = MISTAKES[mistake]
@@ -352,7 +352,7 @@ def test_a_mistake_is_told_before_anything_is_written(
     assert not (tmp_path / "work").exists()
 
 
-def test_a_dev_label_that_training_lacks_is_told_with_file_and_line(
+def test_a_dev_label_that_training_lacks_is_refused_with_file_and_line(
     start: Path, reviews: dict[str, str], tmp_path: Path
 ) -> None:
     dev = tmp_path / "dev.tsv"

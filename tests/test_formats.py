@@ -215,7 +215,7 @@ def test_format_without_a_place_for_the_rows_is_refused(format: str, masking: st
         formats.check(format, masking, pack)
 
 
-def test_format_of_a_later_version_is_told() -> None:
+def test_format_of_a_later_version_is_refused() -> None:
     with pytest.raises(UserError, match="unknown shard format 'later'; expected one of arrow"):
         formats.reader({"format": "later"})
 

@@ -154,7 +154,7 @@ def test_heads_that_do_not_go_together_are_refused(arguments: dict, said: str) -
         Heads(**arguments)
 
 
-def test_heads_over_spans_want_a_length_and_known_choices() -> None:
+def test_heads_over_spans_need_a_length_and_known_choices() -> None:
     with pytest.raises(UserError, match=r"heads.spans.length is 0"):
         SpanHeads(classes=2)
     with pytest.raises(UserError, match=r"unknown heads.spans.content 'sum'; choose from mean, attention"):

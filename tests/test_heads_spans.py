@@ -105,7 +105,7 @@ def test_relations_of_pairs_of_spans(kind: tuple[str, str]) -> None:
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[3]])
-def test_dropout_of_vectors_is_that_of_the_attention_over_their_slots(kind: tuple[str, str]) -> None:
+def test_dropout_of_vectors_equals_that_of_attention_over_their_positions(kind: tuple[str, str]) -> None:
     model: Bert = bind(CONFIG, heads_of(kind), jax.tree.map(jnp.asarray, params_of(kind)), Runtime())
     vectors = span_vectors(model, jnp.asarray(HIDDEN), jax.random.key(0))
     changed = np.abs(vectors - found(kind)[0]).max(axis=(0, 1, 2)) > 1e-4

@@ -1,4 +1,4 @@
-"""Runs of several real processes, as they are started on several hosts; all on this machine, joined by gloo."""
+"""Runs of several real processes, started as on several hosts; all on this machine, connected by gloo."""
 
 import json
 import shutil
@@ -20,11 +20,11 @@ from bert_jax.train.workdir import latest_step, read_params
 pytestmark = pytest.mark.slow
 
 STEPS, SAVE_EVERY = 40, 5
-WAIT = 240  # seconds that no run here takes, on a busy machine either
+WAIT = 240  # seconds; no run here takes as long, even on a busy machine
 
 
 class Started:
-    """The processes of one run, each with a folder of its own for what it prints."""
+    """The processes of one run; what each prints goes to files."""
 
     def __init__(
         self, module: str, arguments: list[str], count: int, devices: int, out: Path, *more: list[str]
@@ -52,16 +52,16 @@ class Started:
             for process in self.processes:
                 process.kill()
 
-    def said(self, process: int) -> str:
+    def errors(self, process: int) -> str:
         return (self._out / f"{process}.err").read_text()
 
     def printed(self, process: int) -> list[str]:
-        """The JSON lines that it printed; gloo's threads write between, over each other's lines."""
+        """The JSON lines that a process printed, without what gloo's threads write before them."""
         lines = (self._out / f"{process}.out").read_text().splitlines()
         return [line[line.index("{") :] for line in lines if "{" in line]
 
     def all_well(self) -> "Started":
-        assert self.codes() == [0] * len(self.processes), [self.said(n) for n in range(len(self.processes))]
+        assert self.codes() == [0] * len(self.processes), [self.errors(n) for n in range(len(self.processes))]
         return self
 
 
@@ -102,7 +102,7 @@ def wait_for(started: Started, happened: Callable[[], bool]) -> None:
 
 
 def same_run(workdir: Path, alone: Path) -> None:
-    """Logs, result and parameters equal those of one process, to what law 4 promises."""
+    """Logs, result and parameters equal those of one process, as closely as law 4 promises."""
     here, there = metrics.read_metrics(workdir), metrics.read_metrics(alone)
     assert [line["step"] for line in here] == [line["step"] for line in there]
     for mine, wanted in zip(here, there, strict=True):
@@ -116,44 +116,35 @@ def same_run(workdir: Path, alone: Path) -> None:
         np.testing.assert_allclose(mine[path], value, rtol=1e-4, atol=1e-6, err_msg=path)
 
 
-def test_two_then_one_then_four_processes_train_and_evaluate_as_one_does(shards, alone, tmp_path):
-    """By SIGTERM to any one process, which all save at and end with 143; on with another number of them."""
+def test_killed_and_stopped_processes_resume_and_train_as_one_process_does(shards, alone, tmp_path):
+    """Of two processes, process 1 is killed, then process 0 with the coordinator; SIGTERM to any one then stops both
+    on another mesh, and four processes finish the run."""
     workdir = tmp_path / "run"
     arguments = recipe(shards, workdir)
-    for count, mesh in ((2, ["--config.mesh.fsdp=2"]), (1, [])):
-        started = Started("pretrain", [*arguments, *mesh], count, 4 // count, tmp_path)
-        wait_for(started, lambda: "layers unrolled, attention" in started.said(0))  # noqa: B023 (called at once)
-        started.processes[-1].send_signal(signal.SIGTERM)
-        assert started.codes() == [143] * count
-        step = latest_step(workdir)
-        assert f"SIGTERM: saved step {step} in" in started.said(0)
-        for process in range(1, count):
-            assert "pretraining" not in started.said(process) and not started.printed(process)
-    Started("pretrain", arguments, 4, 1, tmp_path).all_well()
-    same_run(workdir, alone)
-
-
-def test_when_one_is_killed_the_other_says_so_and_a_restart_goes_on(shards, alone, tmp_path):
-    """Process 1, and in the life after that process 0, where the coordinator is."""
-    arguments = recipe(shards, tmp_path / "run")
     for victim in (1, 0):
-        saved = latest_step(tmp_path / "run") or 0
+        saved = latest_step(workdir) or 0
         started = Started("pretrain", arguments, 2, 1, tmp_path)
-        wait_for(started, lambda: (latest_step(tmp_path / "run") or 0) > saved)  # noqa: B023 (called at once)
+        wait_for(started, lambda: (latest_step(workdir) or 0) > saved)  # noqa: B023 (called at once)
         started.processes[victim].kill()
         began = time.monotonic()
         codes = started.codes()
         assert time.monotonic() - began < 30
         assert codes[victim] == -signal.SIGKILL and codes[1 - victim] == 75
-        last = started.said(1 - victim).splitlines()[-1]
+        last = started.errors(1 - victim).splitlines()[-1]
         assert last.startswith("error: process ") and "run the same command on every host to resume" in last
-    finished = Started("pretrain", arguments, 2, 1, tmp_path).all_well()
-    same_run(tmp_path / "run", alone)
+    stopped = Started("pretrain", [*arguments, "--config.mesh.fsdp=2"], 2, 2, tmp_path)
+    wait_for(stopped, lambda: "layers unrolled, attention" in stopped.errors(0))
+    stopped.processes[1].send_signal(signal.SIGTERM)
+    assert stopped.codes() == [143, 143]
+    assert f"SIGTERM: saved step {latest_step(workdir)} in" in stopped.errors(0)
+    assert "pretraining" not in stopped.errors(1) and not stopped.printed(1)
+    finished = Started("pretrain", arguments, 4, 1, tmp_path).all_well()
+    same_run(workdir, alone)
     [printed] = finished.printed(0)
-    assert json.loads(printed)["step"] == STEPS and not finished.printed(1)
+    assert json.loads(printed)["step"] == STEPS and not any(finished.printed(process) for process in (1, 2, 3))
 
 
-def test_a_damaged_newest_checkpoint_ends_both_and_is_out_of_the_way(shards, alone, tmp_path):
+def test_a_damaged_newest_checkpoint_ends_both_processes_and_is_moved(shards, alone, tmp_path):
     shutil.copytree(alone, tmp_path / "run")
     steps = tmp_path / "run" / "checkpoints"
     for part in (steps / str(STEPS) / "params").rglob("d/*"):
@@ -161,11 +152,11 @@ def test_a_damaged_newest_checkpoint_ends_both_and_is_out_of_the_way(shards, alo
     started = Started("pretrain", recipe(shards, tmp_path / "run"), 2, 1, tmp_path)
     assert started.codes() == [75, 75]
     for process in (0, 1):
-        assert f"checkpoint {steps / str(STEPS)} is damaged and was moved" in started.said(process).splitlines()[-1]
+        assert f"checkpoint {steps / str(STEPS)} is damaged and was moved" in started.errors(process).splitlines()[-1]
     assert latest_step(tmp_path / "run") == STEPS - SAVE_EVERY
 
 
-def test_evaluation_by_two_processes_gives_the_figures_of_one(shards, alone, tmp_path):
+def test_evaluation_by_two_processes_equals_that_of_one(shards, alone, tmp_path):
     result = json.loads((alone / "result.json").read_text())
     started = Started("evaluate", [f"--checkpoint={alone}", f"--data={shards}"], 2, 1, tmp_path).all_well()
     [printed] = started.printed(0)
@@ -192,24 +183,24 @@ def test_two_processes_fine_tune_seeds_and_keep_the_best(alone, tmp_path):
         np.testing.assert_allclose(two[path], value, rtol=1e-4, atol=1e-6, err_msg=path)
 
 
-def test_processes_that_were_not_started_alike_are_told_and_write_nothing(shards, tmp_path):
+def test_processes_with_different_flags_are_refused_and_write_nothing(shards, tmp_path):
     other = [[], ["--config.optimizer.learning_rate=0.5"]]
     started = Started("pretrain", recipe(shards, tmp_path / "run"), 2, 1, tmp_path, *other)
     assert started.codes() == [2, 2]
     for process in (0, 1):
-        last = started.said(process).splitlines()[-1]
+        last = started.errors(process).splitlines()[-1]
         assert "process 1 differs from process 0 (optimizer.learning_rate: 0.001 there, 0.5 here)" in last
     assert latest_step(tmp_path / "run") is None
 
 
-def test_a_workdir_that_hosts_do_not_share_is_told(shards, tmp_path):
+def test_a_workdir_that_hosts_do_not_share_is_refused(shards, tmp_path):
     apart = [["--workdir", str(tmp_path / "first")], ["--workdir", str(tmp_path / "second")]]
     started = Started("pretrain", recipe(shards, tmp_path / "first"), 2, 1, tmp_path, *apart)
     assert started.codes() == [2, 2]
-    assert "name a --workdir on a file system that all hosts share" in started.said(0).splitlines()[-1]
+    assert "name a --workdir on a file system that all hosts share" in started.errors(0).splitlines()[-1]
 
 
-def test_a_coordinator_that_is_not_there_is_one_line_in_bounded_time(shards, tmp_path):
+def test_a_missing_coordinator_is_reported_in_one_line_and_bounded_time(shards, tmp_path):
     with socket.create_server(("", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     where = [f"--coordinator_address={address}", "--num_processes=2", "--process_id=1", "--startup_timeout=1"]

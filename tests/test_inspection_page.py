@@ -74,7 +74,7 @@ def test_page_needs_no_other_file_and_is_escaped(output: Path) -> None:
     assert page.tags.count("svg") == 4
 
 
-def test_page_says_what_was_checked(output: Path) -> None:
+def test_page_lists_what_was_checked(output: Path) -> None:
     assert "Not checked" in drawn(output)
     assert "Every byte was checked" in drawn(output, "--verify")
 

@@ -38,7 +38,7 @@ def test_layer_norm_gives_mean_zero_and_deviation_one_before_scale_and_bias():
     np.testing.assert_allclose(y.std(-1), 1, atol=1e-6)
 
 
-def test_layer_norm_is_float32_inside_whatever_the_compute_dtype():
+def test_layer_norm_computes_in_float32_for_any_compute_dtype():
     x = (100 + jax.random.normal(KEY, (4, 64))).astype(jnp.bfloat16)
     narrow = LayerNorm(64, epsilon=1e-12, runtime=Runtime(compute_dtype="bfloat16"))(x)
     exact = LayerNorm(64, epsilon=1e-12, runtime=Runtime())(x)

@@ -164,7 +164,7 @@ def test_a_batch_over_two_epochs_wears_the_masks_of_each():
         np.testing.assert_array_equal(straddling.masked_weights[of_epoch].sum(axis=1), masked.counts)
 
 
-def test_a_batch_larger_than_the_dataset_goes_round_it():
+def test_a_batch_larger_than_the_dataset_wraps_around():
     rows = packed_rows(3)
     numbers = row_numbers(make(rows, batch_size=10).batch(0), rows)
     assert [sorted(numbers[start : start + 3]) for start in (0, 3, 6)] == [[0, 1, 2]] * 3
@@ -204,7 +204,7 @@ def test_a_fingerprint_is_of_the_data_and_not_of_the_configuration():
     assert {make(rows, size, seed).fingerprint for size in (4, 8) for seed in (1, 2)} == {make(rows).fingerprint}
 
 
-def test_a_fingerprint_tells_masks_apart():
+def test_a_fingerprint_depends_on_the_masks():
     rows = packed_rows(30)
 
     def fingerprint(rule: MaskingRule) -> str:
@@ -318,7 +318,7 @@ def test_evaluation_masks_depend_on_no_seed():
         assert_equal(left, right)
 
 
-def test_the_users_mistakes_are_told():
+def test_errors_of_the_user_are_reported():
     rows = packed_rows(3)
     for size in (0, -4):
         with pytest.raises(UserError, match=f"batch_size is {size}"):

@@ -197,7 +197,7 @@ def test_more_predictions_than_room_are_refused():
         masker.apply(rows, epochs, 9)
 
 
-def test_unknown_units_and_rates_are_the_users_mistake():
+def test_unknown_units_and_rates_are_refused():
     with pytest.raises(UserError, match="unknown masking unit 'sentence'; choose from token, word, ngram, span"):
         MaskingRule("sentence")
     for rate in (0.0, -0.1, 1.5):

@@ -63,7 +63,7 @@ def test_rows_of_one_sequence_have_the_room_they_always_had():
     assert max_predictions(512, 1, 0.15) == 77
 
 
-def test_a_rule_goes_through_the_manifest():
+def test_a_rule_survives_the_manifest():
     rule = MaskingRule("word", 0.2, ReplacementShares(0.5, 0.25, 0.25), "unigram", 0.05)
     assert MaskingRule.from_manifest(json.loads(json.dumps(rule.to_manifest()))) == rule
 
@@ -85,7 +85,7 @@ def test_an_older_manifest_means_the_defaults():
         {"reorder_rate": "0"},
     ],
 )
-def test_a_damaged_manifest_is_told(damage):
+def test_a_damaged_manifest_is_refused(damage):
     with pytest.raises(UserError, match=next(iter(damage))):
         MaskingRule.from_manifest({"unit": "span", "rate": 0.15} | damage)
 
@@ -106,7 +106,7 @@ def test_a_schedule_holds_each_rate_until_the_next_step():
 @pytest.mark.parametrize(
     "text", ["", "0.3", "0:0.3,", "5:0.3", "0:0.3,0:0.2", "0:0.3,9:0.1,4:0.2", "0:1.5", "0:0", "0:nan"]
 )
-def test_what_is_no_schedule_is_told(text):
+def test_an_invalid_schedule_is_refused(text):
     with pytest.raises(UserError, match=r"mask(_schedule is| rate)"):
         rate_schedule(text)
 

@@ -34,7 +34,7 @@ def spans_of(positions: list[int]) -> list[list[int]]:
     return runs
 
 
-def test_spans_are_as_long_as_the_paper_says():
+def test_spans_have_the_lengths_of_the_paper():
     """Joshi et al. 2020, section 3.1: geometric with p = 0.2, at most 10 words, a mean of 3.8."""
     lengths = draw("span", 1000)
     geometric = 0.2 * 0.8 ** np.arange(10)
@@ -46,7 +46,7 @@ def test_spans_are_as_long_as_the_paper_says():
 
 
 @pytest.mark.parametrize(("room", "wanted"), [(9, [6, 3, 2]), (3, [6, 3, 2]), (2, [2, 1]), (1, [1])])
-def test_n_grams_are_drawn_by_one_over_n(room, wanted):
+def test_n_grams_are_sampled_by_one_over_n(room, wanted):
     """Lan et al. 2020, section 3.1: p(n) = (1/n) / (1/1 + 1/2 + 1/3), over the lengths that there is room for."""
     counts = np.bincount(draw("ngram", room))[1:]
     assert len(counts) == len(wanted)
@@ -54,7 +54,7 @@ def test_n_grams_are_drawn_by_one_over_n(room, wanted):
         assert stats.chisquare(counts, np.array(wanted) / sum(wanted) * DRAWS).pvalue > FALSE_ALARM
 
 
-def test_a_budget_holds_as_many_spans_as_renewal_theory_says():
+def test_the_number_of_spans_agrees_with_renewal_theory():
     """Spans of the lengths above until 40 tokens are taken, the last one cut; in 4000 words 1 in 100 touches another.
 
     Bound of a normal, false-alarm rate 1e-6.
@@ -114,7 +114,7 @@ def test_the_first_word_of_a_span_is_any_word_equally_often():
     assert stats.chisquare(starts).pvalue > FALSE_ALARM
 
 
-def test_targets_are_the_slots_around_a_span_and_the_place_in_it():
+def test_targets_are_the_positions_around_a_span_and_the_offset_in_it():
     bodies = [[6, 30, 7, 8], [9, 30, 31], [5] * 12]
     packed = [Sequence([CLS, *body, SEP], len(body) + 2, key) for key, body in enumerate(bodies)]
     for epoch in range(50):

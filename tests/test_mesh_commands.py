@@ -42,9 +42,7 @@ def rows(shards_dir, tmp_path_factory) -> Path:
 
 
 @pytest.mark.slow
-def test_pretraining_on_a_mesh_goes_on_on_another_and_its_checkpoint_serves_every_command(
-    rows, shards_dir, tmp_path, capfd
-):
+def test_pretraining_resumes_on_another_mesh_and_every_command_reads_its_checkpoint(rows, shards_dir, tmp_path, capfd):
     pretrained(shards_dir, tmp_path / "cube", "--config.steps=2", *CUBE)
     told = capfd.readouterr().err
     assert "'fsdp': 2, 'tensor': 2" in told and "largest replicated tensor" in told

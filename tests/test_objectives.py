@@ -99,7 +99,7 @@ def test_cutting_again_loses_no_token_of_a_pair(
     assert used(most) == used(1)
 
 
-def test_documents_that_an_objective_cannot_use_are_told() -> None:
+def test_documents_that_an_objective_cannot_use_are_counted() -> None:
     encoded = unit([[1], [2, 3], [1]])._replace(empty=2)
     assert usable("sop", encoded)[1] == {"no_tokens": 2, "too_short": 2}
     assert usable("sop", encoded)[0].documents.tolist() == [[1, 3]]

@@ -213,7 +213,7 @@ def test_orthogonal_means_singular_values_near_one():
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "stable_adamw"])
-def test_every_optimizer_knows_where_its_moments_lie(name):
+def test_the_path_of_every_moment_ends_as_that_of_its_parameter(name):
     """A moment's path ends as its parameter's does: by that it is placed on a mesh (partitioning.shardings)."""
     params = draw(np.random.default_rng(0))
     state = optim.build(OptimizerConfig(name=name), params).init(params)

@@ -73,7 +73,7 @@ def assert_near(got: dict, wanted: dict, tolerance: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_an_optimizer_learns_and_its_step_knows_no_layer_loop_and_no_mesh(name, made):
+def test_an_optimizer_learns_and_its_step_is_equal_for_any_layer_loop_and_mesh(name, made):
     # With a large epsilon Adam's step is smooth: of gradients that are rounding noise only the sign would be left.
     config = dataclasses.replace(OPTIMIZERS[name], name=name, epsilon=1e-3, ema_decay=0.9)
     plan, batch = make_plan(made.model, config, "unrolled"), random_batch(made.model.vocab_size)

@@ -164,7 +164,7 @@ def test_rows_reach_their_devices_in_any_order_of_devices():
     assert by_device[2] == [2, 3] and by_device[1] == [8, 9]
 
 
-def test_the_largest_tensor_that_is_whole_is_told_and_what_the_mesh_does_not_divide(tiny_config):
+def test_the_largest_replicated_tensor_is_reported_and_what_the_mesh_does_not_divide(tiny_config):
     mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
     heads = Heads(mlm=True, span_boundary=True)
     state = partitioning.with_shardings(mesh, {"params": bert.abstract_params(tiny_config, heads)})

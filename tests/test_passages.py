@@ -52,7 +52,7 @@ def test_passages_are_as_long_as_they_can_be(lengths: list[list[int]], room: int
             assert ends[ends.index(end) + 1] - begin > room, "the next sentence would have fitted"
 
 
-def test_full_sentences_go_on_across_documents() -> None:
+def test_full_sentences_continue_across_documents() -> None:
     # Two documents of sentences 3, 4 and 5, 2, separators at 0 and 8.
     begins, ends, documents = stream([[3, 4], [5, 2]])
     assert sentence_passages(begins, ends, [(0, 4)], 12) == [(1, 8), (9, 16)]

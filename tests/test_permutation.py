@@ -36,7 +36,7 @@ def test_huge_sizes_stay_in_range():
 
 
 @pytest.mark.parametrize("size", [97, 1000])
-def test_neighbours_are_sent_anywhere(size):
+def test_neighbors_are_sent_anywhere(size):
     """Chi-square over 20 000 keys, false-alarm rate 1e-6: where a point goes, and how far off its neighbour."""
     keys = np.repeat(np.arange(20_000, dtype=np.uint64), 2)
     image = permutation.permute(np.tile(np.array([10, 11]), 20_000), size, keys).reshape(-1, 2)

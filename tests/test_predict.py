@@ -78,7 +78,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_answers_are_in_order_whatever_the_batches(classifier: LoadedModel) -> None:
+def test_answers_are_in_order_for_any_batches(classifier: LoadedModel) -> None:
     alone = [predict(classifier, [text], all_scores=True)[0] for text in TEXTS]
     together = predict(classifier, TEXTS * 3, all_scores=True, batch_size=8)
     assert same(together, alone * 3)
@@ -104,7 +104,7 @@ def test_a_score_is_the_number_that_the_head_gives(tmp_path_factory: pytest.Temp
     assert predict(loaded, TEXTS) == [{"score": 3.75}] * len(TEXTS)
 
 
-def test_a_bad_input_is_told_by_its_line_or_in_its_place(classifier: LoadedModel) -> None:
+def test_an_invalid_input_is_reported_by_its_line_or_in_its_place(classifier: LoadedModel) -> None:
     given = ["the cat", " ", {"sentence": "a"}, "a dog"]
     with pytest.raises(UserError, match="inputs line 2 is empty"):
         predict(classifier, given)
@@ -171,7 +171,9 @@ def test_output_is_whole_or_not_there(workdir: Path, tmp_path: Path) -> None:
         run(*arguments)
 
 
-def test_what_is_cut_is_counted_and_said(workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_truncated_texts_are_counted_and_reported(
+    workdir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "in.txt").write_text("mat\n" + "the cat " * 12 + "\n")
     arguments = ["--checkpoint", workdir, "--input", tmp_path / "in.txt"]
     run(*arguments)
@@ -218,7 +220,7 @@ def test_a_pipe_is_answered_line_by_line(
     assert same([json.loads(line) for line in written], predict(workdir, TEXTS))
 
 
-def test_windows_of_a_stream_have_at_most_so_many_lines(tmp_path: Path) -> None:
+def test_windows_of_a_stream_have_a_maximum_of_lines(tmp_path: Path) -> None:
     lines = [(number, str(number)) for number in range(1, 11)]
     assert [len(window) for window in input_lines.windows(lines, 4)] == [4, 4, 2]
     path = tmp_path / "lines"
@@ -271,7 +273,7 @@ def test_a_checkpoint_that_was_not_fine_tuned_is_refused(tmp_path: Path) -> None
         predict(loaded, "a")
 
 
-def test_probabilities_are_softmax_of_what_the_head_says(classifier: LoadedModel) -> None:
+def test_probabilities_are_the_softmax_of_the_logits(classifier: LoadedModel) -> None:
     """By the head's bias alone, where its kernel is 0."""
     params = dict(classifier.params)
     params["classifier/dense/kernel"] = np.zeros_like(params["classifier/dense/kernel"])
@@ -327,7 +329,7 @@ ASKED = {"question": "the cat", "context": "a dog sat on the mat ."}
     ],
     ids=["question", "token_regression", "spans", "choice"],
 )
-def test_every_kind_is_told_by_the_command(
+def test_the_command_predicts_every_kind(
     heads: Heads,
     task: dict,
     line: dict,

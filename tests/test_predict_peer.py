@@ -43,7 +43,7 @@ def loaded_of(name: str, folder: Path) -> LoadedModel:
 
 
 @pytest.mark.slow
-def test_transformers_says_the_same_of_every_export(peer_python: str, tmp_path: Path) -> None:
+def test_transformers_predicts_the_same_with_every_export(peer_python: str, tmp_path: Path) -> None:
     arguments, ours = [], {}
     for name, inputs in INPUTS.items():
         huggingface_export.write(loaded_of(name, tmp_path / "vocabulary" / name), tmp_path / name)

@@ -50,7 +50,7 @@ def refusal(there: dict, here: Run) -> str:
     return str(caught.value)
 
 
-def test_the_same_run_has_nothing_to_tell(make):
+def test_the_same_run_has_no_differences(make):
     assert told(provenance(make()), make()) == []
 
 
@@ -63,11 +63,11 @@ def test_the_same_run_has_nothing_to_tell(make):
         {"compute_dtype": "float32"},  # what auto is here
     ],
 )
-def test_what_changes_no_number_is_free(make, free):
+def test_settings_that_change_no_number_are_free(make, free):
     assert told(provenance(make()), make(PretrainConfig(**free))) == []
 
 
-def test_an_end_may_move_and_is_told(make):
+def test_the_end_may_change_and_is_reported(make):
     longer = make(PretrainConfig(steps=2_000_000, budget_minutes=60.0))
     assert told(provenance(make()), longer) == [
         "changed from here on: budget_minutes: 0.0 -> 60.0",
@@ -75,7 +75,7 @@ def test_an_end_may_move_and_is_told(make):
     ]
 
 
-def test_a_warmup_that_follows_from_the_steps_moves_with_them_in_fine_tuning(make):
+def test_a_warmup_derived_from_the_steps_changes_with_them_in_fine_tuning(make):
     before, after = (PretrainConfig(steps=n, optimizer=OptimizerConfig(warmup_steps=n // 10)) for n in (100, 200))
     assert "optimizer.warmup_steps: 10 -> 20" in refusal(provenance(make(before)), make(after))
     assert told(provenance(make(before)), make(after, kind="finetuning")) == [
@@ -84,7 +84,7 @@ def test_a_warmup_that_follows_from_the_steps_moves_with_them_in_fine_tuning(mak
     ]
 
 
-def test_batches_of_like_length_depend_on_the_end_of_the_run_which_is_told(make):
+def test_batches_of_similar_length_depend_on_the_end_of_the_run_which_is_reported(make):
     now_those = "from here on, batches are those of a run that had this configuration from its first step"
     for pool, said in ((1, False), (8, True)):
         before, after = (FinetuneConfig(steps=steps, length_pool=pool) for steps in (100, 200))
@@ -108,7 +108,7 @@ def test_each_difference_is_listed_with_the_flag_that_allows_it(make):
     assert said.endswith("--config.allow_changes=model.width,optimizer.beta2,optimizer.learning_rate,seed")
 
 
-def test_what_is_allowed_is_told_and_the_rest_refused(make):
+def test_allowed_differences_are_reported_and_others_refused(make):
     optimizer = OptimizerConfig(learning_rate=1e-3, beta2=0.98)
     there = provenance(make())
     partly = make(PretrainConfig(seed=1, optimizer=optimizer, allow_changes="optimizer"))
@@ -124,12 +124,12 @@ def test_what_is_allowed_is_told_and_the_rest_refused(make):
     ]
 
 
-def test_a_name_that_is_no_key_is_told(make):
+def test_a_name_that_is_no_key_is_refused(make):
     wrong = make(PretrainConfig(allow_changes="optimizer.learning_rat"))
     assert "is not a key of a checkpoint; did you mean optimizer.learning_rate?" in refusal(provenance(make()), wrong)
 
 
-def test_data_are_told_apart_by_content_and_not_by_path(make, shards_dir):
+def test_data_are_identified_by_content_and_not_by_path(make, shards_dir):
     moved = PretrainConfig(data=dataclasses.replace(PretrainConfig().data, train="elsewhere"))
     assert told(provenance(make()), make(moved)) == []
     held_out = PhasedLoader(
@@ -139,7 +139,7 @@ def test_data_are_told_apart_by_content_and_not_by_path(make, shards_dir):
     assert "another run: data.train: fingerprint " in said and said.endswith("allow_changes=data.train")
 
 
-def test_held_out_data_are_told_apart_too_where_a_checkpoint_knows_of_any(make):
+def test_held_out_data_are_compared_too_if_a_checkpoint_has_any(make):
     before, other = {"data.eval": "1" * 64}, {"data.eval": "2" * 64}
     said = refusal(provenance(make(held_out=before)), make(held_out=other))
     assert "another run: data.eval: fingerprint 1111" in said and said.endswith("allow_changes=data.eval")
@@ -150,7 +150,7 @@ def test_held_out_data_are_told_apart_too_where_a_checkpoint_knows_of_any(make):
     assert line.startswith("changed from here on: data.eval: ")
 
 
-def test_the_size_of_a_batch_is_free_beside_a_schedule(make):
+def test_the_size_of_a_batch_is_free_with_a_schedule(make):
     def scheduled(batch_size: int, schedule: str) -> Run:
         return make(PretrainConfig(batch_size=batch_size, batch_schedule=schedule))
 
@@ -161,7 +161,7 @@ def test_the_size_of_a_batch_is_free_beside_a_schedule(make):
     )
 
 
-def test_phases_are_told_by_their_steps(make):
+def test_phases_are_reported_by_their_steps(make):
     said = refusal(provenance(make(starts=(90,))), make(starts=(80,)))
     assert "data.phases.80: none -> fingerprint " in said and "data.phases.90: fingerprint " in said
     allowed = make(PretrainConfig(allow_changes="data.phases"), starts=(80,))
@@ -181,7 +181,7 @@ def test_a_checkpoint_older_than_a_key_had_its_default(make):
     assert "optimizer.beta2: 0.999 -> 0.98" in refusal(there, other)
 
 
-def test_other_versions_are_told_and_not_refused(make):
+def test_other_versions_are_reported_and_not_refused(make):
     there = provenance(make())
     assert {"python", "jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "bert_jax", "device"} == set(
         there["versions"]

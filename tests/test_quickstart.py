@@ -1,4 +1,4 @@
-"""The quickstart: what it runs, records and refuses. CI runs all of it (`make quickstart`)."""
+"""The quickstart: the commands it runs, what it records and what it refuses. CI runs it whole (make quickstart)."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from bert_jax.stages import RECORD, Stages
 SLEEP = ("timeit", "-n1", "-r1", "-s", "import time", "time.sleep(60)")
 
 
-def test_a_stage_is_recorded_when_it_ends_well_and_adds_up_when_it_is_run_again(tmp_path: Path) -> None:
+def test_a_stage_is_recorded_when_it_succeeds_and_its_seconds_add_up(tmp_path: Path) -> None:
     stages = Stages(tmp_path / "out")
     for _ in range(2):
         with stages.stage("Sleep", "sleeps") as entry:
@@ -32,7 +32,7 @@ def test_a_stage_is_recorded_when_it_ends_well_and_adds_up_when_it_is_run_again(
     assert Stages(tmp_path / "out").record == record
 
 
-def test_a_finished_output_and_a_folder_of_something_else_are_refused(tmp_path: Path) -> None:
+def test_a_finished_output_and_any_other_folder_are_refused(tmp_path: Path) -> None:
     stages = Stages(tmp_path / "out")
     stages.record["finished"] = True
     stages.save()
@@ -56,7 +56,7 @@ def test_a_command_is_printed_before_it_runs_and_its_failure_is_reported(
         stages.run("json.tool", "--nonsense")
 
 
-def test_a_command_is_killed_when_it_is_time_and_one_that_ends_before_is_an_error(tmp_path: Path) -> None:
+def test_a_command_is_killed_in_time_and_one_that_ends_before_is_an_error(tmp_path: Path) -> None:
     stages = Stages(tmp_path / "out")
     started = time.monotonic()
     stages.run_and_kill(*SLEEP, when=lambda: time.monotonic() > started + 0.5)
@@ -65,7 +65,7 @@ def test_a_command_is_killed_when_it_is_time_and_one_that_ends_before_is_an_erro
         stages.run_and_kill("calendar", "1843", when=lambda: False)
 
 
-def test_sigterm_stops_the_command_too(tmp_path: Path) -> None:
+def test_sigterm_stops_the_running_command(tmp_path: Path) -> None:
     stages, started = Stages(tmp_path / "out"), time.monotonic()
     earlier = signal.getsignal(signal.SIGTERM)
     timer = threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM))
@@ -77,16 +77,16 @@ def test_sigterm_stops_the_command_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("log", "went_on"),
+    ("log", "resumed"),
     [
         ([(10, 1.0), (20, 2.0), (30, 6.0), (40, 7.0)], True),
-        ([(10, 6.0), (20, 7.0), (30, 8.0)], False),  # started again from nothing
-        ([(10, 1.0), (20, 2.0), (30, 3.0), (40, 7.0)], False),  # a step after the checkpoint was never trained again
-        ([(10, 1.0), (20, 2.0)], False),  # nothing came after
+        ([(10, 6.0), (20, 7.0), (30, 8.0)], False),  # started from step 0
+        ([(10, 1.0), (20, 2.0), (30, 3.0), (40, 7.0)], False),  # a step after the checkpoint was not trained again
+        ([(10, 1.0), (20, 2.0)], False),  # no step after the checkpoint
     ],
 )
 def test_the_log_shows_whether_the_run_resumed_from_its_checkpoint(
-    tmp_path: Path, log: list[tuple[int, float]], went_on: bool
+    tmp_path: Path, log: list[tuple[int, float]], resumed: bool
 ) -> None:
     stages = Stages(tmp_path / "out")
     stages.record["killed"] = {"step": 30, "checkpoint": 20, "time": 5.0}
@@ -94,14 +94,14 @@ def test_the_log_shows_whether_the_run_resumed_from_its_checkpoint(
     workdir.mkdir()
     lines = [json.dumps({"step": step, "time": when}) for step, when in log]
     (workdir / "metrics.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    if went_on:
+    if resumed:
         assert quickstart.check_resumed(stages) == "killed at step 30, resumed from step 20"
     else:
         with pytest.raises(UserError, match="did not resume from its checkpoint at step 20"):
             quickstart.check_resumed(stages)
 
 
-def test_a_model_that_knows_no_more_than_frequencies_fails_the_quickstart(tmp_path: Path, shards_dir: Path) -> None:
+def test_a_model_no_better_than_frequencies_fails_the_quickstart(tmp_path: Path, shards_dir: Path) -> None:
     stages = Stages(tmp_path / "out")
     (tmp_path / "out" / "shards").symlink_to(shards_dir)
     (tmp_path / "out" / "pretrained").mkdir()
@@ -118,11 +118,11 @@ def test_no_time_to_train_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_stages_by_their_real_commands_with_a_kill_and_again_without_work(
+def test_the_stages_run_their_commands_with_a_kill_and_are_skipped_when_done(
     tmp_path: Path, sample_text: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delenv("XLA_FLAGS")  # one device, as a user has it
-    plan = Plan(text=str(sample_text), minutes=0.3, vocabulary=500, held_out=0.25, pairings=1)
+    plan = Plan(text=str(sample_text), minutes=0.2, vocabulary=500, held_out=0.25, pairings=1)
     stages = Stages(tmp_path / "out")
 
     def run_all() -> None:

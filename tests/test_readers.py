@@ -91,7 +91,7 @@ def test_blocks_cut_anywhere_give_the_documents_of_the_definition(tmp_path_facto
     assert found == by_line(content.encode())
 
 
-def test_every_white_space_that_python_knows_makes_a_blank_line(tmp_path):
+def test_every_white_space_of_python_makes_a_blank_line(tmp_path):
     path = tmp_path / "text.txt"
     spaces = [chr(code) for code in range(0x110000) if chr(code).isspace() and chr(code) != "\n"]
     for space in spaces:

@@ -38,7 +38,7 @@ def test_every_path_named_exists(document):
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_every_module_named_is_there(document):
+def test_every_named_module_exists(document):
     for module in MODULE.findall(document.read_text(encoding="utf-8")):
         assert (ROOT / (module.replace(".", "/") + ".py")).is_file(), f"{document.name} runs {module}"
 

@@ -132,7 +132,7 @@ def test_page_shows_results_curves_predictions_and_configuration_and_needs_no_ot
     assert "@import" not in text and "url(" not in text
 
 
-def test_report_of_a_run_without_result_or_shards_says_so(tmp_path: Path) -> None:
+def test_report_of_a_run_names_a_missing_result_and_missing_shards(tmp_path: Path) -> None:
     training = {"data": {"train": str(tmp_path / "gone"), "eval": ""}, "eval": {"max_rows": 0}}
     page = Page(report.report(make_workdir(tmp_path / "run", training)).read_text(encoding="utf-8"))
     assert "Not finished" in page.words and "up to step 200" in page.words
@@ -231,7 +231,7 @@ def test_curves_keep_the_mean_and_the_last_step_when_thinned() -> None:
     assert series.trend is not None and series.trend.std() < series.values.std()
 
 
-def test_the_sum_of_the_terms_is_drawn_only_when_there_are_several() -> None:
+def test_the_sum_of_the_terms_is_plotted_only_for_several_terms() -> None:
     one = [{"step": 1, "loss": 2.0, "mlm_loss": 2.0, "eval_loss": 2.5, "eval_mlm_loss": 2.5}]
     two = [one[0] | {"nsp_loss": 0.7}]
     titles = [[chart.title for chart in curves.charts(lines, {})] for lines in (one, two)]
@@ -246,7 +246,7 @@ def test_missing_values_and_one_point_draw() -> None:
 
 
 @pytest.mark.parametrize("highest", [0.643, 0.684, 0.69, 0.71, 1.3, 7.0])
-def test_everything_is_drawn_inside_the_axes(highest: float) -> None:
+def test_everything_is_plotted_inside_the_axes(highest: float) -> None:
     lines = [{"step": step, "nsp_loss": 0.638 + (highest - 0.638) * step / 7} for step in range(1, 8)]
     (drawn,) = curves.charts(lines, {"nsp_loss": chart.Reference("level", 0.66)})
     tags = Page(plot.figure(drawn)).tags

@@ -66,7 +66,7 @@ def test_head_freezes_the_encoder(params):
     assert all(path.startswith(("mlm_head", "next_sentence_head")) for path in learning)
 
 
-def test_what_was_drawn_afresh_learns_with_the_head(params):
+def test_initialized_parameters_train_with_the_head(params):
     fresh = frozenset({"pooler/dense/kernel", "encoder/layers/attention/qkv/bias"})
     for words in ("head", "last:1"):
         factors = paths.flatten(rules.trainable(words, params, fresh))

@@ -68,7 +68,7 @@ def test_a_truncated_or_missing_file_is_copied_again(store, copy):
     assert shard.read_bytes() == content and vocabulary.exists()
 
 
-def test_what_arrives_damaged_is_told_and_not_kept(store, copy, tmp_path):
+def test_damaged_files_are_refused_and_not_kept(store, copy, tmp_path):
     shard = store / "train" / "shard-00000.arrow"
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
@@ -81,7 +81,7 @@ def test_what_arrives_damaged_is_told_and_not_kept(store, copy, tmp_path):
     assert not list((tmp_path / "cache").rglob("manifest.json")) and not list((tmp_path / "cache").rglob("*.tmp"))
 
 
-def test_an_output_built_anew_is_another_copy(store, copy):
+def test_a_rebuilt_output_is_another_copy(store, copy):
     first, _ = copy("gs://bucket/books")
     manifest = store / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
@@ -89,7 +89,7 @@ def test_an_output_built_anew_is_another_copy(store, copy):
     assert second != first and said
 
 
-def test_mistakes_are_told_in_one_line(store, copy, tmp_path):
+def test_errors_are_one_line(store, copy, tmp_path):
     with pytest.raises(UserError, match=r"gs://bucket/nowhere/manifest\.json does not exist. Check the address"):
         copy("gs://bucket/nowhere")
     with pytest.raises(UserError, match="cache_dir=gs://bucket/cache is in an object store"):

@@ -157,7 +157,7 @@ def test_fingerprint_follows_content(tmp_path: Path) -> None:
     assert a == b != c
 
 
-def test_dataset_tells_what_the_manifest_says(shards_dir: Path) -> None:
+def test_dataset_has_the_values_of_the_manifest(shards_dir: Path) -> None:
     dataset = open_dataset(shards_dir, "train")
     tokenizer = dataset.vocabulary()
     assert isinstance(tokenizer, Vocabulary)
@@ -172,7 +172,7 @@ def test_folder_without_manifest_is_refused(tmp_path: Path) -> None:
         open_dataset(tmp_path, "train")
 
 
-def test_unfinished_output_is_refused_and_says_how_to_finish(tmp_path: Path) -> None:
+def test_unfinished_output_is_refused_with_the_way_to_finish_it(tmp_path: Path) -> None:
     (tmp_path / "out.incomplete").mkdir()
     for path in ("out", "out.incomplete"):
         with pytest.raises(UserError, match=r"Run the same .* command again"):
@@ -236,7 +236,9 @@ def test_manifest_that_is_not_json_is_refused(tmp_path: Path) -> None:
         (("sources",), [{"path": "x", "bytes": 1, "weight": 0}], r"sources\[0\]\.weight is 0"),
     ],
 )
-def test_damaged_manifest_says_what_is_missing(tmp_path: Path, path: tuple, value: object, told: str) -> None:
+def test_damaged_manifest_is_refused_with_what_is_missing(
+    tmp_path: Path, path: tuple, value: object, told: str
+) -> None:
     write_output(tmp_path, [4])
     manifest = inner = json.loads((tmp_path / "manifest.json").read_text())
     for key in path[:-1]:
@@ -293,7 +295,7 @@ def test_values_that_cannot_be_are_refused_with_the_shard(tmp_path: Path, column
         dataset.gather(np.array([0, 5]))
 
 
-def test_part_without_rows_says_which_flag_to_change(tmp_path: Path) -> None:
+def test_part_without_rows_names_the_flag_to_change(tmp_path: Path) -> None:
     write_output(tmp_path, [4])
     with pytest.raises(UserError, match="raise --eval_fraction"):
         open_dataset(tmp_path, "eval")

@@ -190,7 +190,7 @@ def test_frozen_parameters_do_not_move(model, params):
     assert not np.array_equal(after[kernel][1], before[kernel][1])
 
 
-def test_what_is_unfrozen_follows_from_the_step_without_compiling_anew(model, params):
+def test_unfreezing_follows_the_step_without_recompiling(model, params):
     """Of two layers: the head, two steps later the upper layer, then the lower, then the embeddings."""
     plan = make_plan(model, unfreezing=optim.Unfreezing(rules.stages(params), every=2))
     step = jax.jit(functools.partial(steps.train_step, plan))

@@ -116,7 +116,7 @@ def test_of_many_writers_at_once_one_makes_the_folder(tmp_path: Path) -> None:
     assert sum(len(made.split()) for made, _ in ended) == 100
 
 
-def test_full_disk_without_a_name_is_told_of_the_folder(tmp_path: Path) -> None:
+def test_full_disk_without_a_name_is_reported_with_the_folder(tmp_path: Path) -> None:
     with pytest.raises(OSError) as caught, atomic_folder(tmp_path / "out"):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert str(tmp_path / "out") in str(explain_os_error(caught.value)) and not names(tmp_path)

@@ -147,7 +147,7 @@ def example(text: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("pattern", ["**", "**/*.txt", "*/*.txt", "*/*/c.txt", "[a]/b/*", "a/b/c.*"])
-def test_folder_that_cannot_be_listed_is_told_and_not_passed_over(tmp_path, monkeypatch, pattern):
+def test_folder_that_cannot_be_listed_is_an_error(tmp_path, monkeypatch, pattern):
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "z.txt").write_text("Other text.")
     for name in ("a/x.txt", "a/b/c.txt"):
@@ -161,7 +161,7 @@ def test_folder_that_cannot_be_listed_is_told_and_not_passed_over(tmp_path, monk
 
 
 @pytest.mark.parametrize("address", ["s3://", "s3:///name/*", "gs://"])
-def test_address_without_a_bucket_is_told(address):
+def test_an_address_without_a_bucket_is_refused(address):
     with pytest.raises(UserError, match="names no bucket"):
         find_sources(address)
 
@@ -238,7 +238,7 @@ def test_sigterm_is_no_damage_of_tfds_records(tmp_path, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_tfds_datasets_for_tensorflow_alone_are_told_before_reading(tmp_path):
+def test_tfds_datasets_for_tensorflow_alone_are_refused_before_reading(tmp_path):
     folder = tmp_path / "words" / "1.0.0"
     write_tfds(folder, ["A document."])
     information = json.loads((folder / "dataset_info.json").read_text()) | {"fileFormat": "tfrecord"}

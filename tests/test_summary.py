@@ -34,7 +34,7 @@ def test_share_of_unknown_tokens_is_that_of_the_rows(sample_text: Path, tmp_path
     assert share == pytest.approx(found.unknown / found.text_tokens, abs=0.001 if objective == "full_sentences" else 0)
 
 
-def test_text_of_another_vocabulary_is_told(
+def test_text_of_another_vocabulary_gives_a_warning(
     sample_text: Path, vocab_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def told(name: str, words: Path) -> str:

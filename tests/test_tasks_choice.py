@@ -112,7 +112,7 @@ def test_max_length_is_of_one_choice_and_cuts_the_longer_part(letters: Tokenizer
     assert letters.tokens(rows.batch(np.array([1]), 8).input_ids[0, :8]) == ["[CLS]", *"hij", "[SEP]", *"lm", "[SEP]"]
 
 
-def test_an_empty_context_is_counted_and_said(letters: Tokenizer) -> None:
+def test_an_empty_context_is_counted_and_reported(letters: Tokenizer) -> None:
     rows = TASK.encode(split_of([(" ", "", ("b", "c"), "0"), ITEMS[0]]), letters)
     assert TASK.counts(rows) == {"choices": 5, "empty_texts": 1}
     assert TASK.remarks(rows) == ["train.jsonl: 1 of 2 items have an empty context"]
@@ -184,7 +184,7 @@ def test_each_device_keeps_its_own_items(rows: ChoiceRows) -> None:
     assert float(loss) == pytest.approx(float(gradient(params(), batch)[0]), rel=1e-5)
 
 
-def test_answers_are_measured_and_told(rows: ChoiceRows) -> None:
+def test_answers_are_measured_and_returned(rows: ChoiceRows) -> None:
     answers = [np.array([0.0, 1.0, -1.0]), np.array([0.0, 1.0, IMPOSSIBLE]), np.array([2.0, IMPOSSIBLE, 3.0])]
     assert TASK.measure(rows, answers) == {"accuracy": pytest.approx(2 / 3)}
     told = TASK.predictions(rows, answers)
@@ -276,7 +276,7 @@ def test_own_items_have_a_list_of_choices_or_columns_of_them(tmp_path: Path, let
         ({"right": "z"}, "line 1: label 'z' is not one of its 2 choices"),
     ],
 )
-def test_what_is_no_item_is_told_with_file_and_line(
+def test_an_invalid_item_is_refused_with_file_and_line(
     tmp_path: Path, letters: Tokenizer, record: dict, said: str
 ) -> None:
     whole = {"context": "a", "options": ["b", "c"], "right": 0} | record
@@ -284,7 +284,7 @@ def test_what_is_no_item_is_told_with_file_and_line(
         TASK.encode(own(json_lines(tmp_path / "own.jsonl", [whole]), choices="options"), letters)
 
 
-def test_a_table_of_fields_wants_the_columns_of_all_choices(tmp_path: Path) -> None:
+def test_a_table_needs_the_columns_of_all_choices(tmp_path: Path) -> None:
     path = tmp_path / "own.csv"
     path.write_text("context,choices,right\na,b,0\n")
     with pytest.raises(UserError, match=r"task.choices names one column, 'choices'. Name one column for each choice"):

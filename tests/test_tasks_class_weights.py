@@ -52,7 +52,7 @@ def test_a_label_may_hold_an_equals_sign() -> None:
         ({"label_smoothing": 1.0}, r"task.label_smoothing is 1.0; use 0 \(none\) or a share below 1"),
     ],
 )
-def test_what_is_no_weight_and_no_share_is_told(options: dict, said: str) -> None:
+def test_invalid_weights_and_shares_are_refused(options: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
         task = replace(TASK, **options)
         task.complete(TRAIN)
@@ -79,7 +79,7 @@ def test_tags_are_weighed_by_words_in_the_scheme_of_the_labels() -> None:
     assert objective.costs == ClassCosts(found.class_weight_values, 0.1)
 
 
-def test_the_denominator_is_the_weight_of_the_truths_and_measuring_is_plain() -> None:
+def test_the_denominator_is_the_weight_of_the_labels_and_evaluation_has_no_weights() -> None:
     task = replace(TASK, class_weight_values=(0.5, 2.0, 1.0, 1.0), class_weights="a=0.5,b=2", label_smoothing=0.1)
     labels, weights = jnp.array([0, 1, 1, 0]), jnp.array([1.0, 1, 1, 0])
     batch = TaskBatch(*[jnp.zeros((4, 8), jnp.int32)] * 4, labels=labels, label_weights=weights)

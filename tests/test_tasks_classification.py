@@ -100,7 +100,7 @@ def test_cut_examples_are_counted_and_keep_both_separators(letters: Tokenizer) -
     assert ((batch.input_ids == letters.sep_id).sum(axis=1) == 2).all()
 
 
-def test_pairs_are_parted_and_cut_as_the_library_has_it_with_roberta_s_vocabulary(tmp_path: Path) -> None:
+def test_pairs_are_joined_and_cut_as_in_the_library_with_roberta_s_vocabulary(tmp_path: Path) -> None:
     words = tokenizer_lib.load(byte_pairs(tmp_path / "vocabulary", ["a b"]))
     words.save(tmp_path / "saved")
     library = tokenizers.Tokenizer.from_file(str(tmp_path / "saved" / "tokenizer.json"))
@@ -123,7 +123,7 @@ def test_labels_come_from_the_training_file_in_order() -> None:
     assert TASK.complete(numbers) == TASK
 
 
-def test_a_label_that_is_not_in_the_set_is_told_with_file_and_line(letters: Tokenizer) -> None:
+def test_an_unknown_label_is_refused_with_file_and_line(letters: Tokenizer) -> None:
     with pytest.raises(
         UserError, match=r"train.tsv line 3: unknown label 'perhaps'; the task's labels are: 'no', 'yes'"
     ):
@@ -131,19 +131,19 @@ def test_a_label_that_is_not_in_the_set_is_told_with_file_and_line(letters: Toke
 
 
 @pytest.mark.parametrize("score", ["", "nan", "high", "inf", "1e39"])
-def test_a_score_that_is_no_number_is_told_with_file_and_line(letters: Tokenizer, score: str) -> None:
+def test_a_score_that_is_no_number_is_refused_with_file_and_line(letters: Tokenizer, score: str) -> None:
     task = RegressionTask("own", max_length=12)
     with pytest.raises(UserError, match=f"train.tsv line 3: '{score}' is not a number"):
         task.encode(split_of(("a", None, "2.5"), ("b", None, score)), letters)
 
 
-def test_empty_texts_are_counted_and_said(letters: Tokenizer) -> None:
+def test_empty_texts_are_counted_and_reported(letters: Tokenizer) -> None:
     rows = TASK.encode(split_of(("", "a", "yes"), ("a", " \t", "no"), ("a", "b", "no")), letters)
     assert TASK.counts(rows) == {"empty_texts": 2} and rows.lengths.tolist() == [4, 4, 5]
     assert measurement.remarks(rows, TASK) == ["train.tsv: 2 of 3 examples have an empty text"]
 
 
-def test_what_was_cut_or_left_out_is_said(letters: Tokenizer) -> None:
+def test_truncated_and_skipped_texts_are_reported(letters: Tokenizer) -> None:
     long = " ".join("abcdefghijklmno")
     split = replace(split_of((long, "a b", "yes"), ("a", "b", "no")), left_out=3)
     assert measurement.remarks(TASK.encode(split, letters), TASK) == [
@@ -156,7 +156,7 @@ def test_what_was_cut_or_left_out_is_said(letters: Tokenizer) -> None:
     ("metrics", "end"),
     [(("matthews_correlation", "accuracy"), ", so matthews_correlation is undefined"), (("accuracy",), "")],
 )
-def test_labels_that_are_all_the_same_are_said_with_what_they_leave_undefined(
+def test_equal_labels_are_reported_with_the_undefined_metrics(
     letters: Tokenizer, metrics: tuple[str, ...], end: str
 ) -> None:
     task = replace(TASK, metrics=metrics)

@@ -67,7 +67,7 @@ def test_fields_have_the_columns_names_or_the_general_ones() -> None:
         (TAGS, [{"tokens": ["a", "c"], "text": "a b"}], "the token 'c' is not in the text after character 1"),
     ],
 )
-def test_bad_records_are_told_by_their_line(task: Task, contents: list[Any], said: str) -> None:
+def test_invalid_records_are_refused_with_their_line(task: Task, contents: list[Any], said: str) -> None:
     with pytest.raises(UserError, match=r"^input.txt line") as error:
         parse(task, *contents)
     assert said in str(error.value)
@@ -95,7 +95,7 @@ def test_what_combines_with_a_symbol_stays_with_it(text: str, words: list[str]) 
     assert [text[start:end] for start, end in split_words(text)] == words
 
 
-def test_words_are_taken_from_the_column_that_the_task_learnt_from() -> None:
+def test_words_are_read_from_the_column_of_the_training_file() -> None:
     task = TaggingTask("own", ("O", "B-X"), columns=Columns("forms", "", "ner"))
     objects = [{"forms": ["a", "b"], "tokens": ["c"]}, {"tokens": ["c"]}, {"forms": "a b"}, {"text": "a b"}]
     assert [item.words for item in parse(task, *objects).items] == [("a", "b"), ("c",), ("a", "b"), ("a", "b")]

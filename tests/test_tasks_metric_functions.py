@@ -43,7 +43,7 @@ def test_entities_count_when_type_and_borders_are_right() -> None:
     assert found == pytest.approx({"precision": 1 / 3, "recall": 1 / 4, "f1": 2 / 7, "accuracy": 5 / 7})
 
 
-def test_without_a_guessed_entity_the_entity_metrics_are_zero() -> None:
+def test_without_a_predicted_entity_the_entity_metrics_are_zero() -> None:
     found = compute_metrics(TAGGING_METRICS, ("precision", "recall", "f1"), [["B-PER", "O"]], [["O", "O"]])
     assert set(found.values()) == {0.0}
 

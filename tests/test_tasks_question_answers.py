@@ -61,7 +61,7 @@ def test_the_best_spans_are_those_of_a_search_through_all(letters, pieces, longe
     assert decoded[1].text("c d") in ("c", "d", "c d")
 
 
-def test_slots_that_are_padding_or_the_question_are_no_answer(letters):  # noqa: F811
+def test_padding_and_the_question_are_no_answer(letters):  # noqa: F811
     rows = TASK.encode(split_of(("a?", "b c", ())), letters)
     logits = np.zeros((1, 12, 2), np.float32)
     logits[0, [0, 1, 2, 3, 6, 7, 11]] = 100

@@ -174,7 +174,7 @@ def test_what_is_to_be_predicted_is_a_record_or_a_line_of_two_texts():
         ),
     ],
 )
-def test_what_is_not_squads_json_is_told_with_its_place(tmp_path, text, said):
+def test_other_json_than_squads_is_refused_with_the_place(tmp_path, text, said):
     path = tmp_path / "train.json"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(UserError, match=rf"train\.json:? {said}") as told:
@@ -182,7 +182,7 @@ def test_what_is_not_squads_json_is_told_with_its_place(tmp_path, text, said):
     assert "\n" not in str(told.value)
 
 
-def test_broken_lines_are_told_with_their_numbers(tmp_path):
+def test_broken_lines_are_reported_with_their_numbers(tmp_path):
     path = tmp_path / "train.jsonl"
     whole = json.dumps({"question": "When?", "context": CONTEXT, "answers": []})
     for line, said in (("{", "line 2 is not JSON"), ("[1]", "line 2 is not a JSON object")):

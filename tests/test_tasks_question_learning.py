@@ -27,7 +27,7 @@ def asked(draw: np.random.Generator, number: int) -> dict:
     return {"id": str(number), "question": "n", "context": " ".join(words), "answers": answers}
 
 
-def test_answers_and_that_there_is_none_are_learnt(tmp_path: Path) -> None:
+def test_a_model_learns_answers_and_their_absence(tmp_path: Path) -> None:
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     pieces = [*LETTERS, "n", *DIGITS, *(f"##{one}" for one in DIGITS)]
     (tmp_path / "vocab.txt").write_text("\n".join([*special, *pieces]))

@@ -77,7 +77,7 @@ def test_a_share_of_no_questions_is_undefined():
     assert math.isnan(found["NoAns_f1"]) and found["HasAns_f1"] == 1
 
 
-def test_an_unknown_metric_is_told_with_those_there_are():
+def test_an_unknown_metric_is_refused_with_the_known_ones():
     with pytest.raises(UserError, match="unknown metric 'bleu' for this kind of task; choose from: exact_match, f1"):
         squad1_metrics(("bleu",), [["a"]], ["a"])
 
@@ -141,7 +141,7 @@ def assert_equal_metrics(asked: list[dict], theirs: dict) -> None:
         assert first == pytest.approx({"exact_match": exact.mean(), "f1": f1.mean()}, abs=1e-12)
 
 
-def test_metrics_of_a_few_real_questions_are_those_that_transformers_told():
+def test_metrics_of_some_real_questions_equal_those_of_transformers():
     golden = json.loads((Path(__file__).parent / "testdata" / "squad_metrics.json").read_text(encoding="utf-8"))
     assert_equal_metrics(golden["questions"], golden["metrics"])
 

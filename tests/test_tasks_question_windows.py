@@ -104,7 +104,7 @@ contexts = st.text("abcde  \u200b", min_size=1, max_size=30).filter(lambda text:
 
 @settings(max_examples=30)
 @given(st.data(), contexts, st.integers(9, 16))
-def test_truths_cover_the_answer_and_are_in_each_window_that_has_it_whole(letters, data, context, max_length):
+def test_labels_cover_the_answer_in_each_window_that_contains_it(letters, data, context, max_length):
     places = [place for place, character in enumerate(context) if character.isalpha()]
     start = data.draw(st.sampled_from(places))
     end = data.draw(st.sampled_from([place for place in places if place >= start])) + 1
@@ -118,7 +118,7 @@ def test_truths_cover_the_answer_and_are_in_each_window_that_has_it_whole(letter
     assert rows.moved == rows.not_found == 0 and (rows.label_weights == 1).all()
 
 
-def test_an_answer_elsewhere_is_found_and_counted_and_one_that_is_nowhere_is_not_learnt(letters):
+def test_a_moved_answer_is_found_and_counted_and_a_missing_one_is_not_trained(letters):
     split = split_of(
         ("a", "ab cd ab", (Answer("ab", 3),)),  # not there, but at 0 and 6: the nearest, of equals the first
         ("a", "ab cd", (Answer("x", 0), Answer("cd", 3))),  # the second answer is there
@@ -141,7 +141,7 @@ def test_without_labels_nothing_weighs(letters):
     assert rows.label_weights.tolist() == [0] and rows.batch(np.array([0, -1]), 12).label_weights.tolist() == [0, 0]
 
 
-def test_a_question_that_leaves_no_room_is_told(letters):
+def test_a_question_that_leaves_no_room_is_refused(letters):
     with pytest.raises(
         UserError, match=r"task.max_length is 12 and task.max_query_length 9, which leaves no space for a context"
     ):

@@ -63,7 +63,7 @@ def test_numbers_for_columns_mean_that_there_is_no_header(tmp_path: Path) -> Non
     assert [(item.text, item.label) for item in split.items] == [("Our friends won't buy this.", "1"), ("Me go.", "0")]
 
 
-def test_a_number_beside_a_name_counts_columns_under_the_header(tmp_path: Path) -> None:
+def test_a_number_next_to_a_name_counts_columns_under_the_header(tmp_path: Path) -> None:
     path = write(tmp_path / "a.tsv", "id\t#1 String\t#2 String\n7\tone\ttwo\n")
     split = reading.read_table(path, Columns("#1 String", "-1", "0"), label_required=True)
     assert split.items == ((("one", "two", "7", 2)),)
@@ -143,7 +143,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_with_file_and_place(tmp_path: Path, mistake: str) -> None:
+def test_an_invalid_file_is_refused_with_the_place(tmp_path: Path, mistake: str) -> None:
     reader, columns, text, message = MISTAKES[mistake]
     path = write(tmp_path / "file.txt", text)
     with pytest.raises(UserError, match=message) as caught:
@@ -153,7 +153,7 @@ def test_a_mistake_is_told_with_file_and_place(tmp_path: Path, mistake: str) -> 
 
 
 @pytest.mark.parametrize("ending", ["gz", "xz"])
-def test_a_compressed_file_that_is_cut_short_is_said_to_be(tmp_path: Path, ending: str) -> None:
+def test_a_truncated_compressed_file_is_refused(tmp_path: Path, ending: str) -> None:
     whole = {"gz": gzip.compress, "xz": lzma.compress}[ending](
         "".join(f"word {n}\t{n}\n" for n in range(9999)).encode()
     )
@@ -162,7 +162,7 @@ def test_a_compressed_file_that_is_cut_short_is_said_to_be(tmp_path: Path, endin
         reading.read_table(path, Columns("0", "", "1"), label_required=True)
 
 
-def test_a_missing_file_and_a_folder_are_said_to_be(tmp_path: Path) -> None:
+def test_a_missing_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such file"):
         reading.read_table(tmp_path / "none.tsv", NAMED, label_required=True)
     with pytest.raises(UserError, match="is a folder"):
@@ -173,7 +173,7 @@ def test_a_missing_file_and_a_folder_are_said_to_be(tmp_path: Path) -> None:
     ("name", "kind"),
     [("a.tsv", "table"), ("a.tsv.xz", "table"), ("a.txt", "table"), ("a.conllu.gz", "conllu"), ("a.iob2", "conll")],
 )
-def test_the_ending_tells_the_kind(name: str, kind: str) -> None:
+def test_the_ending_determines_the_kind(name: str, kind: str) -> None:
     assert reading.kind_of_file(Path("folder.conllu") / name) == kind
 
 

@@ -209,14 +209,14 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told(monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
+def test_an_invalid_task_is_refused(monkeypatch: pytest.MonkeyPatch, mistake: str) -> None:
     monkeypatch.delenv("BERT_JAX_DATA", raising=False)
     config, message = MISTAKES[mistake]
     with pytest.raises(UserError, match=message):
         registry.resolve(config)
 
 
-def test_a_folder_without_the_task_is_told_with_the_places_tried(tmp_path: Path) -> None:
+def test_a_folder_without_the_task_is_refused_with_the_paths_tried(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"train.tsv of task cola was not found in: .*CoLA.*task.data_dir"):
         registry.resolve(TaskConfig(name="cola", data_dir=str(tmp_path)))
 
@@ -249,7 +249,7 @@ def test_conll_2003_holds_its_published_entities(bert_jax_data: Path) -> None:
     assert found == {"train": 23_499, "dev": 5_942, "test": 5_648}
 
 
-def test_broken_lines_of_qqp_are_left_out_of_what_is_learnt_and_never_of_what_is_answered(tmp_path: Path) -> None:
+def test_broken_lines_of_qqp_are_skipped_in_training_and_never_in_prediction(tmp_path: Path) -> None:
     labelled, unlabelled = GLUE_FILES["qqp"]
     path = tmp_path / "test.tsv"
     path.write_text(labelled + "1\t2\t3\tHow\nis it?\tWhy?\t0\n")
@@ -309,7 +309,7 @@ def test_words_of_ones_own_pairs_are_marked_too_and_a_checkpoint_keeps_their_col
         registry.resolve(dataclasses.replace(config, marks="from,to"))
 
 
-def test_a_marked_word_that_lies_nowhere_is_told_with_file_and_line(tmp_path: Path) -> None:
+def test_a_marked_word_outside_the_text_is_refused_with_file_and_line(tmp_path: Path) -> None:
     good = SUPERGLUE_FILES["wic"][1] | {"label": True}
     path = tmp_path / "train.jsonl"
     for change in ({"end1": 31}, {"start2": -1}, {"end2": 400}, {"start1": "x"}):

@@ -67,7 +67,7 @@ def test_a_file_without_what_is_asked_for_is_not_labelled(tmp_path: Path) -> Non
         ({"relations": 4}, "relations is 4; expected a list of relations"),
     ],
 )
-def test_a_mistake_is_told_with_its_line(tmp_path: Path, change: dict, said: str) -> None:
+def test_an_invalid_line_is_refused_with_its_number(tmp_path: Path, change: dict, said: str) -> None:
     with pytest.raises(UserError, match=rf"train.jsonl line 2: .*{said}"):
         read_spans(written(tmp_path, GOOD, GOOD | change), Columns(), True, relations=True)
 

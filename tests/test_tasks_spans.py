@@ -81,7 +81,7 @@ def test_each_span_of_a_row_learns_its_types_and_all_others_that_they_are_none(l
                     assert (said == 0) == (not types) and (said == 0 or task.labels[said - 1] in types)
 
 
-def test_relations_are_learnt_between_the_true_spans_of_a_row(letters: Tokenizer) -> None:
+def test_relations_are_trained_between_the_labelled_spans_of_a_row(letters: Tokenizer) -> None:
     rows = PAIRS.encode(NESTED, letters)
     batch = rows.batch(np.array([0, 1, 2]), 12)
     assert batch.labels.pair_firsts[0].tolist() == [0, 1, 0, 3] and batch.labels.pair_lengths[2].tolist() == [
@@ -107,7 +107,7 @@ def test_what_rows_cannot_hold_is_counted_and_still_measured(letters: Tokenizer)
     assert found == {"relation_f1": 0, "relation_recall": 0, "f1": pytest.approx(2 / 4)}
 
 
-def test_an_unknown_type_is_told_with_its_line(letters: Tokenizer) -> None:
+def test_an_unknown_type_is_refused_with_its_line(letters: Tokenizer) -> None:
     with pytest.raises(UserError, match=r"train.jsonl line 1: unknown label 'Z'; the task's labels are: 'X', 'Y'"):
         TASK.encode(split_of(("a", [Span("Z", 0, 1)], [])), letters)
 
@@ -233,7 +233,7 @@ def test_given_spans_of_the_same_words_are_related_once(letters: Tokenizer) -> N
     assert task.measure(rows, [answer]) == {"relation_precision": 1.0}
 
 
-def test_a_training_file_says_types_relations_and_the_longest_span() -> None:
+def test_a_training_file_determines_types_relations_and_the_longest_span() -> None:
     bare = replace(PAIRS, labels=(), relation_labels=(), max_span=0, metrics=(), threshold=0.0)
     found = bare.complete(NESTED)
     assert (found.labels, found.relation_labels, found.max_span) == (("X", "Y"), ("r", "s"), 3)

@@ -42,7 +42,7 @@ def bracketed(draw: np.random.Generator) -> dict:
     return {"tokens": words, "spans": spans, "relations": relations}
 
 
-def test_nested_spans_and_their_relations_are_learnt(tmp_path: Path, letters: Tokenizer) -> None:
+def test_a_model_learns_nested_spans_and_their_relations(tmp_path: Path, letters: Tokenizer) -> None:
     draw = np.random.default_rng(0)
     for name, count in (("train", 400), ("dev", 60), ("test", 60)):
         lines = (json.dumps(bracketed(draw)) + "\n" for _ in range(count))

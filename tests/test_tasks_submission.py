@@ -62,7 +62,7 @@ def test_superglue_takes_an_object_a_line(tmp_path: Path) -> None:
         ("rte", "test", [], "there are no predictions for RTE.tsv"),
     ],
 )
-def test_what_no_leaderboard_takes_is_told(
+def test_tasks_and_splits_without_a_leaderboard_are_refused(
     tmp_path: Path, name: str, split: str, told: list[dict], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):

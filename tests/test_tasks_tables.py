@@ -77,7 +77,7 @@ def test_csv_and_jsonl_read_alike_plain_and_compressed(tmp_path: Path, compressi
         assert split.labelled and split.left_out == 0
 
 
-def test_csv_equals_what_python_reads_of_it_and_tells_the_line_a_record_ends_on(tmp_path: Path) -> None:
+def test_csv_equals_that_of_python_and_has_the_line_that_a_record_ends_on(tmp_path: Path) -> None:
     path = write_csv(tmp_path / "a.csv", own_rows())
     with path.open(encoding="utf-8", newline="") as file:
         reader = csv.DictReader(file)
@@ -104,7 +104,7 @@ def labels_of(path: Path, labels: tuple[str, ...] = ()) -> list[str | None]:
     return [item.label for item in reading.read_table(path, OWN, True, labels).items]
 
 
-def test_a_number_is_the_class_of_its_place_where_names_are_known(tmp_path: Path) -> None:
+def test_a_number_is_the_index_of_a_class_if_names_are_known(tmp_path: Path) -> None:
     rows = [{"text": "a", "label": 1}, {"text": "b", "label": 0}]
     bare = write_parquet(tmp_path / "bare.parquet", rows)
     named = write_parquet(tmp_path / "named.parquet", rows, ["bad", "good"])
@@ -184,7 +184,7 @@ def test_labels_that_are_held_back_are_none(tmp_path: Path, held_back: float | N
     assert not reading.read_table(without, OWN, label_required=False).labelled
 
 
-def test_records_hold_whatever_a_file_has(tmp_path: Path) -> None:
+def test_records_have_all_columns_of_a_file(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", [{"a": [1, 2], "b": {"c": 3}}, {"a": None}])
     found = reading.read_records(
         path, [Column("b", "text", required=False), Column("a", "label"), Column("z", "x", False)]
@@ -235,7 +235,7 @@ MISTAKES = {
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_told_with_file_and_line(tmp_path: Path, mistake: str) -> None:
+def test_an_invalid_file_is_refused_with_the_line(tmp_path: Path, mistake: str) -> None:
     name, content, message = MISTAKES[mistake]
     path = tmp_path / name if name else Path("tfds:glue/mrpc")
     if name:
@@ -245,7 +245,7 @@ def test_a_mistake_is_told_with_file_and_line(tmp_path: Path, mistake: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_a_parquet_column_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_parquet_column_is_refused(tmp_path: Path) -> None:
     path = write_parquet(tmp_path / "a.parquet", [{"review": "a", "stars": 1}])
     with pytest.raises(UserError, match=r"a.parquet has no column 'text'; its columns are: review, stars. .*task.text"):
         reading.read_table(path, OWN, label_required=True)
@@ -286,7 +286,7 @@ def test_the_first_of_several_parquet_files_stands_for_them_all(tmp_path: Path, 
         ([{"text": "a"}], None, r"00002-of-00003.parquet has no column 'label', but train-00000-of-00003.parquet has"),
     ],
 )
-def test_parquet_files_that_are_not_of_one_data_set_are_told(
+def test_parquet_files_of_different_data_sets_are_refused(
     tmp_path: Path, rows: list[dict], classes: list[str] | None, said: str
 ) -> None:
     shards = write_shards(tmp_path, SEVEN)
@@ -295,7 +295,7 @@ def test_parquet_files_that_are_not_of_one_data_set_are_told(
         reading.read_table(shards[0], OWN, label_required=False)
 
 
-def test_parquet_files_of_two_data_sets_are_told_not_chosen_from(tmp_path: Path) -> None:
+def test_parquet_files_of_two_data_sets_are_ambiguous(tmp_path: Path) -> None:
     write_shards(tmp_path, SEVEN)
     write_parquet(tmp_path / "train-00000-of-00001.parquet", SEVEN)
     with pytest.raises(

@@ -105,7 +105,7 @@ def test_a_word_is_decoded_from_its_first_piece_or_from_the_mean_of_all(letters:
     assert [score for said in told for score in said["tag_scores"]] == pytest.approx([word.max() for word in wanted])
 
 
-def test_a_chain_guesses_the_best_path_and_tells_its_marginals(letters: Tokenizer) -> None:
+def test_a_crf_predicts_the_best_path_and_its_marginals(letters: Tokenizer) -> None:
     task = TaggingTask("own", ("O", "B-X", "I-X"), max_length=12, metrics=("f1",), crf=True)
     split = replace(split_of([("ab", "O"), ("c", "O"), ("de", "O")]), labelled=False)
     rows = task.encode(split, letters)
@@ -138,13 +138,13 @@ def test_a_chain_guesses_the_best_path_and_tells_its_marginals(letters: Tokenize
         ({"crf": True, "class_weights": "balanced"}, "which task.crf replaces; remove one of the two"),
     ],
 )
-def test_options_that_do_not_go_together_are_told(options: dict, said: str) -> None:
+def test_incompatible_options_are_refused(options: dict, said: str) -> None:
     with pytest.raises(UserError, match=said):
         replace(TASK, **options)
 
 
 @pytest.mark.parametrize("labels", [("O", "B-X", "I-X"), ("O", "B-X", "I-X", "E-X", "S-X")])
-def test_a_file_in_another_scheme_is_learnt_in_that_of_the_labels(letters: Tokenizer, labels: tuple[str, ...]) -> None:
+def test_a_file_in_another_scheme_is_encoded_in_that_of_the_labels(letters: Tokenizer, labels: tuple[str, ...]) -> None:
     task = TaggingTask("own", labels, max_length=16, metrics=("f1",))
     files = [
         ("I-X", "I-X", "O", "I-X", "B-X", "I-X"),
@@ -188,7 +188,7 @@ sentences = st.lists(st.lists(words, min_size=1, max_size=12), min_size=1, max_s
 
 @settings(deadline=None, max_examples=60)
 @given(texts=sentences, max_length=st.integers(8, 16))
-def test_every_word_is_guessed_exactly_once(letters: Tokenizer, texts: list[list[str]], max_length: int) -> None:
+def test_every_word_is_predicted_exactly_once(letters: Tokenizer, texts: list[list[str]], max_length: int) -> None:
     split = split_of(*([(word, "NVX"[len(word) % 3]) for word in text] for text in texts))
     rows = replace(TASK, max_length=max_length).encode(split, letters)
     flat = [word for text in texts for word in text]
@@ -233,7 +233,7 @@ def test_entities_are_measured_over_whole_sentences(letters: Tokenizer) -> None:
     assert measure(task, rows, shorter) == {"f1": 0.0, "accuracy": pytest.approx(7 / 8)}
 
 
-def test_a_tag_that_is_not_in_the_set_is_told_with_file_and_line(letters: Tokenizer) -> None:
+def test_an_unknown_tag_is_refused_with_file_and_line(letters: Tokenizer) -> None:
     split = split_of([("a", "N")], [("b", "V"), ("c", "ADJ")])
     with pytest.raises(
         UserError, match=r"train.conll line 4: unknown label 'ADJ'; the task's labels are: 'N', 'V', 'X'"

@@ -111,7 +111,7 @@ def test_raw_text_is_answered_with_places(letters: Tokenizer) -> None:
         ("a.jsonl", '{"tokens": "a", "labels": [1]}\n', "line 1: tokens is 'a'; expected a list of words"),
     ],
 )
-def test_what_is_no_number_is_told_with_file_and_line(
+def test_an_invalid_number_is_refused_with_file_and_line(
     tmp_path: Path, letters: Tokenizer, name: str, text: str, said: str
 ) -> None:
     (tmp_path / name).write_text(text)
@@ -119,7 +119,7 @@ def test_what_is_no_number_is_told_with_file_and_line(
         rows_of(tmp_path / name, letters)
 
 
-def test_numbers_that_are_all_the_same_are_said_to_leave_correlations_undefined(
+def test_equal_numbers_are_reported_to_leave_correlations_undefined(
     tmp_path: Path, rows: LabelledWordRows, letters: Tokenizer
 ) -> None:
     assert TASK.remarks(rows) == []
@@ -129,7 +129,7 @@ def test_numbers_that_are_all_the_same_are_said_to_leave_correlations_undefined(
     assert TASK.remarks(rows_of(path, letters)) == [said]
 
 
-def test_words_that_are_cut_are_said_to_be_words(tmp_path: Path, letters: Tokenizer) -> None:
+def test_truncation_is_reported_in_words(tmp_path: Path, letters: Tokenizer) -> None:
     path = tmp_path / "train.conll"
     path.write_text("abcdefgh\t1\nabcdefghi\t2\n")
     told = measurement.remarks(rows_of(path, letters), TASK)

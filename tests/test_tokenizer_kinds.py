@@ -127,7 +127,7 @@ def test_facts_of_the_vocabulary(made, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_words_of_a_text_begin_where_continuation_says(made, kind):
+def test_words_of_a_text_begin_where_the_continuation_table_marks(made, kind):
     ours = made(kind).ours
     words = ["the", "river", "and", "the", "little", "house", "were", "there"]
     ids = ours.encode(" " + " ".join(words))
@@ -138,7 +138,7 @@ def test_words_of_a_text_begin_where_continuation_says(made, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_sentences_go_on_as_in_their_document(made, kind):
+def test_sentences_are_encoded_as_in_their_document(made, kind):
     ours = made(kind).ours
     sentences = ["There was no doubt.", "“Whatever!”", "The river (it was old) was there.", "été"]
     parts = [sentences[0], *(" " + sentence for sentence in sentences[1:])]
@@ -246,7 +246,7 @@ def test_the_sentencepiece_model_is_made_again_of_tokenizer_json(made, lines, tm
         np.testing.assert_array_equal(found, expected)
 
 
-def test_albert_keeps_case_and_accents_when_told(made, tmp_path):
+def test_albert_keeps_case_and_accents_if_configured(made, tmp_path):
     shutil.copy(made("unigram_albert").folder / "spiece.model", tmp_path)
     (tmp_path / "tokenizer_config.json").write_text('{"do_lower_case": false, "keep_accents": true}')
     kept = tokenizer.load(tmp_path)
@@ -259,7 +259,7 @@ def test_albert_keeps_case_and_accents_when_told(made, tmp_path):
     assert tokenizer.load(tmp_path).lowercase  # no piece has a capital
 
 
-def test_case_folded_by_the_model_is_known(lines):
+def test_case_folding_by_the_model_is_detected(lines):
     content = train_sentencepiece(lines, normalization_rule_name="nmt_nfkc_cf")
     folded = sentencepiece_model.SentencePieceSpec(content)
     assert (
@@ -361,7 +361,7 @@ def test_a_sentencepiece_model_is_not_read_by_another_numbering_than_its_folder_
 
 
 @pytest.mark.parametrize("name", ["merges.txt", "tokenizer_config.json"])
-def test_a_file_beside_the_vocabulary_is_refused_with_the_one_to_give(name, tmp_path):
+def test_a_file_next_to_the_vocabulary_is_refused_with_the_one_to_use(name, tmp_path):
     (tmp_path / name).write_text('{"a": "b"}')
     with pytest.raises(
         UserError, match=rf"{name}: (it is half of|it has no field).* Give .*vocab\.json.*folder|Give the folder"

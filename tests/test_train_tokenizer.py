@@ -185,7 +185,7 @@ def test_inside_of_a_word_is_no_beginning():
     assert tokens[5:] == ["#", *"abcde", "###", "##b", "##c", "##d", "##e", "##cd", "##cde"]
 
 
-def test_smaller_vocabulary_than_asked_for_is_written_and_said(tmp_path, capsys):
+def test_a_smaller_vocabulary_than_requested_is_written_and_reported(tmp_path, capsys):
     (tmp_path / "text.txt").write_text("low lower lowest low low\n\nnew newer newest\n")
     trained = train_tokenizer.train(TokenizerOptions(tmp_path / "text.txt", tmp_path / "vocab", vocab_size=5000))
     assert trained.vocab_size < 60 and trained.id_of("low") is not None

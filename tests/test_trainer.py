@@ -102,7 +102,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert log(one) == log(other)
 
 
-def test_a_killed_run_goes_on_as_if_nothing_had_happened(run):
+def test_a_killed_run_resumes_exactly(run):
     whole = trainer.fit(run("whole", AVERAGED))
     assert whole.evaluation["ema_loss"] != whole.evaluation["loss"]
     killed = run("killed", AVERAGED)
@@ -130,7 +130,7 @@ def test_muon_s_moments_come_back_and_a_run_may_begin_to_keep_an_average(run):
 
 
 @pytest.mark.slow
-def test_sigterm_saves_and_says_so_and_the_rest_follows(run):
+def test_sigterm_saves_and_the_run_resumes(run):
     trainer.fit(run("whole"))
     stopped = run("stopped")
     stop = Interrupted(stopped.source, 3, lambda: os.kill(os.getpid(), signal.SIGTERM))
@@ -144,7 +144,7 @@ def test_sigterm_saves_and_says_so_and_the_rest_follows(run):
 
 
 @pytest.mark.slow
-def test_sigterm_ends_an_evaluation_at_once_which_is_done_when_the_run_goes_on(run):
+def test_sigterm_interrupts_an_evaluation_which_is_repeated_on_resume(run):
     config = dataclasses.replace(CONFIG, eval=EvalConfig(every_steps=2))
     whole, stopped = run("whole", config), run("stopped", config)
     trainer.fit(whole)
@@ -193,7 +193,7 @@ def test_a_finished_run_is_left_as_it_is(run):
 
 
 @pytest.mark.slow
-def test_a_refused_run_changes_nothing_and_an_allowed_one_goes_on(run, capsys):
+def test_a_refused_run_changes_nothing_and_an_allowed_one_resumes(run, capsys):
     trainer.fit(run("taken"))
     before = (run("taken").workdir / "config.json").read_bytes()
     other = dataclasses.replace(CONFIG, batch_size=16, seed=1, steps=7)
@@ -235,7 +235,7 @@ def test_a_workdir_that_never_had_a_checkpoint_takes_the_next_run_s_tokenizer(ru
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_is_no_longer_finished(run):
+def test_a_resumed_run_is_no_longer_finished(run):
     trainer.fit(run("done"))
     result = run("done").workdir / trainer.RESULT_FILE
     result.write_text("{}")
@@ -302,7 +302,7 @@ def test_a_step_that_is_not_finite_is_not_saved_where_an_evaluation_was_to_follo
 
 
 @pytest.mark.slow
-def test_a_run_that_stopped_at_such_a_loss_can_leave_the_step_out_so_many_times(run):
+def test_a_run_that_stopped_at_a_nonfinite_loss_can_skip_a_limited_number_of_steps(run):
     bad = run("bad")
     spoilt = dataclasses.replace(bad, source=Spoilt(bad.source, 3, 4))
     with pytest.raises(UserError, match="at step 4"):

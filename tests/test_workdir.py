@@ -19,7 +19,7 @@ def test_config_is_written_whole_and_read_back(tmp_path):
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["config.json"]
 
 
-def test_a_missing_damaged_or_foreign_config_is_said(tmp_path):
+def test_a_missing_damaged_or_unrelated_config_is_refused(tmp_path):
     with pytest.raises(UserError, match="is not a workdir"):
         read_config(tmp_path)
     for text, message in (("{", "not valid JSON"), ('{"model_type": "bert"}', "is not from a workdir of bert_jax")):
@@ -48,7 +48,7 @@ def test_a_tensor_other_than_the_one_saved_is_found(tmp_path):
         read_params(tmp_path / "one")
 
 
-def test_a_folder_without_checkpoints_and_a_step_that_is_not_there_are_said(tmp_path):
+def test_a_folder_without_checkpoints_and_a_missing_step_are_refused(tmp_path):
     with pytest.raises(UserError, match="no checkpoint in"):
         read_params(tmp_path)
     write_params(tmp_path, 5, {"kernel": np.ones(3, np.float32)})
