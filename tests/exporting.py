@@ -13,16 +13,9 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.encoder import gather_positions
-from bert_jax.model.head_outputs import (
-    answer_logits,
-    class_logits,
-    next_sentence_logits,
-    pool_vectors,
-    sequence_vectors,
-    tag_logits,
-    vocabulary_logits,
-)
+from bert_jax.model.head_outputs import next_sentence_logits, pool_vectors, vocabulary_logits
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.task_outputs import answer_logits, class_logits, sequence_vectors, tag_logits
 from bert_jax.tasks.example import TaskBatch
 
 SCRIPT = Path(__file__).parent / "tools" / "check_export.py"

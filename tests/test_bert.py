@@ -13,16 +13,10 @@ from bert_jax.data.example import Batch
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind, init_params
 from bert_jax.model.encoder import gather_positions
-from bert_jax.model.head_outputs import (
-    class_logits,
-    masked_logits,
-    next_sentence_logits,
-    pool_vectors,
-    tag_logits,
-    vocabulary_logits,
-)
+from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors, vocabulary_logits
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.task_outputs import class_logits, tag_logits
 
 CONFIG = ModelConfig(
     vocab_size=61,

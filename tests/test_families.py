@@ -14,9 +14,10 @@ from bert_jax.data.example import Batch
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.encoder import gather_positions
-from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors, tag_logits
+from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.task_outputs import tag_logits
 
 SEQUENCES = [random_sequence(length, 61, seed) for seed, length in enumerate((9, 6, 8, 3))]
 PACKED = jax.tree.map(jnp.asarray, lay([SEQUENCES[:3], SEQUENCES[3:]], slots=25, predictions=6))

@@ -23,7 +23,8 @@ from bert_jax.interop.families import FAMILIES
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.encoder import gather_positions
-from bert_jax.model.head_outputs import answer_logits, class_logits, pool_vectors, tag_logits, vocabulary_logits
+from bert_jax.model.head_outputs import pool_vectors, vocabulary_logits
+from bert_jax.model.task_outputs import answer_logits, class_logits, tag_logits
 from bert_jax.tasks.example import TaskBatch
 
 # The layer loop of each case; together they cover both forms.

@@ -13,18 +13,18 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind, init_params
-from bert_jax.model.head_outputs import (
+from bert_jax.model.head_outputs import span_boundary_logits
+from bert_jax.model.heads import Heads, SpanHeads, take_spans
+from bert_jax.model.runtime import Runtime
+from bert_jax.model.task_outputs import (
     answer_logits,
     choice_logits,
     relation_logits,
     sequence_vectors,
-    span_boundary_logits,
     span_logits,
     span_vectors,
     tag_logits,
 )
-from bert_jax.model.heads import Heads, SpanHeads, take_spans
-from bert_jax.model.runtime import Runtime
 
 CONFIG = ModelConfig(vocab_size=61, layers=1, width=12, heads=3, feed_forward=20, max_positions=32, dropout=0.2)
 OTHERS = Heads(

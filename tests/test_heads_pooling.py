@@ -11,10 +11,10 @@ from scipy.special import softmax
 from bert_jax.config import ModelConfig
 from bert_jax.model import paths
 from bert_jax.model.bert import Bert, abstract_params, bind
-from bert_jax.model.head_outputs import sequence_vectors
 from bert_jax.model.heads import Heads
 from bert_jax.model.heads.config import POOLINGS
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.task_outputs import sequence_vectors
 
 CONFIG = ModelConfig(vocab_size=20, layers=1, width=6, heads=2, feed_forward=4, max_positions=8)
 SEQUENCES = np.array([[1, 1, 1, 2, 2, 0, 0], [1, 1, 1, 1, 1, 1, 1]], np.int32)

@@ -11,10 +11,10 @@ from scipy.special import erf, log_softmax, softmax
 from bert_jax.config import ModelConfig
 from bert_jax.model import paths
 from bert_jax.model.bert import Bert, abstract_params, bind
-from bert_jax.model.head_outputs import relation_logits, span_logits, span_vectors
 from bert_jax.model.heads import Heads, SpanHeads, choose_spans, possible_spans, take_spans
 from bert_jax.model.runtime import Runtime
-from bert_jax.train.losses import span_sums
+from bert_jax.model.task_outputs import relation_logits, span_logits, span_vectors
+from bert_jax.tasks.task_losses import span_sums
 
 CONFIG = ModelConfig(vocab_size=20, layers=1, width=6, heads=2, feed_forward=4, max_positions=8)
 LONGEST, CLASSES, RELATIONS = 3, 4, 2

@@ -21,9 +21,10 @@ from bert_jax.interop.tensor_bundle import TensorBundle
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
 from bert_jax.model.encoder import gather_positions
-from bert_jax.model.head_outputs import answer_logits, masked_logits, next_sentence_logits, pool_vectors
+from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, pool_vectors
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.task_outputs import answer_logits
 from bert_jax.tasks.example import TaskBatch
 
 ORIGINAL = Path(__file__).parent / "testdata" / "original_checkpoint"

@@ -18,18 +18,17 @@ from bert_jax.interop import stablehlo
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
-from bert_jax.model.head_outputs import (
+from bert_jax.model.head_outputs import next_sentence_logits, vocabulary_logits
+from bert_jax.model.heads import Heads, SpanHeads
+from bert_jax.model.runtime import Runtime
+from bert_jax.model.task_outputs import (
     answer_logits,
     class_logits,
-    next_sentence_logits,
     sequence_vectors,
     span_logits,
     span_vectors,
     tag_logits,
-    vocabulary_logits,
 )
-from bert_jax.model.heads import Heads, SpanHeads
-from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import texts
 from bert_jax.tokenizer import Tokenizer
 

@@ -25,9 +25,9 @@ from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.choice import ChoiceLabels, ChoiceRows, ChoiceTask
 from bert_jax.tasks.kinds.choice_items import MultipleChoice
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.task_losses import IMPOSSIBLE
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import partitioning
-from bert_jax.train.losses import IMPOSSIBLE
 from bert_jax.train.objectives import total_loss
 
 TASK = ChoiceTask("own", max_length=12, metrics=("accuracy",))

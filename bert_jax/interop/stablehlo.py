@@ -21,20 +21,18 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import save_tensors
 from bert_jax.model import paths
 from bert_jax.model.bert import Bert, Encoded, bind
-from bert_jax.model.head_outputs import (
+from bert_jax.model.head_outputs import next_sentence_logits, pool_vectors, vocabulary_logits
+from bert_jax.model.heads import Heads
+from bert_jax.model.runtime import Runtime
+from bert_jax.model.task_outputs import (
     answer_logits,
     choice_logits,
     class_logits,
-    next_sentence_logits,
-    pool_vectors,
     sequence_vectors,
     span_logits,
     span_vectors,
     tag_logits,
-    vocabulary_logits,
 )
-from bert_jax.model.heads import Heads
-from bert_jax.model.runtime import Runtime
 from bert_jax.storage.local import atomic_folder, write_json
 from bert_jax.tokenizer import Tokenizer
 

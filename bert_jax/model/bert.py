@@ -26,7 +26,7 @@ class Bert(nnx.Module):
 
     A batch is any object with input_ids, segment_ids, sequence_ids and positions, i32[B,T] (data/example.py). A
     dropout_key of None means evaluation. Each part that drops out derives a stream of its own from the key, so one
-    key a step serves all. The encoder knows no head: head_outputs.py has what the heads compute.
+    key a step serves all. The encoder knows no head: head_outputs.py and task_outputs.py have what the heads compute.
     """
 
     def __init__(self, config: ModelConfig, *, heads: Heads, runtime: Runtime, key: PRNGKeyArray) -> None:

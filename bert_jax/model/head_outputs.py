@@ -1,14 +1,12 @@
-"""The outputs of the heads of a model, from its hidden states.
+"""The outputs of the heads of pretraining, from the hidden states of a model; task_outputs has those of fine-tuning.
 
-Each function takes a bound model (bert_jax.model.bert.bind) and reads the heads that it needs from it. Functions
-that drop out take a dropout key, and None in evaluation. B batch, T positions, S sequences of a row, M predicted
-positions, K span lengths, C classes, D width, V padded vocabulary.
+Each function takes a bound model (bert_jax.model.bert.bind) and reads the heads that it needs from it. B batch, T
+positions, S sequences of a row, M predicted positions, D width, V padded vocabulary.
 """
 
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int
 
 from bert_jax.model.bert import Bert
-from bert_jax.model.heads.pooling import pool_sequences
 from bert_jax.model.layer import gather_positions
 
 
@@ -39,72 +37,6 @@ def pool_vectors(model: Bert, vectors: Float[Array, "B S D"]) -> Float[Array, "B
     return model.head("pooler")(vectors)
 
 
-def sequence_vectors(
-    model: Bert, hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], cls_positions: Int[Array, "B S"]
-) -> Float[Array, "B S D"]:
-    """The input of class_logits and choice_logits: one vector of each sequence by heads.pooling, then the pooler
-    where the model has one."""
-    heads = model.head_config
-    scores = model.head("pooling")(hidden) if heads.pooling.startswith("attention") else None
-    vectors = pool_sequences(heads.pooling, hidden, sequence_ids, cls_positions, scores)
-    return pool_vectors(model, vectors) if heads.pooler else vectors
-
-
 def next_sentence_logits(model: Bert, pooled: Float[Array, "B S D"]) -> Float[Array, "B S 2"]:
     """Logits of the two classes "is next" and "random"."""
     return model.head("next_sentence_head")(pooled)
-
-
-def class_logits(
-    model: Bert, vectors: Float[Array, "B S D"], dropout_key: PRNGKeyArray | None = None
-) -> Float[Array, "B S C"]:
-    """Logits of a sequence's class, or its regression (C = 1)."""
-    return model.head("classifier")(vectors, model.dropout_seeds(dropout_key, "classifier", vectors.shape[0]))
-
-
-def choice_logits(
-    model: Bert, vectors: Float[Array, "B S D"], dropout_key: PRNGKeyArray | None = None
-) -> Float[Array, "B S"]:
-    """A score for each sequence; the loss takes the softmax over the sequences of one question."""
-    return class_logits(model, vectors, dropout_key)[..., 0]
-
-
-def tag_logits(
-    model: Bert, hidden: Float[Array, "B T D"], dropout_key: PRNGKeyArray | None = None
-) -> Float[Array, "B T C"]:
-    """Logits of every token's tag, or its regression (C = 1)."""
-    seeds = model.dropout_seeds(dropout_key, "tagger", hidden.shape[0])
-    return model.head("tagger")(_token_vectors(model, hidden), seeds)
-
-
-def answer_logits(model: Bert, hidden: Float[Array, "B T D"]) -> Float[Array, "B T 2"]:
-    """Logits of an answer's first and last position: S.h and E.h (Devlin et al. 2019, section 4.2)."""
-    return model.head("question_head")(_token_vectors(model, hidden))
-
-
-def span_vectors(
-    model: Bert, hidden: Float[Array, "B T D"], dropout_key: PRNGKeyArray | None = None
-) -> Float[Array, "B T K G"]:
-    """A vector for each span of up to heads.spans.length positions (heads/spans.py)."""
-    return model.head("spans")(hidden, model.dropout_seeds(dropout_key, "spans", hidden.shape[0]))
-
-
-def span_logits(
-    model: Bert, vectors: Float[Array, "B T K G"], dropout_key: PRNGKeyArray | None = None
-) -> Float[Array, "B T K C"]:
-    """Logits of each span's class, or of whether it is a span at all (C = 1)."""
-    seeds = model.dropout_seeds(dropout_key, "span_classifier", vectors.shape[0])
-    return model.head("span_classifier")(vectors, seeds)
-
-
-def relation_logits(
-    model: Bert, vectors: Float[Array, "B P G"], dropout_key: PRNGKeyArray | None = None
-) -> Float[Array, "B P P C"]:
-    """Logits of the relation from each of P spans to each other, from their span_vectors (heads.take_spans)."""
-    seeds = model.dropout_seeds(dropout_key, "span_relations", vectors.shape[0])
-    return model.head("span_relations")(vectors, seeds)
-
-
-def _token_vectors(model: Bert, hidden: Float[Array, "B T D"]) -> Float[Array, "B T D"]:
-    """The input of heads over single tokens: in ModernBERT the pooler's transform comes first."""
-    return pool_vectors(model, hidden) if model.config.pooler == "transform" else hidden

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from bert_jax.model.bert import Bert
-from bert_jax.model.head_outputs import sequence_vectors
+from bert_jax.model.task_outputs import sequence_vectors
 from bert_jax.tasks.example import TaskBatch
 from bert_jax.train.objectives import Counts, Objective, Terms
 

@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Float32, Int32, Int64, Integer
 from scipy.special import softmax
 
 from bert_jax.model.bert import Bert
-from bert_jax.model.head_outputs import choice_logits
 from bert_jax.model.heads import Heads
+from bert_jax.model.task_outputs import choice_logits
 from bert_jax.tasks.example import Split, TaskBatch, TaskRows, TokenRows
 from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.choice_items import (
@@ -29,8 +29,8 @@ from bert_jax.tasks.objective import TaskObjective, pooled_vectors
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import PooledTask
+from bert_jax.tasks.task_losses import IMPOSSIBLE, choice_sums
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import IMPOSSIBLE, choice_sums
 from bert_jax.train.objectives import Term, Terms
 
 

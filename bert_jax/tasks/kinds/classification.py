@@ -13,8 +13,8 @@ from scipy.special import softmax
 
 from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
-from bert_jax.model.head_outputs import class_logits
 from bert_jax.model.heads import Heads
+from bert_jax.model.task_outputs import class_logits
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Example, LabelledRows, Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord, texts_of, value_of
@@ -31,8 +31,9 @@ from bert_jax.tasks.objective import TaskObjective, pooled_vectors
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import PooledTask, Task
+from bert_jax.tasks.task_losses import squared_error_sum
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import PLAIN, ClassCosts, classification_sums, squared_error_sum
+from bert_jax.train.losses import PLAIN, ClassCosts, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms
 
 

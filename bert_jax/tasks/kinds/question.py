@@ -15,8 +15,8 @@ from jaxtyping import Array, Float
 
 from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
-from bert_jax.model.head_outputs import answer_logits
 from bert_jax.model.heads import Heads
+from bert_jax.model.task_outputs import answer_logits
 from bert_jax.tasks.example import Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord
 from bert_jax.tasks.kinds.question_answers import RowAnswers, answer_object, best_spans, decode
@@ -26,8 +26,8 @@ from bert_jax.tasks.kinds.question_windows import QuestionRows, encode_questions
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns, kind_of_file
 from bert_jax.tasks.task import Task
+from bert_jax.tasks.task_losses import answer_sums
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import answer_sums
 from bert_jax.train.objectives import Term, Terms
 
 # Without a threshold from a dev file: no answer where it is more probable than the best one (run_squad.py's default).

@@ -9,13 +9,14 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from bert_jax.model.bert import Bert
-from bert_jax.model.head_outputs import relation_logits, span_logits, span_vectors
 from bert_jax.model.heads import Heads, SpanHeads, choose_spans, possible_spans, take_spans
 from bert_jax.model.layer import gather_positions
+from bert_jax.model.task_outputs import relation_logits, span_logits, span_vectors
 from bert_jax.tasks.example import TaskBatch
 from bert_jax.tasks.kinds.span_rows import PAIRED
 from bert_jax.tasks.objective import TaskObjective
-from bert_jax.train.losses import binary_sums, classification_sums, span_sums
+from bert_jax.tasks.task_losses import span_sums
+from bert_jax.train.losses import binary_sums, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms
 
 # Candidate spans for each word of a row: a tree over n words has fewer than 2n nodes.

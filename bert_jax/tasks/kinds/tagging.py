@@ -13,8 +13,8 @@ from jaxtyping import Array, Float, Float32, Int, Int32, Integer
 
 from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
-from bert_jax.model.head_outputs import tag_logits
 from bert_jax.model.heads import Heads
+from bert_jax.model.task_outputs import tag_logits
 from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, spans
 from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.labels import LabelTask, check_label
@@ -23,9 +23,10 @@ from bert_jax.tasks.metric_functions import TAGGING_METRICS, compute_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
 from bert_jax.tasks.task import Task, check_choice
+from bert_jax.tasks.task_losses import chain_sums
 from bert_jax.tasks.word_rows import LabelledWordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import PLAIN, ClassCosts, chain_sums, classification_sums
+from bert_jax.train.losses import PLAIN, ClassCosts, classification_sums
 from bert_jax.train.objectives import Counts, Term, Terms
 
 HIGHEST = jax.lax.Precision.HIGHEST

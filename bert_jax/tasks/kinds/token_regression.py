@@ -11,17 +11,17 @@ from jaxtyping import Array, Float, Float32
 
 from bert_jax.command import UserError
 from bert_jax.model.bert import Bert
-from bert_jax.model.head_outputs import tag_logits
 from bert_jax.model.heads import Heads
+from bert_jax.model.task_outputs import tag_logits
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Sentence, Split, TaskBatch
 from bert_jax.tasks.kinds.words import WordTask, sentence_objects
 from bert_jax.tasks.metric_functions import LARGEST, REGRESSION_METRICS, UNDEFINED_OF_ONE, compute_metrics
 from bert_jax.tasks.objective import TaskObjective
 from bert_jax.tasks.reading import Columns
+from bert_jax.tasks.task_losses import squared_error_sum
 from bert_jax.tasks.word_rows import LabelledWordRows, encode_words
 from bert_jax.tokenizer import Tokenizer
-from bert_jax.train.losses import squared_error_sum
 from bert_jax.train.objectives import Term, Terms
 
 # Values of a word without a number; its weight is 0. The readers turn a null of JSON into an empty text.
