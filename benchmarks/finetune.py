@@ -72,7 +72,7 @@ def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
     objective = task.objective()
     mesh = partitioning.make_mesh(config.mesh)
     source = TaskSource(rows, batch_size=config.batch_size, seed=0, max_length=task.max_length, pool=config.length_pool)
-    initial = initial_params(loaded, loaded.model, objective.heads, loaded.vocabulary).params
+    initial = initial_params(loaded, loaded.model, objective.heads, loaded.vocabulary)
     key = jax.random.key(0)
     initialized = paths.flatten(jax.jit(lambda key: init_params(loaded.model, objective.heads, key))(key))
     params = paths.unflatten(initialized | {path: jax.numpy.asarray(value) for path, value in initial.items()})

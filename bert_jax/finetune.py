@@ -75,7 +75,7 @@ class Start:
         """Returns the parameters of the checkpoint by path; each seed initializes the others at random."""
         if self.loaded is None:
             return {}
-        return initial_params(self.loaded, self.model, heads, self.tokenizer, task_json.to_json(task)).params
+        return initial_params(self.loaded, self.model, heads, self.tokenizer, task_json.to_json(task))
 
     def summary(self) -> dict[str, Any] | None:
         """Returns `start` in result.json: the path, and the task of a fine-tuned checkpoint; None: from scratch."""

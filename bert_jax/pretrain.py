@@ -118,7 +118,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
             for phase, loader in zip(phases, loaders, strict=True)
             if loader is not None
         },
-        initial_params={} if loaded is None else initial_params(loaded, model, objective.heads, vocabulary).params,
+        initial_params={} if loaded is None else initial_params(loaded, model, objective.heads, vocabulary),
     )
     return _write_result(run.workdir, trainer.fit(run))
 

@@ -1,7 +1,7 @@
 """Selects the parameters of a checkpoint from which a new run starts."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -24,17 +24,10 @@ _BEFORE_HEADS = {"pooler/dense": "mlm_head/transform", "pooler/norm": "mlm_head/
 _LABEL_HEADS = ("classifier", "tagger", "crf", "question_head", "span_classifier", "span_relations")
 
 
-class InitialParams(NamedTuple):
-    """The parameters that a new run copies, by path, and the paths that it initializes randomly."""
-
-    params: dict[str, np.ndarray]
-    fresh: tuple[str, ...]
-
-
 def initial_params(
     loaded: LoadedModel, model: ModelConfig, heads: Heads, vocabulary: Vocabulary, task: Mapping[str, Any] | None = None
-) -> InitialParams:
-    """Returns the parameters of a checkpoint that fit a run with this model, these heads and this vocabulary.
+) -> dict[str, np.ndarray]:
+    """Returns, by path, the parameters of a checkpoint that fit a run with this model, heads and vocabulary.
 
     A head that the checkpoint lacks, or has with another number of classes, is initialized randomly, as
     are all heads with labels if `task` (its `kind` and `labels`) differs from the task that the
@@ -58,15 +51,14 @@ def initial_params(
         labels = ", ".join(loaded.task.get("labels") or ["scores"])
         reason += f" or specific to its task ({loaded.task['name']}: {labels:.80})"
     found = {path: value for path, value in held.items() if path in wanted and wanted[path].shape == value.shape}
-    fresh = tuple(path for path in wanted if path not in found)
-    if fresh:
+    if fresh := [path for path in wanted if path not in found]:
         Console(stderr=True, quiet=not distributed.is_primary()).print(
             f"starting from {origin}; initialized randomly, since {reason}: {', '.join(fresh)}",
             highlight=False,
             markup=False,
             soft_wrap=True,
         )
-    return InitialParams(found, fresh)
+    return found
 
 
 def check_architecture(got: ModelConfig, wanted: ModelConfig, origin: str = "the checkpoint") -> None:

@@ -5,6 +5,7 @@ one file of tensors. Batch size and length are symbolic: one program serves ever
 up to the model's number of positions.
 """
 
+import string
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +39,7 @@ from bert_jax.tokenizer import Tokenizer
 
 PARAMETERS_FILE, TOKENIZER = "parameters.safetensors", "tokenizer"
 SUFFIX = ".stablehlo"
+README_TEMPLATE = Path(__file__).with_name("stablehlo_readme.md")
 PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
 
 Outputs = dict[str, Shaped[Array, "..."]]
@@ -190,45 +192,20 @@ def _folder_description(loaded: LoadedModel, programs: Mapping[str, Any]) -> dic
 
 
 def _readme(loaded: LoadedModel, programs: Mapping[str, Any]) -> str:
-    words, name = loaded.vocabulary, list(programs)[-1]
-    others = [name for name in _input_names(loaded) if name in ("segment_ids", "tagged")]
+    words = loaded.vocabulary
     values = {"segment_ids": "zeros", "tagged": "ones"}
-    further = [f'    "{name}": np.{values[name]}((1, len(ids)), np.int32),' for name in others]
-    lines = [
-        "import jax",
-        "import numpy as np",
-        "import tokenizers",
-        "from safetensors.numpy import load_file",
-        "",
-        f'program = jax.export.deserialize(open("{name}{SUFFIX}", "rb").read())',
-        f'parameters = load_file("{PARAMETERS_FILE}")',
-        f'words = tokenizers.Tokenizer.from_file("{TOKENIZER}/tokenizer.json")',
-        f'ids = [{words.cls_id}, *words.encode("Some text.", add_special_tokens=False).ids, {words.sep_id}]',
-        "inputs = {",
-        '    "input_ids": np.array([ids], np.int32),',
-        *further,
-        '    "attention_mask": np.ones((1, len(ids)), np.int32),',
-        "}",
-        "outputs = jax.jit(program.call)(parameters, inputs)",
-        "print({name: value.shape for name, value in outputs.items()})",
-    ]
-    return "\n".join(
-        [
-            "# Programs in StableHLO",
-            "",
-            f"Any batch size, any length up to {loaded.model.max_positions}; float32; {', '.join(PLATFORMS)}. "
-            f"`{PROGRAMS_FILE}` lists every input, output and parameter in order. To run a program, install jax, "
-            "flatbuffers, safetensors and tokenizers:",
-            "",
-            "```python",
-            *lines,
-            "```",
-            "",
-            f"A pair of texts is {words.roles.cls_token} a {words.roles.sep_token} b {words.roles.sep_token} for "
-            "every vocabulary; rows are padded at the end.",
-            "",
-            "`program.mlir_module()` returns the program's text. Each new shape is compiled once, so pad to few "
-            "lengths. Outputs that a jitted caller does not use are not computed.",
-            "",
-        ]
+    further = [name for name in _input_names(loaded) if name in values]
+    template = string.Template(README_TEMPLATE.read_text(encoding="utf-8"))
+    return template.substitute(
+        positions=loaded.model.max_positions,
+        platforms=", ".join(PLATFORMS),
+        description=PROGRAMS_FILE,
+        program=f"{list(programs)[-1]}{SUFFIX}",
+        parameters=PARAMETERS_FILE,
+        tokenizer=TOKENIZER,
+        cls_id=words.cls_id,
+        sep_id=words.sep_id,
+        cls=words.roles.cls_token,
+        sep=words.roles.sep_token,
+        further="".join(f'    "{name}": np.{values[name]}((1, len(ids)), np.int32),\n' for name in further),
     )

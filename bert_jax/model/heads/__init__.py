@@ -9,44 +9,23 @@ crf             a linear-chain conditional random field over tags
 spans           vectors of all spans up to a length, their classes, and relations between them
 """
 
-from bert_jax.model.heads.classification import ANSWER_ENDS, NEXT_SENTENCE_CLASSES, Classifier, Network
+from bert_jax.model.heads.classification import Classifier
 from bert_jax.model.heads.config import Heads, SpanHeads
 from bert_jax.model.heads.crf import CRF
-from bert_jax.model.heads.language_model import SPAN_PLACES, LanguageModel, MaskedLanguageModel, SpanBoundary
-from bert_jax.model.heads.pooling import AttentionPooling, Pooler, pool_sequences
-from bert_jax.model.heads.spans import (
-    SpanClassifier,
-    SpanPairs,
-    SpanVectors,
-    ahead,
-    choose_spans,
-    possible_spans,
-    take_spans,
-)
+from bert_jax.model.heads.language_model import SPAN_PLACES
+from bert_jax.model.heads.spans import ahead, choose_spans, possible_spans, take_spans
 from bert_jax.model.heads.table import HEADS, Head
 
 __all__ = [
-    "ANSWER_ENDS",
     "CRF",
     "HEADS",
-    "NEXT_SENTENCE_CLASSES",
     "SPAN_PLACES",
-    "AttentionPooling",
     "Classifier",
     "Head",
     "Heads",
-    "LanguageModel",
-    "MaskedLanguageModel",
-    "Network",
-    "Pooler",
-    "SpanBoundary",
-    "SpanClassifier",
     "SpanHeads",
-    "SpanPairs",
-    "SpanVectors",
     "ahead",
     "choose_spans",
-    "pool_sequences",
     "possible_spans",
     "take_spans",
 ]
