@@ -25,10 +25,8 @@ LOWERCASE = ("NFD", "Lowercase", "StripAccents")
 MIN_FREQUENCY = 2
 # All of Unicode's White_Space separates words (str.isspace would add U+001C to U+001F). A space joins the next word.
 _CHUNK = re.compile(" ?[^\\t-\\r \\x85\\xa0\\u1680\\u2000-\\u200a\\u2028\\u2029\\u202f\\u205f\\u3000]+")
-_PRINTABLE = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-# Bytes that are not printable in Latin-1 are written as the characters from U+0100 on.
-_WRITTEN = {byte: 0x100 + index for index, byte in enumerate(sorted(set(range(0x100)) - set(_PRINTABLE)))}
-BYTES = sorted(chr(_WRITTEN.get(byte, byte)) for byte in range(0x100))
+BYTES = sorted(pre_tokenizers.ByteLevel.alphabet())
+_WHOLE = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)  # does not split
 
 
 class ByteSplitter:
@@ -53,7 +51,7 @@ class ByteSplitter:
 
 def written_bytes(text: str) -> str:
     """The bytes of a text, each as a printable character."""
-    return text.encode().decode("latin-1").translate(_WRITTEN)
+    return "".join(written for written, _ in _WHOLE.pre_tokenize_str(text))
 
 
 def learn(

@@ -99,7 +99,7 @@ def files(directory: Path) -> set[str]:
 
 
 def _strays(directory: Path, listed: Mapping[str, str]) -> list[str]:
-    """What an output holds besides the listed files: pipes, links, and files other than those next to the manifest.
+    """What an output holds that is not listed: pipes, links, and files other than those next to the manifest.
 
     Empty folders count too, except train and eval, since a part may have no rows.
     """

@@ -86,8 +86,8 @@ def _corrupt(
     noisy = np.repeat(ids, copies)
     last = np.cumsum(copies)
     ordinary_ids = np.flatnonzero(ordinary)
-    drawn = hashing.bounded(words[inserted].astype(np.uint32), ordinary_ids.size)
-    noisy[last[inserted] - 1] = ordinary_ids[drawn]
+    chosen = hashing.bounded(words[inserted].astype(np.uint32), ordinary_ids.size)
+    noisy[last[inserted] - 1] = ordinary_ids[chosen]
     new_ends = last[ends - 1]
     new_bounds = np.stack([np.concatenate([[0], new_ends[:-1]]), new_ends], axis=1).reshape(len(keys), -1)
     if segments == 1:

@@ -24,16 +24,16 @@ def fill_rows(
     lengths = bounds[..., 1] - bounds[..., 0]
     ends = np.cumsum(lengths + 1, axis=1)  # position in the sequence of the [SEP] after each segment; [CLS] is at 0
     count = int(packed.rows[-1]) + 1
-    starts = packed.rows * seq_len + packed.slots  # of each sequence, as an index into R*T
+    starts = packed.rows * seq_len + packed.starts  # of each sequence, as an index into R*T
 
     ids = np.full(count * seq_len, tokenizer.pad_id, tokenizer.id_dtype)
     ids[starts] = tokenizer.cls_id
     ids[starts[:, None] + ends] = tokenizer.sep_id
-    slots = starts[:, None] + ends - lengths  # of the first id of each segment
+    firsts = starts[:, None] + ends - lengths  # index of the first id of each segment
     repeats = lengths.reshape(-1)
     before = np.cumsum(repeats) - repeats  # number of ids copied before each segment
     running = np.arange(repeats.sum())
-    targets = running + np.repeat(slots.reshape(-1) - before, repeats)
+    targets = running + np.repeat(firsts.reshape(-1) - before, repeats)
     ids[targets] = spans.ids[running + np.repeat(bounds[..., 0].reshape(-1) - before, repeats)]
 
     def column(values: np.ndarray, absent: int, dtype: type[np.integer]) -> np.ndarray:

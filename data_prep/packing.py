@@ -27,7 +27,7 @@ class Packed(NamedTuple):
     order: Int64[np.ndarray, "Q"]  # indices into the original order
     rows: Int64[np.ndarray, "Q"]  # the row of each of them, ascending
     places: Int64[np.ndarray, "Q"]  # the index of each within its row: 0, 1, ...
-    slots: Int64[np.ndarray, "Q"]  # the first position of each within its row
+    starts: Int64[np.ndarray, "Q"]  # the first position of each within its row
 
 
 def pack(lengths: Int64[np.ndarray, "Q"], late: Bool[np.ndarray, "Q"], seq_len: int, most: int) -> Packed:

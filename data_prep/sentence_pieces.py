@@ -27,7 +27,7 @@ from data_prep import counting
 BEGINNING = "\u2581"  # marks the beginning of a word
 MODEL_TYPES = {"unigram": "unigram", "sentencepiece_bpe": "bpe"}
 # <pad> and <mask>, which are not pieces of the model.
-TOKENS_BESIDE = 2
+ADDED_TOKENS = 2
 # Fixed, because sums of floats depend on the number of threads.
 _THREADS = 8
 _TRAIN = "import json, sys, sentencepiece; sentencepiece.SentencePieceTrainer.train(**json.load(sys.stdin))"
@@ -64,7 +64,7 @@ def learn(
     It has fewer pieces than `vocab_size` if the text gives no more. `on_share` gets the approximate share of the work
     that is done. Raises UserError if the characters alone do not fit, and if the library fails.
     """
-    if vocab_size <= 3 + TOKENS_BESIDE:
+    if vocab_size <= 3 + ADDED_TOKENS:
         raise UserError(f"--vocab_size {vocab_size} is too small for the special tokens. Use more, for example 8192")
     with tempfile.TemporaryDirectory() as folder:
         table, prefix = Path(folder) / "words.tsv", Path(folder) / "trained"
@@ -77,7 +77,7 @@ def learn(
             "input_format": "tsv",
             "model_prefix": str(prefix),
             "model_type": MODEL_TYPES[kind],
-            "vocab_size": vocab_size - TOKENS_BESIDE,
+            "vocab_size": vocab_size - ADDED_TOKENS,
             "hard_vocab_limit": False,
             "character_coverage": character_coverage,
             "normalization_rule_name": "nmt_nfkc_cf" if lowercase else "nmt_nfkc",
@@ -120,7 +120,7 @@ def _run(options: dict[str, object], vocab_size: int, on_share: Callable[[float]
 def _error(last: str, vocab_size: int) -> UserError:
     """Turns the last line of the log into an error that says what to change."""
     if sizes := re.search(r"smaller than required_chars. (\d+) vs (\d+)", last):
-        needed = int(sizes[2]) + TOKENS_BESIDE
+        needed = int(sizes[2]) + ADDED_TOKENS
         return UserError(
             f"--vocab_size {vocab_size} is too small: the special tokens and the characters of the text "
             f"already take {needed}. Use more, for example --vocab_size {max(8192, 4 * needed)}"

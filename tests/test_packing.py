@@ -33,7 +33,7 @@ def test_every_sequence_has_a_place_of_its_own_within_a_row(
     packed = pack(np.array(lengths), late, seq_len, most)
     assert sorted(packed.order.tolist()) == list(range(len(lengths)))
     taken = np.zeros((packed.rows[-1] + 1, seq_len), int)
-    for number, row, slot in zip(packed.order, packed.rows, packed.slots, strict=True):
+    for number, row, slot in zip(packed.order, packed.rows, packed.starts, strict=True):
         assert slot + lengths[number] <= seq_len
         taken[row, slot : slot + lengths[number]] += 1
     assert taken.max() == 1
@@ -72,7 +72,7 @@ def test_late_sequences_as_long_as_the_rooms_fill_all_rows(lengths: list[int], s
 def test_one_sequence_a_row_leaves_them_as_they_are() -> None:
     packed = pack(np.array([3, 9, 1]), np.zeros(3, bool), 9, 1)
     assert packed.order.tolist() == packed.rows.tolist() == [0, 1, 2]
-    assert packed.places.tolist() == packed.slots.tolist() == [0, 0, 0]
+    assert packed.places.tolist() == packed.starts.tolist() == [0, 0, 0]
 
 
 def test_sequence_longer_than_a_row_is_refused() -> None:

@@ -30,7 +30,7 @@ def test_model_is_as_the_librarys_own_on_the_text(kind, sample_text):
         sentence_iterator=(line for document in documents for line in document.split("\n")),
         model_writer=written,
         model_type=sentence_pieces.MODEL_TYPES[kind],
-        vocab_size=1500 - sentence_pieces.TOKENS_BESIDE,
+        vocab_size=1500 - sentence_pieces.ADDED_TOKENS,
         minloglevel=2,
         max_sentence_length=1 << 20,
     )
