@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 from jaxtyping import Float32
-from rich.console import Console
 
 from bert_jax import command
 from bert_jax.command import UserError
@@ -15,9 +14,10 @@ from bert_jax.interop import checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.layer_selection import LAYERS
-from bert_jax.progress import Reporter
+from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.local import refuse_existing, write_atomic
 from bert_jax.tasks import texts as texts_lib
+from bert_jax.tasks.example import spans
 from bert_jax.tasks.layer_vectors import LayerVectors
 from bert_jax.tasks.length_batches import bucketed_batches
 from bert_jax.tasks.texts import EncodedTexts
@@ -82,7 +82,7 @@ def embed(
     model = LayerVectors(loaded, [layers], pool=pool, compute_dtype=compute_dtype)
     encoded = texts_lib.encode(texts, Tokenizer(loaded.vocabulary.spec), max_length or limit, by_word=pool == "words")
     if encoded.rows.truncated:
-        _print(
+        print_note(
             f"{encoded.rows.truncated} of {len(texts)} texts are longer than {max_length or limit} tokens; truncated"
         )
     return _run(loaded, encoded, model, pool, batch_size, model.widths[layers])
@@ -111,19 +111,10 @@ def main(arguments: Sequence[str]) -> None:
     )
     parser.add_argument("--compute_dtype", default="float32", help="float32 or bfloat16 (default: float32)")
     checkpoint_average.add_argument(parser)
-    options = parser.parse_args(arguments)
-    output = Path(options.output)
+    options = vars(parser.parse_args(arguments))
+    checkpoint, source, output = options.pop("checkpoint"), options.pop("input"), Path(options.pop("output"))
     refuse_existing(output)
-    arrays = embed(
-        options.checkpoint,
-        texts_lib.read_texts(options.input),
-        layers=options.layers,
-        pool=options.pool,
-        batch_size=options.batch_size,
-        max_length=options.max_length,
-        compute_dtype=options.compute_dtype,
-        average=options.average,
-    )
+    arrays = embed(checkpoint, texts_lib.read_texts(source), **options)
     write_arrays(arrays, output)
     print(f"{output}: " + ", ".join(f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()))
 
@@ -143,7 +134,7 @@ def _run(
         return {"embeddings": embeddings, "offsets": rows.offsets, "input_ids": rows.input_ids}
     if pool == "words":
         if empty := int(np.isnan(embeddings[:, 0]).sum()):
-            _print(f"{empty} of {len(embeddings)} words have no pieces; their rows are NaN")
+            print_note(f"{empty} of {len(embeddings)} words have no pieces; their rows are NaN")
         return {"embeddings": embeddings, "offsets": encoded.word_offsets}
     return {"embeddings": embeddings}
 
@@ -159,21 +150,18 @@ def _store(
     if pool in ("cls", "mean", "max"):
         embeddings[indices] = vectors[: len(indices)]
         return
-    offsets = encoded.rows.offsets
-    for vector, start, end in zip(vectors, offsets[indices], offsets[indices + 1], strict=False):
-        if pool == "none":
-            embeddings[start:end] = vector[: end - start]
-            continue
-        words = encoded.words[start:end]
-        pieces, words = vector[: end - start][words >= 0], words[words >= 0]
-        if len(words):
-            first = np.flatnonzero(np.diff(words, prepend=-1))
-            counts = np.diff(first, append=len(words))
-            embeddings[words[first]] = np.add.reduceat(pieces, first, axis=0) / counts[:, None]
-
-
-def _print(line: str) -> None:
-    Console(stderr=True).print(line, highlight=False, soft_wrap=True)
+    lengths = encoded.rows.lengths[indices]
+    tokens = spans(encoded.rows.offsets[indices], lengths)
+    of_tokens = vectors[: len(indices)][np.arange(vectors.shape[1]) < lengths[:, None]]
+    if pool == "none":
+        embeddings[tokens] = of_tokens
+        return
+    words = encoded.words[tokens]
+    pieces, words = of_tokens[words >= 0], words[words >= 0]
+    if len(words):
+        first = np.flatnonzero(np.diff(words, prepend=-1))
+        counts = np.diff(first, append=len(words))
+        embeddings[words[first]] = np.add.reduceat(pieces, first, axis=0) / counts[:, None]
 
 
 if __name__ == "__main__":

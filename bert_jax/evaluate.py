@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-from rich.console import Console
 
 from bert_jax import command
 from bert_jax.command import UserError
@@ -20,6 +19,7 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params
+from bert_jax.progress import print_note
 from bert_jax.tasks import measurement
 from bert_jax.tasks.reading import Columns
 from bert_jax.train import distributed, partitioning, trainer
@@ -69,9 +69,8 @@ def evaluate(
     partitioning.check_model(loaded.model, partitioning.make_mesh(config.mesh, flag=MESH_FLAG), MESH_FLAG)
     if loaded.task:
         found = measurement.evaluate(loaded, data, config, columns)
-        console = Console(stderr=True, soft_wrap=True, quiet=not distributed.is_primary())
         for line in found.remarks:
-            console.print(line, markup=False, highlight=False)
+            print_note(line, quiet=not distributed.is_primary())
         defined = {name: None if math.isnan(value) else value for name, value in found.metrics.items()}
         return {**defined, "counts": found.counts}
     return _evaluate_shards(loaded, Path(data), config, max_rows)

@@ -22,7 +22,7 @@ from bert_jax.interop import checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model.layer_selection import LAYERS
-from bert_jax.progress import Reporter
+from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.local import refuse_existing, write_json
 from bert_jax.tasks import measurement, registry, results
 from bert_jax.tasks.frozen_heads import HeadOptions, option, train_head
@@ -107,9 +107,7 @@ def features(
     words = sum(len(rows.word_rows) for rows in splits.values())
     size = words * sum(model.widths.values()) * np.dtype(model.dtype).itemsize
     with tempfile.TemporaryDirectory(dir=options.scratch or None, prefix="bert_jax-features-") as folder:
-        Console(stderr=True, quiet=quiet, soft_wrap=True).print(
-            f"storing {size / 1e6:,.0f} MB of vectors ({model.dtype}) in {folder} until the end", highlight=False
-        )
+        print_note(f"storing {size / 1e6:,.0f} MB of vectors ({model.dtype}) in {folder} until the end", quiet)
         vectors = word_vectors(model, splits, Path(folder), task.max_length, quiet)
         found: dict[str, Any] = {}
         with Reporter("heads", len(vectors) * options.seeds, ["heads"], quiet) as progress:

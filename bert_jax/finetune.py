@@ -20,6 +20,7 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import sizes
 from bert_jax.model.heads import Heads
+from bert_jax.progress import print_note
 from bert_jax.storage.local import write_json
 from bert_jax.tasks import measurement, registry, results, submission, sweep, task_json, training
 from bert_jax.tasks.example import Split, TaskRows
@@ -197,7 +198,7 @@ def _check(config: FinetuneConfig, workdir: Path) -> None:
 
 
 def _print(line: str) -> None:
-    Console(stderr=True, soft_wrap=True, quiet=not distributed.is_primary()).print(line, markup=False, highlight=False)
+    print_note(line, quiet=not distributed.is_primary())
 
 
 def open_start(config: FinetuneConfig, tokenizer: Tokenizer | None) -> Start:

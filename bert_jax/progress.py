@@ -13,6 +13,12 @@ _SECONDS_BETWEEN_LINES = 15.0
 _SECONDS_BETWEEN_UPDATES = 0.5
 
 
+def print_note(line: str, quiet: bool = False) -> None:
+    """Prints one line of information or a warning on stderr."""
+    if not quiet:
+        print(line, file=sys.stderr, flush=True)
+
+
 class Reporter:
     """Shows the progress of a job while its `with` block runs: share, rates, memory of all processes, time left.
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from bert_jax.command import UserError
-from bert_jax.config import ModelConfig
+from bert_jax.config import ModelConfig, TaskConfig
 from bert_jax.model.heads.config import POOLINGS
 from bert_jax.tasks.example import Split, TaskRows
 from bert_jax.tasks.input_records import InputRecord
@@ -40,7 +40,7 @@ class Task(abc.ABC, Generic[Item, Rows]):
 
     name: str
     labels: tuple[str, ...] = ()
-    max_length: int = 128
+    max_length: int = TaskConfig.max_length
     metrics: tuple[str, ...] = ()
     columns: Columns = field(default_factory=Columns)
 

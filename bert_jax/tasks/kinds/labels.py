@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from bert_jax.command import UserError
+from bert_jax.config import TaskConfig
 from bert_jax.tasks.example import Split
 from bert_jax.tasks.task import Item, Rows, Task
 from bert_jax.train.losses import ClassCosts
@@ -22,9 +23,9 @@ class LabelTask(Task[Item, Rows]):
     | label_smoothing | the share of the uniform distribution in the target (Szegedy et al. 2016, section 7) |
     """
 
-    class_weights: str = ""
+    class_weights: str = TaskConfig.class_weights
     class_weight_values: tuple[float, ...] = ()
-    label_smoothing: float = 0.0
+    label_smoothing: float = TaskConfig.label_smoothing
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -14,6 +14,7 @@ from typing import Any
 from jaxtyping import Array, Float
 
 from bert_jax.command import UserError
+from bert_jax.config import TaskConfig
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.model.task_outputs import answer_logits
@@ -50,12 +51,12 @@ class QuestionTask(Task[Question, QuestionRows]):
 
     kind = "question"
 
-    max_query_length: int = 64
-    doc_stride: int = 128
-    n_best: int = 20
-    max_answer_length: int = 30
+    max_query_length: int = TaskConfig.max_query_length
+    doc_stride: int = TaskConfig.doc_stride
+    n_best: int = TaskConfig.n_best
+    max_answer_length: int = TaskConfig.max_answer_length
     unanswerable: bool = False
-    null_threshold: float | None = None
+    null_threshold: float | None = TaskConfig.null_threshold
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.command import UserError
+from bert_jax.config import TaskConfig
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Sentence, Span, SpannedSentence, Split
 from bert_jax.tasks.input_records import InputRecord, value_of, words_of
@@ -54,9 +55,9 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
 
     kind = "spans"
 
-    max_span: int = 0
+    max_span: int = TaskConfig.max_span
     span_scores: str = "binary"
-    threshold: float = 0.0
+    threshold: float = TaskConfig.threshold
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -12,6 +12,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int, Int32, Integer
 
 from bert_jax.command import UserError
+from bert_jax.config import TaskConfig
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.model.task_outputs import tag_logits
@@ -52,7 +53,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
 
     label_subwords: str = "first"
     decode: str = "first"
-    crf: bool = False
+    crf: bool = TaskConfig.crf
 
     def __post_init__(self) -> None:
         super().__post_init__()
