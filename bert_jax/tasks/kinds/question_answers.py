@@ -1,6 +1,7 @@
 """The best answers of a row, on the device, and of all rows of a question, on the host."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -73,29 +74,20 @@ def decode(rows: QuestionRows, answers: Sequence[RowAnswers], count: int) -> lis
 
     The score for no answer is the lowest one of the rows (run_squad.py). A span without characters is dropped.
     """
-    firsts, lasts, scores, null = (np.stack(part) for part in zip(*answers, strict=True))
-    pieces = rows.first_pieces - rows.places[:, AnswerSpan._fields.index("begin")]
-    possible = np.isfinite(scores)
-    first_pieces = np.where(possible, pieces[:, None] + firsts, 0)
-    last_pieces = np.where(possible, pieces[:, None] + lasts, 0)
-    if len(rows.characters):
-        begins, ends = rows.characters[first_pieces, 0], rows.characters[last_pieces, 1]
-        scores = np.where(possible & (begins < ends), scores, -np.inf)
     found = []
-    for start, stop in zip(rows.question_offsets[:-1], rows.question_offsets[1:], strict=True):
-        of_question = scores[start:stop].ravel()
-        order = np.argsort(-of_question, kind="stable")[:count]
-        order = order[np.isfinite(of_question[order])]
-        spans = tuple(
-            AnswerText(
-                int(begins[start:stop].flat[place]), int(ends[start:stop].flat[place]), float(of_question[place])
-            )
-            for place in order
-        )
-        least = float(null[start:stop].min())
+    shifts = rows.first_pieces - rows.places[:, AnswerSpan._fields.index("begin")]  # from positions to pieces
+    for start, stop in pairwise(rows.question_offsets):
+        spans = []
+        for answer, shift in zip(answers[start:stop], shifts[start:stop], strict=True):
+            for first, last, score in zip(answer.firsts, answer.lasts, answer.scores, strict=True):
+                if np.isfinite(score):
+                    begin, end = rows.characters[shift + first, 0], rows.characters[shift + last, 1]
+                    spans.append(AnswerText(int(begin), int(end), float(score)))
+        spans = sorted((span for span in spans if span.start < span.end), key=lambda span: -span.score)[:count]
+        least = float(min(answer.null for answer in answers[start:stop]))
         shares = softmax(np.array([*(span.score for span in spans), least], np.float64))
         no_answer = float(expit(least - spans[0].score)) if spans else 1.0
-        found.append(Decoded(spans, tuple(shares.tolist()), no_answer))
+        found.append(Decoded(tuple(spans), tuple(shares.tolist()), no_answer))
     return found
 
 

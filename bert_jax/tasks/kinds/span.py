@@ -6,10 +6,12 @@ span_objective  computes the loss and the arrays from which predictions are deco
 span_decoding   decodes the predicted spans and relations of a file
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
@@ -18,11 +20,11 @@ from bert_jax.tasks.example import Sentence, Span, SpannedSentence, Split
 from bert_jax.tasks.input_records import InputRecord, value_of, words_of
 from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.span_decoding import (
+    Scored,
     best_threshold,
-    candidates,
-    is_true,
+    candidate_spans,
     predicted_relations,
-    predicted_spans,
+    spans_above,
 )
 from bert_jax.tasks.kinds.span_files import checked_spans, read_spans
 from bert_jax.tasks.kinds.span_objective import SpanAnswer, SpanObjective
@@ -175,23 +177,25 @@ class SpanTask(Task[SpannedSentence, SpanRows]):
 
     def _span_counts(
         self, rows: SpanRows, answers: Sequence[SpanAnswer]
-    ) -> tuple[Counted, list[dict[Span, float]], dict[str, float]]:
+    ) -> tuple[Counted, list[Scored], dict[str, float]]:
         """The counts that the metrics of spans are computed from, the predicted spans, and `threshold`, where it is
         calibrated."""
-        found = candidates(rows, answers, len(self.labels))
-        hits, total = is_true(rows, found, len(self.labels)), sum(len(set(item.spans)) for item in rows.split.items)
-        threshold = self.threshold or best_threshold(found.scores, hits, total)
-        kept = found.scores >= threshold
-        counted = {"": (int(hits[kept].sum()), int(kept.sum()), total)}
-        predicted = predicted_spans(rows, found.above(threshold), self.labels)
+        found = candidate_spans(rows, answers, self.labels)
+        true_spans = _numbered(item.spans for item in rows.split.items)
+        threshold = self.threshold
+        if not threshold:
+            scores = np.array([score for one in found for score in one.values()])
+            hits = np.array([(number, span) in true_spans for number, one in enumerate(found) for span in one], bool)
+            threshold = best_threshold(scores, hits, len(true_spans))
+        predicted = spans_above(threshold, found)
+        counted = {"": _matches(_numbered(predicted), true_spans)}
         return counted, predicted, {} if self.threshold else {"threshold": threshold}
 
-    def _spans(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> list[dict[Span, float]]:
+    def _spans(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> list[Scored]:
         """The spans of each sentence and their probabilities: the given ones, or the predicted ones."""
         if self.pairs_are_given:
             return [dict.fromkeys(item.spans, 1.0) for item in rows.split.items]
-        found = candidates(rows, answers, len(self.labels)).above(self.threshold or UNCALIBRATED)
-        return predicted_spans(rows, found, self.labels)
+        return spans_above(self.threshold or UNCALIBRATED, candidate_spans(rows, answers, self.labels))
 
     def _span_objects(self, rows: SpanRows, spans: Sequence[Mapping[Span, float]]) -> list[dict[str, Any]]:
         return [
@@ -258,13 +262,12 @@ class SpanPairTask(SpanTask):
         if not self.pairs_are_given:
             counted, spans, calibrated = self._span_counts(rows, answers)
         found = predicted_relations(rows, answers, [list(one) for one in spans], self.relation_labels)
-        predicted = {relation[:4] for relation in found}
         true_relations = {
             (number, relation.label, item.spans[relation.head], item.spans[relation.tail])
             for number, item in enumerate(rows.split.items)
             for relation in item.relations
         }
-        counted["relation_"] = (len(predicted & true_relations), len(predicted), len(true_relations))
+        counted["relation_"] = _matches(set(found), true_relations)
         return retrieval_metrics(self.metrics, counted) | calibrated
 
     def predictions(self, rows: SpanRows, answers: Sequence[SpanAnswer]) -> list[dict[str, Any]]:
@@ -272,11 +275,21 @@ class SpanPairTask(SpanTask):
         spans = self._spans(rows, answers)
         objects = [one | {"relations": []} for one in self._span_objects(rows, spans)]
         found = predicted_relations(rows, answers, list(map(list, spans)), self.relation_labels)
-        for sentence, label, head, tail, score in found:
+        for (sentence, label, head, tail), score in found.items():
             places = list(spans[sentence])
             ends = {"head": places.index(head), "tail": places.index(tail)}
             objects[sentence]["relations"].append({"type": label, **ends, "score": score})
         return objects
+
+
+def _numbered(spans: Iterable[Iterable[Span]]) -> set[tuple[int, Span]]:
+    """The spans of all sentences, each with the number of its sentence."""
+    return {(number, span) for number, of_sentence in enumerate(spans) for span in of_sentence}
+
+
+def _matches(predicted: Set[Any], true: Set[Any]) -> tuple[int, int, int]:
+    """The numbers of correct, predicted and true items."""
+    return len(predicted & true), len(predicted), len(true)
 
 
 def _missing(train: Split, what: str) -> UserError:

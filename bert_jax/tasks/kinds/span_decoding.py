@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Float, Int64
@@ -11,49 +10,31 @@ from bert_jax.tasks.example import Span
 from bert_jax.tasks.kinds.span_objective import CANDIDATES, SpanAnswer
 from bert_jax.tasks.kinds.span_rows import SpanRows
 
-
-class Candidates(NamedTuple):
-    """The best spans of all rows, G of them, each with one type."""
-
-    rows: Int64[np.ndarray, "G"]
-    firsts: Int64[np.ndarray, "G"]  # index among the words of the row
-    lengths: Int64[np.ndarray, "G"]
-    types: Int64[np.ndarray, "G"]
-    scores: Float[np.ndarray, "G"]
-
-    def above(self, threshold: float) -> "Candidates":
-        """The candidates with at least this probability."""
-        kept = self.scores >= threshold
-        return Candidates(*(values[kept] for values in self))
+SentenceRelation = tuple[int, str, Span, Span]  # the number of the sentence, the label, the head and the tail
+Scored = dict[Span, float]  # the spans of a sentence and their probabilities
 
 
-class PredictedRelation(NamedTuple):
-    """A relation between two spans of a sentence."""
+def candidate_spans(rows: SpanRows, answers: Sequence[SpanAnswer], labels: Sequence[str]) -> list[Scored]:
+    """The best spans of each sentence, in reading order, an outer span before those inside it.
 
-    sentence: int
-    label: str
-    head: Span
-    tail: Span
-    score: float
-
-
-def candidates(rows: SpanRows, answers: Sequence[SpanAnswer], types: int) -> Candidates:
-    """The best spans of each row over `types` types: CANDIDATES for each of its words, or fewer if it has fewer."""
-    kept = np.minimum(CANDIDATES * np.diff(rows.row_words), [len(answer.places) for answer in answers])
-    row_of = np.repeat(np.arange(rows.count), kept)
-    places = np.concatenate([answer.places[:count] for answer, count in zip(answers, kept, strict=True)])
-    scores = np.concatenate([answer.scores[:count] for answer, count in zip(answers, kept, strict=True)])
-    word_and_length, type_ids = np.divmod(places.astype(np.int64), types)
-    firsts, lengths = np.divmod(word_and_length, rows.longest)
-    return Candidates(row_of, firsts, lengths + 1, type_ids, scores.astype(np.float64)).above(np.nextafter(0, 1))
+    They are the best of each row: CANDIDATES for each of its words, or fewer if it has fewer.
+    """
+    found: list[Scored] = [{} for _ in rows.split.items]
+    for answer, words, sentence, start in zip(answers, np.diff(rows.row_words), *sentence_of_rows(rows), strict=True):
+        kept = slice(CANDIDATES * words)
+        word_and_length, types = np.divmod(answer.places[kept].astype(np.int64), len(labels))
+        firsts, lengths = np.divmod(word_and_length, rows.longest)
+        order = np.lexsort((-lengths, firsts))
+        columns = (values[order].tolist() for values in (start + firsts, lengths, types, answer.scores[kept]))
+        for first, length, kind, score in zip(*columns, strict=True):
+            if score > 0:
+                found[sentence][Span(labels[kind], first, first + length + 1)] = score
+    return found
 
 
-def is_true(rows: SpanRows, found: Candidates, types: int) -> Bool[np.ndarray, "G"]:
-    """Which candidates are true spans."""
-    true_rows = np.repeat(np.arange(rows.count), np.diff(rows.span_offsets))
-    shape = rows.count, int(rows.lengths.max()), rows.longest + 1, types
-    true = np.ravel_multi_index((true_rows, rows.firsts, rows.lengths_in_words, rows.types), shape)
-    return np.isin(np.ravel_multi_index((found.rows, found.firsts, found.lengths, found.types), shape), true)
+def spans_above(threshold: float, found: Sequence[Scored]) -> list[Scored]:
+    """The spans of each sentence with at least this probability."""
+    return [{span: score for span, score in one.items() if score >= threshold} for one in found]
 
 
 def best_threshold(scores: Float[np.ndarray, "G"], true: Bool[np.ndarray, "G"], total: int) -> float:
@@ -79,21 +60,10 @@ def sentence_of_rows(rows: SpanRows) -> tuple[Int64[np.ndarray, "R"], Int64[np.n
     return sentences, rows.row_words[:-1] - rows.sentence_offsets[sentences]
 
 
-def predicted_spans(rows: SpanRows, found: Candidates, labels: Sequence[str]) -> list[dict[Span, float]]:
-    """The spans of each sentence and their probabilities, in reading order, an outer span before those inside it."""
-    sentences, before = sentence_of_rows(rows)
-    by_sentence: list[dict[Span, float]] = [{} for _ in range(len(rows.sentence_offsets) - 1)]
-    order = np.lexsort((-found.lengths, found.firsts, found.rows))
-    for row, first, length, kind, score in zip(*(values[order].tolist() for values in found), strict=True):
-        start = first + int(before[row])
-        by_sentence[sentences[row]][Span(labels[kind], start, start + length)] = score
-    return by_sentence
-
-
 def predicted_relations(
     rows: SpanRows, answers: Sequence[SpanAnswer], spans: Sequence[Sequence[Span]], relation_labels: Sequence[str]
-) -> list[PredictedRelation]:
-    """The relations between these spans of each sentence, each once.
+) -> dict[SentenceRelation, float]:
+    """The relations between these spans of each sentence, and their probabilities.
 
     Several given spans may have the same words; a predicted relation then holds for all of them.
     """
@@ -102,7 +72,7 @@ def predicted_relations(
     for sentence, of_sentence in enumerate(spans):
         for span in of_sentence:
             by_words[sentence].setdefault((span.first, span.end), []).append(span)
-    found: dict[tuple[int, str, Span, Span], float] = {}
+    found: dict[SentenceRelation, float] = {}
     for row, answer in enumerate(answers):
         sentence, start = int(sentences[row]), int(before[row])
         firsts = answer.pair_firsts + start
@@ -117,4 +87,4 @@ def predicted_relations(
                 for a, b in itertools.product(paired[head], paired[tail]):
                     if a != b:
                         found.setdefault((sentence, label, a, b), score)
-    return [PredictedRelation(*ends, score) for ends, score in found.items()]
+    return found
