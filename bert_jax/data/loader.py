@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from bert_jax.array_types import Int32, Int64
+from bert_jax.array_types import Float64, Int32, Int64
 from bert_jax.command import UserError
 from bert_jax.data import hashing, permutation
 from bert_jax.data.batch_schedule import BatchSegment, check_batch_size
@@ -162,12 +162,8 @@ class PretrainingLoader:
         epochs, ordinals = np.divmod(numbers, self.dataset.rows)
         keys = hashing.combine(self._dataset_word, self.seed, epochs)
         gathered = self.dataset.gather(permutation.permute(ordinals, self.dataset.rows, keys))
-        if self._masker is None:
-            masked = _stored(gathered)
-        else:
-            rates = np.repeat([self.rates.at(step) for step in steps.tolist()], picked.size)
-            masked = self._masker.apply(gathered, epochs, self.max_predictions, rates)
-        made = self._batch(gathered, masked)
+        rates = np.repeat([self.rates.at(step) for step in steps.tolist()], picked.size)
+        made = self._batch(gathered, self._masker, epochs, self.max_predictions, rates)
         for field in made:
             if field is not None:
                 field.flags.writeable = False
@@ -189,11 +185,7 @@ class PretrainingLoader:
             indices = start + picked
             indices = indices[indices < count]
             gathered = self.dataset.gather(indices)
-            if masker is None:
-                masked = _stored(gathered)
-            else:
-                masked = masker.apply(gathered, np.zeros_like(indices), self.dataset.max_predictions)
-            filled = self._batch(gathered, masked)
+            filled = self._batch(gathered, masker, np.zeros_like(indices), self.dataset.max_predictions)
             yield Batch(*(field if field is None else _fill_up(field, picked.size) for field in filled))
 
     def _make_masker(self, seed: int) -> Masker | None:
@@ -201,7 +193,16 @@ class PretrainingLoader:
             return None
         return Masker(self._tokenizer, self.dataset.masking, seed, self._unigram_counts)
 
-    def _batch(self, rows: Rows, masked: Masked) -> Batch:
+    def _batch(
+        self,
+        rows: Rows,
+        masker: Masker | None,
+        epochs: Int64[np.ndarray, "R"],
+        most: int,
+        rates: Float64[np.ndarray, "R"] | None = None,
+    ) -> Batch:
+        """The rows as a batch with at most `most` predictions each: stored ones (masker None), or those of an epoch."""
+        masked = _stored(rows) if masker is None else masker.apply(rows, epochs, most, rates)
         where = token_layout(rows)
         labelled = rows.next_sentence_labels >= 0
         spans: tuple[np.ndarray, ...] = ()

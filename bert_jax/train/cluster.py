@@ -14,7 +14,7 @@ _TASK_COUNTS = ("SLURM_NTASKS", "SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE") 
 
 @dataclass(frozen=True)
 class Cluster:
-    """The place of this process in a run, as flags and environment give it; what is None, a scheduler must tell."""
+    """The place of this process in a run, as flags and environment give it; jax asks the scheduler for what is None."""
 
     coordinator_address: str | None = None  # HOST:PORT of process 0
     num_processes: int | None = None
@@ -31,7 +31,9 @@ class Cluster:
 
     @property
     def port(self) -> int:
-        return int((self.coordinator_address or "").rpartition(":")[2])
+        """The port of process 0; 0 where the address has none."""
+        port = (self.coordinator_address or "").rpartition(":")[2]
+        return int(port) if port.isdecimal() else 0
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -108,8 +110,7 @@ def _number(name: str, flag: int | None, environment: Mapping[str, str]) -> int 
 
 def _check(cluster: Cluster) -> None:
     count, process = cluster.num_processes or 0, cluster.process_id or 0
-    port = (cluster.coordinator_address or "").rpartition(":")[2]
-    if not cluster.host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+    if not cluster.host or not 0 < cluster.port < 1 << 16:
         raise UserError(
             f"--coordinator_address is {cluster.coordinator_address!r}; expected HOST:PORT of process 0, such as "
             "10.0.0.2:8476"

@@ -86,8 +86,8 @@ def check_same(values: Mapping[str, Any], advice: str) -> None:
     here = json.loads(json.dumps(dict(values)))
     there = broadcast_from_primary(here)
     if differing := [name for name in sorted({*here, *there}) if here.get(name) != there.get(name)]:
-        said = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in differing)
-        raise UserError(f"process {jax.process_index()} differs from process 0 ({said}); {advice}")
+        listed = "; ".join(f"{name}: {there.get(name)} there, {here.get(name)} here" for name in differing)
+        raise UserError(f"process {jax.process_index()} differs from process 0 ({listed}); {advice}")
 
 
 def stop_requested() -> bool:

@@ -39,18 +39,14 @@ class MetricAccumulator:
         self._pending: tuple[int, dict[str, jax.Array]] | None = None
         self._waited = 0.0
         self._in_pause = False
-        self._sums: dict[str, float] = {}
-        self._latest: dict[str, float] = {}
-        self._reset()
-        self._steps = int(saved.get("steps", 0))
-        self._sums, self._latest = dict(saved.get("sums", {})), dict(saved.get("latest", {}))
-        self._positions = int(saved.get("slots", 0))
-        self._tokens_before = self._sums.get("tokens", 0.0)  # trained on before a restart, outside this process's time
+        self._begin_line(saved)
 
-    def _reset(self) -> None:
-        self._steps = self._positions = 0
-        self._sums, self._latest = {}, {}
-        self._tokens_before = self._flops = self._paused = 0.0
+    def _begin_line(self, saved: Mapping[str, Any]) -> None:
+        self._steps, self._positions = int(saved.get("steps", 0)), int(saved.get("slots", 0))
+        self._sums: dict[str, float] = dict(saved.get("sums", {}))
+        self._latest: dict[str, float] = dict(saved.get("latest", {}))
+        self._tokens_before = self._sums.get("tokens", 0.0)  # trained on before a restart, outside this process's time
+        self._flops = self._paused = 0.0
         self._started = time.monotonic()
 
     @property
@@ -96,7 +92,7 @@ class MetricAccumulator:
             "peak_memory_gb": peak_memory_gb(),
         }
         self._waited = waited_seconds
-        self._reset()
+        self._begin_line({})
         return line
 
     @contextlib.contextmanager

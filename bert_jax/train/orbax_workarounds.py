@@ -13,7 +13,7 @@ import orbax.checkpoint as ocp
 class Manager(ocp.CheckpointManager):
     """Never asks jax's preemption service: its step numbers would mix with the count in train/distributed.py.
 
-    Every question tells the service a step; with two different counts the processes would agree to stop at a step that
+    Every question gives the service a step; with two different counts the processes would agree to stop at a step that
     none of them reaches.
     """
 

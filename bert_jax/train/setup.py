@@ -240,7 +240,7 @@ def describe_batch(batch: Any) -> str:
 
 
 def describe_start(run: Run, meta: Mapping[str, Any], differences: Sequence[str], ended: bool = False) -> list[str]:
-    """Returns lines that tell from which step a run resumes and what has changed since; none for a new run."""
+    """Returns lines about the step from which a run resumes and what has changed since; none for a new run."""
     if not meta:
         return list(differences)
     what = "nothing is left to train after" if ended else "resuming from"
