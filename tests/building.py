@@ -1,4 +1,4 @@
-"""Jobs of build_examples as tests run and look at them."""
+"""Runs jobs of build_examples for tests, and reads their outputs."""
 
 import hashlib
 import signal
@@ -24,18 +24,18 @@ def contents(directory: Path) -> dict[str, str]:
     }
 
 
-# So many units, each long enough, that a job can be stopped among them on any machine.
+# Enough units, each long enough, that a job can be stopped between them on any machine.
 MANY_UNITS: dict[str, Any] = {"seq_len": 64, "eval_fraction": 0.1, "unit_mb": 0.01, "dupe_factor": 100}
 
 
 def build_here(corpus: Path, vocab_dir: Path, folder: Path) -> Path:
-    """The output of one process, which every engine has to give."""
+    """The output of one process, which every engine must equal."""
     build(BuildOptions(corpus, vocab_dir, folder / "out", workers=1, **MANY_UNITS))
     return folder / "out"
 
 
 def with_engine(engine: str, corpus: Path, vocab_dir: Path, folder: Path) -> dict:
-    """The arguments of `build` for the same by two workers of an engine."""
+    """The arguments of `build` for the same output by two workers of an engine."""
     files = {"input": str(corpus), "tokenizer": vocab_dir, "output": folder / "out"}
     return files | MANY_UNITS | {"workers": 2, "engine": engine}
 
@@ -48,7 +48,7 @@ def command_line(arguments: dict) -> list[str]:
 def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
     end = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < end, "the job did not get so far in time"
+        assert time.monotonic() < end, "the job did not get this far in time"
         time.sleep(0.001)
 
 
@@ -57,7 +57,7 @@ def finished_units(output: Path) -> int:
 
 
 def begin(arguments: dict) -> subprocess.Popen:
-    """The command, one more unit done than an earlier run left; in a process group of its own, as a shell would."""
+    """Starts the command in its own process group, as a shell does, and waits until it has finished another unit."""
     before = finished_units(arguments["output"])
     # Where tests run in the background Ctrl-C is ignored, and a child would inherit that.
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -176,7 +176,7 @@ def one_device(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def bert_jax_data() -> Path:
-    """The folder of real data, or a skip that says why."""
+    """The folder of real data; skips the test if BERT_JAX_DATA is not set."""
     if "BERT_JAX_DATA" not in os.environ:
         pytest.skip("BERT_JAX_DATA is not set: it names the folder of real corpora and benchmarks")
     return Path(os.environ["BERT_JAX_DATA"])

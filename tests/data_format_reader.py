@@ -86,7 +86,7 @@ def _text_of(token: Any) -> str:
 
 
 def _insides(library: dict[str, Any], sentence_piece: bool) -> set[int]:
-    """The ids that go on with a word, by the marks of the vocabulary."""
+    """The ids that continue a word, by the marks of the vocabulary."""
     model = library["model"]
     if isinstance(model["vocab"], list):  # Unigram: pieces with their scores
         tokens = {index: piece for index, (piece, _) in enumerate(model["vocab"])}
@@ -125,7 +125,7 @@ def _row(columns: dict[str, Any]) -> Row:
 
 
 class Table:
-    """A FlatBuffers table: a signed offset back to its vtable, which says where each field is."""
+    """A FlatBuffers table: a signed offset back to its vtable, which has the position of each field."""
 
     def __init__(self, buffer: bytes, position: int) -> None:
         self.buffer, self.position = buffer, position
@@ -204,7 +204,7 @@ def _read(kind: str, buffer: bytes, position: int) -> int:
 
 
 def model_view(row: Row, width: int, pack: int) -> dict[str, list[int]]:
-    """Segment ids, sequence ids and positions of the slots, and the [CLS] slots and labels of the sequences."""
+    """Segment ids, sequence ids and positions of a row, and the [CLS] positions and labels of its sequences."""
     segments, numbers, positions = ([0] * width for _ in range(3))
     starts, labels, weights = ([0] * pack for _ in range(3))
     for index, sequence in enumerate(row.sequences):
@@ -250,7 +250,7 @@ def order_hash(state: int, position: int) -> int:
 
 
 def masks(output: Output, ids: list[int], sequence: Sequence, seed: int, epoch: int) -> dict[int, tuple[int, int]]:
-    """Of a sequence's ids: which positions are predicted, with what then stands there, and the truth."""
+    """The predicted positions of a sequence, the input ids there, and the labels."""
     rule = output.manifest["masking"]
     words: list[list[int]] = []
     for position, token in enumerate(ids):
@@ -296,7 +296,7 @@ def masks(output: Output, ids: list[int], sequence: Sequence, seed: int, epoch: 
 def _out_of_order(
     output: Output, ids: list[int], sequence: Sequence, seed: int, epoch: int, chosen: set[int]
 ) -> dict[int, tuple[int, int]]:
-    """The places of the shuffled trigrams: what stands there, and the truth."""
+    """The positions of the shuffled trigrams, the input ids there, and the labels."""
     order, shuffle = combine(5, seed, epoch, sequence.key), combine(6, seed, epoch, sequence.key)
     found: dict[int, tuple[int, int]] = {}
     most = round(output.manifest["masking"]["reorder_rate"] * len(ids) / 3)
@@ -323,7 +323,7 @@ def _run(
     seed: int,
     epoch: int,
 ) -> list[int]:
-    """The slots of the n-gram or span that begins with a word; none where it may not be taken."""
+    """The positions of the n-gram or span that begins with a word; none if it may not be chosen."""
     if words[begin][0] in chosen:
         return []
     room = begin + 1

@@ -13,7 +13,7 @@ VOCABULARY, FIRST_WHOLE, FIRST_INSIDE = 40, 5, 25
 
 
 class Facts(NamedTuple):
-    """A vocabulary of forty: 0-4 special, 5-24 start a word, 25-39 go on with one."""
+    """A vocabulary of forty: 0-4 special, 5-24 start a word, 25-39 continue one."""
 
     vocab_size: int = VOCABULARY
     mask_id: int = MASK

@@ -1,4 +1,4 @@
-"""Each kernel equals einsum_attention, in values and gradients, whatever the length of the rows."""
+"""Each kernel equals einsum_attention in values and gradients, for rows of any length."""
 
 import functools
 
@@ -32,7 +32,7 @@ def rows(slots: int) -> tuple[list[jax.Array], jax.Array]:
 
 
 def assert_equals_einsum(kernel, heads, sequence_ids, window: int, causal: bool) -> None:
-    """In a loss over the real slots, and its gradients."""
+    """Compares a loss over the positions that are not padding, and its gradients."""
     places = token_positions(sequence_ids, sequence_ids)
     visible = visible_keys(places, places, window=window, causal=causal)
     real = (sequence_ids > 0)[:, :, None, None]

@@ -31,7 +31,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 @pytest.mark.parametrize("documents", [4, 40, 300])
 def test_mixture_is_alike_at_any_size(files: list[Path], tmp_path: Path, documents: int) -> None:
-    """Also beyond the end of the files, which then begin anew."""
+    """Also beyond the end of the files, which are then read again."""
     size = write_mixture(files, documents * 99e-6, tmp_path / "mixed")
     found = list(readers.documents(tmp_path / "mixed"))
     assert size == (tmp_path / "mixed").stat().st_size and len(found) == documents

@@ -302,7 +302,7 @@ def test_static_masks_are_those_of_epoch_zero(arguments: dict, built: Path, mask
 
 
 def others(process: subprocess.Popen) -> list[psutil.Process]:
-    """The workers beside the job's own process, which does units as well."""
+    """The worker processes; the process of the job builds units, too."""
     servers = [child for child in psutil.Process(process.pid).children() if "forkserver" in " ".join(child.cmdline())]
     return [worker for server in servers for worker in server.children()]
 
@@ -352,7 +352,7 @@ def test_job_killed_in_the_middle_ends_with_the_same_bytes(arguments: dict, runn
 
 
 def unfinished(arguments: dict) -> Path:
-    """The folder of a job that failed at the end of its input; told to skip that, it goes on."""
+    """The folder of a job that failed at the end of its input, and that resumes with on_error=skip."""
     text = arguments["output"].with_name("text.txt")
     text.write_bytes(Path(arguments["input"]).read_bytes() + b"\n\nbad \xff")
     arguments |= {"input": str(text), "unit_mb": 0.01}

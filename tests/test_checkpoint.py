@@ -327,7 +327,7 @@ def test_recomputed_checkpoints_replace_later_ones_once_the_first_is_saved(tmp_p
 
 
 def test_a_restart_knows_the_best_step_that_was_evaluated_after_it_was_saved(tmp_path):
-    """As where SIGTERM cuts off an evaluation, which is made when the run goes on."""
+    """SIGTERM interrupts an evaluation in the same way, and the resumed run repeats it."""
     state = make_state()
     with Checkpoints(tmp_path, keep=1, best="eval_loss") as checkpoints:
         checkpoints.save(10, *state, {})

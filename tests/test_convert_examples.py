@@ -46,7 +46,7 @@ def files(directory: Path) -> dict[str, bytes]:
 def test_conversion_gives_the_folder_that_building_gives(
     outputs: dict[str, Path], source: str, target: str, tmp_path: Path
 ) -> None:
-    """File by file, manifest and hashes too: so whatever is trained on either is the same."""
+    """Every file is equal, including the manifest and hashes, so training on either is the same."""
     convert(outputs[source], tmp_path / "out", format=target)
     assert files(tmp_path / "out") == files(outputs[target])
 
@@ -97,7 +97,7 @@ def without(path: Path, word: str) -> None:
 
 
 def test_full_disk_names_the_output(outputs: dict[str, Path], tmp_path: Path) -> None:
-    """A real failure of the operating system: whatever file is larger than files may be."""
+    """Uses a real error of the operating system: a file exceeds the maximum size."""
     for blocks in (1, 64):
         limited = ["bash", "-c", f'ulimit -f {blocks}; exec "$@"', "bash", sys.executable]
         flags = [f"--input={outputs['arrow']}", f"--output={tmp_path / 'out'}", "--format=tfds"]

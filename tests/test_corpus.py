@@ -103,7 +103,7 @@ def test_null_and_missing_fields_are_refused_and_blank_ones_counted(tmp_path):
 
 
 def bad_inputs(folder: Path) -> dict[str, tuple[str, bytes | None, str]]:
-    """Files by what is wrong with them: name, content (None: a folder), and what the one line says."""
+    """Files with one error each: name, content (None: a folder), and the message."""
     write_parquet(folder / "good.parquet", ["a text of some length"] * 2000, "other", compression="none")
     parquet = (folder / "good.parquet").read_bytes()
     (folder / "good.parquet").unlink()
@@ -200,7 +200,7 @@ def test_a_failed_job_resumes_with_on_error_skip(tmp_path, sample_text, vocab_di
 
 
 def test_a_job_inside_its_input_does_not_read_what_it_left(tmp_path, sample_text, vocab_dir):
-    """The pattern names the tokenizer's files in out.incomplete too, when the job is to go on."""
+    """When the job resumes, the pattern also matches the tokenizer's files in out.incomplete."""
     (tmp_path / "a.txt").write_bytes(sample_text.read_bytes() + b"\n\nbad \xff")
     arguments = {"input": f"{tmp_path}/**/*.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1, "unit_mb": 0.01}
     with pytest.raises(UserError, match="not UTF-8"):

@@ -13,7 +13,7 @@ ORDINARY = np.arange(200_000) > 4  # ids 0 to 4 are special
 
 
 def sequences(lengths: list[tuple[int, int]], segments: int) -> Spans:
-    """Segments of numbered ids, so that what is left of them can be told: A and B of each sequence."""
+    """Segments of numbered ids (A and B of each sequence), so that the remaining ids can be identified."""
     spans, place = [], 0
     for a, b in lengths:
         b = b if segments == 2 else 0

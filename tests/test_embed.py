@@ -1,4 +1,4 @@
-"""embed: each layer name and pool is what it says, whatever stands beside a text in its batch."""
+"""embed: every layer name and pooling is as documented, and does not depend on other texts of the batch."""
 
 import dataclasses
 import gzip

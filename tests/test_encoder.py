@@ -42,7 +42,7 @@ def test_scan_equals_unrolled(dropout_key):
 @pytest.mark.parametrize(("loop", "dtype"), [("scan", "float32"), ("unrolled", "bfloat16")])
 @pytest.mark.parametrize("changes", [{}, {"gated": True, "bias": False, "norm": "pre", "positions": "rotary"}])
 def test_what_is_written_otherwise_for_tpus_is_the_same(changes, loop, dtype):
-    """Values and gradients of the last layer everywhere, and in bfloat16 of its output at some slots."""
+    """Values and gradients of the last layer everywhere, and in bfloat16 of its output at some positions."""
     config, slots = dataclasses.replace(CONFIG, **changes), jnp.array([[0, 3], [5, 1]])
     results = []
     for platform in ("cpu", "tpu"):

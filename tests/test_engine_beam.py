@@ -35,7 +35,7 @@ def test_one_process_gives_the_shards_of_the_local_engine(arguments: dict, by_lo
 
 
 def test_a_stopped_and_killed_job_resumes_and_writes_the_same_bytes(arguments: dict, by_local: Path) -> None:
-    """Ctrl-C, then a worker killed, then the main process: each in a run that goes on where the last was."""
+    """Ctrl-C, then SIGKILL of a worker, then of the main process; each run resumes the one before."""
     process = begin(arguments)
     children = psutil.Process(process.pid).children(recursive=True)
     os.killpg(process.pid, signal.SIGINT)

@@ -86,7 +86,7 @@ def test_units_are_shared_with_other_processes(tmp_path: Path) -> None:
 
 
 def _waits_for_the_long_one(here: int, long: str, directory: Path, unit: Unit) -> UnitRecord:
-    """In process `here`, goes on once another one has begun the long unit."""
+    """In process `here`, waits until another one has begun the long unit."""
     if unit.name == long:
         (directory / "begun").touch()
     until = time.monotonic() + 60
@@ -205,7 +205,7 @@ def test_no_interrupt_is_lost_while_what_a_unit_gave_is_unpacked(tmp_path: Path)
 
 
 def test_ctrl_c_while_workers_are_imported_for_shows_no_traceback() -> None:
-    """It comes to the process that they are forked from as well, which has no handler yet; the caller is told of it."""
+    """The fork server receives it as well and has no handler yet; the handler of the caller runs."""
     code = (
         "import os, signal, time, concurrent.futures, multiprocessing\n"
         "from multiprocessing import forkserver\n"

@@ -49,7 +49,7 @@ def die(peer: failure_detection.Peers) -> None:
 
 
 def watched(found: list[failure_detection.Peers], heartbeat: float) -> list["queue.Queue[tuple[int, str]]"]:
-    """What each process is told of the end of another; it then ends itself."""
+    """What each process receives when another one ends; it then ends itself."""
     told: list[queue.Queue[tuple[int, str]]] = [queue.Queue() for _ in found]
 
     def watch(peer: failure_detection.Peers, channel: "queue.Queue[tuple[int, str]]") -> None:

@@ -70,7 +70,7 @@ def treebank(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
-    """A table whose label is whether the text says good; also a score, and a test file without either."""
+    """A table whose label is whether the text contains "good"; it also has a score, and a test file has neither."""
     folder = tmp_path_factory.mktemp("reviews")
     draw = np.random.default_rng(0)
     words = ["the house", "a man", "her letter", "the sea", "that day"]

@@ -121,7 +121,7 @@ def test_tfrecord_holds_what_the_rows_spell_out(outputs: Path) -> None:
 def test_workers_and_a_death_at_the_end_give_the_same_bytes(
     outputs: Path, sample_text: Path, vocab_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
-    """Two processes; the job dies when the folder was made ready and its manifest was not there, and goes on."""
+    """A job of two processes is killed after its folder is ready and before its manifest exists, and resumes."""
     options: dict[str, Any] = BUILDS["static"] | {"format": format, "eval_fraction": 0.3, "unit_mb": 0.03, "workers": 2}
     whole = formats.FORMATS[format]()
 
@@ -276,7 +276,7 @@ def test_tensorflow_reads_tfrecord_and_tfds(outputs: Path, tmp_path: Path) -> No
 @pytest.mark.slow
 @pytest.mark.parametrize("library", ["pandas", "polars"])
 def test_arrow_shards_open_in_data_frame_libraries(outputs: Path, library: str) -> None:
-    """As docs/data_format.md says."""
+    """As described in docs/data_format.md."""
     frames = pytest.importorskip(library, reason=f"{library} is not installed")
     path = outputs / "static_arrow" / "train" / "shard-00000.arrow"
     frame = frames.read_feather(path) if library == "pandas" else frames.read_ipc(path)

@@ -1,4 +1,4 @@
-"""Mutated input gives neither a stack trace nor a silent loss: tests/tools/fuzz_readers.py says what is looked at."""
+"""Mutated input gives neither a stack trace nor a silent loss; tests/tools/fuzz_readers.py lists the checks."""
 
 import json
 import subprocess

@@ -37,7 +37,7 @@ def chain() -> CRF:
 
 
 def chains_of(row: int) -> list[np.ndarray]:
-    """The tagged slots of each sequence of a row."""
+    """The tagged positions of each sequence of a row."""
     found = [np.flatnonzero(TAGGED[row] & (SEQUENCES[row] == number)) for number in (1, 2)]
     return [slots for slots in found if slots.size]
 

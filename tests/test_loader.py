@@ -95,7 +95,7 @@ def truth(batch: Batch) -> np.ndarray:
 
 
 def row_numbers(batch: Batch, rows: Rows) -> list[int]:
-    """Which rows a batch holds, told by their ids."""
+    """The rows of a batch, identified by their ids."""
     known = {ids.astype(np.int32).tobytes(): number for number, ids in enumerate(rows.input_ids)}
     return [known[ids.tobytes()] for ids in truth(batch)]
 

@@ -1,4 +1,4 @@
-"""Longest match first gives what the `tokenizers` library's WordPiece gives, whatever the vocabulary."""
+"""Longest match first equals WordPiece of the `tokenizers` library for any vocabulary."""
 
 import string
 

@@ -87,7 +87,7 @@ def test_runs_are_of_whole_words_within_a_segment_and_the_budget(unit):
 
 
 def test_a_span_is_replaced_alike():
-    """All [MASK], all kept, or all random but for random tokens that are the truth; in the shares of the split."""
+    """Each span is all [MASK], all kept or all random (a random token may equal the label), by shares of the split."""
     rows = random_rows(4000, 128)
     masked = apply(rows, "span")
     cases = np.zeros(3, int)

@@ -1,4 +1,4 @@
-"""Law 3: losses and gradients are those of one device, whatever the mesh of eight, the family and the layer loop."""
+"""Law 3: losses and gradients equal those of one device for any mesh of eight, family and layer loop."""
 
 import dataclasses
 import functools
@@ -64,7 +64,7 @@ def plan_of(family: str, *, loop: str = "scan", microbatches: int = 1, **optimiz
 
 
 def step_on(shape: tuple[int, ...], plan: steps.Plan) -> tuple[Any, dict[str, Any], Any]:
-    """The state and the metrics after a step on so many devices, and the program."""
+    """The state and the metrics after a step on a number of devices, and the program."""
     mesh = partitioning.make_mesh(MeshConfig(*shape), jax.devices()[: int(np.prod(shape))])
     partitioning.check_model(plan.model, mesh)
     first = first_state(plan)
@@ -80,7 +80,7 @@ def step_on(shape: tuple[int, ...], plan: steps.Plan) -> tuple[Any, dict[str, An
 
 
 def first_state(plan: steps.Plan) -> Any:
-    """The state before the first step, in host memory; drawn there, since programs that draw take long to compile."""
+    """The initial state, sampled by numpy because programs that sample take long to compile."""
     generator = np.random.default_rng(1)
     params = {}
     for path, leaf in paths.flatten(bert.abstract_params(plan.model, plan.objective.heads)).items():

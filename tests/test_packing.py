@@ -7,7 +7,7 @@ from data_prep.packing import gaps, pack
 
 
 def best_fit_decreasing(lengths: list[int], seq_len: int) -> list[int]:
-    """The textbook's loop: what each row then holds, in slots."""
+    """Best fit as in textbooks; returns the lengths in each row."""
     rows: list[int] = []
     for length in sorted(lengths, reverse=True):
         fitting = [row for row, held in enumerate(rows) if held + length <= seq_len]

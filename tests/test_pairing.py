@@ -162,7 +162,7 @@ def test_some_documents_are_cut_short() -> None:
 def reference_order_pairs(
     documents: list[list[list[int]]], seq_len: int, short_seq_prob: float, generator: random.Random
 ) -> list[tuple[list[int], list[int], int]]:
-    """The published procedure on lists of tokens, before truncation; chunks of one sentence are parted within it."""
+    """The published procedure on lists of tokens, before truncation; chunks of one sentence are split within it."""
     draw = generator.random
     found = []
     for document in documents:

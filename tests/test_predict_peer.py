@@ -1,4 +1,4 @@
-"""predict beside transformers on exports of every kind: the same labels, scores, tags, answers and choices."""
+"""predict and transformers give the same labels, scores, tags, answers and choices for exports of every kind."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Prefetching (bert_jax/data/prefetch.py): in order, bounded, and gone when nobody listens."""
+"""Prefetching (bert_jax/data/prefetch.py): in order, bounded, and stopped when nobody reads."""
 
 import gc
 import itertools

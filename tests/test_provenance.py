@@ -1,4 +1,4 @@
-"""What may differ between a run and the checkpoint that it goes on from."""
+"""The differences that are allowed between a run and the checkpoint that it resumes from."""
 
 import dataclasses
 from pathlib import Path

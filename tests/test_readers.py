@@ -1,4 +1,4 @@
-"""Files and documents: what is read, and what is said of what cannot be."""
+"""Files and documents: what is read, and how the rest is refused."""
 
 import contextlib
 import gzip

@@ -180,7 +180,7 @@ def rows_of(kind: str) -> tuple[list[str], str, dict[str, str]]:
 
 
 def by_hand(loss_of: str, found: Any) -> list[float]:
-    """The loss of each item from what is told of it."""
+    """The loss of each item from its prediction."""
     if loss_of == "regression":
         return [(told["score"] - label) ** 2 for told, label in zip(found.predictions, found.rows.labels, strict=True)]
     names = found.task.labels

@@ -1,4 +1,4 @@
-"""The sample is what its README says it is."""
+"""The sample is as its README describes it."""
 
 import lzma
 import re

@@ -26,7 +26,7 @@ def store(shards_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.fixture
 def copy(tmp_path: Path):
-    """local_copy into one cache: where the copy is, and what was said."""
+    """Calls local_copy with one cache; returns the path of the copy and the printed lines."""
 
     def copy(address: str, parts=PARTS) -> tuple[Path, list[str]]:
         said: list[str] = []

@@ -41,7 +41,7 @@ def random_rows(count: int, seed: int, static: bool = False) -> Rows:
 
 
 def write_output(directory: Path, counts: list[int], static: bool = False) -> Rows:
-    """A train part of shards with so many rows, and its manifest; returns all rows in order."""
+    """Writes a train part of shards with these numbers of rows, and its manifest; returns all rows in order."""
     (directory / "train").mkdir(parents=True)
     shards, parts = [], []
     for number, count in enumerate(counts):

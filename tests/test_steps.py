@@ -226,7 +226,7 @@ def test_training_lowers_the_loss_of_a_batch(model, params):
 
 @pytest.mark.slow
 def test_a_step_that_is_not_finite_counts_and_changes_nothing_else(model, params):
-    """NaN in one weight of one row: parameters, moments and average keep every bit, and the next step goes on."""
+    """NaN in one weight of one row: parameters, moments and average keep every bit, and the next step updates them."""
     config = dataclasses.replace(CONFIG, ema_decay=0.9)
     objective = MaskedLMObjective()
     plan = steps.Plan(model, Runtime(), objective, config, optim.build(config, params))

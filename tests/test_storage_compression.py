@@ -81,7 +81,7 @@ def test_damaged_xz_is_found_where_the_xz_tool_finds_it(seed):
 
 @pytest.mark.parametrize("suffix", [".gz", ".xz"])
 def test_any_flipped_byte_of_a_later_stream_is_reported_or_changes_nothing(suffix):
-    """As in the header of a .gz, which says when it was made, or in a setting of .xz that the text does not come to."""
+    """It changes nothing in the time stamp of a .gz header, or in a limit of .xz that the text does not reach."""
     first, second = (COMPRESS[suffix](text * 9) for text in (b"one ", b"two "))
     told = 0
     for place in range(len(second)):

@@ -1,4 +1,4 @@
-"""What build_examples says at the end: the share of [UNK] is that of the shards, and much of it is a warning."""
+"""The summary of build_examples: the share of [UNK] is that of the shards, and a large share gives a warning."""
 
 from pathlib import Path
 

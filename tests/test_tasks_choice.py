@@ -60,7 +60,7 @@ def rows(letters: Tokenizer) -> ChoiceRows:
 
 @functools.cache
 def params() -> dict:
-    """Large enough that choices differ, drawn by numpy: initialising by jax takes longer than the test."""
+    """Parameters large enough that choices differ, sampled by numpy because jax takes longer than the test."""
     draw = np.random.default_rng(1)
     abstract = abstract_params(MODEL, TASK.objective().heads)
     return jax.tree.map(lambda leaf: draw.normal(0, 0.3, leaf.shape).astype(np.float32), abstract)

@@ -51,7 +51,7 @@ def batch_of(kind: str, length: int = 12, fillers: int = 0) -> TaskBatch:
 
 @functools.cache
 def params_of(kind: str) -> dict:
-    """Parameters large enough that guesses differ, drawn by numpy: initialising by jax takes longer than the test."""
+    """Parameters large enough that predictions differ, sampled by numpy because jax takes longer than the test."""
     draw = np.random.default_rng(1)
     abstract = abstract_params(MODEL, OBJECTIVES[kind].heads)
     return jax.tree.map(lambda leaf: draw.normal(0, 0.2, leaf.shape).astype(np.float32), abstract)

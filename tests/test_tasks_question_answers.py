@@ -79,7 +79,7 @@ def test_a_context_without_pieces_has_no_answer(letters):  # noqa: F811
 
 
 def made_answers(rows: QuestionRows, *found: tuple[int, int, float, float]) -> list[RowAnswers]:
-    """One span a row: first slot, last slot, score, null."""
+    """One span for each row: first position, last position, score, null."""
     return [RowAnswers(*(np.array([part]) for part in one[:3]), np.array(one[3])) for one in found]
 
 

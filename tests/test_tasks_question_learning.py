@@ -1,4 +1,4 @@
-"""Answers are learnt end to end: where they are, and whether there is one; predictions are parts of the context."""
+"""A model learns the positions of answers and their absence; predictions are parts of the context."""
 
 import json
 from pathlib import Path

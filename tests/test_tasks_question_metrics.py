@@ -91,7 +91,7 @@ questions = st.lists(
 
 @given(questions)
 def test_no_threshold_is_better_than_the_best(drawn):
-    """Of all cuts between questions, the surest first, ties parted in the order of the file."""
+    """All thresholds between questions, sorted by probability; ties are in the order of the file."""
     answerable = np.array([one[0] for one in drawn])
     scores = np.array([one[1] if one[0] else 0.0 for one in drawn])
     no_answer = np.array([one[2] for one in drawn])
@@ -109,7 +109,7 @@ def test_no_threshold_is_better_than_the_best(drawn):
 
 
 def squad_questions(file: Path, seed: int) -> list[dict]:
-    """Real questions and answers, guessed right, a word too long, wrong, or not at all."""
+    """Real questions, with predictions that are right, a word too long, wrong, or empty."""
     content = json.loads(lzma.decompress(file.read_bytes()))
     draw = random.Random(seed)
     found = []

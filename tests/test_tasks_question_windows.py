@@ -1,4 +1,4 @@
-"""Questions as rows: every piece of a context is somewhere, at best once; truths stand on the answer's characters."""
+"""Rows of questions: every piece of a context is in a window and best in one; labels cover the answer's characters."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -88,7 +88,7 @@ def test_roberta_has_two_separators_between_the_texts(tmp_path):
 
 
 def covered(rows: QuestionRows, question: int) -> list[str]:
-    """What the truth of each row covers of the context."""
+    """The part of the context that the label of each row covers."""
     found = []
     for row in range(rows.question_offsets[question], rows.question_offsets[question + 1]):
         places = AnswerSpan(*rows.places[row])

@@ -1,4 +1,4 @@
-"""Sentences with spans and relations from JSON lines; every mistake told with its line."""
+"""Sentences with spans and relations from JSON lines; errors name the line."""
 
 import json
 from pathlib import Path

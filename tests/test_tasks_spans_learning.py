@@ -1,4 +1,4 @@
-"""Nested spans and relations are learnt end to end; the threshold of dev is kept and used."""
+"""A model learns nested spans and relations; the threshold of dev is stored and used."""
 
 import itertools
 import json

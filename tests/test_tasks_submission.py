@@ -1,4 +1,4 @@
-"""The files of the leaderboards: names, headers, the words that each benchmark wants, scores within their range."""
+"""The files of the leaderboards: names, headers, the labels of each benchmark, scores within their range."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Tagging: one guess for every word, entity tags, the baseline."""
+"""Tagging: one prediction for every word, entity tags, the baseline."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ TASK = TaggingTask("own", ("N", "V", "X"), max_length=8, metrics=("accuracy",))
 
 
 def measure(task: Task, rows: TagRows, guesses: np.ndarray) -> dict[str, float]:
-    """The metrics where the words' tags are guessed so."""
+    """The metrics of these predicted tags."""
     answers = np.full((rows.count, rows.lengths.max()), -1)
     answers[rows.word_rows, rows.word_slots] = guesses
     return task.measure(rows, [TagAnswer(tags, np.ones(len(tags), np.float32)) for tags in answers])
@@ -77,7 +77,7 @@ def test_all_pieces_of_a_word_learn_its_tag(letters: Tokenizer) -> None:
 
 
 def answers_of(task: Task, rows: TagRows, logits: np.ndarray, crf: dict | None = None) -> list[TagAnswer]:
-    """What the objective answers where the head says so; crf: the chain's parameters."""
+    """The predictions of the objective for these logits; crf: the parameters of the CRF."""
     objective, batch = task.objective(), rows.batch(np.arange(rows.count), logits.shape[1])
     model = ModelConfig(vocab_size=60, layers=1, width=8, heads=1, feed_forward=4, max_positions=16)
     wanted = abstract_params(model, objective.heads)

@@ -192,7 +192,7 @@ def test_scores_of_any_tags_are_the_official_ones(official: Path, seed: int) -> 
 
 @pytest.mark.slow
 def test_scores_of_predictions_on_conll_2003_are_the_official_ones(official: Path, bert_jax_data: Path) -> None:
-    """Each word by its most frequent tag of the training file: guesses with many tags that cannot follow."""
+    """Predicts each word's most frequent tag of the training file, which gives many invalid sequences."""
     task, files = registry.resolve(TaskConfig(name="conll2003", data_dir=os.fspath(bert_jax_data)))
     counts: dict[str, Counter] = {}
     for sentence in registry.read(task, files["train"]).items:

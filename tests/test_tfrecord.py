@@ -118,7 +118,7 @@ def test_record_without_a_field_or_of_another_width_is_named(original: bytes) ->
 
 
 def test_mutated_messages_are_rows_or_refused(original: bytes) -> None:
-    """Checksums and all fit: only what the message says can tell. Rows that come out are such as a reader can use."""
+    """Checksums are valid, so only the content can be refused; rows that are read have valid values."""
     records = records_of(original)
     generator = np.random.default_rng(0)
     outcomes = {"rows": 0, "refused": 0}

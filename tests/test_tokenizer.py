@@ -33,7 +33,7 @@ def wide_tokens() -> list[str]:
 
 
 def bare_library(tokens: list[str], **settings: bool) -> tokenizers.Tokenizer:
-    """The library as its own users would set it up for BERT, with no code of ours."""
+    """The library as its users configure it for BERT, without code of bert_jax."""
     library = tokenizers.Tokenizer(
         models.WordPiece(
             {token: index for index, token in enumerate(tokens)}, unk_token="[UNK]", max_input_chars_per_word=100

@@ -35,7 +35,7 @@ def joined(word: tuple[str, ...], left: str, right: str, merged: str) -> tuple[s
 
 
 def brute_force(word_counts: dict[str, int], vocab_size: int, min_frequency: int) -> list[str]:
-    """Byte-pair encoding as the paper's few lines have it: count every pair anew before each merge."""
+    """Byte-pair encoding as in the paper: every pair is counted again before each merge."""
     words = {(word[0], *("##" + character for character in word[1:])): count for word, count in word_counts.items()}
     tokens = [*SPECIAL_TOKENS, *sorted(set("".join(word_counts)))]
     tokens += sorted({piece for word in words for piece in word[1:]})
@@ -256,7 +256,7 @@ def test_command_trains_and_teaches(kind, sample_text, tmp_path, capsys):
 
 
 def test_other_files_are_read_as_examples_are(sample_text, tmp_path, capsys):
-    """JSON lines give the vocabulary of the same text, and what cannot be used is left out and said."""
+    """JSON lines give the vocabulary of the same text; unusable lines are skipped and reported."""
     lines = [json.dumps({"body": document}) for document in readers.documents(sample_text)]
     (tmp_path / "text.jsonl").write_text("\n".join([lines[0], "no JSON", *lines[1:]]))
     options = ["--vocab_size=700", "--kind=bpe"]

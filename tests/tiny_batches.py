@@ -30,7 +30,7 @@ def random_sequence(length: int, vocab_size: int, seed: int) -> Sequence:
 
 
 def lay(rows: list[list[Sequence]], slots: int, predictions: int) -> Batch:
-    """A Batch of these rows, each a list of packed sequences, with `slots` slots and `predictions` masked ones."""
+    """A Batch of these rows, each a list of packed sequences, with `slots` positions and `predictions` masks."""
     pack = max(len(row) for row in rows)
     batch = Batch(
         *(np.zeros((len(rows), slots), np.int32) for _ in range(4)),

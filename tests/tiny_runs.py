@@ -1,4 +1,4 @@
-"""Runs of the commands in processes of their own, with a model so small that they are soon compiled and done."""
+"""Runs of the commands in separate processes, with a model that compiles and trains fast."""
 
 import os
 from pathlib import Path
@@ -9,6 +9,6 @@ TINY = tuple(f"--config.model.{change}" for change in ("layers=1", "width=32", "
 
 
 def environment(devices: int) -> dict[str, str]:
-    """Of a process with so many CPU devices, which keeps and finds compiled programs where the other tests do."""
+    """The environment of a process with this number of CPU devices that shares the tests' compilation cache."""
     flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count={devices}"  # of two the last counts
     return os.environ | {"XLA_FLAGS": flags}

@@ -1,4 +1,4 @@
-"""A small tokenizer of every kind, trained by the libraries, and the libraries' own ids to compare ours with.
+"""A small tokenizer of every kind, trained by the libraries, and the ids of the libraries to compare with.
 
 What is written here sets the libraries up as their own users would, with no code of bert_jax.
 """

@@ -57,7 +57,7 @@ class Sandbox:
         return f"--config={self.checkout}/configs/{name}"
 
     def attempt(self, module: str, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Runs `python -m MODULE ARGUMENTS` in the work folder, whatever its exit code."""
+        """Runs `python -m MODULE ARGUMENTS` in the work folder, with any exit code."""
         command = [sys.executable, "-m", module, *arguments]
         return subprocess.run(command, cwd=self.work, env=self.environment(**environment), text=True,
                               capture_output=True, check=False)  # fmt: skip
