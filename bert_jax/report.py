@@ -123,7 +123,7 @@ def _unfinished(run: Run) -> str:
 
 
 def _held_out(run: Run) -> tuple[dict[str, Reference], list[Section]]:
-    """The baselines on the held-out shards by metric; and the table of predictions, or the reason why it is missing."""
+    """Returns the held-out baselines by metric; and the table of predictions, or the reason why it is missing."""
     title = "Predictions for masked tokens"
     data = run.config.training.get("data", {})
     shards = data.get("eval") or data.get("train")
@@ -172,7 +172,7 @@ def _pretraining_tiles(run: Run, references: Mapping[str, Reference]) -> list[Ti
 
 
 def _effort_tiles(run: Run) -> list[Tile]:
-    """Steps, tokens, time and speed."""
+    """Returns steps, tokens, time and speed."""
     result = run.result or {}
     rates = [line["tokens_per_second"] for line in run.lines if line.get("tokens_per_second")]
     tiles = [Tile(f"{run.lines[-1]['step']:,}", "Steps")]
@@ -200,7 +200,7 @@ def _task_tiles(run: Run) -> list[Tile]:
 
 
 def _task_tables(run: Run) -> list[Section]:
-    """Metrics by seed, and what the files hold."""
+    """Returns metrics by seed, and what the files hold."""
     if run.result is None:
         return []
     seeds = [f"seed {seed}" for seed in run.result["seeds"]]
@@ -218,7 +218,7 @@ def _task_tables(run: Run) -> list[Section]:
 
 
 def _seed_sections(run: Run) -> list[Section]:
-    """The curves of all runs, if there are several."""
+    """Returns the curves of all runs, if there are several."""
     runs = read_runs(run.workdir)
     if len(runs) < 2:
         return []
@@ -227,12 +227,12 @@ def _seed_sections(run: Run) -> list[Section]:
 
 
 def _loss_unit(run: Run) -> str:
-    """Losses are cross-entropies, except those of regression tasks, which are mean squared errors."""
+    """Returns the unit of losses: cross-entropies, but for regression tasks mean squared errors."""
     return "squared error" if (run.config.task or {}).get("kind", "").endswith("regression") else curves.NATS
 
 
 def _settings(config: WorkdirConfig) -> dict[str, Mapping[str, Any]]:
-    """The groups of the configuration: the model, the task, and the training keys with a table for each group."""
+    """Returns the configuration in groups: the model, the task, and the training keys with a table for each group."""
     training = dict(config.training)
     groups = {name: training.pop(name) for name in list(training) if isinstance(training[name], Mapping)}
     groups = {f"config.{name}": values for name, values in groups.items()}
@@ -245,7 +245,7 @@ def _digits(value: float | None) -> str:
 
 
 def _latest(run: Run, name: str) -> float | None:
-    """A metric of the result, or the last logged value."""
+    """Returns a metric of the result, or the last logged value."""
     final = (run.result or {}).get(name)
     if final is not None:
         return final

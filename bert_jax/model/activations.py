@@ -13,7 +13,9 @@ _DENSITY_AT_0 = 1.0 / math.sqrt(2.0 * math.pi)
 
 @functools.cache  # modules of equal configuration hold the same function, and are equal to jit
 def activation(name: str, *, again: bool = False) -> Callable[[Array], Array]:
-    """The function that `model.activation` names (config.MODEL_CHOICES); elementwise, in the dtype of its argument.
+    """Returns the function that `model.activation` names (config.MODEL_CHOICES).
+
+    It is elementwise, in the dtype of its argument.
 
     gelu          x times the normal distribution function of x, exactly: BERT's
     gelu_tanh     GELU by a tanh, as google-research/bert and GPT-2 compute it
@@ -30,7 +32,7 @@ def activation(name: str, *, again: bool = False) -> Callable[[Array], Array]:
 
 
 def _lean(value: Callable[[Array], Array], slope: Callable[[Array], Array], again: bool) -> Callable[[Array], Array]:
-    """A function given by its value and slope in float32, whose backward pass keeps the argument only."""
+    """Returns a function given by its value and slope in float32, whose backward pass keeps the argument only."""
 
     @jax.custom_vjp
     def function(x: Array) -> Array:

@@ -25,12 +25,12 @@ class TokenPositions(NamedTuple):
     in_sequence: Int[Array, "B K"]
 
     def at(self, positions: Int[Array, "B K"]) -> "TokenPositions":
-        """The entries at some positions of the row, where self covers the whole row."""
+        """Returns the entries at some positions of the row, where self covers the whole row."""
         return TokenPositions(positions, *(jnp.take_along_axis(part, positions, axis=1) for part in self[1:]))
 
 
 def token_positions(sequence_ids: Int[Array, "B T"], positions: Int[Array, "B T"]) -> TokenPositions:
-    """The TokenPositions of whole rows, from the fields of a batch."""
+    """Returns the TokenPositions of whole rows, from the fields of a batch."""
     in_row = jax.lax.broadcasted_iota(jnp.int32, sequence_ids.shape, 1)
     return TokenPositions(in_row, sequence_ids, positions)
 
@@ -38,9 +38,9 @@ def token_positions(sequence_ids: Int[Array, "B T"], positions: Int[Array, "B T"
 def visible_keys(
     queries: TokenPositions, keys: TokenPositions, *, window: int = 0, causal: bool = False
 ) -> Bool[Array, "B 1 Q T"]:
-    """Which keys a query sees: those of its own sequence, at most `window` positions away unless window is 0, and
-    none after the query where causal.
+    """Returns which keys a query sees: those of its own sequence, and where causal none after the query.
 
+    Unless `window` is 0, keys are at most so many positions away.
     Padding (sequence id 0) sees padding alone: no real query sees it, and its own softmax is over something.
     """
     visible = queries.sequence_ids[:, :, None] == keys.sequence_ids[:, None, :]
@@ -53,7 +53,7 @@ def visible_keys(
 
 
 def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
-    """The attention kernels of the layers of a model in training on rows of that length, each once, in order.
+    """Returns the attention kernels of the layers of a model in training on rows of that length, each once, in order.
 
     Raises UserError for a requested kernel that cannot run (attention_kernels.choose).
     """
@@ -127,8 +127,8 @@ class SelfAttention(nnx.Module):
         bias      added to the scores
         with_map  whether to return the probabilities too, as they are before dropout
         """
-        config = self.config
-        standing = keys if queries is None else queries[1]
+        config, rate = self.config, 0.0 if seeds is None else self.config.attention_dropout
+        query_positions = keys if queries is None else queries[1]
         query, key, value = operations(self.runtime).project_heads(
             hidden,
             None if queries is None else queries[0],
@@ -137,21 +137,23 @@ class SelfAttention(nnx.Module):
         )
         if config.positions == "rotary":
             base = config.rotary_base_local if local else config.rotary_base
-            query, key = rotate(query, standing.in_sequence, base), rotate(key, keys.in_sequence, base)
+            query, key = rotate(query, query_positions.in_sequence, base), rotate(key, keys.in_sequence, base)
         if config.relative == "shaw":
             in_row = keys.in_row[:1]  # the same in each row
-            asked = in_row if queries is None else standing.in_row
-            bias = self.relative(query, asked, in_row, self.runtime.precision)
+            queried = in_row if queries is None else query_positions.in_row
+            bias = self.relative(query, queried, in_row, self.runtime.precision)
         kernel = _kernel(
             config,
             self.runtime,
             hidden.shape[1],
             local=local,
-            dropout_rate=0.0 if seeds is None else config.attention_dropout,
+            dropout_rate=rate,
             needs_scores=with_map or bias is not None,
             some_queries=queries is not None,
         )
-        context, probabilities = self._attend(kernel, (query, key, value), standing, keys, seeds, local, bias)
+        context, probabilities = self._attend(
+            kernel, (query, key, value), query_positions, keys, local, rate, seeds, bias
+        )
         context = self.runtime.placement.constrain("heads", context)
         return self.output(context), probabilities if with_map else None
 
@@ -161,13 +163,14 @@ class SelfAttention(nnx.Module):
         heads: tuple[Array, Array, Array],
         queries: TokenPositions,
         keys: TokenPositions,
-        seeds: UInt32[Array, "B 2"] | None,
         local: bool,
+        rate: float,
+        seeds: UInt32[Array, "B 2"] | None,
         bias: Float[Array, "#B N Q T"] | None,
     ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"] | None]:
-        """The context by a kernel, and the probabilities where the kernel has them in memory."""
+        """Returns the context by a kernel, and the probabilities where the kernel has them in memory."""
         config, runtime = self.config, self.runtime
-        window, rate = config.window if local else 0, 0.0 if seeds is None else config.attention_dropout
+        window = config.window if local else 0
         if kernel == "splash":
             context = splash_attention(
                 *heads, keys.sequence_ids, window=window, causal=config.causal, placement=runtime.placement
@@ -192,5 +195,4 @@ class SelfAttention(nnx.Module):
         )
         if runtime.remat == "attention":
             attend = jax.checkpoint(attend)
-        context, probabilities = attend(*heads, visible, bias=bias, seeds=seeds)
-        return context, probabilities
+        return attend(*heads, visible, bias=bias, seeds=seeds)

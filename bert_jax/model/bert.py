@@ -43,7 +43,7 @@ class Bert(nnx.Module):
         self.runtime = runtime
 
     def head(self, name: str) -> Any:
-        """The head of that name. Raises UserError where the model lacks it."""
+        """Returns the head of that name. Raises UserError where the model lacks it."""
         names = heads_of(self.head_config, self.config)
         if name not in names:
             raise UserError(f"the model has no head {name}; its heads are: {', '.join(names) or 'none'}")
@@ -62,7 +62,7 @@ class Bert(nnx.Module):
         all_layers: bool = False,
         attention_maps: bool = False,
     ) -> Encoded:
-        """The hidden states of a batch. Raises UserError for rows longer than model.max_positions."""
+        """Returns the hidden states of a batch. Raises UserError for rows longer than model.max_positions."""
         embedded = self._embed(batch, dropout_key)
         key = None if dropout_key is None else child_key(dropout_key, "encoder")
         options = {"all_layers": all_layers, "attention_maps": attention_maps}
@@ -71,7 +71,7 @@ class Bert(nnx.Module):
     def encode_at(
         self, batch: Any, positions: Int[Array, "B K"], dropout_key: PRNGKeyArray | None = None
     ) -> Float[Array, "B K D"]:
-        """encode(batch).last at K positions of each row: the same values without the rest of the last layer.
+        """Returns encode(batch).last at K positions of each row: the same values without the rest of the last layer.
 
         A loss that reads few positions (masked ones, [CLS]) saves most of one layer's work this way.
         """
@@ -80,7 +80,7 @@ class Bert(nnx.Module):
         return self.encoder.at_positions(embedded, batch.sequence_ids, batch.positions, positions, key)
 
     def dropout_seeds(self, dropout_key: PRNGKeyArray | None, name: str, rows: int) -> UInt32[Array, "B 2"] | None:
-        """The dropout seeds of the rows for the part of that name (dropout.row_seeds); None in evaluation."""
+        """Returns the dropout seeds of the rows for the part of that name (dropout.row_seeds); None in evaluation."""
         if dropout_key is None:
             return None
         return row_seeds(child_key(dropout_key, name), (), rows, self.runtime.placement)
@@ -97,8 +97,9 @@ class Bert(nnx.Module):
 
 
 def init_params(config: ModelConfig, heads: Heads, key: PRNGKeyArray) -> dict[str, Any]:
-    """Initial parameters, float32: truncated normal of deviation 0.02, zero biases (google-research/bert, modeling.py).
+    """Returns initial parameters, float32, as in modeling.py of google-research/bert.
 
+    They are truncated normal of deviation 0.02, and zero for biases.
     A parameter depends on the key and on its own path only.
     """
     _, state = nnx.split(Bert(config, heads=heads, runtime=Runtime(), key=key))
@@ -106,12 +107,12 @@ def init_params(config: ModelConfig, heads: Heads, key: PRNGKeyArray) -> dict[st
 
 
 def abstract_params(config: ModelConfig, heads: Heads) -> dict[str, Any]:
-    """init_params as shapes and dtypes, without memory."""
+    """Returns init_params as shapes and dtypes, without memory."""
     return jax.eval_shape(lambda key: init_params(config, heads, key), jax.random.key(0))
 
 
 def bind(config: ModelConfig, heads: Heads, params: dict[str, Any], runtime: Runtime) -> Bert:
-    """The module over these parameters, for use inside a function that is jitted or differentiated.
+    """Returns the module over these parameters, for use inside a function that is jitted or differentiated.
 
     Raises UserError when params are not those of this architecture and heads, naming the first that differs.
     """

@@ -21,7 +21,7 @@ LEAST_POSITIONS = 4096
 def row_seeds(
     key: PRNGKeyArray, shape: tuple[int, ...], rows: int, placement: Placement = ALONE
 ) -> UInt32[Array, "*shape B 2"]:
-    """Seeds for `rows` rows of each of `shape` dropout sites, for the rows of the batch that the placement names."""
+    """Returns seeds for `rows` rows of each of `shape` dropout sites. The placement names the rows of the batch."""
     first, every = placement.row_numbers(rows)
     seeds = jax.random.bits(key, (*shape, every, SEED_WORDS), jnp.uint32)
     return jax.lax.dynamic_slice_in_dim(seeds, first, rows, axis=len(shape)) if every > rows else seeds
@@ -40,7 +40,7 @@ def dropout(
 def keep_mask(
     seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], rate: float, position_axes: int = 0
 ) -> Bool[Array, "B *shape"]:
-    """True with probability 1 - rate (to 2^-32), for an array of `shape`, whose first axis is the seeds'.
+    """Returns True with probability 1 - rate (to 2^-32), for an array of `shape`, whose first axis is the seeds'.
 
     The last `position_axes` axes are positions of a row: an element's mask does not depend on the length, up to
     LEAST_POSITIONS, that the row is padded to. Rows have up to 2^32 elements.
@@ -60,7 +60,7 @@ def keep_mask(
 def _line_words(
     seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], position_axes: int
 ) -> tuple[UInt32[Array, "B ..."], UInt32[Array, "B ..."]]:
-    """The two words of each line of the last axis of keep_mask's shape."""
+    """Returns the two words of each line of the last axis of keep_mask's shape."""
     lines = shape[:-1]
     number = jnp.zeros(lines, jnp.uint32)
     stride = 1

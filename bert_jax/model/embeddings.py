@@ -24,7 +24,10 @@ class Embedding(nnx.Module):
 
 
 def token_table(config: ModelConfig, key: PRNGKeyArray) -> Embedding:
-    """A vector for each token: table [V, D], V padded. It serves the input, or the output where that is not tied."""
+    """Returns a vector for each token: table [V, D], V padded.
+
+    It serves the input, or the output where that is not tied.
+    """
     used, entries = config.vocab_size, padded_vocabulary(config.vocab_size)
     return Embedding(entries, config.width, used=used, deviation=config.initializer_range, key=key)
 
@@ -76,6 +79,9 @@ class Embeddings(nnx.Module):
 
 
 def rows_by_matmul(table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """table[rows] for a small table, exactly. Its gradient is a matmul; a gather's would be a serial scatter."""
+    """Returns table[rows] for a small table, exactly.
+
+    Its gradient is a matmul; a gather's would be a serial scatter.
+    """
     chosen = jax.nn.one_hot(rows, table.shape[0], dtype=table.dtype)
     return jnp.einsum("btk,kd->btd", chosen, table, precision=jax.lax.Precision.HIGHEST)

@@ -58,7 +58,7 @@ class Encoder(nnx.Module):
         all_layers: bool = False,
         attention_maps: bool = False,
     ) -> Encoded:
-        """The hidden states of the stack on these embeddings."""
+        """Returns the hidden states of the stack on these embeddings."""
         keys = token_positions(sequence_ids, positions)
         stacked = self._stacked(hidden.shape[0], dropout_key)
         last, (layers, maps) = self._loop(hidden, keys, stacked, self.config.layers, all_layers, attention_maps)
@@ -75,7 +75,10 @@ class Encoder(nnx.Module):
         wanted: Int[Array, "B K"],
         dropout_key: PRNGKeyArray | None,
     ) -> Float[Array, "B K D"]:
-        """The last layer's output at the K wanted positions of each row; the rest of that layer is not computed."""
+        """Returns the last layer's output at the K wanted positions of each row.
+
+        The rest of that layer is not computed.
+        """
         keys, depth = token_positions(sequence_ids, positions), self.config.layers
         below, last = _split(self._stacked(hidden.shape[0], dropout_key), (depth - 1, 1))
         hidden, _ = self._loop(hidden, keys, below, depth - 1, False, False)
@@ -85,13 +88,13 @@ class Encoder(nnx.Module):
         return hidden if self.config.norm == "post" else self.final_norm(hidden)
 
     def _stacked(self, rows: int, dropout_key: PRNGKeyArray | None) -> tuple:
-        """The parameters and the dropout seeds of all layers, with a leading axis [L, ...]."""
+        """Returns the parameters and the dropout seeds of all layers, with a leading axis [L, ...]."""
         sites = (self.config.layers, SITES)
         seeds = None if dropout_key is None else row_seeds(dropout_key, sites, rows, self.runtime.placement)
         return nnx.split(self.layers)[1], seeds
 
     def _layer(self, state: nnx.State) -> EncoderLayer:
-        """The module of one layer, whose parameters are gathered first where they are sharded over fsdp."""
+        """Returns the module of one layer, whose parameters are gathered first where they are sharded over fsdp."""
         if self.runtime.placement.gathers:
             params = self.runtime.placement.gather(nnx.to_pure_dict(state), "encoder/layers", self.runtime.dtype)
             state = jax.tree.map(lambda leaf: leaf, state)
@@ -104,7 +107,7 @@ class Encoder(nnx.Module):
         )
 
     def _bias(self, queries: Int[Array, "B Q"], keys: Int[Array, "B T"]) -> Float[Array, "B N Q T"] | None:
-        """The bias that every layer adds to its scores, from positions in the row."""
+        """Returns the bias that every layer adds to its scores, from positions in the row."""
         return self.relative_bias(queries, keys) if self.config.relative in ATTENTION_BIASES else None
 
     def _loop(
@@ -137,8 +140,10 @@ class Encoder(nnx.Module):
 
 
 def _split(stacked: Any, sizes: tuple[int, ...]) -> list[Any]:
-    """Consecutive parts of the leading axis. The gradient of lax.split is one concatenation; indexing would give a sum
-    for each part."""
+    """Returns consecutive parts of the leading axis.
+
+    The gradient of lax.split is one concatenation; indexing would give a sum for each part.
+    """
     leaves, tree = jax.tree.flatten(stacked)
     parts = [jax.lax.split(leaf, sizes) for leaf in leaves]
     return [jax.tree.unflatten(tree, [part[index] for part in parts]) for index in range(len(sizes))]

@@ -11,7 +11,7 @@ from bert_jax.model.layer import gather_positions
 
 
 def vocabulary_logits(model: Bert, vectors: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
-    """float32 vocabulary logits of hidden states; V is padded, and the padding's logits are -inf."""
+    """Returns float32 vocabulary logits of hidden states; V is padded, and the padding's logits are -inf."""
     head = model.head("lm_head" if model.head_config.lm else "mlm_head")
     return head(vectors, model.token_table)
 
@@ -19,24 +19,24 @@ def vocabulary_logits(model: Bert, vectors: Float[Array, "B M D"]) -> Float[Arra
 def masked_logits(
     model: Bert, hidden: Float[Array, "B T D"], masked_positions: Int[Array, "B M"]
 ) -> Float[Array, "B M V"]:
-    """vocabulary_logits at M positions of each row only."""
+    """Returns vocabulary_logits at M positions of each row only."""
     return vocabulary_logits(model, gather_positions(hidden, masked_positions))
 
 
 def span_boundary_logits(
     model: Bert, left: Float[Array, "B M D"], right: Float[Array, "B M D"], offsets: Int[Array, "B M"]
 ) -> Float[Array, "B M V"]:
-    """Vocabulary logits from the hidden states on both sides of a span and the offset of each token in it."""
+    """Returns vocabulary logits from the hidden states on both sides of a span and the offset of each token in it."""
     tied = model.config.tied_output
     table = model.token_table if tied else model.head("mlm_head").output.table[...]
     return model.head("span_boundary_head")(left, right, offsets, table)
 
 
 def pool_vectors(model: Bert, vectors: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
-    """The pooler's output for hidden states of [CLS] positions."""
+    """Returns the pooler's output for hidden states of [CLS] positions."""
     return model.head("pooler")(vectors)
 
 
 def next_sentence_logits(model: Bert, pooled: Float[Array, "B S D"]) -> Float[Array, "B S 2"]:
-    """Logits of the two classes "is next" and "random"."""
+    """Returns logits of the two classes "is next" and "random"."""
     return model.head("next_sentence_head")(pooled)

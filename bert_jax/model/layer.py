@@ -88,17 +88,17 @@ class EncoderLayer(nnx.Module):
         queries: Int[Array, "B Q"] | None = None,
         with_map: bool = False,
     ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
-        """The next hidden state of every position, or of `queries` only; and the attention map if asked for."""
+        """Returns the next hidden state of every position, or of `queries` only; and the attention map if asked for."""
         config, rate = self.config, self.config.dropout
         seed = [None] * SITES if seeds is None else seeds
         seen = hidden if config.norm == "post" else self._before_attention(hidden, layer_type)
         # The residual path holds all positions, or only those that have queries.
-        residual, asked = hidden, None
+        residual, selected = hidden, None
         if queries is not None:
-            residual, standing = gather_positions(hidden, queries), keys.at(queries)
-            asked = (residual if config.norm == "post" else gather_positions(seen, queries)), standing
+            residual, positions = gather_positions(hidden, queries), keys.at(queries)
+            selected = (residual if config.norm == "post" else gather_positions(seen, queries)), positions
         attended, attention_map = self._attend(
-            seen, layer_type, keys, seed[ATTENTION_PROBABILITIES], bias, asked, with_map
+            seen, layer_type, keys, seed[ATTENTION_PROBABILITIES], bias, selected, with_map
         )
         attended = dropout(attended, rate, seed[ATTENTION_OUTPUT])
         if config.norm == "post":
@@ -138,7 +138,7 @@ class EncoderLayer(nnx.Module):
 
 
 def gather_positions(hidden: Float[Array, "B T D"], positions: Int[Array, "B K"]) -> Float[Array, "B K D"]:
-    """The vectors at K positions of each row, exactly.
+    """Returns the vectors at K positions of each row, exactly.
 
     A one-hot matmul, because its gradient is a matmul too. The gradient of a gather is a scatter, which is serial on
     a CPU and has no fixed order on a GPU.

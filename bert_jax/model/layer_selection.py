@@ -21,7 +21,7 @@ class LayerSelection:
 
     @staticmethod
     def parse(name: str, layers: int) -> "LayerSelection":
-        """The selection for a name in LAYERS or a layer number. Raises UserError for anything else."""
+        """Returns the selection for a name in LAYERS or a layer number. Raises UserError for anything else."""
         every = tuple(range(1, layers + 1))
         if name.isdecimal() and int(name) <= layers:
             return LayerSelection((int(name),), "sum")
@@ -36,15 +36,15 @@ class LayerSelection:
         return LayerSelection(singles.get(name, every[-4:]), combine)
 
     def width(self, model_width: int) -> int:
-        """The width of the combined vectors."""
+        """Returns the width of the combined vectors."""
         return model_width * (len(self.indices) if self.combine == "concat" else 1)
 
     def inner(self, layers: int) -> bool:
-        """Whether the selection needs a layer that encode returns with all_layers only."""
+        """Returns whether the selection needs a layer that encode returns with all_layers only."""
         return self.indices not in ((0,), (layers,))
 
     def of(self, encoded: Encoded, layers: int) -> Float[Array, "B T W"]:
-        """The combined vectors of every position, float32."""
+        """Returns the combined vectors of every position, float32."""
         states = {0: encoded.embeddings, layers: encoded.last}
         if encoded.layers is not None:
             states |= {depth + 1: encoded.layers[depth] for depth in range(layers)}

@@ -20,12 +20,12 @@ Shape = tuple[int, ...]
 
 
 def child_key(key: PRNGKeyArray, name: str) -> PRNGKeyArray:
-    """The key of a part by its name, so that no other part changes a parameter's initial value."""
+    """Returns the key of a part by its name, so that no other part changes a parameter's initial value."""
     return jax.random.fold_in(key, zlib.crc32(name.encode()))
 
 
 def truncated_normal(key: PRNGKeyArray, shape: Shape, deviation: float) -> Float[Array, "..."]:
-    """Normal values cut off at two deviations, not rescaled (google-research/bert, create_initializer)."""
+    """Returns normal values cut off at two deviations, not rescaled (google-research/bert, create_initializer)."""
     return deviation * jax.random.truncated_normal(key, -2.0, 2.0, shape, jnp.float32)
 
 
@@ -52,7 +52,7 @@ class Dense(nnx.Module):
         self.runtime = runtime
 
     def __call__(self, x: Float[Array, "..."], dtype: DTypeLike | None = None) -> Float[Array, "..."]:
-        """[..., *in] to [..., *out], in the compute dtype unless another is asked."""
+        """Maps [..., *in] to [..., *out], in the compute dtype unless another is given."""
         bias = None if self.bias is None else self.bias[...]
         return operations(self.runtime).dense(x, self.kernel[...], bias, self.input_axes, dtype)
 
@@ -85,7 +85,7 @@ def _by_row(vector: Float[Array, " D"], axes: int) -> Float[Array, "..."]:
 def layer_norm_narrow(
     x: Float[Array, "*shape D"], scale: Float[Array, " D"], bias: Float[Array, " D"] | None, epsilon: float, dtype: str
 ) -> Float[Array, "*shape D"]:
-    """Layer normalization in float32 of what is stored in less, the result in dtype.
+    """Applies layer normalization in float32 to what is stored in less; the result has dtype.
 
     Both sums are of one pass, which XLA does within the product before; with a mean of 100 deviations that loses
     nothing yet that bfloat16 has not lost of x. The backward pass keeps x and two numbers a row, where autodiff would

@@ -12,12 +12,12 @@ SEPARATOR = "/"
 
 
 def flatten(nested: Mapping[str, Any]) -> dict[str, Any]:
-    """The leaves of a nested dict by path, in the order of their paths."""
+    """Returns the leaves of a nested dict by path, in the order of their paths."""
     return dict(sorted(traverse_util.flatten_dict(nested, sep=SEPARATOR).items()))
 
 
 def unflatten(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """The nested dict whose flat form this is.
+    """Returns the nested dict whose flat form this is.
 
     Raises ValueError when one path is the folder of another.
     """

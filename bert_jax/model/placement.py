@@ -16,7 +16,7 @@ from jaxtyping import Array
 
 
 def all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy for jax.checkpoint that saves everything except the results of `gather` and `constrain`.
+    """Returns a policy for jax.checkpoint that saves everything except the results of `gather` and `constrain`.
 
     The backward pass then gathers a layer's parameters again, instead of keeping those of all layers whole. A
     checkpoint_name would not do: what it names would be saved under that name, and so would a reshape of it.
@@ -29,11 +29,11 @@ class Placement:
     """No request: the compiler decides where arrays lie. train/mesh_placement.py has the one that knows the mesh."""
 
     def constrain(self, name: str, array: Array) -> Array:
-        """The array with the sharding of arrays of that name."""
+        """Returns the array with the sharding of arrays of that name."""
         return array
 
     def gather(self, params: Any, prefix: str = "", dtype: DTypeLike | None = None) -> Any:
-        """Nested parameters by path, as they are computed with, where they are sharded between steps.
+        """Returns nested parameters by path, as they are computed with, where they are sharded between steps.
 
         With a prefix they are those of one layer of the stack, with kernels in the compute dtype. Without one, all
         parameters outside the stacks of layers are gathered.
@@ -46,14 +46,14 @@ class Placement:
         return False
 
     def shard_kernel(self, kernel: Callable[..., Array], names: Sequence[str]) -> Callable[..., Array]:
-        """A kernel that the compiler cannot partition, run by each device on its shard of the arguments.
+        """Returns a kernel that the compiler cannot partition, run by each device on its shard of the arguments.
 
         names are those of the arguments; the result is sharded as the first of them.
         """
         return kernel
 
     def accumulate_over_data(self, sums: Callable[..., Any]) -> Callable[..., Any]:
-        """A function of a batch (and more) that gives sums over the batch's rows, with the same result.
+        """Returns a function of a batch (and more) that gives sums over the batch's rows, with the same result.
 
         Each device may compute the sums over its own rows, which are then added up once. `row_numbers` tells the
         function which rows it has.
@@ -61,7 +61,7 @@ class Placement:
         return sums
 
     def row_numbers(self, rows: int) -> tuple[int | Array, int]:
-        """Where these rows begin in the batch, and how many rows the batch has."""
+        """Returns where these rows begin in the batch, and how many rows the batch has."""
         return 0, rows
 
     @property

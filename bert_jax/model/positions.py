@@ -17,7 +17,7 @@ _SINUSOID_BASE = 10_000.0  # Vaswani et al. 2017, section 3.5
 
 
 def sinusoids(length: int, width: int) -> Float32[np.ndarray, "T D"]:
-    """Sines in the even columns, cosines in the odd ones (Vaswani et al. 2017, section 3.5)."""
+    """Returns sines in the even columns, cosines in the odd ones (Vaswani et al. 2017, section 3.5)."""
     angles = np.arange(length)[:, None] / _SINUSOID_BASE ** (np.arange(0, width, 2) / width)
     return np.stack([np.sin(angles), np.cos(angles)], axis=-1).reshape(length, width).astype(np.float32)
 
@@ -36,7 +36,7 @@ def rotate(vectors: Float[Array, "B K N H"], positions: Int[Array, "B K"], base:
 
 
 def rotation_speeds(width: int, base: float) -> Float32[np.ndarray, "K"]:
-    """The angle by which each pair of coordinates rotates from one position to the next: base^(-2i/H).
+    """Returns the angle by which each pair of coordinates rotates from one position to the next: base^(-2i/H).
 
     Rounded to float32 where transformers rounds, after the power and after the division: at position 8,000 the last
     bit of a speed changes the angle by 3e-4.
@@ -61,7 +61,10 @@ class RelativeTable(nnx.Module):
         key_positions: Int[Array, "#B T"],
         precision: jax.lax.Precision,
     ) -> Float[Array, "B N Q T"]:
-        """The float32 bias of the scaled scores. Positions that are the same in each row are given once (B = 1)."""
+        """Returns the float32 bias of the scaled scores.
+
+        Positions that are the same in each row are given once (B = 1).
+        """
         query = query * (1.0 / math.sqrt(query.shape[-1]))
         table = self.table[...].astype(query.dtype)
         by_distance = jnp.einsum("bqnh,kh->bnqk", query, table, precision=precision, preferred_element_type=jnp.float32)
@@ -83,7 +86,7 @@ class DistanceBuckets(nnx.Module):
         self.distance = config.relative_distance
 
     def __call__(self, query_positions: Int[Array, "B Q"], key_positions: Int[Array, "B T"]) -> Float[Array, "B N Q T"]:
-        """The float32 bias of the scores."""
+        """Returns the float32 bias of the scores."""
         ahead = key_positions[:, None, :] - query_positions[:, :, None]
         # A one-hot matmul, for the reason in layer.gather_positions.
         chosen = jax.nn.one_hot(distance_bucket(ahead, self.distance), BUCKETS, dtype=jnp.float32)
@@ -91,7 +94,7 @@ class DistanceBuckets(nnx.Module):
 
 
 def distance_bucket(ahead: Int[Array, "*shape"], longest: int) -> Int[Array, "*shape"]:
-    """The bucket of a distance, key minus query (Raffel et al. 2020, as in the code of mesh-tensorflow).
+    """Returns the bucket of a distance, key minus query (Raffel et al. 2020, as in the code of mesh-tensorflow).
 
     Each direction has half of the buckets. Half of those hold single distances, and the others ranges that grow by a
     constant factor up to `longest`.

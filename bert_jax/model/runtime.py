@@ -70,7 +70,7 @@ class Runtime:
         return self.remat in ("none", "attention")
 
     def rematerialized(self, layer: Callable[..., Result]) -> Callable[..., Result]:
-        """The function of a layer whose backward pass recomputes what `remat` names."""
+        """Returns the function of a layer whose backward pass recomputes what `remat` names."""
         if self.remat == "layer":
             return jax.checkpoint(layer)
         if self.remat == "matmuls":
@@ -85,5 +85,5 @@ class Runtime:
         return (self.platform or jax.default_backend()) == "tpu"
 
     def unrolled(self, layers: int) -> bool:
-        """Whether a stack of that many layers is unrolled rather than scanned."""
+        """Returns whether a stack of that many layers is unrolled rather than scanned."""
         return self.layer_loop == "unrolled" or (self.layer_loop == "auto" and layers <= UNROLLED_AT_MOST)

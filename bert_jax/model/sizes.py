@@ -31,7 +31,7 @@ FROM_CHECKPOINT = "checkpoint"  # this preset takes the architecture of init_fro
 
 
 def _size(layers: int, width: int) -> Fields:
-    """BERT's proportions: heads of width 64, a feed-forward four times as wide as the model."""
+    """Returns BERT's proportions: heads of width 64, a feed-forward four times as wide as the model."""
     return {
         "layers": layers,
         "width": width,
@@ -102,7 +102,7 @@ PRESETS: dict[str, Fields] = {
 
 
 def model_config(options: ModelOptions, vocab_size: int) -> ModelConfig:
-    """The architecture that the options of a recipe name, for a tokenizer of vocab_size ids.
+    """Returns the architecture that the options of a recipe name, for a tokenizer of vocab_size ids.
 
     Raises UserError for an unknown preset, and for options that ModelConfig refuses.
     """
@@ -115,12 +115,12 @@ def model_config(options: ModelOptions, vocab_size: int) -> ModelConfig:
 
 
 def with_options(model: ModelConfig, options: ModelOptions) -> ModelConfig:
-    """An architecture with the fields that a recipe sets in addition to the preset."""
+    """Returns an architecture with the fields that a recipe sets in addition to the preset."""
     return dataclasses.replace(model, **given_fields(options))
 
 
 def given_fields(options: ModelOptions) -> Fields:
-    """The fields of ModelConfig that a recipe sets itself; attention_dropout follows dropout unless given."""
+    """Returns the fields of ModelConfig that a recipe sets itself; attention_dropout follows dropout unless given."""
     architecture = {item.name for item in dataclasses.fields(ModelConfig)}
     given = {name: value for name, value in vars(options).items() if name in architecture and value is not None}
     if "dropout" in given:

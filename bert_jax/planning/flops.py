@@ -9,8 +9,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class Flops:
@@ -72,4 +70,4 @@ def _dot(equation: Any) -> float:
     left = equation.invars[0].aval.shape
     (contracted, _), _ = equation.params["dimension_numbers"]
     depth = math.prod(left[axis] for axis in contracted)
-    return 2.0 * depth * float(np.prod(equation.outvars[0].aval.shape, dtype=np.float64))
+    return 2.0 * depth * math.prod(equation.outvars[0].aval.shape)

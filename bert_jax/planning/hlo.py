@@ -30,7 +30,6 @@ class Instruction:
 
     shape       of the result, as written
     called      names of the computations that the instruction runs
-    trips       iterations of a loop, if the compiler annotates them
     operands    the instructions of the same computation whose results it takes
     """
 
@@ -39,7 +38,6 @@ class Instruction:
     shape: str
     text: str
     called: tuple[str, ...]
-    trips: int | None
     operands: tuple["Instruction", ...] = field(default=(), compare=False, repr=False)
 
     @property
@@ -85,8 +83,8 @@ class Program:
 
     def trips(self, loop: Instruction) -> int | None:
         """Returns how often a loop's body runs; None if that is not known before the program runs."""
-        if loop.trips is not None:
-            return loop.trips
+        if annotated := _TRIPS.search(loop.text):
+            return int(annotated[1])
         match = _CONDITION.search(loop.text)
         body = self.computations.get(match[1], ()) if match else ()
         compared = next((one for one in body if one.opcode == "compare" and "direction=LT" in one.text), None)
@@ -132,10 +130,9 @@ def _instruction(line: str, before: Mapping[str, Instruction]) -> Instruction | 
     called = tuple(_CALLED.findall(rest))
     if branches := _BRANCHES.search(rest):
         called += tuple(part.strip().lstrip("%") for part in branches[1].split(","))
-    trips = _TRIPS.search(rest)
     named = _NAME.findall(_in_brackets(rest, opcode.end() - 1)) if "%" in rest else ()
     operands = tuple(before[name] for name in named if name in before)
-    return Instruction(match[1], opcode[1], shape, rest.lstrip(), called, int(trips[1]) if trips else None, operands)
+    return Instruction(match[1], opcode[1], shape, rest.lstrip(), called, operands)
 
 
 def _in_brackets(text: str, start: int) -> str:

@@ -44,7 +44,7 @@ class Chart:
     bar_width: int = 0
 
     def place(self, step: float) -> str:
-        """A place on the axis in words: step 1,200; 113-128 tokens."""
+        """Returns a place on the axis in words: step 1,200; 113-128 tokens."""
         if not self.bar_width:
             return f"{self.axis} {step:,.0f}"
         last = step + self.bar_width - 1
@@ -68,11 +68,14 @@ class Histogram:
         return max((int(np.flatnonzero(counts).max(initial=0)) for counts in self.counts.values()), default=0)
 
     def bins(self, most: int) -> dict[str, list[tuple[int, int, int]]]:
-        """At most `most` bins (first, last, count) of equal width over 1..highest; the same bins for every series."""
+        """Returns at most `most` bins (first, last, count) of equal width over 1..highest.
+
+        All series have the same bins.
+        """
         return {name: bin_counts(counts[: self.highest + 1], most) for name, counts in self.counts.items()}
 
     def chart(self) -> Chart:
-        """The histogram as shares of each series; series without a value above 0 are left out."""
+        """Returns the histogram as shares of each series; series without a value above 0 are left out."""
         series = tuple(
             Series(
                 name,
@@ -87,7 +90,10 @@ class Histogram:
 
 
 def bin_counts(counts: Int64[np.ndarray, "n"], most: int) -> list[tuple[int, int, int]]:
-    """Counts of the values 1..n-1 in at most `most` bins of equal width: (first, last, count). Skips the value 0."""
+    """Returns the counts of the values 1..n-1 in at most `most` bins of equal width: (first, last, count).
+
+    The value 0 is left out.
+    """
     size = len(counts) - 1
     width = max(1, -(-size // most))
     return [
@@ -97,12 +103,12 @@ def bin_counts(counts: Int64[np.ndarray, "n"], most: int) -> list[tuple[int, int
 
 
 def percent(value: int | float) -> str:
-    """0.2561 as 25.6%, 0.0707 as 7.07%."""
+    """Writes 0.2561 as 25.6%, 0.0707 as 7.07%."""
     return f"{100 * value:.1f}%" if abs(value) >= 0.1 or value == 0 else f"{100 * value:.3g}%"
 
 
 def number(value: int | float) -> str:
-    """Four significant digits; millions and more as M and G, values below 0.0001 as a power of ten."""
+    """Writes four significant digits; millions and more as M and G, values below 0.0001 as a power of ten."""
     size = abs(value)
     if size >= 1e9:
         return f"{value / 1e9:.4g}G"

@@ -26,7 +26,7 @@ class Calibration:
 
 
 def calibrate(confidence: Float[np.ndarray, "R"], correct: Bool[np.ndarray, "R"], bins: int = BINS) -> Calibration:
-    """The calibration of predictions with these probabilities."""
+    """Returns the calibration of predictions with these probabilities."""
     places = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     counts = np.bincount(places, minlength=bins)
     with np.errstate(invalid="ignore"):
@@ -37,7 +37,7 @@ def calibrate(confidence: Float[np.ndarray, "R"], correct: Bool[np.ndarray, "R"]
 def most_confused(
     counts: Int64[np.ndarray, "C C"], names: Sequence[str], most: int
 ) -> list[tuple[str, str, int, float]]:
-    """Label, prediction, count, and share of the label's cases; the most frequent confusions first."""
+    """Returns label, prediction, count, and share of the label's cases, the most frequent confusions first."""
     wrong = counts * (1 - np.eye(len(counts), dtype=np.int64))
     order = [divmod(int(place), len(counts)) for place in np.argsort(-wrong, axis=None, kind="stable")[:most]]
     return [

@@ -37,12 +37,12 @@ TITLES = {
 
 
 def show_of(metric: str) -> Format:
-    """The format of a metric's values: percent for shares of 1; losses and errors are plain numbers."""
+    """Returns the format of a metric's values: percent for shares of 1; losses and errors are plain numbers."""
     return number if lower_is_better(metric) else percent
 
 
 def charts(lines: Lines, references: Mapping[str, Reference], loss_unit: str = NATS) -> list[Chart]:
-    """The charts of a run, in reading order, without those for which the run logged nothing.
+    """Returns the charts of a run, in reading order, without those for which the run logged nothing.
 
     references  by the name of their metric, such as mlm_accuracy
     """
@@ -68,7 +68,7 @@ def charts(lines: Lines, references: Mapping[str, Reference], loss_unit: str = N
 
 
 def _metric_chart(lines: Lines, name: str, references: Mapping[str, Reference], loss_unit: str) -> Chart | None:
-    """The chart of a loss, an accuracy or a held-out metric; None for other metrics."""
+    """Returns the chart of a loss, an accuracy or a held-out metric; None for other metrics."""
     is_loss = name.endswith("loss")
     if not (is_loss or name.endswith("accuracy") or name.startswith("eval_")):
         return None
@@ -84,18 +84,18 @@ def _metric_chart(lines: Lines, name: str, references: Mapping[str, Reference], 
 
 
 def title_of(metric: str) -> str:
-    """The name of a metric in words."""
+    """Returns the name of a metric in words."""
     return TITLES.get(metric, metric.replace("_", " ").capitalize())
 
 
 def _reading_order(name: str) -> tuple[int, str]:
-    """A sort key: metrics without a title, then those of TITLES in its order."""
+    """Returns a sort key: metrics without a title, then those of TITLES in its order."""
     metric = name.removeprefix("eval_")
     return (list(TITLES).index(metric) if metric in TITLES else -1, name)
 
 
 def _training_name(held_out: str) -> str:
-    """The training metric in the same chart as a held-out one; a task's own accuracy is logged as task_accuracy."""
+    """Returns the training metric in the chart of a held-out one. A task's own accuracy is logged as task_accuracy."""
     return "task_accuracy" if held_out == "eval_accuracy" else held_out.removeprefix("eval_")
 
 
@@ -111,13 +111,13 @@ def _plain_chart(lines: Lines, title: str, unit: str, names: Mapping[str, str], 
 
 
 def points(lines: Lines, name: str) -> dict[float, float]:
-    """The finite values of a metric by step, without the lines that have no value for it."""
+    """Returns the finite values of a metric by step, without the lines that have no value for it."""
     logged = {float(line["step"]): line.get(name) for line in lines}
     return {step: value for step, value in logged.items() if isinstance(value, int | float) and np.isfinite(value)}
 
 
 def series_of(label: str, values: Mapping[float, float]) -> Series:
-    """A curve through values by step."""
+    """Returns a curve through values by step."""
     return Series(label, np.array(list(values), np.float64), np.array(list(values.values()), np.float64))
 
 
@@ -127,7 +127,7 @@ def _series(lines: Lines, name: str, label: str) -> Series | None:
 
 
 def _thinned(series: Series) -> Series:
-    """At most MOST_POINTS points: means of neighbours, at the last step of each bucket."""
+    """Returns at most MOST_POINTS points: means of neighbours, at the last step of each bucket."""
     count = len(series.steps)
     if count <= MOST_POINTS:
         return series

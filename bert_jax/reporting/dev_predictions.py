@@ -46,13 +46,13 @@ class DevPredictions(Generic[AnyTask, AnyRows]):
         return f"{some} {self.total:,} examples of {self.path.name}"
 
     def worst(self, count: int) -> list[int]:
-        """The items with the highest losses, in descending order."""
+        """Returns the items with the highest losses, in descending order."""
         known = np.where(np.isnan(self.losses), -np.inf, self.losses)
         return [int(item) for item in np.argsort(-known, kind="stable")[:count] if np.isfinite(known[item])]
 
 
 def predict_dev(workdir: Path, config: WorkdirConfig, most: int) -> DevPredictions:
-    """The predictions for up to `most` items of the dev file that a workdir's configuration names.
+    """Returns the predictions for up to `most` items of the dev file that a workdir's configuration names.
 
     Raises UserError if the file is not named or does not exist, and for a checkpoint that cannot be opened.
     """

@@ -23,7 +23,7 @@ class ErrorCard(NamedTuple):
 
 
 def confusion_table(counts: Int64[np.ndarray, "C C"], names: Sequence[str]) -> str:
-    """A row for each label and a column for each prediction; a cell is as dark as its share of the row."""
+    """Returns a table with a row for each label and a column for each prediction. Dark cells are large shares."""
     sums = counts.sum(axis=1)
     head = "".join(f'<th class="turned"><span>{text(name)}</span></th>' for name in names)
     rows = []
@@ -47,18 +47,18 @@ def confusion_table(counts: Int64[np.ndarray, "C C"], names: Sequence[str]) -> s
 
 
 def error_section(cards: Iterable[ErrorCard]) -> Section:
-    """Cards below each other."""
+    """Returns a section of cards below each other."""
     note = "In descending order of the loss. High losses often show errors in the file."
     return Section("Examples with the highest loss", [Markup("".join(map(_card, cards)))], note)
 
 
 def truncate(content: str, most: int = LONGEST) -> str:
-    """The beginning of a text, with an ellipsis where it was cut."""
+    """Returns the beginning of a text, with an ellipsis where it was cut."""
     return content if len(content) <= most else content[: most - 1].rstrip() + "…"
 
 
 def highlight(words: str, note: str) -> str:
-    """Words that are set apart, with a small note behind them."""
+    """Returns words that are set apart, with a small note behind them."""
     return f"<mark>{text(words)} <small>{text(note)}</small></mark>"
 
 

@@ -39,7 +39,7 @@ BARS = 3  # most likely labels shown
 
 
 def error_sections(workdir: Path, config: WorkdirConfig, most: int) -> list[Section]:
-    """Sections on up to `most` examples of the dev file; one that says why there are none if it is missing."""
+    """Returns sections on up to `most` examples of the dev file, or one with the reason why it cannot be read."""
     try:
         found = predict_dev(workdir, config, most)
     except UserError as error:
@@ -49,7 +49,7 @@ def error_sections(workdir: Path, config: WorkdirConfig, most: int) -> list[Sect
 
 
 def tagged_spans(tags: list[str]) -> list[Span]:
-    """The entities of tags, by the rules of conlleval."""
+    """Returns the entities of tags, by the rules of conlleval."""
     return [Span(*entity) for entity in tagging_schemes.entities(tags)]
 
 
@@ -198,7 +198,7 @@ def _spans(found: DevPredictions[SpanTask, SpanRows]) -> list[Section]:
 
 
 def _span_card(sentence, results: Sequence[tuple[str, Span]]) -> ErrorCard:
-    """The sentence, and below it each of its spans that is wrong."""
+    """Returns a card with the sentence and, below it, each of its spans that is wrong."""
     words = sentence.words
     wrong = [(result, span) for result, span in results if result != CORRECT]
     listed = " ".join(highlight(" ".join(words[s.first : s.end]), f"{s.label}, {result}") for result, s in wrong)
@@ -207,7 +207,7 @@ def _span_card(sentence, results: Sequence[tuple[str, Span]]) -> ErrorCard:
 
 
 def _entity_section(found: DevPredictions, results: list[tuple[str, Span]]) -> Section:
-    """The results of the true entities of each type, and how many predicted ones are spurious."""
+    """Returns the results of the true entities of each type, and how many predicted ones are spurious."""
     counts = span_errors.count_by_type(results)
     rows = []
     for name, each in [*counts.items(), ("all", sum(counts.values(), start=Counter()))]:
@@ -238,7 +238,7 @@ def _scatter_section(labels: np.ndarray, predicted: np.ndarray, names: Sequence[
 
 
 def _confusions(labels: np.ndarray, predicted: np.ndarray, names: tuple[str, ...]) -> str:
-    """A matrix, or a list if there are many classes, next to the scores of each class that occurs."""
+    """Returns a matrix, or a list if there are many classes, next to the scores of each class that occurs."""
     seen = np.union1d(labels, predicted)
     shown, counts = [names[index] for index in seen], confusion_matrix(labels, predicted, labels=seen)
     scores = precision_recall_fscore_support(labels, predicted, labels=seen, zero_division=0)

@@ -57,11 +57,11 @@ class MaskedToken:
 
 
 def predict_masked_tokens(checkpoint: str | Path, shards: str | Path, count: int) -> list[MaskedToken]:
-    """The most likely tokens for one masked position in each of `count` held-out rows, with the masks of evaluation.
+    """Returns the most likely tokens for one masked position in each of `count` held-out rows.
 
-    A fixed seed selects the rows. In each row it is the middle one of the masked positions whose label is a word (any
-    predicted position if there is none), so that nothing is selected by its result. Raises UserError if the checkpoint
-    or the shards cannot be opened, or do not belong together.
+    The masks are those of the evaluation. A fixed seed selects the rows. In each row it is the middle one of the
+    masked positions whose label is a word (any predicted position if there is none), so that nothing is selected by
+    its result. Raises UserError if the checkpoint or the shards cannot be opened, or do not belong together.
     """
     loaded = open_checkpoint(checkpoint)
     dataset = open_dataset(shards, "eval")
@@ -80,7 +80,7 @@ def predict_masked_tokens(checkpoint: str | Path, shards: str | Path, count: int
 
 
 def choose_masked_positions(batch: Batch, tokenizer: Vocabulary) -> Int[np.ndarray, "B"]:
-    """The prediction of each row to show: the middle one of those whose label is a word or its beginning."""
+    """Returns the prediction of each row to show: the middle one of those whose label is a word or its beginning."""
     chosen = []
     for ids, positions, labels, weights in zip(
         batch.input_ids, batch.masked_positions, batch.masked_ids, batch.masked_weights, strict=True
@@ -94,7 +94,7 @@ def choose_masked_positions(batch: Batch, tokenizer: Vocabulary) -> Int[np.ndarr
 
 
 def masked_token_table(masked_tokens: Sequence[MaskedToken]) -> Markup:
-    """The sentences with the masked token marked, the label, and the predictions with their probabilities."""
+    """Returns the sentences with the masked token marked, the label, and the predictions with their probabilities."""
     rows = "".join(
         f'<tr><td class="sentence">{_context(one.before)} <mark>{MASK}</mark> {_context(one.after)}</td>'
         f'<td class="label">{text(one.label)}</td><td>{_bars(one)}</td></tr>'
@@ -105,7 +105,7 @@ def masked_token_table(masked_tokens: Sequence[MaskedToken]) -> Markup:
 
 
 def join_tokens(tokens: Sequence[str]) -> str:
-    """Tokens as a line of text: pieces are joined to words, and punctuation to the words it belongs to."""
+    """Returns tokens as a line of text: pieces are joined to words, and punctuation to the words it belongs to."""
     line = ""
     for token in tokens:
         if token.startswith("##"):
@@ -118,7 +118,7 @@ def join_tokens(tokens: Sequence[str]) -> str:
 
 
 def _probabilities(loaded: LoadedModel, batch: Batch, positions: Int[np.ndarray, "B"]) -> Float[np.ndarray, "B V"]:
-    """The model's distribution over the vocabulary at one position of each row."""
+    """Returns the model's distribution over the vocabulary at one position of each row."""
     heads = Heads(mlm=True)
     wanted = paths.flatten(abstract_params(loaded.model, heads))
     params = paths.unflatten({path: loaded.params[path] for path in wanted})
@@ -151,14 +151,17 @@ def _masked_token(
 
 
 def _surfaces(tokenizer: Vocabulary, ids: Int[np.ndarray, "n"]) -> list[str]:
-    """Tokens of any vocabulary as WordPiece writes them: "##" inside of words; [MASK] and [SEP] by these names."""
+    """Returns tokens of any vocabulary as WordPiece writes them: "##" inside of words.
+
+    [MASK] and [SEP] have these names.
+    """
     names = {tokenizer.mask_id: MASK, tokenizer.sep_id: "[SEP]"}
     surfaces = zip(ids.tolist(), tokenizer.surfaces(ids), strict=True)
     return [names.get(index, ("##" if tokenizer.continuation[index] else "") + surface) for index, surface in surfaces]
 
 
 def _context(words: str) -> str:
-    """Text in which the other masked tokens, and the border between the segments, are set back."""
+    """Returns text in which the other masked tokens, and the border between the segments, are set back."""
     escaped = text(words)
     for token in (MASK, "[SEP]"):
         escaped = escaped.replace(token, f'<span class="mask">{token}</span>')

@@ -32,7 +32,7 @@ _FOLDER = Path(__file__).parent
 
 
 def render(document: Document) -> str:
-    """The whole page."""
+    """Returns the whole page."""
     style, script = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     header = "".join(f"<p>{text(line)}</p>" for line in document.lines)
     header += f'<p class="state">{text(document.warning)}</p>' if document.warning else ""
@@ -54,7 +54,7 @@ def text(value: object) -> str:
 
 
 def block(content: Block) -> str:
-    """The HTML of one block of a section."""
+    """Returns the HTML of one block of a section."""
     match content:
         case Table():
             return table(content.header, *content.groups)
@@ -73,7 +73,7 @@ def block(content: Block) -> str:
 
 
 def table(header: Sequence[str], *groups: Iterable[Sequence[str]]) -> str:
-    """A table whose first column holds words and whose others hold numbers; each group has a border below it."""
+    """Returns a table with words in the first column and numbers in the others. Each group has a border below it."""
 
     def line(cells: Sequence[str], tag: str) -> str:
         first, *rest = cells
@@ -85,7 +85,7 @@ def table(header: Sequence[str], *groups: Iterable[Sequence[str]]) -> str:
 
 
 def bar_list(bars: Iterable[Bar]) -> str:
-    """Names with a bar each; a share of 1 fills the width."""
+    """Returns a list of names with a bar each; a share of 1 fills the width."""
     lines = (
         f"<li{' class=highlighted' if bar.highlighted else ''}><span>{text(bar.name)}</span>"
         f'<div><i style="width:{100 * bar.share:.1f}%"></i></div><em{_count(bar)}>{text(bar.text)}</em></li>'
@@ -132,7 +132,7 @@ def _excerpt(excerpt: Excerpt) -> str:
 
 
 def _fragment(fragment: Fragment) -> str:
-    """The token to predict is marked; a random one that the model sees in its place stands next to it in small type."""
+    """Marks a token to predict. A random one that the model sees in its place stands next to it in small type."""
     space = "" if fragment.joined else " "
     if fragment.kind == "plain":
         return space + text(fragment.text)

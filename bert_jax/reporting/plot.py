@@ -40,7 +40,7 @@ class Scale(NamedTuple):
 
 
 def figure(chart: Chart) -> str:
-    """An HTML figure: title, legend, SVG, and a read-out that the page's script updates."""
+    """Returns an HTML figure: title, legend, SVG, and a read-out that the page's script updates."""
     x_scale, y_scale = _scales(chart)
     marks = [axes(x_scale, y_scale, chart.axis, number, chart.show)]
     shape = _bars if chart.bar_width else _curve
@@ -57,7 +57,7 @@ def figure(chart: Chart) -> str:
 
 
 def ticks(low: float, high: float, count: int = TICKS) -> Float[np.ndarray, "k"]:
-    """Round numbers (1, 2, 2.5 or 5 times a power of ten apart) from at or below low to at or above high."""
+    """Returns round numbers (1, 2, 2.5 or 5 times a power of ten apart) from at or below low to at or above high."""
     rough = (high - low) / count
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
@@ -87,7 +87,7 @@ def _scales(chart: Chart) -> tuple[Scale, Scale]:
 
 
 def axes(x: Scale, y: Scale, name: str, show_x: Format, show_y: Format) -> str:
-    """Grid lines and labels at the ticks of both scales, and the name of the x axis."""
+    """Returns grid lines and labels at the ticks of both scales, and the name of the x axis."""
     left, right, base = x.begin, x.end, y.begin
     parts = []
     for value in y.marks.tolist():
@@ -115,7 +115,7 @@ def _level(chart: Chart, reference: Reference, y_scale: Scale) -> str:
 
 
 def _bars(chart: Chart, index: int, x_scale: Scale, y_scale: Scale) -> str:
-    """The bars of one series; those of several series are next to each other."""
+    """Returns the bars of one series; those of several series are next to each other."""
     series, count, base = chart.series[index], len(chart.series), y_scale(0.0)
     width = (x_scale(float(chart.bar_width)) - x_scale(0.0)) * _BAR_SHARE / count
     bars = "".join(
@@ -127,7 +127,7 @@ def _bars(chart: Chart, index: int, x_scale: Scale, y_scale: Scale) -> str:
 
 
 def _middles(chart: Chart, index: int, x_scale: Scale) -> Float[np.ndarray, "n"]:
-    """The x positions of the values of a series: its steps, or the middles of its bars."""
+    """Returns the x positions of the values of a series: its steps, or the middles of its bars."""
     series = chart.series[index]
     if not chart.bar_width:
         return x_scale(series.steps)
@@ -159,7 +159,7 @@ def _legend(chart: Chart) -> str:
 
 
 def _latest(chart: Chart) -> str:
-    """The read-out without a pointer: the last value of each curve, or the highest of each histogram."""
+    """Returns the read-out without a pointer: the last value of each curve, or the highest of each histogram."""
     if chart.bar_width:
         highest = ((series, int(series.values.argmax())) for series in chart.series)
         parts = (
@@ -172,7 +172,7 @@ def _latest(chart: Chart) -> str:
 
 
 def _summary(chart: Chart) -> str:
-    """The chart in words, for screen readers."""
+    """Returns the chart in words, for screen readers."""
     if chart.bar_width:
         return f"{chart.title}, {_latest(chart)}"
     changes = [
@@ -184,7 +184,7 @@ def _summary(chart: Chart) -> str:
 
 
 def _read_out(chart: Chart, x_scale: Scale, y_scale: Scale) -> list[dict[str, object]]:
-    """What the page's script needs of each curve: its name, its places and values as text, and their pixels."""
+    """Returns what the page's script needs of each curve: its name, its places and values as text, and their pixels."""
     return [
         {
             "name": series.name,

@@ -16,7 +16,7 @@ CONTEXT = 160  # characters shown on each side of an answer
 
 
 def question_section(found: DevPredictions) -> Section:
-    """Scores by question word, and by whether the question has an answer."""
+    """Returns scores by question word, and by whether the question has an answer."""
     scores = _scores(found)
     groups: dict[str, list[int]] = {}
     for item, question in enumerate(found.items):
@@ -33,7 +33,7 @@ def question_section(found: DevPredictions) -> Section:
 
 
 def question_card(question: Question, prediction: dict) -> ErrorCard:
-    """A question and the context around the predicted answer, or around the first label where there is none."""
+    """Returns a card with a question and the context around the predicted answer, or else around the first label."""
     label = question.answers[0] if question.answers else None
     heading = f"{label.text if label else 'no answer'}, predicted {prediction['answer'] or 'no answer'}"
     context = question.context
@@ -50,7 +50,7 @@ def question_card(question: Question, prediction: dict) -> ErrorCard:
 
 
 def question_word(question: str) -> str:
-    """The first of QUESTION_WORDS in a question, or `other`."""
+    """Returns the first of QUESTION_WORDS in a question, or `other`."""
     letters = "".join(letter if letter.isalnum() else " " for letter in question.lower())
     words = f" {' '.join(letters.split())} "
     places = {word: words.find(f" {word} ") for word in QUESTION_WORDS}
@@ -59,7 +59,7 @@ def question_word(question: str) -> str:
 
 
 def _scores(found: DevPredictions) -> Float[np.ndarray, "K 2"]:
-    """Exact match and F1 of each question. A question without an answer is right if none is predicted."""
+    """Returns exact match and F1 of each question. A question without an answer is right if none is predicted."""
     scores = []
     for question, prediction in zip(found.items, found.predictions, strict=True):
         labels = [answer.text for answer in question.answers or ()]

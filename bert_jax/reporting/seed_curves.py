@@ -13,7 +13,7 @@ COLOURS = 4  # of reporting/page.css: of more runs the mean, the highest and the
 
 
 def read_runs(workdir: Path) -> dict[str, Lines]:
-    """The metrics of each run, by its name: `seed 0`, or `rate 5e-05, seed 0`; none for a run of one seed."""
+    """Returns the metrics of each run, by its name: `seed 0`, or `rate 5e-05, seed 0`; none for a run of one seed."""
     found: dict[str, Lines] = {}
     for pattern in (f"seed-*/{METRICS_FILE}", f"rate-*/seed-*/{METRICS_FILE}"):
         for path in sorted(workdir.glob(pattern), key=lambda path: _order(path, workdir)):
@@ -24,7 +24,7 @@ def read_runs(workdir: Path) -> dict[str, Lines]:
 
 
 def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]:
-    """A chart of each held-out metric and one of the training loss, with a curve for each run, or their range."""
+    """Returns charts of the held-out metrics and of the training loss, with a curve for each run, or their range."""
     names = list(dict.fromkeys(name for lines in runs.values() for line in lines for name in line))
     wanted = [name for name in names if name.startswith("eval_")] + ["task_loss"] * ("task_loss" in names)
     charts = []
@@ -41,7 +41,7 @@ def seed_charts(runs: Mapping[str, Lines], loss_unit: str = NATS) -> list[Chart]
 
 
 def _range(found: Mapping[str, Mapping[float, float]]) -> tuple[Series, ...]:
-    """The mean, the highest and the lowest value of the runs at the steps that all of them logged."""
+    """Returns the mean, the highest and the lowest value of the runs at the steps that all of them logged."""
     steps = sorted(set.intersection(*map(set, found.values())))
     values = np.array([[run[step] for step in steps] for run in found.values()])
     at = np.array(steps, np.float64)
@@ -53,7 +53,7 @@ def _range(found: Mapping[str, Mapping[float, float]]) -> tuple[Series, ...]:
 
 
 def _order(path: Path, workdir: Path) -> list[tuple[float, str]]:
-    """A sort key that orders numbers in names by their value."""
+    """Returns a sort key that orders numbers in names by their value."""
     keys = []
     for part in path.parent.relative_to(workdir).parts:
         _, _, value = part.partition("-")

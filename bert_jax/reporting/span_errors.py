@@ -11,7 +11,7 @@ SPAN_RESULTS = (CORRECT, TYPE, BORDER, BOTH, MISSED, SPURIOUS)
 
 
 def compare_spans(true: Sequence[Span], predicted: Sequence[Span]) -> list[tuple[str, Span]]:
-    """The result of each true span, then the predicted spans that are spurious.
+    """Returns the result of each true span, then the predicted spans that are spurious.
 
     A true span is correct if it was predicted; of wrong type if another type was predicted for its words; of wrong
     border if a predicted span of its type overlaps it; both if one of another type does; else missed. A predicted span
@@ -35,7 +35,7 @@ def compare_spans(true: Sequence[Span], predicted: Sequence[Span]) -> list[tuple
 
 
 def count_by_type(results: Iterable[tuple[str, Span]]) -> dict[str, Counter[str]]:
-    """How often each of SPAN_RESULTS occurs, by type."""
+    """Returns how often each of SPAN_RESULTS occurs, by type."""
     counts: dict[str, Counter[str]] = {}
     for result, span in results:
         counts.setdefault(span.label, Counter())[result] += 1

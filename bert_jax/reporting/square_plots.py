@@ -17,7 +17,10 @@ MOST_POINTS = 1500
 
 
 def reliability(calibration: Calibration) -> str:
-    """Accuracy over confidence by bin, next to the diagonal of a calibrated model; below, the counts of the bins."""
+    """Plots accuracy over confidence by bin, next to the diagonal of a calibrated model.
+
+    The counts of the bins are below.
+    """
     x, y = _scales(ticks(0.0, 1.0))
     bins = len(calibration.counts)
     width = (x.end - x.begin) / bins - 1
@@ -47,7 +50,7 @@ def reliability(calibration: Calibration) -> str:
 
 
 def scatter(labels: Float[np.ndarray, "R"], predictions: Float[np.ndarray, "R"], names: Sequence[str]) -> str:
-    """A point for each item, at most MOST_POINTS of them; the diagonal is where predictions equal labels."""
+    """Plots a point for each item, at most MOST_POINTS of them; the diagonal is where predictions equal labels."""
     kept = np.unique(np.linspace(0, len(labels) - 1, min(len(labels), MOST_POINTS)).astype(int)).tolist()
     low, high = float(min(labels.min(), predictions.min())), float(max(labels.max(), predictions.max()))
     if high - low < 1e-12:
@@ -66,7 +69,7 @@ def scatter(labels: Float[np.ndarray, "R"], predictions: Float[np.ndarray, "R"],
 
 
 def _scales(marks: Float[np.ndarray, "k"]) -> tuple[Scale, Scale]:
-    """The same values on both axes."""
+    """Returns scales with the same values on both axes."""
     low, high = float(marks[0]), float(marks[-1])
     return Scale(low, high, LEFT, RIGHT, marks), Scale(low, high, BASE, TOP, marks)
 

@@ -33,7 +33,10 @@ _PANEL_BAR = 12
 
 
 def open_console() -> Console:
-    """A console that prints text as it is: names and tokens may hold brackets and colons, which rich interprets."""
+    """Returns a console that prints text as it is.
+
+    Names and tokens may hold brackets and colons, which rich interprets.
+    """
     return Console(width=None if Console().is_terminal else WIDTH, markup=False, emoji=False)
 
 
@@ -49,7 +52,10 @@ def print_document(document: Document, console: Console | None = None) -> None:
 
 
 def excerpt_text(excerpt: Excerpt) -> str:
-    """An excerpt as lines: heading, detail and label, then its paragraphs. A predicted token is {[MASK]: cat}."""
+    """Returns an excerpt as lines: heading, detail and label, then its paragraphs.
+
+    A predicted token is {[MASK]: cat}.
+    """
     lines = ["  ".join(filter(None, [excerpt.heading, excerpt.detail, excerpt.label]))]
     for name, fragments in excerpt.paragraphs.items():
         text = "".join(_fragment_text(fragment) for fragment in fragments).strip()
@@ -121,7 +127,7 @@ def _panel(panel: Panel) -> RichTable:
 
 
 def _histogram(histogram: Histogram) -> RichTable:
-    """A row for each bin, with a count and a bar for each series; a last row counts the value 0."""
+    """Returns a table with a row for each bin: a count and a bar for each series. A last row counts the value 0."""
     table = RichTable(title=f"{histogram.title}, {histogram.unit}", title_justify="left")
     table.add_column(histogram.axis)
     width = _BAR_COLUMNS // len(histogram.counts)

@@ -18,5 +18,5 @@ __all__ = ["Operations", "TpuOperations", "operations"]
 
 
 def operations(runtime: Runtime) -> Operations:
-    """The operations for the platform that programs are compiled for."""
+    """Returns the operations for the platform that programs are compiled for."""
     return TpuOperations(runtime) if runtime.on_tpu else Operations(runtime)

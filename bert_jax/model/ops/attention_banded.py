@@ -15,12 +15,12 @@ SMALLEST_BLOCK = 16
 
 
 def block_of(window: int) -> int:
-    """The positions of a block: a query's keys then lie in its own block and the two next to it."""
+    """Returns the positions of a block: a query's keys then lie in its own block and the two next to it."""
     return max(window, SMALLEST_BLOCK)
 
 
 def saves(window: int, length: int) -> bool:
-    """Whether blocks save work on rows of that length: with four blocks, three quarters of the scores remain."""
+    """Returns whether blocks save work on rows of that length: with four blocks, 3/4 of the scores remain."""
     return length > 4 * block_of(window)
 
 
@@ -36,7 +36,7 @@ def banded_attention(
     seeds: UInt32[Array, "B 2"] | None,
     precision: jax.lax.Precision,
 ) -> Float[Array, "B T N H"]:
-    """einsum_attention where a query sees at most `window` positions on either side, for any T.
+    """Computes einsum_attention where a query sees at most `window` positions on either side, for any T.
 
     Rows are divided into blocks, and the queries of a block attend to the keys of three blocks (causal: two), as in
     Longformer (Beltagy et al. 2020, appendix A). Dropout uses other random bits of the row than einsum_attention.

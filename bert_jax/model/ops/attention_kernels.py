@@ -49,7 +49,7 @@ class Situation:
 
 
 def choose(requested: str, situation: Situation) -> str:
-    """The kernel that runs: "einsum", "banded", "cudnn" or "splash".
+    """Returns the kernel that runs: "einsum", "banded", "cudnn" or "splash".
 
     Raises UserError for an unknown choice, or for one that cannot run, with the reason.
     """
@@ -79,7 +79,7 @@ def choose(requested: str, situation: Situation) -> str:
 
 
 def _obstacles(situation: Situation) -> dict[str, str]:
-    """The kernels that cannot run, each with the first reason."""
+    """Returns the kernels that cannot run, each with the first reason."""
     s = situation
     maps = ("returns no attention maps and takes no bias of relative positions", s.needs_scores)
     fused = [
@@ -124,7 +124,7 @@ def einsum_attention(
     seeds: UInt32[Array, "B 2"] | None,
     precision: jax.lax.Precision,
 ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"]]:
-    """Scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017, section 3.2).
+    """Computes scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017, section 3.2).
 
     Also returns the probabilities before dropout. A bias is added to the scaled scores. Scores and softmax are float32
     whatever the dtype of the arguments.
@@ -141,7 +141,7 @@ def einsum_attention(
 
 @jax.custom_vjp
 def softmax_narrow(scores: Float[Array, "*shape K"]) -> Float[Array, "*shape K"]:
-    """Softmax over the last axis in float32, for whose backward pass only bfloat16 values are kept."""
+    """Computes softmax over the last axis in float32, for whose backward pass only bfloat16 values are kept."""
     return jax.nn.softmax(scores, axis=-1)
 
 
@@ -166,7 +166,7 @@ def cudnn_attention(
     *,
     implementation: Literal["cudnn", "xla"] = "cudnn",
 ) -> Float[Array, "B Q N H"]:
-    """einsum_attention without dropout, by cuDNN's fused kernel, for any Q and T.
+    """Computes einsum_attention without dropout, by cuDNN's fused kernel, for any Q and T.
 
     In training with a mask, cuDNN takes even Q and T only. Odd ones are padded by one position, which no query sees as
     a key, and which sees everything as a query.

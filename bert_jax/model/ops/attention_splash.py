@@ -26,7 +26,9 @@ def splash_attention(
     placement: Placement,
     interpret: bool = False,
 ) -> Float[Array, "B T N H"]:
-    """einsum_attention without dropout, for any T. A window of 0 means none; blocks outside the window are skipped.
+    """Computes einsum_attention without dropout, for any T.
+
+    A window of 0 means none; blocks outside the window are skipped.
 
     XLA cannot partition the kernel, so the placement gives each device its shard of the rows and heads. `interpret`
     runs the kernel on any platform, slowly, for tests.

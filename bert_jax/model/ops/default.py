@@ -34,9 +34,9 @@ class Operations:
         input_axes: int,
         dtype: DTypeLike | None = None,
     ) -> Float[Array, "..."]:
-        """The product of x [..., *in] and kernel [*in, *out], plus any bias [*out], where `in` has input_axes axes.
+        """Returns the product of x [..., *in] and kernel [*in, *out], plus any bias [*out].
 
-        The result has the compute dtype unless another is given.
+        `in` has input_axes axes. The result has the compute dtype unless another is given.
         """
         runtime, dtype = self.runtime, dtype or self.runtime.dtype
         x, kernel = x.astype(runtime.dtype), kernel.astype(runtime.dtype)
@@ -63,7 +63,7 @@ class Operations:
         kernel: Float[Array, "D 3 N H"],
         bias: Float[Array, "3 N H"] | None,
     ) -> Heads:
-        """Queries, keys and values of attention. The queries come from `queries` where these are given.
+        """Returns queries, keys and values of attention. The queries come from `queries` where these are given.
 
         One matmul gives all three, or keys and values where the queries come from other vectors.
         """
@@ -82,15 +82,17 @@ class Operations:
     def feed_forward_output(
         self, output: Callable[[Array], Array], inner: Float[Array, "B T *inner"], unrolled: bool
     ) -> Float[Array, "B T D"]:
-        """output(inner), where output is the activation and the second matmul of a feed-forward layer."""
+        """Returns output(inner), where output is the activation and the second matmul of a feed-forward layer."""
         if not self.recomputes_activation:
             return output(inner)
         # In a scan nothing has to be protected from common subexpression elimination, and a barrier would be a copy.
         return jax.checkpoint(output, prevent_cse=unrolled)(inner)
 
     def _split(self, stacked: Float[Array, "B T K N H"]) -> tuple[Float[Array, "B T N H"], ...]:
-        """The K arrays of axis 2. The gradient of lax.split is one concatenation; indexing would give a sum for each
-        array."""
+        """Returns the K arrays of axis 2.
+
+        The gradient of lax.split is one concatenation; indexing would give a sum for each array.
+        """
         stacked = self.runtime.placement.constrain("heads", stacked)
         parts = jax.lax.split(stacked, (1,) * stacked.shape[2], axis=2)
         return tuple(part[:, :, 0] for part in parts)

@@ -26,7 +26,7 @@ class TpuOperations(Operations):
         kernel: Float[Array, "D 3 N H"],
         bias: Float[Array, "3 N H"] | None,
     ) -> Heads:
-        """Three matmuls: splitting the result of one is an extra pass over it."""
+        """Projects by three matmuls: splitting the result of one is an extra pass over it."""
 
         def project(part: int, vectors: Float[Array, "B T D"]) -> Float[Array, "B T N H"]:
             found = self.dense(vectors, kernel[:, part], None, 1)
