@@ -67,9 +67,11 @@ class ChunkEncoder(Protocol):
 
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
         """The ids of each chunk by the library."""
+        return self.encode(keys)
 
     def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
         """For chunks known to consist of several words, the keys whose concatenated ids are the chunk's ids."""
+        return {}
 
 
 class ChunkCache:

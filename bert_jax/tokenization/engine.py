@@ -35,7 +35,7 @@ class Engine(ChunkEncoder, Protocol):
         """The content of tokenizer.json, by which the `tokenizers` library gives the same ids, or nearly the same."""
 
 
-class LibraryEngine:
+class LibraryEngine(Engine):
     """Encodes by a tokenizer of the `tokenizers` library."""
 
     def __init__(self, library: tokenizers.Tokenizer, id_dtype: type) -> None:

@@ -12,7 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers
 
 from bert_jax.array_types import Int64
 from bert_jax.tokenization.chunk_cache import ChunkedTexts
-from bert_jax.tokenization.engine import add_tokens, refuse_surrogates, template
+from bert_jax.tokenization.engine import Engine, add_tokens, refuse_surrogates, template
 from bert_jax.tokenization.sentencepiece_json import schema
 from bert_jax.tokenization.sentencepiece_model import MARKED, SPACE, SentencePieceSpec
 from bert_jax.tokenization.tokenizer_spec import AddedToken, id_dtype
@@ -31,7 +31,7 @@ _RULES_WITHIN_CHUNKS = (
 _WHITE_SPACE = [chr(code) for code in range(0x3001) if chr(code).isspace()]
 
 
-class SentencePieceEngine:
+class SentencePieceEngine(Engine):
     """Encodes and decodes by a SentencePiece model.
 
     BPE merges within words only, so the ids of its words can be cached. Unigram's best path is a float32 sum over the
@@ -75,12 +75,6 @@ class SentencePieceEngine:
         if exceptions:
             texts = ["" if index in exceptions else text for index, text in enumerate(texts)]
         return ChunkedTexts(replaced(lines(texts), self._spaces), exceptions=exceptions)
-
-    def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
-        return {}
-
-    def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
-        return self.encode(keys)
 
     def encode_special(self, text: str) -> list[int]:
         found: list[int] = []

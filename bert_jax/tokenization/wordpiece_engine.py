@@ -44,9 +44,6 @@ class WordPieceEngine(LibraryEngine):
         block = replaced(lines(texts), _CLEANED if self._spec.clean_text else _SPACES)
         return ChunkedTexts(block, marks=True, fold=self._spec.lowercase)
 
-    def words(self, keys: Sequence[str]) -> dict[str, list[str]]:
-        return {}
-
     def encode_chunks(self, keys: Sequence[str]) -> list[bytes]:
         found = self._longest_match.encode(keys)
         others = iter(self.encode([key for key, ids in zip(keys, found, strict=True) if ids is None]))
