@@ -221,6 +221,15 @@ def test_a_folder_without_the_task_is_refused_with_the_paths_tried(tmp_path: Pat
         registry.resolve(TaskConfig(name="cola", data_dir=str(tmp_path)))
 
 
+def test_options_have_the_same_defaults_in_configurations_and_in_tasks() -> None:
+    """Except options that are empty in a configuration, which leaves the choice to the task."""
+    configured = {item.name: item.default for item in dataclasses.fields(TaskConfig)}
+    for kind in registry.KINDS.values():
+        for item in dataclasses.fields(kind):
+            if configured.get(item.name, "") != "":
+                assert item.default == configured[item.name], (kind, item.name)
+
+
 def test_a_tagging_file_is_no_classification() -> None:
     task, files = registry.resolve(TaskConfig(train="a.conllu", kind="classification", text="0", label="1"))
     with pytest.raises(UserError, match=r"a.conllu is a tagging file"):

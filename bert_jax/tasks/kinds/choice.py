@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float, Float32, Int32, Int64, Integer
 from scipy.special import softmax
 
+from bert_jax.config import TaskConfig
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.model.task_outputs import choice_logits
@@ -50,8 +51,8 @@ class ChoiceTask(PooledTask[MultipleChoice, "ChoiceRows"]):
 
     kind = "choice"
 
-    choices: str = ""
-    label_smoothing: float = 0.0
+    choices: str = TaskConfig.choices
+    label_smoothing: float = TaskConfig.label_smoothing
 
     def __post_init__(self) -> None:
         super().__post_init__()
