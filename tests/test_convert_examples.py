@@ -64,7 +64,7 @@ def test_training_on_an_import_gives_the_batches_of_the_arrow_twin(outputs: dict
 
 
 @pytest.mark.parametrize(
-    ("damage", "told"),
+    ("damage", "message"),
     [
         (lambda folder: os.truncate(folder / "unigram_counts.npy", 60), r"damaged .*unigram_counts\.npy: its sha256"),
         (lambda folder: os.truncate(folder / "SHA256SUMS", 0), r"damaged .*SHA256SUMS: line 1"),
@@ -77,12 +77,12 @@ def test_training_on_an_import_gives_the_batches_of_the_arrow_twin(outputs: dict
     ],
 )
 def test_damaged_input_is_refused_and_gives_no_output(
-    outputs: dict[str, Path], tmp_path: Path, damage: Callable[[Path], object], told: str
+    outputs: dict[str, Path], tmp_path: Path, damage: Callable[[Path], object], message: str
 ) -> None:
     """New hashes over damaged files would hide the damage for good. Copying refuses what is not whole as well."""
     shutil.copytree(outputs["arrow"], tmp_path / "in")
     damage(tmp_path / "in")
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         convert(tmp_path / "in", tmp_path / "out", format="tfds")
     assert "\n" not in str(caught.value)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
@@ -165,13 +165,13 @@ def test_imported_batches_are_the_fields_that_tensorflow_reads(imported: Path) -
 
 
 def test_objective_of_an_import_can_be_set(tmp_path: Path) -> None:
-    """As of google-research/albert's script: the same fields, the labels of sentence order."""
+    """google-research/albert's script writes the same fields with labels of sentence order."""
     manifest = convert(ORIGINAL / "rows.tfrecord", tmp_path / "out", tokenizer=ORIGINAL / "vocab.txt", objective="sop")
     assert manifest["objective"] == "sop"
     verify(tmp_path / "out")
 
 
-def test_sequence_keys_of_an_import_are_of_the_file_and_the_place_in_it(imported: Path) -> None:
+def test_sequence_keys_of_an_import_number_the_file_and_the_row(imported: Path) -> None:
     train, held_out = (open_dataset(imported, part) for part in ("train", "eval"))
     keys = train.gather(np.arange(86)).sequence_keys[:, 0].tolist()
     assert keys == [unit << 32 | ordinal for unit in (0, 1) for ordinal in range(43)]
@@ -216,7 +216,7 @@ def test_files_of_different_widths_are_refused(outputs: dict[str, Path], vocab_d
         convert(f"{tmp_path}/*.tfrecord", tmp_path / "out", tokenizer=vocab_dir)
 
 
-def test_damaged_file_is_named_and_nothing_stays(tmp_path: Path) -> None:
+def test_damaged_file_is_named_and_nothing_is_left(tmp_path: Path) -> None:
     (tmp_path / "rows.tfrecord").write_bytes((ORIGINAL / "rows.tfrecord").read_bytes()[:-20])
     with pytest.raises(UserError, match=r"rows\.tfrecord: the file ends within a record"):
         convert(tmp_path / "rows.tfrecord", tmp_path / "out", tokenizer=ORIGINAL / "vocab.txt")
@@ -235,7 +235,7 @@ def test_damaged_arrow_shard_is_named(outputs: dict[str, Path], tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "message"),
     [
         ({"input": "nowhere/*.tfrecord"}, "matches no file"),
         ({"tokenizer": None}, "give the --tokenizer that made them"),
@@ -247,15 +247,15 @@ def test_damaged_arrow_shard_is_named(outputs: dict[str, Path], tmp_path: Path) 
         ({"input": str(ORIGINAL / "vocab.txt")}, r"vocab\.txt: a record of \d+ bytes: not a TFRecord file"),
     ],
 )
-def test_error_is_one_line(change: dict, told: str, tmp_path: Path) -> None:
+def test_error_is_one_line(change: dict, message: str, tmp_path: Path) -> None:
     keywords = {"input": ORIGINAL / "rows.tfrecord", "tokenizer": ORIGINAL / "vocab.txt"} | change
-    with pytest.raises(UserError, match=told) as caught:
+    with pytest.raises(UserError, match=message) as caught:
         convert(output=tmp_path / "out", **keywords)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
 
 
-def test_dynamic_rows_have_no_tfrecord_form(shards_dir: Path, tmp_path: Path) -> None:
+def test_dynamic_rows_cannot_be_converted_to_tfrecord(shards_dir: Path, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="use --masking static"):
         convert(shards_dir, tmp_path / "out", format="tfrecord")
     with pytest.raises(UserError, match=r"--tokenizer, .* are only for TFRecord files; leave them out"):
@@ -265,14 +265,14 @@ def test_dynamic_rows_have_no_tfrecord_form(shards_dir: Path, tmp_path: Path) ->
 
 
 def test_output_inside_of_the_input_is_refused(shards_dir: Path) -> None:
-    """It would be damage there: files that the list of hashes has not."""
+    """Files that the list of hashes does not contain would count as damage there."""
     with pytest.raises(UserError, match=r"output .*/new is inside .*/shards\. Choose an --output outside of it"):
         convert(shards_dir, shards_dir / "new", format="tfds")
     verify(shards_dir)
 
 
-def test_rows_without_labels_are_no_pairs(tmp_path: Path) -> None:
-    """As of a script for RoBERTa that keeps the layout: one segment, no next_sentence_labels."""
+def test_rows_without_labels_are_imported_as_full_sentences(tmp_path: Path) -> None:
+    """A script for RoBERTa may keep the layout with one segment and without next_sentence_labels."""
     from tensorflow_datasets.proto import tf_example_pb2
 
     tokenizer = tokenizers.load(ORIGINAL / "vocab.txt")

@@ -23,7 +23,7 @@ def files(directory: Path) -> dict[str, bytes]:
 
 @pytest.fixture
 def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that stands for all buckets: what s3://bucket/name means is bucket/name in it."""
+    """A folder in place of all buckets: s3://bucket/name is bucket/name in it."""
     folder = tmp_path / "store"
     folder.mkdir()
     pretended = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
@@ -64,7 +64,7 @@ def test_a_stopped_copy_has_no_manifest_and_starts_again(
 
 
 @pytest.mark.parametrize("place", ["local", "store"])
-def test_damage_on_the_way_is_named_and_gives_no_output(
+def test_damage_while_copying_is_named_and_gives_no_output(
     shards_dir: Path, store: Path, tmp_path: Path, place: str
 ) -> None:
     source = tmp_path / "in" if place == "local" else store / "bucket" / "in"
@@ -81,7 +81,7 @@ def test_damage_on_the_way_is_named_and_gives_no_output(
 
 
 def test_list_that_leads_out_of_the_folder_is_refused(shards_dir: Path, store: Path, tmp_path: Path) -> None:
-    """It comes from elsewhere: a copy must write nothing but the output."""
+    """The list may come from someone else; a copy must write only into the output."""
     shutil.copytree(shards_dir, store / "bucket" / "in")
     for name in ("../outside", "/outside", "train/../../outside"):
         with (store / "bucket" / "in" / checksums.SUMS).open("a") as file:
@@ -95,7 +95,7 @@ def test_errors_are_one_line(shards_dir: Path, store: Path, tmp_path: Path) -> N
     copy(str(shards_dir), "s3://bucket/there")
     (store / "bucket" / "mixed").mkdir()
     (store / "bucket" / "mixed" / "notes.txt").write_text("of somebody else")
-    for input, output, told in [
+    for input, output, message in [
         (str(shards_dir), "s3://bucket/there", "output s3://bucket/there exists"),
         (str(shards_dir), "s3://bucket/mixed", r"holds notes\.txt, which is not part of the output"),
         (str(shards_dir), str(tmp_path), "exists"),
@@ -103,7 +103,7 @@ def test_errors_are_one_line(shards_dir: Path, store: Path, tmp_path: Path) -> N
         ("s3://bucket/nowhere", str(tmp_path / "out"), "SHA256SUMS does not exist"),
         (str(shards_dir), str(shards_dir / "copy"), r"is inside .*Choose an --output outside of it"),
     ]:
-        with pytest.raises(UserError, match=told) as caught:
+        with pytest.raises(UserError, match=message) as caught:
             copy(input, output)
         assert "\n" not in str(caught.value)
 

@@ -75,7 +75,7 @@ def test_parquet_text_of_every_kind_is_read(tmp_path, kind):
 
 
 def test_parquet_is_streamed_within_a_row_group(tmp_path):
-    """Arrow tells what it holds: 1 MB of pages and a batch, not the 50 MB of the row group."""
+    """Arrow reports its memory: 1 MB of pages and a batch, not the 50 MB of the row group."""
     texts = ["".join(random.Random(number).choices("abcdefgh ", k=50_000)) for number in range(40)] * 25
     write_parquet(tmp_path / "a.parquet", texts, use_dictionary=False, data_page_size=1 << 18, write_batch_size=4)
     assert pq.ParquetFile(tmp_path / "a.parquet").num_row_groups == 1
@@ -136,13 +136,13 @@ def bad_inputs(folder: Path) -> dict[str, tuple[str, bytes | None, str]]:
 
 
 def test_bad_input_fails_in_one_line_or_is_counted(tmp_path):
-    for case, (name, content, told) in bad_inputs(tmp_path).items():
+    for case, (name, content, message) in bad_inputs(tmp_path).items():
         folder = tmp_path / case
         folder.mkdir()
         (folder / "a.txt").write_text("good one\n\ngood two")
         (folder / name).mkdir() if content is None else (folder / name).write_bytes(content)
         (folder / "z.txt").write_text("good three")
-        with pytest.raises(UserError, match=told) as raised:
+        with pytest.raises(UserError, match=message) as raised:
             list(corpus(f"{folder}/*.*").documents())
         assert "--on_error skip" in str(raised.value) and "\n" not in str(raised.value), case
         read = corpus(f"{folder}/*.*", on_error="skip")
@@ -199,7 +199,7 @@ def test_a_failed_job_resumes_with_on_error_skip(tmp_path, sample_text, vocab_di
     assert manifest["counts"]["skipped"] == {"invalid_utf8": 1}
 
 
-def test_a_job_inside_its_input_does_not_read_what_it_left(tmp_path, sample_text, vocab_dir):
+def test_a_job_inside_its_input_does_not_read_its_own_files(tmp_path, sample_text, vocab_dir):
     """When the job resumes, the pattern also matches the tokenizer's files in out.incomplete."""
     (tmp_path / "a.txt").write_bytes(sample_text.read_bytes() + b"\n\nbad \xff")
     arguments = {"input": f"{tmp_path}/**/*.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1, "unit_mb": 0.01}
@@ -210,7 +210,7 @@ def test_a_job_inside_its_input_does_not_read_what_it_left(tmp_path, sample_text
     assert [source["path"] for source in manifest["sources"]] == [str(tmp_path / "a.txt")]
 
 
-def test_a_finished_output_among_the_input_is_no_text(tmp_path, sample_text, vocab_dir):
+def test_a_finished_output_among_the_input_is_refused(tmp_path, sample_text, vocab_dir):
     (tmp_path / "a.txt").write_bytes(sample_text.read_bytes())
     arguments = {"input": f"{tmp_path}/**/*.txt", "tokenizer": vocab_dir, "seq_len": 64, "workers": 1}
     build(BuildOptions(**arguments, output=tmp_path / "out"))
@@ -269,7 +269,7 @@ def test_a_line_of_200_mb_is_refused_in_bounded_memory(tmp_path, sample_text, vo
     assert int(skipped.stdout) < 500_000, f"{skipped.stdout} KB"
 
 
-TOLD = {
+MESSAGES = {
     "a.txt": [
         (gzip.compress(b"x"), "It looks compressed: rename the file to end in .gz"),
         (lzma.compress(b"x"), "It looks compressed: rename the file to end in .xz"),
@@ -292,15 +292,16 @@ TOLD = {
 
 
 @pytest.mark.parametrize(
-    "name, content, told", [pytest.param(name, *case, id=case[1]) for name, cases in TOLD.items() for case in cases]
+    "name, content, message",
+    [pytest.param(name, *case, id=case[1]) for name, cases in MESSAGES.items() for case in cases],
 )
-def test_reasons_for_refusing_text_are_right(tmp_path, name, content, told):
+def test_reasons_for_refusing_text_are_right(tmp_path, name, content, message):
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(UserError, match=re.escape(told)):
+    with pytest.raises(UserError, match=re.escape(message)):
         list(corpus(tmp_path / name).documents())
 
 
-def test_a_store_without_such_a_file_is_no_other_kind_of_address(monkeypatch):
+def test_a_store_without_such_a_file_is_not_called_unsupported(monkeypatch):
     monkeypatch.setattr("data_prep.readers.corpus.find_files", lambda pattern: [])
     with pytest.raises(UserError, match=r"--input 'gs://bucket/none\*\.txt' matches no file"):
         find_sources("gs://bucket/none*.txt")

@@ -34,7 +34,7 @@ OUTPUTS = ["static_tfds", "dynamic_tfds", "packed_tfds", "static_tfrecord", "sen
 
 @pytest.fixture(scope="session")
 def outputs(sample_text: Path, vocab_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with an output for each build and format it has, as static_tfds."""
+    """A folder with an output for each build and each of its formats, such as static_tfds."""
     folder = tmp_path_factory.mktemp("formats")
     for name, options in BUILDS.items():
         for format in formats.FORMATS:
@@ -104,7 +104,7 @@ def test_tfds_splits_can_be_cut(outputs: Path) -> None:
     assert held.num_shards == len(list((outputs / "static_tfds" / "train").iterdir()))
 
 
-def test_tfrecord_holds_what_the_rows_spell_out(outputs: Path) -> None:
+def test_tfrecord_fields_equal_the_rows(outputs: Path) -> None:
     """The fields as google-research/bert documents them, from the batches a model would train on."""
     from bert_jax.data.loader import token_layout
 
@@ -118,7 +118,7 @@ def test_tfrecord_holds_what_the_rows_spell_out(outputs: Path) -> None:
 
 
 @pytest.mark.parametrize("format", OTHERS)
-def test_workers_and_a_death_at_the_end_give_the_same_bytes(
+def test_workers_and_a_failure_at_the_end_give_the_same_bytes(
     outputs: Path, sample_text: Path, vocab_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
 ) -> None:
     """A job of two processes is killed after its folder is ready and before its manifest exists, and resumes."""
@@ -140,7 +140,7 @@ def test_workers_and_a_death_at_the_end_give_the_same_bytes(
 
 
 def test_units_without_rows_leave_no_gap_in_a_tfds_folder(outputs: Path, tmp_path: Path) -> None:
-    """TFDS counts shards from 0; a name that was left out, and a killed run's half-renamed folder, must not show."""
+    """TFDS counts shards from 0. Neither missing numbers nor files that a killed run renamed may remain."""
     rows = all_rows(outputs / "static_arrow", "train")
     manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
     (tmp_path / "train").mkdir()
@@ -203,15 +203,15 @@ def test_training_refuses_other_formats_and_names_the_conversion(outputs: Path, 
 
 
 @pytest.mark.parametrize(
-    ("format", "masking", "pack", "told"),
+    ("format", "masking", "pack", "message"),
     [
         ("parquet", "static", 1, "choose from arrow, tfds, tfrecord"),
         ("tfrecord", "dynamic", 1, "use --masking static"),
         ("tfrecord", "static", 4, "leave out --pack"),
     ],
 )
-def test_format_without_a_place_for_the_rows_is_refused(format: str, masking: str, pack: int, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_format_that_cannot_hold_the_rows_is_refused(format: str, masking: str, pack: int, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         formats.check(format, masking, pack)
 
 
@@ -221,7 +221,7 @@ def test_format_of_a_later_version_is_refused() -> None:
 
 
 def test_ids_over_16_bits_are_stored_as_tensorflow_can_read_them(outputs: Path, tmp_path: Path) -> None:
-    """tf.io.decode_raw knows no uint32."""
+    """tf.io.decode_raw does not support uint32."""
     manifest = json.loads((outputs / "static_tfds" / "manifest.json").read_text())
     manifest["tokenizer"]["vocab_size"] = 100_000
     rows = all_rows(outputs / "static_arrow", "train")
@@ -266,7 +266,7 @@ for name, value in example.items():
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed")
 def test_tensorflow_reads_tfrecord_and_tfds(outputs: Path, tmp_path: Path) -> None:
-    """In a process of its own: TensorFlow and jax in one process warn of each other."""
+    """Runs in another process, because TensorFlow and jax in one process warn about each other."""
     rows = all_rows(outputs / "static_arrow", "train")
     first = {f"first_{name}": values[0] for name, values in rows._asdict().items() if values is not None}
     np.savez(tmp_path / "wanted.npz", **tfrecord.to_examples(rows)._asdict(), **first)

@@ -36,7 +36,7 @@ DAMAGED = [case for case in COMPRESSIONS if case[0]]
 
 
 def by_line(data: bytes) -> list[str]:
-    """The documents of a text file by its definition, a line at a time."""
+    """The documents of a text file as defined, computed line by line."""
     found: list[list[str]] = [[]]
     lines = data.decode().removeprefix("\ufeff").split("\n")
     for line in (line.removesuffix("\r") for line in lines):
@@ -55,7 +55,7 @@ def test_documents_are_the_same_however_compressed(tmp_path, suffix, compress):
 
 
 @pytest.mark.parametrize("suffix, compress", DAMAGED)
-def test_compressed_files_joined_end_to_end_are_one(tmp_path, suffix, compress):
+def test_concatenated_compressed_files_are_read_as_one(tmp_path, suffix, compress):
     path = tmp_path / f"text{suffix}"
     path.write_bytes(compress(b"one\n\ntw") + compress(b"o\n\nthree"))
     assert list(documents(path)) == ["one", "two", "three"]
@@ -82,7 +82,7 @@ def test_an_empty_file_has_no_documents(tmp_path):
 
 
 @given(st.text(alphabet="a\u00e9\u3000\n\n\n\r \t\u2028\x85\ufeff", max_size=40), st.integers(1, 9))
-def test_blocks_cut_anywhere_give_the_documents_of_the_definition(tmp_path_factory, content, size):
+def test_documents_do_not_depend_on_the_size_of_blocks(tmp_path_factory, content, size):
     path = tmp_path_factory.getbasetemp() / "text.txt"
     path.write_bytes(content.encode())
     with pytest.MonkeyPatch.context() as patch:
@@ -101,7 +101,7 @@ def test_every_white_space_of_python_makes_a_blank_line(tmp_path):
     assert list(documents(path)) == ["one\n\u200b\ntwo"]
 
 
-def test_a_file_is_a_document_when_asked(tmp_path):
+def test_a_file_is_one_document_with_document_file(tmp_path):
     path = tmp_path / "text.txt"
     path.write_bytes(b"\xef\xbb\xbfone\r\n\r\ntwo\r\n")
     assert list(read(str(path), Reading(document="file"))) == [b"one\n\ntwo"]
@@ -111,9 +111,9 @@ def test_a_file_is_a_document_when_asked(tmp_path):
 def test_progress_adds_up_to_the_stored_size(tmp_path, suffix, compress):
     path = tmp_path / f"text{suffix}"
     path.write_bytes(compress(b"some words\n\n" * 30_000))
-    told: list[int] = []
-    assert sum(1 for _ in documents(path, on_read=told.append)) == 30_000
-    assert sum(told) == path.stat().st_size
+    sizes: list[int] = []
+    assert sum(1 for _ in documents(path, on_read=sizes.append)) == 30_000
+    assert sum(sizes) == path.stat().st_size
 
 
 def test_memory_does_not_grow_with_the_file(tmp_path):
@@ -137,11 +137,13 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("content, reason, told", REFUSED, ids=[case[1] for case in REFUSED])
-def test_what_is_no_text_names_file_and_line_and_the_rest_is_read(tmp_path, content, reason, told):
+@pytest.mark.parametrize("content, reason, message", REFUSED, ids=[case[1] for case in REFUSED])
+def test_refusal_names_file_and_line_and_the_rest_is_read(tmp_path, content, reason, message):
     path = tmp_path / "bad.txt"
     path.write_bytes(b"before\r\n\r\n" + content + b"\n\n\nafter")
-    with pytest.raises(UserError, match=rf"bad\.txt, {re.sub(r'line (.)', lambda m: f'line {int(m[1]) + 2}', told)}"):
+    with pytest.raises(
+        UserError, match=rf"bad\.txt, {re.sub(r'line (.)', lambda m: f'line {int(m[1]) + 2}', message)}"
+    ):
         list(documents(path))
     refusals = [item for item in read(str(path)) if isinstance(item, Refusal)]
     texts = [item for item in read(str(path)) if isinstance(item, bytes)]
@@ -151,7 +153,7 @@ def test_what_is_no_text_names_file_and_line_and_the_rest_is_read(tmp_path, cont
 
 
 @pytest.mark.parametrize("suffix, compress", COMPRESSIONS)
-def test_a_line_or_a_document_that_never_ends_is_dropped_as_it_is_read(tmp_path, monkeypatch, suffix, compress):
+def test_endless_lines_and_documents_are_dropped_within_bounded_memory(tmp_path, monkeypatch, suffix, compress):
     monkeypatch.setattr(plain_text, "MAX_DOCUMENT_BYTES", 1 << 20)
     monkeypatch.setattr(compression, "BLOCK_BYTES", 1 << 16)
     path = tmp_path / f"long.txt{suffix}"
@@ -173,7 +175,7 @@ def test_a_line_or_a_document_that_never_ends_is_dropped_as_it_is_read(tmp_path,
 
 @pytest.mark.parametrize("suffix, compress", DAMAGED)
 @pytest.mark.parametrize("kept", [0.0, 0.3, 0.9])
-def test_truncated_compressed_file_is_named_and_what_came_before_is_read(tmp_path, monkeypatch, suffix, compress, kept):
+def test_truncated_compressed_file_is_named_and_read_up_to_the_end(tmp_path, monkeypatch, suffix, compress, kept):
     monkeypatch.setattr(compression, "BLOCK_BYTES", 1 << 16)
     path = tmp_path / f"cut.txt{suffix}"
     documents_there = [" ".join(f"document {number * 7919}" for _ in range(10)) for number in range(3_000)]
@@ -191,7 +193,7 @@ def test_truncated_compressed_file_is_named_and_what_came_before_is_read(tmp_pat
 
 
 def up_to_damage(stored: bytes, suffix: str) -> bytes:
-    """What a decompressor gives that is fed single bytes and asked for single bytes."""
+    """The output of a decompressor that gets and returns one byte at a time."""
     found = bytearray()
     with contextlib.suppress(lzma.LZMAError, zlib.error):
         while stored:
@@ -207,7 +209,7 @@ def up_to_damage(stored: bytes, suffix: str) -> bytes:
 @pytest.mark.parametrize("suffix, compress", DAMAGED)
 @settings(max_examples=40)
 @given(seed=st.integers(0, 1 << 32))
-def test_all_that_comes_before_damage_is_read_in_blocks_of_any_size(tmp_path_factory, suffix, compress, seed):
+def test_everything_before_damage_is_read_with_blocks_of_any_size(tmp_path_factory, suffix, compress, seed):
     generator = random.Random(seed)
     path = tmp_path_factory.getbasetemp() / f"harmed.txt{suffix}"
     first, second = ("".join(generator.choices("abc\n", k=generator.randint(0, 999))).encode() for _ in range(2))
@@ -235,7 +237,7 @@ def test_all_that_comes_before_damage_is_read_in_blocks_of_any_size(tmp_path_fac
 
 @pytest.mark.parametrize("suffix, compress", DAMAGED)
 def test_no_document_before_the_damage_of_a_large_file_is_lost(tmp_path, monkeypatch, suffix, compress):
-    """Here decompressors read far ahead. The second stream is the damage, all of the first is fine."""
+    """Decompressors read far ahead here. The second stream is damaged and the first is intact."""
     generator = random.Random(0)
     texts = [generator.randbytes(600).hex() for _ in range(1_000)]
     path = tmp_path / f"large.txt{suffix}"
@@ -266,7 +268,7 @@ def test_expand_sorts_and_names_each_file_once(tmp_path):
     assert found == [Path(tmp_path / name) for name in ("a.txt", "a[1].md", "b.txt", "deep/c.txt")]
 
 
-def test_file_of_several_names_counts_once(tmp_path):
+def test_file_with_several_names_counts_once(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     (tmp_path / "deep").mkdir()
     (tmp_path / "link.txt").symlink_to("a.txt")
@@ -284,7 +286,7 @@ def test_comma_may_be_part_of_a_name(tmp_path):
     assert expand(",".join(map(str, names))) == names, "longer together than a path may be"
 
 
-def test_expand_refuses_what_matches_nothing(tmp_path):
+def test_expand_refuses_a_pattern_that_matches_nothing(tmp_path):
     with pytest.raises(UserError, match=r"absent\*' matches no file"):
         expand(f"{tmp_path}/absent*")
     with pytest.raises(UserError, match="matches no file"):

@@ -16,7 +16,7 @@ from bert_jax.storage import remote
 
 @pytest.fixture
 def store(shards_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that stands for all buckets, with the shards as gs://bucket/books."""
+    """A folder in place of all buckets, with the shards as gs://bucket/books."""
     folder = tmp_path / "store"
     shutil.copytree(shards_dir, folder / "bucket" / "books")
     pretended = fs.SubTreeFileSystem(str(folder), fs.LocalFileSystem())
@@ -29,16 +29,16 @@ def copy(tmp_path: Path):
     """Calls local_copy with one cache; returns the path of the copy and the printed lines."""
 
     def copy(address: str, parts=PARTS) -> tuple[Path, list[str]]:
-        said: list[str] = []
-        return Path(local_copy(address, str(tmp_path / "cache"), parts, said.append)), said
+        lines: list[str] = []
+        return Path(local_copy(address, str(tmp_path / "cache"), parts, lines.append)), lines
 
     return copy
 
 
-def test_a_copy_is_made_once_and_opens_as_what_it_is_of(store, copy, shards_dir, tmp_path):
-    there, said = copy("gs://bucket/books")
+def test_a_copy_is_made_once_and_equals_the_original(store, copy, shards_dir, tmp_path):
+    there, lines = copy("gs://bucket/books")
     assert there.parent == tmp_path / "cache" and there.name.startswith("books-")
-    assert len(said) == 1 and said[0].startswith("copying ") and "gs://bucket/books" in said[0]
+    assert len(lines) == 1 and lines[0].startswith("copying ") and "gs://bucket/books" in lines[0]
     for part in PARTS:
         assert open_dataset(there, part).fingerprint == open_dataset(shards_dir, part).fingerprint
     assert open_dataset(there, "train").vocabulary().content_hash == open_dataset(shards_dir, "train").tokenizer_hash
@@ -47,14 +47,14 @@ def test_a_copy_is_made_once_and_opens_as_what_it_is_of(store, copy, shards_dir,
     assert copy(str(shards_dir))[0].name == there.name.replace("books", "shards")
 
 
-def test_only_the_parts_that_are_asked_for_are_copied(store, copy):
+def test_only_requested_parts_are_copied(store, copy):
     there, _ = copy("gs://bucket/books/eval")
     assert not (there.parent / "train").exists()
     assert open_dataset(there, "train").part == "eval"
     with pytest.raises(UserError, match="missing shard"):
         open_dataset(there.parent, "train")
-    _, said = copy("gs://bucket/books")
-    assert len(said) == 1
+    _, lines = copy("gs://bucket/books")
+    assert len(lines) == 1
     open_dataset(there.parent, "train")
 
 
@@ -85,8 +85,8 @@ def test_a_rebuilt_output_is_another_copy(store, copy):
     first, _ = copy("gs://bucket/books")
     manifest = store / "manifest.json"
     manifest.write_text(manifest.read_text().replace('"seed": 0', '"seed": 1'))
-    second, said = copy("gs://bucket/books")
-    assert second != first and said
+    second, lines = copy("gs://bucket/books")
+    assert second != first and lines
 
 
 def test_errors_are_one_line(store, copy, tmp_path):

@@ -1,4 +1,4 @@
-"""Compressed files of several streams: all of what they hold, or an error, and never a part without one."""
+"""Compressed files of several streams: reading gives all of their content, or an error."""
 
 import gzip
 import io
@@ -24,14 +24,14 @@ COMPRESS = {
 
 
 class Shorter(io.BytesIO):
-    """A file that gives a few bytes at a time, as a store may."""
+    """A file that returns a few bytes at a time, as a store may."""
 
     def read(self, size: int | None = -1, /) -> bytes:
         return super().read(min(size or 7, 7))
 
 
 def content(stored: bytes, suffix: str, file: type[io.BytesIO] = io.BytesIO, size: int = -1) -> bytes | None:
-    """What a file holds; None where it is damaged."""
+    """The content of a file; None if it is damaged."""
     with decompressed(file(stored), suffix, 1 if size > 0 else 1 << 16) as opened:
         try:
             return b"".join(iter(lambda: opened.read(size), b""))
@@ -46,7 +46,7 @@ def content_by_xz(stored: bytes) -> bytes | None:
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("file, size", [(io.BytesIO, -1), (io.BytesIO, 3), (Shorter, 1000)])
-def test_streams_one_after_another_are_all_read(suffix, file, size):
+def test_concatenated_streams_are_all_read(suffix, file, size):
     pieces = [b"", b"one ", b"two " * 40_000, b"", b"three"]
     stored = b"".join(map(COMPRESS[suffix], pieces))
     assert content(stored, suffix, file, size) == b"".join(pieces)
@@ -54,7 +54,7 @@ def test_streams_one_after_another_are_all_read(suffix, file, size):
 
 @pytest.mark.skipif(shutil.which("xz") is None, reason="xz is what this is compared with")
 @pytest.mark.parametrize("padding", [*itertools.product([0, 3, 4, 1 << 17], repeat=3)], ids=str)
-def test_padding_of_xz_is_taken_where_the_xz_tool_takes_it(padding):
+def test_padding_of_xz_is_accepted_where_the_xz_tool_accepts_it(padding):
     first, between, last = (bytes(size) for size in padding)
     stored = first + lzma.compress(b"one ") + between + lzma.compress(b"two") + last
     assert content(stored, ".xz") == content_by_xz(stored)
@@ -83,20 +83,20 @@ def test_damaged_xz_is_found_where_the_xz_tool_finds_it(seed):
 def test_any_flipped_byte_of_a_later_stream_is_reported_or_changes_nothing(suffix):
     """It changes nothing in the time stamp of a .gz header, or in a limit of .xz that the text does not reach."""
     first, second = (COMPRESS[suffix](text * 9) for text in (b"one ", b"two "))
-    told = 0
+    detected = 0
     for place in range(len(second)):
         for flip in (1, 0x80, 0xFF):
             flipped = bytearray(second)
             flipped[place] ^= flip
             found = content(first + flipped, suffix)
             assert found in (None, b"one " * 9 + b"two " * 9), (place, flip)
-            told += found is None
-    assert told > 0.6 * 3 * len(second)
+            detected += found is None
+    assert detected > 0.6 * 3 * len(second)
     for size in range(1, len(second)):
         assert content(first + second[:size], suffix) is None, size
 
 
-def test_padding_and_garbage_of_gz_are_as_python_has_them():
+def test_padding_and_garbage_of_gz_are_treated_as_python_does():
     first, second = gzip.compress(b"one "), gzip.compress(b"two")
     for stored in (b"", first + bytes(5) + second + bytes(70_000), first + b"garbage", bytes(4) + first, first[:5]):
         try:
@@ -107,7 +107,7 @@ def test_padding_and_garbage_of_gz_are_as_python_has_them():
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-def test_memory_is_that_of_a_block(suffix):
+def test_memory_is_bounded_by_a_block(suffix):
     stored = COMPRESS[suffix](bytes(1 << 26))
     tracemalloc.start()
     try:

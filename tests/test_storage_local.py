@@ -17,7 +17,7 @@ def names(folder: Path) -> set[str]:
     return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
 
 
-def test_second_writer_of_a_folder_is_refused_and_the_first_one_ends_whole(tmp_path: Path) -> None:
+def test_second_writer_of_a_folder_is_refused_and_the_first_one_completes(tmp_path: Path) -> None:
     with atomic_folder(tmp_path / "out") as folder:
         (folder / "one").touch()
         with (
@@ -29,7 +29,7 @@ def test_second_writer_of_a_folder_is_refused_and_the_first_one_ends_whole(tmp_p
     assert names(tmp_path) == {"out", "out/one", "out/two"}
 
 
-def test_second_writer_of_a_file_is_refused_and_the_first_one_ends_whole(tmp_path: Path) -> None:
+def test_second_writer_of_a_file_is_refused_and_the_first_one_completes(tmp_path: Path) -> None:
     with atomic_file(tmp_path / "out") as file:
         file.write(b"one")
         with pytest.raises(UserError, match=r"another job is writing .*out\.incomplete"), atomic_file(tmp_path / "out"):
@@ -39,8 +39,8 @@ def test_second_writer_of_a_file_is_refused_and_the_first_one_ends_whole(tmp_pat
 
 
 @pytest.mark.parametrize("writer", ["atomic_folder", "atomic_file"])
-def test_what_a_killed_writer_left_is_replaced(tmp_path: Path, writer: str) -> None:
-    """The lock dies with its process; while that is only stopped, it holds."""
+def test_leftover_of_a_killed_writer_is_replaced(tmp_path: Path, writer: str) -> None:
+    """The end of a process releases its lock; a process that is only stopped keeps it."""
     output = tmp_path / "out"
     left = incomplete_path(output) / "left" if writer == "atomic_folder" else incomplete_path(output)
     code = (
@@ -74,7 +74,7 @@ def write(output: Path, writer: str) -> None:
         assert output.read_bytes() == b"new"
 
 
-def test_empty_folder_of_a_writer_killed_at_once_is_used(tmp_path: Path) -> None:
+def test_empty_unfinished_folder_is_used(tmp_path: Path) -> None:
     (tmp_path / "out.incomplete").mkdir()
     write(tmp_path / "out", "atomic_folder")
     assert names(tmp_path) == {"out", "out/new"}
@@ -87,8 +87,8 @@ def test_unrelated_file_with_the_name_of_an_unfinished_folder_is_left_alone(tmp_
     assert (tmp_path / "out.incomplete").read_text() == "mine"
 
 
-def test_of_many_writers_at_once_one_makes_the_folder(tmp_path: Path) -> None:
-    """All begin at the same moment, again and again: never is a folder mixed, or lost by one that ended well."""
+def test_one_of_many_simultaneous_writers_creates_the_folder(tmp_path: Path) -> None:
+    """All start at the same moment, a hundred times: no folder mixes files of two writers, and none is lost."""
     code = (
         "import os, sys, time, pathlib; from bert_jax import command; from bert_jax.storage import local\n"
         "while not os.path.exists(sys.argv[1] + '/go'): time.sleep(0.0001)\n"
@@ -107,7 +107,7 @@ def test_of_many_writers_at_once_one_makes_the_folder(tmp_path: Path) -> None:
     ]
     (tmp_path / "go").touch()
     ended = [writer.communicate(timeout=120) for writer in writers]
-    assert not any(told for _, told in ended), ended
+    assert not any(message for _, message in ended), ended
     for name, (made, _) in zip("abc", ended, strict=True):
         for number in made.split():
             assert names(tmp_path / number.decode()) == {f"{name}-{each}" for each in range(5)}
@@ -122,14 +122,14 @@ def test_full_disk_without_a_name_is_reported_with_the_folder(tmp_path: Path) ->
     assert str(tmp_path / "out") in str(explain_os_error(caught.value)) and not names(tmp_path)
 
 
-def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+def test_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="is not UTF-8"):
         refuse_existing(tmp_path / os.fsdecode(b"out\xff"))
 
 
 @pytest.mark.parametrize("name", ["ENOSYS", "EOPNOTSUPP", "ENOLCK"])
 def test_a_file_system_without_locks_is_written_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    """As `mount -o noflock` of Lustre and NFS without its lock daemon answer."""
+    """Lustre mounted with noflock and NFS without a lock daemon give these errors."""
 
     def flock(file: object, operation: int) -> None:
         raise OSError(getattr(errno, name), "no locks")

@@ -22,7 +22,7 @@ from data_prep.readers import Corpus, Reading, find_sources
 
 
 def test_globs_of_stores_are_those_of_folders(tmp_path, monkeypatch):
-    """Against Python's glob, on random trees and patterns. A folder stands for all buckets."""
+    """Compares with Python's glob, on random trees and patterns. A folder takes the place of all buckets."""
     store = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
     monkeypatch.setattr(listing, "open_store", lambda address: (store, address[5:]))
     generator = random.Random(0)
@@ -91,7 +91,7 @@ def test_s3_is_listed_and_streamed(bucket, tmp_path):
     assert read("s3://books/*", on_error="skip")[0] == [
         f"s3://books/{name}" for name in ("a.parquet", "c.jsonl", "cut.xz")
     ]
-    for pattern, told in {
+    for pattern, message in {
         "s3://books/none.txt": "matches no file",
         "s3://books/*.none": "matches no file",
         "s3://books/deep": "expected a file, got a folder",
@@ -99,13 +99,13 @@ def test_s3_is_listed_and_streamed(bucket, tmp_path):
         "s3://*/a.txt": "the bucket may not contain wildcards",
         "s3://books/cut.xz": r"damaged file \(truncated\)",
     }.items():
-        with pytest.raises(UserError, match=told) as raised:
+        with pytest.raises(UserError, match=message) as raised:
             read(pattern)
         assert "\n" not in str(raised.value)
 
 
 def test_folder_is_written_listed_read_and_removed(tmp_path):
-    """The name has every character that a glob or an address could take for its own."""
+    """The name contains the characters that have a meaning in globs and addresses."""
     folder = Folder(str(tmp_path / "an [odd] *name?"))
     assert folder.names("units") == set()
     folder.write("units/a", b"text")
@@ -136,7 +136,7 @@ def test_unfinished_file_of_a_folder_is_not_listed(tmp_path):
 
 
 def example(text: bytes) -> bytes:
-    """A tf.train.Example with the byte string `text`: messages in messages, each a tag, a length and what it holds."""
+    """A tf.train.Example with the byte string `text`: nested messages, each a tag, a length and its content."""
 
     def held(tag: bytes, content: bytes) -> bytes:
         assert len(content) < 128
@@ -226,7 +226,7 @@ def test_tfds_records_that_cannot_be_read_are_refused(tmp_path, harm):
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
-def test_sigterm_is_no_damage_of_tfds_records(tmp_path, monkeypatch):
+def test_sigterm_while_reading_tfds_is_not_reported_as_damage(tmp_path, monkeypatch):
     def stop(*_):
         raise Stopped("SIGTERM")
 

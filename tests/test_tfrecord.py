@@ -41,7 +41,7 @@ def test_fields_of_the_original_script_are_those_that_tensorflow_reads(original:
 
 
 def test_rows_of_the_original_script_are_written_as_its_examples(original: bytes, rows: Rows, tmp_path: Path) -> None:
-    """Record for record the same message; the script's library puts the fields in no order."""
+    """Messages are compared, not bytes, because the script does not sort the fields."""
     written = tfrecord.write(tmp_path / "rows.tfrecord", rows)
     again = records_of((tmp_path / "rows.tfrecord").read_bytes())
     parse = tf_example_pb2.Example.FromString
@@ -70,7 +70,7 @@ def test_no_rows_are_an_empty_file(rows: Rows, tmp_path: Path) -> None:
         assert got.shape == (0, *wanted.shape[1:]) and got.dtype == wanted.dtype
 
 
-def test_any_flipped_byte_is_seen(original: bytes) -> None:
+def test_any_flipped_byte_is_detected(original: bytes) -> None:
     generator = np.random.default_rng(0)
     for place in [0, 7, 8, 11, 12, len(original) - 1, *generator.integers(0, len(original), 100).tolist()]:
         changed = bytearray(original)
@@ -81,7 +81,7 @@ def test_any_flipped_byte_is_seen(original: bytes) -> None:
 
 @given(st.integers(1, 17_233))
 def test_truncated_file_is_refused(size: int) -> None:
-    """Unless it ends between two records, where nothing tells."""
+    """A file that ends between two records cannot be distinguished from a complete one."""
     content = (ORIGINAL / "rows.tfrecord").read_bytes()
     whole = set(np.cumsum([len(record) + 16 for record in records_of(content)]).tolist())
     if size in whole:
@@ -92,14 +92,14 @@ def test_truncated_file_is_refused(size: int) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_what_is_no_tfrecord_is_refused_and_nothing_else_happens(content: bytes) -> None:
+def test_random_bytes_are_refused(content: bytes) -> None:
     if content:
         with pytest.raises(Corrupt):
             records_of(content)
 
 
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=3))
-def test_records_that_are_no_such_examples_are_refused(records: list[bytes]) -> None:
+def test_records_that_are_not_examples_are_refused(records: list[bytes]) -> None:
     with pytest.raises(Corrupt, match=r"record \d+"):
         tfrecord.parse(records)
 
@@ -151,8 +151,8 @@ def test_missing_next_sentence_labels_are_no_labels(original: bytes) -> None:
     assert tfrecord.to_rows(examples, UINT16, 0).next_sentence_labels.tolist() == [[-1]]
 
 
-def test_masked_positions_in_any_order_come_out_ascending(original: bytes, rows: Rows) -> None:
-    """Some scripts write them in the order of the draw."""
+def test_masked_positions_in_any_order_are_sorted(original: bytes, rows: Rows) -> None:
+    """Some scripts write them in the order in which they were sampled."""
     examples = tfrecord.parse(records_of(original))
     mixed = np.random.default_rng(0).permuted(np.tile(np.arange(8), (43, 1)), axis=1)
     fields = ("masked_lm_positions", "masked_lm_ids", "masked_lm_weights")
@@ -162,7 +162,7 @@ def test_masked_positions_in_any_order_come_out_ascending(original: bytes, rows:
 
 
 @pytest.mark.parametrize(
-    ("field", "place", "value", "told"),
+    ("field", "place", "value", "message"),
     [
         ("input_mask", 0, 0, "an input_mask that is not ones and then zeros"),
         ("segment_ids", 0, 1, "segment_ids that are not zeros and then ones"),
@@ -174,14 +174,16 @@ def test_masked_positions_in_any_order_come_out_ascending(original: bytes, rows:
         ("next_sentence_labels", 0, 2, "a next_sentence_label other than"),
     ],
 )
-def test_example_that_no_row_can_be_is_named(original: bytes, field: str, place: int, value: float, told: str) -> None:
+def test_example_that_is_not_a_valid_row_is_named(
+    original: bytes, field: str, place: int, value: float, message: str
+) -> None:
     examples = tfrecord.parse(records_of(original))
     getattr(examples, field)[7, place] = value
-    with pytest.raises(Corrupt, match=f"example 7 has {told}"):
+    with pytest.raises(Corrupt, match=f"example 7 has {message}"):
         tfrecord.to_rows(examples, UINT16, 0)
 
 
-def test_masked_position_that_comes_twice_is_refused(original: bytes) -> None:
+def test_repeated_masked_position_is_refused(original: bytes) -> None:
     examples = tfrecord.parse(records_of(original))
     examples.masked_lm_positions[4, 1] = examples.masked_lm_positions[4, 0]
     with pytest.raises(Corrupt, match="example 4 has a masked position twice"):
