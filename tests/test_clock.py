@@ -2,9 +2,11 @@ import itertools
 import json
 import time
 
+import numpy as np
 import pytest
 
 from bert_jax.command import UserError
+from bert_jax.train import distributed
 from bert_jax.train.clock import Clock, read_fractions
 
 
@@ -47,6 +49,23 @@ def test_more_minutes_count_from_the_current_step_and_an_ended_run_continues():
     ended = Clock(steps=0, budget_minutes=4.0, log_every=1, elapsed=60.0, start=9, fraction=1.0)
     assert ended.read(9) == pytest.approx(0.25, abs=0.01)
     assert Clock(steps=0, budget_minutes=1.0, log_every=1, elapsed=60.0, start=9, fraction=1.0).read(9) == 1.0
+
+
+def test_several_processes_refresh_by_what_process_0_sent_a_step_before(monkeypatch):
+    """Their own clocks, which differ, decide nothing: here 30 of 60 seconds have passed by process 0's clock."""
+    sent = []
+
+    def send_from_primary(seconds):
+        sent.append(seconds)
+        return np.float32(30)
+
+    monkeypatch.setattr("jax.process_count", lambda: 2)
+    monkeypatch.setattr(distributed, "send_from_primary", send_from_primary)
+    clock = Clock(steps=12, budget_minutes=1.0, log_every=5, elapsed=6.0)
+    seen = [(clock.read(step), clock.refreshed, len(sent)) for step in range(7)]
+    assert seen == [(0, False, 0)] * 4 + [(0, False, 1), (0.5, True, 1), (0.5, False, 1)]
+    assert clock.agreed == 30 and sent[0] == pytest.approx(6.0, abs=1.0)
+    assert clock.read(12) == 1.0  # the last step needs no clock
 
 
 def test_elapsed_time_continues_after_a_restart():

@@ -207,16 +207,12 @@ def print_last(text: str, *, begun_by_others: bool = False) -> None:
     From here on they write to /dev/null, and a line that they may have begun ends before the text.
     """
     sys.stderr.flush()
-    _write_last(f"{chr(10) * begun_by_others}{text.rstrip()}\n".encode())
-
-
-def _write_last(content: bytes) -> None:
     shown = _STDERR
     with contextlib.suppress(OSError):  # too many open files: others may still write after it
         shown = os.dup(_STDERR)
         os.dup2(os.open(os.devnull, os.O_WRONLY), _STDERR)
     with contextlib.suppress(OSError):  # nobody reads it
-        os.write(shown, content)
+        os.write(shown, f"{chr(10) * begun_by_others}{text.rstrip()}\n".encode())
 
 
 def _exit(code: int) -> NoReturn:
