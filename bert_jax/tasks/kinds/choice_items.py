@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from bert_jax.command import UserError
-from bert_jax.tasks import input_records
 from bert_jax.tasks.example import Split
+from bert_jax.tasks.input_records import InputRecord, checked_text, value_of
 from bert_jax.tasks.reading import Column, Columns, is_stored
 from bert_jax.tasks.reading.labelled_texts import is_missing, read_labelled, text_of
 
@@ -54,7 +54,7 @@ def read_choices(path: Path, columns: Columns, choices: str, label_required: boo
     return Split(path, tuple(items), labelled)
 
 
-def item_of(columns: Columns, names: Sequence[str], source: Path, record: input_records.InputRecord) -> MultipleChoice:
+def item_of(columns: Columns, names: Sequence[str], source: Path, record: InputRecord) -> MultipleChoice:
     """The item of an input of a prediction: the tab-separated parts of a line, context first, or an object's fields.
 
     Fields have the names of the task's columns (names are those of the choices), or text (or context), start and
@@ -62,15 +62,13 @@ def item_of(columns: Columns, names: Sequence[str], source: Path, record: input_
     """
     line = record.line
     if isinstance(record.content, str):
-        context, *texts = (input_records.checked_text(source, line, text) for text in record.content.split("\t"))
+        context, *texts = (checked_text(source, line, text) for text in record.content.split("\t"))
         return MultipleChoice(context, "", checked_choices(source, line, texts), None, line)
     list_names = (names[0], CHOICES) if len(names) == 1 else (CHOICES,)
-    listed = input_records.value_of(source, record, list_names, required=False)
-    texts = [listed] if listed is not None else [input_records.value_of(source, record, (name,)) for name in names]
-    context = input_records.checked_text(
-        source, line, input_records.value_of(source, record, (columns.text, "text", "context"))
-    )
-    start = input_records.value_of(source, record, (columns.text_pair, "start"), required=False)
+    listed = value_of(source, record, list_names, required=False)
+    texts = [listed] if listed is not None else [value_of(source, record, (name,)) for name in names]
+    context = checked_text(source, line, value_of(source, record, (columns.text, "text", "context")))
+    start = value_of(source, record, (columns.text_pair, "start"), required=False)
     choices = checked_choices(source, line, texts)
     return MultipleChoice(context, _text(source, line, start), choices, None, line)
 

@@ -18,7 +18,7 @@ from bert_jax.model.task_outputs import class_logits
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Example, LabelledRows, Split, TaskBatch
 from bert_jax.tasks.input_records import InputRecord, texts_of, value_of
-from bert_jax.tasks.kinds.labels import LabelTask, check_label
+from bert_jax.tasks.kinds.labels import LabelTask, check_label, parse_number
 from bert_jax.tasks.metric_functions import (
     CLASSIFICATION_METRICS,
     LARGEST,
@@ -177,10 +177,7 @@ class RegressionTask(TextTask):
         return ("pearson", "spearman")
 
     def label_value(self, split: Split[Example], line: int, label: str) -> float:
-        try:
-            value = float(label)
-        except ValueError:
-            value = math.nan
+        value = parse_number(label)
         if not abs(value) <= LARGEST:
             raise UserError(f"{split.path} line {line}: {label!r} is not a number, but the task is a regression")
         return value

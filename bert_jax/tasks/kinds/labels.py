@@ -70,15 +70,20 @@ class LabelTask(Task[Item, Rows]):
                 f"task.class_weights names {label!r} in {given!r}, which is not a label of {train.path}: {shown}. "
                 "Use balanced, or LABEL=WEIGHT,..."
             )
-        try:
-            weight = float(number)
-        except ValueError:
-            weight = math.nan
+        weight = parse_number(number)
         if not 0 <= weight < math.inf:
             raise UserError(
                 f"task.class_weights has {given!r}, but {number!r} is not a weight; use a number of 0 or more"
             )
         return label, weight
+
+
+def parse_number(text: str) -> float:
+    """The number that a text holds; infinity where it holds none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.inf
 
 
 def check_smoothing(label_smoothing: float) -> None:

@@ -15,6 +15,7 @@ from bert_jax.model.heads import Heads
 from bert_jax.model.task_outputs import tag_logits
 from bert_jax.tasks import reading
 from bert_jax.tasks.example import Sentence, Split, TaskBatch
+from bert_jax.tasks.kinds.labels import parse_number
 from bert_jax.tasks.kinds.words import WordTask, sentence_objects
 from bert_jax.tasks.metric_functions import LARGEST, REGRESSION_METRICS, UNDEFINED_OF_ONE, compute_metrics
 from bert_jax.tasks.objective import TaskObjective
@@ -108,10 +109,7 @@ def _numbers(split: Split[Sentence]) -> Float32[np.ndarray, "W"]:
     found = []
     for sentence in split.items:
         for line, written in zip(sentence.lines, sentence.tags or (), strict=True):
-            try:
-                number = math.nan if written in MISSING else float(written)
-            except ValueError:
-                number = math.inf
+            number = math.nan if written in MISSING else parse_number(written)
             if abs(number) > LARGEST:
                 raise UserError(
                     f"{split.path} line {line}: {written!r} is not a number, but the task is a token_regression. "

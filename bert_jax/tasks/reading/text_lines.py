@@ -1,7 +1,6 @@
 """Reads the lines of a plain or compressed text file, and detects the kind of a file from its name."""
 
 from collections.abc import Iterator
-from io import BufferedReader
 from pathlib import Path
 
 from bert_jax.command import UserError
@@ -43,7 +42,8 @@ def decoded_lines(path: Path) -> Iterator[tuple[int, str]]:
     check_file(path)
     number = 0
     try:
-        with _opened(path) as stream:
+        with path.open("rb") as stored:
+            stream = decompressed(stored, path.suffix) if path.suffix in COMPRESSED else stored
             for number, line in enumerate(stream, start=1):
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8")
     except UnicodeDecodeError as error:
@@ -56,8 +56,3 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """decoded_lines without the line ends."""
     for number, line in decoded_lines(path):
         yield number, line.rstrip("\r\n")
-
-
-def _opened(path: Path) -> BufferedReader:
-    stored = path.open("rb")
-    return decompressed(stored, path.suffix) if path.suffix in COMPRESSED else stored
