@@ -4,7 +4,6 @@ import functools
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -89,7 +88,8 @@ def _run(job: Job, corpus: Corpus, cache: TokenCache | None, quiet: bool) -> dic
                     records.append(record)
                     done += record.counts["documents"]
         except UnusableCorpus as error:
-            raise _with_skipped(error, corpus.refused + splitter.skipped) from None
+            skipped = summary.listed(corpus.refused + splitter.skipped)
+            raise UnusableCorpus(f"{error}; skipped: {skipped}" if skipped else str(error)) from None
 
     def documents() -> Iterator[bytes | None]:
         for document in corpus.texts():
@@ -115,10 +115,6 @@ def _run(job: Job, corpus: Corpus, cache: TokenCache | None, quiet: bool) -> dic
         if cache is not None:
             summary.print_cache_summary(cache, arguments.tokenizer_hash, records)
     return manifest
-
-
-def _with_skipped(error: UnusableCorpus, skipped: Counter[str]) -> UnusableCorpus:
-    return UnusableCorpus(f"{error}; skipped: {summary.listed(skipped)}") if skipped else error
 
 
 def _without(sources: Sequence[Source], folder: Path) -> tuple[Source, ...]:

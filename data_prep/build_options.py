@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bert_jax.command import Parser, UserError
+from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import PAIRS
 from bert_jax.data.masking import UNITS, MaskingRule, ReplacementShares
@@ -161,9 +161,7 @@ class BuildOptions:
 
 def parse(arguments: Sequence[str]) -> BuildOptions:
     """Parses the flags of the command, which are the fields of BuildOptions. Raises UserError for a mistake in them."""
-    parser = Parser("data_prep.build_examples", DESCRIPTION)
-    flags.add_flags(parser, BuildOptions)
-    return BuildOptions(**vars(parser.parse_args(_options_joined(arguments))))
+    return flags.parse("data_prep.build_examples", DESCRIPTION, BuildOptions, _options_joined(arguments))
 
 
 def _options_joined(arguments: Sequence[str]) -> list[str]:

@@ -49,8 +49,9 @@ def check(options: Any) -> None:
             raise UserError(f"--{field.name} {given}: it must be {valid.expected}")
 
 
-def add_flags(parser: Parser, options: type) -> None:
-    """Adds a flag for each field of a dataclass of options; its type decides how the flag is parsed."""
+def parse(module: str, description: str, options: Any, arguments: Sequence[str]) -> Any:
+    """Parses the flags of a command: one for each field of its options, whose type decides how the flag is parsed."""
+    parser = Parser(module, description)
     types = typing.get_type_hints(options)
     for field in dataclasses.fields(options):
         flag, help, required = f"--{field.name}", field.metadata["help"], field.default is REQUIRED
@@ -67,6 +68,7 @@ def add_flags(parser: Parser, options: type) -> None:
                 metavar=field.metadata["metavar"],
                 help=help if required or "default" in help else f"{help}; default {field.default}",
             )
+    return options(**vars(parser.parse_args(arguments)))
 
 
 def _numbers(text: str) -> tuple[float, ...]:

@@ -194,9 +194,7 @@ def _learn(words: dict[str, int], options: TokenizerOptions, reporter: Reporter)
 
 
 def main(arguments: Sequence[str]) -> None:
-    parser = command.Parser("data_prep.train_tokenizer", DESCRIPTION)
-    flags.add_flags(parser, TokenizerOptions)
-    options = TokenizerOptions(**vars(parser.parse_args(arguments)))
+    options: TokenizerOptions = flags.parse("data_prep.train_tokenizer", DESCRIPTION, TokenizerOptions, arguments)
     trained = train(options, quiet=False)
     case = "lower-cased" if trained.lowercase else "cased"
     print(f"{options.output}: {KINDS[trained.kind]}, {trained.vocab_size} tokens, {case}")
