@@ -31,7 +31,7 @@ class Sequence:
 class Row:
     ids: list[int]
     sequences: list[Sequence]
-    predicted: dict[int, int] = field(default_factory=dict)  # slot to truth; of static masks
+    predicted: dict[int, int] = field(default_factory=dict)  # position to label; static masks only
 
 
 class Output:

@@ -298,7 +298,7 @@ def test_every_kth_and_the_best_are_kept_with_the_newest(tmp_path, metric, best)
         assert checkpoints.best.beaten_by({metric.removeprefix("eval_"): 0.5}) == (metric == "eval_loss")
         checkpoints.wait()
         assert checkpoints.steps() == sorted({best, 40})
-    with Checkpoints(tmp_path, keep=1, keep_every=40, best=metric) as checkpoints:  # as it was told before a restart
+    with Checkpoints(tmp_path, keep=1, keep_every=40, best=metric) as checkpoints:  # as before a restart
         save(checkpoints, (50, 60, 70))
     assert sorted(int(path.name) for path in tmp_path.iterdir() if path.name.isdecimal()) == [best, 40, 70]
     note = json.loads((tmp_path / "best.json").read_text())

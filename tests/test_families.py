@@ -96,7 +96,7 @@ def test_who_sees_whom_is_shown_by_gradients(family):
     """In encoders each token of a sequence moves each other one's vector, in GPT those behind it; never those of
     another sequence, nor padding."""
     config = FAMILIES[family]
-    batch = jax.tree.map(lambda leaf: leaf[:1, :17], PACKED)  # sequences of 9 and 6, and two slots of a third
+    batch = jax.tree.map(lambda leaf: leaf[:1, :17], PACKED)  # sequences of 9 and 6, and two positions of a third
     params = params_of(family)
 
     def last(embedded):

@@ -98,6 +98,7 @@ def config_of(start: Path, task: TaskConfig, **changes: object) -> FinetuneConfi
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
 def test_tagging_learns_and_the_workdir_is_a_checkpoint_of_its_task(
     start: Path, treebank: dict[str, str], tmp_path: Path
 ) -> None:
@@ -121,7 +122,8 @@ def test_tagging_learns_and_the_workdir_is_a_checkpoint_of_its_task(
 
 
 @pytest.mark.slow
-def test_several_seeds_are_summed_up_and_the_workdir_opens_as_the_best(
+@pytest.mark.usefixtures("one_device")
+def test_several_seeds_are_summarized_and_the_workdir_opens_as_the_best(
     start: Path,
     reviews: dict[str, str],
     tmp_path: Path,
@@ -159,7 +161,7 @@ def test_several_seeds_are_summed_up_and_the_workdir_opens_as_the_best(
     assert json.loads((workdir / "seed-1" / "result.json").read_text())["seeds"] == [1]
     with monkeypatch.context() as patch:
         patch.setattr(trainer, "fit", lambda run: dataclasses.replace(fit(run), stop_requested=True))
-        with pytest.raises(Stopped, match="seed-2 is done"):
+        with pytest.raises(Stopped, match="seed-2 is complete"):
             finetune(dataclasses.replace(config, seeds=(2, 3)), workdir)
     assert not (workdir / "result.json").exists()  # of seeds 0 and 1, whose own are still so
     assert (workdir / "seed-1" / "result.json").exists()
@@ -215,7 +217,7 @@ def write_nli(folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_mnli_is_measured_split_by_split_submitted_and_a_start_for_rte_that_the_result_states(
+def test_mnli_is_evaluated_by_split_submitted_and_recorded_as_the_start_of_rte(
     start: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_nli(tmp_path / "glue")
@@ -436,7 +438,7 @@ def questions(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.slow
-def test_the_threshold_of_no_answer_is_found_on_dev_and_stays_with_the_checkpoint(
+def test_the_threshold_of_no_answer_is_chosen_on_dev_and_stored_in_the_checkpoint(
     start: Path, questions: dict[str, str], tmp_path: Path
 ) -> None:
     config = FinetuneConfig(

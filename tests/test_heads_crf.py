@@ -19,7 +19,7 @@ TAGS, SLOTS = 3, 7
 DRAW = np.random.default_rng(0)
 LOGITS = DRAW.normal(0, 2, (5, SLOTS, TAGS)).astype(np.float32)
 TRUTH = DRAW.integers(0, TAGS, (5, SLOTS)).astype(np.int32)
-# One chain; one with slots between; two sequences and padding; two of which one has no tag; none at all.
+# One sequence; one with gaps; two sequences and padding; two of which one has no tag; none.
 TAGGED = np.array([[1] * 7, [0, 1, 0, 0, 1, 1, 0], [1, 1, 0, 1, 1, 1, 0], [0, 0, 0, 1, 0, 0, 0], [0] * 7], bool)
 SEQUENCES = np.array([[1] * 7, [1] * 7, [1, 1, 1, 2, 2, 2, 0], [1, 1, 2, 2, 2, 0, 0], [0] * 7], np.int32)
 

@@ -21,7 +21,7 @@ LONGEST, CLASSES, RELATIONS = 3, 4, 2
 KINDS = [(boundaries, content) for boundaries in ("hidden", "networks") for content in ("mean", "attention")]
 SEQUENCES = np.array([[1, 1, 1, 1, 2, 2, 0], [1, 1, 1, 1, 1, 1, 1]], np.int32)
 HIDDEN = np.random.default_rng(0).normal(size=(2, 7, 6)).astype(np.float32)
-SPANS = [  # every span of up to three slots of one sequence: row, first slot, length
+SPANS = [  # every span of up to three positions of one sequence: row, first position, length
     (row, first, length)
     for row in range(2)
     for first in range(7)

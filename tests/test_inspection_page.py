@@ -159,7 +159,7 @@ def test_bars_are_at_the_positions_of_their_values() -> None:
         tuple(map(float, found))
         for found in re.findall(r'<rect x="([\d.]+)" y="([\d.]+)" width="([\d.]+)" height="([\d.]+)"/>', svg)
     ]
-    assert len(bars) == 4  # a bar of nothing is not drawn
+    assert len(bars) == 4  # no bar is plotted for a count of 0
     heights = [height for _, _, _, height in bars]
     np.testing.assert_allclose(np.array(heights) / heights[0], [1, 0.5, 0.5, 2], atol=0.01)
     ordered = sorted(bars)

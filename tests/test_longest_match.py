@@ -13,7 +13,7 @@ from bert_jax.tokenization.longest_match import LongestMatch
 
 UNKNOWN = "[UNK]"
 OURS = string.ascii_lowercase + string.digits
-# Few letters, so that tokens and words meet; some that are none of ours.
+# Few letters, so that words often contain tokens; some letters are in no token.
 tokens = st.text("abc1", min_size=1, max_size=4)
 prefixes = st.sampled_from(["##", "a", "@", "", "é"])
 words = st.text("abc1Aé#\n ", max_size=12)

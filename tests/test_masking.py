@@ -216,7 +216,7 @@ def test_predictions_are_replaced_80_10_10(unit):
     ordinary = VOCABULARY - FIRST_WHOLE
     counts = [(after == MASK).sum(), (after == truth).sum()]
     counts.append(len(after) - sum(counts))
-    by_chance = 0.1 / ordinary  # a random token is the truth once in 35 times
+    by_chance = 0.1 / ordinary  # a random token equals the label once in 35 times
     wanted = np.array([0.8, 0.1 + by_chance, 0.1 - by_chance]) * len(after)
     assert stats.chisquare(counts, wanted).pvalue > FALSE_ALARM, f"{counts}, wanted about {wanted}"
     changed = (after != MASK) & (after != truth)

@@ -25,7 +25,7 @@ def test_no_packing_overflows_its_row(rate):
     """By dynamic programming over every packing of up to 8 sequences into up to 48 positions."""
     positions = 48
     budgets = np.array([budget(rate, length) for length in range(SHORTEST_SEQUENCE, positions + 1)])
-    most = np.zeros(positions + 1, int)  # of any number of sequences so far, in so many positions
+    most = np.zeros(positions + 1, int)  # the maximum over any number of sequences so far, by positions
     for pack in range(1, 9):
         more = most.copy()
         for total in range(positions + 1):
@@ -128,7 +128,7 @@ def test_random_tokens_come_as_often_as_in_the_text():
     counts = np.zeros(VOCABULARY, np.int64)
     counts[FIRST_WHOLE:] = np.random.default_rng(0).zipf(1.5, VOCABULARY - FIRST_WHOLE).clip(max=10**12)
     counts[FIRST_WHOLE + 3] = 0
-    counts[:FIRST_WHOLE] = 10**9  # special tokens are never drawn, whatever their counts
+    counts[:FIRST_WHOLE] = 10**9  # special tokens are never sampled, even with the highest counts
     rows = random_rows(3000, 128)
     rule = MaskingRule("token", split=ReplacementShares(0.0, 1.0, 0.0), random="unigram")
     masked = Masker(Facts(), rule, 0, counts).apply(rows, np.zeros(3000, int), 19)

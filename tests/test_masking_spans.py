@@ -99,7 +99,7 @@ def test_a_span_is_replaced_alike():
                 cases[0] += 1
             else:
                 cases[1 + (after == truth).all()] += 1
-    by_chance = 1 / 35  # a random token is the truth once in 35 times; a span of one token may look kept
+    by_chance = 1 / 35  # a random token equals the label once in 35 times, so a span of one token may look kept
     assert abs(cases[0] / cases.sum() - 0.8) < stats.norm.isf(FALSE_ALARM) * np.sqrt(0.16 / cases.sum())
     noise = stats.norm.isf(FALSE_ALARM) * np.sqrt(0.09 / cases.sum())
     assert -noise - 0.1 * by_chance < cases[1] / cases.sum() - 0.1 < noise

@@ -115,7 +115,7 @@ def momentum(state: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("family", "mesh", "changes"), CASES, ids=repr)
-def test_a_step_on_any_mesh_is_that_of_one_device(family, mesh, changes):
+def test_a_step_on_any_mesh_equals_that_of_one_device(family, mesh, changes):
     plan = plan_of(family, **changes)
     state, metrics, _ = step_on(MESHES[mesh], plan)
     there, wanted = alone(family, **{name: value for name, value in changes.items() if name != "loop"})
@@ -137,6 +137,6 @@ def test_a_device_holds_its_share_of_the_parameters_and_of_the_optimizer():
     moments = next(part for part in state.optimizer_state if hasattr(part, "mu"))
     for tree in (state.params, moments.mu, moments.nu, state.average):
         assert paths.flatten(tree)[kernel].addressable_shards[0].data.size == 2 * 48 * 32 // 8
-    # Parameters are gathered and sums added up: nothing is moved about beside that.
+    # Parameters are gathered and sums are reduced; there is no other communication.
     text = program.as_text()
     assert "all-gather" in text and "all-to-all" not in text and "collective-permute" not in text

@@ -36,6 +36,6 @@ def test_flops_are_three_times_those_that_xla_counts_in_the_forward_pass(config)
 
 def test_a_window_counts_what_it_sees():
     local = dataclasses.replace(WIDE, window=7, global_every=2)
-    spared = 3 * 4 * WIDE.width * (2 * 64) * (64 - 15)  # the second of two layers sees 15 of 64 slots
+    spared = 3 * 4 * WIDE.width * (2 * 64) * (64 - 15)  # the second of two layers sees 15 of 64 positions
     whole = training_flops(WIDE, rows=2, length=64, predictions=10)
     assert whole - training_flops(local, rows=2, length=64, predictions=10) == spared

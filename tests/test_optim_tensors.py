@@ -1,4 +1,4 @@
-"""LAMB, Muon and StableAdamW: updates of stacked and fused arrays equal those of each published tensor by itself."""
+"""LAMB, Muon and StableAdamW update stacked and fused arrays as they update each published tensor separately."""
 
 from collections.abc import Callable, Iterator
 
@@ -29,7 +29,7 @@ STEPS = 3
 
 
 def tensors(path: str, array: np.ndarray) -> Iterator[tuple[str, np.ndarray]]:
-    """The published tensors of an array, matrices as [in, out], written out by hand for the shapes above."""
+    """The published tensors of an array, with matrices as [in, out], written by hand for the shapes above."""
     if not path.startswith("encoder/layers/"):
         yield path, array
         return
@@ -63,7 +63,7 @@ def draw(random: np.random.Generator, scale: float = 1.0) -> dict:
 
 
 def descend(config: OptimizerConfig) -> Iterator[tuple[dict, dict, dict]]:
-    """Parameters before, gradients and parameters after each of some steps, all by published tensor."""
+    """Yields parameters before, gradients, and parameters after each of STEPS steps, by published tensor."""
     random = np.random.default_rng(0)
     params = draw(random)
     optimizer = optim.build(config, params)
@@ -75,13 +75,13 @@ def descend(config: OptimizerConfig) -> Iterator[tuple[dict, dict, dict]]:
         return optim.apply_updates(params, direction, jnp.float32(config.learning_rate), None), state
 
     for number in range(STEPS):
-        gradients = draw(random, scale=1.0 + 4 * number)  # growing, so that StableAdamW has something to do
+        gradients = draw(random, scale=1.0 + 4 * number)  # growing, so that StableAdamW clips some updates
         before, (params, state) = apart(params), step(params, state, gradients)
         yield before, apart(gradients), apart(params)
 
 
 def assert_each(config: OptimizerConfig, reference: Callable[[str], Callable], tolerance: float = 2e-6) -> None:
-    """reference(name) makes a function of parameter and gradient, called step after step, to the next parameter."""
+    """Compares with reference(name): a function from parameter and gradient to the next parameter, called each step."""
     steps: dict[str, Callable] = {}
     for before, gradients, after in descend(config):
         for name in after:
@@ -95,7 +95,7 @@ def decays(name: str) -> bool:
 
 
 class Adam:
-    """Adam's step, with u the corrected mean of squares (Kingma and Ba 2015, algorithm 1)."""
+    """Adam's step, where u is the bias-corrected mean of squares (Kingma and Ba 2015, algorithm 1)."""
 
     def __init__(self, config: OptimizerConfig) -> None:
         self.config, self.count, self.mean, self.square = config, 0, 0.0, 0.0
@@ -110,7 +110,7 @@ class Adam:
 
 
 @pytest.mark.slow
-def test_lamb_is_optax_lamb_of_each_matrix_and_adam_of_biases_and_norms():
+def test_lamb_equals_optax_lamb_for_matrices_and_adam_for_biases_and_norms():
     config = OptimizerConfig(name="lamb", learning_rate=0.01, weight_decay=0.1, clip_norm=0.0)
 
     options = {"b1": config.beta1, "b2": config.beta2, "eps": config.epsilon}
@@ -126,18 +126,18 @@ def test_lamb_is_optax_lamb_of_each_matrix_and_adam_of_biases_and_norms():
 
 
 @pytest.mark.slow
-def test_lamb_leaves_a_tensor_of_zeros_its_update():
+def test_lamb_does_not_scale_the_update_of_a_tensor_of_zeros():
     params = {"encoder": {"layers": {"feed_forward": {"output": {"kernel": jnp.zeros((2, 3, 4)).at[0].set(1.0)}}}}}
     config = OptimizerConfig(name="lamb", weight_decay=0.0, clip_norm=0.0)
     optimizer = optim.build(config, params)
     direction, _ = optimizer.update(jax.tree.map(jnp.ones_like, params), optimizer.init(params), params)
     kernel = direction["encoder"]["layers"]["feed_forward"]["output"]["kernel"]
-    np.testing.assert_allclose(jnp.linalg.norm(kernel[0]), np.sqrt(12), rtol=1e-6)  # as long as the tensor
-    np.testing.assert_allclose(kernel[1], 1.0, rtol=1e-5)  # Adam's
+    np.testing.assert_allclose(jnp.linalg.norm(kernel[0]), np.sqrt(12), rtol=1e-6)  # the norm of the tensor
+    np.testing.assert_allclose(kernel[1], 1.0, rtol=1e-5)  # Adam's update
 
 
 @pytest.mark.slow
-def test_stable_adamw_is_the_paper_s_for_each_tensor():
+def test_stable_adamw_equals_the_paper_for_each_tensor():
     config = OptimizerConfig(name="stable_adamw", learning_rate=0.01, weight_decay=0.1, beta2=0.9, clip_norm=0.0)
     clipped = []
 
@@ -205,7 +205,7 @@ def test_muon_equals_torch(name):
 
 
 @pytest.mark.slow
-def test_orthogonal_means_singular_values_near_one():
+def test_orthogonalized_matrices_have_singular_values_near_one():
     matrix = np.random.default_rng(0).normal(size=(2, 12, 30)).astype(np.float32)
     values = np.linalg.svd(np.asarray(muon.orthogonalize(jnp.asarray(matrix))), compute_uv=False)
     assert values.min() > 0.68 and values.max() < 1.16
@@ -214,7 +214,7 @@ def test_orthogonal_means_singular_values_near_one():
 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "stable_adamw"])
 def test_the_path_of_every_moment_ends_as_that_of_its_parameter(name):
-    """A moment's path ends as its parameter's does: by that it is placed on a mesh (partitioning.shardings)."""
+    """The path of a moment ends with that of its parameter, which determines its sharding (partitioning.shardings)."""
     params = draw(np.random.default_rng(0))
     state = optim.build(OptimizerConfig(name=name), params).init(params)
     for keys, leaf in jax.tree_util.tree_leaves_with_path(state):

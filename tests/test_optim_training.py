@@ -1,4 +1,4 @@
-"""Every optimizer learns; its step is the same with layers scanned or unrolled, on one device or on a mesh of eight."""
+"""Every optimizer learns, and its step is equal with scanned and unrolled layers, on one device and on a mesh."""
 
 import dataclasses
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def make_plan(model: ModelConfig, config: OptimizerConfig, layer_loop: str) -> s
 
 @pytest.fixture(scope="module")
 def made(tiny_config):
-    """One program of gradients for each way of running the layers; the optimizers share them."""
+    """One gradient program for each layer loop, shared by the optimizers."""
     model = dataclasses.replace(tiny_config, dropout=0.0, attention_dropout=0.0)
 
     def gradients(layer_loop):
@@ -74,7 +74,7 @@ def assert_near(got: dict, wanted: dict, tolerance: float) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_an_optimizer_learns_and_its_step_is_equal_for_any_layer_loop_and_mesh(name, made):
-    # With a large epsilon Adam's step is smooth: of gradients that are rounding noise only the sign would be left.
+    # A large epsilon makes Adam's step smooth; with a small one, gradients of rounding noise would count by their sign.
     config = dataclasses.replace(OPTIMIZERS[name], name=name, epsilon=1e-3, ema_decay=0.9)
     plan, batch = make_plan(made.model, config, "unrolled"), random_batch(made.model.vocab_size)
     step, state, losses = descend(plan), steps.initial_state(plan, made.params), []
@@ -85,7 +85,7 @@ def test_an_optimizer_learns_and_its_step_is_equal_for_any_layer_loop_and_mesh(n
         if number == 0:
             first = state
     assert losses[-1] < losses[0] - 1, losses
-    assert made.alone(state.average, batch)[1] < losses[0] - 1  # the moving average has learnt, too
+    assert made.alone(state.average, batch)[1] < losses[0] - 1  # the moving average has learned, too
 
     mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=2, tensor=2))
     with jax.set_mesh(mesh):
@@ -94,6 +94,6 @@ def test_an_optimizer_learns_and_its_step_is_equal_for_any_layer_loop_and_mesh(n
         gradients, _ = made.spread(state.params, partitioning.place(batch, ROWS, mesh))
         spread = step(state, gradients)
     cut = [leaf for leaf in jax.tree.leaves(spread.optimizer_state) if not leaf.sharding.is_fully_replicated]
-    assert cut, "no moment lies in parts"
+    assert cut, "no moment is sharded"
     assert_near(spread.params, first.params, 2e-4 * config.learning_rate)
     assert_near(spread.average, first.average, 2e-4 * config.learning_rate)

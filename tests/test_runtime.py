@@ -29,7 +29,7 @@ def test_an_unknown_choice_is_refused_by_name(field, value):
 
 
 @pytest.mark.slow
-def test_each_choice_of_what_is_computed_again_needs_less_memory_than_the_one_before():
+def test_each_choice_of_remat_needs_less_memory_than_the_one_before():
     config = ModelConfig(vocab_size=128, layers=4, width=32, heads=4, feed_forward=128, max_positions=128)
     slots = jnp.tile(jnp.arange(128, dtype=jnp.int32), (8, 1))
     batch = TaskBatch(slots, slots * 0, slots * 0 + 1, slots, jnp.zeros(8), jnp.zeros(8))

@@ -60,7 +60,7 @@ REFERENCES = [
     Reference("spanbert_large", CASED, POOLED, 333_579_264, "BertModel", "340 M"),
     Reference("academic_large", UNCASED, POOLED, 335_143_936, "RobertaPreLayerNormModel", "none given"),
     # BertEmbeddings, BertLayers and BertPooler of mosaicml/examples, benchmarks/bert/src/bert_layers.py; theirs have no
-    # bias in the gated product, ours do: 2 F a layer.
+    # bias in the gated matmul; bert_jax has: 2 F a layer.
     Reference("mosaicbert_base", UNCASED, POOLED, 137_363_712 + 12 * 2 * 3072, "MosaicBERT", "137 M"),
     Reference("mosaicbert_large", UNCASED, POOLED, 435_182_592 + 24 * 2 * 4096, "MosaicBERT", "434 M"),
     Reference("modernbert_base", 50368, NONE, 149_014_272, "ModernBertModel", "149 M"),

@@ -22,19 +22,19 @@ from bert_jax.tasks.kinds.question_metrics import (
     squad2_metrics,
 )
 
-# Truths, guess, exact match and F1 of SQuAD 1.1, and of 2.0; counted by hand.
+# Labels, prediction, exact match and F1 of SQuAD 1.1, and of 2.0, counted by hand.
 CASES = [
     (["Denver Broncos"], "Denver Broncos", (1, 1), (1, 1)),
     (["Denver Broncos"], "the Denver Broncos.", (1, 1), (1, 1)),  # an article and a full stop do not count
     (["Denver Broncos"], "Broncos", (0, 2 / 3), (0, 2 / 3)),  # precision 1, recall 1/2
-    (["Denver Broncos", "Broncos"], "Broncos", (1, 1), (1, 1)),  # the best truth counts
-    (["a b c d"], "b c e", (0, 2 * (2 / 3) * (2 / 3) / (4 / 3)), (0, 2 / 3)),  # truth: b c d
+    (["Denver Broncos", "Broncos"], "Broncos", (1, 1), (1, 1)),  # the best label counts
+    (["a b c d"], "b c e", (0, 2 * (2 / 3) * (2 / 3) / (4 / 3)), (0, 2 / 3)),  # label: b c d
     (["10,000"], "10000", (1, 1), (1, 1)),  # punctuation vanishes, it does not part
     (["well-known"], "well known", (0, 0), (0, 0)),
     (["x x y"], "x", (0, 0.5), (0, 0.5)),  # each word as often as both have it
     (["one"], "", (0, 0), (0, 0)),
     (["the"], "a", (1, 0), (1, 1)),  # no word counts: 1.1 finds no shared word, 2.0 two empty answers
-    (["the", "river"], "a", (1, 0), (0, 0)),  # 2.0 passes over truths without words
+    (["the", "river"], "a", (1, 0), (0, 0)),  # 2.0 skips labels without words
     (["É"], "é", (1, 1), (1, 1)),
 ]
 NONE = [([], "", (1, 1)), ([], "Denver", (0, 0)), ([], "the", (1, 1))]

@@ -74,7 +74,7 @@ def test_a_row_is_a_question_and_a_window_of_its_context(letters):
     words = letters.tokens(batch.input_ids[1])
     assert words == ["[CLS]", "a", "##b", "?", "[SEP]", "d", "##e", "##f", "##g", "##h", "##i", "[SEP]"]
     assert batch.segment_ids[1].tolist() == [0] * 5 + [1] * 7
-    # h and i are slots 9 and 10 of the second window, 6 and 7 of the third, and not in the first.
+    # h and i are at positions 9 and 10 of the second window, 6 and 7 of the third, and not in the first.
     assert list(zip(batch.labels.first, batch.labels.last, strict=True)) == [(0, 0), (9, 10), (6, 7)]
     assert batch.label_weights.tolist() == [1, 1, 1]
     assert batch.labels.begin.tolist() == [5, 5, 5] and batch.labels.end.tolist() == [11, 11, 10]

@@ -55,7 +55,7 @@ MNLI_HEADER = (
     "sentence2_parse\tsentence1\tsentence2"
 )
 MNLI_LINE = "0\t31193\t31193n\tgovernment\t( a )\t( b )\t(ROOT a)\t(ROOT b)\tProduct and geography.\tBoth are."
-# The published layout: one annotation in train, five in dev, none in test; the diagnostic set lies beside MNLI.
+# The published layout: one annotation in train, five in dev, none in test; the diagnostic set is next to MNLI.
 MNLI_FILES = {
     "MNLI/train.tsv": f"{MNLI_HEADER}\tlabel1\tgold_label\n{MNLI_LINE}\tneutral\tneutral\n",
     **{

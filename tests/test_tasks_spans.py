@@ -188,10 +188,10 @@ def test_the_calibrated_threshold_is_the_best_of_all(pairs: list[tuple[float, bo
 def test_a_relation_is_right_with_its_spans_their_types_and_its_label(letters: Tokenizer) -> None:
     rows = PAIRS.encode(NESTED, letters)
     answers = [
-        # Right; and a relation to a span below the threshold, which is no guess.
+        # Right; and a relation to a span below the threshold, which is not predicted.
         answer(PAIRS, rows, 0, {(1, 1, 1): 0.9, (3, 1, 0): 0.8, (0, 1, 0): 0.3}, {(0, 1): 2, (1, 2): 1}),
         answer(PAIRS, rows, 1, {}),
-        # The second one's head has another type: two guesses, of which one is right.
+        # The head of the second one has another type: one of two predictions is right.
         answer(PAIRS, rows, 2, {(0, 1, 1): 0.9, (0, 3, 0): 0.8, (0, 1, 0): 0.7}, {(0, 1): 1}),
     ]
     found = PAIRS.measure(rows, answers)

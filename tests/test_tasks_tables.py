@@ -127,7 +127,7 @@ def test_a_number_is_the_index_of_a_class_if_names_are_known(tmp_path: Path) -> 
 
 def test_a_number_is_never_the_place_of_another_number(tmp_path: Path) -> None:
     stars = write_jsonl(tmp_path / "stars.jsonl", [{"text": "a", "label": 0}, {"text": "b", "label": 4}])
-    assert labels_of(stars, ("1", "2", "4", "5")) == ["0", "4"]  # 0 was not seen in training: to be told
+    assert labels_of(stars, ("1", "2", "4", "5")) == ["0", "4"]  # 0 is not in the training file, so it is reported
     rows = [{"text": "a", "label": 0}, {"text": "b", "label": 1}]
     named = write_parquet(tmp_path / "named.parquet", rows, ["1", "2"])
     assert labels_of(named, ("1", "2")) == labels_of(named) == ["1", "2"]

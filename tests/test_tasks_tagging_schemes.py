@@ -129,7 +129,7 @@ def test_tags_without_types_mark_entities_where_they_can() -> None:
     split = Split(path, (Sentence(("a", "b"), ("I", "I"), (1, 2)), Sentence(("c", "d"), ("O", "I"), (4, 5))), True)
     task = task.complete(split)
     assert task.labels == ("O", "B", "I") and task.metrics[0] == "f1"
-    assert task.label_ids(split) == [1, 2, 0, 1]  # IOB1 learnt as IOB2, of a sentence without O, too
+    assert task.label_ids(split) == [1, 2, 0, 1]  # IOB1 is encoded as IOB2, also in a sentence without O
 
 
 def test_a_set_of_tags_is_closed_in_its_scheme() -> None:

@@ -116,7 +116,7 @@ def test_a_killed_run_resumes_exactly(run):
 
 
 @pytest.mark.slow
-def test_muon_s_moments_come_back_and_a_run_may_begin_to_keep_an_average(run):
+def test_muon_s_moments_are_restored_and_a_resumed_run_may_add_an_average(run):
     config = dataclasses.replace(CONFIG, optimizer=dataclasses.replace(CONFIG.optimizer, name="muon"))
     trainer.fit(run("whole", config))
     killed = run("killed", config)
@@ -172,7 +172,7 @@ def test_sigterm_interrupts_an_evaluation_which_is_repeated_on_resume(run):
 
 
 @pytest.mark.slow
-def test_the_log_of_a_run_with_a_budget_repeats_it(run):
+def test_a_run_with_a_budget_is_repeated_from_its_log(run):
     clocked = dataclasses.replace(CONFIG, steps=0, budget_minutes=1 / 60, checkpoint=CheckpointConfig(keep=1))
     result = trainer.fit(run("clocked", clocked))
     log = run("clocked").workdir / metrics.METRICS_FILE
@@ -311,14 +311,14 @@ def test_a_run_that_stopped_at_a_nonfinite_loss_can_skip_a_limited_number_of_ste
     with pytest.raises(
         UserError, match=r"at step 5; the last checkpoint is step 4 in .* raise --config\.skip_at_most=1"
     ):
-        trainer.fit(dataclasses.replace(spoilt, config=skip))  # went on from step 2, left step 4 out and saved it
+        trainer.fit(dataclasses.replace(spoilt, config=skip))  # resumed from step 2, skipped step 4 and saved it
     trainer.fit(dataclasses.replace(spoilt, config=dataclasses.replace(skip, skip_at_most=2)))
     assert [line["skipped"] for line in metrics.read_metrics(bad.workdir)] == [0, 1, 2]
     assert all(np.isfinite(line["loss"]) for line in metrics.read_metrics(bad.workdir))
 
 
 @pytest.mark.slow
-def test_a_run_that_leaves_steps_out_is_the_same_when_it_is_killed_between_them(run):
+def test_a_run_that_skips_steps_is_equal_when_it_is_killed_between_them(run):
     skip = dataclasses.replace(CONFIG, on_nonfinite="skip", checkpoint=CheckpointConfig(every_steps=1, keep=0))
     whole, killed = run("whole", skip), run("killed", skip)
     trainer.fit(dataclasses.replace(whole, source=Spoilt(whole.source, 2, 4)))
@@ -340,7 +340,7 @@ def test_training_starts_from_given_parameters(run):
 
 
 @pytest.mark.slow
-def test_a_trace_of_some_steps_shows_those_steps(run):
+def test_a_trace_contains_the_requested_steps(run):
     traced = run("traced", dataclasses.replace(CONFIG, profile="2:4"))
     trainer.fit(traced)
     (trace,) = (traced.workdir / "profile").glob("plugins/profile/*/*.trace.json.gz")
@@ -378,7 +378,7 @@ def test_a_line_of_progress_leaves_out_what_the_batches_do_not_have(capsys):
 
 
 @pytest.mark.slow
-def test_a_run_whose_newest_checkpoint_is_torn_comes_out_the_same(run, capsys):
+def test_a_run_whose_newest_checkpoint_is_damaged_ends_the_same(run, capsys):
     torn = run("torn")
     whole = trainer.fit(torn)
     before = read_params(torn.workdir)

@@ -35,7 +35,7 @@ class WordRows(TaskRows[Item]):
         sentences = np.repeat(np.arange(len(self.sentence_offsets) - 1), np.diff(self.sentence_offsets))
         return sentences[np.searchsorted(self.word_rows, np.arange(self.count))]  # by the first word of the row
 
-    def at_words(self, values: Sequence[Shaped[np.ndarray, "T"]]) -> Shaped[np.ndarray, "W"]:
+    def at_words(self, values: Sequence[Shaped[np.ndarray, "..."]]) -> Shaped[np.ndarray, "W"]:
         """The value at the first piece of each word, given the values at the positions of each row."""
         return np.array([values[row][slot] for row, slot in zip(self.word_rows, self.word_slots, strict=True)])
 

@@ -44,7 +44,7 @@ MISTAKES = (
     "bert_jax.report no_such_folder",
 )
 
-# Arguments of recipes, beside the default one.
+# Arguments of recipes in addition to the default one.
 ARGUMENTS = {
     "bert_large": ("lamb",),
     "gpt": ("gpt",),

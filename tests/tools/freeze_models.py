@@ -20,7 +20,7 @@ TINY = "model.layers=2 model.width=32 model.heads=4 model.feed_forward=48 model.
 RUN = "compute_dtype=float32 batch_size=8 steps=4 log_every=1 checkpoint.every_steps=2 eval.every_steps=2"
 MUON = "optimizer.name=muon optimizer.schedule=wsd optimizer.ema_decay=0.9 optimizer.decays=encoder/layers/0/=0.1"
 
-# The recipe, the shards, XLA_FLAGS and the keys that each pretraining run sets beside TINY and RUN.
+# The recipe, the shards, XLA_FLAGS and the keys that each pretraining run sets in addition to TINY and RUN.
 PRETRAINING = {
     "nsp": ("bert_tiny.py", "nsp", FAST, ""),
     "packed": ("bert_tiny.py", "packed", FAST, "model.layer_loop=scan model.remat=layer"),

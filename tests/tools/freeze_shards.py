@@ -21,7 +21,7 @@ TOKENIZERS = {
     "sentencepiece_bpe": "--kind=sentencepiece_bpe --vocab_size=400 --lowercase",
 }
 
-# The tokenizer, and the flags of build_examples beside input, output and tokenizer.
+# The tokenizer, and the flags of build_examples in addition to input, output and tokenizer.
 SHARDS = {
     "nsp": ("wordpiece", "--seq_len=32 --mask_unit=word --dupe_factor=2 --workers=2"),
     "packed": ("cased", "--seq_len=64 --objective=nsp --pack=4"),

@@ -73,13 +73,13 @@ class TokenRegressionTask(WordTask[LabelledWordRows]):
     def objective(self) -> TaskObjective:
         return NumberObjective()
 
-    def measure(self, rows: LabelledWordRows, answers: Sequence[Float[np.ndarray, "T"]]) -> dict[str, float]:
+    def measure(self, rows: LabelledWordRows, answers: Sequence[Float[np.ndarray, "..."]]) -> dict[str, float]:
         """The metrics over all words that have a number, from the prediction at each position."""
         known = rows.label_weights[rows.word_starts] > 0
         labels, predicted = rows.labels[rows.word_starts][known], rows.at_words(answers)[known]
         return compute_metrics(REGRESSION_METRICS, self.metrics, labels, predicted)
 
-    def predictions(self, rows: LabelledWordRows, answers: Sequence[Float[np.ndarray, "T"]]) -> list[dict[str, Any]]:
+    def predictions(self, rows: LabelledWordRows, answers: Sequence[Float[np.ndarray, "..."]]) -> list[dict[str, Any]]:
         """`words` and their `numbers` for each sentence; `offsets` of the words in a raw text."""
         return sentence_objects(rows, numbers=rows.at_words(answers).astype(float).tolist())
 
