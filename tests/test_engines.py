@@ -5,7 +5,6 @@ import gc
 import importlib
 import io
 import os
-import pickle
 import platform
 import random
 import signal
@@ -18,13 +17,15 @@ from pathlib import Path
 
 import pytest
 from building import ROOT, contents
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bert_jax.command import UserError
 from bert_jax.storage.remote import Folder
 from data_prep import build_examples, build_options, engines
 from data_prep.build_options import BuildOptions
 from data_prep.engines import beam_pipeline, local, remote
-from data_prep.engines.remote import Work, do_unit, pack_tokenizer, put_in_place
+from data_prep.engines.remote import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
 from data_prep.unit_records import UnitRecord, unit_folder
 from data_prep.units import Unit
 
@@ -135,13 +136,21 @@ def test_options_are_checked(tmp_path: Path) -> None:
     assert build_options.parse(given).engine_options == "--address=auto"
 
 
+@given(
+    st.sampled_from(["train", "eval"]), st.integers(0, 1 << 31), st.lists(st.binary(), min_size=1), st.text("abc123")
+)
+def test_packed_unit_comes_back(part, number: int, documents: list[bytes], text_hash: str) -> None:
+    unit = Unit(part, number, tuple(documents), text_hash)
+    assert unpack_unit(pack_unit(unit)) == unit
+
+
 def test_units_done_elsewhere_give_the_same_folder(monkeypatch, corpus: Path, vocab_dir: Path, tmp_path: Path) -> None:
     """What workers pack and the job's process puts in place is what build_unit writes into the folder itself."""
 
     def run_remotely(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Iterator[UnitRecord]:
         tokenizer = pack_tokenizer(directory)
         for unit in units:
-            packed = do_unit(work, str(tmp_path), lambda: tokenizer, pickle.loads(pickle.dumps(unit)))
+            packed = do_unit(work, str(tmp_path), lambda: tokenizer, unpack_unit(pack_unit(unit)))
             yield put_in_place(directory, packed)
 
     options = {"eval_fraction": 0.1, "unit_mb": 0.05, "workers": 1, "masking": "static", "dupe_factor": 2}

@@ -9,7 +9,6 @@ results appear in the same folder and are moved into the job's folder at once, s
 import contextlib
 import multiprocessing
 import os
-import pickle
 import shutil
 import signal
 from collections.abc import Iterable, Iterator
@@ -21,7 +20,7 @@ from bert_jax.command import Parser, UserError
 from bert_jax.storage.remote import Folder
 from data_prep.engines import beam_pipeline
 from data_prep.engines.local import cores
-from data_prep.engines.remote import KEPT, Work, pack_tokenizer, put_in_place, split_options
+from data_prep.engines.remote import KEPT, Work, pack_tokenizer, pack_unit, put_in_place, split_options
 from data_prep.unit_records import UnitRecord
 from data_prep.units import Unit
 
@@ -46,7 +45,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
     waiting = set()
     try:
         for unit in units:
-            exchange.write(f"{beam_pipeline.UNITS}/{unit.name}", pickle.dumps(unit))
+            exchange.write(f"{beam_pipeline.UNITS}/{unit.name}", pack_unit(unit))
             waiting.add(unit.name)
         if not waiting:
             return

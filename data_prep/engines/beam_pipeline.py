@@ -4,7 +4,6 @@ import functools
 import logging
 import multiprocessing
 import os
-import pickle
 import platform
 import signal
 import threading
@@ -13,7 +12,7 @@ from typing import Any, NamedTuple
 
 from bert_jax.command import UserError, explain_os_error
 from bert_jax.storage.remote import Folder
-from data_prep.engines.remote import KILLED, Work, do_unit
+from data_prep.engines.remote import KILLED, Work, do_unit, unpack_unit
 
 # Names in the exchange folder.
 UNITS, RESULTS, TOKENIZER = "units", "results", "tokenizer.tar"
@@ -102,7 +101,7 @@ def _do(task: Task, name: str) -> None:
         if packed is None:  # an earlier attempt finished the unit, or this worker does not see the folder
             tokenizer()
             return
-        exchange.write(f"{RESULTS}/{name}", do_unit(task.work, task.job, tokenizer, pickle.loads(packed)))
+        exchange.write(f"{RESULTS}/{name}", do_unit(task.work, task.job, tokenizer, unpack_unit(packed)))
     except UserError as error:
         raise RuntimeError(f"{_BEGIN}{error}{_END}") from error
     except OSError as error:

@@ -6,6 +6,7 @@ with the tokenizer in it; what the unit writes there comes back as one tar, whic
 
 import contextlib
 import io
+import itertools
 import json
 import os
 import shlex
@@ -41,6 +42,21 @@ def split_options(options: str) -> list[str]:
         return shlex.split(options)
     except ValueError as error:
         raise UserError(f"--engine_options {options!r}: {error}") from None
+
+
+def pack_unit(unit: Unit) -> bytes:
+    """A unit as bytes for a folder that others may write to: a JSON line, then the text. A pickle could run code."""
+    head = {"part": unit.part, "number": unit.number, "text_hash": unit.text_hash}
+    lengths = [len(document) for document in unit.documents]
+    return b"\n".join([json.dumps(head | {"lengths": lengths}).encode(), b"".join(unit.documents)])
+
+
+def unpack_unit(packed: bytes) -> Unit:
+    """The unit that pack_unit packed."""
+    head, text = packed.split(b"\n", 1)
+    fields = json.loads(head)
+    ends = list(itertools.accumulate(fields.pop("lengths"), initial=0))
+    return Unit(**fields, documents=tuple(text[begin:end] for begin, end in itertools.pairwise(ends)))
 
 
 def pack_tokenizer(directory: Path) -> bytes:
