@@ -3,6 +3,10 @@
 import os
 import sys
 
+from bert_jax.renamed_modules import refuse_renamed_modules
+
+refuse_renamed_modules()
+
 # So it is while a command of this package is looked for (documentation of sys.argv). numpy would start a thread for
 # each other core in each process, which spins for a while, for products of matrices; nothing here has any. A program
 # that imports data_prep keeps what it has.
