@@ -106,6 +106,7 @@ def features(
     model = LayerVectors(loaded, names, dtype=options.feature_dtype, compute_dtype=options.compute_dtype)
     words = sum(len(rows.word_rows) for rows in splits.values())
     size = words * sum(model.widths.values()) * np.dtype(model.dtype).itemsize
+    # All vectors are stored on disk, so that the encoder runs once: every seed and epoch reads them again.
     with tempfile.TemporaryDirectory(dir=options.scratch or None, prefix="bert_jax-features-") as folder:
         print_note(f"storing {size / 1e6:,.0f} MB of vectors ({model.dtype}) in {folder} until the end", quiet)
         vectors = word_vectors(model, splits, Path(folder), task.max_length, quiet)

@@ -253,6 +253,7 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
         for trial in sweep.trials_of(config)
     }
     seeds = sweep.seeds_of(config)
+    # One source for each seed, not for each trial: all learning rates see the same batches, and share one copy of them.
     sources = {
         seed: TaskSource(
             rows,

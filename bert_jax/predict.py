@@ -118,6 +118,7 @@ def main(arguments: Sequence[str]) -> None:
         parser.add_argument(f"--{column}", default="", help=what)
     options = parser.parse_args(list(arguments))
     columns = Columns(options.text, options.text_pair)
+    # Checked before the model is opened, which takes seconds.
     if options.format not in FORMATS:
         raise UserError(f"unknown --format {options.format!r}; choose from {', '.join(FORMATS)}")
     with _output("" if options.format in BENCHMARKS else options.output) as output:
@@ -141,7 +142,7 @@ def main(arguments: Sequence[str]) -> None:
             windows = predictor.file(Path(options.input), quiet=not options.output)
         for window in windows:
             output.write("".join(map(_line, window)).encode())
-            output.flush()
+            output.flush()  # a reader of a pipe gets each window as soon as it is predicted
     for remark in predictor.remarks():
         print(remark, file=sys.stderr)
 

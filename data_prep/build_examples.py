@@ -77,6 +77,7 @@ def _run(job: Job, corpus: Corpus, cache: TokenCache | None, quiet: bool) -> dic
         share = done / max(splitter.documents, 1)
         reporter.update(corpus.bytes_read * share, splitter.bytes / MB * share, tokens / 1e6)
 
+    # Units are found while engines ask for them, so that neither the text nor the list of units is held in memory.
     def unfinished() -> Iterator[Unit]:
         nonlocal done
         try:

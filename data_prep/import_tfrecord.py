@@ -55,6 +55,7 @@ def convert(
             (folder / part).mkdir()
             number = 0
             for unit, path in enumerate(files[part]):
+                # As in build_examples: the part is the highest bit of a key, so keys of the two parts never meet.
                 first_key = (unit | (EVAL_KEY_BIT if part == "eval" else 0)) << 32
                 for rows in _shards(path, manifest, loaded, first_key):
                     manifest["shards"].append(formats.write(format, folder, f"{part}/shard-{number:05d}", rows))

@@ -178,6 +178,7 @@ def _manifest(
         held["filled"] = round(held["tokens"] / positions, 6) if positions else 0.0
         held["lengths"] = summarise(lengths[part])
     counts = _sum_counts(records)
+    # Documents that gave no unit were read as well, so that all counts add up to those of the corpus.
     counts["documents"] += skipped.total()
     counts["skipped"] = dict(sorted((skipped + Counter(counts["skipped"])).items()))
     return {

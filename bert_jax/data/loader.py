@@ -91,6 +91,7 @@ class PretrainingLoader:
         self.segments = tuple(segments) or (BatchSegment(0, None, batch_size, 0),)
         self.rates = StepSchedule.constant(dataset.masking.rate) if rates is None else rates
         self.max_predictions = dataset.max_predictions
+        # Batches have one width, so that the step is compiled once: that of the highest rate.
         if rates is not None:
             self.max_predictions = max_predictions(
                 dataset.seq_len, dataset.pack, max(rates.values), dataset.masking.reorder_rate

@@ -187,6 +187,7 @@ class SelfAttention(nnx.Module):
                 precision=runtime.precision,
             )
             return context, None
+        # The kernels above find out by block what is visible; those below read a mask [B, 1, Q, T].
         visible = visible_keys(queries, keys, window=window, causal=config.causal)
         if kernel == "cudnn":
             return attention_kernels.cudnn_attention(*heads, visible), None

@@ -43,6 +43,7 @@ def result(
         }
         for rate, trials in by_rate.items()
     }
+    # The rate with the best mean over its seeds, so that one lucky seed does not choose it.
     rate = best(by_trial, chosen_by).learning_rate
     found: dict[str, Any] = {
         "task": task,

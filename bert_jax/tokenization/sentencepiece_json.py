@@ -70,6 +70,7 @@ def unigram_model(content: Mapping[str, Any], roles: Roles) -> bytes:
     prefix = parts[-1].get("prepend_scheme", "always" if parts[-1].get("add_prefix_space", True) else "never")
     vocabulary = [(piece, score) for piece, score in content["model"]["vocab"]]
     unk = content["model"]["unk_id"]
+    # XLM-R's ids are fairseq's, which begin with four tokens where its SentencePiece model begins with other three.
     if roles == ROBERTA_ROLES:
         head = tuple(piece for piece, _ in vocabulary[:4])
         if head != ("<s>", "<pad>", "</s>", "<unk>"):

@@ -49,6 +49,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
 
     def finished() -> UnitRecord:
         done: list[Any] = []
+        # A wait without a limit would not notice a signal.
         while not done:
             signals.check()
             done, pending[:] = ray.wait(pending, num_returns=1, timeout=_SECONDS_TO_SIGNALS)
@@ -60,6 +61,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path, option
         task = ray.remote(num_cpus=1, max_retries=given.retries, scheduling_strategy="SPREAD")(_do)
         for unit in units:
             pending.append(task.remote(job, unit))
+            # The next unit is read only when a worker is free: an unbounded queue would hold the whole corpus.
             if len(pending) > (workers or int(ray.cluster_resources().get("CPU", 1))):
                 yield finished()
         while pending:

@@ -117,6 +117,7 @@ def to_rows(examples: Examples, id_dtype: np.dtype, first_key: int) -> Rows:
     firsts = (filled & (examples.segment_ids == 0)).sum(axis=1)
     weights = examples.masked_lm_weights
     real = weights == 1
+    # Rows have their masked positions in order with fillers last, whatever the order in the file.
     order = np.argsort(np.where(real, examples.masked_lm_positions, width), axis=1, kind="stable")
     positions, ids, real = (
         np.take_along_axis(column, order, axis=1)
