@@ -93,12 +93,14 @@ def _evaluate_shards(loaded: LoadedModel, data: Path, config: TrainConfig, max_r
 def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
     """Returns the objective for which the checkpoint has heads and the shards have labels."""
     heads, traits = loaded.heads, ShardTraits.of(dataset)
-    name = loaded.training.get("objective", "auto")
-    if not (heads.lm or heads.mlm or heads.named):
+    name = "replaced_tokens" if heads.generator else loaded.training.get("objective", "auto")
+    if not (heads.lm or heads.mlm or heads.generator or heads.named):
         raise UserError(f"{loaded.origin} has no language-model head to evaluate; use a pretrained checkpoint")
     config = PretrainConfig(
         objective=name if name in OBJECTIVES else "auto",
         span_boundary=traits.mask_unit == "span" and heads.span_boundary,
+        generator_size=heads.generator / loaded.model.width or PretrainConfig.generator_size,
+        replaced_weight=loaded.training.get("replaced_weight", PretrainConfig.replaced_weight),
     )
     traits = dataclasses.replace(traits, labelled=traits.labelled and heads.next_sentence)
     return pretraining_objective(config, loaded.model, [traits])

@@ -41,6 +41,8 @@ CHANGES: dict[str, dict[str, Any]] = {
     "shaw": {"positions": "none", "relative": "shaw", "relative_distance": 3},
     "buckets": {"relative": "buckets", "relative_distance": 12, "activation": "gelu_sigmoid"},
     "modernbert": MODERN,
+    "albert": {"embedding_width": 7, "shared_layers": "all", "activation": "gelu_tanh"},
+    "shared_attention": {"shared_layers": "attention", "norm": "pre", "embedding_width": 12},
     "gpt": {
         "norm": "pre",
         "embedding_norm": False,

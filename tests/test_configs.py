@@ -27,6 +27,13 @@ FINETUNING = {
 # What a pretraining recipe takes, and the preset that it is for.
 PRETRAINING = {
     "academic_bert": "academic_large",
+    "albert:base": "albert_base",
+    "albert:base_v2": "albert_base_v2",
+    "albert:large": "albert_large",
+    "albert:large_v2": "albert_large_v2",
+    "albert:xlarge": "albert_xlarge",
+    "albert:xlarge_v2": "albert_xlarge_v2",
+    "albert:xxlarge": "albert_xxlarge",
     "bert_base": "base",
     "bert_large:adamw": "large",
     "bert_large:lamb": "large",
@@ -94,5 +101,5 @@ def test_a_recipe_names_its_command_hardware_and_expected_number(path):
 
 @pytest.mark.parametrize("name", sorted({name.partition(":")[0] for name in PRETRAINING if ":" in name}))
 def test_an_unknown_argument_of_a_recipe_is_refused_with_the_known_ones(name):
-    with pytest.raises(UserError, match=rf"configs/{name}.py: unknown \w+ huge; choose from \w+, \w+$"):
+    with pytest.raises(UserError, match=rf"configs/{name}.py: unknown \w+ huge; choose from \w+(, \w+)+$"):
         config.read_flags(named(f"{name}:huge"))

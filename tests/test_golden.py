@@ -25,6 +25,7 @@ from golden import (
 from random_checkpoints import assert_same_tensors
 
 from bert_jax.interop import huggingface_export, name_table
+from bert_jax.interop.families.albert import ALBERT
 from bert_jax.interop.families.bert import BERT
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
@@ -33,9 +34,12 @@ from bert_jax.model.head_outputs import masked_logits, next_sentence_logits, poo
 from bert_jax.tasks.registry import KINDS
 from bert_jax.train.objectives import MaskedLMObjective, means, total_loss
 
+PRETRAINING = {"bert": (BERT, "BertForPreTraining"), "albert": (ALBERT, "AlbertForPreTraining")}
 
-def test_pretraining_model_equals_the_reference(tmp_path):
-    golden = open_golden("bert_pretraining", tmp_path)
+
+@pytest.mark.parametrize("name", PRETRAINING)
+def test_pretraining_model_equals_the_reference(tmp_path, name):
+    golden = open_golden(f"{name}_pretraining", tmp_path)
     loaded, batch, real = golden.loaded, pretraining_batch(golden.arrays), golden.real()
 
     @jit_once
@@ -54,8 +58,10 @@ def test_pretraining_model_equals_the_reference(tmp_path):
     assert_close(next_sentence[:, 0], golden.output("next_sentence_logits"), "next_sentence_logits")
 
 
-def test_losses_and_gradients_equal_the_reference(tmp_path):
-    golden = open_golden("bert_pretraining", tmp_path)
+@pytest.mark.parametrize("name", PRETRAINING)
+def test_losses_and_gradients_equal_the_reference(tmp_path, name):
+    golden = open_golden(f"{name}_pretraining", tmp_path)
+    family, architecture = PRETRAINING[name]
     loaded, batch = golden.loaded, pretraining_batch(golden.arrays)
     objective = MaskedLMObjective(next_sentence=True)
 
@@ -73,17 +79,24 @@ def test_losses_and_gradients_equal_the_reference(tmp_path):
     assert_close(metrics["mlm_loss"], golden.output("mlm_loss"), "mlm_loss")
     assert_close(metrics["nsp_loss"], golden.output("next_sentence_loss"), "next_sentence_loss")
     flat = {path: np.asarray(value) for path, value in paths.flatten(gradients).items()}
-    theirs = name_table.export_tensors(BERT.table("BertForPreTraining"), flat, loaded.model)
+    theirs = name_table.export_tensors(family.table(architecture), flat, loaded.model)
     wanted = golden.tensors("gradients")
-    assert {name.removeprefix("bert.") for name in wanted} == set(theirs)
-    for name, value in wanted.items():
-        assert_close(theirs[name.removeprefix("bert.")], value, f"gradient of {name}")
+    assert {tensor.removeprefix(family.prefix) for tensor in wanted} == set(theirs)
+    for tensor, value in wanted.items():
+        assert_close(theirs[tensor.removeprefix(family.prefix)], value, f"gradient of {tensor}")
     assert_no_gradient_in_padding(flat, loaded.model.vocab_size)
 
 
-@pytest.mark.parametrize(("name", "kind"), [("classification", "classification"), ("tagging", "tagging")])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("bert_classification", "classification"),
+        ("bert_tagging", "tagging"),
+        ("albert_classification", "classification"),
+    ],
+)
 def test_task_heads_equal_the_reference(tmp_path, name, kind):
-    golden = open_golden(f"bert_{name}", tmp_path)
+    golden = open_golden(name, tmp_path)
     loaded, batch = golden.loaded, task_batch(golden.arrays)
     labels = tuple(map(str, range(loaded.heads.classes or loaded.heads.tags)))
     task = KINDS[kind](name, labels)
@@ -102,10 +115,13 @@ def test_task_heads_equal_the_reference(tmp_path, name, kind):
     assert loaded.task is not None and len(loaded.task["labels"]) == wanted.shape[-1]
 
 
-@pytest.mark.parametrize("name", ["pretraining", "classification", "tagging"])
+@pytest.mark.parametrize(
+    "name",
+    ["bert_pretraining", "bert_classification", "bert_tagging", "albert_pretraining", "albert_classification"],
+)
 def test_exported_tensors_equal_those_of_the_reference(tmp_path, name):
     (tmp_path / "in").mkdir()
-    golden = open_golden(f"bert_{name}", tmp_path / "in")
+    golden = open_golden(name, tmp_path / "in")
     huggingface_export.write(golden.loaded, tmp_path / "out")
     wanted = golden.tensors("weights")
     assert_same_tensors(safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors"), wanted)

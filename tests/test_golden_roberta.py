@@ -1,7 +1,8 @@
-"""Law 6 for RoBERTa and XLM-R, and for BERT's question and multiple-choice heads: hidden states, logits, gradients.
+"""Law 6 for RoBERTa, XLM-R, DistilBERT, ELECTRA and MPNet, and for BERT's question and multiple-choice heads.
 
-The reference arrays in tests/testdata come from tests/tools/make_golden_roberta.py. To refresh them, run it as its
-docstring says and copy its output there.
+Hidden states, logits, losses and gradients. The reference arrays in tests/testdata come from
+tests/tools/make_golden_roberta.py and make_golden_relatives.py. To refresh them, run these as their docstrings say and
+copy their output there.
 """
 
 import dataclasses
@@ -36,6 +37,14 @@ GOLDEN = {
     "xlm_roberta_classification": SCAN,
     "bert_question": UNROLLED,
     "bert_choices": SCAN,
+    "distilbert_masked_lm": SCAN,
+    "distilbert_classification": UNROLLED,
+    "distilbert_question": SCAN,
+    "electra_masked_lm": SCAN,
+    "electra_classification": UNROLLED,
+    "electra_choices": SCAN,
+    "mpnet_masked_lm": UNROLLED,
+    "mpnet_classification": SCAN,
 }
 
 
@@ -131,7 +140,7 @@ def test_exported_tensors_equal_those_of_the_reference(tmp_path, sample_text, na
 
 def words_of(name: str, folder: Path, sample_text: Path) -> tokenizer.Tokenizer:
     """Returns a tokenizer of the family's kind with the family's special ids."""
-    if name.startswith("bert"):
+    if name.startswith(("bert", "distilbert", "electra")):
         write_vocabulary(folder, 40)
     elif name.startswith("roberta"):
         byte_pairs(folder, [])

@@ -15,7 +15,7 @@ from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.model import bert, paths
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import mesh_placement, optim, partitioning, steps
-from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective
+from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, ReplacedTokensObjective
 
 ONE = (1, 1, 1)
 ROWS, SLOTS = 16, 24
@@ -39,6 +39,9 @@ CASES = [
     ("modernbert", "2x2x2", {}),
     ("buckets", "2x1x4", {}),
     ("gpt", "2x2x2", {}),
+    ("albert", "2x2x2", {}),
+    ("electra", "2x2x2", {}),
+    ("electra", "8x1x1", {"microbatches": 2}),
     ("bert", "2x2x2", {"name": "lamb"}),
     ("bert", "2x2x2", {"name": "muon"}),
 ]
@@ -55,8 +58,12 @@ def packed_rows():
 
 
 def plan_of(family: str, *, loop: str = "scan", microbatches: int = 1, **optimizer: Any) -> steps.Plan:
-    model = dataclasses.replace(FAMILIES[family], **CHANGES)
+    model = dataclasses.replace(FAMILIES["bert" if family == "electra" else family], **CHANGES)
+    if family in ("albert", "electra"):
+        model = dataclasses.replace(model, embedding_width=8)
     objective = CausalLMObjective() if model.causal else MaskedLMObjective()
+    if family == "electra":
+        objective = ReplacedTokensObjective(generator=16)
     config = OptimizerConfig(learning_rate=0.01, warmup_steps=1, **optimizer)
     runtime = Runtime(layer_loop=loop, placement=mesh_placement.OnMesh())
     chain = optim.build(config, bert.abstract_params(model, objective.heads))

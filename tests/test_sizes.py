@@ -72,6 +72,14 @@ REFERENCES = [
     # transformers 4's relative_key clips at 511; its unread table of positions is left out.
     Reference("shaw_base", UNCASED, POOLED, 109_874_688, "BertModel", "none given", {"relative_distance": 511}),
     Reference("buckets_base", 30527, POOLED, 109_486_464, "MPNetModel", "110 M"),
+    Reference("albert_base", 30000, POOLED, 11_683_584, "AlbertModel", "12 M"),
+    Reference("albert_base", 30000, PRETRAINING, 11_813_810, "AlbertForPreTraining", "12 M"),
+    Reference("albert_large", 30000, POOLED, 17_683_968, "AlbertModel", "18 M"),
+    Reference("albert_xlarge", 30000, POOLED, 58_724_864, "AlbertModel", "60 M"),
+    Reference("albert_xxlarge", 30000, POOLED, 222_595_584, "AlbertModel", "235 M"),
+    Reference("albert_base_v2", 30000, PRETRAINING, 11_813_810, "AlbertForPreTraining", "12 M"),
+    Reference("albert_large_v2", 30000, POOLED, 17_683_968, "AlbertModel", "18 M"),
+    Reference("albert_xlarge_v2", 30000, POOLED, 58_724_864, "AlbertModel", "60 M"),
     Reference("gpt", 40478, NONE, 116_534_784, "OpenAIGPTLMHeadModel", "117 M"),
     Reference("gpt2", 50257, NONE, 124_439_808, "GPT2LMHeadModel", "117 M (corrected to 124 M)"),
 ]
@@ -82,7 +90,7 @@ def test_parameter_counts_are_the_references(reference):
     options = ModelOptions(preset=reference.preset, **reference.options)
     config = sizes.model_config(options, reference.vocab_size)
     count = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config, reference.heads)))
-    unused = (padded_vocabulary(config.vocab_size) - config.vocab_size) * (config.width + reference.heads.mlm)
+    unused = (padded_vocabulary(config.vocab_size) - config.vocab_size) * (config.table_width + reference.heads.mlm)
     if config.norm == "pre_but_first":
         unused += config.width * (1 + config.bias)  # the first layer's norm before attention
     assert count - unused == reference.count

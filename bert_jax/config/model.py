@@ -17,7 +17,8 @@ MODEL_CHOICES = {
     "activation": ("gelu", "gelu_tanh", "gelu_sigmoid", "relu"),
     "positions": ("learned", "sinusoidal", "rotary", "none"),
     "relative": ("none", "shaw", "buckets"),
-    "pooler": ("tanh", "transform"),
+    "pooler": ("tanh", "relu", "gelu", "transform"),
+    "shared_layers": ("none", "all", "attention", "feed_forward"),
 }
 # The least allowed values of numeric fields.
 MODEL_LEAST = {
@@ -26,6 +27,7 @@ MODEL_LEAST = {
     "width": 1,
     "heads": 1,
     "feed_forward": 1,
+    "embedding_width": 0,
     "max_positions": 1,
     "segment_types": 0,
     "position_offset": 0,
@@ -51,6 +53,8 @@ class ModelConfig:
     width: int
     heads: int
     feed_forward: int
+    embedding_width: int = 0  # of the embeddings, projected to the layers' width (Lan et al. 2020); 0: that width
+    shared_layers: str = "none"  # what all layers share: none, all, attention, feed_forward (Lan et al. 2020)
     max_positions: int = 512  # the maximum sequence length
     segment_types: int = 2  # 0: no segment embeddings; 1: all tokens have the same type, as in RoBERTa
     dropout: float = 0.1
@@ -72,7 +76,7 @@ class ModelConfig:
     global_every: int = 1  # with a window: layers 0, n, 2n, ... have global attention
     causal: bool = False  # each position attends to itself and to earlier positions
     tied_output: bool = True  # the token table is also the output matrix
-    pooler: str = "tanh"  # tanh: over [CLS] (BERT); transform: before each head (ModernBERT)
+    pooler: str = "tanh"  # over [CLS]: tanh, relu (DistilBERT), gelu (ELECTRA); transform: before heads (ModernBERT)
 
     def __post_init__(self) -> None:
         for name in ("dropout", "attention_dropout"):
@@ -93,8 +97,13 @@ class ModelConfig:
                 f"model.positions=rotary needs heads of even width, but model.width / model.heads is "
                 f"{self.width // self.heads}"
             )
-        if self.positions == "sinusoidal" and self.width % 2:
-            raise UserError(f"model.positions=sinusoidal needs an even model.width, but it is {self.width}")
+        if self.positions == "sinusoidal" and self.table_width % 2:
+            raise UserError(f"model.positions=sinusoidal needs embeddings of even width, but it is {self.table_width}")
+
+    @property
+    def table_width(self) -> int:
+        """The width of the embeddings, and of the vectors that the output matrix multiplies."""
+        return self.embedding_width or self.width
 
     @property
     def residual_deviation(self) -> float:

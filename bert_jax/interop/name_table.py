@@ -123,8 +123,8 @@ def import_params(
             params[entry.path] = np.ascontiguousarray(_read(entry, 0, read, config))
             continue
         absent = [np.full(shape[1:], entry.absent_value, np.float32)] * entry.first_layer
-        layers = [_read(entry, layer, read, config) for layer in range(entry.first_layer, config.layers)]
-        params[entry.path] = np.stack(absent[: config.layers] + layers)
+        layers = [_read(entry, layer, read, config) for layer in range(entry.first_layer, shape[0])]
+        params[entry.path] = np.stack(absent[: shape[0]] + layers)
     return params
 
 

@@ -50,7 +50,7 @@ class Bert(nnx.Module):
         return getattr(self, name)
 
     @property
-    def token_table(self) -> Float[Array, "V D"]:
+    def token_table(self) -> Float[Array, "V E"]:
         """The token embeddings, which are also the output matrix where model.tied_output is set."""
         return self.embeddings.token.table[...]
 
@@ -85,15 +85,22 @@ class Bert(nnx.Module):
             return None
         return row_seeds(child_key(dropout_key, name), (), rows, self.runtime.placement)
 
-    def _embed(self, batch: Any, dropout_key: PRNGKeyArray | None) -> Float[Array, "B T D"]:
-        rows, length = batch.input_ids.shape
+    def embedding_vectors(self, batch: Any, seeds: UInt32[Array, "B 2"] | None) -> Float[Array, "B T E"]:
+        """The embeddings of a batch before they are projected to the width of the layers (model.embedding_width).
+
+        Raises UserError for rows longer than model.max_positions.
+        """
+        length = batch.input_ids.shape[1]
         if length > self.config.max_positions:
             raise UserError(
                 f"rows of {length} positions do not fit a model with max_positions={self.config.max_positions}; "
                 f"use shorter rows, or a model with max_positions of {length} or more"
             )
-        seeds = self.dropout_seeds(dropout_key, "embeddings", rows)
-        return self.embeddings(batch.input_ids, batch.segment_ids, batch.positions, seeds)
+        return self.embeddings.vectors(batch.input_ids, batch.segment_ids, batch.positions, seeds)
+
+    def _embed(self, batch: Any, dropout_key: PRNGKeyArray | None) -> Float[Array, "B T D"]:
+        seeds = self.dropout_seeds(dropout_key, "embeddings", batch.input_ids.shape[0])
+        return self.embeddings.project(self.embedding_vectors(batch, seeds))
 
 
 def init_params(config: ModelConfig, heads: Heads, key: PRNGKeyArray) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.model.placement import ALONE, Placement
 
@@ -42,6 +42,34 @@ def keep_mask(
 ) -> Bool[Array, "B *shape"]:
     """Returns True with probability 1 - rate (to 2^-32), for an array of `shape`, whose first axis is the seeds'.
 
+    position_axes is as in random_bits.
+    """
+    return random_bits(seeds, shape, position_axes) >= jnp.uint32(round(rate * 2**32))
+
+
+def gumbel(seeds: UInt32[Array, "B 2"], shape: tuple[int, ...]) -> Float[Array, "B *shape"]:
+    """Standard Gumbel noise, float32, for an array of `shape`, whose first axis is the seeds'.
+
+    The argmax of logits with this noise is a sample of their softmax (Gumbel 1954; Maddison et al. 2014).
+    """
+    bits = random_bits(seeds, shape) >> 8  # as many as a float32 holds exactly
+    uniform = (bits.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-24)  # neither 0 nor 1
+    return -jnp.log(-jnp.log(uniform))
+
+
+def content_seeds(ids: Int[Array, "B T"]) -> UInt32[Array, "B 2"]:
+    """Seeds of rows that depend on their ids only, for random numbers that must not depend on the batch."""
+    words = ids.astype(jnp.uint32)
+    position = jax.lax.broadcasted_iota(jnp.uint32, ids.shape, 1)
+    sums = [_mix(_mix(words ^ jnp.uint32(salt)) ^ position).sum(axis=1, dtype=jnp.uint32) for salt in (_FIRST, _SECOND)]
+    return jnp.stack(sums, axis=1)
+
+
+def random_bits(
+    seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], position_axes: int = 0
+) -> UInt32[Array, "B *shape"]:
+    """32 random bits for each element of an array of `shape`, whose first axis is the seeds'.
+
     The last `position_axes` axes are positions of a row: an element's mask does not depend on the length, up to
     LEAST_POSITIONS, that the row is padded to. Rows have up to 2^32 elements.
 
@@ -54,7 +82,7 @@ def keep_mask(
     )  # otherwise XLA recomputes them for each element
     index = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
     bits = _first_half(index ^ first[..., None]) ^ second[..., None]
-    return bits * jnp.uint32(_SECOND) >= jnp.uint32(round(rate * 2**32))
+    return bits * jnp.uint32(_SECOND)
 
 
 def _line_words(

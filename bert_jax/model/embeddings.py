@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import dropout
-from bert_jax.model.layers import LayerNorm, child_key, truncated_normal
+from bert_jax.model.layers import Dense, LayerNorm, child_key, truncated_normal
 from bert_jax.model.positions import sinusoids
 from bert_jax.model.runtime import Runtime
 from bert_jax.shapes import padded_vocabulary
@@ -24,21 +24,25 @@ class Embedding(nnx.Module):
 
 
 def token_table(config: ModelConfig, key: PRNGKeyArray) -> Embedding:
-    """Returns a vector for each token: table [V, D], V padded.
+    """Returns a vector for each token: table [V, E], V padded.
 
     It serves the input, or the output where that is not tied.
     """
     used, entries = config.vocab_size, padded_vocabulary(config.vocab_size)
-    return Embedding(entries, config.width, used=used, deviation=config.initializer_range, key=key)
+    return Embedding(entries, config.table_width, used=used, deviation=config.initializer_range, key=key)
 
 
 class Embeddings(nnx.Module):
-    """The input of the first layer: token, position and segment embeddings, summed and normalized."""
+    """The input of the first layer: token, position and segment embeddings, summed and normalized.
+
+    Where model.embedding_width is set, a dense layer projects them to the width of the layers (Lan et al. 2020,
+    section 3.1).
+    """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         def embedding(name: str, entries: int) -> Embedding:
             deviation = config.initializer_range
-            return Embedding(entries, config.width, used=entries, deviation=deviation, key=child_key(key, name))
+            return Embedding(entries, config.table_width, used=entries, deviation=deviation, key=child_key(key, name))
 
         self.token = token_table(config, child_key(key, "token"))
         if config.positions == "learned":
@@ -47,18 +51,29 @@ class Embeddings(nnx.Module):
         if config.segment_types:
             self.segment = embedding("segment", config.segment_types)
         if config.embedding_norm:
-            self.norm = LayerNorm(config.width, epsilon=config.layer_norm_epsilon, runtime=runtime, bias=config.bias)
+            epsilon = config.layer_norm_epsilon
+            self.norm = LayerNorm(config.table_width, epsilon=epsilon, runtime=runtime, bias=config.bias)
+        if config.embedding_width:
+            self.projection = Dense(
+                (config.embedding_width,),
+                (config.width,),
+                deviation=config.initializer_range,
+                runtime=runtime,
+                key=child_key(key, "projection"),
+                bias=config.bias,
+            )
         self.config = config
         self.runtime = runtime
 
-    def __call__(
+    def vectors(
         self,
         input_ids: Int[Array, "B T"],
         segment_ids: Int[Array, "B T"],
         positions: Int[Array, "B T"],
         seeds: UInt32[Array, "B 2"] | None,
-    ) -> Float[Array, "B T D"]:
-        """Positions are below T: they restart in each sequence of a row."""
+    ) -> Float[Array, "B T E"]:
+        """The normalized sum, in the width of the tables. Positions are below T: they restart in each sequence of a
+        row."""
         config, length = self.config, input_ids.shape[1]
         summed = self.token.table[...][input_ids]
         if config.positions == "learned":
@@ -66,16 +81,21 @@ class Embeddings(nnx.Module):
             summed += rows_by_matmul(self.position.table[...][first : first + length], positions)
         elif config.positions == "sinusoidal":
             # "In the embedding layers, we multiply those weights by sqrt(d_model)": Vaswani et al. 2017, section 3.4.
-            summed *= math.sqrt(config.width)
+            summed *= math.sqrt(config.table_width)
             # Sliced as a traced array, since the length of an exported program is symbolic.
-            table = jnp.asarray(sinusoids(config.max_positions, config.width))
+            table = jnp.asarray(sinusoids(config.max_positions, config.table_width))
             summed += rows_by_matmul(table[:length], positions)
         if config.segment_types == 1:
             summed += self.segment.table[...][None]
         elif config.segment_types:
             summed += rows_by_matmul(self.segment.table[...], segment_ids)
         embedded = self.norm(summed) if config.embedding_norm else summed.astype(self.runtime.dtype)
-        return self.runtime.placement.constrain("hidden", dropout(embedded, config.dropout, seeds))
+        return dropout(embedded, config.dropout, seeds)
+
+    def project(self, vectors: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
+        """The input of the first layer."""
+        projected = self.projection(vectors) if self.config.embedding_width else vectors
+        return self.runtime.placement.constrain("hidden", projected)
 
 
 def rows_by_matmul(table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from bert_jax.config import ModelConfig
 from bert_jax.model.attention import TokenPositions, token_positions
 from bert_jax.model.dropout import row_seeds
-from bert_jax.model.layer import SITES, EncoderLayer, LayerType, gather_positions
+from bert_jax.model.layer import SHARED_PARTS, SITES, EncoderLayer, LayerType, gather_positions
 from bert_jax.model.layers import LayerNorm, child_key
 from bert_jax.model.positions import ATTENTION_BIASES
 from bert_jax.model.runtime import Runtime
@@ -35,6 +35,7 @@ class Encoded(NamedTuple):
 class Encoder(nnx.Module):
     """A stack of L layers, stored as one layer with parameters [L, ...], whether it is scanned or unrolled.
 
+    Parameters that all layers share (model.shared_layers; Lan et al. 2020, section 3.1) are stored as [1, ...].
     Pre-norm layers are followed by a final norm.
     """
 
@@ -88,18 +89,32 @@ class Encoder(nnx.Module):
         return hidden if self.config.norm == "post" else self.final_norm(hidden)
 
     def _stacked(self, rows: int, dropout_key: PRNGKeyArray | None) -> tuple:
-        """Returns the parameters and the dropout seeds of all layers, with a leading axis [L, ...]."""
+        """Returns what differs by layer, with a leading axis [L, ...]: parameters that are not shared, and dropout seeds."""
         sites = (self.config.layers, SITES)
         seeds = None if dropout_key is None else row_seeds(dropout_key, sites, rows, self.runtime.placement)
-        return nnx.split(self.layers)[1], seeds
+        return self._split_layers()[2], seeds
 
-    def _layer(self, state: nnx.State) -> EncoderLayer:
-        """Returns the module of one layer, whose parameters are gathered first where they are sharded over fsdp."""
+    def _split_layers(self) -> tuple[nnx.GraphDef, nnx.State, nnx.State]:
+        """Returns the structure of the stack, the parameters that all layers share, and those that each layer has."""
+
+        def is_shared(path: Any, value: Any) -> bool:
+            return path[0] in SHARED_PARTS[self.config.shared_layers]
+
+        parts: Any = nnx.split(self.layers, is_shared, ...)
+        return parts
+
+    def _layer(self, own: nnx.State) -> EncoderLayer:
+        """Returns the module of one layer, from the parameters that it does not share with the others.
+
+        All are gathered first where they are sharded over fsdp.
+        """
+        graph, shared, _ = self._split_layers()
+        state = nnx.merge_state(jax.tree.map(lambda leaf: leaf[0], shared), own)
         if self.runtime.placement.gathers:
             params = self.runtime.placement.gather(nnx.to_pure_dict(state), "encoder/layers", self.runtime.dtype)
             state = jax.tree.map(lambda leaf: leaf, state)
             nnx.replace_by_pure_dict(state, params)
-        return nnx.merge(nnx.split(self.layers)[0], state)
+        return nnx.merge(graph, state)
 
     def _layer_type(self, layer: int) -> LayerType:
         return LayerType(
@@ -132,7 +147,7 @@ class Encoder(nnx.Module):
             return hidden, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs) if outputs else (None, None)
         if len(set(layer_types)) <= 1:  # all layers are alike, so the scan needs no flags
             same = functools.partial(apply, layer_type=layer_types[0] if layer_types else self._layer_type(0))
-            return jax.lax.scan(self.runtime.rematerialized(same), hidden, stacked)
+            return jax.lax.scan(self.runtime.rematerialized(same), hidden, stacked, length=depth)
         flags = LayerType(*(jnp.array(values) for values in zip(*layer_types, strict=True)))
         return jax.lax.scan(
             self.runtime.rematerialized(lambda hidden, part: apply(hidden, *part)), hidden, (stacked, flags)

@@ -4,16 +4,33 @@ Each function takes a bound model (bert_jax.model.bert.bind) and reads the heads
 positions, S sequences of a row, M predicted positions, D width, V padded vocabulary.
 """
 
-from jaxtyping import Array, Float, Int
+from typing import Any
+
+from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bert_jax.model.bert import Bert
 from bert_jax.model.layer import gather_positions
+from bert_jax.model.layers import child_key
 
 
 def vocabulary_logits(model: Bert, vectors: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
     """Returns float32 vocabulary logits of hidden states; V is padded, and the padding's logits are -inf."""
     head = model.head("lm_head" if model.head_config.lm else "mlm_head")
     return head(vectors, model.token_table)
+
+
+def generator_logits(
+    model: Bert, batch: Any, masked_positions: Int[Array, "B M"], dropout_key: PRNGKeyArray | None
+) -> Float[Array, "B M V"]:
+    """vocabulary_logits of the generator at M positions of each row; it shares the embeddings of the model."""
+    embedded = model.embedding_vectors(batch, model.dropout_seeds(dropout_key, "generator", len(batch.input_ids)))
+    key = None if dropout_key is None else child_key(dropout_key, "generator_encoder")
+    return model.head("generator")(embedded, batch, masked_positions, model.token_table, key)
+
+
+def replaced_token_logits(model: Bert, hidden: Float[Array, "B T D"]) -> Float[Array, "B T"]:
+    """float32 logits of the probability that each token is not the original one."""
+    return model.head("replaced_tokens_head")(hidden)
 
 
 def masked_logits(

@@ -1,7 +1,7 @@
 """One layer of the encoder: attention and feed-forward on residual paths, with a norm before or after each."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +20,16 @@ ATTENTION_PROBABILITIES, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = range(3)  # the
 SITES = 3
 
 Flag = bool | Bool[Array, ""]  # an array in a scan over layers
+
+ATTENTION_PARTS = ("attention", "attention_norm")
+FEED_FORWARD_PARTS = ("feed_forward", "feed_forward_norm")
+# By model.shared_layers, the parts of a layer whose parameters all layers share.
+SHARED_PARTS = {
+    "none": (),
+    "all": ATTENTION_PARTS + FEED_FORWARD_PARTS,
+    "attention": ATTENTION_PARTS,
+    "feed_forward": FEED_FORWARD_PARTS,
+}
 
 
 class LayerType(NamedTuple):
@@ -59,21 +69,23 @@ class EncoderLayer(nnx.Module):
 
     model.norm is post (a norm after each sum; Vaswani et al. 2017, section 3.1), pre (a norm before attention and
     before feed-forward; Xiong et al. 2020) or pre_but_first (pre without the first layer's norm before attention).
+    Parameters have the leading shape `stack`, or (1,) in the parts that model.shared_layers shares.
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape) -> None:
         norm = functools.partial(
-            LayerNorm,
-            config.width,
-            epsilon=config.layer_norm_epsilon,
-            runtime=runtime,
-            stack=stack,
-            bias=config.bias,
+            LayerNorm, config.width, epsilon=config.layer_norm_epsilon, runtime=runtime, bias=config.bias
         )
-        self.attention = SelfAttention(config, runtime=runtime, key=child_key(key, "attention"), stack=stack)
-        self.attention_norm = norm()
-        self.feed_forward = FeedForward(config, runtime=runtime, key=child_key(key, "feed_forward"), stack=stack)
-        self.feed_forward_norm = norm()
+        shared = SHARED_PARTS[config.shared_layers]
+        stacks = {name: (1,) if name in shared else stack for name in SHARED_PARTS["all"]}
+
+        def part(name: str, module: Any) -> Any:
+            return module(config, runtime=runtime, key=child_key(key, name), stack=stacks[name])
+
+        self.attention = part("attention", SelfAttention)
+        self.attention_norm = norm(stack=stacks["attention_norm"])
+        self.feed_forward = part("feed_forward", FeedForward)
+        self.feed_forward_norm = norm(stack=stacks["feed_forward_norm"])
         self.config = config
         self.placement = runtime.placement
 

@@ -13,6 +13,8 @@ transformer     the base encoder of Vaswani et al. 2017, table 3; epsilon and at
 shaw            BERT-Base with relative positions only (Shaw et al. 2018, clipped at 16 as in section 4.1, one
                 table for all heads of a layer as in 3.3)
 buckets         MPNet's architecture (Song et al. 2020): learned positions and T5's buckets of distances
+albert          Lan et al. 2020, table 1 and section 4.1: embeddings of width 128, one set of parameters for all
+                layers. The releases of version 2, and of xxlarge, have no dropout
 gpt, gpt2       Radford et al. 2018, section 4.1; Radford et al. 2019, table 2, the smallest
 """
 
@@ -58,6 +60,8 @@ _MODERNBERT = {
     "global_every": 3,
     "pooler": "transform",
 }
+_ALBERT = {"embedding_width": 128, "shared_layers": "all", "activation": "gelu_tanh"}
+_NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0}
 _GPT = {
     "segment_types": 0,
     "layer_norm_epsilon": 1e-5,
@@ -96,6 +100,13 @@ PRESETS: dict[str, Fields] = {
     },
     "shaw_base": _BASE | {"positions": "none", "relative": "shaw", "relative_distance": 16},
     "buckets_base": _BASE | {"segment_types": 0, "position_offset": 2, "relative": "buckets"},
+    "albert_base": _BASE | _ALBERT,
+    "albert_large": _LARGE | _ALBERT,
+    "albert_xlarge": _size(24, 2048) | _ALBERT | {"heads": 16},
+    "albert_xxlarge": _size(12, 4096) | _ALBERT | _NO_DROPOUT,
+    "albert_base_v2": _BASE | _ALBERT | _NO_DROPOUT,
+    "albert_large_v2": _LARGE | _ALBERT | _NO_DROPOUT,
+    "albert_xlarge_v2": _size(24, 2048) | _ALBERT | {"heads": 16} | _NO_DROPOUT,
     "gpt": _BASE | _GPT,
     "gpt2": _BASE | _GPT | {"max_positions": 1024, "norm": "pre"},
 }

@@ -1,7 +1,7 @@
 """Held-out evaluation during training: sums over all batches, divided once (law 3)."""
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -35,16 +35,19 @@ def make_evaluator(
             part = jax.device_get(step(plan, params, partitioning.place(extended, batch_size, mesh)))
             part = jax.tree.map(float, part)  # float64, so that the sums over many batches stay exact
             total = part if total is None else jax.tree.map(operator.add, total, part)
-        return {} if total is None else finite_means(*jax.tree.map(jnp.float32, total))
+        if total is None:
+            return {}
+        terms, counts = jax.tree.map(jnp.float32, total)
+        return finite_means(terms, counts, plan.objective.term_weights)
 
     return run
 
 
-def finite_means(terms: Terms, counts: Counts) -> dict[str, float]:
+def finite_means(terms: Terms, counts: Counts, weights: Mapping[str, float]) -> dict[str, float]:
     """`objectives.means` of totals, without the metrics of a term whose count is 0.
 
     The loss comes first and the others follow by name: the order of the keys in logs, checkpoints and on the screen.
     """
-    metrics = {name: float(value) for name, value in means(terms, counts).items()}
+    metrics = {name: float(value) for name, value in means(terms, counts, weights).items()}
     ordered = sorted(metrics, key=lambda name: (name != "loss", name))
     return {name: metrics[name] for name in ordered if not np.isnan(metrics[name])}

@@ -48,9 +48,10 @@ def training_flops(model: ModelConfig, rows: int, length: int, predictions: int)
     ]
     layers = positions * (model.layers * (8 * width**2 + feed_forward) + 4 * width * sum(attended))
     predicted = positions if model.causal else rows * predictions
-    transform = 0 if model.causal else 2 * width**2
-    head = predicted * (transform + 2 * width * padded_vocabulary(model.vocab_size))
-    return 3.0 * (layers + head)
+    projection = 2 * width * model.embedding_width  # from the embeddings' width, and in a causal head back to it
+    transform = projection if model.causal else 2 * width * model.table_width
+    head = predicted * (transform + 2 * model.table_width * padded_vocabulary(model.vocab_size))
+    return 3.0 * (positions * projection + layers + head)
 
 
 def peak_flops() -> float | None:

@@ -127,6 +127,7 @@ def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG) -> None:
         ("inner units of the feed-forward", model.feed_forward, TENSOR),
         ("entries of the token table", padded_vocabulary(model.vocab_size), TENSOR),
         ("units of width", model.width, FSDP),
+        ("units of the embeddings' width", model.table_width, FSDP),
     )
     for what, count, axis in cut:
         if count % mesh.shape[axis]:

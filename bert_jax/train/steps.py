@@ -65,7 +65,7 @@ def train_step(
     gradients, terms = accumulate(plan, state.params, batch, counts, dropout_key)
     gradients = optim.without_frozen(gradients, plan.factors)
     rate = optim.learning_rate(plan.optimizer_config, state.step, fraction, peak)
-    metrics = means(terms, counts) | {
+    metrics = means(terms, counts, plan.objective.term_weights) | {
         "learning_rate": rate,
         "gradient_norm": optax.tree.norm(gradients),
         "tokens": (batch.sequence_ids > 0).sum(),
@@ -121,7 +121,7 @@ def accumulate(
     def loss(params: dict[str, Any], part: Any, counts: Counts, key: Array) -> tuple[Float[Array, ""], Terms]:
         model = plan.objective.bind(plan.model, params, plan.runtime)
         terms = plan.objective.apply(model, part, key)
-        return total_loss(terms, counts), terms
+        return total_loss(terms, counts, plan.objective.term_weights), terms
 
     def gradient(params: dict[str, Any], part: Any, counts: Counts, key: Array) -> tuple[dict[str, Any], Terms]:
         gradients, terms = jax.grad(loss, has_aux=True)(params, part, counts, key)

@@ -15,6 +15,12 @@ from torch import nn
 BASE = {"num_hidden_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 3072}
 LARGE = {"num_hidden_layers": 24, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 4096}
 MODERN_LARGE = {"num_hidden_layers": 28, "hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 2624}
+ALBERT = {
+    "base": BASE,
+    "large": LARGE,
+    "xlarge": LARGE | {"hidden_size": 2048, "intermediate_size": 8192},
+    "xxlarge": {},  # the defaults of AlbertConfig
+}
 ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 
 
@@ -56,6 +62,10 @@ def main() -> None:
         names = ("ModernBertModel", "ModernBertForMaskedLM")
         show(f"modernbert_{size}", *(count(name, "ModernBertConfig", **fields) for name in names))
     show("buckets_base", count("MPNetModel", "MPNetConfig", max_position_embeddings=514))
+    for size, fields in ALBERT.items():
+        names = ("AlbertModel", "AlbertForPreTraining")
+        show(f"albert_{size}", *(count(name, "AlbertConfig", vocab_size=30000, **fields) for name in names))
+    show("distilbert", *(count(name, "DistilBertConfig") for name in ("DistilBertModel", "DistilBertForMaskedLM")))
     show("gpt", count("OpenAIGPTLMHeadModel", "OpenAIGPTConfig"))
     show("gpt2", count("GPT2LMHeadModel", "GPT2Config"))
     with torch.device("meta"):

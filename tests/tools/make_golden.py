@@ -53,13 +53,13 @@ def inputs_of(config: transformers.BertConfig, lengths: list[int], length: int, 
     """Returns rows of the given lengths, padded to `length`; the second part of each row is segment 1."""
     generator = torch.Generator().manual_seed(seed)
     position = torch.arange(length)
-    length = torch.tensor(lengths)[:, None]
-    attended = (position < length).long()
+    ends = torch.tensor(lengths)[:, None]
+    attended = (position < ends).long()
     ids = torch.randint(1, config.vocab_size, (len(lengths), length), generator=generator)
     return {
         "input_ids": ids * attended,
         "attention_mask": attended,
-        "token_type_ids": (position >= (length * 2) // 3).long() * attended,
+        "token_type_ids": (position >= (ends * 2) // 3).long() * attended,
     }
 
 

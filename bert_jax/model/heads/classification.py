@@ -55,13 +55,18 @@ class Network(nnx.Module):
         return self.output(dropout(hidden, self.dropout_rate, seeds), dtype=jnp.float32)
 
 
-def dense(config: ModelConfig, inputs: int, *, runtime: Runtime, key: PRNGKeyArray) -> Dense:
-    """A dense layer inside a head, to the model's width."""
+def dense(config: ModelConfig, inputs: int, outputs: int = 0, *, runtime: Runtime, key: PRNGKeyArray) -> Dense:
+    """A dense layer inside a head, to the model's width or to `outputs`."""
     return Dense(
-        (inputs,), (config.width,), deviation=config.initializer_range, runtime=runtime, key=key, bias=config.bias
+        (inputs,),
+        (outputs or config.width,),
+        deviation=config.initializer_range,
+        runtime=runtime,
+        key=key,
+        bias=config.bias,
     )
 
 
-def norm(config: ModelConfig, *, runtime: Runtime) -> LayerNorm:
-    """A norm inside a head, over the model's width."""
-    return LayerNorm(config.width, epsilon=config.layer_norm_epsilon, runtime=runtime, bias=config.bias)
+def norm(config: ModelConfig, width: int = 0, *, runtime: Runtime) -> LayerNorm:
+    """A norm inside a head, over the model's width or another."""
+    return LayerNorm(width or config.width, epsilon=config.layer_norm_epsilon, runtime=runtime, bias=config.bias)

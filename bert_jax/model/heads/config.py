@@ -10,6 +10,9 @@ BOUNDARIES = ("hidden", "networks")
 CONTENTS = ("mean", "attention")
 
 
+LATER_HEADS = ("replaced_tokens", "generator", "named")
+
+
 @dataclass(frozen=True)
 class SpanHeads:
     """The heads over all spans of up to `length` positions; a length of 0 means none. See heads/spans.py.
@@ -52,6 +55,8 @@ class Heads:
     | crf | makes each tag depend on its neighbors (a linear-chain CRF) |
     | question | the first and the last position of an answer |
     | spans | the heads over all spans up to a length |
+    | replaced_tokens | says of each token whether it was replaced (Clark et al. 2020) |
+    | generator | the width of a smaller encoder that predicts masked tokens from the same embeddings, to replace them |
     | named | further heads by their names in heads.HEADS, which an extension may add to |
 
     Raises UserError for an unknown choice, and for a head without the head that it builds on.
@@ -69,6 +74,8 @@ class Heads:
     crf: bool = False
     question: bool = False
     spans: SpanHeads = field(default_factory=SpanHeads)
+    replaced_tokens: bool = False
+    generator: int = 0
     named: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -91,12 +98,10 @@ class Heads:
     def to_json(self) -> dict[str, Any]:
         """The JSON object of config.json and checkpoint metadata.
 
-        `named` is present only where a model has such heads, so that files of other models stay as they were.
+        Heads that came after the first version are present only where a model has them, so that files of other
+        models stay as they were.
         """
-        values = asdict(self)
-        if not self.named:
-            del values["named"]
-        return values
+        return {name: value for name, value in asdict(self).items() if value or name not in LATER_HEADS}
 
 
 def _one_of(field_name: str, value: str, known: tuple[str, ...]) -> None:

@@ -22,19 +22,21 @@ SPAN_PLACE_WIDTH = 200
 class MaskedLanguageModel(nnx.Module):
     """A dense layer, the activation and LayerNorm, then the output matrix and a bias for each token.
 
-    As get_masked_lm_output of google-research/bert, run_pretraining.py.
+    As get_masked_lm_output of google-research/bert, run_pretraining.py. The dense layer leads to the width of the
+    embeddings, where they have their own (Lan et al. 2020).
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
-        self.transform = dense(config, config.width, runtime=runtime, key=child_key(key, "transform"))
-        self.norm = norm(config, runtime=runtime)
+        width = config.table_width
+        self.transform = dense(config, config.width, width, runtime=runtime, key=child_key(key, "transform"))
+        self.norm = norm(config, width, runtime=runtime)
         self.bias = nnx.Param(jnp.zeros(padded_vocabulary(config.vocab_size)))
         if not config.tied_output:
             self.output = token_table(config, child_key(key, "output"))
         self.config = config
         self.runtime = runtime
 
-    def __call__(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V D"]) -> Float[Array, "B M V"]:
+    def __call__(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> Float[Array, "B M V"]:
         """float32 logits, by the token table where model.tied_output is set. Those of padding entries are -inf, so that
         no gradient reaches them."""
         rows = self.norm(activation(self.config.activation)(self.transform(vectors)))
@@ -43,17 +45,24 @@ class MaskedLanguageModel(nnx.Module):
 
 
 class LanguageModel(nnx.Module):
-    """The output matrix applied directly to hidden states of a causal model (Radford et al. 2018, equation 2)."""
+    """The output matrix applied to hidden states of a causal model (Radford et al. 2018, equation 2).
+
+    A dense layer comes before it where the embeddings have a width of their own.
+    """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
+        if config.embedding_width:
+            width = config.embedding_width
+            self.projection = dense(config, config.width, width, runtime=runtime, key=child_key(key, "projection"))
         if not config.tied_output:
             self.output = token_table(config, child_key(key, "output"))
         self.config = config
         self.runtime = runtime
 
-    def __call__(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V D"]) -> Float[Array, "B M V"]:
+    def __call__(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> Float[Array, "B M V"]:
         """As MaskedLanguageModel."""
         table = tokens if self.config.tied_output else self.output.table[...]
+        vectors = self.projection(vectors) if self.config.embedding_width else vectors
         return vocabulary_logits(vectors, table, None, self.config.vocab_size, self.runtime)
 
 
@@ -73,8 +82,9 @@ class SpanBoundary(nnx.Module):
         inputs = 2 * config.width + SPAN_PLACE_WIDTH
         self.first = dense(config, inputs, runtime=runtime, key=child_key(key, "first"))
         self.first_norm = norm(config, runtime=runtime)
-        self.second = dense(config, config.width, runtime=runtime, key=child_key(key, "second"))
-        self.second_norm = norm(config, runtime=runtime)
+        width = config.table_width
+        self.second = dense(config, config.width, width, runtime=runtime, key=child_key(key, "second"))
+        self.second_norm = norm(config, width, runtime=runtime)
         self.bias = nnx.Param(jnp.zeros(padded_vocabulary(config.vocab_size)))
         self.config = config
         self.runtime = runtime
@@ -84,7 +94,7 @@ class SpanBoundary(nnx.Module):
         left: Float[Array, "B M D"],
         right: Float[Array, "B M D"],
         offsets: Int[Array, "B M"],
-        table: Float[Array, "V D"],
+        table: Float[Array, "V E"],
     ) -> Float[Array, "B M V"]:
         """float32 logits by the output matrix. Offsets in the span count from 1; those past the last embedding use the
         last."""
@@ -97,8 +107,8 @@ class SpanBoundary(nnx.Module):
 
 
 def vocabulary_logits(
-    vectors: Float[Array, "B M D"],
-    table: Float[Array, "V D"],
+    vectors: Float[Array, "B M E"],
+    table: Float[Array, "V E"],
     bias: Float[Array, "V"] | None,
     vocab_size: int,
     runtime: Runtime,

@@ -16,8 +16,9 @@ from bert_jax.model.runtime import Runtime
 class Pooler(nnx.Module):
     """A layer between hidden states and heads.
 
-    model.pooler is tanh (a dense layer and tanh over the [CLS] vector; google-research/bert, modeling.py) or transform
-    (a dense layer, the activation and a norm over whatever the head reads; ModernBERT).
+    model.pooler is tanh (a dense layer and tanh over the [CLS] vector; google-research/bert, modeling.py), relu or
+    gelu (the same with ReLU or GELU; the classifiers of DistilBERT and ELECTRA) or transform (a dense layer, the
+    activation and a norm over whatever the head reads; ModernBERT).
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
@@ -29,7 +30,8 @@ class Pooler(nnx.Module):
     def __call__(self, vectors: Float[Array, "B S D"]) -> Float[Array, "B S D"]:
         if self.config.pooler == "transform":
             return self.norm(activation(self.config.activation)(self.dense(vectors)))
-        return jnp.tanh(self.dense(vectors))
+        function = jnp.tanh if self.config.pooler == "tanh" else activation(self.config.pooler)
+        return function(self.dense(vectors))
 
 
 class AttentionPooling(nnx.Module):

@@ -15,6 +15,7 @@ from bert_jax.model.heads.config import Heads
 from bert_jax.model.heads.crf import CRF
 from bert_jax.model.heads.language_model import LanguageModel, MaskedLanguageModel, SpanBoundary
 from bert_jax.model.heads.pooling import AttentionPooling, Pooler
+from bert_jax.model.heads.replaced_tokens import Generator, ReplacedTokens
 from bert_jax.model.heads.spans import SpanClassifier, SpanPairs, SpanVectors
 
 
@@ -43,6 +44,8 @@ HEADS: dict[str, Head] = {
     "mlm_head": Head(MaskedLanguageModel, lambda heads, _: () if heads.mlm else None),
     "lm_head": Head(LanguageModel, lambda heads, _: () if heads.lm else None),
     "span_boundary_head": Head(SpanBoundary, lambda heads, _: () if heads.span_boundary else None),
+    "replaced_tokens_head": Head(ReplacedTokens, lambda heads, _: () if heads.replaced_tokens else None),
+    "generator": Head(Generator, lambda heads, _: (heads.generator,) if heads.generator else None),
     "next_sentence_head": Head(Classifier, lambda heads, _: (NEXT_SENTENCE_CLASSES,) if heads.next_sentence else None),
     "classifier": Head(Classifier, lambda heads, _: (heads.classes or 1,) if heads.classes or heads.choices else None),
     "tagger": Head(Classifier, lambda heads, _: (heads.tags,) if heads.tags else None),

@@ -2,6 +2,7 @@
 
 import abc
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -24,6 +25,7 @@ class Term(NamedTuple):
 
 
 Terms = dict[str, Term]
+NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
 
 class Objective(abc.ABC):
@@ -58,6 +60,11 @@ class Objective(abc.ABC):
 
         model is what `bind` returns. Without a key nothing drops out.
         """
+
+    @property
+    def term_weights(self) -> Mapping[str, float]:
+        """The factors of terms in the loss; 1 where none is given. Metrics are without them."""
+        return {}
 
     @property
     def batch_fields(self) -> tuple[str, ...]:
@@ -98,14 +105,18 @@ def extended_batch(objective: Objective, batch: Any) -> Any:
     return extended
 
 
-def total_loss(terms: Terms, counts: Counts) -> Float[Array, ""]:
-    """The loss: each term's sum over its count, added up in the order of the counts."""
-    return sum((terms[name].loss / _divisor(count) for name, count in counts.items()), jnp.float32(0))
+def total_loss(terms: Terms, counts: Counts, weights: Mapping[str, float] = NO_WEIGHTS) -> Float[Array, ""]:
+    """The loss: each term's sum over its count, times its weight, added up in the order of the counts."""
+    total = jnp.float32(0)
+    for name, count in counts.items():
+        mean = terms[name].loss / _divisor(count)
+        total += weights[name] * mean if name in weights else mean
+    return total
 
 
-def means(terms: Terms, counts: Counts) -> dict[str, Array]:
+def means(terms: Terms, counts: Counts, weights: Mapping[str, float] = NO_WEIGHTS) -> dict[str, Array]:
     """The metrics by name (Objective.metric_names); NaN where a term's count is 0."""
-    metrics = {"loss": total_loss(terms, counts)}
+    metrics = {"loss": total_loss(terms, counts, weights)}
     for name, term in terms.items():
         count = counts[name]
         for metric, value in {"loss": term.loss, **term.metrics}.items():

@@ -9,9 +9,11 @@ from dataclasses import dataclass
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.shards import Dataset
+from bert_jax.model.heads.replaced_tokens import generator_config
 from bert_jax.train.objectives.causal_lm import CausalLMObjective
 from bert_jax.train.objectives.masked_lm import MaskedLMObjective
 from bert_jax.train.objectives.objective import Objective
+from bert_jax.train.objectives.replaced_tokens import ReplacedTokensObjective
 
 AUTO = "auto"
 
@@ -75,5 +77,27 @@ def _causal_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
     return CausalLMObjective()
 
 
+def _replaced_tokens(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
+    if model.causal:
+        raise UserError("config.objective is replaced_tokens, but the model is causal; use --config.model.causal=false")
+    if config.span_boundary:
+        raise UserError(
+            "config.span_boundary predicts masked tokens, and the model of config.objective=replaced_tokens sees none; "
+            "leave it out"
+        )
+    if not model.tied_output:
+        raise UserError(
+            "the generator of config.objective=replaced_tokens predicts by the token table; use "
+            "--config.model.tied_output=true"
+        )
+    if not 0 < config.generator_size <= 1:
+        raise UserError(
+            f"config.generator_size is {config.generator_size}; use a share above 0 and up to 1, such as 0.25"
+        )
+    width = round(model.width * config.generator_size)
+    generator_config(model, width)
+    return ReplacedTokensObjective(generator=width, weight=config.replaced_weight)
+
+
 # An extension adds its own entry here; config.objective then takes its name.
-OBJECTIVES: dict[str, Build] = {"mlm": _masked_lm, "causal": _causal_lm}
+OBJECTIVES: dict[str, Build] = {"mlm": _masked_lm, "causal": _causal_lm, "replaced_tokens": _replaced_tokens}

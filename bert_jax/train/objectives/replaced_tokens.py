@@ -1,0 +1,83 @@
+"""Replaced token detection: a generator fills masked tokens, and the model finds those that it replaced (ELECTRA)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+
+from bert_jax.data.example import Batch
+from bert_jax.model.bert import Bert
+from bert_jax.model.dropout import content_seeds, gumbel
+from bert_jax.model.head_outputs import generator_logits, replaced_token_logits
+from bert_jax.model.heads import Heads
+from bert_jax.train.losses import binary_sums, classification_sums
+from bert_jax.train.objectives.causal_lm import unmasked
+from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms
+
+
+@dataclass(frozen=True)
+class ReplacedTokensObjective(Objective):
+    """Masked tokens by the generator (mlm), and replaced tokens by the model (rtd; Clark et al. 2020, section 3.1).
+
+    Each masked token is replaced by a sample of the generator's distribution, through which no gradient flows; a
+    sample that is the original token counts as original. The model says of every token whether it was replaced.
+
+    generator  the width of the generator
+    weight     of the rtd term in the loss: "we searched for the best value of lambda out of [1, 10, 20, 50, 100]"
+               (Clark et al. 2020, section 3.1 and appendix A: 50)
+
+    Samples are a function of the run's seed and the step, on any mesh. In evaluation they are a function of the row's
+    tokens, so that they depend neither on the batch nor on its size.
+    """
+
+    generator: int
+    weight: float = 50.0
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(replaced_tokens=True, generator=self.generator)
+
+    @property
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        return {"mlm": ("accuracy",), "rtd": ("accuracy", "replaced")}
+
+    @property
+    def term_weights(self) -> Mapping[str, float]:
+        return {"rtd": self.weight}
+
+    @property
+    def batch_fields(self) -> tuple[str, ...]:
+        return ("masked_positions", "masked_ids", "masked_weights")
+
+    def counts(self, batch: Batch) -> Counts:
+        tokens = (batch.sequence_ids > 0).sum().astype(jnp.float32)
+        return {"mlm": batch.masked_weights.sum(), "rtd": tokens}
+
+    def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
+        logits = generator_logits(model, batch, batch.masked_positions, dropout_key)
+        loss, correct = classification_sums(logits, batch.masked_ids, batch.masked_weights)
+        seeds = model.dropout_seeds(dropout_key, "samples", len(batch.input_ids))
+        sampled = sample(jax.lax.stop_gradient(logits), content_seeds(batch.input_ids) if seeds is None else seeds)
+        ids, replaced = replace(batch, sampled)
+        hidden = model.encode(batch._replace(input_ids=ids), dropout_key).last
+        real = (batch.sequence_ids > 0).astype(jnp.float32)
+        labels = replaced.astype(jnp.int32)
+        found, right = binary_sums(replaced_token_logits(model, hidden), labels, real)
+        return {
+            "mlm": Term(loss, {"accuracy": correct}),
+            "rtd": Term(found, {"accuracy": right, "replaced": labels.sum().astype(jnp.float32)}),
+        }
+
+
+def sample(logits: Float[Array, "B M V"], seeds: UInt32[Array, "B 2"]) -> Int[Array, "B M"]:
+    """A token for each position from the softmax of its logits, by Gumbel noise."""
+    return jnp.argmax(logits + gumbel(seeds, logits.shape), axis=-1).astype(jnp.int32)
+
+
+def replace(batch: Batch, sampled: Int[Array, "B M"]) -> tuple[Int[Array, "B T"], Bool[Array, "B T"]]:
+    """The ids of a batch with these tokens at the masked positions, and which of them are not the original."""
+    text = unmasked(batch)
+    filled = unmasked(batch._replace(masked_ids=sampled))
+    return filled, filled != text

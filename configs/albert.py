@@ -1,0 +1,39 @@
+"""ALBERT, of any published size (Lan et al. 2020): one set of parameters for all layers, and sentence order.
+
+    python -m bert_jax.pretrain --config configs/albert.py:base --workdir runs/albert --config.data.train=SHARDS
+
+or configs/albert.py:large, :xlarge, :xxlarge, and :base_v2, :large_v2, :xlarge_v2, which have no dropout. SHARDS are
+made by `build_examples --objective sop --mask_unit ngram --seq_len 512` with a SentencePiece vocabulary of 30,000
+pieces; docs/recipes.md has the commands. Other ways of sharing: --config.model.shared_layers=attention, feed_forward
+or none.
+
+Hardware  published: 64 to 512 TPU v3; not run here
+Hours     published: 32 for 125,000 steps of xxlarge
+Expected  published, after 125,000 steps, dev averages of SQuAD 1.1, SQuAD 2.0, MNLI, SST-2 and RACE: base 80.1, large
+          82.4, xlarge 85.5, xxlarge 88.7; not measured here
+Source    Lan et al. 2020, sections 3.1, 4.1 and 4.2, tables 2 and 6; run_pretraining.py of google-research/albert for
+          warmup, weight decay and epsilon
+"""
+
+import ml_collections
+
+from bert_jax.command import UserError
+from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+
+SIZES = ("base", "large", "xlarge", "xxlarge", "base_v2", "large_v2", "xlarge_v2")
+STEPS = 125_000
+
+
+def get_config(size: str = "base") -> ml_collections.ConfigDict:
+    if size not in SIZES:
+        raise UserError(f"configs/albert.py: unknown size {size}; choose from {', '.join(SIZES)}")
+    return recipe(
+        PretrainConfig(
+            model=ModelOptions(preset=f"albert_{size}"),
+            optimizer=OptimizerConfig(
+                name="lamb", learning_rate=0.00176, warmup_steps=0, warmup_share=3_125 / STEPS, weight_decay=0.01
+            ),
+            batch_size=4096,
+            steps=STEPS,
+        )
+    )
