@@ -19,6 +19,12 @@ POOLED = Heads(pooler=True)
 PRETRAINING = Heads(mlm=True, next_sentence=True, pooler=True)
 MASKED = Heads(mlm=True)
 NONE = Heads()
+REPLACED = Heads(replaced_tokens=True)
+
+
+def pair(width: int) -> Heads:
+    """The heads of a discriminator with a generator of that width."""
+    return Heads(replaced_tokens=True, generator=width)
 
 
 class Reference(NamedTuple):
@@ -80,6 +86,14 @@ REFERENCES = [
     Reference("albert_base_v2", 30000, PRETRAINING, 11_813_810, "AlbertForPreTraining", "12 M"),
     Reference("albert_large_v2", 30000, POOLED, 17_683_968, "AlbertModel", "18 M"),
     Reference("albert_xlarge_v2", 30000, POOLED, 58_724_864, "AlbertModel", "60 M"),
+    Reference("electra_small", UNCASED, NONE, 13_483_008, "ElectraModel", "14 M"),
+    Reference("electra_small", UNCASED, REPLACED, 13_549_057, "ElectraForPreTraining", "14 M"),
+    Reference("electra_base", UNCASED, REPLACED, 109_483_009, "ElectraForPreTraining", "110 M"),
+    Reference("electra_large", UNCASED, REPLACED, 335_142_913, "ElectraForPreTraining", "335 M"),
+    # With ElectraForMaskedLM of the generator's size, less the embeddings that both share.
+    Reference("electra_small", UNCASED, pair(64), 13_549_057 + 4_620_026 - 3_972_864, "both", "none given"),
+    Reference("electra_base", UNCASED, pair(256), 109_483_009 + 33_740_602 - 23_837_184, "both", "none given"),
+    Reference("electra_large", UNCASED, pair(256), 335_142_913 + 51_295_290 - 31_782_912, "both", "none given"),
     Reference("gpt", 40478, NONE, 116_534_784, "OpenAIGPTLMHeadModel", "117 M"),
     Reference("gpt2", 50257, NONE, 124_439_808, "GPT2LMHeadModel", "117 M (corrected to 124 M)"),
 ]
@@ -90,7 +104,10 @@ def test_parameter_counts_are_the_references(reference):
     options = ModelOptions(preset=reference.preset, **reference.options)
     config = sizes.model_config(options, reference.vocab_size)
     count = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config, reference.heads)))
-    unused = (padded_vocabulary(config.vocab_size) - config.vocab_size) * (config.table_width + reference.heads.mlm)
+    biases = reference.heads.mlm or reference.heads.generator > 0
+    unused = (padded_vocabulary(config.vocab_size) - config.vocab_size) * (config.table_width + biases)
+        config.table_width + (reference.heads.mlm or reference.heads.generator > 0)
+    )
     if config.norm == "pre_but_first":
         unused += config.width * (1 + config.bias)  # the first layer's norm before attention
     assert count - unused == reference.count

@@ -89,7 +89,7 @@ class Encoder(nnx.Module):
         return hidden if self.config.norm == "post" else self.final_norm(hidden)
 
     def _stacked(self, rows: int, dropout_key: PRNGKeyArray | None) -> tuple:
-        """Returns what differs by layer, with a leading axis [L, ...]: parameters that are not shared, and dropout seeds."""
+        """Returns what differs by layer, [L, ...]: the parameters that are not shared, and the dropout seeds."""
         sites = (self.config.layers, SITES)
         seeds = None if dropout_key is None else row_seeds(dropout_key, sites, rows, self.runtime.placement)
         return self._split_layers()[2], seeds

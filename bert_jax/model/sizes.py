@@ -15,6 +15,8 @@ shaw            BERT-Base with relative positions only (Shaw et al. 2018, clippe
 buckets         MPNet's architecture (Song et al. 2020): learned positions and T5's buckets of distances
 albert          Lan et al. 2020, table 1 and section 4.1: embeddings of width 128, one set of parameters for all
                 layers. The releases of version 2, and of xxlarge, have no dropout
+electra         Clark et al. 2020, table 6: small has embeddings of width 128; a classifier begins with GELU. The
+                generator is not part of a preset (config.generator_size)
 gpt, gpt2       Radford et al. 2018, section 4.1; Radford et al. 2019, table 2, the smallest
 """
 
@@ -107,6 +109,9 @@ PRESETS: dict[str, Fields] = {
     "albert_base_v2": _BASE | _ALBERT | _NO_DROPOUT,
     "albert_large_v2": _LARGE | _ALBERT | _NO_DROPOUT,
     "albert_xlarge_v2": _size(24, 2048) | _ALBERT | {"heads": 16} | _NO_DROPOUT,
+    "electra_small": _size(12, 256) | {"embedding_width": 128, "pooler": "gelu"},
+    "electra_base": _BASE | {"pooler": "gelu"},
+    "electra_large": _LARGE | {"pooler": "gelu"},
     "gpt": _BASE | _GPT,
     "gpt2": _BASE | _GPT | {"max_positions": 1024, "norm": "pre"},
 }

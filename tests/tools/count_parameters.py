@@ -21,6 +21,17 @@ ALBERT = {
     "xlarge": LARGE | {"hidden_size": 2048, "intermediate_size": 8192},
     "xxlarge": {},  # the defaults of AlbertConfig
 }
+ELECTRA = {
+    "small": {},  # the defaults of ElectraConfig
+    "base": BASE | {"embedding_size": 768},
+    "large": LARGE | {"embedding_size": 1024},
+}
+# Clark et al. 2020, table 6: generators of 1/4, 1/3 and 1/4 of the width.
+GENERATORS = {
+    "small": {"hidden_size": 64, "num_attention_heads": 1, "intermediate_size": 256},
+    "base": {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
+    "large": {"hidden_size": 256, "num_attention_heads": 4, "intermediate_size": 1024},
+}
 ROBERTA = {"max_position_embeddings": 514, "type_vocab_size": 1, "layer_norm_eps": 1e-5}
 
 
@@ -66,6 +77,10 @@ def main() -> None:
         names = ("AlbertModel", "AlbertForPreTraining")
         show(f"albert_{size}", *(count(name, "AlbertConfig", vocab_size=30000, **fields) for name in names))
     show("distilbert", *(count(name, "DistilBertConfig") for name in ("DistilBertModel", "DistilBertForMaskedLM")))
+    for size, fields in ELECTRA.items():
+        names = ("ElectraModel", "ElectraForPreTraining")
+        show(f"electra_{size}", *(count(name, "ElectraConfig", **fields) for name in names))
+        show("its generator", count("ElectraForMaskedLM", "ElectraConfig", **fields | GENERATORS[size]))
     show("gpt", count("OpenAIGPTLMHeadModel", "OpenAIGPTConfig"))
     show("gpt2", count("GPT2LMHeadModel", "GPT2Config"))
     with torch.device("meta"):

@@ -1,0 +1,53 @@
+"""ELECTRA, small, base or large (Clark et al. 2020): a generator replaces tokens, and the model finds them.
+
+    python -m bert_jax.pretrain --config configs/electra.py:small --workdir runs/electra --config.data.train=SHARDS
+
+or configs/electra.py:base, configs/electra.py:large. SHARDS are made by `build_examples --objective single` with an
+uncased WordPiece vocabulary, at --seq_len 128 for small and 512 otherwise; large masks 25% of the tokens.
+`python -m bert_jax.export --format hf` writes the discriminator, and with --part generator the generator.
+
+Hardware  published: small 1 V100, base 16 TPU v3, large (400,000 steps) 128 TPU v3; not run here
+Hours     published: small 96, base 96
+Expected  published: GLUE dev average, small 79.9, base 85.1, large 89.0; not measured here
+Source    Clark et al. 2020, sections 3.1 to 3.4, tables 1, 2 and 6; dropout of 0.1 everywhere. 15% of the masked tokens
+          of their code keep their text; the shards' own shares (docs/data_format.md) are used here
+"""
+
+from typing import NamedTuple
+
+import ml_collections
+
+from bert_jax.command import UserError
+from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig, recipe
+
+
+class Size(NamedTuple):
+    batch: int
+    steps: int
+    rate: float
+    generator: float  # width relative to the model's
+    mask_rate: float
+
+
+SIZES = {
+    "small": Size(128, 1_000_000, 5e-4, 1 / 4, 0.15),
+    "base": Size(256, 766_000, 2e-4, 1 / 3, 0.15),
+    "large": Size(2048, 400_000, 2e-4, 1 / 4, 0.25),
+}
+
+
+def get_config(size: str = "small") -> ml_collections.ConfigDict:
+    if size not in SIZES:
+        raise UserError(f"configs/electra.py: unknown size {size}; choose from {', '.join(SIZES)}")
+    chosen = SIZES[size]
+    return recipe(
+        PretrainConfig(
+            model=ModelOptions(preset=f"electra_{size}"),
+            data=PretrainDataConfig(mask_rate=chosen.mask_rate),
+            optimizer=OptimizerConfig(learning_rate=chosen.rate, warmup_steps=10_000),
+            objective="replaced_tokens",
+            generator_size=chosen.generator,
+            batch_size=chosen.batch,
+            steps=chosen.steps,
+        )
+    )
