@@ -6,6 +6,7 @@ from pathlib import Path
 from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.interop import bert_jax_export, checkpoint_average, huggingface_export, stablehlo
+from bert_jax.interop.discriminator import PARTS, part_of
 from bert_jax.interop.huggingface_export import describe
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -20,7 +21,8 @@ DESCRIPTION = """Exports a checkpoint for use in other software.
 hf         Hugging Face format: model.safetensors, config.json, tokenizer files, README.md (a model card).
            AutoTokenizer and BertForPreTraining (or the class for the model's heads) open it with
            from_pretrained("exported"). The padding rows of the vocabulary are removed. An error names whatever no
-           family's format can hold (a relative position encoding, a CRF).
+           family's format can hold (a relative position encoding, a CRF). Of an ELECTRA run, hf and stablehlo write the
+           discriminator, and with --part generator the generator.
 orbax      the weights without the optimizer state, in the format of a workdir at step 0: for sharing, for another
            JAX program, or for bert_jax itself.
 stablehlo  programs for every platform of JAX that run without bert_jax: hidden_states.stablehlo and, if the model has
@@ -31,15 +33,21 @@ stablehlo  programs for every platform of JAX that run without bert_jax: hidden_
 CHECKPOINT is a workdir, a step in it (runs/base/checkpoints/1000), an export, or a Hugging Face folder."""
 
 
-def export(checkpoint: str | Path, output: str | Path, format: str = "hf", average: str = "") -> LoadedModel:
+def export(
+    checkpoint: str | Path, output: str | Path, format: str = "hf", average: str = "", part: str = ""
+) -> LoadedModel:
     """Exports a checkpoint; the output folder appears complete or not at all. average: see open_checkpoint.
 
-    Raises UserError for an unknown format, an output that exists, and a checkpoint that cannot be opened.
+    part selects the discriminator or the generator of a model that has both (config.objective=replaced_tokens); the
+    orbax format holds both unless it is given. Raises UserError for an unknown format or part, an output that exists,
+    and a checkpoint that cannot be opened.
     """
     if format not in FORMATS:
         raise UserError(f"unknown --format {format}; choose from {', '.join(FORMATS)}")
     refuse_existing(Path(output))
     loaded = open_checkpoint(checkpoint, average)
+    if part or (loaded.heads.generator and format != "orbax"):
+        loaded = part_of(loaded, part or "discriminator")
     if format == "hf":
         huggingface_export.write(loaded, output)
     elif format == "stablehlo":
@@ -55,9 +63,12 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--checkpoint", required=True, help="the checkpoint to export")
     parser.add_argument("--format", default="hf", help=f"one of {', '.join(FORMATS)} (default: hf)")
     parser.add_argument("--output", required=True, metavar="DIR", help="the folder to create; it must not exist")
+    parser.add_argument(
+        "--part", default="", help=f"of an ELECTRA run: {' or '.join(PARTS)} (default: discriminator, orbax: both)"
+    )
     checkpoint_average.add_argument(parser)
     options = parser.parse_args(arguments)
-    loaded = export(options.checkpoint, options.output, options.format, options.average)
+    loaded = export(options.checkpoint, options.output, options.format, options.average, options.part)
     print(f"{options.output}: {describe(loaded)}")
 
 

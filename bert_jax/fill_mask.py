@@ -13,6 +13,7 @@ from bert_jax import command
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.interop import checkpoint_average
+from bert_jax.interop.discriminator import part_of
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
@@ -53,12 +54,15 @@ def fill_mask(
 ) -> list[Filled]:
     """Returns the most probable tokens at each [MASK] of each sentence, by a float32 softmax over the vocabulary.
 
-    average applies to a checkpoint given by its path, as in open_checkpoint. Raises UserError for a
+    average applies to a checkpoint given by its path, as in open_checkpoint. Of a model trained with
+    config.objective=replaced_tokens, the generator predicts. Raises UserError for a
     sentence without a mask or longer than the model, a checkpoint of a causal model or without a masked
     language model head, and a top outside 1 to the vocabulary size.
     """
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     origin = loaded.origin or "the checkpoint"
+    if loaded.heads.generator:
+        loaded = part_of(loaded, "generator")
     if loaded.model.causal:
         raise UserError(f"{origin} is a causal model, which predicts next tokens, not masked ones. Use an encoder")
     if not loaded.heads.mlm:

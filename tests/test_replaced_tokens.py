@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import scipy.stats
 from golden import SCAN, assert_close, jit_once, open_golden, pretraining_batch
+from random_checkpoints import assert_same_tensors
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, TINY
 
-from bert_jax import evaluate, pretrain
+from bert_jax import evaluate, export, fill_mask, pretrain
 from bert_jax.command import UserError
 from bert_jax.interop import name_table
 from bert_jax.interop.families.electra import ELECTRA
@@ -158,3 +159,39 @@ def test_a_combination_that_makes_no_sense_is_refused(shards_dir, tmp_path, opti
                 f"--config.{option}",
             ]
         )
+
+
+def trained(shards_dir, workdir):
+    options = ("--config.objective=replaced_tokens", "--config.batch_size=16", "--config.steps=1")
+    place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
+    sizes = ("--config.model.embedding_width=16", "--config.model.pooler=gelu", "--config.generator_size=0.5")
+    pretrain.main([*place, *TINY, *options, *sizes])
+    return workdir
+
+
+def test_both_models_are_exported_and_used(shards_dir, tmp_path):
+    workdir = trained(shards_dir, tmp_path / "run")
+    both = open_checkpoint(workdir)
+    for part, architecture in (("", "ElectraForPreTraining"), ("generator", "ElectraForMaskedLM")):
+        loaded = export.export(workdir, tmp_path / f"hf{part}", part=part)
+        values = json.loads((tmp_path / f"hf{part}" / "config.json").read_text())
+        assert values["architectures"] == [architecture] and values["embedding_size"] == 16
+        again = open_checkpoint(tmp_path / f"hf{part}")
+        assert (again.model, again.heads) == (loaded.model, loaded.heads)
+        assert_same_tensors(again.params, loaded.params)
+    assert again.model.width == both.model.width // 2
+    np.testing.assert_array_equal(
+        again.params["encoder/layers/attention/qkv/kernel"],
+        both.params["generator/encoder/layers/attention/qkv/kernel"],
+    )
+    assert export.export(workdir, tmp_path / "orbax", "orbax").params.keys() == both.params.keys()
+    sentence = ["The [MASK] sat."]
+    np.testing.assert_allclose(
+        [token.probability for token in fill_mask.fill_mask(workdir, sentence)[0].masks[0]],
+        [token.probability for token in fill_mask.fill_mask(tmp_path / "hfgenerator", sentence)[0].masks[0]],
+        rtol=1e-6,
+    )
+    with pytest.raises(UserError, match="has no generator; only models trained with"):
+        export.export(tmp_path / "hf", tmp_path / "other", part="generator")
+    with pytest.raises(UserError, match="unknown --part head; choose from discriminator, generator"):
+        export.export(workdir, tmp_path / "other", part="head")

@@ -106,8 +106,6 @@ def test_parameter_counts_are_the_references(reference):
     count = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config, reference.heads)))
     biases = reference.heads.mlm or reference.heads.generator > 0
     unused = (padded_vocabulary(config.vocab_size) - config.vocab_size) * (config.table_width + biases)
-        config.table_width + (reference.heads.mlm or reference.heads.generator > 0)
-    )
     if config.norm == "pre_but_first":
         unused += config.width * (1 + config.bias)  # the first layer's norm before attention
     assert count - unused == reference.count

@@ -22,7 +22,12 @@ from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.safetensors_folder import save_tensors
 from bert_jax.model import paths
 from bert_jax.model.bert import Bert, Encoded, bind
-from bert_jax.model.head_outputs import next_sentence_logits, pool_vectors, vocabulary_logits
+from bert_jax.model.head_outputs import (
+    next_sentence_logits,
+    pool_vectors,
+    replaced_token_logits,
+    vocabulary_logits,
+)
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.task_outputs import (
@@ -68,7 +73,8 @@ def write(loaded: LoadedModel, directory: str | Path) -> None:
     hidden_states.stablehlo returns `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]:
     the pooler's output for the sequence vector that heads.pooling selects, mostly that of [CLS].
     predictions.stablehlo, written if there are heads, returns the logits of each: `mlm_logits` or
-    `lm_logits` f32[B,T,V] without the padding rows of the vocabulary, `next_sentence_logits` f32[B,2],
+    `lm_logits` f32[B,T,V] without the padding rows of the vocabulary, `replaced_token_logits` f32[B,T],
+    `next_sentence_logits` f32[B,2],
     `class_logits` f32[B,C], `choice_logits` f32[B], `tag_logits` f32[B,T,C], `answer_logits` f32[B,T,2],
     `span_logits` f32[B,T,K,C] for the spans of 1 to K positions that begin at each position; for a CRF
     also `tags` i32[B,T], its best path. `jax.export.deserialize` reads both. programs.json lists inputs,
@@ -124,6 +130,8 @@ def _predictions(loaded: LoadedModel) -> Program:
         if loaded.heads.mlm or loaded.heads.lm:
             name = "mlm_logits" if loaded.heads.mlm else "lm_logits"
             found[name] = vocabulary_logits(model, encoded.last)[..., : loaded.model.vocab_size]
+        if loaded.heads.replaced_tokens:
+            found["replaced_token_logits"] = replaced_token_logits(model, encoded.last)
         if loaded.heads.next_sentence:
             found["next_sentence_logits"] = next_sentence_logits(model, pool_vectors(model, encoded.last[:, :1]))[:, 0]
         if loaded.heads.classes or loaded.heads.choices:
@@ -147,7 +155,8 @@ def _predictions(loaded: LoadedModel) -> Program:
 
 def _has_predictions(heads: Heads) -> bool:
     sequence_heads = (heads.next_sentence, heads.classes, heads.choices)
-    return any((heads.mlm, heads.lm, *sequence_heads, heads.tags, heads.question, heads.spans.classes))
+    by_token = (heads.mlm, heads.lm, heads.replaced_tokens)
+    return any((*by_token, *sequence_heads, heads.tags, heads.question, heads.spans.classes))
 
 
 def _run(loaded: LoadedModel, parameters: dict[str, Array], inputs: Mapping[str, Array]) -> tuple[Bert, Rows, Encoded]:
