@@ -59,6 +59,15 @@ CASES = {
     "tokens out of order": Case(SINGLE | {"reorder_rate": 0.15}),
     "tokens deleted": Case(SINGLE | {"delete_rate": 0.1}),
     "tokens inserted": Case(SINGLE | {"insert_rate": 0.1}),
+    "tokens by shared layers": Case(
+        SINGLE,
+        overrides=(
+            "--config.model.layers=2",
+            "--config.model.shared_layers=all",
+            "--config.model.embedding_width=64",
+        ),
+    ),
+    "a generator's tokens": Case(SINGLE, overrides=("--config.objective=replaced_tokens",)),
     "next tokens": Case(SINGLE, ("lm",), ("--config.model.causal=true",)),
 }
 
