@@ -31,14 +31,14 @@ DESCRIPTION = f"""Computes the vectors of texts and writes them to a NumPy file.
   python -m bert_jax.embed --checkpoint CHECKPOINT --input texts.txt --output vectors.npz --layers last --pool mean
 
 --input   a UTF-8 file with one text per line, plain, .gz or .xz; a tab separates the two texts of a pair, which is
-          encoded as [CLS] a [SEP] b [SEP].
+          encoded as [CLS] a [SEP] b [SEP]; an imported GPT-2 has no special tokens around texts, as in transformers.
 --layers  {", ".join(LAYERS)}, or a number:
           0 for the embeddings, 1 for the first layer, and so on. The sums do not include the embeddings.
           concat_last_4 is four times as wide; the last layer comes last. In models with a final norm (ModernBERT,
           GPT-2), only the last layer's vectors are normalized, as in transformers.
 --pool    none   the vector of every token, including [CLS] and [SEP]; also writes `offsets` and `input_ids`
           cls    the vector of [CLS] from the layer, without the pooler; not for causal models, whose first token
-                 attends only to itself
+                 attends only to itself, and not for vocabularies that add no [CLS]
           mean   the mean over the tokens of the text, including [CLS] and [SEP], as in sentence-transformers
           max    the maximum of each dimension over the same tokens
           words  the mean over the pieces of each word (words are separated by white space; in a pair, those of the
@@ -67,7 +67,9 @@ def embed(
 
     A max_length of 0 is the maximum of the model. average applies to a checkpoint given by its path,
     as in open_checkpoint. Raises UserError for an unknown layer or pool, for one that the model does
-    not have, for a line with two tabs, and for a max_length beyond the model's positions.
+    not have, for a line with two tabs, and for a max_length beyond the model's positions. A pool of cls is
+    also refused where no [CLS] stands for the whole text: in causal models, whose first token attends to
+    itself alone, and for vocabularies that add no special tokens, whose first token is a piece of the text.
     """
     if pool not in POOLS:
         raise UserError(f"unknown --pool {pool!r}; choose from {', '.join(POOLS)}")
@@ -79,6 +81,8 @@ def embed(
         raise UserError(f"--max_length is {max_length}; use 5 to {limit} (the model's positions), or 0 for the maximum")
     if pool == "cls" and loaded.model.causal:
         raise UserError("--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none")
+    if pool == "cls" and not loaded.vocabulary.adds_special_tokens:
+        raise UserError(f"--pool is cls, but {loaded.origin or 'the checkpoint'} adds no [CLS] to a text. Use mean")
     model = LayerVectors(loaded, [layers], pool=pool, compute_dtype=compute_dtype)
     encoded = texts_lib.encode(texts, Tokenizer(loaded.vocabulary.spec), max_length or limit, by_word=pool == "words")
     if encoded.rows.truncated:

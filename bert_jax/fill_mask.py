@@ -94,7 +94,8 @@ def main(arguments: Sequence[str]) -> None:
 
 def _encode(sentence: str, words: Tokenizer, max_positions: int) -> np.ndarray:
     marked = sentence.replace(MASK, words.roles.mask_token)
-    ids = np.concatenate([[words.cls_id], words.encode_special(marked), [words.sep_id]]).astype(np.int32)
+    begin, end = [words.cls_id] * words.begin, [words.sep_id] * words.end
+    ids = np.concatenate([begin, words.encode_special(marked), end]).astype(np.int32)
     if words.mask_id not in ids:
         raise UserError(f"no {MASK} in {sentence[:80]!r}. Write {MASK} in place of each word to predict")
     if len(ids) > max_positions:

@@ -161,6 +161,8 @@ def prepare(
     if start.loaded and not config.task.pooling:
         task = task.with_pooling(start.loaded.heads.pooling)
     task.check_model(start.model)
+    if getattr(task, "pooling", "") == "cls" and not start.tokenizer.adds_special_tokens:
+        raise UserError("task.pooling is cls, but the vocabulary adds no [CLS]. Use --config.task.pooling=mean")
     data = _encode(task, splits, start)
     return start, data, _runs(config, workdir, start, data)
 

@@ -46,6 +46,10 @@ class Vocabulary:
     special_ids                ids of all special tokens, ascending; the five above are among them
     pair_separators            number of separators that published models of this kind place between two texts: 2 for
                                RoBERTa and XLM-R (<s> A </s></s> B </s>), otherwise 1
+    adds_special_tokens        whether sequences are cls A sep (B sep). In a published GPT-2 they are A B, without
+                               special tokens; shards, and models trained on them, always have them
+    begin, between, end        number of special tokens before a text, between two texts, and at the end: 1,
+                               pair_separators and 1, or 0 each without special tokens
     lowercase                  whether text is lower-cased before lookup
     continuation               bool[V]: True for ids that continue a word ("##ing"; in BPE: no leading space)
     content_hash               sha256 over everything that determines ids; independent of how the tokenizer was loaded
@@ -66,6 +70,9 @@ class Vocabulary:
         self.has_unknown = self.unk_id not in (self.cls_id, self.sep_id)
         self.special_ids = spec.special_ids()
         self.pair_separators = spec.pair_separators
+        self.adds_special_tokens = spec.adds_special_tokens
+        added = (1, spec.pair_separators, 1) if spec.adds_special_tokens else (0, 0, 0)
+        self.begin, self.between, self.end = added
         self.lowercase = spec.lowercase
         self.id_dtype = id_dtype(self.vocab_size)
 

@@ -7,6 +7,7 @@ DIR.incomplete/tokenizer, train, eval, manifest.json, unigram_counts.npy, SHA256
 """
 
 import contextlib
+import dataclasses
 import importlib.metadata
 import io
 import json
@@ -84,7 +85,7 @@ def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterat
         try:
             refuse_existing(output)  # the previous holder of the lock may have finished
             _check_arguments(directory, arguments)
-            tokenizer.save(directory / "tokenizer")
+            _of_shards(tokenizer).save(directory / "tokenizer")
             yield Job(output, directory, arguments, tokenizer)
         except UnusableCorpus:
             shutil.rmtree(unit_folder(directory), ignore_errors=True)
@@ -92,6 +93,17 @@ def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterat
         finally:
             if directory.exists() and not finished_units(directory):
                 shutil.rmtree(directory, ignore_errors=True)
+
+
+def _of_shards(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer that encodes texts as the sequences of shards, which always have special tokens.
+
+    Those of a published GPT-2 have none; a model that is trained on its shards sees them, and keeps this tokenizer.
+    """
+    if tokenizer.adds_special_tokens:
+        return tokenizer
+    spec: Any = tokenizer.spec
+    return Tokenizer(dataclasses.replace(spec, adds_special_tokens=True))
 
 
 def _check_arguments(directory: Path, arguments: Arguments) -> None:

@@ -180,18 +180,20 @@ def _save_tokenizer(words: Vocabulary, directory: Path, types: bool) -> None:
 
     `types` says whether the model has token types. The classes of transformers give none for the
     vocabularies of RoBERTa and XLM-R, which use two separators, and always give them for the others. A
-    model that differs is exported with the general class and its own template.
+    model that differs is exported with the general class and its own template, or without one if the
+    vocabulary adds no special tokens.
     """
     Tokenizer(words.spec).save(directory)
     if types == (words.pair_separators == 1):
         return
-    file = directory / "tokenizer.json"
-    library = tokenizers.Tokenizer.from_file(str(file))
-    cls, sep = (words.roles.cls_token, words.cls_id), (words.roles.sep_token, words.sep_id)
-    sequences = template(cls, sep, separators=words.pair_separators, second=1 if types else 0)
-    trim = [processors.ByteLevel(trim_offsets=True)] if words.kind == "bpe" else []
-    library.post_processor = processors.Sequence([*trim, sequences])
-    file.write_text(library.to_str(pretty=True), encoding="utf-8")
+    if words.adds_special_tokens:
+        file = directory / "tokenizer.json"
+        library = tokenizers.Tokenizer.from_file(str(file))
+        cls, sep = (words.roles.cls_token, words.cls_id), (words.roles.sep_token, words.sep_id)
+        sequences = template(cls, sep, separators=words.pair_separators, second=1 if types else 0)
+        trim = [processors.ByteLevel(trim_offsets=True)] if words.kind == "bpe" else []
+        library.post_processor = processors.Sequence([*trim, sequences])
+        file.write_text(library.to_str(pretty=True), encoding="utf-8")
     settings = directory / "tokenizer_config.json"
     generic = {
         "tokenizer_class": "PreTrainedTokenizerFast",

@@ -204,6 +204,9 @@ def _readme(loaded: LoadedModel, programs: Mapping[str, Any]) -> str:
     words = loaded.vocabulary
     values = {"segment_ids": "zeros", "tagged": "ones"}
     further = [name for name in _input_names(loaded) if name in values]
+    cls, sep = words.roles.cls_token, words.roles.sep_token
+    framed = f"{cls} a {sep} b {sep} for every vocabulary"
+    pair = framed if words.adds_special_tokens else "a b, without special tokens"
     template = string.Template(README_TEMPLATE.read_text(encoding="utf-8"))
     return template.substitute(
         positions=loaded.model.max_positions,
@@ -212,9 +215,8 @@ def _readme(loaded: LoadedModel, programs: Mapping[str, Any]) -> str:
         program=f"{list(programs)[-1]}{SUFFIX}",
         parameters=PARAMETERS_FILE,
         tokenizer=TOKENIZER,
-        cls_id=words.cls_id,
-        sep_id=words.sep_id,
-        cls=words.roles.cls_token,
-        sep=words.roles.sep_token,
+        begin=f"{words.cls_id}, " if words.adds_special_tokens else "",
+        end=f", {words.sep_id}" if words.adds_special_tokens else "",
+        pair=pair,
         further="".join(f'    "{name}": np.{values[name]}((1, len(ids)), np.int32),\n' for name in further),
     )

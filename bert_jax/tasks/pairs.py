@@ -1,6 +1,8 @@
 """Encodes texts and pairs of texts as rows: [CLS] a [SEP], or [CLS] a [SEP] b [SEP] with b in segment 1.
 
-The number of [SEP] between a and b depends on the vocabulary (Tokenizer.pair_separators).
+The number of [SEP] between a and b depends on the vocabulary (Tokenizer.pair_separators). For a vocabulary that adds
+no special tokens (a published GPT-2, Tokenizer.adds_special_tokens), rows are a, or a b, as transformers encodes them;
+a row without any piece is then one [SEP] (<|endoftext|>), because a row has at least one token.
 """
 
 from collections.abc import Sequence
@@ -51,7 +53,8 @@ def encode_pieces(
     """encode_pairs for texts that are already split into pieces, and the places of join_pairs."""
     (first_ids, first_offsets), (second_ids, second_offsets) = first, second
     lengths = np.diff(first_offsets), np.diff(second_offsets)
-    kept = truncated_lengths(*lengths, max_length - np.where(paired, 2 + tokenizer.pair_separators, 2))
+    room = max_length - tokenizer.begin - tokenizer.end - np.where(paired, tokenizer.between, 0)
+    kept = truncated_lengths(*lengths, room)
     encoded, places = join_pairs(
         Texts(first_ids, first_offsets[:-1], kept[0]),
         Texts(second_ids, second_offsets[:-1], kept[1]),
@@ -69,15 +72,20 @@ def join_pairs(
     The place of a token is its index in the pieces of the first texts followed by those of the second texts; -1 if it
     is not a piece. Rows that are not paired have no second text.
     """
-    first_lengths = first.sizes + 1 + np.where(paired, tokenizer.pair_separators, 1)
-    offsets = np.concatenate([[0], np.cumsum(first_lengths + np.where(paired, second.sizes + 1, 0))])
+    begin = tokenizer.begin
+    end = np.full(len(first.sizes), tokenizer.end)
+    if not tokenizer.adds_special_tokens:
+        end[first.sizes + np.where(paired, second.sizes, 0) == 0] = 1
+    first_lengths = first.sizes + begin + np.where(paired, tokenizer.between, end)
+    offsets = np.concatenate([[0], np.cumsum(first_lengths + np.where(paired, second.sizes + end, 0))])
     places = np.full(offsets[-1], -1)
-    places[spans(offsets[:-1] + 1, first.sizes)] = spans(first.starts, first.sizes)
+    places[spans(offsets[:-1] + begin, first.sizes)] = spans(first.starts, first.sizes)
     second_places = len(first.pieces) + spans(second.starts, second.sizes)
     places[spans(offsets[:-1] + first_lengths, second.sizes)] = second_places
     # Positions that hold neither [CLS] nor a piece are [SEP]: their -1 selects the last element.
     input_ids = np.concatenate([first.pieces, second.pieces, [tokenizer.sep_id]])[places].astype(np.int32)
-    input_ids[offsets[:-1]] = tokenizer.cls_id
+    if begin:
+        input_ids[offsets[:-1]] = tokenizer.cls_id
     return EncodedPairs(input_ids, offsets, first_lengths.astype(np.int32)), places
 
 

@@ -1,4 +1,7 @@
-"""Sentences of words as rows: [CLS] pieces [SEP], split between words, with the position of every word."""
+"""Sentences of words as rows: [CLS] pieces [SEP], split between words, with the position of every word.
+
+For a vocabulary that adds no special tokens (Tokenizer.adds_special_tokens) a row has the pieces alone.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -63,20 +66,22 @@ def encode_words(split: Split[WordsItem], tokenizer: Tokenizer, max_length: int)
     one row. A word without pieces becomes [UNK]; only a word that is longer than a row is itself cut.
     """
     sentences = [item.words for item in split.items]
-    room = max_length - 2
+    special = tokenizer.begin + tokenizer.end
+    room = max_length - special
     flat, piece_offsets = tokenizer.encode_many([word for words in sentences for word in tokenizer.as_in_text(words)])
     sizes = np.clip(np.diff(piece_offsets), 1, room)
     sentence_offsets = np.cumsum([0, *map(len, sentences)], dtype=np.int64)
     first_words = _row_starts(sizes, sentence_offsets, room)
     word_rows = np.repeat(np.arange(len(first_words)), np.diff([*first_words, len(sizes)]))
-    lengths = np.bincount(word_rows, sizes).astype(np.int64) + 2
+    lengths = np.bincount(word_rows, sizes).astype(np.int64) + special
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     before = np.concatenate([[0], np.cumsum(sizes)])  # pieces of all words before each word
-    word_slots = 1 + before[:-1] - before[first_words][word_rows]
+    word_slots = tokenizer.begin + before[:-1] - before[first_words][word_rows]
 
     input_ids = np.full(offsets[-1], tokenizer.unk_id, np.int32)
-    input_ids[offsets[:-1]] = tokenizer.cls_id
-    input_ids[offsets[1:] - 1] = tokenizer.sep_id
+    if special:
+        input_ids[offsets[:-1]] = tokenizer.cls_id
+        input_ids[offsets[1:] - 1] = tokenizer.sep_id
     known = np.diff(piece_offsets) > 0  # words with pieces
     starts = offsets[word_rows] + word_slots
     input_ids[spans(starts[known], sizes[known])] = flat[spans(piece_offsets[:-1][known], sizes[known])]

@@ -4,7 +4,7 @@ Formats: tokenizer.json of the `tokenizers` library, and GPT-2's vocab.json with
 """
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from bert_jax.tokenization.tokenizer_spec import (
     BERT_ROLES,
     GPT2_ROLES,
     ROBERTA_ROLES,
+    UNHASHED,
     AddedToken,
     Roles,
     TokenList,
@@ -44,6 +45,7 @@ class ByteBPESpec(TokenList):
     normalizers: tuple[str, ...] = ()  # from NORMALIZERS, in the order in which they apply
     ignore_merges: bool = False  # whether a pre-token that is in the vocabulary is not merged
     added: tuple[AddedToken, ...] = ()  # __post_init__ adds the tokens of the roles
+    adds_special_tokens: bool = field(default=True, metadata=UNHASHED)
 
     kind = "bpe"
 
@@ -105,19 +107,21 @@ def from_json(content: Mapping[str, Any], settings: Mapping[str, Any], lowercase
             f"its model is BPE with pre_tokenizer {splitter.get('type')}. Only ByteLevel with GPT-2's regular "
             "expression is supported. If the folder has a SentencePiece .model, give that file"
         )
-    for field in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback"):
-        if model.get(field):
-            raise UserError(f"its model has {field} {model[field]!r}, which is not supported. Save it without")
+    for option in ("dropout", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback"):
+        if model.get(option):
+            raise UserError(f"its model has {option} {model[option]!r}, which is not supported. Save it without")
     added = added_tokens(content)
     known = {*model["vocab"], *(token.content for token in added)}
+    roles = named_roles(settings, known, *_usual_roles(known))
     read = ByteBPESpec(
         tokens=tokens_by_id(model["vocab"]),
         merges=tuple(_merge(merge) for merge in model["merges"]),
-        roles=named_roles(settings, known, *_usual_roles(known)),
+        roles=roles,
         add_prefix_space=splitter["add_prefix_space"],
         normalizers=_normalizers(content.get("normalizer")),
         ignore_merges=model.get("ignore_merges", False),
         added=added,
+        adds_special_tokens=_adds_special_tokens(roles, settings, content.get("post_processor")),
     )
     check_added_ids(content, read.all_tokens())
     refuse_contradiction(lowercase, read.lowercase)
@@ -142,11 +146,39 @@ def from_files(
         raise UserError(
             f"{merges_file.name} marks the ends of words (</w>), as XLM does. Only byte-level BPE is supported"
         )
+    roles = named_roles(settings, vocabulary, *_usual_roles(vocabulary))
     return ByteBPESpec(
         tokens=tokens_by_id(vocabulary),
         merges=tuple(_merge(line) for line in merges),
-        roles=named_roles(settings, vocabulary, *_usual_roles(vocabulary)),
+        roles=roles,
         add_prefix_space=bool(settings.get("add_prefix_space", False)),
+        adds_special_tokens=_adds_special_tokens(roles, settings, None),  # as GPT2Tokenizer of transformers
+    )
+
+
+def _adds_special_tokens(roles: Roles, settings: Mapping[str, Any], post_processor: Mapping[str, Any] | None) -> bool:
+    """Whether a text's sequence begins with cls and ends with sep, as tokenizer.json's post_processor states it.
+
+    It decides for vocabularies like GPT-2's, in which one token would serve as both; published ones add none. A
+    vocabulary with two tokens for this purpose always uses them. Raises UserError for another template.
+    """
+    if roles.cls_token != roles.sep_token:
+        return True
+    if settings.get("add_bos_token"):
+        raise UserError(f"it sets add_bos_token, which adds {roles.cls_token} before a text only. Set it to false")
+    steps = post_processor.get("processors", [post_processor]) if post_processor else []
+    further = [step for step in steps if step["type"] != "ByteLevel"]  # ByteLevel only trims offsets
+    if not further:
+        return False
+    if [step["type"] for step in further] == ["RobertaProcessing"]:
+        return True
+    if [step["type"] for step in further] == ["TemplateProcessing"]:
+        sequence = [part["SpecialToken"]["id"] if "SpecialToken" in part else None for part in further[0]["single"]]
+        if sequence in ([None], [roles.cls_token, None, roles.sep_token]):
+            return sequence != [None]
+    raise UserError(
+        f"its post_processor adds other tokens than {roles.cls_token} before and after a text. "
+        "Save it with these, or without a post_processor"
     )
 
 

@@ -106,9 +106,11 @@ def library_tokenizer(spec: ByteBPESpec) -> tokenizers.Tokenizer:
     add_tokens(library, spec.added)
     tokens = spec.all_tokens()
     sep, cls = ((token, tokens.index(token)) for token in (spec.roles.sep_token, spec.roles.cls_token))
-    if spec.pair_separators == 2:
+    trim = processors.ByteLevel(trim_offsets=True, add_prefix_space=spec.add_prefix_space)
+    if not spec.adds_special_tokens:
+        library.post_processor = trim
+    elif spec.pair_separators == 2:
         library.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=spec.add_prefix_space)
     else:
-        trim = processors.ByteLevel(trim_offsets=True, add_prefix_space=spec.add_prefix_space)
         library.post_processor = processors.Sequence([trim, template(cls, sep)])
     return library

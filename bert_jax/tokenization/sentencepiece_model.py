@@ -111,6 +111,10 @@ class SentencePieceSpec:
     def pair_separators(self) -> int:
         return 2 if self.fairseq else 1
 
+    @property
+    def adds_special_tokens(self) -> bool:
+        return True
+
     @functools.cached_property
     def lowercase(self) -> bool:
         return self.do_lower_case or folds_case(self.parsed)

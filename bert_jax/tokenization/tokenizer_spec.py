@@ -64,6 +64,10 @@ class TokenizerSpec(Protocol):
     def pair_separators(self) -> int:
         """Number of separators that published models of this kind place between two texts."""
 
+    @property
+    def adds_special_tokens(self) -> bool:
+        """Whether the model's sequences are [CLS] text [SEP]; False for a published GPT-2, which has text alone."""
+
     def all_tokens(self) -> tuple[str, ...]:
         """Every token by id."""
 
@@ -81,6 +85,10 @@ class TokenizerSpec(Protocol):
 
     def write(self, directory: Path) -> None:
         """Writes the files of a Hugging Face folder, except tokenizer.json, into an existing folder."""
+
+
+# Marks a dataclass field that changes no id of a text, so that it does not enter content_hash.
+UNHASHED = {"hashed": False}
 
 
 class TokenList:
@@ -101,9 +109,9 @@ class TokenList:
         return tuple(index for index, token in enumerate(self.all_tokens()) if token in special)
 
     def content_hash(self) -> str:
-        """The hexadecimal sha256 of the kind and the dataclass fields, names included."""
-        # dataclasses.asdict would copy every token.
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}  # type: ignore[arg-type]
+        """The hexadecimal sha256 of the kind and the dataclass fields, names included, except those UNHASHED."""
+        hashed = [field.name for field in dataclasses.fields(self) if field.metadata.get("hashed", True)]  # type: ignore[arg-type]
+        fields = {name: getattr(self, name) for name in hashed}  # dataclasses.asdict would copy every token
         serialized = json.dumps({"kind": self.kind} | fields, sort_keys=True, default=dataclasses.asdict)
         return hashlib.sha256(serialized.encode()).hexdigest()
 

@@ -53,6 +53,7 @@ class WordPieceSpec(TokenList):
     kind = "wordpiece"
     roles = SPECIAL_TOKENS
     pair_separators = 1
+    adds_special_tokens = True
 
     def is_inside(self, token: str) -> bool:
         return token.startswith(self.continuation_prefix)

@@ -22,7 +22,8 @@ from bert_jax.tokenizer import Tokenizer
 class AnswerSpan(NamedTuple):
     """Positions of the answer and of the window in a row: i32[R] or [B] each; all ends but `last` are exclusive.
 
-    A row that does not contain the whole answer has first and last 0, the position of [CLS].
+    A row that does not contain the whole answer has first and last 0, the position of [CLS], or of the question's
+    first piece if the vocabulary adds no special tokens (as run_qa.py of transformers has it for GPT-2).
     """
 
     first: Any  # the first position of the answer
@@ -80,7 +81,12 @@ def encode_questions(
     contexts = [numbers[item.context] for item in split.items]
     queries, query_offsets = tokenizer.encode_many([item.question.strip() for item in split.items])
     query_sizes = np.minimum(np.diff(query_offsets), max_query_length)
-    rooms = max_length - query_sizes - tokenizer.pair_separators - 2
+    rooms = max_length - query_sizes - tokenizer.begin - tokenizer.between - tokenizer.end
+    if not tokenizer.adds_special_tokens and query_sizes.min() < 1:
+        raise UserError(
+            f"question {int(query_sizes.argmin()) + 1} is empty, but the vocabulary adds no special tokens, so its "
+            "window has no position for `no answer`. Remove the question"
+        )
     if rooms.min() < 1:
         raise UserError(
             f"task.max_length is {max_length} and task.max_query_length {max_query_length}, which leaves no space "

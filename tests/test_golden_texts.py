@@ -1,0 +1,207 @@
+"""Texts encoded and embedded as by transformers, from the folder that it saves (tests/tools/make_golden_texts.py)."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import jaxtyping
+import numpy as np
+import pytest
+import safetensors.numpy
+import tokenizers
+from golden import REFRESH, TOLERANCE, read_arrays
+
+from bert_jax import tokenizer, vocabulary
+from bert_jax.command import UserError
+from bert_jax.config import FinetuneConfig, ModelOptions, TaskConfig
+from bert_jax.data.shards import open_dataset
+from bert_jax.embed import embed
+from bert_jax.finetune import finetune
+from bert_jax.interop import bert_jax_export, huggingface, huggingface_export, stablehlo
+from bert_jax.tasks import texts as texts_lib
+from bert_jax.tasks.example import Sentence, Split
+from bert_jax.tasks.kinds.question_files import Question
+from bert_jax.tasks.kinds.question_windows import encode_questions
+from bert_jax.tasks.pairs import encode_pairs
+from bert_jax.tasks.word_rows import encode_words
+from bert_jax.tokenizer import Tokenizer
+from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
+from data_prep.inspection.verification import verify
+
+END = "<|endoftext|>"
+NAMES = ("gpt2",)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Returns a function that writes the folder of a reference and returns it with its arrays."""
+
+    def write(name):
+        arrays = read_arrays(f"{name}_texts")
+        out = tmp_path / name
+        out.mkdir()
+        for key, value in arrays.items():
+            if key.startswith("files/"):
+                (out / key.removeprefix("files/")).write_text(str(value), encoding="utf-8")
+        weights = {key.removeprefix("weights/"): value for key, value in arrays.items() if key.startswith("weights/")}
+        safetensors.numpy.save_file(weights, out / "model.safetensors", metadata={"format": "pt"})
+        return out, arrays
+
+    return write
+
+
+def numbered(arrays, kind):
+    return [arrays[f"{kind}/{index}"] for index in range(sum(key.startswith(f"{kind}/") for key in arrays))]
+
+
+def rows_of(encoded):
+    return [row.tolist() for row in np.split(encoded.input_ids, encoded.offsets[1:-1])]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_and_pairs_have_the_ids_of_transformers(folder, name):
+    path, arrays = folder(name)
+    texts, pairs = json.loads(str(arrays["texts"])), json.loads(str(arrays["pairs"]))
+    wanted = [ids.tolist() for kind in ("ids", "pair_ids") for ids in numbered(arrays, kind)]
+    encoded = texts_lib.encode([*texts, *map("\t".join, pairs)], tokenizer.load(path), 64, by_word=False)
+    assert rows_of(encoded.rows) == wanted, REFRESH
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_texts_have_the_vectors_of_transformers(folder, name):
+    path, arrays = folder(name)
+    texts, hidden = json.loads(str(arrays["texts"])), numbered(arrays, "hidden")
+    loaded = huggingface.read(path)
+    vectors = embed(loaded, texts, pool="none")
+    assert vectors["offsets"].tolist() == np.cumsum([0, *map(len, hidden)]).tolist()
+    np.testing.assert_allclose(vectors["embeddings"], np.concatenate(hidden), atol=TOLERANCE, err_msg=REFRESH)
+    means = np.stack([vectors_of_text.mean(axis=0) for vectors_of_text in hidden])
+    np.testing.assert_allclose(embed(loaded, texts)["embeddings"], means, atol=TOLERANCE, err_msg=REFRESH)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_exports_encode_texts_as_the_folder_that_was_read(folder, tmp_path, name):
+    path, arrays = folder(name)
+    loaded = huggingface.read(path)
+    huggingface_export.write(loaded, tmp_path / "again")
+    again = huggingface.read(tmp_path / "again")
+    bert_jax_export.write(loaded, tmp_path / "orbax")
+    for words in (again.vocabulary, vocabulary.load(tmp_path / "orbax" / "tokenizer")):
+        assert words.spec == loaded.vocabulary.spec
+        assert words.content_hash == loaded.vocabulary.content_hash
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "again" / "tokenizer.json"))
+    texts, pairs = json.loads(str(arrays["texts"])), json.loads(str(arrays["pairs"]))
+    assert [library.encode(text).ids for text in texts] == [ids.tolist() for ids in numbered(arrays, "ids")]
+    assert [library.encode(*pair).ids for pair in pairs] == [ids.tolist() for ids in numbered(arrays, "pair_ids")]
+
+
+def test_rows_of_tasks_have_no_special_tokens_either(folder):
+    words = tokenizer.load(folder("gpt2")[0])
+    the, cat, space_cat, end = (words.encode(text).tolist() for text in ("the", "cat", " cat", ""))
+    assert end == []
+    end = [words.id_of(END)]
+    pairs, cut = encode_pairs(["the", "", "cat", ""], ["cat", "the", "", ""], words, 64)
+    assert rows_of(pairs) == [the + cat, the, cat, end]  # a row has at least one token
+    assert pairs.first_lengths.tolist() == [len(the), 0, len(cat), 0] and not cut.any()
+    singles, cut = encode_pairs(["the cat", ""], None, words, len(the) + 1)
+    assert rows_of(singles) == [(the + space_cat)[: len(the) + 1], end]
+    assert cut.tolist() == [len(space_cat) > 1, False]
+    sentences = Split(Path("file"), (Sentence(("the", "cat", "the"), None, (1, 2, 3)),), labelled=False)
+    rows = encode_words(sentences, words, 64)
+    assert rows_of(rows) == [the + space_cat + words.encode(" the").tolist()]
+    assert rows.word_slots.tolist() == [0, len(the), len(the) + len(space_cat)]
+
+
+def test_windows_begin_right_after_the_question(folder):
+    words = tokenizer.load(folder("gpt2")[0])
+    question, context = words.encode("the cat").tolist(), words.encode("on the mat").tolist()
+    split = Split(Path("file"), (Question("q", "the cat", "on the mat", None, "q"),), labelled=False)
+    rows = encode_questions(split, words, max_length=64, max_query_length=32, doc_stride=16)
+    assert rows_of(rows) == [question + context]
+    assert rows.places[0, 2:4].tolist() == [len(question), len(question + context)]
+    empty = Split(Path("file"), (Question("q", "", "on the mat", None, "q"),), labelled=False)
+    with pytest.raises(UserError, match="question 1 is empty, but the vocabulary adds no special tokens"):
+        encode_questions(empty, words, max_length=64, max_query_length=32, doc_stride=16)
+
+
+def test_the_first_vector_is_refused_where_no_token_stands_for_the_text(folder):
+    loaded = huggingface.read(folder("gpt2")[0])
+    with pytest.raises(UserError, match="in a causal model the first token sees only itself"):
+        embed(loaded, ["the"], pool="cls")
+    encoder = dataclasses.replace(loaded, model=dataclasses.replace(loaded.model, causal=False))
+    with pytest.raises(UserError, match=r"adds no \[CLS\] to a text"):
+        embed(encoder, ["the"], pool="cls")
+
+
+def test_shards_keep_special_tokens_and_a_tokenizer_that_adds_them(folder, tmp_path):
+    path, _ = folder("gpt2")
+    words = tokenizer.load(path)
+    letters = np.random.default_rng(0).choice(list("abcdefgh    "), (40, 60))
+    (tmp_path / "text.txt").write_text("\n\n".join("".join(line) for line in letters))
+    build(BuildOptions(str(tmp_path / "text.txt"), path, tmp_path / "data", 24, objective="single", workers=1))
+    verify(tmp_path / "data")
+    kept = open_dataset(str(tmp_path / "data"), "train").vocabulary()
+    assert kept.adds_special_tokens and not words.adds_special_tokens
+    assert kept.content_hash == words.content_hash
+    library = tokenizers.Tokenizer.from_file(str(tmp_path / "data" / "tokenizer" / "tokenizer.json"))
+    assert library.encode("the cat").ids == [kept.cls_id, *words.encode("the cat").tolist(), kept.sep_id]
+    again = Tokenizer(kept.spec)
+    assert rows_of(encode_pairs(["the cat"], None, again, 64)[0]) == [library.encode("the cat").ids]
+
+
+def test_a_vocabulary_without_special_tokens_is_refused_with_the_first_vector_of_a_new_encoder(folder, tmp_path):
+    words = tokenizer.load(folder("gpt2")[0])
+    (tmp_path / "train.tsv").write_text("text\tlabel\nthe cat\tx\na mat\ty\n")
+    files = {"train": str(tmp_path / "train.tsv"), "dev": str(tmp_path / "train.tsv")}
+    task = TaskConfig(text="text", label="label", **files)
+    config = FinetuneConfig(model=ModelOptions(preset="tiny"), task=task)
+    with pytest.raises(UserError, match=r"adds no \[CLS\]\. Use --config\.task\.pooling=mean"):
+        finetune(config, tmp_path / "run", words)
+
+
+def test_the_description_of_programs_shows_the_same_sequence(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the number of rows of a program is symbolic
+    path, _ = folder("gpt2")
+    stablehlo.write(huggingface.read(path), tmp_path / "programs")
+    page = (tmp_path / "programs" / "README.md").read_text()
+    assert 'ids = [*words.encode("Some text.", add_special_tokens=False).ids]\n' in page
+    assert "A pair of texts is a b, without special tokens;" in page
+
+
+@pytest.mark.parametrize(
+    ("processor", "settings", "message"),
+    [
+        ("bos", {}, r"post_processor adds other tokens than <\|endoftext\|> before and after a text"),
+        ("none", {"add_bos_token": True}, r"add_bos_token, which adds <\|endoftext\|> before a text only"),
+    ],
+)
+def test_half_of_the_special_tokens_is_refused(folder, processor, settings, message):
+    path, _ = folder("gpt2")
+    whole = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    if processor == "bos":
+        whole.post_processor = tokenizers.processors.TemplateProcessing(
+            single=f"{END} $A", special_tokens=[(END, whole.token_to_id(END))]
+        )
+    whole.save(str(path / "tokenizer.json"))
+    known = json.loads((path / "tokenizer_config.json").read_text())
+    (path / "tokenizer_config.json").write_text(json.dumps(known | settings))
+    with pytest.raises(UserError, match=message):
+        vocabulary.load(path)
+
+
+@pytest.mark.parametrize("steps", [["ByteLevel"], ["ByteLevel", "END"], []])
+def test_other_forms_of_the_post_processor_are_read(folder, steps):
+    """Published GPT-2 has ByteLevel alone; bert_jax writes a template after it where sequences have special tokens."""
+    path, _ = folder("gpt2")
+    whole = json.loads((path / "tokenizer.json").read_text())
+    parts = {
+        "ByteLevel": tokenizers.processors.ByteLevel(trim_offsets=False),
+        "END": tokenizers.processors.TemplateProcessing(single=f"{END} $A {END}", special_tokens=[(END, 0)]),
+    }
+    library = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    library.post_processor = tokenizers.processors.Sequence([parts[step] for step in steps])
+    library.save(str(path / "tokenizer.json"))
+    if not steps:
+        (path / "tokenizer.json").write_text(json.dumps(whole | {"post_processor": None}))
+    assert vocabulary.load(path).adds_special_tokens == ("END" in steps)
