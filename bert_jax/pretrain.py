@@ -166,6 +166,12 @@ def _check_lengths(model: ModelConfig, phases: Sequence[Phase], held_out: Sequen
                 f"the rows of {part.directory} have {part.seq_len} positions, but the model supports only "
                 f"{model.max_positions}; use --config.model.max_positions={part.seq_len}"
             )
+    shortest = min((phase.dataset for phase in phases), key=lambda one: one.seq_len)
+    if model.bptt > shortest.seq_len:
+        raise UserError(
+            f"model.bptt is {model.bptt}, longer than the rows of {shortest.directory}, {shortest.seq_len}; use at "
+            f"most --config.model.bptt={shortest.seq_len}, or 0 for gradients through whole sequences"
+        )
 
 
 def _mask_rates(config: PretrainDataConfig) -> StepSchedule[float] | None:

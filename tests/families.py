@@ -33,6 +33,7 @@ MODERN: dict[str, Any] = {
     "segment_types": 0,
     "pooler": "transform",
 }
+RECURRENT: dict[str, Any] = {"positions": "none", "segment_types": 0, "embedding_norm": False, "causal": True}
 CHANGES: dict[str, dict[str, Any]] = {
     "bert": {},
     "roberta": {"segment_types": 1, "position_offset": 2},
@@ -50,6 +51,8 @@ CHANGES: dict[str, dict[str, Any]] = {
         "segment_types": 0,
         "causal": True,
     },
+    "rnn": RECURRENT | {"encoder": "rnn"},
+    "lstm": RECURRENT | {"encoder": "lstm", "tied_output": False, "embedding_width": 7},
 }
 FAMILIES = {name: dataclasses.replace(BERT, **changes) for name, changes in CHANGES.items()}
 

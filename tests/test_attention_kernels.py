@@ -143,7 +143,10 @@ KERNELS = {
 }
 # Relative positions are for einsum alone, of the others only ModernBERT has windows.
 CASES = [("banded", "modernbert")] + [
-    (kernel, family) for kernel in ("splash", "cudnn") for family in FAMILIES if FAMILIES[family].relative == "none"
+    (kernel, family)
+    for kernel in ("splash", "cudnn")
+    for family, model in FAMILIES.items()
+    if model.relative == "none" and model.encoder == "transformer"
 ]
 
 

@@ -50,6 +50,12 @@ class Case(NamedTuple):
 
 
 SINGLE = {"objective": "single"}
+RECURRENT = (
+    "--config.model.encoder=lstm",
+    "--config.model.causal=true",
+    "--config.model.positions=none",
+    "--config.model.bptt=32",
+)
 CASES = {
     "tokens": Case(SINGLE),
     "words": Case(SINGLE | {"mask_unit": "word"}),
@@ -69,6 +75,7 @@ CASES = {
     ),
     "a generator's tokens": Case(SINGLE, overrides=("--config.objective=replaced_tokens",)),
     "next tokens": Case(SINGLE, ("lm",), ("--config.model.causal=true",)),
+    "next tokens by an LSTM": Case(SINGLE, ("lm",), RECURRENT, 150),
 }
 
 

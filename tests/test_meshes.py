@@ -39,6 +39,8 @@ CASES = [
     ("modernbert", "2x2x2", {}),
     ("buckets", "2x1x4", {}),
     ("gpt", "2x2x2", {}),
+    ("lstm", "2x2x2", {}),
+    ("lstm", "8x1x1", {"microbatches": 2}),
     ("albert", "2x2x2", {}),
     ("electra", "2x2x2", {}),
     ("electra", "8x1x1", {"microbatches": 2}),
@@ -59,7 +61,7 @@ def packed_rows():
 
 def plan_of(family: str, *, loop: str = "scan", microbatches: int = 1, **optimizer: Any) -> steps.Plan:
     model = dataclasses.replace(FAMILIES["bert" if family == "electra" else family], **CHANGES)
-    if family in ("albert", "electra"):
+    if family in ("albert", "electra", "lstm"):
         model = dataclasses.replace(model, embedding_width=8)
     objective = CausalLMObjective() if model.causal else MaskedLMObjective()
     if family == "electra":
@@ -129,7 +131,7 @@ def test_a_step_on_any_mesh_equals_that_of_one_device(family, mesh, changes):
     for name in ("loss", "gradient_norm"):
         np.testing.assert_allclose(metrics[name], wanted[name], rtol=1e-6, err_msg=name)
     assert_close(momentum(state.optimizer_state), momentum(there.optimizer_state))
-    kernel = "encoder/layers/feed_forward/input/kernel"
+    kernel = f"encoder/layers/{'recurrent' if family == 'lstm' else 'feed_forward/input'}/kernel"
     before, got, wanted = (
         jax.device_get(paths.flatten(part.params)[kernel]) for part in (first_state(plan), state, there)
     )

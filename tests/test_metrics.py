@@ -6,9 +6,10 @@ import pytest
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.bert import bind, init_params
-from bert_jax.model.head_outputs import masked_logits
+from bert_jax.model.head_outputs import masked_logits, vocabulary_logits
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
+from bert_jax.planning.flops import count_flops
 from bert_jax.tasks.example import TaskBatch
 from bert_jax.train.metrics import training_flops
 
@@ -32,6 +33,21 @@ def test_flops_are_three_times_those_that_xla_counts_in_the_forward_pass(config)
     counted = jax.jit(forward).lower(params).cost_analysis()["flops"]
     # XLA counts norms, softmax and the small tables' one-hot products, too: a few per cent.
     assert 0.9 < training_flops(config, rows=2, length=64, predictions=10) / (3 * counted) < 1.0
+
+
+@pytest.mark.parametrize("encoder", ["rnn", "lstm"])
+def test_flops_of_a_recurrent_model_are_three_times_its_forward_matmuls(encoder):
+    config = dataclasses.replace(CAUSAL, encoder=encoder, positions="none", norm="post")
+    slots = jnp.tile(jnp.arange(64, dtype=jnp.int32)[None], (2, 1))
+    batch = TaskBatch(slots, slots * 0, slots * 0 + 1, slots, jnp.zeros(2), jnp.zeros(2))
+
+    def forward(params):
+        model = bind(config, Heads(lm=True), params, Runtime())
+        return vocabulary_logits(model, model.encode(batch).last)
+
+    params = jax.eval_shape(lambda: init_params(config, Heads(lm=True), jax.random.key(0)))
+    counted = count_flops(jax.make_jaxpr(forward)(params)).total
+    assert training_flops(config, rows=2, length=64, predictions=10) == 3 * counted
 
 
 def test_a_window_counts_what_it_sees():

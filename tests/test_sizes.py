@@ -18,6 +18,7 @@ UNCASED, CASED, MULTILINGUAL = 30522, 28996, 119547  # ids of Google's vocabular
 POOLED = Heads(pooler=True)
 PRETRAINING = Heads(mlm=True, next_sentence=True, pooler=True)
 MASKED = Heads(mlm=True)
+CAUSAL = Heads(lm=True)
 NONE = Heads()
 REPLACED = Heads(replaced_tokens=True)
 
@@ -95,6 +96,10 @@ REFERENCES = [
     Reference("electra_base", UNCASED, pair(256), 109_483_009 + 33_740_602 - 23_837_184, "both", "none given"),
     Reference("electra_large", UNCASED, pair(256), 335_142_913 + 51_295_290 - 31_782_912, "both", "none given"),
     Reference("gpt", 40478, NONE, 116_534_784, "OpenAIGPTLMHeadModel", "117 M"),
+    # torch.nn.Embedding, RNN or LSTM, Linear; less what bert_jax lacks: a second bias a layer and that of the output.
+    Reference("rnn", 10000, CAUSAL, 8_330_800 - 400 - 10_000, "torch.nn.RNN", "none given"),
+    Reference("lstm_medium", 10000, CAUSAL, 19_780_400 - 2 * 4 * 650 - 10_000, "torch.nn.LSTM", "none given"),
+    Reference("lstm_large", 10000, CAUSAL, 66_034_000 - 2 * 4 * 1500 - 10_000, "torch.nn.LSTM", "none given"),
     Reference("gpt2", 50257, NONE, 124_439_808, "GPT2LMHeadModel", "117 M (corrected to 124 M)"),
 ]
 
@@ -106,6 +111,7 @@ def test_parameter_counts_are_the_references(reference):
     count = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config, reference.heads)))
     biases = reference.heads.mlm or reference.heads.generator > 0
     unused = (padded_vocabulary(config.vocab_size) - config.vocab_size) * (config.table_width + biases)
+    unused += (padded_vocabulary(config.vocab_size) - config.vocab_size) * config.table_width * reference.heads.lm
     if config.norm == "pre_but_first":
         unused += config.width * (1 + config.bias)  # the first layer's norm before attention
     assert count - unused == reference.count

@@ -13,6 +13,7 @@ Options = TypeVar("Options")
 
 # The allowed values of fields with a fixed choice.
 MODEL_CHOICES = {
+    "encoder": ("transformer", "rnn", "lstm"),
     "norm": ("post", "pre", "pre_but_first"),
     "activation": ("gelu", "gelu_tanh", "gelu_sigmoid", "relu"),
     "positions": ("learned", "sinusoidal", "rotary", "none"),
@@ -34,10 +35,23 @@ MODEL_LEAST = {
     "relative_distance": 1,
     "window": 0,
     "global_every": 1,
+    "bptt": 0,
     "layer_norm_epsilon": 0,
     "initializer_range": 0,
     "rotary_base": 1,
     "rotary_base_local": 1,
+}
+
+
+RECURRENT = ("rnn", "lstm")
+# The values that fields of attention, of norms and of positions must have where the encoder has none of them.
+WITHOUT_ATTENTION: dict[str, Any] = {
+    "causal": True,
+    "positions": "none",
+    "relative": "none",
+    "norm": "post",
+    "shared_layers": "none",
+    "gated": False,
 }
 
 
@@ -76,6 +90,8 @@ class ModelConfig:
     global_every: int = 1  # with a window: layers 0, n, 2n, ... have global attention
     causal: bool = False  # each position attends to itself and to earlier positions
     tied_output: bool = True  # the token table is also the output matrix
+    encoder: str = "transformer"  # transformer, rnn (Elman 1990), lstm
+    bptt: int = 0  # of rnn and lstm: no gradient of the state crosses each multiple of it in a row; 0: all cross
     pooler: str = "tanh"  # over [CLS]: tanh, relu (DistilBERT), gelu (ELECTRA); transform: before heads (ModernBERT)
 
     def __post_init__(self) -> None:
@@ -99,6 +115,23 @@ class ModelConfig:
             )
         if self.positions == "sinusoidal" and self.table_width % 2:
             raise UserError(f"model.positions=sinusoidal needs embeddings of even width, but it is {self.table_width}")
+        self._check_encoder()
+
+    def _check_encoder(self) -> None:
+        if self.encoder == "transformer":
+            required: dict[str, Any] = {"bptt": 0}
+        else:
+            required = WITHOUT_ATTENTION | {"window": 0}
+        for name, value in required.items():
+            if getattr(self, name) != value:
+                raise UserError(
+                    f"model.encoder={self.encoder} does not support model.{name}={getattr(self, name)}. "
+                    f"Use --config.model.{name}={str(value).lower()}"
+                )
+        if self.bptt > self.max_positions:
+            raise UserError(
+                f"model.bptt is {self.bptt}, longer than any row. Use at most model.max_positions, {self.max_positions}"
+            )
 
     @property
     def table_width(self) -> int:

@@ -24,7 +24,7 @@ from bert_jax.vocabulary import Vocabulary
 # Fields of Heads whose value is a number of outputs.
 COUNTED = ("classes", "tags")
 # Fields that affect training only; parameters mean the same whatever their values.
-TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range")
+TRAINING_FIELDS = ("dropout", "attention_dropout", "initializer_range", "bptt")
 ARCHITECTURE_FIELDS = tuple(one.name for one in dataclasses.fields(ModelConfig) if one.name not in TRAINING_FIELDS)
 
 # Whether the output matrix is the token table; None means that it is.

@@ -16,9 +16,16 @@ from bert_jax.model.encoder import Encoded, Encoder
 from bert_jax.model.heads import Heads
 from bert_jax.model.heads.table import heads_of
 from bert_jax.model.layers import child_key
+from bert_jax.model.recurrent import RecurrentEncoder
 from bert_jax.model.runtime import Runtime
 
 __all__ = ["Bert", "Encoded", "Heads", "Runtime", "abstract_params", "bind", "init_params"]
+
+ENCODERS: dict[str, Any] = {  # by model.encoder
+    "transformer": Encoder,
+    "rnn": RecurrentEncoder,
+    "lstm": RecurrentEncoder,
+}
 
 
 class Bert(nnx.Module):
@@ -34,7 +41,7 @@ class Bert(nnx.Module):
             return module(config, *arguments, runtime=runtime, key=child_key(key, name))
 
         self.embeddings = part(Embeddings, "embeddings")
-        self.encoder = part(Encoder, "encoder")
+        self.encoder = part(ENCODERS[config.encoder], "encoder")
         # Heads are attributes, so that a parameter's path begins with its head's name.
         for name, (module, arguments) in heads_of(heads, config).items():
             setattr(self, name, part(module, name, *arguments))

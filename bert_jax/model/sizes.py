@@ -17,6 +17,8 @@ albert          Lan et al. 2020, table 1 and section 4.1: embeddings of width 12
                 layers. The releases of version 2, and of xxlarge, have no dropout
 electra         Clark et al. 2020, table 6: small has embeddings of width 128; a classifier begins with GELU. The
                 generator is not part of a preset (config.generator_size)
+rnn             Mikolov et al. 2010, table 1: one layer of 400
+lstm            Zaremba et al. 2014, section 4.1, medium and large: two layers of 650 or 1500
 gpt, gpt2       Radford et al. 2018, section 4.1; Radford et al. 2019, table 2, the smallest
 """
 
@@ -41,6 +43,22 @@ def _size(layers: int, width: int) -> Fields:
         "width": width,
         "heads": width // HEAD_WIDTH,
         "feed_forward": width * FEED_FORWARD_FACTOR,
+    }
+
+
+def _recurrent(encoder: str, layers: int, width: int) -> Fields:
+    """Returns a recurrent language model: no attention, norms, positions or segments, and an output of its own."""
+    return {
+        "encoder": encoder,
+        "layers": layers,
+        "width": width,
+        "heads": 1,
+        "feed_forward": 1,
+        "segment_types": 0,
+        "embedding_norm": False,
+        "positions": "none",
+        "causal": True,
+        "tied_output": False,
     }
 
 
@@ -113,6 +131,9 @@ PRESETS: dict[str, Fields] = {
     "electra_base": _BASE | {"pooler": "gelu"},
     "electra_large": _LARGE | {"pooler": "gelu"},
     "gpt": _BASE | _GPT,
+    "rnn": _recurrent("rnn", 1, 400),
+    "lstm_medium": _recurrent("lstm", 2, 650),
+    "lstm_large": _recurrent("lstm", 2, 1500),
     "gpt2": _BASE | _GPT | {"max_positions": 1024, "norm": "pre"},
 }
 

@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeEl
 from tensorboardX import SummaryWriter
 
 from bert_jax.config import ModelConfig
+from bert_jax.model.recurrent import CELLS
 from bert_jax.shapes import padded_vocabulary
 
 METRICS_FILE = "metrics.jsonl"
@@ -42,16 +43,25 @@ def training_flops(model: ModelConfig, rows: int, length: int, predictions: int)
     predictions   positions of each row whose vocabulary logits are computed; a causal model computes all
     """
     width, positions = model.width, rows * length
-    feed_forward = (6 if model.gated else 4) * width * model.feed_forward
-    attended = [
-        length if model.is_global(layer) else min(length, 2 * model.window + 1) for layer in range(model.layers)
-    ]
-    layers = positions * (model.layers * (8 * width**2 + feed_forward) + 4 * width * sum(attended))
+    if model.encoder in CELLS:  # each gate has a matmul of the input and one of the state
+        layers = positions * model.layers * 4 * CELLS[model.encoder].gates * width**2
+    else:
+        layers = positions * _transformer_flops(model, length)
     predicted = positions if model.causal else rows * predictions
     projection = 2 * width * model.embedding_width  # from the embeddings' width, and in a causal head back to it
     transform = projection if model.causal else 2 * width * model.table_width
     head = predicted * (transform + 2 * model.table_width * padded_vocabulary(model.vocab_size))
     return 3.0 * (positions * projection + layers + head)
+
+
+def _transformer_flops(model: ModelConfig, length: int) -> int:
+    """Returns the FLOPs of the layers' forward matmuls for one position of a row."""
+    width = model.width
+    feed_forward = (6 if model.gated else 4) * width * model.feed_forward
+    attended = [
+        length if model.is_global(layer) else min(length, 2 * model.window + 1) for layer in range(model.layers)
+    ]
+    return model.layers * (8 * width**2 + feed_forward) + 4 * width * sum(attended)
 
 
 def peak_flops() -> float | None:

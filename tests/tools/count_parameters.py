@@ -86,6 +86,14 @@ def main() -> None:
     with torch.device("meta"):
         encoder = nn.TransformerEncoder(nn.TransformerEncoderLayer(512, 8, 2048), 6)
     show("transformer_base", parameters(encoder))
+    for name, module, layers, width in (
+        ("rnn", nn.RNN, 1, 400),
+        ("lstm_medium", nn.LSTM, 2, 650),
+        ("lstm_large", nn.LSTM, 2, 1500),
+    ):
+        with torch.device("meta"):
+            parts = nn.Embedding(10000, width), module(width, width, layers), nn.Linear(width, 10000)
+        show(name, sum(parameters(part) for part in parts))
 
 
 if __name__ == "__main__":

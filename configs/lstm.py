@@ -1,0 +1,67 @@
+"""Recurrent language models: the LSTM of Zaremba et al. 2014, medium or large, and Elman's network, left to right.
+
+    python -m bert_jax.pretrain --config configs/lstm.py:medium --workdir runs/lstm --config.data.train=SHARDS
+
+or configs/lstm.py:large, configs/lstm.py:rnn (Mikolov et al. 2010). SHARDS are made by `build_examples --objective
+full_sentences --seq_len 140`. The state is zero at the start of each sequence, and its gradient is cut every model.bptt
+positions. The output matrix is not tied to the embeddings; --config.model.tied_output=true ties it (Press and Wolf
+2017). With 10,000 words and two biases a layer (here the two are one, and the output has none), the LSTMs have
+19,780,400 and 66,034,000 parameters.
+
+Hardware  published: one K20 (lstm); not run here
+Hours     published: medium 12, large 24
+Expected  published: word perplexity on the test set of the Penn Treebank, medium 82.7, large 78.4; not measured here
+Source    lstm: Zaremba et al. 2014, section 4.1: layers, widths, dropout, 35 positions, clipping, 39 and 55 epochs of
+          929,000 words; initial deviations are those of its uniform values. rnn: Mikolov et al. 2010, table 1 (RNN
+          400/10); 5 positions are from Mikolov et al. 2011. Not from the papers: AdamW at 1e-3 instead of SGD, 24 rows
+          of 140 instead of 20 of 35, no dropout of the last layer's output, and tanh for the units of rnn
+"""
+
+import math
+from typing import NamedTuple
+
+import ml_collections
+
+from bert_jax.command import UserError
+from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+
+ROWS, POSITIONS = 24, 140
+WORDS = 929_000  # of the Penn Treebank's training set
+
+
+class Model(NamedTuple):
+    preset: str
+    dropout: float
+    bptt: int
+    limit: float  # of initial values, uniform in the paper
+    clip_norm: float
+    epochs: int
+
+
+MODELS = {
+    "medium": Model("lstm_medium", 0.5, 35, 0.05, 5.0, 39),
+    "large": Model("lstm_large", 0.65, 35, 0.04, 10.0, 55),
+    "rnn": Model("rnn", 0.0, 5, 0.05, 5.0, 15),
+}
+
+
+def get_config(model: str = "medium") -> ml_collections.ConfigDict:
+    if model not in MODELS:
+        raise UserError(f"configs/lstm.py: unknown model {model}; choose from {', '.join(MODELS)}")
+    chosen = MODELS[model]
+    options = ModelOptions(
+        preset=chosen.preset,
+        dropout=chosen.dropout,
+        bptt=chosen.bptt,
+        initializer_range=chosen.limit / math.sqrt(3),  # the standard deviation of uniform values
+    )
+    return recipe(
+        PretrainConfig(
+            model=options,
+            optimizer=OptimizerConfig(
+                learning_rate=1e-3, warmup_steps=100, weight_decay=0.0, epsilon=1e-8, clip_norm=chosen.clip_norm
+            ),
+            batch_size=ROWS,
+            steps=chosen.epochs * WORDS // (ROWS * POSITIONS),
+        )
+    )
