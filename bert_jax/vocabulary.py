@@ -45,7 +45,7 @@ class Vocabulary:
     has_unknown                whether the token for unknown text differs from those that begin and end a text
     special_ids                ids of all special tokens, ascending; the five above are among them
     pair_separators            number of separators that published models of this kind place between two texts: 2 for
-                               RoBERTa and XLM-R (<s> A </s></s> B </s>), otherwise 1
+                               RoBERTa, XLM-R and MPNet (<s> A </s></s> B </s>), otherwise 1
     adds_special_tokens        whether sequences are cls A sep (B sep). In a published GPT-2 they are A B, without
                                special tokens; shards, and models trained on them, always have them
     begin, between, end        number of special tokens before a text, between two texts, and at the end: 1,

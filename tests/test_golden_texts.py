@@ -16,6 +16,7 @@ from bert_jax.command import UserError
 from bert_jax.config import FinetuneConfig, ModelOptions, TaskConfig
 from bert_jax.data.shards import open_dataset
 from bert_jax.embed import embed
+from bert_jax.fill_mask import fill_mask
 from bert_jax.finetune import finetune
 from bert_jax.interop import bert_jax_export, huggingface, huggingface_export, stablehlo
 from bert_jax.tasks import texts as texts_lib
@@ -24,13 +25,17 @@ from bert_jax.tasks.kinds.question_files import Question
 from bert_jax.tasks.kinds.question_windows import encode_questions
 from bert_jax.tasks.pairs import encode_pairs
 from bert_jax.tasks.word_rows import encode_words
+from bert_jax.tokenization.engine import template
+from bert_jax.tokenization.tokenizer_spec import BERT_ROLES, MPNET_ROLES
+from bert_jax.tokenization.wordpiece import WordPieceSpec
 from bert_jax.tokenizer import Tokenizer
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
 from data_prep.inspection.verification import verify
 
 END = "<|endoftext|>"
-NAMES = ("gpt2",)
+NAMES = ("gpt2", "mpnet")
+HASH_BEFORE = "2aafbf2ab36ddabbc8d9fd2cc41381ba4c3b82713509bd8e9b28c22db57a456a"
 
 
 @pytest.fixture
@@ -205,3 +210,67 @@ def test_other_forms_of_the_post_processor_are_read(folder, steps):
     if not steps:
         (path / "tokenizer.json").write_text(json.dumps(whole | {"post_processor": None}))
     assert vocabulary.load(path).adds_special_tokens == ("END" in steps)
+
+
+def test_the_special_tokens_of_mpnet_are_its_own(folder):
+    words = huggingface.read(folder("mpnet")[0]).vocabulary
+    assert words.roles == ("<pad>", "[UNK]", "<s>", "</s>", "<mask>")
+    assert (words.pad_id, words.unk_id, words.cls_id, words.sep_id) == (1, 4, 0, 2)
+    assert words.has_mask and words.pair_separators == 2 and words.special_ids == (0, 1, 2, 4, words.mask_id)
+
+
+def test_the_published_vocabulary_of_mpnet_contains_berts_special_tokens(tmp_path):
+    """It is BERT's vocabulary after <s>, <pad>, </s> and <unk>, and before <mask>."""
+    bert = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s"]
+    (tmp_path / "vocab.txt").write_text("\n".join(["<s>", "<pad>", "</s>", "<unk>", *bert, "<mask>"]) + "\n")
+    words = tokenizer.load(tmp_path)
+    assert words.roles == MPNET_ROLES and (words.unk_id, words.mask_id) == (5, 12)
+    assert words.encode_special("the <mask> cats").tolist() == [9, 12, 10, 11]
+    (tmp_path / "vocab.txt").write_text("\n".join([*bert, "<s>", "</s>", "<pad>", "<mask>"]) + "\n")
+    assert vocabulary.load(tmp_path).roles == BERT_ROLES
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "MPNetTokenizer"}')
+    assert vocabulary.load(tmp_path).roles == MPNET_ROLES
+    (tmp_path / "vocab.txt").write_text("\n".join(["<s>", "<pad>", "</s>", "[UNK]", "the"]) + "\n")
+    with pytest.raises(UserError, match="no token for mask_token"):
+        vocabulary.load(tmp_path)
+
+
+def test_the_mask_of_mpnet_is_filled_as_by_transformers(folder):
+    path, arrays = folder("mpnet")
+    (filled,) = fill_mask(path, ["the <mask> sat"], top=45)
+    (also,) = fill_mask(path, ["the [MASK] sat"], top=45)
+    assert also.masks == filled.masks
+    names = vocabulary.load(path)
+    found = np.zeros(45)
+    for prediction in filled.masks[0]:
+        found[names.id_of(prediction.token)] = prediction.probability
+    np.testing.assert_allclose(found, arrays["mask_probabilities"], atol=TOLERANCE, err_msg=REFRESH)
+
+
+@pytest.mark.parametrize(
+    ("processor", "separators"),
+    [
+        (tokenizers.processors.BertProcessing(("</s>", 2), ("<s>", 0)), 1),
+        (template(("<s>", 0), ("</s>", 2), separators=1), 1),
+        (template(("<s>", 0), ("</s>", 2), separators=2), 2),
+    ],
+)
+def test_the_separators_of_a_pair_are_those_of_the_folder(folder, processor, separators):
+    path, _ = folder("mpnet")
+    library = tokenizers.Tokenizer.from_file(str(path / "tokenizer.json"))
+    library.post_processor = processor
+    library.save(str(path / "tokenizer.json"))
+    words = tokenizer.load(path)
+    assert words.pair_separators == separators
+    (row,) = rows_of(texts_lib.encode(["the cat\tx"], words, 64, by_word=False).rows)
+    assert row == library.encode("the cat", "x").ids
+    words.save(path / "again")
+    assert vocabulary.load(path / "again").spec == words.spec
+    assert tokenizers.Tokenizer.from_file(str(path / "again" / "tokenizer.json")).encode("the cat", "x").ids == row
+
+
+def test_a_role_at_its_default_does_not_enter_the_hash():
+    """Shards name the hash of their vocabulary. This one was computed before WordPiece had roles."""
+    spec = WordPieceSpec((*BERT_ROLES, "the", "##s"), lowercase=True, strip_accents=True)
+    assert spec.content_hash() == HASH_BEFORE
+    assert dataclasses.replace(spec, pair_separators=2).content_hash() != spec.content_hash()

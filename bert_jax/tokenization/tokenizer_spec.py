@@ -43,6 +43,7 @@ class Roles(NamedTuple):
 BERT_ROLES = Roles("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 ALBERT_ROLES = Roles("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]")
 ROBERTA_ROLES = Roles("<pad>", "<unk>", "<s>", "</s>", "<mask>")
+MPNET_ROLES = Roles("<pad>", "[UNK]", "<s>", "</s>", "<mask>")
 GPT2_ROLES = Roles(*["<|endoftext|>"] * 5)  # GPT-2's only special token, which separates texts
 
 
@@ -87,8 +88,10 @@ class TokenizerSpec(Protocol):
         """Writes the files of a Hugging Face folder, except tokenizer.json, into an existing folder."""
 
 
-# Marks a dataclass field that changes no id of a text, so that it does not enter content_hash.
+# Mark dataclass fields for content_hash: one that changes no id of a text does not enter it, and one that was added
+# later enters it only where it differs from its default, so that hashes stay as they were.
 UNHASHED = {"hashed": False}
+HASHED_IF_CHANGED = {"hashed": "if changed"}
 
 
 class TokenList:
@@ -109,9 +112,12 @@ class TokenList:
         return tuple(index for index, token in enumerate(self.all_tokens()) if token in special)
 
     def content_hash(self) -> str:
-        """The hexadecimal sha256 of the kind and the dataclass fields, names included, except those UNHASHED."""
-        hashed = [field.name for field in dataclasses.fields(self) if field.metadata.get("hashed", True)]  # type: ignore[arg-type]
-        fields = {name: getattr(self, name) for name in hashed}  # dataclasses.asdict would copy every token
+        """The hexadecimal sha256 of the kind and the dataclass fields, names included, apart from marked ones."""
+        fields = {}  # dataclasses.asdict would copy every token
+        for field in dataclasses.fields(self):  # type: ignore[arg-type]
+            value, rule = getattr(self, field.name), field.metadata.get("hashed", True)
+            if rule is True or (rule == "if changed" and value != field.default):
+                fields[field.name] = value
         serialized = json.dumps({"kind": self.kind} | fields, sort_keys=True, default=dataclasses.asdict)
         return hashlib.sha256(serialized.encode()).hexdigest()
 

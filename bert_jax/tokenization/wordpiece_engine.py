@@ -9,13 +9,13 @@ import string
 from collections.abc import Mapping, Sequence
 
 import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.tokenization.chunk_cache import ChunkedTexts
 from bert_jax.tokenization.engine import LibraryEngine, add_tokens, template
 from bert_jax.tokenization.longest_match import LongestMatch
 from bert_jax.tokenization.tokenizer_spec import id_dtype
-from bert_jax.tokenization.wordpiece import CLS, SEP, UNK, WordPieceSpec
+from bert_jax.tokenization.wordpiece import WordPieceSpec
 
 # str.split splits at these. The library does not: its clean-up first drops them, as it drops other control
 # characters.
@@ -58,7 +58,7 @@ class WordPieceEngine(LibraryEngine):
             prefix=self._spec.continuation_prefix,
             characters=letters + string.digits,
             longest=self._spec.max_word_length,
-            unknown_id=self._spec.tokens.index(UNK),
+            unknown_id=self._spec.tokens.index(self._spec.roles.unk_token),
             dtype=self.id_dtype,
         )
 
@@ -67,7 +67,7 @@ def library_tokenizer(spec: WordPieceSpec) -> tokenizers.Tokenizer:
     """The `tokenizers` library's tokenizer of a specification."""
     model = models.WordPiece(
         {token: index for index, token in enumerate(spec.tokens)},
-        unk_token=UNK,
+        unk_token=spec.roles.unk_token,
         continuing_subword_prefix=spec.continuation_prefix,
         max_input_chars_per_word=spec.max_word_length,
     )
@@ -81,8 +81,11 @@ def library_tokenizer(spec: WordPieceSpec) -> tokenizers.Tokenizer:
     library.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     library.decoder = decoders.WordPiece(prefix=spec.continuation_prefix)
     add_tokens(library, spec.added)
-    cls, sep = ((token, spec.tokens.index(token)) for token in (CLS, SEP))
-    library.post_processor = template(cls, sep)
+    cls, sep = ((token, spec.tokens.index(token)) for token in (spec.roles.cls_token, spec.roles.sep_token))
+    if spec.pair_separators == 2:
+        library.post_processor = processors.RobertaProcessing(sep, cls, trim_offsets=True, add_prefix_space=False)
+    else:
+        library.post_processor = template(cls, sep)
     return library
 
 

@@ -2,12 +2,13 @@
 
     golden_env/bin/python tests/tools/make_golden_texts.py --output tests/testdata
 
-Other golden files start from ids. These (gpt2_texts.npz) hold texts and the folder that transformers
+Other golden files start from ids. These (gpt2_texts.npz, mpnet_texts.npz) hold texts and the folder that transformers
 saves, so that a test can follow a text from its characters to its vectors:
 
     files/NAME      the files of the folder; weights/NAME its tensors
     texts, pairs    JSON lists
     ids/N, pair_ids/N, hidden/N   what the tokenizer returns for text or pair N, and the last layer of the model for it
+    mask_probabilities   of the model with an MLM head, over the vocabulary at the mask of MASKED
 """
 
 import argparse
@@ -24,7 +25,11 @@ from make_golden import randomize
 
 TEXTS = ["the cat sat on the mat", "A dog, naïve and un-seen!", "river  the\nthe", "x"]
 PAIRS = [["the cat", "on a mat."], ["a dog sat", "x"]]
+MASKED = "the <mask> sat"
 CORPUS = ["the cat sat on the mat", "a dog sat on the cat", "the river and the mat", "un unseen on and"]
+MPNET_TOKENS = ["<s>", "<pad>", "</s>", "<unk>", "[UNK]", *"abcdehimnorstuvx,.!-"]
+MPNET_TOKENS += [f"##{letter}" for letter in "adehinorstv"] + ["the", "cat", "dog", "sat", "on", "mat", "ri", "##ver"]
+MPNET_TOKENS += ["<mask>"]
 
 
 def write_texts(path: pathlib.Path, tokenizer: transformers.PreTrainedTokenizerBase, model: torch.nn.Module) -> None:
@@ -37,6 +42,12 @@ def write_texts(path: pathlib.Path, tokenizer: transformers.PreTrainedTokenizerB
         arrays[f"hidden/{index}"] = output.last_hidden_state[0].numpy()
     for index, pair in enumerate(PAIRS):
         arrays[f"pair_ids/{index}"] = np.array(tokenizer(*pair)["input_ids"])
+    if tokenizer.mask_token:
+        inputs = tokenizer(MASKED, return_tensors="pt")
+        with torch.no_grad():
+            logits = model(input_ids=inputs["input_ids"]).logits[0]
+        (place,) = torch.where(inputs["input_ids"][0] == tokenizer.mask_token_id)
+        arrays["mask_probabilities"] = torch.softmax(logits[place[0]], dim=-1).numpy()
     with tempfile.TemporaryDirectory() as folder:
         tokenizer.save_pretrained(folder)
         model.save_pretrained(folder)
@@ -62,11 +73,28 @@ def gpt2(path: pathlib.Path) -> None:
     write_texts(path, tokenizer, model)
 
 
+def mpnet(path: pathlib.Path) -> None:
+    """MPNetForMaskedLM with WordPiece and the special tokens of published MPNet folders."""
+    tokenizer = transformers.MPNetTokenizer(vocab={token: index for index, token in enumerate(MPNET_TOKENS)})
+    config = transformers.MPNetConfig(
+        vocab_size=len(MPNET_TOKENS),
+        hidden_size=12,
+        num_hidden_layers=2,
+        num_attention_heads=3,
+        intermediate_size=17,
+        max_position_embeddings=39,
+    )
+    model = transformers.MPNetForMaskedLM(config).eval()
+    randomize(model, seed=82)
+    write_texts(path, tokenizer, model)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--output", required=True, type=pathlib.Path, help="the folder to write to")
     folder = parser.parse_args().output
     gpt2(folder / "gpt2_texts.npz")
+    mpnet(folder / "mpnet_texts.npz")
 
 
 if __name__ == "__main__":
