@@ -45,6 +45,7 @@ PRETRAINING = {
     "electra:base": "electra_base",
     "electra:large": "electra_large",
     "electra:small": "electra_small",
+    "feed_forward_lm": "feed_forward_lm",
     "gpt:gpt": "gpt",
     "gpt:gpt2": "gpt2",
     "lstm:large": "lstm_large",

@@ -51,6 +51,12 @@ class Case(NamedTuple):
 
 
 SINGLE = {"objective": "single"}
+WINDOW = (
+    "--config.model.encoder=feed_forward",
+    "--config.model.window=4",
+    "--config.model.causal=true",
+    "--config.model.positions=none",
+)
 RECURRENT = (
     "--config.model.encoder=lstm",
     "--config.model.causal=true",
@@ -77,6 +83,7 @@ CASES = {
     "a generator's tokens": Case(SINGLE, overrides=("--config.objective=replaced_tokens",)),
     "next tokens": Case(SINGLE, ("lm",), ("--config.model.causal=true",)),
     "next tokens by an LSTM": Case(SINGLE, ("lm",), RECURRENT, 150),
+    "next tokens from a window": Case(SINGLE, ("lm",), WINDOW),
 }
 
 

@@ -40,6 +40,7 @@ CASES = [
     ("buckets", "2x1x4", {}),
     ("gpt", "2x2x2", {}),
     ("lstm", "2x2x2", {}),
+    ("feed_forward", "2x2x2", {}),
     ("lstm", "8x1x1", {"microbatches": 2}),
     ("albert", "2x2x2", {}),
     ("electra", "2x2x2", {}),
@@ -60,7 +61,10 @@ def packed_rows():
 
 
 def plan_of(family: str, *, loop: str = "scan", microbatches: int = 1, **optimizer: Any) -> steps.Plan:
-    model = dataclasses.replace(FAMILIES["bert" if family == "electra" else family], **CHANGES)
+    base = {"electra": "bert", "feed_forward": "rnn"}.get(family, family)
+    model = dataclasses.replace(FAMILIES[base], **CHANGES)
+    if family == "feed_forward":
+        model = dataclasses.replace(model, encoder=family, layers=1, window=3)
     if family in ("albert", "electra", "lstm"):
         model = dataclasses.replace(model, embedding_width=8)
     objective = CausalLMObjective() if model.causal else MaskedLMObjective()
@@ -131,7 +135,8 @@ def test_a_step_on_any_mesh_equals_that_of_one_device(family, mesh, changes):
     for name in ("loss", "gradient_norm"):
         np.testing.assert_allclose(metrics[name], wanted[name], rtol=1e-6, err_msg=name)
     assert_close(momentum(state.optimizer_state), momentum(there.optimizer_state))
-    kernel = f"encoder/layers/{'recurrent' if family == 'lstm' else 'feed_forward/input'}/kernel"
+    part = {"lstm": "recurrent", "feed_forward": "window"}.get(family, "feed_forward/input")
+    kernel = f"encoder/layers/{part}/kernel"
     before, got, wanted = (
         jax.device_get(paths.flatten(part.params)[kernel]) for part in (first_state(plan), state, there)
     )

@@ -28,6 +28,7 @@ from bert_jax import evaluate, export, pretrain
 from bert_jax.command import UserError
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
+from bert_jax.model.attention import kernels
 from bert_jax.model.bert import bind
 from bert_jax.model.dropout import dropout, row_seeds
 from bert_jax.model.head_outputs import vocabulary_logits
@@ -153,7 +154,7 @@ def test_dropout_is_between_layers_as_in_torch(runtime):
         ({"norm": "pre"}, r"does not support model\.norm=pre"),
         ({"shared_layers": "all"}, r"does not support model\.shared_layers=all"),
         ({"bptt": 33}, r"model\.bptt is 33, longer than any row. Use at most model\.max_positions, 32"),
-        ({"encoder": "gru"}, r"unknown model\.encoder 'gru'; choose from transformer, rnn, lstm"),
+        ({"encoder": "gru"}, r"unknown model\.encoder 'gru'; choose from transformer, rnn, lstm, feed_forward"),
     ],
 )
 def test_a_combination_that_makes_no_sense_is_refused(changes, message):
@@ -173,6 +174,12 @@ def test_attention_maps_are_refused():
     assert isinstance(model.encoder, RecurrentEncoder)
     with pytest.raises(UserError, match=r"model\.encoder=rnn has no attention maps"):
         model.encode(batch, attention_maps=True)
+
+
+def test_an_attention_kernel_is_refused():
+    assert kernels(FAMILIES["lstm"], SCAN, 100) == ["none"]
+    with pytest.raises(UserError, match=r"encoder=lstm has no attention, but model\.attention is einsum"):
+        kernels(FAMILIES["lstm"], dataclasses.replace(SCAN, attention="einsum"), 100)
 
 
 def arguments(shards_dir, workdir, *options: str) -> list[str]:

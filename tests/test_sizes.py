@@ -96,6 +96,8 @@ REFERENCES = [
     Reference("electra_base", UNCASED, pair(256), 109_483_009 + 33_740_602 - 23_837_184, "both", "none given"),
     Reference("electra_large", UNCASED, pair(256), 335_142_913 + 51_295_290 - 31_782_912, "both", "none given"),
     Reference("gpt", 40478, NONE, 116_534_784, "OpenAIGPTLMHeadModel", "117 M"),
+    # |V| (m + h) + h (1 + (n - 1) m): Bengio et al. 2003, section 2, without direct connections and output biases.
+    Reference("feed_forward_lm", 10000, CAUSAL, 10_000 * 200 + 100 * (1 + 4 * 100), "the formula", "none given"),
     # torch.nn.Embedding, RNN or LSTM, Linear; less what bert_jax lacks: a second bias a layer and that of the output.
     Reference("rnn", 10000, CAUSAL, 8_330_800 - 400 - 10_000, "torch.nn.RNN", "none given"),
     Reference("lstm_medium", 10000, CAUSAL, 19_780_400 - 2 * 4 * 650 - 10_000, "torch.nn.LSTM", "none given"),

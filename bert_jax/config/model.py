@@ -13,7 +13,7 @@ Options = TypeVar("Options")
 
 # The allowed values of fields with a fixed choice.
 MODEL_CHOICES = {
-    "encoder": ("transformer", "rnn", "lstm"),
+    "encoder": ("transformer", "rnn", "lstm", "feed_forward"),
     "norm": ("post", "pre", "pre_but_first"),
     "activation": ("gelu", "gelu_tanh", "gelu_sigmoid", "relu"),
     "positions": ("learned", "sinusoidal", "rotary", "none"),
@@ -43,7 +43,6 @@ MODEL_LEAST = {
 }
 
 
-RECURRENT = ("rnn", "lstm")
 # The values that fields of attention, of norms and of positions must have where the encoder has none of them.
 WITHOUT_ATTENTION: dict[str, Any] = {
     "causal": True,
@@ -86,11 +85,11 @@ class ModelConfig:
     rotary_base_local: float = 10_000.0  # of layers with a window
     relative: str = "none"  # none, shaw (Shaw et al. 2018), buckets (T5; Raffel et al. 2020)
     relative_distance: int = 128  # longer distances are clipped to it
-    window: int = 0  # positions that a layer attends to on either side; 0: all
+    window: int = 0  # positions that a layer attends to on either side; 0: all. Of feed_forward: those it sees
     global_every: int = 1  # with a window: layers 0, n, 2n, ... have global attention
     causal: bool = False  # each position attends to itself and to earlier positions
     tied_output: bool = True  # the token table is also the output matrix
-    encoder: str = "transformer"  # transformer, rnn (Elman 1990), lstm
+    encoder: str = "transformer"  # transformer, rnn (Elman 1990), lstm, feed_forward (Bengio et al. 2003)
     bptt: int = 0  # of rnn and lstm: no gradient of the state crosses each multiple of it in a row; 0: all cross
     pooler: str = "tanh"  # over [CLS]: tanh, relu (DistilBERT), gelu (ELECTRA); transform: before heads (ModernBERT)
 
@@ -121,7 +120,13 @@ class ModelConfig:
         if self.encoder == "transformer":
             required: dict[str, Any] = {"bptt": 0}
         else:
-            required = WITHOUT_ATTENTION | {"window": 0}
+            windowed = self.encoder == "feed_forward"
+            required = WITHOUT_ATTENTION | ({"layers": 1, "bptt": 0} if windowed else {"window": 0})
+            if windowed and not self.window:
+                raise UserError(
+                    "model.encoder=feed_forward needs a window: set --config.model.window to the number of tokens that "
+                    "each position sees, itself included, such as 4"
+                )
         for name, value in required.items():
             if getattr(self, name) != value:
                 raise UserError(

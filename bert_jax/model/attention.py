@@ -8,6 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
+from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model.layers import Dense, Shape, child_key
 from bert_jax.model.ops import attention_kernels, operations
@@ -55,8 +56,16 @@ def visible_keys(
 def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
     """Returns the attention kernels of the layers of a model in training on rows of that length, each once, in order.
 
-    Raises UserError for a requested kernel that cannot run (attention_kernels.choose).
+    An encoder without attention has the kernel `none`. Raises UserError for a requested kernel that cannot run
+    (attention_kernels.choose).
     """
+    if config.encoder != "transformer":
+        if runtime.attention != "auto":
+            raise UserError(
+                f"model.encoder={config.encoder} has no attention, but model.attention is {runtime.attention}. "
+                "Use --config.model.attention=auto"
+            )
+        return ["none"]
     found = (
         _kernel(
             config,

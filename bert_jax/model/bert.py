@@ -13,6 +13,7 @@ from bert_jax.model import paths
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.embeddings import Embeddings
 from bert_jax.model.encoder import Encoded, Encoder
+from bert_jax.model.feed_forward_lm import FeedForwardEncoder
 from bert_jax.model.heads import Heads
 from bert_jax.model.heads.table import heads_of
 from bert_jax.model.layers import child_key
@@ -25,6 +26,7 @@ ENCODERS: dict[str, Any] = {  # by model.encoder
     "transformer": Encoder,
     "rnn": RecurrentEncoder,
     "lstm": RecurrentEncoder,
+    "feed_forward": FeedForwardEncoder,
 }
 
 

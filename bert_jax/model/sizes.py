@@ -19,6 +19,7 @@ electra         Clark et al. 2020, table 6: small has embeddings of width 128; a
                 generator is not part of a preset (config.generator_size)
 rnn             Mikolov et al. 2010, table 1: one layer of 400
 lstm            Zaremba et al. 2014, section 4.1, medium and large: two layers of 650 or 1500
+feed_forward_lm Bengio et al. 2003, table 1: order 5, 100 hidden units; embeddings of the same width
 gpt, gpt2       Radford et al. 2018, section 4.1; Radford et al. 2019, table 2, the smallest
 """
 
@@ -46,8 +47,8 @@ def _size(layers: int, width: int) -> Fields:
     }
 
 
-def _recurrent(encoder: str, layers: int, width: int) -> Fields:
-    """Returns a recurrent language model: no attention, norms, positions or segments, and an output of its own."""
+def _without_attention(encoder: str, layers: int, width: int) -> Fields:
+    """Returns a language model without attention, norms, positions and segments, and with an output of its own."""
     return {
         "encoder": encoder,
         "layers": layers,
@@ -131,9 +132,10 @@ PRESETS: dict[str, Fields] = {
     "electra_base": _BASE | {"pooler": "gelu"},
     "electra_large": _LARGE | {"pooler": "gelu"},
     "gpt": _BASE | _GPT,
-    "rnn": _recurrent("rnn", 1, 400),
-    "lstm_medium": _recurrent("lstm", 2, 650),
-    "lstm_large": _recurrent("lstm", 2, 1500),
+    "feed_forward_lm": _without_attention("feed_forward", 1, 100) | {"window": 4},
+    "rnn": _without_attention("rnn", 1, 400),
+    "lstm_medium": _without_attention("lstm", 2, 650),
+    "lstm_large": _without_attention("lstm", 2, 1500),
     "gpt2": _BASE | _GPT | {"max_positions": 1024, "norm": "pre"},
 }
 

@@ -45,6 +45,8 @@ def training_flops(model: ModelConfig, rows: int, length: int, predictions: int)
     width, positions = model.width, rows * length
     if model.encoder in CELLS:  # each gate has a matmul of the input and one of the state
         layers = positions * model.layers * 4 * CELLS[model.encoder].gates * width**2
+    elif model.encoder == "feed_forward":
+        layers = positions * 2 * model.window * width**2
     else:
         layers = positions * _transformer_flops(model, length)
     predicted = positions if model.causal else rows * predictions

@@ -1,0 +1,29 @@
+"""The feed-forward language model of Bengio et al. 2003: each token from the four before it.
+
+    python -m bert_jax.pretrain --config configs/feed_forward_lm.py --workdir runs/ngram --config.data.train=SHARDS
+
+SHARDS are made by `build_examples --objective full_sentences --seq_len 128`. model.window is the number of tokens that
+are concatenated: n - 1 of an n-gram, since it does not count the token that is predicted.
+
+Hardware  published: 40 CPUs for the larger corpus (AP News); not run here
+Hours     published: about three weeks for the larger corpus
+Expected  published: word perplexity 252 on the Brown corpus, mixed with a trigram model; not measured here
+Source    Bengio et al. 2003, sections 2 and 4, table 1: n = 5 and 100 hidden units. Not from the paper: embeddings as
+          wide as the hidden layer, no direct connections from embeddings to output, no output bias, AdamW instead of
+          SGD, and all of the optimizer's and the batch's values
+"""
+
+import ml_collections
+
+from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+
+
+def get_config() -> ml_collections.ConfigDict:
+    return recipe(
+        PretrainConfig(
+            model=ModelOptions(preset="feed_forward_lm", dropout=0.0, initializer_range=0.1),
+            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, epsilon=1e-8),
+            batch_size=32,
+            steps=100_000,
+        )
+    )
