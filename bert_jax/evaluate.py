@@ -87,12 +87,15 @@ def _evaluate_shards(loaded: LoadedModel, data: Path, config: TrainConfig, max_r
         evaluator = make_evaluator(plan, mesh, lambda _, rows: loader.evaluation_batches(size, max_rows, rows), size)
         wanted = paths.flatten(abstract_params(loaded.model, objective.heads))
         params = paths.unflatten({path: loaded.params[path] for path in wanted})
-        return dict(evaluator(partitioning.put(params, mesh), 0))
+        metrics = evaluator(partitioning.put(params, mesh), 0)
+    if "mdm_loss" in metrics:
+        metrics["mdm_perplexity"] = math.exp(metrics["mdm_loss"])  # an upper bound of the perplexity, as the loss is
+    return metrics
 
 
 def _objective(loaded: LoadedModel, dataset: Dataset) -> Objective:
     """Returns the objective for which the checkpoint has heads and the shards have labels."""
-    heads, traits = loaded.heads, ShardTraits.of(dataset)
+    heads, traits = loaded.heads, ShardTraits.of(dataset, loaded.vocabulary)
     name = "replaced_tokens" if heads.generator else loaded.training.get("objective", "auto")
     if not (heads.lm or heads.mlm or heads.generator or heads.named):
         raise UserError(f"{loaded.origin} has no language-model head to evaluate; use a pretrained checkpoint")

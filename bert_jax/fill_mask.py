@@ -1,4 +1,4 @@
-"""Predicts the masked words of sentences."""
+"""Predicts the masked words of sentences, or generates text by filling masks."""
 
 import functools
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from bert_jax import command
+from bert_jax import ancestral_sampling, command
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.interop import checkpoint_average
@@ -34,7 +34,14 @@ DESCRIPTION = """Predicts the masked words of sentences, with the probability of
 
 CHECKPOINT is a workdir of bert_jax.pretrain, a step in it, an export, or a Hugging Face folder; it must have a masked
 language model head. Each [MASK] (or the vocabulary's own mask token, such as <mask>) stands for one token of the
-vocabulary. Several masks in a sentence are predicted independently, not jointly."""
+vocabulary. Several masks in a sentence are predicted independently, not jointly.
+
+  python -m bert_jax.fill_mask --checkpoint CHECKPOINT --generate 40 "The old man"
+
+With --generate N, N new tokens follow each sentence, or form a text if no sentence is given. They begin as masks, which
+are replaced by samples in several steps (Sahoo et al. 2024, "Simple and Effective Masked Diffusion Language Models").
+This is meant for models trained with config.objective=diffusion; other masked models rarely generate coherent text.
+Masks in a sentence are filled too."""
 
 
 class Prediction(NamedTuple):
@@ -59,6 +66,46 @@ def fill_mask(
     sentence without a mask or longer than the model, a checkpoint of a causal model or without a masked
     language model head, and a top outside 1 to the vocabulary size.
     """
+    loaded = _open(checkpoint, average)
+    if not 1 <= top <= loaded.vocabulary.vocab_size:
+        raise UserError(f"--top is {top}; use 1 to {loaded.vocabulary.vocab_size} (the vocabulary size)")
+    tokenizer = Tokenizer(loaded.vocabulary.spec)
+    encoded = [_encode(sentence, tokenizer, loaded.model.max_positions) for sentence in sentences]
+    filled: list[Filled] = []
+    for start in range(0, len(encoded), BATCH_SIZE):
+        filled += _fill(loaded, sentences[start : start + BATCH_SIZE], encoded[start : start + BATCH_SIZE], top)
+    return filled
+
+
+def generate(
+    checkpoint: str | Path | LoadedModel,
+    new_tokens: int,
+    prompts: Sequence[str] = ("",),
+    *,
+    steps: int | None = None,
+    seed: int = 0,
+    temperature: float = 1.0,
+    average: str = "",
+) -> list[str]:
+    """Returns each prompt followed by new_tokens sampled tokens, as readable text (ancestral_sampling.unmask).
+
+    steps is the number of denoising steps; None means new_tokens. The same arguments give the same texts. Masks in a
+    prompt are filled too. Raises UserError for new_tokens below 1, and as fill_mask and ancestral_sampling.unmask do.
+    """
+    if new_tokens < 1:
+        raise UserError(f"--generate is {new_tokens}; use 1 or more tokens")
+    loaded = _open(checkpoint, average)
+    words = Tokenizer(loaded.vocabulary.spec)
+    new = [words.mask_id] * new_tokens
+    begin, end = [words.cls_id] * words.begin, [words.sep_id] * words.end
+    texts = [np.array([*begin, *_ids(prompt, words), *new, *end], np.int32) for prompt in prompts]
+    steps = new_tokens if steps is None else steps
+    filled = ancestral_sampling.unmask(loaded, texts, steps=steps, seed=seed, temperature=temperature)
+    return [words.decode(ids[words.begin : len(ids) - words.end]) for ids in filled]
+
+
+def _open(checkpoint: str | Path | LoadedModel, average: str) -> LoadedModel:
+    """Returns the masked language model of a checkpoint. Raises UserError where it has none."""
     loaded = checkpoint if isinstance(checkpoint, LoadedModel) else open_checkpoint(checkpoint, average)
     origin = loaded.origin or "the checkpoint"
     if loaded.heads.generator:
@@ -71,31 +118,48 @@ def fill_mask(
         )
     if not loaded.vocabulary.has_mask:
         raise UserError(f"the vocabulary of {origin} has no mask token; use a model that was trained with one")
-    if not 1 <= top <= loaded.vocabulary.vocab_size:
-        raise UserError(f"--top is {top}; use 1 to {loaded.vocabulary.vocab_size} (the vocabulary size)")
-    tokenizer = Tokenizer(loaded.vocabulary.spec)
-    encoded = [_encode(sentence, tokenizer, loaded.model.max_positions) for sentence in sentences]
-    filled: list[Filled] = []
-    for start in range(0, len(encoded), BATCH_SIZE):
-        filled += _fill(loaded, sentences[start : start + BATCH_SIZE], encoded[start : start + BATCH_SIZE], top)
-    return filled
+    return loaded
 
 
 def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.fill_mask", DESCRIPTION)
     parser.add_argument("--checkpoint", required=True, help="the model that predicts")
     parser.add_argument("--top", type=int, default=5, metavar="N", help="predictions shown per mask (default: 5)")
-    parser.add_argument("sentences", nargs="+", metavar="SENTENCE", help=f"a sentence with at least one {MASK}")
+    parser.add_argument("sentences", nargs="*", metavar="SENTENCE", help=f"a sentence with at least one {MASK}")
+    sampling = parser.add_argument_group("generation, for models trained with config.objective=diffusion")
+    sampling.add_argument("--generate", type=int, metavar="N", help="generate N tokens after each sentence")
+    sampling.add_argument("--steps", type=int, metavar="T", help="denoising steps (default: N)")
+    sampling.add_argument("--seed", type=int, metavar="N", help="of the samples (default: 0)")
+    sampling.add_argument("--temperature", type=float, metavar="T", help="divides the logits (default: 1)")
     checkpoint_average.add_argument(parser)
     options = parser.parse_args(arguments)
+    given = {name: getattr(options, name) for name in ("steps", "seed", "temperature")}
+    given = {name: value for name, value in given.items() if value is not None}
+    if options.generate is not None:
+        texts = generate(
+            options.checkpoint,
+            options.generate,
+            options.sentences or [""],
+            average=options.average,
+            **given,
+        )
+        print("\n\n".join(texts))
+        return
+    if given:
+        parser.error(f"--{next(iter(given))} is an option of generation; add --generate N")
+    if not options.sentences:
+        parser.error(f"give at least one sentence with {MASK}, or --generate N")
     filled = fill_mask(options.checkpoint, options.sentences, options.top, options.average)
     print("\n\n".join(map(_render, filled)))
 
 
+def _ids(text: str, words: Tokenizer) -> np.ndarray:
+    return words.encode_special(text.replace(MASK, words.roles.mask_token))
+
+
 def _encode(sentence: str, words: Tokenizer, max_positions: int) -> np.ndarray:
-    marked = sentence.replace(MASK, words.roles.mask_token)
     begin, end = [words.cls_id] * words.begin, [words.sep_id] * words.end
-    ids = np.concatenate([begin, words.encode_special(marked), end]).astype(np.int32)
+    ids = np.array([*begin, *_ids(sentence, words), *end], np.int32)
     if words.mask_id not in ids:
         raise UserError(f"no {MASK} in {sentence[:80]!r}. Write {MASK} in place of each word to predict")
     if len(ids) > max_positions:

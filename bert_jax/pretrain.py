@@ -89,7 +89,7 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
     vocabulary = phases[0].dataset.vocabulary()
     model, loaded = _model_and_checkpoint(config, vocabulary.vocab_size)
     _check_lengths(model, phases, held_out)
-    objective = pretraining_objective(config, model, [ShardTraits.of(phase.dataset) for phase in phases])
+    objective = pretraining_objective(config, model, [ShardTraits.of(phase.dataset, vocabulary) for phase in phases])
     if objective.heads.mlm and not vocabulary.has_mask:
         raise UserError(
             f"the vocabulary of {phases[0].dataset.directory} has no mask token; rebuild the examples with another "

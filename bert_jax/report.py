@@ -158,11 +158,16 @@ def _pretraining_tiles(run: Run, references: Mapping[str, Reference]) -> list[Ti
     for name, what in (
         ("mlm_accuracy", "Masked-token accuracy"),
         ("lm_accuracy", "Next-token accuracy"),
+        ("mdm_accuracy", "Masked-token accuracy, mean of all mask rates"),
         ("nsp_accuracy", "Next-sentence accuracy"),
     ):
         if (value := _latest(run, f"eval_{name}")) is not None:
             tiles.append(Tile(percent(value), f"{what}, held out", compared(name, percent)))
-    for name, what in (("mlm_loss", "Masked-token"), ("lm_loss", "Next-token")):
+    for name, what in (
+        ("mlm_loss", "Masked-token"),
+        ("lm_loss", "Next-token"),
+        ("mdm_loss", "Masked diffusion"),
+    ):
         if (loss := _latest(run, f"eval_{name}")) is not None:
             notes = (f"perplexity {number(float(np.exp(loss)))}", compared(name, number))
             tiles.append(Tile(f"{loss:.3f}", f"{what} loss, held out (nats)", "; ".join(filter(None, notes))))

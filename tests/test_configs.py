@@ -42,6 +42,7 @@ PRETRAINING = {
     "bert_multilingual": "base",
     "bert_small": "small",
     "bert_tiny": "tiny",
+    "diffusion": "base",
     "electra:base": "electra_base",
     "electra:large": "electra_large",
     "electra:small": "electra_small",

@@ -3,15 +3,17 @@
 import copy
 import dataclasses
 import json
+import re
 
 import numpy as np
 import pytest
+import scipy.stats
 import tokenizers
 from families import FAMILIES
-from random_checkpoints import odd_config, random_checkpoint
+from random_checkpoints import SPECIAL, odd_config, random_checkpoint
 from tokenizer_kinds import make
 
-from bert_jax import fill_mask, tokenizer
+from bert_jax import ancestral_sampling, fill_mask, tokenizer
 from bert_jax.command import UserError
 from bert_jax.fill_mask import MASK
 from bert_jax.interop import huggingface_export
@@ -135,3 +137,79 @@ def test_sentences_that_cannot_be_filled_are_refused(tmp_path, loaded):
     tagger = random_checkpoint(tmp_path, odd_config(), Heads(tags=2))
     with pytest.raises(UserError, match="no masked language model head"):
         fill_mask.fill_mask(tagger, ["[MASK]"])
+
+
+def independent(loaded, shares):
+    """The model with one distribution of tokens at every position: logits are the bias of its head."""
+    params = {path: np.zeros_like(value) for path, value in loaded.params.items()}
+    bias = np.full(params["mlm_head/bias"].shape, -50, np.float32)
+    for token, share in shares.items():
+        bias[loaded.vocabulary.id_of(token)] = np.log(share)
+    return dataclasses.replace(loaded, params={**params, "mlm_head/bias": bias})
+
+
+SHARES = {"cat": 0.5, "dog": 0.25, "sat": 0.15, "river": 0.1}
+
+
+@pytest.mark.parametrize(("steps", "temperature"), [(1, 1.0), (7, 1.0), (60, 1.0), (60, 0.5)])
+def test_generated_tokens_follow_the_distribution_of_the_model(loaded, steps, temperature):
+    """A chi-squared test at a false-alarm rate of 1e-6 of 2,560 tokens, which are independent for any steps."""
+    model = independent(loaded, SHARES | {"[SEP]": 5.0, "[MASK]": 5.0})  # special tokens are never sampled
+    texts = fill_mask.generate(model, 20, [""] * 128, steps=steps, seed=3, temperature=temperature)
+    tokens = [token for text in texts for token in text.split()]
+    assert len(tokens) == 128 * 20 and set(tokens) <= set(SHARES)
+    expected = np.array(list(SHARES.values())) ** (1 / temperature)
+    counts = [tokens.count(token) for token in SHARES]
+    assert scipy.stats.chisquare(counts, len(tokens) * expected / expected.sum()).pvalue > 1e-6
+
+
+def test_every_mask_is_filled_and_the_prompt_stays(loaded):
+    prompts = ["the cat sat on a mat", "a", "", "the [MASK] sat"]
+    texts = fill_mask.generate(loaded, 12, prompts, steps=5, seed=1)
+    words = tokenizer.Tokenizer(loaded.vocabulary.spec)
+    for prompt, text in zip(prompts[:3], texts[:3], strict=True):
+        assert text.startswith(prompt)
+    assert texts[3].startswith("the ") and not any(token in " ".join(texts) for token in SPECIAL)
+    given = words.encode("the cat sat on a mat").astype(np.int32)
+    ids = np.array([2, *given, *[4] * 12, 3], np.int32)
+    [filled] = ancestral_sampling.unmask(loaded, [ids], steps=40, seed=0)  # more steps than masks
+    np.testing.assert_array_equal(filled[ids != 4], ids[ids != 4])
+    assert not np.isin(filled[1:-1], loaded.vocabulary.special_ids).any() and len(filled) == len(ids)
+
+
+def test_a_seed_determines_the_text(loaded):
+    prompts = ["a", "the cat"]
+    first, again = (fill_mask.generate(loaded, 15, prompts, seed=4) for _ in range(2))
+    assert first == again
+    assert first != fill_mask.generate(loaded, 15, prompts, seed=5)
+    assert fill_mask.generate(loaded, 15, prompts[:1], seed=4) == first[:1]  # another prompt changes nothing
+    same = fill_mask.generate(loaded, 15, ["a", "a"], seed=4)
+    assert same[0] != same[1]
+
+
+def test_the_command_generates(tmp_path, loaded, capsys):
+    huggingface_export.write(loaded, tmp_path / "hf")
+    place = ["--checkpoint", str(tmp_path / "hf")]
+    fill_mask.main([*place, "--generate", "9", "--steps", "3", "--seed", "2", "--temperature", "0.7"])
+    [alone] = capsys.readouterr().out.splitlines()
+    assert alone == fill_mask.generate(loaded, 9, steps=3, seed=2, temperature=0.7)[0]
+    fill_mask.main([*place, "--generate", "9", "a cat", "the dog"])
+    first, blank, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("a cat ") and not blank and second.startswith("the dog ")
+    for arguments, message in (
+        ([], "give at least one sentence with [MASK], or --generate N"),
+        (["--steps", "3", "a [MASK]"], "--steps is an option of generation; add --generate N"),
+    ):
+        with pytest.raises(UserError, match=re.escape(message)):
+            fill_mask.main([*place, *arguments])
+
+
+def test_generation_that_cannot_be_done_is_refused(loaded):
+    for new_tokens, options, message in (
+        (0, {}, "--generate is 0; use 1 or more tokens"),
+        (23, {}, "a text of 25 tokens, with those to generate, does not fit the model's 24 positions"),
+        (5, {"steps": 0}, "--steps is 0; use 1 or more"),
+        (5, {"temperature": 0.0}, r"--temperature is 0\.0; use a number above 0"),
+    ):
+        with pytest.raises(UserError, match=message):
+            fill_mask.generate(loaded, new_tokens, **options)

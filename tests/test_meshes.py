@@ -15,7 +15,7 @@ from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.model import bert, paths
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import mesh_placement, optim, partitioning, steps
-from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, ReplacedTokensObjective
+from bert_jax.train.objectives import CausalLMObjective, DiffusionObjective, MaskedLMObjective, ReplacedTokensObjective
 
 ONE = (1, 1, 1)
 ROWS, SLOTS = 16, 24
@@ -45,6 +45,8 @@ CASES = [
     ("albert", "2x2x2", {}),
     ("electra", "2x2x2", {}),
     ("electra", "8x1x1", {"microbatches": 2}),
+    ("diffusion", "2x2x2", {}),
+    ("diffusion", "8x1x1", {"microbatches": 2}),
     ("bert", "2x2x2", {"name": "lamb"}),
     ("bert", "2x2x2", {"name": "muon"}),
 ]
@@ -61,7 +63,7 @@ def packed_rows():
 
 
 def plan_of(family: str, *, loop: str = "scan", microbatches: int = 1, **optimizer: Any) -> steps.Plan:
-    base = {"electra": "bert", "feed_forward": "rnn"}.get(family, family)
+    base = {"electra": "bert", "diffusion": "bert", "feed_forward": "rnn"}.get(family, family)
     model = dataclasses.replace(FAMILIES[base], **CHANGES)
     if family == "feed_forward":
         model = dataclasses.replace(model, encoder=family, layers=1, window=3)
@@ -70,6 +72,8 @@ def plan_of(family: str, *, loop: str = "scan", microbatches: int = 1, **optimiz
     objective = CausalLMObjective() if model.causal else MaskedLMObjective()
     if family == "electra":
         objective = ReplacedTokensObjective(generator=16)
+    if family == "diffusion":
+        objective = DiffusionObjective(special_ids=(0, 1, 2, 3, 4), mask_id=4)
     config = OptimizerConfig(learning_rate=0.01, warmup_steps=1, **optimizer)
     runtime = Runtime(layer_loop=loop, placement=mesh_placement.OnMesh())
     chain = optim.build(config, bert.abstract_params(model, objective.heads))

@@ -129,8 +129,8 @@ class PretrainConfig(TrainConfig):
     data: PretrainDataConfig = field(default_factory=PretrainDataConfig)
     batch_schedule: str = ""  # STEP:ROWS,..., instead of batch_size, such as 0:256,10000:512
     steps: int = 1_000_000
-    # mlm, with next sentences where the shards have labels; causal; replaced_tokens (ELECTRA); auto: mlm or causal, as
-    # the model can
+    # mlm, with next sentences where the shards have labels; causal; replaced_tokens (ELECTRA); diffusion (MDLM); auto:
+    # mlm or causal, as the model can
     objective: str = "auto"
     generator_size: float = 0.25  # of replaced_tokens: width of the generator relative to the model's
     replaced_weight: float = 50.0  # of replaced_tokens: weight of the model's loss next to the generator's

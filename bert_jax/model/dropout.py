@@ -52,9 +52,14 @@ def gumbel(seeds: UInt32[Array, "B 2"], shape: tuple[int, ...]) -> Float[Array, 
 
     The argmax of logits with this noise is a sample of their softmax (Gumbel 1954; Maddison et al. 2014).
     """
+    return -jnp.log(-jnp.log(uniform(seeds, shape)))
+
+
+def uniform(seeds: UInt32[Array, "B 2"], shape: tuple[int, ...]) -> Float[Array, "B *shape"]:
+    """Uniform numbers, neither 0 nor 1, float32, for an array of `shape`, whose first axis is the seeds'."""
     bits = random_bits(seeds, shape) >> 8  # as many as a float32 holds exactly
-    uniform = (bits.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-24)  # neither 0 nor 1
-    return -jnp.log(-jnp.log(uniform))
+    # The largest number would round to 1, whose Gumbel noise is infinite.
+    return jnp.minimum((bits.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-24), jnp.float32(1 - 2.0**-24))
 
 
 def content_seeds(ids: Int[Array, "B T"]) -> UInt32[Array, "B 2"]:

@@ -115,11 +115,12 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
         whole = not (model.causal or model.window)
         least_work = dataclasses.replace(compiled.flops, pallas=compiled.flops.pallas * whole)
         least = roofline(compiled.program, chip, least_work, devices, step.head_width)
+    predictions = rows.seq_len if step.plan.objective.predicts_all else rows.predictions
     partial = Estimate(
         step=step,
         memory=compiled.memory,
         flops=compiled.flops,
-        model_flops=metrics.training_flops(model, config.batch_size, rows.seq_len, rows.predictions),
+        model_flops=metrics.training_flops(model, config.batch_size, rows.seq_len, predictions),
         time=time,
         roofline=least,
         collectives=found,

@@ -27,6 +27,8 @@ TITLES = {
     "sbo_loss": "Spans from their boundaries: loss",
     "lm_accuracy": "Next tokens: accuracy",
     "lm_loss": "Next tokens: loss",
+    "mdm_accuracy": "Masked diffusion: accuracy",
+    "mdm_loss": "Masked diffusion: bound",
     "nsp_accuracy": "Next sentence: accuracy",
     "nsp_loss": "Next sentence: loss",
     "task_accuracy": "Task: accuracy",

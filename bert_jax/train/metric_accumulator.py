@@ -24,15 +24,19 @@ class MetricAccumulator:
         saved: Mapping[str, Any],
         check: FiniteCheck,
         index: int | None = None,
+        *,
+        predicts_all: bool = False,
     ) -> None:
         """Starts from `saved`, an earlier accumulator's `state`, so that a restart between two lines changes no mean.
 
         saved   empty for a run that begins
         check   decides for each step whether its metrics count in the means
         index   the seed to accumulate where metrics have a leading axis of seeds [K]; None: they have none
+        predicts_all   whether the logits of all positions are computed (Objective.predicts_all)
         """
         self.tokens = int(saved.get("all_tokens", 0))  # real tokens since the run began
         self._model = model
+        self._predicts_all = predicts_all
         self._peak = peak_flops()
         self._check = check
         self._index = index
@@ -59,7 +63,8 @@ class MetricAccumulator:
         rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
         masked = getattr(batch, "masked_positions", None)
         self._positions += rows * length
-        self._flops += training_flops(self._model, rows, length, 0 if masked is None else masked.shape[-1])
+        predictions = length if self._predicts_all else 0 if masked is None else masked.shape[-1]
+        self._flops += training_flops(self._model, rows, length, predictions)
         pending, self._pending = self._pending, (step, metrics)
         self._fetch(pending)
 

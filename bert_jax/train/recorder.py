@@ -205,7 +205,9 @@ class RunRecorder:
         """`index` is the run's place in metrics of several seeds [K]; None: the metrics are of this run alone."""
         self.run, self._checkpoints = run, opened.checkpoints
         check = FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, report)
-        self.accumulator = MetricAccumulator(run.model, meta.get("window", {}), check, index)
+        self.accumulator = MetricAccumulator(
+            run.model, meta.get("window", {}), check, index, predicts_all=run.objective.predicts_all
+        )
         self.evaluation = HeldOutEvaluation(run, evaluators, opened.checkpoints, meta)
         self.logger = Logger(run, self.accumulator, self.evaluation, clock, meta)
         self.saver = Saver(run, opened, self.accumulator, self.evaluation, clock, meta)

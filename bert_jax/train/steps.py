@@ -62,7 +62,8 @@ def train_step(
     """
     dropout_key = jax.random.fold_in(key, state.step)
     counts = plan.objective.counts(batch)
-    gradients, terms = accumulate(plan, state.params, batch, counts, dropout_key)
+    corrupted = plan.objective.corrupt(batch, dropout_key)
+    gradients, terms = accumulate(plan, state.params, corrupted, counts, dropout_key)
     gradients = optim.without_frozen(gradients, plan.factors)
     rate = optim.learning_rate(plan.optimizer_config, state.step, fraction, peak)
     metrics = means(terms, counts, plan.objective.term_weights) | {

@@ -43,7 +43,7 @@ class CausalLMObjective(Objective):
     def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
         text = unmasked(batch)
         hidden = model.encode(batch._replace(input_ids=text), dropout_key).last
-        loss, correct = _token_sums(model, hidden[:, :-1], text[:, 1:], _continues(batch.sequence_ids))
+        loss, correct = token_sums(model, hidden[:, :-1], text[:, 1:], _continues(batch.sequence_ids))
         return {"lm": Term(loss, {"accuracy": correct})}
 
 
@@ -56,10 +56,10 @@ def unmasked(batch: Batch) -> Int[Array, "B T"]:
     return jnp.asarray(batch.input_ids).at[rows, positions].set(batch.masked_ids, mode="drop")
 
 
-def _token_sums(
+def token_sums(
     model: Bert, hidden: Float[Array, "B T D"], ids: Int[Array, "B T"], weights: Float[Array, "B T"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """classification_sums of the tokens after each position.
+    """classification_sums of a token for each position.
 
     The logits of every position, [B,T,V] in float32, are by far the largest array of a step. Where memory is saved
     (config.model.remat), they exist for a few positions at a time, and the backward pass computes them again.

@@ -67,6 +67,11 @@ class Objective(abc.ABC):
         return {}
 
     @property
+    def predicts_all(self) -> bool:
+        """Whether the logits of all positions are computed, and not only those of the batch's masked_positions."""
+        return False
+
+    @property
     def batch_fields(self) -> tuple[str, ...]:
         """The fields of a batch that are read, beyond what the encoder reads; a batch without one is refused."""
         return ()
@@ -82,6 +87,15 @@ class Objective(abc.ABC):
 
         It is called on the host, with the rows that a process loads, before they are placed on the devices. A row's
         fields must be a function of that row alone (law 1).
+        """
+        return batch
+
+    def corrupt(self, batch: Any, key: PRNGKeyArray) -> Any:
+        """The batch that `apply` receives in training, with what is sampled anew at each step, such as masks.
+
+        It is called inside the compiled step, on the global batch and with the key of the step, before the batch is
+        split into microbatches. What is sampled is therefore the same on any mesh and for any number of microbatches.
+        Every array of the result is [B, ...], and it has what the encoder reads. Evaluation does not call it.
         """
         return batch
 

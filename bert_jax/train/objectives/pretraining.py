@@ -11,9 +11,11 @@ from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.shards import Dataset
 from bert_jax.model.heads.replaced_tokens import generator_config
 from bert_jax.train.objectives.causal_lm import CausalLMObjective
+from bert_jax.train.objectives.diffusion import DiffusionObjective
 from bert_jax.train.objectives.masked_lm import MaskedLMObjective
 from bert_jax.train.objectives.objective import Objective
 from bert_jax.train.objectives.replaced_tokens import ReplacedTokensObjective
+from bert_jax.vocabulary import Vocabulary
 
 AUTO = "auto"
 
@@ -25,10 +27,11 @@ class ShardTraits:
     name: str  # for messages
     labelled: bool  # whether its sequences have labels of the next sentence
     mask_unit: str  # token, word, ngram or span
+    vocabulary: Vocabulary | None = None  # None in a plan without shards
 
     @classmethod
-    def of(cls, dataset: Dataset) -> "ShardTraits":
-        return cls(str(dataset.directory), dataset.labelled, dataset.masking.unit)
+    def of(cls, dataset: Dataset, vocabulary: Vocabulary) -> "ShardTraits":
+        return cls(str(dataset.directory), dataset.labelled, dataset.masking.unit, vocabulary)
 
 
 Build = Callable[[PretrainConfig, ModelConfig, Sequence[ShardTraits]], Objective]
@@ -99,5 +102,29 @@ def _replaced_tokens(config: PretrainConfig, model: ModelConfig, shards: Sequenc
     return ReplacedTokensObjective(generator=width, weight=config.replaced_weight)
 
 
+def _diffusion(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
+    if model.causal:
+        raise UserError("config.objective is diffusion, but the model is causal; use --config.model.causal=false")
+    if config.span_boundary or config.data.mask_rate is not None or config.data.mask_schedule:
+        raise UserError(
+            "config.objective=diffusion samples its own mask rates and masks; leave out config.span_boundary, "
+            "data.mask_rate and data.mask_schedule"
+        )
+    vocabulary = shards[0].vocabulary
+    if vocabulary is None:  # a plan without shards, whose step has the same cost for any ids
+        return DiffusionObjective(special_ids=(), mask_id=0)
+    if not vocabulary.has_mask:
+        raise UserError(
+            f"config.objective=diffusion masks tokens, but the vocabulary of {shards[0].name} has no mask token; "
+            "rebuild the examples with another --tokenizer"
+        )
+    return DiffusionObjective(tuple(map(int, vocabulary.special_ids)), int(vocabulary.mask_id))
+
+
 # An extension adds its own entry here; config.objective then takes its name.
-OBJECTIVES: dict[str, Build] = {"mlm": _masked_lm, "causal": _causal_lm, "replaced_tokens": _replaced_tokens}
+OBJECTIVES: dict[str, Build] = {
+    "mlm": _masked_lm,
+    "causal": _causal_lm,
+    "replaced_tokens": _replaced_tokens,
+    "diffusion": _diffusion,
+}

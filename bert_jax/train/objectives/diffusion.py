@@ -1,0 +1,146 @@
+"""Masked diffusion: tokens masked at a random rate, and a bound on the likelihood of the text (MDLM)."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
+
+from bert_jax.data.example import Batch
+from bert_jax.model.bert import Bert
+from bert_jax.model.dropout import content_seeds, row_seeds, uniform
+from bert_jax.model.heads import Heads
+from bert_jax.model.layers import child_key
+from bert_jax.train.objectives.causal_lm import token_sums, unmasked
+from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms
+
+LEAST_RATE = 1e-3  # training.sampling_eps in configs/config.yaml of kuleshov-group/mdlm
+EVALUATION_RATES = 8  # mask rates at which a held-out sequence is measured: this repository's choice
+
+
+class MaskedBatch(NamedTuple):
+    """A training batch with its masks, as numpy or jax arrays.
+
+    input_ids, segment_ids, sequence_ids and positions are those of Batch, with the mask token at masked positions.
+    targets is i32[B,T], the ids of the text. weights is f32[B,T]: 1/t at masked positions, and 0 at others.
+    """
+
+    input_ids: Any
+    segment_ids: Any
+    sequence_ids: Any
+    positions: Any
+    targets: Any
+    weights: Any
+
+
+@dataclass(frozen=True)
+class DiffusionObjective(Objective):
+    """Each masked token from the others, at mask rates from 0 to 1 (mdm; Sahoo et al. 2024, sections 3.1 to 3.5).
+
+    Each sequence has a rate t ~ U(0,1), and each of its tokens is masked with probability t. The loss is the
+    cross-entropy at masked tokens times 1/t, over the number of all tokens that can be masked (section 3.5 with the
+    log-linear schedule, and Nie et al. 2025, section 2.1). Its expectation is an upper bound on the negative
+    log-likelihood of the text, in nats per token. The accuracy has the same weights, so it is the mean over all rates.
+    The masks of the shards are undone.
+
+    special_ids  tokens that are never masked: they are given, and the bound does not count them
+    mask_id      the mask token
+
+    The rates of a batch are spread evenly: sequence i of N has t = (u + i/N) mod 1 for one u ~ U(0,1), the
+    low-discrepancy sampler of their code. As there, t is then mapped linearly onto [0.001, 1], which bounds the
+    weights. If the cross-entropy grows with the rate, this raises the bound, by at most 0.1%. Rates and masks are a
+    function of the run's seed and the step, on any mesh and for any number of microbatches.
+
+    In evaluation the loss of each sequence is the mean over EVALUATION_RATES rates, (u + k/8) mod 1. There, u and the
+    masks are a function of the row's tokens, so that they depend neither on the batch nor on its size.
+    """
+
+    special_ids: tuple[int, ...]
+    mask_id: int
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(mlm=True)
+
+    @property
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        return {"mdm": ("accuracy",)}
+
+    @property
+    def batch_fields(self) -> tuple[str, ...]:
+        return ("masked_positions", "masked_ids", "masked_weights")
+
+    @property
+    def predicts_all(self) -> bool:
+        return True
+
+    def counts(self, batch: Batch) -> Counts:
+        return {"mdm": self.maskable(unmasked(batch), batch.sequence_ids).sum().astype(jnp.float32)}
+
+    def corrupt(self, batch: Batch, key: PRNGKeyArray) -> MaskedBatch:
+        start = jax.random.uniform(child_key(key, "mask_rates"))
+        seeds = row_seeds(child_key(key, "masks"), (), len(batch.input_ids))
+        rates = mask_rates(spread(start, batch.sequence_ids))
+        return self.masked(batch, unmasked(batch), rates, uniform(seeds, batch.input_ids.shape))
+
+    def apply(self, model: Bert, batch: Batch | MaskedBatch, dropout_key: PRNGKeyArray | None) -> Terms:
+        if isinstance(batch, MaskedBatch):
+            return _terms(_sums(model, batch, dropout_key))
+        assert dropout_key is None, "in training, corrupt is called first"
+        return self._bound(model, batch)
+
+    def maskable(self, text: Int[Array, "B T"], sequence_ids: Int[Array, "B T"]) -> Bool[Array, "B T"]:
+        """Which tokens are neither special nor padding."""
+        ordinary = sequence_ids > 0
+        for special in self.special_ids:
+            ordinary &= text != special
+        return ordinary
+
+    def masked(
+        self, batch: Any, text: Int[Array, "B T"], rates: Float[Array, "B T"], noise: Float[Array, "B T"]
+    ) -> MaskedBatch:
+        """The batch with a mask wherever the noise, uniform in (0,1), is below the rate and the token can be masked."""
+        chosen = self.maskable(text, batch.sequence_ids) & (noise < rates)
+        ids = jnp.where(chosen, self.mask_id, text)
+        weights = jnp.where(chosen, 1 / rates, 0)
+        return MaskedBatch(ids, batch.segment_ids, batch.sequence_ids, batch.positions, text, weights)
+
+    def _bound(self, model: Bert, batch: Batch) -> Terms:
+        text = unmasked(batch)
+        rows, length = text.shape
+        # Line 0 has the u of each sequence, by its number in the row; line k has the noise of the k-th rate.
+        draws = uniform(content_seeds(text), (rows, EVALUATION_RATES + 1, length))
+        start = jnp.take_along_axis(draws[:, 0], jnp.maximum(batch.sequence_ids - 1, 0), axis=1)
+
+        def add(total: tuple[Array, Array], draw: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+            number, noise = draw
+            rates = mask_rates((start + number / EVALUATION_RATES) % 1)
+            return jax.tree.map(jnp.add, total, _sums(model, self.masked(batch, text, rates, noise), None)), None
+
+        numbered = (jnp.arange(EVALUATION_RATES, dtype=jnp.float32), draws[:, 1:].swapaxes(0, 1))
+        total, _ = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), numbered)
+        return _terms(jax.tree.map(lambda value: value / EVALUATION_RATES, total))
+
+
+def spread(start: Float[Array, ""], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
+    """(start + i/N) mod 1 at each position of sequence i, of the N sequences of a batch in the order of its rows."""
+    counts = sequence_ids.max(axis=1)
+    before = jnp.cumsum(counts) - counts
+    numbers = before[:, None] + jnp.maximum(sequence_ids - 1, 0)
+    return (start + numbers.astype(jnp.float32) / jnp.maximum(counts.sum(), 1)) % 1
+
+
+def mask_rates(uniforms: Float[Array, "B T"]) -> Float[Array, "B T"]:
+    """Numbers in [0,1) as rates in [LEAST_RATE, 1)."""
+    return LEAST_RATE + (1 - LEAST_RATE) * uniforms
+
+
+def _sums(model: Bert, batch: MaskedBatch, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Float[Array, ""]]:
+    return token_sums(model, model.encode(batch, key).last, batch.targets, batch.weights)
+
+
+def _terms(sums: tuple[Float[Array, ""], Float[Array, ""]]) -> Terms:
+    loss, correct = sums
+    return {"mdm": Term(loss, {"accuracy": correct})}

@@ -1,0 +1,39 @@
+"""A masked diffusion language model of BERT-Base's size (MDLM; Sahoo et al. 2024), one million steps of 512 rows.
+
+    python -m bert_jax.pretrain --config configs/diffusion.py --workdir runs/diffusion --config.data.train=SHARDS
+
+SHARDS are made by `build_examples --objective single --seq_len 128` with an uncased WordPiece vocabulary, as theirs for
+One Billion Words. `evaluate` prints the bound (mdm_loss, nats per token) and its perplexity, and
+`python -m bert_jax.fill_mask --checkpoint runs/diffusion --generate 64 --average ema` writes text.
+
+Hardware  published: 8 A100 and the like; not run here
+Hours     published: about two days for their One Billion Words models
+Expected  published: perplexity of at most 23.00 on One Billion Words with a longer run; not measured here
+Source    Sahoo et al. 2024, sections 3 and 5, and configs/config.yaml of kuleshov-group/mdlm for the optimizer, the
+          warmup of a constant rate, the average of the parameters and the batch. The model is BERT-Base instead of
+          their diffusion transformer of the same layers, width and heads. The low-discrepancy mask rates and the
+          least rate of 0.001 are theirs
+"""
+
+import ml_collections
+
+from bert_jax.config import ModelOptions, OptimizerConfig, PretrainConfig, recipe
+
+
+def get_config() -> ml_collections.ConfigDict:
+    return recipe(
+        PretrainConfig(
+            model=ModelOptions(preset="base"),
+            optimizer=OptimizerConfig(
+                learning_rate=3e-4,
+                schedule="constant",
+                warmup_steps=2500,
+                epsilon=1e-8,
+                weight_decay=0.0,
+                ema_decay=0.9999,
+            ),
+            objective="diffusion",
+            batch_size=512,
+            steps=1_000_000,
+        )
+    )
