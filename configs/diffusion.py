@@ -6,9 +6,10 @@ SHARDS are made by `build_examples --objective single --seq_len 128` with an unc
 One Billion Words. `evaluate` prints the bound (mdm_loss, nats per token) and its perplexity, and
 `python -m bert_jax.fill_mask --checkpoint runs/diffusion --generate 64 --average ema` writes text.
 
-Hardware  published: 8 A100 and the like; not run here
-Hours     published: about two days for their One Billion Words models
-Expected  published: perplexity of at most 23.00 on One Billion Words with a longer run; not measured here
+Hardware  not run here
+Hours     not measured
+Expected  published: perplexity of at most 23.00 on One Billion Words after 327 billion tokens, five times this run; not
+          measured here
 Source    Sahoo et al. 2024, sections 3 and 5, and configs/config.yaml of kuleshov-group/mdlm for the optimizer, the
           warmup of a constant rate, the average of the parameters and the batch. The model is BERT-Base instead of
           their diffusion transformer of the same layers, width and heads. The low-discrepancy mask rates and the
