@@ -5,6 +5,7 @@ import json
 import resource
 import shutil
 import signal
+import threading
 import time
 
 import jax
@@ -55,6 +56,26 @@ def test_restores_the_optimizer_state_in_its_own_types_and_in_the_sharding_asked
     assert_equal_trees(restored.optimizer_state, optimizer_state)
     assert restored.params["table"].sharding == wanted["table"].sharding
     assert restored.meta == {"fraction": 0.5}
+
+
+def test_sums_that_change_while_a_step_is_written_do_not_damage_it(tmp_path, monkeypatch):
+    """Orbax serializes metadata in a thread, and on a busy machine that thread runs late."""
+    serialize = json.dumps
+
+    def late(*arguments, **options):
+        if threading.current_thread() is not threading.main_thread():
+            time.sleep(0.5)
+        return serialize(*arguments, **options)
+
+    monkeypatch.setattr(json, "dumps", late)
+    params, optimizer_state = make_state()
+    sums = {"loss": 1.0}
+    with Checkpoints(tmp_path, keep=0) as checkpoints:
+        checkpoints.save(1, params, optimizer_state, {"unlogged": {"sums": sums}})
+        sums["loss"] = 2.0
+        checkpoints.wait()
+        restored = checkpoints.restore(1, abstract(params), abstract(optimizer_state))
+    assert restored.meta == {"unlogged": {"sums": {"loss": 1.0}}}
 
 
 def test_saving_continues_while_donated_steps_overwrite_the_state(tmp_path):

@@ -6,6 +6,7 @@ computed where the tensor lives when it is saved and again when it is read.
 """
 
 import contextlib
+import copy
 import itertools
 import logging
 import os
@@ -108,7 +109,8 @@ class Checkpoints:
         trees = {PARAMS: params, OPTIMIZER: optimizer_state, AVERAGE: average}
         named = {item: named_leaves(tree) for item, tree in trees.items() if tree is not None}
         document = {
-            "meta": dict(meta),
+            # A copy, because it is written by a thread while the run changes its sums.
+            "meta": copy.deepcopy(dict(meta)),
             "tensors": {item: describe(tensors) for item, tensors in named.items()},
         }
         items = {item: ocp.args.PyTreeSave(unflatten(tensors)) for item, tensors in named.items()}
