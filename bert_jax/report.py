@@ -232,7 +232,7 @@ def _seed_sections(run: Run) -> list[Section]:
 
 
 def _loss_unit(run: Run) -> str:
-    """Returns the unit of losses: cross-entropies, but for regression tasks mean squared errors."""
+    """Returns the unit of losses: mean squared errors for regression tasks, cross-entropies for all others."""
     return "squared error" if (run.config.task or {}).get("kind", "").endswith("regression") else curves.NATS
 
 

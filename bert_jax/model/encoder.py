@@ -110,11 +110,7 @@ class Encoder(nnx.Module):
         """
         graph, shared, _ = self._split_layers()
         state = nnx.merge_state(jax.tree.map(lambda leaf: leaf[0], shared), own)
-        if self.runtime.placement.gathers:
-            params = self.runtime.placement.gather(nnx.to_pure_dict(state), "encoder/layers", self.runtime.dtype)
-            state = jax.tree.map(lambda leaf: leaf, state)
-            nnx.replace_by_pure_dict(state, params)
-        return nnx.merge(graph, state)
+        return nnx.merge(graph, gathered(state, self.runtime))
 
     def _layer_type(self, layer: int) -> LayerType:
         return LayerType(
@@ -152,6 +148,16 @@ class Encoder(nnx.Module):
         return jax.lax.scan(
             self.runtime.rematerialized(lambda hidden, part: apply(hidden, *part)), hidden, (stacked, flags)
         )
+
+
+def gathered(state: nnx.State, runtime: Runtime) -> nnx.State:
+    """Returns the parameters of one layer of a stack, gathered where they are sharded over fsdp."""
+    if not runtime.placement.gathers:
+        return state
+    params = runtime.placement.gather(nnx.to_pure_dict(state), "encoder/layers", runtime.dtype)
+    state = jax.tree.map(lambda leaf: leaf, state)
+    nnx.replace_by_pure_dict(state, params)
+    return state
 
 
 def _split(stacked: Any, sizes: tuple[int, ...]) -> list[Any]:

@@ -7,7 +7,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.model.encoder import Encoded
+from bert_jax.model.encoder import Encoded, gathered
 from bert_jax.model.layer import gather_positions
 from bert_jax.model.layers import Dense, Shape, child_key
 from bert_jax.model.runtime import Runtime
@@ -74,11 +74,7 @@ class FeedForwardEncoder(nnx.Module):
     def _layer(self) -> WindowLayer:
         """Returns the module of the layer, its parameters gathered where they are sharded over fsdp."""
         graph, stacked = nnx.split(self.layers)
-        own = jax.tree.map(lambda leaf: leaf[0], stacked)
-        placement = self.runtime.placement
-        if placement.gathers:
-            nnx.replace_by_pure_dict(own, placement.gather(nnx.to_pure_dict(own), "encoder/layers", self.runtime.dtype))
-        return nnx.merge(graph, own)
+        return nnx.merge(graph, gathered(jax.tree.map(lambda leaf: leaf[0], stacked), self.runtime))
 
 
 def _windows(hidden: Float[Array, "B T D"], sequence_ids: Int[Array, "B T"], window: int) -> Float[Array, "B T n D"]:

@@ -11,7 +11,7 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import dropout, row_seeds
-from bert_jax.model.encoder import Encoded
+from bert_jax.model.encoder import Encoded, gathered
 from bert_jax.model.layer import gather_positions
 from bert_jax.model.layers import Dense, child_key
 from bert_jax.model.runtime import Runtime
@@ -123,7 +123,7 @@ class RecurrentEncoder(nnx.Module):
         def apply(below: Array, part: tuple[Any, ...]) -> tuple[Array, Array | None]:
             own, seeds, lowest = part
             dropped = jnp.where(lowest, below, dropout(below, self.config.dropout, seeds))
-            above = self._layer(graph, own)(dropped, starts)
+            above = nnx.merge(graph, gathered(own, self.runtime))(dropped, starts)
             return above, above if all_layers else None
 
         last, layers = self._loop(self.runtime.rematerialized(apply), hidden, (params, seeds, jnp.arange(depth) == 0))
@@ -139,14 +139,6 @@ class RecurrentEncoder(nnx.Module):
     ) -> Float[Array, "B K D"]:
         """Returns the last layer's output at the K wanted positions of each row. All positions are computed."""
         return gather_positions(self(hidden, sequence_ids, positions, dropout_key).last, wanted)
-
-    def _layer(self, graph: nnx.GraphDef, own: nnx.State) -> RecurrentLayer:
-        """Returns the module of one layer, its parameters gathered where they are sharded over fsdp."""
-        if self.runtime.placement.gathers:
-            params = self.runtime.placement.gather(nnx.to_pure_dict(own), "encoder/layers", self.runtime.dtype)
-            own = jax.tree.map(lambda leaf: leaf, own)
-            nnx.replace_by_pure_dict(own, params)
-        return nnx.merge(graph, own)
 
     def _loop(self, layer: Callable[..., Any], hidden: Array, stacked: tuple[Any, ...]) -> tuple[Array, Array | None]:
         if not self.runtime.unrolled(self.config.layers):

@@ -91,7 +91,7 @@ class Objective(abc.ABC):
         return batch
 
     def corrupt(self, batch: Any, key: PRNGKeyArray) -> Any:
-        """The batch that `apply` receives in training, with what is sampled anew at each step, such as masks.
+        """The batch that `apply` receives in training, with what is sampled at each step, such as masks.
 
         It is called inside the compiled step, on the global batch and with the key of the step, before the batch is
         split into microbatches. What is sampled is therefore the same on any mesh and for any number of microbatches.
