@@ -103,6 +103,18 @@ class BuildOptions:
     insert_rate: float = option(
         0.0, "random tokens inserted for each token, as noise", metavar="R", valid=between(0, 0.5)
     )
+    permute_sentences: float = option(
+        0.0,
+        "share of the sentences of each document in a sequence that is shuffled, as noise; not for nsp and sop (BART)",
+        metavar="R",
+        valid=between(0, 1),
+    )
+    rotate_documents: float = option(
+        0.0,
+        "share of the documents in sequences that begins at a random token, as noise; not for nsp and sop (BART)",
+        metavar="R",
+        valid=between(0, 1),
+    )
     lowercase: bool | None = option(
         None,
         "lower-case the text, or --nolowercase to keep its case: for a vocab.txt only; default: lower-case unless "
@@ -143,6 +155,11 @@ class BuildOptions:
         if self.objective not in PAIRS and self.short_seq_prob:
             raise UserError(
                 f"--short_seq_prob is only for --objective {' and '.join(PAIRS)}; leave it out for {self.objective}"
+            )
+        if self.objective in PAIRS and (self.permute_sentences or self.rotate_documents):
+            raise UserError(
+                f"--permute_sentences and --rotate_documents change the order that the labels of --objective "
+                f"{self.objective} describe; leave them out, or use full_sentences, doc_sentences or single"
             )
         if self.rule.random == "unigram" and self.masking == "static":  # an impossible rule raises here
             raise UserError(

@@ -10,6 +10,8 @@ Counter-based hashing decides what is deleted and inserted, as it decides masks 
 (seed, sequence key) and the position of a token in its sequence.
 """
 
+from collections.abc import Callable
+
 import numpy as np
 
 from bert_jax.array_types import Bool, Int64, UInt64
@@ -43,11 +45,21 @@ def corrupt(
     uniform over the ordinary ones. Where insertions would make a sequence longer than seq_len, those with the highest
     hashes are left out. The sum of the rates is at most 1.
     """
+
+    def noise(some: Spans, keys: UInt64[np.ndarray, "Q"]) -> Spans:
+        return _corrupt(some, keys, seed, delete_rate, insert_rate, seq_len, ordinary)
+
+    return in_parts(noise, spans, keys)
+
+
+def in_parts(
+    noise: Callable[[Spans, UInt64[np.ndarray, "Q"]], Spans], spans: Spans, keys: UInt64[np.ndarray, "Q"]
+) -> Spans:
+    """Applies noise that returns new ids to some sequences at a time, and joins the results."""
     parts = []
     for start in range(0, len(keys), _TOGETHER):
         some = slice(start, start + _TOGETHER)
-        part = spans._replace(sequences=spans.sequences[some], late=spans.late[some])
-        parts.append(_corrupt(part, keys[some], seed, delete_rate, insert_rate, seq_len, ordinary))
+        parts.append(noise(spans._replace(sequences=spans.sequences[some], late=spans.late[some]), keys[some]))
     shift = np.cumsum([0, *(len(part.ids) for part in parts)])[:-1]
     sequences = [part.sequences + [by, by, by, by, 0] for part, by in zip(parts, shift.tolist(), strict=True)]
     return spans._replace(ids=np.concatenate([part.ids for part in parts]), sequences=np.concatenate(sequences))

@@ -24,7 +24,7 @@ import numpy as np
 import bert_jax
 from bert_jax.array_types import Int64
 from bert_jax.command import UserError
-from bert_jax.data.manifest import COUNTED, PARTS, SCHEMA_VERSION, Part
+from bert_jax.data.manifest import COUNTED, PARTS, REARRANGED, SCHEMA_VERSION, Part
 from bert_jax.storage.local import incomplete_path, lock, read_json, refuse_existing, write_atomic
 from bert_jax.tokenizer import Tokenizer
 from data_prep import checksums
@@ -214,7 +214,8 @@ def _manifest(
         "dupe_factor": options.dupe_factor,
         "eval_fraction": options.eval_fraction,
         "short_seq_prob": arguments.short_seq_prob,
-        "corruption": {"delete_rate": options.delete_rate, "insert_rate": options.insert_rate},
+        "corruption": {"delete_rate": options.delete_rate, "insert_rate": options.insert_rate}
+        | {name: share for name in REARRANGED if (share := getattr(options, name))},
         "unit_bytes": arguments.unit_bytes,
         "sources": [
             {"path": source.path, "bytes": source.bytes, "weight": source.weight} for source in arguments.sources

@@ -48,6 +48,13 @@ class Spans(NamedTuple):
     late: Bool[np.ndarray, "Q"]  # those that were split to fill gaps, and are packed last
 
 
+class Borders(NamedTuple):
+    """Where sentences, and separators between documents, begin in the ids of `Spans`."""
+
+    positions: Int64[np.ndarray, "K"]  # ascending
+    separators: Bool[np.ndarray, "K"]  # which of them are separators
+
+
 def segments_of(objective: str) -> int:
     return 2 if objective in PAIRS else 1
 
@@ -87,6 +94,14 @@ def spans(
     return _passages(objective, encoded, seq_len, most, separator, generator)
 
 
+def borders(objective: str, encoded: Encoded) -> Borders:
+    """The borders of sentences in the ids that `spans` returns for the same documents."""
+    begins, separators = _with_separators(objective, encoded)
+    positions = np.concatenate([begins, separators])
+    order = np.argsort(positions)
+    return Borders(positions[order], order >= len(begins))
+
+
 def _pairs(
     objective: str, encoded: Encoded, seq_len: int, most: int, short_seq_prob: float, generator: random.Random
 ) -> Spans:
@@ -114,17 +129,11 @@ def _pairs(
 def _passages(
     objective: str, encoded: Encoded, seq_len: int, most: int, separator: int, generator: random.Random
 ) -> Spans:
-    ids, offsets, documents = encoded.ids, encoded.offsets, encoded.documents
-    begins, ends = offsets[:-1], offsets[1:]
-    separators: list[int] = []
-    if objective == "full_sentences":
-        firsts = documents[:, 0]
-        ids = np.insert(ids, offsets[firsts], separator)
-        shift = np.zeros(len(begins), np.int64)
-        shift[firsts] = 1
-        shift = np.cumsum(shift)
-        begins, ends = begins + shift, ends + shift
-        separators = (begins[firsts] - 1).tolist()
+    ids, documents = encoded.ids, encoded.documents
+    begins, places = _with_separators(objective, encoded)
+    ends, separators = begins + np.diff(encoded.offsets), places.tolist()
+    if separators:
+        ids = np.insert(ids, encoded.offsets[documents[:, 0]], separator)
         documents = np.array([[0, len(begins)]])
     if objective == "single":
         found = blocks(begins[documents[:, 0]], ends[documents[:, 1] - 1], seq_len - 2)
@@ -143,6 +152,18 @@ def _passages(
     if most > 1:
         sequences, late = fill_gaps(sequences, 1, seq_len, most, own, _passage, generator)
     return Spans(ids, sequences, 1, late)
+
+
+def _with_separators(objective: str, encoded: Encoded) -> tuple[Int64[np.ndarray, "n"], Int64[np.ndarray, "k"]]:
+    """The first position of each sentence and those of the separators; full_sentences has one before each document."""
+    begins = encoded.offsets[:-1]
+    if objective != "full_sentences":
+        return begins, np.zeros(0, np.int64)
+    firsts = encoded.documents[:, 0]
+    shift = np.zeros(len(begins), np.int64)
+    shift[firsts] = 1
+    begins = begins + np.cumsum(shift)
+    return begins, begins[firsts] - 1
 
 
 def _table(rows: Sequence[tuple[int, ...]], width: int) -> Int64[np.ndarray, "Q K"]:

@@ -16,8 +16,9 @@ from data_prep.corruption import corrupt, room_for
 from data_prep.encoding import encode
 from data_prep.fill import count_predictions, fill_rows, mask_rows
 from data_prep.job import Arguments
-from data_prep.objectives import Encoded, segments_of, spans, usable
+from data_prep.objectives import Encoded, borders, segments_of, spans, usable
 from data_prep.packing import pack
+from data_prep.rearrangement import rearrange
 from data_prep.split_for_packing import sequence_lengths
 from data_prep.token_cache import TokenCache
 from data_prep.unit_records import UnitRecord, write_record
@@ -78,6 +79,9 @@ def _rows(
     made_for = room_for(seq_len, *rates, segments_of(options.objective))
     found = spans(options.objective, encoded, made_for, most, arguments.short_seq_prob, tokenizer.sep_id, generator)
     keys = first_key + np.arange(len(found.sequences), dtype=np.uint64)
+    moves = options.permute_sentences, options.rotate_documents
+    if any(moves):
+        found = rearrange(found, borders(options.objective, encoded), keys, options.seed, *moves)
     if any(rates):
         ordinary = np.ones(tokenizer.vocab_size, bool)
         ordinary[list(tokenizer.special_ids)] = False

@@ -550,6 +550,9 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
         ({"token_cache": __file__}, r"--token_cache .* is a file. Choose a folder"),
         ({"delete_rate": 0.6}, "--delete_rate 0.6: it must be from 0 to 0.5"),
         ({"insert_rate": -0.1}, "--insert_rate -0.1: it must be from 0"),
+        ({"permute_sentences": 1.5}, "--permute_sentences 1.5: it must be from 0 to 1"),
+        ({"permute_sentences": 0.5}, "the labels of --objective nsp describe; leave them out, or use full_sentences"),
+        ({"objective": "sop", "rotate_documents": 1.0}, "the labels of --objective sop describe; leave them out"),
         ({"output": "runs/out.incomplete"}, r"ends in \.incomplete"),
         (
             {"objective": "full_sentences", "short_seq_prob": 0.1},

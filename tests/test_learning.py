@@ -73,6 +73,7 @@ CASES = {
     "tokens out of order": Case(SINGLE | {"reorder_rate": 0.15}),
     "tokens deleted": Case(SINGLE | {"delete_rate": 0.1}),
     "tokens inserted": Case(SINGLE | {"insert_rate": 0.1}),
+    "sentences permuted, documents rotated": Case(SINGLE | {"permute_sentences": 1.0, "rotate_documents": 0.5}),
     "tokens by shared layers": Case(
         SINGLE,
         overrides=(

@@ -42,12 +42,12 @@ def hash_text(text: str) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
 
-def bounded(words: UInt32[np.ndarray, "K"], bound: int) -> Integer[np.ndarray, "K"]:
-    """Maps uniform 32-bit words to [0, bound), bound < 2**31, by multiply and shift (Lemire 2019, ACM TOMACS 29).
+def bounded(words: UInt32[np.ndarray, "K"], bound: int | Integer[np.ndarray, "K"]) -> Integer[np.ndarray, "K"]:
+    """Maps uniform 32-bit words to [0, bound), 0 < bound < 2**31, by multiply and shift (Lemire 2019, ACM TOMACS 29).
 
     It omits Lemire's rejection step: each probability has a relative error of at most bound / 2**32.
     """
-    return ((words.astype(np.uint64) * np.uint64(bound)) >> np.uint64(32)).astype(np.int64)
+    return ((words.astype(np.uint64) * np.asarray(bound, np.uint64)) >> np.uint64(32)).astype(np.int64)
 
 
 def _words(part: int | Integer[np.ndarray, "..."]) -> UInt64[np.ndarray, "..."]:

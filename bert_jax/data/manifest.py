@@ -22,6 +22,9 @@ COUNTED = ("documents", "used", "sentences", "source_tokens", "sequences", "rows
 # The objectives whose sequences are labelled pairs of segments.
 PAIRS = ("nsp", "sop")
 
+# The keys of the manifest's `corruption` that are present only if they are above 0.
+REARRANGED = ("permute_sentences", "rotate_documents")
+
 Part = Literal["train", "eval"]
 PARTS: tuple[Part, ...] = ("train", "eval")
 
@@ -69,7 +72,10 @@ _LAYOUT = {
     "dupe_factor": _Number(int, 1, 1000),
     "eval_fraction": _Maybe(_Number(float, 0, math.nextafter(1, 0))),
     "short_seq_prob": _Maybe(_SHARE),
-    "corruption": _Maybe(dict.fromkeys(("delete_rate", "insert_rate"), _Number(float, 0, 0.5))),
+    "corruption": _Maybe(
+        dict.fromkeys(("delete_rate", "insert_rate"), _Number(float, 0, 0.5))
+        | dict.fromkeys(REARRANGED, _Maybe(_SHARE))
+    ),
     "unit_bytes": _Maybe(_Number(int, 1, 2**63 - 1)),
     "sources": [{"path": str, "bytes": _COUNT, "weight": _Maybe(_Number(float, math.nextafter(0, 1), 1000))}],
     "reading": _Maybe({"document": str, "text_field": str, "dedup": bool}),
