@@ -129,7 +129,9 @@ def test_causal_model_is_trained_and_evaluated_on_next_tokens(shards_dir, tmp_pa
     assert all(line["lm_loss"] > 0 for line in metrics.read_metrics(tmp_path / "run"))
     assert measured_in(tmp_path / "run") == set(CausalLMObjective().metric_names)
     evaluate.main([f"--checkpoint={tmp_path / 'run'}", f"--data={shards_dir}"])
-    assert json.loads(capsys.readouterr().out)["lm_loss"] == pytest.approx(result["eval_lm_loss"], rel=1e-5)
+    measured = json.loads(capsys.readouterr().out)
+    assert measured["lm_loss"] == pytest.approx(result["eval_lm_loss"], rel=1e-5)
+    assert 1 < measured["perplexity"] < measured["word_perplexity"]
     page = report.report(tmp_path / "run")
     assert "Next-token accuracy, held out" in page.read_text(encoding="utf-8")
 

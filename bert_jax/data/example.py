@@ -24,6 +24,18 @@ class Rows(NamedTuple):
     masked_counts: UInt[np.ndarray, "R"] | None = None  # uint16; the number of predictions among the M
 
 
+def unmasked_ids(rows: Rows) -> UInt[np.ndarray, "R T"]:
+    """input_ids as they were before static masking."""
+    if rows.masked_positions is None or rows.masked_ids is None or rows.masked_counts is None:
+        return rows.input_ids
+    ids = rows.input_ids.copy()
+    real = np.arange(rows.masked_positions.shape[1]) < rows.masked_counts[:, None]
+    real &= rows.masked_positions < ids.shape[1]  # data_prep.inspect_shards reports positions outside of the row
+    row, column = np.nonzero(real)
+    ids[row, rows.masked_positions[row, column]] = rows.masked_ids[row, column]
+    return ids
+
+
 class Batch(NamedTuple):
     """A pretraining batch (numpy or jax arrays). Unpacked rows have S = 1; row-local positions throughout.
 

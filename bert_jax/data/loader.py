@@ -56,6 +56,16 @@ class LoaderTokenizer(MaskingTokenizer, Protocol):
     def content_hash(self) -> str: ...
 
 
+def check_tokenizer(dataset: RowTable, tokenizer: LoaderTokenizer) -> None:
+    """Raises UserError for a tokenizer other than that of the rows."""
+    if tokenizer.content_hash != dataset.tokenizer_hash:
+        raise UserError(
+            f"the tokenizer (hash {tokenizer.content_hash[:12]}) differs from that of the shards in "
+            f"{dataset.directory} (hash {dataset.tokenizer_hash[:12]}). Use {dataset.directory / 'tokenizer'}, "
+            "or build the examples again with this tokenizer"
+        )
+
+
 class PretrainingLoader:
     """Batches for pretraining and held-out evaluation, `batch_size` rows each (the global batch).
 
@@ -76,12 +86,7 @@ class PretrainingLoader:
         segments: Sequence[BatchSegment] = (),
     ) -> None:
         check_batch_size(batch_size)
-        if tokenizer.content_hash != dataset.tokenizer_hash:
-            raise UserError(
-                f"the tokenizer (hash {tokenizer.content_hash[:12]}) differs from that of the shards in "
-                f"{dataset.directory} (hash {dataset.tokenizer_hash[:12]}). Use {dataset.directory / 'tokenizer'}, "
-                "or build the examples again with this tokenizer"
-            )
+        check_tokenizer(dataset, tokenizer)
         if rates is not None and dataset.static:
             raise UserError(
                 f"the masks of {dataset.directory} are static, with the rate of build_examples. Leave out "
@@ -187,7 +192,7 @@ class PretrainingLoader:
             indices = indices[indices < count]
             gathered = self.dataset.gather(indices)
             filled = self._batch(gathered, masker, np.zeros_like(indices), self.dataset.max_predictions)
-            yield Batch(*(field if field is None else _fill_up(field, picked.size) for field in filled))
+            yield Batch(*(field if field is None else fill_up(field, picked.size) for field in filled))
 
     def _make_masker(self, seed: int) -> Masker | None:
         if self.dataset.static:
@@ -282,5 +287,6 @@ def _expand(values: Int32[np.ndarray, "*runs"], runs: Int32[np.ndarray, "R K"], 
     return columns.reshape(len(runs), width)
 
 
-def _fill_up(field: np.ndarray, batch_size: int) -> np.ndarray:
+def fill_up(field: np.ndarray, batch_size: int) -> np.ndarray:
+    """The rows of a field followed by zeros, batch_size in all."""
     return np.pad(field, [(0, batch_size - len(field))] + [(0, 0)] * (field.ndim - 1))

@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from bert_jax.array_types import Int64
-from bert_jax.data.example import Rows
+from bert_jax.data.example import Rows, unmasked_ids
 from bert_jax.data.manifest import PAIRS
 from bert_jax.tokenizer import Tokenizer
-from data_prep.inspection.statistics import unmasked_ids
 
 
 def row_problems(rows: Rows, manifest: Mapping[str, Any], tokenizer: Tokenizer) -> Iterator[tuple[str, int]]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from bert_jax.array_types import Int64, Integer
-from bert_jax.data.example import Rows
+from bert_jax.array_types import Int64
+from bert_jax.data.example import Rows, unmasked_ids
 from bert_jax.data.manifest import Part, read_unigram_counts
 from bert_jax.data.masking import Masker, MaskingRule
 from bert_jax.data.shards import Dataset
@@ -136,18 +136,6 @@ class PartStatistics:
             begins = np.concatenate([[True], (np.diff(predicted) != 1) | (np.diff(row) != 0)])
             units = begins | ~self._continues[labels]
             self.runs += np.bincount(np.bincount(np.cumsum(begins) - 1, units).astype(int), minlength=len(self.runs))
-
-
-def unmasked_ids(rows: Rows) -> Integer[np.ndarray, "R T"]:
-    """input_ids as they were before masking."""
-    if rows.masked_positions is None or rows.masked_ids is None or rows.masked_counts is None:
-        return rows.input_ids
-    ids = rows.input_ids.copy()
-    real = np.arange(rows.masked_positions.shape[1]) < rows.masked_counts[:, None]
-    real &= rows.masked_positions < ids.shape[1]  # row_checks reports positions outside of the row
-    row, column = np.nonzero(real)
-    ids[row, rows.masked_positions[row, column]] = rows.masked_ids[row, column]
-    return ids
 
 
 def with_masks(rows: Rows, masker: Masker | None, max_predictions: int) -> Rows:

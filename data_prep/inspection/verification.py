@@ -10,7 +10,7 @@ import numpy as np
 
 from bert_jax.array_types import UInt64
 from bert_jax.command import UserError
-from bert_jax.data.example import Rows
+from bert_jax.data.example import Rows, unmasked_ids
 from bert_jax.data.manifest import COUNTED, MANIFEST, PARTS, Part, read_manifest, read_unigram_counts
 from bert_jax.data.shards import Corrupt, check_sizes, layout_problem
 from bert_jax.tokenizer import Tokenizer
@@ -18,7 +18,7 @@ from bert_jax.tokenizer import load as load_tokenizer
 from data_prep import checksums, formats
 from data_prep.fill import row_batches
 from data_prep.inspection.row_checks import row_problems
-from data_prep.inspection.statistics import PartStatistics, open_masker, unmasked_ids, with_masks
+from data_prep.inspection.statistics import PartStatistics, open_masker, with_masks
 from data_prep.units import EVAL_KEY_BIT
 
 _REBUILD = "build the examples again"

@@ -32,7 +32,7 @@ Differences from those programs:
   - the rate alone limits predictions: a row has room for all of them (bert: max_predictions_per_seq).
 """
 
-from bert_jax.data.masking.masker import Masked, Masker, MaskingTokenizer
+from bert_jax.data.masking.masker import Masked, Masker, MaskingTokenizer, token_kinds
 from bert_jax.data.masking.rate_schedule import rate_schedule
 from bert_jax.data.masking.rule import BERT_SHARES, RANDOM_TOKENS, UNITS, MaskingRule, ReplacementShares
 from bert_jax.data.masking.span_boundaries import SpanTargets, span_targets
@@ -49,4 +49,5 @@ __all__ = [
     "SpanTargets",
     "rate_schedule",
     "span_targets",
+    "token_kinds",
 ]

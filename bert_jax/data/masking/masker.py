@@ -4,7 +4,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from bert_jax.array_types import Bool, Float64, Int32, Int64
+from bert_jax.array_types import Bool, Float64, Int32, Int64, UInt8
 from bert_jax.data import hashing
 from bert_jax.data.example import Rows
 from bert_jax.data.masking import reorder
@@ -33,6 +33,15 @@ class MaskingTokenizer(Protocol):
     def continuation(self) -> Bool[np.ndarray, "V"]: ...  # True for ids that continue a word
 
 
+def token_kinds(tokenizer: MaskingTokenizer, *, by_word: bool = True) -> UInt8[np.ndarray, "V"]:
+    """SPECIAL, WHOLE or INSIDE for each id; without by_word no token continues a word."""
+    kinds = np.full(tokenizer.vocab_size, WHOLE, np.uint8)
+    if by_word:
+        kinds[tokenizer.continuation] = INSIDE
+    kinds[list(tokenizer.special_ids)] = SPECIAL
+    return kinds
+
+
 class Masked(NamedTuple):
     """Masked rows: `counts` predictions per row, at ascending positions in the row; fillers are 0 in both arrays."""
 
@@ -56,10 +65,7 @@ class Masker:
         unigram_counts: Int64[np.ndarray, "V"] | None = None,
     ) -> None:
         self.rule, self.seed = rule, seed
-        self._kinds = np.full(tokenizer.vocab_size, WHOLE, np.uint8)
-        if rule.unit != "token":
-            self._kinds[tokenizer.continuation] = INSIDE
-        self._kinds[list(tokenizer.special_ids)] = SPECIAL
+        self._kinds = token_kinds(tokenizer, by_word=rule.unit != "token")
         ordinary_ids = np.flatnonzero(self._kinds != SPECIAL)
         self._replacer = Replacer(rule, tokenizer.mask_id, ordinary_ids, unigram_counts)
 

@@ -13,7 +13,16 @@ The objectives of fine-tuning are in bert_jax/tasks.
 from bert_jax.train.objectives.causal_lm import CausalLMObjective
 from bert_jax.train.objectives.diffusion import DiffusionObjective
 from bert_jax.train.objectives.masked_lm import MaskedLMObjective
-from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms, extended_batch, means, total_loss
+from bert_jax.train.objectives.objective import (
+    Counts,
+    Likelihood,
+    Objective,
+    Term,
+    Terms,
+    extended_batch,
+    means,
+    total_loss,
+)
 from bert_jax.train.objectives.pretraining import OBJECTIVES, pretraining_objective
 from bert_jax.train.objectives.replaced_tokens import ReplacedTokensObjective
 
@@ -22,6 +31,7 @@ __all__ = [
     "CausalLMObjective",
     "Counts",
     "DiffusionObjective",
+    "Likelihood",
     "MaskedLMObjective",
     "Objective",
     "ReplacedTokensObjective",

@@ -12,7 +12,7 @@ from bert_jax.model.bert import Bert
 from bert_jax.model.head_outputs import vocabulary_logits
 from bert_jax.model.heads import Heads
 from bert_jax.train.losses import classification_sums
-from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms
+from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
 
 POSITIONS_AT_ONCE = 128  # positions of each row whose logits exist at the same time where memory is saved
 
@@ -36,6 +36,10 @@ class CausalLMObjective(Objective):
     @property
     def batch_fields(self) -> tuple[str, ...]:
         return ("masked_positions", "masked_ids", "masked_weights")
+
+    @property
+    def likelihoods(self) -> Mapping[str, Likelihood]:
+        return {"lm": Likelihood("", with_special=True)}
 
     def counts(self, batch: Batch) -> Counts:
         return {"lm": _continues(batch.sequence_ids).sum()}

@@ -14,7 +14,7 @@ from bert_jax.model.dropout import content_seeds, row_seeds, uniform
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import child_key
 from bert_jax.train.objectives.causal_lm import token_sums, unmasked
-from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms
+from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
 
 LEAST_RATE = 1e-3  # training.sampling_eps in configs/config.yaml of kuleshov-group/mdlm
 EVALUATION_RATES = 8  # mask rates at which a held-out sequence is measured: this repository's choice
@@ -75,6 +75,10 @@ class DiffusionObjective(Objective):
     @property
     def predicts_all(self) -> bool:
         return True
+
+    @property
+    def likelihoods(self) -> Mapping[str, Likelihood]:
+        return {"mdm": Likelihood("mdm_", with_special=False)}
 
     def counts(self, batch: Batch) -> Counts:
         return {"mdm": self.maskable(unmasked(batch), batch.sequence_ids).sum().astype(jnp.float32)}

@@ -25,6 +25,19 @@ class Term(NamedTuple):
 
 
 Terms = dict[str, Term]
+
+
+class Likelihood(NamedTuple):
+    """A term whose loss is a negative log-likelihood of the text, or a bound on it, in nats per token.
+
+    prefix        of the names of its perplexities
+    with_special  whether special tokens are predicted and counted too, except the first of each sequence
+    """
+
+    prefix: str
+    with_special: bool
+
+
 NO_WEIGHTS: Mapping[str, float] = MappingProxyType({})
 
 
@@ -81,6 +94,11 @@ class Objective(abc.ABC):
         """The names of all metrics in logs, results and reports: `loss`, TERM_loss and TERM_METRIC."""
         terms = self.term_metrics.items()
         return ("loss", *(f"{term}_{name}" for term, metrics in terms for name in ("loss", *metrics)))
+
+    @property
+    def likelihoods(self) -> Mapping[str, Likelihood]:
+        """The terms that measure the likelihood of the text; `evaluate` adds their perplexities to the metrics."""
+        return {}
 
     def extend_batch(self, batch: Any) -> Any:
         """The batch with fields of the objective's own, as a NamedTuple of numpy arrays [B, ...].
