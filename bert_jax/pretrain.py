@@ -36,6 +36,8 @@ from bert_jax.train.objectives import pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.objectives.source import ObjectiveSource
 from bert_jax.train.steps import Plan
+from bert_jax.train.token_length import TokenLength
+from bert_jax.train.workdir import read_config
 
 DESCRIPTION = """Pretrains a bidirectional encoder by masked language modeling, together with next-sentence or
 sentence-order prediction where the shards have such labels. A causal model (see configs/gpt.py) is
@@ -46,15 +48,19 @@ trained to predict the next token.
 --config.KEY=VALUE sets a key of the recipe. Frequently used keys:
 
   steps=1000, budget_minutes=30   the length of the run
+  tokens=5e8 steps=0              a length in tokens; then also optimizer.warmup_tokens, decay_tokens
   batch_size=64                   rows per batch
   batch_schedule=0:256,10000:512  a batch size that changes at the given steps
   compute_dtype=float32           the precision of the computation
   init_from=CHECKPOINT            initial parameters: a bert_jax checkpoint or a Hugging Face folder
+  branch_from=RUN/checkpoints/STEP
+                                  a run that begins there, with its optimizer state: a decay phase
   model.preset=checkpoint         the architecture of that checkpoint
   model.norm=pre                  one part of the architecture; every part has such a key
   data.mask_rate=0.2              the rate of dynamic masking
   data.mask_schedule=0:0.30,50000:0.15
                                   a mask rate that changes at the given steps
+  data.mask_shape=linear          ... and linearly between them
   data.phases=900000:DIR          other shards from the given step on, e.g. of length 512 after 128
   span_boundary=true              also predict masked spans from their boundaries (SpanBERT)
   optimizer.learning_rate=1e-3    the peak learning rate
@@ -113,6 +119,8 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
         description=f"pretraining {config.model.preset}",
         evaluators=[_evaluator(config, train, loaders, rows)] if any(held_out) else [],
         measured=objective.metric_names,
+        branch_from=config.branch_from,
+        length=TokenLength(config.tokens, train.tokens_before) if config.tokens else None,
         held_out={
             phase.held_out_key: loader.fingerprint
             for phase, loader in zip(phases, loaders, strict=True)
@@ -154,6 +162,9 @@ def _model_and_checkpoint(config: PretrainConfig, vocab_size: int) -> tuple[Mode
 def _architecture(config: PretrainConfig, vocab_size: int, loaded: LoadedModel | None) -> ModelConfig:
     if config.model.preset != sizes.FROM_CHECKPOINT:
         return sizes.model_config(config.model, vocab_size)
+    if config.branch_from:
+        workdir = Path(config.branch_from).absolute().parent.parent
+        return sizes.with_options(read_config(workdir).model, config.model)
     if loaded is None:
         raise UserError("model.preset is checkpoint, but init_from is not set; set --config.init_from=CHECKPOINT")
     return sizes.with_options(loaded.model, config.model)
@@ -178,9 +189,9 @@ def _mask_rates(config: PretrainDataConfig) -> StepSchedule[float] | None:
     """Returns the mask rates of data.mask_rate or data.mask_schedule, or None to use the rate of the shards."""
     if config.mask_rate is not None and config.mask_schedule:
         raise UserError("data.mask_rate and data.mask_schedule are both set; set only one of them")
-    if config.mask_rate is None and not config.mask_schedule:
+    if config.mask_rate is None and not config.mask_schedule and config.mask_shape == PretrainDataConfig.mask_shape:
         return None
-    return rate_schedule(config.mask_schedule, config.mask_rate)
+    return rate_schedule(config.mask_schedule, config.mask_rate, config.mask_shape)
 
 
 def _open_phases(config: PretrainDataConfig) -> list[Phase]:

@@ -270,6 +270,22 @@ def test_a_schedule_sets_the_rate_of_each_step():
         assert_equal(mine, wanted)
 
 
+def test_a_linear_schedule_masks_each_step_at_its_own_rate():
+    """The rows of a step are those of a loader whose constant rate is the interpolated one; M holds the highest."""
+    rows = packed_rows(30)
+    rates = rate_schedule("0:0.3,7:0.1", shape="linear")
+    scheduled = PretrainingLoader(Table(rows), Facts(), batch_size=8, seed=7, rates=rates)
+    for step in range(9):
+        rule = MaskingRule("word", float(np.interp(step, [0, 7], [0.3, 0.1])))
+        constant = PretrainingLoader(Table(rows, False, rule), Facts(), batch_size=8, seed=7).batch(step)
+        batch = scheduled.batch(step)
+        width = constant.masked_ids.shape[1]
+        np.testing.assert_array_equal(batch.input_ids, constant.input_ids)
+        np.testing.assert_array_equal(batch.masked_ids[:, :width], constant.masked_ids)
+        assert batch.masked_ids.shape[1] == max_predictions(40, 3, 0.3)
+        assert not batch.masked_weights[:, width:].any()
+
+
 def test_static_rows_take_no_other_rate():
     static = packed_rows(3)
     with pytest.raises(UserError, match="static, with the rate of build_examples"):

@@ -103,6 +103,28 @@ def test_a_schedule_holds_each_rate_until_the_next_step():
     assert max(schedule.values) == 0.3
 
 
+def test_a_linear_schedule_interpolates_between_its_points():
+    schedule = rate_schedule("0:0.30,40:0.15,50:0.05,60:0.2", shape="linear")
+    steps = np.arange(80)
+    wanted = np.interp(steps, [0, 40, 50, 60], [0.3, 0.15, 0.05, 0.2])
+    np.testing.assert_allclose([schedule.at(step) for step in steps.tolist()], wanted, rtol=1e-12)
+    assert [schedule.at(step) for step in (0, 40, 50, 60, 10**9)] == [0.3, 0.15, 0.05, 0.2, 0.2]
+    assert max(schedule.values) == 0.3
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "shape", "said"),
+    [
+        ("0:0.3,9:0.1", None, "cosine", r"unknown data\.mask_shape 'cosine'; choose from steps, linear"),
+        ("0:0.3", None, "linear", r"only one mask rate.*data\.mask_schedule="),
+        ("", 0.3, "linear", "only one mask rate"),
+    ],
+)
+def test_an_unknown_or_impossible_shape_is_refused(text, rate, shape, said):
+    with pytest.raises(UserError, match=said):
+        rate_schedule(text, rate, shape)
+
+
 @pytest.mark.parametrize(
     "text", ["", "0.3", "0:0.3,", "5:0.3", "0:0.3,0:0.2", "0:0.3,9:0.1,4:0.2", "0:1.5", "0:0", "0:nan"]
 )

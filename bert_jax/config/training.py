@@ -1,5 +1,6 @@
 """The configuration of a run: the keys that --config.a.b=value sets. They are a contract (README, configs/)."""
 
+import math
 from dataclasses import dataclass, field
 
 from bert_jax.command import UserError
@@ -30,6 +31,7 @@ class PretrainDataConfig(DataConfig):
     cache_dir: str = ""
     mask_rate: float | None = None  # such as 0.2; None: the rate of the shards
     mask_schedule: str = ""  # STEP:RATE,..., such as 0:0.30,50000:0.15,90000:0.05
+    mask_shape: str = "steps"  # of mask_schedule: steps (constant between its points) or linear (interpolated)
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,8 @@ class OptimizerConfig:
     warmup_share: float = 0.0  # share of the run, instead of warmup_steps; the schedule covers the rest
     schedule: str = "linear"  # linear, cosine, wsd (constant, then a decay as 1 - sqrt), constant, inverse_sqrt
     decay_share: float = 0.1  # share of the run: the decay of wsd
+    warmup_tokens: float = 0.0  # instead of warmup_steps and warmup_share, where config.tokens is the run's length
+    decay_tokens: float = 0.0  # instead of decay_share, likewise
     final_share: float = 0.0  # share of the peak rate at the end of the schedule
     beta1: float = 0.9
     beta2: float = 0.999
@@ -129,12 +133,32 @@ class PretrainConfig(TrainConfig):
     data: PretrainDataConfig = field(default_factory=PretrainDataConfig)
     batch_schedule: str = ""  # STEP:ROWS,..., instead of batch_size, such as 0:256,10000:512
     steps: int = 1_000_000
+    # The length of the run in tokens, such as 5e8, with steps=0. Steps count as many as their rows have on average.
+    tokens: float = 0.0
+    # WORKDIR/checkpoints/STEP of another run: begin there, with its optimizer state, in a workdir of one's own.
+    branch_from: str = ""
     # mlm, with next sentences where the shards have labels; causal; replaced_tokens (ELECTRA); diffusion (MDLM); auto:
     # mlm or causal, as the model can
     objective: str = "auto"
     generator_size: float = 0.25  # of replaced_tokens: width of the generator relative to the model's
     replaced_weight: float = 50.0  # of replaced_tokens: weight of the model's loss next to the generator's
     span_boundary: bool = False  # also predict spans from their boundaries (SpanBERT; Joshi et al. 2020, section 3.2)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.branch_from and self.init_from:
+            raise UserError(
+                "branch_from and init_from are both set. A branch has the parameters of its checkpoint: leave out "
+                "init_from, or branch_from to begin with a new optimizer state at step 0"
+            )
+        if not 0 <= self.tokens < math.inf:
+            raise UserError(f"config.tokens is {self.tokens}. Use a number of tokens, such as 5e8, or 0")
+        others = [name for name in ("steps", "budget_minutes", "budget_replay") if getattr(self, name)]
+        if self.tokens and others:
+            raise UserError(
+                f"config.tokens is {self.tokens:g}, but config.{others[0]} is {getattr(self, others[0])}, too; the "
+                f"length of a run is one of them. Set --config.{others[0]}={'' if others[0] == 'budget_replay' else 0}"
+            )
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,10 @@ class BatchSegment(NamedTuple):
     def contains(self, step: int) -> bool:
         return self.first <= step and (self.end is None or step < self.end)
 
+    def steps_before(self, step: int) -> int:
+        """How many steps of the segment come before a step."""
+        return max(0, (step if self.end is None else min(step, self.end)) - self.first)
+
 
 def batch_segments(batches: StepSchedule[int], phases: Sequence[tuple[int, str]]) -> list[list[BatchSegment]]:
     """The segments of each phase; a phase is its first step and the fingerprint of its data set.

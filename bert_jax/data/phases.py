@@ -100,6 +100,19 @@ class PhasedLoader:
         """The number of rows of a step's global batch. Raises ValueError for a negative step."""
         return self._loaders[self.phase(step)].rows_at(step)
 
+    def tokens_before(self, step: int) -> float:
+        """The tokens that all steps before this one read, padding excluded.
+
+        Each row counts as many tokens as the rows of its data set have on average, by its manifest. The number is
+        therefore a function of the step, and equals what was read wherever a whole number of epochs was read.
+        """
+        read = 0.0
+        for phase, loader in zip(self._phases, self._loaders, strict=True):
+            counts = phase.dataset.manifest["parts"][phase.dataset.part]
+            rows = sum(segment.rows * segment.steps_before(step) for segment in loader.segments)
+            read += rows * counts["tokens"] / counts["rows"]
+        return read
+
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
         """The global batch of a step, or only the selected `rows` of it. Raises ValueError for a negative step."""
         return self._loaders[self.phase(step)].batch(step, rows)

@@ -81,12 +81,13 @@ class AbstractStep:
         partitioning.check_model(model, mesh)
         partitioning.check_batch(config.batch_size, config.microbatches, mesh)
         abstract = jax.eval_shape(lambda key: objective.init(model, key), jax.random.key(0))
+        optimizer_config = optim.with_token_shares(config.optimizer, config.tokens)
         plan = Plan(
             model=model,
             runtime=runtime_of(config, "tpu"),
             objective=objective,
-            optimizer_config=config.optimizer,
-            optimizer=optim.build(config.optimizer, abstract),
+            optimizer_config=optimizer_config,
+            optimizer=optim.build(optimizer_config, abstract),
             microbatches=config.microbatches,
             overlap=config.mesh.overlap,
             factors=optim.rate_factors(config.optimizer, abstract, None),

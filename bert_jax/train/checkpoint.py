@@ -205,22 +205,7 @@ class Checkpoints:
         returned as None. Raises UserError for a tensor that is missing, extra, or of another shape or dtype, and
         DamagedCheckpoint for damaged files.
         """
-        directory = self.directory / str(step)
-        document = read_meta(directory)
-        tensors = document["tensors"]
-        if OPTIMIZER not in tensors:
-            raise UserError(
-                f"checkpoint {directory} holds parameters but no optimizer state, so training cannot resume from it. "
-                f"Start a new workdir with --config.init_from={self.directory.parent}"
-            )
-        if AVERAGE not in tensors:
-            average = None
-        return Restored(
-            params=read_tree(directory, PARAMS, tensors[PARAMS], params),
-            optimizer_state=read_tree(directory, OPTIMIZER, tensors[OPTIMIZER], optimizer_state),
-            average=None if average is None else read_tree(directory, AVERAGE, tensors[AVERAGE], average),
-            meta=document["meta"],
-        )
+        return restore(self.directory / str(step), params, optimizer_state, average)
 
     def wait(self) -> None:
         """Waits until the last save is on disk. Raises its failure, as `save` describes."""
@@ -291,6 +276,25 @@ class Checkpoints:
                 step = "" if self._saving is None else str(self._saving)
                 raise OSError(code, os.strerror(code), str(self.directory / step)) from error
             raise
+
+
+def restore(directory: Path, params: PyTree, optimizer_state: PyTree, average: PyTree | None = None) -> Restored:
+    """Reads WORKDIR/checkpoints/STEP as Checkpoints.restore does, and leaves the workdir as it is."""
+    document = read_meta(directory)
+    tensors = document["tensors"]
+    if OPTIMIZER not in tensors:
+        raise UserError(
+            f"checkpoint {directory} holds parameters but no optimizer state, so training cannot resume from it. "
+            f"Start a new workdir with --config.init_from={directory.parent.parent}"
+        )
+    if AVERAGE not in tensors:
+        average = None
+    return Restored(
+        params=read_tree(directory, PARAMS, tensors[PARAMS], params),
+        optimizer_state=read_tree(directory, OPTIMIZER, tensors[OPTIMIZER], optimizer_state),
+        average=None if average is None else read_tree(directory, AVERAGE, tensors[AVERAGE], average),
+        meta=document["meta"],
+    )
 
 
 def _preservation_policy(keep: int, keep_every: int, best: Best | None) -> Any:

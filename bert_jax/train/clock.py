@@ -1,4 +1,4 @@
-"""Measures how much of a run is done: by steps, by minutes, or by the log of an earlier run (law 4)."""
+"""Measures how much of a run is done: by steps, tokens or minutes, or by the log of an earlier run (law 4)."""
 
 import time
 from collections.abc import Mapping
@@ -12,6 +12,7 @@ from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
 from bert_jax.train import distributed
 from bert_jax.train.metrics import read_lines
+from bert_jax.train.token_length import TokenLength
 
 # A run with a time budget reads the clock at least once per this share of the budget, so it ends within 1% of it.
 REFRESH_SHARE = 0.01
@@ -20,9 +21,10 @@ REFRESH_SHARE = 0.01
 class Clock:
     """The fraction of a run that is done before each step, from 0 to 1; the run ends when it reaches 1.
 
-    Without a time budget the fraction is step / steps. With a budget it comes from the clock of process 0, is read at
-    refreshes only, and does not change between two refreshes. `refreshed` is true at those steps, so that the loop
-    logs the value. With `replay` the clock follows the logged values of an earlier run and repeats it exactly.
+    Without a time budget the fraction is step / steps, or the share of the tokens of a `length`. With a budget it comes
+    from the clock of process 0, is read at refreshes only, and does not change between two refreshes. `refreshed` is
+    true at those steps, so that the loop logs the value. With `replay` the clock follows the logged values of an
+    earlier run and repeats it exactly.
 
     Several processes know the clock of process 0 at the steps that are multiples of log_every. Process 0 sends it one
     step earlier, while the device computes, so no process waits for it.
@@ -38,10 +40,12 @@ class Clock:
         fraction: float = 0.0,
         elapsed: float = 0.0,
         replay: str = "",
+        length: TokenLength | None = None,
     ) -> None:
         """`start`, `fraction` and `elapsed` (seconds) are those of the checkpoint from which the run resumes."""
-        check_end(steps, budget_minutes, replay)
+        check_end(steps, budget_minutes, replay, length)
         self.steps = steps
+        self.length = length
         self.budget = budget_minutes * 60
         self.log_every = max(log_every, 1)
         self.fraction = fraction
@@ -73,6 +77,8 @@ class Clock:
         """Returns the fraction that is done before this step. Call it once for each step, in order."""
         self._exchange(step)
         by_steps = step / self.steps if self.steps > 0 else 0.0
+        if self.length is not None:
+            by_steps = self.length.share(step)
         if self._replay is not None:
             self.refreshed, self.fraction = step in self._replay, self._replay.get(step, self.fraction)
         elif self.budget <= 0:
@@ -97,7 +103,7 @@ class Clock:
             self._sent = distributed.send_from_primary(self.elapsed)
 
 
-def make_clock(config: TrainConfig, meta: Mapping[str, Any]) -> Clock:
+def make_clock(config: TrainConfig, meta: Mapping[str, Any], length: TokenLength | None = None) -> Clock:
     """Returns the clock of a run that resumes from a checkpoint with this meta (empty: the run begins)."""
     return Clock(
         config.steps,
@@ -107,12 +113,13 @@ def make_clock(config: TrainConfig, meta: Mapping[str, Any]) -> Clock:
         fraction=meta.get("budget_fraction", 0.0),
         elapsed=meta.get("seconds", 0.0),
         replay=config.budget_replay,
+        length=length,
     )
 
 
-def check_end(steps: int, budget_minutes: float, replay: str) -> None:
+def check_end(steps: int, budget_minutes: float, replay: str, length: TokenLength | None = None) -> None:
     """Raises UserError for a run that would never end."""
-    if steps <= 0 and budget_minutes <= 0 and not replay:
+    if steps <= 0 and budget_minutes <= 0 and not replay and length is None:
         raise UserError(
             "neither steps nor budget_minutes is set, so the run would never end; set --config.steps=N or "
             "--config.budget_minutes=M"

@@ -15,6 +15,7 @@ from bert_jax.train import distributed, mesh_placement
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.objectives import Objective
 from bert_jax.train.steps import Plan
+from bert_jax.train.token_length import TokenLength
 from bert_jax.vocabulary import Vocabulary
 
 RESULT_FILE = "result.json"  # written to a workdir when its run has finished
@@ -55,6 +56,8 @@ class Run:
     measured: tuple[str, ...] = ()  # names of the held-out metrics; empty: unknown until measured
     held_out: Mapping[str, str] = field(default_factory=dict)  # as source.fingerprints, for held-out data
     initial_params: dict[str, np.ndarray] = field(default_factory=dict)  # by path; others are initialized
+    branch_from: str = ""  # WORKDIR/checkpoints/STEP of another run, at which this one begins (train/branch.py)
+    length: TokenLength | None = None  # of a run that ends by tokens; None: by steps or minutes
     train_layers: str = "all"
     unfreeze_every: int = 0  # steps between layers, for train_layers=gradual
     early_stop: int = 0  # evaluations without a better checkpoint.best before it ends; 0: never

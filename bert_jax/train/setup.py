@@ -1,7 +1,8 @@
 """Prepares a run: checks it, opens its workdir, builds its plan, and restores or initializes its state.
 
-A run starts, in this order of preference, from the newest undamaged checkpoint of its workdir, from its initial
-parameters (init_from; missing ones are initialized from the seed), or from parameters initialized from the seed.
+A run starts, in this order of preference, from the newest undamaged checkpoint of its workdir, from the checkpoint of
+another run (branch_from), from its initial parameters (init_from; missing ones are initialized from the seed), or from
+parameters initialized from the seed.
 """
 
 import functools
@@ -21,8 +22,8 @@ from bert_jax.data.prefetch import Prefetched
 from bert_jax.model import attention, paths
 from bert_jax.storage.local import atomic_folder
 from bert_jax.storage.remote import is_remote
-from bert_jax.train import distributed, early_stop, optim, partitioning, rules
-from bert_jax.train.checkpoint import Checkpoints
+from bert_jax.train import branch, distributed, early_stop, optim, partitioning, rules
+from bert_jax.train.checkpoint import Checkpoints, restore
 from bert_jax.train.clock import check_end
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.held_out import Best
@@ -39,6 +40,8 @@ from bert_jax.train.workdir import (
     provenance,
     write_config,
 )
+
+BRANCHED = "branched_from"  # the key in the metadata of a run that begins at a checkpoint of another run
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class OpenWorkdir:
 def make_mesh(run: Run, source: Source) -> Mesh:
     """Returns the mesh of a run, once everything has been checked that needs no compilation and no file."""
     config = run.config
-    check_end(config.steps, config.budget_minutes, config.budget_replay)
+    check_end(config.steps, config.budget_minutes, config.budget_replay, run.length)
     early_stop.check(run.early_stop, config.checkpoint.best)
     if is_remote(run.workdir):
         raise UserError(
@@ -81,12 +84,13 @@ def make_plan(run: Run) -> Plan:
     abstract = jax.eval_shape(lambda key: run.objective.init(run.model, key), jax.random.key(0))
     fresh = _initialized(run, abstract)
     gradual = rules.gradual_epochs(run.train_layers) is not None
+    optimizer_config = optim.with_token_shares(config.optimizer, run.length.tokens if run.length else 0.0)
     return Plan(
         model=run.model,
         runtime=runtime_of(config),
         objective=run.objective,
-        optimizer_config=config.optimizer,
-        optimizer=optim.build(config.optimizer, abstract),
+        optimizer_config=optimizer_config,
+        optimizer=optim.build(optimizer_config, abstract),
         microbatches=config.microbatches,
         overlap=config.mesh.overlap,
         factors=optim.rate_factors(config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh)),
@@ -149,12 +153,35 @@ def open_workdir(run: Run, keep: int | None = None) -> OpenWorkdir:
         )
         newest = checkpoints.newest_meta()
         if newest is None:
-            return OpenWorkdir(checkpoints, made_by, [])
+            differences = _branch(run, made_by) if run.branch_from else []
+            return OpenWorkdir(checkpoints, made_by, differences)
         where = f"step {newest.get('step', checkpoints.latest_step())} of {run.workdir}"
-        return OpenWorkdir(checkpoints, made_by, check_provenance(run, made_by, newest.get("provenance"), where))
+        there = newest.get("provenance")
+        recorded = (there or {}).get(branch.RECORD)
+        if run.branch_from:
+            branch.check_origin(run.branch_from, recorded, run.workdir)
+        if there is not None and recorded is not None:  # its parameters come from the trunk, whatever those began with
+            made_by[branch.RECORD] = recorded
+            made_by["configuration"]["init_from"] = there["configuration"]["init_from"]
+        return OpenWorkdir(checkpoints, made_by, check_provenance(run, made_by, there, where))
     except BaseException as error:
         checkpoints.__exit__(type(error))
         raise
+
+
+def _branch(run: Run, made_by: dict[str, Any]) -> list[str]:
+    """Compares a run with the checkpoint at which it begins, and records that one in its provenance `made_by`.
+
+    Returns a line for each difference. Raises UserError for changes that a branch cannot make.
+    """
+    origin = branch.open_branch(run.branch_from)
+    distributed.check_same({"branch_from": origin.sha256}, "give all processes the same checkpoint")
+    there = origin.meta.get("provenance")
+    if there is not None:
+        made_by["configuration"]["init_from"] = there["configuration"]["init_from"]
+    differences = check_provenance(run, made_by, there, str(origin.directory), branch.MAY_CHANGE)
+    made_by[branch.RECORD] = origin.record(differences)
+    return differences
 
 
 def restore_or_initialize(
@@ -162,7 +189,8 @@ def restore_or_initialize(
 ) -> tuple[TrainState, dict[str, Any]]:
     """Returns the state from which to train and the metadata of its checkpoint, which is empty for a new run.
 
-    It restores the newest undamaged checkpoint, of those steps in `among` if given (which may be none).
+    It restores the newest undamaged checkpoint, of those steps in `among` if given (which may be none). Without one, a
+    branch restores the checkpoint at which it begins; the metadata then names it under BRANCHED.
     """
 
     def initialize(key: jax.Array) -> TrainState:
@@ -173,6 +201,10 @@ def restore_or_initialize(
     abstract = partitioning.with_shardings(mesh, jax.eval_shape(initialize, key))
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     found = checkpoints.restore_newest(abstract.params, abstract.optimizer_state, abstract.average, among)
+    if found is None and run.branch_from:
+        origin = branch.open_branch(run.branch_from)
+        restored = restore(origin.directory, abstract.params, abstract.optimizer_state, abstract.average)
+        found = origin.step, restored._replace(meta=restored.meta | {BRANCHED: str(origin.directory)})
     if found is not None:
         newest, restored = found
         step = partitioning.put_as(np.array(newest, np.int32), shardings.step)
@@ -243,6 +275,8 @@ def describe_start(run: Run, meta: Mapping[str, Any], differences: Sequence[str]
     """Returns lines about the step from which a run resumes and what has changed since; none for a new run."""
     if not meta:
         return list(differences)
+    if BRANCHED in meta:
+        return [f"branching from {meta[BRANCHED]} into {run.workdir}", *differences]
     what = "nothing is left to train after" if ended else "resuming from"
     return [f"{what} step {meta['step']} of {run.workdir}", *differences]
 

@@ -42,14 +42,15 @@ def fit(run: Run) -> Result:
         state, meta = setup.restore_or_initialize(run, plan, mesh, opened.checkpoints)
         setup.write_workdir(run)
         first, ended = int(state.step), has_stopped_early(run.early_stop, meta)
-        clock = make_clock(config, meta)
+        clock = make_clock(config, meta, run.length)
         progress = stack.enter_context(ProgressLine(run.description))
         recorder = stack.enter_context(RunRecorder(run, opened, meta, evaluators, clock, progress.report))
         evaluation, logger, saver = recorder.evaluation, recorder.logger, recorder.saver
         stack.callback(profiler.close, progress.report)
         _report_start(run, plan, mesh, state, meta, opened, progress)
         train_step, key = steps.jitted(plan, mesh, state), setup.training_key(run, mesh)
-        compile_ahead(train_step, state, later_batch_shapes(source, first, config.steps, mesh), (key,), progress.report)
+        end = config.steps if run.length is None else run.length.steps
+        compile_ahead(train_step, state, later_batch_shapes(source, first, end, mesh), (key,), progress.report)
         batches = stack.enter_context(setup.prefetch_batches(source, mesh, first, config.data.prefetch))
 
         for step in itertools.count(first):
@@ -109,6 +110,8 @@ def _report_start(
     """Reports from where the run starts, what it trains, and on what."""
     length = setup.batch_length(run.source, int(state.step))
     lines = setup.describe_start(run, meta, opened.differences, has_stopped_early(run.early_stop, meta))
+    if run.length is not None:
+        lines.append(f"a run of {run.length.tokens:,.0f} tokens: {run.length.steps:,} steps")
     if not meta:
         lines += parameter_table(state.params, plan)
     for line in lines + setup.describe_program(plan, mesh, state, length):

@@ -18,7 +18,7 @@ import hashlib
 import importlib.metadata
 import json
 import platform
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ PATHS = (
     "data.eval",
     "init_from",
     "init_average",
+    "branch_from",
     "task.data_dir",
     "task.train",
     "task.dev",
@@ -65,7 +66,7 @@ PATHS = (
     "task.submission",
 )
 # Keys that decide when a run ends. They may change; the learning rate depends on it, so the change is reported.
-ENDS = ("steps", "budget_minutes", "budget_replay", "epochs", "early_stop")
+ENDS = ("steps", "tokens", "budget_minutes", "budget_replay", "epochs", "early_stop")
 # Keys that decide the batch of a step (law 1), except for held-out data.
 BATCHES = ("batch_size", "batch_schedule", "length_pool", "seed", "data", "task")
 HELD_OUT = ("data.eval", "task.dev", MEASURED_AT)
@@ -174,12 +175,15 @@ def provenance(run: Run) -> dict[str, Any]:
     return {"configuration": json.loads(json.dumps(kept)), "versions": versions()}
 
 
-def check_provenance(run: Run, here: Mapping[str, Any], there: Mapping[str, Any] | None, where: str) -> list[str]:
+def check_provenance(
+    run: Run, here: Mapping[str, Any], there: Mapping[str, Any] | None, where: str, may_change: Sequence[str] = ()
+) -> list[str]:
     """Compares a run with the checkpoint from which it resumes; returns the allowed differences, a line each.
 
-    here    the run's `provenance`
-    there   that of the checkpoint; None: it has none
-    where   the checkpoint, as messages name it
+    here         the run's `provenance`
+    there        that of the checkpoint; None: it has none
+    where        the checkpoint, as messages name it
+    may_change   keys, or their prefixes, that may differ in addition to those that decide when a run ends
     Raises UserError for changes that config.allow_changes does not name, with the value of each key there and here,
     and for a name in allow_changes that is not a key.
     """
@@ -197,7 +201,8 @@ def check_provenance(run: Run, here: Mapping[str, Any], there: Mapping[str, Any]
     changes = {key: f"{key}: {_shown(before.get(key))} -> {_shown(now.get(key))}" for key in changed}
     # Fine-tuning derives its warmup from the length of the run, so it moves with the end.
     ends = (*ENDS, "optimizer.warmup_steps", "optimizer.warmup_share") if run.kind == "finetuning" else ENDS
-    refused = [key for key in changed if key not in ends and not _within(key, allowed) and ALL not in allowed]
+    open_keys = (*ends, *may_change, *allowed)
+    refused = [key for key in changed if not _within(key, open_keys) and ALL not in allowed]
     if refused:
         raise UserError(
             f"{where} belongs to another run: {'; '.join(changes[key] for key in refused)}. Use its values, name "

@@ -17,7 +17,7 @@ reductions over sharded axes.
 from bert_jax.train.optim.averages import first_average, next_average
 from bert_jax.train.optim.chains import OPTIMIZERS, add_decay, build
 from bert_jax.train.optim.factors import Unfreezing, decays, factors_at, rate_factors, without_frozen
-from bert_jax.train.optim.schedules import learning_rate
+from bert_jax.train.optim.schedules import learning_rate, with_token_shares
 from bert_jax.train.optim.updates import apply_updates
 
 __all__ = [
@@ -32,5 +32,6 @@ __all__ = [
     "learning_rate",
     "next_average",
     "rate_factors",
+    "with_token_shares",
     "without_frozen",
 ]

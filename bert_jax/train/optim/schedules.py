@@ -4,6 +4,7 @@ Because a schedule depends on the fraction, runs limited by minutes and runs lim
 the same code.
 """
 
+import dataclasses
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -93,3 +94,33 @@ def check_schedule(config: OptimizerConfig) -> None:
             f"optimizer.warmup_steps is {config.warmup_steps} and optimizer.warmup_share is {config.warmup_share}; "
             "only one of them can be used, so set the other to 0"
         )
+
+
+def with_token_shares(config: OptimizerConfig, tokens: float) -> OptimizerConfig:
+    """Returns the configuration with warmup_tokens and decay_tokens as shares of a run of that many tokens.
+
+    A run that ends by tokens counts the completed fraction in tokens, so its schedule is one of shares. tokens is 0
+    for a run that ends by steps or minutes. Raises UserError for token counts that do not fit the run or the schedule.
+    """
+    counts = {name: getattr(config, name) for name in ("warmup_tokens", "decay_tokens")}
+    for name, count in counts.items():
+        if not 0 <= count < float("inf"):
+            raise UserError(f"optimizer.{name} is {count}; use a number of tokens, or 0 for none")
+        if count and not tokens:
+            raise UserError(
+                f"optimizer.{name} is set, but the length of the run is not counted in tokens. Set "
+                "--config.tokens=N --config.steps=0 (pretraining), or use shares: optimizer.warmup_share, decay_share"
+            )
+        if count > tokens:
+            raise UserError(f"optimizer.{name} is {count:g}, more than the run has; use at most {tokens:g}")
+    if config.warmup_tokens and (config.warmup_steps > 0 or config.warmup_share > 0):
+        raise UserError(
+            f"optimizer.warmup_tokens is {config.warmup_tokens:g}, but optimizer.warmup_steps is {config.warmup_steps} "
+            f"and optimizer.warmup_share is {config.warmup_share}; only one of them can be used, so set the others to 0"
+        )
+    if config.decay_tokens and config.schedule != "wsd":
+        raise UserError(
+            f"optimizer.decay_tokens is the decay of optimizer.schedule=wsd, but the schedule is {config.schedule}"
+        )
+    changes = {name.replace("tokens", "share"): count / tokens for name, count in counts.items() if count}
+    return dataclasses.replace(config, **changes)

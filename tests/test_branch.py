@@ -1,0 +1,132 @@
+"""A run that begins at a checkpoint of another run, with its optimizer state."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tiny_runs import RECIPE, TINY
+
+from bert_jax import pretrain
+from bert_jax.command import UserError
+from bert_jax.config import PretrainConfig
+from bert_jax.data.phases import PhasedLoader
+from bert_jax.train import metrics
+from bert_jax.train.branch import RECORD
+from bert_jax.train.integrity import read_meta
+
+TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
+SETTINGS = (
+    "--config.steps=6",
+    "--config.batch_size=16",
+    "--config.log_every=3",
+    "--config.checkpoint.every_steps=2",
+    "--config.checkpoint.keep=0",
+    "--config.optimizer.schedule=constant",
+    "--config.optimizer.learning_rate=1e-3",
+    "--config.optimizer.warmup_steps=0",
+    "--config.optimizer.ema_decay=0.9",
+    "--config.eval.max_rows=8",
+)
+pytestmark = pytest.mark.usefixtures("one_device")
+
+
+class Killed(Exception):
+    """Simulates the end of the process."""
+
+
+def train(shards: Path, workdir: Path, *overrides: str) -> dict:
+    flags = [f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards}", *TINY, *SETTINGS]
+    pretrain.main([*flags, *overrides])
+    return json.loads((workdir / "result.json").read_text()) | {"seconds": 0}
+
+
+@pytest.fixture
+def trunk(shards_dir, tmp_path):
+    train(shards_dir, tmp_path / "trunk")
+    return tmp_path / "trunk"
+
+
+def tensors(workdir: Path, step: int) -> dict:
+    """The shape, dtype and fingerprint of parameters, optimizer state and average."""
+    found = read_meta(workdir / "checkpoints" / str(step))["tensors"]
+    assert set(found) == {"params", "optimizer", "average"}
+    return found
+
+
+def log(workdir: Path) -> list[dict]:
+    return [{k: v for k, v in line.items() if k not in TIMES} for line in metrics.read_metrics(workdir)]
+
+
+def branched(workdir: Path, step: int) -> dict:
+    return read_meta(workdir / "checkpoints" / str(step))["meta"]["provenance"][RECORD]
+
+
+def test_an_unchanged_branch_is_the_run_that_went_on_and_a_decay_resumes_exactly(
+    shards_dir, trunk, tmp_path, monkeypatch, capsys
+):
+    before = sorted(path.relative_to(trunk) for path in trunk.rglob("*"))
+    at = f"--config.branch_from={trunk}/checkpoints/4"
+    result = train(shards_dir, tmp_path / "same", at)
+    assert result == json.loads((trunk / "result.json").read_text()) | {"seconds": 0}
+    assert tensors(tmp_path / "same", 6) == tensors(trunk, 6)
+    assert log(tmp_path / "same") == [line for line in log(trunk) if line["step"] > 4]
+    assert branched(tmp_path / "same", 6)["changes"] == []
+    assert sorted(path.relative_to(trunk) for path in trunk.rglob("*")) == before, "the trunk was changed"
+
+    decay = (
+        at,
+        "--config.steps=8",
+        "--config.optimizer.schedule=wsd",
+        "--config.optimizer.decay_share=0.5",
+        "--config.data.mask_rate=0.05",
+    )
+    capsys.readouterr()
+    whole = train(shards_dir, tmp_path / "decay", *decay)
+    printed = " ".join(capsys.readouterr().err.split())
+    assert f"branching from {trunk}/checkpoints/4 into" in printed
+    changes = branched(tmp_path / "decay", 8)["changes"]
+    assert [line.split(": ")[1] for line in changes if line.startswith("changed")] == [
+        "data.mask_rate", "optimizer.decay_share", "optimizer.schedule", "steps",
+    ]  # fmt: skip
+    assert all(line in printed for line in changes)
+    rates = {line["step"]: line["learning_rate"] for line in log(tmp_path / "decay")}
+    assert set(rates) == {6, 8}
+    for step, rate in rates.items():  # logged after the step before it, whose rate it is
+        np.testing.assert_allclose(rate, 1e-3 * (1 - np.sqrt((step - 1 - 4) / 4)), rtol=1e-5)
+
+    class Dying(PhasedLoader):
+        def batch(self, step, rows=None):
+            if step == 7:
+                raise Killed
+            return super().batch(step, rows)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(pretrain, "PhasedLoader", Dying)
+        with pytest.raises(Killed):
+            train(shards_dir, tmp_path / "killed", *decay)
+    shutil.rmtree(trunk / "checkpoints" / "4")  # a trunk keeps only its newest checkpoints; the branch needs none
+    assert train(shards_dir, tmp_path / "killed", *decay) == whole
+    assert tensors(tmp_path / "killed", 8) == tensors(tmp_path / "decay", 8)
+    assert log(tmp_path / "killed") == log(tmp_path / "decay")
+    assert branched(tmp_path / "killed", 8) == branched(tmp_path / "decay", 8)
+
+    with pytest.raises(UserError, match=r"has checkpoints of a run that did not begin there"):
+        train(shards_dir, trunk, f"--config.branch_from={trunk}/checkpoints/2")
+    with pytest.raises(UserError, match=r"was branched from another checkpoint \(of step 4\) than .*/2\."):
+        train(shards_dir, tmp_path / "same", f"--config.branch_from={trunk}/checkpoints/2")
+    for flags, said in (
+        (["/4"], r"no checkpoint .*/4; the steps there are 2, 6\. Keep more .*keep_every"),
+        (["/2", "--config.optimizer.beta2=0.9", "--config.seed=1"], r"optimizer\.beta2: 0\.999 -> 0\.9; seed: 0 -> 1"),
+        (["/2", "--config.model.layers=2"], r"model\.layers: 1 -> 2"),
+        (["/../../trunk"], r"names no step\. Use WORKDIR/checkpoints/STEP; its steps are 2, 6$"),
+    ):
+        with pytest.raises(UserError, match=said) as caught:
+            train(shards_dir, tmp_path / "new", f"--config.branch_from={trunk}/checkpoints{flags[0]}", *flags[1:])
+        assert "\n" not in str(caught.value)
+
+
+def test_initial_parameters_exclude_a_branch():
+    with pytest.raises(UserError, match="branch_from and init_from are both set"):
+        PretrainConfig(branch_from="a/checkpoints/4", init_from="b")
