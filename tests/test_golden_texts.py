@@ -10,6 +10,7 @@ import pytest
 import safetensors.numpy
 import tokenizers
 from golden import REFRESH, TOLERANCE, read_arrays
+from random_checkpoints import odd_config, random_checkpoint
 
 from bert_jax import tokenizer, vocabulary
 from bert_jax.command import UserError
@@ -19,6 +20,7 @@ from bert_jax.embed import embed
 from bert_jax.fill_mask import fill_mask
 from bert_jax.finetune import finetune
 from bert_jax.interop import bert_jax_export, huggingface, huggingface_export, stablehlo
+from bert_jax.model.heads import Heads
 from bert_jax.tasks import texts as texts_lib
 from bert_jax.tasks.example import Sentence, Split
 from bert_jax.tasks.kinds.question_files import Question
@@ -165,13 +167,28 @@ def test_a_vocabulary_without_special_tokens_is_refused_with_the_first_vector_of
         finetune(config, tmp_path / "run", words)
 
 
-def test_the_description_of_programs_shows_the_same_sequence(folder, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "ids", "pair"),
+    [
+        ("gpt2", "[*{}]", "a b, without special tokens"),
+        ("mpnet", "[{cls}, *{}, {sep}]", "<s> a </s> </s> b </s>"),
+        ("bert", "[{cls}, *{}, {sep}]", "[CLS] a [SEP] b [SEP]"),
+    ],
+)
+def test_the_description_of_programs_shows_the_same_sequences(folder, tmp_path, monkeypatch, name, ids, pair):
     monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the number of rows of a program is symbolic
-    path, _ = folder("gpt2")
-    stablehlo.write(huggingface.read(path), tmp_path / "programs")
+    if name == "bert":
+        loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(layers=1), Heads(pooler=True))
+    else:
+        loaded = huggingface.read(folder(name)[0])
+    stablehlo.write(loaded, tmp_path / "programs")
     page = (tmp_path / "programs" / "README.md").read_text()
-    assert 'ids = [*words.encode("Some text.", add_special_tokens=False).ids]\n' in page
-    assert "A pair of texts is a b, without special tokens;" in page
+    text = 'words.encode("Some text.", add_special_tokens=False).ids'
+    words = loaded.vocabulary
+    assert f"ids = {ids.format(text, cls=words.cls_id, sep=words.sep_id)}\n" in page
+    assert f"A pair of texts is {pair}; rows are padded" in page
+    if name == "mpnet":  # what embed and fine-tuning make of a pair is what transformers makes of it
+        assert (words.between, read_arrays("mpnet_texts")["pair_ids/0"].tolist().count(words.sep_id)) == (2, 3)
 
 
 @pytest.mark.parametrize(

@@ -205,7 +205,7 @@ def _readme(loaded: LoadedModel, programs: Mapping[str, Any]) -> str:
     values = {"segment_ids": "zeros", "tagged": "ones"}
     further = [name for name in _input_names(loaded) if name in values]
     cls, sep = words.roles.cls_token, words.roles.sep_token
-    framed = f"{cls} a {sep} b {sep} for every vocabulary"
+    framed = " ".join([cls, "a", *[sep] * words.between, "b", sep])
     pair = framed if words.adds_special_tokens else "a b, without special tokens"
     template = string.Template(README_TEMPLATE.read_text(encoding="utf-8"))
     return template.substitute(
