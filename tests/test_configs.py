@@ -26,6 +26,8 @@ FINETUNING = {
 
 # What a pretraining recipe takes, and the preset that it is for.
 PRETRAINING = {
+    "ablation:ltr": "base",
+    "ablation:no_nsp": "base",
     "academic_bert": "academic_large",
     "albert:base": "albert_base",
     "albert:base_v2": "albert_base_v2",

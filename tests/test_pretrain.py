@@ -4,13 +4,22 @@ import json
 import shutil
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
+from tiny_runs import TINY
 
-from bert_jax import evaluate, pretrain, report
+from bert_jax import config, evaluate, finetune, pretrain, report
 from bert_jax.command import UserError
+from bert_jax.config import ModelConfig, PretrainConfig
+from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.shards import open_dataset
+from bert_jax.model import sizes
+from bert_jax.model.bert import abstract_params, bind, init_params
+from bert_jax.model.runtime import Runtime
 from bert_jax.train import metrics
-from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective
+from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, means, pretraining_objective
+from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.workdir import read_config, read_params
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
@@ -134,6 +143,54 @@ def test_causal_model_is_trained_and_evaluated_on_next_tokens(shards_dir, tmp_pa
     assert 1 < measured["perplexity"] < measured["word_perplexity"]
     page = report.report(tmp_path / "run")
     assert "Next-token accuracy, held out" in page.read_text(encoding="utf-8")
+
+
+def test_the_ablation_recipes_ignore_the_labels_of_pairs(shards_dir):
+    """On a batch of labelled pairs, the loss without next sentences is the loss of masked tokens alone."""
+    dataset = open_dataset(shards_dir, "eval")
+    traits = ShardTraits.of(dataset, dataset.vocabulary())
+    objectives = []
+    for name in ("bert_base.py", "ablation.py:no_nsp", "ablation.py:ltr"):
+        recipe = config.load(PretrainConfig, config.read_flags(f"{ROOT}/configs/{name}"))
+        model = sizes.model_config(recipe.model, vocab_size=1000)
+        objectives.append(pretraining_objective(recipe, model, [traits]))
+    full, no_nsp, left_to_right = objectives
+    assert traits.labelled and full == MaskedLMObjective()
+    assert left_to_right == CausalLMObjective()
+    tiny = ModelConfig(vocab_size=1000, layers=1, width=16, heads=2, feed_forward=24, max_positions=64)
+    params = init_params(tiny, full.heads, jax.random.key(0))
+    [batch] = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=8, seed=0).evaluation_batches(8, 8)
+    batch = jax.tree.map(jax.numpy.asarray, batch)
+    measured = []
+    for objective in (full, no_nsp):
+        own = {module: params[module] for module in abstract_params(tiny, objective.heads)}
+        model = bind(tiny, objective.heads, own, Runtime())
+        measured.append(means(objective.apply(model, batch, None), objective.counts(batch)))
+    both, alone = measured
+    assert both["nsp_loss"] > 0 and np.isnan(alone["nsp_loss"])
+    assert alone["loss"] == alone["mlm_loss"] == pytest.approx(both["mlm_loss"], rel=1e-6)
+    assert set(abstract_params(tiny, no_nsp.heads)) == {"embeddings", "encoder", "mlm_head"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "pooling"), [("no_nsp", "cls"), ("ltr", "mean")])
+def test_an_ablation_is_pretrained_on_labelled_pairs_evaluated_and_fine_tuned(
+    shards_dir, tmp_path, capsys, name, pooling
+):
+    recipe = f"--config={ROOT}/configs/ablation.py:{name}"
+    run = tmp_path / "run"
+    pretrain.main([*arguments(shards_dir, run, *TINY)[1:], recipe])
+    objective = CausalLMObjective() if name == "ltr" else MaskedLMObjective(next_sentence=False)
+    assert measured_in(run) == set(objective.metric_names)
+    capsys.readouterr()
+    evaluate.main([f"--checkpoint={run}", f"--data={shards_dir}"])
+    assert "nsp_loss" not in json.loads(capsys.readouterr().out)
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + "good\t1\nbad\t0\n" * 8)
+    place = [f"--workdir={tmp_path / 'tuned'}", f"--config={ROOT}/configs/own.py", f"--config.init_from={run}"]
+    task = [f"--config.task.{key}={tmp_path / 'train.tsv'}" for key in ("train", "dev")]
+    task += ["--config.task.text=text", "--config.task.label=label", f"--config.task.pooling={pooling}"]
+    finetune.main([*place, *task, "--config.batch_size=8", "--config.epochs=1"])
+    assert json.loads((tmp_path / "tuned" / "result.json").read_text())["metrics"]["accuracy"]["mean"] >= 0
 
 
 @pytest.mark.slow

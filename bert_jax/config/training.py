@@ -140,6 +140,7 @@ class PretrainConfig(TrainConfig):
     # mlm, with next sentences where the shards have labels; causal; replaced_tokens (ELECTRA); diffusion (MDLM); auto:
     # mlm or causal, as the model can
     objective: str = "auto"
+    next_sentence: bool = True  # of mlm: also predict next sentences, or their order, where the shards have labels
     generator_size: float = 0.25  # of replaced_tokens: width of the generator relative to the model's
     replaced_weight: float = 50.0  # of replaced_tokens: weight of the model's loss next to the generator's
     span_boundary: bool = False  # also predict spans from their boundaries (SpanBERT; Joshi et al. 2020, section 3.2)

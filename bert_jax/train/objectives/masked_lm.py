@@ -24,8 +24,8 @@ class MaskedLMObjective(Objective):
 
     next_sentence  adds the prediction of the next sentence (Devlin et al. 2019, section 3.1). The labels may be those
                    of sentence order (ALBERT; Lan et al. 2020, section 3.1): head and loss are the same. False for
-                   shards without labels (full_sentences), as in RoBERTa (Liu et al. 2019, section 4.2): the term then
-                   counts nothing and adds nothing.
+                   shards without labels (full_sentences), as in RoBERTa (Liu et al. 2019, section 4.2), and with
+                   config.next_sentence=false: the term then counts nothing and adds nothing.
     span_boundary  predicts each token of a masked span also from the positions around the span (SpanBERT; Joshi et
                    al. 2020, section 3.2). Needs shards with masked spans, or raises UserError.
     """

@@ -63,7 +63,8 @@ def _masked_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
                 f"config.span_boundary needs masked spans, but {each.name} masks by {each.mask_unit}; build the "
                 "examples with --mask_unit span"
             )
-    return MaskedLMObjective(next_sentence=shards[0].labelled, span_boundary=config.span_boundary)
+    next_sentence = config.next_sentence and shards[0].labelled
+    return MaskedLMObjective(next_sentence=next_sentence, span_boundary=config.span_boundary)
 
 
 def _causal_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:

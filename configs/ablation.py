@@ -1,0 +1,38 @@
+"""BERT-Base without next sentence prediction, or without bidirectionality (Devlin et al. 2019, section 5.1).
+
+    python -m bert_jax.pretrain --config configs/ablation.py:ltr --workdir runs/ltr --config.data.train=SHARDS_128 \\
+        --config.data.phases=900000:SHARDS_512
+
+or configs/ablation.py:no_nsp. Everything else is that of configs/bert_base.py, whose SHARDS serve: no_nsp ignores their
+labels ("No NSP"), and ltr also ignores their masks and predicts every token from those before it ("LTR & No NSP").
+Fine-tuned, ltr keeps its left-to-right attention, as in the paper, and a text has the mean of its vectors, because the
+first token sees no other. "+ BiLSTM" is a randomly initialized BiLSTM on top, here on frozen vectors:
+`python -m bert_jax.features --checkpoint runs/ltr --head bilstm`.
+
+Hardware  not published for these models; not run here
+Hours     not published
+Expected  published: on dev, MNLI-m, QNLI, MRPC and SST-2 accuracy, and SQuAD 1.1 F1 (table 5); not measured here
+              BERT-Base       84.4  88.4  86.7  92.7  88.5
+              No NSP          83.9  84.9  86.5  92.6  87.9
+              LTR & No NSP    82.1  84.3  77.5  92.1  77.8
+              + BiLSTM        82.1  84.1  75.7  91.6  84.9
+Source    Devlin et al. 2019, section 5.1 and table 5: the data, the hyperparameters and the fine-tuning of BERT-Base
+"""
+
+import ml_collections
+
+from bert_jax.command import UserError
+from configs import bert_base
+
+MODELS = ("ltr", "no_nsp")
+
+
+def get_config(model: str = "ltr") -> ml_collections.ConfigDict:
+    if model not in MODELS:
+        raise UserError(f"configs/ablation.py: unknown model {model}; choose from {', '.join(MODELS)}")
+    config = bert_base.get_config()
+    if model == "ltr":
+        config.model.causal = True
+    else:
+        config.next_sentence = False
+    return config
