@@ -165,7 +165,8 @@ def test_the_ablation_recipes_ignore_the_labels_of_pairs(shards_dir):
     for objective in (full, no_nsp):
         own = {module: params[module] for module in abstract_params(tiny, objective.heads)}
         model = bind(tiny, objective.heads, own, Runtime())
-        measured.append(means(objective.apply(model, batch, None), objective.counts(batch)))
+        found = means(objective.apply(model, batch, None), objective.counts(batch))
+        measured.append({name: float(value) for name, value in found.items()})
     both, alone = measured
     assert both["nsp_loss"] > 0 and np.isnan(alone["nsp_loss"])
     assert alone["loss"] == alone["mlm_loss"] == pytest.approx(both["mlm_loss"], rel=1e-6)
