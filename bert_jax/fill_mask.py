@@ -112,6 +112,11 @@ def _open(checkpoint: str | Path | LoadedModel, average: str) -> LoadedModel:
         loaded = part_of(loaded, "generator")
     if loaded.model.causal:
         raise UserError(f"{origin} is a causal model, which predicts next tokens, not masked ones. Use an encoder")
+    if loaded.heads.lm:
+        raise UserError(
+            f"{origin} predicts next and previous tokens, not masked ones. Use an encoder trained with "
+            "config.objective=mlm"
+        )
     if not loaded.heads.mlm:
         raise UserError(
             f"{origin} has no masked language model head; use a pretraining checkpoint instead of a fine-tuned one"

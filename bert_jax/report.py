@@ -158,6 +158,8 @@ def _pretraining_tiles(run: Run, references: Mapping[str, Reference]) -> list[Ti
     for name, what in (
         ("mlm_accuracy", "Masked-token accuracy"),
         ("lm_accuracy", "Next-token accuracy"),
+        ("forward_lm_accuracy", "Next-token accuracy"),
+        ("backward_lm_accuracy", "Previous-token accuracy"),
         ("mdm_accuracy", "Masked-token accuracy, mean of all mask rates"),
         ("nsp_accuracy", "Next-sentence accuracy"),
     ):
@@ -166,6 +168,8 @@ def _pretraining_tiles(run: Run, references: Mapping[str, Reference]) -> list[Ti
     for name, what in (
         ("mlm_loss", "Masked-token"),
         ("lm_loss", "Next-token"),
+        ("forward_lm_loss", "Next-token"),
+        ("backward_lm_loss", "Previous-token"),
         ("mdm_loss", "Masked diffusion"),
     ):
         if (loss := _latest(run, f"eval_{name}")) is not None:

@@ -52,6 +52,8 @@ CHANGES: dict[str, dict[str, Any]] = {
         "causal": True,
     },
     "rnn": RECURRENT | {"encoder": "rnn"},
+    "bilstm": RECURRENT
+    | {"encoder": "bilstm", "causal": False, "embedding_width": 5, "cell_width": 7, "recurrent_residual": True},
     "lstm": RECURRENT | {"encoder": "lstm", "tied_output": False, "embedding_width": 7},
 }
 FAMILIES = {name: dataclasses.replace(BERT, **changes) for name, changes in CHANGES.items()}

@@ -48,6 +48,9 @@ PRETRAINING = {
     "electra:base": "electra_base",
     "electra:large": "electra_large",
     "electra:small": "electra_small",
+    "elmo:medium": "elmo_medium",
+    "elmo:original": "elmo",
+    "elmo:small": "elmo_small",
     "feed_forward_lm": "feed_forward_lm",
     "gpt:gpt": "gpt",
     "gpt:gpt2": "gpt2",
@@ -86,7 +89,8 @@ def test_a_pretraining_recipe_builds_its_model_on_the_mesh(name):
     recipe = config.load(PretrainConfig, config.read_flags(named(name)))
     assert recipe.model.preset == PRETRAINING[name]
     model = sizes.model_config(recipe.model, vocab_size=30522)
-    objective = CausalLMObjective() if model.causal else MaskedLMObjective(span_boundary=recipe.span_boundary)
+    language_model = model.causal or model.directions > 1
+    objective = CausalLMObjective() if language_model else MaskedLMObjective(span_boundary=recipe.span_boundary)
     params = bert.abstract_params(model, objective.heads)
     mesh = partitioning.make_mesh(recipe.mesh)
     partitioning.check_batch(recipe.batch_size, recipe.microbatches, mesh)

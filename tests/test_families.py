@@ -36,7 +36,8 @@ EACH = [family if family in FIRST else pytest.param(family, marks=pytest.mark.sl
 
 
 def heads_of(config: ModelConfig) -> Heads:
-    return Heads(mlm=not config.causal, lm=config.causal, pooler=True, next_sentence=True, tags=4)
+    language_model = config.causal or config.directions > 1
+    return Heads(mlm=not language_model, lm=language_model, pooler=True, next_sentence=True, tags=4)
 
 
 @functools.cache
@@ -48,8 +49,11 @@ def losses(config: ModelConfig, runtime: Runtime, params, batch: Batch) -> jax.A
     """Sums over the batch that every parameter has a part in."""
     model = bind(config, heads_of(config), params, runtime)
     hidden = model.encode(batch).last
-    logits = masked_logits(model, hidden, batch.masked_positions)
-    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), batch.masked_ids[..., None], axis=-1)[..., 0]
+    # Each direction predicts by itself.
+    parts = jnp.split(hidden, config.directions, axis=-1)
+    logits = jnp.stack([masked_logits(model, part, batch.masked_positions) for part in parts])
+    ids = jnp.stack([batch.masked_ids] * config.directions)
+    picked = jnp.take_along_axis(jax.nn.log_softmax(logits), ids[..., None], axis=-1)[..., 0].sum(axis=0)
     pooled = pool_vectors(model, gather_positions(hidden, batch.cls_positions))
     next_sentence = jnp.sin(next_sentence_logits(model, pooled)) * batch.next_sentence_weight[..., None]
     tags = jnp.cos(tag_logits(model, hidden)) * (batch.sequence_ids > 0)[..., None]

@@ -64,6 +64,12 @@ RECURRENT = (
     "--config.model.positions=none",
     "--config.model.bptt=32",
 )
+BOTH_DIRECTIONS = (
+    "--config.model.encoder=bilstm",
+    "--config.model.positions=none",
+    "--config.model.recurrent_residual=true",
+    "--config.model.bptt=32",
+)
 CASES = {
     "tokens": Case(SINGLE),
     "words": Case(SINGLE | {"mask_unit": "word"}),
@@ -85,6 +91,7 @@ CASES = {
     "a generator's tokens": Case(SINGLE, overrides=("--config.objective=replaced_tokens",)),
     "next tokens": Case(SINGLE, ("lm",), ("--config.model.causal=true",)),
     "next tokens by an LSTM": Case(SINGLE, ("lm",), RECURRENT, 150),
+    "next and previous tokens": Case(SINGLE, ("forward_lm", "backward_lm"), BOTH_DIRECTIONS),
     "next tokens from a window": Case(SINGLE, ("lm",), WINDOW),
 }
 
@@ -221,9 +228,10 @@ def label_entropy(shards: Path, term: str) -> float:
     for batch in loader.evaluation_batches(256, ROWS):
         if term == "nsp":
             labels.append(batch.next_sentence_label[batch.next_sentence_weight > 0])
-        elif term == "lm":
+        elif term in ("lm", "forward_lm", "backward_lm"):
             same = (batch.sequence_ids[:, 1:] == batch.sequence_ids[:, :-1]) & (batch.sequence_ids[:, 1:] > 0)
-            labels.append(np.asarray(unmasked(batch))[:, 1:][same])
+            text = np.asarray(unmasked(batch))
+            labels.append((text[:, :-1] if term == "backward_lm" else text[:, 1:])[same])
         elif term == "mdm":
             text = np.asarray(unmasked(batch))
             labels.append(text[(batch.sequence_ids > 0) & ~np.isin(text, dataset.vocabulary().special_ids)])

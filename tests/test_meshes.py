@@ -15,7 +15,13 @@ from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.model import bert, paths
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import mesh_placement, optim, partitioning, steps
-from bert_jax.train.objectives import CausalLMObjective, DiffusionObjective, MaskedLMObjective, ReplacedTokensObjective
+from bert_jax.train.objectives import (
+    BidirectionalLMObjective,
+    CausalLMObjective,
+    DiffusionObjective,
+    MaskedLMObjective,
+    ReplacedTokensObjective,
+)
 
 ONE = (1, 1, 1)
 ROWS, SLOTS = 16, 24
@@ -42,6 +48,8 @@ CASES = [
     ("lstm", "2x2x2", {}),
     ("feed_forward", "2x2x2", {}),
     ("lstm", "8x1x1", {"microbatches": 2}),
+    ("bilstm", "2x2x2", {}),
+    ("bilstm", "8x1x1", {"microbatches": 2}),
     ("albert", "2x2x2", {}),
     ("electra", "2x2x2", {}),
     ("electra", "8x1x1", {"microbatches": 2}),
@@ -67,9 +75,13 @@ def plan_of(family: str, *, loop: str = "scan", microbatches: int = 1, **optimiz
     model = dataclasses.replace(FAMILIES[base], **CHANGES)
     if family == "feed_forward":
         model = dataclasses.replace(model, encoder=family, layers=1, window=3)
-    if family in ("albert", "electra", "lstm"):
+    if family == "bilstm":
+        model = dataclasses.replace(model, cell_width=24)
+    if family in ("albert", "bilstm", "electra", "lstm"):
         model = dataclasses.replace(model, embedding_width=8)
     objective = CausalLMObjective() if model.causal else MaskedLMObjective()
+    if family == "bilstm":
+        objective = BidirectionalLMObjective()
     if family == "electra":
         objective = ReplacedTokensObjective(generator=16)
     if family == "diffusion":
@@ -139,7 +151,8 @@ def test_a_step_on_any_mesh_equals_that_of_one_device(family, mesh, changes):
     for name in ("loss", "gradient_norm"):
         np.testing.assert_allclose(metrics[name], wanted[name], rtol=1e-6, err_msg=name)
     assert_close(momentum(state.optimizer_state), momentum(there.optimizer_state))
-    part = {"lstm": "recurrent", "feed_forward": "window"}.get(family, "feed_forward/input")
+    parts = {"lstm": "recurrent", "bilstm": "backward/recurrent", "feed_forward": "window"}
+    part = parts.get(family, "feed_forward/input")
     kernel = f"encoder/layers/{part}/kernel"
     before, got, wanted = (
         jax.device_get(paths.flatten(part.params)[kernel]) for part in (first_state(plan), state, there)

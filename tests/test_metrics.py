@@ -35,15 +35,29 @@ def test_flops_are_three_times_those_that_xla_counts_in_the_forward_pass(config)
     assert 0.9 < training_flops(config, rows=2, length=64, predictions=10) / (3 * counted) < 1.0
 
 
-@pytest.mark.parametrize("encoder", ["rnn", "lstm"])
-def test_flops_of_a_recurrent_model_are_three_times_its_forward_matmuls(encoder):
-    config = dataclasses.replace(CAUSAL, encoder=encoder, positions="none", norm="post")
+TWO_DIRECTIONS = {"encoder": "bilstm", "causal": False}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"encoder": "rnn"},
+        {"encoder": "lstm"},
+        {"encoder": "lstm", "cell_width": 320, "embedding_width": 96},
+        TWO_DIRECTIONS,
+        TWO_DIRECTIONS | {"cell_width": 320, "embedding_width": 96},
+    ],
+    ids=["rnn", "lstm", "projected", "bilstm", "elmo"],
+)
+def test_flops_of_a_recurrent_model_are_three_times_its_forward_matmuls(changes):
+    config = dataclasses.replace(CAUSAL, **{"positions": "none", "norm": "post"} | changes)
     slots = jnp.tile(jnp.arange(64, dtype=jnp.int32)[None], (2, 1))
     batch = TaskBatch(slots, slots * 0, slots * 0 + 1, slots, jnp.zeros(2), jnp.zeros(2))
 
     def forward(params):
         model = bind(config, Heads(lm=True), params, Runtime())
-        return vocabulary_logits(model, model.encode(batch).last)
+        last = model.encode(batch).last
+        return [vocabulary_logits(model, part) for part in jnp.split(last, config.directions, axis=-1)]
 
     params = jax.eval_shape(lambda: init_params(config, Heads(lm=True), jax.random.key(0)))
     counted = count_flops(jax.make_jaxpr(forward)(params)).total

@@ -115,8 +115,8 @@ def test_a_head_for_other_labels_is_initialized_even_if_their_number_is_equal(tm
 
 @pytest.mark.parametrize("field", ARCHITECTURE_FIELDS)
 def test_another_architecture_names_the_field(loaded, field):
-    if field == "encoder":  # a transformer differs from the others in further fields
-        recurrent = dataclasses.replace(loaded.model, encoder="rnn", **WITHOUT_ATTENTION)
+    if field in ("encoder", "cell_width", "recurrent_residual"):  # a transformer has only one value of the last two
+        recurrent = dataclasses.replace(loaded.model, encoder="lstm", **WITHOUT_ATTENTION)
         loaded = dataclasses.replace(loaded, model=recurrent)
     now = getattr(loaded.model, field)
     known = MODEL_CHOICES.get(field, ())

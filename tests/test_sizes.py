@@ -102,6 +102,9 @@ REFERENCES = [
     Reference("rnn", 10000, CAUSAL, 8_330_800 - 400 - 10_000, "torch.nn.RNN", "none given"),
     Reference("lstm_medium", 10000, CAUSAL, 19_780_400 - 2 * 4 * 650 - 10_000, "torch.nn.LSTM", "none given"),
     Reference("lstm_large", 10000, CAUSAL, 66_034_000 - 2 * 4 * 1500 - 10_000, "torch.nn.LSTM", "none given"),
+    Reference("elmo_small", 10000, CAUSAL, 4_734_976 + 2 * 10_000 * 128, "torch.nn.LSTM", "13.6 M"),
+    Reference("elmo_medium", 10000, CAUSAL, 18_907_136 + 2 * 10_000 * 256, "torch.nn.LSTM", "28.0 M"),
+    Reference("elmo", 10000, CAUSAL, 75_563_008 + 2 * 10_000 * 512, "torch.nn.LSTM", "93.6 M"),
     Reference("gpt2", 50257, NONE, 124_439_808, "GPT2LMHeadModel", "117 M (corrected to 124 M)"),
 ]
 
@@ -117,6 +120,21 @@ def test_parameter_counts_are_the_references(reference):
     if config.norm == "pre_but_first":
         unused += config.width * (1 + config.bias)  # the first layer's norm before attention
     assert count - unused == reference.count
+
+
+@pytest.mark.parametrize(
+    ("preset", "highways", "published"), [("elmo_small", 1, 13.6), ("elmo_medium", 1, 28.0), ("elmo", 2, 93.6)]
+)
+def test_the_layers_of_elmo_and_convolutions_over_characters_have_the_published_parameters(preset, highways, published):
+    """The published counts (allennlp.org/elmo) are without the softmax. Filters and character embeddings are those of
+    bin/train_elmo.py of allenai/bilm-tf, and highway layers those of the names of the released files."""
+    config = sizes.model_config(ModelOptions(preset=preset), 100)
+    layers = sum(leaf.size for leaf in jax.tree.leaves(abstract_params(config, NONE)["encoder"]))
+    filters = ((1, 32), (2, 32), (3, 64), (4, 128), (5, 256), (6, 512), (7, 1024))
+    convolutions = 262 * 16 + sum(16 * characters * count + count for characters, count in filters)
+    highway = 2 * (2048 * 2048 + 2048)
+    projection = (2048 + 1) * config.layer_width
+    assert round((layers + convolutions + highways * highway + projection) / 1e6, 1) == published
 
 
 def test_every_preset_has_a_reference():

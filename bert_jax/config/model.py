@@ -13,7 +13,7 @@ Options = TypeVar("Options")
 
 # The allowed values of fields with a fixed choice.
 MODEL_CHOICES = {
-    "encoder": ("transformer", "rnn", "lstm", "feed_forward"),
+    "encoder": ("transformer", "rnn", "lstm", "bilstm", "feed_forward"),
     "norm": ("post", "pre", "pre_but_first"),
     "activation": ("gelu", "gelu_tanh", "gelu_sigmoid", "relu"),
     "positions": ("learned", "sinusoidal", "rotary", "none"),
@@ -36,6 +36,7 @@ MODEL_LEAST = {
     "window": 0,
     "global_every": 1,
     "bptt": 0,
+    "cell_width": 0,
     "layer_norm_epsilon": 0,
     "initializer_range": 0,
     "rotary_base": 1,
@@ -52,6 +53,8 @@ WITHOUT_ATTENTION: dict[str, Any] = {
     "shared_layers": "none",
     "gated": False,
 }
+# The values that the fields of recurrent encoders must have in the others.
+WITHOUT_RECURRENCE: dict[str, Any] = {"bptt": 0, "cell_width": 0, "recurrent_residual": False}
 
 
 @dataclass(frozen=True)
@@ -89,8 +92,11 @@ class ModelConfig:
     global_every: int = 1  # with a window: layers 0, n, 2n, ... have global attention
     causal: bool = False  # each position attends to itself and to earlier positions
     tied_output: bool = True  # the token table is also the output matrix
-    encoder: str = "transformer"  # transformer, rnn (Elman 1990), lstm, feed_forward (Bengio et al. 2003)
-    bptt: int = 0  # of rnn and lstm: no gradient of the state crosses each multiple of it in a row; 0: all cross
+    # transformer, rnn (Elman 1990), lstm, bilstm (ELMo; Peters et al. 2018), feed_forward (Bengio et al. 2003)
+    encoder: str = "transformer"
+    bptt: int = 0  # of recurrent layers: no gradient of the state crosses each multiple of it in a row; 0: all cross
+    cell_width: int = 0  # of lstm and bilstm: cells, whose output is projected to the layers' width; 0: that width
+    recurrent_residual: bool = False  # of recurrent layers: all but the lowest add their input to their output
     pooler: str = "tanh"  # over [CLS]: tanh, relu (DistilBERT), gelu (ELECTRA); transform: before heads (ModernBERT)
 
     def __post_init__(self) -> None:
@@ -117,16 +123,23 @@ class ModelConfig:
         self._check_encoder()
 
     def _check_encoder(self) -> None:
-        if self.encoder == "transformer":
-            required: dict[str, Any] = {"bptt": 0}
-        else:
-            windowed = self.encoder == "feed_forward"
-            required = WITHOUT_ATTENTION | ({"layers": 1, "bptt": 0} if windowed else {"window": 0})
-            if windowed and not self.window:
-                raise UserError(
-                    "model.encoder=feed_forward needs a window: set --config.model.window to the number of tokens that "
-                    "each position sees, itself included, such as 4"
-                )
+        required = {
+            "transformer": WITHOUT_RECURRENCE,
+            "rnn": WITHOUT_ATTENTION | {"window": 0, "cell_width": 0},
+            "lstm": WITHOUT_ATTENTION | {"window": 0},
+            "bilstm": WITHOUT_ATTENTION | {"window": 0, "causal": False},
+            "feed_forward": WITHOUT_ATTENTION | {"layers": 1} | WITHOUT_RECURRENCE,
+        }[self.encoder]
+        if self.encoder == "feed_forward" and not self.window:
+            raise UserError(
+                "model.encoder=feed_forward needs a window: set --config.model.window to the number of tokens that "
+                "each position sees, itself included, such as 4"
+            )
+        if self.width % self.directions:
+            raise UserError(
+                f"model.width is {self.width}, but model.encoder={self.encoder} gives each direction half of it. Use "
+                f"an even width, such as {self.width + 1}"
+            )
         for name, value in required.items():
             if getattr(self, name) != value:
                 raise UserError(
@@ -139,9 +152,19 @@ class ModelConfig:
             )
 
     @property
+    def directions(self) -> int:
+        """The number of language models of the encoder, each with its own part of every hidden state."""
+        return 2 if self.encoder == "bilstm" else 1
+
+    @property
+    def layer_width(self) -> int:
+        """The width of the layers of one direction: that of the hidden states, or of a part of them."""
+        return self.width // self.directions
+
+    @property
     def table_width(self) -> int:
         """The width of the embeddings, and of the vectors that the output matrix multiplies."""
-        return self.embedding_width or self.width
+        return self.embedding_width or self.layer_width
 
     @property
     def residual_deviation(self) -> float:

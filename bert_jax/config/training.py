@@ -137,8 +137,8 @@ class PretrainConfig(TrainConfig):
     tokens: float = 0.0
     # WORKDIR/checkpoints/STEP of another run: begin there, with its optimizer state, in a workdir of one's own.
     branch_from: str = ""
-    # mlm, with next sentences where the shards have labels; causal; replaced_tokens (ELECTRA); diffusion (MDLM); auto:
-    # mlm or causal, as the model can
+    # mlm, with next sentences where the shards have labels; causal; bidirectional_lm (ELMo); replaced_tokens (ELECTRA);
+    # diffusion (MDLM); auto: mlm, causal or bidirectional_lm, as the model can
     objective: str = "auto"
     next_sentence: bool = True  # of mlm: also predict next sentences, or their order, where the shards have labels
     generator_size: float = 0.25  # of replaced_tokens: width of the generator relative to the model's

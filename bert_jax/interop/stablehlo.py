@@ -29,6 +29,7 @@ from bert_jax.model.head_outputs import (
     vocabulary_logits,
 )
 from bert_jax.model.heads import Heads
+from bert_jax.model.recurrent import by_direction
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.task_outputs import (
     answer_logits,
@@ -73,12 +74,12 @@ def write(loaded: LoadedModel, directory: str | Path) -> None:
     hidden_states.stablehlo returns `last` f32[B,T,D] and, if the model has a pooler, `pooled` f32[B,D]:
     the pooler's output for the sequence vector that heads.pooling selects, mostly that of [CLS].
     predictions.stablehlo, written if there are heads, returns the logits of each: `mlm_logits` or
-    `lm_logits` f32[B,T,V] without the padding rows of the vocabulary, `replaced_token_logits` f32[B,T],
-    `next_sentence_logits` f32[B,2],
-    `class_logits` f32[B,C], `choice_logits` f32[B], `tag_logits` f32[B,T,C], `answer_logits` f32[B,T,2],
-    `span_logits` f32[B,T,K,C] for the spans of 1 to K positions that begin at each position; for a CRF
-    also `tags` i32[B,T], its best path. `jax.export.deserialize` reads both. programs.json lists inputs,
-    outputs and parameters in order.
+    `lm_logits` f32[B,T,V] without the padding rows of the vocabulary (of two directions `forward_lm_logits` and
+    `backward_lm_logits`, of the next and of the previous token), `replaced_token_logits` f32[B,T],
+    `next_sentence_logits` f32[B,2], `class_logits` f32[B,C], `choice_logits` f32[B], `tag_logits` f32[B,T,C],
+    `answer_logits` f32[B,T,2], `span_logits` f32[B,T,K,C] for the spans of 1 to K positions that begin at each
+    position; for a CRF also `tags` i32[B,T], its best path. `jax.export.deserialize` reads both. programs.json lists
+    inputs, outputs and parameters in order.
 
     Raises UserError if the folder exists, and for a model of relations, whose spans are chosen outside of
     the model.
@@ -128,8 +129,11 @@ def _predictions(loaded: LoadedModel) -> Program:
         model, rows, encoded = _run(loaded, parameters, inputs)
         found: Outputs = {}
         if loaded.heads.mlm or loaded.heads.lm:
-            name = "mlm_logits" if loaded.heads.mlm else "lm_logits"
-            found[name] = vocabulary_logits(model, encoded.last)[..., : loaded.model.vocab_size]
+            parts = {"mlm_logits" if loaded.heads.mlm else "lm_logits": encoded.last}
+            if loaded.model.directions > 1:
+                parts = dict(zip(("forward_lm_logits", "backward_lm_logits"), by_direction(encoded.last), strict=True))
+            for name, vectors in parts.items():
+                found[name] = vocabulary_logits(model, vectors)[..., : loaded.model.vocab_size]
         if loaded.heads.replaced_tokens:
             found["replaced_token_logits"] = replaced_token_logits(model, encoded.last)
         if loaded.heads.next_sentence:

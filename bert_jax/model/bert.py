@@ -26,6 +26,7 @@ ENCODERS: dict[str, Any] = {  # by model.encoder
     "transformer": Encoder,
     "rnn": RecurrentEncoder,
     "lstm": RecurrentEncoder,
+    "bilstm": RecurrentEncoder,
     "feed_forward": FeedForwardEncoder,
 }
 

@@ -36,7 +36,7 @@ class Embeddings(nnx.Module):
     """The input of the first layer: token, position and segment embeddings, summed and normalized.
 
     Where model.embedding_width is set, a dense layer projects them to the width of the layers (Lan et al. 2020,
-    section 3.1).
+    section 3.1). An encoder of two directions gets them twice, [x; x] (Peters et al. 2018, section 3.2).
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
@@ -56,7 +56,7 @@ class Embeddings(nnx.Module):
         if config.embedding_width:
             self.projection = Dense(
                 (config.embedding_width,),
-                (config.width,),
+                (config.layer_width,),
                 deviation=config.initializer_range,
                 runtime=runtime,
                 key=child_key(key, "projection"),
@@ -95,6 +95,8 @@ class Embeddings(nnx.Module):
     def project(self, vectors: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
         """The input of the first layer."""
         projected = self.projection(vectors) if self.config.embedding_width else vectors
+        if self.config.directions > 1:
+            projected = jnp.concatenate([projected] * self.config.directions, axis=-1)
         return self.runtime.placement.constrain("hidden", projected)
 
 

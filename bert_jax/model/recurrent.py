@@ -1,4 +1,4 @@
-"""Stacks of recurrent layers: Elman's network and the LSTM, by a scan over the positions of a row."""
+"""Stacks of recurrent layers: Elman's network, the LSTM and ELMo's two LSTMs, by a scan over a row's positions."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,10 +13,10 @@ from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import dropout, row_seeds
 from bert_jax.model.encoder import Encoded, gathered
 from bert_jax.model.layer import gather_positions
-from bert_jax.model.layers import Dense, child_key
+from bert_jax.model.layers import Dense, Shape, child_key
 from bert_jax.model.runtime import Runtime
 
-State = tuple[Array, ...]  # float32 [B, D] each; the first is the output
+State = tuple[Array, ...]  # float32 [B, D] or [B, C] each; the first is the output
 
 
 class Cell(NamedTuple):
@@ -24,40 +24,43 @@ class Cell(NamedTuple):
 
     gates: int
     states: int
-    step: Callable[[Float[Array, "B G D"], State], State]
+    step: Callable[[Float[Array, "B G C"], State], State]
 
 
-def elman(gates: Float[Array, "B 1 D"], state: State) -> State:
+def elman(gates: Float[Array, "B 1 C"], state: State) -> State:
     """h = tanh(W x + U h' + b), as torch.nn.RNN (Elman 1990; his own units are sigmoid)."""
     return (jnp.tanh(gates[:, 0]),)
 
 
-def lstm(gates: Float[Array, "B 4 D"], state: State) -> State:
+def lstm(gates: Float[Array, "B 4 C"], state: State) -> State:
     """An LSTM with forget gates and no peepholes: gates i, f, g, o as in torch.nn.LSTM (Gers et al. 2000)."""
     keep_in, keep, new, out = (gates[:, gate] for gate in range(4))
     cell = jax.nn.sigmoid(keep) * state[1] + jax.nn.sigmoid(keep_in) * jnp.tanh(new)
     return jax.nn.sigmoid(out) * jnp.tanh(cell), cell
 
 
-CELLS = {"rnn": Cell(1, 1, elman), "lstm": Cell(4, 2, lstm)}
+CELLS = {"rnn": Cell(1, 1, elman), "lstm": Cell(4, 2, lstm), "bilstm": Cell(4, 2, lstm)}  # by model.encoder
 
 
 class RecurrentLayer(nnx.Module):
-    """One layer: input/kernel [*stack, D, G, D], input/bias [*stack, G, D], recurrent/kernel [*stack, D, G, D].
+    """One layer of one direction, of width D and with C cells: C is D unless model.cell_width is set.
+
+    input/kernel [*stack, D, G, C], input/bias [*stack, G, C], recurrent/kernel [*stack, D, G, C], and where
+    model.cell_width is set projection/kernel [*stack, C, D], which maps the cells' output to the output and state
+    (Sak et al. 2014, section 2, without the non-recurrent projection; proj_size of torch.nn.LSTM).
 
     torch has a second bias, which is added to the first. The state and the gates are float32, the matmuls have the
     compute dtype.
     """
 
-    def __init__(
-        self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: tuple[int, ...] = ()
-    ) -> None:
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape = ()) -> None:
         self.cell = CELLS[config.encoder]
+        width, cells = config.layer_width, config.cell_width or config.layer_width
 
-        def dense(name: str, bias: bool) -> Dense:
+        def dense(name: str, inputs: int, outputs: Shape, bias: bool = False) -> Dense:
             return Dense(
-                (config.width,),
-                (self.cell.gates, config.width),
+                (inputs,),
+                outputs,
                 deviation=config.initializer_range,
                 runtime=runtime,
                 key=child_key(key, name),
@@ -65,16 +68,22 @@ class RecurrentLayer(nnx.Module):
                 bias=bias,
             )
 
-        self.input, self.recurrent = dense("input", config.bias), dense("recurrent", False)
+        gates = (self.cell.gates, cells)
+        self.input, self.recurrent = dense("input", width, gates, config.bias), dense("recurrent", width, gates)
+        self.projection = dense("projection", cells, (width,)) if config.cell_width else None
+        self.sizes = (width, *(cells,) * (self.cell.states - 1))  # of the vectors of the state
         self.bptt = config.bptt
 
-    def __call__(self, hidden: Float[Array, "B T D"], starts: Bool[Array, "B T"]) -> Float[Array, "B T D"]:
+    def __call__(
+        self, hidden: Float[Array, "B T D"], starts: Bool[Array, "B T"], reverse: bool = False
+    ) -> Float[Array, "B T D"]:
         """Returns the output at each position. The state is zero before a position where `starts` is true.
 
-        No gradient reaches the state before positions 0, K, 2K, ... of the row, where K is model.bptt.
+        Where `reverse` is set, positions are read from the last to the first. No gradient of the state crosses the
+        borders before positions K, 2K, ... of the row in either direction, where K is model.bptt.
         """
-        rows, length, width = hidden.shape
-        cut = jnp.arange(length) % self.bptt == 0 if self.bptt else jnp.zeros(length, bool)
+        rows, length, _ = hidden.shape
+        cut = (jnp.arange(length) + reverse) % self.bptt == 0 if self.bptt else jnp.zeros(length, bool)
 
         def step(state: State, at: tuple[Array, Array, Array]) -> tuple[State, Array]:
             projected, start, cut = at
@@ -82,23 +91,54 @@ class RecurrentLayer(nnx.Module):
                 state = jax.tree.map(lambda value: jnp.where(cut, jax.lax.stop_gradient(value), value), state)
             state = jax.tree.map(lambda value: jnp.where(start[:, None], 0.0, value), state)
             state = self.cell.step(projected + self.recurrent(state[0], jnp.float32), state)
+            if self.projection is not None:
+                state = (self.projection(state[0], jnp.float32), *state[1:])
             return state, state[0].astype(hidden.dtype)
 
         projected = self.input(hidden, jnp.float32).swapaxes(0, 1)  # one matmul for all positions
-        first = (jnp.zeros((rows, width), jnp.float32),) * self.cell.states
-        return jax.lax.scan(step, first, (projected, starts.T, cut))[1].swapaxes(0, 1)
+        first = tuple(jnp.zeros((rows, size), jnp.float32) for size in self.sizes)
+        return jax.lax.scan(step, first, (projected, starts.T, cut), reverse=reverse)[1].swapaxes(0, 1)
+
+
+class BidirectionalLayer(nnx.Module):
+    """A layer of each of ELMo's two language models, which do not see each other (Peters et al. 2018, section 3.1).
+
+    Hidden states are [forward; backward], and each direction reads its own half of those of the layer below. In a
+    stacked bidirectional LSTM both would read all of it, and the next token with it.
+    """
+
+    def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray, stack: Shape = ()) -> None:
+        self.forward, self.backward = (
+            RecurrentLayer(config, runtime=runtime, key=child_key(key, name), stack=stack)
+            for name in ("forward", "backward")
+        )
+
+    def __call__(self, hidden: Float[Array, "B T D"], starts: Bool[Array, "B T"]) -> Float[Array, "B T D"]:
+        """As RecurrentLayer. The backward state is zero after the last position of a sequence."""
+        forward, backward = by_direction(hidden)
+        ends = jnp.pad(starts[:, 1:], ((0, 0), (0, 1)), constant_values=True)
+        return jnp.concatenate([self.forward(forward, starts), self.backward(backward, ends, reverse=True)], axis=-1)
+
+
+def by_direction(hidden: Float[Array, "B T D"]) -> tuple[Float[Array, "B T E"], Float[Array, "B T E"]]:
+    """Returns the forward and the backward half of hidden states of two directions."""
+    forward, backward = jnp.split(hidden, 2, axis=-1)
+    return forward, backward
 
 
 class RecurrentEncoder(nnx.Module):
     """A stack of L recurrent layers, each on the outputs of the one below, stored as one layer [L, ...].
 
     Each sequence of a row begins with a zero state, so packed rows equal padded ones. Dropout applies to the outputs
-    of every layer but the last, as in torch.nn.LSTM; that of the embeddings is in Embeddings. It has the interface of
-    Encoder (encoder.py), but no attention maps.
+    of every layer but the last, as in torch.nn.LSTM; that of the embeddings is in Embeddings. Where
+    model.recurrent_residual is set, every layer but the lowest adds its input, after dropout, to its output (Peters et
+    al. 2018, section 3.4, and bilm/training.py of allenai/bilm-tf). It has the interface of Encoder (encoder.py), but
+    no attention maps.
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
-        self.layers = RecurrentLayer(config, runtime=runtime, key=child_key(key, "layers"), stack=(config.layers,))
+        layer = BidirectionalLayer if config.directions > 1 else RecurrentLayer
+        self.layers = layer(config, runtime=runtime, key=child_key(key, "layers"), stack=(config.layers,))
         self.config = config
         self.runtime = runtime
 
@@ -124,6 +164,8 @@ class RecurrentEncoder(nnx.Module):
             own, seeds, lowest = part
             dropped = jnp.where(lowest, below, dropout(below, self.config.dropout, seeds))
             above = nnx.merge(graph, gathered(own, self.runtime))(dropped, starts)
+            if self.config.recurrent_residual:
+                above = jnp.where(lowest, above, above + dropped)
             return above, above if all_layers else None
 
         last, layers = self._loop(self.runtime.rematerialized(apply), hidden, (params, seeds, jnp.arange(depth) == 0))

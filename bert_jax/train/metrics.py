@@ -40,20 +40,24 @@ def training_flops(model: ModelConfig, rows: int, length: int, predictions: int)
 
     All positions count, padding included, since the chip does that work; embedding look-ups count nothing
     (Chowdhery et al. 2022, appendix B, for what MFU counts). A layer with a window counts only what it attends to.
-    predictions   positions of each row whose vocabulary logits are computed; a causal model computes all
+    predictions   positions of each row whose vocabulary logits are computed; a causal model and one of two directions
+                  compute all
     """
-    width, positions = model.width, rows * length
+    width, positions = model.layer_width, rows * length * model.directions
     if model.encoder in CELLS:  # each gate has a matmul of the input and one of the state
-        layers = positions * model.layers * 4 * CELLS[model.encoder].gates * width**2
+        cells = model.cell_width or width
+        layers = positions * model.layers * 4 * CELLS[model.encoder].gates * width * cells
+        layers += positions * model.layers * 2 * model.cell_width * width
     elif model.encoder == "feed_forward":
         layers = positions * 2 * model.window * width**2
     else:
         layers = positions * _transformer_flops(model, length)
-    predicted = positions if model.causal else rows * predictions
-    projection = 2 * width * model.embedding_width  # from the embeddings' width, and in a causal head back to it
-    transform = projection if model.causal else 2 * width * model.table_width
+    language_model = model.causal or model.directions > 1
+    predicted = positions if language_model else rows * predictions
+    projection = 2 * width * model.embedding_width  # from the embeddings' width, and in a language model back to it
+    transform = projection if language_model else 2 * width * model.table_width
     head = predicted * (transform + 2 * model.table_width * padded_vocabulary(model.vocab_size))
-    return 3.0 * (positions * projection + layers + head)
+    return 3.0 * (rows * length * projection + layers + head)
 
 
 def _transformer_flops(model: ModelConfig, length: int) -> int:

@@ -41,7 +41,8 @@ PARAMETER_RULES: tuple[tuple[str, Axes], ...] = (
     (r"(^|/)layers/feed_forward/input/kernel$", (None, FSDP, ..., TENSOR)),  # [L, D, F], gated [L, D, 2, F]
     (r"(^|/)layers/feed_forward/input/bias$", (None, ..., TENSOR)),
     (r"(^|/)layers/feed_forward/output/kernel$", (None, TENSOR, FSDP)),  # [L, F, D]
-    (r"(^|/)layers/(input|recurrent)/kernel$", (None, FSDP, None, None)),  # [L, D, G, D], of recurrent layers
+    (r"(^|/)layers/((forward|backward)/)?(input|recurrent)/kernel$", (None, FSDP, None, None)),  # [L, D, G, C]
+    (r"(^|/)layers/((forward|backward)/)?projection/kernel$", (None, FSDP, None)),  # [L, C, D], of an LSTM
     (r"(^|/)layers/window/kernel$", (None, None, FSDP, None)),  # [1, n, D, D], of the feed-forward language model
     (r"(^|/)(token|output)/table$", (TENSOR, FSDP)),  # [V, D]: the embeddings, and an output that is not tied to them
     (r"(^|/)position/table$", (None, FSDP)),

@@ -94,6 +94,11 @@ def main() -> None:
         with torch.device("meta"):
             parts = nn.Embedding(10000, width), module(width, width, layers), nn.Linear(width, 10000)
         show(name, sum(parameters(part) for part in parts))
+    for name, cells, width in (("elmo_small", 1024, 128), ("elmo_medium", 2048, 256), ("elmo", 4096, 512)):
+        with torch.device("meta"):
+            direction = nn.LSTM(width, cells, 2, proj_size=width)
+        second_biases = 2 * 4 * cells  # which bert_jax lacks
+        show(f"layers of {name}", 2 * (parameters(direction) - second_biases))
 
 
 if __name__ == "__main__":

@@ -47,13 +47,15 @@ class MaskedLanguageModel(nnx.Module):
 class LanguageModel(nnx.Module):
     """The output matrix applied to hidden states of a causal model (Radford et al. 2018, equation 2).
 
-    A dense layer comes before it where the embeddings have a width of their own.
+    A dense layer comes before it where the embeddings have a width of their own. Of an encoder of two directions, it
+    is applied to the part of either; both share its parameters (Peters et al. 2018, section 3.1).
     """
 
     def __init__(self, config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> None:
         if config.embedding_width:
             width = config.embedding_width
-            self.projection = dense(config, config.width, width, runtime=runtime, key=child_key(key, "projection"))
+            inputs = config.layer_width
+            self.projection = dense(config, inputs, width, runtime=runtime, key=child_key(key, "projection"))
         if not config.tied_output:
             self.output = token_table(config, child_key(key, "output"))
         self.config = config

@@ -42,12 +42,12 @@ class CausalLMObjective(Objective):
         return {"lm": Likelihood("", with_special=True)}
 
     def counts(self, batch: Batch) -> Counts:
-        return {"lm": _continues(batch.sequence_ids).sum()}
+        return {"lm": continues(batch.sequence_ids).sum()}
 
     def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
         text = unmasked(batch)
         hidden = model.encode(batch._replace(input_ids=text), dropout_key).last
-        loss, correct = token_sums(model, hidden[:, :-1], text[:, 1:], _continues(batch.sequence_ids))
+        loss, correct = token_sums(model, hidden[:, :-1], text[:, 1:], continues(batch.sequence_ids))
         return {"lm": Term(loss, {"accuracy": correct})}
 
 
@@ -87,7 +87,7 @@ def token_sums(
     return jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), parts)[0]
 
 
-def _continues(sequence_ids: Int[Array, "B T"]) -> Float[Array, "B T-1"]:
+def continues(sequence_ids: Int[Array, "B T"]) -> Float[Array, "B T-1"]:
     """1 where a position belongs to the same sequence as the one before it."""
     same = (sequence_ids[:, 1:] == sequence_ids[:, :-1]) & (sequence_ids[:, 1:] > 0)
     return same.astype(jnp.float32)

@@ -10,6 +10,7 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.shards import Dataset
 from bert_jax.model.heads.replaced_tokens import generator_config
+from bert_jax.train.objectives.bidirectional_lm import BidirectionalLMObjective
 from bert_jax.train.objectives.causal_lm import CausalLMObjective
 from bert_jax.train.objectives.diffusion import DiffusionObjective
 from bert_jax.train.objectives.masked_lm import MaskedLMObjective
@@ -18,6 +19,7 @@ from bert_jax.train.objectives.replaced_tokens import ReplacedTokensObjective
 from bert_jax.vocabulary import Vocabulary
 
 AUTO = "auto"
+WITH_MASKS = ("mlm", "replaced_tokens", "diffusion")  # objectives that predict tokens from both sides
 
 
 @dataclass(frozen=True)
@@ -40,14 +42,19 @@ Build = Callable[[PretrainConfig, ModelConfig, Sequence[ShardTraits]], Objective
 def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
     """The objective that config.objective names, for a model and the data sets of all phases.
 
-    `auto` means causal for a causal model, and mlm for any other. Raises UserError for an unknown name, and for an
-    objective that does not fit the model, the configuration or the shards.
+    `auto` means causal for a causal model, bidirectional_lm for one of two directions, and mlm for any other. Raises
+    UserError for an unknown name, and for an objective that does not fit the model, the configuration or the shards.
     """
     name = config.objective
     if name == AUTO:
-        name = "causal" if model.causal else "mlm"
+        name = "bidirectional_lm" if model.directions > 1 else "causal" if model.causal else "mlm"
     if name not in OBJECTIVES:
         raise UserError(f"unknown config.objective {name!r}; choose from {', '.join((AUTO, *OBJECTIVES))}")
+    if model.directions > 1 and name in WITH_MASKS:
+        raise UserError(
+            f"config.objective is {name}, but the directions of model.encoder={model.encoder} do not see each other, "
+            "and predict next and previous tokens; use --config.objective=auto"
+        )
     return OBJECTIVES[name](config, model, shards)
 
 
@@ -79,6 +86,20 @@ def _causal_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
             "data.mask_rate and data.mask_schedule"
         )
     return CausalLMObjective()
+
+
+def _bidirectional_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
+    if model.directions == 1:
+        raise UserError(
+            f"config.objective is bidirectional_lm, but model.encoder={model.encoder} has no second direction; use "
+            "--config.model.encoder=bilstm, or --config.objective=auto"
+        )
+    if config.span_boundary or config.data.mask_rate is not None or config.data.mask_schedule:
+        raise UserError(
+            "config.objective=bidirectional_lm predicts all tokens, and none of them is masked; leave out "
+            "config.span_boundary, data.mask_rate and data.mask_schedule"
+        )
+    return BidirectionalLMObjective()
 
 
 def _replaced_tokens(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
@@ -126,6 +147,7 @@ def _diffusion(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
 OBJECTIVES: dict[str, Build] = {
     "mlm": _masked_lm,
     "causal": _causal_lm,
+    "bidirectional_lm": _bidirectional_lm,
     "replaced_tokens": _replaced_tokens,
     "diffusion": _diffusion,
 }

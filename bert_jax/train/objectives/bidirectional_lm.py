@@ -1,0 +1,60 @@
+"""The objective of ELMo: each token from those before it, and from those after it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jaxtyping import PRNGKeyArray
+
+from bert_jax.data.example import Batch
+from bert_jax.model.bert import Bert
+from bert_jax.model.heads import Heads
+from bert_jax.model.recurrent import by_direction
+from bert_jax.train.objectives.causal_lm import continues, token_sums, unmasked
+from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
+
+
+@dataclass(frozen=True)
+class BidirectionalLMObjective(Objective):
+    """The log likelihoods of a forward and of a backward language model, added (Peters et al. 2018, section 3.1).
+
+    forward_lm is each token from those before it, as in the causal objective, backward_lm each from those after it;
+    their losses are in nats per token. The first token of a sequence has no term in forward_lm, the last none in
+    backward_lm. Token embeddings and output matrix are those of both directions. The masks of a batch are undone, so
+    shards of any kind serve.
+    """
+
+    @property
+    def heads(self) -> Heads:
+        return Heads(lm=True)
+
+    @property
+    def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
+        return {"forward_lm": ("accuracy",), "backward_lm": ("accuracy",)}
+
+    @property
+    def predicts_all(self) -> bool:
+        return True
+
+    @property
+    def batch_fields(self) -> tuple[str, ...]:
+        return ("masked_positions", "masked_ids", "masked_weights")
+
+    @property
+    def likelihoods(self) -> Mapping[str, Likelihood]:
+        # Each direction is given one end of every sequence: [CLS], or the last [SEP].
+        return {term: Likelihood(f"{term}_", with_special=True) for term in ("forward_lm", "backward_lm")}
+
+    def counts(self, batch: Batch) -> Counts:
+        count = continues(batch.sequence_ids).sum()
+        return {"forward_lm": count, "backward_lm": count}
+
+    def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
+        text = unmasked(batch)
+        forward, backward = by_direction(model.encode(batch._replace(input_ids=text), dropout_key).last)
+        weights = continues(batch.sequence_ids)
+        next_loss, next_correct = token_sums(model, forward[:, :-1], text[:, 1:], weights)
+        previous_loss, previous_correct = token_sums(model, backward[:, 1:], text[:, :-1], weights)
+        return {
+            "forward_lm": Term(next_loss, {"accuracy": next_correct}),
+            "backward_lm": Term(previous_loss, {"accuracy": previous_correct}),
+        }
