@@ -57,8 +57,8 @@ class BuildOptions:
     )
     mask_unit: str = option(
         "token",
-        "what is masked as a whole: token (the original BERT), word, ngram (1 to 3 words, ALBERT) or span (1 to 10 "
-        "words, SpanBERT)",
+        "what is masked as a whole: token (the original BERT), word, ngram (1 to 3 words, ALBERT), span (1 to 10 "
+        "words, SpanBERT) or infill (any number of words, also none, by one mask, BART; dynamic masking only)",
         choices=UNITS,
     )
     mask_rate: float = option(
@@ -160,6 +160,11 @@ class BuildOptions:
             raise UserError(
                 f"--permute_sentences and --rotate_documents change the order that the labels of --objective "
                 f"{self.objective} describe; leave them out, or use full_sentences, doc_sentences or single"
+            )
+        if self.mask_unit == "infill" and self.masking == "static":
+            raise UserError(
+                "--mask_unit infill needs --masking dynamic: rows with static masks would lack the text of the spans, "
+                "which --verify and the token counts need"
             )
         if self.rule.random == "unigram" and self.masking == "static":  # an impossible rule raises here
             raise UserError(

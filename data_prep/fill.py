@@ -56,11 +56,16 @@ def count_predictions(rows: Rows, masker: Masker) -> int:
 
 
 def mask_rows(rows: Rows, masker: Masker, max_predictions: int) -> Rows:
-    """The rows with static masks, equal to the dynamic masks that the loader would apply in epoch 0 (law 2)."""
+    """The rows with static masks, equal to the dynamic masks that the loader would apply in epoch 0 (law 2).
+
+    With unit infill, sequences are shorter, and the text cannot be restored from the result.
+    """
     id_dtype = rows.input_ids.dtype
     parts = [masker.apply(part, np.zeros(len(part.input_ids), np.int64), max_predictions) for part in row_batches(rows)]
     return rows._replace(
         input_ids=np.concatenate([part.input_ids for part in parts]).astype(id_dtype),
+        sequence_lengths=np.concatenate([part.sequence_lengths for part in parts]),
+        first_segment_lengths=np.concatenate([part.first_segment_lengths for part in parts]),
         masked_positions=np.concatenate([part.positions for part in parts]).astype(np.uint16),
         masked_ids=np.concatenate([part.ids for part in parts]).astype(id_dtype),
         masked_counts=np.concatenate([part.counts for part in parts]).astype(np.uint16),

@@ -62,7 +62,7 @@ def convert(
                     number += 1
                     found = statistics.setdefault(part, PartStatistics(manifest, loaded))
                     for some in row_batches(rows):
-                        found.add(some)
+                        found.add(some, some)
                     rows_done += len(rows.input_ids)
                     reporter.update(done, rows_done)
                 done += sources[path]

@@ -6,6 +6,7 @@ It stands for a reader in another language, so it imports nothing of ours and is
 import functools
 import itertools
 import json
+import math
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -43,7 +44,8 @@ class Output:
         library = json.loads((directory / "tokenizer" / "tokenizer.json").read_bytes())
         self.special = {token["id"] for token in library["added_tokens"] if token["special"]}
         roles = json.loads((directory / "tokenizer" / "special_tokens_map.json").read_bytes())
-        self.mask = next(t["id"] for t in library["added_tokens"] if t["content"] == _text_of(roles["mask_token"]))
+        ids = {token["content"]: token["id"] for token in library["added_tokens"]}
+        self.mask, self.pad = (ids[_text_of(roles[role])] for role in ("mask_token", "pad_token"))
         sentence_piece = any((directory / "tokenizer").glob("*.model"))
         self.inside = _insides(library, sentence_piece) - self.special
         self.ordinary = [
@@ -249,18 +251,37 @@ def order_hash(state: int, position: int) -> int:
     return (x ^ (x >> 16)) >> 12
 
 
-def masks(output: Output, ids: list[int], sequence: Sequence, seed: int, epoch: int) -> dict[int, tuple[int, int]]:
-    """The predicted positions of a sequence, the input ids there, and the labels."""
-    rule = output.manifest["masking"]
+def _words(output: Output, ids: list[int], sequence: Sequence) -> list[list[int]]:
+    """The positions of each word."""
     words: list[list[int]] = []
     for position, token in enumerate(ids):
         if token in output.special:
             continue
-        inside = rule["unit"] != "token" and token in output.inside
+        inside = output.manifest["masking"]["unit"] != "token" and token in output.inside
         if inside and position != sequence.first_length and position and ids[position - 1] not in output.special:
             words[-1].append(position)
         else:
             words.append([position])
+    return words
+
+
+def _replaced(
+    output: Output, truth: int, position: int, decides: int, sequence: Sequence, seed: int, epoch: int
+) -> int:
+    """The input id at a chosen position; `decides` is the position whose hash chooses between the three cases."""
+    rule, state = output.manifest["masking"], combine(2, seed, epoch, sequence.key)
+    case = mix((state + decides * GOLDEN) % WORD) >> 32
+    if case < round(rule["split"][0] * 2**32):
+        return output.mask
+    if case < round((rule["split"][0] + rule["split"][1]) * 2**32):
+        return output.random_token(rule["random"], mix((state + position * GOLDEN) % WORD) % 2**32)
+    return truth
+
+
+def masks(output: Output, ids: list[int], sequence: Sequence, seed: int, epoch: int) -> dict[int, tuple[int, int]]:
+    """The predicted positions of a sequence, the input ids there, and the labels."""
+    rule = output.manifest["masking"]
+    words = _words(output, ids, sequence)
     state = combine(1, seed, epoch, sequence.key)
     order = sorted(words, key=lambda word: (order_hash(state, word[0]), word[0]))
     budget = max(1, round(rule["rate"] * len(ids)))
@@ -275,22 +296,75 @@ def masks(output: Output, ids: list[int], sequence: Sequence, seed: int, epoch: 
     if not chosen and words:
         chosen.update(order[0][:budget])
 
-    state = combine(2, seed, epoch, sequence.key)
     found: dict[int, tuple[int, int]] = {}
     first = 0
-    below = [round(rule["split"][0] * 2**32), round((rule["split"][0] + rule["split"][1]) * 2**32)]
     for position in sorted(chosen):
         if position - 1 not in found:
             first = position
-        word = mix((state + position * GOLDEN) % WORD)
-        decides = mix((state + first * GOLDEN) % WORD) if rule["unit"] == "span" else word
+        decides = first if rule["unit"] == "span" else position
         truth = ids[position]
-        random = output.random_token(rule["random"], word % 2**32)
-        case = decides >> 32
-        found[position] = (output.mask if case < below[0] else random if case < below[1] else truth, truth)
+        found[position] = (_replaced(output, truth, position, decides, sequence, seed, epoch), truth)
     if rule["reorder_rate"]:
         found |= _out_of_order(output, ids, sequence, seed, epoch, set(found))
     return found
+
+
+def infilled(output: Output, row: Row, width: int, seed: int, epoch: int) -> Row:
+    """A row in which each run of unit infill is one position."""
+    result = Row([], [])
+    for sequence in row.sequences:
+        ids = row.ids[sequence.start : sequence.start + sequence.length]
+        words = _words(output, ids, sequence)
+        runs, empty = _infilled_runs(output, ids, words, sequence, seed, epoch)
+        removed = {position for run in runs for position in run[1:]}
+        inserted = set(sorted(empty)[: len(removed)])
+        start, first_length = len(result.ids), 0
+        for position, truth in enumerate(ids):
+            if position == sequence.first_length:
+                first_length = len(result.ids) - start
+            if position in inserted:
+                result.ids.append(output.mask)
+            if any(run[0] == position for run in runs):
+                result.predicted[len(result.ids)] = truth
+                truth = _replaced(output, truth, position, position, sequence, seed, epoch)
+            if position not in removed:
+                result.ids.append(truth)
+        length = len(result.ids) - start
+        first_length = first_length or length
+        result.sequences.append(Sequence(start, length, first_length, sequence.label, sequence.key))
+    result.ids += [output.pad] * (width - len(result.ids))
+    return result
+
+
+def _infilled_runs(
+    output: Output, ids: list[int], words: list[list[int]], sequence: Sequence, seed: int, epoch: int
+) -> tuple[list[list[int]], set[int]]:
+    """The runs, and the positions before which there is an empty one."""
+    rule = output.manifest["masking"]
+    weights = [3**i / math.factorial(i) for i in range(21)]
+    below = [round(sum(weights[: i + 1]) / sum(weights) * 2**32) for i in range(20)]
+    state = combine(1, seed, epoch, sequence.key)
+    order = sorted(words, key=lambda word: (order_hash(state, word[0]), word[0]))
+    budget = max(1, round(rule["rate"] * len(ids)))
+    runs: list[list[int]] = []
+    chosen: set[int] = set()
+    empty: set[int] = set()
+    for word in order:
+        value = mix((combine(4, seed, epoch, sequence.key) + word[0] * GOLDEN) % WORD) >> 32
+        wanted = sum(value >= threshold for threshold in below)
+        if word[0] in chosen or len(chosen) == budget:
+            continue
+        if not wanted:
+            empty.add(word[0])
+        run: list[int] = []
+        begin = words.index(word)
+        for other in words[begin : _end_of_stretch(words, begin, sequence)][:wanted]:
+            if len(chosen) + len(run) + len(other) > budget or other[0] in chosen | (empty - {word[0]}):
+                break
+            run += other
+        runs += [run] if run else []
+        chosen.update(run)
+    return runs or ([order[0][:budget]] if order else []), empty
 
 
 def _out_of_order(
@@ -313,6 +387,14 @@ def _out_of_order(
     return found
 
 
+def _end_of_stretch(words: list[list[int]], begin: int, sequence: Sequence) -> int:
+    """The first word after one that a special token or the start of B separates from it."""
+    end = begin + 1
+    while end < len(words) and words[end][0] == words[end - 1][-1] + 1 and words[end][0] != sequence.first_length:
+        end += 1
+    return end
+
+
 def _run(
     words: list[list[int]],
     begin: int,
@@ -326,9 +408,7 @@ def _run(
     """The positions of the n-gram or span that begins with a word; none if it may not be chosen."""
     if words[begin][0] in chosen:
         return []
-    room = begin + 1
-    while room < len(words) and words[room][0] == words[room - 1][-1] + 1 and words[room][0] != sequence.first_length:
-        room += 1
+    room = _end_of_stretch(words, begin, sequence)
     value = mix((combine(4, seed, epoch, sequence.key) + words[begin][0] * GOLDEN) % WORD) >> 32
     if rule["unit"] == "ngram":
         weights = [1 / size for size in range(1, min(room - begin, rule["ngram_max"]) + 1)]

@@ -6,7 +6,9 @@ from typing import NamedTuple
 import numpy as np
 
 from bert_jax.data.example import Rows
-from bert_jax.data.masking import Masked, Masker, MaskingRule
+from bert_jax.data.masking import UNITS, Masked, Masker, MaskingRule
+
+KEEPING = tuple(unit for unit in UNITS if unit != "infill")  # the units that keep every position of a row
 
 PAD, UNK, CLS, SEP, MASK = range(5)
 VOCABULARY, FIRST_WHOLE, FIRST_INSIDE = 40, 5, 25
@@ -16,6 +18,7 @@ class Facts(NamedTuple):
     """A vocabulary of forty: 0-4 special, 5-24 start a word, 25-39 continue one."""
 
     vocab_size: int = VOCABULARY
+    pad_id: int = PAD
     mask_id: int = MASK
     special_ids: tuple[int, ...] = (PAD, UNK, CLS, SEP, MASK)
     continuation: np.ndarray = np.arange(VOCABULARY) >= FIRST_INSIDE

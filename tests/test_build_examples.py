@@ -538,6 +538,8 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
             {"random_tokens": "unigram", "masking": "static"},
             "--random_tokens unigram needs --masking dynamic",
         ),
+        ({"mask_unit": "infill", "masking": "static"}, "--mask_unit infill needs --masking dynamic"),
+        ({"mask_unit": "infill", "reorder_rate": 0.1}, "reorder rate 0.1 is invalid with unit infill"),
         ({"engine": "spark"}, "unknown --engine spark; choose from local, beam, ray"),
         ({"format": "parquet"}, "unknown --format parquet; choose from arrow, tfds, tfrecord"),
         ({"format": "tfrecord"}, "use --masking static"),

@@ -38,6 +38,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sop_ngram_spm": {"objective": "sop", "mask_unit": "ngram", "masking": "static"},
     "full_sentences_dynamic_ngram": {"objective": "full_sentences", "mask_unit": "ngram"},
     "single_dynamic_span": {"objective": "single", "mask_unit": "span"},
+    "nsp_dynamic_infill_packed": {"mask_unit": "infill", "pack": 2, "mask_rate": 0.4},
+    "full_sentences_dynamic_infill": {
+        "objective": "full_sentences",
+        "mask_unit": "infill",
+        "mask_split": (1.0, 0.0, 0.0),
+    },
     "single_static_span_packed": {"objective": "single", "pack": 2, "masking": "static", "mask_unit": "span"},
 }
 
@@ -45,6 +51,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 # By how they are trained in tests/tokenizer_kinds.py; the other outputs have WordPiece.
 TOKENIZERS = {
     "nsp_static_word_bpe": "bpe",
+    "full_sentences_dynamic_infill": "bpe",
     "single_dynamic_span_unigram": "unigram",
     "sop_ngram_spm": "sentencepiece_bpe",
 }
@@ -72,11 +79,14 @@ def test_reader_from_the_documentation_gives_the_loaders_batches(output: reader.
     rows = list(output.rows(part))
     assert len(rows) == manifest["parts"][part]["rows"] == dataset.rows
     [batch] = loader.evaluation_batches(len(rows))
-    for number, row in enumerate(rows):
+    for number, stored in enumerate(rows):
+        row = stored
+        if dataset.masking.unit == "infill":
+            row = reader.infilled(output, stored, width, EVALUATION_SEED, 0)
         for name, values in reader.model_view(row, width, pack).items():
             assert getattr(batch, name)[number].tolist() == values, name
         ids, predicted = list(row.ids), dict(row.predicted)
-        if not dataset.static:
+        if not dataset.static and not predicted:
             for sequence in row.sequences:
                 words = row.ids[sequence.start : sequence.start + sequence.length]
                 for position, (seen, truth) in reader.masks(output, words, sequence, EVALUATION_SEED, 0).items():

@@ -99,6 +99,7 @@ CASES = {
 PAIRED = {
     "next sentences": Case({"objective": "nsp"}, ("mlm", "nsp")),
     "order of sentences": Case({"objective": "sop"}, ("mlm", "nsp")),
+    "infilled spans": Case(SINGLE | {"mask_unit": "infill", "mask_rate": 0.3, "mask_split": (1.0, 0.0, 0.0)}),
     "tokens at all mask rates": Case(
         SINGLE, ("mdm",), ("--config.objective=diffusion", "--config.optimizer.learning_rate=1.5e-3"), 600
     ),

@@ -11,7 +11,7 @@ from scipy import stats
 
 from bert_jax.command import UserError
 from bert_jax.data.example import SHORTEST_SEQUENCE, max_predictions
-from bert_jax.data.masking import Masker, MaskingRule, ReplacementShares, rate_schedule
+from bert_jax.data.masking import UNITS, Masker, MaskingRule, ReplacementShares, rate_schedule
 
 FALSE_ALARM = 1e-6
 
@@ -45,7 +45,7 @@ def test_no_packing_overflows_its_row(rate):
     bodies=st.lists(st.integers(1, 30), min_size=1, max_size=20),
     rate=st.floats(0.001, 1),
     room=st.integers(0, 5),
-    rule=st.sampled_from([("token", 0.0), ("span", 0.0), ("token", 0.2), ("word", 1.0)]),
+    rule=st.sampled_from([("token", 0.0), ("span", 0.0), ("infill", 0.0), ("token", 0.2), ("word", 1.0)]),
 )
 def test_packed_rows_of_any_lengths_have_room(bodies, rate, room, rule):
     packed = [Sequence([CLS, *[FIRST_WHOLE] * body, SEP], body + 2, key) for key, body in enumerate(bodies)]
@@ -175,7 +175,7 @@ def test_random_tokens_by_frequency_need_the_counts():
 
 
 @pytest.mark.parametrize("rate", [0.15, 0.4, 0.7, 1.0])
-@pytest.mark.parametrize("unit", ["token", "word", "ngram", "span"])
+@pytest.mark.parametrize("unit", UNITS)
 def test_counting_needs_no_replacing(unit: str, rate: float):
     """At the higher rates there are not words enough of one token to tell without drawing."""
     rows = random_rows(200, 64)

@@ -47,7 +47,7 @@ def test_spans_have_the_lengths_of_the_paper():
 
 @pytest.mark.parametrize(("room", "wanted"), [(9, [6, 3, 2]), (3, [6, 3, 2]), (2, [2, 1]), (1, [1])])
 def test_n_grams_are_sampled_by_one_over_n(room, wanted):
-    """Lan et al. 2020, section 3.1: p(n) = (1/n) / (1/1 + 1/2 + 1/3), over the lengths that there is room for."""
+    """Lan et al. 2020, section 4.1: p(n) = (1/n) / (1/1 + 1/2 + 1/3), over the lengths that there is room for."""
     counts = np.bincount(draw("ngram", room))[1:]
     assert len(counts) == len(wanted)
     if len(wanted) > 1:

@@ -209,6 +209,9 @@ class PretrainingLoader:
     ) -> Batch:
         """The rows as a batch with at most `most` predictions each: stored ones (masker None), or those of an epoch."""
         masked = _stored(rows) if masker is None else masker.apply(rows, epochs, most, rates)
+        rows = rows._replace(
+            sequence_lengths=masked.sequence_lengths, first_segment_lengths=masked.first_segment_lengths
+        )
         where = token_layout(rows)
         labelled = rows.next_sentence_labels >= 0
         spans: tuple[np.ndarray, ...] = ()
@@ -242,7 +245,8 @@ def _stored(rows: Rows) -> Masked:
     """The stored static masks."""
     assert rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None
     stored = (rows.input_ids, rows.masked_positions, rows.masked_ids, rows.masked_counts)
-    return Masked(*(column.astype(np.int32) for column in stored))
+    ids, positions, labels, counts = (column.astype(np.int32) for column in stored)
+    return Masked(ids, positions, labels, counts, rows.sequence_lengths, rows.first_segment_lengths)
 
 
 class TokenLayout(NamedTuple):

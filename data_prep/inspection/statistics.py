@@ -53,9 +53,8 @@ class PartStatistics:
         # Tokens that continue a word do not lengthen a run, unless single tokens are masked.
         self._continues = tokenizer.continuation & (manifest["masking"]["unit"] != "token")
 
-    def add(self, rows: Rows) -> None:
-        """Counts rows with masks (stored ones, or those of `with_masks`)."""
-        assert rows.masked_positions is not None and rows.masked_ids is not None and rows.masked_counts is not None
+    def add(self, rows: Rows, masked: Rows) -> None:
+        """Counts stored rows, and their masks in `masked` (the same rows, or those of `with_masks`)."""
         lengths = rows.sequence_lengths.astype(np.int64)
         present = lengths > 0
         self.rows += len(lengths)
@@ -65,7 +64,7 @@ class PartStatistics:
         self.packed += np.bincount(present.sum(axis=1), minlength=len(self.packed))
         for label in self.labels:
             self.labels[label] += int((rows.next_sentence_labels[present] == label).sum())
-        self._add_masks(rows, np.cumsum(lengths, axis=1), present)
+        self._add_masks(masked, np.cumsum(masked.sequence_lengths.astype(np.int64), axis=1), present)
         filled = np.arange(rows.input_ids.shape[1]) < lengths.sum(axis=1)[:, None]
         self.unigrams += np.bincount(unmasked_ids(rows)[filled], minlength=len(self.unigrams))
 
@@ -160,6 +159,6 @@ def measure(
     statistics, masker = PartStatistics(manifest, tokenizer), open_masker(directory, manifest, tokenizer)
     for number in range(len(dataset.shards)):
         for rows in row_batches(dataset.shard_rows(number)):
-            statistics.add(with_masks(rows, masker, dataset.max_predictions))
+            statistics.add(rows, with_masks(rows, masker, dataset.max_predictions))
             on_rows(len(rows.input_ids))
     return statistics

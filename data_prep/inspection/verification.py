@@ -116,7 +116,7 @@ class _ShardVerifier:
                 return str(error)
             if batch.masked_positions is not None and not _equal(computed, batch):
                 return "static masks that are not those of epoch 0"
-            self.statistics[part].add(computed)
+            self.statistics[part].add(batch, computed)
         return None
 
     def _key_problem(self, part: str, keys: UInt64[np.ndarray, "K"]) -> str | None:

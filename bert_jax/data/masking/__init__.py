@@ -10,10 +10,16 @@ By the unit of masking,
                create_pretraining_data.py; Devlin et al. 2019, section 3.1, and the whole-word variant of 2019-05-31);
   ngram        each word begins an n-gram of 1 to 3 words, p(n) ~ 1/n over the lengths for which the text has room. It
                is shortened until it fits, and skipped if it contains a chosen word (google-research/albert,
-               create_pretraining_data.py; Lan et al. 2020, section 3.1);
+               create_pretraining_data.py; Lan et al. 2020, section 4.1);
   span         each word that is not chosen yet begins a span of 1 to 10 words, p(n) ~ 0.8**n (geometric with p = 0.2,
                truncated and normalized: 3.8 words on average). It ends before a chosen word, at the end of the text or
-               of the budget (facebookresearch/SpanBERT, fairseq/data/masking.py; Joshi et al. 2020, section 3.1).
+               of the budget (facebookresearch/SpanBERT, fairseq/data/masking.py; Joshi et al. 2020, section 3.1);
+  infill       as span, but with Poisson lengths of mean 3, and each span becomes one position (infilling.py). A span of
+               no word is a [MASK] before the word, which is not predicted (facebookresearch/fairseq,
+               fairseq/data/denoising_dataset.py; Lewis et al. 2020, section 2.2).
+BART's decoder generates the tokens of an infilled span. An encoder has one output for each position, so it predicts
+the first token of the span at the position that replaces it, and neither the other tokens nor their number.
+
 A chosen token becomes [MASK] in 80% of cases, a random token in 10%, and stays unchanged in 10% (the shares can be
 set). With spans, one random choice holds for a whole span, and adjacent spans count as one, as in SpanBERT's code.
 
@@ -28,7 +34,9 @@ Differences from those programs:
     word before the special token), and no n-gram or span crosses a special token;
   - if no word fits the budget, the first tokens of the first word are masked, so that a sequence has at least one
     prediction unless all its tokens are special (bert: none); no other word is cut (SpanBERT: the last one is);
-  - a span ends before a chosen word (SpanBERT: it continues behind it);
+  - a span ends before a chosen word (SpanBERT: it continues behind it; fairseq: infilled spans may overlap);
+  - the masks of empty spans are before words, and a sequence never becomes longer (fairseq: they are anywhere, and
+    add to the length); the rate of infilling counts tokens (fairseq: words);
   - the rate alone limits predictions: a row has room for all of them (bert: max_predictions_per_seq).
 """
 

@@ -4,14 +4,15 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
-from bert_jax.array_types import Bool, Float64, Int32, Int64, UInt8
+from bert_jax.array_types import Bool, Float64, Int32, Int64, Integer, UInt8
 from bert_jax.data import hashing
 from bert_jax.data.example import Rows
 from bert_jax.data.masking import reorder
 from bert_jax.data.masking import sequences as cutting
+from bert_jax.data.masking.infilling import shorten
 from bert_jax.data.masking.replacements import Replacer
 from bert_jax.data.masking.rule import MaskingRule
-from bert_jax.data.masking.run_selection import choose_runs, run_starts
+from bert_jax.data.masking.run_selection import Runs, choose_runs, run_starts
 from bert_jax.data.masking.sequences import INSIDE, SPECIAL, WHOLE, Sequences
 from bert_jax.data.masking.word_selection import choose_words
 
@@ -25,6 +26,8 @@ class MaskingTokenizer(Protocol):
 
     @property
     def vocab_size(self) -> int: ...
+    @property
+    def pad_id(self) -> int: ...
     @property
     def mask_id(self) -> int: ...
     @property
@@ -43,12 +46,25 @@ def token_kinds(tokenizer: MaskingTokenizer, *, by_word: bool = True) -> UInt8[n
 
 
 class Masked(NamedTuple):
-    """Masked rows: `counts` predictions per row, at ascending positions in the row; fillers are 0 in both arrays."""
+    """Masked rows: `counts` predictions per row, at ascending positions in the row; fillers are 0 in both arrays.
+
+    The lengths are those of the rows, unless infilling made sequences shorter.
+    """
 
     input_ids: Int32[np.ndarray, "R T"]  # after masking
     positions: Int32[np.ndarray, "R M"]
     ids: Int32[np.ndarray, "R M"]  # the original ids
     counts: Int32[np.ndarray, "R"]
+    sequence_lengths: Integer[np.ndarray, "R S"]
+    first_segment_lengths: Integer[np.ndarray, "R S"]
+
+
+class _Choice(NamedTuple):
+    """The positions to be predicted, and what happens to them."""
+
+    predicted: Bool[np.ndarray, "Q W"]
+    moved: Bool[np.ndarray, "Q W"]  # those of them whose tokens are shuffled
+    runs: Runs | None  # the spans to be shortened, with unit infill
 
 
 class Masker:
@@ -67,6 +83,7 @@ class Masker:
         self.rule, self.seed = rule, seed
         self._kinds = token_kinds(tokenizer, by_word=rule.unit != "token")
         ordinary_ids = np.flatnonzero(self._kinds != SPECIAL)
+        self._pad_id, self._mask_id = tokenizer.pad_id, tokenizer.mask_id
         self._replacer = Replacer(rule, tokenizer.mask_id, ordinary_ids, unigram_counts)
 
     def apply(
@@ -84,8 +101,9 @@ class Masker:
         row_count, width = rows.input_ids.shape
         sequences = cutting.cut(rows, self._kinds.take(rows.input_ids))
         epochs = epochs[sequences.rows]
-        chosen, moved = self._choose_positions(sequences, epochs, rates)
-        sequence, position = np.divmod(np.flatnonzero(chosen), chosen.shape[1])  # of each prediction, ascending
+        chosen = self._choose_positions(sequences, epochs, rates)
+        # Of each prediction, ascending.
+        sequence, position = np.divmod(np.flatnonzero(chosen.predicted), chosen.predicted.shape[1])
         flat_indices = sequences.offsets[sequence] + position
         row = sequences.rows[sequence]
         counts = np.bincount(row, minlength=row_count)
@@ -103,14 +121,19 @@ class Masker:
         original = input_ids.reshape(-1)[flat_indices]
         replaced = self._replacer.replace(original, cases, picks)
         if self.rule.reorder_rate:
-            at = np.flatnonzero(moved[sequence, position])
+            at = np.flatnonzero(chosen.moved[sequence, position])
             states = hashing.combine(_SHUFFLE, self.seed, epochs, sequences.keys)[sequence[at]]
             replaced[at] = reorder.shuffled(original[at], states, position[at])
         input_ids.reshape(-1)[flat_indices] = replaced
+        lengths, first_lengths = rows.sequence_lengths, rows.first_segment_lengths
+        if chosen.runs is not None:
+            shorter = shorten(rows, input_ids, sequences, chosen.runs, self._pad_id, self._mask_id)
+            input_ids, lengths, first_lengths, places = shorter
+            flat_indices = places[sequence, position]
         positions, ids = np.zeros((2, row_count, max_predictions), np.int32)
         positions[row, column] = flat_indices - row * width
         ids[row, column] = original
-        return Masked(input_ids, positions, ids, counts.astype(np.int32))
+        return Masked(input_ids, positions, ids, counts.astype(np.int32), lengths, first_lengths)
 
     def count(self, rows: Rows, epochs: Int64[np.ndarray, "R"]) -> Int64[np.ndarray, "R"]:
         """The number of predictions of each row in its epoch.
@@ -128,7 +151,8 @@ class Masker:
         undecided = np.flatnonzero(~met)
         if undecided.size:
             some = Sequences(*(column[undecided] for column in sequences))
-            counts[undecided] = np.count_nonzero(self._choose_positions(some, epochs[some.rows], None)[0], axis=1)
+            predicted = self._choose_positions(some, epochs[some.rows], None).predicted
+            counts[undecided] = np.count_nonzero(predicted, axis=1)
         return np.bincount(sequences.rows, counts, minlength=len(rows.input_ids)).astype(np.int64)
 
     def _budgets(self, sequences: Sequences, rates: Float64[np.ndarray, "R"] | None) -> Int64[np.ndarray, "Q"]:
@@ -137,8 +161,7 @@ class Masker:
 
     def _choose_positions(
         self, sequences: Sequences, epochs: Int64[np.ndarray, "Q"], rates: Float64[np.ndarray, "R"] | None
-    ) -> tuple[Bool[np.ndarray, "Q W"], Bool[np.ndarray, "Q W"]]:
-        """The positions to be predicted, and those among them whose tokens are shuffled."""
+    ) -> _Choice:
         budgets = self._budgets(sequences, rates)
         words = cutting.find_words(sequences)
         order = cutting.shuffle(words.starts, hashing.combine(_ORDER, self.seed, epochs, sequences.keys))
@@ -146,11 +169,14 @@ class Masker:
             chosen = choose_words(words, order, budgets)
         else:
             states = hashing.combine(_LENGTH, self.seed, epochs, sequences.keys)
-            chosen = choose_runs(sequences, words, order, budgets, states, self.rule)
+            runs = choose_runs(sequences, words, order, budgets, states, self.rule)
+            if self.rule.unit == "infill":
+                return _Choice(runs.firsts, np.broadcast_to(np.zeros(1, bool), runs.firsts.shape), runs)
+            chosen = runs.chosen
         if not self.rule.reorder_rate:
-            return chosen, np.broadcast_to(np.zeros(1, bool), chosen.shape)
+            return _Choice(chosen, np.broadcast_to(np.zeros(1, bool), chosen.shape), None)
         free = reorder.candidates(sequences, words, chosen)
         order = cutting.shuffle(free, hashing.combine(_REORDER, self.seed, epochs, sequences.keys))
         trigrams = np.rint(self.rule.reorder_rate * sequences.lengths / reorder.LENGTH).astype(np.int64)
         moved = reorder.choose(order, trigrams)
-        return chosen | moved, moved
+        return _Choice(chosen | moved, moved, None)

@@ -7,8 +7,12 @@ from typing import Any, NamedTuple
 
 from bert_jax.command import UserError
 
-UNITS = ("token", "word", "ngram", "span")
+UNITS = ("token", "word", "ngram", "span", "infill")
 RANDOM_TOKENS = ("uniform", "unigram")
+# Lengths of infilled spans in words: Poisson, 0 included (Lewis et al. 2020, section 2.2). Longer ones than the maximum
+# have a probability of 1e-11.
+INFILL_MEAN = 3.0
+INFILL_MAX = 20
 
 
 class ReplacementShares(NamedTuple):
@@ -26,8 +30,9 @@ BERT_SHARES = ReplacementShares(0.8, 0.1, 0.1)  # Devlin et al. 2019, section 3.
 class MaskingRule:
     """The unit of masking, its rate, and the replacement of chosen tokens.
 
-    The rate is the share of a sequence's positions, including [CLS] and [SEP], that are predicted. Raises UserError for
-    an unknown unit, an invalid rate or invalid shares.
+    The rate is the share of a sequence's positions, including [CLS] and [SEP], that are predicted; with unit infill,
+    that are replaced, of which the first of each span is predicted. Raises UserError for an unknown unit, an invalid
+    rate or invalid shares.
     """
 
     unit: str = "token"
@@ -35,7 +40,7 @@ class MaskingRule:
     split: ReplacementShares = BERT_SHARES
     random: str = "uniform"  # or unigram: by frequency in the training rows
     reorder_rate: float = 0.0  # share of positions in shuffled trigrams (StructBERT), in addition to masks
-    ngram_max: int = 3  # words (Lan et al. 2020, section 3.1)
+    ngram_max: int = 3  # words (Lan et al. 2020, section 4.1)
     span_p: float = 0.2  # of the geometric distribution of span lengths (Joshi et al. 2020, section 3.1)
     span_max: int = 10  # words (same source)
 
@@ -50,10 +55,10 @@ class MaskingRule:
                 f"mask split {','.join(map(str, self.split))} is invalid. Give three shares that sum to 1, for [MASK], "
                 "random tokens and unchanged tokens, such as 0.8,0.1,0.1"
             )
-        if not 0 <= self.reorder_rate <= 1 or (self.reorder_rate and self.unit == "span"):
+        if not 0 <= self.reorder_rate <= 1 or (self.reorder_rate and self.unit in ("span", "infill")):
             raise UserError(
                 f"reorder rate {self.reorder_rate} is invalid with unit {self.unit}. Use a share from 0 to 1, and 0 "
-                "with unit span, because shuffled tokens would hide the ends of spans"
+                "with unit span or infill, because shuffled tokens would hide the ends of spans"
             )
         if self.ngram_max < 1 or self.span_max < 1 or not 0 < self.span_p < 1:
             raise UserError(

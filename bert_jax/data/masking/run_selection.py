@@ -1,12 +1,13 @@
-"""Chooses runs of words: masking units ngram (ALBERT) and span (SpanBERT)."""
+"""Chooses runs of words: masking units ngram (ALBERT), span (SpanBERT) and infill (BART)."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
 
-from bert_jax.array_types import Bool, Int32, Int64, Integer, UInt64
+from bert_jax.array_types import Bool, Float64, Int32, Int64, Integer, UInt64
 from bert_jax.data import hashing
-from bert_jax.data.masking.rule import MaskingRule
+from bert_jax.data.masking.rule import INFILL_MAX, INFILL_MEAN, MaskingRule
 from bert_jax.data.masking.sequences import Sequences, ShuffledWords, WordBoundaries
 from bert_jax.data.masking.word_selection import take_heads
 
@@ -14,20 +15,30 @@ from bert_jax.data.masking.word_selection import take_heads
 _LOOK_AHEAD = 8
 
 
+class Runs(NamedTuple):
+    """The chosen positions. Only with unit infill, their division into runs, and the runs of no word."""
+
+    chosen: Bool[np.ndarray, "Q W"]
+    firsts: Bool[np.ndarray, "Q W"]  # the first position of each run
+    empty: Bool[np.ndarray, "Q W"]  # the positions before which an empty run is
+
+
 class RunLengths:
     """The distribution of the number of words of a run.
 
-    The probabilities of an n-gram are normalized over the lengths for which there is room; a span is cut to the room.
+    The probabilities of an n-gram are normalized over the lengths for which there is room; other runs are cut to the
+    room. Only an infilled run may have no word.
     """
 
     def __init__(self, rule: MaskingRule) -> None:
         self._grams = rule.unit == "ngram"
-        self.most = rule.ngram_max if self._grams else rule.span_max
-        sizes = np.arange(1, self.most + 1)
-        weights = 1 / sizes if self._grams else (1 - rule.span_p) ** (sizes - 1)
-        # By room, thresholds for a uniform 32-bit value: one word below the first, two below the second, and so on.
-        self._thresholds = np.full((self.most, self.most), 2**32, np.uint64)
-        for room in sizes.tolist():
+        self._fewest = 0 if rule.unit == "infill" else 1
+        self.most = {"ngram": rule.ngram_max, "span": rule.span_max, "infill": INFILL_MAX}[rule.unit]
+        weights = _weights(rule, np.arange(self._fewest, self.most + 1))
+        # By room, thresholds for a uniform 32-bit value: the fewest words below the first, one more below the second,
+        # and so on.
+        self._thresholds = np.full((weights.size, self.most), 2**32, np.uint64)
+        for room in range(1, self.most + 1):
             some = weights[:room] if self._grams else weights
             self._thresholds[: some.size, room - 1] = np.rint(np.cumsum(some) / some.sum() * 2**32)
 
@@ -36,10 +47,17 @@ class RunLengths:
     ) -> Integer[np.ndarray, "*shape"]:
         """The number of words of each run, from uniform 32-bit values and the words that fit (`room`, 1 or more)."""
         room = np.minimum(room, self.most)
-        sizes = np.ones_like(room)
+        sizes = np.full_like(room, self._fewest)
         for thresholds in self._thresholds[:-1]:
             sizes += values >= (thresholds[room - 1] if self._grams else thresholds[0])
         return np.minimum(sizes, room)
+
+
+def _weights(rule: MaskingRule, sizes: Int64[np.ndarray, "n"]) -> Float64[np.ndarray, "n"]:
+    """The probabilities of the numbers of words, up to a factor."""
+    if rule.unit == "infill":
+        return np.array([INFILL_MEAN**size / math.factorial(size) for size in sizes.tolist()])
+    return 1 / sizes if rule.unit == "ngram" else (1 - rule.span_p) ** (sizes - 1)
 
 
 class _Text(NamedTuple):
@@ -62,15 +80,15 @@ def choose_runs(
     budgets: Int64[np.ndarray, "Q"],
     states: UInt64[np.ndarray, "Q"],
     rule: MaskingRule,
-) -> Bool[np.ndarray, "Q W"]:
-    """The chosen positions: runs that begin at words in random order, within each sequence's budget.
+) -> Runs:
+    """The runs that begin at words in random order, within each sequence's budget.
 
     `states` seed the lengths of runs. The package's docstring says what happens to runs that meet.
     """
     text = _text(sequences, words)
     lengths = RunLengths(rule)
     count, width = words.starts.shape
-    chosen = np.zeros((count, width), bool)
+    runs = Runs(*(np.zeros((count, width), bool) for _ in Runs._fields))
     remaining = budgets.copy()
     active = np.flatnonzero(order.keys[:, 0] != order.absent)
     for step in range(0, width, _LOOK_AHEAD):
@@ -83,12 +101,18 @@ def choose_runs(
         values = hashing.mix(states[active] + positions.astype(np.uint64) * hashing.GAMMA) >> np.uint64(32)
         ends = np.where(present, _ends(text, lengths, begins, values), begins)
         left = remaining[active]
-        for some_begins, some_ends in zip(begins, ends, strict=True):
-            _take(chosen.reshape(-1), left, some_begins, some_ends, text, rule)
+        for some_begins, some_ends, some_present in zip(begins, ends, present, strict=True):
+            if rule.unit == "infill":
+                empty = some_begins[some_present & (some_begins == some_ends) & (left > 0)]
+                runs.empty.reshape(-1)[empty[~runs.chosen.reshape(-1)[empty]]] = True
+            _take(runs, left, some_begins, some_ends, text, rule)
         remaining[active] = left
         active = active[(left > 0) & present[-1]]
-    take_heads(chosen, order, budgets, np.flatnonzero(remaining == budgets))
-    return chosen
+    none = np.flatnonzero(remaining == budgets)
+    take_heads(runs.chosen, order, budgets, none)
+    if rule.unit == "infill":
+        runs.firsts[none, runs.chosen[none].argmax(axis=1)] = runs.chosen[none].any(axis=1)
+    return runs
 
 
 def _ends(
@@ -102,7 +126,7 @@ def _ends(
 
 
 def _take(
-    chosen: Bool[np.ndarray, "N"],
+    runs: Runs,
     left: Int64[np.ndarray, "A"],
     begins: Int64[np.ndarray, "A"],
     ends: Int64[np.ndarray, "A"],
@@ -116,12 +140,16 @@ def _take(
         sizes[long] = text.starts[text.number[begins[long] + left[long]]] - begins[long]
     columns = np.arange(int(sizes.max()) + 1)
     window = begins[:, None] + columns
-    stops = chosen.take(window, mode="clip")
+    stops = runs.chosen.take(window, mode="clip")
+    if rule.unit == "infill":
+        stops |= runs.empty.take(window, mode="clip")
     stops |= columns >= sizes[:, None]
-    first = stops.argmax(axis=1)  # positions before a chosen one, or before the end
+    first = stops.argmax(axis=1)  # positions before one that stops the run, or before its end
     if rule.unit == "ngram":
         first[first < sizes] = 0
-    chosen[window[columns < first[:, None]]] = True
+    runs.chosen.reshape(-1)[window[columns < first[:, None]]] = True
+    if rule.unit == "infill":
+        runs.firsts.reshape(-1)[begins[first > 0]] = True
     left -= first
 
 

@@ -28,7 +28,7 @@ class ShardTraits:
 
     name: str  # for messages
     labelled: bool  # whether its sequences have labels of the next sentence
-    mask_unit: str  # token, word, ngram or span
+    mask_unit: str  # token, word, ngram, span or infill
     vocabulary: Vocabulary | None = None  # None in a plan without shards
 
     @classmethod
@@ -85,6 +85,7 @@ def _causal_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
             "a causal model predicts next tokens, and none of them is masked; leave out config.span_boundary, "
             "data.mask_rate and data.mask_schedule"
         )
+    _check_text("causal", shards)
     return CausalLMObjective()
 
 
@@ -99,6 +100,7 @@ def _bidirectional_lm(config: PretrainConfig, model: ModelConfig, shards: Sequen
             "config.objective=bidirectional_lm predicts all tokens, and none of them is masked; leave out "
             "config.span_boundary, data.mask_rate and data.mask_schedule"
         )
+    _check_text("bidirectional_lm", shards)
     return BidirectionalLMObjective()
 
 
@@ -119,6 +121,7 @@ def _replaced_tokens(config: PretrainConfig, model: ModelConfig, shards: Sequenc
         raise UserError(
             f"config.generator_size is {config.generator_size}; use a share above 0 and up to 1, such as 0.25"
         )
+    _check_text("replaced_tokens", shards)
     width = round(model.width * config.generator_size)
     generator_config(model, width)
     return ReplacedTokensObjective(generator=width, weight=config.replaced_weight)
@@ -132,6 +135,7 @@ def _diffusion(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
             "config.objective=diffusion samples its own mask rates and masks; leave out config.span_boundary, "
             "data.mask_rate and data.mask_schedule"
         )
+    _check_text("diffusion", shards)
     vocabulary = shards[0].vocabulary
     if vocabulary is None:  # a plan without shards, whose step has the same cost for any ids
         return DiffusionObjective(special_ids=(), mask_id=0)
@@ -141,6 +145,16 @@ def _diffusion(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
             "rebuild the examples with another --tokenizer"
         )
     return DiffusionObjective(tuple(map(int, vocabulary.special_ids)), int(vocabulary.mask_id))
+
+
+def _check_text(objective: str, shards: Sequence[ShardTraits]) -> None:
+    """Raises UserError for infilled shards: their batches lack tokens that the objective restores or predicts."""
+    for each in shards:
+        if each.mask_unit == "infill":
+            raise UserError(
+                f"config.objective={objective} needs every token of a text, but batches of {each.name} lack those of "
+                "infilled spans; build the examples with another --mask_unit than infill"
+            )
 
 
 # An extension adds its own entry here; config.objective then takes its name.
