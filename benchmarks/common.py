@@ -14,6 +14,8 @@ from typing import Any
 
 import psutil
 
+from bert_jax.command import UserError
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "tokenizers")
 
@@ -84,6 +86,15 @@ def shared_data() -> Path | None:
     """The folder of larger real data that BERT_JAX_DATA names, or None if it is unset; the caller then skips."""
     folder = os.environ.get("BERT_JAX_DATA")
     return Path(folder).absolute() if folder else None
+
+
+def replace_block(page: Path, begin: str, content: str, end: str) -> None:
+    """Replaces what is between two marker lines of a page. Raises UserError if the page lacks one of them."""
+    before, found, rest = page.read_text(encoding="utf-8").partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not (found and found_end):
+        raise UserError(f"{page} lacks the lines {begin.strip()} and {end.strip()}. Add them where the table belongs")
+    page.write_text(before + begin + content + end + after, encoding="utf-8")
 
 
 class ProcessTree:

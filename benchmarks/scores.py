@@ -98,14 +98,14 @@ SCORES = (
 )
 
 
-def make(score: Score, model: Path, runs: Path) -> dict[str, Any]:
-    """Runs or resumes the command, and returns the content of its file."""
+def make(score: Score, model: Path, runs: Path, name: str = "all-MiniLM-L6-v2") -> dict[str, Any]:
+    """Runs or resumes the command, and returns the content of its file, in which the model has this name."""
     workdir = runs / score.name
     line = score.line.replace(f"runs/{score.name}", str(workdir)).replace("CHECKPOINT", str(model))
     arguments = shlex.split(os.path.expandvars(line))[1:]
     subprocess.run([sys.executable, *arguments], cwd=common.REPOSITORY, check=True, stdout=subprocess.DEVNULL)
     result = json.loads((workdir / "result.json").read_text(encoding="utf-8"))
-    result["start"] = {**result["start"], "path": "all-MiniLM-L6-v2"}
+    result["start"] = {**result["start"], "path": name}
     about = {
         "minutes_a_seed": minutes_a_seed(workdir),
         "machine": common.machine(),
@@ -183,8 +183,7 @@ def main(arguments: Sequence[str]) -> None:
         [(score, json.loads(file.read_text(encoding="utf-8"))) for score, file in files.items() if file.exists()]
     )
     if flags.page:
-        before, rest = flags.page.read_text(encoding="utf-8").split(BEGIN)
-        flags.page.write_text(before + BEGIN + page + END + rest.split(END)[1], encoding="utf-8")
+        common.replace_block(flags.page, BEGIN, page, END)
     else:
         print(page)
 

@@ -44,6 +44,7 @@ PRETRAINING = {
     "bert_multilingual": "base",
     "bert_small": "small",
     "bert_tiny": "tiny",
+    "cpu_speedrun": "modernbert_base",
     "diffusion": "base",
     "electra:base": "electra_base",
     "electra:large": "electra_large",

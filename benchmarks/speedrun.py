@@ -1,0 +1,222 @@
+"""Trains the encoder of configs/cpu_speedrun.py for two hours on two cores, and scores it and what it is compared with.
+
+    BERT_JAX_DATA=DATA python -m benchmarks.speedrun --output runs/speedrun --peer_python ENV/bin/python
+
+The parts, in order; --part NAME,NAME runs some of them:
+
+data       a vocabulary and shards from the English text in DATA/pretrain, with held-out documents
+train      the recipe, limited by its budget of training time; --config.KEY=VALUE overrides a key of it
+scores     fine-tuning of that model on every task with every seed, by the metrics of dev
+random     the same for the same architecture with random parameters
+peer       the same for transformers' BertForMaskedLM of the same size: trained on the same rows for the same minutes
+           with the defaults of its script run_mlm.py (benchmarks/speedrun_peer.py), under --peer_python
+reference  the scores of another model in Hugging Face layout, --reference FOLDER, with the same settings
+page       the table and the curve of what is finished: RESULTS/ and the block of a page of the documentation
+
+A part that was interrupted is resumed by the same command, and a finished one is not repeated. Nothing else should run
+on the machine.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks import common, scores, speedrun_page
+from benchmarks.scores import DATA, Score
+from bert_jax import command
+from bert_jax import config as config_lib
+from bert_jax.command import UserError
+from bert_jax.config import PretrainConfig
+from bert_jax.data.manifest import read_manifest
+from bert_jax.data.shards import read_shard
+from bert_jax.model import sizes
+from bert_jax.storage.local import write_json
+from bert_jax.train.run import RESULT_FILE
+
+RECIPE = "configs/cpu_speedrun.py"
+PARTS = ("data", "train", "scores", "random", "peer", "reference", "page")
+VOCAB_SIZE = 16384
+SEQ_LEN = 128
+
+# Small models need more epochs and a higher rate than BERT-Base: of the grid of Turc et al. 2019 (rates to 3e-4, four
+# epochs) the highest rate. All systems have the same settings. SST-2 has one epoch because of its length.
+_SETTINGS = ("optimizer.learning_rate=3e-4", "batch_size=32")
+_GLUE = (*_SETTINGS, "epochs=4")
+TASKS = (
+    Score("sst2", "glue.py:task=sst2", (*_SETTINGS, "epochs=1"), ("accuracy",)),
+    Score("mrpc", "glue.py:task=mrpc", _GLUE, ("accuracy", "f1")),
+    Score("cola", "glue.py:task=cola", _GLUE, ("matthews_correlation",)),
+    Score("stsb", "glue.py:task=stsb", _GLUE, ("pearson", "spearman")),
+    Score("rte", "glue.py:task=rte", _GLUE, ("accuracy",)),
+    Score("ewt", "tagging.py:task=ewt", (*_SETTINGS, "epochs=3", f"task.data_dir={DATA}"), ("accuracy",)),
+    Score("conll2003", "tagging.py:task=conll2003", (*_SETTINGS, "epochs=3", f"task.data_dir={DATA}"), ("f1",)),
+)
+
+
+class Speedrun:
+    """The folder of a speedrun, and its parts."""
+
+    def __init__(self, flags: argparse.Namespace, overrides: Sequence[str]) -> None:
+        self.flags, self.overrides = flags, list(overrides)
+        self.output: Path = flags.output.absolute()
+        self.shards = self.output / "shards"
+        recipe = config_lib.read_flags(str(common.REPOSITORY / RECIPE), self.overrides)
+        self.recipe = config_lib.load(PretrainConfig, recipe)
+
+    def data(self) -> None:
+        """Makes the vocabulary and the shards. Documents are held out by a hash of their text."""
+        pattern = str(self.flags.input)
+        vocabulary = self.output / "vocabulary"
+        if not vocabulary.exists():
+            size = f"--vocab_size={self.flags.vocab_size}"
+            run("data_prep.train_tokenizer", f"--input={pattern}", f"--output={vocabulary}", size, "--lowercase")
+        if not self.shards.exists():
+            options = (
+                "--objective=doc_sentences",
+                "--pack=16",
+                "--dedup",
+                f"--eval_fraction={self.flags.eval_fraction}",
+            )
+            source = (f"--input={pattern}", f"--tokenizer={vocabulary}", f"--output={self.shards}")
+            run("data_prep.build_examples", *source, f"--seq_len={SEQ_LEN}", *options)
+
+    def train(self) -> None:
+        """Trains the recipe."""
+        self._pretrain("trained")
+
+    def scores(self) -> None:
+        """Scores the trained model."""
+        self._score("trained", self.output / "trained")
+
+    def random(self) -> None:
+        """Scores the same architecture with random parameters: what a step at rate 0 saves."""
+        self._pretrain("random", "steps=1", "budget_minutes=0", "optimizer.learning_rate=0", "eval.every_steps=0")
+        self._score("random", self.output / "random")
+
+    def peer(self) -> None:
+        """Trains transformers' model on the same rows, and scores it."""
+        folder = self.output / "peer"
+        if not (folder / "model").exists():
+            if not self.flags.peer_python:
+                print("skipped: peer needs --peer_python, a Python with torch and transformers", file=sys.stderr)
+                return
+            folder.mkdir(parents=True, exist_ok=True)
+            self._write_rows(folder / "rows.npy")
+            subprocess.run(self._peer_line(folder), check=True)
+            (folder / "rows.npy").unlink()
+        self._score("peer", folder / "model")
+
+    def reference(self) -> None:
+        """Scores the model of --reference."""
+        if not self.flags.reference:
+            print("skipped: reference needs --reference, a folder in Hugging Face layout", file=sys.stderr)
+            return
+        self._score("reference", self.flags.reference.absolute())
+
+    def page(self) -> None:
+        """Writes the results, and the block of the page."""
+        results = speedrun_page.collect(self.output, self.flags.target)
+        speedrun_page.write(results, self.output, self.flags.results.absolute(), self.flags.page)
+
+    def _pretrain(self, name: str, *more: str) -> None:
+        workdir = self.output / name
+        if not (workdir / RESULT_FILE).exists():
+            options = [f"--config.data.train={self.shards}", *self.overrides, *(f"--config.{one}" for one in more)]
+            run("bert_jax.pretrain", f"--config={RECIPE}", f"--workdir={workdir}", *options)
+
+    def _score(self, system: str, model: Path) -> None:
+        """Writes OUTPUT/scores/SYSTEM/TASK.json for each task, and the metrics of all held-out rows."""
+        if not model.exists():
+            raise UserError(f"no model at {model}. Run the part that trains it first (see --help)")
+        folder = self.output / "scores" / system
+        folder.mkdir(parents=True, exist_ok=True)
+        held_out = folder / "held_out.json"
+        if system != "reference" and not held_out.exists():
+            metrics = run("bert_jax.evaluate", f"--checkpoint={model}", f"--data={self.shards}", "--batch_size=32")
+            write_json(held_out, json.loads(metrics))
+        for task in TASKS:
+            file = folder / f"{task.name}.json"
+            if task.name in self.flags.tasks and not file.exists():
+                seeded = Score(task.name, task.recipe, (f"seeds={self.flags.seeds}", *task.options), task.metrics)
+                made = scores.make(seeded, model, self.output / "finetuning" / system, system)
+                write_json(file, made | {"shown": task.metrics})
+                shutil.rmtree(self.output / "finetuning" / system / task.name)  # ten checkpoints of no further use
+
+    def _write_rows(self, target: Path) -> None:
+        """Writes the ids of all rows of train as uint16[rows, T]."""
+        shards = [shard["name"] for shard in read_manifest(self.shards)["shards"] if shard["name"].startswith("train/")]
+        np.save(target, np.concatenate([read_shard(self.shards / name).input_ids for name in shards]))
+
+    def _peer_line(self, folder: Path) -> list[str]:
+        """The command that trains the peer."""
+        model = sizes.model_config(self.recipe.model, self.flags.vocab_size)
+        values: dict[str, Any] = {
+            "rows": folder / "rows.npy",
+            "tokenizer": self.shards / "tokenizer",
+            "output": folder,
+            "minutes": self.flags.peer_minutes or self.recipe.budget_minutes,
+            "layers": model.layers,
+            "width": model.width,
+            "heads": model.heads,
+        }
+        script = Path(__file__).with_name("speedrun_peer.py")
+        return [str(self.flags.peer_python), str(script), *(f"--{name}={value}" for name, value in values.items())]
+
+
+def run(module: str, *arguments: str) -> str:
+    """Runs a command of this checkout, and returns what it prints. Raises UserError if it fails."""
+    line = [sys.executable, "-m", module, *arguments]
+    done = subprocess.run(line, cwd=common.REPOSITORY, stdout=subprocess.PIPE, text=True, check=False)
+    if done.returncode:
+        raise UserError(f"{module} ended with code {done.returncode}; its own message is above")
+    return done.stdout
+
+
+def listed(known: Sequence[str], value: str) -> tuple[str, ...]:
+    """The names of a list separated by commas. Raises UserError for an unknown one."""
+    names = tuple(value.split(","))
+    for name in names:
+        if name not in known:
+            raise UserError(f"unknown name {name!r}; choose from {', '.join(known)}")
+    return names
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = command.Parser("benchmarks.speedrun", __doc__ or "")
+    add = parser.add_argument
+    tasks = [task.name for task in TASKS]
+    add("--output", type=Path, required=True, help="folder of all parts; resumed if it exists")
+    add("--part", default=",".join(PARTS), help="parts to run, separated by commas (default: all)")
+    add("--input", help="the text (default: the English files of BERT_JAX_DATA/pretrain)")
+    add("--vocab_size", type=int, default=VOCAB_SIZE, help=f"default: {VOCAB_SIZE}")
+    add("--eval_fraction", type=float, default=0.005, help="share of documents that is held out (default: 0.005)")
+    add("--tasks", default=",".join(tasks), help="tasks to score, separated by commas (default: all)")
+    add("--seeds", type=int, default=5, help="fine-tunings of each task (default: 5)")
+    add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peer is omitted")
+    add("--peer_minutes", type=float, default=0.0, help="training time of the peer (default: that of the recipe)")
+    add("--reference", type=Path, help="another model in Hugging Face layout; without it none is scored")
+    add("--target", type=float, default=speedrun_page.TARGET, help="held-out masked-token loss to reach, in nats")
+    add("--results", type=Path, default=speedrun_page.RESULTS, help="folder of the published files")
+    add("--page", type=Path, default=speedrun_page.PAGE, help="the page whose block is replaced")
+    flags, overrides = parser.parse_known_args(list(arguments))
+    flags.tasks = listed(tasks, flags.tasks)
+    if not flags.input:
+        if not (folder := common.shared_data()):
+            raise UserError("BERT_JAX_DATA is not set. Set it to the folder with pretrain/ and the tasks' files")
+        flags.input = f"{folder}/pretrain/*_en*.txt.xz"
+    chosen = listed(PARTS, flags.part)
+    speedrun = Speedrun(flags, overrides)
+    for part in PARTS:
+        if part in chosen:
+            getattr(speedrun, part)()
+
+
+if __name__ == "__main__":
+    command.run(main)

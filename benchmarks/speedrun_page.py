@@ -1,0 +1,202 @@
+"""The results of a speedrun: one JSON file, the logs of training, an HTML page, and a table for the documentation."""
+
+import json
+import math
+import shutil
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks import common
+from bert_jax.reporting import curves, page
+from bert_jax.reporting.document import Block, Charts, Document, Section, Settings, Table, Tile
+from bert_jax.storage.local import read_json, write_atomic, write_json
+from bert_jax.train.metrics import METRICS_FILE, read_lines
+from bert_jax.train.run import RESULT_FILE
+from bert_jax.train.workdir import CONFIG_FILE
+
+RESULTS = common.REPOSITORY / "benchmarks" / "results" / "speedrun"
+PAGE = common.REPOSITORY / "docs" / "speedrun.md"
+BEGIN, END = "<!-- results: benchmarks/speedrun.py -->\n", "<!-- end of results -->\n"
+TARGET = 0.0  # nats; to be fixed after the first full run. 0: none
+
+GLUE = ("sst2", "mrpc", "cola", "stsb", "rte")
+MEAN = "GLUE mean"
+SYSTEMS = {
+    "trained": "speedrun",
+    "random": "random parameters",
+    "peer": "transformers",
+    "reference": "reference",
+}
+PROGRAM = "benchmarks.speedrun"
+
+
+def collect(output: Path, target: float) -> dict[str, Any]:
+    """Returns what is finished in the folder of a speedrun: training of each side, and scores by system and task."""
+    systems = {}
+    for system in SYSTEMS:
+        files = sorted((output / "scores" / system).glob("*.json"))
+        found = {file.stem: read_json(file) for file in files}
+        if found:
+            held_out = found.pop("held_out", None)
+            values = {name: seed_values(result) for name, result in found.items()}
+            systems[system] = {"held_out": held_out, "tasks": found, "values": values | glue_mean(values)}
+    training: dict[str, Any] = {}
+    trained = output / "trained"
+    if (trained / RESULT_FILE).exists():
+        config = read_json(trained / CONFIG_FILE)
+        training["trained"] = read_json(trained / RESULT_FILE) | {"config": config}
+        budget = config["training"]["budget_minutes"]
+        training["target"] = {
+            "eval_mlm_loss": target,
+            "minutes": minutes_to_target(read_lines(trained / METRICS_FILE), target, budget),
+        }
+    if (output / "peer" / RESULT_FILE).exists():
+        training["peer"] = read_json(output / "peer" / RESULT_FILE)
+    about = {"machine": common.machine(), "versions": common.versions(), "commit": common.commit()}
+    text = json.dumps({"training": training, "systems": systems} | about)
+    without_paths: dict[str, Any] = json.loads(text.replace(str(output), "OUTPUT"))
+    return without_paths
+
+
+def seed_values(result: Mapping[str, Any]) -> list[float]:
+    """Returns the score of each seed: the mean of the task's metrics. An undefined metric counts as 0.
+
+    A correlation is undefined where a model predicts the same for all examples.
+    """
+    columns = [result["metrics"][name]["values"] for name in result["shown"]]
+    return [
+        statistics.mean(0.0 if value is None or math.isnan(value) else value for value in seed)
+        for seed in zip(*columns, strict=True)
+    ]
+
+
+def glue_mean(values: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
+    """Returns the mean of the five tasks of GLUE by seed, if all of them are scored with equally many seeds."""
+    if any(task not in values for task in GLUE) or len({len(values[task]) for task in GLUE}) > 1:
+        return {}
+    return {MEAN: [statistics.mean(seed) for seed in zip(*(values[task] for task in GLUE), strict=True)]}
+
+
+def standard_error(values: Sequence[float]) -> float:
+    """Returns the standard error of the mean; NaN for fewer than two values."""
+    return statistics.stdev(values) / math.sqrt(len(values)) if len(values) > 1 else math.nan
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float]:
+    """Returns the difference of two means and twice its standard error."""
+    error = math.hypot(standard_error(ours), standard_error(theirs))
+    return statistics.mean(ours) - statistics.mean(theirs), 2 * error
+
+
+def minutes_to_target(lines: Sequence[Mapping[str, Any]], target: float, budget_minutes: float) -> float | None:
+    """Returns the minutes of training until the first evaluation at or below a held-out loss; None if there is none.
+
+    Time is the logged share of the budget, which counts training time over all restarts.
+    """
+    for line in lines:
+        if line.get("eval_mlm_loss") is not None and line["eval_mlm_loss"] <= target and "budget_fraction" in line:
+            return round(float(line["budget_fraction"]) * budget_minutes, 2)
+    return None
+
+
+def table(results: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Returns the header and the rows: means and standard errors in points, and the speedrun's lead over the others."""
+    systems = results["systems"]
+    ours = systems.get("trained", {"values": {}, "held_out": None})
+    others = [name for name in SYSTEMS if name != "trained" and name in systems]
+    header = ["task", "metric", SYSTEMS["trained"]]
+    for name in others:
+        header += [SYSTEMS[name], "difference"]
+    return header, [*_score_rows(systems, ours, others), *_loss_row(systems, ours, others)]
+
+
+def _score_rows(systems: Mapping[str, Any], ours: Mapping[str, Any], others: Sequence[str]) -> Iterator[list[str]]:
+    for task, values in sorted(ours["values"].items(), key=lambda item: _place(item[0])):
+        shown = ours["tasks"][task]["shown"] if task in ours["tasks"] else ["mean"]
+        row = [task, ", ".join(shown).replace("_", " "), _points(values)]
+        for name in others:
+            theirs = systems[name]["values"].get(task)
+            row += [_points(theirs), _lead(*difference(values, theirs))] if theirs else ["-", "-"]
+        yield row
+
+
+def _loss_row(systems: Mapping[str, Any], ours: Mapping[str, Any], others: Sequence[str]) -> Iterator[list[str]]:
+    if ours["held_out"]:
+        row = ["held-out text", "masked-token loss, nats", f"{ours['held_out']['mlm_loss']:.3f}"]
+        for name in others:
+            found = systems[name]["held_out"]
+            both = (found["mlm_loss"], ours["held_out"]["mlm_loss"] - found["mlm_loss"]) if found else None
+            row += [f"{both[0]:.3f}", f"{both[1]:+.3f}"] if both else ["-", "-"]
+        yield row
+
+
+def _place(task: str) -> int:
+    order = (MEAN, *GLUE)
+    return order.index(task) if task in order else len(order)
+
+
+def _points(values: Sequence[float]) -> str:
+    error = standard_error(values)
+    return f"{100 * statistics.mean(values):.1f}" + ("" if math.isnan(error) else f" ± {100 * error:.1f}")
+
+
+def _lead(points: float, two_errors: float) -> str:
+    return f"{100 * points:+.1f}" + ("" if math.isnan(two_errors) else f" (± {100 * two_errors:.1f})")
+
+
+def facts(results: Mapping[str, Any]) -> dict[str, str]:
+    """Returns what the page says about training, in words."""
+    training, found = results["training"], {}
+    if run := training.get("trained"):
+        found["training"] = f"{run['seconds'] / 60:.1f} minutes, {run['step']:,} steps, {run['tokens']:,} tokens"
+    if peer := training.get("peer"):
+        found["training of transformers' model"] = (
+            f"{peer['minutes']:.1f} minutes, {peer['steps']:,} steps, {peer['tokens']:,} tokens, "
+            f"torch {peer['versions']['torch']}, transformers {peer['versions']['transformers']}"
+        )
+    if (target := training.get("target")) and target["eval_mlm_loss"]:
+        reached = f"{target['minutes']:g} minutes" if target["minutes"] is not None else "not reached"
+        found[f"time to a held-out loss of {target['eval_mlm_loss']:g}"] = reached
+    found["machine"] = f"{results['machine']['processor']}, {results['machine']['cores']} cores"
+    found["commit"] = str(results["commit"])
+    return found
+
+
+def markdown(results: Mapping[str, Any]) -> str:
+    """Returns the block of the page: the facts, the table and the commands."""
+    header, rows = table(results)
+    lines = [f"- {name}: {value}" for name, value in facts(results).items()]
+    lines += ["", *(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)), ""]
+    commands = [task["command"] for task in results["systems"].get("trained", {"tasks": {}})["tasks"].values()]
+    return "\n".join([*lines, *(f"    {line}" for line in commands), ""])
+
+
+def write(results: Mapping[str, Any], output: Path, folder: Path, page_file: Path) -> None:
+    """Writes the published files into a folder, and the block into a page."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_json(folder / "results.json", results)
+    blocks: list[Block] = []
+    log = output / "trained" / METRICS_FILE
+    if log.exists():
+        shutil.copy(log, folder / METRICS_FILE)
+        blocks = [Charts(curves.charts(read_lines(log), {}))]
+    if (peer := output / "peer" / METRICS_FILE).exists():
+        shutil.copy(peer, folder / "peer_metrics.jsonl")
+    header, rows = table(results)
+    run = results["training"].get("trained")
+    document = Document(
+        title="The speedrun of configs/cpu_speedrun.py",
+        program=PROGRAM,
+        source=folder.name,
+        tiles=[Tile(row[2], row[0], row[1]) for row in rows[:1]],
+        sections=[
+            Section("Scores", [Table(header, [rows])], "Points of dev: the mean of the seeds and its standard error."),
+            Section("Training", [Settings({"": facts(results)}), *blocks]),
+            Section("Configuration", [Settings({"": run["config"]["training"]})] if run else []),
+        ],
+    )
+    write_atomic(folder / "page.html", page.render(document).encode())
+    common.replace_block(page_file, BEGIN, markdown(results), END)
+    print(json.dumps({"page": str(folder / "page.html"), "rows": len(rows)}))

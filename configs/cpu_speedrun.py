@@ -1,0 +1,47 @@
+"""The encoder speedrun: the best encoder that two CPU cores make of 300 MB of English in two hours of training.
+
+    python -m bert_jax.pretrain --config configs/cpu_speedrun.py --workdir runs/speedrun --config.data.train=SHARDS
+
+SHARDS are made by `build_examples --objective doc_sentences --pack 16 --seq_len 128 --eval_fraction 0.005 --dedup` with
+a lower-cased WordPiece vocabulary of 16,384 tokens. `python -m benchmarks.speedrun --output DIR` makes them from the
+text in BERT_JAX_DATA/pretrain, runs this recipe, and scores it (docs/speedrun.md).
+
+budget_minutes is training time, so a run that is stopped resumes with what is left of it. ModernBERT's layers at a
+small size: norms before the sublayers, gated feed-forward, rotary positions, no biases, no dropout; all layers have
+global attention. Muon for the kernels, one rate for all parameters, warmup and linear decay by share of the budget.
+
+Hardware  2 CPU cores
+Hours     2, by definition
+Expected  not measured yet: held-out masked-token loss, tokens, and scores after fine-tuning
+Source    layers: Warner et al. 2024, section 2.1; optimizer: Jordan 2024, Liu et al. 2025, section 2.2. Size, rate and
+          mask rate: the short runs of docs/speedrun.md
+"""
+
+import ml_collections
+
+from bert_jax.config import EvalConfig, ModelOptions, OptimizerConfig, PretrainConfig, PretrainDataConfig, recipe
+
+
+def get_config() -> ml_collections.ConfigDict:
+    return recipe(
+        PretrainConfig(
+            model=ModelOptions(
+                preset="modernbert_base",
+                layers=4,
+                width=256,
+                heads=4,
+                feed_forward=688,  # gated: as many parameters as four times the width without a gate
+                max_positions=512,
+                window=0,
+                rotary_base=10_000.0,
+            ),
+            data=PretrainDataConfig(mask_rate=0.15),
+            optimizer=OptimizerConfig(
+                name="muon", learning_rate=2e-3, warmup_steps=0, warmup_share=0.06, schedule="linear"
+            ),
+            eval=EvalConfig(every_steps=250, max_rows=1024),
+            batch_size=64,
+            steps=0,
+            budget_minutes=120.0,
+        )
+    )

@@ -1,0 +1,149 @@
+"""The statistics and tables of benchmarks.speedrun, and a short form of the whole benchmark."""
+
+import json
+import lzma
+import math
+import shutil
+import statistics
+
+import numpy as np
+import pytest
+from conftest import SAMPLE
+from scipy import stats
+from tiny_runs import TINY, environment
+
+from benchmarks import common, speedrun, speedrun_page
+from bert_jax.command import UserError
+
+OURS, THEIRS = [0.8, 0.82, 0.79, 0.85, 0.8], [0.7, 0.71, 0.69, 0.73, 0.7]
+
+
+def test_the_standard_error_is_scipys_and_a_difference_has_that_of_two_independent_means():
+    assert speedrun_page.standard_error(OURS) == pytest.approx(stats.sem(OURS))
+    found, two_errors = speedrun_page.difference(OURS, THEIRS)
+    assert found == pytest.approx(np.mean(OURS) - np.mean(THEIRS))
+    # Welch's t statistic is the difference in units of its standard error.
+    assert 2 * found / two_errors == pytest.approx(stats.ttest_ind(OURS, THEIRS, equal_var=False).statistic)
+    assert math.isnan(speedrun_page.standard_error([0.5]))
+
+
+def scored(**metrics):
+    return {"metrics": {name: {"values": values} for name, values in metrics.items()}, "shown": [*metrics]}
+
+
+def test_the_score_of_a_seed_is_the_mean_of_its_metrics_and_an_undefined_one_is_zero():
+    result = scored(pearson=[0.5, None, float("nan")], spearman=[0.7, 0.2, None])
+    assert speedrun_page.seed_values(result) == pytest.approx([0.6, 0.1, 0.0])
+
+
+def test_the_mean_of_glue_needs_all_five_tasks_and_is_that_of_each_seed():
+    values = {task: [0.1 * number, 0.2 * number] for number, task in enumerate(speedrun_page.GLUE)}
+    assert speedrun_page.glue_mean(values | {"ewt": [0.9, 0.9]})["GLUE mean"] == pytest.approx([0.2, 0.4])
+    assert speedrun_page.glue_mean({name: seeds for name, seeds in values.items() if name != "rte"}) == {}
+    assert speedrun_page.glue_mean(values | {"rte": [0.5]}) == {}
+
+
+def test_the_time_to_a_target_is_that_of_the_first_evaluation_at_or_below_it():
+    lines = [
+        {"step": 10, "budget_fraction": 0.1, "mlm_loss": 1.0},
+        {"step": 20, "budget_fraction": 0.2, "eval_mlm_loss": 5.0},
+        {"step": 30, "budget_fraction": 0.45, "eval_mlm_loss": 4.0},
+        {"step": 40, "budget_fraction": 0.6, "eval_mlm_loss": 3.0},
+    ]
+    assert speedrun_page.minutes_to_target(lines, 4.0, 120.0) == 54.0
+    assert speedrun_page.minutes_to_target(lines, 2.9, 120.0) is None
+
+
+def test_the_table_states_means_errors_and_leads():
+    def system(values, loss):
+        tasks = {"rte": scored(accuracy=values)}
+        return {"tasks": tasks, "values": {"rte": values}, "held_out": {"mlm_loss": loss}}
+
+    header, rows = speedrun_page.table({"systems": {"trained": system(OURS, 3.5), "peer": system(THEIRS, 4.25)}})
+    assert header == ["task", "metric", "speedrun", "transformers", "difference"]
+    two_errors = 200 * math.hypot(statistics.stdev(OURS), statistics.stdev(THEIRS)) / math.sqrt(5)
+    assert rows == [
+        ["rte", "accuracy", "81.2 ± 1.1", "70.6 ± 0.7", f"+10.6 (± {two_errors:.1f})"],
+        ["held-out text", "masked-token loss, nats", "3.500", "4.250", "-0.750"],
+    ]
+
+
+def test_an_unknown_part_and_a_page_without_markers_are_refused(tmp_path):
+    with pytest.raises(UserError, match="unknown name 'pear'; choose from data, train"):
+        speedrun.main(["--output", str(tmp_path), "--input", "text", "--part", "data,pear"])
+    page = tmp_path / "page.md"
+    page.write_text("no markers\n")
+    with pytest.raises(UserError, match=r"lacks the lines <!-- a -->"):
+        common.replace_block(page, "<!-- a -->\n", "new", "<!-- b -->\n")
+    page.write_text("before\n<!-- a -->\nold\n<!-- b -->\nafter\n")
+    common.replace_block(page, "<!-- a -->\n", "new\n", "<!-- b -->\n")
+    assert page.read_text() == "before\n<!-- a -->\nnew\n<!-- b -->\nafter\n"
+
+
+@pytest.fixture
+def small_data(tmp_path, monkeypatch):
+    """A folder like BERT_JAX_DATA, with two books and two small tasks."""
+    data = tmp_path / "data"
+    (data / "pretrain").mkdir(parents=True)
+    for number, name in enumerate(("irving_rip_van_winkle", "dickens_a_christmas_carol")):
+        shutil.copy(SAMPLE / "books" / f"{name}.txt.xz", data / "pretrain" / f"books_en_{number}.txt.xz")
+    (data / "ud_english_ewt").mkdir()
+    for split, count in (("train", 64), ("dev", 32), ("test", 16)):
+        with lzma.open(SAMPLE / "ewt" / f"{split}.conllu.xz", "rt", encoding="utf-8") as file:
+            sentences = file.read().split("\n\n")[:count]
+        (data / "ud_english_ewt" / f"en_ewt-ud-{split}.conllu").write_text("\n\n".join(sentences) + "\n\n")
+    (data / "glue" / "RTE").mkdir(parents=True)
+    for split, count in (("train", 64), ("dev", 20)):
+        labels = ("entailment", "not_entailment")
+        lines = [f"{row}\tA dog ate {row} bones.\tA dog ate.\t{labels[row % 2]}" for row in range(count)]
+        header = "index\tsentence1\tsentence2\tlabel"
+        (data / "glue" / "RTE" / f"{split}.tsv").write_text("\n".join([header, *lines]) + "\n")
+    monkeypatch.setenv("BERT_JAX_DATA", str(data))
+    monkeypatch.setenv("XLA_FLAGS", environment(1)["XLA_FLAGS"])
+    return data
+
+
+def command_of(tmp_path, *more):
+    """The benchmark with a model of one layer, for 60 steps and two seeds."""
+    (tmp_path / "page.md").write_text(speedrun_page.BEGIN + speedrun_page.END)
+    folders = [f"--output={tmp_path / 'run'}", f"--results={tmp_path / 'results'}", f"--page={tmp_path / 'page.md'}"]
+    training = ["steps=60", "budget_minutes=5", "batch_size=8", "eval.every_steps=20", "log_every=10"]
+    overrides = [*TINY, *(f"--config.{one}" for one in training)]
+    return [*folders, "--vocab_size=600", "--eval_fraction=0.3", "--seeds=2", "--target=100", *overrides, *more]
+
+
+@pytest.mark.slow
+def test_a_short_speedrun_scores_both_models_and_repeats_nothing(small_data, tmp_path, capsys):
+    speedrun.main(command_of(tmp_path, "--tasks=rte,ewt", "--part=data,train,scores,random,peer,page"))
+    assert "skipped: peer needs --peer_python" in capsys.readouterr().err
+    text = (tmp_path / "results" / "results.json").read_text(encoding="utf-8")
+    assert str(tmp_path / "run") not in text
+    found = json.loads(text)
+    assert set(found["systems"]) == {"trained", "random"}
+    for system in found["systems"].values():
+        assert {name: len(values) for name, values in system["values"].items()} == {"rte": 2, "ewt": 2}
+    trained, random = (found["systems"][name]["held_out"]["mlm_loss"] for name in ("trained", "random"))
+    assert abs(random - math.log(600)) < 0.2 and trained < random - 0.3
+    assert 0 < found["training"]["target"]["minutes"] < 5
+    assert "| held-out text |" in (tmp_path / "page.md").read_text()
+    assert "<svg" in (tmp_path / "results" / "page.html").read_text()
+
+    finished = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.json")}
+    (tmp_path / "run" / "scores" / "random" / "rte.json").unlink()
+    speedrun.main(command_of(tmp_path, "--tasks=rte,ewt"))
+    again = {path: path.stat().st_mtime_ns for path in (tmp_path / "run").rglob("*.json")}
+    assert {path for path in finished if again[path] != finished[path]} == {
+        tmp_path / "run" / "scores" / "random" / "rte.json"
+    }
+
+
+@pytest.mark.slow
+def test_the_peer_trains_for_its_minutes_and_its_model_is_scored(small_data, tmp_path, peer_python):
+    flags = ("--tasks=rte", "--part=data,peer", f"--peer_python={peer_python}", "--peer_minutes=0.05")
+    speedrun.main(command_of(tmp_path, *flags))
+    folder = tmp_path / "run" / "peer"
+    result = json.loads((folder / "result.json").read_text())
+    assert result["minutes"] >= 0.05 and result["tokens"] > 100 * result["steps"]
+    held_out = json.loads((tmp_path / "run" / "scores" / "peer" / "held_out.json").read_text())
+    assert held_out["mlm_loss"] < math.log(600)
+    assert not (folder / "rows.npy").exists() and not (folder / "state.pt").exists()
