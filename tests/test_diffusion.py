@@ -7,17 +7,20 @@ import math
 
 import jax
 import jax.numpy as jnp
+import jaxtyping
 import numpy as np
 import pytest
+import safetensors.numpy
 import scipy.stats
-from random_checkpoints import odd_config, write_vocabulary
+from random_checkpoints import assert_same_tensors, odd_config, write_vocabulary
 from tiny_batches import lay, random_sequence
-from tiny_runs import RECIPE, TINY
+from tiny_runs import RECIPE, ROOT, TINY
 
-from bert_jax import evaluate, fill_mask, pretrain, vocabulary
+from bert_jax import evaluate, export, fill_mask, finetune, pretrain, vocabulary
 from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig, PretrainConfig
 from bert_jax.data.example import Batch
+from bert_jax.embed import embed
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import bert, paths
 from bert_jax.model.dropout import uniform
@@ -254,6 +257,56 @@ def test_a_run_resumes_bit_for_bit_evaluates_and_serves_as_a_masked_model(shards
     assert len(fill_mask.fill_mask(straight, ["The [MASK] sat."])[0].masks) == 1
     [text] = fill_mask.generate(tmp_path / "straight", 6, ["The river"], seed=1)
     assert text.lower().startswith("the river") and "[MASK]" not in text
+
+
+@pytest.fixture(scope="module")
+def trained(shards_dir, tmp_path_factory):
+    """A workdir after two steps."""
+    workdir = tmp_path_factory.mktemp("diffusion") / "run"
+    place = (f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards_dir}")
+    pretrain.main([*place, *TINY, "--config.objective=diffusion", "--config.batch_size=16", "--config.steps=2"])
+    return workdir
+
+
+def test_a_checkpoint_is_embedded_and_exported_as_a_masked_model(trained, shards_dir, tmp_path, monkeypatch):
+    texts = ["the river", "a house by the sea\tit was old"]
+    loaded = open_checkpoint(trained)
+    vectors = embed(trained, texts)["embeddings"]
+    for layout in ("orbax", "hf"):
+        export.main([f"--checkpoint={trained}", f"--format={layout}", f"--output={tmp_path / layout}"])
+        again = open_checkpoint(tmp_path / layout)
+        assert again.heads == loaded.heads == OBJECTIVE.heads
+        assert_same_tensors(dict(again.params), dict(loaded.params))
+        np.testing.assert_allclose(embed(tmp_path / layout, texts)["embeddings"], vectors, atol=1e-6)
+    # bert_jax's format records the objective. The Hugging Face format does not, so its model is one of masked tokens.
+    bound = evaluate.evaluate(trained, shards_dir, max_rows=8)
+    assert evaluate.evaluate(tmp_path / "orbax", shards_dir, max_rows=8) == bound
+    assert "mdm_loss" in bound and "mlm_loss" in evaluate.evaluate(tmp_path / "hf", shards_dir, max_rows=8)
+    assert '"BertForMaskedLM"' in (tmp_path / "hf" / "config.json").read_text()
+
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)  # the number of rows of a program is symbolic
+    export.main([f"--checkpoint={trained}", "--format=stablehlo", f"--output={tmp_path / 'programs'}"])
+    program = jax.export.deserialize((tmp_path / "programs" / "predictions.stablehlo").read_bytes())
+    parameters = safetensors.numpy.load_file(tmp_path / "programs" / "parameters.safetensors")
+    ids = np.array([[2, 7, MASK, 9, 3]], np.int32)
+    inputs = {"input_ids": ids, "segment_ids": np.zeros_like(ids), "attention_mask": np.ones_like(ids)}
+    model = bert.bind(loaded.model, loaded.heads, paths.unflatten(loaded.params), Runtime())
+    wanted = vocabulary_logits(model, model.encode(text_batch(ids)).last)[..., : loaded.model.vocab_size]
+    np.testing.assert_allclose(program.call(parameters, inputs)["mlm_logits"], wanted, atol=1e-5)
+
+
+def test_a_checkpoint_is_fine_tuned_from_its_encoder(trained, tmp_path):
+    (tmp_path / "train.tsv").write_text("text\tlabel\n" + "good\t1\nbad\t0\n" * 8)
+    place = [f"--workdir={tmp_path / 'tuned'}", f"--config={ROOT}/configs/own.py", f"--config.init_from={trained}"]
+    task = [f"--config.task.{name}={tmp_path / 'train.tsv'}" for name in ("train", "dev")]
+    rates = ["--config.optimizer.learning_rate=0.0", "--config.batch_size=8", "--config.epochs=1"]
+    finetune.main([*place, *task, "--config.task.text=text", "--config.task.label=label", *rates])
+    before, after = open_checkpoint(trained), open_checkpoint(tmp_path / "tuned")
+    assert after.heads.classes == 2 and not after.heads.mlm
+    shared = before.params.keys() & after.params.keys()
+    assert {path for path in before.params if path.startswith(("embeddings/", "encoder/"))} <= shared
+    for path in shared:  # at a learning rate of 0 it ends where it began
+        np.testing.assert_array_equal(after.params[path], before.params[path], err_msg=path)
 
 
 @pytest.mark.parametrize(

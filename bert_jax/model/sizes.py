@@ -17,12 +17,12 @@ albert          Lan et al. 2020, table 1 and section 4.1: embeddings of width 12
                 layers. The releases of version 2, and of xxlarge, have no dropout
 electra         Clark et al. 2020, table 6: small has embeddings of width 128; a classifier begins with GELU. The
                 generator is not part of a preset (config.generator_size)
-rnn             Mikolov et al. 2010, table 1: one layer of 400
+rnn             Mikolov et al. 2010, table 2: one layer of 400
 lstm            Zaremba et al. 2014, section 4.1, medium and large: two layers of 650 or 1500
 elmo            Peters et al. 2018, section 3.4: two layers of 4096 cells in each direction, projected to 512, and a
                 residual connection. Embeddings of tokens replace its convolutions over characters. The released small
                 and medium models have 1024 and 2048 cells, projected to 128 and 256
-feed_forward_lm Bengio et al. 2003, table 1: order 5, 100 hidden units; embeddings of the same width
+feed_forward_lm Bengio et al. 2003, table 1: order 5, 100 hidden units; embeddings of the same width instead of 30
 gpt, gpt2       Radford et al. 2018, section 4.1; Radford et al. 2019, table 2, the smallest
 """
 
