@@ -1,6 +1,7 @@
 """Extensions from outside the package: an objective, a positional encoding, an optimizer, a model of two encoders."""
 
 import dataclasses
+import functools
 import json
 import re
 from pathlib import Path
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from extensions import alibi, first_token, lion
+from extensions import alibi, first_token, lion, word_dropout
 from extensions.two_encoders import ReplacedTokenObjective
 from tiny_batches import lay, random_sequence
 from tiny_runs import RECIPE, TINY
@@ -24,6 +25,7 @@ from bert_jax.model.runtime import Runtime
 from bert_jax.train import optim, rules, steps
 from bert_jax.train.metrics import read_metrics
 from bert_jax.train.objectives import extended_batch
+from bert_jax.train.objectives.causal_lm import unmasked
 
 FILES = sorted((Path(__file__).parent / "extensions").glob("[a-z]*.py"))
 
@@ -41,7 +43,7 @@ class Forgetful(first_token.FirstTokenObjective):
         return batch
 
 
-LIMITS = {"first_token": 60, "alibi": 40, "lion": 10}
+LIMITS = {"first_token": 60, "alibi": 40, "lion": 10, "word_dropout": 60}
 
 
 def run(shards: Path, workdir: Path, *overrides: str, steps: int = 4) -> None:
@@ -69,7 +71,7 @@ def test_an_extension_is_short_and_uses_public_names_only(name: str, lines: int)
     text = (Path(__file__).parent / "extensions" / f"{name}.py").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= lines
     assert not re.search(r"\b_[a-z]|\._[a-z]|import _", text)
-    assert first_token and alibi and lion  # imported, which is what adds them
+    assert first_token and alibi and lion and word_dropout  # imported, which is what adds them
 
 
 def test_an_objective_pretrains_resumes_evaluates_and_reports(
@@ -127,6 +129,42 @@ def test_alibi_is_the_penalty_of_the_paper(tiny_config) -> None:
     for head in range(tiny_config.heads):  # of four heads the slopes are 1/4, 1/16, 1/64, 1/256
         np.testing.assert_allclose(bias[0, head, 1, 4], -3 / 4 ** (head + 1), rtol=1e-6)
         np.testing.assert_allclose(bias[0, head, 4, 1], -3 / 4 ** (head + 1), rtol=1e-6)
+
+
+def test_what_is_sampled_depends_on_seed_and_step_but_not_on_microbatches(tiny_config) -> None:
+    small = dataclasses.replace(tiny_config, layers=1, causal=True, initializer_range=0.3)
+    config = dataclasses.replace(small, dropout=0.0, attention_dropout=0.0)
+    objective = word_dropout.WordDropoutObjective(unknown_id=1, special_ids=(0, 1, 2, 3, 4))
+    rows = [[random_sequence(length, config.vocab_size, length)] for length in (38, 33, 40, 31)]
+    batch = jax.tree.map(jnp.asarray, lay(rows, 40, 8))
+    text = np.asarray(unmasked(batch))
+    made = [np.asarray(objective.corrupt(batch, jax.random.key(seed)).input_ids) for seed in (0, 0, 1)]
+    np.testing.assert_array_equal(made[0], made[1])
+    assert (made[0] != made[2]).any()
+    dropped = made[0] != text
+    assert (made[0][dropped] == 1).all() and not dropped[text < 5].any()
+    # At a rate of 0.1 and 142 tokens the count is outside of 2 to 34 once in 10,000 keys; the key is fixed.
+    assert 2 <= dropped.sum() <= 34
+
+    params, chain = objective.init(config, jax.random.key(0)), OptimizerConfig(warmup_steps=1)
+    found = []
+    for parts in (1, 2):
+        plan = steps.Plan(config, Runtime(), objective, chain, optim.build(chain, params), parts)
+        step = jax.jit(functools.partial(steps.train_step, plan))
+        found.append(step(steps.initial_state(plan, params), batch, jnp.float32(0), jax.random.key(3))[1])
+    assert found[0]["lm_loss"] == pytest.approx(float(found[1]["lm_loss"]), rel=1e-5)
+    evaluate_step = jax.jit(functools.partial(steps.evaluation_step, plan))
+    terms, counts = evaluate_step(params, batch)
+    clean = float(terms["lm"].loss / counts["lm"])
+    assert abs(clean - float(found[0]["lm_loss"])) > 1e-3  # the step has trained on other inputs
+
+
+@pytest.mark.slow
+def test_an_objective_that_samples_pretrains_and_evaluates(shards_dir: Path, tmp_path: Path) -> None:
+    run(shards_dir, tmp_path / "run", "--config.objective=word_dropout", "--config.model.causal=true", steps=2)
+    measured = evaluate.evaluate(tmp_path / "run", shards_dir)
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert measured["lm_loss"] == pytest.approx(result["eval_lm_loss"], rel=1e-5) and measured["word_perplexity"] > 1
 
 
 def test_an_optimizer_is_a_name_of_the_configuration(shards_dir: Path, tmp_path: Path) -> None:
