@@ -62,6 +62,7 @@ trained to predict the next token.
                                   a mask rate that changes at the given steps
   data.mask_shape=linear          ... and linearly between them
   data.phases=900000:DIR          other shards from the given step on, e.g. of length 512 after 128
+  objective=0:causal,5000:mlm     next tokens first, masked tokens from the given step on (configs/phases.py)
   span_boundary=true              also predict masked spans from their boundaries (SpanBERT)
   optimizer.learning_rate=1e-3    the peak learning rate
   optimizer.name=NAME             adamw, lamb, muon or stable_adamw
@@ -241,14 +242,19 @@ def _local(folder: str, config: PretrainDataConfig, parts: Sequence[Part]) -> st
 def _evaluator(
     config: PretrainConfig, train: PhasedLoader, loaders: Sequence[PretrainingLoader | None], wanted_rows: int
 ) -> Callable[[Plan, Mesh], Evaluator]:
-    """Builds the evaluator on the held-out rows of the latest step's phase, with about wanted_rows rows per batch."""
+    """Builds the evaluator on the held-out rows and by the objective of the latest step's phase.
+
+    Its batches have about wanted_rows rows.
+    """
 
     def make(plan: Plan, mesh: Mesh) -> Evaluator:
         size = partitioning.whole_rows(wanted_rows, mesh)
 
         def read(steps_done: int, rows: Rows) -> Iterator[Batch]:
-            loader = loaders[train.phase(max(steps_done - 1, 0))]
-            return iter(()) if loader is None else loader.evaluation_batches(size, config.eval.max_rows, rows)
+            step = max(steps_done - 1, 0)
+            if (loader := loaders[train.phase(step)]) is not None:
+                for batch in loader.evaluation_batches(size, config.eval.max_rows, rows):
+                    yield plan.objective.batch_at(step, batch)
 
         return make_evaluator(plan, mesh, read, size)
 

@@ -173,7 +173,7 @@ def _pretraining_tiles(run: Run, references: Mapping[str, Reference]) -> list[Ti
         ("mdm_loss", "Masked diffusion"),
     ):
         if (loss := _latest(run, f"eval_{name}")) is not None:
-            notes = (f"perplexity {number(float(np.exp(loss)))}", compared(name, number))
+            notes = (f"perplexity {number(float(np.exp(loss)))}", compared(name, number), _end_of_phase(run, name))
             tiles.append(Tile(f"{loss:.3f}", f"{what} loss, held out (nats)", "; ".join(filter(None, notes))))
     if not tiles and (loss := _latest(run, "loss")) is not None:
         tiles.append(Tile(f"{loss:.3f}", "Training loss (nats)", "there is no held-out part, or no evaluation yet"))
@@ -251,6 +251,13 @@ def _settings(config: WorkdirConfig) -> dict[str, Mapping[str, Any]]:
 
 def _digits(value: float | None) -> str:
     return "-" if value is None else f"{value:.4f}"
+
+
+def _end_of_phase(run: Run, name: str) -> str:
+    """Returns where a metric was last measured if later evaluations had another objective, else an empty string."""
+    measured = [line["step"] for line in run.lines if line.get(f"eval_{name}") is not None]
+    evaluated = [line["step"] for line in run.lines if line.get("eval_loss") is not None]
+    return f"at step {measured[-1]:,}, where its phase was last measured" if measured[-1:] < evaluated[-1:] else ""
 
 
 def _latest(run: Run, name: str) -> float | None:

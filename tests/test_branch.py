@@ -63,25 +63,44 @@ def branched(workdir: Path, step: int) -> dict:
     return read_meta(workdir / "checkpoints" / str(step))["meta"]["provenance"][RECORD]
 
 
-def test_an_unchanged_branch_is_the_run_that_went_on_and_a_decay_resumes_exactly(
-    shards_dir, trunk, tmp_path, monkeypatch, capsys
-):
+DECAY = (
+    "--config.steps=8",
+    "--config.optimizer.schedule=wsd",
+    "--config.optimizer.decay_share=0.5",
+    "--config.data.mask_rate=0.05",
+)
+
+
+def test_an_unchanged_branch_is_the_run_that_went_on(shards_dir, trunk, tmp_path):
     before = sorted(path.relative_to(trunk) for path in trunk.rglob("*"))
-    at = f"--config.branch_from={trunk}/checkpoints/4"
-    result = train(shards_dir, tmp_path / "same", at)
+    result = train(shards_dir, tmp_path / "same", f"--config.branch_from={trunk}/checkpoints/4")
     assert result == json.loads((trunk / "result.json").read_text()) | {"seconds": 0}
     assert tensors(tmp_path / "same", 6) == tensors(trunk, 6)
     assert log(tmp_path / "same") == [line for line in log(trunk) if line["step"] > 4]
     assert branched(tmp_path / "same", 6)["changes"] == []
     assert sorted(path.relative_to(trunk) for path in trunk.rglob("*")) == before, "the trunk was changed"
 
-    decay = (
-        at,
-        "--config.steps=8",
-        "--config.optimizer.schedule=wsd",
-        "--config.optimizer.decay_share=0.5",
-        "--config.data.mask_rate=0.05",
-    )
+    shutil.rmtree(trunk / "checkpoints" / "4")
+    with pytest.raises(UserError, match=r"has checkpoints of a run that did not begin there"):
+        train(shards_dir, trunk, f"--config.branch_from={trunk}/checkpoints/2")
+    with pytest.raises(UserError, match=r"was branched from another checkpoint \(of step 4\) than .*/2\."):
+        train(shards_dir, tmp_path / "same", f"--config.branch_from={trunk}/checkpoints/2")
+    for flags, said in (
+        (["/4"], r"no checkpoint .*/4; the steps there are 2, 6\. Keep more .*keep_every"),
+        (["/2", "--config.optimizer.beta2=0.9", "--config.seed=1"], r"optimizer\.beta2: 0\.999 -> 0\.9; seed: 0 -> 1"),
+        (["/2", "--config.model.layers=2"], r"model\.layers: 1 -> 2"),
+        (["/../../trunk"], r"names no step\. Use WORKDIR/checkpoints/STEP; its steps are 2, 6$"),
+    ):
+        with pytest.raises(UserError, match=said) as caught:
+            train(shards_dir, tmp_path / "new", f"--config.branch_from={trunk}/checkpoints{flags[0]}", *flags[1:])
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_decay_from_a_checkpoint_reports_its_changes_and_resumes_exactly(
+    shards_dir, trunk, tmp_path, monkeypatch, capsys
+):
+    decay = (*DECAY, f"--config.branch_from={trunk}/checkpoints/4")
     capsys.readouterr()
     whole = train(shards_dir, tmp_path / "decay", *decay)
     printed = " ".join(capsys.readouterr().err.split())
@@ -111,20 +130,6 @@ def test_an_unchanged_branch_is_the_run_that_went_on_and_a_decay_resumes_exactly
     assert tensors(tmp_path / "killed", 8) == tensors(tmp_path / "decay", 8)
     assert log(tmp_path / "killed") == log(tmp_path / "decay")
     assert branched(tmp_path / "killed", 8) == branched(tmp_path / "decay", 8)
-
-    with pytest.raises(UserError, match=r"has checkpoints of a run that did not begin there"):
-        train(shards_dir, trunk, f"--config.branch_from={trunk}/checkpoints/2")
-    with pytest.raises(UserError, match=r"was branched from another checkpoint \(of step 4\) than .*/2\."):
-        train(shards_dir, tmp_path / "same", f"--config.branch_from={trunk}/checkpoints/2")
-    for flags, said in (
-        (["/4"], r"no checkpoint .*/4; the steps there are 2, 6\. Keep more .*keep_every"),
-        (["/2", "--config.optimizer.beta2=0.9", "--config.seed=1"], r"optimizer\.beta2: 0\.999 -> 0\.9; seed: 0 -> 1"),
-        (["/2", "--config.model.layers=2"], r"model\.layers: 1 -> 2"),
-        (["/../../trunk"], r"names no step\. Use WORKDIR/checkpoints/STEP; its steps are 2, 6$"),
-    ):
-        with pytest.raises(UserError, match=said) as caught:
-            train(shards_dir, tmp_path / "new", f"--config.branch_from={trunk}/checkpoints{flags[0]}", *flags[1:])
-        assert "\n" not in str(caught.value)
 
 
 def test_initial_parameters_exclude_a_branch():

@@ -62,6 +62,7 @@ PRETRAINING = {
     "modernbert:large": "modernbert_large",
     "mosaicbert:base": "mosaicbert_base",
     "mosaicbert:large": "mosaicbert_large",
+    "phases": "modernbert_base",
     "relative:buckets": "buckets_base",
     "relative:shaw": "shaw_base",
     "roberta:base": "roberta_base",

@@ -12,6 +12,7 @@ from families import FAMILIES
 from tiny_batches import lay, random_sequence
 
 from bert_jax.config import MeshConfig, OptimizerConfig
+from bert_jax.data.step_schedule import StepSchedule
 from bert_jax.model import bert, paths
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import mesh_placement, optim, partitioning, steps
@@ -20,6 +21,7 @@ from bert_jax.train.objectives import (
     CausalLMObjective,
     DiffusionObjective,
     MaskedLMObjective,
+    PhasedObjective,
     ReplacedTokensObjective,
 )
 
@@ -55,6 +57,7 @@ CASES = [
     ("electra", "8x1x1", {"microbatches": 2}),
     ("diffusion", "2x2x2", {}),
     ("diffusion", "8x1x1", {"microbatches": 2}),
+    ("causal phase", "2x2x2", {"microbatches": 2}),
     ("bert", "2x2x2", {"name": "lamb"}),
     ("bert", "2x2x2", {"name": "muon"}),
 ]
@@ -71,7 +74,7 @@ def packed_rows():
 
 
 def plan_of(family: str, *, loop: str = "scan", microbatches: int = 1, **optimizer: Any) -> steps.Plan:
-    base = {"electra": "bert", "diffusion": "bert", "feed_forward": "rnn"}.get(family, family)
+    base = {"electra": "bert", "diffusion": "bert", "causal phase": "bert", "feed_forward": "rnn"}.get(family, family)
     model = dataclasses.replace(FAMILIES[base], **CHANGES)
     if family == "feed_forward":
         model = dataclasses.replace(model, encoder=family, layers=1, window=3)
@@ -86,6 +89,8 @@ def plan_of(family: str, *, loop: str = "scan", microbatches: int = 1, **optimiz
         objective = ReplacedTokensObjective(generator=16)
     if family == "diffusion":
         objective = DiffusionObjective(special_ids=(0, 1, 2, 3, 4), mask_id=4)
+    if family == "causal phase":
+        objective = PhasedObjective(StepSchedule((0, 9), ("causal", "mlm")))
     config = OptimizerConfig(learning_rate=0.01, warmup_steps=1, **optimizer)
     runtime = Runtime(layer_loop=loop, placement=mesh_placement.OnMesh())
     chain = optim.build(config, bert.abstract_params(model, objective.heads))
@@ -100,7 +105,7 @@ def step_on(shape: tuple[int, ...], plan: steps.Plan) -> tuple[Any, dict[str, An
     with jax.set_mesh(mesh):
         shardings = partitioning.shardings(mesh, first)
         state = jax.tree.map(jax.device_put, first, shardings)
-        batch = partitioning.place(packed_rows(), ROWS, mesh)
+        batch = partitioning.place(plan.objective.batch_at(0, packed_rows()), ROWS, mesh)
         arguments = (batch, jnp.float32(0), jax.device_put(jax.random.key(0), partitioning.replicated(mesh)))
         program = steps.jitted(plan, mesh, state).lower(state, *arguments).compile()
         state, metrics = program(state, *arguments)

@@ -7,10 +7,19 @@ import numpy as np
 import pytest
 
 from bert_jax.command import UserError
-from bert_jax.config import CheckpointConfig, FinetuneConfig, MeshConfig, ModelOptions, OptimizerConfig, PretrainConfig
+from bert_jax.config import (
+    CheckpointConfig,
+    FinetuneConfig,
+    MeshConfig,
+    ModelOptions,
+    OptimizerConfig,
+    PretrainConfig,
+    PretrainDataConfig,
+)
 from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.data.step_schedule import StepSchedule
+from bert_jax.train import branch
 from bert_jax.train.objectives import MaskedLMObjective
 from bert_jax.train.run import Run
 from bert_jax.train.workdir import check_provenance, provenance
@@ -194,3 +203,26 @@ def test_other_versions_are_reported_and_not_refused(make):
 def test_a_checkpoint_that_does_not_say_its_run_is_refused(make):
     with pytest.raises(UserError, match=r"does not record which run made it.*--config\.init_from"):
         check_provenance(make(), provenance(make()), None, "step 5 of run")
+
+
+def test_a_branch_may_change_what_a_phase_sets_and_nothing_else(make):
+    phase = PretrainConfig(
+        steps=7,
+        batch_size=8,
+        objective="mlm",
+        data=PretrainDataConfig(mask_schedule="0:0.3,5:0.1", mask_shape="linear"),
+        optimizer=OptimizerConfig(schedule="wsd", decay_share=0.5, learning_rate=3e-4, final_share=0.1),
+    )
+    trunk, decay = make(), make(phase, starts=(5,))
+    lines = check_provenance(decay, provenance(decay), provenance(trunk), "step 5 of trunk", branch.MAY_CHANGE)
+    assert {line.split(": ")[1] for line in lines if line.startswith("changed from here on")} == {
+        *("batch_size", "data.mask_schedule", "data.mask_shape", "data.phases.5", "objective", "steps"),
+        *(f"optimizer.{key}" for key in ("decay_share", "final_share", "learning_rate", "schedule")),
+    }
+    assert lines[-1].startswith("from here on, batches are those of a run that had this configuration")
+    refused = refusal(provenance(trunk), decay)  # when a run resumes, only its end may change
+    assert "data.phases.5" in refused and "objective: auto -> mlm" in refused
+    for other in ({"seed": 1}, {"optimizer": OptimizerConfig(weight_decay=0.1)}, {"microbatches": 2}):
+        changed = make(PretrainConfig(**other))
+        with pytest.raises(UserError, match="belongs to another run"):
+            check_provenance(changed, provenance(changed), provenance(trunk), "step 5", branch.MAY_CHANGE)

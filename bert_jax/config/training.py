@@ -138,7 +138,8 @@ class PretrainConfig(TrainConfig):
     # WORKDIR/checkpoints/STEP of another run: begin there, with its optimizer state, in a workdir of one's own.
     branch_from: str = ""
     # mlm, with next sentences where the shards have labels; causal; bidirectional_lm (ELMo); replaced_tokens (ELECTRA);
-    # diffusion (MDLM); auto: mlm, causal or bidirectional_lm, as the model can
+    # diffusion (MDLM); auto: mlm, causal or bidirectional_lm, as the model can. STEP:NAME,... for phases of causal and
+    # mlm, such as 0:causal,5000:mlm
     objective: str = "auto"
     next_sentence: bool = True  # of mlm: also predict next sentences, or their order, where the shards have labels
     generator_size: float = 0.25  # of replaced_tokens: width of the generator relative to the model's

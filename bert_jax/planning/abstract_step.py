@@ -15,7 +15,7 @@ from bert_jax.model import sizes
 from bert_jax.planning.topology import Topology
 from bert_jax.train import optim, partitioning
 from bert_jax.train.objectives import pretraining_objective
-from bert_jax.train.objectives.pretraining import ShardTraits
+from bert_jax.train.objectives.pretraining import ShardTraits, is_schedule
 from bert_jax.train.run import runtime_of
 from bert_jax.train.steps import Plan, initial_state, jitted
 
@@ -53,7 +53,8 @@ class RowSpec:
         words = vocab_size or BERT_VOCABULARY
         length = seq_len or min(USUAL_LENGTH, sizes.model_config(config.model, words).max_positions)
         rate = config.data.mask_rate if config.data.mask_rate is not None else MASK_RATE
-        return cls(length, 1, max_predictions(length, 1, rate), words, labelled=True)
+        labelled = not is_schedule(config.objective)  # the phases of a run predict tokens only
+        return cls(length, 1, max_predictions(length, 1, rate), words, labelled)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from bert_jax.planning.roofline import Roofline, roofline
 from bert_jax.planning.step_time import StepTime, kernel_efficiency, step_time
 from bert_jax.planning.topology import Topology
 from bert_jax.train import metrics
+from bert_jax.train.objectives.pretraining import is_schedule
 
 
 @dataclass(frozen=True)
@@ -144,6 +145,11 @@ def notes_for(step: AbstractStep, compiled: Compiled, time: StepTime | None) -> 
         notes.append(
             f"planned for batches of {config.batch_size:,} rows of {step.rows.seq_len} positions; plan the others, of "
             "batch_schedule and data.phases, with --config.batch_size and --seq_len"
+        )
+    if is_schedule(config.objective):
+        notes.append(
+            "planned for masked phases; causal phases compute the logits of all positions and need more memory: plan "
+            "them with --config.objective=causal --config.model.causal=true"
         )
     if step.topology.slices > 1:
         notes.append(

@@ -15,6 +15,7 @@ from jax.sharding import Mesh
 
 from bert_jax.train import partitioning
 from bert_jax.train.run import Source
+from bert_jax.train.setup import describe_batch
 from bert_jax.train.state import TrainState
 
 VARIABLE = "JAX_COMPILATION_CACHE_DIR"  # jax's own; it may also name gs://BUCKET/FOLDER
@@ -51,13 +52,13 @@ def compile_ahead(
     arguments   what the step takes after state, batch and fraction
     """
     for step, batch in later.items():
-        rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
-        report(f"compiling for step {step}: batches of {rows} rows of {length} positions")
+        report(f"compiling for step {step}: {describe_batch(batch)}")
         train_step.lower(state, batch, np.float32(0), *arguments).compile()
 
 
 def later_batch_shapes(source: Source, first: int, end: int, mesh: Mesh) -> dict[int, Any]:
-    """Returns abstract batches of the shapes that a run meets after its first one, by the step that first has each.
+    """Returns abstract batches of the shapes and types that a run meets after its first one, by the step that first has
+    each.
 
     first, end   the first step, and the run's number of steps (0: unknown)
     Reads one row for each change of the source.
@@ -71,8 +72,8 @@ def later_batch_shapes(source: Source, first: int, end: int, mesh: Mesh) -> dict
             lambda leaf, rows=rows: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=sharding),
             source.batch(step, slice(0, 1)),
         )
-        if batch not in seen:
-            seen.append(batch)
+        if (type(batch), batch) not in seen:  # tuples of different types may be equal
+            seen.append((type(batch), batch))
             found[step] = batch
     del found[first]
     return found

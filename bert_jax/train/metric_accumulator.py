@@ -2,7 +2,7 @@
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -25,18 +25,18 @@ class MetricAccumulator:
         check: FiniteCheck,
         index: int | None = None,
         *,
-        predicts_all: bool = False,
+        predictions: Callable[[Any], int],
     ) -> None:
         """Starts from `saved`, an earlier accumulator's `state`, so that a restart between two lines changes no mean.
 
         saved   empty for a run that begins
         check   decides for each step whether its metrics count in the means
         index   the seed to accumulate where metrics have a leading axis of seeds [K]; None: they have none
-        predicts_all   whether the logits of all positions are computed (Objective.predicts_all)
+        predictions   the number of positions of each row of a batch whose logits are computed (Objective.predictions)
         """
         self.tokens = int(saved.get("all_tokens", 0))  # real tokens since the run began
         self._model = model
-        self._predicts_all = predicts_all
+        self._predictions = predictions
         self._peak = peak_flops()
         self._check = check
         self._index = index
@@ -48,6 +48,8 @@ class MetricAccumulator:
     def _begin_line(self, saved: Mapping[str, Any]) -> None:
         self._steps, self._positions = int(saved.get("steps", 0)), int(saved.get("slots", 0))
         self._sums: dict[str, float] = dict(saved.get("sums", {}))
+        # The steps that had a metric, where they are fewer than all: those of one phase of a PhasedObjective.
+        self._absent: dict[str, int] = dict(saved.get("absent", {}))
         self._latest: dict[str, float] = dict(saved.get("latest", {}))
         self._tokens_before = self._sums.get("tokens", 0.0)  # trained on before a restart, outside this process's time
         self._flops = self._paused = 0.0
@@ -61,10 +63,8 @@ class MetricAccumulator:
     def add(self, step: int, batch: Any, metrics: dict[str, jax.Array]) -> None:
         """Records a step that has been dispatched, and fetches the metrics of the step before it."""
         rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
-        masked = getattr(batch, "masked_positions", None)
         self._positions += rows * length
-        predictions = length if self._predicts_all else 0 if masked is None else masked.shape[-1]
-        self._flops += training_flops(self._model, rows, length, predictions)
+        self._flops += training_flops(self._model, rows, length, self._predictions(batch))
         pending, self._pending = self._pending, (step, metrics)
         self._fetch(pending)
 
@@ -77,7 +77,7 @@ class MetricAccumulator:
             "sums": self._sums,
             "latest": self._latest,
             "slots": self._positions,
-        }
+        } | ({"absent": self._absent} if self._absent else {})
 
     def close(self, waited_seconds: float) -> dict[str, float | None]:
         """Returns the values of a log line over the steps since the last one; waits for the last step to finish.
@@ -87,7 +87,8 @@ class MetricAccumulator:
         self.settle()
         seconds = max(time.monotonic() - self._started - self._paused, 1e-9)
         tokens = self._sums.get("tokens", 0.0)
-        means = {name: value / max(self._steps, 1) for name, value in self._sums.items() if name != "tokens"}
+        had = {name: self._steps - self._absent.get(name, 0) for name in self._sums}
+        means = {name: value / max(had[name], 1) for name, value in self._sums.items() if name != "tokens"}
         line: dict[str, float | None] = {"loss": None, **means, **self._latest}
         line |= {
             "tokens_per_second": (tokens - self._tokens_before) / seconds,
@@ -127,9 +128,18 @@ class MetricAccumulator:
         values = {name: (value if self._index is None else value[self._index]).item() for name, value in found.items()}
         self.tokens += int(values["tokens"])
         counts = self._check(pending[0], values)
+        if counts:
+            self._note_absent(values.keys())
         self._steps += counts
         for name, value in values.items():
             if name in LATEST:
                 self._latest[name] = float(value)
             elif name != "finite" and (counts or name == "tokens"):
                 self._sums[name] = self._sums.get(name, 0.0) + float(value)
+
+    def _note_absent(self, present: Collection[str]) -> None:
+        """Counts the steps of this line that lack a metric, before a step that has the metrics `present` is added."""
+        for name in {*self._sums, *present} - {*LATEST, "finite", "tokens"}:
+            missed = int(name not in present) if name in self._sums else self._steps
+            if missed:
+                self._absent[name] = self._absent.get(name, 0) + missed

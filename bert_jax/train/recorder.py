@@ -206,7 +206,7 @@ class RunRecorder:
         self.run, self._checkpoints = run, opened.checkpoints
         check = FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, report)
         self.accumulator = MetricAccumulator(
-            run.model, meta.get("window", {}), check, index, predicts_all=run.objective.predicts_all
+            run.model, meta.get("window", {}), check, index, predictions=run.objective.predictions
         )
         self.evaluation = HeldOutEvaluation(run, evaluators, opened.checkpoints, meta)
         self.logger = Logger(run, self.accumulator, self.evaluation, clock, meta)

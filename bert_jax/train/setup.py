@@ -267,8 +267,9 @@ def batch_length(source: Source, step: int) -> int:
 
 
 def describe_batch(batch: Any) -> str:
-    """Returns the shape of a batch in words; with several seeds, the rows are those of each."""
-    return f"batches of {batch.input_ids.shape[0]} rows of {batch.input_ids.shape[-1]} positions"
+    """Returns the shape of a batch in words, and what a phase predicts; with several seeds, the rows are of each."""
+    predicts = f", predicting {batch.predicts}" if hasattr(batch, "predicts") else ""
+    return f"batches of {batch.input_ids.shape[0]} rows of {batch.input_ids.shape[-1]} positions{predicts}"
 
 
 def describe_start(run: Run, meta: Mapping[str, Any], differences: Sequence[str], ended: bool = False) -> list[str]:

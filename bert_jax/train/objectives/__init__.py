@@ -6,6 +6,7 @@
   bidirectional_lm  next tokens and previous ones, by two language models
   diffusion   masked tokens at random rates, weighted to a bound on the likelihood
   replaced_tokens  which tokens a generator replaced
+  phased      next tokens in some phases of a run, masked tokens in others
   pretraining the table of pretraining objectives, and the one that a configuration and its shards ask for
 
 The objectives of fine-tuning are in bert_jax/tasks.
@@ -25,6 +26,7 @@ from bert_jax.train.objectives.objective import (
     means,
     total_loss,
 )
+from bert_jax.train.objectives.phased import PhasedObjective
 from bert_jax.train.objectives.pretraining import OBJECTIVES, pretraining_objective
 from bert_jax.train.objectives.replaced_tokens import ReplacedTokensObjective
 
@@ -37,6 +39,7 @@ __all__ = [
     "Likelihood",
     "MaskedLMObjective",
     "Objective",
+    "PhasedObjective",
     "ReplacedTokensObjective",
     "Term",
     "Terms",

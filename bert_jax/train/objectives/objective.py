@@ -100,6 +100,25 @@ class Objective(abc.ABC):
         """The terms that measure the likelihood of the text; `evaluate` adds their perplexities to the metrics."""
         return {}
 
+    @property
+    def changes(self) -> tuple[int, ...]:
+        """The steps at which `batch_at` changes what it returns, so that another program is compiled."""
+        return ()
+
+    def predictions(self, batch: Any) -> int:
+        """The number of positions of each row whose logits over the vocabulary are computed."""
+        if self.predicts_all:
+            return batch.input_ids.shape[-1]
+        masked = getattr(batch, "masked_positions", None)
+        return 0 if masked is None else masked.shape[-1]
+
+    def batch_at(self, step: int, batch: Any) -> Any:
+        """The batch as a training step, or an evaluation after it, reads it. An objective of several phases marks it.
+
+        It is called on the host, before extend_batch.
+        """
+        return batch
+
     def extend_batch(self, batch: Any) -> Any:
         """The batch with fields of the objective's own, as a NamedTuple of numpy arrays [B, ...].
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, PretrainConfig
+from bert_jax.data import step_schedule
 from bert_jax.data.shards import Dataset
 from bert_jax.model.heads.replaced_tokens import generator_config
 from bert_jax.train.objectives.bidirectional_lm import BidirectionalLMObjective
@@ -15,11 +16,13 @@ from bert_jax.train.objectives.causal_lm import CausalLMObjective
 from bert_jax.train.objectives.diffusion import DiffusionObjective
 from bert_jax.train.objectives.masked_lm import MaskedLMObjective
 from bert_jax.train.objectives.objective import Objective
+from bert_jax.train.objectives.phased import CAUSAL, MASKED, TYPES, PhasedObjective
 from bert_jax.train.objectives.replaced_tokens import ReplacedTokensObjective
 from bert_jax.vocabulary import Vocabulary
 
 AUTO = "auto"
 WITH_MASKS = ("mlm", "replaced_tokens", "diffusion")  # objectives that predict tokens from both sides
+EXAMPLE = "0:causal,5000:mlm"
 
 
 @dataclass(frozen=True)
@@ -42,9 +45,12 @@ Build = Callable[[PretrainConfig, ModelConfig, Sequence[ShardTraits]], Objective
 def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
     """The objective that config.objective names, for a model and the data sets of all phases.
 
-    `auto` means causal for a causal model, bidirectional_lm for one of two directions, and mlm for any other. Raises
-    UserError for an unknown name, and for an objective that does not fit the model, the configuration or the shards.
+    `auto` means causal for a causal model, bidirectional_lm for one of two directions, and mlm for any other.
+    `STEP:NAME,STEP:NAME` is a PhasedObjective. Raises UserError for an unknown name, and for an objective that does not
+    fit the model, the configuration or the shards.
     """
+    if is_schedule(config.objective):
+        return _phased(config, model, shards)
     name = config.objective
     if name == AUTO:
         name = "bidirectional_lm" if model.directions > 1 else "causal" if model.causal else "mlm"
@@ -56,6 +62,50 @@ def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Se
             "and predict next and previous tokens; use --config.objective=auto"
         )
     return OBJECTIVES[name](config, model, shards)
+
+
+def is_schedule(objective: str) -> bool:
+    """Whether config.objective names an objective for each phase of the run."""
+    return ":" in objective
+
+
+def _phased(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
+    text = config.objective
+    phases = step_schedule.parse(text, "config.objective", str.strip, EXAMPLE)
+    for name in phases.values:
+        if name not in OBJECTIVES:
+            raise UserError(f"config.objective is {text!r}: unknown {name!r}; choose from {CAUSAL}, {MASKED}")
+        if name not in TYPES:
+            raise UserError(
+                f"config.objective is {text!r}, but {name} trains other parameters than the other phases; choose from "
+                f"{CAUSAL}, {MASKED}"
+            )
+    if phases.values[-1] != MASKED:
+        raise UserError(
+            f"config.objective is {text!r}, and its last phase is {phases.values[-1]}. End with {MASKED}, such as "
+            f"{EXAMPLE}, or train a causal model: --config.objective=causal --config.model.causal=true"
+        )
+    if model.causal or model.encoder != "transformer":
+        raise UserError(
+            f"config.objective is {text!r}, whose phases set the attention mask of a Transformer, but the model is "
+            "causal in all of them; use --config.model.causal=false, and an encoder with attention"
+        )
+    trained_alone = "that loss would have parameters that causal phases do not train"
+    if config.span_boundary:
+        raise UserError(f"config.objective is {text!r}, but config.span_boundary is set: {trained_alone}; leave it out")
+    if config.next_sentence and (labelled := [each.name for each in shards if each.labelled]):
+        raise UserError(
+            f"config.objective is {text!r}, but {labelled[0]} has labelled pairs: {trained_alone}; use "
+            "--config.next_sentence=false"
+        )
+    if CAUSAL in phases.values:
+        _check_text(text, shards)
+    if config.checkpoint.best:
+        raise UserError(
+            f"checkpoint.best={config.checkpoint.best} compares evaluations of the whole run, but config.objective is "
+            f"{text!r}; leave it out"
+        )
+    return PhasedObjective(phases)
 
 
 def _masked_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:

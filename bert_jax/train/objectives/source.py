@@ -13,7 +13,7 @@ class ObjectiveSource:
     def __init__(self, source: Any, objective: Objective) -> None:
         self._source, self._objective = source, objective
         self.fingerprints = source.fingerprints
-        self.changes = source.changes
+        self.changes = tuple(sorted({*source.changes, *objective.changes}))
 
     def rows_at(self, step: int) -> int:
         """Rows of a step's global batch."""
@@ -21,4 +21,4 @@ class ObjectiveSource:
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Any:
         """The global batch of a step, or those of its rows that are picked."""
-        return extended_batch(self._objective, self._source.batch(step, rows))
+        return extended_batch(self._objective, self._objective.batch_at(step, self._source.batch(step, rows)))
