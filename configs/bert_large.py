@@ -14,7 +14,7 @@ Hardware  published: 64 TPU chips (16 Cloud TPUs); not run here
 Hours     published: 4 days
 Expected  published: GLUE test average 82.1 after fine-tuning (uncased). After fine-tuning on SQuAD 1.1, F1/EM on dev,
           and on MultiNLI, accuracy: uncased 91.0/84.3 and 86.05, whole words 92.8/86.7 and 87.07; cased 91.5/84.8 and
-          86.09, whole words 92.9/86.7 and 86.46. Not measured by us
+          86.09, whole words 92.9/86.7 and 86.46. Not measured here
 Source    Devlin et al. 2019, sections 3 and A.2; 90% of the steps at T=128, then 10% at T=512. Whole words: the README
           of google-research/bert, of 2019-05-31. lamb: You et al. 2020, section 4.1 (SQuAD 1.1 F1 on dev 90.6, 76
           minutes on 1,024 TPUv3 chips); steps, rates and warmup are those of NVIDIA/DeepLearningExamples,

@@ -44,7 +44,8 @@ def get_config(size: str = "small") -> ml_collections.ConfigDict:
         PretrainConfig(
             model=ModelOptions(preset=f"electra_{size}"),
             data=PretrainDataConfig(mask_rate=chosen.mask_rate),
-            optimizer=OptimizerConfig(learning_rate=chosen.rate, warmup_steps=10_000),
+            # As in google-research/electra, model/optimization.py: Adam without bias correction.
+            optimizer=OptimizerConfig(learning_rate=chosen.rate, warmup_steps=10_000, bias_correction=False),
             objective="replaced_tokens",
             generator_size=chosen.generator,
             batch_size=chosen.batch,

@@ -9,9 +9,8 @@ with an eighth of the batch: --config.init_from=WORKDIR --config.model.preset=ch
 
 The rate is constant after warmup, as in the paper until the last 50 B tokens, where it decays as 1 - sqrt: for this
 decay, resume with --config.steps=MORE --config.optimizer.schedule=wsd --config.optimizer.decay_share=SHARE
---config.allow_changes=optimizer.schedule,optimizer.decay_share. Differences from the paper: the batch does not
-grow (--config.batch_schedule can do it); large trains from scratch at one rate, while the paper starts from base and
-once
+--config.allow_changes=optimizer.schedule,optimizer.decay_share. Differences from the paper: the batch does not grow
+(--config.batch_schedule can do it); large trains from scratch at one rate, while the paper starts from base and once
 returns to a tenth of the rate; updates are scaled for queries, keys and values separately, not as one tensor.
 
 Hardware  published: 8 H100; not run here

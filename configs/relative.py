@@ -10,7 +10,7 @@ Hours     not measured here
 Expected  not measured here. Published results are for other objectives: Shaw et al. translate, MPNet permutes
           masked tokens
 Source    architectures: Shaw et al. 2018, section 3.2; Song et al. 2020 and Raffel et al. 2020, section 2.1.
-          Training: BERT-Base's (Devlin et al. 2019, appendix A.2)
+          Training: BERT-Base's (Devlin et al. 2019, appendix A.2), but with bias correction in Adam
 """
 
 import ml_collections

@@ -14,7 +14,7 @@ stores the no-answer threshold with the best F1 on dev.
 
 Hardware  any; one accelerator for BERT-Base, a CPU for small models
 Hours     published: about half an hour on a Cloud TPU, a few hours on a GPU (Devlin et al. 2019, section 3.2); not
-          measured by us
+          measured here
 Expected  published, on dev; not measured here
 
           | task   | metric           | Base        | Large       |

@@ -8,7 +8,7 @@ or configs/xlmr.py:large. SHARDS are made by `train_tokenizer --kind unigram --a
 Hardware  published: 500 V100 of 32 GB; not run here
 Hours     not published
 Expected  published: XNLI zero-shot, average accuracy over 15 languages, base 76.2, large 80.9 (table 1); not measured
-          by us
+          here
 Source    Conneau et al. 2020, section 3: 1.5 M updates of 8,192 sequences. The rates are not in the paper; those here
           are RoBERTa's (Liu et al. 2019, table 9)
 """
