@@ -13,7 +13,7 @@ from bert_jax.command import UserError
 from bert_jax.interop import checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model.layer_selection import LAYERS
+from bert_jax.model.layer_selection import LAYERS, MIX
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.local import refuse_existing, write_atomic
 from bert_jax.tasks import texts as texts_lib
@@ -79,6 +79,11 @@ def embed(
     limit = loaded.model.max_positions
     if max_length and not 5 <= max_length <= limit:
         raise UserError(f"--max_length is {max_length}; use 5 to {limit} (the model's positions), or 0 for the maximum")
+    if layers == MIX:
+        raise UserError(
+            "--layers is mix, whose weights are learned together with a head. Use python -m bert_jax.features --layers "
+            "mix, or another name of layers"
+        )
     if pool == "cls" and loaded.model.causal:
         raise UserError("--pool is cls, but in a causal model the first token sees only itself. Use mean, max or none")
     if pool == "cls" and not loaded.vocabulary.adds_special_tokens:

@@ -21,11 +21,11 @@ from bert_jax.config import FinetuneConfig
 from bert_jax.interop import checkpoint_average
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
-from bert_jax.model.layer_selection import LAYERS
+from bert_jax.model.layer_selection import LAYERS, MIX
 from bert_jax.progress import Reporter, print_note
 from bert_jax.storage.local import refuse_existing, write_json
 from bert_jax.tasks import measurement, registry, results
-from bert_jax.tasks.frozen_heads import HeadOptions, option, train_head
+from bert_jax.tasks.frozen_heads import HeadOptions, Trained, option, train_head
 from bert_jax.tasks.frozen_vectors import WordVectors, word_vectors
 from bert_jax.tasks.kinds.tagging import TagRows
 from bert_jax.tasks.layer_vectors import LayerVectors
@@ -50,8 +50,9 @@ DESCRIPTION = f"""Trains a small tagging head on the frozen vectors of each laye
   python -m bert_jax.features --checkpoint CHECKPOINT --config configs/tagging.py:task=ewt --layers last,4 --head linear
 
 A word is represented by the vector of its first piece. --layers is all, or a comma-separated list of
-{", ".join(LAYERS)}, or numbers (0: the embeddings); see
-python -m bert_jax.embed --help.
+{", ".join(LAYERS)}, mix, or numbers (0: the embeddings); see
+python -m bert_jax.embed --help. With mix, each head learns a weight for the embeddings and for each layer
+(Peters et al. 2018, section 3.2); the weights are printed.
 
 The head is a two-layer BiLSTM (Devlin et al. 2019, section 5.3, use --hidden 768) or a linear layer. Its training stops
 when the task's first metric on dev no longer improves. One head is trained for each layer and seed. The vectors are
@@ -94,7 +95,8 @@ def features(
 
     layers holds, by layer name, `width`, `epochs` by seed, and for each split (dev, and test if it has
     labels) the `mean`, `std` (sample standard deviation; None for one seed) and `values` of each
-    metric. Raises UserError for a task of another kind than tagging, for one without a dev file, and
+    metric. `mix` also has `weights`, of the embeddings and of each layer, and `gamma`, the factor of
+    their sum, by seed. Raises UserError for a task of another kind than tagging, for one without a dev file, and
     for a layer that the model does not have.
     """
     if isinstance(config, ml_collections.ConfigDict):
@@ -113,11 +115,15 @@ def features(
         found: dict[str, Any] = {}
         with Reporter("heads", len(vectors) * options.seeds, ["heads"], quiet) as progress:
             for name, of_layer in vectors.items():
-                runs = []
+                runs, mixed = [], loaded.model.layers + 1 if name == MIX else 0
                 for seed in range(options.seeds):
-                    runs.append(_train(task, splits, of_layer, options, seed))
+                    runs.append(_train(task, splits, of_layer, options, seed, mixed))
                     progress.advance(1, 1)
-                found[name] = {"width": model.widths[name], "epochs": [epoch for epoch, _ in runs]}
+                width = model.widths[name] // (mixed or 1)
+                found[name] = {"width": width, "epochs": [head.epoch for head, _ in runs]}
+                if mixed:
+                    mixes = [head.mix for head, _ in runs if head.mix]
+                    found[name] |= {"weights": [mix.weights for mix in mixes], "gamma": [mix.gamma for mix in mixes]}
                 for split in runs[0][1]:
                     found[name][split] = results.summary([metrics[split] for _, metrics in runs])
     return {
@@ -142,11 +148,17 @@ def result_table(result: dict[str, Any], metric: str) -> Table:
         cells = [_cell(line.get(split, {}).get(metric)) for split in ("dev", "test")]
         known = [f"{PUBLISHED[name]:.1f}" if name in PUBLISHED else ""] if published else []
         shown.add_row(name, str(line["width"]), *cells, *known)
+    captions = []
+    if MIX in result["layers"]:
+        mix = result["layers"][MIX]
+        weights = " ".join(f"{weight:.3f}" for weight in np.mean(mix["weights"], axis=0))
+        captions.append(f"mix: weights {weights} (from the embeddings up), gamma {np.mean(mix['gamma']):.3f}, means")
     if published:
-        shown.caption = (
+        captions.append(
             "published: another model's, BERT-Base cased with document context, a BiLSTM of 768 units, on dev "
             "(Devlin et al. 2019, table 7)"
         )
+    shown.caption = "\n".join(captions) or None
     return shown
 
 
@@ -206,14 +218,19 @@ def _layer_names(layers: str, count: int) -> list[str]:
         return [name for name in LAYERS if count >= 4 or not name.endswith("_last_4")]
     names = [name.strip() for name in layers.split(",") if name.strip()]
     if not names:
-        raise UserError(f"--layers is {layers!r}; use all, or a comma-separated list of {', '.join(LAYERS)}")
+        raise UserError(f"--layers is {layers!r}; use all, or a comma-separated list of {', '.join(LAYERS)}, {MIX}")
     return list(dict.fromkeys(names))
 
 
 def _train(
-    task: Task, splits: Mapping[str, TagRows], vectors: dict[str, WordVectors], options: HeadOptions, seed: int
-) -> tuple[int, dict[str, dict[str, float]]]:
-    """Returns the epoch of the best head, and the metrics of its predictions by split."""
+    task: Task,
+    splits: Mapping[str, TagRows],
+    vectors: dict[str, WordVectors],
+    options: HeadOptions,
+    seed: int,
+    mixed: int = 0,
+) -> tuple[Trained, dict[str, dict[str, float]]]:
+    """Returns the best head, which mixes so many layers, and the metrics of its predictions by split."""
 
     def by_sentence(ids: np.ndarray, rows: TagRows) -> list[list[str]]:
         tags = [task.labels[number] for number in ids]
@@ -223,10 +240,11 @@ def _train(
         labels, predicted = (by_sentence(ids, splits[split]) for ids in (vectors[split].labels, predictions))
         return compute_metrics(TAGGING_METRICS, task.metrics, labels, predicted)
 
-    trained = train_head(
-        vectors, len(task.labels), options, seed, lambda predictions: measured("dev", predictions)[task.metrics[0]]
-    )
-    return trained.epoch, {split: measured(split, predictions) for split, predictions in trained.predictions.items()}
+    def score(predictions: np.ndarray) -> float:
+        return measured("dev", predictions)[task.metrics[0]]
+
+    trained = train_head(vectors, len(task.labels), options, seed, score, mixed)
+    return trained, {split: measured(split, predictions) for split, predictions in trained.predictions.items()}
 
 
 def _cell(metric: dict[str, Any] | None) -> str:

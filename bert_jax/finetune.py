@@ -55,6 +55,7 @@ Common configuration keys (docs/recipes.md describes all):
   --config.train_layers=all|head|last:K|no_embeddings|gradual|gradual:EPOCHS
   --config.task.pooling=cls|mean|max|attention_dot|attention_additive
                               the pooling of token vectors for a class or score (default: as in CHECKPOINT)
+  --config.task.layer_mix=True                 classes and tags read a learned mix of all layers
   --config.task.submission=DIR                 also write the files that the GLUE and SuperGLUE leaderboards accept
 
 If the run is interrupted, run the same command again to resume.

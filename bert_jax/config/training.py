@@ -188,6 +188,7 @@ class TaskConfig:
     label_subwords: str = ""  # the pieces of a word whose target is its tag: first, all; empty: first
     decode: str = ""  # predicts a word's tag from its first piece (first) or all (mean); empty: first
     crf: bool = False  # adds a linear-chain conditional random field over the tags
+    layer_mix: bool = False  # classes, scores and tags from a learned mix of all layers, instead of the last one
     max_span: int = 0  # spans: maximum length in words; 0: the longest of the training file, at most 12
     span_scores: str = ""  # spans: binary (each type independently), classes (at most one); empty: binary
     threshold: float = 0.0  # spans: minimum probability of a prediction; 0: the best on dev

@@ -39,6 +39,7 @@ from bert_jax.model.task_outputs import (
     span_logits,
     span_vectors,
     tag_logits,
+    task_states,
 )
 from bert_jax.storage.local import atomic_folder, write_json
 from bert_jax.tokenizer import Tokenizer
@@ -144,7 +145,7 @@ def _predictions(loaded: LoadedModel) -> Program:
             compute = class_logits if loaded.heads.classes else choice_logits
             found[name] = compute(model, vectors)[:, 0]
         if loaded.heads.tags:
-            found["tag_logits"] = tag_logits(model, encoded.last)
+            found["tag_logits"] = tag_logits(model, task_states(model, encoded))
         if loaded.heads.crf:
             tagged = (inputs["tagged"] > 0) & (rows.sequence_ids > 0)
             found["tags"], _ = model.head("crf").decode(found["tag_logits"], tagged, rows.sequence_ids)
@@ -169,11 +170,13 @@ def _run(loaded: LoadedModel, parameters: dict[str, Array], inputs: Mapping[str,
     real = jnp.minimum(inputs["attention_mask"], 1)
     segments = inputs.get("segment_ids", jnp.zeros_like(real))
     rows = Rows(inputs["input_ids"], segments * real, real, (jnp.cumsum(real, axis=1) - 1) * real)
-    return model, rows, model.encode(rows)
+    return model, rows, model.encode(rows, all_layers=loaded.heads.layer_mix)
 
 
 def _sequence_vectors(model: Bert, rows: Rows, encoded: Encoded) -> Float[Array, "B 1 D"]:
-    return sequence_vectors(model, encoded.last, rows.sequence_ids, jnp.zeros_like(rows.input_ids[:, :1]))
+    return sequence_vectors(
+        model, task_states(model, encoded), rows.sequence_ids, jnp.zeros_like(rows.input_ids[:, :1])
+    )
 
 
 def _describe(exported: export.Exported) -> dict[str, Any]:

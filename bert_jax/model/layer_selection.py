@@ -9,6 +9,7 @@ from jaxtyping import Array, Float
 from bert_jax.command import UserError
 from bert_jax.model.bert import Encoded
 
+MIX = "mix"  # the states of all layers, which heads mix by learned weights (model/heads/layer_mix.py)
 LAYERS = ("embeddings", "last", "second_to_last", "sum_all", "sum_last_4", "concat_last_4", "mean_last_4")
 
 
@@ -21,8 +22,13 @@ class LayerSelection:
 
     @staticmethod
     def parse(name: str, layers: int) -> "LayerSelection":
-        """Returns the selection for a name in LAYERS or a layer number. Raises UserError for anything else."""
+        """Returns the selection for a name in LAYERS, a layer number or mix. Raises UserError for anything else.
+
+        That of mix is [h_0; ...; h_L], the embeddings and all layers.
+        """
         every = tuple(range(1, layers + 1))
+        if name == MIX:
+            return LayerSelection((0, *every), "concat")
         if name.isdecimal() and int(name) <= layers:
             return LayerSelection((int(name),), "sum")
         if name not in LAYERS:

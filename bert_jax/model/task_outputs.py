@@ -4,11 +4,27 @@ Functions that drop out take a dropout key, and None in evaluation. K span lengt
 a span's vector.
 """
 
+from typing import Any
+
+import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from bert_jax.model.bert import Bert
+from bert_jax.model.bert import Bert, Encoded
 from bert_jax.model.head_outputs import pool_vectors
 from bert_jax.model.heads.pooling import pool_sequences
+
+
+def task_states(model: Bert, encoded: Encoded) -> Float[Array, "B T D"]:
+    """Returns the input of the heads below: the last layer, or the mix of all where heads.layer_mix is set."""
+    if not model.head_config.layer_mix:
+        return encoded.last
+    assert encoded.layers is not None, "encode(all_layers=heads.layer_mix) comes before"
+    return model.head("layer_mix")(jnp.concatenate([encoded.embeddings[None], encoded.layers]))
+
+
+def encode_for_task(model: Bert, batch: Any, dropout_key: PRNGKeyArray | None = None) -> Float[Array, "B T D"]:
+    """Returns task_states of a batch."""
+    return task_states(model, model.encode(batch, dropout_key, all_layers=model.head_config.layer_mix))
 
 
 def sequence_vectors(

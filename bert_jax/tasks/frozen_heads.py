@@ -13,6 +13,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, Int32, Int64
 
 from bert_jax.command import UserError
+from bert_jax.model.heads.layer_mix import LayerMix
 from bert_jax.tasks.frozen_vectors import WordBatch, WordVectors
 from bert_jax.train.losses import classification_sums
 
@@ -52,10 +53,15 @@ class HeadOptions:
 
 
 class Head(nnx.Module):
-    """A dense layer over each word's vector, after the layers of a BiLSTM (Devlin et al. 2019, section 5.3) if any."""
+    """A dense layer over each word's vector, after the layers of a BiLSTM (Devlin et al. 2019, section 5.3) if any.
 
-    def __init__(self, options: HeadOptions, width: int, classes: int, rngs: nnx.Rngs) -> None:
+    Of `mixed` layers, concatenated in the vectors, it reads a learned mix (LayerMix); 0: it reads the vectors.
+    """
+
+    def __init__(self, options: HeadOptions, width: int, classes: int, rngs: nnx.Rngs, mixed: int = 0) -> None:
         self.hidden = options.hidden
+        self.mix = LayerMix(mixed) if mixed else None
+        width //= mixed or 1
         inputs = (width, 2 * self.hidden) if options.head == "bilstm" else ()
 
         def direction(inputs: int) -> nnx.RNN:
@@ -67,6 +73,8 @@ class Head(nnx.Module):
 
     def __call__(self, batch: WordBatch) -> Float[Array, "B K C"]:
         vectors = batch.vectors.astype(jnp.float32)
+        if self.mix is not None:
+            vectors = self.mix(jnp.stack(jnp.split(vectors, self.mix.scores.size, axis=-1)))
         start = jnp.zeros((vectors.shape[0], self.hidden))
         run = {"initial_carry": (start, start), "seq_lengths": batch.lengths}
         for forward, backward in zip(self.forward, self.backward, strict=True):
@@ -75,11 +83,20 @@ class Head(nnx.Module):
         return self.output(vectors)
 
 
+class Mix(NamedTuple):
+    """The learned mix of a head: the weights of the embeddings and of the layers, and the factor of their sum."""
+
+    weights: list[float]
+    gamma: float
+
+
 class Trained(NamedTuple):
-    """A head at the epoch of its best dev score: the predicted tag of each word by split, and that epoch, from 1."""
+    """A head at the epoch of its best dev score: the predicted tag of each word by split, that epoch, from 1, and its
+    mix of layers, if any."""
 
     predictions: dict[str, Int32[np.ndarray, "W"]]
     epoch: int
+    mix: Mix | None = None
 
 
 def train_head(
@@ -88,13 +105,15 @@ def train_head(
     options: HeadOptions,
     seed: int,
     score: Callable[[Int32[np.ndarray, "W"]], float],
+    mixed: int = 0,
 ) -> Trained:
     """Trains a head on `train` until the score of its predictions on `dev` stops improving.
 
     The predictions of the result are those of all splits except train. The same seed and vectors give the same head.
+    mixed is the number of layers that the vectors hold and the head mixes, or 0.
     """
     train = splits["train"]
-    module = Head(options, train.vectors.shape[1], classes, nnx.Rngs(seed))
+    module = Head(options, train.vectors.shape[1], classes, nnx.Rngs(seed), mixed)
     graph, params, *rest = nnx.split(module, nnx.Param, ...)
     optimizer = _optimizer(options)
     state = optimizer.init(params)
@@ -110,7 +129,9 @@ def train_head(
             break
     others = {name: split for name, split in splits.items() if name != "train"}
     predictions = {name: _predict_split(graph, best, rest, split, options.batch_size) for name, split in others.items()}
-    return Trained(predictions, best_epoch)
+    learned = nnx.merge(graph, best, *rest).mix
+    mix = None if learned is None else Mix(learned.weights().tolist(), float(learned.gamma[...][0]))
+    return Trained(predictions, best_epoch, mix)
 
 
 def _optimizer(options: HeadOptions) -> optax.GradientTransformation:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from bert_jax.model.bert import Bert
-from bert_jax.model.task_outputs import sequence_vectors
+from bert_jax.model.task_outputs import encode_for_task, sequence_vectors
 from bert_jax.tasks.example import TaskBatch
 from bert_jax.train.objectives import Counts, Objective, Terms
 
@@ -45,5 +45,5 @@ class TaskObjective(Objective):
 
 def pooled_vectors(model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B 1 D"]:
     """The vector of the one sequence of each row, whose [CLS] is at position 0."""
-    hidden = model.encode(batch, dropout_key).last
+    hidden = encode_for_task(model, batch, dropout_key)
     return sequence_vectors(model, hidden, batch.sequence_ids, jnp.zeros((hidden.shape[0], 1), jnp.int32))

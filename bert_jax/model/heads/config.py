@@ -10,7 +10,7 @@ BOUNDARIES = ("hidden", "networks")
 CONTENTS = ("mean", "attention")
 
 
-LATER_HEADS = ("replaced_tokens", "generator", "named")
+LATER_HEADS = ("replaced_tokens", "generator", "layer_mix", "named")
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ class Heads:
     | spans | the heads over all spans up to a length |
     | replaced_tokens | says of each token whether it was replaced (Clark et al. 2020) |
     | generator | the width of a smaller encoder that predicts masked tokens from the same embeddings, to replace them |
+    | layer_mix | makes classes and tags read a learned mix of all layers instead of the last one (Peters et al. 2018) |
     | named | further heads by their names in heads.HEADS, which an extension may add to |
 
     Raises UserError for an unknown choice, and for a head without the head that it builds on.
@@ -76,6 +77,7 @@ class Heads:
     spans: SpanHeads = field(default_factory=SpanHeads)
     replaced_tokens: bool = False
     generator: int = 0
+    layer_mix: bool = False
     named: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from flax import nnx
+from jaxtyping import PRNGKeyArray
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
@@ -14,9 +15,11 @@ from bert_jax.model.heads.classification import ANSWER_ENDS, NEXT_SENTENCE_CLASS
 from bert_jax.model.heads.config import Heads
 from bert_jax.model.heads.crf import CRF
 from bert_jax.model.heads.language_model import LanguageModel, MaskedLanguageModel, SpanBoundary
+from bert_jax.model.heads.layer_mix import LayerMix
 from bert_jax.model.heads.pooling import AttentionPooling, Pooler
 from bert_jax.model.heads.replaced_tokens import Generator, ReplacedTokens
 from bert_jax.model.heads.spans import SpanClassifier, SpanPairs, SpanVectors
+from bert_jax.model.runtime import Runtime
 
 
 class Head(NamedTuple):
@@ -29,6 +32,10 @@ class Head(NamedTuple):
 
     module: Callable[..., nnx.Module]
     arguments: Callable[[Heads, ModelConfig], tuple[Any, ...] | None] | None = None
+
+
+def _layer_mix(config: ModelConfig, *, runtime: Runtime, key: PRNGKeyArray) -> LayerMix:
+    return LayerMix(config.layers + 1)
 
 
 def _has_pooler(heads: Heads, config: ModelConfig) -> bool:
@@ -47,6 +54,7 @@ HEADS: dict[str, Head] = {
     "replaced_tokens_head": Head(ReplacedTokens, lambda heads, _: () if heads.replaced_tokens else None),
     "generator": Head(Generator, lambda heads, _: (heads.generator,) if heads.generator else None),
     "next_sentence_head": Head(Classifier, lambda heads, _: (NEXT_SENTENCE_CLASSES,) if heads.next_sentence else None),
+    "layer_mix": Head(_layer_mix, lambda heads, _: () if heads.layer_mix else None),
     "classifier": Head(Classifier, lambda heads, _: (heads.classes or 1,) if heads.classes or heads.choices else None),
     "tagger": Head(Classifier, lambda heads, _: (heads.tags,) if heads.tags else None),
     "crf": Head(CRF, lambda heads, _: (heads.tags,) if heads.crf else None),

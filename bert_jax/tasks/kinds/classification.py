@@ -12,6 +12,7 @@ from jaxtyping import Array, Float
 from scipy.special import softmax
 
 from bert_jax.command import UserError
+from bert_jax.config import TaskConfig
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
 from bert_jax.model.task_outputs import class_logits
@@ -39,10 +40,15 @@ from bert_jax.train.objectives import Counts, Term, Terms
 
 @dataclass(frozen=True)
 class TextTask(PooledTask[Example, LabelledRows]):
-    """A task with one label for each text or pair of texts: what classification and regression share."""
+    """A task with one label for each text or pair of texts: what classification and regression share.
+
+    layer_mix: whether the text's vector is that of a learned mix of all layers (Peters et al. 2018, section 3.2).
+    """
 
     metric_functions: ClassVar[Mapping[str, Metric]]
     label_dtype: ClassVar[type[np.generic]]
+
+    layer_mix: bool = TaskConfig.layer_mix
 
     @abc.abstractmethod
     def label_value(self, split: Split[Example], line: int, label: str) -> int | float:
@@ -149,7 +155,7 @@ class ClassificationTask(LabelTask[Example, LabelledRows], TextTask):
         return check_label(split, line, label, self.labels)
 
     def objective(self) -> TaskObjective:
-        return ClassObjective(len(self.labels), pooling=self.pooling, costs=self.costs)
+        return ClassObjective(len(self.labels), pooling=self.pooling, costs=self.costs, layer_mix=self.layer_mix)
 
     def measure(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
         """The metrics, from the logits f32[C] of each row."""
@@ -183,7 +189,7 @@ class RegressionTask(TextTask):
         return value
 
     def objective(self) -> TaskObjective:
-        return ClassObjective(1, regression=True, pooling=self.pooling)
+        return ClassObjective(1, regression=True, pooling=self.pooling, layer_mix=self.layer_mix)
 
     def measure(self, rows: LabelledRows, answers: Sequence[np.ndarray]) -> dict[str, float]:
         """The metrics, from the score f32[1] of each row."""
@@ -202,10 +208,11 @@ class ClassObjective(TaskObjective):
     regression: bool = False
     pooling: str = "cls"
     costs: ClassCosts = PLAIN
+    layer_mix: bool = False
 
     @property
     def heads(self) -> Heads:
-        return Heads(pooling=self.pooling, pooler=True, classes=self.classes)
+        return Heads(pooling=self.pooling, pooler=True, classes=self.classes, layer_mix=self.layer_mix)
 
     @property
     def term_metrics(self) -> Mapping[str, tuple[str, ...]]:

@@ -15,7 +15,7 @@ from bert_jax.command import UserError
 from bert_jax.config import TaskConfig
 from bert_jax.model.bert import Bert
 from bert_jax.model.heads import Heads
-from bert_jax.model.task_outputs import tag_logits
+from bert_jax.model.task_outputs import encode_for_task, tag_logits
 from bert_jax.tasks.example import Sentence, Split, Taken, TaskBatch, spans
 from bert_jax.tasks.kinds import tagging_schemes
 from bert_jax.tasks.kinds.labels import LabelTask, check_label
@@ -47,6 +47,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
       overrule all others |
     | crf | whether the tags of a row are predicted jointly, by a linear-chain CRF over the words' first pieces (Lample
       et al. 2016) |
+    | layer_mix | whether tags are read from a learned mix of all layers (Peters et al. 2018, section 3.2) |
     """
 
     kind = "tagging"
@@ -54,6 +55,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
     label_subwords: str = "first"
     decode: str = "first"
     crf: bool = TaskConfig.crf
+    layer_mix: bool = TaskConfig.layer_mix
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -142,7 +144,7 @@ class TaggingTask(LabelTask[Sentence, "TagRows"], WordTask["TagRows"]):
         ]
 
     def objective(self) -> TaskObjective:
-        return TagObjective(len(self.labels), self.decode, self.crf, self.costs)
+        return TagObjective(len(self.labels), self.decode, self.crf, self.costs, self.layer_mix)
 
     def measure(self, rows: "TagRows", answers: Sequence["TagAnswer"]) -> dict[str, float]:
         """The metrics, from the predicted tag at each position."""
@@ -204,14 +206,15 @@ class TagObjective(TaskObjective):
     decode: str = "first"
     crf: bool = False
     costs: ClassCosts = PLAIN
+    layer_mix: bool = False
 
     @property
     def heads(self) -> Heads:
-        return Heads(tags=self.tags, crf=self.crf)
+        return Heads(tags=self.tags, crf=self.crf, layer_mix=self.layer_mix)
 
     def outputs(self, model: Bert, batch: TaskBatch, dropout_key: Array | None) -> Float[Array, "B T C"]:
         """Logits of the tags at each position."""
-        return tag_logits(model, model.encode(batch, dropout_key).last, dropout_key)
+        return tag_logits(model, encode_for_task(model, batch, dropout_key), dropout_key)
 
     def terms_of(self, model: Bert, outputs: Float[Array, "B T C"], batch: TaskBatch) -> Terms:
         tags, weights = batch.labels.tags, batch.label_weights
