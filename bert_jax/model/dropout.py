@@ -9,7 +9,7 @@ import functools
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Bool, Float, PRNGKeyArray, UInt32
 
 from bert_jax.model.placement import ALONE, Placement
 
@@ -47,33 +47,25 @@ def keep_mask(
     return random_bits(seeds, shape, position_axes) >= jnp.uint32(round(rate * 2**32))
 
 
-def gumbel(seeds: UInt32[Array, "B 2"], shape: tuple[int, ...]) -> Float[Array, "B *shape"]:
-    """Standard Gumbel noise, float32, for an array of `shape`, whose first axis is the seeds'.
+def gumbel(seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...]) -> Float[Array, "..."]:
+    """Standard Gumbel noise, float32, for an array of `shape`, whose first axes are the seeds'.
 
     The argmax of logits with this noise is a sample of their softmax (Gumbel 1954; Maddison et al. 2014).
     """
     return -jnp.log(-jnp.log(uniform(seeds, shape)))
 
 
-def uniform(seeds: UInt32[Array, "B 2"], shape: tuple[int, ...]) -> Float[Array, "B *shape"]:
-    """Uniform numbers, neither 0 nor 1, float32, for an array of `shape`, whose first axis is the seeds'."""
+def uniform(seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...]) -> Float[Array, "..."]:
+    """Uniform numbers, neither 0 nor 1, float32, for an array of `shape`, whose first axes are the seeds'."""
     bits = random_bits(seeds, shape) >> 8  # as many as a float32 holds exactly
     # The largest number would round to 1, whose Gumbel noise is infinite.
     return jnp.minimum((bits.astype(jnp.float32) + 0.5) * jnp.float32(2.0**-24), jnp.float32(1 - 2.0**-24))
 
 
-def content_seeds(ids: Int[Array, "B T"]) -> UInt32[Array, "B 2"]:
-    """Seeds of rows that depend on their ids only, for random numbers that must not depend on the batch."""
-    words = ids.astype(jnp.uint32)
-    position = jax.lax.broadcasted_iota(jnp.uint32, ids.shape, 1)
-    sums = [_mix(_mix(words ^ jnp.uint32(salt)) ^ position).sum(axis=1, dtype=jnp.uint32) for salt in (_FIRST, _SECOND)]
-    return jnp.stack(sums, axis=1)
-
-
 def random_bits(
-    seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], position_axes: int = 0
-) -> UInt32[Array, "B *shape"]:
-    """32 random bits for each element of an array of `shape`, whose first axis is the seeds'.
+    seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...], position_axes: int = 0
+) -> UInt32[Array, "..."]:
+    """32 random bits for each element of an array of `shape`, whose first axes are the seeds', with others after them.
 
     The last `position_axes` axes are positions of a row: an element's mask does not depend on the length, up to
     LEAST_POSITIONS, that the row is padded to. Rows have up to 2^32 elements.
@@ -91,17 +83,18 @@ def random_bits(
 
 
 def _line_words(
-    seeds: UInt32[Array, "B 2"], shape: tuple[int, ...], position_axes: int
-) -> tuple[UInt32[Array, "B ..."], UInt32[Array, "B ..."]]:
+    seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...], position_axes: int
+) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
     """Returns the two words of each line of the last axis of keep_mask's shape."""
     lines = shape[:-1]
     number = jnp.zeros(lines, jnp.uint32)
     stride = 1
-    for axis in range(len(lines) - 1, 0, -1):
+    seeded = tuple(range(seeds.ndim - 1))
+    for axis in range(len(lines) - 1, len(seeded) - 1, -1):
         number += jax.lax.broadcasted_iota(jnp.uint32, lines, axis) * jnp.uint32(stride % 2**32)
         stride *= max(lines[axis], LEAST_POSITIONS) if axis >= len(shape) - position_axes else lines[axis]
-    one, other = (jax.lax.broadcast_in_dim(seeds[:, word], lines, (0,)) for word in range(SEED_WORDS))
-    return _mix(_mix(number ^ one) ^ other), _mix(_mix(number ^ other) ^ one)
+    one, other = (jax.lax.broadcast_in_dim(seeds[..., word], lines, seeded) for word in range(SEED_WORDS))
+    return mix(mix(number ^ one) ^ other), mix(mix(number ^ other) ^ one)
 
 
 _FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35  # the factors of fmix32
@@ -112,7 +105,8 @@ def _first_half(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     return bits ^ (bits >> 13)
 
 
-def _mix(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+def mix(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+    """The finalizer fmix32 of MurmurHash3 (A. Appleby, public domain)."""
     bits = _first_half(bits) * jnp.uint32(_SECOND)
     return bits ^ (bits >> 16)
 

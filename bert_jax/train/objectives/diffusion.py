@@ -10,9 +10,10 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray
 
 from bert_jax.data.example import Batch
 from bert_jax.model.bert import Bert
-from bert_jax.model.dropout import content_seeds, row_seeds, uniform
+from bert_jax.model.dropout import uniform
 from bert_jax.model.heads import Heads
 from bert_jax.model.layers import child_key
+from bert_jax.model.sequence_noise import content_seeds, derived_seeds, numbered_seeds, sequence_numbers
 from bert_jax.train.objectives.causal_lm import token_sums, unmasked
 from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
 
@@ -51,10 +52,11 @@ class DiffusionObjective(Objective):
     The rates of a batch are spread evenly: sequence i of N has t = (u + i/N) mod 1 for one u ~ U(0,1), the
     low-discrepancy sampler of their code. As there, t is then mapped linearly onto [0.001, 1], which bounds the
     weights. If the cross-entropy grows with the rate, this raises the bound, by at most 0.1%. Rates and masks are a
-    function of the run's seed and the step, on any mesh and for any number of microbatches.
+    function of the run's seed, the step, and the sequence's number in the batch, on any mesh, for any number of
+    microbatches, and in packed and padded rows alike.
 
     In evaluation the loss of each sequence is the mean over EVALUATION_RATES rates, (u + k/8) mod 1. There, u and the
-    masks are a function of the row's tokens, so that they depend neither on the batch nor on its size.
+    masks are a function of the sequence's tokens, so that they depend neither on the row nor on the batch.
     """
 
     special_ids: tuple[int, ...]
@@ -85,9 +87,9 @@ class DiffusionObjective(Objective):
 
     def corrupt(self, batch: Batch, key: PRNGKeyArray) -> MaskedBatch:
         start = jax.random.uniform(child_key(key, "mask_rates"))
-        seeds = row_seeds(child_key(key, "masks"), (), len(batch.input_ids))
+        seeds = derived_seeds(numbered_seeds(child_key(key, "masks"), batch.sequence_ids), batch.positions)
         rates = mask_rates(spread(start, batch.sequence_ids))
-        return self.masked(batch, unmasked(batch), rates, uniform(seeds, batch.input_ids.shape))
+        return self.masked(batch, unmasked(batch), rates, uniform(seeds, (*seeds.shape[:2], 1))[..., 0])
 
     def apply(self, model: Bert, batch: Batch | MaskedBatch, dropout_key: PRNGKeyArray | None) -> Terms:
         if isinstance(batch, MaskedBatch):
@@ -113,27 +115,24 @@ class DiffusionObjective(Objective):
 
     def _bound(self, model: Bert, batch: Batch) -> Terms:
         text = unmasked(batch)
-        rows, length = text.shape
-        # Line 0 has the u of each sequence, by its number in the row; line k has the noise of the k-th rate.
-        draws = uniform(content_seeds(text), (rows, EVALUATION_RATES + 1, length))
-        start = jnp.take_along_axis(draws[:, 0], jnp.maximum(batch.sequence_ids - 1, 0), axis=1)
+        seeds = content_seeds(text, batch.sequence_ids, batch.positions)
+        start = uniform(seeds, (*text.shape, 1))[..., 0]
+        noise = uniform(derived_seeds(seeds, batch.positions), (*text.shape, EVALUATION_RATES))
 
         def add(total: tuple[Array, Array], draw: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
             number, noise = draw
             rates = mask_rates((start + number / EVALUATION_RATES) % 1)
             return jax.tree.map(jnp.add, total, _sums(model, self.masked(batch, text, rates, noise), None)), None
 
-        numbered = (jnp.arange(EVALUATION_RATES, dtype=jnp.float32), draws[:, 1:].swapaxes(0, 1))
+        numbered = (jnp.arange(EVALUATION_RATES, dtype=jnp.float32), jnp.moveaxis(noise, 2, 0))
         total, _ = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), numbered)
         return _terms(jax.tree.map(lambda value: value / EVALUATION_RATES, total))
 
 
 def spread(start: Float[Array, ""], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
     """(start + i/N) mod 1 at each position of sequence i, of the N sequences of a batch in the order of its rows."""
-    counts = sequence_ids.max(axis=1)
-    before = jnp.cumsum(counts) - counts
-    numbers = before[:, None] + jnp.maximum(sequence_ids - 1, 0)
-    return (start + numbers.astype(jnp.float32) / jnp.maximum(counts.sum(), 1)) % 1
+    count = jnp.maximum(sequence_ids.max(axis=1).sum(), 1)
+    return (start + sequence_numbers(sequence_ids).astype(jnp.float32) / count) % 1
 
 
 def mask_rates(uniforms: Float[Array, "B T"]) -> Float[Array, "B T"]:

@@ -132,7 +132,7 @@ class Objective(abc.ABC):
 
         It is called inside the compiled step, on the global batch and with the key of the step, before the batch is
         split into microbatches. What is sampled is therefore the same on any mesh and for any number of microbatches.
-        Every array of the result is [B, ...], and it has what the encoder reads. Evaluation does not call it.
+        Every array of the result is [B, ...]. Evaluation does not call it.
         """
         return batch
 

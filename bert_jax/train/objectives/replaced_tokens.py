@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,12 +10,21 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.data.example import Batch
 from bert_jax.model.bert import Bert
-from bert_jax.model.dropout import content_seeds, gumbel
+from bert_jax.model.dropout import gumbel
 from bert_jax.model.head_outputs import generator_logits, replaced_token_logits
 from bert_jax.model.heads import Heads
+from bert_jax.model.layers import child_key
+from bert_jax.model.sequence_noise import content_seeds, derived_seeds, numbered_seeds
 from bert_jax.train.losses import binary_sums, classification_sums
 from bert_jax.train.objectives.causal_lm import unmasked
 from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms
+
+
+class SeededBatch(NamedTuple):
+    """A training batch, and the seed of the sample of each prediction, u32[B,M,2]."""
+
+    batch: Batch
+    sample_seeds: Any
 
 
 @dataclass(frozen=True)
@@ -28,8 +38,9 @@ class ReplacedTokensObjective(Objective):
     weight     of the rtd term in the loss: "we searched for the best value of lambda out of [1, 10, 20, 50, 100]"
                (Clark et al. 2020, section 3.1 and appendix A: 50)
 
-    Samples are a function of the run's seed and the step, on any mesh. In evaluation they are a function of the row's
-    tokens, so that they depend neither on the batch nor on its size.
+    Samples are a function of the run's seed, the step, and the sequence's number in the batch, on any mesh, for any
+    number of microbatches, and in packed and padded rows alike. In evaluation they are a function of the sequence's
+    tokens, so that they depend neither on the row nor on the batch.
     """
 
     generator: int
@@ -55,11 +66,19 @@ class ReplacedTokensObjective(Objective):
         tokens = (batch.sequence_ids > 0).sum().astype(jnp.float32)
         return {"mlm": batch.masked_weights.sum(), "rtd": tokens}
 
-    def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
+    def corrupt(self, batch: Batch, key: PRNGKeyArray) -> SeededBatch:
+        seeds = numbered_seeds(child_key(key, "samples"), batch.sequence_ids)
+        return SeededBatch(batch, _at_predictions(batch, seeds))
+
+    def apply(self, model: Bert, batch: Batch | SeededBatch, dropout_key: PRNGKeyArray | None) -> Terms:
+        if isinstance(batch, SeededBatch):
+            batch, seeds = batch
+        else:
+            assert dropout_key is None, "in training, corrupt is called first"
+            seeds = _at_predictions(batch, content_seeds(batch.input_ids, batch.sequence_ids, batch.positions))
         logits = generator_logits(model, batch, batch.masked_positions, dropout_key)
         loss, correct = classification_sums(logits, batch.masked_ids, batch.masked_weights)
-        seeds = model.dropout_seeds(dropout_key, "samples", len(batch.input_ids))
-        sampled = sample(jax.lax.stop_gradient(logits), content_seeds(batch.input_ids) if seeds is None else seeds)
+        sampled = sample(jax.lax.stop_gradient(logits), seeds)
         ids, replaced = replace(batch, sampled)
         hidden = model.encode(batch._replace(input_ids=ids), dropout_key).last
         real = (batch.sequence_ids > 0).astype(jnp.float32)
@@ -71,7 +90,12 @@ class ReplacedTokensObjective(Objective):
         }
 
 
-def sample(logits: Float[Array, "B M V"], seeds: UInt32[Array, "B 2"]) -> Int[Array, "B M"]:
+def _at_predictions(batch: Batch, seeds: UInt32[Array, "B T 2"]) -> UInt32[Array, "B M 2"]:
+    """Seeds of the predictions, from those of their sequences and their positions in them."""
+    return jnp.take_along_axis(derived_seeds(seeds, batch.positions), batch.masked_positions[..., None], axis=1)
+
+
+def sample(logits: Float[Array, "B M V"], seeds: UInt32[Array, "B M 2"]) -> Int[Array, "B M"]:
     """A token for each position from the softmax of its logits, by Gumbel noise."""
     return jnp.argmax(logits + gumbel(seeds, logits.shape), axis=-1).astype(jnp.int32)
 
