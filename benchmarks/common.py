@@ -5,16 +5,17 @@ import importlib.metadata
 import json
 import os
 import platform
+import signal
 import subprocess
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import psutil
 
-from bert_jax.command import UserError
+from bert_jax.command import EXIT_STOPPED, Stopped, UserError
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "tokenizers")
@@ -86,6 +87,24 @@ def shared_data() -> Path | None:
     """The folder of larger real data that BERT_JAX_DATA names, or None if it is unset; the caller then skips."""
     folder = os.environ.get("BERT_JAX_DATA")
     return Path(folder).absolute() if folder else None
+
+
+def run_command(line: Sequence[str]) -> str:
+    """Runs a command in this checkout, passes SIGTERM on to it, and returns what it prints.
+
+    Raises Stopped if a signal stopped it, and UserError if it failed.
+    """
+    with subprocess.Popen(line, cwd=REPOSITORY, stdout=subprocess.PIPE, text=True) as process:
+        before = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
+        try:
+            printed, _ = process.communicate()
+        finally:
+            signal.signal(signal.SIGTERM, before)
+    if process.returncode in (EXIT_STOPPED, -signal.SIGTERM):
+        raise Stopped(f"stopped: {' '.join(line[1:4])}. The same command resumes it")
+    if process.returncode:
+        raise UserError(f"{' '.join(line[1:4])} ended with code {process.returncode}; its own message is above")
+    return printed
 
 
 def replace_block(page: Path, begin: str, content: str, end: str) -> None:

@@ -14,7 +14,6 @@ import json
 import os
 import shlex
 import statistics
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -103,7 +102,7 @@ def make(score: Score, model: Path, runs: Path, name: str = "all-MiniLM-L6-v2") 
     workdir = runs / score.name
     line = score.line.replace(f"runs/{score.name}", str(workdir)).replace("CHECKPOINT", str(model))
     arguments = shlex.split(os.path.expandvars(line))[1:]
-    subprocess.run([sys.executable, *arguments], cwd=common.REPOSITORY, check=True, stdout=subprocess.DEVNULL)
+    common.run_command([sys.executable, *arguments])
     result = json.loads((workdir / "result.json").read_text(encoding="utf-8"))
     result["start"] = {**result["start"], "path": name}
     about = {

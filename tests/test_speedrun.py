@@ -4,7 +4,9 @@ import json
 import lzma
 import math
 import shutil
+import signal
 import statistics
+import sys
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from scipy import stats
 from tiny_runs import TINY, environment
 
 from benchmarks import common, speedrun, speedrun_page
-from bert_jax.command import UserError
+from bert_jax.command import Stopped, UserError
 
 OURS, THEIRS = [0.8, 0.82, 0.79, 0.85, 0.8], [0.7, 0.71, 0.69, 0.73, 0.7]
 
@@ -78,6 +80,17 @@ def test_an_unknown_part_and_a_page_without_markers_are_refused(tmp_path):
     page.write_text("before\n<!-- a -->\nold\n<!-- b -->\nafter\n")
     common.replace_block(page, "<!-- a -->\n", "new\n", "<!-- b -->\n")
     assert page.read_text() == "before\n<!-- a -->\nnew\n<!-- b -->\nafter\n"
+
+
+def test_a_command_that_sigterm_stops_is_reported_as_stopped_and_a_failure_as_an_error():
+    stop_parent = "import os, signal, time; os.kill(os.getppid(), signal.SIGTERM); time.sleep(60)"
+    before = signal.getsignal(signal.SIGTERM)
+    with pytest.raises(Stopped, match="The same command resumes it"):
+        common.run_command([sys.executable, "-c", stop_parent])
+    assert signal.getsignal(signal.SIGTERM) == before
+    with pytest.raises(UserError, match="ended with code 3"):
+        common.run_command([sys.executable, "-c", "raise SystemExit(3)"])
+    assert common.run_command([sys.executable, "-c", "print('said')"]) == "said\n"
 
 
 @pytest.fixture
