@@ -89,6 +89,7 @@ CASES = {
         ),
     ),
     "a generator's tokens": Case(SINGLE, overrides=("--config.objective=replaced_tokens",)),
+    "tokens after next tokens": Case(SINGLE, overrides=("--config.objective=0:causal,100:mlm",)),
     "next tokens": Case(SINGLE, ("lm",), ("--config.model.causal=true",)),
     "next tokens by an LSTM": Case(SINGLE, ("lm",), RECURRENT, 150),
     "next and previous tokens": Case(SINGLE, ("forward_lm", "backward_lm"), BOTH_DIRECTIONS),

@@ -236,8 +236,20 @@ def shards(sample_text, vocab_dir, tmp_path_factory) -> tuple[Path, Path]:
     return folder / "32", folder / "64"
 
 
+def mean_tokens(folder: Path) -> float:
+    counts = json.loads((folder / "manifest.json").read_text())["parts"]["train"]
+    return counts["tokens"] / counts["rows"]
+
+
+def tokens_of(shards: tuple[Path, Path]) -> float:
+    """The tokens of six steps of 16 rows and three of 8 rows, less half a token: the run ends after the ninth step."""
+    short, long = map(mean_tokens, shards)
+    return 6 * 16 * short + 3 * 8 * long - 0.5
+
+
 def train(shards: tuple[Path, Path], workdir: Path, *overrides: str) -> dict:
     short, long = shards
+    tokens = tokens_of(shards)
     pretrain.main(
         [
             f"--config={RECIPE}",
@@ -249,10 +261,13 @@ def train(shards: tuple[Path, Path], workdir: Path, *overrides: str) -> dict:
             "--config.batch_schedule=0:16,6:8",
             "--config.data.mask_schedule=0:0.3,6:0.3,8:0.1",
             "--config.data.mask_shape=linear",
-            "--config.steps=9",
+            "--config.steps=0",
+            f"--config.tokens={tokens}",
             "--config.optimizer.schedule=wsd",
-            "--config.optimizer.warmup_steps=2",
-            "--config.optimizer.decay_share=0.3",
+            "--config.optimizer.learning_rate=1e-3",
+            "--config.optimizer.warmup_steps=0",
+            f"--config.optimizer.warmup_tokens={tokens / 20}",
+            f"--config.optimizer.decay_tokens={tokens / 2}",
             "--config.log_every=2",
             "--config.eval.every_steps=3",
             "--config.eval.max_rows=16",
@@ -286,6 +301,7 @@ def test_a_run_through_all_phases_logs_evaluates_and_resumes_each_by_its_objecti
     for step, what in ((3, "16 rows of 32 positions"), (6, "8 rows of 64 positions")):
         for said in (f"compiling for step {step}: ", f"from step {step}: "):
             assert f"{said}batches of {what}, predicting masked tokens" in printed
+    assert f"a run of {tokens_of(shards):,.0f} tokens: 9 steps" in printed
     shutil.copytree(whole, resumed)
     for step in range(4, 10):
         shutil.rmtree(resumed / "checkpoints" / str(step))
@@ -298,6 +314,11 @@ def test_a_run_through_all_phases_logs_evaluates_and_resumes_each_by_its_objecti
     assert terms[2] == {"lm_loss"} and terms[4] == {"mlm_loss"} and terms[9] == {"mlm_loss"}
     for step, name in ((3, "eval_lm_loss"), (6, "eval_mlm_loss"), (9, "eval_mlm_loss")):
         assert {name} == {each for each in lines[step] if each in ("eval_lm_loss", "eval_mlm_loss")}
+
+    # The rate of the last step, before which all tokens but those of 8 long rows are read.
+    read = 6 * 16 * mean_tokens(shards[0]) + 2 * 8 * mean_tokens(shards[1])
+    done = (read / tokens_of(shards) - 0.5) / 0.5
+    assert result["step"] == 9 and lines[9]["learning_rate"] == pytest.approx(1e-3 * (1 - done**0.5), rel=1e-4)
 
     opened = open_checkpoint(whole)
     assert not opened.model.causal and opened.heads.mlm and not opened.heads.lm
