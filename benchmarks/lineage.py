@@ -140,10 +140,26 @@ def prepare(folder: Path, settings: Settings, systems: Sequence[System], tasks: 
         output = folder / "shards" / name
         if not output.exists():
             options: dict[str, Any] = {"seq_len": settings.length, "token_cache": str(folder / "tokens")}
+            options["eval_fraction"] = settings.eval_fraction
             build(BuildOptions(settings.text, words, output, **options, **SHARDS[name]), quiet=False)
+    check_held_out(folder)
     if "sst2" in tasks and not (folder / "tasks" / "sst2.tsv").exists():
         (folder / "tasks").mkdir(exist_ok=True)
         write_atomic(folder / "tasks" / "sst2.tsv", _evenly_spaced_sst2(settings.sst2_examples).encode())
+
+
+def check_held_out(folder: Path) -> None:
+    """Raises UserError unless all shards hold out the same documents."""
+    held_out = {}
+    for path in sorted((folder / "shards").glob("*/manifest.json")):
+        part = json.loads(path.read_text(encoding="utf-8"))["parts"]["eval"]
+        held_out[path.parent.name] = (part["documents"], part["sentences"], part["source_tokens"])
+    for name, counts in held_out.items():
+        if counts != held_out["single"] or not counts[0]:
+            raise UserError(
+                f"{folder / 'shards' / name} holds out {counts[0]} documents, and single {held_out['single'][0]}: all "
+                "systems need the same, at least one. Use more text, or a larger --eval_fraction, in another --output"
+            )
 
 
 def make_missing(places: Sequence[Place], tasks: Sequence[str], settings: Settings) -> None:

@@ -55,6 +55,7 @@ class Settings:
     budget_minutes: float = setting(10.0, "minutes of pretraining of each system")
     seeds: int = setting(3, "runs of each fine-tuning")
     text: str = setting("", "files to pretrain on, patterns separated by commas (default: wiki_en_0 and books_en_0)")
+    eval_fraction: float = setting(0.01, "share of the documents that is held out")
     vocab_size: int = setting(8192, "tokens of the vocabulary, which is trained on the text")
     length: int = setting(128, "positions of a row")
     layers: int = setting(3, "layers of the Transformers")

@@ -145,11 +145,25 @@ def test_an_unknown_name_and_a_folder_of_other_settings_are_refused(tmp_path: Pa
         lineage.open_folder(tmp_path, Settings(seeds=3))
 
 
-TINY = "--vocab_size=1000 --length=32 --layers=1 --width=32 --batch_size=8 --seeds=2 --epochs=1 --pseudo_rows=2"
+def test_shards_that_hold_out_other_documents_are_refused(tmp_path: Path) -> None:
+    def hold_out(name: str, documents: int) -> None:
+        part = {"documents": documents, "sentences": 10 * documents, "source_tokens": 100 * documents}
+        (tmp_path / "shards" / name).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "shards" / name / "manifest.json").write_text(json.dumps({"parts": {"eval": part}}))
+
+    hold_out("single", 3)
+    hold_out("sop", 3)
+    lineage.check_held_out(tmp_path)
+    hold_out("nsp", 0)
+    with pytest.raises(UserError, match="nsp holds out 0 documents, and single 3: all systems need the same"):
+        lineage.check_held_out(tmp_path)
+
+
+TINY = "--eval_fraction=0.1 --vocab_size=1000 --length=32 --layers=1 --width=32 --batch_size=8 --seeds=2 --epochs=1 --pseudo_rows=2"
 
 
 @pytest.mark.slow
-def test_a_killed_command_resumes_and_keeps_what_is_finished(sample_text: Path, tmp_path: Path) -> None:
+def test_a_killed_command_resumes_and_keeps_what_is_finished(corpus: Path, tmp_path: Path) -> None:
     """Two systems and one task, killed after the first part; its process ends with it."""
     pairs = [f"{index}\tIt is {index}.\tIt is {index % 5}.\t{'not_' * (index % 2)}entailment" for index in range(48)]
     (tmp_path / "data" / "RTE").mkdir(parents=True)
@@ -157,7 +171,7 @@ def test_a_killed_command_resumes_and_keeps_what_is_finished(sample_text: Path, 
         text = "\n".join(["index\tsentence1\tsentence2\tlabel", *lines])
         (tmp_path / "data" / "RTE" / f"{name}.tsv").write_text(text + "\n")
     folder = tmp_path / "out"
-    line = [sys.executable, "-m", "benchmarks.lineage", f"--output={folder}", f"--text={sample_text}"]
+    line = [sys.executable, "-m", "benchmarks.lineage", f"--output={folder}", f"--text={corpus}"]
     line += ["--budget_minutes=0.03", "--only=lstm,bert", "--tasks=rte", *TINY.split()]
     environment = os.environ | {"BERT_JAX_DATA": str(tmp_path / "data"), "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(line, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
