@@ -159,7 +159,7 @@ def test_shards_that_hold_out_other_documents_are_refused(tmp_path: Path) -> Non
         lineage.check_held_out(tmp_path)
 
 
-TINY = "--eval_fraction=0.1 --vocab_size=1000 --length=32 --layers=1 --width=32 --batch_size=8 --seeds=2 --epochs=1 --pseudo_rows=2"
+TINY = "--eval_fraction=0.1 --vocab_size=1000 --length=32 --layers=1 --width=32 --batch_size=8"
 
 
 @pytest.mark.slow
@@ -173,6 +173,7 @@ def test_a_killed_command_resumes_and_keeps_what_is_finished(corpus: Path, tmp_p
     folder = tmp_path / "out"
     line = [sys.executable, "-m", "benchmarks.lineage", f"--output={folder}", f"--text={corpus}"]
     line += ["--budget_minutes=0.03", "--only=lstm,bert", "--tasks=rte", *TINY.split()]
+    line += ["--seeds=2", "--epochs=1", "--pseudo_rows=2"]
     environment = os.environ | {"BERT_JAX_DATA": str(tmp_path / "data"), "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(line, cwd=ROOT, env=environment, stderr=subprocess.PIPE, text=True) as process:
         assert process.stderr
