@@ -162,6 +162,8 @@ def prepare(
     if start.loaded and not config.task.pooling:
         task = task.with_pooling(start.loaded.heads.pooling)
     task.check_model(start.model)
+    if getattr(task, "layer_mix", False) and not task.objective().heads.layer_mix:  # a kind of the user's own
+        raise UserError(f"task.layer_mix is set, but the objective of kind {task.kind} does not read it. Leave it out")
     if getattr(task, "pooling", "") == "cls" and not start.tokenizer.adds_special_tokens:
         raise UserError("task.pooling is cls, but the vocabulary adds no [CLS]. Use --config.task.pooling=mean")
     data = _encode(task, splits, start)

@@ -29,6 +29,7 @@ from bert_jax import evaluate, export, fill_mask, pretrain, report
 from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig
 from bert_jax.config.training import PretrainDataConfig
+from bert_jax.embed import embed
 from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import bind
@@ -182,6 +183,9 @@ def test_a_run_resumes_bit_for_bit_and_the_commands_open_it(shards_dir, tmp_path
     report.main([str(tmp_path / "straight")])
     page = (tmp_path / "straight" / "report.html").read_text()
     assert "Next-token accuracy, held out" in page and "Previous-token loss, held out" in page
+    vectors = embed(straight, ["the house"], layers="embeddings", pool="none")["embeddings"]
+    assert vectors.shape[-1] == straight.model.width
+    np.testing.assert_array_equal(*np.split(vectors, 2, axis=-1))  # layer 0 is [x; x]
     export.export(tmp_path / "straight", tmp_path / "orbax", "orbax")
     assert open_checkpoint(tmp_path / "orbax").model == straight.model
     with pytest.raises(UserError, match=r"no Hugging Face format holds this architecture.*encoder='bilstm'"):

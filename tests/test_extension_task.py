@@ -59,6 +59,15 @@ def test_the_page_shows_the_example() -> None:
     assert f"```python\n{FILE.read_text(encoding='utf-8')}```" in PAGE.read_text(encoding="utf-8")
 
 
+def test_an_option_that_its_objective_does_not_read_is_refused(
+    ratings: dict[str, str], vocab_dir: Path, tmp_path: Path
+) -> None:
+    config = config_of(ratings, 1)
+    config = dataclasses.replace(config, task=dataclasses.replace(config.task, layer_mix=True))
+    with pytest.raises(UserError, match=r"task\.layer_mix is set, but the objective of kind ordinal does not read it"):
+        finetune(config, tmp_path / "run", tokenizer.load(vocab_dir))
+
+
 def test_a_new_kind_trains_resumes_is_evaluated_predicts_and_is_reported(
     ratings: dict[str, str], vocab_dir: Path, tmp_path: Path
 ) -> None:
