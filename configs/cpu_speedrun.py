@@ -32,7 +32,8 @@ def get_config() -> ml_collections.ConfigDict:
                 heads=4,
                 feed_forward=688,  # gated: as many parameters as four times the width without a gate
                 max_positions=512,
-                window=0,
+                window=0,  # of all layers, so the preset's period of global ones is 1
+                global_every=1,
                 rotary_base=10_000.0,
             ),
             data=PretrainDataConfig(mask_rate=0.15),

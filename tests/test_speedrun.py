@@ -16,6 +16,8 @@ from tiny_runs import TINY, environment
 
 from benchmarks import common, speedrun, speedrun_page
 from bert_jax.command import Stopped, UserError
+from bert_jax.interop import huggingface_export
+from bert_jax.interop.open_checkpoint import open_checkpoint
 
 OURS, THEIRS = [0.8, 0.82, 0.79, 0.85, 0.8], [0.7, 0.71, 0.69, 0.73, 0.7]
 
@@ -138,6 +140,7 @@ def test_a_short_speedrun_scores_both_models_and_repeats_nothing(small_data, tmp
     trained, random = (found["systems"][name]["held_out"]["mlm_loss"] for name in ("trained", "random"))
     assert abs(random - math.log(600)) < 0.2 and trained < random - 0.3
     assert 0 < found["training"]["target"]["minutes"] < 5
+    assert "ModernBERT" in huggingface_export.describe(open_checkpoint(tmp_path / "run" / "trained"))
     assert "| held-out text |" in (tmp_path / "page.md").read_text()
     assert "<svg" in (tmp_path / "results" / "page.html").read_text()
 
