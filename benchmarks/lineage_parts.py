@@ -144,7 +144,8 @@ def held_out(place: Place) -> dict[str, Any]:
 
 def probe(place: Place, task: str) -> dict[str, Any]:
     """A linear layer on the frozen vectors of the last layer."""
-    config = FinetuneConfig(task=TaskConfig(name=task, data_dir=str(common.shared_data())))
+    files = str(common.shared_data())
+    config = FinetuneConfig(task=TaskConfig(name=task, max_length=place.settings.length, data_dir=files))
     return {"options": dataclasses.asdict(PROBE), **features(place.pretrained, config, PROBE)}
 
 
