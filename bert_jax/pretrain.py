@@ -29,6 +29,7 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import sizes
 from bert_jax.storage.local import write_json
 from bert_jax.train import distributed, partitioning, trainer
+from bert_jax.train.branch import checkpoint_folder
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.evaluate import Evaluator, Rows, make_evaluator
 from bert_jax.train.host_memory import keep_freed_memory
@@ -164,7 +165,7 @@ def _architecture(config: PretrainConfig, vocab_size: int, loaded: LoadedModel |
     if config.model.preset != sizes.FROM_CHECKPOINT:
         return sizes.model_config(config.model, vocab_size)
     if config.branch_from:
-        workdir = Path(config.branch_from).absolute().parent.parent
+        workdir = checkpoint_folder(config.branch_from).parent.parent
         return sizes.with_options(read_config(workdir).model, config.model)
     if loaded is None:
         raise UserError("model.preset is checkpoint, but init_from is not set; set --config.init_from=CHECKPOINT")

@@ -13,7 +13,7 @@ from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig
 from bert_jax.data.phases import PhasedLoader
 from bert_jax.train import metrics
-from bert_jax.train.branch import RECORD
+from bert_jax.train.branch import RECORD, open_branch
 from bert_jax.train.integrity import read_meta
 
 TIMES = ("time", "tokens_per_second", "data_wait_share", "mfu", "peak_memory_gb")
@@ -73,6 +73,8 @@ DECAY = (
 
 def test_an_unchanged_branch_is_the_run_that_went_on(shards_dir, trunk, tmp_path):
     before = sorted(path.relative_to(trunk) for path in trunk.rglob("*"))
+    (tmp_path / "same").mkdir()  # as a run leaves it that ended before its first checkpoint
+    (tmp_path / "same" / "metrics.jsonl").write_text('{"step": 3, "loss": 1.0}\n')
     result = train(shards_dir, tmp_path / "same", f"--config.branch_from={trunk}/checkpoints/4")
     assert result == json.loads((trunk / "result.json").read_text()) | {"seconds": 0}
     assert tensors(tmp_path / "same", 6) == tensors(trunk, 6)
@@ -90,6 +92,7 @@ def test_an_unchanged_branch_is_the_run_that_went_on(shards_dir, trunk, tmp_path
         (["/2", "--config.optimizer.beta2=0.9", "--config.seed=1"], r"optimizer\.beta2: 0\.999 -> 0\.9; seed: 0 -> 1"),
         (["/2", "--config.model.layers=2"], r"model\.layers: 1 -> 2"),
         (["/../../trunk"], r"names no step\. Use WORKDIR/checkpoints/STEP; its steps are 2, 6$"),
+        (["/..", "--config.model.preset=checkpoint"], r"names no step\. Use WORKDIR/checkpoints/STEP"),
     ):
         with pytest.raises(UserError, match=said) as caught:
             train(shards_dir, tmp_path / "new", f"--config.branch_from={trunk}/checkpoints{flags[0]}", *flags[1:])
@@ -135,3 +138,8 @@ def test_a_decay_from_a_checkpoint_reports_its_changes_and_resumes_exactly(
 def test_initial_parameters_exclude_a_branch():
     with pytest.raises(UserError, match="branch_from and init_from are both set"):
         PretrainConfig(branch_from="a/checkpoints/4", init_from="b")
+
+
+def test_a_checkpoint_in_an_object_store_is_refused():
+    with pytest.raises(UserError, match=r"branch_from gs://bucket/run/checkpoints/4 is in an object store; copy"):
+        open_branch("gs://bucket/run/checkpoints/4")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bert_jax.command import UserError
+from bert_jax.storage.remote import is_remote
 from bert_jax.train.integrity import read_meta, saved_steps, signature
 from bert_jax.train.workdir import CHECKPOINTS
 
@@ -42,16 +43,30 @@ class Branch:
         return {"step": self.step, "sha256": self.sha256, "changes": changes}
 
 
-def open_branch(path: str) -> Branch:
-    """Reads the metadata of WORKDIR/checkpoints/STEP, and changes nothing there: its run may still be training.
+def checkpoint_folder(path: str) -> Path:
+    """Returns WORKDIR/checkpoints/STEP as an absolute path, whether it exists or not.
 
-    Raises UserError where the path is not such a folder, and DamagedCheckpoint for damaged metadata.
+    Raises UserError where branch_from has another form, or names an object store.
     """
+    if is_remote(path):
+        raise UserError(
+            f"branch_from {path} is in an object store; copy the checkpoint and config.json of its workdir to a local "
+            "disk, or name a folder where the bucket is mounted"
+        )
     directory = Path(path).absolute()
     if directory.parent.name != CHECKPOINTS or not directory.name.isdecimal():
         steps = ", ".join(map(str, saved_steps(directory / CHECKPOINTS))) if directory.is_dir() else ""
         known = f"; its steps are {steps}" if steps else ""
         raise UserError(f"branch_from is {path}, which names no step. Use WORKDIR/{CHECKPOINTS}/STEP{known}")
+    return directory
+
+
+def open_branch(path: str) -> Branch:
+    """Reads the metadata of WORKDIR/checkpoints/STEP, and changes nothing there: its run may still be training.
+
+    Raises UserError where the path is not such a folder, and DamagedCheckpoint for damaged metadata.
+    """
+    directory = checkpoint_folder(path)
     if not directory.is_dir():
         steps = ", ".join(map(str, saved_steps(directory.parent))) or "none"
         raise UserError(

@@ -20,7 +20,7 @@ from bert_jax.train.interruption import Interrupted, Interruption
 from bert_jax.train.metric_accumulator import MetricAccumulator
 from bert_jax.train.metrics import MetricsWriter
 from bert_jax.train.run import Result, Run
-from bert_jax.train.setup import OpenWorkdir
+from bert_jax.train.setup import BRANCHED, OpenWorkdir
 from bert_jax.train.state import TrainState
 from bert_jax.train.workdir import read_params
 
@@ -103,7 +103,8 @@ class Logger:
         self._every = max(run.config.log_every, 1)
         self._budgeted = clock.budget > 0 or bool(run.config.budget_replay)
         self.pending = bool(meta.get("unlogged", False))
-        self._writer = MetricsWriter(run.workdir, meta.get("step", 0) - self.pending)
+        # A branch begins its log: lines in its workdir are of a run that left no checkpoint, and not of the trunk.
+        self._writer = MetricsWriter(run.workdir, 0 if BRANCHED in meta else meta.get("step", 0) - self.pending)
 
     def due(self, step: int) -> bool:
         """Whether a line is written at this step: every log_every steps, and where the clock was refreshed."""
