@@ -13,7 +13,10 @@ import pytest
 
 from bert_jax import plan
 from bert_jax.command import UserError
-from bert_jax.config import ModelOptions, PretrainConfig
+from bert_jax.config import ModelOptions, PretrainConfig, PretrainDataConfig
+from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.masking import rate_schedule
+from bert_jax.data.shards import open_dataset
 from bert_jax.planning.abstract_step import AbstractStep, RowSpec
 from bert_jax.planning.advice import advise
 from bert_jax.planning.chips import CHIPS, GIB
@@ -40,6 +43,20 @@ def step():
     """A step over the 8 CPU devices of the tests, treated as chips."""
     topology = Topology("v5e:2x4", CHIPS["v5e"], tuple(jax.devices()), (2, 4))
     return AbstractStep.of(CONFIG, topology, RowSpec.of(CONFIG, 64, None))
+
+
+@pytest.mark.parametrize("rates", [{}, {"mask_rate": 0.4}, {"mask_schedule": "0:0.3,5:0.4,9:0.1"}])
+def test_rows_have_the_predictions_of_the_highest_mask_rate(shards_dir, rates):
+    """Compares with the batches that the loader makes."""
+    dataset = open_dataset(shards_dir, "train")
+    read = rate_schedule(rates.get("mask_schedule", ""), rates.get("mask_rate")) if rates else None
+    batch = PretrainingLoader(dataset, dataset.vocabulary(), batch_size=2, seed=0, rates=read).batch(0)
+
+    def predictions(**data) -> int:
+        return RowSpec.of(PretrainConfig(data=PretrainDataConfig(**data, **rates)), None, None).predictions
+
+    assert predictions(train=str(shards_dir)) == batch.masked_positions.shape[-1]
+    assert predictions() == {0: 77, 1: 205}[len(rates)]  # of 512 positions, 15% or 40%
 
 
 def make_estimate(step, memory, **changes):
