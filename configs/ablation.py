@@ -1,6 +1,6 @@
-"""BERT-Base without next sentence prediction, or without bidirectionality (Devlin et al. 2019, section 5.1).
+r"""BERT-Base without next sentence prediction, or without bidirectionality (Devlin et al. 2019, section 5.1).
 
-    python -m bert_jax.pretrain --config configs/ablation.py:ltr --workdir runs/ltr --config.data.train=SHARDS_128 \\
+    python -m bert_jax.pretrain --config configs/ablation.py:ltr --workdir runs/ltr --config.data.train=SHARDS_128 \
         --config.data.phases=900000:SHARDS_512
 
 or configs/ablation.py:no_nsp. Everything else is that of configs/bert_base.py, whose SHARDS serve: no_nsp ignores their

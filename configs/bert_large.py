@@ -1,6 +1,6 @@
-"""BERT-Large, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 256 sequences; or LAMB with 65,536.
+r"""BERT-Large, as published (Devlin et al. 2019, appendix A.2): 1 M steps of 256 sequences; or LAMB with 65,536.
 
-    python -m bert_jax.pretrain --config configs/bert_large.py --workdir runs/large --config.data.train=SHARDS_128 \\
+    python -m bert_jax.pretrain --config configs/bert_large.py --workdir runs/large --config.data.train=SHARDS_128 \
         --config.data.phases=900000:SHARDS_512
 
 or configs/bert_large.py:lamb, on shards of --seq_len 128, followed by shards of --seq_len 512 in another workdir:

@@ -1,8 +1,8 @@
-"""Multiple choice: swag (which sentence follows), copa (cause or effect, from SuperGLUE), or your own items.
+r"""Multiple choice: swag (which sentence follows), copa (cause or effect, from SuperGLUE), or your own items.
 
     python -m bert_jax.finetune --config configs/choice.py:task=swag --workdir runs/swag --config.init_from=CHECKPOINT
-    python -m bert_jax.finetune --config configs/choice.py:task=own --workdir runs/own --config.init_from=CHECKPOINT \\
-        --config.task.train=train.csv --config.task.dev=dev.csv --config.task.text=context \\
+    python -m bert_jax.finetune --config configs/choice.py:task=own --workdir runs/own --config.init_from=CHECKPOINT \
+        --config.task.train=train.csv --config.task.dev=dev.csv --config.task.text=context \
         --config.task.choices=one,two,three --config.task.label=right
 
 The files of swag are searched in --config.task.data_dir, $BERT_JAX_DATA and its folder swag/ (train.csv, val.csv of

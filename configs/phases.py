@@ -1,4 +1,4 @@
-"""ModernBERT-base's size in three phases: next tokens, masked tokens, then a decay on long rows; 100 B tokens.
+r"""ModernBERT-base's size in three phases: next tokens, masked tokens, then a decay on long rows; 100 B tokens.
 
     python -m bert_jax.pretrain --config configs/phases.py --workdir runs/phases --config.data.train=SHORT \
         --config.data.phases=19073:LONG

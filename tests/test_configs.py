@@ -113,6 +113,7 @@ def test_a_recipe_names_its_command_hardware_and_expected_number(path):
     assert f"--config configs/{path.name}" in text
     for word in ("Hardware", "Hours", "Expected", "Source"):
         assert f"\n{word}" in text, f"{path.name} does not say {word}"
+    assert "\\\\\n" not in text, "a shell does not continue a command after two backslashes"
 
 
 @pytest.mark.parametrize("name", sorted({name.partition(":")[0] for name in PRETRAINING if ":" in name}))
