@@ -16,7 +16,7 @@ TASK = {"name": "sst2", "kind": "classification", "labels": ["bad", "good"]}
 @pytest.fixture
 def workdir(tmp_path):
     heads = Heads(pooler=True, classes=2)
-    training = {"optimizer": {"learning_rate": 3e-5}, "data": {"train": ""}, "batch_size": 32}
+    training = {"optimizer": {"learning_rate": 3e-5}, "data": {"train": ""}, "steps": 0, "tokens": 5e8}
     loaded = random_checkpoint(tmp_path / "vocabulary", odd_config(), heads, task=TASK, training=training)
     bert_jax_export.write(loaded, tmp_path / "workdir")
     (tmp_path / "workdir" / "result.json").write_text('{"metrics": {"accuracy": {"mean": 0.8125, "values": [1]}}}')
@@ -38,6 +38,7 @@ def test_the_model_card_contains_what_is_known(tmp_path, workdir):
     card = (tmp_path / "out" / "README.md").read_text()
     assert "`bad`, `good`" in card and "| metrics.accuracy.mean | 0.8125 |" in card
     assert "| optimizer.learning_rate | 3e-05 |" in card and "data.train" not in card
+    assert "| tokens | 500000000.0 |" in card and "| steps |" not in card
     assert "text-classification" in card and 'BertForSequenceClassification.from_pretrained("PATH")' in card
 
 
