@@ -31,6 +31,7 @@ from bert_jax.evaluate import evaluate
 from bert_jax.features import FeatureOptions, features
 from bert_jax.finetune import finetune
 from bert_jax.interop.open_checkpoint import open_checkpoint
+from bert_jax.planning.abstract_step import RowSpec
 from bert_jax.pretrain import pretrain
 from bert_jax.storage.local import read_json, write_json
 from bert_jax.train.host_memory import keep_freed_memory
@@ -102,7 +103,7 @@ def pretraining(place: Place) -> dict[str, Any]:
         shutil.rmtree(warming)
     config = trained_in(size.config, place.shards, minutes)
     result = pretrain(config, place.pretrained)
-    dataset = open_dataset(place.shards, "train")
+    rows = RowSpec.of(config, None, None)
     lines = read_metrics(place.pretrained)
     return {
         "configuration": portable(to_dict(config), place.folder),
@@ -111,7 +112,7 @@ def pretraining(place: Place) -> dict[str, Any]:
         "steps": result["step"],
         "tokens": result["tokens"],
         "seconds": result["seconds"],
-        "flops": result["step"] * size.step_flops(place.settings.length, dataset.max_predictions),
+        "flops": result["step"] * size.step_flops(rows.seq_len, rows.predictions),
         "start_share": start_share(lines),
         "held_out": {name: value for name, value in result.items() if name.startswith("eval_") and value is not None},
         "curve": _curve(lines, place.system, minutes),

@@ -18,11 +18,10 @@ from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.manifest import PARTS, Part
-from bert_jax.data.masking import rate_schedule
+from bert_jax.data.masking import mask_rates
 from bert_jax.data.phases import Phase, PhasedLoader, parse_phases
 from bert_jax.data.shard_cache import local_copy
 from bert_jax.data.shards import Dataset, open_dataset
-from bert_jax.data.step_schedule import StepSchedule
 from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -104,7 +103,8 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
             "--tokenizer, or train a causal model: --config.model.causal=true"
         )
     batches = batch_schedule(config.batch_schedule, config.batch_size)
-    train = PhasedLoader(phases, vocabulary, batches=batches, seed=config.seed, rates=_mask_rates(config.data))
+    rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
+    train = PhasedLoader(phases, vocabulary, batches=batches, seed=config.seed, rates=rates)
     rows = config.eval.batch_size or min(batches.values)  # of one evaluation batch
     loaders = [
         None if part is None else PretrainingLoader(part, vocabulary, batch_size=rows, seed=config.seed)
@@ -185,15 +185,6 @@ def _check_lengths(model: ModelConfig, phases: Sequence[Phase], held_out: Sequen
             f"model.bptt is {model.bptt}, longer than the rows of {shortest.directory}, {shortest.seq_len}; use at "
             f"most --config.model.bptt={shortest.seq_len}, or 0 for gradients through whole sequences"
         )
-
-
-def _mask_rates(config: PretrainDataConfig) -> StepSchedule[float] | None:
-    """Returns the mask rates of data.mask_rate or data.mask_schedule, or None to use the rate of the shards."""
-    if config.mask_rate is not None and config.mask_schedule:
-        raise UserError("data.mask_rate and data.mask_schedule are both set; set only one of them")
-    if config.mask_rate is None and not config.mask_schedule and config.mask_shape == PretrainDataConfig.mask_shape:
-        return None
-    return rate_schedule(config.mask_schedule, config.mask_rate, config.mask_shape)
 
 
 def _open_phases(config: PretrainDataConfig) -> list[Phase]:

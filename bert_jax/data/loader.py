@@ -66,6 +66,16 @@ def check_tokenizer(dataset: RowTable, tokenizer: LoaderTokenizer) -> None:
         )
 
 
+def batch_predictions(dataset: RowTable, rates: StepSchedule[float] | None) -> int:
+    """M of all training batches: the room for the highest of these mask rates; without rates, that of the shards.
+
+    It is the same at all steps, so that the step is compiled once.
+    """
+    if rates is None:
+        return dataset.max_predictions
+    return max_predictions(dataset.seq_len, dataset.pack, max(rates.values), dataset.masking.reorder_rate)
+
+
 class PretrainingLoader:
     """Batches for pretraining and held-out evaluation, `batch_size` rows each (the global batch).
 
@@ -95,12 +105,7 @@ class PretrainingLoader:
         self.dataset, self.seed = dataset, seed
         self.segments = tuple(segments) or (BatchSegment(0, None, batch_size, 0),)
         self.rates = StepSchedule.constant(dataset.masking.rate) if rates is None else rates
-        self.max_predictions = dataset.max_predictions
-        # Batches have one width, so that the step is compiled once: that of the highest rate.
-        if rates is not None:
-            self.max_predictions = max_predictions(
-                dataset.seq_len, dataset.pack, max(rates.values), dataset.masking.reorder_rate
-            )
+        self.max_predictions = batch_predictions(dataset, rates)
         by_count = dataset.masking.random == "unigram" and not dataset.static
         self._unigram_counts = dataset.unigram_counts() if by_count else None
         self._tokenizer = tokenizer

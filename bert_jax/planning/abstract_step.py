@@ -8,9 +8,10 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from bert_jax.command import UserError
-from bert_jax.config import ModelConfig, PretrainConfig, PretrainDataConfig
+from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.example import Batch, max_predictions
-from bert_jax.data.masking import rate_schedule
+from bert_jax.data.loader import batch_predictions
+from bert_jax.data.masking import mask_rates
 from bert_jax.data.shards import open_dataset
 from bert_jax.model import sizes
 from bert_jax.planning.topology import Topology
@@ -39,11 +40,12 @@ class RowSpec:
     def of(cls, config: PretrainConfig, seq_len: int | None, vocab_size: int | None) -> "RowSpec":
         """Returns the rows of data.train if it is given, else rows of seq_len positions.
 
-        If seq_len is None, rows are as long as the model has positions, but at most 512.
+        If seq_len is None, rows are as long as the model has positions, but at most 512. Predictions are those of the
+        highest mask rate.
 
-        Raises UserError for shards that cannot be read, and if data.train and seq_len differ.
+        Raises UserError for shards that cannot be read, for an invalid mask rate, and if data.train and seq_len differ.
         """
-        highest = _highest_mask_rate(config.data)
+        rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
         if config.data.train:
             data = open_dataset(config.data.train, "train")
             if seq_len not in (None, data.seq_len):
@@ -51,13 +53,11 @@ class RowSpec:
                     f"--seq_len is {seq_len}, but the rows of {config.data.train} have {data.seq_len} positions; "
                     "omit --seq_len"
                 )
-            predictions = data.max_predictions
-            if highest is not None:
-                predictions = max_predictions(data.seq_len, data.pack, highest, data.masking.reorder_rate)
+            predictions = batch_predictions(data, rates)
             return cls(data.seq_len, data.pack, predictions, data.vocabulary().vocab_size, data.labelled)
         words = vocab_size or BERT_VOCABULARY
         length = seq_len or min(USUAL_LENGTH, sizes.model_config(config.model, words).max_positions)
-        rate = MASK_RATE if highest is None else highest
+        rate = MASK_RATE if rates is None else max(rates.values)
         labelled = not is_schedule(config.objective)  # the phases of a run predict tokens only
         return cls(length, 1, max_predictions(length, 1, rate), words, labelled)
 
@@ -173,13 +173,6 @@ class AbstractStep:
             kept = jax.eval_shape(forward, params, self.batch(), _key(self.config.prng))
         everything = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(kept))
         return everything - sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
-
-
-def _highest_mask_rate(config: PretrainDataConfig) -> float | None:
-    """The rate that determines the number of predictions of all batches; None: that of the shards."""
-    if config.mask_rate is None and not config.mask_schedule:
-        return None
-    return max(rate_schedule(config.mask_schedule, config.mask_rate).values)
 
 
 def _key(kind: str) -> Any:

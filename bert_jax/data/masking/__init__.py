@@ -41,7 +41,7 @@ Differences from those programs:
 """
 
 from bert_jax.data.masking.masker import Masked, Masker, MaskingTokenizer, token_kinds
-from bert_jax.data.masking.rate_schedule import rate_schedule
+from bert_jax.data.masking.rate_schedule import mask_rates, rate_schedule
 from bert_jax.data.masking.rule import BERT_SHARES, RANDOM_TOKENS, UNITS, MaskingRule, ReplacementShares
 from bert_jax.data.masking.span_boundaries import SpanTargets, span_targets
 
@@ -55,6 +55,7 @@ __all__ = [
     "MaskingTokenizer",
     "ReplacementShares",
     "SpanTargets",
+    "mask_rates",
     "rate_schedule",
     "span_targets",
     "token_kinds",

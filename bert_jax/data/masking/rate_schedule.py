@@ -27,6 +27,18 @@ class LinearSchedule(StepSchedule[float]):
         return before + (self.values[index + 1] - before) * (step - first) / (self.steps[index + 1] - first)
 
 
+def mask_rates(rate: float | None, schedule: str, shape: str = STEPS) -> StepSchedule[float] | None:
+    """The rates of data.mask_rate, data.mask_schedule and data.mask_shape, or None for the rate of the shards.
+
+    Raises UserError if both rates are set, and as rate_schedule does.
+    """
+    if rate is not None and schedule:
+        raise UserError("data.mask_rate and data.mask_schedule are both set; set only one of them")
+    if rate is None and not schedule and shape == STEPS:
+        return None
+    return rate_schedule(schedule, rate, shape)
+
+
 def rate_schedule(text: str, rate: float | None = None, shape: str = STEPS) -> StepSchedule[float]:
     """The rates of `0:0.30,50000:0.15,90000:0.05`, or one rate at all steps if it is given.
 
