@@ -73,6 +73,12 @@ def commit() -> str | None:
         return None
 
 
+def short_commit(commit: str | None) -> str:
+    """The first 12 digits of what `commit` returns, still with "+changes" if files differed; "unknown" for None."""
+    digits, changes, _ = (commit or "unknown").partition("+changes")
+    return digits[:12] + changes
+
+
 def machine() -> dict[str, Any]:
     """The machine: processor, cores that this process may use, memory in GB."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

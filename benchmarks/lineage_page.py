@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks import common
 from benchmarks.lineage_parts import FINETUNED, HELD_OUT, PRETRAINING, PROBES
 from benchmarks.lineage_systems import SYSTEMS, System
-from bert_jax.command import UserError
 from bert_jax.reporting import page as pages
 from bert_jax.reporting.chart import Chart, Series, number
 from bert_jax.reporting.curves import NATS
@@ -65,11 +65,7 @@ def markdown(data: Data) -> str:
 
 def write_table(data: Data, path: Path) -> None:
     """Writes the table into a page, between its two markers. Raises UserError for a page without them."""
-    text = path.read_text(encoding="utf-8")
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(END) < text.index(BEGIN):
-        raise UserError(f"{path} needs one line {BEGIN.strip()} and, below it, one line {END.strip()}; add them")
-    before, rest = text.split(BEGIN)
-    path.write_text(before + BEGIN + markdown(data) + END + rest.split(END)[1], encoding="utf-8")
+    common.replace_block(path, BEGIN, markdown(data), END)
 
 
 def page(data: Data, source: str) -> str:
@@ -173,7 +169,7 @@ def _origin(data: Data) -> str:
     """The machine and the commits of the pretraining runs."""
     parts = [parts[PRETRAINING] for parts in data["systems"].values() if PRETRAINING in parts]
     machines = _distinct([f"{part['machine']['cores']} cores ({part['machine']['processor']})" for part in parts])
-    commits = _distinct([part["commit"][:12] for part in parts if part["commit"]])
+    commits = _distinct([common.short_commit(part["commit"]) for part in parts])
     return f"Machine: {', '.join(machines)}. Commit: {', '.join(commits)}." if machines else ""
 
 

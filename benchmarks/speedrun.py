@@ -111,6 +111,7 @@ class Speedrun:
             folder.mkdir(parents=True, exist_ok=True)
             self._write_rows(folder / "rows.npy")
             common.run_command(self._peer_line(folder))
+            speedrun_page.write_origin(self.output / "peer.json")
             (folder / "rows.npy").unlink()
         self._score("peer", folder / "model")
 
@@ -131,6 +132,7 @@ class Speedrun:
         if not (workdir / RESULT_FILE).exists():
             options = [f"--config.data.train={self.shards}", *self.overrides, *(f"--config.{one}" for one in more)]
             run("bert_jax.pretrain", f"--config={RECIPE}", f"--workdir={workdir}", *options)
+            speedrun_page.write_origin(self.output / f"{name}.json")
 
     def _score(self, system: str, model: Path) -> None:
         """Writes OUTPUT/scores/SYSTEM/TASK.json for each task, and the metrics of all held-out rows."""

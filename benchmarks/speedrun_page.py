@@ -30,6 +30,11 @@ SYSTEMS = {
     "reference": "reference",
 }
 PROGRAM = "benchmarks.speedrun"
+NOTE = (
+    "Points of dev: the mean of the fine-tuning seeds and its standard error. A difference is the speedrun's lead, "
+    "with twice its standard error in parentheses. Each model is pretrained once, so the errors do not cover other "
+    "pretraining seeds."
+)
 
 
 def collect(output: Path, target: float) -> dict[str, Any]:
@@ -46,18 +51,26 @@ def collect(output: Path, target: float) -> dict[str, Any]:
     trained = output / "trained"
     if (trained / RESULT_FILE).exists():
         config = read_json(trained / CONFIG_FILE)
-        training["trained"] = read_json(trained / RESULT_FILE) | {"config": config}
+        training["trained"] = read_json(trained / RESULT_FILE) | {"config": config} | _origin(output / "trained.json")
         budget = config["training"]["budget_minutes"]
         training["target"] = {
             "eval_mlm_loss": target,
             "minutes": minutes_to_target(read_lines(trained / METRICS_FILE), target, budget),
         }
     if (output / "peer" / RESULT_FILE).exists():
-        training["peer"] = read_json(output / "peer" / RESULT_FILE)
-    about = {"machine": common.machine(), "versions": common.versions(), "commit": common.commit()}
-    text = json.dumps({"training": training, "systems": systems} | about)
+        training["peer"] = read_json(output / "peer" / RESULT_FILE) | _origin(output / "peer.json")
+    text = json.dumps({"training": training, "systems": systems})
     without_paths: dict[str, Any] = json.loads(text.replace(str(output), "OUTPUT"))
     return without_paths
+
+
+def write_origin(file: Path) -> None:
+    """Records the machine, the versions of packages and the commit of a training run that has just ended."""
+    write_json(file, {"machine": common.machine(), "versions": common.versions(), "commit": common.commit()})
+
+
+def _origin(file: Path) -> dict[str, Any]:
+    return {"origin": read_json(file)} if file.exists() else {}
 
 
 def seed_values(result: Mapping[str, Any]) -> list[float]:
@@ -147,7 +160,7 @@ def _lead(points: float, two_errors: float) -> str:
 
 
 def facts(results: Mapping[str, Any]) -> dict[str, str]:
-    """Returns what the page says about training, in words."""
+    """Returns what the page says about training, and the machines and commits of all runs, in words."""
     training, found = results["training"], {}
     if run := training.get("trained"):
         found["training"] = f"{run['seconds'] / 60:.1f} minutes, {run['step']:,} steps, {run['tokens']:,} tokens"
@@ -159,16 +172,22 @@ def facts(results: Mapping[str, Any]) -> dict[str, str]:
     if (target := training.get("target")) and target["eval_mlm_loss"]:
         reached = f"{target['minutes']:g} minutes" if target["minutes"] is not None else "not reached"
         found[f"time to a held-out loss of {target['eval_mlm_loss']:g}"] = reached
-    found["machine"] = f"{results['machine']['processor']}, {results['machine']['cores']} cores"
-    found["commit"] = str(results["commit"])
-    return found
+    origins = [run["origin"] for run in training.values() if "origin" in run]
+    origins += [task for system in results["systems"].values() for task in system["tasks"].values()]
+    machines = [f"{each['machine']['processor']}, {each['machine']['cores']} cores" for each in origins]
+    commits = [common.short_commit(each["commit"]) for each in origins]
+    return found | {
+        name: "; ".join(dict.fromkeys(values))
+        for name, values in (("machine", machines), ("commit", commits))
+        if values
+    }
 
 
 def markdown(results: Mapping[str, Any]) -> str:
     """Returns the block of the page: the facts, the table and the commands."""
     header, rows = table(results)
     lines = [f"- {name}: {value}" for name, value in facts(results).items()]
-    lines += ["", *(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)), ""]
+    lines += ["", *(f"| {' | '.join(cells)} |" for cells in (header, ["---"] * len(header), *rows)), "", NOTE, ""]
     commands = [task["command"] for task in results["systems"].get("trained", {"tasks": {}})["tasks"].values()]
     return "\n".join([*lines, *(f"    {line}" for line in commands), ""])
 
@@ -192,7 +211,7 @@ def write(results: Mapping[str, Any], output: Path, folder: Path, page_file: Pat
         source=folder.name,
         tiles=[Tile(row[2], row[0], row[1]) for row in rows[:1]],
         sections=[
-            Section("Scores", [Table(header, [rows])], "Points of dev: the mean of the seeds and its standard error."),
+            Section("Scores", [Table(header, [rows])], NOTE),
             Section("Training", [Settings({"": facts(results)}), *blocks]),
             Section("Configuration", [Settings({"": run["config"]["training"]})] if run else []),
         ],

@@ -96,9 +96,9 @@ def test_the_table_replaces_what_is_between_the_markers(tmp_path: Path) -> None:
     lineage.main([f"--data={_written(tmp_path)}", f"--page={document}"])
     text = document.read_text()
     assert text.startswith("before\n<!--") and text.endswith("-->\nafter\n") and "old" not in text
-    assert "| BERT | 1.23 |" in text and "Commit: 0123456789ab." in text
+    assert "| BERT | 1.23 |" in text and "Commit: 0123456789ab+changes." in text
     document.write_text("no markers")
-    with pytest.raises(UserError, match=r"page.md needs one line <!-- lineage"):
+    with pytest.raises(UserError, match=r"page.md lacks the lines <!-- lineage"):
         lineage_page.write_table(DATA, document)
 
 

@@ -72,6 +72,19 @@ def test_the_table_states_means_errors_and_leads():
     ]
 
 
+def test_the_page_names_the_machines_and_commits_of_the_runs_and_explains_its_errors():
+    def origin(commit):
+        return {"machine": {"processor": "chip", "cores": 2}, "commit": commit}
+
+    task = scored(accuracy=OURS) | {"command": "python -m tune"} | origin("b" * 40 + "+changes")
+    run = {"seconds": 60, "step": 1, "tokens": 2, "origin": origin("a" * 40)}
+    trained = {"tasks": {"rte": task}, "values": {"rte": OURS}, "held_out": None}
+    text = speedrun_page.markdown({"training": {"trained": run}, "systems": {"trained": trained}})
+    assert "- machine: chip, 2 cores\n" in text
+    assert f"- commit: {'a' * 12}; {'b' * 12}+changes\n" in text
+    assert "standard error" in text and "    python -m tune\n" in text
+
+
 def test_an_unknown_part_and_a_page_without_markers_are_refused(tmp_path):
     with pytest.raises(UserError, match="unknown name 'pear'; choose from data, train"):
         speedrun.main(["--output", str(tmp_path), "--input", "text", "--part", "data,pear"])
