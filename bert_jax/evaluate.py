@@ -30,12 +30,14 @@ Each row counts once. The masks of held-out rows are the same in every evaluatio
 are comparable. Rows are sharded over all devices. If the model does not fit on one device, shard its parameters too,
 with --mesh.fsdp or --mesh.tensor.
 
-On shards, a causal model also has a perplexity (per token) and a word_perplexity, and a model trained by masked
-diffusion the bounds mdm_perplexity and mdm_word_perplexity. A word is a token with the tokens that continue it, as in
-whole-word masking. A causal model predicts the [SEP] that ends a text; it counts as a word, as the end of a sentence
-does in published figures. In all other measures, special tokens are given and not counted. --pseudo_perplexity adds
-pseudo_loss, pseudo_perplexity and pseudo_word_perplexity of a masked language model (Salazar et al. 2020), for which
-the model runs once for each token of a sequence: limit the rows with --max_rows, which takes the first ones.
+On shards, a causal model also has a perplexity (per token) and a word_perplexity, a bidirectional language model (ELMo)
+both for each direction (forward_lm_perplexity, backward_lm_perplexity, ...), and a model trained by masked diffusion
+the bounds mdm_perplexity and mdm_word_perplexity. A word is a token with the tokens that continue it, as in whole-word
+masking. A causal model and each direction of ELMo predict special tokens, such as the [SEP] that ends a text, except at
+the end of the sequence that they begin at; each counts as a word, as the end of a sentence does in published figures.
+In all other measures, special tokens are given and not counted. --pseudo_perplexity adds pseudo_loss, pseudo_perplexity
+and pseudo_word_perplexity of a masked language model (Salazar et al. 2020), for which the model runs once for each
+token of a sequence: limit the rows with --max_rows, which takes the first ones.
 """
 
 MESH_FLAG = "--mesh"
