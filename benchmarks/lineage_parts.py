@@ -112,7 +112,7 @@ def pretraining(place: Place) -> dict[str, Any]:
         "steps": result["step"],
         "tokens": result["tokens"],
         "seconds": result["seconds"],
-        "flops": result["step"] * size.step_flops(rows.seq_len, rows.predictions),
+        "flops": result["step"] * size.step_flops(rows),
         "start_share": start_share(lines),
         "held_out": {name: value for name, value in result.items() if name.startswith("eval_") and value is not None},
         "curve": _curve(lines, place.system, minutes),

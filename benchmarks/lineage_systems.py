@@ -21,8 +21,10 @@ from bert_jax.config import (
     PretrainDataConfig,
 )
 from bert_jax.model import paths, sizes
-from bert_jax.model.heads.replaced_tokens import generator_config
-from bert_jax.train.metrics import training_flops
+from bert_jax.planning.abstract_step import AbstractStep, RowSpec
+from bert_jax.planning.chips import CHIPS
+from bert_jax.planning.flops import count_flops
+from bert_jax.planning.topology import Topology
 from bert_jax.train.objectives import Objective, pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.vocabulary import Vocabulary
@@ -161,18 +163,14 @@ class Sized:
         table = shapes["embeddings/token/table"].size
         return {"all": sum(leaf.size for leaf in shapes.values()), "token_table": table}
 
-    def step_flops(self, length: int, predictions: int) -> float:
-        """FLOPs of a training step (bert_jax/train/metrics.py), for rows with so many masked positions.
+    def step_flops(self, rows: RowSpec) -> float:
+        """FLOPs of the matmuls of a training step, counted in its program (bert_jax/planning/flops.py).
 
-        ELECTRA's generator predicts the masked positions, and the model itself predicts no token.
+        The formula of bert_jax/train/metrics.py does not fit all systems alike: masked language models compute their
+        last layer at the masked positions only, and SpanBERT's and ELECTRA's further heads are not in it.
         """
-        rows, generator = self.config.batch_size, self.objective.heads.generator
-        if self.objective.predicts_all:
-            return training_flops(self.model, rows, length, length)
-        if not generator:
-            return training_flops(self.model, rows, length, predictions)
-        small = generator_config(self.model, generator)
-        return training_flops(self.model, rows, length, 0) + training_flops(small, rows, length, predictions)
+        one = Topology("one device", CHIPS["v5e"], tuple(jax.local_devices()[:1]), (1, 1))  # any chip: same program
+        return count_flops(AbstractStep.of(self.config, one, rows).traced().jaxpr).total
 
 
 def sized(system: System, settings: Settings, vocabulary: Vocabulary) -> Sized:

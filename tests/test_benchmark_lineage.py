@@ -17,8 +17,12 @@ from benchmarks.lineage_systems import SYSTEMS, Settings
 from bert_jax import vocabulary
 from bert_jax.command import UserError
 from bert_jax.data.shards import open_dataset
+from bert_jax.planning.abstract_step import RowSpec
+from bert_jax.shapes import padded_vocabulary
+from bert_jax.train.metrics import training_flops
 
 ROOT = Path(__file__).parent.parent
+FLOPS_OF = ("lstm", "roberta", "spanbert", "diffusion")
 
 
 def score(*values: float) -> dict[str, object]:
@@ -116,6 +120,25 @@ def test_every_system_has_as_many_parameters_as_bert(vocab_dir: Path, tmp_path: 
     counts = {system.name: lineage_systems.sized(system, Settings(), vocab).parameters["all"] for system in SYSTEMS}
     assert vocab.vocab_size == 8192
     assert all(abs(count / counts["bert"] - 1) < 0.05 for count in counts.values()), counts
+
+
+def test_flops_count_every_head_and_only_the_positions_that_are_computed(vocab_dir: Path) -> None:
+    vocab, settings = vocabulary.load(vocab_dir), Settings()
+    rows = RowSpec(settings.length, 1, 20, vocab.vocab_size, labelled=False)
+    sizes = {name: lineage_systems.sized(lineage_systems.named(name), settings, vocab) for name in FLOPS_OF}
+    counted = {name: size.step_flops(rows) for name, size in sizes.items()}
+    batch, length, width = settings.batch_size, settings.length, settings.width
+    for name in ("lstm", "diffusion"):  # all positions in all layers, as the formula counts
+        formula = training_flops(sizes[name].model, batch, length, length)
+        assert counted[name] == pytest.approx(formula, rel=0.05), name
+    formula = training_flops(sizes["roberta"].model, batch, length, 20)
+    # At the other positions, the last layer has no attention, outputs and feed-forward. The program looks positions up
+    # by matmuls, which the formula does not count.
+    unused = 3 * batch * (length - 20) * (20 * width**2 + 4 * length * width)
+    assert counted["roberta"] == pytest.approx(formula - unused, rel=0.08)
+    joined = 2 * width + 200  # both sides of the span, and the offset in it
+    boundaries = 3 * batch * 20 * 2 * width * (joined + width + padded_vocabulary(vocab.vocab_size))
+    assert counted["spanbert"] > counted["roberta"] + boundaries
 
 
 def test_the_share_of_the_start_is_what_precedes_the_first_step() -> None:
