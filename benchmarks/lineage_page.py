@@ -37,8 +37,8 @@ HEADER = (
 NOTES = (
     "All systems read the same text with the same vocabulary and hold out the same documents, and are trained for the "
     "same minutes with the same tokens per batch, warmup and decay. The step is compiled before, in a run of one step.",
-    "Parameters are all that are trained. Widths are chosen so that their number is that of BERT. FLOPs are those of "
-    "the matmuls in the program of the training step (bert_jax/planning/flops.py).",
+    "Parameters are all that are trained. Widths are chosen so that their number is near that of BERT. FLOPs are those "
+    "of the matmuls in the program of the training step (bert_jax/planning/flops.py).",
     "Rows are single segments of documents. BERT has rows of next sentences instead, ALBERT of sentence order with "
     "masked n-grams, and SpanBERT the same rows as the others with masked spans: their objectives need these. "
     "Perplexities are measured on the single segments for all.",
@@ -48,6 +48,10 @@ NOTES = (
     "EWT tags and CoNLL F1: a linear layer on the frozen last layer, on dev, in percent. The others: fine-tuned, on "
     "dev, in percent, mean and standard deviation of the seeds, all with mean pooling: accuracy, CoLA Matthews "
     "correlation, STS-B Spearman correlation.",
+)
+CURVES = (
+    "In training, over the minutes of the budget. ALBERT masks n-grams of sentence pairs and ModernBERT 30% of the "
+    "tokens, so their losses cannot be compared with those of BERT and RoBERTa in the same chart."
 )
 
 
@@ -72,11 +76,13 @@ def page(data: Data, source: str) -> str:
     """The page as HTML: the table, the curves of pretraining, and the settings."""
     present = _present(data)
     models = {
-        f"model of {system.title}": parts[PRETRAINING]["model"] for system, parts in present if PRETRAINING in parts
+        f"model of {system.title} ({system.source})": parts[PRETRAINING]["model"]
+        for system, parts in present
+        if PRETRAINING in parts
     }
     sections = [
         Section("Results", [Table(HEADER, [rows(data)]), Bullets(NOTES)]),
-        Section("Pretraining loss", [Charts(charts(data))], "In training, over the minutes of the budget."),
+        Section("Pretraining loss", [Charts(charts(data))], CURVES),
         Section("Settings", [Settings({"all": data["settings"]} | models)]),
     ]
     return pages.render(

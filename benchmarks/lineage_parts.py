@@ -3,8 +3,8 @@
     python -m benchmarks.lineage_parts FOLDER lstm held_out,rte
 
 benchmarks/lineage.py starts it and keeps its standard input open: the process ends when that closes, so that nothing
-goes on after the command was killed. Each part that is finished is a file in FOLDER/parts, and a line on stdout. A part
-that was interrupted continues from the checkpoints in FOLDER/runs.
+keeps running after the command is killed. Each part that is finished is a file in FOLDER/parts, and a line on stdout.
+A part that was interrupted continues from the checkpoints in FOLDER/runs.
 """
 
 import dataclasses

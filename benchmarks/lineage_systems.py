@@ -72,6 +72,7 @@ class Settings:
 class System:
     """A row of the table.
 
+    source    the paper that it follows
     preset    a name in bert_jax/model/sizes.py
     chart     the chart in which its curves are, and the logged losses that they show
     shards    a key of SHARDS
@@ -107,7 +108,7 @@ SYSTEMS = (
         ("forward_lm_loss", "backward_lm_loss"),
         search="cell_width",
     ),
-    System("gpt", "GPT", "Radford et al. 2019", "gpt2", NEXT, ("lm_loss",)),
+    System("gpt", "GPT-2-style", "Radford et al. 2019", "gpt2", NEXT, ("lm_loss",)),
     System("bert", "BERT", "Devlin et al. 2019", "tiny", MASKED, shards="nsp"),
     System("roberta", "RoBERTa-style", "Liu et al. 2019", "roberta_base", MASKED),
     System(

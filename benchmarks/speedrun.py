@@ -148,7 +148,8 @@ class Speedrun:
             file = folder / f"{task.name}.json"
             if task.name in self.flags.tasks and not file.exists():
                 seeded = Score(task.name, task.recipe, (f"seeds={self.flags.seeds}", *task.options), task.metrics)
-                made = scores.make(seeded, model, self.output / "finetuning" / system, system)
+                name = model.name if system == "reference" else system
+                made = scores.make(seeded, model, self.output / "finetuning" / system, name)
                 write_json(file, made | {"shown": task.metrics})
                 shutil.rmtree(self.output / "finetuning" / system / task.name)  # ten checkpoints of no further use
 

@@ -70,14 +70,14 @@ def test_the_table_has_a_row_for_each_system_and_a_dash_where_nothing_is_measure
     table = lineage_page.rows(DATA)
     assert all(len(row) == len(lineage_page.HEADER) for row in table)
     found = {row[0]: dict(zip(lineage_page.HEADER, row, strict=True)) for row in table}
-    assert list(found) == ["biLM (ELMo)", "GPT", "BERT", "Masked diffusion"]
+    assert list(found) == ["biLM (ELMo)", "GPT-2-style", "BERT", "Masked diffusion"]
     bert = found["BERT"]
     assert [bert[name] for name in lineage_page.HEADER[1:4]] == ["1.23", "2.50", "0.0125"]
     assert (bert["perplexity"], bert["pseudo-perplexity"]) == ("-", "250.2")
     assert (bert["RTE"], bert["CoNLL F1"], bert["CoLA"], bert["SST-2"]) == ("55.0 ± 7.1", "62.5", "-", "-")
     assert found["biLM (ELMo)"]["perplexity"] == "90.0 / 88.0"
     assert found["Masked diffusion"]["perplexity"] == "≤ 400.0"
-    assert (found["GPT"]["perplexity"], found["GPT"]["tokens, M"]) == ("1,234.5", "-")
+    assert (found["GPT-2-style"]["perplexity"], found["GPT-2-style"]["tokens, M"]) == ("1,234.5", "-")
 
 
 def test_the_page_has_the_table_and_a_curve_for_each_loss() -> None:
@@ -86,6 +86,7 @@ def test_the_page_has_the_table_and_a_curve_for_each_loss() -> None:
     np.testing.assert_array_equal(charts[lineage_systems.MASKED].series[0].values, [6.5, 6.0, 5.5])
     page = lineage_page.page(DATA, "DIR")
     assert page.count("<polyline") == 4
+    assert "model of BERT (Devlin et al. 2019)" in page
     assert "<td>Masked diffusion</td>" in page and "55.0 ± 7.1" in page and "&lt;chip&gt;" in page
 
 
