@@ -16,8 +16,10 @@ from typing import Any
 import psutil
 
 from bert_jax.command import EXIT_STOPPED, Stopped, UserError
+from bert_jax.storage.local import read_json, write_json
 
 REPOSITORY = Path(__file__).resolve().parent.parent
+SETTINGS_FILE = "settings.json"  # in a folder of results
 PACKAGES = ("jax", "jaxlib", "libtpu", "flax", "optax", "orbax-checkpoint", "numpy", "pyarrow", "tokenizers")
 
 
@@ -111,6 +113,21 @@ def run_command(line: Sequence[str]) -> str:
     if process.returncode:
         raise UserError(f"{' '.join(line[1:4])} ended with code {process.returncode}; its own message is above")
     return printed
+
+
+def keep_settings(folder: Path, settings: Mapping[str, Any]) -> None:
+    """Writes the settings of a new folder of results, by the names of their flags.
+
+    Raises UserError for a folder of other settings, whose results would be mixed with those of these.
+    """
+    file = folder / SETTINGS_FILE
+    if not file.exists():
+        write_json(file, dict(settings))
+        return
+    before = read_json(file)
+    changed = [f"--{name} {before.get(name)} (now {now})" for name, now in settings.items() if before.get(name) != now]
+    if changed:
+        raise UserError(f"{folder} holds results of {', '.join(changed)}; use the same, or another --output")
 
 
 def replace_block(page: Path, begin: str, content: str, end: str) -> None:

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common, lineage_page
-from benchmarks.lineage_parts import HELD_OUT, PRETRAINING, SETTINGS_FILE, TASKS, Place, portable, read_settings
+from benchmarks.lineage_parts import HELD_OUT, PRETRAINING, TASKS, Place, portable, read_settings
 from benchmarks.lineage_systems import NAMES, SHARDS, Settings, System, named
 from bert_jax import command
 from bert_jax.command import UserError
@@ -109,7 +109,7 @@ def run(folder: Path, settings: Settings, systems: Sequence[System], tasks: Sequ
     _find_tasks(tasks)
     folder.mkdir(parents=True, exist_ok=True)
     with lock(folder / "lock"):
-        open_folder(folder, settings)
+        common.keep_settings(folder, dataclasses.asdict(settings))
         prepare(folder, settings, systems, tasks)
         places = [Place(folder, system, settings) for system in systems]
         make_missing(places, tasks, settings)
@@ -118,17 +118,6 @@ def run(folder: Path, settings: Settings, systems: Sequence[System], tasks: Sequ
         write_atomic(folder / "index.html", lineage_page.page(data, str(folder)).encode())
     print(folder / "index.html")
     return data
-
-
-def open_folder(folder: Path, settings: Settings) -> None:
-    """Writes the settings of a new folder. Raises UserError for a folder of other settings."""
-    if not (folder / SETTINGS_FILE).exists():
-        write_json(folder / SETTINGS_FILE, dataclasses.asdict(settings))
-        return
-    before, now = dataclasses.asdict(read_settings(folder)), dataclasses.asdict(settings)
-    changed = [f"--{name} {before[name]} (now {now[name]})" for name in now if now[name] != before[name]]
-    if changed:
-        raise UserError(f"{folder} holds results of {', '.join(changed)}; use the same, or another --output")
 
 
 def prepare(folder: Path, settings: Settings, systems: Sequence[System], tasks: Sequence[str]) -> None:

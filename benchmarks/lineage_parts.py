@@ -48,7 +48,6 @@ FINETUNED = {
     "stsb": "spearman",
 }
 TASKS = (*PROBES, *FINETUNED)
-SETTINGS_FILE = "settings.json"
 # Values for small models: Turc et al. 2019 try up to 3e-4 for theirs.
 FINETUNING_RATE, FINETUNING_DROPOUT = 3e-4, 0.1
 PROBE = FeatureOptions(layers="last", seeds=1, head="linear", batch_size=128, learning_rate=5e-3, epochs=20, patience=3)
@@ -189,7 +188,7 @@ def make(place: Place, name: str) -> dict[str, Any]:
 
 
 def read_settings(folder: Path) -> Settings:
-    return Settings(**read_json(folder / SETTINGS_FILE))
+    return Settings(**read_json(folder / common.SETTINGS_FILE))
 
 
 def _curve(lines: Sequence[Mapping[str, Any]], system: System, minutes: float) -> dict[str, list[float]]:

@@ -13,8 +13,8 @@ peer       the same for transformers' BertForMaskedLM of the same size: trained 
 reference  the scores of another model in Hugging Face layout, --reference FOLDER, with the same settings
 page       the table and the curve of what is finished: RESULTS/ and the block of a page of the documentation
 
-A part that was interrupted is resumed by the same command, and a finished one is not repeated. Nothing else should run
-on the machine.
+A part that was interrupted is resumed by the same command, and a finished one is not repeated. A folder belongs to its
+text, sizes, seeds and --config values, and others are refused. Nothing else should run on the machine.
 """
 
 import argparse
@@ -43,6 +43,7 @@ RECIPE = "configs/cpu_speedrun.py"
 PARTS = ("data", "train", "scores", "random", "peer", "reference", "page")
 VOCAB_SIZE = 16384
 SEQ_LEN = 128
+SETTINGS = ("input", "vocab_size", "eval_fraction", "seeds", "peer_minutes")  # flags that determine the numbers
 
 # A small model needs a higher rate than BERT-Base: the highest of the grid of Turc et al. 2019. All systems have the
 # same settings. To score a model within 40 minutes on two cores, SST-2 has 32,000 examples of its 67,349, chosen at
@@ -70,6 +71,9 @@ class Speedrun:
         self.shards = self.output / "shards"
         recipe = config_lib.read_flags(str(common.REPOSITORY / RECIPE), self.overrides)
         self.recipe = config_lib.load(PretrainConfig, recipe)
+        self.output.mkdir(parents=True, exist_ok=True)
+        settings = {name: getattr(flags, name) for name in SETTINGS}
+        common.keep_settings(self.output, settings | {"config": self.overrides})
 
     def data(self) -> None:
         """Makes the vocabulary and the shards. Documents are held out by a hash of their text."""

@@ -1,5 +1,6 @@
 """benchmarks.lineage: what its table shows, that the systems have matched sizes, and that a killed command resumes."""
 
+import dataclasses
 import json
 import os
 import re
@@ -12,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from benchmarks import lineage, lineage_page, lineage_parts, lineage_systems
+from benchmarks import common, lineage, lineage_page, lineage_parts, lineage_systems
 from benchmarks.lineage_systems import SYSTEMS, Settings
 from bert_jax import vocabulary
 from bert_jax.command import UserError
@@ -163,10 +164,11 @@ def test_evenly_spaced_rows_are_those_of_the_whole_set(shards_dir: Path, count: 
 def test_an_unknown_name_and_a_folder_of_other_settings_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--only: unknown 'bart'; choose from feed_forward, rnn"):
         lineage.main([f"--output={tmp_path}", "--only=bert,bart"])
-    lineage.open_folder(tmp_path, Settings(seeds=2))
-    lineage.open_folder(tmp_path, Settings(seeds=2))
+    common.keep_settings(tmp_path, dataclasses.asdict(Settings(seeds=2)))
+    common.keep_settings(tmp_path, dataclasses.asdict(Settings(seeds=2)))
+    assert lineage_parts.read_settings(tmp_path) == Settings(seeds=2)
     with pytest.raises(UserError, match=r"results of --seeds 2 \(now 3\); use the same, or another --output"):
-        lineage.open_folder(tmp_path, Settings(seeds=3))
+        common.keep_settings(tmp_path, dataclasses.asdict(Settings(seeds=3)))
 
 
 def test_shards_that_hold_out_other_documents_are_refused(tmp_path: Path) -> None:

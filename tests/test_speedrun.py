@@ -85,6 +85,18 @@ def test_the_page_names_the_machines_and_commits_of_the_runs_and_explains_its_er
     assert "standard error" in text and "    python -m tune\n" in text
 
 
+def test_a_folder_of_other_settings_is_refused(tmp_path):
+    line = [f"--output={tmp_path / 'run'}", "--input=text", "--part=peer", "--config.seed=1"]
+    speedrun.main([*line, "--tasks=rte"])  # without --peer_python, this part does nothing
+    speedrun.main(line)
+    for more, message in (
+        ("--seeds=2", r"--seeds 5 \(now 2\)"),
+        ("--config.seed=2", r"--config \[.*\] \(now .*seed=2"),
+    ):
+        with pytest.raises(UserError, match=f"holds results of {message}.*; use the same, or another --output"):
+            speedrun.main([*line, more])
+
+
 def test_an_unknown_part_and_a_page_without_markers_are_refused(tmp_path):
     with pytest.raises(UserError, match="unknown name 'pear'; choose from data, train"):
         speedrun.main(["--output", str(tmp_path), "--input", "text", "--part", "data,pear"])
