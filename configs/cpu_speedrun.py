@@ -8,13 +8,14 @@ text in BERT_JAX_DATA/pretrain, runs this recipe, and scores it (docs/speedrun.m
 
 budget_minutes is training time, so a run that is stopped resumes with what is left of it. ModernBERT's layers at a
 small size: norms before the sublayers, gated feed-forward, rotary positions, no biases, no dropout; all layers have
-global attention. AdamW with warmup and a linear decay by share of the budget.
+global attention. Muon for the matrices of the layers and AdamW for the rest, at one rate, with warmup and a linear
+decay by share of the budget.
 
 Hardware  2 CPU cores
 Hours     2, by definition
 Expected  not measured yet: held-out masked-token loss, tokens, and scores after fine-tuning
-Source    layers: Warner et al. 2024, section 2.1; layers and optimizer compared in the short runs of docs/speedrun.md,
-          which also says what is not tested: size, batch, and the rate of this size
+Source    layers: Warner et al. 2024, section 2.1; optimizer: Jordan 2024, Liu et al. 2025, section 2.2. The layers, the
+          optimizer and the rate are compared in the short runs of docs/speedrun.md, which says what is not tested
 """
 
 import ml_collections
@@ -38,10 +39,10 @@ def get_config() -> ml_collections.ConfigDict:
             ),
             data=PretrainDataConfig(mask_rate=0.15),
             optimizer=OptimizerConfig(
-                name="adamw", learning_rate=1.5e-3, warmup_steps=0, warmup_share=0.06, schedule="linear"
+                name="muon", learning_rate=4e-3, warmup_steps=0, warmup_share=0.06, schedule="linear"
             ),
-            eval=EvalConfig(every_steps=250, max_rows=1024),
-            batch_size=64,
+            eval=EvalConfig(every_steps=500, max_rows=1024),
+            batch_size=32,
             steps=0,
             budget_minutes=120.0,
         )
