@@ -268,6 +268,7 @@ def trained(shards_dir, tmp_path_factory):
     return workdir
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_embedded_and_exported_as_a_masked_model(trained, shards_dir, tmp_path, monkeypatch):
     texts = ["the river", "a house by the sea\tit was old"]
     loaded = open_checkpoint(trained)
@@ -295,6 +296,7 @@ def test_a_checkpoint_is_embedded_and_exported_as_a_masked_model(trained, shards
     np.testing.assert_allclose(program.call(parameters, inputs)["mlm_logits"], wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_fine_tuned_from_its_encoder(trained, tmp_path):
     (tmp_path / "train.tsv").write_text("text\tlabel\n" + "good\t1\nbad\t0\n" * 8)
     place = [f"--workdir={tmp_path / 'tuned'}", f"--config={ROOT}/configs/own.py", f"--config.init_from={trained}"]

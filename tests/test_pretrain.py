@@ -145,6 +145,7 @@ def test_causal_model_is_trained_and_evaluated_on_next_tokens(shards_dir, tmp_pa
     assert "Next-token accuracy, held out" in page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_ablation_recipes_ignore_the_labels_of_pairs(shards_dir):
     """On a batch of labelled pairs, the loss without next sentences is the loss of masked tokens alone."""
     dataset = open_dataset(shards_dir, "eval")

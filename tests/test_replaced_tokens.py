@@ -167,6 +167,7 @@ def trained(shards_dir, workdir):
     return workdir
 
 
+@pytest.mark.slow
 def test_both_models_are_exported_and_used(shards_dir, tmp_path):
     workdir = trained(shards_dir, tmp_path / "run")
     both = open_checkpoint(workdir)
