@@ -71,8 +71,11 @@ def outputs_of_the_model(loaded, inputs):
             pooled = sequence_vectors(model, last, rows.sequence_ids, jax.numpy.zeros((len(real), 1), int))
             found["pooled"] = pooled[:, 0]
         if loaded.heads.mlm or loaded.heads.lm:
-            name = "mlm_logits" if loaded.heads.mlm else "lm_logits"
-            found[name] = vocabulary_logits(model, last)[..., : loaded.model.vocab_size]
+            names = ["mlm_logits" if loaded.heads.mlm else "lm_logits"]
+            if loaded.model.encoder == "bilstm":
+                names = ["forward_lm_logits", "backward_lm_logits"]
+            for name, half in zip(names, jax.numpy.split(last, len(names), axis=-1), strict=True):
+                found[name] = vocabulary_logits(model, half)[..., : loaded.model.vocab_size]
         if loaded.heads.next_sentence:
             found["next_sentence_logits"] = next_sentence_logits(model, pooled)[:, 0]
         if loaded.heads.classes:
@@ -193,7 +196,8 @@ def test_programs_of_crfs_and_spans_equal_the_model(tmp_path):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_programs_of_every_family_equal_the_model(tmp_path, family):
     config = FAMILIES[family]
-    heads = Heads(mlm=not config.causal, lm=config.causal, pooler=True, next_sentence=True, tags=4, question=True)
+    language_model = config.causal or config.encoder == "bilstm"
+    heads = Heads(mlm=not language_model, lm=language_model, pooler=True, next_sentence=True, tags=4, question=True)
     loaded = random_checkpoint(tmp_path / "vocabulary", config, heads)
     stablehlo.write(loaded, tmp_path / "out")
     program = jax.export.deserialize((tmp_path / "out" / "predictions.stablehlo").read_bytes())
