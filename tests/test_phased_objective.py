@@ -176,6 +176,13 @@ TRAITS = ShardTraits("the shards", False, "token")
         (
             "0:causal,5:mlm",
             {},
+            {"encoder": "bilstm", "positions": "none"},
+            {},
+            "bilstm has no attention; use .*=transformer",
+        ),
+        (
+            "0:causal,5:mlm",
+            {},
             {},
             {"labelled": True},
             r"the shards has labelled pairs: .*--config\.next_sentence=false",
@@ -287,7 +294,7 @@ def log(workdir: Path) -> list[dict]:
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """The last checkpoints are equal bit for bit, and so are the logs but for the clock."""
+    """The last checkpoints are equal bit for bit, and so are the logs without their times."""
     left, right = (read_meta(workdir / "checkpoints" / "9")["tensors"] for workdir in (one, other))
     assert left == right and set(left) == {"params", "optimizer"}
     assert log(one) == log(other)

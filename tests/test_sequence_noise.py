@@ -45,7 +45,7 @@ def test_packed_rows_and_microbatches_train_on_what_padded_rows_train_on(objecti
     for got in (sums(packed), jax.tree.map(jnp.add, *halves)):
         jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=2e-5), got, wanted)
     other = sums(jax.jit(objective.corrupt)(batches()[1], jax.random.key(4)))
-    assert abs(total_loss(other) / total_loss(wanted) - 1) > 1e-3  # another step samples anew
+    assert abs(total_loss(other) / total_loss(wanted) - 1) > 1e-3  # another step has other samples
 
 
 def total_loss(terms) -> float:

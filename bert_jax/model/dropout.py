@@ -94,7 +94,14 @@ def _line_words(
         number += jax.lax.broadcasted_iota(jnp.uint32, lines, axis) * jnp.uint32(stride % 2**32)
         stride *= max(lines[axis], LEAST_POSITIONS) if axis >= len(shape) - position_axes else lines[axis]
     one, other = (jax.lax.broadcast_in_dim(seeds[..., word], lines, seeded) for word in range(SEED_WORDS))
-    return mix(mix(number ^ one) ^ other), mix(mix(number ^ other) ^ one)
+    return mix_seeds(number, one, other)
+
+
+def mix_seeds(
+    number: UInt32[Array, "*shape"], one: UInt32[Array, "*shape"], other: UInt32[Array, "*shape"]
+) -> tuple[UInt32[Array, "*shape"], UInt32[Array, "*shape"]]:
+    """Two words of 32 bits from a number and the two words of a seed."""
+    return _mix(_mix(number ^ one) ^ other), _mix(_mix(number ^ other) ^ one)
 
 
 _FIRST, _SECOND = 0x85EBCA6B, 0xC2B2AE35  # the factors of fmix32
@@ -105,7 +112,7 @@ def _first_half(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     return bits ^ (bits >> 13)
 
 
-def mix(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
+def _mix(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     """The finalizer fmix32 of MurmurHash3 (A. Appleby, public domain)."""
     bits = _first_half(bits) * jnp.uint32(_SECOND)
     return bits ^ (bits >> 16)

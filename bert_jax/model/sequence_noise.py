@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int, PRNGKeyArray, UInt32
 
-from bert_jax.model.dropout import SEED_WORDS, mix
+from bert_jax.model.dropout import SEED_WORDS, mix_seeds
 
 
 def sequence_numbers(sequence_ids: Int[Array, "B T"]) -> Int[Array, "B T"]:
@@ -38,5 +38,4 @@ def content_seeds(
 
 def derived_seeds(seeds: UInt32[Array, "B T 2"], numbers: Int[Array, "B T"]) -> UInt32[Array, "B T 2"]:
     """Further seeds by a number each, such as the position in the sequence."""
-    one, other, number = seeds[..., 0], seeds[..., 1], numbers.astype(jnp.uint32)
-    return jnp.stack([mix(mix(number ^ one) ^ other), mix(mix(number ^ other) ^ one)], axis=2)
+    return jnp.stack(mix_seeds(numbers.astype(jnp.uint32), seeds[..., 0], seeds[..., 1]), axis=2)

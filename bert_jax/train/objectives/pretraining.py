@@ -85,10 +85,14 @@ def _phased(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTr
             f"config.objective is {text!r}, and its last phase is {phases.values[-1]}. End with {MASKED}, such as "
             f"{EXAMPLE}, or train a causal model: --config.objective=causal --config.model.causal=true"
         )
-    if model.causal or model.encoder != "transformer":
+    if model.encoder != "transformer":
         raise UserError(
-            f"config.objective is {text!r}, whose phases set the attention mask of a Transformer, but the model is "
-            "causal in all of them; use --config.model.causal=false, and an encoder with attention"
+            f"config.objective is {text!r}, whose phases set the attention mask, but model.encoder={model.encoder} has "
+            "no attention; use --config.model.encoder=transformer"
+        )
+    if model.causal:
+        raise UserError(
+            f"config.objective is {text!r}, but the model is causal in all phases; use --config.model.causal=false"
         )
     trained_alone = "that loss would have parameters that causal phases do not train"
     if config.span_boundary:
@@ -130,11 +134,7 @@ def _causal_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
             "config.objective is causal, but the model is bidirectional and sees the tokens that it would predict; use "
             "--config.objective=auto, or --config.model.causal=true"
         )
-    if config.span_boundary or config.data.mask_rate is not None or config.data.mask_schedule:
-        raise UserError(
-            "a causal model predicts next tokens, and none of them is masked; leave out config.span_boundary, "
-            "data.mask_rate and data.mask_schedule"
-        )
+    _check_no_masks(config, "a causal model predicts next tokens, and none of them is masked")
     _check_text("causal", shards)
     return CausalLMObjective()
 
@@ -145,11 +145,7 @@ def _bidirectional_lm(config: PretrainConfig, model: ModelConfig, shards: Sequen
             f"config.objective is bidirectional_lm, but model.encoder={model.encoder} has no second direction; use "
             "--config.model.encoder=bilstm, or --config.objective=auto"
         )
-    if config.span_boundary or config.data.mask_rate is not None or config.data.mask_schedule:
-        raise UserError(
-            "config.objective=bidirectional_lm predicts all tokens, and none of them is masked; leave out "
-            "config.span_boundary, data.mask_rate and data.mask_schedule"
-        )
+    _check_no_masks(config, "config.objective=bidirectional_lm predicts all tokens, and none of them is masked")
     _check_text("bidirectional_lm", shards)
     return BidirectionalLMObjective()
 
@@ -180,11 +176,7 @@ def _replaced_tokens(config: PretrainConfig, model: ModelConfig, shards: Sequenc
 def _diffusion(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
     if model.causal:
         raise UserError("config.objective is diffusion, but the model is causal; use --config.model.causal=false")
-    if config.span_boundary or config.data.mask_rate is not None or config.data.mask_schedule:
-        raise UserError(
-            "config.objective=diffusion samples its own mask rates and masks; leave out config.span_boundary, "
-            "data.mask_rate and data.mask_schedule"
-        )
+    _check_no_masks(config, "config.objective=diffusion samples its own mask rates and masks")
     _check_text("diffusion", shards)
     vocabulary = shards[0].vocabulary
     if vocabulary is None:  # a plan without shards, whose step has the same cost for any ids
@@ -195,6 +187,12 @@ def _diffusion(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
             "rebuild the examples with another --tokenizer"
         )
     return DiffusionObjective(tuple(map(int, vocabulary.special_ids)), int(vocabulary.mask_id))
+
+
+def _check_no_masks(config: PretrainConfig, reason: str) -> None:
+    """Raises UserError, with the reason, for options of masks that an objective without masks of the shards ignores."""
+    if config.span_boundary or config.data.mask_rate is not None or config.data.mask_schedule:
+        raise UserError(f"{reason}; leave out config.span_boundary, data.mask_rate and data.mask_schedule")
 
 
 def _check_text(objective: str, shards: Sequence[ShardTraits]) -> None:
