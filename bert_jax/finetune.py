@@ -1,5 +1,10 @@
 """Fine-tunes a checkpoint on a task, once for each seed and learning rate, and measures the results."""
 
+from bert_jax.train.host_memory import keep_freed_memory
+
+if __name__ == "__main__":
+    keep_freed_memory()  # before the imports below start threads
+
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +36,6 @@ from bert_jax.tasks.task_source import TaskSource, fingerprint
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed, trainer
 from bert_jax.train.compilation_cache import enable_compilation_cache
-from bert_jax.train.host_memory import keep_freed_memory
 
 DESCRIPTION = f"""Fine-tunes a checkpoint on a named task or on your own files, and prints the metrics as JSON.
 
@@ -178,7 +182,6 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--workdir", required=True, help="the folder for checkpoints, metrics and the result")
     distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
-    keep_freed_memory()
     enable_compilation_cache()
     config = config_lib.read_flags(known.config, overrides)
     with distributed.processes(known):

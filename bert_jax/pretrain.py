@@ -1,5 +1,10 @@
 """Pretrains a model on shards from data_prep.build_examples, by masked or causal language modeling."""
 
+from bert_jax.train.host_memory import keep_freed_memory
+
+if __name__ == "__main__":
+    keep_freed_memory()  # before the imports below start threads
+
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +36,6 @@ from bert_jax.train import distributed, partitioning, trainer
 from bert_jax.train.branch import checkpoint_folder
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.evaluate import Evaluator, Rows, make_evaluator
-from bert_jax.train.host_memory import keep_freed_memory
 from bert_jax.train.objectives import pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.objectives.source import ObjectiveSource
@@ -142,7 +146,6 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--workdir", required=True, help="the directory for checkpoints, metrics and the result")
     distributed.add_flags(parser)
     known, overrides = parser.parse_known_args(list(arguments))
-    keep_freed_memory()
     enable_compilation_cache()
     config = config_lib.read_flags(known.config, overrides)
     with distributed.processes(known):

@@ -22,9 +22,11 @@ def keep_freed_memory() -> bool:
     """Makes glibc serve every allocation from one heap of huge pages that is never returned to the system.
 
     XLA allocates the buffers of every step, and by default glibc maps and unmaps each large one, so the kernel zeroes
-    gigabytes a step, page by page: a seventh of a base step on two cores, a quarter of a mini one. Call it first in a
-    training command; once jax has started its threads it has no effect. The process then keeps its peak memory and,
-    through fragmentation, up to twice that.
+    gigabytes a step, page by page: a seventh of a base step on two cores, a quarter of a mini one. The process then
+    keeps its peak memory and, through fragmentation, up to twice that.
+
+    Call it before numpy, pyarrow or jax is imported. Their threads have heaps of their own, which glibc gives to other
+    threads too, and which cannot hold a large block.
 
     Returns False, and does nothing, with an accelerator (whose host threads would wait for the one heap), with another
     C library, or with less than 6 GiB of memory.
