@@ -11,7 +11,8 @@ random     the same for the same architecture with random parameters
 peer       the same for transformers' BertForMaskedLM of the same size: trained on the same rows for the same minutes
            with the defaults of its script run_mlm.py (benchmarks/speedrun_peer.py), under --peer_python
 reference  the scores of another model in Hugging Face layout, --reference FOLDER, with the same settings
-page       the table and the curve of what is finished: RESULTS/ and the block of a page of the documentation
+page       the table and the curve of what is finished, and of what RESULTS/ already holds: RESULTS/ and the block of
+           a page of the documentation
 
 A part that was interrupted is resumed by the same command, and a finished one is not repeated. A folder belongs to its
 text, sizes, seeds and --config values, and others are refused. Nothing else should run on the machine.
@@ -128,8 +129,9 @@ class Speedrun:
 
     def page(self) -> None:
         """Writes the results, and the block of the page."""
-        results = speedrun_page.collect(self.output, self.flags.target)
-        speedrun_page.write(results, self.output, self.flags.results.absolute(), self.flags.page)
+        folder = self.flags.results.absolute()
+        results = speedrun_page.with_published(speedrun_page.collect(self.output, self.flags.target), folder)
+        speedrun_page.write(results, self.output, folder, self.flags.page)
 
     def _pretrain(self, name: str, *more: str) -> None:
         workdir = self.output / name

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import common
+from bert_jax.command import UserError
+from bert_jax.data.manifest import read_manifest
 from bert_jax.reporting import curves, page
 from bert_jax.reporting.document import Block, Charts, Document, Section, Settings, Table, Tile
 from bert_jax.storage.local import read_json, write_atomic, write_json
@@ -18,6 +20,7 @@ from bert_jax.train.workdir import CONFIG_FILE
 
 RESULTS = common.REPOSITORY / "benchmarks" / "results" / "speedrun"
 PAGE = common.REPOSITORY / "docs" / "speedrun.md"
+RESULTS_FILE = "results.json"
 BEGIN, END = "<!-- results: benchmarks/speedrun.py -->\n", "<!-- end of results -->\n"
 TARGET = 0.0  # nats; to be fixed after the first full run. 0: none
 
@@ -38,7 +41,10 @@ NOTE = (
 
 
 def collect(output: Path, target: float) -> dict[str, Any]:
-    """Returns what is finished in the folder of a speedrun: training of each side, and scores by system and task."""
+    """Returns what is finished in the folder of a speedrun: training of each side, and scores by system and task.
+
+    Its `settings` are those of the folder, and the vocabulary and tokens of its shards.
+    """
     systems = {}
     for system in SYSTEMS:
         files = sorted((output / "scores" / system).glob("*.json"))
@@ -59,9 +65,31 @@ def collect(output: Path, target: float) -> dict[str, Any]:
         }
     if (output / "peer" / RESULT_FILE).exists():
         training["peer"] = read_json(output / "peer" / RESULT_FILE) | _origin(output / "peer.json")
-    text = json.dumps({"training": training, "systems": systems})
+    manifest = read_manifest(output / "shards")
+    settings = {name: value for name, value in read_json(output / common.SETTINGS_FILE).items() if name != "input"}
+    settings |= {"vocabulary": manifest["tokenizer"]["hash"], "tokens": manifest["counts"]["tokens"]}
+    text = json.dumps({"settings": settings, "training": training, "systems": systems})
     without_paths: dict[str, Any] = json.loads(text.replace(str(output), "OUTPUT"))
     return without_paths
+
+
+def with_published(found: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Returns the results, and for what they lack, those that the folder already holds.
+
+    So the systems can be measured on several days or machines. Raises UserError for published results of other
+    settings, or of other text or another vocabulary.
+    """
+    file = folder / RESULTS_FILE
+    if not file.exists():
+        return dict(found)
+    before = read_json(file)
+    if before["settings"] != found["settings"]:
+        raise UserError(
+            f"{file} holds results of {before['settings']}, and these are of {found['settings']}. Delete it to start a "
+            "new table, or choose another --results"
+        )
+    parts = {part: before[part] | found[part] for part in ("training", "systems")}
+    return {"settings": found["settings"], **parts}
 
 
 def write_origin(file: Path) -> None:
@@ -195,14 +223,12 @@ def markdown(results: Mapping[str, Any]) -> str:
 def write(results: Mapping[str, Any], output: Path, folder: Path, page_file: Path) -> None:
     """Writes the published files into a folder, and the block into a page."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / "results.json", results)
-    blocks: list[Block] = []
-    log = output / "trained" / METRICS_FILE
-    if log.exists():
-        shutil.copy(log, folder / METRICS_FILE)
-        blocks = [Charts(curves.charts(read_lines(log), {}))]
-    if (peer := output / "peer" / METRICS_FILE).exists():
-        shutil.copy(peer, folder / "peer_metrics.jsonl")
+    write_json(folder / RESULTS_FILE, results)
+    for system, name in (("trained", METRICS_FILE), ("peer", "peer_metrics.jsonl")):
+        if (log := output / system / METRICS_FILE).exists():
+            shutil.copy(log, folder / name)
+    published = folder / METRICS_FILE
+    blocks: list[Block] = [Charts(curves.charts(read_lines(published), {}))] if published.exists() else []
     header, rows = table(results)
     run = results["training"].get("trained")
     document = Document(

@@ -85,6 +85,19 @@ def test_the_page_names_the_machines_and_commits_of_the_runs_and_explains_its_er
     assert "standard error" in text and "    python -m tune\n" in text
 
 
+def test_results_of_another_day_are_kept_and_those_of_other_settings_refused(tmp_path):
+    settings, published = {"seeds": 5, "tokens": 100}, tmp_path / speedrun_page.RESULTS_FILE
+    first = {"settings": settings, "training": {"trained": {"step": 1}}, "systems": {"trained": "a", "random": "b"}}
+    second = {"settings": settings, "training": {"peer": {"steps": 2}}, "systems": {"random": "c", "peer": "d"}}
+    assert speedrun_page.with_published(first, tmp_path) == first
+    published.write_text(json.dumps(first))
+    both = speedrun_page.with_published(second, tmp_path)
+    assert both["training"] == first["training"] | second["training"]
+    assert both["systems"] == {"trained": "a", "random": "c", "peer": "d"}
+    with pytest.raises(UserError, match=r"results\.json holds results of .*'tokens': 100.*Delete it to start"):
+        speedrun_page.with_published(second | {"settings": {"seeds": 5, "tokens": 99}}, tmp_path)
+
+
 def test_a_folder_of_other_settings_is_refused(tmp_path):
     line = [f"--output={tmp_path / 'run'}", "--input=text", "--part=peer", "--config.seed=1"]
     speedrun.main([*line, "--tasks=rte"])  # without --peer_python, this part does nothing
