@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from bert_jax.train.host_memory import trains_on_cpu
+
 # Frees and asks again for large blocks, also in threads, counting the pages that the kernel had to hand out the
 # second time.
 PROGRAM = """
@@ -58,3 +60,58 @@ def test_a_training_command_keeps_memory_before_it_imports_anything_else(module)
     _, imported, guard, *_ = source.body
     assert ast.unparse(imported) == "from bert_jax.train.host_memory import keep_freed_memory"
     assert ast.unparse(guard) == "if __name__ == '__main__':\n    keep_freed_memory()"
+
+
+def install(site, *plugins):
+    """Makes the plugins installed packages of a folder: libtpu as a module, others by an entry point of jax."""
+    site.mkdir()
+    for plugin in plugins:
+        if plugin == "libtpu":
+            (site / plugin).mkdir()
+            (site / plugin / "__init__.py").touch()
+            continue
+        package = site / f"{plugin}-1.0.dist-info"
+        package.mkdir()
+        (package / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {plugin}\nVersion: 1.0\n")
+        (package / "entry_points.txt").write_text(f"[jax_plugins]\n{plugin} = jax_plugins.{plugin}\n")
+
+
+def attach(root, *devices):
+    """Makes the files of a machine with these devices."""
+    for number, device in enumerate(devices):
+        if device == "tpu":
+            folder = root / f"sys/bus/pci/devices/0000:00:{number:02}.0"
+            folder.mkdir(parents=True)
+            (folder / "vendor").write_text("0x1ae0\n")
+            (folder / "device").write_text("0x0063\n")
+        elif device == "nvidia":
+            (root / "dev").mkdir(parents=True, exist_ok=True)
+            (root / "dev/nvidia0").touch()
+
+
+@pytest.mark.parametrize(
+    ("platforms", "plugins", "devices", "on_cpu"),
+    [
+        ("", (), (), True),
+        ("", ("libtpu", "xla_cuda12", "xla_rocm7"), (), True),
+        ("", ("libtpu",), ("tpu",), False),
+        ("", ("xla_cuda13",), ("nvidia",), False),
+        ("", ("libtpu",), ("nvidia",), True),
+        ("", (), ("tpu", "nvidia"), True),
+        ("", ("some_other_device",), (), False),
+        ("cpu", ("libtpu", "xla_cuda12"), ("tpu", "nvidia"), True),
+        ("tpu", ("libtpu",), (), False),
+    ],
+)
+def test_training_is_on_the_cpu_unless_a_device_and_its_plugin_are_there(
+    platforms, plugins, devices, on_cpu, tmp_path, monkeypatch
+):
+    install(tmp_path / "site", *plugins)
+    attach(tmp_path / "machine", *devices)
+    # The packages of this Python are left out of the path, since they may include plugins.
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site"), *(path for path in sys.path if "-packages" not in path)])
+    monkeypatch.delitem(sys.modules, "libtpu", raising=False)
+    importlib.invalidate_caches()
+    monkeypatch.setenv("JAX_PLATFORMS", platforms)
+    monkeypatch.delenv("TPU_LIBRARY_PATH", raising=False)
+    assert trains_on_cpu(tmp_path / "machine") is on_cpu
