@@ -1,4 +1,5 @@
 import logging
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -7,10 +8,13 @@ import pytest
 from families import FAMILIES
 
 from bert_jax.command import UserError
-from bert_jax.model.attention import kernels, token_positions, visible_keys
+from bert_jax.model.attention import kernels
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.ops import attention_kernels
-from bert_jax.model.runtime import Runtime
+from bert_jax.model.ops.attention_cudnn import cudnn_attention
+from bert_jax.model.ops.attention_einsum import einsum_attention, softmax_narrow
+from bert_jax.model.runtime import Runtime, platform_of
+from bert_jax.model.token_positions import token_positions, visible_keys
 
 GPU = {"platform": "gpu", "compute_dtype": "bfloat16", "head_width": 64, "dropout_rate": 0.0}
 TPU = GPU | {"platform": "tpu"}
@@ -22,9 +26,7 @@ def random_heads(slots: int = 7) -> list[jax.Array]:
 
 
 def plain(query, key, value, visible, rate=0.0, seeds=None):
-    return attention_kernels.einsum_attention(
-        query, key, value, visible, dropout_rate=rate, seeds=seeds, precision=HIGHEST
-    )[0]
+    return einsum_attention(query, key, value, visible, dropout_rate=rate, seeds=seeds, precision=HIGHEST)[0]
 
 
 def visible_in(sequences: jax.Array, **limits) -> jax.Array:
@@ -54,7 +56,7 @@ def test_a_bias_is_added_to_the_scores_before_the_softmax():
     query, key, value = random_heads()
     visible, bias = visible_in(SEQUENCES), jax.random.normal(jax.random.key(9), (1, 3, 7, 7))
     wanted = jax.nn.dot_product_attention(query, key, value, bias=bias, mask=visible, implementation="xla")
-    context, probabilities = attention_kernels.einsum_attention(
+    context, probabilities = einsum_attention(
         query, key, value, visible, bias=bias, dropout_rate=0.0, seeds=None, precision=HIGHEST
     )
     np.testing.assert_allclose(context, wanted, atol=1e-6)
@@ -113,6 +115,28 @@ def test_auto_takes_cudnn_only_where_it_can():
     assert choose("auto", **GPU | {"some_queries": True}) == "cudnn"
 
 
+@pytest.mark.parametrize(
+    ("platform", "version", "kernel"),
+    [
+        ("gpu", "PJRT C API\ncuda 12090", "cudnn"),
+        ("gpu", "PJRT C API\nrocm 60300", "einsum"),
+        ("gpu", "a third maker's 1.0", "einsum"),
+        ("cpu", "<unknown>", "einsum"),
+    ],
+)
+def test_gpus_of_other_makers_use_einsum(platform, version, kernel):
+    """jax calls them all `gpu`."""
+    found = platform_of(SimpleNamespace(platform=platform, platform_version=version))
+    assert choose("auto", **GPU | {"platform": found}) == kernel
+
+
+def test_the_platform_of_this_machine_is_found():
+    assert Runtime().device_platform == platform_of(jax.devices()[0].client)
+    assert Runtime(platform="tpu").device_platform == "tpu"
+    if jax.default_backend() != "gpu":
+        assert Runtime().device_platform == jax.default_backend()
+
+
 def test_auto_takes_splash_only_where_it_can():
     assert choose("auto", **TPU) == "splash"
     for change in (
@@ -130,7 +154,10 @@ def test_bands_are_for_layers_with_a_window_that_is_narrow():
     narrow = {"windows": True, "local": True, "narrow": True}
     for device in (GPU, TPU):
         assert choose("auto", **device | narrow | {"compute_dtype": "float32"}) == "banded"
-    assert choose("auto", **GPU | narrow) == "cudnn" and choose("auto", **TPU | narrow) == "splash"
+    # Bands rather than cuDNN's dense scores; splash skips blocks outside of the window itself.
+    assert choose("auto", **GPU | narrow) == "banded" and choose("auto", **TPU | narrow) == "splash"
+    assert choose("auto", **GPU | narrow | {"narrow": False}) == "cudnn"
+    assert choose("cudnn", **GPU | narrow) == "cudnn"
     plain = GPU | {"dropout_rate": 0.123} | narrow
     for change in (
         {"local": False, "narrow": False},
@@ -154,6 +181,7 @@ def test_bands_are_for_layers_with_a_window_that_is_narrow():
         ("splash", {"platform": "tpu", "head_width": 12}, "splash .* multiple of 8, got 12"),
         ("splash", {"platform": "tpu", "shardable": False}, r"jax\.set_mesh"),
         ("cudnn", {"platform": "cpu"}, "runs on cpu"),
+        ("cudnn", {"platform": "rocm"}, "cudnn needs an NVIDIA GPU, and this runs on rocm; or use .*attention=auto"),
         ("cudnn", {"compute_dtype": "float32"}, "compute_dtype=bfloat16"),
         ("cudnn", {"dropout_rate": 0.1}, "attention_dropout=0"),
         ("cudnn", {"head_width": 12}, "multiple of 8"),
@@ -176,7 +204,7 @@ def test_the_kernels_of_a_model_are_those_of_its_kinds_of_layers():
 
 def test_an_unknown_kernel_is_refused_by_name():
     with pytest.raises(
-        UserError, match=r"unknown config\.model\.attention 'flash'; choose from auto, einsum, banded, cudnn, splash"
+        UserError, match=r"unknown config\.model\.attention 'flash'; choose from auto, splash, banded, cudnn, einsum"
     ):
         choose("flash", **GPU)
 
@@ -197,7 +225,7 @@ def test_cudnn_equals_einsum():
     sequences = jnp.repeat(jnp.asarray([[1, 2, 3, 0], [1, 1, 1, 1]], jnp.int32), 32, axis=1)
     visible = visible_in(sequences)
     real = np.asarray(sequences > 0)
-    got = jax.jit(attention_kernels.cudnn_attention)(query, key, value, visible)
+    got = jax.jit(cudnn_attention)(query, key, value, visible)
     np.testing.assert_allclose(
         np.asarray(got, np.float32)[real], np.asarray(plain(query, key, value, visible), np.float32)[real], atol=2e-2
     )
@@ -205,9 +233,9 @@ def test_cudnn_equals_einsum():
 
 def test_the_softmax_that_keeps_half_has_the_gradient_of_the_other_to_half_precision():
     scores, weights = (4 * jax.random.normal(jax.random.key(index), (3, 40)) for index in range(2))
-    np.testing.assert_array_equal(attention_kernels.softmax_narrow(scores), jax.nn.softmax(scores, axis=-1))
+    np.testing.assert_array_equal(softmax_narrow(scores), jax.nn.softmax(scores, axis=-1))
     narrow, exact = (
         jax.grad(lambda scores, softmax=softmax: (softmax(scores) * weights).sum())(scores)
-        for softmax in (attention_kernels.softmax_narrow, jax.nn.softmax)
+        for softmax in (softmax_narrow, jax.nn.softmax)
     )
     np.testing.assert_allclose(narrow, exact, rtol=0, atol=2**-7 * float(np.abs(exact).max()))

@@ -10,13 +10,14 @@ import test_families
 from families import FAMILIES
 
 from bert_jax.config import MeshConfig
-from bert_jax.model import attention
-from bert_jax.model.attention import token_positions, visible_keys
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.ops import attention_kernels
 from bert_jax.model.ops.attention_banded import banded_attention, saves
+from bert_jax.model.ops.attention_cudnn import cudnn_attention
+from bert_jax.model.ops.attention_einsum import einsum_attention
 from bert_jax.model.ops.attention_splash import splash_attention
 from bert_jax.model.placement import Placement
+from bert_jax.model.token_positions import token_positions, visible_keys
 from bert_jax.train.mesh_placement import OnMesh
 from bert_jax.train.partitioning import make_mesh
 
@@ -38,7 +39,7 @@ def assert_equals_einsum(kernel, heads, sequence_ids, window: int, causal: bool)
     real = (sequence_ids > 0)[:, :, None, None]
 
     def plain(*heads):
-        return attention_kernels.einsum_attention(*heads, visible, dropout_rate=0.0, seeds=None, precision=HIGHEST)[0]
+        return einsum_attention(*heads, visible, dropout_rate=0.0, seeds=None, precision=HIGHEST)[0]
 
     def loss(attend):
         return lambda *heads: jnp.where(real, jnp.sin(attend(*heads)), 0).sum()
@@ -122,7 +123,7 @@ def test_cudnn_is_given_even_lengths_and_equals_einsum(slots):
     """By the same function with XLA's implementation; cuDNN's own needs a GPU (test_attention.py)."""
 
     def kernel(query, key, value, sequence_ids, visible):
-        return attention_kernels.cudnn_attention(query, key, value, visible, implementation="xla")
+        return cudnn_attention(query, key, value, visible, implementation="xla")
 
     assert_equals_einsum(kernel, *rows(slots), 2, False)
     heads, sequence_ids = rows(slots)
@@ -130,16 +131,16 @@ def test_cudnn_is_given_even_lengths_and_equals_einsum(slots):
     some = places.at(jnp.asarray([[0, 4, 5], [8, 1, 1]]))
     visible = visible_keys(some, places)
     query = jnp.take_along_axis(heads[0], some.in_row[:, :, None, None], axis=1)
-    got = attention_kernels.cudnn_attention(query, *heads[1:], visible, implementation="xla")
+    got = cudnn_attention(query, *heads[1:], visible, implementation="xla")
     options = {"dropout_rate": 0.0, "seeds": None, "precision": HIGHEST}
-    wanted, _ = attention_kernels.einsum_attention(query, *heads[1:], visible, **options)
+    wanted, _ = einsum_attention(query, *heads[1:], visible, **options)
     np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
 KERNELS = {
     "banded": {},
     "splash": {"splash_attention": functools.partial(splash_attention, interpret=True)},
-    "cudnn": {"cudnn_attention": functools.partial(attention_kernels.cudnn_attention, implementation="xla")},
+    "cudnn": {"cudnn_attention": functools.partial(cudnn_attention, implementation="xla")},
 }
 # Relative positions are for einsum alone, of the others only ModernBERT has windows.
 CASES = [("banded", "modernbert")] + [
@@ -164,7 +165,7 @@ def test_losses_and_gradients_of_every_family_are_those_of_einsum(kernel, family
 
     monkeypatch.setattr(attention_kernels, "choose", choose)
     for name, function in KERNELS[kernel].items():
-        monkeypatch.setattr(attention if name.startswith("splash") else attention_kernels, name, function)
+        monkeypatch.setattr(attention_kernels, name, function)
     # Not from the cache of what einsum gave.
     got = test_families.losses_and_gradients.__wrapped__(family, "scan", packed=True)
     test_families.assert_same(got, wanted)

@@ -1,56 +1,19 @@
-"""Multi-head self-attention: which keys a query sees, and how the distance between them enters."""
+"""Multi-head self-attention: its parameters, its positions, and the kernel of each layer."""
 
 import functools
-from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, PRNGKeyArray, UInt32
 
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model.layers import Dense, Shape, child_key
 from bert_jax.model.ops import attention_kernels, operations
-from bert_jax.model.ops.attention_banded import banded_attention, saves
-from bert_jax.model.ops.attention_splash import splash_attention
+from bert_jax.model.ops.attention_banded import saves
 from bert_jax.model.positions import RelativeTable, rotate
 from bert_jax.model.runtime import Runtime
-
-
-class TokenPositions(NamedTuple):
-    """Where vectors are in their row: the position in the row, the sequence, and the position in the sequence."""
-
-    in_row: Int[Array, "B K"]
-    sequence_ids: Int[Array, "B K"]
-    in_sequence: Int[Array, "B K"]
-
-    def at(self, positions: Int[Array, "B K"]) -> "TokenPositions":
-        """Returns the entries at some positions of the row, where self covers the whole row."""
-        return TokenPositions(positions, *(jnp.take_along_axis(part, positions, axis=1) for part in self[1:]))
-
-
-def token_positions(sequence_ids: Int[Array, "B T"], positions: Int[Array, "B T"]) -> TokenPositions:
-    """Returns the TokenPositions of whole rows, from the fields of a batch."""
-    in_row = jax.lax.broadcasted_iota(jnp.int32, sequence_ids.shape, 1)
-    return TokenPositions(in_row, sequence_ids, positions)
-
-
-def visible_keys(
-    queries: TokenPositions, keys: TokenPositions, *, window: int = 0, causal: bool = False
-) -> Bool[Array, "B 1 Q T"]:
-    """Returns which keys a query sees: those of its own sequence, and where causal none after the query.
-
-    Unless `window` is 0, keys are at most so many positions away.
-    Padding (sequence id 0) sees padding alone: no real query sees it, and its own softmax is over something.
-    """
-    visible = queries.sequence_ids[:, :, None] == keys.sequence_ids[:, None, :]
-    ahead = keys.in_row[:, None, :] - queries.in_row[:, :, None]
-    if window:
-        visible &= jnp.abs(ahead) <= window
-    if causal:
-        visible &= ahead <= 0
-    return visible[:, None]
+from bert_jax.model.token_positions import TokenPositions
 
 
 def kernels(config: ModelConfig, runtime: Runtime, length: int) -> list[str]:
@@ -91,7 +54,7 @@ def _kernel(
     some_queries: bool = False,
 ) -> str:
     situation = attention_kernels.Situation(
-        platform=runtime.platform or jax.default_backend(),
+        platform=runtime.device_platform,
         compute_dtype=runtime.compute_dtype,
         head_width=config.width // config.heads,
         dropout_rate=dropout_rate,
@@ -160,49 +123,21 @@ class SelfAttention(nnx.Module):
             needs_scores=with_map or bias is not None,
             some_queries=queries is not None,
         )
-        context, probabilities = self._attend(
-            kernel, (query, key, value), query_positions, keys, local, rate, seeds, bias
+        wanted = attention_kernels.Attention(
+            query,
+            key,
+            value,
+            query_positions,
+            keys,
+            bias=bias,
+            window=config.window if local else 0,
+            causal=config.causal,
+            dropout_rate=rate,
+            seeds=seeds,
+            precision=self.runtime.precision,
+            placement=self.runtime.placement,
+            recomputed=self.runtime.remat == "attention",
         )
+        context, probabilities = attention_kernels.KERNELS[kernel].attend(wanted)
         context = self.runtime.placement.constrain("heads", context)
         return self.output(context), probabilities if with_map else None
-
-    def _attend(
-        self,
-        kernel: str,
-        heads: tuple[Array, Array, Array],
-        queries: TokenPositions,
-        keys: TokenPositions,
-        local: bool,
-        rate: float,
-        seeds: UInt32[Array, "B 2"] | None,
-        bias: Float[Array, "#B N Q T"] | None,
-    ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"] | None]:
-        """Returns the context by a kernel, and the probabilities where the kernel has them in memory."""
-        config, runtime = self.config, self.runtime
-        window = config.window if local else 0
-        if kernel == "splash":
-            context = splash_attention(
-                *heads, keys.sequence_ids, window=window, causal=config.causal, placement=runtime.placement
-            )
-            return context, None
-        if kernel == "banded":
-            context = banded_attention(
-                *heads,
-                keys.sequence_ids,
-                window=window,
-                causal=config.causal,
-                dropout_rate=rate,
-                seeds=seeds,
-                precision=runtime.precision,
-            )
-            return context, None
-        # The kernels above find out by block what is visible; those below read a mask [B, 1, Q, T].
-        visible = visible_keys(queries, keys, window=window, causal=config.causal)
-        if kernel == "cudnn":
-            return attention_kernels.cudnn_attention(*heads, visible), None
-        attend: Any = functools.partial(
-            attention_kernels.einsum_attention, dropout_rate=rate, precision=runtime.precision
-        )
-        if runtime.remat == "attention":
-            attend = jax.checkpoint(attend)
-        return attend(*heads, visible, bias=bias, seeds=seeds)

@@ -9,12 +9,12 @@ from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.attention import TokenPositions, token_positions
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.layer import SHARED_PARTS, SITES, EncoderLayer, LayerType, gather_positions
 from bert_jax.model.layers import LayerNorm, child_key
 from bert_jax.model.positions import ATTENTION_BIASES
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.token_positions import TokenPositions, token_positions
 
 __all__ = ["Encoded", "Encoder", "gather_positions"]
 

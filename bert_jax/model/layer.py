@@ -10,11 +10,12 @@ from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.activations import activation
-from bert_jax.model.attention import SelfAttention, TokenPositions
+from bert_jax.model.attention import SelfAttention
 from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import Dense, LayerNorm, Shape, child_key
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.token_positions import TokenPositions
 
 ATTENTION_PROBABILITIES, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = range(3)  # the places where a layer drops out
 SITES = 3

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,17 @@ REMATS = ("none", "attention", "matmuls", "layer")
 UNROLLED_AT_MOST = 12
 
 
+def platform_of(backend: Any) -> str:
+    """Returns the platform of a jax backend: cpu, tpu, cuda, rocm, or `unknown gpu`.
+
+    jax calls all GPUs `gpu`; the version of a backend's platform has the maker's name, for example "cuda 12090".
+    """
+    if backend.platform != "gpu":
+        return backend.platform
+    version = backend.platform_version.lower()
+    return next((maker for maker in ("cuda", "rocm") if maker in version), "unknown gpu")
+
+
 @dataclass(frozen=True)
 class Runtime:
     """compute_dtype: float32 (matmul precision highest) or bfloat16; norms, softmax and logits stay float32.
@@ -32,7 +43,7 @@ class Runtime:
     products with weights); layer (everything but its input). The last two also recompute a causal model's logits.
 
     platform: the platform that programs are compiled for, as jax.default_backend() names it; empty means that one.
-    bert_jax.plan compiles for devices that this machine lacks.
+    bert_jax.plan compiles for devices that this machine lacks; its `gpu` is an NVIDIA GPU.
 
     placement: the sharding of arrays over a mesh; the default one requests nothing.
 
@@ -83,6 +94,11 @@ class Runtime:
     def on_tpu(self) -> bool:
         """Whether programs are compiled for TPUs. Only bert_jax.model.ops asks this."""
         return (self.platform or jax.default_backend()) == "tpu"
+
+    @property
+    def device_platform(self) -> str:
+        """The platform that programs are compiled for, with this machine's GPUs by their maker: `cuda`, `rocm`."""
+        return self.platform or platform_of(jax.devices()[0].client)
 
     def unrolled(self, layers: int) -> bool:
         """Returns whether a stack of that many layers is unrolled rather than scanned."""

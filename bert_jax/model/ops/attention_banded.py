@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int, UInt32
 
 from bert_jax.model.dropout import dropout
-from bert_jax.model.ops.attention_kernels import MASKED_SCORE
+from bert_jax.model.ops.attention_einsum import MASKED_SCORE
 
 # Smaller blocks make matmuls too small to pay on any device.
 SMALLEST_BLOCK = 16

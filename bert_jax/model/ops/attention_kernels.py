@@ -1,35 +1,72 @@
-"""Attention kernels, and the choice of one. The choice is always logged.
+"""The table of attention kernels, and the choice of one. The choice is always logged.
 
-    einsum   plain XLA, every platform, with dropout, relative positions and attention maps
+    splash   the splash kernel on TPUs, bfloat16, without attention dropout (attention_splash.py)
     banded   plain XLA, every platform, with dropout, for layers with a window; other layers use einsum
              (attention_banded.py)
-    cudnn    cuDNN's fused kernel on NVIDIA GPUs, bfloat16, without attention dropout
-    splash   the splash kernel on TPUs, bfloat16, without attention dropout (attention_splash.py)
+    cudnn    cuDNN's fused kernel on NVIDIA GPUs, bfloat16, without attention dropout (attention_cudnn.py)
+    einsum   plain XLA, every platform, with dropout, relative positions and attention maps (attention_einsum.py)
 
-`auto` takes the fused kernel of the platform where that can run, banded where it saves work, and einsum elsewhere.
+`auto` takes the first of these that can run, and banded only where that saves work.
 """
 
 import functools
 import logging
-import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, UInt32
 
 from bert_jax.command import UserError
-from bert_jax.model.dropout import dropout
-from bert_jax.model.ops import attention_splash
+from bert_jax.model.ops import attention_cudnn, attention_splash
+from bert_jax.model.ops.attention_banded import banded_attention
+from bert_jax.model.ops.attention_cudnn import cudnn_attention
+from bert_jax.model.ops.attention_einsum import einsum_attention
+from bert_jax.model.ops.attention_splash import splash_attention
+from bert_jax.model.ops.default import Heads
+from bert_jax.model.placement import Placement
+from bert_jax.model.token_positions import TokenPositions, visible_keys
 
-CHOICES = ("auto", "einsum", "banded", "cudnn", "splash")
+# The platforms of Runtime.device_platform on which cuDNN runs; a plan names its GPUs `gpu`.
+NVIDIA = ("cuda", "gpu")
 
-# Far below any score, and finite, so that a row without visible keys has no NaN.
-MASKED_SCORE = -1e30
+Context = tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"] | None]
 
-CUDNN_HEAD_MULTIPLE = 8
-CUDNN_LARGEST_HEAD = 128
+
+@dataclass(frozen=True)
+class Attention:
+    """What a kernel computes: scaled dot-product attention within sequences (visible_keys).
+
+    queries, keys   where the vectors are; the keys cover the whole row
+    bias            added to the scaled scores
+    window          the positions that a query sees on either side; 0: all
+    dropout_rate    of the probabilities, with the seeds of the rows; seeds of None: nothing is dropped
+    recomputed      einsum's backward pass computes scores and probabilities again
+    """
+
+    query: Float[Array, "B Q N H"]
+    key: Float[Array, "B T N H"]
+    value: Float[Array, "B T N H"]
+    queries: TokenPositions
+    keys: TokenPositions
+    bias: Float[Array, "#B N Q T"] | None
+    window: int
+    causal: bool
+    dropout_rate: float
+    seeds: UInt32[Array, "B 2"] | None
+    precision: jax.lax.Precision
+    placement: Placement
+    recomputed: bool
+
+    @property
+    def heads(self) -> Heads:
+        """Queries, keys and values."""
+        return self.query, self.key, self.value
+
+    def visible(self) -> Bool[Array, "B 1 Q T"]:
+        """Returns which keys a query sees, for kernels that do not find out themselves."""
+        return visible_keys(self.queries, self.keys, window=self.window, causal=self.causal)
 
 
 @dataclass(frozen=True)
@@ -48,63 +85,65 @@ class Situation:
     shardable: bool = True  # splash can be sharded over the devices: there is only one, or a mesh is set
 
 
+Reasons = list[tuple[str, Any]]  # each with whether it holds
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel, and what it declares about itself.
+
+    attend      returns the context, and the probabilities before dropout where the kernel has them in memory
+    obstacles   why it cannot run in a model; a request is refused with the first that holds
+    exceptions  why a layer uses einsum instead, though the kernel may run in other layers of the model
+    automatic   whether `auto` takes it where it can run
+    """
+
+    attend: Callable[[Attention], Context]
+    obstacles: Callable[[Situation], Reasons]
+    exceptions: Callable[[Situation], Reasons] = lambda _: []
+    automatic: Callable[[Situation], bool] = lambda _: True
+
+    def reason_against(self, situation: Situation) -> str:
+        """Returns why the kernel does not run in this layer; empty if it can."""
+        return first(self.obstacles(situation) + self.exceptions(situation))
+
+
+def first(reasons: Reasons) -> str:
+    """Returns the first reason that holds, or an empty text."""
+    return next((reason for reason, holds in reasons if holds), "")
+
+
 def choose(requested: str, situation: Situation) -> str:
-    """Returns the kernel that runs: "einsum", "banded", "cudnn" or "splash".
+    """Returns the name of the kernel that runs.
 
     Raises UserError for an unknown choice, or for one that cannot run, with the reason.
     """
     if requested not in CHOICES:
         raise UserError(f"unknown config.model.attention {requested!r}; choose from {', '.join(CHOICES)}")
-    fused = "splash" if situation.platform == "tpu" else "cudnn"
-    some_queries, why_not = situation.some_queries, _obstacles(situation)
-    if requested != "auto":
-        if requested in why_not:
-            raise UserError(
-                f"config.model.attention={requested} cannot run: {why_not[requested]}; or use "
-                "config.model.attention=auto"
-            )
-        chosen, why = requested, "as requested"
-        if some_queries and requested in ("banded", "splash"):
-            chosen, why = "einsum", f"{requested} cannot compute some queries only"
-        elif requested == "banded" and not situation.local:
-            chosen, why = "einsum", "this layer has no window"
-    elif fused not in why_not and not (some_queries and fused == "splash"):
-        chosen, why = fused, "fastest on this platform"
-    elif situation.local and situation.narrow and not some_queries and "banded" not in why_not:
-        chosen, why = "banded", why_not.get(fused, "")
+    if requested == "auto":
+        chosen, why = _automatic(situation)
+    elif obstacle := first(KERNELS[requested].obstacles(situation)):
+        raise UserError(
+            f"config.model.attention={requested} cannot run: {requested} {obstacle}; or use config.model.attention=auto"
+        )
+    elif exception := first(KERNELS[requested].exceptions(situation)):
+        chosen, why = "einsum", f"{requested} {exception}"
     else:
-        chosen, why = "einsum", why_not.get(fused, "some queries only")
+        chosen, why = requested, "as requested"
     log_choice(f"attention kernel: {chosen} ({why})")
     return chosen
 
 
-def _obstacles(situation: Situation) -> dict[str, str]:
-    """Returns the kernels that cannot run, each with the first reason."""
-    s = situation
-    maps = ("returns no attention maps and takes no bias of relative positions", s.needs_scores)
-    fused = [
-        (f"needs config.compute_dtype=bfloat16, got {s.compute_dtype}", s.compute_dtype != "bfloat16"),
-        (f"needs config.model.attention_dropout=0, got {s.dropout_rate}", s.dropout_rate > 0),
-        maps,
-    ]
-    multiple = attention_splash.HEAD_MULTIPLE
-    odd = s.head_width % CUDNN_HEAD_MULTIPLE or s.head_width > CUDNN_LARGEST_HEAD
-    reasons: dict[str, list[tuple[str, object]]] = {
-        "banded": [("needs an architecture with windowed layers (model.window)", not s.windows), maps],
-        "cudnn": [
-            (f"needs an NVIDIA GPU, and this runs on {s.platform}", s.platform not in ("gpu", "cuda")),
-            *fused,
-            (f"needs a head width that is a multiple of 8 up to 128, got {s.head_width}", odd),
-        ],
-        "splash": [
-            (f"needs a TPU, and this runs on {s.platform}", s.platform != "tpu"),
-            *fused,
-            (f"needs a head width that is a multiple of {multiple}, got {s.head_width}", s.head_width % multiple),
-            ("on several devices needs a mesh (jax.set_mesh)", not s.shardable),
-        ],
-    }
-    found = {kernel: [reason for reason, holds in listed if holds] for kernel, listed in reasons.items()}
-    return {kernel: f"{kernel} {holding[0]}" for kernel, holding in found.items() if holding}
+def _automatic(situation: Situation) -> tuple[str, str]:
+    """Returns the first kernel of the table that can run, and why."""
+    chosen = next(
+        name for name, kernel in KERNELS.items() if not kernel.reason_against(situation) and kernel.automatic(situation)
+    )
+    fused = "splash" if situation.platform == "tpu" else "cudnn"
+    if chosen == fused:
+        return chosen, "fastest on this platform"
+    against = KERNELS[fused].reason_against(situation)
+    return chosen, f"{fused} {against}" if against else f"{fused} would compute scores outside the window"
 
 
 @functools.cache
@@ -113,67 +152,84 @@ def log_choice(line: str) -> None:
     logging.getLogger(__name__).info(line)
 
 
-def einsum_attention(
-    query: Float[Array, "B Q N H"],
-    key: Float[Array, "B T N H"],
-    value: Float[Array, "B T N H"],
-    visible: Bool[Array, "B 1 Q T"],
-    *,
-    bias: Float[Array, "#B N Q T"] | None = None,
-    dropout_rate: float,
-    seeds: UInt32[Array, "B 2"] | None,
-    precision: jax.lax.Precision,
-) -> tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"]]:
-    """Computes scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017, section 3.2).
-
-    Also returns the probabilities before dropout. A bias is added to the scaled scores. Scores and softmax are float32
-    whatever the dtype of the arguments.
-    """
-    query = query * (1.0 / math.sqrt(query.shape[-1]))
-    scores = jnp.einsum("bqnh,bknh->bnqk", query, key, precision=precision, preferred_element_type=jnp.float32)
-    if bias is not None:
-        scores += bias
-    scores = jnp.where(visible, scores, MASKED_SCORE)
-    probabilities = softmax_narrow(scores) if value.dtype == jnp.bfloat16 else jax.nn.softmax(scores, axis=-1)
-    dropped = dropout(probabilities, dropout_rate, seeds, position_axes=2).astype(value.dtype)
-    return jnp.einsum("bnqk,bknh->bqnh", dropped, value, precision=precision), probabilities
+def _needs_scores(s: Situation) -> Reasons:
+    return [("returns no attention maps and takes no bias of relative positions", s.needs_scores)]
 
 
-@jax.custom_vjp
-def softmax_narrow(scores: Float[Array, "*shape K"]) -> Float[Array, "*shape K"]:
-    """Computes softmax over the last axis in float32, for whose backward pass only bfloat16 values are kept."""
-    return jax.nn.softmax(scores, axis=-1)
+def _fused_obstacles(s: Situation) -> Reasons:
+    return [
+        (f"needs config.compute_dtype=bfloat16, got {s.compute_dtype}", s.compute_dtype != "bfloat16"),
+        (f"needs config.model.attention_dropout=0, got {s.dropout_rate}", s.dropout_rate > 0),
+        *_needs_scores(s),
+    ]
 
 
-def _softmax_forward(scores: Array) -> tuple[Array, Array]:
-    probabilities = softmax_narrow(scores)
-    return probabilities, probabilities.astype(jnp.bfloat16)
+def _whole_rows(s: Situation) -> Reasons:
+    return [("cannot compute some queries only", s.some_queries)]
 
 
-def _softmax_backward(kept: Array, gradient: Array) -> tuple[Array]:
-    probabilities = kept.astype(jnp.float32)
-    return (probabilities * (gradient - (gradient * probabilities).sum(axis=-1, keepdims=True)),)
+def _splash_obstacles(s: Situation) -> Reasons:
+    multiple = attention_splash.HEAD_MULTIPLE
+    return [
+        (f"needs a TPU, and this runs on {s.platform}", s.platform != "tpu"),
+        *_fused_obstacles(s),
+        (f"needs a head width that is a multiple of {multiple}, got {s.head_width}", s.head_width % multiple),
+        ("on several devices needs a mesh (jax.set_mesh)", not s.shardable),
+    ]
 
 
-softmax_narrow.defvjp(_softmax_forward, _softmax_backward)
+def _splash(a: Attention) -> Context:
+    limits: Any = {"window": a.window, "causal": a.causal, "placement": a.placement}
+    return splash_attention(*a.heads, a.keys.sequence_ids, **limits), None
 
 
-def cudnn_attention(
-    query: Float[Array, "B Q N H"],
-    key: Float[Array, "B T N H"],
-    value: Float[Array, "B T N H"],
-    visible: Bool[Array, "B 1 Q T"],
-    *,
-    implementation: Literal["cudnn", "xla"] = "cudnn",
-) -> Float[Array, "B Q N H"]:
-    """Computes einsum_attention without dropout, by cuDNN's fused kernel, for any Q and T.
+def _banded_obstacles(s: Situation) -> Reasons:
+    return [("needs an architecture with windowed layers (model.window)", not s.windows), *_needs_scores(s)]
 
-    In training with a mask, cuDNN takes even Q and T only. Odd ones are padded by one position, which no query sees as
-    a key, and which sees everything as a query.
-    """
-    queries, length = query.shape[1], key.shape[1]
-    query = jnp.pad(query, ((0, 0), (0, queries % 2), (0, 0), (0, 0)))
-    key, value = (jnp.pad(part, ((0, 0), (0, length % 2), (0, 0), (0, 0))) for part in (key, value))
-    visible = jnp.pad(visible, ((0, 0), (0, 0), (0, 0), (0, length % 2)))
-    visible = jnp.pad(visible, ((0, 0), (0, 0), (0, queries % 2), (0, 0)), constant_values=True)
-    return jax.nn.dot_product_attention(query, key, value, mask=visible, implementation=implementation)[:, :queries]
+
+def _banded_exceptions(s: Situation) -> Reasons:
+    return [*_whole_rows(s), ("needs a layer with a window", not s.local)]
+
+
+def _banded(a: Attention) -> Context:
+    context = banded_attention(
+        *a.heads,
+        a.keys.sequence_ids,
+        window=a.window,
+        causal=a.causal,
+        dropout_rate=a.dropout_rate,
+        seeds=a.seeds,
+        precision=a.precision,
+    )
+    return context, None
+
+
+def _cudnn_obstacles(s: Situation) -> Reasons:
+    multiple, most = attention_cudnn.HEAD_MULTIPLE, attention_cudnn.LARGEST_HEAD
+    odd = s.head_width % multiple or s.head_width > most
+    return [
+        (f"needs an NVIDIA GPU, and this runs on {s.platform}", s.platform not in NVIDIA),
+        *_fused_obstacles(s),
+        (f"needs a head width that is a multiple of {multiple} up to {most}, got {s.head_width}", odd),
+    ]
+
+
+def _cudnn(a: Attention) -> Context:
+    return cudnn_attention(*a.heads, a.visible()), None
+
+
+def _einsum(a: Attention) -> Context:
+    attend: Any = functools.partial(einsum_attention, dropout_rate=a.dropout_rate, precision=a.precision)
+    if a.recomputed:
+        attend = jax.checkpoint(attend)
+    return attend(*a.heads, a.visible(), bias=a.bias, seeds=a.seeds)
+
+
+# In the order in which `auto` considers them.
+KERNELS = {
+    "splash": Kernel(_splash, _splash_obstacles, _whole_rows),
+    "banded": Kernel(_banded, _banded_obstacles, _banded_exceptions, automatic=lambda s: s.narrow),
+    "cudnn": Kernel(_cudnn, _cudnn_obstacles),
+    "einsum": Kernel(_einsum, lambda _: []),
+}
+CHOICES = ("auto", *KERNELS)
