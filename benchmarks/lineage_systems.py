@@ -22,9 +22,9 @@ from bert_jax.config import (
 )
 from bert_jax.model import paths, sizes
 from bert_jax.planning.abstract_step import AbstractStep, RowSpec
-from bert_jax.planning.chips import CHIPS
 from bert_jax.planning.flops import count_flops
-from bert_jax.planning.topology import Topology
+from bert_jax.planning.tpu_chips import CHIPS
+from bert_jax.planning.tpu_topology import TpuTopology
 from bert_jax.train.objectives import Objective, pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.vocabulary import Vocabulary
@@ -170,7 +170,7 @@ class Sized:
         The formula of bert_jax/train/metrics.py does not fit all systems alike: masked language models compute their
         last layer at the masked positions only, and SpanBERT's and ELECTRA's further heads are not in it.
         """
-        one = Topology("one device", CHIPS["v5e"], tuple(jax.local_devices()[:1]), (1, 1))  # any chip: same program
+        one = TpuTopology("one device", CHIPS["v5e"], tuple(jax.local_devices()[:1]), (1, 1))  # any chip: same program
         return count_flops(AbstractStep.of(self.config, one, rows).traced().jaxpr).total
 
 

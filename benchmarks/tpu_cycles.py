@@ -56,10 +56,10 @@ def share(kind: str, work: Callable[..., Any], arrays: Sequence[tuple[tuple[int,
 
     from bert_jax.planning import hlo
     from bert_jax.planning.flops import Flops
-    from bert_jax.planning.roofline import roofline
-    from bert_jax.planning.topology import open_topology
+    from bert_jax.planning.tpu_step_time import roofline
+    from bert_jax.planning.tpu_topology import open_slices
 
-    topology = open_topology(SLICES[kind])
+    topology = open_slices(SLICES[kind])
     where = SingleDeviceSharding(topology.devices[0])
     shapes = [jax.ShapeDtypeStruct(shape, dtype, sharding=where) for shape, dtype in arrays]
     text = jax.jit(work, out_shardings=where).lower(*shapes).compile().as_text()

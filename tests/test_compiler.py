@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import jax
 import numpy as np
 import optax
+import pytest
 from jax.sharding import Mesh
 
 from bert_jax.config import OptimizerConfig
@@ -32,8 +33,17 @@ def test_gradient_all_reduces_overlap_with_matmuls():
 
 def test_one_device_and_other_kinds_keep_the_defaults():
     assert compiler.options(mesh_of("TPU v5 lite", 1)) is None
-    assert compiler.options(mesh_of("TPU v6 lite", 4)) is None
+    assert compiler.options(mesh_of("TPU v4", 4)) is None
+    assert compiler.options(mesh_of("NVIDIA H100 80GB HBM3", 8)) is None
     assert compiler.options(Mesh(np.array(jax.devices()), ("data",))) is None
+
+
+@pytest.mark.parametrize(("kind", "off"), [("TPU v5p", 3), ("TPU v6 lite", 3), ("TPU7x", 5)])
+@pytest.mark.parametrize("devices", [1, 4])
+def test_what_libtpu_cannot_build_is_off_on_any_number_of_devices(kind, off, devices):
+    options = compiler.options(mesh_of(kind, devices))
+    assert options is not None and set(options.values()) == {"false"} and len(options) == off
+    assert all("sparse" in name for name in options)
 
 
 def test_the_options_are_left_out_without_overlap(monkeypatch, tiny_config):

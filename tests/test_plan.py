@@ -19,17 +19,19 @@ from bert_jax.data.masking import rate_schedule
 from bert_jax.data.shards import open_dataset
 from bert_jax.planning.abstract_step import AbstractStep, RowSpec
 from bert_jax.planning.advice import advise
-from bert_jax.planning.chips import CHIPS, GIB
 from bert_jax.planning.collectives import Collective
-from bert_jax.planning.compiled import Compiled, Memory, bytes_per_device
+from bert_jax.planning.compiled import Compiled
 from bert_jax.planning.contents import document
 from bert_jax.planning.estimate import Estimate, notes_for
 from bert_jax.planning.flops import Flops, count_flops
+from bert_jax.planning.memory import GIB, Memory, bytes_per_device
 from bert_jax.planning.roofline import Roofline
 from bert_jax.planning.step_time import StepTime
-from bert_jax.planning.topology import Topology
+from bert_jax.planning.tpu_chips import CHIPS
+from bert_jax.planning.tpu_topology import TpuTopology
 from bert_jax.reporting import page as pages
 from bert_jax.reporting.terminal import print_document
+from bert_jax.train import compiler
 from bert_jax.train.metrics import training_flops
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +43,7 @@ FULL = dataclasses.replace(ROOMY, activations=30 * GIB)
 @pytest.fixture(scope="module")
 def step():
     """A step over the 8 CPU devices of the tests, treated as chips."""
-    topology = Topology("v5e:2x4", CHIPS["v5e"], tuple(jax.devices()), (2, 4))
+    topology = TpuTopology("v5e:2x4", CHIPS["v5e"], tuple(jax.devices()), (2, 4))
     return AbstractStep.of(CONFIG, topology, RowSpec.of(CONFIG, 64, None))
 
 
@@ -67,11 +69,14 @@ def make_estimate(step, memory, **changes):
     return dataclasses.replace(made, **changes)
 
 
-def test_the_traced_step_has_the_work_of_the_model(step):
+def test_the_traced_step_has_the_work_of_the_model_and_the_options_of_training(step, monkeypatch):
+    asked = []
+    monkeypatch.setattr(compiler, "options", asked.append)
     rows, model = step.rows, step.model
     wanted = training_flops(model, CONFIG.batch_size, rows.seq_len, rows.predictions)
     # The last layer is computed only at the predicted positions; position and segment look-ups are matmuls.
     assert 0.6 * wanted < count_flops(step.traced().jaxpr).total < 1.2 * wanted
+    assert asked == [step.mesh]
 
 
 def test_bytes_per_device_count_its_shards(step):

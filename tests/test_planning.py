@@ -10,14 +10,16 @@ from bert_jax.command import UserError
 from bert_jax.model.ops.attention_splash import splash_attention
 from bert_jax.model.placement import Placement
 from bert_jax.planning import flops, hlo
-from bert_jax.planning.chips import CHIPS, GIB
 from bert_jax.planning.collectives import collectives, exposed_seconds
-from bert_jax.planning.compiled import parse_out_of_memory
-from bert_jax.planning.step_time import kernel_efficiency, step_time
-from bert_jax.planning.topology import Topology, open_topology, parse_topology
+from bert_jax.planning.memory import GIB
+from bert_jax.planning.topology import open_topology
+from bert_jax.planning.tpu_chips import CHIPS
+from bert_jax.planning.tpu_step_time import kernel_efficiency, step_time
+from bert_jax.planning.tpu_topology import TpuTopology, parse_topology
 
 PROGRAM = (Path(__file__).parent / "testdata" / "program.hlo").read_text(encoding="utf-8")
 V5E = CHIPS["v5e"]
+SLICE = TpuTopology("v5e:2x2", V5E, (), (2, 2))
 
 
 @pytest.fixture(scope="module")
@@ -86,14 +88,45 @@ def test_a_pallas_kernel_is_counted_at_the_stated_share(program):
 
 
 def test_collectives_are_grouped_by_kind_and_size_with_their_overlap(program):
-    found = {(one.kind, one.group): one for one in collectives(program, devices=4)}
+    found = {(one.kind, one.group): one for one in collectives(program, 4, SLICE.overlapped)}
     reduced = found["all-reduce", 4]
     assert reduced.count == 13 and reduced.bytes == 13 * 2304 * 4
     assert reduced.overlapped_bytes == 12 * 2304 * 4  # a matmul runs between start and done
     assert found["all-gather", 2].overlapped_bytes == 0
-    exposed = exposed_seconds(found.values(), Topology("v5e:2x2", V5E, (), (2, 2)))
+    exposed = exposed_seconds(found.values(), SLICE.seconds)
     # The group of four spans both axes, which are two chips long and have one link each; the pairs span one axis.
     assert exposed == pytest.approx((2 * 3 / 4 / 2 + 1 / 2) * 2304 * 4 / 4.5e10)
+
+
+def test_an_all_reduce_ends_at_its_own_end_only():
+    text = """ENTRY %main (x: f32[64]) -> f32[64] {
+  %x = f32[64]{0} parameter(0)
+  %all-reduce-start = f32[64]{0} all-reduce-start(%x), replica_groups={{0,1}}
+  %all-reduce-done = f32[64]{0} all-reduce-done(%all-reduce-start)
+  %all-reduce-start.1 = f32[32]{0} all-reduce-start(%x), replica_groups={{0,1}}
+  %work = f32[64]{0} fusion(%x), kind=kLoop, calls=%negated, backend_config={"estimated_cycles":"9"}
+  ROOT %all-reduce-done.1 = f32[32]{0} all-reduce-done(%all-reduce-start.1)
+}
+"""
+    (found,) = collectives(hlo.parse(text), 2, SLICE.overlapped)
+    assert (found.bytes, found.overlapped_bytes) == (96 * 4, 32 * 4)
+
+
+def test_a_collective_that_an_async_start_calls_overlaps_until_the_async_done():
+    text = """%scattered (p: f32[64]) -> f32[32] {
+  %p = f32[64]{0} parameter(0)
+  ROOT %reduce-scatter.1 = f32[32]{0} reduce-scatter(%p), replica_groups={{0,1}}, dimensions={0}, to_apply=%add
+}
+
+ENTRY %main (x: f32[64]) -> f32[32] {
+  %x = f32[64]{0} parameter(0)
+  %begun = ((f32[64]{0}), f32[32]{0}) async-start(%x), calls=%scattered
+  %work = f32[64]{0} fusion(%x), kind=kLoop, calls=%negated, backend_config={"estimated_cycles":"9"}
+  ROOT %ended = f32[32]{0} async-done(%begun), calls=%scattered
+}
+"""
+    (found,) = collectives(hlo.parse(text), 2, SLICE.overlapped)
+    assert (found.kind, found.bytes, found.overlapped_bytes) == ("reduce-scatter", 256, 256)
 
 
 FUSED = """HloModule m
@@ -125,7 +158,7 @@ ENTRY %main (x: bf16[64,64]) -> bf16[1024,64] {
 @pytest.mark.parametrize(("cycles", "overlapped"), [('"estimated_cycles":"1500"', 1024 * 64 * 2), ("", 0)])
 def test_a_collective_that_the_compiler_spreads_over_fusions_is_counted_once(cycles, overlapped):
     program = hlo.parse(FUSED.replace('"estimated_cycles":"1500"', cycles))
-    (one,) = collectives(program, devices=256)
+    (one,) = collectives(program, 256, SLICE.overlapped)
     assert (one.kind, one.group, one.count, one.bytes) == ("all-gather", 16, 1.0, 1024 * 64 * 2)
     assert one.overlapped_bytes == overlapped
     unpriced = step_time(program, V5E, pallas_flops=0.0, head_width=64, exposed_collectives=0.0).unpriced
@@ -147,7 +180,7 @@ def test_a_collective_that_the_compiler_spreads_over_fusions_is_counted_once(cyc
 )
 def test_a_group_uses_the_links_of_the_axes_that_it_spans(name, group, links):
     chip, sides = parse_topology(name)
-    assert Topology(name, chip, (), sides).links(group) == links
+    assert TpuTopology(name, chip, (), sides).links(group) == links
 
 
 @pytest.mark.parametrize(
@@ -192,10 +225,10 @@ def test_each_matmul_of_the_splash_kernel_is_counted_once(length, matmuls):
 
 def test_out_of_memory_messages_are_parsed():
     used = "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Used 35.49G of 15.75G hbm. Exceeded hbm capacity"
-    assert parse_out_of_memory(used, 7) == (round(35.49 * GIB), round(15.75 * GIB))
+    assert SLICE.parse_out_of_memory(used, 7) == (round(35.49 * GIB), round(15.75 * GIB))
     temporaries = "the total memory required for HLO temporaries (1.50T) exceeds available HBM (95.74G)."
-    assert parse_out_of_memory(temporaries, 7) == (round(1.5 * 2**40) + 7, round(95.74 * GIB))
-    assert parse_out_of_memory("INTERNAL: something else", 7) is None
+    assert SLICE.parse_out_of_memory(temporaries, 7) == (round(1.5 * 2**40) + 7, round(95.74 * GIB))
+    assert SLICE.parse_out_of_memory("INTERNAL: something else", 7) is None
 
 
 def test_topology_names_are_parsed():

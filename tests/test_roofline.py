@@ -5,9 +5,10 @@ import jax.numpy as jnp
 import pytest
 
 from bert_jax.planning import hlo
-from bert_jax.planning.chips import CHIPS
 from bert_jax.planning.flops import Flops
-from bert_jax.planning.roofline import bytes_moved, roofline
+from bert_jax.planning.roofline import bytes_moved
+from bert_jax.planning.tpu_chips import CHIPS
+from bert_jax.planning.tpu_step_time import roofline
 
 SQUARE = jax.ShapeDtypeStruct((64, 64), jnp.float32)
 V6E = CHIPS["v6e"]

@@ -67,7 +67,7 @@ class MeshConfig:
     data: int = -1  # shards the rows of a batch; each device has all parameters
     fsdp: int = 1  # shards the rows, the parameters and the optimizer state
     tensor: int = 1  # shards the attention heads, the feed-forward width and the vocabulary
-    overlap: bool = True  # overlaps gradient all-reduce with matmuls by XLA options (train/compiler.py)
+    overlap: bool = True  # sets XLA options, of which some overlap gradient all-reduces (train/compiler.py)
 
 
 @dataclass(frozen=True)

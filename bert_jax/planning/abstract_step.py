@@ -90,7 +90,7 @@ class AbstractStep:
         optimizer_config = optim.with_token_shares(config.optimizer, config.tokens)
         plan = Plan(
             model=model,
-            runtime=runtime_of(config, "tpu"),
+            runtime=runtime_of(config, topology.platform),
             objective=objective,
             optimizer_config=optimizer_config,
             optimizer=optim.build(optimizer_config, abstract),
@@ -104,10 +104,6 @@ class AbstractStep:
     def rows_per_device(self) -> int:
         """Rows that a device computes at a time, in one microbatch."""
         return self.config.batch_size // partitioning.row_shards(self.mesh) // self.config.microbatches
-
-    @property
-    def head_width(self) -> int:
-        return self.model.width // self.model.heads
 
     def state(self) -> Any:
         """Returns the abstract training state with a sharding on each leaf."""

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from bert_jax.config import MeshConfig
 from bert_jax.model.runtime import REMATS
 from bert_jax.planning.abstract_step import AbstractStep
-from bert_jax.planning.chips import GIB
-from bert_jax.planning.compiled import bytes_per_device
+from bert_jax.planning.memory import bytes_per_device, gib
 from bert_jax.train import mesh_placement, partitioning
 
 if TYPE_CHECKING:
@@ -87,7 +86,7 @@ def _to_be_faster(found: "Estimate") -> list[str]:
     if "einsum" in found.kernels and model.attention_dropout > 0 and model.relative == "none":
         scores = step.config.batch_size * model.heads * step.rows.seq_len**2 * model.layers
         lines.append(
-            f"--config.model.attention_dropout=0 enables the splash kernel, which never stores the "
+            f"--config.model.attention_dropout=0 enables {step.topology.fused_attention}, which never stores the "
             f"{scores / 1e9:,.1f} G attention scores of a step"
         )
     if step.config.model.remat != "none" and roomy:
@@ -111,10 +110,6 @@ def remat_ratio(step: AbstractStep, remat: str) -> float:
     runtime = dataclasses.replace(step.plan.runtime, remat=remat)
     other = dataclasses.replace(step, plan=dataclasses.replace(step.plan, runtime=runtime))
     return other.residual_bytes() / max(step.residual_bytes(), 1)
-
-
-def gib(size: float | int) -> str:
-    return f"{size / GIB:,.2f} GiB"
 
 
 def _outcome(found: "Estimate", change: str, total: float | int) -> str:

@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from bert_jax.planning.advice import gib
 from bert_jax.planning.estimate import Estimate
+from bert_jax.planning.memory import gib
 from bert_jax.reporting.document import Bar, Bullets, Document, Panel, Panels, Section, Table, Tile
 
 
@@ -103,7 +103,7 @@ def _collectives(found: Estimate) -> list[Section]:
             f"{one.kind} of {one.group}",
             f"{one.count:,.0f}",
             f"{one.bytes / 1e6:,.1f}",
-            f"{one.seconds(topology, one.bytes) * 1e3:,.2f}",
+            f"{topology.seconds(one, one.bytes) * 1e3:,.2f}",
             f"{one.overlapped_bytes / one.bytes:.0%}" if one.bytes else "",
         ]
         for one in found.collectives

@@ -1,4 +1,4 @@
-"""Estimates memory, time and FLOPs of a train step on TPUs from the compiled program."""
+"""Estimates memory, time and FLOPs of a train step from the compiled program."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -9,10 +9,11 @@ from bert_jax.model.attention import kernels
 from bert_jax.planning.abstract_step import AbstractStep, RowSpec
 from bert_jax.planning.advice import advise
 from bert_jax.planning.collectives import Collective, collectives, exposed_seconds
-from bert_jax.planning.compiled import DISABLED_OPTIONS, Compiled, Memory, compile_step
+from bert_jax.planning.compiled import Compiled, compile_step
 from bert_jax.planning.flops import Flops
-from bert_jax.planning.roofline import Roofline, roofline
-from bert_jax.planning.step_time import StepTime, kernel_efficiency, step_time
+from bert_jax.planning.memory import Memory
+from bert_jax.planning.roofline import Roofline
+from bert_jax.planning.step_time import StepTime
 from bert_jax.planning.topology import Topology
 from bert_jax.train import metrics
 from bert_jax.train.objectives.pretraining import is_schedule
@@ -45,7 +46,7 @@ class Estimate:
 
     def _mfu(self, seconds: float) -> float:
         topology = self.step.topology
-        return self.model_flops / (seconds * topology.chip.peak_flops * len(topology.devices))
+        return self.model_flops / (seconds * topology.peak_flops * len(topology.devices))
 
     @property
     def tokens_per_second(self) -> float | None:
@@ -55,7 +56,7 @@ class Estimate:
 
     def as_json(self) -> dict[str, Any]:
         """Returns what --json writes."""
-        topology, chip, time = self.step.topology, self.step.topology.chip, self.time
+        topology, time = self.step.topology, self.time
         memory = dataclasses.asdict(self.memory) | {"total": self.memory.total}
         return {
             "topology": topology.name,
@@ -65,7 +66,7 @@ class Estimate:
             "memory_bytes": memory,
             "flops": {"program": self.flops.total, "pallas": self.flops.pallas, "model": self.model_flops},
             "collectives": [
-                dataclasses.asdict(one) | {"seconds": one.seconds(topology, one.bytes)} for one in self.collectives
+                dataclasses.asdict(one) | {"seconds": topology.seconds(one, one.bytes)} for one in self.collectives
             ],
             "step_seconds": time and time.total,
             "step_seconds_without_pallas": time and time.without_pallas,
@@ -75,7 +76,7 @@ class Estimate:
             "mfu_at_most": self.mfu_at_most,
             "roofline": self.roofline and dataclasses.asdict(self.roofline),
             "tokens_per_second": self.tokens_per_second,
-            "kernel_efficiency": kernel_efficiency(chip, self.step.head_width),
+            **topology.assumptions(self.step.model),
             "attention": self.kernels,
             "model": dataclasses.asdict(self.step.model),
             "rows": dataclasses.asdict(self.step.rows),
@@ -100,22 +101,12 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
     """
     step = AbstractStep.of(config, topology, rows)
     compiled = compile_step(step)
-    chip, devices, model = topology.chip, len(topology.devices), step.model
+    model = step.model
     time, least, found = None, None, []
     if compiled.program is not None:
-        found = collectives(compiled.program, devices)
-        time = step_time(
-            compiled.program,
-            chip,
-            pallas_flops=compiled.flops.pallas / devices,
-            head_width=step.head_width,
-            exposed_collectives=exposed_seconds(found, topology),
-        )
-        # Causal and windowed masks skip blocks of a kernel's grid, and the program does not say which, so
-        # their kernels do not count towards the lower bound.
-        whole = not (model.causal or model.window)
-        least_work = dataclasses.replace(compiled.flops, pallas=compiled.flops.pallas * whole)
-        least = roofline(compiled.program, chip, least_work, devices, step.head_width)
+        found = collectives(compiled.program, len(topology.devices), topology.overlapped)
+        exposed = exposed_seconds(found, topology.seconds)
+        time, least = topology.estimate(compiled.program, compiled.flops, model, exposed)
     predictions = rows.seq_len if step.plan.objective.predicts_all else rows.predictions
     partial = Estimate(
         step=step,
@@ -134,12 +125,7 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
 
 def notes_for(step: AbstractStep, compiled: Compiled, time: StepTime | None) -> list[str]:
     """Returns notes on how this plan's figures were obtained where that differs between plans."""
-    chip = step.topology.chip
-    notes = []
-    if off := DISABLED_OPTIONS.get(chip.name):
-        notes.append(f"compiled with {len(off)} options off, because libtpu fails with them: {', '.join(off)}")
-    if chip.cores > 1:
-        notes.append(f"{chip.name}: a device is one of the {chip.cores} cores of a chip, as libtpu compiles for it")
+    notes = step.topology.notes(step.model, compiled.flops, time)
     config = step.config
     if config.batch_schedule or config.data.phases:
         notes.append(
@@ -151,19 +137,6 @@ def notes_for(step: AbstractStep, compiled: Compiled, time: StepTime | None) -> 
             "planned for masked phases; causal phases compute the logits of all positions and need more memory: plan "
             "them with --config.objective=causal --config.model.causal=true"
         )
-    if step.topology.slices > 1:
-        notes.append(
-            "collectives between slices are counted as if they ran within one, but the network between slices is slower"
-        )
     if compiled.program is not None and (unknown := compiled.program.loops_without_trip_count()):
         notes.append(f"{unknown} loops have no known trip count and are counted as one iteration each")
-    if compiled.flops.pallas and time:
-        share = kernel_efficiency(chip, step.head_width)
-        notes.append(
-            f"Pallas kernels are counted at {share:.0%} of the peak, since the compiler estimates no cycles for them"
-        )
-    if time and time.unpriced:
-        notes.append(
-            f"{time.unpriced} instructions (gathers, scatters) have no estimated cycles and are counted by their bytes"
-        )
     return notes

@@ -23,6 +23,16 @@ _CALLED = re.compile(r"\b(?:body|condition|to_apply|calls|true_computation|false
 _BRANCHES = re.compile(r"\bbranch_computations=\{([^}]*)\}")
 _BITS = re.compile(r"\d+")
 
+# Instructions that cost nothing or run concurrently; the compiler starts copies between memories early.
+FREE = frozenset(
+    ("parameter", "constant", "tuple", "get-tuple-element", "bitcast", "iota", "after-all", "partition-id")
+    + ("replica-id", "broadcast", "reshape", "copy-start", "copy-done", "slice-start", "slice-done")
+    + ("async-start", "async-update", "async-done", "domain", "opt-barrier", "add-dependency")
+)
+COLLECTIVE_KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
+COLLECTIVES = frozenset((*COLLECTIVE_KINDS, "send", "recv"))
+PALLAS = 'custom_call_target="tpu_custom_call"'
+
 
 @dataclass(frozen=True)
 class Instruction:

@@ -10,11 +10,8 @@ whose masks skip blocks, since the program does not say which.
 
 from dataclasses import dataclass
 
-from bert_jax.planning.chips import Chip
 from bert_jax.planning.collectives import DONE, START
-from bert_jax.planning.flops import Flops
-from bert_jax.planning.hlo import Instruction, Program, arrays_of, memory_bytes, shape_bytes
-from bert_jax.planning.step_time import COLLECTIVES, FREE, PALLAS
+from bert_jax.planning.hlo import COLLECTIVES, FREE, PALLAS, Instruction, Program, arrays_of, memory_bytes, shape_bytes
 
 _SLICES = ("slice", "dynamic-slice", "gather")
 _SLICED = ("slice-done", "dynamic-slice-done")  # part of an operand of the matching -start instruction
@@ -35,12 +32,9 @@ class Roofline:
         return max(self.arithmetic, self.memory)
 
 
-def roofline(program: Program, chip: Chip, flops: Flops, devices: int, head_width: int) -> Roofline:
-    """Returns the roofline of a step with these FLOPs on all devices; head_width limits the peak of the kernels."""
-    unit = min(1.0, head_width / chip.unit)
-    work = (flops.xla + flops.pallas / unit) / devices
-    traffic = sum(times * bytes_moved(program, instruction) for instruction, times in program.runs())
-    return Roofline(work / chip.peak_flops, traffic / chip.memory_bandwidth, traffic)
+def memory_traffic(program: Program) -> float:
+    """Returns the bytes that a program moves to and from device memory on one device."""
+    return sum(times * bytes_moved(program, instruction) for instruction, times in program.runs())
 
 
 def bytes_moved(program: Program, instruction: Instruction) -> int:

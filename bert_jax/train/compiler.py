@@ -1,4 +1,4 @@
-"""Compiler options of the train step on TPUs, where they differ from the defaults."""
+"""The compiler options of the train step, where they differ from the defaults. Plans compile with them, too."""
 
 from jax.sharding import Mesh
 
@@ -16,9 +16,33 @@ _OVERLAPPED_ALL_REDUCE = {
 
 # The device kinds (jax's device_kind) that plans have shown to gain (docs/tpu_plan.md). v4 is left out: libtpu 0.0.42.1
 # fails on BERT-Base with T=512, where a matmul that overlaps an all-reduce needs 16.4 of the 16 MiB of vector memory.
-_BY_DEVICE = {"TPU v5 lite": _OVERLAPPED_ALL_REDUCE}
+_ON_SEVERAL = {"TPU v5 lite": _OVERLAPPED_ALL_REDUCE}
+
+# libtpu 0.0.51 fails to build the step when gathers and scatters run on the SparseCore ("async-update instruction
+# should have 1 operands"), and on TPU7x when all-reduces do.
+_GATHERS = (
+    "xla_tpu_enable_offloading_gather_to_sparsecore",
+    "xla_tpu_enable_offloading_scatter_to_sparsecore",
+    "xla_tpu_offload_gather_to_sparsecore",
+)
+_REDUCTIONS = (
+    "xla_tpu_enable_sparse_core_collective_offload_all_reduce",
+    "xla_tpu_enable_sparse_core_collective_aggregator",
+)
+# The options that are switched off. Two kinds have two names in jax (jax/_src/pallas/mosaic/tpu_info.py).
+DISABLED = {
+    "TPU v5": _GATHERS,
+    "TPU v5p": _GATHERS,
+    "TPU v6 lite": _GATHERS,
+    "TPU v6e": _GATHERS,
+    "TPU7x": _GATHERS + _REDUCTIONS,
+}
 
 
 def options(mesh: Mesh) -> dict[str, str] | None:
-    """Returns the XLA options of a train step on the mesh; None (the defaults) on one device and on other kinds."""
-    return _BY_DEVICE.get(mesh.devices.flat[0].device_kind) if mesh.size > 1 else None
+    """Returns the XLA options of a train step on the mesh; None (the defaults) where no option differs."""
+    kind = mesh.devices.flat[0].device_kind
+    found = dict.fromkeys(DISABLED.get(kind, ()), "false")
+    if mesh.size > 1:
+        found |= _ON_SEVERAL.get(kind, {})
+    return found or None

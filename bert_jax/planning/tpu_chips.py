@@ -8,9 +8,8 @@ units: a unit of n x n performs n * n multiply-adds per cycle.
 
 from dataclasses import dataclass
 
+from bert_jax.planning.memory import GIB
 from bert_jax.train.metrics import PEAK_FLOPS
-
-GIB = 2**30
 
 
 @dataclass(frozen=True)
