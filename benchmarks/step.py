@@ -1,16 +1,25 @@
-"""Tokens per second of a training step on one device, compared with transformers' BertForPreTraining.
+"""Tokens per second of a training step on one device, compared with the same step in torch.
 
     python -m benchmarks.step --size mini --peer_python PYTHON
     python -m benchmarks.step --size base --seq_len 512 --batch_size 64 --attention_dropout 0 --peer_python PYTHON
 
 The step is the trainer's: forward, backward, clipping and AdamW, on full rows of random ids. It runs in float32 on a
-CPU; on an accelerator, in bfloat16 with float32 parameters (the peer by autocast, with torch's fused attention). The
-peer has the same sizes, dropout, optimizer and clipping. The two programs take turns, and their medians are compared.
-On an accelerator, the line also gives the model FLOPs utilization and the peak of device memory.
+CPU; on an accelerator, in bfloat16 with float32 parameters (the peers by autocast, with torch's fused attention).
+
+The peers are transformers' BertForPreTraining with the same sizes, dropout, optimizer, clipping and number of masked
+positions. bert_jax applies the vocabulary head at the masked positions, and transformers at all positions, which is
+more work for the same loss. So each peer has one JSON line, and those of equal work come first:
+
+equal            transformers' model, which gathers the masked positions before the vocabulary head
+equal_compiled   the same under torch.compile, which needs a C++ compiler on a CPU
+full             transformers' model as it is
+full_compiled    the same under torch.compile
+
+Each peer takes turns with bert_jax in a process of its own that ends before the next begins, and the medians of the two
+programs are compared. On an accelerator, a line also gives the model FLOPs utilization and the peak of device memory.
 """
 
 import argparse
-import contextlib
 import functools
 import os
 import statistics
@@ -38,6 +47,13 @@ from bert_jax.train.objectives import MaskedLMObjective
 VOCAB_SIZE = 30522  # bert-base-uncased
 SIZES = ("tiny", "mini", "small", "medium", "base", "large")  # the presets that the peer supports
 MASK_RATE = 0.15
+# What each peer is, in the order in which they are measured: those of equal work first.
+PEERS = {
+    "equal": "transformers BertForPreTraining, vocabulary head at the masked positions as here",
+    "equal_compiled": "transformers BertForPreTraining, vocabulary head at the masked positions as here, torch.compile",
+    "full": "transformers BertForPreTraining as it is, vocabulary head at all positions",
+    "full_compiled": "transformers BertForPreTraining as it is, vocabulary head at all positions, torch.compile",
+}
 
 
 def random_batch(config: ModelConfig, batch_size: int, seq_len: int) -> Batch:
@@ -86,8 +102,9 @@ def our_turn(config: ModelConfig, runtime: Runtime, batch: Batch) -> Turn:
     return run
 
 
-def peer_line(python: Path, config: ModelConfig, compute_dtype: str, batch_size: int, seq_len: int) -> list[str]:
-    """The command that starts the peer."""
+def peer_line(python: Path, peer: str, config: ModelConfig, compute_dtype: str, batch: Batch) -> list[str]:
+    """The command that starts one of PEERS on batches of the same sizes."""
+    work, _, compiled = peer.partition("_")
     values = {
         "layers": config.layers,
         "width": config.width,
@@ -96,11 +113,14 @@ def peer_line(python: Path, config: ModelConfig, compute_dtype: str, batch_size:
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,
         "compute_dtype": compute_dtype,
-        "batch_size": batch_size,
-        "seq_len": seq_len,
+        "batch_size": batch.input_ids.shape[0],
+        "seq_len": batch.input_ids.shape[1],
+        "predictions": batch.masked_positions.shape[1],
+        "work": work,
     }
     script = Path(__file__).with_name("step_peer.py")
-    return [str(python), str(script), *(f"--{name}={value}" for name, value in values.items())]
+    line = [str(python), str(script), *(f"--{name}={value}" for name, value in values.items())]
+    return [*line, "--compiled"] if compiled else line
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -118,7 +138,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--dropout", type=float, default=0.1, help="dropout of hidden states (default: 0.1)")
     add("--attention_dropout", type=float, help="attention dropout; fused kernels need 0 (default: that of --dropout)")
     add("--compute_dtype", help="float32 or bfloat16 (default: float32 on a CPU, else bfloat16)")
-    add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peer is omitted")
+    add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peers are omitted")
+    add("--peers", nargs="+", choices=PEERS, default=[*PEERS], help="the peers to measure (default: all)")
     parser.add_switch("keep_memory", help="keep freed memory on a CPU, as training does (default: on)")
     return parser.parse_args(arguments)
 
@@ -133,26 +154,35 @@ def main(arguments: Sequence[str]) -> None:
     dtype = flags.compute_dtype or ("float32" if on_cpu else "bfloat16")
     runtime = Runtime(dtype, layer_loop=flags.layer_loop, attention=flags.attention, remat=flags.remat)
     batch = random_batch(config, flags.batch_size, flags.seq_len)
-    turns = [our_turn(config, runtime, batch)]
-    versions: dict[str, str] = {}
-    with contextlib.ExitStack() as stack:
-        if flags.peer_python:
-            line = peer_line(flags.peer_python, config, dtype, flags.batch_size, flags.seq_len)
-            turn, found = stack.enter_context(peer_turn(line))
-            turns.append(turn)
-            versions = {name: str(value) for name, value in found.items()}
-        seconds = alternate(turns, flags.rounds, flags.steps, flags.warmup)
-    medians = [statistics.median(found) for found in seconds]
+    ours = our_turn(config, runtime, batch)
     tokens = flags.batch_size * flags.seq_len
-    common.emit(
-        f"training step, {flags.size}, {'CPU' if on_cpu else jax.devices()[0].device_kind}, {dtype}",
-        tokens / medians[0],
-        "tokens/s",
-        peer=f"transformers BertForPreTraining, torch, {dtype}" if flags.peer_python else None,
-        peer_value=tokens / medians[1] if flags.peer_python else None,
-        settings=settings(flags, config, runtime, kept, batch.masked_positions.shape[1], seconds),
-        peer_versions=versions,
-    )
+    for peer in [name for name in PEERS if name in flags.peers] if flags.peer_python else [None]:
+        line = peer_line(flags.peer_python, peer, config, dtype, batch) if peer else None
+        seconds, versions = in_turns(flags, ours, line)
+        rates = [tokens / statistics.median(found) for found in seconds]
+        common.emit(
+            f"training step, {flags.size}, {'CPU' if on_cpu else jax.devices()[0].device_kind}, {dtype}",
+            rates[0],
+            "tokens/s",
+            peer=f"{PEERS[peer]}, torch, {dtype}" if peer else None,
+            peer_value=rates[1] if peer else None,
+            settings=settings(flags, config, runtime, kept, batch.masked_positions.shape[1], seconds),
+            peer_versions=versions,
+        )
+
+
+def in_turns(
+    flags: argparse.Namespace, ours: Turn, line: Sequence[str] | None
+) -> tuple[list[list[float]], dict[str, str]]:
+    """The seconds of the steps of bert_jax and of the peer that the line starts, and the peer's versions.
+
+    Without a line bert_jax runs alone.
+    """
+    if line is None:
+        return alternate([ours], flags.rounds, flags.steps, flags.warmup), {}
+    with peer_turn(line) as (turn, versions):
+        seconds = alternate([ours, turn], flags.rounds, flags.steps, flags.warmup)
+    return seconds, {name: str(value) for name, value in versions.items()}
 
 
 def settings(
@@ -170,6 +200,7 @@ def settings(
     return {
         "batch_size": flags.batch_size,
         "seq_len": flags.seq_len,
+        "predictions": predictions,
         "vocab_size": VOCAB_SIZE,
         "dropout": config.dropout,
         "attention_dropout": config.attention_dropout,

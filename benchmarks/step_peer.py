@@ -1,4 +1,8 @@
-"""The peer of benchmarks/step.py: a training step of transformers' BertForPreTraining, on the GPU if there is one.
+"""The peers of benchmarks/step.py: a training step of BERT in torch, on the GPU if there is one.
+
+Both are transformers' BertForPreTraining. With --work=equal, the step gathers the masked positions before the
+vocabulary head, as bert_jax does; with --work=full it is the model as it is, which computes logits and their gradient
+at all positions. The loss is the same. --compiled passes the forward and the backward pass through torch.compile.
 
 benchmarks/step.py starts it under a Python that has torch and transformers, which are imported only when they are
 used. It reads a number of steps from each line of its input and answers with a JSON list of their seconds, so that the
@@ -11,43 +15,46 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import torch
+    import transformers
+
+UNMASKED = -100  # the label of positions that transformers leaves out of the loss
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    for name in ("layers", "width", "heads", "vocab_size", "batch_size", "seq_len", "predictions"):
+        parser.add_argument(f"--{name}", type=int, required=True)
+    for name in ("dropout", "attention_dropout"):
+        parser.add_argument(f"--{name}", type=float, required=True)
+    parser.add_argument("--compute_dtype", choices=("float32", "bfloat16"), required=True)
+    parser.add_argument("--work", choices=("equal", "full"), required=True)
+    parser.add_argument("--compiled", action="store_true")
+    return parser.parse_args(arguments)
 
 
 def main() -> None:
     import torch
     import transformers
 
-    parser = argparse.ArgumentParser()
-    for name in ("layers", "width", "heads", "vocab_size", "batch_size", "seq_len"):
-        parser.add_argument(f"--{name}", type=int, required=True)
-    for name in ("dropout", "attention_dropout"):
-        parser.add_argument(f"--{name}", type=float, required=True)
-    parser.add_argument("--compute_dtype", choices=("float32", "bfloat16"), required=True)
-    arguments = parser.parse_args()
+    arguments = parse()
     torch.manual_seed(0)
-    config = transformers.BertConfig(
-        vocab_size=arguments.vocab_size,
-        hidden_size=arguments.width,
-        num_hidden_layers=arguments.layers,
-        num_attention_heads=arguments.heads,
-        intermediate_size=4 * arguments.width,
-        hidden_dropout_prob=arguments.dropout,
-        attention_probs_dropout_prob=arguments.attention_dropout,
-        attn_implementation="sdpa",
-    )
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = transformers.BertForPreTraining(config).train().to(device)
+    model = make_model(arguments).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
     inputs = {name: value.to(device) for name, value in random_inputs(arguments).items()}
+    compute_loss = loss_of(model, arguments.work)
+    if arguments.compiled:
+        compute_loss = torch.compile(compute_loss)
     half = arguments.compute_dtype == "bfloat16"
 
     def step() -> None:
         with torch.autocast(device, torch.bfloat16, enabled=half):
-            loss = model(**inputs).loss
+            loss = compute_loss(**inputs)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -66,8 +73,25 @@ def main() -> None:
         print(json.dumps(seconds), flush=True)
 
 
+def make_model(arguments: argparse.Namespace) -> transformers.BertForPreTraining:
+    """A model of these sizes with random parameters, in training mode, with torch's fused attention."""
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=arguments.vocab_size,
+        hidden_size=arguments.width,
+        num_hidden_layers=arguments.layers,
+        num_attention_heads=arguments.heads,
+        intermediate_size=4 * arguments.width,
+        hidden_dropout_prob=arguments.dropout,
+        attention_probs_dropout_prob=arguments.attention_dropout,
+        attn_implementation="sdpa",
+    )
+    return transformers.BertForPreTraining(config).train()
+
+
 def random_inputs(arguments: argparse.Namespace) -> dict[str, torch.Tensor]:
-    """Random rows without padding; 15% of the positions have a label."""
+    """Rows of random ids without padding, with two segments and `predictions` masked positions each, in order."""
     import torch
 
     ids = torch.randint(1000, arguments.vocab_size, (arguments.batch_size, arguments.seq_len))
@@ -77,9 +101,35 @@ def random_inputs(arguments: argparse.Namespace) -> dict[str, torch.Tensor]:
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
         "token_type_ids": segments,
-        "labels": torch.where(torch.rand(ids.shape) < 0.15, ids, -100),
+        "masked_positions": torch.rand(ids.shape).topk(arguments.predictions).indices.sort().values,
         "next_sentence_label": torch.randint(0, 2, (arguments.batch_size,)),
     }
+
+
+def loss_of(model: transformers.BertForPreTraining, work: str) -> Callable[..., torch.Tensor]:
+    """The loss of a batch of `random_inputs`: the mean over masked positions plus that of the next-sentence labels."""
+    import torch
+
+    def equal_work(
+        input_ids: torch.Tensor,
+        masked_positions: torch.Tensor,
+        next_sentence_label: torch.Tensor,
+        **others: torch.Tensor,
+    ) -> torch.Tensor:
+        encoded = model.bert(input_ids=input_ids, **others)
+        hidden = encoded.last_hidden_state
+        masked = hidden.gather(1, masked_positions[:, :, None].expand(-1, -1, hidden.shape[2]))
+        vocabulary_logits, next_sentence_logits = model.cls(masked, encoded.pooler_output)
+        labels = input_ids.gather(1, masked_positions)
+        masked_loss = torch.nn.functional.cross_entropy(vocabulary_logits.flatten(0, 1), labels.flatten())
+        return masked_loss + torch.nn.functional.cross_entropy(next_sentence_logits, next_sentence_label)
+
+    def full_work(input_ids: torch.Tensor, masked_positions: torch.Tensor, **others: torch.Tensor) -> torch.Tensor:
+        labels = torch.full_like(input_ids, UNMASKED)
+        labels = labels.scatter(1, masked_positions, input_ids.gather(1, masked_positions))
+        return model(input_ids=input_ids, labels=labels, **others).loss
+
+    return equal_work if work == "equal" else full_work
 
 
 if __name__ == "__main__":
