@@ -72,7 +72,7 @@ def pseudo_perplexity(
         def batches(size: int, rows: Rows) -> Iterator[Batch]:
             for batch in masks.batches(size, rows):
                 yield batch
-                progress.advance(size, size)  # the evaluator requests a batch when it has the results of the last one
+                progress.advance(size, size)  # the evaluator requests a batch while the last one is computed
 
         metrics = _measure(model, MaskedLMObjective(next_sentence=False), config, batches)
     if "mlm_loss" not in metrics:

@@ -38,14 +38,21 @@ def run_batches(
 ) -> Iterator[tuple[Int64[np.ndarray, "B"], Any]]:
     """compute(batch) as numpy arrays for each batch, with the indices of its rows (-1: a filler).
 
-    compute is a compiled function. Each process passes the rows of the batch that its devices own.
+    compute is a compiled function. Each process passes the rows of the batch that its devices own. The devices compute
+    a batch while the caller uses the results of the one before it, and while the next one is made.
     """
+    computing: tuple[np.ndarray, Any] | None = None
     for indices, batch in batches:
         local = partitioning.local_rows(len(indices), mesh)
         part = jax.tree.map(lambda leaf, rows=local: leaf[rows], batch)
         with jax.set_mesh(mesh):
-            found = jax.device_get(compute(partitioning.place(part, len(indices), mesh)))
-        yield indices, found
+            placed = partitioning.place(part, len(indices), mesh)
+            finished = None if computing is None else (computing[0], jax.device_get(computing[1]))
+            computing = indices, compute(placed)
+        if finished is not None:
+            yield finished
+    if computing is not None:
+        yield computing[0], jax.device_get(computing[1])
 
 
 class Predictor:

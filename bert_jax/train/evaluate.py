@@ -23,24 +23,34 @@ def make_evaluator(
     """Returns an evaluator of the plan's objective over batches(steps done, rows), `rows` of global ones of batch_size.
 
     Rows that fill up a batch have weight 0. Without batches there are no metrics. `rows` are those that the devices
-    of this process own; every process must yield the same number of batches.
+    of this process own; every process must yield the same number of batches. Each batch is requested and placed while
+    the devices compute the one before it.
     """
     step = jax.jit(evaluation_step, static_argnums=0, out_shardings=partitioning.replicated(mesh))
     rows = partitioning.local_rows(batch_size, mesh)
 
     def run(params: dict[str, Any], steps_done: int) -> dict[str, float]:
-        total: tuple[Terms, Counts] | None = None
+        total = None
+        computing: tuple[Terms, Counts] | None = None
         for batch in batches(steps_done, rows):
-            extended = extended_batch(plan.objective, batch)
-            part = jax.device_get(step(plan, params, partitioning.place(extended, batch_size, mesh)))
-            part = jax.tree.map(float, part)  # float64, so that the sums over many batches stay exact
-            total = part if total is None else jax.tree.map(operator.add, total, part)
+            placed = partitioning.place(extended_batch(plan.objective, batch), batch_size, mesh)
+            total = _add(total, computing)
+            computing = step(plan, params, placed)
+        total = _add(total, computing)
         if total is None:
             return {}
         terms, counts = jax.tree.map(jnp.float32, total)
         return finite_means(terms, counts, plan.objective.term_weights)
 
     return run
+
+
+def _add(total: Any, part: tuple[Terms, Counts] | None) -> Any:
+    """The sums, as a tree of floats, with those of one more batch, for which this waits. None stands for no batch."""
+    if part is None:
+        return total
+    values = jax.tree.map(float, jax.device_get(part))  # float64, so that the sums over many batches stay exact
+    return values if total is None else jax.tree.map(operator.add, total, values)
 
 
 def finite_means(terms: Terms, counts: Counts, weights: Mapping[str, float]) -> dict[str, float]:

@@ -6,17 +6,24 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import jax
+import numpy as np
 
 from bert_jax.config import ModelConfig
 from bert_jax.train.finite import FiniteCheck
 from bert_jax.train.metrics import peak_flops, peak_memory_gb, training_flops
 
+# The steps whose metrics stay on the device until they are fetched together, where log lines are further apart.
+MOST_PENDING = 128
 # Metrics of which a log line gives the last step's value; every other one is a mean over the steps.
 LATEST = ("learning_rate", "gradient_norm", "skipped")
 
 
 class MetricAccumulator:
-    """Accumulates the metrics of steps. It fetches a step's once the next one is dispatched: the device never waits."""
+    """Accumulates the metrics of steps, which it fetches together for each log line.
+
+    Between lines it fetches only the flag `finite` of a step, once the next one is dispatched. So the device never
+    waits, the host is at most one step ahead of it, and a step that is not finite is handled before another follows.
+    """
 
     def __init__(
         self,
@@ -40,7 +47,7 @@ class MetricAccumulator:
         self._peak = peak_flops()
         self._check = check
         self._index = index
-        self._pending: tuple[int, dict[str, jax.Array]] | None = None
+        self._pending: list[tuple[int, dict[str, jax.Array]]] = []
         self._waited = 0.0
         self._in_pause = False
         self._begin_line(saved)
@@ -61,12 +68,15 @@ class MetricAccumulator:
         return self._check.skipped
 
     def add(self, step: int, batch: Any, metrics: dict[str, jax.Array]) -> None:
-        """Records a step that has been dispatched, and fetches the metrics of the step before it."""
+        """Records a step that has been dispatched, once the step before it has finished."""
         rows, length = batch.input_ids.shape[0], batch.input_ids.shape[-1]
         self._positions += rows * length
         self._flops += training_flops(self._model, rows, length, self._predictions(batch))
-        pending, self._pending = self._pending, (step, metrics)
-        self._fetch(pending)
+        if self._pending:
+            finite = jax.device_get(self._pending[-1][1]["finite"])
+            if len(self._pending) >= MOST_PENDING or not np.all(finite):
+                self.settle()
+        self._pending.append((step, metrics))
 
     def state(self) -> dict[str, Any]:
         """Returns the sums so far as JSON values; waits for the last step to finish."""
@@ -116,18 +126,17 @@ class MetricAccumulator:
             self._paused += time.monotonic() - started
 
     def settle(self) -> None:
-        """Waits for the last step to finish and checks its metrics."""
-        pending, self._pending = self._pending, None
-        self._fetch(pending)
-
-    def _fetch(self, pending: tuple[int, dict[str, jax.Array]] | None) -> None:
-        if pending is None:
-            return
+        """Waits for the last step to finish, and fetches and checks the metrics of all steps that are pending."""
+        pending, self._pending = self._pending, []
         # The accumulators of several seeds fetch the same arrays; only the first waits, since an array keeps its copy.
-        found = jax.device_get(pending[1])
+        found = jax.device_get([metrics for _, metrics in pending])
+        for (step, _), values in zip(pending, found, strict=True):
+            self._count(step, values)
+
+    def _count(self, step: int, found: dict[str, Any]) -> None:
         values = {name: (value if self._index is None else value[self._index]).item() for name, value in found.items()}
         self.tokens += int(values["tokens"])
-        counts = self._check(pending[0], values)
+        counts = self._check(step, values)
         if counts:
             self._note_absent(values.keys())
         self._steps += counts

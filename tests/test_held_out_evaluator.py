@@ -1,0 +1,82 @@
+"""The evaluator of the training loop: exact sums, and batches that are made while the devices compute."""
+
+from types import MappingProxyType
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from bert_jax.config import MeshConfig, ModelConfig
+from bert_jax.model.heads import Heads
+from bert_jax.model.runtime import Runtime
+from bert_jax.train import partitioning
+from bert_jax.train.evaluate import make_evaluator
+from bert_jax.train.objectives import Objective
+from bert_jax.train.objectives.objective import Term
+from bert_jax.train.steps import Forward
+
+CONFIG = ModelConfig(vocab_size=10, layers=1, width=8, heads=2, feed_forward=16, max_positions=16)
+
+
+class Weighted(NamedTuple):
+    values: np.ndarray
+    weights: np.ndarray
+
+
+class Mean(Objective):
+    """The mean of the values of a batch, times a parameter."""
+
+    heads = Heads()
+    term_metrics = MappingProxyType({"mean": ()})
+
+    def counts(self, batch):
+        return {"mean": batch.weights.sum()}
+
+    def apply(self, model, batch, dropout_key):
+        return {"mean": Term(model["scale"] * (batch.values * batch.weights).sum(), {})}
+
+    def bind(self, config, params, runtime):
+        return params
+
+
+def random_batches(count):
+    rng = np.random.default_rng(1)
+    return [Weighted(*rng.random((2, 8)).astype(np.float32)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 5])
+def test_metrics_are_those_of_all_rows_and_batches_are_made_while_the_last_one_is_computed(count, monkeypatch):
+    events, jit, place, device_get = [], jax.jit, partitioning.place, jax.device_get
+
+    def noted(name, function):
+        def call(*arguments):
+            events.append(name)
+            return function(*arguments)
+
+        return call
+
+    made = random_batches(count)
+
+    def batches(steps_done, rows):
+        for batch in made:
+            events.append("make")
+            yield Weighted(*(field[rows] for field in batch))
+
+    monkeypatch.setattr(jax, "jit", lambda function, **options: noted("compute", jit(function, **options)))
+    monkeypatch.setattr(jax, "device_get", noted("fetch", device_get))
+    monkeypatch.setattr(partitioning, "place", noted("place", place))
+    mesh = partitioning.make_mesh(MeshConfig())
+    with jax.set_mesh(mesh):
+        evaluator = make_evaluator(Forward(CONFIG, Runtime(), Mean()), mesh, batches, 8)
+        metrics = evaluator({"scale": jnp.float32(3)}, 7)
+    first, middle, last = ["make", "place", "compute"], ["make", "place", "fetch", "compute"], ["fetch"]
+    assert events == ([*first, *middle * (count - 1), *last] if count else [])
+    if count:
+        values, weights = (np.concatenate(fields).astype(np.float64) for fields in zip(*made, strict=True))
+        assert (
+            metrics["loss"] == metrics["mean_loss"] == pytest.approx(3 * (values @ weights) / weights.sum(), rel=1e-6)
+        )
+    else:
+        assert metrics == {}
