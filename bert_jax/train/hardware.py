@@ -1,7 +1,7 @@
 """Whether this machine has a TPU or a GPU, from the files of the system, before jax is imported. Linux only.
 
 An installed plugin says nothing about the device: images for TPUs and GPUs also run on machines without one. The
-checks are those by which jax itself finds devices (jax/_src/hardware_utils.py of jax 0.10.2).
+checks are those by which jax itself finds devices (jax/_src/hardware_utils.py of jax 0.12.0).
 """
 
 from pathlib import Path
@@ -9,8 +9,8 @@ from pathlib import Path
 ROOT = Path("/")
 _WSL = "dxg"  # any GPU in the Windows Subsystem for Linux
 _GOOGLE = "0x1ae0"  # the PCI vendor, also of network cards and displays of virtual machines
-# TPU v2 and v3; one without a public name; v4; v5p; v5e; v6e; tpu7x.
-TPU_DEVICES = frozenset({"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"})
+# TPU v2 and v3; one without a public name; v4; v5p; v5e; v6e; tpu7x; tpu8t; tpu8i.
+TPU_DEVICES = frozenset({"0x0027", "0x0056", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076", "0x007c", "0x0083"})
 
 
 def has_tpu(root: Path = ROOT) -> bool:

@@ -109,7 +109,7 @@ def choose_runs(
         remaining[active] = left
         active = active[(left > 0) & present[-1]]
     none = np.flatnonzero(remaining == budgets)
-    take_heads(runs.chosen, order, budgets, none)
+    take_heads(runs.chosen, words, order, budgets, none)
     if rule.unit == "infill":
         runs.firsts[none, runs.chosen[none].argmax(axis=1)] = runs.chosen[none].any(axis=1)
     return runs

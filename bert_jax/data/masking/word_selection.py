@@ -42,16 +42,24 @@ def choose_words(
         next_word[active] += _LOOK_AHEAD
         active = active[(left > 0) & (ahead[:, -1] != absent)]
 
-    take_heads(chosen, order, budgets, np.flatnonzero(remaining == budgets))
+    take_heads(chosen, words, order, budgets, np.flatnonzero(remaining == budgets))
     return chosen
 
 
 def take_heads(
-    chosen: Bool[np.ndarray, "Q W"], order: ShuffledWords, budgets: Int64[np.ndarray, "Q"], none: Int64[np.ndarray, "A"]
+    chosen: Bool[np.ndarray, "Q W"],
+    words: WordBoundaries,
+    order: ShuffledWords,
+    budgets: Int64[np.ndarray, "Q"],
+    none: Int64[np.ndarray, "A"],
 ) -> None:
-    """In the sequences `none`, in which no word fitted, marks the beginning of the first word."""
+    """In the sequences `none`, in which nothing was chosen, marks the first word, or as much of it as fits.
+
+    With unit infill that word may fit: the run that began at it had no word, and no other word fitted.
+    """
     none = none[order.keys[none, 0] != order.absent]
-    mark(chosen, none * chosen.shape[1] + order.positions(order.keys[none, 0]), budgets[none])
+    flat_indices, lengths = _located(order.keys[none, :1], none, words.inside, order)
+    mark(chosen, flat_indices[:, 0], np.minimum(lengths[:, 0], budgets[none]))
 
 
 def _located(
