@@ -213,14 +213,13 @@ def test_evaluation_depends_neither_on_the_batch_nor_on_the_shards_masks():
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), whole, run(undone))
 
 
-def test_logits_of_all_positions_or_of_some_at_a_time_give_the_same_loss(monkeypatch):
-    monkeypatch.setattr("bert_jax.train.objectives.causal_lm.POSITIONS_AT_ONCE", 8)
+def test_logits_of_all_tokens_or_of_some_at_a_time_give_the_same_loss():
     config = odd_config(vocab_size=40, layers=1)
     params, batch = random_params(config), packed_batch(40)
     made = OBJECTIVE.corrupt(batch, jax.random.key(0))
     whole, parts = (
         OBJECTIVE.apply(bert.bind(config, OBJECTIVE.heads, params, runtime), made, None)["mdm"]
-        for runtime in (Runtime(), Runtime(remat="layer"))
+        for runtime in (Runtime(), Runtime(logits_at_once=48))
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5), whole, parts)
 

@@ -13,7 +13,7 @@ from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind, init_params
-from bert_jax.model.head_outputs import span_boundary_logits
+from bert_jax.model.head_outputs import span_boundary_product
 from bert_jax.model.heads import Heads, SpanHeads, take_spans
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.task_outputs import (
@@ -93,7 +93,9 @@ def test_logits_are_float32_and_drop_out_by_the_key() -> None:
             "spans": span_logits(model, vectors, key),
             "relations": relation_logits(model, take_spans(vectors, *spans), key),
             "answers": answer_logits(model, hidden),
-            "span_boundary": span_boundary_logits(model, hidden[:, :2], hidden[:, 2:4], jnp.array([[1, 2], [0, 33]])),
+            "span_boundary": span_boundary_product(
+                model, hidden[:, :2], hidden[:, 2:4], jnp.array([[1, 2], [0, 33]])
+            ).logits(),
         }
 
     draw = np.random.default_rng(0)  # initialising by jax takes longer than the rest

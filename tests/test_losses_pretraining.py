@@ -18,7 +18,7 @@ from bert_jax.data.masking.span_boundaries import span_targets
 from bert_jax.model import paths
 from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.runtime import Runtime
-from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, Objective, causal_lm, total_loss
+from bert_jax.train.objectives import CausalLMObjective, MaskedLMObjective, Objective, total_loss
 from bert_jax.train.objectives.causal_lm import unmasked
 
 ENCODER = ModelConfig(
@@ -154,10 +154,11 @@ def test_causal_sums_by_hand(case: str) -> None:
     assert counts["lm"] == sum(LENGTHS) - len(LENGTHS)
 
 
-def test_recomputing_logits_in_chunks_gives_equal_results(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(causal_lm, "POSITIONS_AT_ONCE", 8)  # of 30 positions
-    terms, _, gradients, _ = program("causal", Runtime(remat="layer"))(params_of("causal"), batch(True))
-    wanted = compute("causal", True)
+@pytest.mark.parametrize("case", ["causal", "span_boundary"])
+def test_logits_of_some_tokens_at_a_time_give_equal_results(case: str) -> None:
+    runtime = Runtime(logits_at_once=48)  # of 128, with padding
+    terms, _, gradients, _ = program(case, runtime)(params_of(case), batch(True))
+    wanted = compute(case, True)
     jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-5), terms, wanted[0])
     for path, gradient in wanted[2].items():
         np.testing.assert_allclose(gradients[path], gradient, atol=1e-5, err_msg=path)

@@ -206,11 +206,19 @@ class ModelOptions:
     layer_loop: str = "auto"  # scan (compiles fast), unrolled (runs fast), auto: unrolled up to 12 layers
     attention: str = "auto"  # see bert_jax/model/ops/attention_kernels.py
     remat: str = "none"  # none, attention, matmuls, layer: less memory for more work (bert_jax/model/runtime.py)
+    logits_at_once: int = 0  # tokens of the vocabulary whose logits exist at the same time in training; 0: all
 
     if typing.TYPE_CHECKING:  # the type checker does not see the added fields
 
         def __init__(
-            self, *, preset: str = "", layer_loop: str = "", attention: str = "", remat: str = "", **changes: Any
+            self,
+            *,
+            preset: str = "",
+            layer_loop: str = "",
+            attention: str = "",
+            remat: str = "",
+            logits_at_once: int = 0,
+            **changes: Any,
         ) -> None: ...
 
         def __getattr__(self, name: str) -> Any: ...

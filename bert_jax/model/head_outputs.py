@@ -11,12 +11,18 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from bert_jax.model.bert import Bert
 from bert_jax.model.layer import gather_positions
 from bert_jax.model.layers import child_key
+from bert_jax.model.vocabulary_product import VocabularyProduct
 
 
 def vocabulary_logits(model: Bert, vectors: Float[Array, "B M D"]) -> Float[Array, "B M V"]:
     """Returns float32 vocabulary logits of hidden states; V is padded, and the padding's logits are -inf."""
+    return vocabulary_product(model, vectors).logits()
+
+
+def vocabulary_product(model: Bert, vectors: Float[Array, "B M D"]) -> VocabularyProduct:
+    """Returns vocabulary_logits before they are computed, for a loss."""
     head = model.head("lm_head" if model.head_config.lm else "mlm_head")
-    return head(vectors, model.token_table)
+    return head.product(vectors, model.token_table)
 
 
 def generator_logits(
@@ -40,10 +46,11 @@ def masked_logits(
     return vocabulary_logits(model, gather_positions(hidden, masked_positions))
 
 
-def span_boundary_logits(
+def span_boundary_product(
     model: Bert, left: Float[Array, "B M D"], right: Float[Array, "B M D"], offsets: Int[Array, "B M"]
-) -> Float[Array, "B M V"]:
-    """Returns vocabulary logits from the hidden states on both sides of a span and the offset of each token in it."""
+) -> VocabularyProduct:
+    """Returns vocabulary logits, before they are computed, from the hidden states on both sides of a span and the
+    offset of each token in it."""
     tied = model.config.tied_output
     table = model.token_table if tied else model.head("mlm_head").output.table[...]
     return model.head("span_boundary_head")(left, right, offsets, table)

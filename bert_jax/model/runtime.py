@@ -20,6 +20,8 @@ REMATS = ("none", "attention", "matmuls", "layer")
 # An unrolled loop runs faster, since XLA optimizes across layers; a scan compiles once for all layers.
 UNROLLED_AT_MOST = 12
 
+RECOMPUTED_LOGITS = 4096  # tokens of the vocabulary at a time, where logits are recomputed
+
 
 def platform_of(backend: Any) -> str:
     """Returns the platform of a jax backend: cpu, tpu, cuda, rocm, or `unknown gpu`.
@@ -40,7 +42,10 @@ class Runtime:
 
     remat: what the backward pass recomputes instead of storing it (Chen et al. 2016), from the least memory saved to
     the most: none; attention (scores and probabilities of einsum attention); matmuls (everything in a layer but its
-    products with weights); layer (everything but its input). The last two also recompute a causal model's logits.
+    products with weights); layer (everything but its input). The last two also recompute the vocabulary's logits.
+
+    logits_at_once: tokens of the vocabulary whose logits exist at the same time in training; 0: all, or 4,096 where
+    remat recomputes them.
 
     platform: the platform that programs are compiled for, as jax.default_backend() names it; empty means that one.
     bert_jax.plan compiles for devices that this machine lacks; its `gpu` is an NVIDIA GPU.
@@ -54,6 +59,7 @@ class Runtime:
     layer_loop: str = "auto"
     attention: str = "auto"
     remat: str = "none"
+    logits_at_once: int = 0
     platform: str = ""
     placement: Placement = field(default_factory=Placement)
 
@@ -65,6 +71,10 @@ class Runtime:
         ):
             if value not in known:
                 raise UserError(f"unknown config.{key} {value!r}; choose from {', '.join(known)}")
+        if self.logits_at_once < 0:
+            raise UserError(
+                f"config.model.logits_at_once is {self.logits_at_once}; use a number of tokens, or 0 for all"
+            )
 
     @property
     def dtype(self) -> DTypeLike:
@@ -76,9 +86,9 @@ class Runtime:
         return jax.lax.Precision.HIGHEST if self.compute_dtype == "float32" else jax.lax.Precision.DEFAULT
 
     @property
-    def keeps_logits(self) -> bool:
-        """Whether the backward pass keeps the logits of a causal model."""
-        return self.remat in ("none", "attention")
+    def vocabulary_chunk(self) -> int:
+        """Tokens of the vocabulary whose logits exist at the same time in training; 0: all."""
+        return self.logits_at_once or (RECOMPUTED_LOGITS if self.remat in ("matmuls", "layer") else 0)
 
     def rematerialized(self, layer: Callable[..., Result]) -> Callable[..., Result]:
         """Returns the function of a layer whose backward pass recomputes what `remat` names."""

@@ -17,6 +17,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from bert_jax.model.vocabulary_product import VocabularyProduct
+from bert_jax.train.vocabulary_chunks import chunked_sums
+
 Scalar = Float[Array, ""]
 
 
@@ -60,6 +63,30 @@ def classification_sums(
         uniform = jnp.einsum("...c,c->...", each, of_class, precision=jax.lax.Precision.HIGHEST)
         loss = (1 - costs.smoothing) * loss + costs.smoothing * (uniform * weights).sum()
     return loss, ((picked >= top) * weighed).sum()
+
+
+def vocabulary_sums(
+    product: VocabularyProduct, labels: Int[Array, "B M"], weights: Float[Array, "B M"]
+) -> tuple[Scalar, Scalar]:
+    """classification_sums of a token for each vector, over the vocabulary.
+
+    The logits are never whole where the runtime has a vocabulary_chunk, except where the vocabulary is sharded, which
+    divides them already.
+    """
+    runtime = product.runtime
+    if not runtime.vocabulary_chunk or runtime.placement.shards_layers:
+        return classification_sums(product.logits(), labels, weights)
+    rows = product.vectors.reshape(-1, product.vectors.shape[-1])
+    return chunked_sums(
+        rows,
+        product.table,
+        product.bias,
+        labels.reshape(-1),
+        weights.reshape(-1),
+        vocab_size=product.vocab_size,
+        chunk=runtime.vocabulary_chunk,
+        precision=runtime.precision,
+    )
 
 
 def binary_sums(

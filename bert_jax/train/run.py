@@ -98,6 +98,7 @@ def runtime_of(config: TrainConfig, platform: str = "") -> Runtime:
         layer_loop=model.layer_loop,
         attention=model.attention,
         remat=model.remat,
+        logits_at_once=model.logits_at_once,
         placement=mesh_placement.OnMesh(),
         platform=platform,
     )

@@ -9,8 +9,8 @@ from bert_jax.model.activations import activation
 from bert_jax.model.embeddings import Embedding, rows_by_matmul, token_table
 from bert_jax.model.heads.classification import dense, norm
 from bert_jax.model.layers import child_key
-from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.vocabulary_product import VocabularyProduct
 from bert_jax.shapes import padded_vocabulary
 
 # facebookresearch/SpanBERT, pair_bert.py: max_targets and position_embedding_size. Tokens beyond that offset in a span
@@ -39,9 +39,13 @@ class MaskedLanguageModel(nnx.Module):
     def __call__(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> Float[Array, "B M V"]:
         """float32 logits, by the token table where model.tied_output is set. Those of padding entries are -inf, so that
         no gradient reaches them."""
+        return self.product(vectors, tokens).logits()
+
+    def product(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> VocabularyProduct:
+        """The same logits before they are computed."""
         rows = self.norm(activation(self.config.activation)(self.transform(vectors)))
         table = tokens if self.config.tied_output else self.output.table[...]
-        return vocabulary_logits(rows, table, self.bias[...], self.config.vocab_size, self.runtime)
+        return VocabularyProduct(rows, table, self.bias[...], self.config.vocab_size, self.runtime)
 
 
 class LanguageModel(nnx.Module):
@@ -63,9 +67,13 @@ class LanguageModel(nnx.Module):
 
     def __call__(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> Float[Array, "B M V"]:
         """As MaskedLanguageModel."""
+        return self.product(vectors, tokens).logits()
+
+    def product(self, vectors: Float[Array, "B M D"], tokens: Float[Array, "V E"]) -> VocabularyProduct:
+        """As MaskedLanguageModel.product."""
         table = tokens if self.config.tied_output else self.output.table[...]
-        vectors = self.projection(vectors) if self.config.embedding_width else vectors
-        return vocabulary_logits(vectors, table, None, self.config.vocab_size, self.runtime)
+        rows = self.projection(vectors) if self.config.embedding_width else vectors
+        return VocabularyProduct(rows, table, None, self.config.vocab_size, self.runtime)
 
 
 class SpanBoundary(nnx.Module):
@@ -97,36 +105,12 @@ class SpanBoundary(nnx.Module):
         right: Float[Array, "B M D"],
         offsets: Int[Array, "B M"],
         table: Float[Array, "V E"],
-    ) -> Float[Array, "B M V"]:
-        """float32 logits by the output matrix. Offsets in the span count from 1; those past the last embedding use the
+    ) -> VocabularyProduct:
+        """The logits by the output matrix. Offsets in the span count from 1; those past the last embedding use the
         last."""
         places = rows_by_matmul(self.position.table[...], jnp.clip(offsets - 1, 0, SPAN_PLACES - 1))
         joined = jnp.concatenate([left, right, places.astype(left.dtype)], axis=-1)
         function = activation(self.config.activation)
         hidden = self.first_norm(function(self.first(joined)))
         hidden = self.second_norm(function(self.second(hidden)))
-        return vocabulary_logits(hidden, table, self.bias[...], self.config.vocab_size, self.runtime)
-
-
-def vocabulary_logits(
-    vectors: Float[Array, "B M E"],
-    table: Float[Array, "V E"],
-    bias: Float[Array, "V"] | None,
-    vocab_size: int,
-    runtime: Runtime,
-) -> Float[Array, "B M V"]:
-    """float32 products of the vectors and the output matrix; -inf for the padding of the vocabulary."""
-    # Matrices, for the reason that Operations.dense gives: the gradient of the table is the largest matmul of all.
-    rows = vectors.reshape(-1, table.shape[1])
-    logits = jnp.einsum(
-        "rd,vd->rv",
-        rows,
-        table.astype(rows.dtype),
-        precision=runtime.precision,
-        preferred_element_type=jnp.float32,
-    )
-    if bias is not None:
-        logits = operations(runtime).add_vocabulary_bias(logits, bias)
-    in_vocabulary = jnp.arange(table.shape[0]) < vocab_size
-    logits = jnp.where(in_vocabulary[None], logits, -jnp.inf)
-    return runtime.placement.constrain("logits", logits.reshape(*vectors.shape[:2], -1))
+        return VocabularyProduct(hidden, table, self.bias[...], self.config.vocab_size, self.runtime)

@@ -3,18 +3,15 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bert_jax.data.example import Batch
 from bert_jax.model.bert import Bert
-from bert_jax.model.head_outputs import vocabulary_logits
+from bert_jax.model.head_outputs import vocabulary_product
 from bert_jax.model.heads import Heads
-from bert_jax.train.losses import classification_sums
+from bert_jax.train.losses import vocabulary_sums
 from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
-
-POSITIONS_AT_ONCE = 128  # positions of each row whose logits exist at the same time where memory is saved
 
 
 @dataclass(frozen=True)
@@ -63,28 +60,8 @@ def unmasked(batch: Batch) -> Int[Array, "B T"]:
 def token_sums(
     model: Bert, hidden: Float[Array, "B T D"], ids: Int[Array, "B T"], weights: Float[Array, "B T"]
 ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    """classification_sums of a token for each position.
-
-    The logits of every position, [B,T,V] in float32, are by far the largest array of a step. Where memory is saved
-    (config.model.remat), they exist for a few positions at a time, and the backward pass computes them again.
-    """
-
-    def sums(hidden: Array, ids: Array, weights: Array) -> tuple[Array, Array]:
-        return classification_sums(vocabulary_logits(model, hidden), ids, weights)
-
-    if model.runtime.keeps_logits:
-        return sums(hidden, ids, weights)
-
-    def chunks(values: Array) -> Array:  # [B, T, ...] to [T/K, B, K, ...], so that each device keeps its rows
-        missing = -values.shape[1] % POSITIONS_AT_ONCE
-        padded = jnp.pad(values, [(0, 0), (0, missing)] + [(0, 0)] * (values.ndim - 2))
-        return padded.reshape(len(values), -1, POSITIONS_AT_ONCE, *values.shape[2:]).swapaxes(0, 1)
-
-    def add(total: tuple[Array, Array], part: tuple[Array, Array, Array]) -> tuple[tuple[Array, Array], None]:
-        return jax.tree.map(jnp.add, total, jax.checkpoint(sums)(*part)), None
-
-    parts = (chunks(hidden), chunks(ids), chunks(weights))
-    return jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), parts)[0]
+    """vocabulary_sums of a token for each position."""
+    return vocabulary_sums(vocabulary_product(model, hidden), ids, weights)
 
 
 def continues(sequence_ids: Int[Array, "B T"]) -> Float[Array, "B T-1"]:

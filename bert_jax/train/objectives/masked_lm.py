@@ -10,9 +10,14 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from bert_jax.command import UserError
 from bert_jax.data.example import Batch
 from bert_jax.model.bert import Bert
-from bert_jax.model.head_outputs import next_sentence_logits, pool_vectors, span_boundary_logits, vocabulary_logits
+from bert_jax.model.head_outputs import (
+    next_sentence_logits,
+    pool_vectors,
+    span_boundary_product,
+    vocabulary_product,
+)
 from bert_jax.model.heads import SPAN_PLACES, Heads
-from bert_jax.train.losses import classification_sums
+from bert_jax.train.losses import classification_sums, vocabulary_sums
 from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms
 
 ACCURACY = ("accuracy",)
@@ -65,7 +70,7 @@ class MaskedLMObjective(Objective):
         vectors = model.encode_at(batch, jnp.concatenate(positions, axis=1), dropout_key)
         ends = np.cumsum([part.shape[1] for part in positions])[:-1]
         masked, first, *around = jnp.split(vectors, ends, axis=1)
-        loss, correct = classification_sums(vocabulary_logits(model, masked), batch.masked_ids, batch.masked_weights)
+        loss, correct = vocabulary_sums(vocabulary_product(model, masked), batch.masked_ids, batch.masked_weights)
         terms = {"mlm": Term(loss, {"accuracy": correct}), "nsp": Term(jnp.zeros(()), {"accuracy": jnp.zeros(())})}
         if self.next_sentence:
             logits = next_sentence_logits(model, pool_vectors(model, first))
@@ -73,8 +78,8 @@ class MaskedLMObjective(Objective):
             terms["nsp"] = Term(loss, {"accuracy": correct})
         if self.span_boundary:
             left, right = around
-            logits = span_boundary_logits(model, left, right, batch.span_offsets)
-            loss, correct = classification_sums(logits, batch.masked_ids, _predictable_weights(batch))
+            product = span_boundary_product(model, left, right, batch.span_offsets)
+            loss, correct = vocabulary_sums(product, batch.masked_ids, _predictable_weights(batch))
             terms["sbo"] = Term(loss, {"accuracy": correct})
         return terms
 

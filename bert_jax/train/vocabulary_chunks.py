@@ -1,0 +1,137 @@
+"""The cross-entropy of tokens over a large vocabulary, without the logits of all its tokens at once.
+
+The forward pass visits the vocabulary in chunks and keeps, for each vector, the largest logit so far and the sum of
+exponentials relative to it (the online softmax of Milakov and Gimelshein 2018, section 3). The backward pass computes
+the logits of a chunk again, and from them the chunk's rows of the table's gradient. The label's logit is picked by
+comparison, so that there is no scatter, and the gradient of logits has the dtype of the vectors, as every other operand
+of a matmul.
+
+Of R vectors and chunks of K tokens, R x K logits exist at a time instead of R x V. The price is one more matmul.
+"""
+
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+Scalar = Float[Array, ""]
+
+LANES = 128  # matmuls prefer dimensions that are multiples of it
+
+
+def chunked_sums(
+    rows: Float[Array, "R E"],
+    table: Float[Array, "V E"],
+    bias: Float[Array, "V"] | None,
+    labels: Int[Array, "R"],
+    weights: Float[Array, "R"],
+    *,
+    vocab_size: int,
+    chunk: int,
+    precision: jax.lax.Precision,
+) -> tuple[Scalar, Scalar]:
+    """Returns losses.classification_sums of the logits of rows, table and bias; those from vocab_size on are -inf.
+
+    A chunk has at most `chunk` tokens. Chunks are of one size, which fits the vocabulary.
+    """
+    parts = math.ceil(len(table) / chunk)
+    unit = math.gcd(chunk, LANES)
+    size = math.ceil(len(table) / parts / unit) * unit
+    return _sums(rows, table, bias, labels, weights, vocab_size, size, precision)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+def _sums(
+    rows: Array,
+    table: Array,
+    bias: Array | None,
+    labels: Array,
+    weights: Array,
+    vocab_size: int,
+    chunk: int,
+    precision: jax.lax.Precision,
+) -> tuple[Array, Array]:
+    return _forward(rows, table, bias, labels, weights, vocab_size, chunk, precision)[0]
+
+
+def _forward(
+    rows: Array,
+    table: Array,
+    bias: Array | None,
+    labels: Array,
+    weights: Array,
+    vocab_size: int,
+    chunk: int,
+    precision: jax.lax.Precision,
+) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
+    def add(found: tuple[Array, Array, Array], part: tuple[Array, Array, Array]) -> tuple[Any, None]:
+        top, total, picked = found
+        first, tokens, biases = part
+        logits = _logits(rows, tokens, biases, precision)
+        higher = jnp.maximum(top, logits.max(axis=1))
+        total = total * jnp.exp(top - higher) + jnp.exp(logits - higher[:, None]).sum(axis=1)
+        picked += jnp.where(_is_label(labels, first, chunk), logits, 0).sum(axis=1)
+        return (higher, total, picked), None
+
+    zeros = jnp.zeros(len(rows))
+    parts = _parts(table, bias, rows.dtype, vocab_size, chunk)
+    (top, total, picked), _ = jax.lax.scan(add, (zeros - jnp.inf, zeros, zeros), parts)
+    normalizer = top + jnp.log(total)
+    each = normalizer - picked
+    sums = (each * weights).sum(), ((picked >= top) * weights).sum()
+    return sums, (rows, table, bias, labels, weights, normalizer, each)
+
+
+def _backward(
+    vocab_size: int, chunk: int, precision: jax.lax.Precision, kept: tuple[Any, ...], gradients: tuple[Array, Array]
+) -> tuple[Any, ...]:
+    rows, table, bias, labels, weights, normalizer, each = kept
+    scale = gradients[0] * weights
+
+    def add(of_rows: Array, part: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Array]]:
+        first, tokens, biases = part
+        probabilities = jnp.exp(_logits(rows, tokens, biases, precision) - normalizer[:, None])
+        of_logits = (probabilities - _is_label(labels, first, chunk)) * scale[:, None]
+        narrow = of_logits.astype(rows.dtype)
+        matmul = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
+        of_rows += matmul("rv,ve->re", narrow, tokens)
+        return of_rows, (matmul("rv,re->ve", narrow, rows), of_logits.sum(axis=0))
+
+    parts = _parts(table, bias, rows.dtype, vocab_size, chunk)
+    of_rows, (of_table, of_bias) = jax.lax.scan(add, jnp.zeros(rows.shape), parts)
+    return (
+        of_rows.astype(rows.dtype),
+        of_table.reshape(-1, table.shape[1])[: len(table)].astype(table.dtype),
+        None if bias is None else of_bias.reshape(-1)[: len(table)].astype(bias.dtype),
+        np.zeros(labels.shape, jax.dtypes.float0),
+        gradients[0] * each,
+    )
+
+
+_sums.defvjp(_forward, _backward)
+
+
+def _parts(
+    table: Array, bias: Array | None, dtype: Any, vocab_size: int, chunk: int
+) -> tuple[Int[Array, "C"], Float[Array, "C K E"], Float[Array, "C K"]]:
+    """Returns the number of the first token of each chunk, its rows of the table, and its biases: -inf for padding."""
+    padding = -len(table) % chunk
+    tokens = jnp.arange(len(table) + padding)
+    biases = jnp.zeros(len(tokens)) if bias is None else jnp.pad(bias.astype(jnp.float32), (0, padding))
+    biases = jnp.where(tokens < vocab_size, biases, -jnp.inf)
+    padded = jnp.pad(table.astype(dtype), ((0, padding), (0, 0)))
+    return tokens[::chunk], padded.reshape(-1, chunk, table.shape[1]), biases.reshape(-1, chunk)
+
+
+def _logits(rows: Array, table: Array, biases: Array, precision: jax.lax.Precision) -> Float[Array, "R K"]:
+    product = jnp.einsum("re,ve->rv", rows, table, precision=precision, preferred_element_type=jnp.float32)
+    return product + biases[None]
+
+
+def _is_label(labels: Array, first: Array, chunk: int) -> Array:
+    """Returns which token of the chunk is the label of each row, bool[R,K]."""
+    return (labels - first)[:, None] == jnp.arange(chunk)[None]
