@@ -204,6 +204,7 @@ class ModelOptions:
 
     preset: str = "base"  # a name in bert_jax/model/sizes.py, or `checkpoint`: the architecture of init_from
     layer_loop: str = "auto"  # scan (compiles fast), unrolled (runs fast), auto: unrolled up to 12 layers
+    scan_group: int = 1  # layers in a step of the scan: more compile slower and run faster
     attention: str = "auto"  # see bert_jax/model/ops/attention_kernels.py
     remat: str = "none"  # none, attention, matmuls, layer: less memory for more work (bert_jax/model/runtime.py)
     logits_at_once: int = 0  # tokens of the vocabulary whose logits exist at the same time in training; 0: all
@@ -215,6 +216,7 @@ class ModelOptions:
             *,
             preset: str = "",
             layer_loop: str = "",
+            scan_group: int = 1,
             attention: str = "",
             remat: str = "",
             logits_at_once: int = 0,

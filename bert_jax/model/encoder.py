@@ -4,13 +4,13 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.layer import SHARED_PARTS, SITES, EncoderLayer, LayerType, gather_positions
+from bert_jax.model.layer_groups import apply_layers, repeating_groups, split_layers, unrolled_groups
 from bert_jax.model.layers import LayerNorm, child_key
 from bert_jax.model.positions import ATTENTION_BIASES
 from bert_jax.model.runtime import Runtime
@@ -81,7 +81,7 @@ class Encoder(nnx.Module):
         The rest of that layer is not computed.
         """
         keys, depth = token_positions(sequence_ids, positions), self.config.layers
-        below, last = _split(self._stacked(hidden.shape[0], dropout_key), (depth - 1, 1))
+        below, last = split_layers(self._stacked(hidden.shape[0], dropout_key), (depth - 1, 1))
         hidden, _ = self._loop(hidden, keys, below, depth - 1, False, False)
         state, seeds = jax.tree.map(lambda leaf: leaf[0], last)
         bias = self._bias(wanted, keys.in_row)
@@ -133,21 +133,14 @@ class Encoder(nnx.Module):
             hidden, found = self._layer(state)(hidden, layer_type, keys, seeds, bias=bias, with_map=attention_maps)
             return hidden, (hidden if all_layers else None, found)
 
-        layer_types = [self._layer_type(layer) for layer in range(depth)]
+        types = [self._layer_type(layer) for layer in range(depth)]
         if self.runtime.unrolled(self.config.layers):
-            outputs = []
-            for layer_type, part in zip(layer_types, _split(stacked, (1,) * depth), strict=True):
-                one = self.runtime.rematerialized(functools.partial(apply, layer_type=layer_type))
-                hidden, output = one(hidden, jax.tree.map(lambda leaf: leaf[0], part))
-                outputs.append(output)
-            return hidden, jax.tree.map(lambda *leaves: jnp.stack(leaves), *outputs) if outputs else (None, None)
-        if len(set(layer_types)) <= 1:  # all layers are alike, so the scan needs no flags
-            same = functools.partial(apply, layer_type=layer_types[0] if layer_types else self._layer_type(0))
-            return jax.lax.scan(self.runtime.rematerialized(same), hidden, stacked, length=depth)
-        flags = LayerType(*(jnp.array(values) for values in zip(*layer_types, strict=True)))
-        return jax.lax.scan(
-            self.runtime.rematerialized(lambda hidden, part: apply(hidden, *part)), hidden, (stacked, flags)
-        )
+            groups = unrolled_groups(depth)
+        else:
+            groups = repeating_groups(types, self.runtime.scan_group)
+        of_type = {each: self.runtime.rematerialized(functools.partial(apply, layer_type=each)) for each in types}
+        hidden, outputs = apply_layers([of_type[each] for each in types], hidden, stacked, groups)
+        return hidden, outputs or (None, None)
 
 
 def gathered(state: nnx.State, runtime: Runtime) -> nnx.State:
@@ -158,13 +151,3 @@ def gathered(state: nnx.State, runtime: Runtime) -> nnx.State:
     state = jax.tree.map(lambda leaf: leaf, state)
     nnx.replace_by_pure_dict(state, params)
     return state
-
-
-def _split(stacked: Any, sizes: tuple[int, ...]) -> list[Any]:
-    """Returns consecutive parts of the leading axis.
-
-    The gradient of lax.split is one concatenation; indexing would give a sum for each part.
-    """
-    leaves, tree = jax.tree.flatten(stacked)
-    parts = [jax.lax.split(leaf, sizes) for leaf in leaves]
-    return [jax.tree.unflatten(tree, [part[index] for part in parts]) for index in range(len(sizes))]

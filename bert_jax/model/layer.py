@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, UInt32
+from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.activations import activation
@@ -19,8 +19,6 @@ from bert_jax.model.token_positions import TokenPositions
 
 ATTENTION_PROBABILITIES, ATTENTION_OUTPUT, FEED_FORWARD_OUTPUT = range(3)  # the places where a layer drops out
 SITES = 3
-
-Flag = bool | Bool[Array, ""]  # an array in a scan over layers
 
 ATTENTION_PARTS = ("attention", "attention_norm")
 FEED_FORWARD_PARTS = ("feed_forward", "feed_forward_norm")
@@ -36,8 +34,8 @@ SHARED_PARTS = {
 class LayerType(NamedTuple):
     """The properties in which layers of one stack may differ."""
 
-    first: Flag  # the first layer of a stack whose first layer has no norm before attention
-    local: Flag  # attends within the window only
+    first: bool  # the first layer of a stack whose first layer has no norm before attention
+    local: bool  # attends within the window only
 
 
 class FeedForward(nnx.Module):
@@ -110,8 +108,14 @@ class EncoderLayer(nnx.Module):
         if queries is not None:
             residual, positions = gather_positions(hidden, queries), keys.at(queries)
             selected = (residual if config.norm == "post" else gather_positions(seen, queries)), positions
-        attended, attention_map = self._attend(
-            seen, layer_type, keys, seed[ATTENTION_PROBABILITIES], bias, selected, with_map
+        attended, attention_map = self.attention(
+            seen,
+            keys,
+            seed[ATTENTION_PROBABILITIES],
+            local=layer_type.local,
+            bias=bias,
+            queries=selected,
+            with_map=with_map,
         )
         attended = dropout(attended, rate, seed[ATTENTION_OUTPUT])
         if config.norm == "post":
@@ -126,28 +130,7 @@ class EncoderLayer(nnx.Module):
         return self.placement.constrain("hidden", hidden)
 
     def _before_attention(self, hidden: Float[Array, "B T D"], layer_type: LayerType) -> Float[Array, "B T D"]:
-        if self.config.norm != "pre_but_first":
-            return self.attention_norm(hidden)
-        if isinstance(layer_type.first, bool):
-            return hidden if layer_type.first else self.attention_norm(hidden)
-        return jnp.where(layer_type.first, hidden, self.attention_norm(hidden))
-
-    def _attend(
-        self,
-        seen: Float[Array, "B T D"],
-        layer_type: LayerType,
-        keys: TokenPositions,
-        seeds: UInt32[Array, "B 2"] | None,
-        bias: Float[Array, "#B N Q T"] | None,
-        queries: tuple[Float[Array, "B Q D"], TokenPositions] | None,
-        with_map: bool,
-    ) -> tuple[Float[Array, "B Q D"], Float[Array, "B N Q T"] | None]:
-        def attend(local: bool) -> tuple[Array, Array | None]:
-            return self.attention(seen, keys, seeds, local=local, bias=bias, queries=queries, with_map=with_map)
-
-        if isinstance(layer_type.local, bool):
-            return attend(layer_type.local)
-        return jax.lax.cond(layer_type.local, lambda: attend(True), lambda: attend(False))
+        return hidden if layer_type.first else self.attention_norm(hidden)
 
 
 def gather_positions(hidden: Float[Array, "B T D"], positions: Int[Array, "B K"]) -> Float[Array, "B K D"]:

@@ -96,6 +96,7 @@ def runtime_of(config: TrainConfig, platform: str = "") -> Runtime:
     return Runtime(
         compute_dtype=dtype,
         layer_loop=model.layer_loop,
+        scan_group=model.scan_group,
         attention=model.attention,
         remat=model.remat,
         logits_at_once=model.logits_at_once,
