@@ -11,10 +11,11 @@ from bert_jax.command import UserError
 from bert_jax.model.attention import kernels
 from bert_jax.model.dropout import row_seeds
 from bert_jax.model.ops import attention_kernels
-from bert_jax.model.ops.attention_cudnn import cudnn_attention
+from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
 from bert_jax.model.ops.attention_einsum import einsum_attention, softmax_narrow
+from bert_jax.model.placement import Placement
 from bert_jax.model.runtime import Runtime, platform_of
-from bert_jax.model.token_positions import token_positions, visible_keys
+from bert_jax.model.token_positions import sequence_lengths, token_positions, visible_keys
 
 GPU = {"platform": "gpu", "compute_dtype": "bfloat16", "head_width": 64, "dropout_rate": 0.0}
 TPU = GPU | {"platform": "tpu"}
@@ -220,15 +221,34 @@ def test_the_choice_is_logged_once(caplog):
 
 
 @pytest.mark.accelerator
-def test_cudnn_equals_einsum():
-    query, key, value = (jax.random.normal(jax.random.key(index), (2, 128, 3, 64), jnp.bfloat16) for index in range(3))
-    sequences = jnp.repeat(jnp.asarray([[1, 2, 3, 0], [1, 1, 1, 1]], jnp.int32), 32, axis=1)
-    visible = visible_in(sequences)
-    real = np.asarray(sequences > 0)
-    got = jax.jit(cudnn_attention)(query, key, value, visible)
-    np.testing.assert_allclose(
-        np.asarray(got, np.float32)[real], np.asarray(plain(query, key, value, visible), np.float32)[real], atol=2e-2
-    )
+@pytest.mark.parametrize("causal", [False, True])
+def test_cudnn_equals_einsum_in_values_and_gradients(causal):
+    """With a mask on packed rows; with lengths, and without any array of T x T, on rows of one sequence."""
+    heads = [jax.random.normal(jax.random.key(index), (2, 128, 3, 64), jnp.bfloat16) for index in range(3)]
+    packed = jnp.repeat(jnp.asarray([[1, 2, 3, 0], [1, 1, 1, 1]], jnp.int32), 32, axis=1)
+    alone = jnp.repeat(jnp.asarray([[1, 1, 1, 0], [1, 1, 1, 1]], jnp.int32), 32, axis=1)
+    for sequences, masked in ((packed, True), (alone, False)):
+        places = token_positions(sequences, sequences, unpacked=not masked)
+        visible, real = visible_keys(places, places, causal=causal), (sequences > 0)[..., None, None]
+
+        def fused(query, key, value, places=places, visible=visible, masked=masked):
+            if masked:
+                return cudnn_attention(query, key, value, visible)
+            lengths = sequence_lengths(places)
+            return cudnn_attention_by_length(query, key, value, lengths, causal=causal, placement=Placement())
+
+        def run(attend, real=real):
+            def loss(*heads):
+                context = jnp.where(real, attend(*heads), 0)
+                return jnp.sin(context.astype(jnp.float32)).sum(), context
+
+            return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))
+
+        wanted = run(lambda *heads, visible=visible: plain(*heads, visible))(*heads)
+        program = run(fused).lower(*heads).compile()
+        for ours, theirs in zip(jax.tree.leaves(program(*heads)), jax.tree.leaves(wanted), strict=True):
+            np.testing.assert_allclose(np.asarray(ours, np.float32), np.asarray(theirs, np.float32), atol=3e-2)
+        assert ("[2,1,128,128]" in program.as_text()) == masked and "[2,3,128,128]" not in program.as_text()
 
 
 def test_the_softmax_that_keeps_half_has_the_gradient_of_the_other_to_half_precision():

@@ -1,6 +1,8 @@
 """Each kernel equals einsum_attention in values and gradients, for rows of any length."""
 
+import collections
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +12,19 @@ import test_families
 from families import FAMILIES
 
 from bert_jax.config import MeshConfig
+from bert_jax.model.bert import abstract_params, bind
 from bert_jax.model.dropout import row_seeds
+from bert_jax.model.heads import Heads
 from bert_jax.model.ops import attention_kernels
 from bert_jax.model.ops.attention_banded import banded_attention, saves
-from bert_jax.model.ops.attention_cudnn import cudnn_attention
+from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
 from bert_jax.model.ops.attention_einsum import einsum_attention
 from bert_jax.model.ops.attention_splash import splash_attention
 from bert_jax.model.placement import Placement
-from bert_jax.model.token_positions import token_positions, visible_keys
+from bert_jax.model.runtime import Runtime
+from bert_jax.model.token_positions import sequence_lengths, token_positions, visible_keys
+from bert_jax.tasks.example import TaskBatch
+from bert_jax.tasks.kinds.choice import ChoiceBatch
 from bert_jax.train.mesh_placement import OnMesh
 from bert_jax.train.partitioning import make_mesh
 
@@ -137,25 +144,112 @@ def test_cudnn_is_given_even_lengths_and_equals_einsum(slots):
     np.testing.assert_allclose(got, wanted, atol=1e-5)
 
 
+UNPACKED = jnp.asarray(np.arange(9) < np.array([[9], [5], [0]]), jnp.int32)  # the last row is padding alone
+
+
+def unpacked_heads() -> list[jax.Array]:
+    return [jax.random.normal(jax.random.key(part), (3, 9, 4, 8)) for part in range(3)]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_cudnn_with_lengths_equals_einsum_and_padding_moves_nothing(causal):
+    """By the same function with XLA's implementation. The gradients of padding are compared, too: they are zero."""
+    lengths = sequence_lengths(token_positions(UNPACKED, UNPACKED, unpacked=True))
+    np.testing.assert_array_equal(lengths, [9, 5, 1])
+    attend = functools.partial(cudnn_attention_by_length, causal=causal, placement=Placement(), implementation="xla")
+    assert_equals_einsum(lambda *arguments: attend(*arguments[:3], lengths), unpacked_heads(), UNPACKED, 0, causal)
+    assert np.isfinite(attend(*unpacked_heads(), lengths)).all()
+
+
+def test_cudnn_with_lengths_computes_some_queries():
+    places, heads = token_positions(UNPACKED, UNPACKED, unpacked=True), unpacked_heads()
+    some = places.at(jnp.asarray([[8, 0], [4, 1], [0, 0]]))
+    query = jnp.take_along_axis(heads[0], some.in_row[:, :, None, None], axis=1)
+    options = {"causal": False, "placement": Placement(), "implementation": "xla"}
+    got = cudnn_attention_by_length(query, *heads[1:], sequence_lengths(places), **options)
+    visible = visible_keys(some, places)
+    wanted, _ = einsum_attention(query, *heads[1:], visible, dropout_rate=0.0, seeds=None, precision=HIGHEST)
+    np.testing.assert_allclose(got[:2], wanted[:2], atol=1e-5)
+
+
+@pytest.mark.slow
+def test_each_device_has_the_lengths_of_its_own_rows():
+    heads = [jnp.tile(part, (8, 1, 1, 1)) for part in unpacked_heads()]
+    lengths = jnp.arange(24, dtype=jnp.int32) % 9 + 1
+    attend = functools.partial(cudnn_attention_by_length, causal=False, placement=OnMesh(), implementation="xla")
+    alone = jax.jit(attend)(*heads, lengths)
+    for sizes in ({}, {"data": 2, "fsdp": 2, "tensor": 2}):
+        with jax.set_mesh(make_mesh(MeshConfig(**sizes))):
+            cut = jax.jit(attend)(*heads, lengths)
+        np.testing.assert_allclose(cut, alone, atol=1e-6)
+        assert cut.addressable_shards[0].data.shape[0] == 24 // (8 // sizes.get("tensor", 1))
+
+
+PACKED, SEPARATE = test_families.PACKED, test_families.SEPARATE
+TASK_ROWS = TaskBatch(*SEPARATE[:4], labels=None, label_weights=None)
+UNKNOWN = SimpleNamespace(**dict(zip(SEPARATE._fields[:4], SEPARATE[:4], strict=True)))
+
+
+@pytest.mark.parametrize(
+    ("family", "batch", "with_mask", "with_lengths"),
+    [
+        ("bert", PACKED, 3, 0),
+        ("bert", SEPARATE, 0, 3),
+        ("bert", TASK_ROWS, 0, 3),
+        ("bert", ChoiceBatch(*TASK_ROWS), 3, 0),
+        ("bert", UNKNOWN, 3, 0),  # it does not say
+        ("gpt", SEPARATE, 1, 2),  # causal, and the last layer has some queries only
+        ("modernbert", SEPARATE, 1, 2),  # one layer has a window
+    ],
+)
+def test_cudnn_needs_no_mask_for_rows_of_one_sequence(family, batch, with_mask, with_lengths, monkeypatch, caplog):
+    calls = collections.Counter()
+
+    def kernel(name):
+        def attend(query, *_, **__):
+            calls[name] += 1
+            return query
+
+        return attend
+
+    monkeypatch.setattr(attention_kernels, "choose", lambda *_: "cudnn")
+    monkeypatch.setattr(attention_kernels, "cudnn_attention", kernel("mask"))
+    monkeypatch.setattr(attention_kernels, "cudnn_attention_by_length", kernel("lengths"))
+    config = FAMILIES[family]
+
+    def encode(params):
+        model = bind(config, Heads(), params, Runtime(layer_loop="unrolled"))
+        return model.encode_at(batch, jnp.zeros((batch.input_ids.shape[0], 2), jnp.int32))
+
+    attention_kernels.log_choice.cache_clear()
+    jax.eval_shape(encode, abstract_params(config, Heads()))
+    assert calls == collections.Counter(mask=with_mask, lengths=with_lengths)
+    old = jax.__version_info__ < (0, 11, 1)
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * bool(with_mask and old)
+
+
 KERNELS = {
     "banded": {},
     "splash": {"splash_attention": functools.partial(splash_attention, interpret=True)},
-    "cudnn": {"cudnn_attention": functools.partial(cudnn_attention, implementation="xla")},
+    "cudnn": {
+        function.__name__: functools.partial(function, implementation="xla")
+        for function in (cudnn_attention, cudnn_attention_by_length)
+    },
 }
-# Relative positions are for einsum alone, of the others only ModernBERT has windows.
-CASES = [("banded", "modernbert")] + [
-    (kernel, family)
-    for kernel in ("splash", "cudnn")
+# Relative positions are for einsum alone, of the others only ModernBERT has windows. cuDNN takes unpacked rows apart.
+CASES = [("banded", "modernbert", True)] + [
+    (kernel, family, packed)
+    for kernel, packed in (("splash", True), ("cudnn", True), ("cudnn", False))
     for family, model in FAMILIES.items()
     if model.relative == "none" and model.encoder == "transformer"
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kernel", "family"), CASES)
-def test_losses_and_gradients_of_every_family_are_those_of_einsum(kernel, family, monkeypatch):
-    """Law 5's batch and losses: several sequences a row, padding, a length that is no multiple of anything."""
-    wanted = test_families.losses_and_gradients(family, "scan", packed=True)
+@pytest.mark.parametrize(("kernel", "family", "packed"), CASES)
+def test_losses_and_gradients_of_every_family_are_those_of_einsum(kernel, family, packed, monkeypatch):
+    """Law 5's batches and losses: one or several sequences a row, padding, a length that is no multiple of anything."""
+    wanted = test_families.losses_and_gradients(family, "scan", packed)
 
     chosen = set()
 
@@ -167,6 +261,6 @@ def test_losses_and_gradients_of_every_family_are_those_of_einsum(kernel, family
     for name, function in KERNELS[kernel].items():
         monkeypatch.setattr(attention_kernels, name, function)
     # Not from the cache of what einsum gave.
-    got = test_families.losses_and_gradients.__wrapped__(family, "scan", packed=True)
+    got = test_families.losses_and_gradients.__wrapped__(family, "scan", packed)
     test_families.assert_same(got, wanted)
     assert kernel in chosen

@@ -63,6 +63,11 @@ class Batch(NamedTuple):
     span_right: Any = None
     span_offsets: Any = None
 
+    @property
+    def unpacked(self) -> bool:
+        """Whether each row holds one sequence at most, as S tells. Attention uses it (model/token_positions.py)."""
+        return np.shape(self.cls_positions)[-1:] == (1,)
+
 
 # [CLS], a token that can be predicted, and [SEP]: a shorter sequence has no prediction.
 SHORTEST_SEQUENCE = 3

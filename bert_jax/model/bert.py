@@ -19,6 +19,7 @@ from bert_jax.model.heads.table import heads_of
 from bert_jax.model.layers import child_key
 from bert_jax.model.recurrent import RecurrentEncoder
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.token_positions import is_unpacked
 
 __all__ = ["Bert", "Encoded", "Heads", "Runtime", "abstract_params", "bind", "init_params"]
 
@@ -34,9 +35,10 @@ ENCODERS: dict[str, Any] = {  # by model.encoder
 class Bert(nnx.Module):
     """The encoder of Devlin et al. 2019, or a relative of it (ModelConfig), and the heads on it.
 
-    A batch is any object with input_ids, segment_ids, sequence_ids and positions, i32[B,T] (data/example.py). A
-    dropout_key of None means evaluation. Each part that drops out derives a stream of its own from the key, so one
-    key a step serves all. The encoder knows no head: head_outputs.py and task_outputs.py have what the heads compute.
+    A batch is any object with input_ids, segment_ids, sequence_ids and positions, i32[B,T] (data/example.py). It may
+    also have `unpacked`: whether each row holds one sequence at most, which some attention kernels use. A dropout_key
+    of None means evaluation. Each part that drops out derives a stream of its own from the key, so one key a step
+    serves all. The encoder knows no head: head_outputs.py and task_outputs.py have what the heads compute.
     """
 
     def __init__(self, config: ModelConfig, *, heads: Heads, runtime: Runtime, key: PRNGKeyArray) -> None:
@@ -75,7 +77,7 @@ class Bert(nnx.Module):
         """Returns the hidden states of a batch. Raises UserError for rows longer than model.max_positions."""
         embedded = self._embed(batch, dropout_key)
         key = None if dropout_key is None else child_key(dropout_key, "encoder")
-        options = {"all_layers": all_layers, "attention_maps": attention_maps}
+        options = {"unpacked": is_unpacked(batch), "all_layers": all_layers, "attention_maps": attention_maps}
         return self.encoder(embedded, batch.sequence_ids, batch.positions, key, **options)
 
     def encode_at(
@@ -87,7 +89,9 @@ class Bert(nnx.Module):
         """
         embedded = self._embed(batch, dropout_key)
         key = None if dropout_key is None else child_key(dropout_key, "encoder")
-        return self.encoder.at_positions(embedded, batch.sequence_ids, batch.positions, positions, key)
+        return self.encoder.at_positions(
+            embedded, batch.sequence_ids, batch.positions, positions, key, unpacked=is_unpacked(batch)
+        )
 
     def dropout_seeds(self, dropout_key: PRNGKeyArray | None, name: str, rows: int) -> UInt32[Array, "B 2"] | None:
         """Returns the dropout seeds of the rows for the part of that name (dropout.row_seeds); None in evaluation."""

@@ -56,11 +56,15 @@ class Encoder(nnx.Module):
         positions: Int[Array, "B T"],
         dropout_key: PRNGKeyArray | None,
         *,
+        unpacked: bool = False,
         all_layers: bool = False,
         attention_maps: bool = False,
     ) -> Encoded:
-        """Returns the hidden states of the stack on these embeddings."""
-        keys = token_positions(sequence_ids, positions)
+        """Returns the hidden states of the stack on these embeddings.
+
+        unpacked   whether each row holds one sequence at most, from the first position on
+        """
+        keys = token_positions(sequence_ids, positions, unpacked)
         stacked = self._stacked(hidden.shape[0], dropout_key)
         last, (layers, maps) = self._loop(hidden, keys, stacked, self.config.layers, all_layers, attention_maps)
         if self.config.norm != "post":
@@ -75,12 +79,14 @@ class Encoder(nnx.Module):
         positions: Int[Array, "B T"],
         wanted: Int[Array, "B K"],
         dropout_key: PRNGKeyArray | None,
+        *,
+        unpacked: bool = False,
     ) -> Float[Array, "B K D"]:
         """Returns the last layer's output at the K wanted positions of each row.
 
         The rest of that layer is not computed.
         """
-        keys, depth = token_positions(sequence_ids, positions), self.config.layers
+        keys, depth = token_positions(sequence_ids, positions, unpacked), self.config.layers
         below, last = split_layers(self._stacked(hidden.shape[0], dropout_key), (depth - 1, 1))
         hidden, _ = self._loop(hidden, keys, below, depth - 1, False, False)
         state, seeds = jax.tree.map(lambda leaf: leaf[0], last)

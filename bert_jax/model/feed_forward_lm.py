@@ -51,6 +51,7 @@ class FeedForwardEncoder(nnx.Module):
         positions: Int[Array, "B T"],
         dropout_key: PRNGKeyArray | None,
         *,
+        unpacked: bool = False,  # for attention alone
         all_layers: bool = False,
         attention_maps: bool = False,
     ) -> Encoded:
@@ -67,6 +68,8 @@ class FeedForwardEncoder(nnx.Module):
         positions: Int[Array, "B T"],
         wanted: Int[Array, "B K"],
         dropout_key: PRNGKeyArray | None,
+        *,
+        unpacked: bool = False,
     ) -> Float[Array, "B K D"]:
         """Returns the output at the K wanted positions of each row. All positions are computed."""
         return gather_positions(self(hidden, sequence_ids, positions, dropout_key).last, wanted)

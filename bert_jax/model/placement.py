@@ -5,6 +5,7 @@ heads          [B, T, ..., N, H]    queries, keys, values, contexts
 inner          [B, T, ..., F]       of the feed-forward
 logits         [B, M, V]
 sequence_ids   [B, T]
+lengths        [B]
 """
 
 from collections.abc import Callable, Sequence

@@ -149,6 +149,7 @@ class RecurrentEncoder(nnx.Module):
         positions: Int[Array, "B T"],
         dropout_key: PRNGKeyArray | None,
         *,
+        unpacked: bool = False,  # for attention alone
         all_layers: bool = False,
         attention_maps: bool = False,
     ) -> Encoded:
@@ -178,6 +179,8 @@ class RecurrentEncoder(nnx.Module):
         positions: Int[Array, "B T"],
         wanted: Int[Array, "B K"],
         dropout_key: PRNGKeyArray | None,
+        *,
+        unpacked: bool = False,
     ) -> Float[Array, "B K D"]:
         """Returns the last layer's output at the K wanted positions of each row. All positions are computed."""
         return gather_positions(self(hidden, sequence_ids, positions, dropout_key).last, wanted)

@@ -87,6 +87,11 @@ class TaskBatch(NamedTuple):
     labels: Any
     label_weights: Any
 
+    @property
+    def unpacked(self) -> bool:
+        """Whether each row holds one sequence at most. Attention uses it (model/token_positions.py)."""
+        return True
+
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TokenRows:

@@ -20,6 +20,7 @@ ACTIVATION_RULES: dict[str, Axes] = {
     "inner": (ROWS, ..., TENSOR),
     "logits": (ROWS, None, TENSOR),
     "sequence_ids": (ROWS, None),
+    "lengths": (ROWS,),
 }
 
 

@@ -15,6 +15,7 @@ from bert_jax.model.heads.classification import dense
 from bert_jax.model.heads.language_model import MaskedLanguageModel
 from bert_jax.model.layers import Dense, child_key
 from bert_jax.model.runtime import Runtime
+from bert_jax.model.token_positions import is_unpacked
 
 
 class ReplacedTokens(nnx.Module):
@@ -59,7 +60,14 @@ class Generator(nnx.Module):
     ) -> Float[Array, "B M V"]:
         """float32 logits of the tokens at M positions of each row."""
         hidden = self.projection(embedded) if self.config.embedding_width else embedded
-        vectors = self.encoder.at_positions(hidden, batch.sequence_ids, batch.positions, masked_positions, dropout_key)
+        vectors = self.encoder.at_positions(
+            hidden,
+            batch.sequence_ids,
+            batch.positions,
+            masked_positions,
+            dropout_key,
+            unpacked=is_unpacked(batch),
+        )
         return self.mlm_head(vectors, tokens)
 
 

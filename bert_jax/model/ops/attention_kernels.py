@@ -3,7 +3,8 @@
     splash   the splash kernel on TPUs, bfloat16, without attention dropout (attention_splash.py)
     banded   plain XLA, every platform, with dropout, for layers with a window; other layers use einsum
              (attention_banded.py)
-    cudnn    cuDNN's fused kernel on NVIDIA GPUs, bfloat16, without attention dropout (attention_cudnn.py)
+    cudnn    cuDNN's fused kernel on NVIDIA GPUs, bfloat16, without attention dropout; it reads the lengths of unpacked
+             rows, and otherwise a mask (attention_cudnn.py)
     einsum   plain XLA, every platform, with dropout, relative positions and attention maps (attention_einsum.py)
 
 `auto` takes the first of these that can run, and banded only where that saves work.
@@ -21,12 +22,12 @@ from jaxtyping import Array, Bool, Float, UInt32
 from bert_jax.command import UserError
 from bert_jax.model.ops import attention_cudnn, attention_splash
 from bert_jax.model.ops.attention_banded import banded_attention
-from bert_jax.model.ops.attention_cudnn import cudnn_attention
+from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
 from bert_jax.model.ops.attention_einsum import einsum_attention
 from bert_jax.model.ops.attention_splash import splash_attention
 from bert_jax.model.ops.default import Heads
 from bert_jax.model.placement import Placement
-from bert_jax.model.token_positions import TokenPositions, visible_keys
+from bert_jax.model.token_positions import TokenPositions, sequence_lengths, visible_keys
 
 # The platforms of Runtime.device_platform on which cuDNN runs; a plan names its GPUs `gpu`.
 NVIDIA = ("cuda", "gpu")
@@ -38,7 +39,7 @@ Context = tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"] | None]
 class Attention:
     """What a kernel computes: scaled dot-product attention within sequences (visible_keys).
 
-    queries, keys   where the vectors are; the keys cover the whole row
+    queries, keys   where the vectors are; the keys cover the whole row, and are the queries unless these are some only
     bias            added to the scaled scores
     window          the positions that a query sees on either side; 0: all
     dropout_rate    of the probabilities, with the seeds of the rows; seeds of None: nothing is dropped
@@ -147,9 +148,9 @@ def _automatic(situation: Situation) -> tuple[str, str]:
 
 
 @functools.cache
-def log_choice(line: str) -> None:
+def log_choice(line: str, level: int = logging.INFO) -> None:
     """Logs a line once, and not at every trace."""
-    logging.getLogger(__name__).info(line)
+    logging.getLogger(__name__).log(level, line)
 
 
 def _needs_scores(s: Situation) -> Reasons:
@@ -215,6 +216,19 @@ def _cudnn_obstacles(s: Situation) -> Reasons:
 
 
 def _cudnn(a: Attention) -> Context:
+    some_queries = a.queries is not a.keys
+    if a.keys.unpacked and not a.window and not (a.causal and some_queries):
+        log_choice("cudnn reads the lengths of sequences instead of a mask")
+        lengths = sequence_lengths(a.keys)
+        return cudnn_attention_by_length(*a.heads, lengths, causal=a.causal, placement=a.placement), None
+    log_choice("cudnn reads a mask [B, 1, T, T] in layers where rows may be packed or have a window")
+    if jax.__version_info__ < attention_cudnn.NO_MASK_GRADIENT:
+        wanted = ".".join(map(str, attention_cudnn.NO_MASK_GRADIENT))
+        log_choice(
+            f"with jax {jax.__version__}, cudnn also writes a gradient of the mask in training; jax {wanted} and later "
+            "(Python 3.12) do not",
+            logging.WARNING,
+        )
     return cudnn_attention(*a.heads, a.visible()), None
 
 

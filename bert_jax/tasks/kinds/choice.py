@@ -146,6 +146,14 @@ class ChoiceLabels(NamedTuple):
     present: Any  # bool[B,S]; a row's positions are S equal parts
 
 
+class ChoiceBatch(TaskBatch):
+    """A batch whose rows hold S choices, one after another."""
+
+    @property
+    def unpacked(self) -> bool:
+        return False
+
+
 @dataclass(frozen=True)
 class ChoiceObjective(TaskObjective):
     """Cross-entropy of the right choice, with a softmax over the scores of the present choices."""
@@ -194,7 +202,7 @@ class ChoiceRows(TaskRows[MultipleChoice]):
         flat = self.by_choice.batch(np.where(filler[:, None], -1, rows[:, None] * count + choices).ravel(), length)
         numbers = np.tile(choices + 1, len(rows))[:, None].astype(np.int32)
         shape = len(rows), -1
-        return TaskBatch(
+        return ChoiceBatch(
             input_ids=flat.input_ids.reshape(shape),
             segment_ids=flat.segment_ids.reshape(shape),
             sequence_ids=(flat.sequence_ids * numbers).reshape(shape),
