@@ -5,6 +5,8 @@
              (attention_banded.py)
     cudnn    cuDNN's fused kernel on NVIDIA GPUs, bfloat16, without attention dropout; it reads the lengths of unpacked
              rows, and otherwise a mask (attention_cudnn.py)
+    tokamax  the kernels of the package tokamax on Hopper and Blackwell, bfloat16, without attention dropout, for packed
+             rows and windows without a mask; it has not been run, so `auto` does not take it (attention_tokamax.py)
     einsum   plain XLA, every platform, with dropout, relative positions and attention maps (attention_einsum.py)
 
 `auto` takes the first of these that can run, and banded only where that saves work.
@@ -20,14 +22,15 @@ import jax
 from jaxtyping import Array, Bool, Float, UInt32
 
 from bert_jax.command import UserError
-from bert_jax.model.ops import attention_cudnn, attention_splash
+from bert_jax.model.ops import attention_cudnn, attention_splash, attention_tokamax
 from bert_jax.model.ops.attention_banded import banded_attention
 from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
 from bert_jax.model.ops.attention_einsum import einsum_attention
 from bert_jax.model.ops.attention_splash import splash_attention
+from bert_jax.model.ops.attention_tokamax import tokamax_attention
 from bert_jax.model.ops.default import Heads
 from bert_jax.model.placement import Placement
-from bert_jax.model.token_positions import TokenPositions, sequence_lengths, visible_keys
+from bert_jax.model.token_positions import TokenPositions, key_ranges, sequence_lengths, visible_keys
 
 # The platforms of Runtime.device_platform on which cuDNN runs; a plan names its GPUs `gpu`.
 NVIDIA = ("cuda", "gpu")
@@ -232,6 +235,22 @@ def _cudnn(a: Attention) -> Context:
     return cudnn_attention(*a.heads, a.visible()), None
 
 
+def _tokamax_obstacles(s: Situation) -> Reasons:
+    multiple = attention_tokamax.HEAD_MULTIPLE
+    return [
+        (f"needs an NVIDIA GPU, and this runs on {s.platform}", s.platform not in NVIDIA),
+        ("needs the package tokamax: pip install '.[tokamax]'", not attention_tokamax.is_installed()),
+        *_fused_obstacles(s),
+        (f"needs a head width that is a multiple of {multiple}, got {s.head_width}", s.head_width % multiple),
+        ("on several devices needs a mesh (jax.set_mesh)", not s.shardable),
+    ]
+
+
+def _tokamax(a: Attention) -> Context:
+    start, end = key_ranges(a.queries, a.keys, window=a.window, causal=a.causal)
+    return tokamax_attention(*a.heads, start, end, placement=a.placement), None
+
+
 def _einsum(a: Attention) -> Context:
     attend: Any = functools.partial(einsum_attention, dropout_rate=a.dropout_rate, precision=a.precision)
     if a.recomputed:
@@ -244,6 +263,7 @@ KERNELS = {
     "splash": Kernel(_splash, _splash_obstacles, _whole_rows),
     "banded": Kernel(_banded, _banded_obstacles, _banded_exceptions, automatic=lambda s: s.narrow),
     "cudnn": Kernel(_cudnn, _cudnn_obstacles),
+    "tokamax": Kernel(_tokamax, _tokamax_obstacles, automatic=lambda _: False),
     "einsum": Kernel(_einsum, lambda _: []),
 }
 CHOICES = ("auto", *KERNELS)
