@@ -167,6 +167,13 @@ def test_auto_takes_splash_only_where_it_can():
         assert choose("auto", **TPU | change) == "einsum"
 
 
+def test_flash_runs_with_dropout_where_it_is_requested_and_never_by_itself():
+    dropping = TPU | {"dropout_rate": 0.1}
+    assert choose("auto", **dropping) == "einsum"
+    assert choose("flash", **dropping) == choose("flash", **TPU) == "flash"
+    assert choose("flash", **dropping | {"some_queries": True}) == "einsum"
+
+
 def test_bands_are_for_layers_with_a_window_that_is_narrow():
     narrow = {"windows": True, "local": True, "narrow": True}
     for device in (GPU, TPU):
@@ -197,6 +204,10 @@ def test_bands_are_for_layers_with_a_window_that_is_narrow():
         ("splash", {}, "splash needs a TPU, and this runs on gpu"),
         ("splash", {"platform": "tpu", "head_width": 12}, "splash .* multiple of 8, got 12"),
         ("splash", {"platform": "tpu", "shardable": False}, r"jax\.set_mesh"),
+        ("flash", {}, "flash needs a TPU, and this runs on gpu"),
+        ("flash", {"platform": "tpu", "compute_dtype": "float32"}, "flash needs config.compute_dtype=bfloat16"),
+        ("flash", {"platform": "tpu", "needs_scores": True}, "flash returns no attention maps"),
+        ("flash", {"platform": "tpu", "shardable": False}, r"jax\.set_mesh"),
         ("cudnn", {"platform": "cpu"}, "runs on cpu"),
         ("cudnn", {"platform": "rocm"}, "cudnn needs an NVIDIA GPU, and this runs on rocm; or use .*attention=auto"),
         ("cudnn", {"compute_dtype": "float32"}, "compute_dtype=bfloat16"),
@@ -232,9 +243,10 @@ def test_the_kernels_of_a_model_are_those_of_its_kinds_of_layers():
 def test_an_unknown_kernel_is_refused_by_name():
     with pytest.raises(
         UserError,
-        match=r"unknown config\.model\.attention 'flash'; choose from auto, splash, banded, cudnn, tokamax, einsum",
+        match=r"unknown config\.model\.attention 'ring'; "
+        r"choose from auto, splash, banded, cudnn, tokamax, flash, einsum",
     ):
-        choose("flash", **GPU)
+        choose("ring", **GPU)
 
 
 def test_the_choice_is_logged_once(caplog):

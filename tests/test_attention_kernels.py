@@ -19,6 +19,7 @@ from bert_jax.model.ops import attention_kernels
 from bert_jax.model.ops.attention_banded import banded_attention, saves
 from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
 from bert_jax.model.ops.attention_einsum import einsum_attention
+from bert_jax.model.ops.attention_flash import flash_attention
 from bert_jax.model.ops.attention_splash import splash_attention
 from bert_jax.model.placement import Placement
 from bert_jax.model.runtime import Runtime
@@ -31,22 +32,22 @@ from bert_jax.train.partitioning import make_mesh
 HIGHEST = jax.lax.Precision.HIGHEST
 
 
-def rows(slots: int) -> tuple[list[jax.Array], jax.Array]:
+def rows(slots: int, width: int = 8) -> tuple[list[jax.Array], jax.Array]:
     """Queries, keys and values, and sequence ids of a packed row with padding and of a full one."""
-    heads = [jax.random.normal(jax.random.key(part), (2, slots, 3, 8)) for part in range(3)]
+    heads = [jax.random.normal(jax.random.key(part), (2, slots, 3, width)) for part in range(3)]
     third = slots // 3
     packed = np.repeat([1, 2, 0], [third, slots - third - 3, 3])
     return heads, jnp.asarray(np.stack([packed, np.ones(slots, int)]), jnp.int32)
 
 
-def assert_equals_einsum(kernel, heads, sequence_ids, window: int, causal: bool) -> None:
+def assert_equals_einsum(kernel, heads, sequence_ids, window: int, causal: bool, rate: float = 0.0, seeds=None) -> None:
     """Compares a loss over the positions that are not padding, and its gradients."""
     places = token_positions(sequence_ids, sequence_ids)
     visible = visible_keys(places, places, window=window, causal=causal)
     real = (sequence_ids > 0)[:, :, None, None]
 
     def plain(*heads):
-        return einsum_attention(*heads, visible, dropout_rate=0.0, seeds=None, precision=HIGHEST)[0]
+        return einsum_attention(*heads, visible, dropout_rate=rate, seeds=seeds, precision=HIGHEST)[0]
 
     def loss(attend):
         return lambda *heads: jnp.where(real, jnp.sin(attend(*heads)), 0).sum()
@@ -231,13 +232,14 @@ def test_cudnn_needs_no_mask_for_rows_of_one_sequence(family, batch, with_mask, 
 KERNELS = {
     "banded": {},
     "splash": {"splash_attention": functools.partial(splash_attention, interpret=True)},
+    "flash": {"flash_attention": functools.partial(flash_attention, interpret=True)},
     "cudnn": {
         function.__name__: functools.partial(function, implementation="xla")
         for function in (cudnn_attention, cudnn_attention_by_length)
     },
 }
 # Relative positions are for einsum alone, of the others only ModernBERT has windows. cuDNN takes unpacked rows apart.
-CASES = [("banded", "modernbert", True)] + [
+CASES = [("banded", "modernbert", True), ("flash", "bert", True), ("flash", "modernbert", True)] + [
     (kernel, family, packed)
     for kernel, packed in (("splash", True), ("cudnn", True), ("cudnn", False))
     for family, model in FAMILIES.items()

@@ -44,7 +44,12 @@ def keep_mask(
 
     position_axes is as in random_bits.
     """
-    return random_bits(seeds, shape, position_axes) >= jnp.uint32(round(rate * 2**32))
+    return keeps(random_bits(seeds, shape, position_axes), rate)
+
+
+def keeps(bits: UInt32[Array, "*shape"], rate: float) -> Bool[Array, "*shape"]:
+    """Returns which elements dropout keeps, given their random bits."""
+    return bits >= jnp.uint32(round(rate * 2**32))
 
 
 def gumbel(seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...]) -> Float[Array, "..."]:
@@ -75,17 +80,26 @@ def random_bits(
     over its index in the line, with the line's first word before it and the second between its two products.
     """
     first, second = jax.lax.optimization_barrier(
-        _line_words(seeds, shape, position_axes)
+        line_words(seeds, shape, position_axes)
     )  # otherwise XLA recomputes them for each element
     index = jax.lax.broadcasted_iota(jnp.uint32, shape, len(shape) - 1)
-    bits = _first_half(index ^ first[..., None]) ^ second[..., None]
-    return bits * jnp.uint32(_SECOND)
+    return element_bits(index, first[..., None], second[..., None])
 
 
-def _line_words(
+def element_bits(
+    index: UInt32[Array, "*#shape"], first: UInt32[Array, "*#shape"], second: UInt32[Array, "*#shape"]
+) -> UInt32[Array, "*shape"]:
+    """32 random bits for each element, from its index in the last axis of random_bits and the two words of its line.
+
+    The arguments are broadcast to each other. Kernels that compute their own masks call this (attention_flash.py).
+    """
+    return (_first_half(index ^ first) ^ second) * jnp.uint32(_SECOND)
+
+
+def line_words(
     seeds: UInt32[Array, "*seeded 2"], shape: tuple[int, ...], position_axes: int
 ) -> tuple[UInt32[Array, "..."], UInt32[Array, "..."]]:
-    """Returns the two words of each line of the last axis of keep_mask's shape."""
+    """Returns the two words of each line of the last axis of random_bits."""
     lines = shape[:-1]
     number = jnp.zeros(lines, jnp.uint32)
     stride = 1

@@ -6,10 +6,12 @@
     cudnn    cuDNN's fused kernel on NVIDIA GPUs, bfloat16, without attention dropout; it reads the lengths of unpacked
              rows, and otherwise a mask (attention_cudnn.py)
     tokamax  the kernels of the package tokamax on Hopper and Blackwell, bfloat16, without attention dropout, for packed
-             rows and windows without a mask; it has not been run, so `auto` does not take it (attention_tokamax.py)
+             rows and windows without a mask (attention_tokamax.py)
+    flash    a kernel on TPUs, bfloat16, with the dropout masks of einsum (attention_flash.py)
     einsum   plain XLA, every platform, with dropout, relative positions and attention maps (attention_einsum.py)
 
-`auto` takes the first of these that can run, and banded only where that saves work.
+`auto` takes the first of these that can run. It takes banded only where that saves work, and never tokamax or flash:
+they are compiled for their devices, but nobody has run them there.
 """
 
 import functools
@@ -26,6 +28,7 @@ from bert_jax.model.ops import attention_cudnn, attention_splash, attention_toka
 from bert_jax.model.ops.attention_banded import banded_attention
 from bert_jax.model.ops.attention_cudnn import cudnn_attention, cudnn_attention_by_length
 from bert_jax.model.ops.attention_einsum import einsum_attention
+from bert_jax.model.ops.attention_flash import flash_attention
 from bert_jax.model.ops.attention_splash import splash_attention
 from bert_jax.model.ops.attention_tokamax import tokamax_attention
 from bert_jax.model.ops.default import Heads
@@ -85,8 +88,8 @@ class Situation:
     windows: bool = False  # some layers of the architecture have a window
     local: bool = False  # this layer is one of them
     narrow: bool = False  # the window is so much shorter than the rows that bands save work
-    some_queries: bool = False  # only some positions have queries, for which banded and splash give way to einsum
-    shardable: bool = True  # splash can be sharded over the devices: there is only one, or a mesh is set
+    some_queries: bool = False  # only some positions have queries; kernels of whole rows give way to einsum
+    shardable: bool = True  # kernels for TPUs can be sharded over the devices: there is only one, or a mesh is set
 
 
 Reasons = list[tuple[str, Any]]  # each with whether it holds
@@ -160,9 +163,13 @@ def _needs_scores(s: Situation) -> Reasons:
     return [("returns no attention maps and takes no bias of relative positions", s.needs_scores)]
 
 
+def _half_precision(s: Situation) -> Reasons:
+    return [(f"needs config.compute_dtype=bfloat16, got {s.compute_dtype}", s.compute_dtype != "bfloat16")]
+
+
 def _fused_obstacles(s: Situation) -> Reasons:
     return [
-        (f"needs config.compute_dtype=bfloat16, got {s.compute_dtype}", s.compute_dtype != "bfloat16"),
+        *_half_precision(s),
         (f"needs config.model.attention_dropout=0, got {s.dropout_rate}", s.dropout_rate > 0),
         *_needs_scores(s),
     ]
@@ -172,19 +179,33 @@ def _whole_rows(s: Situation) -> Reasons:
     return [("cannot compute some queries only", s.some_queries)]
 
 
-def _splash_obstacles(s: Situation) -> Reasons:
+def _needs_tpu(s: Situation) -> Reasons:
+    return [(f"needs a TPU, and this runs on {s.platform}", s.platform != "tpu")]
+
+
+def _pallas(s: Situation) -> Reasons:
     multiple = attention_splash.HEAD_MULTIPLE
     return [
-        (f"needs a TPU, and this runs on {s.platform}", s.platform != "tpu"),
-        *_fused_obstacles(s),
         (f"needs a head width that is a multiple of {multiple}, got {s.head_width}", s.head_width % multiple),
         ("on several devices needs a mesh (jax.set_mesh)", not s.shardable),
     ]
 
 
+def _splash_obstacles(s: Situation) -> Reasons:
+    return [*_needs_tpu(s), *_fused_obstacles(s), *_pallas(s)]
+
+
 def _splash(a: Attention) -> Context:
     limits: Any = {"window": a.window, "causal": a.causal, "placement": a.placement}
     return splash_attention(*a.heads, a.keys.sequence_ids, **limits), None
+
+
+def _flash_obstacles(s: Situation) -> Reasons:
+    return [*_needs_tpu(s), *_half_precision(s), *_needs_scores(s), *_pallas(s)]
+
+
+def _flash(a: Attention) -> Context:
+    return flash_attention(*a.heads, a.keys.sequence_ids, placement=a.placement, **_options(a)), None
 
 
 def _banded_obstacles(s: Situation) -> Reasons:
@@ -196,16 +217,12 @@ def _banded_exceptions(s: Situation) -> Reasons:
 
 
 def _banded(a: Attention) -> Context:
-    context = banded_attention(
-        *a.heads,
-        a.keys.sequence_ids,
-        window=a.window,
-        causal=a.causal,
-        dropout_rate=a.dropout_rate,
-        seeds=a.seeds,
-        precision=a.precision,
-    )
-    return context, None
+    return banded_attention(*a.heads, a.keys.sequence_ids, **_options(a)), None
+
+
+def _options(a: Attention) -> dict[str, Any]:
+    dropout = {"dropout_rate": a.dropout_rate, "seeds": a.seeds}
+    return {"window": a.window, "causal": a.causal, "precision": a.precision, **dropout}
 
 
 def _cudnn_obstacles(s: Situation) -> Reasons:
@@ -264,6 +281,7 @@ KERNELS = {
     "banded": Kernel(_banded, _banded_obstacles, _banded_exceptions, automatic=lambda s: s.narrow),
     "cudnn": Kernel(_cudnn, _cudnn_obstacles),
     "tokamax": Kernel(_tokamax, _tokamax_obstacles, automatic=lambda _: False),
+    "flash": Kernel(_flash, _flash_obstacles, _whole_rows, automatic=lambda s: False),
     "einsum": Kernel(_einsum, lambda _: []),
 }
 CHOICES = ("auto", *KERNELS)

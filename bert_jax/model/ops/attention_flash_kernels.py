@@ -1,0 +1,265 @@
+"""The forward and the backward kernel of attention_flash.py.
+
+Arrays of heads are [B, N, H, T]: positions are the last axis, so that heads narrower than a register's 128 lanes are
+not padded. Scores are transposed, [keys, queries], so that what each query has one of (its largest score, its sum, its
+words of the dropout mask) is a line of lanes.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+from jaxtyping import Array, Float, Int, UInt32
+
+from bert_jax.model.dropout import element_bits, keeps
+from bert_jax.model.ops.attention_einsum import MASKED_SCORE
+from bert_jax.model.ops.attention_flash import LANES, Grid
+
+Heads = Float[Array, "B N H T"]
+Statistic = Float[Array, "B N 1 T"]
+
+# The axes that a matmul sums over.
+FIRST, FIRST_OF_SECOND, LAST = ((0,), (0,)), ((1,), (0,)), ((1,), (1,))
+
+
+def forward(
+    grid: Grid,
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    sequences: Int[Array, "B 1 T"],
+    words: UInt32[Array, "B N 2 T"] | None,
+) -> tuple[Heads, Statistic]:
+    """Returns the context, and the logarithm of the sum of each query's exponentiated scores."""
+    specs = _specs(grid, of_queries=True)
+    heads, block = grid.heads_per_cell, grid.block
+    statistic = jax.ShapeDtypeStruct((query.shape[0], grid.heads, 1, grid.length), jnp.float32)
+    context, logsumexp = pl.pallas_call(
+        functools.partial(_forward_kernel, grid),
+        grid=(query.shape[0], grid.heads // heads, grid.blocks, grid.steps),
+        in_specs=[specs.query_ids, specs.key_ids, words if words is None else specs.words]
+        + [specs.query, specs.key, specs.key],
+        out_specs=[specs.query, specs.statistic],
+        out_shape=[jax.ShapeDtypeStruct(query.shape, query.dtype), statistic],
+        scratch_shapes=[pltpu.VMEM((heads, size, block), jnp.float32) for size in (1, 1, grid.width)],
+        compiler_params=pltpu.CompilerParams(
+            dimension_semantics=("parallel", "parallel", "parallel", "arbitrary"),
+        ),
+        interpret=grid.interpret,
+        name="flash_attention_forward",
+    )(sequences, sequences, words, query, key, value)
+    return context, logsumexp
+
+
+def backward(
+    grid: Grid,
+    query: Heads,
+    key: Heads,
+    value: Heads,
+    sequences: Int[Array, "B 1 T"],
+    words: UInt32[Array, "B N 2 T"] | None,
+    context: Heads,
+    logsumexp: Statistic,
+    gradient: Heads,
+) -> tuple[Heads, Heads, Heads]:
+    """Returns the gradients of queries, keys and values from that of the context."""
+    specs = _specs(grid, of_queries=False)
+    heads, block, width = grid.heads_per_cell, grid.block, grid.width
+    whole = pl.BlockSpec((None, heads, width, grid.length), lambda row, heads, own, step: (row, heads, 0, 0))
+    scratch = [(grid.blocks, heads, width, block), (heads, width, block), (heads, width, block)]
+    query_gradient, key_gradient, value_gradient = pl.pallas_call(
+        functools.partial(_backward_kernel, grid),
+        grid=(query.shape[0], grid.heads // heads, grid.blocks, grid.steps),
+        in_specs=[specs.query_ids, specs.key_ids, words if words is None else specs.words]
+        + [specs.query, specs.key, specs.key, specs.query, specs.statistic, specs.query],
+        out_specs=[whole, specs.key, specs.key],
+        out_shape=[jax.ShapeDtypeStruct(part.shape, part.dtype) for part in (query, key, value)],
+        scratch_shapes=[pltpu.VMEM(shape, jnp.float32) for shape in scratch],
+        compiler_params=pltpu.CompilerParams(
+            # The query gradient is a sum over the blocks of keys.
+            dimension_semantics=("parallel", "parallel", "arbitrary", "arbitrary"),
+        ),
+        interpret=grid.interpret,
+        name="flash_attention_backward",
+    )(sequences, sequences, words, query, key, value, context, logsumexp, gradient)
+    return query_gradient, key_gradient, value_gradient
+
+
+def _forward_kernel(
+    grid: Grid,
+    query_ids: Any,
+    key_ids: Any,
+    words: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    context: Any,
+    logsumexp: Any,
+    largest: Any,
+    total: Any,
+    weighted: Any,
+) -> None:
+    """Adds a block of keys to the softmax and the weighted sum of a block of queries (Milakov and Gimelshein 2018).
+
+    Dropout zeroes weights of the sum, and leaves the total that divides it.
+    """
+    queries, step = pl.program_id(2), pl.program_id(3)
+    keys = grid.other(queries, step, of_queries=True)
+
+    @pl.when(step == 0)
+    def _() -> None:
+        largest[...] = jnp.full(largest.shape, MASKED_SCORE, jnp.float32)
+        total[...] = jnp.zeros(total.shape, jnp.float32)
+        weighted[...] = jnp.zeros(weighted.shape, jnp.float32)
+
+    @pl.when(grid.visible(queries, keys))
+    def _() -> None:
+        visible, index = _visible(grid, query_ids[...], key_ids[...], queries, keys), _key_index(grid, keys)
+        for head in range(grid.heads_per_cell):
+            drop = _dropout(grid, words, head, index)
+            scores = jnp.where(visible, _matmul(grid, key[head], query[head] * grid.scale, FIRST), MASKED_SCORE)
+            before = largest[head]
+            after = jnp.maximum(before, scores.max(axis=0, keepdims=True))
+            shrink, weights = jnp.exp(before - after), jnp.exp(scores - after)
+            largest[head] = after
+            total[head] = total[head] * shrink + weights.sum(axis=0, keepdims=True)
+            kept = drop(weights).astype(value.dtype)
+            weighted[head] = weighted[head] * shrink + _matmul(grid, value[head], kept, FIRST_OF_SECOND)
+
+    @pl.when(step == grid.steps - 1)
+    def _() -> None:
+        context[...] = (weighted[...] / (total[...] * (1.0 - grid.dropout_rate))).astype(context.dtype)
+        logsumexp[...] = largest[...] + jnp.log(total[...])
+
+
+def _backward_kernel(
+    grid: Grid,
+    query_ids: Any,
+    key_ids: Any,
+    words: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    context: Any,
+    logsumexp: Any,
+    gradient: Any,
+    query_gradient: Any,
+    key_gradient: Any,
+    value_gradient: Any,
+    query_sums: Any,
+    key_sums: Any,
+    value_sums: Any,
+) -> None:
+    """Adds what a block of queries and one of keys contribute to the three gradients (Dao 2023, algorithm 2).
+
+    The factor of dropout is left to the end, where the sums are smaller than the scores.
+    """
+    keys, step = pl.program_id(2), pl.program_id(3)
+    queries = grid.other(keys, step, of_queries=False)
+    kept_share = 1.0 - grid.dropout_rate
+
+    @pl.when((keys == 0) & (step == 0))
+    def _() -> None:
+        query_sums[...] = jnp.zeros(query_sums.shape, jnp.float32)
+
+    @pl.when(step == 0)
+    def _() -> None:
+        key_sums[...] = jnp.zeros(key_sums.shape, jnp.float32)
+        value_sums[...] = jnp.zeros(value_sums.shape, jnp.float32)
+
+    @pl.when(grid.visible(queries, keys))
+    def _() -> None:
+        visible, index = _visible(grid, query_ids[...], key_ids[...], queries, keys), _key_index(grid, keys)
+        for head in range(grid.heads_per_cell):
+            drop = _dropout(grid, words, head, index)
+            scaled = query[head] * grid.scale
+            scores = jnp.where(visible, _matmul(grid, key[head], scaled, FIRST), MASKED_SCORE)
+            probabilities = jnp.exp(scores - logsumexp[head])
+            value_sums[head] += _matmul(grid, gradient[head], drop(probabilities).astype(value.dtype), LAST)
+            slopes = drop(_matmul(grid, value[head], gradient[head], FIRST))
+            products = context[head].astype(jnp.float32) * gradient[head].astype(jnp.float32)
+            average = products.sum(axis=0, keepdims=True) * kept_share
+            score_gradient = (probabilities * (slopes - average)).astype(key.dtype)
+            key_sums[head] += _matmul(grid, scaled, score_gradient, LAST)
+            query_sums[queries, head] += _matmul(grid, key[head], score_gradient, FIRST_OF_SECOND)
+
+    @pl.when(step == grid.steps - 1)
+    def _() -> None:
+        key_gradient[...] = (key_sums[...] / kept_share).astype(key_gradient.dtype)
+        value_gradient[...] = (value_sums[...] / kept_share).astype(value_gradient.dtype)
+
+    @pl.when((keys == grid.blocks - 1) & (step == grid.steps - 1))
+    def _() -> None:
+        for block in range(grid.blocks):
+            positions = slice(block * grid.block, (block + 1) * grid.block)
+            gradients = query_sums[block] * (grid.scale / kept_share)
+            query_gradient[:, :, positions] = gradients.astype(query_gradient.dtype)
+
+
+def _visible(grid: Grid, query_ids: Array, key_ids: Array, queries: Any, keys: Any) -> Array:
+    """Returns which key [K, 1] is visible to which query [1, Q] of two blocks, as a matrix."""
+    column = jnp.broadcast_to(key_ids, (LANES, grid.block)).T[:, :1]
+    visible = column == query_ids
+    if grid.window or grid.causal:
+        position = functools.partial(jax.lax.broadcasted_iota, jnp.int32, visible.shape)
+        ahead = (keys - queries) * grid.block + position(0) - position(1)
+        if grid.window:
+            visible &= jnp.abs(ahead) <= grid.window
+        if grid.causal:
+            visible &= ahead <= 0
+    return visible
+
+
+def _key_index(grid: Grid, keys: Any) -> Array:
+    """Returns the position of each key of a block in the row, as a matrix [K, Q]."""
+    index = jax.lax.broadcasted_iota(jnp.int32, (grid.block, grid.block), 0) + keys * grid.block
+    return index.astype(jnp.uint32)
+
+
+def _dropout(grid: Grid, words: Any, head: int, index: Array) -> Callable[[Array], Array]:
+    """Returns a function that zeroes what dropout drops of a matrix [K, Q] of a head, and scales nothing."""
+    if words is None:
+        return lambda matrix: matrix
+    kept = keeps(element_bits(index, words[head, 0:1], words[head, 1:2]), grid.dropout_rate)
+    return lambda matrix: jnp.where(kept, matrix, 0.0)
+
+
+def _matmul(grid: Grid, one: Array, other: Array, summed: tuple[tuple[int], tuple[int]]) -> Array:
+    return jax.lax.dot_general(
+        one, other, (summed, ((), ())), precision=grid.precision, preferred_element_type=jnp.float32
+    )
+
+
+class _Specs(NamedTuple):
+    query: pl.BlockSpec
+    key: pl.BlockSpec
+    words: pl.BlockSpec
+    statistic: pl.BlockSpec
+    query_ids: pl.BlockSpec
+    key_ids: pl.BlockSpec
+
+
+def _specs(grid: Grid, of_queries: bool) -> _Specs:
+    """Returns the blocks of arrays that a cell reads or writes. It is of_queries in the forward kernel (Grid)."""
+
+    def shared(own: Any, step: Any) -> Any:
+        return own
+
+    other = functools.partial(grid.fetched, of_queries=of_queries)
+    queries, keys = (shared, other) if of_queries else (other, shared)
+
+    def heads(size: int, block: Any) -> pl.BlockSpec:
+        shape = (None, grid.heads_per_cell, size, grid.block)
+        return pl.BlockSpec(shape, lambda row, heads, own, step: (row, heads, 0, block(own, step)))
+
+    def ids(block: Any) -> pl.BlockSpec:
+        return pl.BlockSpec((None, 1, grid.block), lambda row, heads, own, step: (row, 0, block(own, step)))
+
+    width = grid.width
+    return _Specs(
+        heads(width, queries), heads(width, keys), heads(2, queries), heads(1, queries), ids(queries), ids(keys)
+    )
