@@ -1,4 +1,4 @@
-"""Estimates the memory and time of a recipe's training step on TPUs, on a machine without a TPU."""
+"""Estimates the memory and time of a recipe's training step on TPUs or GPUs, on a machine that has none."""
 
 import argparse
 import os
@@ -10,16 +10,22 @@ from bert_jax import config as config_lib
 from bert_jax.command import UserError
 from bert_jax.config import PretrainConfig
 
-DESCRIPTION = """Compiles a recipe's training step for a TPU slice with libtpu (pip install 'bert_jax[tpu]'; no TPU
-is needed) and reports whether it fits the memory, how long it takes, and what to change.
+DESCRIPTION = """Compiles a recipe's training step for TPUs or GPUs, none of which is needed, and reports whether it
+fits the memory, how long it takes, and what to change.
 
   python -m bert_jax.plan --config configs/bert_base.py --topology v5e:4x4 --seq_len 128 --config.batch_size=4096
+  python -m bert_jax.plan --config configs/bert_base.py --topology h100:8 --seq_len 128 --config.batch_size=2048
 
-A topology is KIND:AxB or KIND:AxBxC, in chips: v4:2x2x4, v5e:16x16, v5p:4x4x4, v6e:8x8, tpu7x:2x2x2. Memory is the
-compiler's own count. Time is the sum of the cycles that the compiler estimates for each instruction, with loop bodies
-counted once per iteration, divided by the clock. The compiler estimates no cycles for Pallas kernels; they are counted
-at a stated share of the peak, and the total is also given without them. The rows are those of --config.data.train, or
-of --seq_len. Compiling takes one to several minutes; --config.model.layer_loop=scan compiles fastest.
+TPUs are KIND:AxB or KIND:AxBxC, in chips: v4:2x2x4, v5e:16x16, v5p:4x4x4, v6e:8x8, tpu7x:2x2x2. They need libtpu (pip
+install 'bert_jax[tpu]'). GPUs are KIND:N, or KIND:NxHOSTS for N in each of several hosts: a100:8, h100:8, h100:8x4,
+h200:8, b200:8. They need jax's CUDA plugin (pip install 'bert_jax[gpu]', or 'bert_jax[gpu12]' for CUDA 12).
+
+Memory is the compiler's own count. Time on TPUs is the sum of the cycles that the compiler estimates for each
+instruction, divided by the clock; Pallas kernels, for which it has none, are counted at a stated share of the peak, and
+the total is also given without them. Time on GPUs is the sum over kernels of the longer of memory traffic and
+arithmetic, and of launches (docs/gpu_plan.md). Loop bodies count once per iteration. The rows are those of
+--config.data.train, or of --seq_len. Compiling takes one to several minutes; --config.model.layer_loop=scan compiles
+fastest.
 """
 
 
@@ -27,8 +33,8 @@ def main(arguments: Sequence[str]) -> None:
     parser = command.Parser("bert_jax.plan", DESCRIPTION)
     add = parser.add_argument
     add("--config", required=True, help="a pretraining recipe; --config.KEY=VALUE sets a key")
-    add("--topology", required=True, help="a TPU slice, such as v5e:16x16")
-    add("--slices", type=_positive, default=1, help="number of slices (default: 1)")
+    add("--topology", required=True, help="a TPU slice, such as v5e:16x16, or GPUs, such as h100:8")
+    add("--slices", type=_positive, default=1, help="number of TPU slices (default: 1)")
     add(
         "--seq_len",
         type=_positive,
@@ -45,7 +51,7 @@ def main(arguments: Sequence[str]) -> None:
                 "another file"
             )
     config = _recipe(known.config, overrides)
-    # Neither the description of the slice nor the traced functions may use a TPU of this machine. The imports below
+    # Neither the description of the devices nor the traced functions may use those of this machine. The imports below
     # load jax, so they follow the setting.
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     from bert_jax.planning.abstract_step import RowSpec

@@ -104,6 +104,33 @@ def test_on_chip_memory_costs_no_traffic():
     assert {name: size for name, size in found.items() if size} == MOVED
 
 
+def test_a_fusion_computes_only_what_it_looks_up():
+    """The logits of labels: of an array that a fusion changes element by element, it reads the elements it needs."""
+    text = """%picked (all.1: f32[1000,256], wide: bf16[1000,256], rows: s32[10], one: f32[256]) -> f32[10,256] {
+  %all.1 = f32[1000,256]{1,0} parameter(0)
+  %wide = bf16[1000,256]{1,0} parameter(1)
+  %rows = s32[10]{0} parameter(2)
+  %one = f32[256]{0} parameter(3)
+  %converted = f32[1000,256]{1,0} convert(%wide)
+  %both = f32[1000,256]{1,0} add(%all.1, %converted)
+  %row = f32[1000,256]{1,0} broadcast(%one), dimensions={1}
+  %three = f32[1000,256]{1,0} add(%both, %row)
+  ROOT %looked = f32[10,256]{1,0} gather(%three, %rows), offset_dims={1}
+}
+
+ENTRY %main (a: f32[1000,256], b: bf16[1000,256], c: s32[10], d: f32[256]) -> f32[10,256] {
+  %a = f32[1000,256]{1,0} parameter(0)
+  %b = bf16[1000,256]{1,0} parameter(1)
+  %c = s32[10]{0} parameter(2)
+  %d = f32[256]{0} parameter(3)
+  ROOT %result = f32[10,256]{1,0} fusion(%a, %b, %c, %d), kind=kLoop, calls=%picked
+}
+"""
+    program = hlo.parse(text)
+    found = {one.name: bytes_moved(program, one) for one, _ in program.runs()}
+    assert found["result"] == 10 * ROW + 10 * ROW + 10 * ROW // 2 + 10 * 4 + ROW
+
+
 # Collectives in all forms that the compiler writes: plain, as start and done, and spread over fusions.
 ON_SEVERAL = """HloModule m
 

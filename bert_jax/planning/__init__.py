@@ -1,1 +1,1 @@
-"""Estimates what a training step costs on TPUs by asking their compiler; no TPU is needed (bert_jax.plan)."""
+"""Estimates what a training step costs on TPUs and GPUs by asking their compilers; no device is needed."""

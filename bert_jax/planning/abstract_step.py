@@ -84,6 +84,8 @@ class AbstractStep:
             )
         objective = pretraining_objective(config, model, [_traits(config, rows)])
         mesh = partitioning.make_mesh(config.mesh, topology.devices)
+        # Devices without a machine do not all report their slice.
+        partitioning.check_slices(mesh.shape[partitioning.DATA], topology.slices, mesh.size)
         partitioning.check_model(model, mesh)
         partitioning.check_batch(config.batch_size, config.microbatches, mesh)
         abstract = jax.eval_shape(lambda key: objective.init(model, key), jax.random.key(0))

@@ -20,7 +20,8 @@ ROOMY = 0.5  # a step that uses less than this share of the memory has room for 
 
 def advise(found: "Estimate") -> list[str]:
     """Returns lines of advice, the most useful first; each gives the figure that its change leads to."""
-    return _to_fit(found) if not found.memory.fits else _to_be_faster(found)
+    lines = _to_fit(found) if not found.memory.fits else _to_be_faster(found)
+    return lines + found.step.topology.advice(found.memory, found.time)
 
 
 def _to_fit(found: "Estimate") -> list[str]:

@@ -4,7 +4,12 @@ from collections.abc import Sequence
 
 from bert_jax.planning.estimate import Estimate
 from bert_jax.planning.memory import gib
+from bert_jax.planning.step_time import grouped
 from bert_jax.reporting.document import Bar, Bullets, Document, Panel, Panels, Section, Table, Tile
+
+SHOWN_KERNELS = 12
+OPERATION_WIDTH = 48  # characters of an operation's name, from its end
+STEP = "jit(train_step)/"
 
 
 def document(found: Estimate) -> Document:
@@ -18,6 +23,7 @@ def document(found: Estimate) -> Document:
                 "Memory of a device", [_memory(found)], "Activations: saved values, gradients, temporaries, batch."
             ),
             *_time(found),
+            *_kernels(found),
             *_collectives(found),
             Section("Advice", [Bullets(found.advice)] if found.advice else []),
             Section("Notes", [Bullets(found.notes)] if found.notes else []),
@@ -87,20 +93,56 @@ def _time(found: Estimate) -> list[Section]:
         bars.append(Bar("without Pallas", found.time.without_pallas / total, _milliseconds(found.time.without_pallas)))
     bars.append(Bar("lower bound", min(least.lower_bound / total, 1.0), _milliseconds(least.lower_bound)))
     note = (
-        "Times are the compiler's cycle counts, with loop bodies counted as often as they run. The lower bound, an MFU "
-        f"of at most {found.mfu_at_most:.0%}: arithmetic at the peak takes {_milliseconds(least.arithmetic)}, "
-        f"{least.traffic / 1e9:,.1f} GB to and from memory {_milliseconds(least.memory)}. A step has "
-        f"{found.flops.total:.4g} FLOPs on all devices, {found.model_flops:.4g} of them the model's, and the speed is "
-        f"{found.tokens_per_second:,.0f} tokens per second."
+        f"{found.step.topology.time_basis} The lower bound, an MFU of at most {found.mfu_at_most:.0%}: arithmetic at "
+        f"the peak takes {_milliseconds(least.arithmetic)}, {least.traffic / 1e9:,.1f} GB to and from memory "
+        f"{_milliseconds(least.memory)}. A step has {found.flops.total:.4g} FLOPs on all devices, "
+        f"{found.model_flops:.4g} of them the model's, and the speed is {found.tokens_per_second:,.0f} tokens per "
+        "second."
     )
     return [Section("Time of a step", [Panels([Panel("", "", bars)])], note)]
+
+
+def _kernels(found: Estimate) -> list[Section]:
+    """What bounds the step, and the kernels that take longest, where the time is estimated kernel by kernel."""
+    time = found.time
+    if time is None or not time.kernels:
+        return []
+    bars = [
+        Bar(bound, seconds / time.total, f"{_milliseconds(seconds)}, {seconds / time.total:.0%}")
+        for bound, seconds in sorted(time.by_bound.items(), key=lambda item: -item[1])
+        if seconds
+    ]
+    groups = grouped(time.kernels)
+    rows = [
+        [
+            f"{one.kind}: {(one.operation or one.name).removeprefix(STEP)[-OPERATION_WIDTH:]}",
+            f"{one.times:,.0f}",
+            f"{one.times * one.seconds * 1e3:,.2f}",
+            f"{one.times * one.bytes / 1e9:,.2f}",
+            f"{one.times * one.flops / 1e12:,.2f}" if one.flops else "",
+            one.bound,
+            "" if one.compiler_seconds is None else f"{one.times * one.compiler_seconds * 1e3:,.2f}",
+        ]
+        for one in groups[:SHOWN_KERNELS]
+    ]
+    traffic = sum(one.times * one.bytes for one in time.kernels)
+    runs = sum(one.times for one in time.kernels)
+    note = (
+        f"{runs:,.0f} kernels move {traffic / 1e9:,.1f} GB on each device. Kernels that compute the same in each layer "
+        "are one row."
+    )
+    columns = ["", "runs", "ms", "GB", "TFLOP", "bound", "XLA's ms"]
+    return [
+        Section("What bounds the step", [Panels([Panel("", "", bars)])]),
+        Section("The longest kernels of a step", [Table(columns, [rows])], note),
+    ]
 
 
 def _collectives(found: Estimate) -> list[Section]:
     topology = found.step.topology
     rows = [
         [
-            f"{one.kind} of {one.group}",
+            f"{one.kind} of {one.group}" + (f" over {one.slices} {topology.slice_name}s" if one.slices > 1 else ""),
             f"{one.count:,.0f}",
             f"{one.bytes / 1e6:,.1f}",
             f"{topology.seconds(one, one.bytes) * 1e3:,.2f}",

@@ -13,10 +13,12 @@ from bert_jax.planning.compiled import Compiled, compile_step
 from bert_jax.planning.flops import Flops
 from bert_jax.planning.memory import Memory
 from bert_jax.planning.roofline import Roofline
-from bert_jax.planning.step_time import StepTime
+from bert_jax.planning.step_time import PALLAS, StepTime, grouped
 from bert_jax.planning.topology import Topology
 from bert_jax.train import metrics
 from bert_jax.train.objectives.pretraining import is_schedule
+
+LARGEST_KERNELS = 40  # that --json lists
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,7 @@ class Estimate:
             "roofline": self.roofline and dataclasses.asdict(self.roofline),
             "tokens_per_second": self.tokens_per_second,
             **topology.assumptions(self.step.model),
+            **self._kernels_as_json(),
             "attention": self.kernels,
             "model": dataclasses.asdict(self.step.model),
             "rows": dataclasses.asdict(self.step.rows),
@@ -86,11 +89,20 @@ class Estimate:
             "advice": self.advice,
         }
 
+    def _kernels_as_json(self) -> dict[str, Any]:
+        """Returns what bounds the step, and its kernels, where the time is estimated kernel by kernel."""
+        if self.time is None or not self.time.kernels:
+            return {}
+        return {
+            "step_seconds_by_bound": self.time.by_bound,
+            "largest_kernels": [dataclasses.asdict(one) for one in grouped(self.time.kernels)[:LARGEST_KERNELS]],
+        }
+
     def seconds_by_kind(self) -> dict[str, float]:
         """Returns the parts of the step's time, the largest first; they sum to the total."""
         assert self.time is not None
         parts = dict(self.time.by_kind)
-        parts |= {"Pallas kernels": self.time.pallas, "exposed collectives": self.time.exposed_collectives}
+        parts |= {PALLAS: self.time.pallas, "exposed collectives": self.time.exposed_collectives}
         return dict(sorted(((name, part) for name, part in parts.items() if part), key=lambda item: -item[1]))
 
 
@@ -102,16 +114,17 @@ def estimate(config: PretrainConfig, topology: Topology, rows: RowSpec) -> Estim
     step = AbstractStep.of(config, topology, rows)
     compiled = compile_step(step)
     model = step.model
-    time, least, found = None, None, []
+    time, least, found, flops = None, None, [], compiled.flops
     if compiled.program is not None:
-        found = collectives(compiled.program, len(topology.devices), topology.overlapped)
+        found = collectives(compiled.program, len(topology.devices), topology.overlapped, topology.slices)
         exposed = exposed_seconds(found, topology.seconds)
-        time, least = topology.estimate(compiled.program, compiled.flops, model, exposed)
+        flops = topology.flops(compiled.program, compiled.flops)
+        time, least = topology.estimate(compiled.program, flops, model, exposed)
     predictions = rows.seq_len if step.plan.objective.predicts_all else rows.predictions
     partial = Estimate(
         step=step,
         memory=compiled.memory,
-        flops=compiled.flops,
+        flops=flops,
         model_flops=metrics.training_flops(model, config.batch_size, rows.seq_len, predictions),
         time=time,
         roofline=least,

@@ -169,6 +169,22 @@ def shape_bytes(shape: str) -> int:
     return sum(size for size, _ in arrays_of(shape))
 
 
+def dimensions(shape: str) -> tuple[int, ...]:
+    """Returns the dimensions of a shape, or of the first array of a tuple. Raises ValueError for a shape without."""
+    return tuple(int(size) for size in _first_array(shape)[2].split(",") if size)
+
+
+def element_type(shape: str) -> str:
+    """Returns the type of a shape's elements, bf16 or f32, or of the first array of a tuple. Raises like dimensions."""
+    return _first_array(shape)[1]
+
+
+def _first_array(shape: str) -> re.Match[str]:
+    if found := _ARRAY.search(shape):
+        return found
+    raise ValueError(f"{shape!r} holds no array")
+
+
 def memory_bytes(shape: str) -> int:
     """Returns the bytes of the parts of a shape in device memory, whose layout has no other memory space S(n)."""
     return sum(size for size, in_memory in arrays_of(shape) if in_memory)

@@ -3,11 +3,12 @@
 The lower bound of its time on a device is its arithmetic at peak FLOP/s or its memory traffic at full
 bandwidth, whichever takes longer. Each instruction reads its operands once and writes its result
 once; arrays in the on-chip memory (a memory space other than 0 in the layout) cost nothing. If a
-fusion only slices an array, or updates part of it in place, only that part counts. To keep the result
+fusion needs only a slice of an array, or updates part of it in place, only that part counts. To keep the result
 a lower bound, it leaves out the padding of layouts, collectives (also inside fusions), and kernels
 whose masks skip blocks, since the program does not say which.
 """
 
+import re
 from dataclasses import dataclass
 
 from bert_jax.planning.collectives import DONE, START
@@ -16,7 +17,16 @@ from bert_jax.planning.hlo import COLLECTIVES, FREE, PALLAS, Instruction, Progra
 _SLICES = ("slice", "dynamic-slice", "gather")
 _SLICED = ("slice-done", "dynamic-slice-done")  # part of an operand of the matching -start instruction
 _SAME = ("bitcast", "reshape")
+_ELEMENTWISE = frozenset(
+    (*_SAME, "transpose", "copy", "convert", "bitcast-convert", "reduce-precision", "select", "compare", "clamp")
+    + ("add", "subtract", "multiply", "divide", "remainder", "power", "maximum", "minimum", "negate", "abs", "sign")
+    + ("exponential", "exponential-minus-one", "log", "log-plus-one", "logistic", "tanh", "erf", "sine", "cosine")
+    + ("sqrt", "rsqrt", "cbrt", "floor", "ceil", "round-nearest-afz", "round-nearest-even", "is-finite", "and", "or")
+    + ("xor", "not", "shift-left", "shift-right-logical", "shift-right-arithmetic", "popcnt")
+)
 _PARTS = {"dynamic-update-slice": 1, "scatter": 2}  # index of the operand that is written into part of operand 0
+
+_PARAMETER = re.compile(r"parameter\((\d+)\)")
 
 
 @dataclass(frozen=True)
@@ -56,8 +66,9 @@ def bytes_moved(program: Program, instruction: Instruction) -> int:
     body = _body(program, instruction)
     if not body:
         return written + sum(memory_bytes(one.shape) for one in operands)
+    shares = _parameter_shares(program, body)
     read = (
-        min(memory_bytes(operand.shape), _read(program, body, index, shape_bytes(operand.shape)))
+        min(memory_bytes(operand.shape), round(shares.get(index, 1.0) * shape_bytes(operand.shape)))
         for index, operand in enumerate(operands)
         if memory_bytes(operand.shape)
     )
@@ -80,32 +91,31 @@ def _part(whole: Instruction, part: Instruction) -> int:
     return min(memory_bytes(whole.shape), shape_bytes(part.shape))
 
 
-def _read(program: Program, body: tuple[Instruction, ...], index: int, whole: int) -> int:
-    """Returns the bytes that a fusion with this body reads of the operand at an index."""
-    parameter = next((one for one in body if one.text.startswith(f"parameter({index})")), None)
-    return whole if parameter is None else _used(program, body, parameter, whole)
+def _parameter_shares(program: Program, body: tuple[Instruction, ...]) -> dict[int, float]:
+    """Returns the share of each parameter of a fusion that the fusion reads, by the index of the parameter.
 
-
-def _used(program: Program, body: tuple[Instruction, ...], array: Instruction, whole: int) -> int:
-    """Returns the bytes of an array that the instructions of a fusion read, at most `whole`.
-
-    Users that slice read their result's bytes; views and nested fusions are followed; the target of an
-    in-place update is not read; any other user reads the whole array.
+    A fusion computes what its results need. A slice or look-up needs its own size of its operand, and operations on
+    single elements need as much of their operands as others need of their result; the target of an in-place update is
+    not read; any other operation needs all of its operands.
     """
-    total = 0
-    for user in body:
+    needed: dict[str, float] = {body[-1].name: 1.0}
+    for user in reversed(body):
+        share = needed.get(user.name, 0.0)
+        nested = _parameter_shares(program, _body(program, user)) if user.opcode == "fusion" and share else {}
         for index, operand in enumerate(user.operands):
-            if operand is not array or _is_collective(user):
+            if not share or _is_collective(user):
                 continue
             if user.opcode in _SLICES and index == 0:
-                total += shape_bytes(user.shape)
-            elif user.opcode in _SAME:
-                total += _used(program, body, user, whole)
+                part = share * shape_bytes(user.shape) / max(shape_bytes(operand.shape), 1)
+            elif user.opcode in _ELEMENTWISE:
+                part = share
             elif user.opcode == "fusion":
-                total += _read(program, _body(program, user), index, whole)
-            elif user.opcode not in _PARTS or index:
-                return whole
-    return min(total, whole)
+                part = nested.get(index, 1.0)
+            else:
+                part = 0.0 if user.opcode in _PARTS and index == 0 else 1.0
+            needed[operand.name] = min(1.0, needed.get(operand.name, 0.0) + part)
+    parameters = ((_PARAMETER.match(one.text), needed.get(one.name, 0.0)) for one in body)
+    return {int(found[1]): share for found, share in parameters if found}
 
 
 def _written(root: Instruction, fusion: Instruction) -> int:

@@ -1,19 +1,23 @@
 """Opens topologies by name: devices that programs can be compiled for but not run on.
 
-A kind of device has its own modules for what differs: its name and figures, the time of an instruction, the links
-between devices, and notes (tpu_topology.py and the modules that it imports). The rest of a plan knows the protocol
-below only.
+TPUs and GPUs have their own modules for what differs: names and figures, the time of an instruction, the links between
+devices, notes and advice (tpu_topology.py, gpu_topology.py and the modules that they import). The rest of a plan knows
+the protocol below only.
 """
 
 from typing import Any, Protocol, runtime_checkable
 
+from bert_jax.command import UserError
 from bert_jax.config import ModelConfig
-from bert_jax.planning import tpu_topology
+from bert_jax.planning import gpu_topology, tpu_topology
 from bert_jax.planning.collectives import Collective
 from bert_jax.planning.flops import Flops
+from bert_jax.planning.gpu_chips import GPUS
 from bert_jax.planning.hlo import Instruction, Program
+from bert_jax.planning.memory import Memory
 from bert_jax.planning.roofline import Roofline
 from bert_jax.planning.step_time import StepTime
+from bert_jax.planning.tpu_chips import CHIPS
 
 
 @runtime_checkable
@@ -22,7 +26,7 @@ class Topology(Protocol):
 
     @property
     def name(self) -> str:
-        """The name as given: v5e:16x16."""
+        """The name as given: v5e:16x16, h100:8."""
 
     @property
     def title(self) -> str:
@@ -42,7 +46,11 @@ class Topology(Protocol):
 
     @property
     def slices(self) -> int:
-        """The number of groups of devices with a slower network between them."""
+        """The number of groups of devices with a slower network between them: TPU slices, hosts with GPUs."""
+
+    @property
+    def slice_name(self) -> str:
+        """What such a group is called: slice, host."""
 
     @property
     def peak_flops(self) -> float:
@@ -55,6 +63,10 @@ class Topology(Protocol):
     @property
     def fused_attention(self) -> str:
         """The attention kernel of the platform that stores no scores, as a sentence names it."""
+
+    @property
+    def time_basis(self) -> str:
+        """One sentence that says what the time of an instruction is."""
 
     @property
     def compile_only_options(self) -> dict[str, Any]:
@@ -72,6 +84,9 @@ class Topology(Protocol):
     def overlapped(self, program: Program, collective: Collective, between: list[Instruction]) -> float:
         """Returns the share of a collective during which the instructions between its start and its end run."""
 
+    def flops(self, program: Program, counted: Flops) -> Flops:
+        """Returns the FLOPs of a step on all devices, of which those in the traced function were counted."""
+
     def estimate(self, program: Program, flops: Flops, model: ModelConfig, exposed: float) -> tuple[StepTime, Roofline]:
         """Returns the time of a compiled step, and the least time that its work could take.
 
@@ -85,11 +100,24 @@ class Topology(Protocol):
     def notes(self, model: ModelConfig, flops: Flops, time: StepTime | None) -> list[str]:
         """Returns what a reader should know about how the figures were obtained on this kind of device."""
 
+    def advice(self, memory: Memory, time: StepTime | None) -> list[str]:
+        """Returns lines of advice that only hold for this kind of device."""
+
 
 def open_topology(name: str, slices: int = 1) -> Topology:
-    """Returns the description of this many slices of a topology.
+    """Returns the description of a topology: this many slices of TPUs, or the hosts that the name of GPUs has.
 
     Raises UserError for an unknown name, for devices that the compiler does not know, and if the compiler is not
     installed.
     """
-    return tpu_topology.open_slices(name, slices)
+    kind = name.partition(":")[0]
+    if kind in GPUS:
+        if slices > 1:
+            raise UserError(f"--slices is for TPUs; write several hosts of GPUs as {kind}:8x{slices}")
+        return gpu_topology.open_hosts(name)
+    if kind in CHIPS:
+        return tpu_topology.open_slices(name, slices)
+    raise UserError(
+        f"unknown topology {name!r}; use one of TPUs such as {tpu_topology.EXAMPLES}, or of GPUs such as "
+        f"{gpu_topology.EXAMPLES}"
+    )

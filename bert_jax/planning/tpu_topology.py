@@ -14,7 +14,7 @@ from bert_jax.config import ModelConfig
 from bert_jax.planning.collectives import Collective
 from bert_jax.planning.flops import Flops
 from bert_jax.planning.hlo import Instruction, Program
-from bert_jax.planning.memory import GIB
+from bert_jax.planning.memory import GIB, Memory
 from bert_jax.planning.roofline import Roofline
 from bert_jax.planning.step_time import StepTime
 from bert_jax.planning.tpu_chips import CHIPS, Chip
@@ -51,7 +51,9 @@ class TpuTopology:
     slices: int = 1
     platform: str = "tpu"
     compiler: str = "libtpu"
+    slice_name: str = "slice"
     fused_attention: str = "the splash kernel"
+    time_basis: str = "Times are the compiler's cycle counts, with loop bodies counted as often as they run."
 
     @property
     def title(self) -> str:
@@ -83,6 +85,9 @@ class TpuTopology:
     def overlapped(self, program: Program, collective: Collective, between: list[Instruction]) -> float:
         """Returns 1 if any computation, an instruction with estimated cycles, stands between start and end."""
         return float(any(one.cycles and one.opcode in ("fusion", "convolution", "custom-call") for one in between))
+
+    def flops(self, program: Program, counted: Flops) -> Flops:
+        return counted
 
     def estimate(self, program: Program, flops: Flops, model: ModelConfig, exposed: float) -> tuple[StepTime, Roofline]:
         devices, head_width = len(self.devices), model.width // model.heads
@@ -123,6 +128,9 @@ class TpuTopology:
                 "bytes"
             )
         return notes
+
+    def advice(self, memory: Memory, time: StepTime | None) -> list[str]:
+        return []
 
     def links(self, group: int) -> float:
         """Returns how many links of a device a group of devices can use at once.

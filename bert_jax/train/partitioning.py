@@ -69,16 +69,21 @@ def device_array(sizes: tuple[int, ...], devices: Sequence[Any], flag: str = FLA
     """The devices as an array of those sizes. Neighbors on a later axis are closer to each other, and the first axis
     spans the slices. Raises UserError where that is impossible."""
     slices = len({getattr(device, "slice_index", None) for device in devices})
-    if sizes[0] % slices:
-        raise UserError(
-            f"mesh.data={sizes[0]} does not divide over {slices} slices (groups of devices with a slower network "
-            f"between them), which only mesh.data may span; use {flag}.data=-1, and fsdp and tensor whose "
-            f"product divides the {len(devices) // slices} devices of a slice"
-        )
+    check_slices(sizes[0], slices, len(devices), flag)
     if slices > 1:
         within = (sizes[0] // slices, *sizes[1:])
         return mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices, allow_split_physical_axes=True)
     return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+
+
+def check_slices(data: int, slices: int, devices: int, flag: str = FLAG) -> None:
+    """Raises UserError, which names `flag`, where the slices that hold the devices do not divide mesh.data."""
+    if data % slices:
+        raise UserError(
+            f"mesh.data={data} does not divide over {slices} slices (groups of devices with a slower network "
+            f"between them), which only mesh.data may span; use {flag}.data=-1, and fsdp and tensor whose "
+            f"product divides the {devices // slices} devices of a slice"
+        )
 
 
 def axis_sizes(config: MeshConfig, devices: int, flag: str = FLAG) -> tuple[int, ...]:
