@@ -144,6 +144,9 @@ class PretrainConfig(TrainConfig):
     next_sentence: bool = True  # of mlm: also predict next sentences, or their order, where the shards have labels
     generator_size: float = 0.25  # of replaced_tokens: width of the generator relative to the model's
     replaced_weight: float = 50.0  # of replaced_tokens: weight of the model's loss next to the generator's
+    # Of mlm and causal: weight of the mean squared logarithm of the softmax's normalizer, such as 1e-4 (z-loss of
+    # Chowdhery et al. 2022, section 5)
+    z_loss: float = 0.0
     span_boundary: bool = False  # also predict spans from their boundaries (SpanBERT; Joshi et al. 2020, section 3.2)
 
     def __post_init__(self) -> None:

@@ -12,6 +12,7 @@ the labels.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -65,19 +66,33 @@ def classification_sums(
     return loss, ((picked >= top) * weighed).sum()
 
 
+class VocabularySums(NamedTuple):
+    """classification_sums of tokens, and the squared logarithm of the sum of a vector's exponentiated logits.
+
+    The squares are the z-loss: "we use an auxiliary loss of z_loss = 1e-4 * log^2 Z to encourage the softmax normalizer
+    log(Z) to be close to 0" (Chowdhery et al. 2022, PaLM, section 5).
+    """
+
+    loss: Scalar
+    correct: Scalar
+    squares: Scalar
+
+
 def vocabulary_sums(
     product: VocabularyProduct, labels: Int[Array, "B M"], weights: Float[Array, "B M"]
-) -> tuple[Scalar, Scalar]:
-    """classification_sums of a token for each vector, over the vocabulary.
+) -> VocabularySums:
+    """Returns the sums of a token for each vector, over the vocabulary.
 
     The logits are never whole where the runtime has a vocabulary_chunk, except where the vocabulary is sharded, which
     divides them already.
     """
     runtime = product.runtime
     if not runtime.vocabulary_chunk or runtime.placement.shards_layers:
-        return classification_sums(product.logits(), labels, weights)
+        logits = product.logits()
+        squares = (jax.nn.logsumexp(logits, axis=-1) ** 2 * weights).sum()
+        return VocabularySums(*classification_sums(logits, labels, weights), squares)
     rows = product.vectors.reshape(-1, product.vectors.shape[-1])
-    return chunked_sums(
+    sums = chunked_sums(
         rows,
         product.table,
         product.bias,
@@ -87,6 +102,7 @@ def vocabulary_sums(
         chunk=runtime.vocabulary_chunk,
         precision=runtime.precision,
     )
+    return VocabularySums(*sums)
 
 
 def binary_sums(

@@ -33,8 +33,8 @@ def chunked_sums(
     vocab_size: int,
     chunk: int,
     precision: jax.lax.Precision,
-) -> tuple[Scalar, Scalar]:
-    """Returns losses.classification_sums of the logits of rows, table and bias; those from vocab_size on are -inf.
+) -> tuple[Scalar, Scalar, Scalar]:
+    """Returns losses.vocabulary_sums of the logits of rows, table and bias; those from vocab_size on are -inf.
 
     A chunk has at most `chunk` tokens. Chunks are of one size, which fits the vocabulary.
     """
@@ -54,7 +54,7 @@ def _sums(
     vocab_size: int,
     chunk: int,
     precision: jax.lax.Precision,
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array, Array]:
     return _forward(rows, table, bias, labels, weights, vocab_size, chunk, precision)[0]
 
 
@@ -67,7 +67,7 @@ def _forward(
     vocab_size: int,
     chunk: int,
     precision: jax.lax.Precision,
-) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
+) -> tuple[tuple[Array, Array, Array], tuple[Any, ...]]:
     def add(found: tuple[Array, Array, Array], part: tuple[Array, Array, Array]) -> tuple[Any, None]:
         top, total, picked = found
         first, tokens, biases = part
@@ -82,20 +82,27 @@ def _forward(
     (top, total, picked), _ = jax.lax.scan(add, (zeros - jnp.inf, zeros, zeros), parts)
     normalizer = top + jnp.log(total)
     each = normalizer - picked
-    sums = (each * weights).sum(), ((picked >= top) * weights).sum()
+    sums = (each * weights).sum(), ((picked >= top) * weights).sum(), (normalizer**2 * weights).sum()
     return sums, (rows, table, bias, labels, weights, normalizer, each)
 
 
 def _backward(
-    vocab_size: int, chunk: int, precision: jax.lax.Precision, kept: tuple[Any, ...], gradients: tuple[Array, Array]
+    vocab_size: int,
+    chunk: int,
+    precision: jax.lax.Precision,
+    kept: tuple[Any, ...],
+    gradients: tuple[Array, Array, Array],
 ) -> tuple[Any, ...]:
     rows, table, bias, labels, weights, normalizer, each = kept
-    scale = gradients[0] * weights
+    of_loss, _, of_squares = gradients
+    of_labels = of_loss * weights
+    of_probabilities = of_labels + 2 * of_squares * normalizer * weights
 
     def add(of_rows: Array, part: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Array]]:
         first, tokens, biases = part
         probabilities = jnp.exp(_logits(rows, tokens, biases, precision) - normalizer[:, None])
-        of_logits = (probabilities - _is_label(labels, first, chunk)) * scale[:, None]
+        of_logits = probabilities * of_probabilities[:, None]
+        of_logits -= jnp.where(_is_label(labels, first, chunk), of_labels[:, None], 0)
         narrow = of_logits.astype(rows.dtype)
         matmul = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
         of_rows += matmul("rv,ve->re", narrow, tokens)
@@ -108,7 +115,7 @@ def _backward(
         of_table.reshape(-1, table.shape[1])[: len(table)].astype(table.dtype),
         None if bias is None else of_bias.reshape(-1)[: len(table)].astype(bias.dtype),
         np.zeros(labels.shape, jax.dtypes.float0),
-        gradients[0] * each,
+        of_loss * each + of_squares * normalizer**2,
     )
 
 

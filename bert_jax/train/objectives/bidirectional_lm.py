@@ -52,9 +52,8 @@ class BidirectionalLMObjective(Objective):
         text = unmasked(batch)
         forward, backward = by_direction(model.encode(batch._replace(input_ids=text), dropout_key).last)
         weights = continues(batch.sequence_ids)
-        next_loss, next_correct = token_sums(model, forward[:, :-1], text[:, 1:], weights)
-        previous_loss, previous_correct = token_sums(model, backward[:, 1:], text[:, :-1], weights)
-        return {
-            "forward_lm": Term(next_loss, {"accuracy": next_correct}),
-            "backward_lm": Term(previous_loss, {"accuracy": previous_correct}),
+        sums = {
+            "forward_lm": token_sums(model, forward[:, :-1], text[:, 1:], weights),
+            "backward_lm": token_sums(model, backward[:, 1:], text[:, :-1], weights),
         }
+        return {name: Term(each.loss, {"accuracy": each.correct}) for name, each in sums.items()}

@@ -10,8 +10,9 @@ from bert_jax.data.example import Batch
 from bert_jax.model.bert import Bert
 from bert_jax.model.head_outputs import vocabulary_product
 from bert_jax.model.heads import Heads
-from bert_jax.train.losses import vocabulary_sums
+from bert_jax.train.losses import VocabularySums, vocabulary_sums
 from bert_jax.train.objectives.objective import Counts, Likelihood, Objective, Term, Terms
+from bert_jax.train.objectives.z_loss import z_counts, z_metrics, z_terms, z_weights
 
 
 @dataclass(frozen=True)
@@ -20,7 +21,11 @@ class CausalLMObjective(Objective):
 
     No sequence sees another. The first token of a sequence is given; its last ([SEP]) is predicted like any other.
     The masks of a batch are undone, so shards of any kind serve.
+
+    z_loss  the weight of the z-loss (z_loss.py)
     """
+
+    z_loss: float = 0.0
 
     @property
     def heads(self) -> Heads:
@@ -28,7 +33,11 @@ class CausalLMObjective(Objective):
 
     @property
     def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
-        return {"lm": ("accuracy",)}
+        return {"lm": ("accuracy",), **z_metrics(self.z_loss)}
+
+    @property
+    def term_weights(self) -> Mapping[str, float]:
+        return z_weights(self.z_loss)
 
     @property
     def batch_fields(self) -> tuple[str, ...]:
@@ -39,13 +48,14 @@ class CausalLMObjective(Objective):
         return {"lm": Likelihood("", with_special=True)}
 
     def counts(self, batch: Batch) -> Counts:
-        return {"lm": continues(batch.sequence_ids).sum()}
+        counts = {"lm": continues(batch.sequence_ids).sum()}
+        return counts | z_counts(self.z_loss, counts, "lm")
 
     def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
         text = unmasked(batch)
         hidden = model.encode(batch._replace(input_ids=text), dropout_key).last
-        loss, correct = token_sums(model, hidden[:, :-1], text[:, 1:], continues(batch.sequence_ids))
-        return {"lm": Term(loss, {"accuracy": correct})}
+        sums = token_sums(model, hidden[:, :-1], text[:, 1:], continues(batch.sequence_ids))
+        return {"lm": Term(sums.loss, {"accuracy": sums.correct})} | z_terms(self.z_loss, sums)
 
 
 def unmasked(batch: Batch) -> Int[Array, "B T"]:
@@ -59,7 +69,7 @@ def unmasked(batch: Batch) -> Int[Array, "B T"]:
 
 def token_sums(
     model: Bert, hidden: Float[Array, "B T D"], ids: Int[Array, "B T"], weights: Float[Array, "B T"]
-) -> tuple[Float[Array, ""], Float[Array, ""]]:
+) -> VocabularySums:
     """vocabulary_sums of a token for each position."""
     return vocabulary_sums(vocabulary_product(model, hidden), ids, weights)
 

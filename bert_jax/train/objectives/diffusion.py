@@ -93,7 +93,7 @@ class DiffusionObjective(Objective):
 
     def apply(self, model: Bert, batch: Batch | MaskedBatch, dropout_key: PRNGKeyArray | None) -> Terms:
         if isinstance(batch, MaskedBatch):
-            return _terms(_sums(model, batch, dropout_key))
+            return {"mdm": _term(model, batch, dropout_key)}
         assert dropout_key is None, "in training, corrupt is called first"
         return self._bound(model, batch)
 
@@ -119,14 +119,14 @@ class DiffusionObjective(Objective):
         start = uniform(seeds, (*text.shape, 1))[..., 0]
         noise = uniform(derived_seeds(seeds, batch.positions), (*text.shape, EVALUATION_RATES))
 
-        def add(total: tuple[Array, Array], draw: tuple[Array, Array]) -> tuple[tuple[Array, Array], None]:
+        def add(total: Term, draw: tuple[Array, Array]) -> tuple[Term, None]:
             number, noise = draw
             rates = mask_rates((start + number / EVALUATION_RATES) % 1)
-            return jax.tree.map(jnp.add, total, _sums(model, self.masked(batch, text, rates, noise), None)), None
+            return jax.tree.map(jnp.add, total, _term(model, self.masked(batch, text, rates, noise), None)), None
 
         numbered = (jnp.arange(EVALUATION_RATES, dtype=jnp.float32), jnp.moveaxis(noise, 2, 0))
-        total, _ = jax.lax.scan(add, (jnp.zeros(()), jnp.zeros(())), numbered)
-        return _terms(jax.tree.map(lambda value: value / EVALUATION_RATES, total))
+        total, _ = jax.lax.scan(add, Term(jnp.zeros(()), {"accuracy": jnp.zeros(())}), numbered)
+        return {"mdm": jax.tree.map(lambda value: value / EVALUATION_RATES, total)}
 
 
 def spread(start: Float[Array, ""], sequence_ids: Int[Array, "B T"]) -> Float[Array, "B T"]:
@@ -140,10 +140,6 @@ def mask_rates(uniforms: Float[Array, "B T"]) -> Float[Array, "B T"]:
     return LEAST_RATE + (1 - LEAST_RATE) * uniforms
 
 
-def _sums(model: Bert, batch: MaskedBatch, key: PRNGKeyArray | None) -> tuple[Float[Array, ""], Float[Array, ""]]:
-    return token_sums(model, model.encode(batch, key).last, batch.targets, batch.weights)
-
-
-def _terms(sums: tuple[Float[Array, ""], Float[Array, ""]]) -> Terms:
-    loss, correct = sums
-    return {"mdm": Term(loss, {"accuracy": correct})}
+def _term(model: Bert, batch: MaskedBatch, key: PRNGKeyArray | None) -> Term:
+    sums = token_sums(model, model.encode(batch, key).last, batch.targets, batch.weights)
+    return Term(sums.loss, {"accuracy": sums.correct})

@@ -19,6 +19,7 @@ from bert_jax.model.head_outputs import (
 from bert_jax.model.heads import SPAN_PLACES, Heads
 from bert_jax.train.losses import classification_sums, vocabulary_sums
 from bert_jax.train.objectives.objective import Counts, Objective, Term, Terms
+from bert_jax.train.objectives.z_loss import z_counts, z_metrics, z_terms, z_weights
 
 ACCURACY = ("accuracy",)
 
@@ -33,10 +34,12 @@ class MaskedLMObjective(Objective):
                    config.next_sentence=false: the term then counts nothing and adds nothing.
     span_boundary  predicts each token of a masked span also from the positions around the span (SpanBERT; Joshi et
                    al. 2020, section 3.2). Needs shards with masked spans, or raises UserError.
+    z_loss         the weight of the z-loss of mlm (z_loss.py)
     """
 
     next_sentence: bool = True
     span_boundary: bool = False
+    z_loss: float = 0.0
 
     @property
     def heads(self) -> Heads:
@@ -50,7 +53,11 @@ class MaskedLMObjective(Objective):
     @property
     def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
         terms = ("mlm", *("nsp",) * self.next_sentence, *("sbo",) * self.span_boundary)
-        return dict.fromkeys(terms, ACCURACY)
+        return {**dict.fromkeys(terms, ACCURACY), **z_metrics(self.z_loss)}
+
+    @property
+    def term_weights(self) -> Mapping[str, float]:
+        return z_weights(self.z_loss)
 
     @property
     def batch_fields(self) -> tuple[str, ...]:
@@ -60,7 +67,9 @@ class MaskedLMObjective(Objective):
     def counts(self, batch: Batch) -> Counts:
         labelled = batch.next_sentence_weight.sum() if self.next_sentence else jnp.zeros(())
         counts = {"mlm": batch.masked_weights.sum(), "nsp": labelled}
-        return counts | ({"sbo": _predictable_weights(batch).sum()} if self.span_boundary else {})
+        if self.span_boundary:
+            counts["sbo"] = _predictable_weights(batch).sum()
+        return counts | z_counts(self.z_loss, counts, "mlm")
 
     def apply(self, model: Bert, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
         # The last layer is computed only at the positions that a head reads.
@@ -70,8 +79,9 @@ class MaskedLMObjective(Objective):
         vectors = model.encode_at(batch, jnp.concatenate(positions, axis=1), dropout_key)
         ends = np.cumsum([part.shape[1] for part in positions])[:-1]
         masked, first, *around = jnp.split(vectors, ends, axis=1)
-        loss, correct = vocabulary_sums(vocabulary_product(model, masked), batch.masked_ids, batch.masked_weights)
-        terms = {"mlm": Term(loss, {"accuracy": correct}), "nsp": Term(jnp.zeros(()), {"accuracy": jnp.zeros(())})}
+        sums = vocabulary_sums(vocabulary_product(model, masked), batch.masked_ids, batch.masked_weights)
+        none = Term(jnp.zeros(()), {"accuracy": jnp.zeros(())})
+        terms = {"mlm": Term(sums.loss, {"accuracy": sums.correct}), "nsp": none}
         if self.next_sentence:
             logits = next_sentence_logits(model, pool_vectors(model, first))
             loss, correct = classification_sums(logits, batch.next_sentence_label, batch.next_sentence_weight)
@@ -79,9 +89,9 @@ class MaskedLMObjective(Objective):
         if self.span_boundary:
             left, right = around
             product = span_boundary_product(model, left, right, batch.span_offsets)
-            loss, correct = vocabulary_sums(product, batch.masked_ids, _predictable_weights(batch))
-            terms["sbo"] = Term(loss, {"accuracy": correct})
-        return terms
+            of_spans = vocabulary_sums(product, batch.masked_ids, _predictable_weights(batch))
+            terms["sbo"] = Term(of_spans.loss, {"accuracy": of_spans.correct})
+        return terms | z_terms(self.z_loss, sums)
 
 
 def _predictable_weights(batch: Batch) -> Float[Array, "B M"]:

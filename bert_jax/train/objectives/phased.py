@@ -42,6 +42,7 @@ class PhasedObjective(Objective):
     """Next tokens in some phases of a run (lm) and masked tokens in others (mlm), such as causal first, then masked.
 
     phases   `causal` or `mlm` by the step from which it applies; the last one is mlm
+    z_loss   the weight of the z-loss in all phases (z_loss.py)
 
     All phases train the same parameters: those of the encoder and of the head of masked tokens. In a causal phase the
     encoder attends to earlier positions only, and the head predicts the next token. The decoders of Ettin have the
@@ -54,6 +55,7 @@ class PhasedObjective(Objective):
     """
 
     phases: StepSchedule[str]
+    z_loss: float = 0.0
 
     @property
     def heads(self) -> Heads:
@@ -67,8 +69,12 @@ class PhasedObjective(Objective):
     def term_metrics(self) -> Mapping[str, tuple[str, ...]]:
         metrics: dict[str, tuple[str, ...]] = {}
         for name in self.phases.values:
-            metrics |= _objective(name == CAUSAL).term_metrics
+            metrics |= self._objective(name == CAUSAL).term_metrics
         return metrics
+
+    @property
+    def term_weights(self) -> Mapping[str, float]:
+        return self._objective(False).term_weights
 
     @property
     def batch_fields(self) -> tuple[str, ...]:
@@ -81,7 +87,7 @@ class PhasedObjective(Objective):
         return batch.input_ids.shape[-1] if is_causal(batch) else super().predictions(batch)
 
     def counts(self, batch: Batch) -> Counts:
-        return _objective(is_causal(batch)).counts(batch)
+        return self._objective(is_causal(batch)).counts(batch)
 
     def bind(self, config: ModelConfig, params: dict[str, Any], runtime: Runtime) -> View:
         """The model, as a function of whether it is causal."""
@@ -89,13 +95,14 @@ class PhasedObjective(Objective):
 
     def apply(self, model: View, batch: Batch, dropout_key: PRNGKeyArray | None) -> Terms:
         causal = is_causal(batch)
-        return _objective(causal).apply(model(causal), batch, dropout_key)
+        return self._objective(causal).apply(model(causal), batch, dropout_key)
+
+    def _objective(self, causal: bool) -> Objective:
+        if causal:
+            return CausalLMObjective(self.z_loss)
+        return MaskedLMObjective(next_sentence=False, z_loss=self.z_loss)
 
 
 def is_causal(batch: Any) -> bool:
     """Whether a batch belongs to a causal phase."""
     return isinstance(batch, NextTokenBatch)
-
-
-def _objective(causal: bool) -> Objective:
-    return CausalLMObjective() if causal else MaskedLMObjective(next_sentence=False)

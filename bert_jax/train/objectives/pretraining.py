@@ -3,6 +3,7 @@
 Pretraining, evaluation and planning all call `pretraining_objective`.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from bert_jax.vocabulary import Vocabulary
 
 AUTO = "auto"
 WITH_MASKS = ("mlm", "replaced_tokens", "diffusion")  # objectives that predict tokens from both sides
+WITH_Z_LOSS = (MASKED, CAUSAL)
 EXAMPLE = "0:causal,5000:mlm"
 
 
@@ -49,6 +51,8 @@ def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Se
     `STEP:NAME,STEP:NAME` is a PhasedObjective. Raises UserError for an unknown name, and for an objective that does not
     fit the model, the configuration or the shards.
     """
+    if not 0 <= config.z_loss < math.inf:
+        raise UserError(f"config.z_loss is {config.z_loss}; use a weight such as 1e-4, or 0 for none")
     if is_schedule(config.objective):
         return _phased(config, model, shards)
     name = config.objective
@@ -56,6 +60,11 @@ def pretraining_objective(config: PretrainConfig, model: ModelConfig, shards: Se
         name = "bidirectional_lm" if model.directions > 1 else "causal" if model.causal else "mlm"
     if name not in OBJECTIVES:
         raise UserError(f"unknown config.objective {name!r}; choose from {', '.join((AUTO, *OBJECTIVES))}")
+    if config.z_loss and name not in WITH_Z_LOSS:
+        raise UserError(
+            f"config.z_loss is {config.z_loss:g}, but config.objective is {name}; it is of {', '.join(WITH_Z_LOSS)}. "
+            "Leave it out"
+        )
     if model.directions > 1 and name in WITH_MASKS:
         raise UserError(
             f"config.objective is {name}, but the directions of model.encoder={model.encoder} do not see each other, "
@@ -109,7 +118,7 @@ def _phased(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTr
             f"checkpoint.best={config.checkpoint.best} compares evaluations of the whole run, but config.objective is "
             f"{text!r}; leave it out"
         )
-    return PhasedObjective(phases)
+    return PhasedObjective(phases, config.z_loss)
 
 
 def _masked_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
@@ -125,7 +134,7 @@ def _masked_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
                 "examples with --mask_unit span"
             )
     next_sentence = config.next_sentence and shards[0].labelled
-    return MaskedLMObjective(next_sentence=next_sentence, span_boundary=config.span_boundary)
+    return MaskedLMObjective(next_sentence, config.span_boundary, config.z_loss)
 
 
 def _causal_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
@@ -136,7 +145,7 @@ def _causal_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
         )
     _check_no_masks(config, "a causal model predicts next tokens, and none of them is masked")
     _check_text("causal", shards)
-    return CausalLMObjective()
+    return CausalLMObjective(config.z_loss)
 
 
 def _bidirectional_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
