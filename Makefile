@@ -6,11 +6,12 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV ?= .venv
 ENGINES ?= .venv-engines
+COMPILERS ?= .venv-compilers
 BIN := $(VENV)/bin
 WORKERS ?= 2
 QUICKSTART ?= runs/quickstart
 
-.PHONY: quickstart test lint slow engines clean
+.PHONY: quickstart test lint slow engines compilers clean
 
 # Compiled programs are kept, so that a command that runs again starts sooner.
 export JAX_COMPILATION_CACHE_DIR ?= $(CURDIR)/.cache/jax
@@ -28,13 +29,17 @@ slow: $(VENV)/installed-dev
 engines: $(ENGINES)/installed
 	$(ENGINES)/bin/python -m pytest -m slow -q --durations=5 tests/test_engine_beam.py tests/test_engine_ray.py
 
+# The compilers of TPUs and NVIDIA GPUs, which need no device, in an environment of their own: several gigabytes.
+compilers: $(COMPILERS)/installed
+	$(COMPILERS)/bin/python -m pytest -m slow -q --durations=5 tests/test_plan.py tests/test_gpu_plan.py tests/test_compiled_steps.py
+
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
 clean:
-	rm -rf .venv .venv-newer .venv-engines .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
+	rm -rf .venv .venv-newer .venv-engines .venv-compilers .cache .mypy_cache .ruff_cache .pytest_cache *.egg-info
 
 $(VENV)/installed: requirements.txt setup.cfg pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "bert_jax needs Python 3.11 or newer; give one: make PYTHON=python3.11")'
@@ -51,4 +56,10 @@ $(ENGINES)/installed: requirements.txt setup.cfg pyproject.toml
 	test -x $(ENGINES)/bin/python || $(PYTHON) -m venv $(ENGINES)
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(ENGINES)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,beam,ray]'
+	touch $@
+
+$(COMPILERS)/installed: requirements.txt setup.cfg pyproject.toml
+	test -x $(COMPILERS)/bin/python || $(PYTHON) -m venv $(COMPILERS)
+	$(COMPILERS)/bin/python -m pip install --quiet --disable-pip-version-check --upgrade pip
+	$(COMPILERS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,tpu,gpu12]'
 	touch $@

@@ -1,8 +1,11 @@
 """Compiles a train step for a topology and reports its program and memory, or by how much the memory is exceeded."""
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from bert_jax.command import UserError
 from bert_jax.planning import flops, hlo
@@ -32,7 +35,8 @@ def compile_step(step: AbstractStep) -> Compiled:
     optimizer = bytes_per_device(state) - parameters
     topology = step.topology
     try:
-        built = traced.lower().compile(compiler_options=topology.compile_only_options or None)
+        with _without_cache():
+            built = traced.lower().compile(compiler_options=topology.compile_only_options or None)
     except jax.errors.JaxRuntimeError as error:
         wanted = topology.parse_out_of_memory(str(error), parameters + optimizer)
         if wanted is None:
@@ -50,3 +54,16 @@ def compile_step(step: AbstractStep) -> Compiled:
     )
     memory = Memory(parameters, optimizer, max(total - parameters - optimizer, 0), int(topology.memory_bytes))
     return Compiled(hlo.parse(built.as_text()), memory, counted)
+
+
+@contextlib.contextmanager
+def _without_cache() -> Iterator[None]:
+    """Leaves the cache of compiled programs alone: jax writes those of absent devices there, and fails to read them."""
+    enabled = jax.config.values["jax_enable_compilation_cache"]
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # else jax keeps to what it found before
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", enabled)
+        compilation_cache.reset_cache()

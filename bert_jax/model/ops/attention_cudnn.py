@@ -29,8 +29,7 @@ def cudnn_attention(
     a key, and which sees everything as a query.
     """
     queries, length = query.shape[1], key.shape[1]
-    query = jnp.pad(query, ((0, 0), (0, queries % 2), (0, 0), (0, 0)))
-    key, value = (jnp.pad(part, ((0, 0), (0, length % 2), (0, 0), (0, 0))) for part in (key, value))
+    query, key, value = map(_even, (query, key, value))
     visible = jnp.pad(visible, ((0, 0), (0, 0), (0, 0), (0, length % 2)))
     visible = jnp.pad(visible, ((0, 0), (0, 0), (0, queries % 2), (0, 0)), constant_values=True)
     return jax.nn.dot_product_attention(query, key, value, mask=visible, implementation=implementation)[:, :queries]
@@ -58,6 +57,7 @@ def cudnn_attention_by_length(
     """
 
     def attend(query: Array, key: Array, value: Array, lengths: Array) -> Array:
+        query, key, value = map(_even, (query, key, value))  # no length reaches the keys that this adds
         # Under jax.vmap (several seeds), jax before 0.11.1 wants both lengths mapped, and over their first axis: the
         # lengths of all queries are computed from the others, and a reshape moves a mapped axis to the front.
         lengths = jax.lax.reshape(lengths[None], lengths.shape)
@@ -70,6 +70,11 @@ def cudnn_attention_by_length(
             key_value_seq_lengths=lengths,
             is_causal=causal,
             implementation=implementation,
-        )
+        )[:, :count]
 
+    count = query.shape[1]
     return placement.shard_kernel(attend, ("heads", "heads", "heads", "lengths"))(query, key, value, lengths)
+
+
+def _even(vectors: Float[Array, "B T N H"]) -> Float[Array, "B even N H"]:
+    return jnp.pad(vectors, ((0, 0), (0, vectors.shape[1] % 2), (0, 0), (0, 0)))

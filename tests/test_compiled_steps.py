@@ -1,0 +1,108 @@
+"""The structure of training steps that the compilers of TPUs and GPUs make: arrays that must not exist, and reductions.
+
+Each claim also holds for its opposite: the array exists without the option that removes it. `make compilers` installs
+the extras that these tests need, and no device.
+"""
+
+import functools
+import importlib.util
+import math
+import re
+
+import pytest
+
+from bert_jax.config import MeshConfig, ModelOptions, PretrainConfig
+from bert_jax.planning import hlo
+from bert_jax.planning.abstract_step import AbstractStep, RowSpec
+from bert_jax.planning.collectives import collectives
+from bert_jax.planning.compiled import compile_step
+from bert_jax.planning.gpu_topology import PLUGINS
+from bert_jax.planning.memory import bytes_per_device
+from bert_jax.planning.topology import open_topology
+
+needs_libtpu = pytest.mark.skipif(importlib.util.find_spec("libtpu") is None, reason="needs the extra tpu")
+needs_cuda = pytest.mark.skipif(
+    not any(importlib.util.find_spec(plugin) for plugin in PLUGINS), reason="needs the extra gpu or gpu12"
+)
+TPU = pytest.param("v5e:2x2", marks=needs_libtpu, id="v5e")
+GPU = pytest.param("h100:4", marks=needs_cuda, id="h100")
+pytestmark = pytest.mark.slow
+
+LENGTH, VOCABULARY, ROWS = 256, 2048, 16
+SMALL = {"layers": 2, "width": 128, "heads": 2, "feed_forward": 512, "max_positions": 320}
+
+
+@functools.cache
+def compiled(
+    topology: str, *, preset: str = "tiny", pack: int = 1, microbatches: int = 1, fsdp: int = 1, **model: object
+) -> tuple[AbstractStep, hlo.Program]:
+    """A step of 16 rows of 256 positions, and its program."""
+    config = PretrainConfig(
+        model=ModelOptions(preset=preset, **{**SMALL, **model}),
+        batch_size=ROWS,
+        microbatches=microbatches,
+        next_sentence=False,
+        mesh=MeshConfig(fsdp=fsdp),
+    )
+    rows = RowSpec(LENGTH, pack, predictions=40, vocab_size=VOCABULARY, labelled=False)
+    step = AbstractStep.of(config, open_topology(topology), rows)
+    program = compile_step(step).program
+    assert program is not None
+    return step, program
+
+
+def arrays(program: hlo.Program) -> set[tuple[int, ...]]:
+    """The dimensions of all results of instructions that run, those inside fusions excluded."""
+    found = set()
+    for instruction, _ in program.runs():
+        shapes = re.findall(r"\b[a-z]+\d+\[([\d,]+)\]", instruction.shape)
+        found |= {tuple(map(int, shape.split(","))) for shape in shapes}
+    return found
+
+
+def has_square(program: hlo.Program) -> bool:
+    """Whether an array has the scores of attention, [B, N, T, T], or their mask, [B, 1, T, T]."""
+    return any(len(sizes) >= 4 and sizes.count(LENGTH) >= 2 for sizes in arrays(program))
+
+
+def has_logits(program: hlo.Program) -> bool:
+    """Whether an array has the vocabulary's logits of all predictions of a device, 40 in each of its rows."""
+    logits = ROWS // 4 * 40 * VOCABULARY
+    return any(VOCABULARY in sizes and math.prod(sizes) >= logits for sizes in arrays(program))
+
+
+@needs_libtpu
+def test_flash_attention_on_tpus_stores_no_scores():
+    """With the dropout of the preset; einsum is the default with it."""
+    found = [has_square(compiled("v5e:2x2", **kernel)[1]) for kernel in ({}, {"attention": "flash"})]
+    assert found == [True, False]
+
+
+@needs_cuda
+def test_cudnn_reads_lengths_instead_of_a_mask_where_rows_hold_one_sequence():
+    found = [has_square(compiled("h100:4", attention="cudnn", attention_dropout=0.0, pack=pack)[1]) for pack in (3, 1)]
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize("topology", [TPU, GPU])
+def test_chunks_of_the_vocabulary_leave_no_array_of_all_logits(topology):
+    found = [has_logits(compiled(topology, **chunks)[1]) for chunks in ({}, {"logits_at_once": 256})]
+    assert found == [True, False]
+
+
+@pytest.mark.parametrize("topology", [TPU, GPU])
+def test_layers_that_differ_are_scanned_without_a_branch(topology):
+    _, program = compiled(topology, preset="modernbert_base", layers=7, layer_loop="scan")
+    opcodes = {one.opcode for instructions in program.computations.values() for one in instructions}
+    assert "while" in opcodes and "conditional" not in opcodes
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("topology", [TPU, GPU])
+def test_devices_that_share_no_parameters_reduce_gradients_once_a_step(topology, microbatches):
+    step, program = compiled(topology, **({} if microbatches == 1 else {"microbatches": microbatches}))
+    reduced = sum(one.bytes for one in collectives(program, 4) if one.kind in ("all-reduce", "reduce-scatter"))
+    params = step.state().params
+    # Those of matmuls may be reduced in bfloat16, and the two parts of the token table's gradient apart.
+    whole, table = bytes_per_device(params), bytes_per_device(params["embeddings"]["token"]["table"])
+    assert 0.5 * whole < reduced <= whole + table + 1000
