@@ -1,7 +1,7 @@
 """The causal objective: each token from those before it."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -25,7 +25,7 @@ class CausalLMObjective(Objective):
     z_loss  the weight of the z-loss (z_loss.py)
     """
 
-    z_loss: float = 0.0
+    z_loss: float = field(default=0.0, kw_only=True)
 
     @property
     def heads(self) -> Heads:

@@ -1,7 +1,7 @@
 """The objective of BERT and its encoder family: masked tokens, next sentences, span boundaries."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import jax.numpy as jnp
 import numpy as np
@@ -39,7 +39,7 @@ class MaskedLMObjective(Objective):
 
     next_sentence: bool = True
     span_boundary: bool = False
-    z_loss: float = 0.0
+    z_loss: float = field(default=0.0, kw_only=True)
 
     @property
     def heads(self) -> Heads:

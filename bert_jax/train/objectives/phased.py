@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from jaxtyping import PRNGKeyArray
@@ -55,7 +55,7 @@ class PhasedObjective(Objective):
     """
 
     phases: StepSchedule[str]
-    z_loss: float = 0.0
+    z_loss: float = field(default=0.0, kw_only=True)
 
     @property
     def heads(self) -> Heads:
@@ -99,7 +99,7 @@ class PhasedObjective(Objective):
 
     def _objective(self, causal: bool) -> Objective:
         if causal:
-            return CausalLMObjective(self.z_loss)
+            return CausalLMObjective(z_loss=self.z_loss)
         return MaskedLMObjective(next_sentence=False, z_loss=self.z_loss)
 
 

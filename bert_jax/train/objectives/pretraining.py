@@ -118,7 +118,7 @@ def _phased(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTr
             f"checkpoint.best={config.checkpoint.best} compares evaluations of the whole run, but config.objective is "
             f"{text!r}; leave it out"
         )
-    return PhasedObjective(phases, config.z_loss)
+    return PhasedObjective(phases, z_loss=config.z_loss)
 
 
 def _masked_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
@@ -134,7 +134,7 @@ def _masked_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
                 "examples with --mask_unit span"
             )
     next_sentence = config.next_sentence and shards[0].labelled
-    return MaskedLMObjective(next_sentence, config.span_boundary, config.z_loss)
+    return MaskedLMObjective(next_sentence, config.span_boundary, z_loss=config.z_loss)
 
 
 def _causal_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
@@ -145,7 +145,7 @@ def _causal_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[Shar
         )
     _check_no_masks(config, "a causal model predicts next tokens, and none of them is masked")
     _check_text("causal", shards)
-    return CausalLMObjective(config.z_loss)
+    return CausalLMObjective(z_loss=config.z_loss)
 
 
 def _bidirectional_lm(config: PretrainConfig, model: ModelConfig, shards: Sequence[ShardTraits]) -> Objective:
