@@ -14,6 +14,7 @@ from bert_jax.evaluate import evaluate
 from bert_jax.train import metrics
 from bert_jax.train.workdir import latest_step
 
+SHARDED = "--config.mesh.shard_optimizer=True"
 CUBE = ("--config.mesh.fsdp=2", "--config.mesh.tensor=2")
 
 
@@ -43,7 +44,7 @@ def rows(shards_dir, tmp_path_factory) -> Path:
 
 @pytest.mark.slow
 def test_pretraining_resumes_on_another_mesh_and_every_command_reads_its_checkpoint(rows, shards_dir, tmp_path, capfd):
-    pretrained(shards_dir, tmp_path / "cube", "--config.steps=2", *CUBE)
+    pretrained(shards_dir, tmp_path / "cube", "--config.steps=2", *CUBE, SHARDED)
     told = capfd.readouterr().err
     assert "'fsdp': 2, 'tensor': 2" in told and "largest replicated tensor" in told
     cube = pretrained(shards_dir, tmp_path / "cube", "--config.mesh.data=1", "--config.mesh.fsdp=8")
@@ -56,6 +57,18 @@ def test_pretraining_resumes_on_another_mesh_and_every_command_reads_its_checkpo
         assert again["loss"] == pytest.approx(cube["eval_loss"], rel=1e-6)
     vectors = [embed(workdir, ["a book", "two books"])["embeddings"] for workdir in (rows, tmp_path / "cube")]
     np.testing.assert_allclose(*vectors, atol=1e-3)  # a step of Adam may go either way where a gradient is noise
+
+
+@pytest.mark.slow
+def test_a_run_with_a_sharded_optimizer_resumes_bit_for_bit_and_trains_as_without(rows, shards_dir, tmp_path):
+    options = (SHARDED, "--config.mesh.fsdp=2")
+    pretrained(shards_dir, tmp_path / "whole", *options)
+    for steps in (2, 4):
+        pretrained(shards_dir, tmp_path / "stopped", f"--config.steps={steps}", *options)
+    lines = [metrics.read_metrics(workdir) for workdir in (tmp_path / "whole", tmp_path / "stopped", rows)]
+    whole, stopped, without = ([(line["loss"], line["gradient_norm"]) for line in part] for part in lines)
+    assert whole == stopped
+    np.testing.assert_allclose(whole, without, rtol=1e-5)
 
 
 @pytest.mark.slow

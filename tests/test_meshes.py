@@ -16,6 +16,7 @@ from bert_jax.data.step_schedule import StepSchedule
 from bert_jax.model import bert, paths
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import mesh_placement, optim, partitioning, steps
+from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import (
     BidirectionalLMObjective,
     CausalLMObjective,
@@ -37,6 +38,7 @@ CHANGES: dict[str, Any] = {
     "attention_dropout": 0.1,
 }
 MESHES = {"8x1x1": (8, 1, 1), "2x4x1": (2, 4, 1), "1x8x1": (1, 8, 1), "2x2x2": (2, 2, 2), "2x1x4": (2, 1, 4)}
+DEFAULT, ZERO_1 = Reduction(), Reduction(shard_optimizer=True)
 CASES = [
     ("bert", "2x4x1", {}),
     ("bert", "2x2x2", {}),
@@ -60,6 +62,19 @@ CASES = [
     ("causal phase", "2x2x2", {"microbatches": 2}),
     ("bert", "2x2x2", {"name": "lamb"}),
     ("bert", "2x2x2", {"name": "muon"}),
+    ("bert", "2x4x1", {"microbatches": 2}),
+    ("bert", "2x4x1", {"loop": "unrolled"}),
+    ("modernbert", "1x8x1", {"microbatches": 2}),
+    ("albert", "2x4x1", {}),
+    ("lstm", "2x4x1", {}),
+    ("electra", "2x4x1", {}),
+    ("diffusion", "2x4x1", {"microbatches": 2}),
+    ("bert", "2x4x1", {"name": "muon"}),
+    ("bert", "8x1x1", {"reduction": ZERO_1}),
+    ("bert", "8x1x1", {"reduction": ZERO_1, "microbatches": 2}),
+    ("bert", "8x1x1", {"reduction": ZERO_1, "name": "muon"}),
+    ("bert", "2x4x1", {"reduction": ZERO_1, "name": "lamb"}),
+    ("bert", "2x2x2", {"reduction": ZERO_1}),
 ]
 
 
@@ -73,7 +88,9 @@ def packed_rows():
     return lay(rows, SLOTS, 5)
 
 
-def plan_of(family: str, *, loop: str = "scan", microbatches: int = 1, **optimizer: Any) -> steps.Plan:
+def plan_of(
+    family: str, *, loop: str = "scan", microbatches: int = 1, reduction: Reduction = DEFAULT, **optimizer: Any
+) -> steps.Plan:
     base = {"electra": "bert", "diffusion": "bert", "causal phase": "bert", "feed_forward": "rnn"}.get(family, family)
     model = dataclasses.replace(FAMILIES[base], **CHANGES)
     if family == "feed_forward":
@@ -94,7 +111,7 @@ def plan_of(family: str, *, loop: str = "scan", microbatches: int = 1, **optimiz
     config = OptimizerConfig(learning_rate=0.01, warmup_steps=1, **optimizer)
     runtime = Runtime(layer_loop=loop, placement=mesh_placement.OnMesh())
     chain = optim.build(config, bert.abstract_params(model, objective.heads))
-    return steps.Plan(model, runtime, objective, config, chain, microbatches)
+    return steps.Plan(model, runtime, objective, config, chain, microbatches, reduction=reduction)
 
 
 def step_on(shape: tuple[int, ...], plan: steps.Plan) -> tuple[Any, dict[str, Any], Any]:
@@ -103,7 +120,7 @@ def step_on(shape: tuple[int, ...], plan: steps.Plan) -> tuple[Any, dict[str, An
     partitioning.check_model(plan.model, mesh)
     first = first_state(plan)
     with jax.set_mesh(mesh):
-        shardings = partitioning.shardings(mesh, first)
+        shardings = partitioning.shardings(mesh, first, shard_optimizer=plan.reduction.shard_optimizer)
         state = jax.tree.map(jax.device_put, first, shardings)
         batch = partitioning.place(plan.objective.batch_at(0, packed_rows()), ROWS, mesh)
         arguments = (batch, jnp.float32(0), jax.device_put(jax.random.key(0), partitioning.replicated(mesh)))
@@ -125,7 +142,7 @@ def first_state(plan: steps.Plan) -> Any:
 
 @functools.cache
 def alone(family: str, **changes: Any) -> tuple[Any, dict[str, Any]]:
-    """On one device. An unrolled loop is held to the scan there, too."""
+    """On one device. An unrolled loop and a sharded optimizer are held to the scan and to a whole one there, too."""
     return step_on(ONE, plan_of(family, **changes))[:2]
 
 
@@ -152,7 +169,9 @@ def momentum(state: Any) -> dict[str, Any]:
 def test_a_step_on_any_mesh_equals_that_of_one_device(family, mesh, changes):
     plan = plan_of(family, **changes)
     state, metrics, _ = step_on(MESHES[mesh], plan)
-    there, wanted = alone(family, **{name: value for name, value in changes.items() if name != "loop"})
+    there, wanted = alone(
+        family, **{name: value for name, value in changes.items() if name not in ("loop", "reduction")}
+    )
     for name in ("loss", "gradient_norm"):
         np.testing.assert_allclose(metrics[name], wanted[name], rtol=1e-6, err_msg=name)
     assert_close(momentum(state.optimizer_state), momentum(there.optimizer_state))

@@ -13,6 +13,7 @@ from bert_jax.config import MeshConfig
 from bert_jax.model import bert, paths
 from bert_jax.model.heads import Heads
 from bert_jax.train import parameter_summary, partitioning
+from bert_jax.train.state import TrainState
 
 
 @pytest.fixture
@@ -49,6 +50,8 @@ def test_one_axis_takes_what_the_others_leave(config, shape):
         (MeshConfig(fsdp=0), r"mesh\.fsdp is 0; use 1 or more"),
         (MeshConfig(tensor=-2), r"mesh\.tensor is -2"),
         (MeshConfig(fsdp=-1), r"several axes.*mesh\.data=-1$"),
+        (MeshConfig(reduce_dtype="float16"), r"unknown mesh\.reduce_dtype 'float16'; choose from auto, float32,"),
+        (MeshConfig(tensor=2, reduce_dtype="bfloat16"), r"no effect with mesh\.tensor=2.*reduce_dtype=auto, or"),
     ],
 )
 def test_a_mesh_that_does_not_come_to_the_devices_is_refused(config, told):
@@ -116,6 +119,14 @@ def test_a_model_that_does_not_divide_is_refused(tiny_config, mesh, changes, tol
         partitioning.check_model(model, cut)
 
 
+def test_a_width_that_data_and_fsdp_do_not_divide_together_is_refused_for_a_sharded_optimizer(tiny_config):
+    model, mesh = dataclasses.replace(tiny_config, width=36), partitioning.make_mesh(MeshConfig(fsdp=4))
+    partitioning.check_model(model, mesh)
+    partitioning.check_model(tiny_config, mesh, shard_optimizer=True)
+    with pytest.raises(UserError, match=r"data=2 x mesh\.fsdp=4.*36 units of width.*over 8;.*shard_optimizer=False$"):
+        partitioning.check_model(model, mesh, shard_optimizer=True)
+
+
 def test_parameters_lie_by_the_rules(tiny_config, mesh, cube):
     heads = Heads(mlm=True, next_sentence=True, pooler=True)
     params = bert.abstract_params(tiny_config, heads)
@@ -152,6 +163,27 @@ def test_an_optimizer_lies_where_its_parameters_lie_and_odd_shapes_are_whole(cub
     assert found[f"mu/{kernel}"].spec == PartitionSpec(None, ("tensor",), ("fsdp",))
     others = [sharding for path, sharding in found.items() if not path.startswith("mu")]
     assert len(others) == 3 and all(sharding.is_fully_replicated for sharding in others)
+
+
+def test_shard_optimizer_shards_moments_alone_and_over_data_too(mesh, cube):
+    kernel, bias = "encoder/layers/feed_forward/output/kernel", "encoder/layers/feed_forward/output/bias"
+    odd = "pooler/dense/kernel"  # fsdp divides it, fsdp and data do not
+    params = paths.unflatten(
+        {
+            path: jax.ShapeDtypeStruct(shape, np.float32)
+            for path, shape in {kernel: (2, 48, 32), bias: (2, 32), odd: (34, 32)}.items()
+        }
+    )
+    state = TrainState(None, params, {"mu": params}, params, None)
+    for each, whole, update in ((mesh, None, ("data",)), (cube, ("fsdp",), ("fsdp", "data"))):
+        tensor = None if each is mesh else ("tensor",)
+        found = partitioning.shardings(each, state, shard_optimizer=True)
+        moments = {path: sharding.spec for path, sharding in paths.flatten(found.optimizer_state["mu"]).items()}
+        assert moments[kernel] == PartitionSpec(None, tensor, update)
+        assert moments[bias] == PartitionSpec()
+        assert moments[odd] == PartitionSpec(whole, None)
+        assert found.params == found.average == partitioning.shardings(each, state).params
+        assert paths.flatten(found.params)[kernel].spec == PartitionSpec(None, tensor, whole)
 
 
 def test_rows_reach_their_devices_in_any_order_of_devices():

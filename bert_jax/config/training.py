@@ -68,6 +68,8 @@ class MeshConfig:
     fsdp: int = 1  # shards the rows, the parameters and the optimizer state
     tensor: int = 1  # shards the attention heads, the feed-forward width and the vocabulary
     overlap: bool = True  # sets XLA options, of which some overlap gradient all-reduces (train/compiler.py)
+    shard_optimizer: bool = False  # shards the optimizer state and the update over data, too
+    reduce_dtype: str = "auto"  # float32 or bfloat16: of gradients summed over devices; auto: docs/scaling.md
 
 
 @dataclass(frozen=True)

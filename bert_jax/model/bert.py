@@ -17,6 +17,7 @@ from bert_jax.model.feed_forward_lm import FeedForwardEncoder
 from bert_jax.model.heads import Heads
 from bert_jax.model.heads.table import heads_of
 from bert_jax.model.layers import child_key
+from bert_jax.model.placement import Placement
 from bert_jax.model.recurrent import RecurrentEncoder
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.token_positions import is_unpacked
@@ -138,19 +139,20 @@ def bind(config: ModelConfig, heads: Heads, params: dict[str, Any], runtime: Run
     Raises UserError when params are not those of this architecture and heads, naming the first that differs.
     """
     graph, abstract = _structure(config, heads, runtime)
-    _check(paths.flatten(params), paths.flatten(nnx.to_pure_dict(abstract)))
+    _check(paths.flatten(params), paths.flatten(nnx.to_pure_dict(abstract)), runtime.placement)
     state = jax.tree.map(lambda leaf: leaf, abstract)
     nnx.replace_by_pure_dict(state, runtime.placement.gather(params))
     return nnx.merge(graph, state)
 
 
-def _check(got: dict[str, Any], wanted: dict[str, Any]) -> None:
+def _check(got: dict[str, Any], wanted: dict[str, Any], placement: Placement) -> None:
     for path in sorted(got.keys() | wanted.keys()):
         if path not in got or path not in wanted:
             problem = "is missing" if path in wanted else "does not belong to this model"
             raise UserError(f"parameter {path} {problem}; check the model's configuration and heads")
-        if got[path].shape != wanted[path].shape:
-            shapes = f"{list(got[path].shape)}, but the model expects {list(wanted[path].shape)}"
+        shape = placement.whole_shape(path, got[path])
+        if shape != wanted[path].shape:
+            shapes = f"{list(shape)}, but the model expects {list(wanted[path].shape)}"
             raise UserError(f"parameter {path} has shape {shapes}; check the model's configuration")
 
 

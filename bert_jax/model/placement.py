@@ -22,7 +22,7 @@ def all_but_gathered(primitive: Any, *_: Any, **__: Any) -> bool:
     The backward pass then gathers a layer's parameters again, instead of keeping those of all layers whole. A
     checkpoint_name would not do: what it names would be saved under that name, and so would a reshape of it.
     """
-    return primitive.name not in ("sharding_constraint", "reshape")
+    return primitive.name not in ("sharding_constraint", "linear_call", "reshape")
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,9 @@ class Placement:
         """
         return kernel
 
-    def accumulate_over_data(self, sums: Callable[..., Any]) -> Callable[..., Any]:
-        """Returns a function of a batch (and more) that gives sums over the batch's rows, with the same result.
-
-        Each device may compute the sums over its own rows, which are then added up once. `row_numbers` tells the
-        function which rows it has.
-        """
-        return sums
+    def whole_shape(self, path: str, array: Array) -> tuple[int, ...]:
+        """Returns the shape of a parameter once it is gathered, where the function of a model has shards of it."""
+        return array.shape
 
     def row_numbers(self, rows: int) -> tuple[int | Array, int]:
         """Returns where these rows begin in the batch, and how many rows the batch has."""

@@ -16,6 +16,7 @@ from bert_jax.data.shards import open_dataset
 from bert_jax.model import sizes
 from bert_jax.planning.topology import Topology
 from bert_jax.train import optim, partitioning
+from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.objectives import pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits, is_schedule
 from bert_jax.train.run import runtime_of
@@ -86,7 +87,7 @@ class AbstractStep:
         mesh = partitioning.make_mesh(config.mesh, topology.devices)
         # Devices without a machine do not all report their slice.
         partitioning.check_slices(mesh.shape[partitioning.DATA], topology.slices, mesh.size)
-        partitioning.check_model(model, mesh)
+        partitioning.check_model(model, mesh, shard_optimizer=config.mesh.shard_optimizer)
         partitioning.check_batch(config.batch_size, config.microbatches, mesh)
         abstract = jax.eval_shape(lambda key: objective.init(model, key), jax.random.key(0))
         optimizer_config = optim.with_token_shares(config.optimizer, config.tokens)
@@ -98,6 +99,7 @@ class AbstractStep:
             optimizer=optim.build(optimizer_config, abstract),
             microbatches=config.microbatches,
             overlap=config.mesh.overlap,
+            reduction=Reduction.of(config.mesh),
             factors=optim.rate_factors(config.optimizer, abstract, None),
         )
         return cls(config, topology, rows, model, plan, mesh)
@@ -113,7 +115,8 @@ class AbstractStep:
         def initialize(key: jax.Array) -> Any:
             return initial_state(self.plan, self.plan.objective.init(self.model, key))
 
-        return partitioning.with_shardings(self.mesh, jax.eval_shape(initialize, _key(self.config.prng)))
+        abstract = jax.eval_shape(initialize, _key(self.config.prng))
+        return partitioning.with_shardings(self.mesh, abstract, shard_optimizer=self.config.mesh.shard_optimizer)
 
     def batch(self) -> Batch:
         """Returns an abstract global batch whose rows are sharded over the devices."""

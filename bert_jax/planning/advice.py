@@ -8,7 +8,7 @@ from bert_jax.config import MeshConfig
 from bert_jax.model.runtime import REMATS
 from bert_jax.planning.abstract_step import AbstractStep
 from bert_jax.planning.memory import bytes_per_device, gib
-from bert_jax.train import mesh_placement, partitioning
+from bert_jax.train import gradient_sums, partitioning
 
 if TYPE_CHECKING:
     from bert_jax.planning.estimate import Estimate
@@ -79,7 +79,7 @@ def _to_be_faster(found: "Estimate") -> list[str]:
             "more rows share the cost of the optimizer and of the collectives"
         )
     if time.exposed_collectives > WORTH * time.total:
-        microbatches = "more microbatches, " if mesh_placement.sums_once(step.mesh) else ""
+        microbatches = "more microbatches, " if gradient_sums.sums_once(step.mesh) else ""
         lines.append(
             f"{time.exposed_collectives / time.total:.0%} of the time is communication that no computation overlaps: "
             f"use more rows a device, {microbatches}or fewer devices"

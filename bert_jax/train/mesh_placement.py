@@ -11,7 +11,7 @@ from jax.typing import DTypeLike
 from bert_jax.model import paths
 from bert_jax.model.placement import Placement
 from bert_jax.train import rules
-from bert_jax.train.partitioning import DATA, FSDP, PARAMETER_RULES, ROWS, TENSOR, Axes, parameter_spec, spec
+from bert_jax.train.partitioning import FSDP, PARAMETER_RULES, ROWS, TENSOR, Axes, parameter_spec, spec, update_spec
 
 # By the names of model/placement.py.
 ACTIVATION_RULES: dict[str, Axes] = {
@@ -57,7 +57,7 @@ class OnMesh(Placement):
 
     def shard_kernel(self, kernel: Callable[..., jax.Array], names: Sequence[str]) -> Callable[..., jax.Array]:
         mesh = jax.sharding.get_abstract_mesh()
-        if mesh.empty or mesh.are_all_axes_manual:
+        if mesh.empty:
             return kernel
 
         def sharded(*arrays: jax.Array) -> jax.Array:
@@ -66,30 +66,6 @@ class OnMesh(Placement):
             return jax.shard_map(kernel, in_specs=specs, out_specs=specs[0], check_vma=False)(*arrays)
 
         return sharded
-
-    def accumulate_over_data(self, sums: Callable[..., Any]) -> Callable[..., Any]:
-        """Sums of each shard by shard_map, then one reduction, on a mesh of `data` alone.
-
-        Where parameters are sharded the compiler decides: XLA's partitioner (jaxlib 0.10.2) crashes on lookups in a
-        program that is manual over one axis of several.
-        """
-        if not sums_once(jax.sharding.get_abstract_mesh()):
-            return sums
-
-        def added(*arguments: Any) -> Any:
-            return jax.lax.psum(sums(*arguments), DATA)
-
-        def sharded(batch: Any, *others: Any) -> Any:
-            specs = (PartitionSpec(DATA), *(PartitionSpec() for _ in others))
-            return jax.shard_map(added, in_specs=specs, out_specs=PartitionSpec(), check_vma=False)(batch, *others)
-
-        return sharded
-
-    def row_numbers(self, rows: int) -> tuple[int | jax.Array, int]:
-        mesh = jax.sharding.get_abstract_mesh()
-        if mesh.empty or not mesh.are_all_axes_manual:
-            return 0, rows
-        return jax.lax.axis_index(DATA) * rows, mesh.shape[DATA] * rows
 
     @property
     def shards_kernels(self) -> bool:
@@ -101,20 +77,30 @@ class OnMesh(Placement):
         return not mesh.empty and mesh.shape[TENSOR] > 1
 
 
-def sums_once(mesh: Any) -> bool:
-    """Whether gradients of several microbatches are reduced over the devices only once: on a mesh of `data` alone."""
-    return not mesh.empty and mesh.size > 1 and not _shards_parameters(mesh)
+def constrain_update(tree: Any) -> Any:
+    """A traced tree with the shapes and paths of parameters, sharded as mesh.shard_optimizer shards their update."""
+    return _constrained(tree, update_spec)
+
+
+def gather_update(params: Any) -> Any:
+    """Traced parameters, computed with the sharding of constrain_update and then gathered to that of parameters."""
+    return _constrained(constrain_update(params), parameter_spec)
 
 
 def constrain_params(tree: Any) -> Any:
     """A traced tree with the shapes and paths of parameters, such as gradients, with the parameters' sharding on the
-    mesh that is set."""
+    mesh that is set; the tree itself under shard_map, where arrays are those of one device."""
     mesh = jax.sharding.get_abstract_mesh()
-    if not _shards_parameters(mesh):
+    return _constrained(tree, parameter_spec) if _shards_parameters(mesh) and not mesh.are_all_axes_manual else tree
+
+
+def _constrained(tree: Any, spec_of: Callable[..., PartitionSpec]) -> Any:
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty:
         return tree
 
     def constrain(path: Any, leaf: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(leaf, parameter_spec(path, leaf, mesh))
+        return jax.lax.with_sharding_constraint(leaf, spec_of(path, leaf, mesh))
 
     return jax.tree_util.tree_map_with_path(constrain, tree)
 

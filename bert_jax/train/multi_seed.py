@@ -39,6 +39,8 @@ def refusal(config: TrainConfig) -> str:
         return "with several processes, seeds are trained one after the other"
     if config.mesh.fsdp != 1 or config.mesh.tensor != 1:
         return "each device holds its models whole, so mesh.fsdp and mesh.tensor must be 1"
+    if config.mesh.shard_optimizer:
+        return "each device holds its optimizer states whole, so mesh.shard_optimizer must be False"
     if config.prng != "threefry2x32":
         return f"prng={config.prng} gives other numbers for several keys at once than for one; use threefry2x32"
     return ""

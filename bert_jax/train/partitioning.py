@@ -1,8 +1,9 @@
-"""The mesh, and the sharding of parameters and batches over it; that of activations is in train/mesh_placement.py.
+"""The mesh, and the sharding of parameters and batches over it.
 
-Only these two files name the axes of the mesh:
+Only this file, train/mesh_placement.py (activations) and train/gradient_sums.py (gradients) name the axes of the mesh:
 
-data     rows of a batch; parameters are replicated
+data     rows of a batch; parameters are replicated. With mesh.shard_optimizer, optimizer state and update are sharded
+         (ZeRO stage 1, Rajbhandari et al. 2020)
 fsdp     rows of a batch too; parameters, gradients and optimizer state are sharded, and gathered when a layer is
          computed (fully sharded data parallelism: ZeRO stage 3, Rajbhandari et al. 2020)
 tensor   attention heads, the feed-forward's inner width and the vocabulary (Shoeybi et al. 2019, section 3)
@@ -53,15 +54,19 @@ PARAMETER_RULES: tuple[tuple[str, Axes], ...] = (
 )
 
 
+REDUCE_DTYPES = ("auto", "float32", "bfloat16")  # mesh.reduce_dtype
+
+
 def make_mesh(config: MeshConfig, devices: Sequence[Any] | None = None, flag: str = FLAG) -> Mesh:
     """The mesh of the devices (None: all of this process; those of jax.experimental.topologies will do).
 
     The network between TPU slices, or between GPU machines, is slower than within one: `data` is the outermost axis
-    and spans them. Raises UserError, which names `flag`, where the sizes do not fill the devices, or where the number
-    of slices does not divide mesh.data.
+    and spans them. Raises UserError, which names `flag`, where the sizes do not fill the devices, where the number
+    of slices does not divide mesh.data, or for a mesh.reduce_dtype that is unknown or has no effect.
     """
     devices = jax.devices() if devices is None else devices
     sizes = axis_sizes(config, len(devices), flag)
+    check_reduce_dtype(config.reduce_dtype, sizes[AXES.index(TENSOR)], flag)
     return Mesh(device_array(sizes, devices, flag), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
@@ -74,6 +79,17 @@ def device_array(sizes: tuple[int, ...], devices: Sequence[Any], flag: str = FLA
         within = (sizes[0] // slices, *sizes[1:])
         return mesh_utils.create_hybrid_device_mesh(within, (slices, 1, 1), devices, allow_split_physical_axes=True)
     return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+
+
+def check_reduce_dtype(dtype: str, tensor: int, flag: str = FLAG) -> None:
+    """Raises UserError, which names `flag`, for an unknown mesh.reduce_dtype, or one that mesh.tensor rules out."""
+    if dtype not in REDUCE_DTYPES:
+        raise UserError(f"unknown mesh.reduce_dtype {dtype!r}; choose from {', '.join(REDUCE_DTYPES)}")
+    if dtype != REDUCE_DTYPES[0] and tensor > 1:
+        raise UserError(
+            f"mesh.reduce_dtype={dtype} has no effect with mesh.tensor={tensor}, where the compiler sums gradients; "
+            f"use {flag}.reduce_dtype={REDUCE_DTYPES[0]}, or {flag}.tensor=1"
+        )
 
 
 def check_slices(data: int, slices: int, devices: int, flag: str = FLAG) -> None:
@@ -128,8 +144,11 @@ def check_batch(batch_size: int, microbatches: int, mesh: Mesh, key: str = "batc
         )
 
 
-def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG) -> None:
-    """Raises UserError, which names `flag`, where an axis of the mesh does not divide what it shards of the layers."""
+def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG, *, shard_optimizer: bool = False) -> None:
+    """Raises UserError, which names `flag`, where an axis of the mesh does not divide what it shards of the layers.
+
+    With shard_optimizer, data and fsdp together have to divide what fsdp shards.
+    """
     cut = (
         ("attention heads", model.heads, TENSOR),
         ("inner units of the feed-forward", model.feed_forward, TENSOR),
@@ -144,6 +163,12 @@ def check_model(model: ModelConfig, mesh: Mesh, flag: str = FLAG) -> None:
                 f"the model's {count} {what} do not divide over mesh.{axis}={mesh.shape[axis]}; "
                 f"use {flag}.{axis}={better}"
             )
+        parts = mesh.shape[DATA] * mesh.shape[FSDP]
+        if shard_optimizer and axis == FSDP and count % parts:
+            raise UserError(
+                f"mesh.shard_optimizer shards over mesh.data={mesh.shape[DATA]} x mesh.fsdp={mesh.shape[FSDP]}, but "
+                f"the model's {count} {what} do not divide over {parts}; use {flag}.shard_optimizer=False"
+            )
 
 
 def whole_rows(batch_size: int, mesh: Mesh) -> int:
@@ -156,15 +181,18 @@ def whole_rows(batch_size: int, mesh: Mesh) -> int:
     return -(-batch_size // row_shards(mesh)) * row_shards(mesh)
 
 
-def shardings(mesh: Mesh, tree: Any) -> Any:
+def shardings(mesh: Mesh, tree: Any, *, shard_optimizer: bool = False) -> Any:
     """A NamedSharding for each leaf of a tree of (abstract) parameters or of a training state, by the rules above.
 
-    The path of an optimizer's moment ends as that of its parameter does, so both have the same sharding. An axis that
-    does not divide a small parameter does not shard it; check_model has refused the others.
+    The path of an optimizer's moment ends as that of its parameter does, so both have the same sharding; with
+    shard_optimizer, the moment is sharded over data as well. An axis that does not divide a small parameter does not
+    shard it; check_model has refused the others.
     """
 
     def place(path: Any, leaf: Any) -> NamedSharding:
-        return NamedSharding(mesh, parameter_spec(path, leaf, mesh))
+        of_optimizer = _name(path).split(paths.SEPARATOR)[0] == "optimizer_state"
+        found = update_spec if shard_optimizer and of_optimizer else parameter_spec
+        return NamedSharding(mesh, found(path, leaf, mesh))
 
     return jax.tree_util.tree_map_with_path(place, tree)
 
@@ -182,6 +210,17 @@ def undivided(mesh: Mesh, tree: Any) -> list[str]:
 def parameter_spec(path: Any, leaf: Any, mesh: Any) -> PartitionSpec:
     """How the rule for the path of a leaf, as jax.tree_util gives it, shards that leaf."""
     return spec(rules.first_match(PARAMETER_RULES, _name(path)), leaf.shape, mesh)
+
+
+def update_spec(path: Any, leaf: Any, mesh: Any) -> PartitionSpec:
+    """How mesh.shard_optimizer shards the update of a parameter: what fsdp shards is sharded over data as well.
+
+    Each shard over fsdp is split over data, so a reduce-scatter over one follows one over the other.
+    """
+    axes = rules.first_match(PARAMETER_RULES, _name(path))
+    found = spec(tuple((FSDP, DATA) if axis == FSDP else axis for axis in axes), leaf.shape, mesh)
+    over_data = any(names is not None and DATA in names for names in found)
+    return found if over_data else parameter_spec(path, leaf, mesh)
 
 
 def _name(path: Any) -> str:
@@ -204,12 +243,12 @@ def spec(axes: Axes, shape: Sequence[int], mesh: Any) -> PartitionSpec:
     return PartitionSpec(*found)
 
 
-def with_shardings(mesh: Mesh, tree: Any) -> Any:
-    """The same tree as jax.ShapeDtypeStruct, each leaf with its sharding."""
+def with_shardings(mesh: Mesh, tree: Any, *, shard_optimizer: bool = False) -> Any:
+    """The same tree as jax.ShapeDtypeStruct, each leaf with its sharding (shardings)."""
     return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         tree,
-        shardings(mesh, tree),
+        shardings(mesh, tree, shard_optimizer=shard_optimizer),
     )
 
 

@@ -26,6 +26,7 @@ from bert_jax.train import branch, distributed, early_stop, optim, partitioning,
 from bert_jax.train.checkpoint import Checkpoints, restore
 from bert_jax.train.clock import check_end
 from bert_jax.train.evaluate import Evaluator
+from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.held_out import Best
 from bert_jax.train.optim import first_average
 from bert_jax.train.parameter_summary import device_memory_summary
@@ -74,7 +75,7 @@ def make_mesh(run: Run, source: Source) -> Mesh:
     for rows in dict.fromkeys(map(source.rows_at, source.changes)):
         key = "batch_schedule" if getattr(config, "batch_schedule", "") else "batch_size"
         partitioning.check_batch(rows, config.microbatches, mesh, key)
-    partitioning.check_model(run.model, mesh)
+    partitioning.check_model(run.model, mesh, shard_optimizer=config.mesh.shard_optimizer)
     return mesh
 
 
@@ -93,6 +94,7 @@ def make_plan(run: Run) -> Plan:
         optimizer=optim.build(optimizer_config, abstract),
         microbatches=config.microbatches,
         overlap=config.mesh.overlap,
+        reduction=Reduction.of(config.mesh),
         factors=optim.rate_factors(config.optimizer, abstract, rules.trainable(run.train_layers, abstract, fresh)),
         unfreezing=optim.Unfreezing(rules.stages(abstract, fresh), run.unfreeze_every) if gradual else None,
     )
@@ -198,7 +200,8 @@ def restore_or_initialize(
 
     key = jax.random.key(run.config.seed, impl=run.config.prng)
     # Shapes first, then shardings, then values straight into sharded memory: no device ever holds a full copy.
-    abstract = partitioning.with_shardings(mesh, jax.eval_shape(initialize, key))
+    abstract = jax.eval_shape(initialize, key)
+    abstract = partitioning.with_shardings(mesh, abstract, shard_optimizer=run.config.mesh.shard_optimizer)
     shardings = jax.tree.map(lambda leaf: leaf.sharding, abstract)
     found = checkpoints.restore_newest(abstract.params, abstract.optimizer_state, abstract.average, among)
     if found is None and run.branch_from:

@@ -1,7 +1,7 @@
 """The training step and the evaluation step: pure functions of state and batch."""
 
 import functools
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from bert_jax.config import ModelConfig, OptimizerConfig
 from bert_jax.model.runtime import Runtime
-from bert_jax.train import compiler, mesh_placement, optim, partitioning
+from bert_jax.train import compiler, gradient_sums, mesh_placement, optim, partitioning
 from bert_jax.train.objectives import Counts, Objective, Terms, means, total_loss
 from bert_jax.train.state import TrainState
 
@@ -35,6 +35,7 @@ class Plan(Forward):
     microbatches: int = 1
     factors: dict[str, Any] | None = None  # of the learning rate, by parameter (optim.rate_factors); None: 1 for all
     overlap: bool = True  # mesh.overlap
+    reduction: gradient_sums.Reduction = field(default_factory=gradient_sums.Reduction)
     unfreezing: optim.Unfreezing | None = None  # the parameters whose factor is 0 at first; None: none
 
 
@@ -100,6 +101,8 @@ def descend(plan: Plan, state: TrainState, gradients: dict[str, Any], rate: Floa
     direction, optimizer_state = plan.optimizer.update(gradients, state.optimizer_state, state.params)
     factors = optim.factors_at(plan.factors, plan.unfreezing, state.step)
     params = optim.apply_updates(state.params, direction, rate, factors)
+    if plan.reduction.shard_optimizer:
+        params = mesh_placement.gather_update(params)
     step = state.step + 1
     average = optim.next_average(plan.optimizer_config.ema_decay, step, state.average, params)
     return TrainState(step, params, optimizer_state, average, state.skipped)
@@ -115,36 +118,42 @@ def accumulate(
 ) -> tuple[dict[str, Any], Terms]:
     """Gradient of the global loss, and the sums, over the microbatches of a batch.
 
-    The gradients of several microbatches are added up first, and then over `data` only once
-    (Placement.accumulate_over_data).
+    The gradients of several microbatches are added up before they are summed over the devices (train/gradient_sums.py).
     """
 
-    def loss(params: dict[str, Any], part: Any, counts: Counts, key: Array) -> tuple[Float[Array, ""], Terms]:
-        model = plan.objective.bind(plan.model, params, plan.runtime)
+    def loss(
+        params: dict[str, Any], runtime: Runtime, part: Any, counts: Counts, key: Array
+    ) -> tuple[Float[Array, ""], Terms]:
+        model = plan.objective.bind(plan.model, params, runtime)
         terms = plan.objective.apply(model, part, key)
         return total_loss(terms, counts, plan.objective.term_weights), terms
 
-    def gradient(params: dict[str, Any], part: Any, counts: Counts, key: Array) -> tuple[dict[str, Any], Terms]:
-        gradients, terms = jax.grad(loss, has_aux=True)(params, part, counts, key)
+    def gradient(
+        runtime: Runtime, params: dict[str, Any], part: Any, counts: Counts, key: Array
+    ) -> tuple[dict[str, Any], Terms]:
+        gradients, terms = jax.grad(loss, has_aux=True)(params, runtime, part, counts, key)
+        gradients = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients)
         return mesh_placement.constrain_params(gradients), terms
-
-    if plan.microbatches == 1:
-        return gradient(params, batch, counts, dropout_key)
 
     def split(leaf: Array) -> Array:
         # [B, ...] to [A, B/A, ...]. A microbatch takes every A-th row, so that each device keeps its own rows.
         return leaf.reshape(-1, plan.microbatches, *leaf.shape[1:]).swapaxes(0, 1)
 
-    def over_parts(batch: Any, params: dict[str, Any], counts: Counts, key: Array) -> tuple[dict[str, Any], Terms]:
+    def over_parts(
+        runtime: Runtime, params: dict[str, Any], batch: Any, counts: Counts, key: Array
+    ) -> tuple[dict[str, Any], Terms]:
         def add(total: Any, numbered: tuple[Array, Any]) -> tuple[Any, None]:
             number, part = numbered
-            found = gradient(params, part, counts, jax.random.fold_in(key, number))
+            found = gradient(runtime, params, part, counts, jax.random.fold_in(key, number))
             return jax.tree.map(jnp.add, total, found), None
 
         parts = jax.tree.map(split, batch)
-        shapes = jax.eval_shape(gradient, params, jax.tree.map(lambda leaf: leaf[0], parts), counts, key)
+        first = jax.tree.map(lambda leaf: leaf[0], parts)
+        shapes = jax.eval_shape(functools.partial(gradient, runtime), params, first, counts, key)
         zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         total, _ = jax.lax.scan(add, zeros, (jnp.arange(plan.microbatches), parts))
         return total
 
-    return plan.runtime.placement.accumulate_over_data(over_parts)(batch, params, counts, dropout_key)
+    sums = gradient if plan.microbatches == 1 else over_parts
+    over_devices = gradient_sums.over_devices(sums, plan.runtime, plan.microbatches, plan.reduction)
+    return over_devices(params, batch, counts, dropout_key)

@@ -1,0 +1,180 @@
+"""Gradients are summed over the devices once a step. That their values are those of one device: test_meshes.py."""
+
+import dataclasses
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from test_meshes import DEFAULT, MESHES, ZERO_1, plan_of, step_on
+from test_steps import assert_close, make_plan, random_batch
+
+from bert_jax.config import MeshConfig
+from bert_jax.model import bert, paths
+from bert_jax.model.runtime import Runtime
+from bert_jax.planning.collectives import collectives
+from bert_jax.planning.hlo import parse
+from bert_jax.train import mesh_placement, partitioning, steps
+from bert_jax.train.gradient_sums import Reduction
+from bert_jax.train.objectives import MaskedLMObjective
+
+ROWS = 32
+OBJECTIVE = MaskedLMObjective()
+accumulate = jax.jit(steps.accumulate, static_argnums=0)
+
+
+@pytest.fixture(scope="module")
+def params(tiny_config):
+    return bert.init_params(tiny_config, OBJECTIVE.heads, jax.random.key(1))
+
+
+@functools.cache
+def batch_of(vocab_size: int) -> Any:
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *(random_batch(vocab_size, seed) for seed in (0, 1)))
+
+
+def plan_on_mesh(model: Any, microbatches: int, reduction: Reduction = DEFAULT, **runtime: Any) -> steps.Plan:
+    runtime = Runtime(**{"layer_loop": "scan"} | runtime, placement=mesh_placement.OnMesh())
+    return make_plan(model, microbatches=microbatches, runtime=runtime, reduction=reduction)
+
+
+def arguments_on(mesh: Any, params: Any, vocab_size: int) -> tuple[Any, ...]:
+    batch = batch_of(vocab_size)
+    counts = OBJECTIVE.counts(jax.tree.map(jnp.asarray, batch))
+    spread = jax.device_put(params, partitioning.shardings(mesh, params))
+    return spread, partitioning.place(batch, ROWS, mesh), counts, jax.random.key(0)
+
+
+def bytes_by_kind(program: Any) -> dict[tuple[str, int], float]:
+    """The bytes of a program's collectives, whole arrays, by kind and number of devices."""
+    found = collectives(parse(program.as_text()), 8)
+    return {(one.kind, one.group): one.bytes for one in found}
+
+
+def sharded_bytes(params: Any, mesh: Any, axis: str, **options: Any) -> int:
+    """The bytes of the parameters that the rules shard over an axis of the mesh."""
+    leaves = zip(jax.tree.leaves(params), jax.tree.leaves(partitioning.shardings(mesh, params, **options)), strict=True)
+    return sum(4 * leaf.size for leaf, sharding in leaves if any(axis in (names or ()) for names in sharding.spec))
+
+
+def equations(jaxpr: Any) -> Iterator[Any]:
+    """All equations of a jaxpr, and of those that it calls."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for value in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda leaf: hasattr(leaf, "eqns")):
+            inner = getattr(value, "jaxpr", value)
+            yield from equations(inner) if hasattr(inner, "eqns") else ()
+
+
+def test_gradients_of_four_microbatches_are_reduced_once(tiny_config, params):
+    model = dataclasses.replace(tiny_config, dropout=0.0, attention_dropout=0.0)
+    mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
+    with jax.set_mesh(mesh):
+        arguments = arguments_on(mesh, params, model.vocab_size)
+        program = accumulate.lower(plan_on_mesh(model, 4), *arguments).compile()
+        found, terms = program(*arguments)
+    moved = bytes_by_kind(program)
+    whole, everything = sharded_bytes(params, mesh, "fsdp"), 4 * sum(leaf.size for leaf in jax.tree.leaves(params))
+    assert moved.pop(("all-gather", 4)) == moved.pop(("reduce-scatter", 4)) == whole > 0.9 * everything
+    assert moved.pop(("all-reduce", 2)) == whole / 4
+    sums = 4 * len(jax.tree.leaves(terms))  # of the loss and of the metrics
+    assert moved == {("all-reduce", 8): everything - whole + sums}
+    wanted, terms_wanted = accumulate(
+        make_plan(model), params, jax.tree.map(jnp.asarray, batch_of(model.vocab_size)), *arguments[2:]
+    )
+    assert_close(found, wanted, 2e-7)
+    jax.tree.map(lambda *pair: np.testing.assert_allclose(*pair, rtol=1e-6), terms, terms_wanted)
+
+
+def test_layers_are_gathered_in_the_compute_dtype_and_gradients_are_reduced_in_that_of_the_key(tiny_config, params):
+    mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
+    kernels = {
+        leaf.shape
+        for path, leaf in paths.flatten(params).items()
+        if path.startswith("encoder/layers/") and path.endswith("kernel")
+    }
+    with jax.set_mesh(mesh):
+        arguments = arguments_on(mesh, params, tiny_config.vocab_size)
+        for microbatches, dtype in ((1, "auto"), (2, "bfloat16")):
+            plan = plan_on_mesh(tiny_config, microbatches, Reduction(dtype), compute_dtype="bfloat16")
+            traced = list(equations(accumulate.trace(plan, *arguments).jaxpr.jaxpr))
+            gathered = [each.outvars[0].aval for each in traced if each.primitive.name == "all_gather"]
+            # With one microbatch a layer gathers its own, without the axis of layers.
+            wanted = {shape[1:] for shape in kernels} if microbatches == 1 else kernels
+            of_layers = {each.shape: each.dtype.name for each in gathered if each.shape in wanted}
+            assert of_layers == dict.fromkeys(wanted, "bfloat16")
+            reduced = [each.invars for each in traced if each.primitive.name in ("reduce_scatter", "psum")]
+            dtypes = {each.aval.dtype.name for operands in reduced for each in operands if each.aval.ndim}
+            assert dtypes == {"float32" if dtype == "auto" else dtype}
+
+
+@pytest.mark.slow
+def test_more_microbatches_move_no_more_bytes(tiny_config, params):
+    mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
+    with jax.set_mesh(mesh):
+        arguments = arguments_on(mesh, params, tiny_config.vocab_size)
+        programs = [accumulate.lower(plan_on_mesh(tiny_config, parts), *arguments).compile() for parts in (1, 2, 4)]
+    one, two, four = map(bytes_by_kind, programs)
+    assert two == four
+    assert {kind: size for kind, size in one.items() if "gather" not in kind[0]} == {
+        kind: size for kind, size in four.items() if "gather" not in kind[0]
+    }
+
+
+@pytest.mark.slow
+def test_a_layer_is_gathered_again_in_its_backward_pass(tiny_config):
+    """So that no device keeps all layers whole; the last layer's backward pass follows its forward pass at once."""
+    model = dataclasses.replace(tiny_config, layers=5)
+    params = bert.init_params(model, OBJECTIVE.heads, jax.random.key(1))
+    mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
+    with jax.set_mesh(mesh):
+        arguments = arguments_on(mesh, params, model.vocab_size)
+        program = accumulate.lower(plan_on_mesh(model, 1), *arguments).compile()
+        # XLA on CPUs merges the gathers of an unrolled loop again, so those are counted as traced.
+        traced = accumulate.trace(plan_on_mesh(model, 1, layer_loop="unrolled"), *arguments)
+    whole = sharded_bytes(params, mesh, "fsdp")
+    layers = sharded_bytes({"encoder": {"layers": params["encoder"]["layers"]}}, mesh, "fsdp")
+    moved = bytes_by_kind(program)
+    assert moved["all-gather", 4] == whole + layers * 4 / 5
+    assert moved["reduce-scatter", 4] == whole
+    gathers = [each for each in equations(traced.jaxpr.jaxpr) if each.primitive.name == "all_gather"]
+    assert sum(each.outvars[0].aval.size * 4 for each in gathers) == whole + layers * 4 / 5
+
+
+@pytest.mark.slow
+def test_a_sharded_optimizer_holds_its_share_and_moves_what_an_all_reduce_moves():
+    state, _, program = step_on(MESHES["8x1x1"], plan_of("bert", microbatches=2, reduction=ZERO_1))
+    mesh = partitioning.make_mesh(MeshConfig())
+    everything = 4 * sum(leaf.size for leaf in jax.tree.leaves(state.params))
+    shardings = partitioning.shardings(mesh, state, shard_optimizer=True).optimizer_state
+    moments, laid = (
+        next(part for part in tree if hasattr(part, "mu")).mu for tree in (state.optimizer_state, shardings)
+    )
+    whole = sum(
+        4 * leaf.size
+        for leaf, sharding in zip(jax.tree.leaves(moments), jax.tree.leaves(laid), strict=True)
+        if not sharding.is_fully_replicated
+    )
+    assert whole > 0.9 * everything
+    held = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(moments))
+    assert held == everything - whole + whole / 8
+    assert all(leaf.sharding.is_fully_replicated for leaf in jax.tree.leaves(state.params))
+    moved = bytes_by_kind(program)
+    assert moved["reduce-scatter", 8] == moved["all-gather", 8] == whole
+    assert moved["all-reduce", 8] < everything - whole + 200  # and a few numbers
+
+
+@pytest.mark.slow
+def test_a_reduction_in_bfloat16_rounds_gradients(tiny_config, params):
+    mesh = partitioning.make_mesh(MeshConfig(data=2, fsdp=4))
+    found = []
+    with jax.set_mesh(mesh):
+        arguments = arguments_on(mesh, params, tiny_config.vocab_size)
+        for dtype in ("float32", "bfloat16"):
+            gradients, _ = accumulate(plan_on_mesh(tiny_config, 4, Reduction(dtype)), *arguments)
+            found.append(np.concatenate([np.ravel(leaf) for leaf in jax.tree.leaves(jax.device_get(gradients))]))
+    error = np.linalg.norm(found[1] - found[0]) / np.linalg.norm(found[0])
+    assert 2**-10 < error < 2**-7  # bfloat16 has 8 bits: up to 2^-9 for each of a few roundings
