@@ -81,19 +81,20 @@ def test_dense_contracts_the_last_axes():
     x, kernel = jax.random.normal(KEY, (2, 3, 4, 5)), jax.random.normal(child_key(KEY, "kernel"), (4, 5, 6, 7))
     bias = jnp.arange(42.0).reshape(6, 7)
     wanted = np.einsum("abij,ijkl->abkl", x, kernel) + np.asarray(bias)
-    for platform in ("cpu", "tpu"):
+    for platform in ("cpu", "tpu", "gpu"):
         got = operations(Runtime(platform=platform)).dense(x, kernel, bias, 2)
         np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-5)
 
 
-def test_dense_in_the_form_for_tpus_has_the_same_gradients():
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+def test_dense_in_the_form_of_each_platform_has_the_same_gradients(platform):
     x, kernel = jax.random.normal(KEY, (2, 3, 4)), jax.random.normal(child_key(KEY, "kernel"), (4, 5, 6))
 
     def loss(platform, x, kernel, bias):
         return jnp.sin(operations(Runtime(platform=platform)).dense(x, kernel, bias, 1)).sum()
 
     arguments = (x, kernel, jnp.ones((5, 6)))
-    here, there = (jax.grad(functools.partial(loss, name), (0, 1, 2))(*arguments) for name in ("cpu", "tpu"))
+    here, there = (jax.grad(functools.partial(loss, name), (0, 1, 2))(*arguments) for name in ("cpu", platform))
     jax.tree.map(lambda one, other: np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5), here, there)
 
 

@@ -9,6 +9,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax.command import UserError
+from bert_jax.model.ops import GpuOperations
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.vocabulary_product import VocabularyProduct
 from bert_jax.train.losses import vocabulary_sums
@@ -43,10 +44,15 @@ def compute(runtime: Runtime, values: dict[str, Any]) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("bias", [True, False], ids=["with bias", "without bias"])
+@pytest.mark.parametrize("platform", ["cpu", "gpu"], ids=["scanned", "unrolled"])
 @pytest.mark.parametrize("at_once", [1000, 64, 50, 16])
-def test_sums_and_gradients_equal_those_of_whole_logits(at_once: int, bias: bool) -> None:
+def test_sums_and_gradients_equal_those_of_whole_logits(
+    at_once: int, platform: str, bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     values = arguments("float32", bias)
-    wanted, found = (compute(Runtime(logits_at_once=number), values) for number in (0, at_once))
+    wanted = compute(Runtime(platform="cpu"), values)
+    monkeypatch.setattr(GpuOperations, "vocabulary_piece", at_once)
+    found = compute(Runtime(logits_at_once=at_once if platform == "cpu" else 0, platform=platform), values)
     for a, b in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6 * np.abs(a).max())
     assert not np.asarray(found[1]["table"][VOCABULARY:]).any()

@@ -101,11 +101,22 @@ class SelfAttention(nnx.Module):
         """
         config, rate = self.config, 0.0 if seeds is None else self.config.attention_dropout
         query_positions = keys if queries is None else queries[1]
-        query, key, value = operations(self.runtime).project_heads(
+        kernel = _kernel(
+            config,
+            self.runtime,
+            hidden.shape[1],
+            local=local,
+            dropout_rate=rate,
+            needs_scores=with_map or bias is not None or config.relative == "shaw",
+            some_queries=queries is not None,
+        )
+        forms = operations(self.runtime)
+        query, key, value = forms.project_heads(
             hidden,
             None if queries is None else queries[0],
             self.qkv.kernel[...],
             None if self.qkv.bias is None else self.qkv.bias[...],
+            separate=kernel == "cudnn",
         )
         if config.positions == "rotary":
             base = config.rotary_base_local if local else config.rotary_base
@@ -114,15 +125,6 @@ class SelfAttention(nnx.Module):
             in_row = keys.in_row[:1]  # the same in each row
             queried = in_row if queries is None else query_positions.in_row
             bias = self.relative(query, queried, in_row, self.runtime.precision)
-        kernel = _kernel(
-            config,
-            self.runtime,
-            hidden.shape[1],
-            local=local,
-            dropout_rate=rate,
-            needs_scores=with_map or bias is not None,
-            some_queries=queries is not None,
-        )
         wanted = attention_kernels.Attention(
             query,
             key,
@@ -137,6 +139,7 @@ class SelfAttention(nnx.Module):
             precision=self.runtime.precision,
             placement=self.runtime.placement,
             recomputed=self.runtime.remat == "attention",
+            narrow=forms.narrows_score_gradients,
         )
         context, probabilities = attention_kernels.KERNELS[kernel].attend(wanted)
         context = self.runtime.placement.constrain("heads", context)

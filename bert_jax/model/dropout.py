@@ -28,13 +28,19 @@ def row_seeds(
 
 
 def dropout(
-    x: Float[Array, "B *shape"], rate: float, seeds: UInt32[Array, "B 2"] | None, *, position_axes: int = 0
+    x: Float[Array, "B *shape"],
+    rate: float,
+    seeds: UInt32[Array, "B 2"] | None,
+    *,
+    position_axes: int = 0,
+    again: bool = False,
 ) -> Float[Array, "B *shape"]:
     """Zeroes elements with probability `rate`, scales the others by 1 / (1 - rate) (Srivastava et al. 2014).
 
-    Nothing happens when rate is 0 or seeds is None (evaluation). `position_axes` is as in keep_mask.
+    Nothing happens when rate is 0 or seeds is None (evaluation). `position_axes` is as in keep_mask. With `again` the
+    compiler cannot keep the mask for the backward pass, which then always computes it again.
     """
-    return x if seeds is None or rate == 0 else _dropout(x, seeds, rate, position_axes)
+    return x if seeds is None or rate == 0 else _dropout(x, seeds, rate, position_axes, again)
 
 
 def keep_mask(
@@ -132,18 +138,19 @@ def _mix(bits: UInt32[Array, "*shape"]) -> UInt32[Array, "*shape"]:
     return bits ^ (bits >> 16)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _dropout(x: Array, seeds: Array, rate: float, position_axes: int) -> Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
+def _dropout(x: Array, seeds: Array, rate: float, position_axes: int, again: bool) -> Array:
     scaled = x.astype(jnp.float32) * (1.0 / (1.0 - rate))  # in bfloat16 the factor would be 1.109, not 1.111
     return jnp.where(keep_mask(seeds, x.shape, rate, position_axes), scaled, 0).astype(x.dtype)
 
 
-def _forward(x: Array, seeds: Array, rate: float, position_axes: int) -> tuple[Array, Array]:
-    return _dropout(x, seeds, rate, position_axes), seeds
+def _forward(x: Array, seeds: Array, rate: float, position_axes: int, again: bool) -> tuple[Array, Array]:
+    return _dropout(x, seeds, rate, position_axes, again), seeds
 
 
-def _backward(rate: float, position_axes: int, seeds: Array, gradient: Array) -> tuple[Array, None]:
-    return _dropout(gradient, seeds, rate, position_axes), None
+def _backward(rate: float, position_axes: int, again: bool, seeds: Array, gradient: Array) -> tuple[Array, None]:
+    seeds = jax.lax.optimization_barrier(seeds) if again else seeds
+    return _dropout(gradient, seeds, rate, position_axes, again), None
 
 
 _dropout.defvjp(_forward, _backward)

@@ -2,14 +2,13 @@
 
 import math
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 
 from bert_jax.config import ModelConfig
-from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import Dense, LayerNorm, child_key, truncated_normal
+from bert_jax.model.ops import operations
 from bert_jax.model.positions import sinusoids
 from bert_jax.model.runtime import Runtime
 from bert_jax.shapes import padded_vocabulary
@@ -75,22 +74,24 @@ class Embeddings(nnx.Module):
         """The normalized sum, in the width of the tables. Positions are below T: they restart in each sequence of a
         row."""
         config, length = self.config, input_ids.shape[1]
+        look_up = operations(self.runtime).look_up
         summed = self.token.table[...][input_ids]
         if config.positions == "learned":
             first = config.position_offset
-            summed += rows_by_matmul(self.position.table[...][first : first + length], positions)
+            summed += look_up(self.position.table[...][first : first + length], positions)
         elif config.positions == "sinusoidal":
             # "In the embedding layers, we multiply those weights by sqrt(d_model)": Vaswani et al. 2017, section 3.4.
             summed *= math.sqrt(config.table_width)
             # Sliced as a traced array, since the length of an exported program is symbolic.
             table = jnp.asarray(sinusoids(config.max_positions, config.table_width))
-            summed += rows_by_matmul(table[:length], positions)
+            summed += look_up(table[:length], positions)
         if config.segment_types == 1:
             summed += self.segment.table[...][None]
         elif config.segment_types:
-            summed += rows_by_matmul(self.segment.table[...], segment_ids)
+            summed += look_up(self.segment.table[...], segment_ids)
+        summed = operations(self.runtime).stored(summed)
         embedded = self.norm(summed) if config.embedding_norm else summed.astype(self.runtime.dtype)
-        return dropout(embedded, config.dropout, seeds)
+        return operations(self.runtime).dropout(embedded, config.dropout, seeds)
 
     def project(self, vectors: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
         """The input of the first layer."""
@@ -98,12 +99,3 @@ class Embeddings(nnx.Module):
         if self.config.directions > 1:
             projected = jnp.concatenate([projected] * self.config.directions, axis=-1)
         return self.runtime.placement.constrain("hidden", projected)
-
-
-def rows_by_matmul(table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
-    """Returns table[rows] for a small table, exactly.
-
-    Its gradient is a matmul; a gather's would be a serial scatter.
-    """
-    chosen = jax.nn.one_hot(rows, table.shape[0], dtype=table.dtype)
-    return jnp.einsum("btk,kd->btd", chosen, table, precision=jax.lax.Precision.HIGHEST)

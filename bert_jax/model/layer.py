@@ -11,7 +11,6 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, UInt32
 from bert_jax.config import ModelConfig
 from bert_jax.model.activations import activation
 from bert_jax.model.attention import SelfAttention
-from bert_jax.model.dropout import dropout
 from bert_jax.model.layers import Dense, LayerNorm, Shape, child_key
 from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
@@ -86,7 +85,7 @@ class EncoderLayer(nnx.Module):
         self.feed_forward = part("feed_forward", FeedForward)
         self.feed_forward_norm = norm(stack=stacks["feed_forward_norm"])
         self.config = config
-        self.placement = runtime.placement
+        self.runtime, self.placement = runtime, runtime.placement
 
     def __call__(
         self,
@@ -117,14 +116,15 @@ class EncoderLayer(nnx.Module):
             queries=selected,
             with_map=with_map,
         )
-        attended = dropout(attended, rate, seed[ATTENTION_OUTPUT])
+        drop = operations(self.runtime).dropout
+        attended = drop(attended, rate, seed[ATTENTION_OUTPUT])
         if config.norm == "post":
             hidden = self._placed(self.attention_norm(residual + attended))
-            changed = dropout(self.feed_forward(hidden), rate, seed[FEED_FORWARD_OUTPUT])
+            changed = drop(self.feed_forward(hidden), rate, seed[FEED_FORWARD_OUTPUT])
             return self._placed(self.feed_forward_norm(hidden + changed)), attention_map
         hidden = self._placed(residual + attended)
         changed = self.feed_forward(self.feed_forward_norm(hidden))
-        return self._placed(hidden + dropout(changed, rate, seed[FEED_FORWARD_OUTPUT])), attention_map
+        return self._placed(hidden + drop(changed, rate, seed[FEED_FORWARD_OUTPUT])), attention_map
 
     def _placed(self, hidden: Float[Array, "B Q D"]) -> Float[Array, "B Q D"]:
         return self.placement.constrain("hidden", hidden)

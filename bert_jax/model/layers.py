@@ -69,7 +69,8 @@ class LayerNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*shape D"]) -> Float[Array, "*shape D"]:
         scale, bias = self.scale[...], None if self.bias is None else self.bias[...]
         if self.runtime.compute_dtype == "bfloat16":
-            return layer_norm_narrow(x, scale, bias, self.epsilon, "bfloat16")
+            split = operations(self.runtime).splits_norm_gradient
+            return layer_norm_narrow(x, scale, bias, self.epsilon, "bfloat16", split)
         wide = x.astype(jnp.float32)
         centered = wide - wide.mean(axis=-1, keepdims=True)
         variance = jnp.square(centered).mean(axis=-1, keepdims=True)
@@ -81,17 +82,26 @@ def _by_row(vector: Float[Array, " D"], axes: int) -> Float[Array, "..."]:
     return jnp.expand_dims(vector, range(axes - 1))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4, 5))
 def layer_norm_narrow(
-    x: Float[Array, "*shape D"], scale: Float[Array, " D"], bias: Float[Array, " D"] | None, epsilon: float, dtype: str
+    x: Float[Array, "*shape D"],
+    scale: Float[Array, " D"],
+    bias: Float[Array, " D"] | None,
+    epsilon: float,
+    dtype: str,
+    split: bool = False,
 ) -> Float[Array, "*shape D"]:
     """Applies layer normalization in float32 to what is stored in less; the result has dtype.
 
     Both sums are of one pass, which XLA does within the product before; with a mean of 100 deviations that loses
     nothing yet that bfloat16 has not lost of x. The backward pass keeps x and two numbers a row, where autodiff would
     keep three float32 arrays.
+
+    With `split` the backward pass computes its two sums over the width first, in a kernel of their own. The kernel that
+    reads them then also has the gradients of scale and bias, and of what was added before the norm, which a kernel
+    that computes everything of a row cannot have: it would not see whole columns.
     """
-    return _normalized(x, scale, bias, epsilon, dtype)[0]
+    return _norm_forward(x, scale, bias, epsilon, dtype, split)[0]
 
 
 def _normalized(
@@ -105,18 +115,27 @@ def _normalized(
     return (normal if bias is None else normal + _by_row(bias, x.ndim)).astype(dtype), (mean, inverse)
 
 
-def _norm_forward(x: Array, scale: Array, bias: Array | None, epsilon: float, dtype: str) -> tuple[Array, tuple]:
+def _norm_forward(
+    x: Array, scale: Array, bias: Array | None, epsilon: float, dtype: str, split: bool
+) -> tuple[Array, tuple]:
     normal, statistics = _normalized(x, scale, bias, epsilon, dtype)
+    if split:
+        normal = jax.lax.optimization_barrier(normal)
     return normal, (x, scale, bias is not None, *statistics)
 
 
-def _norm_backward(epsilon: float, dtype: str, kept: tuple, gradient: Array) -> tuple[Array, Array, Array | None]:
+def _norm_backward(
+    epsilon: float, dtype: str, split: bool, kept: tuple, gradient: Array
+) -> tuple[Array, Array, Array | None]:
     x, scale, has_bias, mean, inverse = kept
     wide, rows = gradient.astype(jnp.float32), tuple(range(x.ndim - 1))
     normal = (x.astype(jnp.float32) - mean) * inverse
     scaled = wide * _by_row(scale, x.ndim)
     along = (scaled * normal).mean(axis=-1, keepdims=True)
-    change = inverse * (scaled - scaled.mean(axis=-1, keepdims=True) - normal * along)
+    level = scaled.mean(axis=-1, keepdims=True)
+    if split:
+        level, along = jax.lax.optimization_barrier((level, along))
+    change = inverse * (scaled - level - normal * along)
     return change.astype(x.dtype), (wide * normal).sum(rows), wide.sum(rows) if has_bias else None
 
 

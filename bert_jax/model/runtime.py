@@ -17,6 +17,9 @@ COMPUTE_DTYPES = ("float32", "bfloat16")
 LAYER_LOOPS = ("scan", "unrolled", "auto")
 REMATS = ("none", "attention", "matmuls", "layer")
 
+# The platforms of Runtime.device_platform that are NVIDIA GPUs; a plan names its GPUs `gpu`.
+NVIDIA = ("cuda", "gpu")
+
 # An unrolled loop runs faster, since XLA optimizes across layers; a scan compiles once for all layers.
 UNROLLED_AT_MOST = 12
 
@@ -109,6 +112,11 @@ class Runtime:
     def on_tpu(self) -> bool:
         """Whether programs are compiled for TPUs. Only bert_jax.model.ops asks this."""
         return (self.platform or jax.default_backend()) == "tpu"
+
+    @property
+    def on_nvidia(self) -> bool:
+        """Whether programs are compiled for NVIDIA GPUs. Only bert_jax.model.ops asks this."""
+        return self.device_platform in NVIDIA
 
     @property
     def device_platform(self) -> str:

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from bert_jax.model.ops import operations
 from bert_jax.model.vocabulary_product import VocabularyProduct
 from bert_jax.train.vocabulary_chunks import chunked_sums
 
@@ -83,11 +84,12 @@ def vocabulary_sums(
 ) -> VocabularySums:
     """Returns the sums of a token for each vector, over the vocabulary.
 
-    The logits are never whole where the runtime has a vocabulary_chunk, except where the vocabulary is sharded, which
-    divides them already.
+    The logits are never whole where the runtime has a vocabulary_chunk or the platform a vocabulary_piece, except where
+    the vocabulary is sharded, which divides them already. The pieces are kept for the backward pass.
     """
     runtime = product.runtime
-    if not runtime.vocabulary_chunk or runtime.placement.shards_layers:
+    chunk = runtime.vocabulary_chunk or operations(runtime).vocabulary_piece
+    if not chunk or runtime.placement.shards_layers:
         logits = product.logits()
         squares = (jax.nn.logsumexp(logits, axis=-1) ** 2 * weights).sum()
         return VocabularySums(*classification_sums(logits, labels, weights), squares)
@@ -99,8 +101,9 @@ def vocabulary_sums(
         labels.reshape(-1),
         weights.reshape(-1),
         vocab_size=product.vocab_size,
-        chunk=runtime.vocabulary_chunk,
+        chunk=chunk,
         precision=runtime.precision,
+        unrolled=not runtime.vocabulary_chunk,
     )
     return VocabularySums(*sums)
 

@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from bert_jax.config import ModelConfig, OptimizerConfig
+from bert_jax.model.ops import operations
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import compiler, gradient_sums, mesh_placement, optim, partitioning
 from bert_jax.train.objectives import Counts, Objective, Terms, means, total_loss
@@ -133,7 +134,7 @@ def accumulate(
     ) -> tuple[dict[str, Any], Terms]:
         gradients, terms = jax.grad(loss, has_aux=True)(params, runtime, part, counts, key)
         gradients = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), gradients)
-        return mesh_placement.constrain_params(gradients), terms
+        return operations(runtime).whole_gradients(mesh_placement.constrain_params(gradients)), terms
 
     def split(leaf: Array) -> Array:
         # [B, ...] to [A, B/A, ...]. A microbatch takes every A-th row, so that each device keeps its own rows.

@@ -33,18 +33,22 @@ def chunked_sums(
     vocab_size: int,
     chunk: int,
     precision: jax.lax.Precision,
+    unrolled: bool = False,
 ) -> tuple[Scalar, Scalar, Scalar]:
     """Returns losses.vocabulary_sums of the logits of rows, table and bias; those from vocab_size on are -inf.
 
     A chunk has at most `chunk` tokens. Chunks are of one size, which fits the vocabulary.
+
+    With `unrolled` the chunks are not visited by a scan, which copies the table to pad it and to take chunks from it,
+    and the last one may be shorter. XLA may then keep the logits for the backward pass instead of computing them again.
     """
     parts = math.ceil(len(table) / chunk)
     unit = math.gcd(chunk, LANES)
     size = math.ceil(len(table) / parts / unit) * unit
-    return _sums(rows, table, bias, labels, weights, vocab_size, size, precision)
+    return _sums(rows, table, bias, labels, weights, vocab_size, size, precision, unrolled)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7, 8))
 def _sums(
     rows: Array,
     table: Array,
@@ -54,8 +58,9 @@ def _sums(
     vocab_size: int,
     chunk: int,
     precision: jax.lax.Precision,
+    unrolled: bool,
 ) -> tuple[Array, Array, Array]:
-    return _forward(rows, table, bias, labels, weights, vocab_size, chunk, precision)[0]
+    return _forward(rows, table, bias, labels, weights, vocab_size, chunk, precision, unrolled)[0]
 
 
 def _forward(
@@ -67,19 +72,23 @@ def _forward(
     vocab_size: int,
     chunk: int,
     precision: jax.lax.Precision,
+    unrolled: bool,
 ) -> tuple[tuple[Array, Array, Array], tuple[Any, ...]]:
     def add(found: tuple[Array, Array, Array], part: tuple[Array, Array, Array]) -> tuple[Any, None]:
         top, total, picked = found
         first, tokens, biases = part
         logits = _logits(rows, tokens, biases, precision)
-        higher = jnp.maximum(top, logits.max(axis=1))
-        total = total * jnp.exp(top - higher) + jnp.exp(logits - higher[:, None]).sum(axis=1)
-        picked += jnp.where(_is_label(labels, first, chunk), logits, 0).sum(axis=1)
+        if unrolled:
+            higher, total = _joined((top, total), _exponentials(logits))
+        else:
+            higher = jnp.maximum(top, logits.max(axis=1))
+            total = total * jnp.exp(top - higher) + jnp.exp(logits - higher[:, None]).sum(axis=1)
+        picked += jnp.where(_is_label(labels, first, len(tokens)), logits, 0).sum(axis=1)
         return (higher, total, picked), None
 
     zeros = jnp.zeros(len(rows))
-    parts = _parts(table, bias, rows.dtype, vocab_size, chunk)
-    (top, total, picked), _ = jax.lax.scan(add, (zeros - jnp.inf, zeros, zeros), parts)
+    loop, parts = _loop(table, bias, rows.dtype, vocab_size, chunk, unrolled)
+    (top, total, picked), _ = loop(add, (zeros - jnp.inf, zeros, zeros), parts)
     normalizer = top + jnp.log(total)
     each = normalizer - picked
     sums = (each * weights).sum(), ((picked >= top) * weights).sum(), (normalizer**2 * weights).sum()
@@ -90,6 +99,7 @@ def _backward(
     vocab_size: int,
     chunk: int,
     precision: jax.lax.Precision,
+    unrolled: bool,
     kept: tuple[Any, ...],
     gradients: tuple[Array, Array, Array],
 ) -> tuple[Any, ...]:
@@ -102,14 +112,16 @@ def _backward(
         first, tokens, biases = part
         probabilities = jnp.exp(_logits(rows, tokens, biases, precision) - normalizer[:, None])
         of_logits = probabilities * of_probabilities[:, None]
-        of_logits -= jnp.where(_is_label(labels, first, chunk), of_labels[:, None], 0)
+        of_logits -= jnp.where(_is_label(labels, first, len(tokens)), of_labels[:, None], 0)
         narrow = of_logits.astype(rows.dtype)
+        # Unrolled chunks leave the compiler the choice of what to read for this sum; half of the bytes are enough.
+        of_logits = jax.lax.optimization_barrier(narrow).astype(jnp.float32) if unrolled else of_logits
         matmul = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
         of_rows += matmul("rv,ve->re", narrow, tokens)
         return of_rows, (matmul("rv,re->ve", narrow, rows), of_logits.sum(axis=0))
 
-    parts = _parts(table, bias, rows.dtype, vocab_size, chunk)
-    of_rows, (of_table, of_bias) = jax.lax.scan(add, jnp.zeros(rows.shape), parts)
+    loop, parts = _loop(table, bias, rows.dtype, vocab_size, chunk, unrolled)
+    of_rows, (of_table, of_bias) = loop(add, jnp.zeros(rows.shape), parts)
     return (
         of_rows.astype(rows.dtype),
         of_table.reshape(-1, table.shape[1])[: len(table)].astype(table.dtype),
@@ -120,6 +132,42 @@ def _backward(
 
 
 _sums.defvjp(_forward, _backward)
+
+
+def _loop(table: Array, bias: Array | None, dtype: Any, vocab_size: int, chunk: int, unrolled: bool) -> tuple[Any, Any]:
+    """Returns jax.lax.scan and the stacked chunks, or a function that does the same with a list of chunks."""
+    if not unrolled:
+        return jax.lax.scan, _parts(table, bias, dtype, vocab_size, chunk)
+    parts = []
+    for first in range(0, len(table), chunk):
+        tokens = np.arange(first, min(first + chunk, len(table)))
+        biases = jnp.zeros(len(tokens)) if bias is None else bias[first : first + chunk].astype(jnp.float32)
+        part = table[first : first + chunk].astype(dtype)
+        parts.append((jnp.int32(first), part, jnp.where(tokens < vocab_size, biases, -jnp.inf)))
+    return _visit_each, parts
+
+
+def _visit_each(add: Any, found: Any, parts: list[Any]) -> tuple[Any, Any]:
+    outputs = []
+    for part in parts:
+        found, output = add(found, part)
+        outputs.append(output)
+    return found, None if outputs[0] is None else jax.tree.map(lambda *each: jnp.concatenate(each), *outputs)
+
+
+Exponentials = tuple[Array, Array]  # the largest of some logits, and the sum of exponentials relative to it
+
+
+def _joined(one: Exponentials, other: Exponentials) -> Exponentials:
+    # At least the smallest number: -inf, of the padding, minus itself would not be 0.
+    top = jnp.maximum(jnp.maximum(one[0], other[0]), jnp.finfo(jnp.float32).min)
+    return top, one[1] * jnp.exp(one[0] - top) + other[1] * jnp.exp(other[0] - top)
+
+
+def _exponentials(logits: Float[Array, "R K"]) -> Exponentials:
+    """Returns what _joined gives for all logits of each row, in one pass over them."""
+    start = (jnp.float32(-jnp.inf), jnp.float32(0))
+    return jax.lax.reduce((logits, jnp.ones_like(logits)), start, _joined, (1,))
 
 
 def _parts(

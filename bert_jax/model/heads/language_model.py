@@ -6,9 +6,10 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from bert_jax.config import ModelConfig
 from bert_jax.model.activations import activation
-from bert_jax.model.embeddings import Embedding, rows_by_matmul, token_table
+from bert_jax.model.embeddings import Embedding, token_table
 from bert_jax.model.heads.classification import dense, norm
 from bert_jax.model.layers import child_key
+from bert_jax.model.ops.look_up import rows_by_matmul
 from bert_jax.model.runtime import Runtime
 from bert_jax.model.vocabulary_product import VocabularyProduct
 from bert_jax.shapes import padded_vocabulary

@@ -22,14 +22,18 @@ def einsum_attention(
     dropout_rate: float,
     seeds: UInt32[Array, "B 2"] | None,
     precision: jax.lax.Precision,
+    narrow: bool = False,
 ) -> tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"]]:
     """Computes scaled dot-product attention with dropout on the probabilities (Vaswani et al. 2017, section 3.2).
 
     Also returns the probabilities before dropout. A bias is added to the scaled scores. Scores and softmax are float32
     whatever the dtype of the arguments.
+
+    With `narrow` the gradient of the scores has the dtype of the arguments, so that half as much of it is written and
+    read where that is bfloat16. Scores are then scaled instead of queries, since softmax reads them anyway.
     """
-    query = query * (1.0 / math.sqrt(query.shape[-1]))
-    scores = jnp.einsum("bqnh,bknh->bnqk", query, key, precision=precision, preferred_element_type=jnp.float32)
+    scale = 1.0 / math.sqrt(query.shape[-1])
+    scores = narrow_scores_of(query, key, precision) * scale if narrow else scores_of(query * scale, key, precision)
     if bias is not None:
         scores += bias
     scores = jnp.where(visible, scores, MASKED_SCORE)
@@ -55,3 +59,27 @@ def _softmax_backward(kept: Array, gradient: Array) -> tuple[Array]:
 
 
 softmax_narrow.defvjp(_softmax_forward, _softmax_backward)
+
+
+def scores_of(
+    query: Float[Array, "B Q N H"], key: Float[Array, "B T N H"], precision: jax.lax.Precision
+) -> Float[Array, "B N Q T"]:
+    """Returns the products of queries and keys in float32."""
+    return jnp.einsum("bqnh,bknh->bnqk", query, key, precision=precision, preferred_element_type=jnp.float32)
+
+
+narrow_scores_of = jax.custom_vjp(scores_of, nondiff_argnums=(2,))
+
+
+def _scores_forward(query: Array, key: Array, precision: jax.lax.Precision) -> tuple[Array, tuple[Array, Array]]:
+    return scores_of(query, key, precision), (query, key)
+
+
+def _scores_backward(precision: jax.lax.Precision, kept: tuple[Array, Array], gradient: Array) -> tuple[Array, Array]:
+    query, key = kept
+    gradient = gradient.astype(query.dtype)
+    of_query = jnp.einsum("bnqk,bknh->bqnh", gradient, key, precision=precision)
+    return of_query, jnp.einsum("bnqk,bqnh->bknh", gradient, query, precision=precision)
+
+
+narrow_scores_of.defvjp(_scores_forward, _scores_backward)

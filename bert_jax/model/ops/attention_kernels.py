@@ -33,10 +33,8 @@ from bert_jax.model.ops.attention_splash import splash_attention
 from bert_jax.model.ops.attention_tokamax import tokamax_attention
 from bert_jax.model.ops.default import Heads
 from bert_jax.model.placement import Placement
+from bert_jax.model.runtime import NVIDIA
 from bert_jax.model.token_positions import TokenPositions, key_ranges, sequence_lengths, visible_keys
-
-# The platforms of Runtime.device_platform on which cuDNN runs; a plan names its GPUs `gpu`.
-NVIDIA = ("cuda", "gpu")
 
 Context = tuple[Float[Array, "B Q N H"], Float[Array, "B N Q T"] | None]
 
@@ -50,6 +48,7 @@ class Attention:
     window          the positions that a query sees on either side; 0: all
     dropout_rate    of the probabilities, with the seeds of the rows; seeds of None: nothing is dropped
     recomputed      einsum's backward pass computes scores and probabilities again
+    narrow          einsum's gradients of scores have the dtype of the values
     """
 
     query: Float[Array, "B Q N H"]
@@ -65,6 +64,7 @@ class Attention:
     precision: jax.lax.Precision
     placement: Placement
     recomputed: bool
+    narrow: bool = False
 
     @property
     def heads(self) -> Heads:
@@ -269,7 +269,8 @@ def _tokamax(a: Attention) -> Context:
 
 
 def _einsum(a: Attention) -> Context:
-    attend: Any = functools.partial(einsum_attention, dropout_rate=a.dropout_rate, precision=a.precision)
+    options: dict[str, Any] = {"precision": a.precision, "narrow": a.narrow}
+    attend: Any = functools.partial(einsum_attention, dropout_rate=a.dropout_rate, **options)
     if a.recomputed:
         attend = jax.checkpoint(attend)
     return attend(*a.heads, a.visible(), bias=a.bias, seeds=a.seeds)

@@ -6,9 +6,11 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int, PyTree, UInt32
 
+from bert_jax.model.dropout import dropout
 from bert_jax.model.ops.bias import add_bias
+from bert_jax.model.ops.look_up import rows_by_matmul
 from bert_jax.model.runtime import Runtime
 
 Heads = tuple[Float[Array, "B Q N H"], Float[Array, "B T N H"], Float[Array, "B T N H"]]
@@ -21,7 +23,13 @@ class Operations:
     # XLA on a CPU transposes the activations for it in an extra pass.
     multiplies_matrices = True
     recomputes_activation = False  # whether a layer's activation is computed again in the backward pass
-    vocabulary_rows_of_ones = 1  # in the gradient of the vocabulary bias (bias.add_bias)
+    # Rows of ones in the gradient of a bias, and in that of the vocabulary bias (bias.add_bias).
+    bias_rows_of_ones = 1
+    vocabulary_rows_of_ones = 1
+    drops_again = False  # whether the backward pass computes dropout masks again (dropout.dropout)
+    splits_norm_gradient = False  # layers.layer_norm_narrow
+    vocabulary_piece = 0  # tokens whose logits are one array where all logits are kept (train/losses.py); 0: all
+    narrows_score_gradients = False  # attention_einsum.einsum_attention
 
     def __init__(self, runtime: Runtime) -> None:
         self.runtime = runtime
@@ -53,7 +61,7 @@ class Operations:
             preferred_element_type=dtype,
         )
         if bias is not None:
-            product = add_bias(product, bias.reshape(-1), 1)
+            product = add_bias(product, bias.reshape(-1), self.bias_rows_of_ones)
         return product.reshape(leading + outputs)
 
     def project_heads(
@@ -62,8 +70,11 @@ class Operations:
         queries: Float[Array, "B Q D"] | None,
         kernel: Float[Array, "D 3 N H"],
         bias: Float[Array, "3 N H"] | None,
+        separate: bool = False,
     ) -> Heads:
         """Returns queries, keys and values of attention. The queries come from `queries` where these are given.
+
+        separate   whether the attention kernel wants them in three arrays
 
         One matmul gives all three, or keys and values where the queries come from other vectors.
         """
@@ -74,6 +85,24 @@ class Operations:
         query = self.dense(queries, kernel[:, 0], first, 1)
         key, value = self._split(self.dense(hidden, kernel[:, 1:], others, 1))
         return self.runtime.placement.constrain("heads", query), key, value
+
+    def dropout(
+        self, x: Float[Array, "B *shape"], rate: float, seeds: UInt32[Array, "B 2"] | None
+    ) -> Float[Array, "B *shape"]:
+        """Applies dropout.dropout."""
+        return dropout(x, rate, seeds, again=self.drops_again)
+
+    def look_up(self, table: Float[Array, "K D"], rows: Int[Array, "B T"]) -> Float[Array, "B T D"]:
+        """Returns table[rows] for a small table, exactly."""
+        return rows_by_matmul(table, rows)
+
+    def stored(self, summed: Float[Array, "B T E"]) -> Float[Array, "B T E"]:
+        """Returns the sum of embeddings in the dtype in which it is stored."""
+        return summed
+
+    def whole_gradients(self, gradients: PyTree) -> PyTree:
+        """Returns the gradients of all parameters, which may have to exist as whole arrays."""
+        return gradients
 
     def add_vocabulary_bias(self, logits: Float[Array, "R V"], bias: Float[Array, "V"]) -> Float[Array, "R V"]:
         """Adds the bias of the vocabulary head."""

@@ -25,6 +25,7 @@ class TpuOperations(Operations):
         queries: Float[Array, "B Q D"] | None,
         kernel: Float[Array, "D 3 N H"],
         bias: Float[Array, "3 N H"] | None,
+        separate: bool = False,
     ) -> Heads:
         """Projects by three matmuls: splitting the result of one is an extra pass over it."""
 
