@@ -68,6 +68,11 @@ If the run is interrupted, run the same command again to resume.
 # Published embedding tables are padded to a multiple of up to this many rows beyond the vocabulary.
 PADDED_TABLE = 128
 
+UNTRAINED_CLS = (
+    "the checkpoint was pretrained without next sentences, so [CLS] does not represent a text yet; "
+    "--config.task.pooling=mean often scores much higher (docs/recipes.md, section 7)"
+)
+
 
 @dataclass(frozen=True)
 class Start:
@@ -76,6 +81,13 @@ class Start:
     model: ModelConfig
     tokenizer: Tokenizer
     loaded: LoadedModel | None  # None: from scratch
+
+    @property
+    def cls_is_untrained(self) -> bool:
+        """Whether a pretraining of ours predicted masked tokens alone, so that nothing made [CLS] represent a text."""
+        return (
+            bool(self.loaded and self.loaded.training) and self.loaded.heads.mlm and not self.loaded.heads.next_sentence
+        )
 
     def initial_params(self, heads: Heads, task: Task) -> dict[str, np.ndarray]:
         """Returns the parameters of the checkpoint by path; each seed initializes the others at random."""
@@ -170,6 +182,8 @@ def prepare(
         raise UserError(f"task.layer_mix is set, but the objective of kind {task.kind} does not read it. Leave it out")
     if getattr(task, "pooling", "") == "cls" and not start.tokenizer.adds_special_tokens:
         raise UserError("task.pooling is cls, but the vocabulary adds no [CLS]. Use --config.task.pooling=mean")
+    if getattr(task, "pooling", "") == "cls" and not config.task.pooling and start.cls_is_untrained:
+        _print(UNTRAINED_CLS)
     data = _encode(task, splits, start)
     return start, data, _runs(config, workdir, start, data)
 

@@ -269,6 +269,24 @@ def test_a_submission_folder_for_a_task_without_a_leaderboard_is_refused(
     assert not (tmp_path / "work").exists() and not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize(
+    ("training", "heads", "untrained"),
+    [
+        ({"steps": 5}, Heads(mlm=True), True),
+        ({"steps": 5}, Heads(mlm=True, pooler=True, next_sentence=True), False),
+        ({}, Heads(mlm=True), False),  # another program trained it
+        ({"steps": 5}, Heads(pooler=True, classes=2), False),  # fine-tuned
+    ],
+)
+def test_the_first_token_is_untrained_after_masked_tokens_alone(
+    start: Path, training: dict[str, int], heads: Heads, untrained: bool
+) -> None:
+    loaded = dataclasses.replace(open_checkpoint(start), training=training, heads=heads)
+    words = tokenizer_lib.load(start / "tokenizer")
+    assert finetune_lib.Start(loaded.model, words, loaded).cls_is_untrained == untrained
+    assert not finetune_lib.Start(loaded.model, words, None).cls_is_untrained
+
+
 def test_steps_warmup_and_evaluation_follow_from_rows_and_epochs() -> None:
     config = FinetuneConfig(optimizer=OptimizerConfig(warmup_steps=-1), epochs=3.0, batch_size=32)
 
