@@ -85,9 +85,9 @@ class Start:
     @property
     def cls_is_untrained(self) -> bool:
         """Whether a pretraining of ours predicted masked tokens alone, so that nothing made [CLS] represent a text."""
-        return (
-            bool(self.loaded and self.loaded.training) and self.loaded.heads.mlm and not self.loaded.heads.next_sentence
-        )
+        if self.loaded is None or not self.loaded.training:
+            return False
+        return self.loaded.heads.mlm and not self.loaded.heads.next_sentence
 
     def initial_params(self, heads: Heads, task: Task) -> dict[str, np.ndarray]:
         """Returns the parameters of the checkpoint by path; each seed initializes the others at random."""
