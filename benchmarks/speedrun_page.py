@@ -22,7 +22,7 @@ RESULTS = common.REPOSITORY / "benchmarks" / "results" / "speedrun"
 PAGE = common.REPOSITORY / "docs" / "speedrun.md"
 RESULTS_FILE = "results.json"
 BEGIN, END = "<!-- results: benchmarks/speedrun.py -->\n", "<!-- end of results -->\n"
-TARGET = 0.0  # nats; to be fixed after the first full run. 0: none
+TARGET = 3.3  # nats; fixed after the first full run, which reached it after about three quarters of its time
 
 GLUE = ("sst2", "mrpc", "cola", "stsb", "rte")
 MEAN = "GLUE mean"
