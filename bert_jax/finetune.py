@@ -84,7 +84,7 @@ class Start:
 
     @property
     def cls_is_untrained(self) -> bool:
-        """Whether a pretraining of ours predicted masked tokens alone, so that nothing made [CLS] represent a text."""
+        """Whether bert_jax pretrained the checkpoint on masked tokens alone, which does not train [CLS]."""
         if self.loaded is None or not self.loaded.training:
             return False
         return self.loaded.heads.mlm and not self.loaded.heads.next_sentence

@@ -74,24 +74,24 @@ class Embeddings(nnx.Module):
         """The normalized sum, in the width of the tables. Positions are below T: they restart in each sequence of a
         row."""
         config, length = self.config, input_ids.shape[1]
-        look_up = operations(self.runtime).look_up
+        forms = operations(self.runtime)
         summed = self.token.table[...][input_ids]
         if config.positions == "learned":
             first = config.position_offset
-            summed += look_up(self.position.table[...][first : first + length], positions)
+            summed += forms.look_up(self.position.table[...][first : first + length], positions)
         elif config.positions == "sinusoidal":
             # "In the embedding layers, we multiply those weights by sqrt(d_model)": Vaswani et al. 2017, section 3.4.
             summed *= math.sqrt(config.table_width)
             # Sliced as a traced array, since the length of an exported program is symbolic.
             table = jnp.asarray(sinusoids(config.max_positions, config.table_width))
-            summed += look_up(table[:length], positions)
+            summed += forms.look_up(table[:length], positions)
         if config.segment_types == 1:
             summed += self.segment.table[...][None]
         elif config.segment_types:
-            summed += look_up(self.segment.table[...], segment_ids)
-        summed = operations(self.runtime).stored(summed)
+            summed += forms.look_up(self.segment.table[...], segment_ids)
+        summed = forms.stored(summed)
         embedded = self.norm(summed) if config.embedding_norm else summed.astype(self.runtime.dtype)
-        return operations(self.runtime).dropout(embedded, config.dropout, seeds)
+        return forms.dropout(embedded, config.dropout, seeds)
 
     def project(self, vectors: Float[Array, "B T E"]) -> Float[Array, "B T D"]:
         """The input of the first layer."""

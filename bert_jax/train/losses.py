@@ -70,8 +70,7 @@ def classification_sums(
 class VocabularySums(NamedTuple):
     """classification_sums of tokens, and the squared logarithm of the sum of a vector's exponentiated logits.
 
-    The squares are the z-loss: "we use an auxiliary loss of z_loss = 1e-4 * log^2 Z to encourage the softmax normalizer
-    log(Z) to be close to 0" (Chowdhery et al. 2022, PaLM, section 5).
+    The squares are those of the z-loss (train/objectives/z_loss.py).
     """
 
     loss: Scalar

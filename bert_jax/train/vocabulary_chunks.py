@@ -11,6 +11,7 @@ Of R vectors and chunks of K tokens, R x K logits exist at a time instead of R x
 
 import functools
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -45,22 +46,29 @@ def chunked_sums(
     parts = math.ceil(len(table) / chunk)
     unit = math.gcd(chunk, LANES)
     size = math.ceil(len(table) / parts / unit) * unit
-    return _sums(rows, table, bias, labels, weights, vocab_size, size, precision, unrolled)
+    return _sums(rows, table, bias, labels, weights, _Chunks(vocab_size, size, precision, unrolled))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(5, 6, 7, 8))
+@dataclass(frozen=True)
+class _Chunks:
+    """How the vocabulary is visited: as chunked_sums takes it, with the size that all chunks have."""
+
+    vocab_size: int
+    size: int
+    precision: jax.lax.Precision
+    unrolled: bool
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(5,))
 def _sums(
     rows: Array,
     table: Array,
     bias: Array | None,
     labels: Array,
     weights: Array,
-    vocab_size: int,
-    chunk: int,
-    precision: jax.lax.Precision,
-    unrolled: bool,
+    chunks: _Chunks,
 ) -> tuple[Array, Array, Array]:
-    return _forward(rows, table, bias, labels, weights, vocab_size, chunk, precision, unrolled)[0]
+    return _forward(rows, table, bias, labels, weights, chunks)[0]
 
 
 def _forward(
@@ -69,16 +77,13 @@ def _forward(
     bias: Array | None,
     labels: Array,
     weights: Array,
-    vocab_size: int,
-    chunk: int,
-    precision: jax.lax.Precision,
-    unrolled: bool,
+    chunks: _Chunks,
 ) -> tuple[tuple[Array, Array, Array], tuple[Any, ...]]:
     def add(found: tuple[Array, Array, Array], part: tuple[Array, Array, Array]) -> tuple[Any, None]:
         top, total, picked = found
         first, tokens, biases = part
-        logits = _logits(rows, tokens, biases, precision)
-        if unrolled:
+        logits = _logits(rows, tokens, biases, chunks.precision)
+        if chunks.unrolled:
             higher, total = _joined((top, total), _exponentials(logits))
         else:
             higher = jnp.maximum(top, logits.max(axis=1))
@@ -87,7 +92,7 @@ def _forward(
         return (higher, total, picked), None
 
     zeros = jnp.zeros(len(rows))
-    loop, parts = _loop(table, bias, rows.dtype, vocab_size, chunk, unrolled)
+    loop, parts = _loop(table, bias, rows.dtype, chunks)
     (top, total, picked), _ = loop(add, (zeros - jnp.inf, zeros, zeros), parts)
     normalizer = top + jnp.log(total)
     each = normalizer - picked
@@ -96,10 +101,7 @@ def _forward(
 
 
 def _backward(
-    vocab_size: int,
-    chunk: int,
-    precision: jax.lax.Precision,
-    unrolled: bool,
+    chunks: _Chunks,
     kept: tuple[Any, ...],
     gradients: tuple[Array, Array, Array],
 ) -> tuple[Any, ...]:
@@ -110,17 +112,17 @@ def _backward(
 
     def add(of_rows: Array, part: tuple[Array, Array, Array]) -> tuple[Array, tuple[Array, Array]]:
         first, tokens, biases = part
-        probabilities = jnp.exp(_logits(rows, tokens, biases, precision) - normalizer[:, None])
+        probabilities = jnp.exp(_logits(rows, tokens, biases, chunks.precision) - normalizer[:, None])
         of_logits = probabilities * of_probabilities[:, None]
         of_logits -= jnp.where(_is_label(labels, first, len(tokens)), of_labels[:, None], 0)
         narrow = of_logits.astype(rows.dtype)
         # Unrolled chunks leave the compiler the choice of what to read for this sum; half of the bytes are enough.
-        of_logits = jax.lax.optimization_barrier(narrow).astype(jnp.float32) if unrolled else of_logits
-        matmul = functools.partial(jnp.einsum, precision=precision, preferred_element_type=jnp.float32)
+        of_logits = jax.lax.optimization_barrier(narrow).astype(jnp.float32) if chunks.unrolled else of_logits
+        matmul = functools.partial(jnp.einsum, precision=chunks.precision, preferred_element_type=jnp.float32)
         of_rows += matmul("rv,ve->re", narrow, tokens)
         return of_rows, (matmul("rv,re->ve", narrow, rows), of_logits.sum(axis=0))
 
-    loop, parts = _loop(table, bias, rows.dtype, vocab_size, chunk, unrolled)
+    loop, parts = _loop(table, bias, rows.dtype, chunks)
     of_rows, (of_table, of_bias) = loop(add, jnp.zeros(rows.shape), parts)
     return (
         of_rows.astype(rows.dtype),
@@ -134,16 +136,16 @@ def _backward(
 _sums.defvjp(_forward, _backward)
 
 
-def _loop(table: Array, bias: Array | None, dtype: Any, vocab_size: int, chunk: int, unrolled: bool) -> tuple[Any, Any]:
+def _loop(table: Array, bias: Array | None, dtype: Any, chunks: _Chunks) -> tuple[Any, Any]:
     """Returns jax.lax.scan and the stacked chunks, or a function that does the same with a list of chunks."""
-    if not unrolled:
-        return jax.lax.scan, _parts(table, bias, dtype, vocab_size, chunk)
-    parts = []
+    if not chunks.unrolled:
+        return jax.lax.scan, _parts(table, bias, dtype, chunks)
+    parts, chunk = [], chunks.size
     for first in range(0, len(table), chunk):
         tokens = np.arange(first, min(first + chunk, len(table)))
         biases = jnp.zeros(len(tokens)) if bias is None else bias[first : first + chunk].astype(jnp.float32)
         part = table[first : first + chunk].astype(dtype)
-        parts.append((jnp.int32(first), part, jnp.where(tokens < vocab_size, biases, -jnp.inf)))
+        parts.append((jnp.int32(first), part, jnp.where(tokens < chunks.vocab_size, biases, -jnp.inf)))
     return _visit_each, parts
 
 
@@ -171,15 +173,15 @@ def _exponentials(logits: Float[Array, "R K"]) -> Exponentials:
 
 
 def _parts(
-    table: Array, bias: Array | None, dtype: Any, vocab_size: int, chunk: int
+    table: Array, bias: Array | None, dtype: Any, chunks: _Chunks
 ) -> tuple[Int[Array, "C"], Float[Array, "C K E"], Float[Array, "C K"]]:
     """Returns the number of the first token of each chunk, its rows of the table, and its biases: -inf for padding."""
-    padding = -len(table) % chunk
+    padding = -len(table) % chunks.size
     tokens = jnp.arange(len(table) + padding)
     biases = jnp.zeros(len(tokens)) if bias is None else jnp.pad(bias.astype(jnp.float32), (0, padding))
-    biases = jnp.where(tokens < vocab_size, biases, -jnp.inf)
+    biases = jnp.where(tokens < chunks.vocab_size, biases, -jnp.inf)
     padded = jnp.pad(table.astype(dtype), ((0, padding), (0, 0)))
-    return tokens[::chunk], padded.reshape(-1, chunk, table.shape[1]), biases.reshape(-1, chunk)
+    return tokens[:: chunks.size], padded.reshape(-1, chunks.size, table.shape[1]), biases.reshape(-1, chunks.size)
 
 
 def _logits(rows: Array, table: Array, biases: Array, precision: jax.lax.Precision) -> Float[Array, "R K"]:
