@@ -15,7 +15,8 @@ page       the table and the curve of what is finished, and of what RESULTS/ alr
            a page of the documentation
 
 A part that was interrupted is resumed by the same command, and a finished one is not repeated. A folder belongs to its
-text, sizes, seeds and --config values, and others are refused. Nothing else should run on the machine.
+text, sizes, seeds and --config values, and others are refused. Nothing else should run on the machine while it trains,
+except that the peer, given its pace on an idle machine by --peer_pace, counts its steps and not the time.
 """
 
 import argparse
@@ -174,6 +175,7 @@ class Speedrun:
             "tokenizer": self.shards / "tokenizer",
             "output": folder,
             "minutes": self.flags.peer_minutes or self.recipe.budget_minutes,
+            "pace": self.flags.peer_pace,
             "layers": model.layers,
             "width": model.width,
             "heads": model.heads,
@@ -209,6 +211,7 @@ def main(arguments: Sequence[str]) -> None:
     add("--seeds", type=int, default=5, help="fine-tunings of each task (default: 5)")
     add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peer is omitted")
     add("--peer_minutes", type=float, default=0.0, help="training time of the peer (default: that of the recipe)")
+    add("--peer_pace", type=float, default=0.0, help="steps a minute of the peer on an idle machine (default: measured)")
     add("--reference", type=Path, help="another model in Hugging Face layout; without it none is scored")
     add("--target", type=float, default=speedrun_page.TARGET, help="held-out masked-token loss to reach, in nats")
     add("--results", type=Path, default=speedrun_page.RESULTS, help="folder of the published files")

@@ -6,6 +6,9 @@ masked by DataCollatorForLanguageModeling. Optimizer: AdamW with rate 5e-5, beta
 decay; gradients clipped at 1; the rate decays linearly without warmup (TrainingArguments of transformers 5.23). The
 script's decay is over three epochs; here it is over the minutes of training. Rows have the length of bert_jax's.
 
+Time is measured, or counted: with --pace, each step counts as long as it takes on an idle machine, so that other work
+beside it takes nothing from the peer.
+
 It saves its state every few minutes and resumes from it. OUTPUT/model has the Hugging Face layout.
 """
 
@@ -50,13 +53,14 @@ class PeerPretraining:
         self.model = transformers.BertForMaskedLM(config).train()
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=LEARNING_RATE, weight_decay=0.0, fused=True)
         self.budget = 60 * arguments.minutes
+        self.pace: float = arguments.pace
         self.steps, self.tokens, self.seconds = 0, 0, 0.0
         self._resume()
 
     def train(self) -> None:
         """Trains until the budget is spent; the time of saving does not count."""
         losses: list[float] = []
-        saved = self.seconds
+        saved = time.monotonic()
         order, epoch = np.empty(0, np.int64), -1
         steps_an_epoch = max(len(self.rows) // BATCH_SIZE, 1)
         while self.seconds < self.budget:
@@ -66,13 +70,14 @@ class PeerPretraining:
                 order = np.random.default_rng(epoch).permutation(len(self.rows))
             place = self.steps % steps_an_epoch * BATCH_SIZE
             losses.append(self._step(order[place : place + BATCH_SIZE]))
-            self.seconds += time.perf_counter() - start
+            measured = self.seconds + time.perf_counter() - start
+            self.seconds = 60 * self.steps / self.pace if self.pace else measured
             if self.steps % LOG_STEPS == 0:
                 self._log({"step": self.steps, "minutes": self.seconds / 60, "mlm_loss": float(np.mean(losses))})
                 losses = []
-            if self.seconds - saved >= SAVE_SECONDS:
+            if time.monotonic() - saved >= SAVE_SECONDS:
                 self._save()
-                saved = self.seconds
+                saved = time.monotonic()
 
     def _step(self, chosen: np.ndarray) -> float:
         import torch
@@ -96,7 +101,7 @@ class PeerPretraining:
         import transformers
 
         versions = {"torch": torch.__version__, "transformers": transformers.__version__}
-        counts = {"steps": self.steps, "tokens": self.tokens, "minutes": self.seconds / 60}
+        counts = {"steps": self.steps, "tokens": self.tokens, "minutes": self.seconds / 60, "pace": self.pace}
         parameters = sum(value.numel() for value in self.model.parameters())
         found = counts | {"parameters": parameters, "threads": torch.get_num_threads(), "versions": versions}
         (self.output / "result.json").write_text(json.dumps(found), encoding="utf-8")
@@ -146,6 +151,7 @@ def main() -> None:
     for name in ("rows", "tokenizer", "output"):
         parser.add_argument(f"--{name}", type=Path, required=True)
     parser.add_argument("--minutes", type=float, required=True)
+    parser.add_argument("--pace", type=float, default=0.0, help="steps a minute to count; 0 measures the time")
     for name in ("layers", "width", "heads"):
         parser.add_argument(f"--{name}", type=int, required=True)
     arguments = parser.parse_args()

@@ -192,12 +192,14 @@ def test_a_short_speedrun_scores_both_models_and_repeats_nothing(small_data, tmp
 
 
 @pytest.mark.slow
-def test_the_peer_trains_for_its_minutes_and_its_model_is_scored(small_data, tmp_path, peer_python):
+@pytest.mark.parametrize("pace", [0, 600])
+def test_the_peer_trains_for_its_minutes_and_its_model_is_scored(small_data, tmp_path, peer_python, pace):
     flags = ("--tasks=rte", "--part=data,peer", f"--peer_python={peer_python}", "--peer_minutes=0.05")
-    speedrun.main(command_of(tmp_path, *flags))
+    speedrun.main(command_of(tmp_path, *flags, f"--peer_pace={pace}"))
     folder = tmp_path / "run" / "peer"
     result = json.loads((folder / "result.json").read_text())
     tokens_a_step = result["tokens"] / result["steps"]
+    assert not pace or result["steps"] == 30  # 600 a minute
     assert result["minutes"] >= 0.05 and 0.8 * 8 * 128 < tokens_a_step <= 8 * 128
     held_out = json.loads((tmp_path / "run" / "scores" / "peer" / "held_out.json").read_text())
     assert abs(held_out["mlm_loss"] - math.log(600)) < 0.5  # few steps, or many on a fast machine
