@@ -39,7 +39,8 @@ from bert_jax.interop.open_checkpoint import open_checkpoint
 from bert_jax.model import paths
 from bert_jax.model.bert import init_params
 from bert_jax.tasks import registry
-from bert_jax.tasks.task_source import TaskSource, best_lengths
+from bert_jax.tasks.padded_lengths import best_lengths
+from bert_jax.tasks.task_source import TaskSource
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import optim, partitioning, steps, trainer
 from bert_jax.train.compilation_cache import enable_compilation_cache
@@ -71,7 +72,8 @@ def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
     rows = task.encode(registry.read(task, files["train"]), Tokenizer(loaded.vocabulary.spec))
     objective = task.objective()
     mesh = partitioning.make_mesh(config.mesh)
-    source = TaskSource(rows, batch_size=config.batch_size, seed=0, max_length=task.max_length, pool=config.length_pool)
+    lengths = best_lengths(rows.lengths, task.max_length)
+    source = TaskSource(rows, batch_size=config.batch_size, seed=0, lengths=lengths, pool=config.length_pool)
     initial = initial_params(loaded, loaded.model, objective.heads, loaded.vocabulary)
     key = jax.random.key(0)
     initialized = paths.flatten(jax.jit(lambda key: init_params(loaded.model, objective.heads, key))(key))
@@ -96,7 +98,6 @@ def our_turn(config: FinetuneConfig) -> tuple[Turn, float]:
         return seconds
 
     indices = np.arange(config.batch_size)
-    lengths = best_lengths(rows.lengths, task.max_length)
     compiling = sum(step(rows.batch(indices, length)) for length in lengths)
     return run, compiling
 

@@ -211,7 +211,7 @@ def main(arguments: Sequence[str]) -> None:
     add("--seeds", type=int, default=5, help="fine-tunings of each task (default: 5)")
     add("--peer_python", type=Path, help="a Python with torch and transformers; without it the peer is omitted")
     add("--peer_minutes", type=float, default=0.0, help="training time of the peer (default: that of the recipe)")
-    add("--peer_pace", type=float, default=0.0, help="steps a minute of the peer on an idle machine (default: measured)")
+    add("--peer_pace", type=float, default=0.0, help="steps a minute to count for the peer (default: it is timed)")
     add("--reference", type=Path, help="another model in Hugging Face layout; without it none is scored")
     add("--target", type=float, default=speedrun_page.TARGET, help="held-out masked-token loss to reach, in nats")
     add("--results", type=Path, default=speedrun_page.RESULTS, help="folder of the published files")

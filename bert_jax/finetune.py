@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import jax
 import ml_collections
 import numpy as np
 from rich.console import Console
@@ -27,7 +28,7 @@ from bert_jax.model import sizes
 from bert_jax.model.heads import Heads
 from bert_jax.progress import print_note
 from bert_jax.storage.local import write_json
-from bert_jax.tasks import measurement, registry, results, submission, sweep, task_json, training
+from bert_jax.tasks import measurement, padded_lengths, registry, results, submission, sweep, task_json, training
 from bert_jax.tasks.example import Split, TaskRows
 from bert_jax.tasks.inference import FineTuned
 from bert_jax.tasks.sweep import Trial
@@ -214,6 +215,10 @@ def _check(config: FinetuneConfig, workdir: Path) -> None:
         raise UserError(
             f"config.length_pool is {config.length_pool}; use a number of steps, or 1 not to group rows by length"
         )
+    if config.padded_lengths < 0:
+        raise UserError(
+            f"config.padded_lengths is {config.padded_lengths}; use a number of lengths, or 0 to have it chosen"
+        )
     if config.eval.max_rows:
         raise UserError("config.eval.max_rows is for pretraining; task metrics are computed over whole files. Omit it")
     sweep.check(config, workdir)
@@ -275,15 +280,17 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
         for trial in sweep.trials_of(config)
     }
     seeds = sweep.seeds_of(config)
+    steps = next(iter(every.values())).steps
+    lengths = _padded_lengths(config, steps * len(every), start.model, rows, data.task.max_length)
     # One source for each seed, not for each trial: all learning rates see the same batches, and share one copy of them.
     sources = {
         seed: TaskSource(
             rows,
             batch_size=config.batch_size,
             seed=seed,
-            max_length=data.task.max_length,
+            lengths=lengths,
             pool=config.length_pool,
-            steps=next(iter(every.values())).steps,
+            steps=steps,
             seeds=seeds,
         )
         for seed in seeds
@@ -294,6 +301,7 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
             model=start.model,
             objective=objective,
             source=sources[trial.seed],
+            shapes_at=sources[trial.seed].first_of_each_length(),
             workdir=workdir / trial.folder,
             summary_workdir=workdir,
             tokenizer=start.tokenizer,
@@ -310,6 +318,18 @@ def _runs(config: FinetuneConfig, workdir: Path, start: Start, data: Data) -> di
         )
         for trial, settings in every.items()
     }
+
+
+def _padded_lengths(
+    config: FinetuneConfig, steps: int, model: ModelConfig, rows: TaskRows, max_length: int
+) -> tuple[int, ...]:
+    """The lengths of training batches; steps are those of all trials together, 0 if the run ends by minutes."""
+    most = config.padded_lengths or padded_lengths.SHAPES
+    if config.padded_lengths or not steps:
+        return padded_lengths.best_lengths(rows.lengths, max_length, most)
+    price = padded_lengths.price(model, trainer.runtime_of(config), jax.default_backend())
+    passes = steps * config.batch_size / rows.count
+    return padded_lengths.best_lengths(rows.lengths, max_length, most, passes=passes, price=price)
 
 
 if __name__ == "__main__":

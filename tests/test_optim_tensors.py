@@ -1,5 +1,6 @@
 """LAMB, Muon and StableAdamW update stacked and fused arrays as they update each published tensor separately."""
 
+import re
 from collections.abc import Callable, Iterator
 
 import golden
@@ -9,9 +10,10 @@ import numpy as np
 import optax
 import pytest
 
-from bert_jax.config import OptimizerConfig
+from bert_jax.command import UserError
+from bert_jax.config import MeshConfig, OptimizerConfig
 from bert_jax.model import paths
-from bert_jax.train import optim
+from bert_jax.train import optim, partitioning
 from bert_jax.train.optim import muon
 
 LAYERS, WIDTH, HEADS, HEAD, INNER = 2, 8, 2, 3, 10
@@ -210,6 +212,44 @@ def test_orthogonalized_matrices_have_singular_values_near_one():
     values = np.linalg.svd(np.asarray(muon.orthogonalize(jnp.asarray(matrix))), compute_uv=False)
     assert values.min() > 0.68 and values.max() < 1.16
     np.testing.assert_array_equal(muon.orthogonalize(jnp.zeros((3, 4))), 0)
+
+
+def test_muon_in_bfloat16_points_the_same_way():
+    matrices = jnp.asarray(np.random.default_rng(0).normal(size=(3, 12, 30)), jnp.float32)
+    whole, half = muon.orthogonalize(matrices), muon.orthogonalize(matrices.astype(jnp.bfloat16))
+    assert half.dtype == jnp.bfloat16
+    difference = np.linalg.norm(half.astype(jnp.float32) - whole, axis=(1, 2)) / np.linalg.norm(whole, axis=(1, 2))
+    assert (difference > 0).all() and (difference < 0.1).all()
+    config = OptimizerConfig(name="muon", muon_dtype="bfloat16")
+    params = draw(np.random.default_rng(0))
+    direction, _ = optim.build(config, params).update(params, optim.build(config, params).init(params), params)
+    assert {leaf.dtype for leaf in jax.tree.leaves(direction)} == {jnp.dtype("float32")}
+    with pytest.raises(UserError, match="muon_dtype is float16; use float32 or bfloat16"):
+        optim.build(OptimizerConfig(muon_dtype="float16"), {})
+
+
+def test_devices_divide_the_matrices_of_muon():
+    """8 matrices of 6 x 8 and 6 of 8 x 10: each of 8 devices has one of them, or none, and all gather the results."""
+    params = draw(np.random.default_rng(0))
+    optimizer = optim.build(OptimizerConfig(name="muon"), params)
+    state = optimizer.init(params)
+    mesh = partitioning.make_mesh(MeshConfig())
+    assert mesh.size == 8
+
+    def update(arguments, **shardings):
+        jitted = jax.jit(optimizer.update, **shardings)
+        text = jitted.lower(*arguments).compile().as_text()
+        return jitted(*arguments)[0], re.findall(r"= f32\[([\d,]+)\]\S* (dot|all-gather)\(", text)
+
+    alone, products = update((params, state, params))
+    with jax.set_mesh(mesh):
+        whole = partitioning.replicated(mesh)
+        together, divided = update(jax.device_put((params, state, params), whole), out_shardings=whole)
+    for path, leaf in paths.flatten(together).items():
+        np.testing.assert_allclose(leaf, paths.flatten(alone)[path], rtol=1e-5, atol=1e-6)
+    assert {shape for shape, _ in products} == {"8,6,6", "8,6,8", "6,8,8", "6,8,10"}
+    assert {shape for shape, name in divided if name == "dot"} == {"6,6", "6,8", "8,8", "8,10"}
+    assert sorted(shape for shape, name in divided if name == "all-gather") == ["8,6,8", "8,8,10"]
 
 
 @pytest.mark.parametrize("name", ["adamw", "lamb", "muon", "stable_adamw"])

@@ -21,7 +21,7 @@ from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.train import metrics, partitioning
-from bert_jax.train.compilation_cache import later_batch_shapes
+from bert_jax.train.ahead import later_batch_shapes
 from bert_jax.train.workdir import read_params
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions

@@ -1,6 +1,5 @@
 """Batches of fine-tuning: functions of the step, every row as often as any other, few shapes."""
 
-import itertools
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,8 @@ from hypothesis import strategies as st
 
 from bert_jax.tasks.example import LabelledRows, Split, TaskRows, spans
 from bert_jax.tasks.length_batches import padded_length, sorted_batches
-from bert_jax.tasks.task_source import SHAPES, TaskSource, best_lengths
+from bert_jax.tasks.padded_lengths import SHAPES, best_lengths
+from bert_jax.tasks.task_source import TaskSource
 
 MAX_LENGTH = 70
 
@@ -31,7 +31,8 @@ def rows_of(count: int) -> TaskRows:
 
 
 def source_of(rows: TaskRows, batch_size: int, seed: int = 0, **more: int) -> TaskSource:
-    return TaskSource(rows, batch_size=batch_size, seed=seed, max_length=MAX_LENGTH, **more)
+    lengths = best_lengths(rows.lengths, MAX_LENGTH)
+    return TaskSource(rows, batch_size=batch_size, seed=seed, lengths=lengths, **more)
 
 
 def test_a_batch_is_a_function_of_seed_and_step() -> None:
@@ -113,22 +114,15 @@ def test_a_batch_is_padded_to_the_smallest_length_that_holds_it() -> None:
     assert {padded_length(length, MAX_LENGTH) for length in range(1, MAX_LENGTH + 1)} == {16, 32, 48, 64, 70}
 
 
-@given(
-    lengths=st.lists(st.integers(1, 100), min_size=1, max_size=30).map(np.array),
-    max_length=st.sampled_from([100, 104, 77]),
-    shapes=st.integers(1, 4),
-)
-def test_no_other_choice_of_lengths_has_less_padding(lengths: np.ndarray, max_length: int, shapes: int) -> None:
-    lengths = np.minimum(lengths, max_length)
-    found = best_lengths(lengths, max_length, shapes)
-
-    def slots(chosen: tuple[int, ...]) -> int:
-        return sum(min(size for size in chosen if size >= length) for length in lengths)
-
-    sizes = sorted({min(-(-int(length) // 8) * 8, max_length) for length in lengths})
-    every = ((*some, sizes[-1]) for count in range(shapes) for some in itertools.combinations(sizes[:-1], count))
-    assert sorted(set(found)) == list(found) and set(found) <= set(sizes) and len(found) <= shapes
-    assert slots(found) == min(map(slots, every))
+@given(count=st.integers(1, 40), batch_size=st.integers(1, 20), pool=st.integers(1, 9), steps=st.integers(0, 30))
+def test_the_first_steps_of_each_length_have_different_lengths(
+    count: int, batch_size: int, pool: int, steps: int
+) -> None:
+    source = source_of(rows_of(count), batch_size, pool=pool, steps=steps)
+    first = source.first_of_each_length()
+    found = [source.batch(step).input_ids.shape[1] for step in first]
+    every = {source.batch(step).input_ids.shape[1]: step for step in reversed(range(steps or 64))}
+    assert dict(zip(found, first, strict=True)) == every
 
 
 @pytest.mark.parametrize(("count", "batch_size"), [(23, 8), (3, 8), (16, 8)])

@@ -52,6 +52,7 @@ class OptimizerConfig:
     epsilon: float = 1e-6
     bias_correction: bool = True  # of Adam's moments; False: as in the original BERT code, whose first steps are larger
     momentum: float = 0.95  # of muon
+    muon_dtype: str = "float32"  # in which muon orthogonalizes matrices: float32; bfloat16 is faster on accelerators
     weight_decay: float = 0.01  # multiplied by the learning rate; not applied to biases and norms
     decays: str = ""  # REGEX=DECAY;...: weight decay by parameter path, such as encoder/layers/0/=0.1
     layer_decay: float = 1.0  # learning rate of each layer relative to the layer above it
@@ -221,3 +222,5 @@ class FinetuneConfig(TrainConfig):
     train_layers: str = "all"
     batch_size: int = 32
     length_pool: int = 32  # groups rows by length within this many steps, which reduces padding; 1: no grouping
+    # Batches are padded to at most so many lengths, each compiled once; 0: up to 6, as many as save time on the whole.
+    padded_lengths: int = 0

@@ -11,33 +11,6 @@ from bert_jax.data import hashing
 from bert_jax.data.permutation import permute
 from bert_jax.tasks.example import TaskBatch, TaskRows
 
-# Training batches are padded to at most SHAPES lengths: multiples of STEP that are chosen for the file.
-SHAPES, STEP = 6, 8
-
-
-def best_lengths(lengths: Int64[np.ndarray, "N"], max_length: int, shapes: int = SHAPES) -> tuple[int, ...]:
-    """At most `shapes` lengths, ascending, such that padding rows to them takes the fewest positions in total.
-
-    Each is a multiple of STEP, or max_length. The result is exact, by dynamic programming over the histogram: the best
-    lengths for the rows up to some length end with it, and the others are the best ones, one fewer, for the rows up to
-    some shorter length.
-    """
-    rounded = np.minimum(-(-lengths // STEP) * STEP, max_length)
-    sizes, counts = np.unique(rounded, return_counts=True)
-    before = np.concatenate([[0], np.cumsum(counts)])
-    positions = np.concatenate([[0.0], np.full(len(sizes), np.inf)])  # of the first i sizes, by the lengths so far
-    cuts: list[np.ndarray] = []  # where the last length begins
-    for _ in range(min(shapes, len(sizes))):
-        costs = positions + (before[:, None] - before) * np.concatenate([[0], sizes])[:, None]
-        costs[np.triu_indices(len(positions))] = np.inf
-        cuts.append(costs.argmin(axis=1))
-        positions = costs.min(axis=1)
-    end, chosen = len(sizes), []
-    for cut in reversed(cuts):
-        chosen.append(int(sizes[end - 1]))
-        end = int(cut[end])
-    return tuple(reversed(chosen))
-
 
 class TaskSource:
     """The training batches of a task: law 1 of docs/architecture.md over epochs of seeded permutations.
@@ -57,7 +30,7 @@ class TaskSource:
         *,
         batch_size: int,
         seed: int,
-        max_length: int,
+        lengths: Sequence[int],
         pool: int = 1,
         steps: int = 0,
         seeds: Sequence[int] = (),
@@ -66,7 +39,7 @@ class TaskSource:
         self._batch_size = batch_size
         self._seed = seed
         self._seeds = {seed, *seeds}
-        self._lengths = best_lengths(rows.lengths, max_length)
+        self._lengths = tuple(lengths)
         self._pool = pool
         self._steps = steps
         # The batches of a pool are requested one after another.
@@ -85,9 +58,21 @@ class TaskSource:
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> TaskBatch:
         """The global batch of a step, or only these rows of it, padded as the whole batch is."""
         indices = self.indices(step)
+        return self._rows.batch(indices if rows is None else indices[rows], self._padded(step))
+
+    def first_of_each_length(self) -> tuple[int, ...]:
+        """The first step of each padded length, among the first pools, which have batches of nearly all lengths."""
+        last = max(4 * self._pool, 64)
+        found: dict[int, int] = {}
+        for step in range(min(last, self._steps) if self._steps else last):
+            found.setdefault(self._padded(step), step)
+            if len(found) == len(self._lengths):
+                break
+        return tuple(found.values())
+
+    def _padded(self, step: int) -> int:
         longest = max(self._rows.lengths[self._indices(step, seed)].max() for seed in self._seeds)
-        padded = next(length for length in self._lengths if length >= longest)
-        return self._rows.batch(indices if rows is None else indices[rows], padded)
+        return next(length for length in self._lengths if length >= longest)
 
     def _indices(self, step: int, seed: int) -> Int64[np.ndarray, "B"]:
         first, count = self._bounds(step)

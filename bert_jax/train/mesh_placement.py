@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jax.typing import DTypeLike
 
@@ -85,6 +86,23 @@ def constrain_update(tree: Any) -> Any:
 def gather_update(params: Any) -> Any:
     """Traced parameters, computed with the sharding of constrain_update and then gathered to that of parameters."""
     return _constrained(constrain_update(params), parameter_spec)
+
+
+def divided(function: Callable[[jax.Array], jax.Array], stack: jax.Array) -> jax.Array:
+    """function(stack) for a function of each item of a traced stack [K, ...] alone, the items divided over all devices.
+
+    Where K does not divide, zeros fill it up. Every device has the whole stack before and the whole result after it,
+    each gathered at once. On one device, and without a mesh, this is function(stack).
+    """
+    mesh = jax.sharding.get_abstract_mesh()
+    if mesh.empty or mesh.size == 1:
+        return function(stack)
+    missing = -len(stack) % mesh.size
+    whole, over_all = PartitionSpec(), PartitionSpec(mesh.axis_names)
+    # Without `whole`, the compiler would also divide what the stack is made from, such as the optimizer's state.
+    filled = jnp.pad(jax.lax.with_sharding_constraint(stack, whole), [(0, missing)] + [(0, 0)] * (stack.ndim - 1))
+    found = jax.lax.with_sharding_constraint(function(jax.lax.with_sharding_constraint(filled, over_all)), over_all)
+    return jax.lax.with_sharding_constraint(found, whole)[: len(stack)]
 
 
 def constrain_params(tree: Any) -> Any:

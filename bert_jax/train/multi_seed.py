@@ -19,8 +19,8 @@ from jax.sharding import Mesh
 from bert_jax.command import UserError
 from bert_jax.config import TrainConfig
 from bert_jax.train import setup, steps
+from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
 from bert_jax.train.clock import Clock, make_clock
-from bert_jax.train.compilation_cache import compile_ahead, later_batch_shapes
 from bert_jax.train.early_stop import has_stopped_early
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.interruption import Interruption
@@ -73,9 +73,9 @@ def fit(runs: Sequence[Run]) -> list[Result]:
         group = SeedGroup(seeds, evaluators, mesh, progress.report, stack)
         for line in lines + setup.describe_program(plan, mesh, state, setup.batch_length(source, first)):
             progress.report(line)
-        later = later_batch_shapes(source, first, config.steps, mesh)
+        later = later_batch_shapes(source, first, config.steps, mesh, runs[0].shapes_at)
         train_step = jitted(plan, mesh, state)
-        compile_ahead(train_step, state, later, group.arguments, progress.report)
+        ahead = stack.enter_context(CompilingAhead(train_step, state, later, group.arguments, mesh, progress.report))
         batches = stack.enter_context(setup.prefetch_batches(source, mesh, first, config.data.prefetch))
 
         for step in itertools.count(first):
@@ -96,6 +96,7 @@ def fit(runs: Sequence[Run]) -> list[Result]:
             batch = next(batches)
             if step > first and step in source.changes:
                 progress.report(f"from step {step}: {setup.describe_batch(batch)}")
+            ahead.wait_for(batch)
             with profiler.step(step):
                 state, metrics = train_step(state, batch, np.float32(group.clock.fraction), *group.arguments)
             for seed in group.running:

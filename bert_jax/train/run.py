@@ -52,6 +52,8 @@ class Run:
     tokenizer: Vocabulary
     kind: str  # "pretraining" or "finetuning"
     description: str = "training"
+    # Steps whose batches have, between them, all shapes of the run; empty: those of source.changes.
+    shapes_at: tuple[int, ...] = ()
     evaluators: Sequence[Callable[[Plan, Mesh], Evaluator]] = ()
     measured: tuple[str, ...] = ()  # names of the held-out metrics; empty: unknown until measured
     held_out: Mapping[str, str] = field(default_factory=dict)  # as source.fingerprints, for held-out data

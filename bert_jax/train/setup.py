@@ -216,10 +216,21 @@ def restore_or_initialize(
             average = first_average(run.config.optimizer.ema_decay, restored.params)
         skipped = jax.device_put(np.int32(restored.meta.get("skipped", 0)), shardings.skipped)
         return TrainState(step, restored.params, restored.optimizer_state, average, skipped), restored.meta
-    state = jax.jit(initialize, out_shardings=shardings)(key)
-    params = paths.flatten(state.params)
-    for path, value in run.initial_params.items():
-        params[path] = partitioning.put_as(np.asarray(value, params[path].dtype), params[path].sharding)
+
+    def initialize_missing(key: jax.Array) -> TrainState:
+        state = initialize(key)
+        return state._replace(params=missing(state.params), average=None)
+
+    def missing(params: dict[str, Any]) -> dict[str, Any]:
+        return {path: leaf for path, leaf in paths.flatten(params).items() if path not in run.initial_params}
+
+    # What the initial parameters replace is not computed, nor compiled.
+    of_missing = shardings._replace(params=missing(shardings.params), average=None)
+    state = jax.jit(initialize_missing, out_shardings=of_missing)(key)
+    params = state.params
+    for path, leaf in paths.flatten(abstract.params).items():
+        if path in run.initial_params:
+            params[path] = partitioning.put_as(np.asarray(run.initial_params[path], leaf.dtype), leaf.sharding)
     initial = paths.unflatten(params)
     return state._replace(params=initial, average=first_average(run.config.optimizer.ema_decay, initial)), {}
 

@@ -13,8 +13,8 @@ import jax
 import numpy as np
 
 from bert_jax.train import setup, steps
+from bert_jax.train.ahead import CompilingAhead, later_batch_shapes
 from bert_jax.train.clock import make_clock
-from bert_jax.train.compilation_cache import compile_ahead, later_batch_shapes
 from bert_jax.train.early_stop import has_stopped_early
 from bert_jax.train.interruption import Interruption
 from bert_jax.train.metrics import ProgressLine
@@ -50,7 +50,8 @@ def fit(run: Run) -> Result:
         _report_start(run, plan, mesh, state, meta, opened, progress)
         train_step, key = steps.jitted(plan, mesh, state), setup.training_key(run, mesh)
         end = config.steps if run.length is None else run.length.steps
-        compile_ahead(train_step, state, later_batch_shapes(source, first, end, mesh), (key,), progress.report)
+        later = later_batch_shapes(source, first, end, mesh, run.shapes_at)
+        ahead = stack.enter_context(CompilingAhead(train_step, state, later, (key,), mesh, progress.report))
         batches = stack.enter_context(setup.prefetch_batches(source, mesh, first, config.data.prefetch))
 
         for step in itertools.count(first):
@@ -75,6 +76,7 @@ def fit(run: Run) -> Result:
             batch = next(batches)
             if step > first and step in source.changes:
                 progress.report(f"from step {step}: {setup.describe_batch(batch)}")
+            ahead.wait_for(batch)
             with profiler.step(step):
                 state, metrics = train_step(state, batch, np.float32(fraction), key)
             recorder.accumulator.add(step + 1, batch, metrics)

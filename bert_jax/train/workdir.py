@@ -68,7 +68,7 @@ PATHS = (
 # Keys that decide when a run ends. They may change; the learning rate depends on it, so the change is reported.
 ENDS = ("steps", "tokens", "budget_minutes", "budget_replay", "epochs", "early_stop")
 # Keys that decide the batch of a step (law 1), except for held-out data.
-BATCHES = ("batch_size", "batch_schedule", "length_pool", "seed", "data", "task")
+BATCHES = ("batch_size", "batch_schedule", "length_pool", "padded_lengths", "seed", "data", "task")
 HELD_OUT = ("data.eval", "task.dev", MEASURED_AT)
 
 

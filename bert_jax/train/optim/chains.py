@@ -22,6 +22,7 @@ from bert_jax.train.optim.trust import scale_by_stable_adam, scale_by_trust_rati
 
 Transformations = tuple[optax.GradientTransformation, ...]
 Build = Callable[[OptimizerConfig, dict[str, Any]], Transformations]
+MUON_DTYPES = ("float32", "bfloat16")
 
 
 def build(config: OptimizerConfig, params: dict[str, Any]) -> optax.GradientTransformation:
@@ -52,7 +53,7 @@ def lamb(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
 def muon(config: OptimizerConfig, params: dict[str, Any]) -> Transformations:
     """Builds Muon for attention and feed-forward kernels (Jordan 2024; Liu et al. 2025), AdamW for all others."""
     labels = map_by_path(lambda path, leaf: "muon" if hidden_matrices(path, leaf.ndim) else "adam", params)
-    parts = {"muon": scale_by_muon(config.momentum), "adam": scale_by_adam(config)}
+    parts = {"muon": scale_by_muon(config.momentum, config.muon_dtype), "adam": scale_by_adam(config)}
     return optax.partition(parts, labels), add_decay(decays(config, params))
 
 
@@ -97,6 +98,7 @@ def _check(config: OptimizerConfig) -> None:
         ("beta1", 0 <= config.beta1 < 1, "a number of at least 0 and below 1, such as 0.9"),
         ("beta2", 0 <= config.beta2 < 1, "a number of at least 0 and below 1, such as 0.999"),
         ("momentum", 0 <= config.momentum < 1, "a number of at least 0 and below 1, such as 0.95"),
+        ("muon_dtype", config.muon_dtype in MUON_DTYPES, " or ".join(MUON_DTYPES)),
         ("epsilon", config.epsilon > 0, "a number above 0, such as 1e-6"),
         ("weight_decay", config.weight_decay >= 0, "0 or more"),
         ("clip_norm", config.clip_norm >= 0, "0 (no clipping) or more"),

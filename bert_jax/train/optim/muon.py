@@ -5,9 +5,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
+from bert_jax.train import mesh_placement
 from bert_jax.train.optim.tensors import Matrices, hidden_matrices, map_by_path
 
 # Jordan 2024, section "Newton-Schulz": a quintic with coefficients that maximize its slope at 0, iterated five times.
@@ -24,8 +27,8 @@ class MuonState(NamedTuple):
     mu: Any
 
 
-def scale_by_muon(momentum: float) -> optax.GradientTransformation:
-    """Returns the transformation that orthogonalizes the Nesterov momentum of hidden matrices.
+def scale_by_muon(momentum: float, dtype: DTypeLike = jnp.float32) -> optax.GradientTransformation:
+    """Returns the transformation that orthogonalizes the Nesterov momentum of hidden matrices, in a dtype.
 
     Every array must consist of hidden matrices (tensors.hidden_matrices); otherwise the update
     raises ValueError. Each update [in, out] is multiplied by 0.2 sqrt(max(in, out)) (Liu et al.
@@ -33,10 +36,12 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
     parameters that AdamW updates. Jordan's factor, sqrt(max(1, out / in)), requires a separate
     learning rate.
 
-    The result equals that of torch.optim.Muon with adjust_lr_fn="match_rms_adamw" on each matrix,
-    except that this implementation computes in float32 (in bfloat16 passes where that is the
-    platform's default). optax.contrib.muon differs in its first steps because it corrects the bias
-    of both terms of the momentum.
+    On several devices, each orthogonalizes its share of the matrices. Matrices of one shape are
+    divided together, since the layers of one parameter alone are often fewer than the devices.
+
+    In float32, the result equals that of torch.optim.Muon with adjust_lr_fn="match_rms_adamw" on
+    each matrix, except that torch computes in bfloat16, as Jordan 2024 does. optax.contrib.muon
+    differs in its first steps because it corrects the bias of both terms of the momentum.
     """
 
     def init(params: Any) -> MuonState:
@@ -45,7 +50,7 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
     def update(gradients: Any, state: MuonState, params: Any = None) -> tuple[Any, MuonState]:
         mean = jax.tree.map(lambda old, new: momentum * old + (1 - momentum) * new, state.mu, gradients)
         ahead = jax.tree.map(lambda old, new: momentum * old + (1 - momentum) * new, mean, gradients)
-        return map_by_path(_orthogonal_update, ahead), MuonState(mean)
+        return _orthogonal_updates(ahead, dtype), MuonState(mean)
 
     return optax.GradientTransformation(init, update)
 
@@ -53,28 +58,59 @@ def scale_by_muon(momentum: float) -> optax.GradientTransformation:
 def orthogonalize(matrices: Float[Array, "... R C"]) -> Float[Array, "... R C"]:
     """Approximates U V^T for each matrix U S V^T: singular values become 0.68 to 1.16 (Jordan 2024).
 
-    Singular values below 1/200 of the Frobenius norm stay smaller, and a zero matrix stays zero.
+    Singular values below 1/200 of the Frobenius norm stay smaller, and a zero matrix stays zero. The norm is computed
+    in float32, the rest in the dtype of the matrices.
     """
     first, third, fifth = COEFFICIENTS
     wide = matrices.shape[-2] <= matrices.shape[-1]
     x = matrices if wide else matrices.mT  # gives the smaller Gram matrix
-    norm = jnp.sqrt(jnp.square(x).sum(axis=(-2, -1), keepdims=True))
-    x = x / jnp.maximum(norm, SMALLEST_NORM)
+    norm = jnp.sqrt(jnp.square(x.astype(jnp.float32)).sum(axis=(-2, -1), keepdims=True))
+    x = (x / jnp.maximum(norm, SMALLEST_NORM)).astype(matrices.dtype)
     for _ in range(STEPS):
         gram = x @ x.mT
         x = first * x + (third * gram + fifth * (gram @ gram)) @ x
     return x if wide else x.mT
 
 
-def _orthogonal_update(path: str, momentum: Array) -> Array:
-    axes = hidden_matrices(path, momentum.ndim)
+def _orthogonal_updates(momenta: Any, dtype: DTypeLike) -> Any:
+    """The update of each array of hidden matrices, by the optimizer's tree; see scale_by_muon."""
+    stacks = map_by_path(_stacked, momenta)
+    leaves, structure = jax.tree.flatten(stacks)
+    by_shape: dict[tuple[int, int], list[int]] = {}
+    for number, stack in enumerate(leaves):
+        by_shape.setdefault(stack.shape[1:], []).append(number)
+    for numbers in by_shape.values():
+        sizes = [len(leaves[number]) for number in numbers]
+        together = mesh_placement.divided(orthogonalize, jnp.concatenate([leaves[n].astype(dtype) for n in numbers]))
+        parts = jnp.split(together, np.cumsum(sizes)[:-1])
+        for number, part in zip(numbers, parts, strict=True):
+            leaves[number] = part.astype(jnp.float32)
+    return map_by_path(_unstacked, momenta, jax.tree.unflatten(structure, leaves))
+
+
+def _stacked(path: str, array: Array) -> Float[Array, "K R C"]:
+    """The matrices of an array, one after another, with no more rows than columns."""
+    axes = hidden_matrices(path, array.ndim)
     if axes is None:
         raise ValueError(f"{path} is not a hidden matrix; Muon updates only attention and feed-forward kernels")
-    rows, columns = (math.prod(momentum.shape[axis] for axis in group) for group in (axes.inputs, axes.outputs))
+    rows, columns = _sizes(axes, array)
+    stack = array.transpose(_order(axes)).reshape(-1, rows, columns)
+    return stack if rows <= columns else stack.mT
+
+
+def _unstacked(path: str, array: Array, stack: Float[Array, "K R C"]) -> Array:
+    """The scaled updates of the matrices of an array, with its shape."""
+    axes = hidden_matrices(path, array.ndim)
+    assert axes
+    rows, columns = _sizes(axes, array)
     order = _order(axes)
-    stacked = momentum.transpose(order)  # the axes that count matrices come first
-    update = orthogonalize(stacked.reshape(-1, rows, columns)).reshape(stacked.shape)
-    return UPDATE_SCALE * math.sqrt(max(rows, columns)) * update.transpose(_inverse(order))
+    ordered = (stack if rows <= columns else stack.mT).reshape([array.shape[axis] for axis in order])
+    return UPDATE_SCALE * math.sqrt(max(rows, columns)) * ordered.transpose(_inverse(order))
+
+
+def _sizes(axes: Matrices, array: Array) -> tuple[int, int]:
+    rows, columns = (math.prod(array.shape[axis] for axis in group) for group in (axes.inputs, axes.outputs))
+    return rows, columns
 
 
 def _order(axes: Matrices) -> tuple[int, ...]:
