@@ -2,16 +2,13 @@
 
 import functools
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from bert_jax import command
 from bert_jax import tokenizer as tokenizers
-from bert_jax.command import Stopped
 from bert_jax.data.manifest import PAIRS
 from bert_jax.progress import Reporter
 from bert_jax.storage.compression import SUFFIXES as COMPRESSED
@@ -23,8 +20,9 @@ from data_prep.job import Arguments, Job, open_job
 from data_prep.memory import keep_freed
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source, find_sources
+from data_prep.resumable import finished_units, keeping_units, sources_outside
 from data_prep.token_cache import TokenCache
-from data_prep.unit_records import UnitRecord, finished_units, read_record
+from data_prep.unit_records import UnitRecord, read_record
 from data_prep.units import Unit, UnitSplitter, UnusableCorpus
 
 SHORT_SEQ_PROB = 0.1  # google-research/bert, create_pretraining_data.py
@@ -41,7 +39,7 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
     output = Path(os.path.abspath(options.output))
     refuse_existing(output)
     engines.begin(options.engine, options.workers)
-    sources = _without(find_sources(str(options.input), options.weights), incomplete_path(output))
+    sources = sources_outside(find_sources(str(options.input), options.weights), incomplete_path(output))
     corpus = Corpus(sources, Reading(options.text_field, options.document, options.on_error))
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
     arguments = _arguments(options, sources, tokenizer)
@@ -118,12 +116,6 @@ def _run(job: Job, corpus: Corpus, cache: TokenCache | None, quiet: bool) -> dic
     return manifest
 
 
-def _without(sources: Sequence[Source], folder: Path) -> tuple[Source, ...]:
-    """The sources outside of a folder: a pattern may also match what an earlier run of this job left."""
-    inside = os.path.realpath(folder) + os.sep
-    return tuple(source for source in sources if not os.path.realpath(source.path).startswith(inside))
-
-
 def _default_unit_bytes(sources: Sequence[Source]) -> int:
     """A 16th of the corpus, from 1 to 8 MB: enough units to share out, each large enough to outweigh its overhead."""
     text_bytes = sum(source.bytes * (3 if source.path.endswith(COMPRESSED) else 1) for source in sources)
@@ -132,23 +124,9 @@ def _default_unit_bytes(sources: Sequence[Source]) -> int:
 
 def main(arguments: Sequence[str]) -> None:
     options = build_options.parse(arguments)
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
-        raise Stopped("stopped by SIGTERM")
-
-    before = signal.signal(signal.SIGTERM, stop)
     keep_freed()
-    try:
+    with keeping_units(Path(options.output)):
         build(options, quiet=False)
-    except Stopped as stopped:
-        directory = incomplete_path(Path(options.output))
-        if finished_units(directory):
-            kept = f"finished units are kept in {directory}: run the same command again to resume"
-            raise Stopped(f"{stopped}; {kept}") from None
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 if __name__ == "__main__":

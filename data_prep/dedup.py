@@ -41,6 +41,17 @@ class Seen:
             self._grow()
         return True
 
+    def __contains__(self, digest: bytes) -> bool:
+        """Whether a digest was added."""
+        value = int.from_bytes(digest[-8:], "little") or 1
+        slots = self._slots
+        slot = value >> (64 - self._bits)
+        while there := slots[slot]:
+            if there == value:
+                return True
+            slot += 1
+        return False
+
     def __len__(self) -> int:
         return self._count
 

@@ -1,8 +1,6 @@
 """A build_examples job on disk: `DIR.incomplete` while it runs, and `DIR` once it is complete.
 
-DIR.incomplete/job/arguments.json   everything that decides the bytes; only a run with equal arguments resumes the job
-DIR.incomplete/job/lock             held by the one process that may write here
-DIR.incomplete/job/units            the records of finished units (data_prep.unit_records)
+DIR.incomplete/job                  what a later run needs to resume it (resumable.py, unit_records.py)
 DIR.incomplete/tokenizer, train, eval, manifest.json, unigram_counts.npy, SHA256SUMS   as in DIR
 """
 
@@ -11,7 +9,6 @@ import dataclasses
 import importlib.metadata
 import io
 import json
-import os
 import platform
 import shutil
 from collections import Counter
@@ -23,16 +20,16 @@ import numpy as np
 
 import bert_jax
 from bert_jax.array_types import Int64
-from bert_jax.command import UserError
 from bert_jax.data.manifest import COUNTED, PARTS, REARRANGED, SCHEMA_VERSION, Part
-from bert_jax.storage.local import incomplete_path, lock, read_json, refuse_existing, write_atomic
+from bert_jax.storage.local import write_atomic
 from bert_jax.tokenizer import Tokenizer
 from data_prep import checksums
 from data_prep.build_options import BuildOptions
 from data_prep.lengths import summarise
 from data_prep.readers import Source
+from data_prep.resumable import complete, resumable_folder, unit_folder
 from data_prep.sentences import RULE_VERSION
-from data_prep.unit_records import UnitRecord, finished_units, unit_folder
+from data_prep.unit_records import UnitRecord
 from data_prep.units import UnusableCorpus
 
 UNIGRAMS = "unigram_counts.npy"
@@ -75,24 +72,15 @@ def open_job(output: Path, arguments: Arguments, tokenizer: Tokenizer) -> Iterat
     arguments. An exception keeps the finished units and removes a folder that holds none; UnusableCorpus removes
     everything, because no later run can use it.
     """
-    refuse_existing(output)
-    directory = incomplete_path(output)
-    if directory.exists() and not (directory / "job").exists():
-        raise UserError(f"{directory} exists and is no unfinished output. Move it, or choose another --output")
-    for folder in (unit_folder(directory), *(directory / part for part in PARTS)):
-        folder.mkdir(parents=True, exist_ok=True)
-    with lock(directory / "job" / "lock"):
+    with resumable_folder(output, arguments.to_json()) as directory:
+        for part in PARTS:
+            (directory / part).mkdir(exist_ok=True)
+        _of_shards(tokenizer).save(directory / "tokenizer")
         try:
-            refuse_existing(output)  # the previous holder of the lock may have finished
-            _check_arguments(directory, arguments)
-            _of_shards(tokenizer).save(directory / "tokenizer")
             yield Job(output, directory, arguments, tokenizer)
         except UnusableCorpus:
             shutil.rmtree(unit_folder(directory), ignore_errors=True)
             raise
-        finally:
-            if directory.exists() and not finished_units(directory):
-                shutil.rmtree(directory, ignore_errors=True)
 
 
 def _of_shards(tokenizer: Tokenizer) -> Tokenizer:
@@ -104,31 +92,6 @@ def _of_shards(tokenizer: Tokenizer) -> Tokenizer:
         return tokenizer
     spec: Any = tokenizer.spec
     return Tokenizer(dataclasses.replace(spec, adds_special_tokens=True))
-
-
-def _check_arguments(directory: Path, arguments: Arguments) -> None:
-    """Stores the arguments of a new job. Raises UserError if the job was started with others."""
-    path = directory / "job" / "arguments.json"
-    wanted = arguments.to_json()
-    if not finished_units(directory):
-        write_atomic(path, json.dumps(wanted, indent=1).encode())
-        return
-    try:
-        begun = read_json(path)
-    except UserError:
-        raise UserError(
-            f"missing or damaged {path}, the arguments of the job; remove {directory} to start again"
-        ) from None
-    differing = [name for name in wanted if begun.get(name) != wanted[name]]
-    if differing:
-        listed = ", ".join(
-            name if isinstance(wanted[name], list) else f"{name} {begun.get(name)}, now {wanted[name]}"
-            for name in differing
-        )
-        raise UserError(
-            f"{directory} was started with other arguments ({listed}); "
-            "use the same ones to resume it, or remove that folder to start again"
-        )
 
 
 class Job(NamedTuple):
@@ -156,9 +119,7 @@ class Job(NamedTuple):
         manifest = _manifest(self.arguments, self.tokenizer, records, skipped, lengths)
         self._remove_strays({shard["name"] for shard in manifest["shards"]})
         checksums.write_with_manifest(self.directory, manifest)
-        self.directory.rename(self.output)
-        _sync_folder(self.output.parent)
-        shutil.rmtree(self.output / "job", ignore_errors=True)
+        complete(self.directory, self.output)
         return manifest
 
     def _remove_strays(self, names: set[str]) -> None:
@@ -237,12 +198,3 @@ def _sum_counts(records: Iterable[UnitRecord]) -> dict[str, Any]:
         total.update(record.counts)
         skipped.update(record.skipped)
     return {**total, "skipped": dict(sorted(skipped.items()))}
-
-
-def _sync_folder(folder: Path) -> None:
-    """Makes a rename in the folder survive a power failure."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -16,6 +16,7 @@ from bert_jax.array_types import Int64
 from bert_jax.data.manifest import Part
 from bert_jax.storage.local import write_atomic
 from data_prep import checksums
+from data_prep.resumable import unit_folder
 from data_prep.units import Unit
 
 
@@ -32,14 +33,6 @@ class UnitRecord(NamedTuple):
     @property
     def part(self) -> Part:
         return "eval" if self.name.startswith("eval-") else "train"
-
-
-def unit_folder(directory: Path) -> Path:
-    return directory / "job" / "units"
-
-
-def finished_units(directory: Path) -> int:
-    return len(list(unit_folder(directory).glob("*.json")))
 
 
 def write_record(

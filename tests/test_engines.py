@@ -26,7 +26,8 @@ from data_prep import build_examples, build_options, engines
 from data_prep.build_options import BuildOptions
 from data_prep.engines import beam_pipeline, local, remote
 from data_prep.engines.remote import Work, do_unit, pack_tokenizer, pack_unit, put_in_place, unpack_unit
-from data_prep.unit_records import UnitRecord, unit_folder
+from data_prep.resumable import unit_folder
+from data_prep.unit_records import UnitRecord
 from data_prep.units import Unit
 
 

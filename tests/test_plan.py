@@ -89,7 +89,11 @@ def test_bytes_per_device_count_its_shards(step):
 def test_advice_for_a_step_that_does_not_fit_gives_the_excess_and_remedies(step):
     lines = advise(make_estimate(step, FULL))
     assert lines[0].startswith("17.00 GiB a device too much")
-    assert any("--config.mesh.fsdp=8" in line and "still" in line for line in lines)
+    assert [line.split(":")[0] for line in lines if "mesh" in line] == [
+        "--config.mesh.shard_optimizer=True",
+        "--config.mesh.fsdp=8",
+    ]
+    assert all("still" in line for line in lines if "mesh" in line)
     fuller = advise(make_estimate(step, dataclasses.replace(FULL, activations=200 * GIB)))
     for changes, last in ((lines, "matmuls"), (fuller, "layer")):
         assert [line.split(":")[0] for line in changes if "remat" in line][-1] == f"--config.model.remat={last}"

@@ -4,6 +4,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING
 
+from bert_jax.command import UserError
 from bert_jax.config import MeshConfig
 from bert_jax.model.runtime import REMATS
 from bert_jax.planning.abstract_step import AbstractStep
@@ -30,8 +31,14 @@ def _to_fit(found: "Estimate") -> list[str]:
     state = memory.parameters + memory.optimizer
     lines = [f"{gib(memory.total - memory.available)} a device too much; each change below applies alone:"]
     shards = math.gcd(len(step.topology.devices), step.model.width)
-    if (sharded := sharded_state_bytes(step, shards)) < state:
-        lines.append(_outcome(found, f"--config.mesh.fsdp={shards}", sharded + memory.activations))
+    meshes = {
+        "shard_optimizer=True": dataclasses.replace(step.config.mesh, shard_optimizer=True),
+        f"fsdp={shards}": MeshConfig(data=-1, fsdp=shards, tensor=1),
+    }
+    for change, mesh in meshes.items():
+        sharded = state_bytes(step, mesh)
+        if sharded is not None and sharded < state:
+            lines.append(_outcome(found, f"--config.mesh.{change}", sharded + memory.activations))
     for remat in REMATS[REMATS.index(step.config.model.remat) + 1 :]:
         if remat == "attention" and "einsum" not in found.kernels:
             continue  # the other kernels store no scores, so there is nothing to recompute
@@ -96,10 +103,12 @@ def _to_be_faster(found: "Estimate") -> list[str]:
     return lines
 
 
-def sharded_state_bytes(step: AbstractStep, parts: int) -> int:
-    """Returns the bytes of parameters and optimizer state on a device if both were sharded into this many parts."""
-    mesh = MeshConfig(data=-1, fsdp=parts, tensor=1)
-    other = AbstractStep.of(dataclasses.replace(step.config, mesh=mesh), step.topology, step.rows)
+def state_bytes(step: AbstractStep, mesh: MeshConfig) -> int | None:
+    """Returns the bytes of parameters and optimizer state on a device with another mesh; None where it is refused."""
+    try:
+        other = AbstractStep.of(dataclasses.replace(step.config, mesh=mesh), step.topology, step.rows)
+    except UserError:
+        return None
     return bytes_per_device(other.state())
 
 

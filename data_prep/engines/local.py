@@ -9,17 +9,19 @@ import signal
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import TypeVar
 
 from bert_jax.command import UserError
-from data_prep.engines.remote import KILLED, Work
+from data_prep.engines.remote import KILLED
 from data_prep.memory import keep_freed
-from data_prep.unit_records import UnitRecord
 from data_prep.units import Unit
+
+Record = TypeVar("Record")  # what the work of a unit returns
 
 # Modules that workers need. Workers are forked from a server process that has imported them and done nothing else: it
 # has no threads, open files or locks, so unlike a fork of the caller's process this is safe whatever the caller runs.
@@ -50,7 +52,7 @@ def begin(workers: int) -> None:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Iterator[UnitRecord]:
+def run(work: Callable[[Path, Unit], Record], units: Iterable[Unit], workers: int, directory: Path) -> Iterator[Record]:
     """Runs units in this process and in a pool of workers - 1 others; 0 workers means one for each core.
 
     Each of the others gets one unit to build and one to continue with. While they are busy, this process builds units
@@ -76,7 +78,7 @@ def run(work: Work, units: Iterable[Unit], workers: int, directory: Path) -> Ite
         # One thread waits for each process of the pool. A unit that no thread has begun can be taken back.
         ThreadPoolExecutor(others) as waiting,
     ):
-        pending: dict[Future[UnitRecord], Unit] = {}
+        pending: dict[Future[Record], Unit] = {}
         try:
             for unit in units:
                 for future in [future for future in pending if future.done()]:
@@ -118,7 +120,7 @@ def _quick_switches() -> Iterator[None]:
         sys.setswitchinterval(before)
 
 
-def _do_there(pool: ProcessPoolExecutor, work: Work, directory: Path, unit: Unit) -> UnitRecord:
+def _do_there(pool: ProcessPoolExecutor, work: Callable[[Path, Unit], Record], directory: Path, unit: Unit) -> Record:
     return pool.submit(work, directory, unit).result()
 
 

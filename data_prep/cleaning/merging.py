@@ -1,0 +1,95 @@
+"""Removes duplicates across all units, in the order of the text, so that the first of them stays."""
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from bert_jax.storage.compression import read_blocks
+from data_prep.cleaning.near_duplicates import Index
+from data_prep.cleaning.unit import EXCERPT, SAMPLES, CleanedUnit, Steps, stem, write_texts
+from data_prep.dedup import Seen
+
+SIGNATURES = "signatures.npy"  # the bands of all documents of an output, [n, bands] uint64
+
+
+@dataclass
+class Merging:
+    """What has been seen in the units so far, and what was dropped."""
+
+    steps: Steps
+    index: Index = field(default_factory=Index)
+    dropped: Counter[str] = field(default_factory=Counter)
+    samples: dict[str, list[str]] = field(default_factory=dict)
+    removed_lines: int = 0
+    documents: int = 0
+    bytes: int = 0
+
+    def __post_init__(self) -> None:
+        self._digests, self._lines = Seen(), Seen()
+        self._kept_bands: list[np.ndarray] = []
+
+    def add_others(self, folder: Path) -> None:
+        """Counts the documents of another output as seen (--against). Raises OSError for a missing file."""
+        for signature in np.load(folder / SIGNATURES):
+            self.index.add(signature)
+
+    def merge(self, directory: Path, record: CleanedUnit, target: Path) -> None:
+        """Writes the documents of a unit that repeat none before them to `target`, unless none is left."""
+        path = stem(directory, record.number)
+        texts = list(_read_texts(path.with_suffix(".jsonl.zst")))
+        with np.load(path.with_suffix(".npz")) as arrays:
+            kept = self._kept(texts, {name: arrays[name] for name in arrays.files})
+        if kept:
+            write_texts(target, kept)
+        self.documents += len(kept)
+        self.bytes += sum(len(text.encode()) for text in kept)
+
+    def signatures(self) -> np.ndarray:
+        """The bands of the documents that were kept."""
+        return np.concatenate(self._kept_bands) if self._kept_bands else np.zeros((0, 0), np.uint64)
+
+    def _kept(self, texts: Sequence[str], arrays: dict[str, np.ndarray]) -> list[str]:
+        kept, chosen = [], []
+        ends = np.cumsum(arrays.get("line_counts", []))
+        for number, text in enumerate(texts):
+            if not self._digests.add(arrays["digests"][number].tobytes()):
+                self._drop("duplicate", text)
+            elif self.steps.near_duplicates and not self.index.add(arrays["bands"][number]):
+                self._drop("near_duplicate", text)
+            else:
+                if self.steps.duplicate_lines:
+                    end = int(ends[number])
+                    text = self._without_lines(text, arrays["lines"][end - int(arrays["line_counts"][number]) : end])
+                if text:
+                    kept.append(text)
+                    chosen.append(number)
+                else:
+                    self._drop("duplicate_lines", texts[number])
+        if self.steps.near_duplicates:
+            self._kept_bands.append(arrays["bands"][chosen])
+        return kept
+
+    def _without_lines(self, text: str, hashes: np.ndarray) -> str:
+        """The text without the lines that occurred before, in this document or in an earlier one."""
+        lines = []
+        for line, code in zip(text.splitlines(), hashes, strict=True):
+            if not code or self._lines.add(code.tobytes()):
+                lines.append(line)
+            else:
+                self.removed_lines += 1
+        return "\n".join(lines).strip()
+
+    def _drop(self, reason: str, text: str) -> None:
+        self.dropped[reason] += 1
+        samples = self.samples.setdefault(reason, [])
+        if len(samples) < SAMPLES:
+            samples.append(text[:EXCERPT])
+
+
+def _read_texts(path: Path) -> Iterator[str]:
+    content = b"".join(read_blocks(str(path)))
+    return (json.loads(line)["text"] for line in content.splitlines())

@@ -1,0 +1,171 @@
+"""The work of one unit of documents: the rules, the language, and what finding duplicates needs of each document.
+
+DIR.incomplete/job/units/00012.jsonl.zst   the documents that the rules keep, {"text": ...} a line
+DIR.incomplete/job/units/00012.npz         of each of them: a digest, its bands, and the hashes of its lines
+DIR.incomplete/job/units/00012.json        the record, which is written last
+"""
+
+import hashlib
+import io
+import json
+import re
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from bert_jax.storage.local import write_atomic
+from data_prep.cleaning import languages, near_duplicates
+from data_prep.cleaning.rules import RULES
+from data_prep.resumable import unit_folder
+from data_prep.units import Unit
+
+SAMPLES = 3  # documents of each reason that a unit keeps for the page
+EXCERPT = 400  # characters of a sample
+_DIGITS = re.compile(r"\d")
+_NO_WORD = re.compile(r"[\W_]+")
+
+
+@dataclass(frozen=True)
+class Steps:
+    """What happens to each document, in this order. languages: those to keep, none for all."""
+
+    rules: tuple[str, ...]
+    languages: tuple[str, ...]
+    language_score: float
+    near_duplicates: bool
+    duplicate_lines: bool
+
+
+class CleanedUnit(NamedTuple):
+    """The results of a finished unit."""
+
+    number: int
+    text_hash: str
+    documents: int  # read
+    bytes: int  # of their text
+    kept: int  # documents, by the rules and the language
+    dropped: dict[str, int]  # documents, by reason
+    seconds: dict[str, float]  # of one core, by step
+    samples: dict[str, list[str]]  # beginnings of dropped documents, by reason
+
+
+@dataclass
+class _Counts:
+    dropped: Counter[str] = field(default_factory=Counter)
+    seconds: dict[str, float] = field(default_factory=dict)
+    samples: dict[str, list[str]] = field(default_factory=dict)
+
+    def drop(self, reason: str, text: str) -> None:
+        self.dropped[reason] += 1
+        kept = self.samples.setdefault(reason, [])
+        if len(kept) < SAMPLES:
+            kept.append(text[:EXCERPT])
+
+
+def stem(directory: Path, number: int) -> Path:
+    """The path of a unit's files without their suffixes."""
+    return unit_folder(directory) / f"{number:05d}"
+
+
+def clean_unit(steps: Steps, directory: Path, unit: Unit) -> CleanedUnit:
+    """Writes a unit's files. A function of its text and the steps, which any process may compute."""
+    counts = _Counts()
+    texts = [text for document in unit.documents if (text := _kept(steps, document.decode(), counts)) is not None]
+    path = stem(directory, unit.number)
+    write_texts(path.with_suffix(".jsonl.zst"), texts)
+    start = time.perf_counter()
+    arrays: dict[str, Any] = {"digests": _digests(texts)}
+    if steps.near_duplicates:
+        arrays["bands"] = np.array([near_duplicates.bands(text) for text in texts], np.uint64).reshape(
+            -1, near_duplicates.BANDS
+        )
+        start = _timed(counts, "near_duplicates", start)
+    if steps.duplicate_lines:
+        hashes = [_line_hashes(text) for text in texts]
+        arrays["lines"] = np.concatenate([np.zeros(0, np.uint64), *hashes])
+        arrays["line_counts"] = np.array(list(map(len, hashes)), np.int64)
+        _timed(counts, "duplicate_lines", start)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)
+    write_atomic(path.with_suffix(".npz"), buffer.getvalue())
+    record = CleanedUnit(
+        number=unit.number,
+        text_hash=unit.text_hash,
+        documents=len(unit.documents),
+        bytes=sum(map(len, unit.documents)),
+        kept=len(texts),
+        dropped=dict(counts.dropped),
+        seconds={name: round(seconds, 4) for name, seconds in counts.seconds.items()},
+        samples=counts.samples,
+    )
+    write_atomic(path.with_suffix(".json"), json.dumps(record._asdict()).encode())
+    return record
+
+
+def read_record(directory: Path, unit: Unit) -> CleanedUnit | None:
+    """The record of a unit that an earlier run finished on the same text, or None."""
+    try:
+        record = CleanedUnit(**json.loads(stem(directory, unit.number).with_suffix(".json").read_text("utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+    return record if record.text_hash == unit.text_hash else None
+
+
+def write_texts(path: Path, texts: list[str]) -> None:
+    """Writes documents as compressed JSON lines."""
+    content = "".join(json.dumps({"text": text}, ensure_ascii=False) + "\n" for text in texts)
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as compressed:
+        compressed.write(content.encode())
+    write_atomic(path, memoryview(sink.getvalue()))
+
+
+def _kept(steps: Steps, text: str, counts: _Counts) -> str | None:
+    """The document after all rules, or None if one drops it."""
+    original, reason, start = text, "", time.perf_counter()
+    for name in steps.rules:
+        text, reason = RULES[name](text)
+        start = _timed(counts, name, start)
+        if reason:
+            counts.drop(reason, original)
+            return None
+    if steps.languages:
+        language, score = languages.identify(text)
+        _timed(counts, "languages", start)
+        if language not in steps.languages:
+            counts.drop(f"language_{language}", original)
+            return None
+        if score < steps.language_score:
+            counts.drop("language_score", original)
+            return None
+    return text
+
+
+def _timed(counts: _Counts, name: str, start: float) -> float:
+    now = time.perf_counter()
+    counts.seconds[name] = counts.seconds.get(name, 0.0) + now - start
+    return now
+
+
+def _digests(texts: list[str]) -> np.ndarray:
+    """64-bit hashes of whole documents, [n]."""
+    return np.array([_hash(text) for text in texts], np.uint64)
+
+
+def _line_hashes(text: str) -> np.ndarray:
+    """A hash of each line, 0 for a line without letters or digits.
+
+    Lines are compared as in CCNet (Wenzek et al. 2020, section 3.1): in lower case, with every digit as 0, and without
+    punctuation.
+    """
+    normal = (_NO_WORD.sub(" ", _DIGITS.sub("0", line.lower())).strip() for line in text.splitlines())
+    return np.array([_hash(line) if line else 0 for line in normal], np.uint64)
+
+
+def _hash(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") or 1

@@ -1,0 +1,117 @@
+"""The folder of a job that a later run resumes: `DIR.incomplete` while it runs, and `DIR` once it is complete.
+
+DIR.incomplete/job/arguments.json   everything that decides the output; only a run with equal arguments resumes the job
+DIR.incomplete/job/lock             held by the one process that may write here
+DIR.incomplete/job/units            a .json record for each finished unit, written after its other files
+"""
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from bert_jax.command import Stopped, UserError
+from bert_jax.storage.local import incomplete_path, lock, read_json, refuse_existing, write_atomic
+from data_prep.readers import Source
+
+
+def unit_folder(directory: Path) -> Path:
+    return directory / "job" / "units"
+
+
+def finished_units(directory: Path) -> int:
+    return len(list(unit_folder(directory).glob("*.json")))
+
+
+@contextlib.contextmanager
+def resumable_folder(output: Path, arguments: Mapping[str, Any]) -> Iterator[Path]:
+    """Begins or resumes the job that makes an output, holds its lock, and yields its folder, `DIR.incomplete`.
+
+    Raises UserError if the output exists, another job is writing it, or an earlier run that it would resume had other
+    arguments (JSON values). An exception keeps the finished units, and removes a folder that holds none.
+    """
+    refuse_existing(output)
+    directory = incomplete_path(output)
+    if directory.exists() and not (directory / "job").exists():
+        raise UserError(f"{directory} exists and is no unfinished output. Move it, or choose another --output")
+    unit_folder(directory).mkdir(parents=True, exist_ok=True)
+    with lock(directory / "job" / "lock"):
+        try:
+            refuse_existing(output)  # the previous holder of the lock may have finished
+            _check_arguments(directory, arguments)
+            yield directory
+        finally:
+            if directory.exists() and not finished_units(directory):
+                shutil.rmtree(directory, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def keeping_units(output: Path) -> Iterator[None]:
+    """Turns SIGTERM into Stopped while a job runs, which keeps its finished units, and says how to resume it."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
+        raise Stopped("stopped by SIGTERM")
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except Stopped as stopped:
+        directory = incomplete_path(output)
+        if finished_units(directory):
+            kept = f"finished units are kept in {directory}: run the same command again to resume"
+            raise Stopped(f"{stopped}; {kept}") from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def complete(directory: Path, output: Path) -> None:
+    """Gives the folder of a job its final name, and removes what only a resumed job needs."""
+    directory.rename(output)
+    _sync_folder(output.parent)
+    shutil.rmtree(output / "job", ignore_errors=True)
+
+
+def sources_outside(sources: Sequence[Source], folder: Path) -> tuple[Source, ...]:
+    """The sources outside of a folder: a pattern may also match what an earlier run of this job left."""
+    inside = os.path.realpath(folder) + os.sep
+    return tuple(source for source in sources if not os.path.realpath(source.path).startswith(inside))
+
+
+def _check_arguments(directory: Path, arguments: Mapping[str, Any]) -> None:
+    """Stores the arguments of a new job. Raises UserError if the job was started with others."""
+    path = directory / "job" / "arguments.json"
+    if not finished_units(directory):
+        write_atomic(path, json.dumps(arguments, indent=1).encode())
+        return
+    try:
+        begun = read_json(path)
+    except UserError:
+        raise UserError(
+            f"missing or damaged {path}, the arguments of the job; remove {directory} to start again"
+        ) from None
+    differing = [name for name in arguments if begun.get(name) != arguments[name]]
+    if differing:
+        listed = ", ".join(
+            name if isinstance(arguments[name], list) else f"{name} {begun.get(name)}, now {arguments[name]}"
+            for name in differing
+        )
+        raise UserError(
+            f"{directory} was started with other arguments ({listed}); "
+            "use the same ones to resume it, or remove that folder to start again"
+        )
+
+
+def _sync_folder(folder: Path) -> None:
+    """Makes a rename in the folder survive a power failure."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

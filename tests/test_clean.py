@@ -1,0 +1,146 @@
+"""data_prep.clean: every document is kept or counted, whatever the number of workers, and after a crash."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_cleaning_rules import PROSE, SENTENCES
+
+from bert_jax.command import UserError
+from data_prep import clean as command
+from data_prep import readers
+from data_prep.clean import CleanOptions, clean
+from data_prep.cleaning import merging, unit
+
+
+def prose(number: int) -> str:
+    """A text of six sentences that shares no run of five words with another."""
+
+    mark = "".join("abcdefghij"[int(digit)] for digit in str(number))
+
+    def marked(word: str) -> str:
+        return word + mark if word.isalpha() and len(word) > 4 else word
+
+    return "\n".join(" ".join(map(marked, line.split())) for line in SENTENCES)
+
+
+TEXTS = [
+    *map(prose, range(40)),
+    "Too short.",
+    prose(3),
+    prose(5).replace("quietf", "loud"),
+    *map(prose, range(40, 60)),
+    "\n".join([prose(70), SENTENCES[0], prose(71)]),
+    "\n".join([prose(72), SENTENCES[0].upper(), prose(73)]),
+]
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> Path:
+    path = tmp_path / "text.jsonl"
+    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
+    return path
+
+
+@pytest.fixture(autouse=True)
+def small_units(monkeypatch):
+    monkeypatch.setattr(command, "UNIT_MB", 0.004)
+
+
+def kept(output: Path) -> list[str]:
+    paths = sorted(output.glob("part-*.jsonl.zst"))
+    return [text for path in paths for text in readers.documents(path)]
+
+
+def test_each_document_is_kept_or_counted_by_reason(corpus, tmp_path):
+    output = tmp_path / "clean"
+    found = clean(CleanOptions(corpus, output, rules="gopher", near_duplicates=True, workers=1))
+    wanted = [text for text in TEXTS if text not in ("Too short.", TEXTS[42])]
+    del wanted[40]  # the copy of number 3
+    assert kept(output) == wanted
+    assert found["dropped"] == {"gopher_length": 1, "duplicate": 1, "near_duplicate": 1}
+    assert found["documents"] == {"read": len(TEXTS), "kept": len(TEXTS) - 3}
+    assert found["samples"]["near_duplicate"] == [TEXTS[42][: unit.EXCERPT]]
+    assert set(found["mb_a_second"]) == {"gopher", "near_duplicates"}
+    assert json.loads((output / "report.json").read_text()) == found
+    page = (output / "index.html").read_text()
+    assert "gopher_length" in page and "Too short." in page
+    assert not (output / "job").exists() and len(np.load(output / merging.SIGNATURES)) == len(wanted)
+
+
+def test_repeated_lines_are_removed_wherever_they_occur(corpus, tmp_path):
+    found = clean(CleanOptions(corpus, tmp_path / "clean", duplicate_lines=True, workers=1))
+    texts = kept(tmp_path / "clean")
+    # Of a repeated line the first one stays. In lower case, the second one is the same.
+    assert SENTENCES[0] in texts[-2] and SENTENCES[0].upper() not in texts[-1]
+    assert prose(5).replace("quietf", "loud").splitlines()[0] in texts
+    assert found["removed_lines"] == 1 + 5 and found["dropped"] == {"duplicate": 1}
+
+
+def test_against_drops_what_an_earlier_output_holds(corpus, tmp_path):
+    clean(CleanOptions(corpus, tmp_path / "first", near_duplicates=True, workers=1))
+    more = tmp_path / "more.jsonl"
+    texts = [prose(7).replace("boats", "ships"), prose(100), prose(8)]
+    more.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    options = CleanOptions(more, tmp_path / "second", near_duplicates=True, against=str(tmp_path / "first"), workers=1)
+    assert clean(options)["dropped"] == {"near_duplicate": 2}
+    assert kept(tmp_path / "second") == [prose(100)]
+
+
+def test_the_documents_are_the_same_with_any_number_of_workers_and_after_a_crash(corpus, tmp_path, monkeypatch):
+    options = {"rules": "gopher_repetition,gopher,c4,fineweb", "near_duplicates": True, "duplicate_lines": True}
+    clean(CleanOptions(corpus, tmp_path / "one", workers=1, **options))
+    clean(CleanOptions(corpus, tmp_path / "two", workers=2, **options))
+    done = []
+
+    def failing(*arguments):
+        if len(done) == 3:
+            raise RuntimeError("the machine fails")
+        done.append(unit.clean_unit(*arguments))
+        return done[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(command, "clean_unit", failing)
+        with pytest.raises(RuntimeError):
+            clean(CleanOptions(corpus, tmp_path / "three", workers=1, **options))
+    with pytest.raises(UserError, match="was started with other arguments"):
+        clean(CleanOptions(corpus, tmp_path / "three", workers=1))
+    count = iter(range(100))
+    monkeypatch.setattr(command, "clean_unit", lambda *arguments: next(count) is None or unit.clean_unit(*arguments))
+    clean(CleanOptions(corpus, tmp_path / "three", workers=1, **options))
+    contents = [
+        {path.name: path.read_bytes() for path in (tmp_path / name).iterdir() if path.suffix in (".zst", ".npy")}
+        for name in ("one", "two", "three")
+    ]
+    assert contents[0] == contents[1] == contents[2] and len(contents[0]) > 4
+    assert next(count) == len(contents[0]) - 1 - len(done)  # what was finished is not done again
+
+
+def test_only_texts_in_the_chosen_languages_stay(tmp_path):
+    pytest.importorskip("py3langid")
+    texts = [PROSE, "Der Hafen war still, als die letzten Boote nach Hause kamen und die Kinder schliefen. " * 3]
+    (tmp_path / "text.txt").write_text("\n\n".join(texts))
+    found = clean(CleanOptions(tmp_path / "text.txt", tmp_path / "clean", languages="en", workers=1))
+    assert kept(tmp_path / "clean") == [PROSE] and found["dropped"] == {"language_de": 1}
+    with pytest.raises(UserError, match=r"unknown language 'english'; choose from .*, en, "):
+        clean(CleanOptions(tmp_path / "text.txt", tmp_path / "other", languages="english"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rules": "gopher,c5"}, "--rules: unknown name 'c5'; choose from gopher_repetition, gopher, c4, fineweb"),
+        ({"against": "x"}, "add --near_duplicates"),
+        ({"against": "x", "near_duplicates": True}, "it has no signatures.npy"),
+        ({"language_score": 1.5}, "--language_score 1.5: it must be from 0 to 1"),
+        ({"rules": "gopher", "input": "one.txt"}, "none of the 1 documents of --input is left"),
+    ],
+)
+def test_mistakes_are_refused_in_one_line_and_nothing_is_written(tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    Path("one.txt").write_text("A text.\n")
+    with pytest.raises(UserError) as caught:
+        clean(CleanOptions(**{"input": "one.txt", "output": "clean", "workers": 1} | options))
+    assert message in str(caught.value) and "\n" not in str(caught.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["one.txt"]
