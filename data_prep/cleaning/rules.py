@@ -15,6 +15,10 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
+from bert_jax.array_types import UInt64
+
 # The text that is kept, which c4 shortens, and why the document is dropped; an empty reason: it is not.
 Rule = Callable[[str], tuple[str, str]]
 
@@ -44,6 +48,8 @@ _MOST_OF_TOP = {2: 0.20, 3: 0.18, 4: 0.16}
 _MOST_OF_DUPLICATES = {5: 0.15, 6: 0.14, 7: 0.13, 8: 0.12, 9: 0.11, 10: 0.10}
 
 _FINEWEB_ENDS = (".", "!", "?", '"', "'", "…", "”", "’", "。", "！", "？", "।", "؟")
+_CODE_FACTOR, _PLACE_FACTOR = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xD1342543DE82EF95)
+
 _LEAST_ENDING, _MOST_SHORT, _SHORT, _MOST_REPEATED = 0.12, 0.67, 30, 0.1
 
 
@@ -105,14 +111,13 @@ def gopher_repetition(text: str) -> tuple[str, str]:
         count, characters = _duplicates(parts)
         if count > _MOST_DUPLICATES * len(parts) or characters > _MOST_DUPLICATE_CHARACTERS * size:
             return text, f"gopher_repeated_{what}"
-    words = text.split()
-    lengths = list(map(len, words))
+    grams = NGrams(text.split())
     for n, most in _MOST_OF_TOP.items():
-        if _of_top(words, n) > most * size:
+        if grams.of_top(n) > most * size:
             return text, f"gopher_top_{n}_gram"
     # The share of characters in longer repeated n-grams is never larger, so without a repeated 5-gram all are 0.
     for n, most in _MOST_OF_DUPLICATES.items():
-        found = _of_duplicates(words, lengths, n)
+        found = grams.of_duplicates(n)
         if found > most * size:
             return text, f"gopher_repeated_{n}_grams"
         if not found:
@@ -142,23 +147,37 @@ def _duplicates(parts: Sequence[str]) -> tuple[int, int]:
     return sum(count for count, _ in repeated), sum(count * size for count, size in repeated)
 
 
-def _of_top(words: Sequence[str], n: int) -> int:
-    """The characters of all occurrences of the most frequent n-gram; of n-grams as frequent, of the first."""
-    grams = Counter(zip(*(words[start:] for start in range(n)), strict=False))
-    if not grams:
-        return 0
-    gram, count = grams.most_common(1)[0]
-    return count * (sum(map(len, gram)) + n - 1) if count > 1 else 0
+class NGrams:
+    """The n-grams of some words. They are compared by 64-bit hashes."""
 
+    def __init__(self, words: Sequence[str]) -> None:
+        numbers: dict[str, int] = {}
+        codes = np.fromiter((numbers.setdefault(word, len(numbers)) for word in words), np.uint64, len(words))
+        self._codes = (codes + np.uint64(1)) * _CODE_FACTOR
+        self._lengths = np.fromiter(map(len, words), np.int64, len(words))
 
-def _of_duplicates(words: Sequence[str], lengths: Sequence[int], n: int) -> int:
-    """The characters of words within n-grams that repeat an earlier one, each word once."""
-    seen: set[tuple[str, ...]] = set()
-    characters = covered = 0
-    for start, gram in enumerate(zip(*(words[begin:] for begin in range(n)), strict=False)):
-        if gram in seen:
-            first = max(start, covered)
-            characters += sum(lengths[first : start + n])
-            covered = start + n
-        seen.add(gram)
-    return characters
+    def of_top(self, n: int) -> int:
+        """The characters of all occurrences of the most frequent n-gram, if it occurs twice; of several, the first."""
+        hashes = self._hashes(n)
+        _, firsts, counts = np.unique(hashes, return_index=True, return_counts=True)
+        most = int(counts.max(initial=0))
+        if most < 2:
+            return 0
+        first = int(firsts[counts == most].min())
+        return most * (int(self._lengths[first : first + n].sum()) + n - 1)
+
+    def of_duplicates(self, n: int) -> int:
+        """The characters of words within n-grams that repeat an earlier one, each word once."""
+        hashes = self._hashes(n)
+        _, firsts, inverse = np.unique(hashes, return_index=True, return_inverse=True)
+        repeated = np.flatnonzero(firsts[inverse] != np.arange(len(hashes)))
+        borders = np.zeros(len(self._codes) + 1, np.int64)
+        np.add.at(borders, repeated, 1)
+        np.add.at(borders, repeated + n, -1)
+        return int(self._lengths[np.cumsum(borders)[:-1] > 0].sum())
+
+    def _hashes(self, n: int) -> UInt64[np.ndarray, " m"]:
+        found = np.zeros(max(len(self._codes) - n + 1, 0), np.uint64)
+        for place in range(n if len(found) else 0):
+            found = found * _PLACE_FACTOR + self._codes[place : place + len(found)]
+        return found

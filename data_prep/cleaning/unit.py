@@ -78,7 +78,7 @@ def clean_unit(steps: Steps, directory: Path, unit: Unit) -> CleanedUnit:
     texts = [text for document in unit.documents if (text := _kept(steps, document.decode(), counts)) is not None]
     path = stem(directory, unit.number)
     write_texts(path.with_suffix(".jsonl.zst"), texts)
-    start = time.perf_counter()
+    start = time.process_time()
     arrays: dict[str, Any] = {"digests": _digests(texts)}
     if steps.near_duplicates:
         arrays["bands"] = np.array([near_duplicates.bands(text) for text in texts], np.uint64).reshape(
@@ -127,7 +127,7 @@ def write_texts(path: Path, texts: list[str]) -> None:
 
 def _kept(steps: Steps, text: str, counts: _Counts) -> str | None:
     """The document after all rules, or None if one drops it."""
-    original, reason, start = text, "", time.perf_counter()
+    original, reason, start = text, "", time.process_time()
     for name in steps.rules:
         text, reason = RULES[name](text)
         start = _timed(counts, name, start)
@@ -147,7 +147,7 @@ def _kept(steps: Steps, text: str, counts: _Counts) -> str | None:
 
 
 def _timed(counts: _Counts, name: str, start: float) -> float:
-    now = time.perf_counter()
+    now = time.process_time()
     counts.seconds[name] = counts.seconds.get(name, 0.0) + now - start
     return now
 
