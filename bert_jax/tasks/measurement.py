@@ -12,6 +12,7 @@ from jax.sharding import Mesh
 from bert_jax.command import UserError
 from bert_jax.config import ModelConfig, TrainConfig
 from bert_jax.interop.loaded_model import LoadedModel
+from bert_jax.model.runtime import Runtime
 from bert_jax.tasks import reading, registry
 from bert_jax.tasks.example import TaskRows
 from bert_jax.tasks.inference import Predictor, task_params
@@ -66,7 +67,7 @@ def make_evaluator(task: Task, rows: TaskRows, batch_size: int) -> Callable[[Pla
     """An element of trainer.Run.evaluators that measures the task on labelled rows."""
 
     def make(plan: Plan, mesh: Mesh) -> Evaluator:
-        predictor = Predictor(task, plan.model, plan.runtime, mesh)
+        predictor = Predictor(task, plan.model, _compiling_fast(plan.runtime), mesh)
         return lambda params, _: predictor.measure(params, rows, batch_size)
 
     return make
@@ -78,8 +79,13 @@ def measure(
     """The task's metrics, and task_loss, of labelled rows with trained parameters. config says how to run the model."""
     mesh = partitioning.make_mesh(config.mesh)
     with jax.set_mesh(mesh):
-        predictor = Predictor(task, model, trainer.runtime_of(config), mesh)
+        predictor = Predictor(task, model, _compiling_fast(trainer.runtime_of(config)), mesh)
         return predictor.measure(params, rows, config.eval.batch_size or config.batch_size)
+
+
+def _compiling_fast(runtime: Runtime) -> Runtime:
+    """With layers in a scan, unless model.layer_loop is set: files are small, and each length of rows is compiled."""
+    return dataclasses.replace(runtime, layer_loop="scan") if runtime.layer_loop == "auto" else runtime
 
 
 @dataclass(frozen=True)

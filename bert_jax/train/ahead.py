@@ -2,6 +2,9 @@
 
 With one process and several cores this takes hardly more time than one program. A program that does not compile, or
 does not fit into memory, is reported in the first minutes, and not after days.
+
+Several processes compile all shapes before the first step, in the same order. So do GPUs, because XLA times kernels on
+the GPU while it compiles, which the training step would disturb.
 """
 
 import os
@@ -24,7 +27,6 @@ class CompilingAhead:
 
     later       abstract batches, by the first step that has each (`later_batch_shapes`)
     arguments   what the step takes after state, batch and fraction
-    Several processes compile them one after another before the first step, all in the same order.
     """
 
     def __init__(
@@ -43,11 +45,12 @@ class CompilingAhead:
             with jax.set_mesh(mesh):  # which is a property of the thread
                 train_step.lower(given[0], batch, np.float32(0), *given[1:]).compile()
 
+        at_once = jax.process_count() > 1 or mesh.devices.flat[0].platform == "gpu"
         self._compiling: dict[Any, Future[None]] = {}
         self._threads = ThreadPoolExecutor(max(min(len(later), (os.cpu_count() or 2) - 1), 1), "compile")
         for step, batch in later.items():
             report(f"compiling for step {step}: {describe_batch(batch)}")
-            if jax.process_count() > 1:
+            if at_once:
                 compile_for(batch)
             else:
                 self._compiling[_shape(batch)] = self._threads.submit(compile_for, batch)
