@@ -9,13 +9,15 @@ from typing import Any
 
 from bert_jax import command
 from bert_jax import tokenizer as tokenizers
+from bert_jax.command import UserError
 from bert_jax.data.manifest import PAIRS
 from bert_jax.progress import Reporter
 from bert_jax.storage.compression import SUFFIXES as COMPRESSED
 from bert_jax.storage.local import incomplete_path, refuse_existing
 from bert_jax.tokenizer import Tokenizer
-from data_prep import build_options, engines, summary, worker
+from data_prep import build_options, engines, shares, summary, worker
 from data_prep.build_options import BuildOptions
+from data_prep.build_parts import build_parts
 from data_prep.job import Arguments, Job, open_job
 from data_prep.memory import keep_freed
 from data_prep.objectives import fewest_documents
@@ -38,11 +40,13 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
     """
     output = Path(os.path.abspath(options.output))
     refuse_existing(output)
+    if len(every := shares.parse(options.part)) > 1:
+        return build_parts(options, output, every, quiet=quiet)
     engines.begin(options.engine, options.workers)
     sources = sources_outside(find_sources(str(options.input), options.weights), incomplete_path(output))
-    corpus = Corpus(sources, Reading(options.text_field, options.document, options.on_error))
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
     arguments = _arguments(options, sources, tokenizer)
+    corpus = Corpus(arguments.sources, Reading(options.text_field, options.document, options.on_error))
     cache = None
     if options.token_cache is not None:
         cache = TokenCache(Path(os.path.abspath(options.token_cache)), round(options.token_cache_gb * GB))
@@ -59,14 +63,17 @@ def _arguments(options: BuildOptions, sources: tuple[Source, ...], tokenizer: To
         # a few sequences.
         short_seq_prob = SHORT_SEQ_PROB if options.objective in PAIRS and options.pack == 1 else 0.0
     unit_bytes = round(options.unit_mb * MB) if options.unit_mb else _default_unit_bytes(sources)
-    return Arguments(options, short_seq_prob, unit_bytes, sources, tokenizer.content_hash)
+    (share,) = shares.parse(options.part)
+    chosen, digest = shares.sources_of(share, sources), shares.digest(sources)
+    return Arguments(options, short_seq_prob, unit_bytes, share, chosen, digest, tokenizer.content_hash)
 
 
 def _run(job: Job, corpus: Corpus, cache: TokenCache | None, quiet: bool) -> dict[str, Any]:
     """Splits the corpus, skips finished units, passes the others to the engine, and finishes the folder."""
     arguments, options = job.arguments, job.arguments.options
     fewest = fewest_documents(options.objective)
-    splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup)
+    first = arguments.share.first_unit
+    splitter = UnitSplitter(arguments.unit_bytes, options.eval_fraction, fewest, options.dedup, first)
     records: list[UnitRecord] = []
     tokens = done = 0
 
@@ -80,6 +87,8 @@ def _run(job: Job, corpus: Corpus, cache: TokenCache | None, quiet: bool) -> dic
         nonlocal done
         try:
             for unit in splitter.split(documents()):
+                if options.part and unit.number >= first + shares.UNITS:
+                    raise UserError(f"a part has at most {shares.UNITS} units. Use more parts, or a larger --unit_mb")
                 record = read_record(job.directory, unit)
                 if record is None:
                     yield unit

@@ -8,7 +8,7 @@ from bert_jax.command import UserError
 from bert_jax.data.example import max_predictions
 from bert_jax.data.manifest import PAIRS
 from bert_jax.data.masking import UNITS, MaskingRule, ReplacementShares
-from data_prep import engines, flags, formats
+from data_prep import engines, flags, formats, shares
 from data_prep.flags import REQUIRED, Valid, between, option
 from data_prep.objectives import OBJECTIVES
 
@@ -125,6 +125,12 @@ class BuildOptions:
     engine_options: str = option(
         "", "flags for beam or ray, for example '--runner=FlinkRunner'; default: none", metavar="FLAGS"
     )
+    part: str = option(
+        "",
+        "build only one share of the files, I/N with I from 0 to N-1, for merge_shards; all/N: all of them, several at "
+        "a time, merged; +K: as share K, to merge with an earlier output; default: the files are not divided",
+        metavar="I/N",
+    )
     workers: int = option(
         0,
         "number of processes; 0: one for each core (ray: of the cluster)",
@@ -152,6 +158,12 @@ class BuildOptions:
     def __post_init__(self) -> None:
         flags.check(self)
         formats.check(self.format, self.masking, self.pack)
+        if self.part and self.format != "arrow":
+            raise UserError(
+                "--part builds arrow shards, which merge_shards joins; convert them with convert_examples afterwards"
+            )
+        if len(shares.parse(self.part)) > 1 and self.engine != "local":
+            raise UserError(f"--part {self.part} runs on this machine; for --engine {self.engine}, give one part I/N")
         if self.objective not in PAIRS and self.short_seq_prob:
             raise UserError(
                 f"--short_seq_prob is only for --objective {' and '.join(PAIRS)}; leave it out for {self.objective}"

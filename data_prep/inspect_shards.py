@@ -16,7 +16,7 @@ from bert_jax.reporting.terminal import excerpt_text, open_console, print_docume
 from bert_jax.storage.local import write_atomic
 from data_prep import checksums, formats
 from data_prep.inspection.contents import PROGRAM, document, first_rows, page_rows
-from data_prep.inspection.source_check import check_source, source_corpus
+from data_prep.inspection.source_check import check_source, source_corpora
 from data_prep.inspection.statistics import measure
 from data_prep.inspection.verification import Inspection, bytes_to_verify, open_tokenizer, verify
 
@@ -93,10 +93,10 @@ def _is_page(path: Path) -> bool:
 
 
 def _check_source(directory: Path, found: Inspection) -> int:
-    corpus = source_corpus(directory, found.manifest)
-    with Reporter("reading the text again", corpus.total_bytes, ["MB"]) as reporter:
+    corpora = source_corpora(directory, found.manifest)
+    with Reporter("reading the text again", corpora.total_bytes, ["MB"]) as reporter:
         return check_source(
-            directory, found.manifest, corpus, lambda: reporter.update(corpus.bytes_read, corpus.bytes_read / 1e6)
+            directory, found.manifest, corpora, lambda: reporter.update(corpora.bytes_read, corpora.bytes_read / 1e6)
         )
 
 

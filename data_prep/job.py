@@ -29,6 +29,7 @@ from data_prep.lengths import summarise
 from data_prep.readers import Source
 from data_prep.resumable import complete, resumable_folder, unit_folder
 from data_prep.sentences import RULE_VERSION
+from data_prep.shares import Share
 from data_prep.unit_records import UnitRecord
 from data_prep.units import UnusableCorpus
 
@@ -48,7 +49,9 @@ class Arguments(NamedTuple):
     options: BuildOptions
     short_seq_prob: float
     unit_bytes: int
-    sources: tuple[Source, ...]
+    share: Share
+    sources: tuple[Source, ...]  # of the share
+    corpus_hash: str  # of the sources of all shares
     tokenizer_hash: str
 
     def to_json(self) -> dict[str, Any]:
@@ -107,7 +110,7 @@ class Job(NamedTuple):
 
         skipped   number of documents that are in no unit, by reason
         """
-        records = sorted(records, key=lambda record: (PARTS.index(record.part), record.name))
+        records = sorted(records, key=lambda record: (PARTS.index(record.part), record.number))
         options, vocab_size = self.arguments.options, self.tokenizer.vocab_size
         counted = {part: np.zeros(vocab_size + options.seq_len + 1, np.int64) for part in PARTS}
         for record in records:
@@ -187,6 +190,19 @@ def _manifest(
         "parts": parts,
         "unigram_counts": UNIGRAMS,
         "shards": [shard for record in records for shard in record.shards],
+        "versions": versions(),
+        **({"shares": [_share(arguments, counts["documents"] - skipped.total())]} if options.part else {}),
+    }
+
+
+def _share(arguments: Arguments, documents: int) -> dict[str, Any]:
+    """The entry of the job's share (data_prep/shares.py); documents are those in units."""
+    return {
+        "number": arguments.share.number,
+        "of": arguments.share.of,
+        "corpus": arguments.corpus_hash if arguments.share.of else "",
+        "sources": len(arguments.sources),
+        "documents": documents,
         "versions": versions(),
     }
 

@@ -34,6 +34,10 @@ class UnitRecord(NamedTuple):
     def part(self) -> Part:
         return "eval" if self.name.startswith("eval-") else "train"
 
+    @property
+    def number(self) -> int:
+        return int(self.name.rpartition("-")[2])
+
 
 def write_record(
     directory: Path, record: UnitRecord, unigrams: Int64[np.ndarray, "V"], lengths: Int64[np.ndarray, "n"]

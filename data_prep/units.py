@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from bert_jax.command import UserError
-from bert_jax.data.manifest import Part
+from bert_jax.data.manifest import PARTS, Part
 from data_prep.dedup import Seen
 
 # The highest bit of a unit's number in a sequence key is the part (docs/data_format.md).
@@ -49,13 +49,15 @@ class UnitSplitter:
 
     A unit ends with the document that fills it and holds at least two documents: a last unit with one document is
     joined to the one before it. If a part has fewer than min_documents, all of its documents move to the other one.
-    With dedup, a document equal to an earlier one, byte for byte, is skipped.
+    With dedup, a document equal to an earlier one of the same stream, byte for byte, is skipped. The counts are those
+    of all streams that were split.
     """
 
     unit_bytes: int  # of UTF-8 text; a unit is complete when it has as many
     eval_fraction: float
     min_documents: int  # of a part that has any: 2 for next-sentence pairs, which need another document; else 1
     dedup: bool = False
+    first_number: int = 0  # of the units of each part in the next call of `split` (data_prep/shares.py)
     documents: int = 0  # in units
     bytes: int = 0
     moved_to_train: int = 0  # documents chosen for eval that were too few for a part
@@ -69,7 +71,7 @@ class UnitSplitter:
 
         Raises UnusableCorpus at the end of a stream with too few documents for any part.
         """
-        train, held_out = _Gathering("train", self.unit_bytes), _Gathering("eval", self.unit_bytes)
+        train, held_out = (_Gathering(part, self.unit_bytes, self.first_number) for part in PARTS)
         threshold = int(self.eval_fraction * (1 << 64))
         seen = Seen()
         for document in stream:
@@ -101,7 +103,7 @@ class UnitSplitter:
             raise UnusableCorpus(
                 f"too few documents for train ({train.total}), with {held_out.total} for eval; lower --eval_fraction"
             )
-        self.moved_to_train = held_out.total
+        self.moved_to_train += held_out.total
         for text, digest in held_out.take():
             # add() could complete a unit too early; rest() forms the last units from what is held.
             train.add_held(text, digest)
@@ -125,9 +127,10 @@ class _Gathering:
     The full unit is held back, because the next one may end up with a single document that has to join it.
     """
 
-    def __init__(self, part: Part, unit_bytes: int) -> None:
+    def __init__(self, part: Part, unit_bytes: int, first_number: int) -> None:
         self.part = part
         self.unit_bytes = unit_bytes
+        self.first_number = first_number
         self.total = 0
         self.closed = 0  # units that were returned
         self._held: list[tuple[bytes, bytes]] = []
@@ -169,6 +172,6 @@ class _Gathering:
 
     def _unit(self, documents: list[tuple[bytes, bytes]]) -> Unit:
         whole = hashlib.blake2b(b"".join(digest for _, digest in documents), digest_size=_DIGEST_BYTES)
-        number = self.closed
+        number = self.first_number + self.closed
         self.closed += 1
         return Unit(self.part, number, tuple(text for text, _ in documents), whole.hexdigest())

@@ -30,6 +30,7 @@ from data_prep.inspection.verification import verify
 from data_prep.job import Arguments
 from data_prep.objectives import OBJECTIVES
 from data_prep.sentences import document_sentences
+from data_prep.shares import WHOLE
 from data_prep.units import UnitSplitter
 
 
@@ -644,7 +645,7 @@ def test_lists_of_numbers_are_flags_with_commas() -> None:
 
 
 def test_arguments_that_decide_the_bytes_are_all_compared(arguments: dict) -> None:
-    compared = Arguments(BuildOptions(**arguments), 0.1, 1, (), "").to_json()
+    compared = Arguments(BuildOptions(**arguments), 0.1, 1, WHOLE, (), "", "").to_json()
     # weights are in sources; what on_error leaves out changes the units, whose text is compared.
     decide_nothing = {
         "weights",

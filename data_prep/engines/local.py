@@ -74,7 +74,7 @@ def run(work: Callable[[Path, Unit], Record], units: Iterable[Unit], workers: in
     context = multiprocessing.get_context("forkserver")
     with (
         _quick_switches(),
-        ProcessPoolExecutor(others, mp_context=context, initializer=_start_worker) as pool,
+        ProcessPoolExecutor(others, mp_context=context, initializer=start_worker) as pool,
         # One thread waits for each process of the pool. A unit that no thread has begun can be taken back.
         ThreadPoolExecutor(others) as waiting,
     ):
@@ -129,7 +129,7 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _start_worker() -> None:
+def start_worker() -> None:
     """Keeps memory for the next unit, leaves Ctrl-C to the parent, and exits when the parent exits or dies."""
     keep_freed()
     signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -1,21 +1,45 @@
 """Reads the text of an output again and checks that each document is where the manifest states it."""
 
+import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST, PARTS
 from bert_jax.storage.remote import is_remote
+from data_prep import shares
 from data_prep.objectives import fewest_documents
 from data_prep.readers import Corpus, Reading, Source
 from data_prep.readers.tfds_corpus import PREFIX
 from data_prep.units import UnitSplitter
 
 
-def source_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:
-    """The corpus that an output was made from. Raises UserError if its files are missing or have another size."""
+@dataclass
+class Corpora:
+    """The corpora of the shares of an output, which are read one after another."""
+
+    each: Sequence[Corpus]
+
+    @property
+    def bytes_read(self) -> int:
+        return sum(corpus.bytes_read for corpus in self.each)
+
+    @property
+    def total_bytes(self) -> int:
+        return sum(corpus.total_bytes for corpus in self.each)
+
+    @property
+    def refused(self) -> Counter[str]:
+        """Documents, or rests of files, that cannot be used, by reason."""
+        return sum((corpus.refused for corpus in self.each), Counter())
+
+
+def source_corpora(directory: Path, manifest: Mapping[str, Any]) -> Corpora:
+    """The text that an output was made from. Raises UserError if its files are missing or have another size."""
     if not {"reading", "skipped_reading", "unit_bytes", "eval_fraction"} <= manifest.keys():
         raise UserError(f"{directory} was made from rows, not from text; omit --source")
     sources = []
@@ -32,10 +56,15 @@ def source_corpus(directory: Path, manifest: Mapping[str, Any]) -> Corpus:
                 )
         sources.append(Source(path, source["bytes"], float(source.get("weight", 1.0)), folder))
     reading = manifest["reading"]
-    return Corpus(tuple(sources), Reading(reading["text_field"], reading["document"], on_error="skip"))
+    read = Reading(reading["text_field"], reading["document"], on_error="skip")
+    rest = iter(sources)
+    entries = shares.of_manifest(manifest)
+    return Corpora([Corpus(tuple(itertools.islice(rest, share["sources"])), read) for share in entries])
 
 
-def check_source(directory: Path, manifest: Mapping[str, Any], corpus: Corpus, on_document: Callable[[], None]) -> int:
+def check_source(
+    directory: Path, manifest: Mapping[str, Any], corpora: Corpora, on_document: Callable[[], None]
+) -> int:
     """Counts the documents of the text as build_examples does and returns how many there are.
 
     Raises UserError that names the first count of the manifest that differs. Calls `on_document` for each document.
@@ -44,14 +73,15 @@ def check_source(directory: Path, manifest: Mapping[str, Any], corpus: Corpus, o
     splitter = UnitSplitter(manifest["unit_bytes"], manifest["eval_fraction"], fewest, manifest["reading"]["dedup"])
     found = dict.fromkeys(PARTS, 0)
 
-    def texts() -> Iterator[Any]:
+    def texts(corpus: Corpus) -> Iterator[bytes | None]:
         for text in corpus.texts():
             on_document()
             yield text
 
-    for unit in splitter.split(texts()):
-        found[unit.part] += len(unit.documents)
-    skipped = corpus.refused + splitter.skipped
+    for corpus in corpora.each:
+        for unit in splitter.split(texts(corpus)):
+            found[unit.part] += len(unit.documents)
+    skipped = corpora.refused + splitter.skipped
     stated = manifest["skipped_reading"]
     for name, counted, wanted in [
         *((f"documents in {part}", found[part], manifest["parts"][part]["documents"]) for part in PARTS),

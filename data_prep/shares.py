@@ -1,0 +1,97 @@
+"""The shares of a corpus that jobs build apart, on one machine or on many: each is a group of whole files.
+
+The units of share number k are numbered from k * 2**20 on, so their shards and sequence keys differ from those of
+every other share, and merge_shards joins outputs without reading a row. A manifest lists the shares of its output,
+`shares: [{number, of, corpus, sources, documents, versions}]`: `of` is the number of shares of the job that it was a
+part of, 0 if it was added later, `corpus` a hash of the names and sizes of all files of that job, and `sources` how
+many of the manifest's sources belong to the share. An output without the key is one share, number 0.
+"""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import PurePath
+from typing import Any, NamedTuple
+
+from bert_jax.command import UserError
+from data_prep.readers import Source
+
+MOST = 2048  # shares: a unit's number has 31 bits in a sequence key
+UNITS = 1 << 20  # of a share
+
+
+class Share(NamedTuple):
+    """Share `number` of `of`. With of = 0, all files of a job that is to be merged with earlier outputs."""
+
+    number: int
+    of: int
+
+    @property
+    def first_unit(self) -> int:
+        return self.number * UNITS
+
+
+WHOLE = Share(0, 1)
+
+
+def parse(given: str) -> list[Share]:
+    """The shares that --part names: 3/16, all/16, or +5; nothing: the whole corpus as one. Raises UserError."""
+    if not given:
+        return [WHOLE]
+    number, slash, count = given.partition("/")
+    problem = UserError(f"--part {given}: use I/N with I from 0 to N - 1, all/N, or +NUMBER, and at most {MOST} shares")
+    if not slash and given.startswith("+") and given[1:].isdecimal() and int(given) < MOST:
+        return [Share(int(given), 0)]
+    if not count.isdecimal() or not 1 <= int(count) <= MOST:
+        raise problem
+    every = [Share(each, int(count)) for each in range(int(count))]
+    if number == "all":
+        return every
+    if not number.isdecimal() or int(number) >= int(count):
+        raise problem
+    return [every[int(number)]]
+
+
+def sources_of(share: Share, sources: Sequence[Source]) -> tuple[Source, ...]:
+    """The files of a share: the largest go first, each to the share with the fewest bytes so far.
+
+    Raises UserError if there are fewer files than shares.
+    """
+    if share.of <= 1:
+        return tuple(sources)
+    if len(sources) < share.of:
+        raise UserError(
+            f"--part divides files among {share.of} jobs, but --input matches {len(sources)}; split the files, or use "
+            "fewer parts"
+        )
+    sizes = [0] * share.of
+    chosen = []
+    for source in sorted(sources, key=lambda source: (-source.bytes, source.path)):
+        smallest = sizes.index(min(sizes))
+        sizes[smallest] += max(source.bytes, 1)
+        if smallest == share.number:
+            chosen.append(source)
+    return tuple(sorted(chosen))
+
+
+def digest(sources: Sequence[Source]) -> str:
+    """A hash of the names and sizes of files, wherever a machine has them."""
+    found = hashlib.blake2b(digest_size=16)
+    for name, size in sorted((PurePath(source.path).name, source.bytes) for source in sources):
+        found.update(f"{name}\0{size}\n".encode())
+    return found.hexdigest()
+
+
+def of_manifest(manifest: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The entries of a manifest's shares; of an output without them, the one that it is."""
+    if found := manifest.get("shares"):
+        return [dict(share) for share in found]
+    return [
+        {
+            "number": 0,
+            "of": 0,
+            "corpus": "",
+            "sources": len(manifest["sources"]),
+            "documents": manifest["counts"]["documents"],
+            "versions": manifest.get("versions", {}),
+        }
+    ]

@@ -1,0 +1,144 @@
+"""Parts of a job that are built apart and merged equal one job, byte for byte; text added later changes no row."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from building import ROOT, contents
+
+from bert_jax.command import UserError
+from bert_jax.data.manifest import read_manifest
+from data_prep import build_parts, inspect_shards, readers, shares
+from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
+from data_prep.merge_shards import folders, main, merge
+from data_prep.readers import Source
+
+BOOKS = sorted((ROOT / "data_prep" / "sample" / "books").glob("*.txt.xz"))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory) -> Path:
+    """Five files of 30 documents, each of a few sentences of a novel."""
+    folder = tmp_path_factory.mktemp("text")
+    lines = (line for document in readers.documents(BOOKS[0]) for line in document.splitlines())
+    paragraphs = [line for line in lines if len(line) > 200]
+    for number in range(5):
+        chosen = paragraphs[number * 30 : number * 30 + 30]
+        assert len(chosen) == 30
+        (folder / f"file{number}.txt").write_text("\n\n".join(chosen) + "\n")
+    return folder
+
+
+def options(text: Path, vocab: Path, output: Path, part: str = "", **changes: object) -> BuildOptions:
+    given = {"input": text / "file*.txt", "seq_len": 64, "eval_fraction": 0.2, "workers": 1, "unit_mb": 0.01, "seed": 3}
+    return BuildOptions(tokenizer=vocab, output=output, part=part, **(given | changes))
+
+
+@pytest.mark.parametrize("pack", [1, 4])
+def test_parts_merged_equal_one_job(text, vocab_dir, tmp_path, pack):
+    whole = build(options(text, vocab_dir, tmp_path / "whole", "all/3", pack=pack))
+    for number in range(3):
+        build(options(text, vocab_dir, tmp_path / f"part{number}", f"{number}/3", pack=pack))
+    assert not (tmp_path / "whole.parts").exists()
+    merged = merge([tmp_path / f"part{number}" for number in (2, 0, 1)], tmp_path / "merged")
+    assert merged == whole == read_manifest(tmp_path / "merged")
+    assert contents(tmp_path / "merged") == contents(tmp_path / "whole")
+    assert [share["number"] for share in whole["shares"]] == [0, 1, 2]
+    assert sum(share["documents"] for share in whole["shares"]) == 150 == whole["counts"]["documents"]
+    inspect_shards.main([str(tmp_path / "merged"), "--verify", "--source"])
+
+
+@pytest.mark.slow
+def test_all_parts_run_side_by_side_and_are_resumed(text, vocab_dir, tmp_path, monkeypatch):
+    whole = build(options(text, vocab_dir, tmp_path / "whole", "all/4"))
+    assert build(options(text, vocab_dir, tmp_path / "two", "all/4", workers=2)) == whole
+    assert contents(tmp_path / "two") == contents(tmp_path / "whole")
+    built = []
+
+    def failing(part):
+        if len(built) == 2:
+            raise UserError("the disk is full")
+        built.append(part.part)
+        return original(part)
+
+    original = build_parts._build
+    with monkeypatch.context() as patch:
+        patch.setattr(build_parts, "_build", failing)
+        with pytest.raises(UserError, match="the disk is full"):
+            build(options(text, vocab_dir, tmp_path / "three", "all/4"))
+    assert not (tmp_path / "three").exists() and len(list((tmp_path / "three.parts").iterdir())) == 2
+    monkeypatch.setattr(build_parts, "_build", lambda part: (built.append(part.part), original(part))[1])
+    build(options(text, vocab_dir, tmp_path / "three", "all/4"))
+    assert built == ["0/4", "1/4", "2/4", "3/4"] and not (tmp_path / "three.parts").exists()
+    assert contents(tmp_path / "three") == contents(tmp_path / "whole")
+
+
+def test_added_text_changes_no_row_of_the_first_output(text, vocab_dir, tmp_path):
+    first = build(options(text, vocab_dir, tmp_path / "first", input=text / "file[0-3].txt"))
+    more = options(text, vocab_dir, tmp_path / "more", "+1", input=text / "file4.txt", unit_mb=0.02)
+    build(more)
+    main(["--input", f"{tmp_path / 'first'},{tmp_path / 'more'}", "--output", str(tmp_path / "both")])
+    both = read_manifest(tmp_path / "both")
+    assert both["shards"][: len(first["shards"])] != both["shards"]
+    for shard in first["shards"]:
+        assert (tmp_path / "both" / shard["name"]).read_bytes() == (tmp_path / "first" / shard["name"]).read_bytes()
+    assert (
+        both["counts"]["documents"] == 150 and both["parts"]["eval"]["documents"] > first["parts"]["eval"]["documents"]
+    )
+    assert [(share["number"], share["of"], share["documents"]) for share in both["shares"]] == [(0, 0, 120), (1, 0, 30)]
+    inspect_shards.main([str(tmp_path / "both"), "--verify", "--source"])
+    # The held-out documents are those of a job on all of the text.
+    at_once = build(options(text, vocab_dir, tmp_path / "at_once"))
+    assert both["parts"]["eval"]["documents"] == at_once["parts"]["eval"]["documents"]
+    with pytest.raises(UserError, match=r"are both share 1\. Build one of them with --part \+2"):
+        merge([tmp_path / "both", tmp_path / "more"], tmp_path / "three")
+    assert not (tmp_path / "three").exists()
+
+
+def test_files_are_divided_evenly_and_each_belongs_to_one_share():
+    generator = np.random.default_rng(0)
+    sources = [Source(f"{number:03}.txt", int(size)) for number, size in enumerate(generator.integers(1, 1000, 100))]
+    groups = [shares.sources_of(share, sources) for share in shares.parse("all/7")]
+    assert sorted(source for group in groups for source in group) == sources
+    sizes = [sum(source.bytes for source in group) for group in groups]
+    assert max(sizes) - min(sizes) < 50
+    assert shares.sources_of(shares.WHOLE, sources) == tuple(sources)
+    with pytest.raises(UserError, match="--part divides files among 101 jobs, but --input matches 100"):
+        shares.sources_of(shares.parse("0/101")[0], sources)
+
+
+@pytest.mark.parametrize(
+    "given", ["3", "3/3", "1/0", "-1/3", "a/3", "1/b", "all", "0/2049", "+2048", "+x", "/", "1/2/3"]
+)
+def test_wrong_parts_are_refused(given, text, vocab_dir, tmp_path):
+    with pytest.raises(UserError, match="use I/N with I from 0 to N - 1, all/N, or"):
+        options(text, vocab_dir, tmp_path / "out", given)
+
+
+def test_outputs_that_do_not_belong_together_are_refused_in_one_line(text, vocab_dir, tmp_path):
+    def made(name: str, part: str, **changes: object) -> Path:
+        build(options(text, vocab_dir, tmp_path / name, part, **changes))
+        return tmp_path / name
+
+    def refusal(*inputs: Path) -> str:
+        with pytest.raises(UserError) as caught:
+            merge(inputs, tmp_path / "out")
+        assert "\n" not in str(caught.value) and not (tmp_path / "out").exists()
+        return str(caught.value)
+
+    first = made("first", "0/2")
+    assert "lacks the parts 1/2" in refusal(first)
+    assert "differ in seed: 4 and 3" in refusal(first, made("seed", "1/2", seed=4))
+    assert "are both share 0. Build one of them with --part +1" in refusal(first, made("again", "0/2"))
+    other = made("other", "1/2", input=text / "file[0-3].txt")
+    assert "parts of jobs with other files or another number of parts" in refusal(first, other)
+    with pytest.raises(UserError, match="matches no output of build_examples"):
+        folders(str(text))
+    damaged = json.loads((first / "manifest.json").read_text())
+    damaged["imported"] = True
+    (first / "manifest.json").write_text(json.dumps(damaged))
+    assert "holds no arrow shards that build_examples made" in refusal(first)
+    with pytest.raises(UserError, match="--part builds arrow shards"):
+        options(text, vocab_dir, tmp_path / "tfds", "0/2", format="tfds")
