@@ -9,7 +9,7 @@ from bert_jax.command import UserError
 from data_prep import inspect_shards
 from data_prep.build_examples import build
 from data_prep.build_options import BuildOptions
-from data_prep.inspection.source_check import check_source, source_corpus
+from data_prep.inspection.source_check import check_source, source_corpora
 from data_prep.inspection.verification import verify
 
 
@@ -36,7 +36,7 @@ def output(corpus: Path, vocab_dir: Path, tmp_path: Path) -> Path:
 
 def again(output: Path) -> int:
     manifest = verify(output).manifest
-    return check_source(output, manifest, source_corpus(output, manifest), lambda: None)
+    return check_source(output, manifest, source_corpora(output, manifest), lambda: None)
 
 
 def test_every_document_is_accounted_for(output: Path, corpus: Path, capsys: pytest.CaptureFixture[str]) -> None:
