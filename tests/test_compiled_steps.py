@@ -106,3 +106,12 @@ def test_devices_that_share_no_parameters_reduce_gradients_once_a_step(topology,
     # Those of matmuls may be reduced in bfloat16, and the two parts of the token table's gradient apart.
     whole, table = bytes_per_device(params), bytes_per_device(params["embeddings"]["token"]["table"])
     assert 0.5 * whole < reduced <= whole + table + 1000
+
+
+@needs_cuda
+def test_no_matmul_on_gpus_has_a_single_row():
+    """The gradient of a bias as a product with a row of ones would be one; sums of such gradients are reductions."""
+    _, program = compiled("h100:4")
+    products = [one for one, _ in program.runs() if "__cublas" in one.text or one.opcode == "dot"]
+    sizes = [hlo.dimensions(one.shape) for one in products]
+    assert len(sizes) > 10 and all(min(shape[-2:]) > 1 for shape in sizes)
