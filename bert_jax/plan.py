@@ -24,8 +24,8 @@ Memory is the compiler's own count. Time on TPUs is the sum of the cycles that t
 instruction, divided by the clock; Pallas kernels, for which it has none, are counted at a stated share of the peak, and
 the total is also given without them. Time on GPUs is the sum over kernels of the longer of memory traffic and
 arithmetic, and of launches (docs/gpu_plan.md). Loop bodies count once per iteration. The rows are those of
---config.data.train, or of --seq_len. Compiling takes one to several minutes; --config.model.layer_loop=scan compiles
-fastest.
+--config.data.train or data.mixture, or of --seq_len. Compiling takes one to several minutes;
+--config.model.layer_loop=scan compiles fastest.
 """
 
 

@@ -7,26 +7,24 @@ if __name__ == "__main__":
 
 import dataclasses
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import ml_collections
 from jax.sharding import Mesh
-from rich.console import Console
 
 from bert_jax import command
 from bert_jax import config as config_lib
 from bert_jax.command import UserError
-from bert_jax.config import ModelConfig, PretrainConfig, PretrainDataConfig
+from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
-from bert_jax.data.manifest import PARTS, Part
 from bert_jax.data.masking import mask_rates
-from bert_jax.data.phases import Phase, PhasedLoader, parse_phases
-from bert_jax.data.shard_cache import local_copy
-from bert_jax.data.shards import Dataset, open_dataset
+from bert_jax.data.opening import open_held_out, open_phases
+from bert_jax.data.phases import PhasedLoader, source_key
+from bert_jax.data.shards import Dataset
 from bert_jax.interop.initial_params import initial_params
 from bert_jax.interop.loaded_model import LoadedModel
 from bert_jax.interop.open_checkpoint import open_checkpoint
@@ -35,7 +33,7 @@ from bert_jax.storage.local import write_json
 from bert_jax.train import distributed, partitioning, trainer
 from bert_jax.train.branch import checkpoint_folder
 from bert_jax.train.compilation_cache import enable_compilation_cache
-from bert_jax.train.evaluate import Evaluator, Rows, make_evaluator
+from bert_jax.train.evaluate import Evaluator, Rows, make_source_evaluator
 from bert_jax.train.objectives import pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.objectives.source import ObjectiveSource
@@ -65,7 +63,12 @@ trained to predict the next token.
   data.mask_schedule=0:0.30,50000:0.15
                                   a mask rate that changes at the given steps
   data.mask_shape=linear          ... and linearly between them
-  data.phases=900000:DIR          other shards from the given step on, e.g. of length 512 after 128
+  data.mixture=wiki=DIR:0.7,books=DIR:0.3
+                                  several shards instead of data.train, with their shares of the rows
+  data.mixture=de=DIR,th=DIR:alpha=0.3
+                                  ... with shares by their numbers of tokens to the power alpha
+  data.phases=900000:DIR          other shards, or a mixture, from the given step on, e.g. of length
+                                  512 after 128
   objective=0:causal,5000:mlm     next tokens first, masked tokens from the given step on (configs/phases.py)
   span_boundary=true              also predict masked spans from their boundaries (SpanBERT)
   optimizer.learning_rate=1e-3    the peak learning rate
@@ -89,30 +92,35 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
 
     The keys are step, seconds, tokens, eval_loss, eval_mlm_loss, eval_mlm_accuracy and
     eval_nsp_accuracy (None for a term that the objective lacks, or without held-out data), plus
-    those of further terms, such as eval_sbo_loss and eval_lm_loss, and of the parameter average,
-    such as eval_ema_loss. Raises UserError for errors in the configuration, the shards or the
-    checkpoints, and Stopped after SIGTERM.
+    those of further terms, such as eval_sbo_loss and eval_lm_loss, of the parameter average, such as
+    eval_ema_loss, and of each source of a mixture, such as eval_wiki/loss. Raises UserError for errors
+    in the configuration, the shards or the checkpoints, and Stopped after SIGTERM.
     """
     if isinstance(config, ml_collections.ConfigDict):
         config = config_lib.load(PretrainConfig, config)
-    phases = _open_phases(config.data)
-    held_out = _open_held_out(config, phases)
-    vocabulary = phases[0].dataset.vocabulary()
+    phases = open_phases(config.data)
+    held_out = open_held_out(config, phases)
+    datasets = [phase.mixture.dataset for phase in phases]  # of each phase the first, whose layout its sources share
+    vocabulary = datasets[0].vocabulary()
     model, loaded = _model_and_checkpoint(config, vocabulary.vocab_size)
-    _check_lengths(model, phases, held_out)
-    objective = pretraining_objective(config, model, [ShardTraits.of(phase.dataset, vocabulary) for phase in phases])
+    _check_lengths(model, datasets, [source.dataset for sources in held_out for source in sources])
+    objective = pretraining_objective(config, model, [ShardTraits.of(dataset, vocabulary) for dataset in datasets])
     if objective.heads.mlm and not vocabulary.has_mask:
         raise UserError(
-            f"the vocabulary of {phases[0].dataset.directory} has no mask token; rebuild the examples with another "
+            f"the vocabulary of {datasets[0].directory} has no mask token; rebuild the examples with another "
             "--tokenizer, or train a causal model: --config.model.causal=true"
         )
     batches = batch_schedule(config.batch_schedule, config.batch_size)
     rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
     train = PhasedLoader(phases, vocabulary, batches=batches, seed=config.seed, rates=rates)
+    length = TokenLength(config.tokens, train.tokens_before) if config.tokens else None
     rows = config.eval.batch_size or min(batches.values)  # of one evaluation batch
     loaders = [
-        None if part is None else PretrainingLoader(part, vocabulary, batch_size=rows, seed=config.seed)
-        for part in held_out
+        {
+            source.name: PretrainingLoader(source.dataset, vocabulary, batch_size=rows, seed=config.seed)
+            for source in sources
+        }
+        for sources in held_out
     ]
     run = trainer.Run(
         config=config,
@@ -124,14 +132,17 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
         kind="pretraining",
         description=f"pretraining {config.model.preset}",
         evaluators=[_evaluator(config, train, loaders, rows)] if any(held_out) else [],
-        measured=objective.metric_names,
+        measured=_measured(objective.metric_names, loaders),
         branch_from=config.branch_from,
-        length=TokenLength(config.tokens, train.tokens_before) if config.tokens else None,
+        length=length,
         held_out={
-            phase.held_out_key: loader.fingerprint
-            for phase, loader in zip(phases, loaders, strict=True)
-            if loader is not None
+            source_key(phase.held_out_key, name): loader.fingerprint
+            for phase, sources in zip(phases, loaders, strict=True)
+            for name, loader in sources.items()
         },
+        shares=train.shares,
+        epochs_before=train.epochs_before,
+        notes=tuple(train.describe_mixtures(config.steps if length is None else length.steps)),
         initial_params={} if loaded is None else initial_params(loaded, model, objective.heads, vocabulary),
     )
     return _write_result(run.workdir, trainer.fit(run))
@@ -175,14 +186,14 @@ def _architecture(config: PretrainConfig, vocab_size: int, loaded: LoadedModel |
     return sizes.with_options(loaded.model, config.model)
 
 
-def _check_lengths(model: ModelConfig, phases: Sequence[Phase], held_out: Sequence[Dataset | None]) -> None:
-    for part in (*(phase.dataset for phase in phases), *held_out):
-        if part is not None and part.seq_len > model.max_positions:
+def _check_lengths(model: ModelConfig, training: Sequence[Dataset], held_out: Sequence[Dataset]) -> None:
+    for part in (*training, *held_out):
+        if part.seq_len > model.max_positions:
             raise UserError(
                 f"the rows of {part.directory} have {part.seq_len} positions, but the model supports only "
                 f"{model.max_positions}; use --config.model.max_positions={part.seq_len}"
             )
-    shortest = min((phase.dataset for phase in phases), key=lambda one: one.seq_len)
+    shortest = min(training, key=lambda one: one.seq_len)
     if model.bptt > shortest.seq_len:
         raise UserError(
             f"model.bptt is {model.bptt}, longer than the rows of {shortest.directory}, {shortest.seq_len}; use at "
@@ -190,52 +201,17 @@ def _check_lengths(model: ModelConfig, phases: Sequence[Phase], held_out: Sequen
         )
 
 
-def _open_phases(config: PretrainDataConfig) -> list[Phase]:
-    """Opens the training shards of all phases."""
-    if not config.train:
-        raise UserError(
-            "data.train is not set; set --config.data.train=DIR to the output folder of data_prep.build_examples"
-        )
-    named = parse_phases(config.train, config.phases)
-    parts: tuple[Part, ...] = ("train",) if config.eval else PARTS
-    return [Phase(first, open_dataset(_local(folder, config, parts), "train")) for first, folder in named]
-
-
-def _open_held_out(config: PretrainConfig, phases: Sequence[Phase]) -> list[Dataset | None]:
-    """Opens the held-out rows of each phase. Raises UserError if checkpoint.best needs rows that a phase lacks."""
-    held_out = [_held_out(config, phase) for phase in phases]
-    for phase, part in zip(phases, held_out, strict=True):
-        if config.checkpoint.best and part is None:
-            raise UserError(
-                f"checkpoint.best={config.checkpoint.best}, but {phase.key} ({phase.dataset.directory}) has no "
-                "held-out part to evaluate; set one by --config.data.eval, or do not set checkpoint.best"
-            )
-    return held_out
-
-
-def _held_out(config: PretrainConfig, phase: Phase) -> Dataset | None:
-    """Returns data.eval or, if it is not set, the phase's own held-out rows; None if build_examples kept none."""
-    dataset = phase.dataset
-    if not config.data.eval and not dataset.manifest["parts"]["eval"]["rows"]:
-        return None
-    held_out = open_dataset(_local(config.data.eval, config.data, ("eval",)) or dataset.directory, "eval")
-    if held_out.tokenizer_hash != dataset.tokenizer_hash:
-        raise UserError(
-            f"data.eval={config.data.eval} was built with a different tokenizer than data.train={config.data.train}; "
-            "build both with the same --tokenizer"
-        )
-    return held_out
-
-
-def _local(folder: str, config: PretrainDataConfig, parts: Sequence[Part]) -> str:
-    """Returns the folder, or its local copy if data.cache_dir is set."""
-    if not folder or not config.cache_dir:
-        return folder
-    return local_copy(folder, config.cache_dir, parts, Console(stderr=True, soft_wrap=True, highlight=False).print)
+def _measured(metrics: Sequence[str], loaders: Sequence[Mapping[str, PretrainingLoader]]) -> tuple[str, ...]:
+    """The metrics that every evaluation measures: of all held-out rows, and of the sources that all phases have."""
+    names = [name for name in loaders[0] if name and all(name in sources for sources in loaders)]
+    return (*metrics, *(f"{name}/{metric}" for name in names for metric in metrics))
 
 
 def _evaluator(
-    config: PretrainConfig, train: PhasedLoader, loaders: Sequence[PretrainingLoader | None], wanted_rows: int
+    config: PretrainConfig,
+    train: PhasedLoader,
+    loaders: Sequence[Mapping[str, PretrainingLoader]],
+    wanted_rows: int,
 ) -> Callable[[Plan, Mesh], Evaluator]:
     """Builds the evaluator on the held-out rows and by the objective of the latest step's phase.
 
@@ -245,13 +221,17 @@ def _evaluator(
     def make(plan: Plan, mesh: Mesh) -> Evaluator:
         size = partitioning.whole_rows(wanted_rows, mesh)
 
-        def read(steps_done: int, rows: Rows) -> Iterator[Batch]:
+        def read(steps_done: int, rows: Rows) -> dict[str, Iterator[Batch]]:
             step = max(steps_done - 1, 0)
-            if (loader := loaders[train.phase(step)]) is not None:
-                for batch in loader.evaluation_batches(size, config.eval.max_rows, rows):
-                    yield plan.objective.batch_at(step, batch)
+            return {
+                name: (
+                    plan.objective.batch_at(step, batch)
+                    for batch in loader.evaluation_batches(size, config.eval.max_rows, rows)
+                )
+                for name, loader in loaders[train.phase(step)].items()
+            }
 
-        return make_evaluator(plan, mesh, read, size)
+        return make_source_evaluator(plan, mesh, read, size)
 
     return make
 

@@ -10,12 +10,14 @@ import numpy as np
 
 from bert_jax import command
 from bert_jax.command import UserError
+from bert_jax.data.mixture_spec import parse_mixture
 from bert_jax.reporting import curves, page
 from bert_jax.reporting.chart import Format, Reference, number, percent
 from bert_jax.reporting.document import Charts, Document, Section, Settings, Table, Tile
 from bert_jax.reporting.finetuning import error_sections
 from bert_jax.reporting.masked_predictions import masked_token_table, predict_masked_tokens
 from bert_jax.reporting.seed_curves import read_runs, seed_charts
+from bert_jax.reporting.sources import source_section
 from bert_jax.reporting.unigram_baseline import unigram_baseline
 from bert_jax.storage.local import write_atomic
 from bert_jax.train.metrics import METRICS_FILE, duration, read_metrics
@@ -75,6 +77,7 @@ def report(workdir: str | Path, examples: int = EXAMPLES) -> Path:
                 [Charts(curves.charts(run.lines, references, _loss_unit(run)))],
                 "Bold: a running mean, if a curve is noisy. Move the pointer over a chart to read its values.",
             ),
+            source_section(run.lines),
             *predictions,
             Section("Configuration", [Settings(_settings(run.config))]),
         ],
@@ -126,28 +129,39 @@ def _held_out(run: Run) -> tuple[dict[str, Reference], list[Section]]:
     """Returns the held-out baselines by metric; and the table of predictions, or the reason why it is missing."""
     title = "Predictions for masked tokens"
     data = run.config.training.get("data", {})
-    shards = data.get("eval") or data.get("train")
-    if not shards or not run.config.heads.mlm:
-        return {}, []
+    shards, source = data.get("eval") or data.get("train"), ""
     references: dict[str, Reference] = {}
     try:
-        baseline = unigram_baseline(shards, run.config.training["eval"]["max_rows"])
-        references["mlm_accuracy"] = Reference(f"always “{baseline.token}”", baseline.accuracy)
-        references["mlm_loss"] = Reference("unigram baseline", baseline.loss)
-        if baseline.next_sentence_accuracy is not None:
-            references["nsp_accuracy"] = Reference("always the same label", baseline.next_sentence_accuracy)
+        if not shards and data.get("mixture"):
+            source, shards, _ = parse_mixture(data["mixture"], "data.mixture").folders[0]
+        if not shards or not run.config.heads.mlm:
+            return {}, []
+        if not source:  # the baselines of one source would not compare with metrics of the rows of all sources
+            references = _baselines(shards, run.config.training["eval"]["max_rows"])
         masked_tokens = predict_masked_tokens(run.workdir, shards, MASKED_TOKENS)
     except UserError as error:
         return references, [Section(title, note=f"No table: {error}.")]
     first = sum(one.rank == 0 for one in masked_tokens)
     among = sum(one.rank is not None for one in masked_tokens)
+    rows = f"held-out rows of {source}" if source else "held-out rows"
     note = (
-        f"{len(masked_tokens)} held-out rows, sampled with a fixed seed, with the masks of the evaluation. In each row "
+        f"{len(masked_tokens)} {rows}, sampled with a fixed seed, with the masks of the evaluation. In each row "
         "the middle masked token that hides a word is shown; none is selected by its result. Other masked tokens are "
         "grey. As in training, 10% of the predicted tokens are replaced by random ones and 10% are kept. "
         f"The first prediction is correct in {first} of {len(masked_tokens)} rows, one of five in {among}."
     )
     return references, [Section(title, [masked_token_table(masked_tokens)], note)]
+
+
+def _baselines(shards: str, max_rows: int) -> dict[str, Reference]:
+    baseline = unigram_baseline(shards, max_rows)
+    references = {
+        "mlm_accuracy": Reference(f"always “{baseline.token}”", baseline.accuracy),
+        "mlm_loss": Reference("unigram baseline", baseline.loss),
+    }
+    if baseline.next_sentence_accuracy is not None:
+        references["nsp_accuracy"] = Reference("always the same label", baseline.next_sentence_accuracy)
+    return references
 
 
 def _pretraining_tiles(run: Run, references: Mapping[str, Reference]) -> list[Tile]:

@@ -1,10 +1,11 @@
-"""Multilingual BERT: BERT-Base over the Wikipedias of 104 languages, with one cased vocabulary of 119,547 tokens.
+r"""Multilingual BERT: BERT-Base over the Wikipedias of 104 languages, with one cased vocabulary of 119,547 tokens.
 
-    python -m bert_jax.pretrain --config configs/bert_multilingual.py --workdir runs/mbert --config.data.train=SHARDS
+    python -m bert_jax.pretrain --config configs/bert_multilingual.py --workdir runs/mbert \
+        --config.data.mixture=de=SHARDS_DE,en=SHARDS_EN,th=SHARDS_TH:alpha=0.7
 
-The vocabulary is trained by `train_tokenizer --kind wordpiece --vocab_size 119547 --alpha 0.7` and the shards built by
-`build_examples --objective nsp --weights W,W,...`, with one pattern of --input per language. Both smooth the share of
-a language in the text by the power 0.7, as published.
+with all languages. The vocabulary is trained by `train_tokenizer --kind wordpiece --vocab_size 119547 --alpha 0.7` and
+the shards of each language are built by `build_examples --objective nsp`. Both powers smooth the share of a language in
+the text, as published.
 
 Hardware  not published; not run here
 Hours     not published

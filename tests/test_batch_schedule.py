@@ -14,32 +14,25 @@ STEPS = 60
 borders = st.lists(st.integers(1, STEPS - 5), max_size=4, unique=True).map(lambda steps: (0, *sorted(steps)))
 
 
-@given(
-    steps=borders,
-    rows=st.lists(st.integers(1, 9), min_size=5, max_size=5),
-    starts=borders,
-    names=st.lists(st.sampled_from("ab"), min_size=5, max_size=5),
-)
-def test_each_step_reads_on_where_the_steps_before_it_ended(steps, rows, starts, names):
-    """By brute force: phases that read two data sets in turns, and a counter for each of these, step by step."""
+@given(steps=borders, rows=st.lists(st.integers(1, 9), min_size=5, max_size=5), starts=borders)
+def test_each_step_reads_the_rows_after_those_of_the_steps_before_it_in_its_phase(steps, rows, starts):
+    """By brute force: a counter for each phase, step by step."""
     batches = StepSchedule(steps, tuple(rows[: len(steps)]))
-    phases = list(zip(starts, names, strict=False))
-    parts = batch_segments(batches, phases)
-    counters = {"a": 0, "b": 0}
+    parts = batch_segments(batches, starts)
+    counters = [0 for _ in starts]
     for step in range(STEPS):
-        phase = max(number for number, (first, _) in enumerate(phases) if first <= step)
+        phase = max(number for number, first in enumerate(starts) if first <= step)
         wanted = rows[max(number for number, first in enumerate(steps) if first <= step)]
         holding = [(number, segment) for number, part in enumerate(parts) for segment in part if segment.contains(step)]
         assert [number for number, _ in holding] == [phase]
-        stretch = holding[0][1]
-        name = phases[phase][1]
-        assert stretch.rows == wanted == batches.at(step)
-        assert stretch.before + (step - stretch.first) * stretch.rows == counters[name]
-        counters[name] += wanted
+        segment = holding[0][1]
+        assert segment.rows == wanted == batches.at(step)
+        assert segment.before + (step - segment.first) * segment.rows == counters[phase]
+        counters[phase] += wanted
 
 
-def test_one_size_and_one_data_set_are_one_stretch():
-    assert batch_segments(batch_schedule("", 8), [(0, "a")]) == [[(0, None, 8, 0)]]
+def test_one_size_and_one_data_set_are_one_segment():
+    assert batch_segments(batch_schedule("", 8), [0]) == [[(0, None, 8, 0)]]
 
 
 @pytest.mark.parametrize(
@@ -61,6 +54,8 @@ def test_one_size_and_one_data_set_are_one_stretch():
         ),
         (lambda text: parse_phases("first", text), "0:other", "data.phases is '0:other'. Its steps must ascend from 1"),
         (lambda text: parse_phases("first", text), "9:", "not of the form STEP:VALUE"),
+        (lambda text: parse_phases("first", text), "9:one,two", "not of the form STEP:VALUE"),
+        (lambda text: parse_phases("first", text), "9:a=one:1,b=two:2,19:", "not of the form STEP:VALUE"),
     ],
 )
 def test_an_invalid_schedule_is_refused_with_an_example(read, text, said):
@@ -70,3 +65,9 @@ def test_an_invalid_schedule_is_refused_with_an_example(read, text, said):
 
 def test_a_folder_of_a_phase_may_be_an_address():
     assert parse_phases("one", "9:gs://bucket/two, 20:C:three") == [(0, "one"), (9, "gs://bucket/two"), (20, "C:three")]
+
+
+def test_a_phase_may_be_a_mixture_whose_commas_are_not_those_of_the_next_phase():
+    text = "9:a=gs://bucket/one:0.5,b=two:0.5, 20:three,30:c=one,d=two:alpha=0.3"
+    mixtures = [(9, "a=gs://bucket/one:0.5,b=two:0.5"), (20, "three"), (30, "c=one,d=two:alpha=0.3")]
+    assert parse_phases("first", text) == [(0, "first"), *mixtures]

@@ -12,7 +12,8 @@ from bert_jax.config import MeshConfig, ModelConfig
 from bert_jax.model.heads import Heads
 from bert_jax.model.runtime import Runtime
 from bert_jax.train import partitioning
-from bert_jax.train.evaluate import make_evaluator
+from bert_jax.train.evaluate import make_evaluator, make_source_evaluator
+from bert_jax.train.held_out import lower_is_better
 from bert_jax.train.objectives import Objective
 from bert_jax.train.objectives.objective import Term
 from bert_jax.train.steps import Forward
@@ -80,3 +81,28 @@ def test_metrics_are_those_of_all_rows_and_batches_are_made_while_the_last_one_i
         )
     else:
         assert metrics == {}
+
+
+def test_each_source_has_metrics_of_its_own_and_all_rows_together_count_once():
+    parts = {"wiki": random_batches(3), "books": random_batches(4)[3:], "none": []}
+    mesh = partitioning.make_mesh(MeshConfig())
+
+    def sources(steps_done, rows):
+        assert steps_done == 7
+        return {name: (Weighted(*(field[rows] for field in one)) for one in part) for name, part in parts.items()}
+
+    with jax.set_mesh(mesh):
+        evaluator = make_source_evaluator(Forward(CONFIG, Runtime(), Mean()), mesh, sources, 8)
+        metrics = evaluator({"scale": jnp.float32(3)}, 7)
+    rows = {name: parts[name] for name in ("wiki", "books")} | {"": [*parts["wiki"], *parts["books"]]}
+    wanted = {}
+    for name, part in rows.items():
+        values, weights = (np.concatenate(fields).astype(np.float64) for fields in zip(*part, strict=True))
+        mean = 3 * (values @ weights) / weights.sum()
+        wanted |= {f"{name}/{metric}".removeprefix("/"): mean for metric in ("loss", "mean_loss")}
+    assert metrics == pytest.approx(wanted, rel=1e-6)
+
+
+def test_the_name_of_a_source_does_not_decide_whether_a_metric_falls():
+    assert lower_is_better("wiki/mlm_loss") and lower_is_better("mlm_loss")
+    assert not lower_is_better("glosses/mlm_accuracy") and not lower_is_better("mlm_accuracy")

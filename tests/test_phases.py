@@ -18,6 +18,7 @@ from bert_jax.config import MeshConfig
 from bert_jax.data.batch_schedule import batch_schedule
 from bert_jax.data.example import Batch
 from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.mixture import Mixture
 from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.train import metrics, partitioning
@@ -37,7 +38,7 @@ def phased(shards_dir):
 
     def make() -> PhasedLoader:
         parts = [open_dataset(shards_dir, part) for part in ("train", "eval")]
-        phases = [Phase(first, parts[number % 2]) for number, first in enumerate(STARTS)]
+        phases = [Phase(first, Mixture.single(parts[number % 2])) for number, first in enumerate(STARTS)]
         return PhasedLoader(phases, parts[0].vocabulary(), batches=SCHEDULE, seed=3)
 
     return make
@@ -81,7 +82,8 @@ def test_a_restart_at_any_step_reads_the_same_batches(phased):
 def test_the_shapes_of_later_batches_are_known_from_any_step(shards_dir):
     dataset = open_dataset(shards_dir, "train")
     batches = batch_schedule("0:8,4:16,9:8,20:24", 0)
-    source = PhasedLoader([Phase(0, dataset), Phase(6, dataset)], dataset.vocabulary(), batches=batches, seed=3)
+    phases = [Phase(first, Mixture.single(dataset)) for first in (0, 6)]
+    source = PhasedLoader(phases, dataset.vocabulary(), batches=batches, seed=3)
     mesh = partitioning.make_mesh(MeshConfig())
 
     def shapes(first: int, end: int = 0) -> dict[int, tuple[int, ...]]:

@@ -16,6 +16,7 @@ from bert_jax.config import (
     PretrainConfig,
     PretrainDataConfig,
 )
+from bert_jax.data.mixture import Mixture
 from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.data.step_schedule import StepSchedule
@@ -32,7 +33,7 @@ def make(shards_dir, tiny_config):
 
     def make(config: PretrainConfig | None = None, starts: tuple[int, ...] = (), **changes: object) -> Run:
         config = config or PretrainConfig()
-        phases = [Phase(first, dataset) for first in (0, *starts)]
+        phases = [Phase(first, Mixture.single(dataset)) for first in (0, *starts)]
         batches = StepSchedule.constant(config.batch_size)
         run = Run(
             config=config,
@@ -141,9 +142,8 @@ def test_a_name_that_is_no_key_is_refused(make):
 def test_data_are_identified_by_content_and_not_by_path(make, shards_dir):
     moved = PretrainConfig(data=dataclasses.replace(PretrainConfig().data, train="elsewhere"))
     assert told(provenance(make()), make(moved)) == []
-    held_out = PhasedLoader(
-        [Phase(0, open_dataset(shards_dir, "eval"))], make().tokenizer, batches=StepSchedule.constant(8), seed=0
-    )
+    phases = [Phase(0, Mixture.single(open_dataset(shards_dir, "eval")))]
+    held_out = PhasedLoader(phases, make().tokenizer, batches=StepSchedule.constant(8), seed=0)
     said = refusal(provenance(make()), make(source=held_out))
     assert "another run: data.train: fingerprint " in said and said.endswith("allow_changes=data.train")
 
@@ -175,6 +175,18 @@ def test_phases_are_reported_by_their_steps(make):
     assert "data.phases.80: none -> fingerprint " in said and "data.phases.90: fingerprint " in said
     allowed = make(PretrainConfig(allow_changes="data.phases"), starts=(80,))
     assert len(told(provenance(make(starts=(90,))), allowed)) == 3
+
+
+def test_the_shares_of_a_mixture_are_compared_and_named_by_their_source(make):
+    there = provenance(make(shares={"data.mixture.wiki": 0.5, "data.mixture.books": 0.5}))
+    other = {"shares": {"data.mixture.wiki": 0.6, "data.mixture.books": 0.4}}
+    assert "data.mixture.books.share: 0.5 -> 0.4; data.mixture.wiki.share: 0.5 -> 0.6. " in refusal(
+        there, make(**other)
+    )
+    assert (
+        "from here on, batches are those"
+        in told(there, make(PretrainConfig(allow_changes="data.mixture"), **other))[-1]
+    )
 
 
 def test_other_initial_parameters_are_another_run(make):

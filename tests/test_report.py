@@ -140,6 +140,21 @@ def test_report_of_a_run_names_a_missing_result_and_missing_shards(tmp_path: Pat
     assert "18.2%" in page.words  # the last held-out accuracy of the log, 200 / 1100
 
 
+def test_report_of_a_mixture_has_a_table_of_its_sources_and_no_baselines_of_one_of_them(pretrained: Path) -> None:
+    config = read_config(pretrained)
+    shards = config.training["data"]["train"]
+    training = config.training | {"data": {"train": "", "eval": "", "mixture": f"wiki={shards}:0.7,books=/gone:0.3"}}
+    write_config(pretrained, dataclasses.replace(config, training=training))
+    early = {"epochs/wiki": 1.5, "epochs/books": 0.25, "eval_wiki/mlm_accuracy": 0.5, "eval_books/mlm_accuracy": 0.125}
+    lines = [metric_line(100) | early, metric_line(110) | {"epochs/wiki": 1.75, "epochs/books": 0.5}]
+    (pretrained / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    page = Page(report.report(pretrained).read_text(encoding="utf-8"))
+    words = " ".join(page.words.split())
+    assert "Sources of the mixture" in words and "wiki1.7550.0%" in words and "books0.512.5%" in words
+    assert "held-out rows of wiki" in words and "unigram baseline" not in words
+    assert not any("wiki" in one.title.lower() for one in curves.charts(lines, {}))
+
+
 def test_finetuning_report_shows_each_seed_and_the_files(tmp_path: Path) -> None:
     metrics = {"accuracy": {"mean": 0.875, "std": 0.0125, "values": [0.8661, 0.8839]}}
     result = {"task": "own", "seeds": [3, 4], "metrics": metrics, "counts": {"train": {"examples": 4321}}}

@@ -12,6 +12,7 @@ import pytest
 from bert_jax.command import UserError
 from bert_jax.config import OptimizerConfig, PretrainConfig
 from bert_jax.data.batch_schedule import batch_schedule
+from bert_jax.data.mixture import Mixture
 from bert_jax.data.phases import Phase, PhasedLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.train import optim
@@ -25,7 +26,7 @@ def parts(shards_dir):
 
 
 def loader_of(parts, starts, schedule: str) -> PhasedLoader:
-    phases = [Phase(first, parts[number % 2]) for number, first in enumerate(starts)]
+    phases = [Phase(first, Mixture.single(parts[number % 2])) for number, first in enumerate(starts)]
     return PhasedLoader(phases, parts[0].vocabulary(), batches=batch_schedule(schedule, 0), seed=3)
 
 

@@ -20,12 +20,16 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class PretrainDataConfig(DataConfig):
-    """Phases of shards, and the rate of dynamic masks in training.
+    """Mixtures and phases of shards, and the rate of dynamic masks in training.
 
     Without mask_rate and mask_schedule, training uses the rate of the shards, as evaluation always does.
     """
 
-    # STEP:DIR,...: shards to use from these steps on, possibly of another length, such as 900000:shards_512.
+    # Instead of train: several shards, with their shares of the rows (wiki=DIR:0.7,books=DIR:0.3), or with shares by
+    # their numbers of tokens to a power (de=DIR,th=DIR:alpha=0.3).
+    mixture: str = ""
+    # STEP:DIR,...: shards to use from these steps on, possibly of another length, such as 900000:shards_512. A phase
+    # may be a mixture, too: 900000:wiki=DIR:0.5,books=DIR:0.5
     phases: str = ""
     # A local folder for copies of all shards, if they are in object stores (gs://, s3://) or on slow disks.
     cache_dir: str = ""

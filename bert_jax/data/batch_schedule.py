@@ -1,4 +1,4 @@
-"""Which rows a step reads: how many, from which data set, and after how many rows that earlier steps read (law 1)."""
+"""Which rows a step reads: how many, and after how many rows that earlier steps of its phase read (law 1)."""
 
 import bisect
 import itertools
@@ -25,12 +25,12 @@ def batch_schedule(text: str, batch_size: int) -> StepSchedule[int]:
 
 
 class BatchSegment(NamedTuple):
-    """Consecutive steps that read batches of one size from one data set."""
+    """Consecutive steps of one phase that read batches of one size."""
 
     first: int  # the first step
     end: int | None  # the step after the last; None: no end
     rows: int  # of each batch
-    before: int  # rows of the data set that earlier steps read
+    before: int  # rows that earlier steps of the phase read
 
     def contains(self, step: int) -> bool:
         return self.first <= step and (self.end is None or step < self.end)
@@ -40,23 +40,14 @@ class BatchSegment(NamedTuple):
         return max(0, (step if self.end is None else min(step, self.end)) - self.first)
 
 
-def batch_segments(batches: StepSchedule[int], phases: Sequence[tuple[int, str]]) -> list[list[BatchSegment]]:
-    """The segments of each phase; a phase is its first step and the fingerprint of its data set.
-
-    The first phase begins at step 0, and each phase ends where the next begins. If an earlier phase has read a data
-    set, a later phase resumes it there: within an epoch no row is left out or repeated.
-    """
-    starts = [first for first, _ in phases]
+def batch_segments(batches: StepSchedule[int], starts: Sequence[int]) -> list[list[BatchSegment]]:
+    """The segments of each phase, from the first step of each phase. The first phase begins at step 0."""
     borders = sorted({*batches.steps, *starts})
-    read: dict[str, int] = {}
-    found: list[list[BatchSegment]] = [[] for _ in phases]
+    found: list[list[BatchSegment]] = [[] for _ in starts]
     for first, end in itertools.zip_longest(borders, borders[1:]):
-        phase = bisect.bisect_right(starts, first) - 1
-        fingerprint, rows = phases[phase][1], batches.at(first)
-        before = read.get(fingerprint, 0)
-        found[phase].append(BatchSegment(first, end, rows, before))
-        if end is not None:
-            read[fingerprint] = before + (end - first) * rows
+        segments = found[bisect.bisect_right(starts, first) - 1]
+        before = sum(segment.rows * segment.steps_before(first) for segment in segments)
+        segments.append(BatchSegment(first, end, batches.at(first), before))
     return found
 
 

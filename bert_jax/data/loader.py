@@ -1,13 +1,13 @@
 """Makes batches from shards: a batch is a function of (dataset, configuration, seed, step), without state (law 1).
 
-Step s reads the B(s) global rows that follow the rows of all earlier steps (data/batch_schedule.py counts them) in the
-concatenated epochs. Each epoch is a permutation of all rows, keyed by (seed, epoch, dataset). No tail is dropped: a
-batch may span two epochs, and each row has the masks of its own epoch.
+Step s reads the B(s) global rows that follow the rows of all earlier steps in the concatenated epochs. Each epoch is a
+permutation of all rows, keyed by (seed, epoch, dataset). No tail is dropped: a batch may span two epochs, and each row
+has the masks of its own epoch. Batches of several data sets and of several sizes are made by mixture_loader.py.
 """
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -19,14 +19,11 @@ from bert_jax.data import hashing, permutation
 from bert_jax.data.batch_schedule import BatchSegment, check_batch_size
 from bert_jax.data.example import Batch, Rows, max_predictions
 from bert_jax.data.masking import Masked, Masker, MaskingRule, MaskingTokenizer, span_targets
+from bert_jax.data.step_batches import StepBatches
 from bert_jax.data.step_schedule import StepSchedule
 
 # Held-out masks depend on the sequence alone, so that metrics compare between runs, steps and seeds.
 EVALUATION_SEED = 0
-
-# Positions that are made together if steps are requested in order: numpy's calls then cost little even for batches of
-# a few rows. The number changes no batch.
-_BLOCK_POSITIONS = 1 << 18
 
 
 @runtime_checkable
@@ -77,9 +74,8 @@ def batch_predictions(dataset: RowTable, rates: StepSchedule[float] | None) -> i
 
 
 class PretrainingLoader:
-    """Batches for pretraining and held-out evaluation, `batch_size` rows each (the global batch).
+    """Batches of one data set for pretraining and held-out evaluation, `batch_size` rows each (the global batch).
 
-    With `segments`, it serves the steps of these segments only, with their numbers of rows, and ignores batch_size.
     Rows with static masks keep them; others are masked here by the dataset's rule. `rates` replace the rule's rate in
     training batches, not in held-out batches. Raises UserError for a batch size below 1, a tokenizer other than that of
     the rows, or rates for static masks.
@@ -93,7 +89,6 @@ class PretrainingLoader:
         batch_size: int,
         seed: int,
         rates: StepSchedule[float] | None = None,
-        segments: Sequence[BatchSegment] = (),
     ) -> None:
         check_batch_size(batch_size)
         check_tokenizer(dataset, tokenizer)
@@ -103,7 +98,6 @@ class PretrainingLoader:
                 "data.mask_rate and data.mask_schedule, or build the examples with --masking dynamic"
             )
         self.dataset, self.seed = dataset, seed
-        self.segments = tuple(segments) or (BatchSegment(0, None, batch_size, 0),)
         self.rates = StepSchedule.constant(dataset.masking.rate) if rates is None else rates
         self.max_predictions = batch_predictions(dataset, rates)
         by_count = dataset.masking.random == "unigram" and not dataset.static
@@ -111,7 +105,8 @@ class PretrainingLoader:
         self._tokenizer = tokenizer
         self._masker = self._make_masker(seed)
         self._dataset_word = hashing.hash_text(dataset.fingerprint)
-        self._block: _Block | None = None
+        one_size = (BatchSegment(0, None, batch_size, 0),)
+        self._steps = StepBatches(one_size, dataset.seq_len, str(dataset.directory), self.rows)
 
     @property
     def fingerprint(self) -> str:
@@ -134,51 +129,28 @@ class PretrainingLoader:
 
     @property
     def changes(self) -> tuple[int, ...]:
-        """The first step of each segment: from it on, batches may have another number of rows."""
-        return tuple(segment.first for segment in self.segments)
+        """The steps from which on batches may have another number of rows: only the first."""
+        return self._steps.changes
 
     def rows_at(self, step: int) -> int:
-        """The number of rows of a step's global batch. Raises ValueError for a step outside the segments."""
-        return self._segment(step).rows
+        """The number of rows of a step's global batch. Raises ValueError for a negative step."""
+        return self._steps.rows_at(step)
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
         """The global batch of a step, or only the selected `rows` of it, which alone are then loaded.
 
-        The arrays are read-only. Raises ValueError for a step outside the segments, such as a negative one.
+        The arrays are read-only. Raises ValueError for a negative step.
         """
-        segment = self._segment(step)
-        picked = np.arange(segment.rows, dtype=np.int64)[slice(None) if rows is None else rows]
-        block = self._block
-        same = block is not None and np.array_equal(block.picked, picked)
-        if block is None or not same or not block.first <= step < block.first + block.steps:
-            # If steps are requested in order, several steps are made together.
-            in_order = block is not None and same and step == block.first + block.steps
-            steps = max(1, _BLOCK_POSITIONS // max(1, self.dataset.seq_len * picked.size)) if in_order else 1
-            if segment.end is not None:  # a block does not cross segments
-                steps = min(steps, segment.end - step)
-            block = self._block = _Block(step, steps, picked, self._batches(segment, step, steps, picked))
-        begin = (step - block.first) * picked.size
-        return Batch(*(field if field is None else field[begin : begin + picked.size] for field in block.batches))
+        return self._steps.batch(step, rows)
 
-    def _segment(self, step: int) -> BatchSegment:
-        found = next((segment for segment in self.segments if segment.contains(step)), None)
-        if found is None:
-            raise ValueError(f"no batch of {self.dataset.directory} is assigned to step {step}")
-        return found
-
-    def _batches(self, segment: BatchSegment, first: int, count: int, picked: Int64[np.ndarray, "K"]) -> Batch:
-        """The picked rows of `count` consecutive steps of a segment, concatenated."""
-        steps = np.arange(first, first + count)
-        numbers = (segment.before + (steps[:, None] - segment.first) * segment.rows + picked).reshape(-1)
+    def rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"]) -> Batch:
+        """The rows with these numbers in the concatenated epochs, from 0, with masks at the rates of these steps."""
         epochs, ordinals = np.divmod(numbers, self.dataset.rows)
         keys = hashing.combine(self._dataset_word, self.seed, epochs)
         gathered = self.dataset.gather(permutation.permute(ordinals, self.dataset.rows, keys))
-        rates = np.repeat([self.rates.at(step) for step in steps.tolist()], picked.size)
-        made = self._batch(gathered, self._masker, epochs, self.max_predictions, rates)
-        for field in made:
-            if field is not None:
-                field.flags.writeable = False
-        return made
+        distinct, places = np.unique(steps, return_inverse=True)
+        rates = np.array([self.rates.at(step) for step in distinct.tolist()], np.float64)[places]
+        return self._batch(gathered, self._masker, epochs, self.max_predictions, rates)
 
     def evaluation_batches(
         self, batch_size: int, max_rows: int = 0, rows: slice | np.ndarray | None = None
@@ -235,15 +207,6 @@ class PretrainingLoader:
             (labelled & (rows.sequence_lengths > 0)).astype(np.float32),
             *spans,
         )
-
-
-class _Block(NamedTuple):
-    """The most recently made batches: those of some consecutive steps, concatenated."""
-
-    first: int
-    steps: int
-    picked: Int64[np.ndarray, "K"]
-    batches: Batch
 
 
 def _stored(rows: Rows) -> Masked:

@@ -1,4 +1,7 @@
-"""Pretraining in phases: other shards from a given step, of another length (128, then 512; Devlin et al. 2019, A.2)."""
+"""Pretraining in phases: other shards from a given step, of another length (128, then 512; Devlin et al. 2019, A.2).
+
+A phase reads one data set, or a mixture of several (mixture.py).
+"""
 
 import bisect
 from collections.abc import Mapping, Sequence
@@ -8,10 +11,13 @@ import numpy as np
 
 from bert_jax.command import UserError
 from bert_jax.data import step_schedule
-from bert_jax.data.batch_schedule import batch_segments
+from bert_jax.data.batch_schedule import BatchSegment, batch_segments
 from bert_jax.data.example import Batch
-from bert_jax.data.loader import LoaderTokenizer, PretrainingLoader
-from bert_jax.data.shards import Dataset
+from bert_jax.data.loader import LoaderTokenizer
+from bert_jax.data.mixture import Mixture, training_counts
+from bert_jax.data.mixture_loader import MixtureLoader
+from bert_jax.data.mixture_spec import is_mixture
+from bert_jax.data.row_shares import DIGITS
 from bert_jax.data.step_schedule import StepSchedule
 
 
@@ -19,12 +25,14 @@ class Phase(NamedTuple):
     """The shards that are read from step `first`."""
 
     first: int
-    dataset: Dataset
+    mixture: Mixture
 
     @property
     def key(self) -> str:
         """The configuration key that names the shards."""
-        return f"data.phases.{self.first}" if self.first else "data.train"
+        if self.first:
+            return f"data.phases.{self.first}"
+        return "data.mixture" if self.mixture.named else "data.train"
 
     @property
     def held_out_key(self) -> str:
@@ -32,37 +40,65 @@ class Phase(NamedTuple):
         return f"data.eval.{self.first}" if self.first else "data.eval"
 
 
-def parse_phases(train: str, phases: str) -> list[tuple[int, str]]:
-    """The first step and the folder of each phase, data.train first. Raises UserError for invalid syntax."""
+def source_key(key: str, name: str) -> str:
+    """The key of a source of the mixture that another key names; that key itself for a data set without a name."""
+    return f"{key}.{name}" if name else key
+
+
+def parse_phases(first: str, phases: str) -> list[tuple[int, str]]:
+    """The first step of each phase, and its folder or the text of its mixture. `first` is that of step 0.
+
+    Raises UserError for invalid syntax.
+    """
     if not phases:
-        return [(0, train)]
-    schedule = step_schedule.parse(phases, "data.phases", _folder, "900000:shards_512", first=1)
-    return [(0, train), *zip(schedule.steps, schedule.values, strict=True)]
+        return [(0, first)]
+    example = "900000:shards_512"
+    schedule = step_schedule.parse(phases, "data.phases", _folder_or_mixture, example, first=1, commas=True)
+    return [(0, first), *zip(schedule.steps, schedule.values, strict=True)]
 
 
-def _folder(text: str) -> str:
-    if not text.strip():
-        raise ValueError("no folder")
+def _folder_or_mixture(text: str) -> str:
+    if not text.strip() or ("," in text and not is_mixture(text)):
+        raise ValueError("no folder, or several without names")
     return text.strip()
 
 
 def check_phases(phases: Sequence[Phase]) -> None:
     """Raises UserError unless all phases share the tokenizer and the kind of sequences of the first phase."""
-    first = phases[0].dataset
+    first = phases[0].mixture.dataset
     for phase in phases[1:]:
-        where = f"{phase.key} ({phase.dataset.directory})"
-        if phase.dataset.tokenizer_hash != first.tokenizer_hash:
+        dataset = phase.mixture.dataset
+        where, there = f"{phase.key} ({dataset.directory})", phases[0].key
+        if dataset.tokenizer_hash != first.tokenizer_hash:
             raise UserError(
-                f"{where} was built with a different tokenizer than data.train ({first.directory}). Build all phases "
+                f"{where} was built with a different tokenizer than {there} ({first.directory}). Build all phases "
                 "with the same --tokenizer"
             )
-        if phase.dataset.labelled != first.labelled:
-            labelled, unlabelled = (first, phase.dataset) if first.labelled else (phase.dataset, first)
+        if dataset.labelled != first.labelled:
+            labelled, unlabelled = (first, dataset) if first.labelled else (dataset, first)
             raise UserError(
-                f"{where} and data.train need different objectives: {labelled.directory} has labelled pairs "
+                f"{where} and {there} need different objectives: {labelled.directory} has labelled pairs "
                 f"({labelled.manifest['objective']}), {unlabelled.directory} has none "
                 f"({unlabelled.manifest['objective']}). Build all phases with the same --objective"
             )
+
+
+def rows_read(phases: Sequence[Phase], segments: Sequence[Sequence[BatchSegment]]) -> list[tuple[int, ...]]:
+    """How many rows of each source of each phase the phases before it read.
+
+    If an earlier phase has read a data set, a later phase resumes it there: within an epoch no row is left out or
+    repeated, whether the phases read it alone or in mixtures.
+    """
+    read: dict[str, int] = {}
+    found = []
+    for phase, part in zip(phases, segments, strict=True):
+        fingerprints = [source.dataset.fingerprint for source in phase.mixture.sources]
+        found.append(tuple(read.get(fingerprint, 0) for fingerprint in fingerprints))
+        if (end := part[-1].end) is not None:
+            rows = part[-1].before + (end - part[-1].first) * part[-1].rows
+            for fingerprint, count in zip(fingerprints, phase.mixture.shares.counts(rows), strict=True):
+                read[fingerprint] = read.get(fingerprint, 0) + count
+    return found
 
 
 class PhasedLoader:
@@ -79,18 +115,32 @@ class PhasedLoader:
     ) -> None:
         """Raises UserError as PretrainingLoader and check_phases do."""
         check_phases(phases)
-        read = batch_segments(batches, [(phase.first, phase.dataset.fingerprint) for phase in phases])
+        segments = batch_segments(batches, [phase.first for phase in phases])
         self._loaders = [
-            PretrainingLoader(phase.dataset, tokenizer, batch_size=part[0].rows, seed=seed, rates=rates, segments=part)
-            for phase, part in zip(phases, read, strict=True)
+            MixtureLoader(phase.mixture, tokenizer, segments=part, read=read, seed=seed, rates=rates)
+            for phase, part, read in zip(phases, segments, rows_read(phases, segments), strict=True)
         ]
         self._phases = list(phases)
-        self.changes = tuple(sorted(segment.first for part in read for segment in part))
+        self.changes = tuple(sorted(segment.first for part in segments for segment in part))
 
     @property
     def fingerprints(self) -> Mapping[str, str]:
-        """The fingerprint of each phase's rows and masks, by the configuration key that names them."""
-        return {phase.key: loader.fingerprint for phase, loader in zip(self._phases, self._loaders, strict=True)}
+        """The fingerprint of the rows and masks of each source of each phase, by configuration key."""
+        return {
+            source_key(phase.key, source.name): fingerprint
+            for phase, loader in zip(self._phases, self._loaders, strict=True)
+            for source, fingerprint in zip(phase.mixture.sources, loader.fingerprints, strict=True)
+        }
+
+    @property
+    def shares(self) -> Mapping[str, float]:
+        """The share of each named source of each phase in the rows of its batches, by configuration key."""
+        return {
+            source_key(phase.key, source.name): round(share, DIGITS)
+            for phase in self._phases
+            for source, share in zip(phase.mixture.sources, phase.mixture.shares.fractions, strict=True)
+            if source.name
+        }
 
     def phase(self, step: int) -> int:
         """The index of the phase of a step."""
@@ -108,10 +158,37 @@ class PhasedLoader:
         """
         read = 0.0
         for phase, loader in zip(self._phases, self._loaders, strict=True):
-            counts = phase.dataset.manifest["parts"][phase.dataset.part]
-            rows = sum(segment.rows * segment.steps_before(step) for segment in loader.segments)
-            read += rows * counts["tokens"] / counts["rows"]
+            for source, rows in zip(phase.mixture.sources, loader.counts_before(step), strict=True):
+                counts = training_counts(source.dataset)
+                read += rows * counts["tokens"] / counts["rows"]
         return read
+
+    def epochs_before(self, step: int) -> Mapping[str, float]:
+        """The epochs that all steps before this one read, by the name of each source of the latest step's mixture."""
+        return self._loaders[self.phase(max(step - 1, 0))].epochs_before(step)
+
+    def describe_mixtures(self, end: int = 0) -> list[str]:
+        """A line for each phase that is a mixture: the shares of its sources, and the epochs at the end of the phase.
+
+        end   the step at which the run ends; 0: unknown
+        """
+        lines = []
+        for phase, loader, stop in zip(self._phases, self._loaders, self._stops(end), strict=True):
+            if not phase.mixture.named or (stop and stop <= phase.first):
+                continue
+            epochs = loader.epochs_before(stop) if stop else {}
+            sources = [
+                f"{source.name} {share:.2%}" + (f" ({epochs[source.name]:.2f} epochs)" if epochs else "")
+                for source, share in zip(phase.mixture.sources, phase.mixture.shares.fractions, strict=True)
+            ]
+            until = f", and epochs until step {stop:,}" if stop else ""
+            lines.append(f"{phase.key}, shares of the rows{until}: {', '.join(sources)}")
+        return lines
+
+    def _stops(self, end: int) -> list[int]:
+        """The step after the last one of each phase in a run that ends at `end`; 0: unknown."""
+        stops = [phase.first for phase in self._phases[1:]]
+        return [*(min(stop, end) if end else stop for stop in stops), end]
 
     def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
         """The global batch of a step, or only the selected `rows` of it. Raises ValueError for a negative step."""

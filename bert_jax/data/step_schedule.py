@@ -2,6 +2,7 @@
 
 import bisect
 import itertools
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -9,6 +10,7 @@ from typing import Generic, TypeVar
 from bert_jax.command import UserError
 
 Value = TypeVar("Value")
+_NEXT = re.compile(r",(?=\s*-?\d+\s*:)")  # the comma before the next STEP:
 
 
 @dataclass(frozen=True)
@@ -28,17 +30,20 @@ class StepSchedule(Generic[Value]):
         return self.values[bisect.bisect_right(self.steps, step) - 1]
 
 
-def parse(text: str, what: str, read: Callable[[str], Value], example: str, first: int = 0) -> StepSchedule[Value]:
+def parse(
+    text: str, what: str, read: Callable[[str], Value], example: str, first: int = 0, *, commas: bool = False
+) -> StepSchedule[Value]:
     """Parses `STEP:VALUE,STEP:VALUE`.
 
     what      the configuration key, for messages
     read      converts the text of a value; raises ValueError for an invalid one
     example   an example for messages
     first     0 if the first step must be 0; 1 if it may be any later step
+    commas    whether a value may hold commas, those that no STEP: follows
     Raises UserError for invalid syntax or values, and for steps that do not ascend.
     """
     try:
-        pairs = [entry.split(":", 1) for entry in text.split(",")]
+        pairs = [entry.split(":", 1) for entry in (_NEXT.split(text) if commas else text.split(","))]
         steps = tuple(int(step) for step, _ in pairs)
         values = tuple(read(value) for _, value in pairs)
     except ValueError:

@@ -69,6 +69,7 @@ def _training_rows(training: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the most important settings of the run by configuration key."""
     wanted = (
         "data.train",
+        "data.mixture",
         "task.train",
         "init_from",
         "branch_from",

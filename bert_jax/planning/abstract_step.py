@@ -1,5 +1,6 @@
 """The train step of a recipe as abstract shapes, ready to trace and compile without allocating any array."""
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +13,7 @@ from bert_jax.config import ModelConfig, PretrainConfig
 from bert_jax.data.example import Batch, max_predictions
 from bert_jax.data.loader import batch_predictions
 from bert_jax.data.masking import mask_rates
-from bert_jax.data.shards import open_dataset
+from bert_jax.data.opening import open_phases
 from bert_jax.model import sizes
 from bert_jax.planning.topology import Topology
 from bert_jax.train import optim, partitioning
@@ -39,19 +40,20 @@ class RowSpec:
 
     @classmethod
     def of(cls, config: PretrainConfig, seq_len: int | None, vocab_size: int | None) -> "RowSpec":
-        """Returns the rows of data.train if it is given, else rows of seq_len positions.
+        """Returns the rows of data.train or data.mixture if it is given, else rows of seq_len positions.
 
         If seq_len is None, rows are as long as the model has positions, but at most 512. Predictions are those of the
         highest mask rate.
 
-        Raises UserError for shards that cannot be read, for an invalid mask rate, and if data.train and seq_len differ.
+        Raises UserError for shards that cannot be read, for an invalid mask rate, and if the shards and seq_len differ.
         """
         rates = mask_rates(config.data.mask_rate, config.data.mask_schedule, config.data.mask_shape)
-        if config.data.train:
-            data = open_dataset(config.data.train, "train")
+        if config.data.train or config.data.mixture:
+            [phase] = open_phases(dataclasses.replace(config.data, phases="", cache_dir=""))
+            data = phase.mixture.dataset  # all sources of a mixture have rows of one shape
             if seq_len not in (None, data.seq_len):
                 raise UserError(
-                    f"--seq_len is {seq_len}, but the rows of {config.data.train} have {data.seq_len} positions; "
+                    f"--seq_len is {seq_len}, but the rows of {data.directory} have {data.seq_len} positions; "
                     "omit --seq_len"
                 )
             predictions = batch_predictions(data, rates)
@@ -183,4 +185,5 @@ def _key(kind: str) -> Any:
 def _traits(config: PretrainConfig, rows: RowSpec) -> ShardTraits:
     """The traits of the shards that training would read; without shards, those that the configuration needs."""
     unit = "span" if config.span_boundary else "token"
-    return ShardTraits(config.data.train or "the shards", rows.labelled, unit)
+    name = config.data.train or config.data.mixture or "the shards"
+    return ShardTraits(name, rows.labelled, unit)

@@ -50,9 +50,11 @@ def show_of(metric: str) -> Format:
 def charts(lines: Lines, references: Mapping[str, Reference], loss_unit: str = NATS) -> list[Chart]:
     """Returns the charts of a run, in reading order, without those for which the run logged nothing.
 
+    Values by source, such as eval_wiki/mlm_loss, are not plotted (sources.py has a table of them).
+
     references  by the name of their metric, such as mlm_accuracy
     """
-    names = {name for line in lines for name in line}
+    names = {name for line in lines for name in line if "/" not in name}
     if sum(name.endswith("_loss") and not name.startswith("eval_") for name in names) == 1:
         names -= {"loss", "eval_loss"}  # a single term: its own chart shows the same
     found: list[Chart] = []

@@ -1,5 +1,6 @@
 """Held-out evaluation during training: sums over all batches, divided once (law 3)."""
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -26,21 +27,43 @@ def make_evaluator(
     of this process own; every process must yield the same number of batches. Each batch is requested and placed while
     the devices compute the one before it.
     """
+    return make_source_evaluator(plan, mesh, lambda steps_done, rows: {"": batches(steps_done, rows)}, batch_size)
+
+
+def make_source_evaluator(
+    plan: Forward, mesh: Mesh, sources: Callable[[int, Rows], Mapping[str, Iterator[Any]]], batch_size: int
+) -> Evaluator:
+    """Returns an evaluator over the batches of several sources by name, as make_evaluator does over those of one.
+
+    The metrics are those of the rows of all sources together, each row counted once, and as NAME/METRIC those of each
+    source with a name.
+    """
     step = jax.jit(evaluation_step, static_argnums=0, out_shardings=partitioning.replicated(mesh))
     rows = partitioning.local_rows(batch_size, mesh)
 
-    def run(params: dict[str, Any], steps_done: int) -> dict[str, float]:
+    def total_of(params: dict[str, Any], batches: Iterator[Any]) -> Any:
         total = None
         computing: tuple[Terms, Counts] | None = None
-        for batch in batches(steps_done, rows):
+        for batch in batches:
             placed = partitioning.place(extended_batch(plan.objective, batch), batch_size, mesh)
             total = _add(total, computing)
             computing = step(plan, params, placed)
-        total = _add(total, computing)
-        if total is None:
-            return {}
+        return _add(total, computing)
+
+    def metrics_of(total: Any) -> dict[str, float]:
         terms, counts = jax.tree.map(jnp.float32, total)
         return finite_means(terms, counts, plan.objective.term_weights)
+
+    def run(params: dict[str, Any], steps_done: int) -> dict[str, float]:
+        totals = {name: total_of(params, batches) for name, batches in sources(steps_done, rows).items()}
+        totals = {name: total for name, total in totals.items() if total is not None}
+        if not totals:
+            return {}
+        metrics = metrics_of(functools.reduce(functools.partial(jax.tree.map, operator.add), totals.values()))
+        for name, total in totals.items():
+            if name:
+                metrics |= {f"{name}/{metric}": value for metric, value in metrics_of(total).items()}
+        return metrics
 
     return run
 

@@ -14,8 +14,11 @@ _LOWER_IS_BETTER = ("loss", "perplexity", "mse")
 
 
 def lower_is_better(metric: str) -> bool:
-    """Whether a metric falls as a model improves, as losses do; others (accuracy, F1, correlation) rise."""
-    return any(word in metric for word in _LOWER_IS_BETTER)
+    """Whether a metric falls as a model improves, as losses do; others (accuracy, F1, correlation) rise.
+
+    The name of a source, as in wiki/mlm_loss, does not count.
+    """
+    return any(word in metric.rpartition("/")[2] for word in _LOWER_IS_BETTER)
 
 
 class Best:

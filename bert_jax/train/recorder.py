@@ -100,7 +100,7 @@ class Logger:
         meta: Mapping[str, Any],
     ) -> None:
         self._accumulator, self._evaluation, self._clock = accumulator, evaluation, clock
-        self._every = max(run.config.log_every, 1)
+        self._every, self._epochs_before = max(run.config.log_every, 1), run.epochs_before
         self._budgeted = clock.budget > 0 or bool(run.config.budget_replay)
         self.pending = bool(meta.get("unlogged", False))
         # A branch begins its log: lines in its workdir are of a run that left no checkpoint, and not of the trunk.
@@ -122,7 +122,10 @@ class Logger:
         values = self._accumulator.close(waited_seconds)
         measured: dict[str, float | None] = {f"eval_{name}": value for name, value in evaluation.items()}
         shown = {name: values[name] for name in values if "loss" in name or "accuracy" in name}
-        shown |= measured | {"tokens/s": values["tokens_per_second"]}
+        shown |= {name: value for name, value in measured.items() if "/" not in name}  # without those of each source
+        shown["tokens/s"] = values["tokens_per_second"]
+        if self._epochs_before is not None:
+            values |= {f"epochs/{name}": epochs for name, epochs in self._epochs_before(step).items()}
         if self._budgeted:
             values["budget_fraction"] = self._clock.fraction
         self._writer.write(step, values | measured)

@@ -57,6 +57,10 @@ class Run:
     evaluators: Sequence[Callable[[Plan, Mesh], Evaluator]] = ()
     measured: tuple[str, ...] = ()  # names of the held-out metrics; empty: unknown until measured
     held_out: Mapping[str, str] = field(default_factory=dict)  # as source.fingerprints, for held-out data
+    shares: Mapping[str, float] = field(default_factory=dict)  # of the sources of mixtures, by configuration key
+    # Epochs of each source of a mixture that all steps before a step read; None: the data are no mixture.
+    epochs_before: Callable[[int], Mapping[str, float]] | None = None
+    notes: tuple[str, ...] = ()  # lines about the data that are printed when the run starts
     initial_params: dict[str, np.ndarray] = field(default_factory=dict)  # by path; others are initialized
     branch_from: str = ""  # WORKDIR/checkpoints/STEP of another run, at which this one begins (train/branch.py)
     length: TokenLength | None = None  # of a run that ends by tokens; None: by steps or minutes

@@ -114,6 +114,7 @@ def _report_start(
     lines = setup.describe_start(run, meta, opened.differences, has_stopped_early(run.early_stop, meta))
     if run.length is not None:
         lines.append(f"a run of {run.length.tokens:,.0f} tokens: {run.length.steps:,} steps")
+    lines += run.notes
     if not meta:
         lines += parameter_table(state.params, plan)
     for line in lines + setup.describe_program(plan, mesh, state, length):

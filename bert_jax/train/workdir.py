@@ -51,9 +51,10 @@ FREE = (
 )
 # It changes held-out metrics only, so it is free unless the best checkpoint is selected by them.
 MEASURED_AT = "task.null_threshold"
-# Keys that name files; the fingerprints of what was read replace them.
+# Keys that name files; the fingerprints of what was read replace them, and the shares of the sources of mixtures.
 PATHS = (
     "data.train",
+    "data.mixture",
     "data.phases",
     "data.eval",
     "init_from",
@@ -170,6 +171,7 @@ def provenance(run: Run) -> dict[str, Any]:
         "train_layers": run.train_layers,
         "init_from": _fingerprint(run.initial_params),
         **{key: f"fingerprint {value[:FINGERPRINT_DIGITS]}" for key, value in _fingerprints(run).items()},
+        **{f"{key}.share": share for key, share in run.shares.items()},
         **_flat({"model": to_dict(run.model), "heads": run.objective.heads.to_json()}),
     }
     return {"configuration": json.loads(json.dumps(kept)), "versions": versions()}

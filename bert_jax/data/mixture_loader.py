@@ -1,0 +1,81 @@
+"""Makes the batches of a phase from the data sets of its mixture (law 1).
+
+The rows of a phase are numbered in the order in which its steps read them. RowShares says which source a number belongs
+to and how many rows of that source come before it, so a batch needs no state. Each source is read as a run on it alone
+would read it: in its own epochs, in the same order and with the same masks.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from bert_jax.array_types import Int64
+from bert_jax.data.batch_schedule import BatchSegment
+from bert_jax.data.example import Batch
+from bert_jax.data.loader import LoaderTokenizer, PretrainingLoader
+from bert_jax.data.mixture import Mixture
+from bert_jax.data.step_batches import StepBatches
+from bert_jax.data.step_schedule import StepSchedule
+
+
+class MixtureLoader:
+    """The batches of the steps of some segments, with rows of all sources of a mixture.
+
+    read   how many rows of each source earlier phases read
+    Raises UserError as PretrainingLoader does.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        tokenizer: LoaderTokenizer,
+        *,
+        segments: Sequence[BatchSegment],
+        read: Sequence[int],
+        seed: int,
+        rates: StepSchedule[float] | None = None,
+    ) -> None:
+        self._mixture, self._read = mixture, tuple(read)
+        self._loaders = [
+            PretrainingLoader(source.dataset, tokenizer, batch_size=segments[0].rows, seed=seed, rates=rates)
+            for source in mixture.sources
+        ]
+        dataset = mixture.dataset
+        self._steps = StepBatches(segments, dataset.seq_len, str(dataset.directory), self._rows)
+
+    @property
+    def fingerprints(self) -> tuple[str, ...]:
+        """The fingerprints of the rows and masks of each source."""
+        return tuple(loader.fingerprint for loader in self._loaders)
+
+    def rows_at(self, step: int) -> int:
+        """The number of rows of a step's global batch. Raises ValueError for a step outside the segments."""
+        return self._steps.rows_at(step)
+
+    def batch(self, step: int, rows: slice | np.ndarray | None = None) -> Batch:
+        """The global batch of a step, or only the selected `rows` of it. Raises ValueError as `rows_at` does."""
+        return self._steps.batch(step, rows)
+
+    def counts_before(self, step: int) -> tuple[int, ...]:
+        """How many rows of each source the steps of the segments before this one read."""
+        return self._mixture.shares.counts(self._steps.rows_before(step))
+
+    def epochs_before(self, step: int) -> Mapping[str, float]:
+        """The epochs of each named source that all steps before this one read, those of earlier phases included."""
+        counts = zip(self._mixture.sources, self._read, self.counts_before(step), strict=True)
+        return {source.name: (read + count) / source.dataset.rows for source, read, count in counts if source.name}
+
+    def _rows(self, numbers: Int64[np.ndarray, "R"], steps: Int64[np.ndarray, "R"]) -> Batch:
+        if len(self._loaders) == 1 or not numbers.size:
+            return self._loaders[0].rows(self._read[0] + numbers, steps)
+        sources, ordinals = self._mixture.shares.assign(numbers)
+        order = np.argsort(sources, kind="stable")
+        ends = np.cumsum(np.bincount(sources, minlength=len(self._loaders)))
+        made = [
+            loader.rows(read + ordinals[some], steps[some])
+            for loader, read, some in zip(self._loaders, self._read, np.split(order, ends[:-1]), strict=True)
+            if some.size
+        ]
+        places = np.argsort(order, kind="stable")  # of the rows in the order of `numbers`
+        fields = zip(*made, strict=True)
+        return Batch(*(None if parts[0] is None else np.concatenate(parts)[places] for parts in fields))

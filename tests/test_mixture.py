@@ -1,0 +1,286 @@
+"""Mixtures: each source is read as a run on it alone reads it, and the shares hold in every batch."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from test_phases import assert_rows_equal, assert_same_parameters, edited
+from tiny_runs import RECIPE, TINY
+
+from bert_jax import pretrain
+from bert_jax.command import UserError
+from bert_jax.config import PretrainConfig, PretrainDataConfig
+from bert_jax.data.batch_schedule import batch_schedule
+from bert_jax.data.example import Batch
+from bert_jax.data.loader import PretrainingLoader
+from bert_jax.data.mixture import Mixture
+from bert_jax.data.mixture_spec import parse_mixture
+from bert_jax.data.opening import open_phases
+from bert_jax.data.phases import PhasedLoader
+from bert_jax.data.shards import Dataset, open_dataset
+from bert_jax.planning.abstract_step import RowSpec
+from bert_jax.train import metrics, workdir
+from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
+
+NAMES = ("large", "middle", "small")
+STEPS = 30
+
+
+@pytest.fixture(scope="module")
+def folders(sample_text, vocab_dir, tmp_path_factory) -> dict[str, Path]:
+    """Shards of the paragraphs of seven, three and two chapters, of 32 positions."""
+    chapters = sample_text.read_text(encoding="utf-8").split("\n\n")
+    made = {}
+    for name, part in zip(NAMES, (slice(0, 7), slice(7, 10), slice(10, 12)), strict=True):
+        directory = tmp_path_factory.mktemp(name)
+        paragraphs = "\n".join(chapters[part]).split("\n")
+        documents = ["\n".join(paragraphs[first : first + 4]) for first in range(0, len(paragraphs), 4)]
+        (directory / "text.txt").write_text("\n\n".join(documents), encoding="utf-8")
+        options = BuildOptions(
+            str(directory / "text.txt"), vocab_dir, directory / "shards", 32, objective="nsp", eval_fraction=0.3
+        )
+        build(dataclasses.replace(options, workers=1))
+        made[name] = directory / "shards"
+    return made
+
+
+def loader_of(folders: dict[str, Path], mixture: str, phases: str = "", schedule: str = "0:16") -> PhasedLoader:
+    """A new loader of a mixture; {name} in a text is replaced by a folder."""
+    data = PretrainDataConfig(mixture=mixture.format(**folders), phases=phases.format(**folders))
+    opened = open_phases(data)
+    vocabulary = opened[0].mixture.dataset.vocabulary()
+    return PhasedLoader(opened, vocabulary, batches=batch_schedule(schedule, 0), seed=3)
+
+
+THREE = "one={large}:0.5,two={middle}:0.3,three={small}:0.2"
+# The phases read the sources in other shares and under other names, alone, and again in a mixture.
+PHASES = "6:uno={middle}:1,due={large}:1,13:{small},19:one={large}:0.25,three={small}:0.75"
+RAMP = "0:5,4:60,11:40"
+
+
+def originals(batch: Batch) -> list[bytes]:
+    """The ids of each row before masking, which identify it."""
+    ids = batch.input_ids.copy()
+    row, column = np.nonzero(batch.masked_weights)
+    ids[row, batch.masked_positions[row, column]] = batch.masked_ids[row, column]
+    return [one.tobytes() for one in ids]
+
+
+def joined(batches: list[Batch]) -> Batch:
+    return Batch(*(None if fields[0] is None else np.concatenate(fields) for fields in zip(*batches, strict=True)))
+
+
+def picked(batch: Batch, rows: list[int]) -> Batch:
+    return Batch(*(field if field is None else field[rows] for field in batch))
+
+
+def alone(dataset: Dataset, rows: int) -> Batch:
+    """The first rows that a run on one data set reads."""
+    return PretrainingLoader(dataset, dataset.vocabulary(), batch_size=rows, seed=3).batch(0)
+
+
+@pytest.fixture(scope="module")
+def owners(folders) -> dict[bytes, str]:
+    """The source of each row by its text."""
+    datasets = {name: open_dataset(folder, "train") for name, folder in folders.items()}
+    found = {text: name for name, each in datasets.items() for text in originals(alone(each, each.rows))}
+    assert len(found) == sum(each.rows for each in datasets.values()), "two rows have the same text"
+    return found
+
+
+def test_each_source_is_read_as_a_run_on_it_alone_reads_it(folders, owners):
+    """Across batch sizes and phases; rows are assigned to sources by their text."""
+    loader = loader_of(folders, THREE, PHASES, RAMP)
+    everything = joined([loader.batch(step) for step in range(STEPS)])
+    texts = originals(everything)
+    for name, folder in folders.items():
+        dataset = open_dataset(folder, "train")
+        mine = [row for row, text in enumerate(texts) if owners[text] == name]
+        assert len(mine) > dataset.rows, "no epoch ends within the test"
+        assert_rows_equal(picked(everything, mine), alone(dataset, len(mine)))
+        for epoch in range(len(mine) // dataset.rows):
+            read = {texts[row] for row in mine[epoch * dataset.rows : (epoch + 1) * dataset.rows]}
+            assert len(read) == dataset.rows, f"epoch {epoch} repeats a row"
+
+
+def test_a_restart_at_any_step_and_any_part_of_a_batch_read_the_same_rows(folders):
+    whole = loader_of(folders, THREE, PHASES, RAMP)
+    batches = [whole.batch(step) for step in range(STEPS)]
+    for start in (0, 5, 12, 18):
+        again = loader_of(folders, THREE, PHASES, RAMP)
+        for step in range(start, start + 2):
+            assert_rows_equal(again.batch(step), batches[step])
+            assert not again.batch(step).input_ids.flags.writeable
+            parts = [again.batch(step, slice(first, None, 3)) for first in range(3)]  # as three processes read it
+            for first, part in enumerate(parts):
+                assert_rows_equal(part, picked(batches[step], [*range(first, len(batches[step].input_ids), 3)]))
+    assert len(whole.batch(0, slice(0, 0)).input_ids) == 0
+
+
+def test_every_batch_has_the_shares_and_neither_order_nor_names_change_it(folders, owners):
+    loader = loader_of(folders, THREE, schedule="0:20")
+    for step in range(12):
+        found = [owners[text] for text in originals(loader.batch(step))]
+        assert [found.count(name) for name in NAMES] == [10, 6, 4]
+    other = loader_of(folders, "c={small}:2,a={large}:5,b={middle}:3", schedule="0:20")
+    assert_rows_equal(other.batch(7), loader.batch(7))
+
+
+def test_alpha_raises_the_numbers_of_tokens_to_a_power(folders):
+    opened = [open_dataset(folder, "train") for folder in folders.values()]
+    tokens = np.array([each.gather(np.arange(each.rows)).sequence_lengths.sum(dtype=np.int64) for each in opened])
+    for alpha in (0.0, 0.3, 1.0):
+        text = "large={large},middle={middle},small={small}".format(**folders) + f":alpha={alpha}"
+        mixture = Mixture.of(parse_mixture(text, "data.mixture"), opened, "data.mixture")
+        found = dict(zip((one.name for one in mixture.sources), mixture.shares.fractions, strict=True))
+        wanted = tokens**alpha / (tokens**alpha).sum()
+        np.testing.assert_allclose([found[name] for name in NAMES], wanted, atol=1e-7)
+
+
+def test_epochs_and_tokens_before_a_step_count_the_rows_of_all_phases(folders, owners):
+    loader = loader_of(folders, THREE, PHASES, RAMP)
+    datasets = {name: open_dataset(folder, "train") for name, folder in folders.items()}
+    named = (
+        {"one": "large", "two": "middle", "three": "small"},
+        {"uno": "middle", "due": "large"},
+        {},
+        {"one": "large", "three": "small"},
+    )
+    read, tokens = dict.fromkeys(NAMES, 0), 0.0
+    for step in range(STEPS):
+        names = named[loader.phase(max(step - 1, 0))]
+        epochs = {shown: read[name] / datasets[name].rows for shown, name in names.items()}
+        assert loader.epochs_before(step) == pytest.approx(epochs)
+        assert loader.tokens_before(step) == pytest.approx(tokens)
+        for text in originals(loader.batch(step)):
+            read[owners[text]] += 1
+            counts = datasets[owners[text]].manifest["parts"]["train"]
+            tokens += counts["tokens"] / counts["rows"]
+
+
+def test_the_start_of_a_run_reports_shares_and_the_epochs_that_it_will_read(folders):
+    loader = loader_of(folders, THREE, "10:{small},20:a={large}:1,b={small}:3", "0:20")
+    rows = {name: open_dataset(folder, "train").rows for name, folder in folders.items()}
+    first, last = loader.describe_mixtures(30)
+    assert first == (
+        f"data.mixture, shares of the rows, and epochs until step 10: one 50.00% ({100 / rows['large']:.2f} epochs), "
+        f"two 30.00% ({60 / rows['middle']:.2f} epochs), three 20.00% ({40 / rows['small']:.2f} epochs)"
+    )
+    assert last.startswith("data.phases.20, shares of the rows, and epochs until step 30: b 75.00%")
+    assert f"b 75.00% ({(40 + 200 + 150) / rows['small']:.2f} epochs)" in last
+    assert loader.describe_mixtures()[1] == "data.phases.20, shares of the rows: b 75.00%, a 25.00%"
+    assert [line.partition(",")[0] for line in loader.describe_mixtures(5)] == ["data.mixture"]
+
+
+def test_a_plan_of_a_mixture_has_the_rows_of_its_sources(folders):
+    mixture = THREE.format(**folders)
+    mixed = PretrainConfig(data=PretrainDataConfig(mixture=mixture, phases="9:nowhere"))
+    single = PretrainConfig(data=PretrainDataConfig(train=str(folders["small"])))
+    assert RowSpec.of(mixed, None, None) == RowSpec.of(single, None, None)
+    with pytest.raises(UserError, match=r"--seq_len is 64, but the rows of .* have 32 positions"):
+        RowSpec.of(mixed, 64, None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seq_len": 64}, r"two \(.*\) has --seq_len 64, but one \(.*\) has 32\. Build .* with the same --seq_len"),
+        ({"objective": "sop"}, r"two \(.*\) has --objective sop, but one \(.*\) has nsp"),
+        ({"tokenizer": {"hash": "0" * 64}}, r"two \(.*\) has the tokenizer 0{12}, but one"),
+        ({"pack": 4}, r"two \(.*\) has --pack 4, but one \(.*\) has 1"),
+        ({"masking": {"kind": "static"}}, r"two \(.*\) has --masking static, but one \(.*\) has dynamic"),
+        ({"masking": {"rate": 0.3}}, r"has the masking rule .*rate 0\.3, .* but one .* with the same options of mask"),
+        ({"masking": {"max_predictions": 9}}, r"has a maximum of predictions per row of 9, but one \(.*\) has "),
+        ({}, r"data\.mixture names the same rows twice, as one and two \(.*\)\. Name them once"),
+    ],
+)
+def test_sources_that_do_not_fit_into_one_batch_are_refused_in_one_line(folders, tmp_path, changes, said):
+    other = edited(folders["large"], tmp_path / "other", **changes)
+    flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}"]
+    with pytest.raises(UserError, match=said) as caught:
+        pretrain.main([*flags, f"--config.data.mixture=one={folders['large']}:0.5,two={other}:0.5"])
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["--config.data.train={small}"], r"data\.train is .* and data\.mixture is .*; leave out one of them"),
+        (["--config.data.phases=9:a={large}:1,b={middle}"], r"data\.phases\.9 is .*, not of the form NAME=DIR:WEIGHT"),
+        (["--config.data.phases=9:a={large}:1,b=/nowhere:1"], "/nowhere"),
+        (
+            ["--config.checkpoint.best=eval_two/loss", "--config.eval.every_steps=3", "--config.data.phases=9:{small}"],
+            r"checkpoint\.best is 'eval_two/loss', which this run does not measure",
+        ),
+    ],
+)
+def test_a_mistake_around_a_mixture_is_refused_in_one_line(folders, tmp_path, overrides, said):
+    flags = [f"--config={RECIPE}", f"--workdir={tmp_path / 'run'}", f"--config.data.mixture={THREE}", *TINY]
+    with pytest.raises(UserError, match=said) as caught:
+        pretrain.main([flag.format(**folders) for flag in (*flags, *overrides)])
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "run").exists()
+
+
+# Slow: training.
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_device")
+def test_a_run_on_a_mixture_logs_its_sources_and_ends_bit_equal_after_kills(folders, tmp_path, monkeypatch, capsys):
+    class Killed(Exception):
+        """Simulates the end of the process."""
+
+    class Dying(PhasedLoader):
+        end = -1
+
+        def batch(self, step, rows=None):
+            if step == self.end:
+                raise Killed
+            return super().batch(step, rows)
+
+    monkeypatch.setattr(pretrain, "PhasedLoader", Dying)
+
+    def train(name: str, mixture: str = THREE) -> dict:
+        pace = ("steps=16", "log_every=1", "checkpoint.every_steps=3", "eval.every_steps=8", "batch_size=16")
+        flags = [f"--config={RECIPE}", f"--workdir={tmp_path / name}", *TINY, *(f"--config.{one}" for one in pace)]
+        phases = "9:one={large}:0.25,three={small}:0.75".format(**folders)
+        mixed = (f"--config.data.mixture={mixture.format(**folders)}", f"--config.data.phases={phases}")
+        pretrain.main([*flags, *mixed, "--config.checkpoint.best=eval_one/mlm_loss"])
+        return json.loads((tmp_path / name / "result.json").read_text())
+
+    whole = train("whole")
+    assert "data.mixture, shares of the rows, and epochs until step 9: one 50.00%" in capsys.readouterr().err
+    for end in (5, 11):
+        monkeypatch.setattr(Dying, "end", end)
+        with pytest.raises(Killed):
+            train("killed")
+    monkeypatch.setattr(Dying, "end", -1)
+    assert {**train("killed"), "seconds": 0} == {**whole, "seconds": 0}
+    assert_same_parameters(tmp_path / "whole", tmp_path / "killed")
+
+    lines = metrics.read_metrics(tmp_path / "whole")
+    large = open_dataset(folders["large"], "train").rows
+    assert [line["epochs/one"] for line in lines[:9]] == pytest.approx([8 * step / large for step in range(1, 10)])
+    assert {name for name in lines[7] if name.endswith("/mlm_loss")} == {
+        f"eval_{name}/mlm_loss" for name in ("one", "two", "three")
+    }
+    assert {name for name in lines[15] if name.endswith("/mlm_loss")} == {"eval_one/mlm_loss", "eval_three/mlm_loss"}
+    by_source = [whole[f"eval_{name}/mlm_loss"] for name in ("one", "three")]
+    assert min(by_source) < whole["eval_mlm_loss"] < max(by_source)
+
+    configuration = workdir.integrity.read_meta(tmp_path / "whole" / "checkpoints" / "16")["meta"]["provenance"]
+    kept = {key: value for key, value in configuration["configuration"].items() if key.startswith("data.")}
+    assert kept["data.mixture.two.share"] == 0.3 and kept["data.phases.9.three.share"] == 0.75
+    assert {key for key, value in kept.items() if str(value).startswith("fingerprint ")} == {
+        *(f"data.mixture.{name}" for name in ("one", "two", "three")),
+        *(f"data.phases.9.{name}" for name in ("one", "three")),
+        *(f"data.eval.{name}" for name in ("one", "two", "three")),
+        *(f"data.eval.9.{name}" for name in ("one", "three")),
+    }
+    with pytest.raises(UserError, match=r"data\.mixture\.one\.share: 0\.5 -> 0\.6; data\.mixture\.two\.share: 0\.3 ->"):
+        train("whole", THREE.replace("0.5", "0.6").replace("0.3", "0.2"))
