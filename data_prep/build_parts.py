@@ -43,13 +43,13 @@ def build_parts(options: BuildOptions, output: Path, every: list[Share], *, quie
 def _run(parts: list[BuildOptions], workers: int) -> Any:
     """Builds parts, and yields the tokens of each that is finished."""
     if workers <= 1:
-        yield from map(_build, parts)
+        yield from map(build_part, parts)
         return
     local.begin(workers)
     context = multiprocessing.get_context("forkserver")
     with ProcessPoolExecutor(workers, mp_context=context, initializer=local.start_worker) as pool:
         try:
-            for future in as_completed([pool.submit(_build, part) for part in parts]):
+            for future in as_completed([pool.submit(build_part, part) for part in parts]):
                 yield future.result()
         except BrokenProcessPool:
             raise UserError(f"{KILLED}, with fewer --workers") from None
@@ -61,7 +61,7 @@ def _run(parts: list[BuildOptions], workers: int) -> Any:
             raise
 
 
-def _build(part: BuildOptions) -> int:
+def build_part(part: BuildOptions) -> int:
     from data_prep.build_examples import build  # which imports this module
 
     build(part)

@@ -63,13 +63,13 @@ def test_all_parts_run_side_by_side_and_are_resumed(text, vocab_dir, tmp_path, m
         built.append(part.part)
         return original(part)
 
-    original = build_parts._build
+    original = build_parts.build_part
     with monkeypatch.context() as patch:
-        patch.setattr(build_parts, "_build", failing)
+        patch.setattr(build_parts, "build_part", failing)
         with pytest.raises(UserError, match="the disk is full"):
             build(options(text, vocab_dir, tmp_path / "three", "all/4"))
     assert not (tmp_path / "three").exists() and len(list((tmp_path / "three.parts").iterdir())) == 2
-    monkeypatch.setattr(build_parts, "_build", lambda part: (built.append(part.part), original(part))[1])
+    monkeypatch.setattr(build_parts, "build_part", lambda part: (built.append(part.part), original(part))[1])
     build(options(text, vocab_dir, tmp_path / "three", "all/4"))
     assert built == ["0/4", "1/4", "2/4", "3/4"] and not (tmp_path / "three.parts").exists()
     assert contents(tmp_path / "three") == contents(tmp_path / "whole")
