@@ -1,5 +1,6 @@
 """Compressed files of several streams: reading gives all of their content, or an error."""
 
+import bz2
 import gzip
 import io
 import itertools
@@ -19,6 +20,7 @@ from bert_jax.storage.compression import SUFFIXES, DamagedFile, decompressed
 COMPRESS = {
     ".gz": gzip.compress,
     ".xz": lzma.compress,
+    ".bz2": bz2.compress,
     ".zst": lambda content: pa.Codec("zstd").compress(content, asbytes=True),
 }
 
@@ -79,7 +81,7 @@ def test_damaged_xz_is_found_where_the_xz_tool_finds_it(seed):
     assert content(bytes(stored), ".xz") == content_by_xz(stored), bytes(stored).hex()
 
 
-@pytest.mark.parametrize("suffix", [".gz", ".xz"])
+@pytest.mark.parametrize("suffix", [".gz", ".xz", ".bz2"])
 def test_any_flipped_byte_of_a_later_stream_is_reported_or_changes_nothing(suffix):
     """It changes nothing in the time stamp of a .gz header, or in a limit of .xz that the text does not reach."""
     first, second = (COMPRESS[suffix](text * 9) for text in (b"one ", b"two "))

@@ -1,5 +1,6 @@
-"""The content of .gz, .xz and .zst files as streams of bytes. Imports no jax."""
+"""The content of .bz2, .gz, .xz and .zst files as streams of bytes. Imports no jax."""
 
+import bz2
 import contextlib
 import io
 import lzma
@@ -12,7 +13,7 @@ import pyarrow as pa
 
 from bert_jax.storage.remote import BinaryFile, first_line, open_stream
 
-SUFFIXES = (".gz", ".xz", ".zst")
+SUFFIXES = (".gz", ".xz", ".zst", ".bz2")
 # Large enough that the cost of a call vanishes, small enough that memory does not matter.
 BLOCK_BYTES = 1 << 16
 _INPUT_BYTES = 1 << 16
@@ -39,7 +40,7 @@ def suffixes(path: str) -> tuple[str, str]:
 
 def decompressed(stored: BinaryFile, suffix: str, buffer_bytes: int = _BUFFER_BYTES) -> io.BufferedReader:
     """The content of an open file with one of SUFFIXES, which is closed with it. Reading raises DamagedFile."""
-    source = pa.CompressedInputStream(stored, "zstd") if suffix == ".zst" else _GzipOrXz(stored, suffix)
+    source = pa.CompressedInputStream(stored, "zstd") if suffix == ".zst" else _Streams(stored, suffix)
     return io.BufferedReader(_Decompressed(stored, source.read), buffer_bytes)
 
 
@@ -93,15 +94,22 @@ class _Decompressed(io.RawIOBase):
         super().close()
 
 
-class _GzipOrXz:
-    """Decompresses the concatenated streams of a .gz or .xz file.
+_DECOMPRESSORS: dict[str, Callable[[], Any]] = {
+    ".gz": lambda: zlib.decompressobj(16 + zlib.MAX_WBITS),
+    ".xz": lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ),
+    ".bz2": bz2.BZ2Decompressor,
+}
 
-    Python's LZMAFile is no replacement: it ends silently where a stream after the first one is damaged.
+
+class _Streams:
+    """Decompresses the concatenated streams of a .gz, .xz or .bz2 file.
+
+    Python's LZMAFile and BZ2File are no replacement: they end silently where a stream after the first one is damaged.
     """
 
     def __init__(self, stored: BinaryFile, suffix: str) -> None:
         self._stored = stored
-        self._is_xz = suffix == ".xz"
+        self._suffix = suffix
         self._input = b""  # read, but not yet passed to a decompressor
         self._decompressor: Any = None  # of the current stream
         self._begun = False
@@ -109,7 +117,7 @@ class _GzipOrXz:
     def read(self, size: int) -> bytes:
         while self._decompressor is not None or self._begin_stream():
             piece: bytes = self._decompressor.decompress(self._input, size)
-            # zlib returns the input that it did not use; lzma keeps it.
+            # zlib returns the input that it did not use; lzma and bz2 keep it.
             self._input = getattr(self._decompressor, "unconsumed_tail", b"")
             if self._decompressor.eof:
                 self._input, self._decompressor = self._decompressor.unused_data, None
@@ -126,17 +134,16 @@ class _GzipOrXz:
         padding = 0
         while True:
             self._input = self._input or self._stored.read(_INPUT_BYTES)
-            if not self._begun or not self._input.startswith(b"\0"):
+            if not self._begun or self._suffix == ".bz2" or not self._input.startswith(b"\0"):
                 break
             rest = self._input.lstrip(b"\0")
             padding += len(self._input) - len(rest)
             self._input = rest
-        if self._is_xz and padding % 4:
+        if self._suffix == ".xz" and padding % 4:
             raise DamagedFile(f"{padding} NULs after a stream, which is not a multiple of 4")
-        if not self._input and (self._begun or not self._is_xz):
+        if not self._input and (self._begun or self._suffix == ".gz"):
             return False
-        gzip_bits = 16 + zlib.MAX_WBITS
-        self._decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ) if self._is_xz else zlib.decompressobj(gzip_bits)
+        self._decompressor = _DECOMPRESSORS[self._suffix]()
         self._begun = True
         return True
 
