@@ -46,7 +46,8 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
     sources = sources_outside(find_sources(str(options.input), options.weights), incomplete_path(output))
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
     arguments = _arguments(options, sources, tokenizer)
-    corpus = Corpus(arguments.sources, Reading(options.text_field, options.document, options.on_error))
+    reading = Reading(options.text_field, options.document, options.on_error, options.input_format)
+    corpus = Corpus(arguments.sources, reading)
     cache = None
     if options.token_cache is not None:
         cache = TokenCache(Path(os.path.abspath(options.token_cache)), round(options.token_cache_gb * GB))

@@ -11,6 +11,7 @@ from bert_jax.data.masking import UNITS, MaskingRule, ReplacementShares
 from data_prep import engines, flags, formats, shares
 from data_prep.flags import REQUIRED, Valid, between, option
 from data_prep.objectives import OBJECTIVES
+from data_prep.readers.input_format import FORMATS
 
 DESCRIPTION = """\
 Builds pretraining examples from text: sentences, token ids, pairs, fixed-width Arrow shards with a manifest.
@@ -18,8 +19,10 @@ Builds pretraining examples from text: sentences, token ids, pairs, fixed-width 
   python -m data_prep.build_examples --input 'books/*.txt.xz' --tokenizer vocab.txt --output data/books_128 \\
       --seq_len 128 --objective nsp --masking dynamic --mask_unit word
 
-The input is text with a blank line between documents, .jsonl or .parquet, each plain or .gz .xz .zst, on this machine,
-gs:// or s3://; or tfds:NAME[:SPLIT]. Lines are split into sentences, so a line may be a sentence or a paragraph.
+The input is text with a blank line between documents, .jsonl, .csv, .tsv, .parquet, .arrow, a folder of Hugging Face's
+save_to_disk, .warc, .wet or .xml of MediaWiki, each plain or .bz2 .gz .xz .zst, on this machine, gs://, s3:// or hf://;
+or hf:ORG/NAME[:CONFIG[:SPLIT]] or tfds:NAME[:SPLIT]. A file in another format is refused, never read as text.
+Lines are split into sentences, so a line may be a sentence or a paragraph.
 OUTPUT gets train/, eval/ (documents chosen by a hash of their text), tokenizer/ and manifest.json; docs/data_format.md
 describes them. The job writes to OUTPUT.incomplete. If it is stopped or killed, the same command continues it. The
 same text and options give the same shards, byte for byte, with any number of workers.
@@ -42,7 +45,14 @@ class BuildOptions:
     document: str = option(
         "blank_line", "what separates the documents of text: blank_line, or file (each file is one document)"
     )
-    text_field: str = option("text", "field of JSONL, Parquet and TFDS records that holds the text", metavar="NAME")
+    input_format: str = option(
+        "auto",
+        f"format of every input file: {', '.join(FORMATS)}; or auto: by its name, and text by its content, too",
+        metavar="NAME",
+    )
+    text_field: str = option(
+        "text", "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS", metavar="NAME"
+    )
     dedup: bool = option(False, "skip documents that are equal, byte for byte, to an earlier one")
     on_error: str = option("fail", "for input that cannot be used: fail, or skip and count it")
     objective: str = option(

@@ -25,6 +25,7 @@ from data_prep.engines import local
 from data_prep.flags import REQUIRED, Valid, between, option
 from data_prep.memory import keep_freed
 from data_prep.readers import Corpus, Reading, find_sources
+from data_prep.readers.input_format import FORMATS
 from data_prep.resumable import complete, finished_units, keeping_units, resumable_folder, sources_outside, unit_folder
 from data_prep.units import Unit
 
@@ -56,9 +57,7 @@ PART = "part-{:05d}.jsonl.zst"
 class CleanOptions:
     """What to clean, and how. Raises UserError, with the name of the flag, for a value out of range."""
 
-    input: str | Path = option(
-        REQUIRED, "text, JSONL or Parquet files, plain or compressed: globs, separated by commas", metavar="GLOB"
-    )
+    input: str | Path = option(REQUIRED, "text, as build_examples reads it: globs, separated by commas", metavar="GLOB")
     output: str | Path = option(REQUIRED, "the folder to create", metavar="DIR")
     rules: str = option("", "sets of rules, separated by commas; default none", metavar="NAMES")
     languages: str = option("", "languages to keep, such as en,de; default all", metavar="CODES")
@@ -70,7 +69,14 @@ class CleanOptions:
         metavar="DIRS",
     )
     duplicate_lines: bool = option(False, "remove lines that occurred before, in any document (Wenzek et al. 2020)")
-    text_field: str = option("text", "field of JSONL, Parquet and TFDS records that holds the text", metavar="NAME")
+    input_format: str = option(
+        "auto",
+        f"format of every input file: {', '.join(FORMATS)}; or auto: by its name, and text by its content, too",
+        metavar="NAME",
+    )
+    text_field: str = option(
+        "text", "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS", metavar="NAME"
+    )
     document: str = option(
         "blank_line", "what separates the documents of text: blank_line, or file (each file is one document)"
     )
@@ -113,11 +119,13 @@ def clean(options: CleanOptions, *, quiet: bool = True) -> dict[str, Any]:
     languages.check(steps.languages)
     local.begin(options.workers)
     sources = sources_outside(find_sources(str(options.input)), incomplete_path(output))
-    corpus = Corpus(sources, Reading(options.text_field, options.document, options.on_error))
+    reading = Reading(options.text_field, options.document, options.on_error, options.input_format)
+    corpus = Corpus(sources, reading)
     settings: dict[str, Any] = {"input": str(options.input), "against": list(map(str, others))}
     settings |= {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(steps).items()}
     arguments = settings | {"sources": [list(source) for source in sources], "document": options.document}
-    with resumable_folder(output, arguments | {"text_field": options.text_field}) as directory:
+    arguments |= {"text_field": options.text_field, "input_format": options.input_format}
+    with resumable_folder(output, arguments) as directory:
         records = _run(steps, corpus, directory, options.workers, quiet)
         merging = Merging(steps)
         for folder in others:

@@ -184,7 +184,8 @@ def _manifest(
         "sources": [
             {"path": source.path, "bytes": source.bytes, "weight": source.weight} for source in arguments.sources
         ],
-        "reading": {"document": options.document, "text_field": options.text_field, "dedup": options.dedup},
+        "reading": {"document": options.document, "text_field": options.text_field, "dedup": options.dedup}
+        | ({"input_format": options.input_format} if options.input_format != "auto" else {}),
         "counts": counts,
         "skipped_reading": dict(sorted(skipped.items())),
         "parts": parts,

@@ -19,6 +19,7 @@ from bert_jax.vocabulary import KINDS
 from data_prep import byte_bpe, counting, flags, readers, sampling, sentence_pieces, wordpiece
 from data_prep.flags import REQUIRED, Valid, option
 from data_prep.readers.corpus import patterns
+from data_prep.readers.input_format import FORMATS
 
 DESCRIPTION = """\
 Trains a vocabulary on text and writes a tokenizer folder, which data_prep.build_examples and Hugging Face
@@ -49,9 +50,7 @@ Japanese, Thai) is counted by ideographs and parts of phrases."""
 class TokenizerOptions:
     """What to train, and on what. Raises UserError, with the name of the flag, for a value out of range."""
 
-    input: str | Path = option(
-        REQUIRED, "text, JSONL or Parquet files, plain or compressed: globs, separated by commas", metavar="GLOB"
-    )
+    input: str | Path = option(REQUIRED, "text, as build_examples reads it: globs, separated by commas", metavar="GLOB")
     output: str | Path = option(REQUIRED, "the folder to create", metavar="DIR")
     vocab_size: int = option(
         REQUIRED,
@@ -83,7 +82,14 @@ class TokenizerOptions:
         metavar="N",
         valid=Valid(lambda count: count >= 1000, "1000 or more"),
     )
-    text_field: str = option("text", "field of JSONL, Parquet and TFDS records that holds the text", metavar="NAME")
+    input_format: str = option(
+        "auto",
+        f"format of every input file: {', '.join(FORMATS)}; or auto: by its name, and text by its content, too",
+        metavar="NAME",
+    )
+    text_field: str = option(
+        "text", "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS", metavar="NAME"
+    )
     document: str = option(
         "blank_line", "what separates the documents of text: blank_line, or file (each file is one document)"
     )
@@ -101,7 +107,7 @@ def train(options: TokenizerOptions, *, quiet: bool = True) -> Tokenizer:
     Raises UserError for an empty corpus, a vocab_size below the number of characters, an output that exists, and
     whatever `readers` raises.
     """
-    reading = readers.Reading(options.text_field, options.document, options.on_error)
+    reading = readers.Reading(options.text_field, options.document, options.on_error, options.input_format)
     groups = _languages(str(options.input)) if options.alpha is not None else {"all": str(options.input)}
     corpora = {name: readers.Corpus(readers.find_sources(pattern), reading) for name, pattern in groups.items()}
     with atomic_folder(Path(options.output)) as folder:

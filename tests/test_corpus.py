@@ -1,5 +1,6 @@
 """A whole corpus: formats, mixtures, duplicates, and what is refused."""
 
+import bz2
 import gzip
 import hashlib
 import json
@@ -52,7 +53,8 @@ def zstd(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("write, name", [(write_jsonl, "a.jsonl"), (write_parquet, "a.parquet")])
 @pytest.mark.parametrize(
-    "suffix, compress", [("", bytes), (".gz", gzip.compress), (".xz", lzma.compress), (".zst", zstd)]
+    "suffix, compress",
+    [("", bytes), (".bz2", bz2.compress), (".gz", gzip.compress), (".xz", lzma.compress), (".zst", zstd)],
 )
 def test_records_give_their_field_however_compressed(tmp_path, write, name, suffix, compress):
     write(tmp_path / name, TEXTS, "content")
@@ -131,7 +133,8 @@ def bad_inputs(folder: Path) -> dict[str, tuple[str, bytes | None, str]]:
         ),
         "damaged_file parquet": ("x.parquet", parquet[:-5], r"x\.parquet: damaged file"),
         "damaged_file short": ("x.parquet", b"PAR1", r"x\.parquet: damaged file"),
-        "unreadable_file": ("x.bz2", b"BZ", r"x\.bz2: \.bz2 files are not supported"),
+        "damaged_file bz2": ("x.bz2", bz2.compress(b"text\n\n" * 999)[:-9], r"x\.bz2: damaged file \(truncated\)"),
+        "other_format": ("x.7z", b"7z", r"x\.7z: \.7z files are not supported"),
     }
 
 
@@ -274,6 +277,7 @@ MESSAGES = {
         (gzip.compress(b"x"), "It looks compressed: rename the file to end in .gz"),
         (lzma.compress(b"x"), "It looks compressed: rename the file to end in .xz"),
         (zstd(b"x"), "It looks compressed: rename the file to end in .zst"),
+        (bz2.compress(b"x"), "It looks compressed: rename the file to end in .bz2"),
         ("one\n\ntwo".encode("utf-16"), "It looks like UTF-16: convert"),
         ("one\n\ntwo".encode("utf-16-le"), "It looks like UTF-16: convert"),
         (b"a text with\0 one", "a NUL character (column 12). Remove it"),
@@ -316,7 +320,7 @@ def test_repeated_columns_nulls_and_unsupported_addresses_are_refused(tmp_path):
     with pytest.raises(UserError, match="row 2: expected text in 'text', got null"):
         list(corpus(tmp_path / "a.parquet").documents())
     for address in ("https://a.org/b.txt", f"file://{tmp_path}/a.parquet"):
-        with pytest.raises(UserError, match=r"is not supported\. Use local paths, gs://, s3:// or tfds:NAME"):
+        with pytest.raises(UserError, match=r"is not supported\. Use local paths, gs://, s3://, hf://, hf:ORG/NAME or"):
             corpus(address)
 
 

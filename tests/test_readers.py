@@ -1,5 +1,6 @@
 """Files and documents: what is read, and how the rest is refused."""
 
+import bz2
 import contextlib
 import gzip
 import lzma
@@ -31,7 +32,12 @@ def xz(data: bytes) -> bytes:
     return lzma.compress(data, preset=0)
 
 
-COMPRESSIONS = [("", bytes), (".gz", gzip.compress), (".xz", xz), (".zst", zstd)]
+def bzip2(data: bytes) -> bytes:
+    """In blocks of 100 kB, because nothing of an unfinished block can be read."""
+    return bz2.compress(data, 1)
+
+
+COMPRESSIONS = [("", bytes), (".bz2", bzip2), (".gz", gzip.compress), (".xz", xz), (".zst", zstd)]
 DAMAGED = [case for case in COMPRESSIONS if case[0]]
 
 
@@ -195,9 +201,10 @@ def test_truncated_compressed_file_is_named_and_read_up_to_the_end(tmp_path, mon
 def up_to_damage(stored: bytes, suffix: str) -> bytes:
     """The output of a decompressor that gets and returns one byte at a time."""
     found = bytearray()
-    with contextlib.suppress(lzma.LZMAError, zlib.error):
+    streams = {".bz2": bz2.BZ2Decompressor, ".gz": lambda: zlib.decompressobj(31), ".xz": lzma.LZMADecompressor}
+    with contextlib.suppress(OSError, lzma.LZMAError, zlib.error):
         while stored:
-            stream = lzma.LZMADecompressor() if suffix == ".xz" else zlib.decompressobj(31)
+            stream = streams[suffix]()
             while stored and not stream.eof:
                 found += stream.decompress(stored[:1], 1)
                 stored = stored[1:]

@@ -1,4 +1,4 @@
-"""Folders and files on disk and in object stores (gs://, s3://) behind one interface.
+"""Folders and files on disk, in object stores (gs://, s3://) and on the Hugging Face Hub (hf://) behind one interface.
 
 Object stores are read and written by pyarrow, which every installation has: fsspec and etils need another package for
 each store. Credentials are those of each store's own tools (AWS_ACCESS_KEY_ID, AWS_PROFILE, AWS_ENDPOINT_URL, ...;
@@ -19,7 +19,7 @@ from bert_jax.command import UserError, explain_os_error
 if TYPE_CHECKING:  # pyarrow.fs loads the libraries of every store, so it is imported only when a store is opened
     from pyarrow import fs
 
-REMOTE = ("gs://", "s3://")
+REMOTE = ("gs://", "s3://", "hf://")
 _BLOCK_BYTES = 1 << 22
 _REQUEST_BYTES = 8 << 20  # each request to a store takes a round trip, so one asks for this much of a file
 _TEMPORARY = ".bert_jax_tmp"
@@ -40,12 +40,12 @@ class BinaryFile(Protocol):
 def is_remote(path: str | Path) -> bool:
     """Whether a string, or the Path made of one (which joins double slashes), is an address in an object store."""
     if isinstance(path, Path):
-        return any(part in ("gs:", "s3:") for part in path.parts)
+        return any(f"{part}//" in REMOTE for part in path.parts)
     return path.startswith(REMOTE)
 
 
 def open_store(address: str) -> "tuple[fs.FileSystem, str]":
-    """Returns the store of a gs:// or s3:// address and the path in it. Raises UserError if it has no bucket."""
+    """Returns the store of a remote address and the path in it. Raises UserError if it has no bucket."""
     scheme, path = address[:5], address[5:]
     bucket = path.split("/", 1)[0]
     if not bucket:
@@ -55,6 +55,10 @@ def open_store(address: str) -> "tuple[fs.FileSystem, str]":
 
 @functools.lru_cache
 def _store(scheme: str, bucket: str) -> "fs.FileSystem":
+    if scheme == "hf://":
+        from bert_jax.storage.hub import hub_store
+
+        return hub_store()
     from pyarrow import fs
 
     region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")

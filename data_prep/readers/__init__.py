@@ -1,8 +1,14 @@
-"""Reading text: the sources of a corpus (local, gs://, s3://, tfds:) and their documents, one at a time.
+"""Reading text: the sources of a corpus (local, gs://, s3://, hf://, tfds:) and their documents, one at a time.
 
 corpus            all sources in order, with weights    plain_text        documents separated by blank lines
-refusal           what is wrong with an input           json_and_parquet  documents in a field of records
-file_blocks       decompressed bytes of a file          tfds_corpus       documents of prepared TFDS datasets
+reading           which reader reads a file             json_and_parquet  documents in a field of records
+input_format      the format of a file, by its name     csv_and_tsv       documents in a column
+                  and its first bytes                   arrow_file        documents in a column
+saved_dataset     Arrow files of Hugging Face datasets  tfds_corpus       documents of prepared TFDS datasets
+hub_dataset       Parquet files of those on the Hub
+file_blocks       decompressed bytes of a file          web_archive       pages of WARC and WET
+refusal           what is wrong with an input           mediawiki_dump    articles of Wikipedia and other wikis
+                                                        wikitext          MediaWiki's markup as text
 """
 
 from collections.abc import Iterator
@@ -10,7 +16,8 @@ from pathlib import Path
 
 from bert_jax.command import UserError
 from bert_jax.storage.compression import OnRead, ignore_progress
-from data_prep.readers.corpus import DOCUMENT, ON_ERROR, Corpus, Reading, Source, find_sources, read
+from data_prep.readers.corpus import Corpus, Source, check_readable, find_sources
+from data_prep.readers.reading import DOCUMENT, ON_ERROR, Reading, read
 from data_prep.readers.refusal import Refusal
 
 __all__ = [
@@ -32,11 +39,12 @@ def expand(pattern: str) -> list[Path]:
 
     Raises UserError if a pattern matches nothing, or a folder.
     """
-    corpus = Corpus(find_sources(pattern))
-    remote = [source.path for source in corpus.sources if not Path(source.path).exists()]
-    if remote:
-        raise UserError(f"{remote[0]} is not a local file. Copy it to this machine first")
-    return [Path(source.path) for source in corpus.sources]
+    sources = find_sources(pattern)
+    for source in sources:
+        check_readable(source)
+        if not Path(source.path).exists():
+            raise UserError(f"{source.path} is not a local file. Copy it to this machine first")
+    return [Path(source.path) for source in sources]
 
 
 def documents(path: str | Path, on_read: OnRead = ignore_progress) -> Iterator[str]:
@@ -47,4 +55,5 @@ def documents(path: str | Path, on_read: OnRead = ignore_progress) -> Iterator[s
     for item in read(str(path), on_read=on_read):
         if isinstance(item, Refusal):
             raise item
-        yield item.decode()
+        if isinstance(item, bytes):
+            yield item.decode()

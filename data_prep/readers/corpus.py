@@ -13,16 +13,12 @@ from typing import NamedTuple
 
 from bert_jax.command import UserError
 from bert_jax.data.manifest import MANIFEST
-from bert_jax.storage.compression import OnRead, ignore_progress, suffixes
-from bert_jax.storage.listing import find_files, is_special
+from bert_jax.storage.listing import find_files
 from bert_jax.storage.remote import is_remote
 from data_prep import checksums
-from data_prep.readers import file_blocks, json_and_parquet, plain_text, tfds_corpus
-from data_prep.readers.refusal import Items, Refusal
-
-DOCUMENT = ("blank_line", "file")
-ON_ERROR = ("fail", "skip")
-JSON_SUFFIXES = (".jsonl", ".ndjson", ".json")
+from data_prep.readers import file_blocks, hub_dataset, saved_dataset, tfds_corpus
+from data_prep.readers.reading import Reading, check_format, read, refuse_special
+from data_prep.readers.refusal import Omission, Refusal
 
 
 class Source(NamedTuple):
@@ -32,44 +28,6 @@ class Source(NamedTuple):
     bytes: int  # as stored
     weight: float = 1.0  # how often each document is read; a fraction reads that share of the documents
     folder: bool = False  # a folder, which a pattern matches but no reader can read
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How documents are read. Raises UserError for an unknown choice."""
-
-    text_field: str = "text"  # the field of JSON lines, Parquet and TFDS that holds the text
-    document: str = "blank_line"  # what separates the documents of a text file; with "file" each file is one document
-    on_error: str = "fail"  # what happens to input that cannot be used
-
-    def __post_init__(self) -> None:
-        for name, value, known in (("document", self.document, DOCUMENT), ("on_error", self.on_error, ON_ERROR)):
-            if value not in known:
-                raise UserError(f"unknown --{name} {value}; choose from {', '.join(known)}")
-
-
-def read(path: str, reading: Reading = Reading(), on_read: OnRead = ignore_progress) -> Items:
-    """The documents of one source as UTF-8, with a Refusal in place of each one that cannot be used.
-
-    What makes the rest of a source unusable is its last Refusal.
-    """
-    try:
-        yield from _documents(path, reading, on_read)
-    except Refusal as refusal:
-        yield refusal
-
-
-def _documents(path: str, reading: Reading, on_read: OnRead) -> Items:
-    if path.startswith(tfds_corpus.PREFIX):
-        return tfds_corpus.documents(path, reading.text_field, on_read)
-    if is_special(path):
-        raise _special(path)
-    kind = suffixes(path)[0]
-    if kind in JSON_SUFFIXES:
-        return json_and_parquet.jsonl_documents(path, reading.text_field, on_read)
-    if kind == ".parquet":
-        return json_and_parquet.parquet_documents(path, reading.text_field, on_read)
-    return plain_text.text_documents(path, on_read, whole=reading.document == "file")
 
 
 def find_sources(pattern: str, weights: Sequence[float] = ()) -> tuple[Source, ...]:
@@ -118,36 +76,54 @@ def patterns(pattern: str) -> list[str]:
 def _sources(pattern: str, weight: float) -> list[Source]:
     if pattern.startswith(tfds_corpus.PREFIX):
         return [Source(pattern, tfds_corpus.size(pattern), weight)]
+    if hub_dataset.is_name(pattern):
+        pattern = hub_dataset.parquet_pattern(pattern)
     matches = find_files(pattern)
     if not matches and "://" in pattern and not is_remote(pattern):
-        raise UserError(f"--input {pattern!r} is not supported. Use local paths, gs://, s3:// or tfds:NAME")
+        raise UserError(
+            f"--input {pattern!r} is not supported. Use local paths, gs://, s3://, hf://, hf:ORG/NAME or tfds:NAME"
+        )
     if not matches:
-        raise UserError(f"--input {pattern!r} matches no file. Check the path, and quote the pattern")
+        hint = f"; hf:{pattern} is a data set of the Hugging Face Hub" if hub_dataset.may_be_name(pattern) else ""
+        raise UserError(f"--input {pattern!r} matches no file. Check the path, and quote the pattern{hint}")
     only_stars = set(pattern.rpartition("/")[2]) == {"*"}
-    return [Source(*match[:2], weight, match.is_folder) for match in matches if not (match.is_folder and only_stars)]
+    sources = []
+    for match in matches:
+        if match.is_folder and (saved := saved_dataset.arrow_files(match.path)) is not None:
+            sources += [Source(path, _stored_bytes(path), weight) for path in saved]
+        elif not (match.is_folder and only_stars):
+            sources.append(Source(*match[:2], weight, match.is_folder))
+    return sources
+
+
+def _stored_bytes(path: str) -> int:
+    """The size of a file; 0 if there is none, which is reported when it is read."""
+    return sum(file.bytes for file in find_files(path))
 
 
 @dataclass
 class Corpus:
     """Reads sources in order, in as many passes as the largest weight needs, and counts what it refuses.
 
-    Raises UserError for a folder or a pipe among the sources, unless reading.on_error is skip.
+    Raises UserError for a folder, a pipe or a file in a format that is not read among the sources, unless
+    reading.on_error is skip; and in any case for packages that a format needs and that are not installed.
     """
 
     sources: tuple[Source, ...]
-    reading: Reading = Reading()
+    reading: Reading = field(default_factory=Reading)
     refused: Counter[str] = field(default_factory=Counter)  # documents, or rests of files, by reason
     bytes_read: int = 0  # of total_bytes, as stored
 
     def __post_init__(self) -> None:
         self.passes = max((math.ceil(source.weight) for source in self.sources), default=0)
         self.total_bytes = sum(source.bytes * math.ceil(source.weight) for source in self.sources)
-        if self.reading.on_error == "fail":  # found now rather than hours into the job
-            for source in self.sources:
-                if source.folder:
-                    raise file_blocks.folder(source.path)
-                if is_special(source.path):
-                    raise _special(source.path)
+        for source in self.sources:  # found now rather than hours into the job
+            try:
+                check_readable(source)
+                check_format(source.path, self.reading)
+            except Refusal:
+                if self.reading.on_error == "fail":
+                    raise
 
     def documents(self) -> Iterator[str]:
         """The documents of all passes. Raises as `texts` does."""
@@ -175,6 +151,8 @@ class Corpus:
             count += 1
             if isinstance(item, Refusal):
                 self._refuse(item, number)
+            elif isinstance(item, Omission):
+                self._count(item.reason, number)
             elif not item or item.isspace():
                 self._count("empty_text", number)
             elif share == 1.0 or _chosen(item, share):
@@ -200,9 +178,11 @@ class Corpus:
             self.refused[reason] += 1
 
 
-def _special(path: str) -> Refusal:
-    what = "pipes and devices are not supported"
-    return Refusal("unreadable_file", path, what, "Write the text to a file and name that")
+def check_readable(source: Source) -> None:
+    """Raises Refusal for a folder, a pipe or a device."""
+    if source.folder:
+        raise file_blocks.folder(source.path)
+    refuse_special(source.path)
 
 
 def _chosen(document: bytes, share: float) -> bool:

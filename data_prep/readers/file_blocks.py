@@ -2,27 +2,44 @@
 
 import contextlib
 from collections.abc import Iterator
-from pathlib import PurePath
 
 from bert_jax.command import explain_os_error
 from bert_jax.storage.compression import DamagedFile, OnRead, ignore_progress, read_blocks
 from bert_jax.storage.remote import first_line
 from data_prep.readers.refusal import Refusal
 
-UNSUPPORTED = (".bz2", ".zip", ".7z", ".rar", ".lz4", ".br", ".tar", ".tgz")
-
 
 def file_blocks(path: str, on_read: OnRead = ignore_progress) -> Iterator[bytes]:
     """A file's bytes, decompressed, block by block; `on_read` gets the number of stored bytes each block took.
 
-    Raises Refusal if the file does not exist, is of an unsupported kind, cannot be read or is damaged; of a damaged
-    file, everything before the damage is yielded first.
+    Raises Refusal if the file does not exist, cannot be read or is damaged; of a damaged file, everything before the
+    damage is yielded first.
     """
-    if (kind := PurePath(path).suffix) in UNSUPPORTED:
-        advice = "Decompress it, or compress it as .gz, .xz or .zst"
-        raise Refusal("unreadable_file", path, f"{kind} files are not supported", advice)
     with refusals(path):
         yield from read_blocks(path, on_read)
+
+
+def split_head(blocks: Iterator[bytes], size: int) -> tuple[bytes, Iterator[bytes]]:
+    """At least `size` first bytes of a stream, or all of it, and the same stream from its beginning.
+
+    What its blocks raise is raised where the returned stream comes to it.
+    """
+    head: list[bytes] = []
+    error: Refusal | None = None
+    try:
+        while size > 0 and (block := next(blocks, b"")):
+            head.append(block)
+            size -= len(block)
+    except Refusal as refusal:
+        error = refusal
+
+    def whole() -> Iterator[bytes]:
+        yield from head
+        if error is not None:
+            raise error
+        yield from blocks
+
+    return b"".join(head), whole()
 
 
 @contextlib.contextmanager

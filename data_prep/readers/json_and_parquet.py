@@ -61,27 +61,28 @@ def parquet_documents(path: str, field: str, on_read: OnRead = ignore_progress) 
 
     A compressed file is first decompressed into a temporary one, because Parquet is read from its end.
     """
-    with refusals(path):
-        try:
-            with _opened(path) as file:
-                yield from _parquet_rows(file, path, field, on_read)
-        except (pa.ArrowException, UnicodeDecodeError, OSError) as error:
-            # Parquet's errors have no number, those of the system have one.
-            if isinstance(error, OSError) and error.errno is not None:
-                raise
-            raise damaged(path, error) from None
+    with opened(path) as file:
+        yield from _parquet_rows(file, path, field, on_read)
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[BinaryFile]:
-    if suffixes(path)[1]:
-        with tempfile.TemporaryFile() as unpacked:
-            unpacked.writelines(file_blocks(path))
-            unpacked.seek(0)
-            yield cast(BinaryFile, unpacked)
-    else:
-        with contextlib.closing(open_file(path)) as file:
-            yield file
+def opened(path: str) -> Iterator[BinaryFile]:
+    """Opens a file for pyarrow, decompressed, for reading at any position. Raises the errors of both as Refusal."""
+    with refusals(path):
+        try:
+            if suffixes(path)[1]:
+                with tempfile.TemporaryFile() as unpacked:
+                    unpacked.writelines(file_blocks(path))
+                    unpacked.seek(0)
+                    yield cast(BinaryFile, unpacked)
+            else:
+                with contextlib.closing(open_file(path)) as file:
+                    yield file
+        except (pa.ArrowException, UnicodeDecodeError, OSError, MemoryError) as error:
+            # pyarrow's errors have no number, those of the system have one. A damaged length may ask for any memory.
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise damaged(path, error) from None
 
 
 def _parquet_rows(file: BinaryFile, path: str, field: str, on_read: OnRead) -> Items:
@@ -91,24 +92,34 @@ def _parquet_rows(file: BinaryFile, path: str, field: str, on_read: OnRead) -> I
 
     with pq.ParquetFile(file, buffer_size=_PAGES_BYTES, page_checksum_verification=True) as table:
         schema = table.schema_arrow
-        if schema.names.count(field) > 1:
-            what = f"{schema.names.count(field)} columns are called {field!r}"
-            raise Refusal("no_text_column", path, what, "Rename them, use another --text_field")
-        if field not in schema.names or _value_type(schema.field(field).type) not in _TEXT_TYPES:
-            columns = ", ".join(f"{name} ({kind})" for name, kind in zip(schema.names, schema.types, strict=True))
-            raise Refusal(
-                "no_text_column",
-                path,
-                f"no text column {field!r}; the columns are {columns[:200]}",
-                "Use another --text_field",
-            )
+        check_column(path, schema, field)
         rows, number = max(table.metadata.num_rows, 1), 0
         for batch in table.iter_batches(_BATCH_ROWS, columns=[field]):
-            for text in _texts(batch.column(0)):
-                number += 1
-                where = f"{path}, row {number}"
-                yield _not_text(where, field, "null") if text is None else check(text, where)
+            yield from column_documents(batch.column(0), path, field, number)
+            number += batch.num_rows
             on_read(stored * number // rows - stored * (number - batch.num_rows) // rows)
+
+
+def check_column(path: str, schema: pa.Schema, field: str) -> None:
+    """Raises Refusal unless a table has one column with this name, and text in it."""
+    if schema.names.count(field) > 1:
+        what = f"{schema.names.count(field)} columns are called {field!r}"
+        raise Refusal("no_text_column", path, what, "Rename them, use another --text_field")
+    if field not in schema.names or _value_type(schema.field(field).type) not in _TEXT_TYPES:
+        columns = ", ".join(f"{name} ({kind})" for name, kind in zip(schema.names, schema.types, strict=True))
+        raise Refusal(
+            "no_text_column",
+            path,
+            f"no text column {field!r}; the columns are {columns[:200]}",
+            "Use another --text_field",
+        )
+
+
+def column_documents(column: pa.Array, path: str, field: str, rows_before: int) -> Items:
+    """The documents in the values of a column, after `rows_before` rows of a file."""
+    for number, text in enumerate(_texts(column), start=rows_before + 1):
+        where = f"{path}, row {number}"
+        yield _not_text(where, field, "null") if text is None else check(text, where)
 
 
 def _value_type(kind: pa.DataType) -> pa.DataType:

@@ -4,7 +4,8 @@ import re
 from collections.abc import Iterator
 
 from bert_jax.storage.compression import OnRead, ignore_progress
-from data_prep.readers.file_blocks import file_blocks
+from data_prep.readers import input_format
+from data_prep.readers.file_blocks import file_blocks, split_head
 from data_prep.readers.refusal import Items, Refusal, check
 
 # A document is kept in memory, so one that never ends (a file without blank lines) is refused.
@@ -20,13 +21,13 @@ def numbered_lines(path: str, on_read: OnRead = ignore_progress) -> Iterator[tup
 
     None replaces a line of more than MAX_DOCUMENT_BYTES. Raises Refusal as `file_blocks` does.
     """
-    return enumerate(_lines(path, on_read), start=1)
+    return enumerate(_lines(file_blocks(path, on_read)), start=1)
 
 
-def _lines(path: str, on_read: OnRead) -> Iterator[bytes | None]:
+def _lines(blocks: Iterator[bytes]) -> Iterator[bytes | None]:
     begun: list[bytes] = []  # the pieces of a line whose end has not been read yet
     size, mark = 0, BYTE_ORDER_MARK
-    for block in file_blocks(path, on_read):
+    for block in blocks:
         first, *others = block.split(b"\n")
         if others:
             line = b"".join((*begun, first)).removeprefix(mark)
@@ -74,14 +75,21 @@ class _Document:
         self._too_long, self._line = False, 0
 
 
-def text_documents(path: str, on_read: OnRead = ignore_progress, whole: bool = False) -> Items:
+def text_documents(
+    path: str, on_read: OnRead = ignore_progress, whole: bool = False, any_content: bool = False
+) -> Items:
     """The documents of a text file, separated by blank lines, one at a time; with `whole` the file is one document.
 
     Lines lose their line end (LF or CRLF) and nothing else; lines of only white space count as blank. Memory is that
-    of the longest document. A truncated file raises Refusal, which stands for the unfinished document too.
+    of the longest document. A truncated file raises Refusal, which stands for the unfinished document too. So does a
+    file whose first bytes are those of another format, unless any_content.
     """
+    blocks = file_blocks(path, on_read)
+    if not any_content:
+        head, blocks = split_head(blocks, input_format.HEAD_BYTES)
+        input_format.check_head(path, head, "text")
     document = _Document(path)
-    for number, line in numbered_lines(path, on_read):
+    for number, line in enumerate(_lines(blocks), start=1):
         if whole or line is None or not _BLANK.fullmatch(line):
             document.add(number, line)
         else:

@@ -5,7 +5,7 @@ The caller decides: with --on_error fail the Refusal is raised (it is a UserErro
 
 import re
 from collections.abc import Iterator
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from bert_jax.command import UserError
 
@@ -15,8 +15,11 @@ Reason = Literal[
     "control_character",
     "document_too_long",
     "not_json",
+    "bad_row",  # a row of CSV or TSV with other fields than the header, or with a quote that does not end
     "no_text_field",  # a JSONL line or Parquet row without the field, or with something other than text in it
-    "no_text_column",  # a whole Parquet file
+    "no_text_column",  # a whole file of Parquet, Arrow, CSV or TSV
+    "bad_page",  # a page whose content or markup cannot be decoded
+    "other_format",  # a whole file that is not text, or not in the format that its name says
     "empty_file",  # a file without a document
     "folder",  # instead of a file
     "damaged_file",  # the rest of a file that is truncated or corrupt
@@ -28,8 +31,11 @@ _SKIP = "or use --on_error skip"
 # real text has it in place of dashes and quotes (Windows-1252 read as Latin-1), and tokenizers drop it.
 _CONTROLS = bytes([*range(9), *range(14, 32), 127])
 _CONTROL = re.compile(b"[" + re.escape(_CONTROLS) + b"]")
-# RFC 1952; the .xz file format, 2.1.1.1; RFC 8878.
-_MAGIC = {b"\x1f\x8b": ".gz", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
+# RFC 1952; the .xz file format, 2.1.1.1; RFC 8878; bzip2's stream header, whose last six bytes are digits of pi.
+_MAGIC = {b"\x1f\x8b": ".gz", b"\xfd7zXZ\0": ".xz", b"\x28\xb5\x2f\xfd": ".zst"} | {
+    b"BZh%d1AY&SY" % level: ".bz2" for level in range(1, 10)
+}
+COMPRESSED = tuple(_MAGIC)
 
 
 class Refusal(UserError):
@@ -40,7 +46,16 @@ class Refusal(UserError):
         self.reason = reason
 
 
-Item = bytes | Refusal
+class Omission(NamedTuple):
+    """A record that is no document: it is left out and counted, whatever --on_error."""
+
+    reason: Literal[
+        "not_a_page",  # a record of a web archive: no HTML or plain text, or a status other than 200
+        "not_an_article",  # a page of a wiki: a redirect, or in another namespace
+    ]
+
+
+Item = bytes | Refusal | Omission
 Items = Iterator[Item]
 
 
@@ -74,9 +89,14 @@ def _advice(text: bytes, other: str) -> str:
     for magic, suffix in _MAGIC.items():
         if text.startswith(magic):
             return f"It looks compressed: rename the file to end in {suffix}"
-    if text.startswith((b"\xff\xfe", b"\xfe\xff")) or text.count(0) > len(text) // 3:
+    if looks_like_utf16(text):
         return "It looks like UTF-16: convert the file, for example with iconv -f UTF-16 -t UTF-8"
     return other
+
+
+def looks_like_utf16(text: bytes) -> bool:
+    """Whether bytes begin with a mark of UTF-16, or have as many NULs as ASCII text in UTF-16."""
+    return text.startswith((b"\xff\xfe", b"\xfe\xff")) or text.count(0) > len(text) // 3
 
 
 def _place(text: bytes, offset: int, where: str, first_line: int | None) -> tuple[str, str]:

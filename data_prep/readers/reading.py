@@ -1,0 +1,95 @@
+"""How documents are read, and the reader of each format."""
+
+from dataclasses import dataclass
+
+from bert_jax.command import UserError
+from bert_jax.storage.compression import OnRead, ignore_progress
+from bert_jax.storage.listing import is_special
+from bert_jax.storage.remote import is_remote
+from data_prep.readers import (
+    arrow_file,
+    csv_and_tsv,
+    file_blocks,
+    input_format,
+    json_and_parquet,
+    mediawiki_dump,
+    plain_text,
+    tfds_corpus,
+    web_archive,
+)
+from data_prep.readers.refusal import Items, Refusal
+
+DOCUMENT = ("blank_line", "file")
+ON_ERROR = ("fail", "skip")
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How documents are read. Raises UserError for an unknown choice."""
+
+    text_field: str = "text"  # the field or column of records that holds the text
+    document: str = "blank_line"  # what separates the documents of a text file; with "file" each file is one document
+    on_error: str = "fail"  # what happens to input that cannot be used
+    input_format: str = "auto"  # the format of every file; "auto" takes that of its name
+
+    def __post_init__(self) -> None:
+        choices = {"document": DOCUMENT, "on_error": ON_ERROR, "input_format": input_format.CHOICES}
+        for name, known in choices.items():
+            if (value := getattr(self, name)) not in known:
+                raise UserError(f"unknown --{name} {value}; choose from {', '.join(known)}")
+
+
+def read(path: str, reading: Reading = Reading(), on_read: OnRead = ignore_progress) -> Items:
+    """The documents of one source as UTF-8, with a Refusal in place of each one that cannot be used.
+
+    What makes the rest of a source unusable is its last Refusal.
+    """
+    try:
+        yield from _documents(path, reading, on_read)
+    except Refusal as refusal:
+        yield refusal
+
+
+def _documents(path: str, reading: Reading, on_read: OnRead) -> Items:
+    if path.startswith(tfds_corpus.PREFIX):
+        return tfds_corpus.documents(path, reading.text_field, on_read)
+    refuse_special(path)
+    format = input_format.format_of(path, reading.input_format)
+    input_format.check_installed(format)
+    match format:
+        case "jsonl":
+            return json_and_parquet.jsonl_documents(path, reading.text_field, on_read)
+        case "parquet":
+            return json_and_parquet.parquet_documents(path, reading.text_field, on_read)
+        case "arrow":
+            return arrow_file.arrow_documents(path, reading.text_field, on_read)
+        case "csv" | "tsv":
+            delimiter = "," if format == "csv" else "\t"
+            return csv_and_tsv.table_documents(path, reading.text_field, delimiter, on_read)
+        case "warc":
+            return web_archive.archive_documents(path, on_read)
+        case "mediawiki":
+            return mediawiki_dump.article_documents(path, on_read)
+    chosen = reading.input_format == "text"
+    return plain_text.text_documents(path, on_read, whole=reading.document == "file", any_content=chosen)
+
+
+def check_format(path: str, reading: Reading) -> None:
+    """Raises UserError for a file in a format that is not read, or whose packages are not installed.
+
+    It reads the first bytes of a local file. Those of a remote one are checked only when it is read.
+    """
+    if path.startswith(tfds_corpus.PREFIX):
+        return
+    format = input_format.format_of(path, reading.input_format)
+    input_format.check_installed(format)
+    if format in input_format.CHECKED and reading.input_format != "text" and not is_remote(path):
+        head, _ = file_blocks.split_head(file_blocks.file_blocks(path), input_format.HEAD_BYTES)
+        input_format.check_head(path, head, format)
+
+
+def refuse_special(path: str) -> None:
+    """Raises Refusal for a pipe or a device."""
+    if is_special(path):
+        what = "pipes and devices are not supported"
+        raise Refusal("unreadable_file", path, what, "Write the text to a file and name that")

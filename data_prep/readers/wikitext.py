@@ -1,0 +1,86 @@
+"""The text of pages in MediaWiki's markup, as a reader sees it, without templates, tables and references.
+
+mwparserfromhell parses the markup; this module decides what of it is text. Templates are programs in other pages of
+the wiki, so whatever they would print (conversions of units, phrases in other languages) is left out with them.
+"""
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from data_prep.readers.refusal import Refusal
+
+_HIDDEN_NAMESPACES = frozenset(("file", "image", "media", "category"))
+_HIDDEN_TAGS = frozenset(
+    ("ref", "references", "table", "gallery", "math", "chem", "ce", "score", "timeline", "graph", "imagemap", "hiero")
+    + ("categorytree", "inputbox", "templatedata", "section", "mapframe", "maplink", "style", "script")
+    + ("source", "syntaxhighlight", "indicator")
+)
+_BREAKS = frozenset(("br", "hr"))
+_QUOTES = re.compile(r"'{5}|'{2,3}")  # bold and italic
+_SWITCH = re.compile(r"__[A-Z]+__")  # __NOTOC__
+_LANGUAGE_LINK = re.compile(r"[a-z]{2,3}(?:-[a-z]+)*:")  # [[de:Paris]] in old dumps
+# What templates leave behind: "Paris ( ; ) is", "Paris (, French) is", "born on , in".
+_EMPTY_BRACKETS = re.compile(r"\s*\(\s*[,;:\s]*\)|\s*\[\s*\]")
+_EMPTY_FIRST = re.compile(r"\(\s*[,;]\s*")
+_SPACES = re.compile(r"[^\S\n]+")
+_BLANK_LINES = re.compile(r"\n{3,}")
+
+
+class WikitextReader:
+    """Turns markup into text, with the namespaces of one wiki."""
+
+    def __init__(self, hidden_namespaces: frozenset[str] = frozenset()) -> None:
+        """hidden_namespaces   lower-case names whose links are no text, in addition to the English ones"""
+        self._hidden = _HIDDEN_NAMESPACES | hidden_namespaces
+
+    def text(self, markup: str, where: str) -> str | Refusal:
+        """The text of a page: paragraphs, headings and items of lists, each on a line; a Refusal names `where`."""
+        import mwparserfromhell
+        from mwparserfromhell.parser import ParserError
+
+        try:
+            # Quotes are removed below: the parser gives up on those that do not match.
+            text = self._rendered(mwparserfromhell.parse(markup, skip_style_tags=True).nodes)
+        except (ParserError, RecursionError) as error:
+            what = f"markup that mwparserfromhell cannot parse ({type(error).__name__})"
+            return Refusal("bad_page", where, what, "Remove the page")
+        text = _SWITCH.sub("", _QUOTES.sub("", text))
+        text = _EMPTY_FIRST.sub("(", _EMPTY_BRACKETS.sub("", text))
+        lines = [_SPACES.sub(" ", line).strip() for line in text.split("\n")]
+        return _BLANK_LINES.sub("\n\n", "\n".join(lines)).strip("\n")
+
+    def _rendered(self, nodes: Iterable[Any]) -> str:
+        return "".join(map(self._node, nodes))
+
+    def _node(self, node: Any) -> str:
+        match type(node).__name__:
+            case "Text":
+                return str(node.value)
+            case "HTMLEntity":
+                return str(node.normalize())
+            case "Wikilink":
+                return self._link(node)
+            case "ExternalLink":
+                shown = node.title if node.brackets else node.url
+                return self._rendered(shown.nodes) if shown is not None else ""
+            case "Heading":
+                return f"\n{self._rendered(node.title.nodes)}\n"
+            case "Tag":
+                return self._tag(node)
+        return ""  # a template, an argument of one, or a comment
+
+    def _link(self, link: Any) -> str:
+        title = str(link.title).strip()
+        namespace = title.partition(":")[0].strip().lower().replace("_", " ") if ":" in title else ""
+        if namespace in self._hidden or (link.text is None and _LANGUAGE_LINK.match(title)):
+            return ""
+        return self._rendered(link.text.nodes) if link.text is not None else title.removeprefix(":")
+
+    def _tag(self, tag: Any) -> str:
+        name = str(tag.tag).strip().lower()
+        if name in _BREAKS:
+            return "\n"
+        if name in _HIDDEN_TAGS or tag.contents is None:
+            return ""
+        return self._rendered(tag.contents.nodes)

@@ -1,0 +1,326 @@
+"""What is not plain text is never read as plain text, and nothing is written for it."""
+
+import gzip
+import io
+import json
+import random
+import re
+import sqlite3
+import string
+import subprocess
+import sys
+import tarfile
+import wave
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from bert_jax.command import UserError
+from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
+from data_prep.clean import CleanOptions, clean
+from data_prep.inspection.source_check import check_source, source_corpora
+from data_prep.readers import Corpus, Reading, find_sources, read
+from data_prep.train_tokenizer import TokenizerOptions, train
+
+HTML = b"<!DOCTYPE html>\n<html><body><p>A page.</p></body></html>\n"
+TABLE = pa.table({"text": ["one", "two"]})
+
+
+def zipped() -> bytes:
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("word/document.xml", "<w:document/>")
+    return file.getvalue()
+
+
+def tarred() -> bytes:
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w") as archive:
+        archive.add(__file__, "a.txt")
+    return file.getvalue()
+
+
+def sound() -> bytes:
+    file = io.BytesIO()
+    with wave.open(file, "wb") as written:
+        written.setparams((1, 2, 8000, 0, "NONE", ""))
+        written.writeframes(bytes(range(256)))
+    return file.getvalue()
+
+
+def numbers() -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.arange(1000))
+    return file.getvalue()
+
+
+def database(folder: Path) -> bytes:
+    with sqlite3.connect(folder / "a.db") as connection:
+        connection.execute("create table a (text)")
+    connection.close()
+    content = (folder / "a.db").read_bytes()
+    (folder / "a.db").unlink()
+    return content
+
+
+def arrow(opening: object) -> bytes:
+    sink = pa.BufferOutputStream()
+    with opening(sink, TABLE.schema) as writer:
+        writer.write_table(TABLE)
+    return sink.getvalue().to_pybytes()
+
+
+def parquet() -> bytes:
+    sink = pa.BufferOutputStream()
+    pq.write_table(TABLE, sink)
+    return sink.getvalue().to_pybytes()
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    """Content of other formats, by the words that describe it in the message."""
+    return {
+        "HTML": HTML,
+        "HTML in lower case": b"\xef\xbb\xbf\n <!-- saved\npage -->\n<html lang='en'><head></head></html>",
+        "HTML with an XML declaration": b'<?xml version="1.0"?>\n<!DOCTYPE html PUBLIC "-//W3C//DTD">\n<html></html>',
+        "XML": b'<?xml version="1.0" encoding="utf-8"?>\n<TEI><text>x</text></TEI>',
+        "XML of a feed": b'<rss version="2.0"><channel></channel></rss>',
+        "a MediaWiki XML dump": b'<mediawiki xmlns="http://www.mediawiki.org/xml/export-0.11/"></mediawiki>',
+        "wikiextractor's <doc> markup": b'<doc id="12" url="https://a.org" title="A">\nA\n\nText.\n</doc>\n',
+        "WARC": b"WARC/1.0\r\nWARC-Type: warcinfo\r\nContent-Length: 0\r\n\r\n\r\n\r\n",
+        "JSON": b'{"id": 7, "text": "one"}\n{"id": 8, "text": "two"}\n',
+        "JSON of one list": b'[\n {"text": "one"},\n {"text": "two"}\n]\n',
+        "CSV": b'id,text\n1,"one, two"\n2,three\n',
+        "CSV with a quoted line end": b'\xef\xbb\xbf"id","The text",n\r\n1,"one\r\ntwo",3\r\n2,four,5\r\n',
+        "TSV": b"id\ttext\n1\tone, two\n2\tthree\n",
+        "Parquet": parquet(),
+        "Arrow": arrow(pa.ipc.new_stream),
+        "Arrow file": arrow(pa.ipc.new_file),
+        "ARC, the format before WARC": b"filedesc://a.arc 0.0.0.0 20040101000000 text/plain 77\n1 0 InternetArchive\n",
+        "PDF": b"%PDF-1.7\n%\xe2\xe3\xcf\xd3\n1 0 obj\n",
+        "RTF": b"{\\rtf1\\ansi A text.}",
+        "a zip archive, or an office document": zipped(),
+        "an office document": b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + bytes(600),
+        "an archive": tarred(),
+        "an image": b"\x89PNG\r\n\x1a\n" + bytes(20),
+        "sound or video": sound(),
+        "a program": Path(sys.executable).resolve().read_bytes()[:3000],
+        "a database": database(folder),
+        "a NumPy array": numbers(),
+        "binary data": random.Random(0).randbytes(5000),
+    }
+
+
+def arguments(folder: Path, name: str, vocab_dir: Path, **options: object) -> dict[str, object]:
+    return {
+        "input": folder / name,
+        "tokenizer": vocab_dir,
+        "output": folder / "out",
+        "seq_len": 64,
+        "workers": 1,
+    } | options
+
+
+def test_content_of_other_formats_is_refused_under_any_name(tmp_path):
+    for number, (kind, content) in enumerate(contents(tmp_path).items()):
+        what = re.sub(r" (in lower|with an XML|of a feed|of one list|with a quoted|file$).*", "", kind)
+        for name in ("a.txt", "wiki_00", "part-00000", "corpus.en", "a.txt.gz"):
+            folder = tmp_path / f"{number} {name}"
+            folder.mkdir()
+            (folder / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+            with pytest.raises(UserError) as raised:
+                Corpus(find_sources(str(folder / name)))
+            message = str(raised.value)
+            assert f"{name}: the content is {what}" in message and "\n" not in message, message
+            assert "--input_format" in message and "plain text, .jsonl, .csv" in message
+            skipping = Corpus(find_sources(str(folder / name)), Reading(on_error="skip"))
+            assert list(skipping.texts()) == [] and skipping.refused == {"other_format": 1}, kind
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a.html",
+        "a.htm.gz",
+        "A.HTML",
+        "a.pdf",
+        "a.docx",
+        "a.xlsx",
+        "a.pptx",
+        "a.odt",
+        "a.rtf",
+        "a.zip",
+        "a.tar.gz",
+        "a.tgz",
+    ]
+    + [
+        "a.7z",
+        "a.png",
+        "a.jpg",
+        "a.mp4",
+        "a.epub",
+        "a.npz",
+        "a.pkl",
+        "a.sqlite",
+        "a.wat.gz",
+        "a.safetensors",
+        "a.tfrecord",
+    ],
+)
+def test_names_of_other_formats_are_refused_whatever_is_in_them(tmp_path, name):
+    (tmp_path / name).write_bytes(b"This is text.")
+    with pytest.raises(
+        UserError, match=r"(?i)a\.\w+(\.gz)?: \.\w+ files are not supported \(supported: plain text, "
+    ) as raised:
+        Corpus(find_sources(str(tmp_path / name)))
+    assert "\n" not in str(raised.value)
+
+
+TEXTS = {
+    "lines that begin with tags of HTML": b"<p align='center'>A readme\n\n<!-- and so on -->",
+    "quotes and brackets": b'{ he said } "and so on": [1]\n\n"A, b", c\n',
+    "commas in every line": b"Roses are red, violets are blue\nSugar is sweet, and so are you\nOne, two\n",
+    "a list": b"- one, two\n- three, four\n- five, six\n",
+    "words with tabs": b"\tone\ttwo\n\tthree\tfour\n\tfive\tsix\n",
+    "code": b"import csv,json\nx = {1: 2}\nprint(x, x)\n",
+    "control characters": b"a\0b " * 100,
+    "UTF-16": "one\n\ntwo".encode("utf-16") * 200,
+    "Latin-1": "caf\u00e9 \u00fcber \u00e4u\u00dfern\n".encode("latin-1") * 100,
+    "a word like a magic number": b"PARTY WARCRAFT BZhello GIFted RIFF MZ Id3",
+}
+
+
+@pytest.mark.parametrize("content", TEXTS.values(), ids=TEXTS)
+def test_text_is_not_taken_for_another_format(tmp_path, content):
+    (tmp_path / "wiki_00").write_bytes(content)
+    Corpus(find_sources(str(tmp_path / "wiki_00")))
+    assert "other_format" not in [getattr(item, "reason", "") for item in read(str(tmp_path / "wiki_00"))]
+
+
+@pytest.mark.parametrize("name", ["wiki_00", "corpus.en", "part-00000", "a.txt", "notes.md", "text.2024-01-01"])
+def test_files_of_any_other_name_are_text(tmp_path, name):
+    (tmp_path / name).write_bytes(b"One.\n\nTwo.\n")
+    assert list(Corpus(find_sources(str(tmp_path / name))).documents()) == ["One.", "Two."]
+
+
+def test_a_language_is_no_format(tmp_path):
+    """Parallel corpora are named so: corpus.pt is Portuguese as often as it is a file of PyTorch."""
+    codes = {f"{first}{second}" for first in string.ascii_lowercase for second in string.ascii_lowercase}
+    codes -= {"gz", "xz", "lz"}  # compression, and no languages
+    for code in codes:
+        (tmp_path / f"corpus.{code}").write_bytes(b"One.\n")
+    assert len(list(Corpus(find_sources(f"{tmp_path}/*")).documents())) == len(codes)
+
+
+def test_sample_text_and_the_code_of_this_project_are_text():
+    root = Path(__file__).parent.parent
+    patterns = f"{root}/data_prep/sample/books/*.txt.xz,{root}/data_prep/**/*.py,{root}/tests/*.py,{root}/docs/*.md"
+    assert len(Corpus(find_sources(patterns)).sources) > 100
+
+
+def test_the_format_is_decided_by_hand(tmp_path):
+    (tmp_path / "records").write_text('{"text": "one"}\n')
+    assert list(Corpus(find_sources(f"{tmp_path}/records"), Reading(input_format="jsonl")).documents()) == ["one"]
+    (tmp_path / "page.html").write_bytes(HTML)
+    assert list(Corpus(find_sources(f"{tmp_path}/page.html"), Reading(input_format="text")).documents()) == [
+        HTML.decode().strip()
+    ]
+    (tmp_path / "table.txt").write_text("id,text\n1,one\n2,two\n")
+    assert list(Corpus(find_sources(f"{tmp_path}/table.txt"), Reading(input_format="csv")).documents()) == [
+        "one",
+        "two",
+    ]
+    with pytest.raises(UserError, match="unknown --input_format html; choose from auto, text, jsonl, csv"):
+        Reading(input_format="html")
+
+
+def test_files_whose_name_promises_another_format_are_refused(tmp_path):
+    pytest.importorskip("fastwarc")
+    pytest.importorskip("mwparserfromhell")
+    for name, message in {
+        "a.xml": "the content is not a MediaWiki XML dump",
+        "a.warc": "the content is not WARC",
+        "a.wet": "the content is not WARC",
+        "a.parquet": "damaged file",
+        "a.arrow": "damaged file",
+        "a.csv": "no column 'text'; the first line names the columns This is text.",
+        "a.tsv": "no column 'text'; the first line names the columns This is text.",
+    }.items():
+        (tmp_path / name).write_bytes(b"This is text.")
+        with pytest.raises(UserError, match=re.escape(f"{name}: {message}")):
+            list(Corpus(find_sources(str(tmp_path / name))).documents())
+
+
+@pytest.mark.parametrize(
+    "format, packages, extra", [("warc", "fastwarc and resiliparse", "warc"), ("mediawiki", "mwparserfromhell", "wiki")]
+)
+def test_missing_packages_are_named_with_their_extra(tmp_path, monkeypatch, format, packages, extra):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    (tmp_path / "a").write_bytes(b"x")
+    for on_error in ("fail", "skip"):
+        with pytest.raises(
+            UserError, match=rf"^input in the format {format} needs {packages}\. Run pip install 'bert_jax\[{extra}\]'$"
+        ):
+            Corpus(find_sources(f"{tmp_path}/a"), Reading(input_format=format, on_error=on_error))
+
+
+def test_nothing_is_written_for_input_that_is_refused(tmp_path, sample_text, vocab_dir):
+    """Also if the file comes after text of many units, which would be finished by then."""
+    pytest.importorskip("fastwarc")
+    pytest.importorskip("mwparserfromhell")
+    (tmp_path / "a.txt").write_bytes(sample_text.read_bytes())
+    for name, message in {
+        "z": "HTML",
+        "z.html": r"\.html files",
+        "z.xml": "not a MediaWiki",
+        "z.warc": "not WARC",
+    }.items():
+        (tmp_path / name).write_bytes(HTML)
+        with pytest.raises(UserError, match=message):
+            build(BuildOptions(**arguments(tmp_path, "*", vocab_dir, unit_mb=0.01)))
+        with pytest.raises(UserError, match=message):
+            train(TokenizerOptions(f"{tmp_path}/*", tmp_path / "vocab", 500))
+        with pytest.raises(UserError, match=message):
+            clean(CleanOptions(f"{tmp_path}/*", tmp_path / "cleaned", workers=1))
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["a.txt", name]
+        (tmp_path / name).unlink()
+
+
+def test_commands_refuse_in_one_line(tmp_path, vocab_dir):
+    (tmp_path / "a.html").write_bytes(HTML)
+    shared = [f"--input={tmp_path}/a.html", f"--output={tmp_path}/out"]
+    for command in (
+        ["data_prep.build_examples", *shared, f"--tokenizer={vocab_dir}", "--seq_len=64"],
+        ["data_prep.train_tokenizer", *shared, "--vocab_size=500"],
+        ["data_prep.clean", *shared],
+    ):
+        run = subprocess.run([sys.executable, "-m", *command], capture_output=True, text=True)
+        assert run.returncode == 2 and re.fullmatch(
+            r"error: \S+a\.html: \.html files are not supported .*\n", run.stderr
+        )
+    assert [path.name for path in tmp_path.iterdir()] == ["a.html"]
+
+
+def test_a_chosen_format_is_in_the_manifest_and_the_source_check_uses_it(tmp_path, sample_text, vocab_dir):
+    documents = sample_text.read_text().split("\n\n")
+    (tmp_path / "records").write_text("".join(json.dumps({"text": text}) + "\n" for text in documents))
+    manifest = build(BuildOptions(**arguments(tmp_path, "records", vocab_dir, input_format="jsonl")))
+    assert manifest["reading"]["input_format"] == "jsonl"
+    corpora = source_corpora(tmp_path / "out", manifest)
+    assert check_source(tmp_path / "out", manifest, corpora, lambda: None) == manifest["counts"]["documents"]
+    plain = build(BuildOptions(**arguments(tmp_path, "", vocab_dir, input=sample_text, output=tmp_path / "plain")))
+    assert "input_format" not in plain["reading"]
+    assert [shard["sha256"] for shard in plain["shards"]] == [shard["sha256"] for shard in manifest["shards"]]
+
+
+def test_remote_text_is_checked_when_it_is_read(tmp_path, monkeypatch):
+    """Its first bytes cost a request, so that a job of many files does not ask for them before it begins."""
+    (tmp_path / "z").write_bytes(HTML)
+    monkeypatch.setattr("data_prep.readers.reading.is_remote", lambda path: True)
+    corpus = Corpus(find_sources(f"{tmp_path}/z"))
+    with pytest.raises(UserError, match="z: the content is HTML"):
+        list(corpus.documents())

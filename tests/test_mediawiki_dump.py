@@ -1,0 +1,223 @@
+"""Dumps of wikis: which pages are documents, and what of their markup is text."""
+
+import bz2
+import gzip
+import xml.sax.saxutils
+from pathlib import Path
+
+import pytest
+
+from bert_jax.command import UserError
+from bert_jax.storage import compression
+from data_prep.build_examples import build
+from data_prep.build_options import BuildOptions
+from data_prep.readers import Corpus, Reading, find_sources, plain_text, read
+from data_prep.readers.refusal import Omission
+
+mwparserfromhell = pytest.importorskip("mwparserfromhell")
+
+NAMESPACES = {
+    "-2": "Medium",
+    "-1": "Spezial",
+    "0": "",
+    "1": "Diskussion",
+    "6": "Datei",
+    "10": "Vorlage",
+    "14": "Kategorie",
+}
+
+
+def revision(text: str, model: str = "wikitext") -> str:
+    return (
+        "    <revision>\n      <id>1</id>\n      <timestamp>2024-01-01T00:00:00Z</timestamp>\n      <contributor>"
+        "<username>A</username><id>2</id></contributor>\n      <comment>a comment</comment>\n      <origin>1</origin>\n"
+        f"      <model>{model}</model>\n      <format>text/x-wiki</format>\n"
+        f'      <text bytes="{len(text.encode())}" xml:space="preserve">{xml.sax.saxutils.escape(text)}</text>\n'
+        "      <sha1>x</sha1>\n    </revision>\n"
+    )
+
+
+def page(title: str, *revisions: str, namespace: int = 0, redirect: str = "") -> str:
+    there = f'    <redirect title="{redirect}" />\n' if redirect else ""
+    return (
+        f"  <page>\n    <title>{title}</title>\n    <ns>{namespace}</ns>\n    <id>7</id>\n{there}"
+        f"{''.join(revisions)}  </page>\n"
+    )
+
+
+def head(version: str = "0.11") -> str:
+    namespaces = "".join(
+        f'      <namespace key="{key}" case="first-letter">{name}</namespace>\n' for key, name in NAMESPACES.items()
+    )
+    return (
+        f'<mediawiki xmlns="http://www.mediawiki.org/xml/export-{version}/" version="{version}" xml:lang="de">\n'
+        "  <siteinfo>\n    <sitename>Wikipedia</sitename>\n    <dbname>dewiki</dbname>\n    <namespaces>\n"
+        f"{namespaces}    </namespaces>\n  </siteinfo>\n"
+    )
+
+
+END = "</mediawiki>\n"
+
+
+def items(tmp_path: Path, content: str | bytes, name: str = "a.xml") -> list:
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return list(read(str(tmp_path / name)))
+
+
+def text_of(tmp_path: Path, markup: str) -> str:
+    (found,) = items(tmp_path, head() + page("A", revision(markup)) + END)
+    return found.decode()
+
+
+MARKUP = {
+    "emphasis": ("'''Paris''' is ''not'' '''''here'''''. L''''''amour'''''' wins", "Paris is not here. L'amour' wins"),
+    "links": (
+        "The [[capital city|capital]] of [[France]]s, [[:Kategorie:Stadt]]",
+        "The capital of Frances, Kategorie:Stadt",
+    ),
+    "files and categories": (
+        "One [[Datei:x.jpg|mini|A [[caption]] here]]two [[file:y.png]]three\n[[Kategorie:Stadt|P]]\n[[category:City]]",
+        "One two three",
+    ),
+    "links to other languages": ("Paris\n[[de:Paris]]\n[[zh-min-nan:Paris]]", "Paris"),
+    "external links": (
+        "See [https://a.org the site], [https://b.org] and https://c.org now",
+        "See the site, and https://c.org now",
+    ),
+    "templates": ("Born {{birth|1879|{{month|3}}}} in {{lang|de|Ulm\n|x}}Ulm. {{{argument}}}", "Born in Ulm."),
+    "what templates leave": (
+        "Paris ({{IPA|x}}; {{lang|fr}}) is, ({{x}}, French) ( {{y}} ) so",
+        "Paris is, (French) so",
+    ),
+    "references": (
+        'A fact.<ref name="a">{{cite|x}} Page 3.</ref> And<ref name="a" /> more.\n<references/>',
+        "A fact. And more.",
+    ),
+    "tables": ('One\n{| class="wikitable"\n! a !! b\n|-\n| [[c]] || d\n{|\n| nested\n|}\n|}\ntwo', "One\n\ntwo"),
+    "headings": (
+        "One.\n\n== History ==\nTwo.\n=== ''Old'' [[times]] ===\nThree.",
+        "One.\n\nHistory\n\nTwo.\n\nOld times\n\nThree.",
+    ),
+    "lists": ("* one\n** two\n# three\n: four\n; five : six", "one\ntwo\nthree\nfour\nfive six"),
+    "comments and switches": ("__NOTOC__One<!-- a\ncomment --> two{{DEFAULTSORT:x}}__FORCETOC__", "One two"),
+    "entities": ("2&nbsp;km &ndash; 5&#160;&lt;b&gt; &amp;amp; &#x3b1;", "2 km – 5 <b> &amp; α"),
+    "tags of text": (
+        "H<sub>2</sub>O <small>small</small> <div class='x'>block</div> <b>bold</b>",
+        "H2O small block bold",
+    ),
+    "tags without text": (
+        "a <math>x^2 < 3</math>b <gallery>\nx.jpg|y\n</gallery>c <syntaxhighlight>d</syntaxhighlight>e",
+        "a b c e",
+    ),
+    "nowiki": ("<nowiki>[[not a link]] {{not}}</nowiki> here", "[[not a link]] {{not}} here"),
+    "line breaks": ("one<br>two<br />three<br/>four", "one\ntwo\nthree\nfour"),
+    "blank lines": ("one\n\n\n\n{{x}}\n\n\ntwo\n", "one\n\ntwo"),
+    "what does not end": ("'''bold and [[link|text", "bold and [[link|text"),
+}
+
+
+@pytest.mark.parametrize("markup, wanted", MARKUP.values(), ids=MARKUP)
+def test_markup_is_removed(tmp_path, markup, wanted):
+    assert text_of(tmp_path, markup) == wanted
+
+
+def test_only_articles_are_documents_and_the_rest_is_counted(tmp_path):
+    content = (
+        head()
+        + page("One", revision("The first article."))
+        + page("Uno", revision("#WEITERLEITUNG [[One]]"), redirect="One")
+        + page("Diskussion:One", revision("A talk."), namespace=1)
+        + page("Vorlage:X", revision("A template."), namespace=10)
+        + page("Data", revision("{}", model="json"))
+        + page("Empty", revision("{{only a template}}"))
+        + page("Two", revision("The second article."))
+        + END
+    )
+    other = Omission("not_an_article")
+    assert items(tmp_path, content) == [b"The first article.", *[other] * 4, b"", b"The second article."]
+    corpus = Corpus(find_sources(f"{tmp_path}/a.xml"))
+    assert list(corpus.documents()) == ["The first article.", "The second article."]
+    assert corpus.refused == {"not_an_article": 4, "empty_text": 1}
+
+
+def test_the_newest_revision_is_read_whatever_the_blocks(tmp_path, monkeypatch):
+    content = (
+        head("0.10")
+        + page("One", *(revision(f"Version {number}.") for number in range(9)))
+        + page("Two", revision("Two."))
+        + END
+    )
+    for size in (7, 300, 1 << 16):
+        monkeypatch.setattr(compression, "BLOCK_BYTES", size)
+        assert items(tmp_path, content) == [b"Version 8.", b"Two."]
+
+
+@pytest.mark.parametrize(
+    "name", ["dewiki-20240101-pages-articles-multistream.xml.bz2", "dewiki-20240101-pages-articles1.xml-p1p297012.bz2"]
+)
+def test_multistream_dumps_are_read(tmp_path, name):
+    """One stream for the beginning, one for every few pages, one for the end."""
+    pages = [page(f"Page {number}", revision(f"Article {number}.")) for number in range(30)]
+    streams = [head(), *("".join(pages[first : first + 10]) for first in range(0, 30, 10)), END]
+    (tmp_path / name).write_bytes(b"".join(bz2.compress(stream.encode()) for stream in streams))
+    corpus = Corpus(find_sources(f"{tmp_path}/{name}"))
+    assert list(corpus.documents()) == [f"Article {number}." for number in range(30)]
+    assert corpus.bytes_read == corpus.total_bytes and not corpus.refused
+
+
+def test_a_dump_that_is_cut_anywhere_is_damaged(tmp_path):
+    whole = (head() + page("One", revision("One.")) + page("Two", revision("Zwei \u00fc.")) + END).rstrip().encode()
+    for size in range(1, len(whole), 13):
+        *texts, last = items(tmp_path, whole[:size])
+        assert last.reason == ("other_format" if size < 11 else "damaged_file"), size
+        assert texts == [b"One.", "Zwei \u00fc.".encode()][: len(texts)]
+    streams = bz2.compress(whole[:1800]) + bz2.compress(whole[1800:])
+    for size in (30, len(streams) // 2, len(streams) - 3):
+        *texts, last = items(tmp_path, streams[:size], "a.xml.bz2")
+        assert last.reason == "damaged_file", size
+
+
+def test_bad_pages_are_refused_and_the_rest_is_read(tmp_path, monkeypatch):
+    parse = mwparserfromhell.parse
+
+    def fail(markup: str, **options: bool) -> object:
+        if "unparsable" in markup:
+            raise mwparserfromhell.parser.ParserError("a bug")
+        return parse(markup, **options)
+
+    monkeypatch.setattr(mwparserfromhell, "parse", fail)
+    monkeypatch.setattr(plain_text, "MAX_DOCUMENT_BYTES", 2000)
+    content = head() + "".join(
+        page(title, revision(text))
+        for title, text in (("A", "One."), ("B", "unparsable"), ("C", "long " * 500), ("D", "bad \x7f"), ("E", "Two."))
+    )
+    one, parsed, long, control, two = items(tmp_path, content + END)
+    assert (one, two) == (b"One.", b"Two.")
+    assert [item.reason for item in (parsed, long, control)] == ["bad_page", "document_too_long", "control_character"]
+    with pytest.raises(UserError, match=r"a\.xml, page 'B': markup that mwparserfromhell cannot parse"):
+        list(Corpus(find_sources(f"{tmp_path}/a.xml")).documents())
+
+
+def test_an_empty_dump_has_no_documents(tmp_path):
+    assert items(tmp_path, b"") == []
+    assert items(tmp_path, head() + END) == []
+
+
+def test_entities_of_entities_do_not_fill_the_memory(tmp_path):
+    """Each of ten entities is ten times the one before it."""
+    entities = '<!ENTITY e0 "spam spam spam spam">' + "".join(
+        f'<!ENTITY e{number} "{f"&e{number - 1};" * 10}">' for number in range(1, 10)
+    )
+    content = f"<!DOCTYPE mediawiki [{entities}]>" + head() + page("A", "<revision><text>&e9;</text></revision>") + END
+    (refusal,) = items(tmp_path, content)
+    assert refusal.reason in ("damaged_file", "other_format")
+
+
+def test_examples_are_built_from_a_dump(tmp_path, sample_text, vocab_dir):
+    documents = sample_text.read_text().split("\n\n")
+    pages = "".join(page(f"Page {number}", revision(text)) for number, text in enumerate(documents))
+    (tmp_path / "a.xml.gz").write_bytes(gzip.compress((head() + pages + END).encode()))
+    manifest = build(BuildOptions(tmp_path / "a.xml.gz", vocab_dir, tmp_path / "out", 64, workers=2))
+    assert manifest["counts"]["used"] == manifest["counts"]["documents"] == len(documents)
+    with pytest.raises(UserError, match="unknown --input_format"):
+        Reading(input_format="xml")
