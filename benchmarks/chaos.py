@@ -193,7 +193,7 @@ def fixed(data: Path, work: Path, kills: int, steps: int, seed: int, more: Seque
 
     def start(name: str) -> list[subprocess.Popen[bytes]]:
         line = [sys.executable, "-m", "bert_jax.pretrain", *arguments(data, work / name, steps, SAVE_EVERY, more)]
-        return [_process(line, 1, work)]
+        return [start_process(line, 1, work)]
 
     began = time.monotonic()
     if start("whole")[0].wait():
@@ -232,7 +232,7 @@ def elastic(
             [port, f"--num_processes={processes}", f"--process_id={number}"] if processes > 1 else []
             for number in range(processes)
         ]
-        return [_process([*line, *other], devices // processes, work) for other in others]
+        return [start_process([*line, *other], devices // processes, work) for other in others]
 
     if start("whole", (1, 1))[0].wait():
         raise UserError(f"the uninterrupted run failed; see {work / 'log.txt'}")
@@ -270,12 +270,13 @@ def read_hashes(folder: Path) -> Iterator[tuple[tuple[int, int], str]]:
                 yield (entry["step"], row), value
 
 
-def _process(line: Sequence[str], devices: int, work: Path) -> subprocess.Popen[bytes]:
+def start_process(line: Sequence[str], devices: int, work: Path, log_name: str = "log.txt") -> subprocess.Popen[bytes]:
+    """Starts a process with so many CPU devices in a folder, where its output is appended to a file."""
     environment = dict(os.environ, JAX_PLATFORMS="cpu")
     given = os.environ.get("XLA_FLAGS", "")
     environment["XLA_FLAGS"] = f"{given} --xla_force_host_platform_device_count={devices}"
     environment["PYTHONPATH"] = str(common.REPOSITORY)
-    with (work / "log.txt").open("ab") as log:
+    with (work / log_name).open("ab") as log:
         return subprocess.Popen(line, cwd=work, env=environment, stdout=log, stderr=log)
 
 

@@ -37,6 +37,7 @@ from bert_jax.tasks.task_source import TaskSource, fingerprint
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed, trainer
 from bert_jax.train.compilation_cache import enable_compilation_cache
+from bert_jax.train.held_workdir import held_workdir
 
 DESCRIPTION = f"""Fine-tunes a checkpoint on a named task or on your own files, and prints the metrics as JSON.
 
@@ -63,7 +64,7 @@ Common configuration keys (docs/recipes.md describes all):
   --config.task.layer_mix=True                 classes and tags read a learned mix of all layers
   --config.task.submission=DIR                 also write the files that the GLUE and SuperGLUE leaderboards accept
 
-If the run is interrupted, run the same command again to resume.
+If the run is interrupted, run the same command again to resume. One run at a time may train in a workdir.
 """
 
 # Published embedding tables are padded to a multiple of up to this many rows beyond the vocabulary.
@@ -141,21 +142,23 @@ def finetune(
         config = config_lib.load(FinetuneConfig, config)
     workdir = Path(workdir)
     start, data, runs = prepare(config, workdir, tokenizer)
-    by_trial, steps = training.train(config, data.task, data.rows, runs)
-    chosen_by, origin = data.task.metrics[0], {"start": start.summary()}
-    result = results.result(data.task.name, chosen_by, by_trial, steps, data.counts) | origin
-    best = results.best(by_trial, chosen_by)
-    if best.folder:
-        results.keep_best(workdir, best, averaged=config.optimizer.ema_decay > 0)
-    if distributed.is_primary():
-        for trial, metrics in by_trial.items():
-            own = results.result(data.task.name, chosen_by, {trial: metrics}, steps, data.counts)
-            write_json(workdir / trial.folder / trainer.RESULT_FILE, own | origin)
-        write_json(workdir / trainer.RESULT_FILE, result)
-    if config.task.submission:
-        model = FineTuned(open_checkpoint(workdir), batch_size=config.batch_size)
-        for path in submission.submit(model, data.splits, config.task.submission):
-            _print(f"wrote the leaderboard submission {path}")
+    with held_workdir(workdir) as check_held:
+        by_trial, steps = training.train(config, data.task, data.rows, runs)
+        chosen_by, origin = data.task.metrics[0], {"start": start.summary()}
+        result = results.result(data.task.name, chosen_by, by_trial, steps, data.counts) | origin
+        best = results.best(by_trial, chosen_by)
+        check_held()
+        if best.folder:
+            results.keep_best(workdir, best, averaged=config.optimizer.ema_decay > 0)
+        if distributed.is_primary():
+            for trial, metrics in by_trial.items():
+                own = results.result(data.task.name, chosen_by, {trial: metrics}, steps, data.counts)
+                write_json(workdir / trial.folder / trainer.RESULT_FILE, own | origin)
+            write_json(workdir / trainer.RESULT_FILE, result)
+        if config.task.submission:
+            model = FineTuned(open_checkpoint(workdir), batch_size=config.batch_size)
+            for path in submission.submit(model, data.splits, config.task.submission):
+                _print(f"wrote the leaderboard submission {path}")
     return result
 
 

@@ -34,6 +34,7 @@ from bert_jax.train import distributed, partitioning, trainer
 from bert_jax.train.branch import checkpoint_folder
 from bert_jax.train.compilation_cache import enable_compilation_cache
 from bert_jax.train.evaluate import Evaluator, Rows, make_source_evaluator
+from bert_jax.train.held_workdir import held_workdir
 from bert_jax.train.objectives import pretraining_objective
 from bert_jax.train.objectives.pretraining import ShardTraits
 from bert_jax.train.objectives.source import ObjectiveSource
@@ -77,8 +78,8 @@ trained to predict the next token.
   optimizer.ema_decay=0.999       a moving average of the parameters
 
 Section 6 of docs/recipes.md describes the optimizers. After an interruption, run the same command
-again: training resumes from the newest checkpoint of the workdir. To view the result, run:
-python -m bert_jax.report WORKDIR
+again: training resumes from the newest checkpoint of the workdir. One run at a time may train in a
+workdir; a second one is refused. To view the result, run: python -m bert_jax.report WORKDIR
 """
 
 
@@ -145,7 +146,8 @@ def pretrain(config: PretrainConfig | ml_collections.ConfigDict, workdir: str | 
         notes=tuple(train.describe_mixtures(config.steps if length is None else length.steps)),
         initial_params={} if loaded is None else initial_params(loaded, model, objective.heads, vocabulary),
     )
-    return _write_result(run.workdir, trainer.fit(run))
+    with held_workdir(run.workdir):
+        return _write_result(run.workdir, trainer.fit(run))
 
 
 def main(arguments: Sequence[str]) -> None:

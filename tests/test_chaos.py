@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from tiny_runs import TINY
 
-from benchmarks import chaos
+from benchmarks import chaos, double_start
 from bert_jax.command import UserError
 from bert_jax.train import checkpoint
 
@@ -50,3 +50,10 @@ def test_a_run_that_ends_before_its_kills_is_an_error(tmp_path):
 
     with pytest.raises(UserError, match=r"ended with code 0.*increase --steps"):
         chaos.killed_until(start, tmp_path, steps=10, kills=3, seed=0)
+
+
+@pytest.mark.slow
+def test_two_processes_on_one_workdir_leave_the_files_of_one_run(shards_dir, tmp_path, monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS")
+    figures = double_start.pairs(shards_dir, tmp_path, starts=5, steps=20, seed=1, more=TINY)
+    assert figures["wrong"] == [] and sum(figures["ends"].values()) == 5

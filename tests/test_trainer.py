@@ -16,6 +16,7 @@ from bert_jax.config import CheckpointConfig, EvalConfig, ModelOptions, Optimize
 from bert_jax.data.loader import PretrainingLoader
 from bert_jax.data.shards import open_dataset
 from bert_jax.model import paths
+from bert_jax.storage import holder
 from bert_jax.train import metrics, trainer
 from bert_jax.train.evaluate import make_evaluator
 from bert_jax.train.integrity import AVERAGE, PARAMS
@@ -414,3 +415,35 @@ def test_a_best_checkpoint_of_a_run_that_measures_none_is_refused(run, changes, 
     with pytest.raises(UserError, match=message):
         trainer.fit(wrong)
     assert not wrong.workdir.exists()
+
+
+def test_a_workdir_that_another_run_holds_is_refused_and_left_alone(run, monkeypatch):
+    monkeypatch.setattr(holder, "TIMES", holder.Times(ending=0.0))
+    other = holder.Hold(run("taken").workdir, print)
+    with pytest.raises(holder.Held, match=rf"taken is held by another run: process {os.getpid()} on .*, since .* UTC"):
+        trainer.fit(run("taken"))
+    assert os.listdir(run("taken").workdir) == [holder.HOLDER_FILE]
+    other.release()
+
+
+def test_a_run_that_another_one_has_replaced_writes_nothing_more(run):
+    replaced = run("replaced", dataclasses.replace(CONFIG, eval=EvalConfig(every_steps=4)))
+    [make] = replaced.evaluators
+    lines = []
+
+    def replacing(plan, mesh):
+        evaluate = make(plan, mesh)
+
+        def measure(params, step):
+            lines.extend(metrics.read_metrics(replaced.workdir))
+            record = holder.Record.of_this_process()
+            (replaced.workdir / holder.HOLDER_FILE).write_bytes(record.encoded())
+            return evaluate(params, step)
+
+        return measure
+
+    with pytest.raises(holder.NoLongerHeld, match="replaced was taken over by process"):
+        trainer.fit(dataclasses.replace(replaced, evaluators=[replacing]))
+    assert metrics.read_metrics(replaced.workdir) == lines and [line["step"] for line in lines] == [2]
+    assert latest_step(replaced.workdir) in (None, 2)
+    assert (replaced.workdir / holder.HOLDER_FILE).exists()

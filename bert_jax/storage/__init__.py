@@ -1,6 +1,7 @@
 """Files, folders and object stores: atomic writes, gs://, s3:// and hf:// addresses, compressed files.
 
 local        files and folders on disk that are either complete or absent, each written by one job at a time
+holder       a folder that one run at a time holds
 remote       folders and files on disk and in object stores behind one interface
 hub          the Hugging Face Hub as one of these stores
 listing      finding files by glob patterns

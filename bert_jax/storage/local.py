@@ -109,7 +109,7 @@ def lock(path: Path, mode: str = "ab") -> IO[bytes]:
     try:
         with contextlib.ExitStack() as closing:
             file = closing.enter_context(path.open(mode))
-            _flock(file)
+            try_lock(file)  # where there are no locks, users keep their jobs apart themselves
             # The holder may have finished, and renamed or removed the file, between our open and our lock.
             if not os.path.samestat(os.fstat(file.fileno()), path.stat()):
                 raise FileNotFoundError
@@ -124,13 +124,18 @@ def _locked(unfinished: Path) -> UserError:
     return UserError(f"another job is writing {unfinished}; wait for it, or choose another --output")
 
 
-def _flock(file: IO[bytes]) -> None:
+def try_lock(file: IO[bytes]) -> bool:
+    """Locks an open file until it is closed or its process ends. Raises BlockingIOError if another process has.
+
+    Returns False, and locks nothing, on a file system without locks: Lustre and NFS are often mounted so.
+    """
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        # Lustre and NFS are often mounted without locks. There, users keep their jobs apart themselves.
         if error.errno not in (errno.ENOSYS, errno.EOPNOTSUPP, errno.ENOLCK):
             raise
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from jaxtyping import PyTree
 
 from bert_jax.command import RunAgain, UserError
 from bert_jax.model.paths import unflatten
+from bert_jax.storage.holder import NoLongerHeld
 from bert_jax.storage.local import read_json, write_json
 from bert_jax.train.held_out import Best
 from bert_jax.train.integrity import (
@@ -233,6 +234,8 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and issubclass(kind, NoLongerHeld):
+            return  # the folder is another run's, which has removed what was being saved
         if kind is not None and issubclass(kind, Exception) and jax.process_count() > 1:
             return  # the error ends all processes, and closing would wait for those that have not failed
         self.close()

@@ -27,6 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from bert_jax import command
 from bert_jax.command import EXIT_LOST, EXIT_STOPPED, Stopped, UserError
+from bert_jax.storage import holder
 from bert_jax.train import cluster as cluster_lib
 from bert_jax.train import failure_detection
 from bert_jax.train.cluster import Cluster
@@ -216,5 +217,6 @@ def print_last(text: str, *, begun_by_others: bool = False) -> None:
 
 
 def _exit(code: int) -> NoReturn:
+    holder.release_all()  # the same command may be run again on other hosts, at once
     sys.stdout.flush()
     os._exit(code)

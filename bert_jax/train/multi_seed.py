@@ -65,8 +65,8 @@ def fit(runs: Sequence[Run]) -> list[Result]:
         states = restore_or_initialize(seeds, plan, mesh)
         lines = _describe_start(seeds, states, plan)
         state = stack_states(states, [not seed.ended for seed in seeds])
-        for run in runs:
-            setup.write_workdir(run)
+        for seed in seeds:
+            setup.write_workdir(seed.run, seed.opened.check_held)
         first = int(state.step)
         progress = stack.enter_context(ProgressLine(f"{runs[0].description} and {len(runs) - 1} more"))
         stack.callback(profiler.close, progress.report)
@@ -92,7 +92,7 @@ def fit(runs: Sequence[Run]) -> list[Result]:
                 raise stopped(step, [seed.run.workdir for seed in group.running])
             if step == first:
                 for seed in group.running:
-                    seed.run.forget_result()
+                    seed.recorder.forget_result()
             batch = next(batches)
             if step > first and step in source.changes:
                 progress.report(f"from step {step}: {setup.describe_batch(batch)}")

@@ -94,12 +94,13 @@ class Logger:
     def __init__(
         self,
         run: Run,
+        opened: OpenWorkdir,
         accumulator: MetricAccumulator,
         evaluation: HeldOutEvaluation,
         clock: Clock,
         meta: Mapping[str, Any],
     ) -> None:
-        self._accumulator, self._evaluation, self._clock = accumulator, evaluation, clock
+        self._opened, self._accumulator, self._evaluation, self._clock = opened, accumulator, evaluation, clock
         self._every, self._epochs_before = max(run.config.log_every, 1), run.epochs_before
         self._budgeted = clock.budget > 0 or bool(run.config.budget_replay)
         self.pending = bool(meta.get("unlogged", False))
@@ -115,6 +116,7 @@ class Logger:
 
         waited_seconds   spent waiting for batches since the loop began
         """
+        self._opened.check_held()
         evaluation = self._evaluation.at(step) if evaluated else {}
         if evaluated and self._evaluation.early_stop:
             self._evaluation.early_stop.note(step, evaluation)
@@ -168,6 +170,7 @@ class Saver:
 
         unlogged   the log line and the evaluation of this step are still to come when the run resumes
         """
+        self._opened.check_held()
         checkpoints = self._opened.checkpoints
         evaluation, early_stop = self._evaluation.at(step), self._evaluation.early_stop
         with self._accumulator.paused():
@@ -207,13 +210,13 @@ class RunRecorder:
         index: int | None = None,
     ) -> None:
         """`index` is the run's place in metrics of several seeds [K]; None: the metrics are of this run alone."""
-        self.run, self._checkpoints = run, opened.checkpoints
+        self.run, self._opened = run, opened
         check = FiniteCheck(run.config, meta.get("skipped", 0), run.workdir, opened.checkpoints, report)
         self.accumulator = MetricAccumulator(
             run.model, meta.get("window", {}), check, index, predictions=run.objective.predictions
         )
         self.evaluation = HeldOutEvaluation(run, evaluators, opened.checkpoints, meta)
-        self.logger = Logger(run, self.accumulator, self.evaluation, clock, meta)
+        self.logger = Logger(run, opened, self.accumulator, self.evaluation, clock, meta)
         self.saver = Saver(run, opened, self.accumulator, self.evaluation, clock, meta)
 
     def __enter__(self) -> "RunRecorder":
@@ -222,16 +225,22 @@ class RunRecorder:
     def __exit__(self, *_: object) -> None:
         self.logger.close()
 
+    def forget_result(self) -> None:
+        """Removes the result files of a run that had finished and now continues."""
+        self._opened.check_held()
+        self.run.forget_result()
+
     def result(self, step: int, seconds: float, params: dict[str, Any], mesh: Mesh, stop_requested: bool) -> Result:
         """Returns the result of a run that ended at this step with these parameters.
 
         A run with early stopping results in its best evaluation, whose parameters are read from the checkpoint.
         """
-        self._checkpoints.wait()
+        self._opened.check_held()
+        self._opened.checkpoints.wait()
         selected, evaluation, early_stop = step, self.evaluation.at(step), self.evaluation.early_stop
         if early_stop is not None and early_stop.step is not None:
             selected, evaluation = early_stop.step, early_stop.evaluation
-            self._checkpoints.write_best()
+            self._opened.checkpoints.write_best()
         if selected != step:
             params = partitioning.put(paths.unflatten(read_params(self.run.workdir, selected)), mesh)
         return Result(step, seconds, self.accumulator.tokens, evaluation, params, selected, stop_requested)

@@ -5,9 +5,10 @@ another run (branch_from), from its initial parameters (init_from; missing ones 
 parameters initialized from the seed.
 """
 
+import contextlib
 import functools
 import shutil
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,13 +22,13 @@ from bert_jax.config import TrainConfig, to_dict
 from bert_jax.data.prefetch import Prefetched
 from bert_jax.model import attention, paths
 from bert_jax.storage.local import atomic_folder
-from bert_jax.storage.remote import is_remote
 from bert_jax.train import branch, distributed, early_stop, optim, partitioning, rules
 from bert_jax.train.checkpoint import Checkpoints, restore
 from bert_jax.train.clock import check_end
 from bert_jax.train.evaluate import Evaluator
 from bert_jax.train.gradient_sums import Reduction
 from bert_jax.train.held_out import Best
+from bert_jax.train.held_workdir import CheckHeld, check_workdir, held_workdir
 from bert_jax.train.optim import first_average
 from bert_jax.train.parameter_summary import device_memory_summary
 from bert_jax.train.run import Run, Source, runtime_of
@@ -52,12 +53,7 @@ class OpenWorkdir:
     checkpoints: Checkpoints
     provenance: dict[str, Any]
     differences: list[str]  # one line each
-
-    def __enter__(self) -> "OpenWorkdir":
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self.checkpoints.__exit__(*exception)
+    check_held: CheckHeld  # called before anything is written
 
 
 def make_mesh(run: Run, source: Source) -> Mesh:
@@ -65,12 +61,7 @@ def make_mesh(run: Run, source: Source) -> Mesh:
     config = run.config
     check_end(config.steps, config.budget_minutes, config.budget_replay, run.length)
     early_stop.check(run.early_stop, config.checkpoint.best)
-    if is_remote(run.workdir):
-        raise UserError(
-            f"--workdir {run.workdir} is in an object store; name a local folder, or one where the bucket is mounted"
-        )
-    if run.workdir.exists() and not run.workdir.is_dir():
-        raise UserError(f"--workdir {run.workdir} is a file; name a folder")
+    check_workdir(run.workdir)
     mesh = partitioning.make_mesh(config.mesh)
     for rows in dict.fromkeys(map(source.rows_at, source.changes)):
         key = "batch_schedule" if getattr(config, "batch_schedule", "") else "batch_size"
@@ -138,37 +129,48 @@ def check_best(config: TrainConfig, evaluated: bool, measured: Sequence[str]) ->
         Best(config.checkpoint.best, {}).check_among([*measured, *averages])
 
 
-def open_workdir(run: Run, keep: int | None = None) -> OpenWorkdir:
-    """Opens the checkpoints of a run, of which the newest `keep` stay (None: checkpoint.keep).
+@contextlib.contextmanager
+def open_workdir(run: Run, keep: int | None = None) -> Iterator[OpenWorkdir]:
+    """Holds a workdir and opens its checkpoints, of which the newest `keep` stay (None: checkpoint.keep).
 
-    Raises UserError, and changes nothing, when the checkpoints belong to another run, or when processes were started
-    with different configurations or without a shared workdir. Files of a run that left no checkpoint are replaced.
+    Raises UserError, and changes nothing, when another run holds it, when the checkpoints belong to another run, or
+    when processes were started with different configurations or without a shared workdir. Files of a run that left no
+    checkpoint are replaced.
     """
     made_by = provenance(run)
     distributed.check_same(made_by["configuration"] | made_by["versions"], "start all with the same command")
     config = run.config.checkpoint
     keep = config.keep if keep is None else keep
-    checkpoints = Checkpoints(run.workdir / CHECKPOINTS, keep=keep, keep_every=config.keep_every, best=config.best)
-    try:
+    with (
+        held_workdir(run.workdir) as check_held,
+        Checkpoints(
+            run.workdir / CHECKPOINTS, keep=keep, keep_every=config.keep_every, best=config.best
+        ) as checkpoints,
+    ):
         distributed.check_same(
             {"newest checkpoint": checkpoints.latest_step()}, "name a --workdir on a file system that all hosts share"
         )
         newest = checkpoints.newest_meta()
         if newest is None:
             differences = _branch(run, made_by) if run.branch_from else []
-            return OpenWorkdir(checkpoints, made_by, differences)
-        where = f"step {newest.get('step', checkpoints.latest_step())} of {run.workdir}"
-        there = newest.get("provenance")
-        recorded = (there or {}).get(branch.RECORD)
-        if run.branch_from:
-            branch.check_origin(run.branch_from, recorded, run.workdir)
-        if there is not None and recorded is not None:  # its parameters come from the trunk, whatever those began with
-            made_by[branch.RECORD] = recorded
-            made_by["configuration"]["init_from"] = there["configuration"]["init_from"]
-        return OpenWorkdir(checkpoints, made_by, check_provenance(run, made_by, there, where))
-    except BaseException as error:
-        checkpoints.__exit__(type(error))
-        raise
+        else:
+            differences = _resume(run, made_by, newest, checkpoints.latest_step())
+        yield OpenWorkdir(checkpoints, made_by, differences, check_held)
+
+
+def _resume(run: Run, made_by: dict[str, Any], newest: Mapping[str, Any], step: int | None) -> list[str]:
+    """Compares a run with its newest checkpoint, at which its provenance `made_by` begins.
+
+    Returns a line for each difference. Raises UserError for changes that are not allowed.
+    """
+    there = newest.get("provenance")
+    recorded = (there or {}).get(branch.RECORD)
+    if run.branch_from:
+        branch.check_origin(run.branch_from, recorded, run.workdir)
+    if there is not None and recorded is not None:  # its parameters come from the trunk, whatever those began with
+        made_by[branch.RECORD] = recorded
+        made_by["configuration"]["init_from"] = there["configuration"]["init_from"]
+    return check_provenance(run, made_by, there, f"step {newest.get('step', step)} of {run.workdir}")
 
 
 def _branch(run: Run, made_by: dict[str, Any]) -> list[str]:
@@ -241,9 +243,10 @@ def training_key(run: Run, mesh: Mesh) -> jax.Array:
     return jax.device_put(key, partitioning.replicated(mesh))
 
 
-def write_workdir(run: Run) -> None:
+def write_workdir(run: Run, check_held: CheckHeld) -> None:
     """Writes config.json and tokenizer/ in process 0; every checkpoint of the workdir is read with them."""
     if distributed.is_primary():
+        check_held()
         run.workdir.mkdir(parents=True, exist_ok=True)
         folder = run.workdir / "tokenizer"
         if folder.exists() and vocabulary.load(folder).content_hash != run.tokenizer.content_hash:

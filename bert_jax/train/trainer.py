@@ -40,7 +40,7 @@ def fit(run: Run) -> Result:
         evaluators = setup.make_evaluators(run, plan, mesh)
         opened = stack.enter_context(setup.open_workdir(run))
         state, meta = setup.restore_or_initialize(run, plan, mesh, opened.checkpoints)
-        setup.write_workdir(run)
+        setup.write_workdir(run, opened.check_held)
         first, ended = int(state.step), has_stopped_early(run.early_stop, meta)
         clock = make_clock(config, meta, run.length)
         progress = stack.enter_context(ProgressLine(run.description))
@@ -72,7 +72,7 @@ def fit(run: Run) -> Result:
                 saver.save(step, state)
                 raise stopped(step, [run.workdir])
             if step == first:
-                run.forget_result()
+                recorder.forget_result()
             batch = next(batches)
             if step > first and step in source.changes:
                 progress.report(f"from step {step}: {setup.describe_batch(batch)}")
