@@ -36,7 +36,7 @@ from bert_jax.tasks.task import Task
 from bert_jax.tasks.task_source import TaskSource, fingerprint
 from bert_jax.tokenizer import Tokenizer
 from bert_jax.train import distributed, trainer
-from bert_jax.train.compilation_cache import enable_compilation_cache
+from bert_jax.train.compilation_cache import enable_compilation_cache, write_on_every_host
 from bert_jax.train.held_workdir import held_workdir
 
 DESCRIPTION = f"""Fine-tunes a checkpoint on a named task or on your own files, and prints the metrics as JSON.
@@ -203,6 +203,7 @@ def main(arguments: Sequence[str]) -> None:
     enable_compilation_cache()
     config = config_lib.read_flags(known.config, overrides)
     with distributed.processes(known):
+        write_on_every_host()
         result = finetune(config, known.workdir)
         if distributed.is_primary():
             for table_of in results.tables(result):

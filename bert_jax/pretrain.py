@@ -32,7 +32,7 @@ from bert_jax.model import sizes
 from bert_jax.storage.local import write_json
 from bert_jax.train import distributed, partitioning, trainer
 from bert_jax.train.branch import checkpoint_folder
-from bert_jax.train.compilation_cache import enable_compilation_cache
+from bert_jax.train.compilation_cache import enable_compilation_cache, write_on_every_host
 from bert_jax.train.evaluate import Evaluator, Rows, make_source_evaluator
 from bert_jax.train.held_workdir import held_workdir
 from bert_jax.train.objectives import pretraining_objective
@@ -162,6 +162,7 @@ def main(arguments: Sequence[str]) -> None:
     enable_compilation_cache()
     config = config_lib.read_flags(known.config, overrides)
     with distributed.processes(known):
+        write_on_every_host()
         result = pretrain(config, known.workdir)
         if distributed.is_primary():
             print(json.dumps(result))

@@ -1,7 +1,24 @@
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
 import jax
 import pytest
+from tiny_runs import RECIPE, ROOT, TINY, environment
 
 from bert_jax.train import compilation_cache
+
+# Prints how many programs jax compiled and how many it asked its cache for, after the command has ended.
+COUNTING = """
+import collections, sys, jax
+from bert_jax import pretrain
+counts = collections.Counter()
+jax.monitoring.register_event_listener(lambda event, **_: counts.update([event.rpartition("/")[2]]))
+pretrain.main(sys.argv[1:])
+asked = counts["compile_requests_use_cache"]
+print("compiled", asked - counts["cache_hits"], asked)
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -33,3 +50,45 @@ def test_a_cache_that_cannot_be_made_is_done_without(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     assert compilation_cache.enable_compilation_cache() is None
     assert jax.config.jax_compilation_cache_dir == before
+
+
+def start_two_processes(shards: Path, workdir: Path, homes: list[Path]) -> list[tuple[int, int]]:
+    """Trains with two processes, each with its home directory; returns (programs compiled, programs run) of each."""
+    with socket.create_server(("", 0)) as server:
+        port = server.getsockname()[1]
+    started = []
+    for process, home in enumerate(homes):
+        several = (f"--coordinator_address=127.0.0.1:{port}", "--num_processes=2", f"--process_id={process}")
+        arguments = [f"--config={RECIPE}", f"--workdir={workdir}", f"--config.data.train={shards}", *TINY, *several]
+        arguments += ["--config.batch_size=8", "--config.steps=2", "--config.eval.max_rows=8"]
+        changed = {"XDG_CACHE_HOME": str(home), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+        variables = {name: value for name, value in environment(1).items() if name != compilation_cache.VARIABLE}
+        command = [sys.executable, "-c", COUNTING, *arguments]
+        started.append(
+            subprocess.Popen(command, cwd=ROOT, env=variables | changed, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        )
+    found = []
+    for each in started:
+        printed, errors = each.communicate(timeout=240)
+        assert each.returncode == 0, errors.decode()[-2000:]
+        words = printed.decode().rpartition("compiled")[2].split()
+        found.append((int(words[0]), int(words[1])))
+    return found
+
+
+@pytest.mark.slow
+def test_a_second_start_on_hosts_with_separate_homes_compiles_nothing(shards_dir, tmp_path):
+    homes = [tmp_path / "home-0", tmp_path / "home-1"]
+    first = start_two_processes(shards_dir, tmp_path / "first", homes)
+    assert all(compiled > 20 for compiled, _ in first)
+    second = start_two_processes(shards_dir, tmp_path / "second", homes)
+    assert [compiled for compiled, _ in second] == [0, 0] and all(asked > 20 for _, asked in second)
+    assert not list(tmp_path.rglob("*.mark"))
+    # In one home, process 0 alone writes: programs for devices of process 1 are not there.
+    of_process_1 = programs(homes[1]) - programs(homes[0])
+    start_two_processes(shards_dir, tmp_path / "third", [tmp_path / "shared"] * 2)
+    assert of_process_1 - programs(tmp_path / "shared")
+
+
+def programs(home: Path) -> set[str]:
+    return {path.name for path in (home / "bert_jax" / "programs").glob("*-cache")}
