@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import orbax.checkpoint as ocp
 import pytest
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
@@ -113,6 +114,37 @@ def test_keeps_the_newest_and_never_sees_an_unfinished_one(tmp_path):
     while (tmp_path / "checkpoints" / "40.orbax-checkpoint-tmp").exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not (tmp_path / "checkpoints" / "40.orbax-checkpoint-tmp").exists()
+
+
+def test_checkpoints_survive_a_copy_to_a_bucket_and_back(tmp_path):
+    """A bucket holds objects and no folders, and there Orbax takes a step for complete by its commit_success.txt."""
+    states = {step: make_state(step) for step in (1, 2)}
+    with Checkpoints(tmp_path / "checkpoints", keep=0) as checkpoints:
+        for step, state in states.items():
+            checkpoints.save(step, *state, {"step": step})
+    whole = [path for path in (tmp_path / "checkpoints").rglob("*") if path.is_file()]
+    objects = {path.relative_to(tmp_path / "checkpoints"): path.read_bytes() for path in whole}
+    for name, content in objects.items():
+        (tmp_path / "copy" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "copy" / name).write_bytes(content)
+    assert steps_in_a_bucket(tmp_path / "copy") == [1, 2]
+    with Checkpoints(tmp_path / "copy", keep=0) as checkpoints:
+        for step, state in states.items():
+            restored = checkpoints.restore(step, *map(abstract, state))
+            assert_equal_trees(restored.params, state[0])
+            assert_equal_trees(restored.optimizer_state, state[1])
+        checkpoints.save(3, *states[1], {})
+    assert steps_in_a_bucket(tmp_path / "copy") == [1, 2, 3]
+    (tmp_path / "copy" / "2" / "commit_success.txt").unlink()  # a copy that was interrupted
+    assert steps_in_a_bucket(tmp_path / "copy") == [1, 3]
+
+
+def steps_in_a_bucket(folder) -> list[int]:
+    """The steps that Orbax would find complete if the folder were in an object store."""
+    by_mark = ocp.options.AtomicityOptions(mode=ocp.options.AtomicityMode.COMMIT_FILE)
+    options = ocp.CheckpointManagerOptions(atomicity_options=by_mark, read_only=True)
+    with ocp.CheckpointManager(folder, options=options) as manager:
+        return sorted(manager.all_steps())
 
 
 def test_saving_does_not_ask_when_to_stop_which_the_loop_alone_counts(tmp_path, monkeypatch):
