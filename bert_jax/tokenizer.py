@@ -6,6 +6,7 @@ library that encodes) and the files that store it. The rest of the program uses 
 bert_jax.vocabulary.
 """
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,12 @@ class Tokenizer(Vocabulary):
 
     def __reduce__(self) -> tuple[type["Tokenizer"], tuple[TokenizerSpec]]:
         return Tokenizer, (self.spec,)
+
+    @functools.cached_property
+    def within_text(self) -> "Tokenizer":
+        """The tokenizer for pieces that continue a text without a space: it puts none before their first word."""
+        spec = self.spec.within_text()
+        return self if spec == self.spec else Tokenizer(spec)
 
     def encode(self, text: str) -> UInt[np.ndarray, "n"]:
         """The ids of a text, without special tokens. "[MASK]" and the like in the text are ordinary text."""

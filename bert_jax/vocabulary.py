@@ -5,7 +5,7 @@ Training needs no more of a tokenizer than this. bert_jax.tokenizer adds encodin
 
 import functools
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from bert_jax.array_types import Bool, Integer
 from bert_jax.command import UserError
 from bert_jax.storage.local import read_json
 from bert_jax.tokenization import wordpiece
+from bert_jax.tokenization.scripts import begins_unspaced, continues_character
 from bert_jax.tokenization.tokenizer_spec import Roles, TokenizerSpec, check_added_ids, id_dtype, read_settings
 
 # The kinds by their display names.
@@ -52,6 +53,9 @@ class Vocabulary:
                                pair_separators and 1, or 0 each without special tokens
     lowercase                  whether text is lower-cased before lookup
     continuation               bool[V]: True for ids that continue a word ("##ing"; in BPE: no leading space)
+    unspaced                   bool[V]: True for ids that begin with a character of a script without spaces between
+                               words (bert_jax/tokenization/scripts.py)
+    attached                   bool[V]: True for ids that begin within a character, or with a mark of those scripts
     content_hash               sha256 over everything that determines ids; independent of how the tokenizer was loaded
     id_dtype                   uint16 if every id fits, otherwise uint32
     """
@@ -81,6 +85,24 @@ class Vocabulary:
         continues = np.array([self.spec.is_inside(token) for token in self._tokens])
         continues[list(self.special_ids)] = False
         return continues
+
+    @functools.cached_property
+    def unspaced(self) -> Bool[np.ndarray, "V"]:
+        return self._beginning(begins_unspaced)
+
+    @functools.cached_property
+    def attached(self) -> Bool[np.ndarray, "V"]:
+        return self._beginning(continues_character) & self.continuation
+
+    def _beginning(self, holds: Callable[[bytes], bool]) -> Bool[np.ndarray, "V"]:
+        """Which ids are ordinary tokens whose bytes satisfy a condition."""
+        # Most tokens are ASCII and need no look at their bytes, unless they are the name of a byte ("<0xE4>").
+        found = [
+            (not token.isascii() or token.startswith("<")) and holds(self.spec.utf8(token)) for token in self._tokens
+        ]
+        holding = np.array(found)
+        holding[list(self.special_ids)] = False
+        return holding
 
     @functools.cached_property
     def content_hash(self) -> str:

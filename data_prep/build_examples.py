@@ -18,6 +18,7 @@ from bert_jax.tokenizer import Tokenizer
 from data_prep import build_options, engines, shares, summary, worker
 from data_prep.build_options import BuildOptions
 from data_prep.build_parts import build_parts
+from data_prep.encoding import refuse_newlines
 from data_prep.job import Arguments, Job, open_job
 from data_prep.memory import keep_freed
 from data_prep.objectives import fewest_documents
@@ -45,12 +46,15 @@ def build(options: BuildOptions, *, quiet: bool = True) -> dict[str, Any]:
     engines.begin(options.engine, options.workers)
     sources = sources_outside(find_sources(str(options.input), options.weights), incomplete_path(output))
     tokenizer = tokenizers.load(options.tokenizer, options.lowercase)
+    if options.newlines == "keep":
+        refuse_newlines(tokenizer)
     arguments = _arguments(options, sources, tokenizer)
     reading = Reading(options.text_field, options.document, options.on_error, options.input_format)
     corpus = Corpus(arguments.sources, reading)
     cache = None
     if options.token_cache is not None:
-        cache = TokenCache(Path(os.path.abspath(options.token_cache)), round(options.token_cache_gb * GB))
+        folder = Path(os.path.abspath(options.token_cache))
+        cache = TokenCache(folder, round(options.token_cache_gb * GB), options.newlines)
         cache.prepare()
     with open_job(output, arguments, tokenizer) as job:
         return _run(job, corpus, cache, quiet)

@@ -50,6 +50,12 @@ class BuildOptions:
         f"format of every input file: {', '.join(FORMATS)}; or auto: by its name, and text by its content, too",
         metavar="NAME",
     )
+    newlines: str = option(
+        "join",
+        "line breaks within a document: join (each becomes a space, or nothing between Chinese, Japanese or Thai "
+        "characters), or keep them and all other white space (byte-level BPE only)",
+        choices=("join", "keep"),
+    )
     text_field: str = option(
         "text", "field or column that holds the text, in JSONL, CSV, TSV, Parquet, Arrow and TFDS", metavar="NAME"
     )

@@ -15,7 +15,7 @@ from data_prep.languages import LANGUAGES, TITLES, Language
 
 # Increases by one whenever a text may give other sentences than before, or encoding.py passes them to the tokenizer in
 # another way. Token caches are keyed by it, and a job that started with another version is not resumed.
-RULE_VERSION = 2
+RULE_VERSION = 3
 
 _CLOSERS = "\"'”’“‘»«›)\\]}"
 _OPENERS = "\"'“‘«‹„‚»([{¿¡—–-"
@@ -187,11 +187,12 @@ def _cut_at_spaces(sentences: list[str]) -> list[str]:
         if not _THAI.search(sentence):
             pieces.append(sentence)
             continue
-        first = len(pieces)
+        begin = None  # of the last piece
         for match in _THAI_PIECE.finditer(sentence):
             piece = match.group().strip()
-            if len(pieces) > first and (len(piece) < _SHORTEST_THAI or not _ALPHANUMERIC.search(piece)):
-                pieces[-1] += " " + piece
+            if begin is not None and (len(piece) < _SHORTEST_THAI or not _ALPHANUMERIC.search(piece)):
+                pieces[-1] = sentence[begin : match.end()].strip()
             else:
+                begin = match.start()
                 pieces.append(piece)
     return pieces

@@ -1,7 +1,8 @@
 """Token ids kept for jobs with another length or objective on the same text (--token_cache DIR).
 
     DIR/TOKENIZER-rRULE/TEXT.ids   the ids of one unit: TOKENIZER and TEXT are hashes, RULE is the version of the
-                                   rule for sentences, so another tokenizer, text or rule finds nothing
+                                   rule for sentences, with -keep if line breaks are kept, so another tokenizer, text
+                                   or rule finds nothing
 
 A file is written under a unique name and renamed, and it ends with a hash of its content. An incomplete or modified
 file is ignored, and its unit is tokenized again. So any number of jobs may use one folder at the same time.
@@ -34,6 +35,11 @@ class TokenCache:
 
     directory: Path
     limit: int
+    newlines: str = "join"  # or keep, as in BuildOptions
+
+    @property
+    def rule(self) -> str:
+        return str(RULE_VERSION) if self.newlines == "join" else f"{RULE_VERSION}-{self.newlines}"
 
     def prepare(self) -> None:
         """Creates the folder, and removes what killed writers left.
@@ -72,7 +78,7 @@ class TokenCache:
             return None
         line, _, data = body.partition(b"\n")
         header = json.loads(line)
-        if (header["tokenizer"], header["text"], header["rule"]) != (tokenizer_hash, text_hash, RULE_VERSION):
+        if (header["tokenizer"], header["text"], header["rule"]) != (tokenizer_hash, text_hash, self.rule):
             return None
         id_bytes = header["tokens"] * np.dtype(header["dtype"]).itemsize
         lengths = np.frombuffer(data, "<u4", offset=id_bytes)
@@ -90,7 +96,7 @@ class TokenCache:
         header = {
             "tokenizer": tokenizer_hash,
             "text": text_hash,
-            "rule": RULE_VERSION,
+            "rule": self.rule,
             "dtype": ids.dtype.str,
             "tokens": len(ids),
             "sentences": len(encoded.offsets) - 1,
@@ -112,7 +118,7 @@ class TokenCache:
             raise
 
     def _path(self, tokenizer_hash: str, text_hash: str) -> Path:
-        return self.directory / f"{tokenizer_hash[:_NAMED_BY]}-r{RULE_VERSION}" / (text_hash + _SUFFIX)
+        return self.directory / f"{tokenizer_hash[:_NAMED_BY]}-r{self.rule}" / (text_hash + _SUFFIX)
 
 
 def _digest(body: bytes) -> bytes:

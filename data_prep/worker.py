@@ -34,7 +34,7 @@ def build_unit(arguments: Arguments, cache: TokenCache | None, directory: Path, 
     tokenizer = _tokenizer(directory, arguments.tokenizer_hash)
     options = arguments.options
     masker = Masker(tokenizer, options.rule, options.seed)
-    encoded, skipped = usable(options.objective, encode(tokenizer, unit, cache))
+    encoded, skipped = usable(options.objective, encode(tokenizer, unit, cache, options.newlines))
     counts = dict.fromkeys(COUNTED, 0) | {
         "documents": len(unit.documents),
         "used": len(encoded.documents),

@@ -550,6 +550,8 @@ def test_too_few_documents_for_train_leave_nothing(arguments: dict) -> None:
         ({"dupe_factor": 0}, "--dupe_factor 0: it must be from 1"),
         ({"eval_fraction": 1.0}, "--eval_fraction 1.0: it must be at least 0 and below 1"),
         ({"seed": -1}, "--seed -1: it must be at least 0"),
+        ({"newlines": "keep"}, "--newlines keep: the WordPiece vocabulary has no tokens for line breaks"),
+        ({"newlines": "drop"}, "unknown --newlines drop; choose from join, keep"),
         ({"token_cache": __file__}, r"--token_cache .* is a file. Choose a folder"),
         ({"delete_rate": 0.6}, "--delete_rate 0.6: it must be from 0 to 0.5"),
         ({"insert_rate": -0.1}, "--insert_rate -0.1: it must be from 0"),

@@ -54,6 +54,10 @@ def test_another_tokenizer_text_or_rule_finds_nothing(cache: TokenCache, monkeyp
     assert cache.load("t" * 16 + "u" * 48, "x") is None, "the same first characters"
     assert cache.load("u" * 64, "x") is None
     assert cache.load("t" * 64, "y") is None
+    keeping = TokenCache(cache.directory, cache.limit, "keep")
+    assert keeping.load("t" * 64, "x") is None
+    keeping.store("t" * 64, "x", UNIT._replace(empty=7))
+    assert same(keeping.load("t" * 64, "x"), UNIT._replace(empty=7)) and same(cache.load("t" * 64, "x"), UNIT)
     monkeypatch.setattr(token_cache, "RULE_VERSION", token_cache.RULE_VERSION + 1)
     assert cache.load("t" * 64, "x") is None
 

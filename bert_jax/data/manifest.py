@@ -78,7 +78,7 @@ _LAYOUT = {
     ),
     "unit_bytes": _Maybe(_Number(int, 1, 2**63 - 1)),
     "sources": [{"path": str, "bytes": _COUNT, "weight": _Maybe(_Number(float, math.nextafter(0, 1), 1000))}],
-    "reading": _Maybe({"document": str, "text_field": str, "dedup": bool}),
+    "reading": _Maybe({"document": str, "text_field": str, "dedup": bool, "newlines": _Maybe(str)}),
     "counts": _COUNTS,
     "skipped_reading": _Maybe(_Each(_COUNT)),
     "parts": dict.fromkeys(PARTS, _COUNTS | {"filled": _Maybe(_SHARE)}),

@@ -3,6 +3,8 @@
 Formats: tokenizer.json of the `tokenizers` library, and GPT-2's vocab.json with merges.txt.
 """
 
+import dataclasses
+import re
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +32,8 @@ from bert_jax.tokenization.tokenizer_spec import (
 
 # The library's normalizers that a byte-level tokenizer may have. They take no settings.
 NORMALIZERS = ("NFC", "NFD", "NFKC", "NFKD", "Lowercase", "StripAccents")
+# Those that neither create white space nor delete characters.
+CHUNKABLE_NORMALIZERS = ("NFC", "NFD", "Lowercase")
 _SPACES = tuple(" \t\n\v\f\r")
 MERGES_HEADER = "#version: 0.2"
 
@@ -79,6 +83,19 @@ class ByteBPESpec(TokenList):
 
     def surface(self, token: str) -> str:
         return _token_text(token).removeprefix(" ")
+
+    def utf8(self, token: str) -> bytes:
+        return _token_bytes(token).removeprefix(b" ")
+
+    def within_text(self) -> "ByteBPESpec":
+        return dataclasses.replace(self, add_prefix_space=False)
+
+    @property
+    def keeps_newlines(self) -> bool:
+        # StripAccents deletes accents only, so white space does not move past other characters.
+        normalizers = set(self.normalizers) <= {*CHUNKABLE_NORMALIZERS, "StripAccents"}
+        across = [t for t in self.added if not t.special and (t.rstrip or re.search(r"\S\s", t.content))]
+        return "Ċ" in self.tokens and normalizers and not across
 
     def write(self, directory: Path) -> None:
         """Writes vocab.json, merges.txt, tokenizer_config.json and special_tokens_map.json."""
@@ -218,6 +235,11 @@ _BYTES = _byte_characters()
 
 def _token_text(token: str) -> str:
     """The text of a token. Bytes that do not form a whole character become U+FFFD."""
+    return _token_bytes(token).decode("utf-8", "replace")
+
+
+def _token_bytes(token: str) -> bytes:
+    """The bytes of a token; the characters of one that a user added stand for themselves."""
     if not all(character in _BYTES for character in token):
-        return token
-    return bytes(_BYTES[character] for character in token).decode("utf-8", "replace")
+        return token.encode()
+    return bytes(_BYTES[character] for character in token)

@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from bert_jax.command import UserError
-from bert_jax.tokenization.byte_bpe import ByteBPESpec
+from bert_jax.tokenization.byte_bpe import CHUNKABLE_NORMALIZERS, ByteBPESpec
 from bert_jax.tokenization.chunk_cache import ChunkedTexts
 from bert_jax.tokenization.engine import LibraryEngine, add_tokens, template
 from bert_jax.tokenization.tokenizer_spec import id_dtype
@@ -24,10 +24,6 @@ _SPACES = f" \\n{WHITE_SPACE}"
 _PRE_TOKENS = re.compile(f" ?[^{_SPACES}]+|[{_SPACES}]+(?![^{_SPACES}])|[{_SPACES}]+")
 # GPT-2's expression for text that is all ASCII.
 _ASCII_PRE_TOKENS = re.compile("'(?:[stmd]|re|ve|ll)| ?[A-Za-z]+| ?[0-9]+| ?[^\t-\r A-Za-z0-9]+")
-
-
-# Normalizers that neither create white space nor delete characters.
-CHUNKABLE_NORMALIZERS = ("NFC", "NFD", "Lowercase")
 
 
 class ByteBPEEngine(LibraryEngine):

@@ -9,6 +9,7 @@ import dataclasses
 import functools
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,7 @@ _KINDS = {schema.TrainerSpec.UNIGRAM: "unigram", schema.TrainerSpec.BPE: "senten
 # The types of pieces that are special tokens.
 MARKED = (schema.ModelProto.SentencePiece.UNKNOWN, schema.ModelProto.SentencePiece.CONTROL)
 SPACE = "▁"  # U+2581, which represents a space in pieces
+_BYTE = re.compile("<0x[0-9A-F]{2}>")  # a piece that stands for a byte
 XLM_R_FILE, ALBERT_FILE = "sentencepiece.bpe.model", "spiece.model"
 
 
@@ -115,6 +117,10 @@ class SentencePieceSpec:
     def adds_special_tokens(self) -> bool:
         return True
 
+    @property
+    def keeps_newlines(self) -> bool:
+        return False  # nearly all models normalize them to spaces
+
     @functools.cached_property
     def lowercase(self) -> bool:
         return self.do_lower_case or folds_case(self.parsed)
@@ -134,6 +140,16 @@ class SentencePieceSpec:
 
     def surface(self, token: str) -> str:
         return token.removeprefix(SPACE)
+
+    def utf8(self, token: str) -> bytes:
+        if self.parsed.trainer_spec.byte_fallback and _BYTE.fullmatch(token):
+            return bytes.fromhex(token[3:5])
+        return self.surface(token).encode()
+
+    def within_text(self) -> "SentencePieceSpec":
+        model = parse(self.model)
+        model.normalizer_spec.add_dummy_prefix = False
+        return dataclasses.replace(self, model=model.SerializeToString())
 
     def content_hash(self) -> str:
         """The hash of everything that determines ids, which excludes training settings and the file's layout."""

@@ -81,6 +81,16 @@ class TokenizerSpec(Protocol):
     def surface(self, token: str) -> str:
         """The characters of an ordinary token, without the mark of a word's beginning or inside."""
 
+    def utf8(self, token: str) -> bytes:
+        """The bytes of an ordinary token, which may be parts of characters, without that mark."""
+
+    def within_text(self) -> "TokenizerSpec":
+        """The tokenizer for pieces that continue a text: it puts no space before the first word."""
+
+    @property
+    def keeps_newlines(self) -> bool:
+        """Whether line breaks have tokens, and a text that is split before white space keeps its ids."""
+
     def content_hash(self) -> str:
         """sha256, hexadecimal."""
 

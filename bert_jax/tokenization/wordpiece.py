@@ -64,12 +64,19 @@ class WordPieceSpec(TokenList):
 
     kind = "wordpiece"
     adds_special_tokens = True
+    keeps_newlines = False
 
     def is_inside(self, token: str) -> bool:
         return token.startswith(self.continuation_prefix)
 
     def surface(self, token: str) -> str:
         return token.removeprefix(self.continuation_prefix)
+
+    def utf8(self, token: str) -> bytes:
+        return self.surface(token).encode()
+
+    def within_text(self) -> "WordPieceSpec":
+        return self
 
     def write(self, directory: Path) -> None:
         """Writes vocab.txt, tokenizer_config.json and special_tokens_map.json."""
